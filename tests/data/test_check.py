@@ -30,7 +30,7 @@ def test_a_file_of_unknown_kind_is_a_fault_among_several_and_the_others_are_read
     last = write(tmp_path / "c.jsonl", {"text": "二"}, {"text": 3})
     outcome = unpad("data", "check", good, odd, last)
     assert (outcome.code, outcome.err) == (3, "")
-    assert f"{odd}: E_KIND the rows or columns match no kind of data; there is when" in outcome.out
+    assert f'{odd}: E_KIND the rows or columns match no kind of data; there is "when"' in outcome.out
     assert "  do: set --kind" in outcome.out
     assert f"{last}:2: E_TYPE" in outcome.out
     shown = " ".join(outcome.out.split())

@@ -27,13 +27,16 @@ def check(
             help="Field of the recipe's `data` section; default by the first rows.", autocompletion=data_kinds
         ),
     ] = None,
+    field: Annotated[
+        str | None, typer.Option(help="Field or column that holds the text, as `field:` in a recipe.")
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Report every unusable row with file:line, code and fix, and each file's lengths. Exit code 3 for a bad row."""
     from unpad.data.check import check
 
-    report = check(paths, kind)
+    report = check(paths, kind, field)
     if as_json:
         print_json(report.to_json())
     else:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from unpad.data.check_report import CheckReport, FileCheck
 from unpad.data.sources import chat, images, pairs
+from unpad.data.sources.delimited import Advise
 from unpad.data.sources.documents import single_document
 from unpad.data.sources.example import BadRow, Usable, count_bad
+from unpad.data.sources.fields import advice, is_picture
 from unpad.data.sources.files import TABLE_SUFFIXES, SourceFile, expand
-from unpad.data.sources.jsonlines import count_blank_lines
-from unpad.data.sources.rows import reading, rows
+from unpad.data.sources.jsonlines import FIXES, count_blank_lines, there_is
+from unpad.data.sources.rows import OPTIONAL, reading, rows
 from unpad.errors import RecipeError, SourceError, nearest
 from unpad.recipes.data import KINDS, DataSettings, EventSource, Source
 from unpad.recipes.file import load_recipe
@@ -34,7 +37,7 @@ class Checked(Protocol):
         """Yield every row of a file as usable or as a bad row."""
 
 
-def check(paths: Path | Sequence[Path], kind: str | None = None) -> CheckReport:
+def check(paths: Path | Sequence[Path], kind: str | None = None, field: str | None = None) -> CheckReport:
     """Read files, folders, globs or recipes, and report every unusable row.
 
     A folder without data files is read as images in one sub-folder per class. Of a recipe, all its sources are read
@@ -43,6 +46,7 @@ def check(paths: Path | Sequence[Path], kind: str | None = None) -> CheckReport:
 
     Args:
         kind: one of KINDS; None infers it for each file from its first rows or columns.
+        field: field or column that holds the text, as in a recipe; None for the usual names.
 
     Raises:
         SourceError: the only file is missing or unreadable, or its rows are of no known kind, or the only tables of
@@ -53,7 +57,7 @@ def check(paths: Path | Sequence[Path], kind: str | None = None) -> CheckReport:
         raise RecipeError(f'there is no kind of data "{kind}"', where="--kind", fix=nearest(str(kind), list(KINDS)))
     seen: set[int] = set()
     every = [paths] if isinstance(paths, Path) else paths
-    return _join([(path, partial(_check_path, path, kind, seen)) for path in every])
+    return _join([(path, partial(_check_path, path, kind, field, seen)) for path in every])
 
 
 def _join(checks: Sequence[tuple[Path, Callable[[], CheckReport]]]) -> CheckReport:
@@ -80,14 +84,14 @@ def _refused(path: Path, error: SourceError | RecipeError) -> CheckReport:
     return CheckReport((FileCheck(path, None, 1, 0, 0),), (bad,))
 
 
-def _check_path(path: Path, kind: str | None, seen: set[int]) -> CheckReport:
+def _check_path(path: Path, kind: str | None, field: str | None, seen: set[int]) -> CheckReport:
     if path.suffix.lower() in (".yaml", ".yml"):
         return _check_recipe(path, seen)
-    if kind == "events" or (kind is None and _looks_like_events(path)):
+    if kind == "events" or (kind is None and field is None and _looks_like_events(path)):
         return _check_events(Recipe(data=DataSettings(events=[EventSource(path=str(path))])), trains=False)
     if path.suffix.lower() in images.SUFFIXES or images.is_image(path):
         return _check_picture(path)
-    source, data = [Source(path=str(path))], DataSettings()
+    source, data = [Source(path=str(path), field=field)], DataSettings()
     files = images.expand(source, Path) if _holds_classes(path) or kind == "images" else expand(source, Path)
     return _join([(file.path, partial(_check_file, kind, file, data, seen)) for file in files])
 
@@ -153,12 +157,12 @@ def _check_recipe(path: Path, seen: set[int]) -> CheckReport:
 
     near = near_duplicate_lines(recipe)
     if recipe.tokenizer.path is None or not (data.text or data.converses):
-        return CheckReport(report.files, report.bad, tuple(near))
+        return CheckReport(report.files, report.bad, (*report.notes, *near))
     from unpad.data.tokens.corpus import open_corpus
 
     lost = open_corpus(recipe).report.lost  # of characters, by the tokenizer of a file
     lost.refuse(recipe.tokenizer.path)
-    return CheckReport(report.files, report.bad, (*lost.lines(), *near))
+    return CheckReport(report.files, report.bad, (*report.notes, *lost.lines(), *near))
 
 
 def guess_kind(path: Path) -> str:
@@ -170,6 +174,25 @@ def guess_kind(path: Path) -> str:
     if _holds_classes(path):
         return "images"
     return _kind_of(expand([Source(path=str(path))], Path)[0], DataSettings(), None)
+
+
+def _name_of(value: Any) -> tuple[str, ...]:
+    """The field that a value of the source's own field stands for."""
+    return ("messages",) if isinstance(value, list) else ("image", "label") if is_picture(value) else ("text",)
+
+
+def _no_kind(file: SourceFile, values: list[Any], bad: list[BadRow], advise: Advise) -> SourceError:
+    """The error of a file of no known kind, with the setting that reads it where its rows show one."""
+    header = next((row for row in bad if row.code == "E_MISSING"), None)
+    names = list(dict.fromkeys(name for value in values for name in value))
+    there = there_is(names) if names else header.what.partition("; ")[2] if header else ""
+    what = "E_KIND the rows or columns match no kind of data" + (f"; {there}" if there else "")
+    told = advise(values) if names else header.fix if header else ""
+    if not told or told == FIXES["E_MISSING"]:
+        told = "set --kind, or name the fields or columns in a recipe and check it with `unpad data check RECIPE.yaml`"
+    elif field := re.search(r"field: ([^}]+)\}'$", told):
+        told += f"; here: --field {field[1]}"
+    return SourceError(what, where=str(file.path), fix=told)
 
 
 def _check_picture(path: Path) -> CheckReport:
@@ -202,7 +225,8 @@ def _check_events(recipe: Recipe, trains: bool) -> CheckReport:
         num_rows = len(table) + len(table.bad) + empty_files
         num_used = num_rows - len(bad_rows) - len(refused)
         reports.append((FileCheck(Path(shown), "events", num_rows, num_used, 0), (*bad_rows, *refused)))
-    return CheckReport(tuple(file for file, _ in reports), tuple(row for _, bad in reports for row in bad))
+    notes = tuple(f"warning: {note}" for part in read.rows.parts for note in part.notes)
+    return CheckReport(tuple(file for file, _ in reports), tuple(row for _, bad in reports for row in bad), notes)
 
 
 def _looks_like_events(path: Path) -> bool:
@@ -230,21 +254,19 @@ def _kind_of(file: SourceFile, data: DataSettings, kind: str | None) -> str:
     """
     if kind is not None or file.path.is_dir():
         return kind or "images"
-    fields = (*chat.FIELDS, *pairs.FIELDS, "image")
+    fields = (file.field,) if file.field else (*chat.FIELDS, *pairs.FIELDS, "image")
+    advise = partial(advice, "", file.path, asked=file.field)
     try:
-        first = list(islice(rows(file, data, (*fields, "label")), PEEK_ROWS))
+        first = list(islice(rows(file, data, fields, (*OPTIONAL, "label"), advise), PEEK_ROWS))
     except OSError:
         return "text"  # reading the file reports the fault
     bad = [row for row in first if isinstance(row, BadRow)]
     values = [row[1] for row in first if not isinstance(row, BadRow)]
     unknown = all(type(value) is dict and not set(fields) & set(value) for value in values)
     if unknown and (values or any(row.code == "E_MISSING" for row in bad)):
-        names = sorted({name for value in values for name in value})[:20]
-        columns = next((row.what.partition("; ")[2] for row in bad if row.code == "E_MISSING"), "")
-        there = f"there is {', '.join(names)}" if names else columns
-        what = "the rows or columns match no kind of data" + (f"; {there}" if there else "")
-        fix = "set --kind, or name the fields or columns in a recipe and check it with `unpad data check RECIPE.yaml`"
-        raise SourceError(f"E_KIND {what}", where=str(file.path), fix=fix)
+        raise _no_kind(file, values, bad, advise)
+    if file.field:
+        values = [{name: value.get(file.field) for name in _name_of(value.get(file.field))} for value in values]
     with_image = [value for value in values if isinstance(value, dict) and "image" in value]
     if 2 * len(with_image) > len(values):
         return "images" if any("label" in value for value in with_image) else "vqa"

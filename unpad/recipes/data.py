@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import date, datetime
 from typing import Annotated, Any, Literal, get_origin
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
@@ -42,6 +42,29 @@ def as_sources(value: Any) -> Any:
 Sources = Annotated[list[Source], BeforeValidator(as_sources)]
 
 
+def _sound_format(layout: str) -> str:
+    """Refuse a layout that strptime cannot read, or that does not name the day."""
+    moment = datetime(2023, 11, 25, 13, 47)
+    try:
+        read = datetime.strptime(moment.strftime(layout), layout)
+    except ValueError as error:
+        raise ValueError(f"the format cannot be read: {error}") from None
+    if read.date() != moment.date():
+        raise ValueError("the format needs a year, a month and a day, such as %d.%m.%Y")
+    return layout
+
+
+TimeFormat = Annotated[str, AfterValidator(_sound_format)]
+_FORMAT = (
+    'Layout of dates in texts, in the letters of strptime, such as "%d.%m.%Y %H:%M"; null: as 2024-01-31 12:30:00.'
+)
+
+
+def _as_words(value: Any) -> Any:
+    """Keys of a map as they are compared: without the blanks around them and without capitals."""
+    return {str(word).strip().casefold(): label for word, label in value.items()} if isinstance(value, dict) else value
+
+
 class EventSource(Section):
     """A table of patients' events, in one file or several of the same form, and the meaning of its columns.
 
@@ -72,9 +95,18 @@ class EventSource(Section):
     unit: Literal["auto", "minutes", "hours", "days", "timestamp"] = Field(
         "auto", description="Unit of the time; auto: from the column's name or type."
     )
+    format: TimeFormat | None = Field(None, description=_FORMAT)
     negative: Literal["auto", "allow", "error"] = Field(
         "auto", description="Times below 0; auto: an error in the layout patients, which counts from admission."
     )
+
+    @model_validator(mode="after")
+    def _fits(self) -> EventSource:
+        if self.format is not None and self.unit not in ("auto", "timestamp"):
+            raise ValueError(f"a format reads dates, so the unit is timestamp, not {self.unit}")
+        if self.layout == "patients" and self.id != "auto":
+            raise ValueError("layout: patients has the id in the name of each file, so id names no column")
+        return self
 
 
 class EventLabels(Section):
@@ -82,7 +114,11 @@ class EventLabels(Section):
 
     path: UserPath = Field(description="File of the table.")
     id: str = Field("auto", description="Column of the patient's id.")
-    label: str | None = Field(None, description="Column of 0 and 1.")
+    label: str | None = Field(None, description="Column of 0 and 1, or of words that map names.")
+    map: Annotated[dict[str, Literal[0, 1] | None], BeforeValidator(_as_words)] | None = Field(
+        None,
+        description="Label of every word in the column label or event, such as {alive: 0, dead: 1}; null: not known.",
+    )
     time: str | None = Field(
         None, description="Column of the time at which the label was known; later events are refused."
     )
@@ -90,6 +126,7 @@ class EventLabels(Section):
     duration: str | None = Field(
         None, description="Column of the time at which observation ended, on the clock of the events."
     )
+    format: TimeFormat | None = Field(None, description=_FORMAT)
     horizon: float | None = Field(
         None, gt=0, description="Time from the landmark within which the outcome makes the label 1."
     )

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from unpad.errors import RecipeError, nearest
 from unpad.recipes.find import find_recipe
 from unpad.recipes.lines import YAML_FAULTS, LineLoader
-from unpad.recipes.overrides import apply_override, refuse_shadowed, without_packaged
+from unpad.recipes.overrides import apply_override, refuse_shadowed, refuse_split, without_packaged
 from unpad.recipes.recipe import STAGE_SECTIONS, Recipe, stage_fields
 from unpad.recipes.section import Fault, first_fault
 
@@ -38,6 +38,7 @@ def load_recipe(
         RecipeError: unknown recipe or key, wrong type or value, or a field that stages set themselves; names the file
             and line, or the override.
     """
+    refuse_split(overrides)
     path = find_recipe(recipe)
     values, lines = _read(path)
     began = [apply_override(values, given) for given in earlier]

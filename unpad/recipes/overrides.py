@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from unpad.errors import RecipeError, nearest
-from unpad.recipes.data import KINDS, as_sources, is_packaged
+from unpad.recipes.data import KINDS, EventLabels, EventSource, Source, as_sources, is_packaged
 from unpad.recipes.lines import YAML_FAULTS, LineLoader
 from unpad.recipes.recipe import STAGE_SECTIONS, Recipe
+
+# Sections that a command line gives as a whole, in braces, and a piece of one.
+_BRACED = ("events.labels", *(f"data.{kind}" for kind in KINDS))
+_FIELDS = {*Source.model_fields, *EventSource.model_fields, *EventLabels.model_fields}
+_PIECE = re.compile(rf"(?:{'|'.join(sorted(_FIELDS))}):(?!//)")
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,32 @@ def apply_override(values: dict[str, Any], given: str) -> Override:
                 here[step] = _section_below(here.get(step), tuple(parts), names[position + 1], where)
             here = here[step]
     return Override(key, text, tuple(parts), value)
+
+
+def refuse_split(overrides: Sequence[str]) -> None:
+    """Refuse braces that a shell has taken apart, or that have no blank after a colon, with the quoted form.
+
+    Raises:
+        RecipeError: an override of a source, or of the labels, is such a piece.
+    """
+    for index, given in enumerate(overrides):
+        key, _, text = given.partition("=")
+        if key.partition(".")[0] not in ("data", "events"):
+            continue
+        if text.startswith("{") and "}" not in text:  # at its blanks
+            rest = list(takewhile(lambda word: "}" not in word, overrides[index + 1 :]))
+            pieces = " ".join([text, *overrides[index + 1 :][: len(rest) + 1]])
+        elif key in _BRACED and _PIECE.match(text):  # at its commas, each with the key
+            pieces = ",".join(one.partition("=")[2] for one in overrides if one.startswith(f"{key}="))
+        elif key in _BRACED and re.match(r"\{\s*\w+:[^\s]", text):
+            pieces = text
+        else:
+            continue
+        fields = [re.sub(r"^(\w+):\s*", r"\1: ", piece.strip()) for piece in pieces.strip("{} ").split(",")]
+        whole = f"{key}={{{', '.join(filter(None, fields))}"
+        whole += "}" * (whole.count("{") - whole.count("}"))
+        what = "a value in braces needs quotes in a shell, and a blank after each colon"
+        raise RecipeError(what, where=f"command line: {given}", fix=f"write '{whole}'")
 
 
 def _section_below(value: Any, path: tuple[str | int, ...], name: str, where: str) -> Any:

@@ -421,7 +421,8 @@ def test_a_table_of_no_known_kind_is_not_taken_for_text(unpad: Shell, tmp_path: 
         refused = unpad("data", "check", put(tmp_path / name, table(ROWS, time="when", code="lab")))
         assert refused.code == 3
         assert "match no kind of data" in refused.err
-        assert "--kind" in refused.err
+        assert "unpad recipes copy events my.yaml" in refused.err
+        assert "id: id, time: when, code: lab, value: value, unit: hours}" in refused.err
     texts = put(tmp_path / "texts.parquet", pa.table({"text": ["a word"]}))
     assert unpad("data", "check", texts).code == 0
 

@@ -192,7 +192,7 @@ def test_check_refuses_kinds_that_nobody_knows(unpad: Shell, tmp_path: Path) -> 
     assert (refused.code, 'no kind of data "txt"' in refused.err) == (2, True)
     refused = unpad("data", "check", path)
     assert refused.code == 3
-    assert "match no kind of data; there is label, numbers" in refused.err
+    assert 'match no kind of data; there is "numbers", "label"' in refused.err
     (tmp_path / "a.csv").write_text("nr,body\n1,a\n")
     assert 'match no kind of data; there is "nr", "body"' in unpad("data", "check", tmp_path / "a.csv").err
 

@@ -269,15 +269,22 @@ def matches(column: pa.Array, pattern: str) -> np.ndarray:
 
 def utf8(column: pa.Array, faults: Faults) -> pa.Array:
     """Replace texts that are not UTF-8, which parquet does not check, by null."""
-    try:
-        column.validate(full=True)
+    if is_utf8(column):
         return column
-    except pa.ArrowInvalid:
-        texts = column.cast(pa.binary()).to_pylist()
+    texts = column.cast(pa.binary()).to_pylist()
     broken = np.array([text is not None and not _decodes(text) for text in texts], np.bool_)
     faults.add(broken, "E_UTF8", "a text is not UTF-8", "save it as UTF-8")
     kept = [None if wrong else text for wrong, text in zip(broken.tolist(), texts, strict=True)]
     return pa.array(kept, pa.binary()).cast(pa.string())
+
+
+def is_utf8(column: pa.Array) -> bool:
+    """Check that all texts of a column are UTF-8."""
+    try:
+        column.validate(full=True)
+        return True
+    except pa.ArrowInvalid:
+        return False
 
 
 def _decodes(text: bytes) -> bool:

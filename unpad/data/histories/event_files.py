@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from unpad.data.histories import columns
 from unpad.data.histories.columns import Faults
 from unpad.data.histories.tables import Table, TableFile, alias, column_names, open_table
+from unpad.data.sources.fields import ID_LIKE, folded
 from unpad.data.sources.files import TABLE_SUFFIXES, list_paths, natural_key
 from unpad.data.sources.split import WRITE_SPLIT, Split, split_number
 from unpad.errors import SourceError
@@ -51,10 +52,10 @@ def looks_like_events(path: Path) -> bool:
         paths = sorted(inside, key=natural_key)
     for one in paths:
         try:
-            present = set(column_names(one, ""))
+            present = {*map(folded, column_names(one, ""))}
         except SourceError:
             continue
-        if any({*names["time"], *names["code"]} <= present for names in AUTO.values()):
+        if any({*map(folded, (*names["time"], *names["code"]))} <= present for names in AUTO.values()):
             return True
     return False
 
@@ -66,15 +67,16 @@ def _layout(source: EventSource, paths: list[Path], path: Path) -> str:
     fault = None
     for one in paths:
         try:
-            present = set(column_names(one, str(path)))
+            names = column_names(one, str(path))
         except SourceError as error:
             fault = fault or error  # where another file can be read, reading all of them names it
             continue
-        known = AUTO["meds"]
-        if source.id == "auto" and {*known["id"], *known["time"], *known["code"]} <= present:
+        present, known = {folded(name) for name in names}, AUTO["meds"]
+        if source.id == "auto" and {*map(folded, (*known["id"], *known["time"], *known["code"]))} <= present:
             return "meds"
-        has_id = bool(present & set(ID_NAMES if source.id == "auto" else (source.id,)))
-        code = "variable" if source.code == "auto" else source.code
+        # A column of ids that the recipe names, or that has a name of theirs, is never the same patient throughout.
+        has_id = source.id != "auto" or bool(present & ID_LIKE)
+        code = folded("variable" if source.code == "auto" else source.code)
         return "table" if has_id or source.static or code not in present else "patients"
     assert fault is not None, "a source has a file"
     raise fault

@@ -8,7 +8,7 @@ MEDS: Medical Event Data Standard, https://medical-event-data-standard.github.io
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,9 @@ from unpad.data.sources.example import BadRow
 from unpad.data.sources.split import Split
 from unpad.errors import RecipeError, SourceError
 from unpad.recipes.data import EventSettings, EventSource
+
+FEW_PATIENTS = 20  # of whom each may well have a word of its own
+Facts = tuple[str, pa.Array | None, np.ndarray]  # a column of static: its name, its words, or else its numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +48,7 @@ class EventTable:
             a patient may occur several times.
         unsorted: rows that go back in time.
         bad: rows that cannot be used.
+        notes: remarks with their remedy, such as on an id among the facts.
     """
 
     table: Table
@@ -61,6 +65,7 @@ class EventTable:
     declared: tuple[pa.Array, np.ndarray]
     unsorted: int
     bad: list[BadRow]
+    notes: tuple[str, ...] = ()
 
 
 def read_source(
@@ -108,8 +113,8 @@ def _read_timed(
     ids, whole_ids = columns.ids(table, faults)
     faults.ids = ids
     codes = columns.codes(table, faults)
-    unit = unit_of(table, "time", source.unit)
-    days = times(table, "time", unit, faults)
+    unit = unit_of(table, "time", source.unit, source.format)
+    days = times(table, "time", unit, faults, source.format)
     if layout != "meds":
         fix = "fill it in; facts without a time are columns of a table of their own, named by static"
         faults.add(np.isnan(days), "E_NULL", "there is no time", fix)
@@ -149,6 +154,11 @@ def _read_timed(
         declared=declared,
         unsorted=int(unsorted[good].sum()),
         bad=faults.bad,
+        notes=tuple(
+            f'{source.path}: "{table.names["id"]}" is the id of the patient, and also the {field} of the events'
+            for field in ("code", "value")
+            if table.has("id") and table.names.get(field) == table.names["id"]
+        ),
     )
 
 
@@ -233,7 +243,7 @@ def _read_static(source: EventSource, files: list[TableFile], path: Path, with_s
     chosen = {f"static {name}": (name,) for name in source.static}
     optional = ("split",) if with_split and "split" not in source.static else ()
     wanted |= {name: (name,) for name in optional}
-    table = open_table(files, {**wanted, **chosen}, optional, "data.events")
+    table = open_table(files, {**wanted, **chosen}, optional, "data.events", dict.fromkeys(chosen, "static"))
     faults = Faults(table)
     ids, whole_ids = columns.ids(table, faults)
     faults.ids = ids
@@ -277,7 +287,21 @@ def _read_static(source: EventSource, files: list[TableFile], path: Path, with_s
         declared=declared,
         unsorted=0,
         bad=faults.bad,
+        notes=tuple(_identifying(source, table, read)),
     )
+
+
+def _identifying(source: EventSource, table: Table, read: Sequence[Facts]) -> Iterator[str]:
+    """Warn of facts that name the patient: the column of ids, and words that nearly every patient has alone."""
+    for name, words, _ in read:
+        several = 0 if words is None else len(words.drop_null())
+        if table.names[f"static {name}"] == table.names["id"]:
+            what = f'"{name}" is the id of the patient, and also one of the facts that the model reads'
+        elif several >= FEW_PATIENTS and len(words.drop_null().unique()) > 0.9 * several:
+            what = f'"{name}" has a word of its own for nearly every patient, as an id has'
+        else:
+            continue
+        yield f"{source.path}: {what}; remove it from static"
 
 
 # --------------------------------------------------------------------------- all sources together

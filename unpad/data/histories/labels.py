@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from unpad.data.histories import columns
 from unpad.data.histories.columns import Faults
@@ -15,8 +18,14 @@ from unpad.data.histories.event_rows import EventTable, units_of
 from unpad.data.histories.tables import Table, TableFile, open_table
 from unpad.data.histories.times import PER_DAY, times
 from unpad.data.sources.example import BadRow
+from unpad.data.sources.fields import in_yaml
 from unpad.errors import RecipeError
-from unpad.recipes.data import EventSettings
+from unpad.recipes.data import EventLabels, EventSettings
+
+# Words of labels for which messages know a side; a recipe says what they mean.
+_GOOD = ("alive", "no", "negative", "survived", "healthy", "absent", "normal", "control", "discharged", "存活", "否")
+_BAD = ("dead", "died", "deceased", "yes", "positive", "sick", "present", "abnormal", "case", "expired", "死亡", "是")
+MOST_WORDS = 5
 
 
 @dataclass(frozen=True)
@@ -101,20 +110,20 @@ def read_labels(path: Path, settings: EventSettings, clock: Clock, with_split: b
     wanted |= {key: (name,) for key, name in named.items() if name is not None}
     optional = ("split",) if with_split else ()
     wanted |= {name: (name,) for name in optional}
-    table = open_table([TableFile(path, str(path))], wanted, optional, "events.labels")
+    fields = {"label": "label" if labels.label else "event", "end": "duration" if labels.duration else "time"}
+    table = open_table([TableFile(path, str(path))], wanted, optional, "events.labels", fields)
     faults = Faults(table)
     ids, _ = columns.ids(table, faults)
     faults.ids = ids
     identified = np.flatnonzero(faults.good)
-    person = number(ids)
-    twice = np.bincount(person, minlength=1)[person] > 1
-    fix = "leave one row per patient; of several prediction times keep one"
-    faults.add(twice, "E_LABEL", "the patient has several rows of labels", fix)
-    label = columns.numbers(table, "label", faults, expected="0 or 1", truths=True)
-    wrong = ~np.isnan(label) & (label != 0) & (label != 1)
-    faults.add(wrong, "E_LABEL", f'"{table.names["label"]}" is neither 0 nor 1', "write 0 or 1, or leave it empty")
-    end = times(table, "end", clock.unit, faults) if table.has("end") else np.full(len(table), np.nan)
-    landmark = times(table, "landmark", clock.unit, faults) if table.has("landmark") else None
+    label = _read_label(table, labels, faults)
+    _refuse_several(ids, label, faults)
+    end = np.full(len(table), np.nan)
+    if table.has("end"):
+        end = times(table, "end", clock.unit, faults, _format(labels, clock))
+    landmark = None
+    if table.has("landmark"):
+        landmark = times(table, "landmark", clock.unit, faults, _format(labels, clock))
     if landmark is not None:
         faults.add(np.isnan(landmark), "E_NULL", f'there is no "{table.names["landmark"]}"', "fill it in")
     if labels.duration is not None:
@@ -135,3 +144,83 @@ def read_labels(path: Path, settings: EventSettings, clock: Clock, with_split: b
         bad=faults.bad,
         split=None if split is None else split[identified],
     )
+
+
+def _format(labels: EventLabels, clock: Clock) -> str | None:
+    """Layout of the times of a table of labels.
+
+    Raises:
+        RecipeError: there is one, and the events count from a time of their own.
+    """
+    if labels.format is not None and clock.unit != "timestamp":
+        what = f"events count in {clock.unit}, and a format is of dates"
+        raise RecipeError(what, where="events.labels.format", fix="leave it out, or give the events timestamps")
+    return labels.format
+
+
+def _read_label(table: Table, labels: EventLabels, faults: Faults) -> np.ndarray:
+    """Read the column of labels, (num_rows,) float64, 0 or 1, nan where it is empty or not known."""
+    shown = table.names["label"]
+    if labels.map is not None:
+        return _mapped(table, labels.map, faults)
+    words = _words_of(table)
+    if words:
+        pairs = ", ".join(f"{in_yaml(word)}: {int(word not in _GOOD)}" for word in words)
+        fix = f"write 0 or 1, or leave it empty; or say which word means 1: 'events.labels.map={{{pairs}}}'"
+        is_word = np.asarray(pc.is_in(pc.utf8_lower(pc.utf8_trim_whitespace(table.column("label"))), pa.array(words)))
+        faults.add(is_word, "E_TYPE", f'"{shown}" holds {" and ".join(words)}, expected 0 or 1', fix)
+    label = columns.numbers(table, "label", faults, expected="0 or 1", truths=True)
+    wrong = ~np.isnan(label) & (label != 0) & (label != 1)
+    fix = "write 0 or 1, or leave it empty; 'events.labels.map={1: 0, 2: 1}' gives other numbers a meaning"
+    faults.add(wrong, "E_LABEL", f'"{shown}" is neither 0 nor 1', fix)
+    return label
+
+
+def _words_of(table: Table) -> list[str]:
+    """The words of a column of labels that has few, as (alive, dead), in small letters; [] for another column.
+
+    Words that no other row has may identify a patient, and are never in a message.
+    """
+    column = table.column("label")
+    if not pa.types.is_string(column.type) or not columns.is_utf8(column):
+        return []
+    texts = pc.utf8_lower(pc.utf8_trim_whitespace(column))
+    counts = {one["values"]: one["counts"] for one in texts.value_counts().to_pylist() if one["values"]}
+    words = {text: number for text, number in counts.items() if re.fullmatch(r"[^\W\d_][^\W\d_ -]{0,30}", text)}
+    known = all(number > 1 or word in _GOOD or word in _BAD for word, number in words.items())
+    truths = all(word in ("true", "false", "nan", "inf", "infinity", "na", "null", "none") for word in words)
+    return [] if truths or len(words) > MOST_WORDS or not known else sorted(words, key=lambda word: word not in _GOOD)
+
+
+def _mapped(table: Table, meaning: dict[str, Literal[0, 1] | None], faults: Faults) -> np.ndarray:
+    """Labels of the words, or numbers, of a column, (num_rows,) float64; nan for empty rows and unknown outcomes."""
+    column, shown = table.column("label"), table.names["label"]
+    if pa.types.is_null(column.type):
+        return np.full(len(column), np.nan)
+    if pa.types.is_floating(column.type):
+        column = column.cast(pa.int64(), safe=False)
+    if pa.types.is_string(column.type):
+        column = columns.utf8(column, faults)
+    encoded = pc.utf8_lower(pc.utf8_trim_whitespace(column.cast(pa.string()))).dictionary_encode()
+    texts = encoded.dictionary.to_pylist()
+    meaning = {"0": 0, "1": 1, "false": 0, "true": 1, **meaning}
+    value = [meaning.get(text) for text in texts]
+    empty = [text in map(str.lower, columns.NOTHING) and text not in meaning for text in texts]
+    index = np.asarray(encoded.indices.fill_null(-1))
+    label: np.ndarray = np.array([*(np.nan if one is None else one for one in value), np.nan], np.float64)[index]
+    strange = np.array([*(not bare and text not in meaning for bare, text in zip(empty, texts, strict=True)), False])
+    known = ", ".join(meaning)
+    what = f'"{shown}" is none of {known}'
+    faults.add(strange[index], "E_LABEL", what, "add the word to map in events.labels, or leave the cell empty")
+    return label
+
+
+def _refuse_several(ids: pa.Array, label: np.ndarray, faults: Faults) -> None:
+    """Refuse patients with several rows, and say which of them contradict each other."""
+    person = number(ids)
+    twice = np.bincount(person, minlength=1)[person] > 1
+    has_one, has_none = (np.bincount(person, label == value, minlength=1)[person] > 0 for value in (1, 0))
+    fix = "leave one row per patient; of several prediction times keep one"
+    what = "the patient has several rows of labels, which contradict each other: 0 and 1"
+    faults.add(twice & has_one & has_none, "E_LABEL", what, fix)
+    faults.add(twice, "E_LABEL", "the patient has several rows of labels", fix)

@@ -24,6 +24,7 @@ class PatientsReport:
         per_source: (num_patients, num_sources) int64, events of each table; source_names: their names.
         num_read, num_strange, num_late: (num_patients, num_sources) int64, events up to the landmark by table, those of
             unknown codes among them, and events after the landmark.
+        notes: remarks of the tables.
         has_end: whether the recipe says which events are before the outcome, if there is an outcome.
     """
 
@@ -39,6 +40,7 @@ class PatientsReport:
     num_strange: np.ndarray
     num_late: np.ndarray
     has_end: bool
+    notes: tuple[str, ...] = ()
 
     def lines(
         self, cohort: Cohort, known: Codes, values: np.ndarray, sets: Sets, *, for_training: bool = True
@@ -66,6 +68,7 @@ class PatientsReport:
             )
         return [
             *lines,
+            *(f"warning: {note}" for note in self.notes),
             *self._events(values, sets),
             *self._codes(known),
             *fault_lines(self.bad, "  quarantined: "),

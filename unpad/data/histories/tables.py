@@ -24,8 +24,9 @@ import pyarrow.parquet as pq
 
 from unpad.data.sources.delimited import LINE_END, find_bad_byte, find_wrong_quote, read_header
 from unpad.data.sources.example import BadRow
+from unpad.data.sources.fields import ID_LIKE, SpellingError, folded, looks_like_data
 from unpad.data.sources.files import refuse_special, unreadable
-from unpad.data.sources.jsonlines import RowFault, excerpt
+from unpad.data.sources.jsonlines import RowFault, there_is, twice
 from unpad.data.sources.parquet_file import GrowthError, ParquetRows, open_parquet
 from unpad.data.sources.split import Split
 from unpad.errors import SourceError, nearest
@@ -131,6 +132,7 @@ def open_table(
     wanted: Mapping[str, Sequence[str]],
     optional: Collection[str] = (),
     key: str = "the recipe",
+    fields: Mapping[str, str] | None = None,
 ) -> Table:
     """Read the columns of a table's files.
 
@@ -138,13 +140,17 @@ def open_table(
         wanted: requested name of a column -> the names that it may have in a file, best first.
         optional: columns that a file may lack.
         key: place in the recipe where the name of a column is set, for messages.
+        fields: requested name of a column -> the field there that names it, where it has another name.
 
     Raises:
         SourceError: a file cannot be read, lacks a column or has it twice, or files differ in the type of a column.
     """
 
+    def choose(present: list[str], shown: str) -> dict[str, str]:
+        return _choose(present, wanted, optional, key, fields or {}, shown)
+
     def one(file: TableFile) -> tuple[pa.Table, dict[str, str], np.ndarray, list[BadRow]]:
-        return _read(file, wanted, optional, key, len(files) == 1)
+        return _read(file, choose, len(files) == 1)
 
     if len(files) == 1:
         read = [one(files[0])]
@@ -179,22 +185,19 @@ def column_names(path: Path, shown: str) -> list[str]:
 
 
 def _read(
-    file: TableFile, wanted: Mapping[str, Sequence[str]], optional: Collection[str], key: str, alone: bool
+    file: TableFile, choose: Callable[[list[str], str], dict[str, str]], alone: bool
 ) -> tuple[pa.Table, dict[str, str], np.ndarray, list[BadRow]]:
     """Read one file: its columns, their names there, the numbers of its rows, and lines that are not rows.
 
     Args:
+        choose: from the columns of a file, and its name in messages, to those that are read, by their requested names.
         alone: whether only this file is read at the time.
     """
-
-    def choose(present: list[str]) -> dict[str, str]:
-        return _choose(present, wanted, optional, key, file.shown)
-
     refuse_special(file.path, file.shown)
     if _is_parquet(file.path):
 
         def get(table: pq.ParquetFile) -> tuple[dict[str, str], pa.Table]:
-            names = choose(table.schema_arrow.names)
+            names = choose(table.schema_arrow.names, file.shown)
             columns = list(dict.fromkeys(names.values()))
             bounded, groups = ParquetRows(file.path, table, columns), range(table.num_row_groups)
             batches = [batch for group in groups for batch in bounded.batches(group, threads=alone)]
@@ -204,31 +207,62 @@ def _read(
         names, columns = _parquet(file.path, file.shown, get)
         rows, bad = np.arange(1, columns.num_rows + 1), list[BadRow]()
     else:
-        names = choose(_header(file.path, file.shown)[0])
+        names = choose(_header(file.path, file.shown)[0], file.shown)
         columns, rows, bad = _csv(file, list(dict.fromkeys(names.values())))
     return pa.table({name: columns.column(found) for name, found in names.items()}), names, rows, bad
 
 
 def _choose(
-    present: list[str], wanted: Mapping[str, Sequence[str]], optional: Collection[str], key: str, shown: str
+    present: list[str],
+    wanted: Mapping[str, Sequence[str]],
+    optional: Collection[str],
+    key: str,
+    fields: Mapping[str, str],
+    shown: str,
 ) -> dict[str, str]:
     """Map requested names to the columns of a file."""
     names = {}
     for name, candidates in wanted.items():
-        found = next((candidate for candidate in candidates if candidate in present), None)
+        found = _column_of(present, candidates, shown)
         if found is not None:
             names[name] = found
             if present.count(found) > 1:
                 raise SourceError(f'E_DUPKEY the column "{found}" occurs twice', where=shown, fix="keep one of the two")
         elif name not in optional:
             sought = " or ".join(f'"{candidate}"' for candidate in candidates)
-            there = ", ".join(f'"{excerpt(one[:40])}"' for one in present[:20]) or "none"
             raise SourceError(
-                f"E_MISSING no column {sought}; there is {there}",
+                f"E_MISSING no column {sought}; {there_is(present)}",
                 where=shown,
-                fix=f"name yours with `{name}:` in {key}; {nearest(candidates[0], present)}",
+                fix=f"name yours with `{fields.get(name, name)}:` in {key}; {_near(name, candidates[0], present)}",
             )
     return names
+
+
+def _column_of(present: list[str], candidates: Sequence[str], shown: str) -> str | None:
+    """The column of the first of some names, or else one of another spelling, such as `Patient ID` for `patient_id`.
+
+    Raises:
+        SourceError: two columns could be the one.
+    """
+    for candidate in candidates:
+        if candidate in present:
+            return candidate
+    for candidate in candidates:
+        near = [one for one in present if folded(one) == folded(candidate)]
+        if len(near) > 1:
+            fault = twice(SpellingError((near[0], near[1], candidate)))
+            raise SourceError(f"{fault.code} {fault.what}", where=shown, fix=fault.fix)
+        if near:
+            return near[0]
+    return None
+
+
+def _near(name: str, sought: str, present: list[str]) -> str:
+    """Hint at the columns with names like the one that is sought; of ids also those with a name that ids have."""
+    if looks_like_data(present):
+        return "begin the file with a line of names for its columns"
+    ids = [one for one in present if folded(one) in ID_LIKE]
+    return f"did you mean {' or '.join(ids)}?" if name == "id" and ids else nearest(sought, present)
 
 
 def _type_differs(parts: list[pa.Table], files: Sequence[TableFile]) -> SourceError:

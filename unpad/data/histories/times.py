@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from unpad.data.histories.columns import NOTHING, Faults, matches, numbers, utf8, valid
 from unpad.data.histories.tables import Table
+from unpad.data.sources.dates import is_date_like, layout_advice, parse
 from unpad.errors import SourceError
 
 # Divisors rather than factors, so that 90 minutes and 1.5 hours are the same number of days.
@@ -27,11 +28,12 @@ FIRST_YEAR, LAST_YEAR = 1800, 2299
 _SECONDS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # units of a timestamp per second
 
 
-def times(table: Table, name: str, unit: str, faults: Faults) -> np.ndarray:
+def times(table: Table, name: str, unit: str, faults: Faults, layout: str | None = None) -> np.ndarray:
     """Read a column of times in days, of its own clock or since 1970 for timestamps, (num_rows,) float64; nan for null.
 
     Args:
         unit: minutes, hours, days or timestamp.
+        layout: of timestamps in texts, in the letters of strptime; None for that of ISO 8601.
 
     Raises:
         SourceError: the column holds timestamps and the unit is another, or the other way round.
@@ -41,13 +43,14 @@ def times(table: Table, name: str, unit: str, faults: Faults) -> np.ndarray:
     if pa.types.is_null(column.type):
         return np.full(len(column), np.nan)
     if unit == "timestamp":
-        return _timestamps(column, table, name, faults)
+        return _timestamps(column, table, name, faults, layout)
     if _is_calendar(column.type):
         what = f'E_UNIT the column "{shown}" holds timestamps, expected {unit}'
         raise SourceError(what, where=table.files[0].shown, fix="set unit: timestamp for this table")
     if pa.types.is_string(column.type):
-        dated = matches(column, _DATE) | matches(column, _CLOCK)
-        fix = f"write the {unit} as a number, or set unit: timestamp where all are dates"
+        dated = matches(column, _DATE) | matches(column, _CLOCK) | _are_date_like(column)
+        told = layout_advice(_texts(column)) if dated.any() else ""
+        fix = f"write the {unit} as a number, or set {told or 'unit: timestamp'} where all are dates"
         faults.add(dated, "E_UNIT", f'"{shown}" is a date or a time of day, expected {unit}', fix)
     days = numbers(table, name, faults) / PER_DAY[unit]
     far = np.abs(np.nan_to_num(days)) > MOST_DAYS
@@ -58,14 +61,17 @@ def times(table: Table, name: str, unit: str, faults: Faults) -> np.ndarray:
     return days
 
 
-def unit_of(table: Table, name: str, asked: str) -> str:
+def unit_of(table: Table, name: str, asked: str, layout: str | None = None) -> str:
     """Return the unit of a column of times: the requested one, or else by its type or its name.
+
+    Args:
+        layout: of timestamps in texts, if the recipe says it.
 
     Raises:
         SourceError: the unit is unknown.
     """
-    if asked != "auto":
-        return asked
+    if asked != "auto" or layout is not None:
+        return "timestamp" if layout is not None else asked
     column, shown = table.column(name), table.names[name]
     if _is_calendar(column.type):
         return "timestamp"
@@ -75,22 +81,45 @@ def unit_of(table: Table, name: str, asked: str) -> str:
             return "timestamp"
     if shown.lower() in UNITS:
         return UNITS[shown.lower()]
-    raise SourceError(
-        f'E_UNIT the column "{shown}" does not say what it counts',
-        where=table.files[0].shown,
-        fix="say minutes, hours, days or timestamp on this item of data.events, as {path: a/events.csv, unit: hours}; "
-        "`unpad data check RECIPE.yaml` reads it there",
+    what = f'E_UNIT the column "{shown}" does not say what it counts'
+    fix = (
+        "say minutes, hours, days or timestamp on this item of data.events, as {path: a/events.csv, unit: hours}; "
+        "`unpad data check RECIPE.yaml` reads it there"
     )
+    if pa.types.is_string(column.type) and (told := layout_advice(_texts(column))):
+        what, fix = f"{what}{_example(column)}", f"set {told} on this item of data.events"
+    raise SourceError(what, where=table.files[0].shown, fix=fix)
+
+
+def _texts(column: pa.Array) -> list[str]:
+    """The different texts of a column, as they come."""
+    return [text for text in column.unique().to_pylist() if text is not None and text not in NOTHING]
+
+
+def _example(column: pa.Array) -> str:
+    """The first text of a column that is written like a date, for a message."""
+    first = next((text for text in _texts(column) if is_date_like(text)), None)
+    return "" if first is None else _shown(first)
+
+
+def _are_date_like(column: pa.Array) -> np.ndarray:
+    """Find texts that are written like dates, (num_rows,) bool."""
+    encoded = column.dictionary_encode()
+    known = np.array([*(text is not None and is_date_like(text) for text in encoded.dictionary.to_pylist()), False])
+    found: np.ndarray = known[np.asarray(encoded.indices.fill_null(-1))]
+    return found
 
 
 # --------------------------------------------------------------------------- timestamps
 
 
-def _timestamps(column: pa.Array, table: Table, name: str, faults: Faults) -> np.ndarray:
+def _timestamps(column: pa.Array, table: Table, name: str, faults: Faults, layout: str | None) -> np.ndarray:
     shown = table.names[name]
+    if layout is not None and pa.types.is_string(column.type):
+        column = _in_layout(column, shown, layout, faults)
     ahead = np.zeros(len(column), np.int64)
     if pa.types.is_string(column.type):
-        column = utf8(column, faults)
+        column = given = utf8(column, faults)
         empty = np.asarray(pc.is_in(column, pa.array(NOTHING))) | ~valid(column)
         good = matches(column, _DATE)
         zoned = matches(column, _ZONE) & good
@@ -105,20 +134,56 @@ def _timestamps(column: pa.Array, table: Table, name: str, faults: Faults) -> np
             real = np.array([_is_real(text) for text in plain.to_pylist()], np.bool_)
             good &= real
             column = pc.if_else(pa.array(real), plain, None).cast(pa.timestamp("us"))
-        what, fix = f'"{shown}" is not a date', "write it as 2024-01-31 or 2024-01-31 12:30:00"
-        faults.add(~(good | empty), "E_UNIT", what, fix)
+        _refuse_no_dates(given, shown, good, empty, faults)
     elif not _is_calendar(column.type):
         what = f'E_UNIT the column "{shown}" holds {column.type}, expected timestamps'
         raise SourceError(what, where=table.files[0].shown, fix="set unit: minutes, hours or days for this table")
     if pa.types.is_timestamp(column.type) and column.type.tz is not None:
         column = column.cast(pa.timestamp(column.type.unit))  # the same moment, in UTC
     far = _out_of_range(column)
-    what = f'"{shown}" is before the year {FIRST_YEAR} or after {LAST_YEAR}'
-    faults.add(far, "E_RANGE", what, "leave it empty where the time is unknown, or remove the row")
+
+    texts = table.column(name) if pa.types.is_string(table.column(name).type) else None
+
+    def explain(index: int) -> tuple[str, str]:
+        value = "" if texts is None else _shown(texts[index].as_py())
+        what = f'"{shown}" is before the year {FIRST_YEAR} or after {LAST_YEAR}{value}'
+        return what, "leave it empty where the time is unknown, or remove the row"
+
+    faults.add(far, "E_RANGE", explain)
     column = pc.if_else(pa.array(far), None, column)
     present = valid(column)
     since = np.asarray(column.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).fill_null(0))
     return np.where(present, (since - ahead * 60_000_000) / MICROSECONDS, np.nan)
+
+
+def _in_layout(column: pa.Array, shown: str, layout: str, faults: Faults) -> pa.Array:
+    """Read texts in a layout of strptime as timestamps, in UTC where they have a zone; null for empty rows."""
+    column = utf8(column, faults)
+    encoded = column.dictionary_encode()
+    read = [None if text in NOTHING else parse(text, layout) for text in encoded.dictionary.to_pylist()]
+    naive = [None if one is None else one.astimezone(UTC).replace(tzinfo=None) if one.tzinfo else one for one in read]
+    times = pa.array(naive, pa.timestamp("us")).take(encoded.indices)
+    empty = np.asarray(pc.is_in(column, pa.array(NOTHING))) | ~valid(column)
+
+    def explain(index: int) -> tuple[str, str]:
+        what = f'"{shown}" is not in the format {layout}{_shown(column[index].as_py())}'
+        return what, "write it so, or set the format that the column has"
+
+    faults.add(~(valid(times) | empty), "E_UNIT", explain)
+    return times
+
+
+def _refuse_no_dates(column: pa.Array, shown: str, good: np.ndarray, empty: np.ndarray, faults: Faults) -> None:
+    """Refuse texts of a column that are no dates, with the format that they have where it is a common one."""
+    wrong = ~(good | empty)
+    told = layout_advice(_texts(column.filter(pa.array(wrong)))) if wrong.any() and not good.any() else ""
+    fix = f"set {told}" if told else "write it as 2024-01-31 or 2024-01-31 12:30:00"
+    faults.add(wrong, "E_UNIT", lambda index: (f'"{shown}" is not a date{_shown(column[index].as_py())}', fix))
+
+
+def _shown(text: str) -> str:
+    """A faulty time for a message; of what is not written like a date, which may identify a patient, the length."""
+    return f': "{text}"' if is_date_like(text) else f", but a text of {len(text)} characters"
 
 
 def _minutes_ahead(column: pa.Array, zoned: np.ndarray) -> np.ndarray:

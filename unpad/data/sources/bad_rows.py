@@ -82,9 +82,12 @@ def apply_policy(bad: list[BadRow], num_rows: int, data: DataSettings, checked: 
     path = checked or _file_of(bad[0])
     lines = fault_lines(bad)
     fix = f"`unpad data check {path}` shows the fix of each kind, and with --json every row"
+    only = bad[0].fix if len({row.fix for row in bad}) == 1 else ""
     if unknown is not None:
         lines.append(f"  {unknown.where}: how many rows follow is unknown, so the fault is never quarantined")
-        fix += "; mend the file, or leave it out"
+        fix = only or f"{fix}; mend the file, or leave it out"
+    elif only and num_bad == num_rows:
+        fix = only  # going on without them would leave nothing
     elif data.on_bad_row == "stop":
         fix += "; data.on_bad_row=quarantine goes on without them"
         if share > data.max_bad:

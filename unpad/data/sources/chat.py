@@ -7,29 +7,29 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from unpad.data.sources.example import BadRow, Example, Turn, Usable
+from unpad.data.sources.fields import MESSAGES, REPLIES, REQUESTS
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.jsonlines import RowFault, excerpt, missing, type_name
-from unpad.data.sources.rows import examples, optional_fields, require_text, usable
+from unpad.data.sources.rows import examples, optional_fields, require_text, spelled, usable
 from unpad.recipes.data import DataSettings
 
 Role = Literal["system", "user", "assistant"]
 
-MESSAGES = ("messages", "conversations")
-# Of a row with one request and one reply, such as Alpaca's instruction, input and output.
-REQUESTS = ("instruction", "prompt", "question")
-REPLIES = ("output", "completion", "response", "answer")
 FIELDS = (*MESSAGES, *REQUESTS, "input", *REPLIES, "text", "system", "history")
-ROLES: dict[object, Role] = {
+ROLES: dict[str, Role] = {
     "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
     "gpt": "assistant",
 }  # fmt: skip
 
-# A string keeps the language it begins with, so that "User:" in a Chinese reply does not begin a turn.
-_MARKERS = (re.compile(r"(系统|用户|助手)[：:]"), re.compile(r"(?<![^\W_])(System|User|Assistant)[:：]"))
+# A string keeps the language and the capitals that it begins with, so that "User:" in a Chinese reply does not begin a
+# turn, nor "user:" in a reply of one that begins with "User:".
+_NAMES = ("System|User|Assistant", "system|user|assistant", "SYSTEM|USER|ASSISTANT")
+_MARKERS = (
+    re.compile(r"(系统|用户|助手)[：:]"),
+    *(re.compile(rf"(?<![^\W_])({names})[:：]") for names in _NAMES),
+)
 _PAIR: tuple[Role, Role] = ("user", "assistant")
-_MARKED: dict[str, Role] = {
-    "系统": "system", "用户": "user", "助手": "assistant", "System": "system", "User": "user", "Assistant": "assistant",
-}  # fmt: skip
+_MARKED: dict[str, Role] = {"系统": "system", "用户": "user", "助手": "assistant"}
 
 
 def check(file: SourceFile, data: DataSettings) -> Iterator[Usable | BadRow]:
@@ -53,12 +53,12 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
         turns = _turns_of_row(value, file.field)
         return Example(where, turns) if len(value) == 1 else Example(where, turns, *optional_fields(value))
 
-    return examples(file, data, (file.field, "system") if file.field else FIELDS, convert)
+    return examples(file, data, (file.field, "system") if file.field else FIELDS, convert, "chat")
 
 
 def _turns_of_row(row: dict[str, Any], field: str | None) -> tuple[Turn, ...]:
     name = field if field in row else None if field else next((name for name in MESSAGES if name in row), None)
-    request = next((name for name in REQUESTS if name in row), None)
+    request = _request_of(row)
     if name is None and field is None and request is not None:
         messages = _request_and_reply(row, request)
     elif name is None and (field is not None or "text" not in row):
@@ -71,6 +71,13 @@ def _turns_of_row(row: dict[str, Any], field: str | None) -> tuple[Turn, ...]:
     return in_turns(messages, f'"{name or request or "text"}"')
 
 
+def _request_of(row: dict[str, Any]) -> str | None:
+    """The field of a row's request; `input` is one where a reply but no other request stands beside it."""
+    found = next((name for name in REQUESTS if name in row), None)
+    alone = found is None and "input" in row and any(name in row for name in REPLIES)
+    return "input" if alone else found
+
+
 def _request_and_reply(row: dict[str, Any], request: str) -> list[Turn]:
     """Turn a row such as Alpaca's, or one whose prompt and completion are lists of messages, into messages."""
     reply = next((name for name in REPLIES if name in row), None)
@@ -78,7 +85,7 @@ def _request_and_reply(row: dict[str, Any], request: str) -> list[Turn]:
         raise missing(REPLIES, list(row))
     if type(row[request]) is list and type(row[reply]) is list:
         return messages_of(row[request], f'"{request}"') + messages_of(row[reply], f'"{reply}"')
-    parts = [name for name in (request, "input") if not is_blank(row.get(name))] or [request]
+    parts = [name for name in dict.fromkeys((request, "input")) if not is_blank(row.get(name))] or [request]
     text = "\n".join(require_text(row[name], f'"{name}"') for name in parts)
     earlier = [] if is_blank(row.get("history")) else row["history"]
     if type(earlier) is not list or not all(type(pair) is list and len(pair) == 2 for pair in earlier):
@@ -98,7 +105,7 @@ def is_blank(value: object) -> bool:
 def looks_like_chat(value: object) -> bool:
     """Guess whether a row, well-formed or not, is meant as a conversation."""
     if isinstance(value, dict):
-        pairs = any(name in value for name in REQUESTS) and any(name in value for name in REPLIES)
+        pairs = _request_of(value) is not None and any(name in value for name in REPLIES)
         return pairs or any(name in value for name in MESSAGES) or looks_like_chat(value.get("text"))
     return isinstance(value, str) and any(marker.match(value.lstrip()) for marker in _MARKERS)
 
@@ -139,17 +146,21 @@ def in_turns(turns: list[Turn], name: str) -> tuple[Turn, ...]:
 def _message(message: object, name: str, index: int) -> Turn:
     if type(message) is not dict:
         raise RowFault("E_TYPE", f"{name}[{index}] is {type_name(message)}, expected an object")
+    if not ({"role", "content"} <= message.keys() or {"from", "value"} <= message.keys()):
+        message = spelled(message, ("role", "content", "from", "value"))
     role_key, content_key = ("role", "content") if "role" in message else ("from", "value")
     if role_key not in message or content_key not in message:
-        raise missing((content_key,) if role_key in message else ("role", "from"), list(message))
+        wanted = (content_key,) if role_key in message else ("role", "from")
+        raise missing(wanted, list(message), fix="give every message its role and its content")
     role = message[role_key]
-    if type(role) is not str or role not in ROLES:
-        known = ", ".join(str(role) for role in ROLES)
-        raise RowFault("E_ROLE", f"{name}[{index}] has the unknown role {excerpt(role)}", f"known roles: {known}")
+    known = ROLES.get(role.strip().lower()) if type(role) is str else None
+    if known is None:
+        fix = f"known roles, with or without capitals: {', '.join(ROLES)}"
+        raise RowFault("E_ROLE", f"{name}[{index}] has the unknown role {excerpt(role)}", fix)
     if message.get("weight") == 0:
         fix = "remove what follows the last reply to learn, or the key"
         raise RowFault("E_TYPE", f'{name}[{index}]."weight" is 0, but every reply is learned', fix)
-    return Turn(ROLES[role], require_text(message[content_key], f'{name}[{index}]."{content_key}"'))
+    return Turn(known, require_text(message[content_key], f'{name}[{index}]."{content_key}"'))
 
 
 def _parse(text: str) -> list[Turn]:
@@ -160,6 +171,6 @@ def _parse(text: str) -> list[Turn]:
         raise RowFault("E_ROLE", "the text does not begin with 用户： or User:", "begin with the speaker")
     parts = marker.split(text)[1:]  # role, content, role, content, ...
     return [
-        Turn(_MARKED[role], require_text(content, f"what follows {role}:").strip())
+        Turn(_MARKED.get(role) or ROLES[role.lower()], require_text(content, f"what follows {role}:").strip())
         for role, content in zip(parts[::2], parts[1::2], strict=True)
     ]

@@ -5,14 +5,17 @@ from __future__ import annotations
 import csv
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from unpad.data.sources.example import BadRow
+from unpad.data.sources.fields import SpellingError, spelling
 from unpad.data.sources.files import HEAD_BYTES
-from unpad.data.sources.jsonlines import RowFault, missing, wrong_encoding
+from unpad.data.sources.jsonlines import RowFault, missing, twice, wrong_encoding
 
+Advise = Callable[[Sequence[Mapping[str, Any]]], str]  # first rows of a file -> what to do about it
+SAMPLE_ROWS, SAMPLE = 100, 200  # rows that show what a file is, and characters of each of their cells
 DELIMITERS = ",;\t"
 MAX_CHARACTERS = 1 << 28  # of a cell, and of the first line
 LINE_END = re.compile(r"\r\n|\r|\n")
@@ -32,14 +35,17 @@ def read_header(path: Path) -> tuple[list[str], str]:
         return next(_records(lines, delimiter))[1], delimiter
 
 
-def read_delimited(path: Path, wanted: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]] | BadRow]:
+def read_delimited(
+    path: Path, wanted: tuple[str, ...], optional: tuple[str, ...] = (), advise: Advise | None = None
+) -> Iterator[tuple[str, dict[str, str]] | BadRow]:
     """Yield ("file:line", {column: cell}) of every row, or the bad row; empty lines are skipped.
 
     Cells that are empty are left out unless their column is wanted. A quote without its end takes along the lines
     that it swallows.
 
     Args:
-        wanted: columns of which the file must have one.
+        wanted: columns of which the file must have one; optional: others whose near spellings are read as well.
+        advise: what to do about a file without any of them, from its first rows.
     """
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as handle:
         try:
@@ -50,9 +56,14 @@ def read_delimited(path: Path, wanted: tuple[str, ...]) -> Iterator[tuple[str, d
         except RowFault as fault:
             yield fault.at(f"{path}:1", num_rows=1 if fault.code == "E_EMPTY" else None)
             return
-        if refused := _fault_of_header(names, wanted):
-            yield refused.at(f"{path}:1", num_rows=max(sum(1 for _ in records), 1))
+        if refused := _fault_of_header(names, wanted, optional):
+            first = itertools.islice(records, SAMPLE_ROWS)
+            sample = [dict(zip(names, (cell[:SAMPLE] for cell in cells), strict=False)) for _, cells, _ in first]
+            if advise and refused.code == "E_MISSING":
+                refused.fix = advise([dict.fromkeys(names, ""), *sample]) or refused.fix
+            yield refused.at(f"{path}:1", num_rows=max(len(sample) + sum(1 for _ in records), 1))
             return
+        names = [spelling(tuple(names), (*wanted, *optional)).get(name, name) for name in names]
         for line, cells, num_lines in records:
             where, found = f"{path}:{line}", _fault_of_row(names, cells, num_lines)
             if found:
@@ -118,11 +129,15 @@ def _records(lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[s
             yield line, cells, reader.line_num - line + 1
 
 
-def _fault_of_header(names: list[str], wanted: tuple[str, ...]) -> RowFault | None:
-    if not set(names) & set(wanted):
+def _fault_of_header(names: list[str], wanted: tuple[str, ...], optional: tuple[str, ...]) -> RowFault | None:
+    try:
+        near = spelling(tuple(names), (*wanted, *optional))
+    except SpellingError as error:
+        return twice(error)
+    if not (set(names) | set(near.values())) & set(wanted):
         return missing(wanted, names, "column")
-    twice = next((name for name in names if names.count(name) > 1 and name), None)
-    return RowFault("E_DUPKEY", f'the column "{twice}" occurs twice') if twice else None
+    again = next((name for name in names if names.count(name) > 1 and name), None)
+    return RowFault("E_DUPKEY", f'the column "{again}" occurs twice') if again else None
 
 
 def _fault_of_row(names: list[str], cells: list[str], num_lines: int) -> RowFault | None:

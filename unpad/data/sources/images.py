@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -23,9 +23,10 @@ from unpad.data.pixels.header import MAX_BYTES, ImageError
 from unpad.data.pixels.modes import mode_of
 from unpad.data.sources import files
 from unpad.data.sources.example import SPLIT_NAMES, BadRow, SplitName, Usable
+from unpad.data.sources.fields import PICTURES, advice
 from unpad.data.sources.files import SourceFile, natural_key, refuse_names
 from unpad.data.sources.jsonlines import RowFault, excerpt, missing, type_name
-from unpad.data.sources.parquet import one_row, read_batches
+from unpad.data.sources.parquet import column_named, one_row, read_batches
 from unpad.data.sources.parquet_file import GrowthError, ParquetRows, open_parquet
 from unpad.data.sources.rows import collect, declared_group, declared_split, require_text, rows
 from unpad.errors import SourceError
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FIELDS = ("label", "split", "group", "width", "height", "sha256")
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+SUFFIXES = PICTURES
 LITTER = ("thumbs.db", "desktop.ini")  # what Windows writes into folders of pictures
 WINDOW = 128  # images read at a time
 
@@ -160,7 +161,7 @@ def _column(path: Path, group: int, name: str) -> pa.ChunkedArray:
     import pyarrow as pa
 
     with open_parquet(path) as table:
-        batches = ParquetRows(path, table, [name]).batches(group, WINDOW)
+        batches = ParquetRows(path, table, [column_named(table, name)]).batches(group, WINDOW)
         return pa.chunked_array([batch.column(0) for batch in batches])
 
 
@@ -307,7 +308,8 @@ def _in_manifest(file: SourceFile, data: DataSettings) -> Iterator[Found | BadRo
     name = file.field or "image"
     folder = file.path.parent
     root = os.path.realpath(folder)
-    for item in rows(file, data, (name,)):
+    advise = partial(advice, "images", file.path, asked=file.field)
+    for item in rows(file, data, (name,), FIELDS, advise):
         if isinstance(item, BadRow):
             yield item
             continue
@@ -316,7 +318,7 @@ def _in_manifest(file: SourceFile, data: DataSettings) -> Iterator[Found | BadRo
             if type(row) is not dict:
                 raise RowFault("E_NOT_OBJECT", f"the row is {type_name(row)}, expected an object")
             if name not in row:
-                raise missing((name,), list(row))
+                raise missing((name,), list(row), fix=advise([row]))
             if file.format == "csv":
                 row |= {side: int(row[side]) for side in ("width", "height") if row.get(side, "").isdecimal()}
             path = folder / checked_path(require_text(row[name], f'"{name}"'))

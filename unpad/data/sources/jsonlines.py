@@ -6,11 +6,12 @@ row, found by cheap hooks, or by a check of only the rows that contain suspiciou
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from unpad.data.sources.example import BadRow
+from unpad.data.sources.fields import SpellingError, looks_like_data
 from unpad.data.sources.files import BOM, HEAD_BYTES, guess_encoding
 
 MAX_DEPTH = 500
@@ -283,8 +284,21 @@ def type_name(value: object) -> str:
     return names.get(type(value), "a number")
 
 
-def missing(fields: tuple[str, ...], present: list[str], kind: str = "field") -> RowFault:
+def missing(fields: tuple[str, ...], present: list[str], kind: str = "field", fix: str = "") -> RowFault:
     """Return the fault of a row without any of `fields`."""
     wanted = " or ".join(f'"{name}"' for name in fields)
-    names = ", ".join(f'"{excerpt(name[:40])}"' for name in present[:20]) or "none"
-    return RowFault("E_MISSING", f"no {kind} {wanted}; there is {names}")
+    return RowFault("E_MISSING", f"no {kind} {wanted}; {there_is(present)}", fix)
+
+
+def there_is(present: Sequence[str]) -> str:
+    """Name the fields that there are; not what seems to be a row of data in the place of a header."""
+    if looks_like_data(present):
+        return "the first row looks like data, not like names of columns"
+    return "there is " + (", ".join(f'"{excerpt(name[:40])}"' for name in present[:20]) or "none")
+
+
+def twice(error: SpellingError) -> RowFault:
+    """Return the fault of two fields that could be the same known one."""
+    one, other, meant = (excerpt(name[:40]) for name in error.names)
+    what = f'"{one}" and "{other}" could both be "{meant}"'
+    return RowFault("E_DUPKEY", what, f'call the one that is meant "{meant}", and the other something else')

@@ -40,7 +40,7 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
         split, group, keywords = optional_fields(value)
         return Example(where, turns, split, group or _name(prompt), keywords, replies[REJECTED])
 
-    return examples(file, data, (*REPLIES, file.field, "system") if file.field else FIELDS, convert)
+    return examples(file, data, (*REPLIES, file.field, "system") if file.field else FIELDS, convert, "pairs")
 
 
 def looks_like_pair(value: object) -> bool:

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unpad.data.sources.delimited import SAMPLE_ROWS, Advise
 from unpad.data.sources.example import BadRow
-from unpad.data.sources.jsonlines import RowFault, missing
+from unpad.data.sources.fields import SpellingError, spelling
+from unpad.data.sources.jsonlines import RowFault, missing, twice
 from unpad.data.sources.parquet_file import GrowthError, ParquetRows, open_parquet
 
 if TYPE_CHECKING:
@@ -17,13 +19,16 @@ if TYPE_CHECKING:
 BATCH_ROWS = 1024
 
 
-def read_parquet(path: Path, wanted: tuple[str, ...], optional: tuple[str, ...]) -> Iterator[tuple[str, Any] | BadRow]:
+def read_parquet(
+    path: Path, wanted: tuple[str, ...], optional: tuple[str, ...], advise: Advise | None = None
+) -> Iterator[tuple[str, Any] | BadRow]:
     """Yield ("file:row", object) of every row, numbered from 1, or the bad row.
 
     Args:
         wanted: columns of which the file must have one; optional: further columns to read.
+        advise: what to do about a file without any of `wanted`, from its first rows.
     """
-    for item in read_batches(path, wanted, optional, BATCH_ROWS):
+    for item in read_batches(path, wanted, optional, BATCH_ROWS, advise):
         if isinstance(item, BadRow):
             yield item
             continue
@@ -34,7 +39,7 @@ def read_parquet(path: Path, wanted: tuple[str, ...], optional: tuple[str, ...])
 
 
 def read_batches(
-    path: Path, wanted: tuple[str, ...], optional: tuple[str, ...], batch_rows: int
+    path: Path, wanted: tuple[str, ...], optional: tuple[str, ...], batch_rows: int, advise: Advise | None = None
 ) -> Iterator[tuple[int, int, int, pa.RecordBatch] | BadRow]:
     """Yield (number of the batch's first row in the file from 1, row group, its first row there from 0, batch).
 
@@ -48,14 +53,16 @@ def read_batches(
             sizes = [table.metadata.row_group(index).num_rows for index in range(table.num_row_groups)]
             columns = _columns(table, wanted, optional)
             if isinstance(columns, RowFault):
+                if advise and columns.code == "E_MISSING":
+                    columns.fix = advise(_sample(path, table)) or columns.fix
                 yield columns.at(str(path), num_rows=max(sum(sizes), 1))
                 return
-            bounded = ParquetRows(path, table, columns)
+            bounded = ParquetRows(path, table, list(columns))
             for group, size in enumerate(sizes):
                 inside = 0
                 try:
                     for batch in bounded.batches(group, batch_rows):
-                        yield first + inside + 1, group, inside, batch
+                        yield first + inside + 1, group, inside, batch.rename_columns(list(columns.values()))
                         inside += batch.num_rows
                 except (pa.ArrowException, GrowthError, OSError) as error:
                     fault = _unreadable(error, f"the last {size - inside:,} of {size:,} rows of row group {group}")
@@ -70,14 +77,38 @@ def read_batches(
         yield fault.at(str(path), num_rows=None)
 
 
-def _columns(table: pq.ParquetFile, wanted: tuple[str, ...], optional: tuple[str, ...]) -> list[str] | RowFault:
-    """Choose the columns to read, or return the fault of the file's columns."""
+def _columns(table: pq.ParquetFile, wanted: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, str] | RowFault:
+    """Choose the columns to read, with the known name of each, or return the fault of the file's columns."""
     present = table.schema_arrow.names
-    if not set(wanted) & set(present):
+    known = (*wanted, *optional)
+    try:
+        near = spelling(tuple(present), known)
+    except SpellingError as error:
+        return twice(error)
+    meant = {near.get(name, name): name for name in present}
+    if not set(wanted) & set(meant):
         return missing(wanted, present, "column")
-    columns = list(dict.fromkeys(name for name in (*wanted, *optional) if name in present))
-    twice = next((name for name in columns if present.count(name) > 1), None)
-    return columns if twice is None else RowFault("E_DUPKEY", f'the column "{twice}" occurs twice')
+    columns = {meant[name]: name for name in known if name in meant}
+    again = next((name for name in columns if present.count(name) > 1), None)
+    return columns if again is None else RowFault("E_DUPKEY", f'the column "{again}" occurs twice')
+
+
+def column_named(table: pq.ParquetFile, name: str) -> str:
+    """The column of an open file that is read under a known name."""
+    columns = _columns(table, (name,), ())
+    return name if isinstance(columns, RowFault) else next(iter(columns))
+
+
+def _sample(path: Path, table: pq.ParquetFile) -> list[dict[str, Any]]:
+    """First rows of a file with all columns, as far as they can be read; else a row of its columns' names."""
+    import pyarrow as pa
+
+    names = dict.fromkeys(table.schema_arrow.names, "")
+    try:
+        batch = next(ParquetRows(path, table, list(names)).batches(0, SAMPLE_ROWS), None)
+        return [names, *(row for row in _rows(batch) if isinstance(row, dict))] if batch is not None else [names]
+    except (pa.ArrowException, GrowthError, OSError):
+        return [names]
 
 
 def _unreadable(error: Exception, what: str) -> RowFault:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from unpad.data.sources.arrays import read_array
-from unpad.data.sources.delimited import read_delimited
+from unpad.data.sources.delimited import Advise, read_delimited
 from unpad.data.sources.documents import read_documents
 from unpad.data.sources.example import SPLIT_NAMES, BadRow, Example, SplitName, Usable
+from unpad.data.sources.fields import SpellingError, advice, spelling
 from unpad.data.sources.files import SourceFile, unreadable
-from unpad.data.sources.jsonlines import RowFault, read_lines, type_name
+from unpad.data.sources.jsonlines import FIXES, RowFault, read_lines, twice, type_name
 from unpad.data.sources.parquet import read_parquet
 from unpad.data.sources.split import content_key
 from unpad.recipes.data import DataSettings
@@ -26,30 +28,70 @@ Row = tuple[str, Any]  # where it is, and its JSON value
 T = TypeVar("T")
 
 
-def rows(file: SourceFile, data: DataSettings, fields: tuple[str, ...]) -> Iterator[Row | BadRow]:
+def rows(
+    file: SourceFile,
+    data: DataSettings,
+    fields: tuple[str, ...],
+    optional: tuple[str, ...] = OPTIONAL,
+    advise: Advise | None = None,
+) -> Iterator[Row | BadRow]:
     """Yield (where, value) or the bad row: an object, a string of a JSON array, or a document of plain text.
 
+    Fields that are known ones in another spelling, such as `Text`, have the known names.
+
     Args:
-        fields: names that the wanted field of an object may have, best first.
+        fields: names that the wanted field of an object may have, best first; optional: of other known fields.
+        advise: what to do about a table without any of `fields`, from its first rows.
     """
     if file.format == "text":
         yield from read_documents(file.path, data.separator)
     elif file.format == "csv":
-        yield from read_delimited(file.path, fields)
+        yield from read_delimited(file.path, fields, optional, advise)
     elif file.format == "parquet":
-        yield from read_parquet(file.path, fields, OPTIONAL)
+        yield from read_parquet(file.path, fields, optional, advise)
     else:
-        lines = file.format == "jsonl"
+        lines, known = file.format == "jsonl", (*fields, *optional)
         before, after = (f"{file.path}:", "") if lines else (f"{file.path}[", "]")
         for item in read_lines(file.path) if lines else read_array(file.path):
-            yield item if isinstance(item, BadRow) else (f"{before}{item[0]}{after}", item[1])
+            if isinstance(item, BadRow):
+                yield item
+                continue
+            where, value = f"{before}{item[0]}{after}", item[1]
+            try:
+                yield where, spelled(value, known) if type(value) is dict else value
+            except RowFault as fault:
+                yield fault.at(where, value)
+
+
+def spelled(row: dict[str, Any], known: tuple[str, ...]) -> dict[str, Any]:
+    """The row with the known names of fields that it spells in another way.
+
+    Raises:
+        RowFault: two fields could be the same known one.
+    """
+    try:
+        near = spelling(tuple(row), known)
+    except SpellingError as error:
+        raise twice(error) from None
+    return {near.get(name, name): value for name, value in row.items()} if near else row
 
 
 def examples(
-    file: SourceFile, data: DataSettings, fields: tuple[str, ...], convert: Callable[[str, Any], T]
+    file: SourceFile,
+    data: DataSettings,
+    fields: tuple[str, ...],
+    convert: Callable[[str, Any], T],
+    kind: str,
+    optional: tuple[str, ...] = OPTIONAL,
 ) -> Iterator[T | BadRow]:
-    """Yield `convert(where, value)` of every row, or the bad row where `convert` raises RowFault."""
-    for item in rows(file, data, fields):
+    """Yield `convert(where, value)` of every row, or the bad row where `convert` raises RowFault.
+
+    Args:
+        kind: section of the recipe's `data` that reads the file; advice on a missing field names it.
+    """
+    advise = partial(advice, kind, file.path, asked=file.field)
+    told: str | None = None  # by the first row without the fields, so that all have one fix
+    for item in rows(file, data, fields, optional, advise):
         if isinstance(item, BadRow):
             yield item
             continue
@@ -57,6 +99,9 @@ def examples(
         try:
             yield convert(where, value)
         except RowFault as fault:
+            if fault.code == "E_MISSING" and fault.fix == FIXES["E_MISSING"] and type(value) is dict:
+                told = advise([value]) if told is None else told
+                fault.fix = told or fault.fix
             yield fault.at(where, value)
 
 

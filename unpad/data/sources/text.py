@@ -35,4 +35,4 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
         turns = (Turn("text", require_text(value[name], f'"{name}"').strip("\r\n")),)
         return Example(where, turns) if len(value) == 1 else Example(where, turns, *optional_fields(value))
 
-    return examples(file, data, (name,), convert)
+    return examples(file, data, (name,), convert, "text")

@@ -14,7 +14,7 @@ from unpad.data.sources.example import BadRow, SplitName, Usable
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.images import Found, ImageExample, checked_path, examine
 from unpad.data.sources.jsonlines import RowFault, excerpt, missing, type_name
-from unpad.data.sources.rows import declared_group, declared_split, examples, reading, require_text
+from unpad.data.sources.rows import OPTIONAL, declared_group, declared_split, examples, reading, require_text
 from unpad.recipes.data import DataSettings
 from unpad.terminal.progress import counted
 
@@ -80,7 +80,11 @@ def read_all(file: SourceFile, data: DataSettings) -> tuple[list[VqaExample], li
     wanted = ("image",) if file.format == "csv" else FIELDS  # other empty cells of CSV are no fields
     with reading(file.path):
         rows = list(
-            counted(examples(file, data, wanted, partial(_row, folder)), f"reading {file.path.name}", unit="rows")
+            counted(
+                examples(file, data, wanted, partial(_row, folder), "vqa", (*FIELDS, *OPTIONAL)),
+                f"reading {file.path.name}",
+                unit="rows",
+            )
         )
     root = os.path.realpath(folder)
     paths = list(dict.fromkeys(path for row in rows if isinstance(row, _Row) for path in row.paths))

@@ -1,0 +1,214 @@
+"""Names of fields and columns as people write them: near spellings of the known ones, and the setting that names
+another."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import unicodedata
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from unpad.data.sources.dates import is_date_like, layout_advice
+from unpad.errors import nearest
+
+Row = Mapping[str, Any]
+
+# Of conversations; of a row with one request and one reply, such as Alpaca's instruction, input and output.
+MESSAGES = ("messages", "conversations")
+REQUESTS = ("instruction", "prompt", "question")
+REPLIES = ("output", "completion", "response", "answer")
+
+# Names that tables of hospitals give to their columns, as `folded` spells them.
+_ID_LIKES = (
+    "id subjectid mrn patient patientid patid patientno patientnr patientnumber patientkey pid pat person personid "
+    "subject case caseid caseno hadmid stayid icustayid encounter encounterid admissionid visitid studyid fallnr "
+    "patientennr 患者id 病人id 病历号 住院号"
+)
+ID_LIKE = frozenset(_ID_LIKES.split())
+_TIME_LIKES = (
+    "time date datetime timestamp charttime storetime takenat collectedat collected starttime eventtime resulttime "
+    "when minute minutes hour hours day days datum zeit 时间 日期"
+)
+_TIME_LIKE = frozenset(_TIME_LIKES.split())
+_CODE_LIKES = (
+    "code test testname variable item itemid lab labtest analyte parameter measurement concept conceptid component "
+    "vital icd atc 项目 检验项目"
+)
+_CODE_LIKE = frozenset(_CODE_LIKES.split())
+_VALUE_LIKES = "value result valuenum numericvalue resultvalue reading ergebnis wert 结果 数值"
+_VALUE_LIKE = frozenset(_VALUE_LIKES.split())
+_NUMBER = re.compile(r"\s*[<>]?\s*[+-]?(\d+[.,]?\d*|[.,]\d+)([eE][+-]?\d+)?\s*")
+_FILLERS = re.compile(r"[\s_\u200b-\u200d\u2060\ufeff]+")
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")  # endings of files that are read
+LONG_TEXT = 40  # characters of a cell beyond which it is prose rather than a name
+
+
+def folded(name: str) -> str:
+    """A name without what people spell in different ways: capitals, blanks, underscores, and characters of no width."""
+    return _FILLERS.sub("", unicodedata.normalize("NFKC", name)).casefold()
+
+
+class SpellingError(Exception):
+    """Two fields are other spellings of one known field; `names` has both, and the known name."""
+
+    def __init__(self, names: tuple[str, str, str]) -> None:
+        super().__init__(names)
+        self.names = names
+
+
+@lru_cache(maxsize=64)
+def spelling(present: tuple[str, ...], known: tuple[str, ...]) -> dict[str, str]:
+    """Fields that are known ones in another spelling, with the known name of each.
+
+    A field of the exact name comes first: beside `text`, `Text` is a field of its own.
+
+    Raises:
+        SpellingError: two fields could be the same known one.
+    """
+    missing = {folded(name): name for name in known if name not in present}
+    found: dict[str, str] = {}
+    for name in present:
+        if name in known or (meant := missing.get(folded(name))) is None:
+            continue
+        if other := next((one for one, taken in found.items() if taken == meant), None):
+            raise SpellingError((other, name, meant))
+        found[name] = meant
+    return found
+
+
+def setting(kind: str, path: Path, field: str) -> str:
+    """Override that names the field of a file, quoted for a shell: 'data.text={path: a.csv, field: body}'."""
+    return shlex.quote(f"data.{kind}={{path: {in_yaml(str(path))}, field: {in_yaml(field)}}}")
+
+
+def in_yaml(text: str) -> str:
+    """A text as a value inside braces of YAML, quoted where it would be read as something else."""
+    plain = re.fullmatch(r"[^\W\d][\w./ -]*|[./~][\w./ -]+", text) and text == text.strip()
+    words = ("null", "true", "false", "yes", "no", "on", "off", "y", "n", "~")
+    return text if plain and text.lower() not in words else '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def looks_like_data(names: Sequence[str]) -> bool:
+    """True if the first row of a table seems to be one of its rows rather than the names of its columns."""
+    return any(_NUMBER.fullmatch(name) or is_date_like(name) or len(name.split()) > 6 for name in names)
+
+
+# --------------------------------------------------------------------------- advice
+
+
+def advice(kind: str, path: Path, rows: Sequence[Row], *, asked: str | None = None) -> str:
+    """What to do about rows without the fields of a kind: the setting that names the right one, where one is likely.
+
+    Args:
+        kind: section of the recipe's `data` that reads them; "" where `unpad data check` is to find it out.
+        rows: the first of them.
+        asked: field that the recipe names.
+    """
+    present = list(dict.fromkeys(name for row in rows for name in row))
+    if asked is not None and nearest(asked, present).startswith("did you mean"):
+        close = nearest(asked, present).removeprefix("did you mean ").rstrip("?").split(" or ")[0]
+        return f'did you mean "{close}"? {setting(kind or "text", path, close)}'
+    if looks_like_data(present):
+        return "begin the file with a line of names for its columns, such as text,label"
+    for other, is_it, what in (("images", is_picture, "pictures"), ("chat", _is_conversation, "conversations")):
+        field = _field_of(rows, is_it) if kind in (other, "text", "") else None
+        if field is not None:
+            return f'if "{field}" holds the {what}: {setting(other, path, field)}'
+    if kind == "chat":
+        return "call the request prompt and the reply completion, or put the turns into messages"
+    if kind not in ("text", ""):
+        return ""
+    names = {folded(name) for name in present}
+    if names & {*REQUESTS, "input"} and names & set(REPLIES):
+        return f"the rows are requests with replies: {shlex.quote(f'data.chat={path}')}"
+    if told := _as_events(path, rows):
+        return told
+    field = likely_text(rows)
+    command = "" if kind else "unpad train small "
+    return f'if "{field}" is the text: {command}{setting("text", path, field)}' if field else ""
+
+
+def likely_text(rows: Sequence[Row]) -> str | None:
+    """The field with the longest texts; None where no field holds more than single words."""
+    lengths: dict[str, int] = {}
+    for row in rows:
+        for name, value in row.items():
+            if isinstance(value, str) and (" " in value.strip() or len(value) > 20 or not value.isascii()):
+                lengths[name] = lengths.get(name, 0) + len(value)
+    return max(lengths, key=lengths.__getitem__) if lengths else None
+
+
+def _is_conversation(value: object) -> bool:
+    if not isinstance(value, list) or not value:
+        return False
+    keys = [{folded(key) for key in turn} for turn in value if isinstance(turn, dict)]
+    return len(keys) == len(value) and all(key & {"role", "from"} and key & {"content", "value"} for key in keys)
+
+
+def is_picture(value: object) -> bool:
+    """True for a text that ends like the name of a picture."""
+    return isinstance(value, str) and value.lower().endswith(PICTURES)
+
+
+def _field_of(rows: Sequence[Row], is_it: Any) -> str | None:
+    return next((name for row in rows for name, value in row.items() if is_it(value)), None)
+
+
+# --------------------------------------------------------------------------- tables of patients
+
+
+def _as_events(path: Path, rows: Sequence[Row]) -> str:
+    """Advice on a table that seems to hold events of patients, of any names of columns; "" for another table."""
+    columns = event_columns(rows)
+    if columns is None:
+        return ""
+    unit = layout_advice({str(row.get(columns["time"], "")) for row in rows})
+    unit = "unit: hours" if not unit and not _is_dated(rows, columns["time"]) else unit
+    unit = unit if " or " not in unit else "unit: timestamp"
+    named = ", ".join(f"{field}: {in_yaml(name)}" for field, name in columns.items())
+    item = f"{{path: {in_yaml(str(path))}, {named}, {unit or 'unit: timestamp'}}}"
+    return (
+        f"a table of patients' events (docs/patients.md)? unpad recipes copy events my.yaml, with data.events: {item}"
+    )
+
+
+def event_columns(rows: Sequence[Row]) -> dict[str, str] | None:
+    """Columns of id, time, code and value of a table that seems to be one of events; None for another table."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    cells = {name: [str(row.get(name, "")).strip() for row in rows] for name in names}
+    if any(_is_prose(texts) for texts in cells.values()):
+        return None
+    found: dict[str, str] = {}
+    tests = (
+        ("time", _TIME_LIKE, lambda name: _is_dated(rows, name)),
+        ("id", ID_LIKE, lambda name: False),
+        ("value", _VALUE_LIKE, lambda name: _share(cells[name], _NUMBER.fullmatch) > 0.5),
+        ("code", _CODE_LIKE, lambda name: len(set(cells[name])) < len(rows) and not _share(cells[name], _is_number)),
+    )
+    for field, known, fits in tests:
+        free = [name for name in names if name not in found.values()]
+        name = next((name for name in free if folded(name) in known), None) or next(filter(fits, free), None)
+        if name is None:
+            return None
+        found[field] = name
+    return {field: found[field] for field in ("id", "time", "code", "value")}
+
+
+def _is_number(text: str) -> bool:
+    return _NUMBER.fullmatch(text) is not None
+
+
+def _is_dated(rows: Sequence[Row], name: str) -> bool:
+    texts = [str(row.get(name, "")) for row in rows]
+    return _share(texts, lambda text: is_date_like(text) or re.match(r"\d{4}-\d{2}-\d{2}", text)) > 0.5
+
+
+def _is_prose(texts: Iterable[str]) -> bool:
+    return _share([text for text in texts if text], lambda text: len(text) > LONG_TEXT or len(text.split()) > 5) > 0.3
+
+
+def _share(texts: Collection[str], fits: Any) -> float:
+    return sum(bool(fits(text)) for text in texts) / max(len(texts), 1)
