@@ -18,7 +18,7 @@ from unpad.data.sources.delimited import Advise
 from unpad.data.sources.documents import single_document
 from unpad.data.sources.example import BadRow, Usable, count_bad
 from unpad.data.sources.fields import advice, is_picture
-from unpad.data.sources.files import TABLE_SUFFIXES, SourceFile, expand
+from unpad.data.sources.files import FORMATS, TABLE_SUFFIXES, SourceFile, expand
 from unpad.data.sources.jsonlines import FIXES, count_blank_lines, there_is
 from unpad.data.sources.rows import OPTIONAL, reading, rows
 from unpad.errors import RecipeError, SourceError, nearest
@@ -128,9 +128,21 @@ def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: se
         num_blank=count_blank_lines(file.path) if file.format == "jsonl" else 0,
         num_repeated=num_repeated if num_keys else None,
         characters=np.array(characters, np.int64) if characters else None,
-        note=single_document(file, data.separator, num_used) or "" if kind == "text" else "",
+        note="; ".join(_remarks(kind, file, data, num_used)),
     )
     return CheckReport((found,), tuple(bad))
+
+
+def _remarks(kind: str, file: SourceFile, data: DataSettings, num_used: int) -> Iterator[str]:
+    """Remarks on a file with their remedies: a plain text that is one document, or of an ending that nobody knows."""
+    if kind != "text" or file.format != "text" or num_used == 0:
+        return
+    if single := single_document(file, data.separator, num_used):
+        yield f"{single.what}; {single.fix}"
+    suffix = file.path.suffix.lower()
+    if file.by_ending and suffix not in FORMATS:
+        tags = ", with its tags" if suffix in (".html", ".htm", ".xml") else ""
+        yield f"{file.path} is read as plain text{tags}; in a folder it is skipped, as its ending is not a known one"
 
 
 def _check_recipe(path: Path, seen: set[int]) -> CheckReport:

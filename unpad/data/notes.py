@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 from unpad.data.family import Data, family_of
 from unpad.data.sources.documents import single_document
@@ -11,22 +12,41 @@ from unpad.data.sources.places import resolve_path
 from unpad.data.sources.split import Split
 from unpad.recipes.recipe import Recipe
 
+DECLARE = 'add others, or declare "split": "valid"'
+
+
+class Cause(NamedTuple):
+    """Why nothing is held out of a kind of data, and what to do about it."""
+
+    what: str
+    fix: str
+
 
 def notes(recipe: Recipe, data: Data) -> list[str]:
     """Name every kind of data of which nothing is held out although the recipe holds out a share, with the remedy."""
     if recipe.data.holdout == 0:
         return []
-    found, table, unit = [], data.table, family_of(recipe).UNITS[0]
-    for index, kind in enumerate(data.kinds):
-        rows = table.kind == index
-        if rows.any() and not (table.split[rows] == Split.HOLDOUT).any():
-            found.append(
-                f"note: nothing of data.{kind} is held out, of {int(rows.sum()):,} {unit}, so nothing says how good"
-                ' the model is on new data; add others, or declare "split": "valid"'
-            )
-            if kind == "text" and int(rows.sum()) == 1:
-                files = expand(recipe.data.text, partial(resolve_path, recipe.data))
-                found += [
-                    f"note: {line}" for file in files if (line := single_document(file, recipe.data.separator, 1))
-                ]
-    return found
+    return [
+        f"note: {cause.what}, so nothing says how good the model is on new data; {cause.fix}"
+        for kind in data.kinds
+        if (cause := not_held_out(recipe, data, kind)) is not None
+    ]
+
+
+def not_held_out(recipe: Recipe, data: Data, kind: str) -> Cause | None:
+    """Why nothing of a kind of data is held out; None where something is, or where there is none of the kind."""
+    table = data.table
+    rows = table.kind == data.kinds.index(kind)
+    num = int(rows.sum())
+    if num == 0 or (table.split[rows] == Split.HOLDOUT).any():
+        return None
+    if recipe.data.holdout == 0:
+        return Cause("data.holdout is 0, so nothing is held out", "set data.holdout=0.05")
+    if kind == "text" and num == 1:
+        for file in expand(recipe.data.text, partial(resolve_path, recipe.data)):
+            if found := single_document(file, recipe.data.separator, 1):
+                return Cause(f"{found.what}, of which nothing can be held out", found.fix)
+    unit = family_of(recipe).UNITS[0]
+    return Cause(
+        f"nothing of data.{kind} is held out, of {num:,} {unit if num != 1 else unit.removesuffix('s')}", DECLARE
+    )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from unpad.data.family import Data, check_near_duplicates, open_data
-from unpad.data.notes import notes
+from unpad.data.notes import DECLARE, Cause, not_held_out, notes
 from unpad.data.sources.listing import source_lines
 from unpad.errors import PlanError, RecipeError, needs_memory
 from unpad.interchange.origin import starting_files
@@ -236,13 +236,7 @@ def check_stages(setup: Setup) -> None:
         with needs_memory("the optimizer", OPTIMIZER_FIX):
             make_optimizer(setup.model, recipe.optim)
         if recipe.train.patience is not None and stage.held_out_ids.size == 0:
-            reasons = [line.removeprefix("note: ") for line in notes(setup.recipe, setup.data)]
-            fix = "; ".join(reasons or ["set data.holdout above 0"])
-            raise RecipeError(
-                f"stage {stage.name} has patience but nothing is held out",
-                where="train.patience",
-                fix=f"{fix}; or set train.patience=null",
-            )
+            raise _nothing_to_stop_by(setup, stage)
         epochs = stage_epochs(stage, epoch_plan(stage, 0))
         if 0 in epochs.steps:
             fix = "lower plan.tokens_per_step, or set plan.drop_last=false and plan.overflow=split"
@@ -253,6 +247,14 @@ def check_stages(setup: Setup) -> None:
         if last > before:
             Schedule(recipe.optim, epochs, last - before).check()
         before = max(last, before)
+
+
+def _nothing_to_stop_by(setup: Setup, stage: ResolvedStage) -> RecipeError:
+    """The error of a stage that would stop by its held-out loss and has none: the cause first."""
+    causes = {kind: cause for kind in setup.data.kinds if (cause := not_held_out(setup.recipe, setup.data, kind))}
+    kind, cause = next(iter(causes.items()), ("", Cause(f"nothing is held out of stage {stage.name}", DECLARE)))
+    where = f"data.{kind}" if kind else f"stage {stage.name}"
+    return RecipeError(cause.what, where=where, fix=f"{cause.fix}; or train.patience=null, to go on to the last epoch")
 
 
 def _check_lengths_given(stage: ResolvedStage) -> None:

@@ -224,18 +224,20 @@ def test_check_reads_all_sources_of_a_recipe_with_its_settings(unpad: Shell, tmp
 def test_a_text_of_one_sentence_per_line_is_told_how_to_split(unpad: Shell, tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("".join(f"sentence {n}\n" for n in range(30)))
-    advice = f"note: {path} is one document of 30 lines; 'data.separator=\"\\n\"' makes a document of each line"
-    assert advice in unpad("data", "check", path).out
+    what, fix = f"{path} is one document of 30 lines", "'data.separator=\"\\n\"' makes a document of each line"
+    assert f"note: {what}; {fix}" in unpad("data", "check", path).out
     assert (check(path).files[0].num_used, check(path).passed) == (1, True)
     recipe = write_toy(tmp_path / "toy")
     mine = (recipe, f"data.text={path}", "data.chat=null", "stages=[]", "train.max_steps=1")
     for verb in (("plan", *mine), ("train", *mine, "--out", tmp_path / "run")):
         outcome = unpad(*verb)
         assert outcome.code == 0, outcome.err
-        assert advice in outcome.out
-        assert "nothing of data.text is held out, of 1 sequences" in outcome.out
+        assert f"note: {what}, of which nothing can be held out" in outcome.out
+        assert fix in outcome.out
     refused = unpad("train", *mine, "train.patience=2", "--out", tmp_path / "waits")
     assert refused.code == 2
-    assert f"{advice.removeprefix('note: ')}; or set train.patience=null" in refused.err
+    cause, place, remedy = refused.err.splitlines()
+    assert cause == f"RecipeError: {what}, of which nothing can be held out"
+    assert (place, remedy.partition(";")[0]) == ("  at: data.text", f"  do: {fix}")
     assert "note:" not in unpad("plan", *mine, 'data.separator="\n"').out
     assert "note:" not in unpad("plan", *mine, "data.holdout=0").out

@@ -294,10 +294,10 @@ def _read_static(source: EventSource, files: list[TableFile], path: Path, with_s
 def _identifying(source: EventSource, table: Table, read: Sequence[Facts]) -> Iterator[str]:
     """Warn of facts that name the patient: the column of ids, and words that nearly every patient has alone."""
     for name, words, _ in read:
-        several = 0 if words is None else len(words.drop_null())
+        told = pa.array([], pa.string()) if words is None else words.drop_null()
         if table.names[f"static {name}"] == table.names["id"]:
             what = f'"{name}" is the id of the patient, and also one of the facts that the model reads'
-        elif several >= FEW_PATIENTS and len(words.drop_null().unique()) > 0.9 * several:
+        elif len(told) >= FEW_PATIENTS and len(told.unique()) > 0.9 * len(told):
             what = f'"{name}" has a word of its own for nearly every patient, as an id has'
         else:
             continue

@@ -113,7 +113,9 @@ class _Buffer:
         found = _NOT_UTF8.search(self.text, start, end) if self.escaped else None
         if found:
             before = len(self.text[: found.start()].encode("utf-8", "surrogateescape"))
-            raise bad_utf8(ord(found[0]) - 0xDC00, self._offset + before)
+            near = self.text[max(start, found.start() - MAX_EXCERPT) : min(end, found.start() + MAX_EXCERPT)]
+            place = f"at offset {self._offset + before} of the file"
+            raise bad_utf8(ord(found[0]) - 0xDC00, place, near.encode("utf-8", "surrogateescape"))
 
 
 def _elements(path: Path, buffer: _Buffer) -> Iterator[tuple[int, Any] | BadRow]:

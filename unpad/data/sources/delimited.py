@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.fields import SpellingError, spelling
 from unpad.data.sources.files import HEAD_BYTES
-from unpad.data.sources.jsonlines import RowFault, missing, twice, wrong_encoding
+from unpad.data.sources.jsonlines import RowFault, bad_utf8, missing, seems_to_be, twice, wrong_encoding
 
 Advise = Callable[[Sequence[Mapping[str, Any]]], str]  # first rows of a file -> what to do about it
 SAMPLE_ROWS, SAMPLE = 100, 200  # rows that show what a file is, and characters of each of their cells
@@ -93,8 +93,11 @@ def find_bad_byte(path: Path) -> tuple[int, int] | None:
 
 def _refuse_encoding(path: Path) -> None:
     with path.open("rb") as handle:
-        if wrong := wrong_encoding(handle.read(HEAD_BYTES)):
-            raise wrong
+        head = handle.read(HEAD_BYTES)
+    if wrong := wrong_encoding(head):
+        raise wrong
+    if (seems := seems_to_be(head)) == "JSON lines":
+        raise RowFault("E_ENCODING", f"the file holds {seems}, not CSV", "name it .jsonl or set format: jsonl")
 
 
 def _begin(handle: TextIO, path: Path) -> tuple[Iterable[str], str]:
@@ -145,7 +148,7 @@ def _fault_of_row(names: list[str], cells: list[str], num_lines: int) -> RowFaul
         return RowFault("E_CSV", f"a quote of this line does not end well; it takes along {num_lines} lines")
     for cell in cells:
         if found := _NOT_UTF8.search(cell):
-            return RowFault("E_UTF8", f"byte 0x{ord(found[0]) - 0xDC00:02x} of a cell is not UTF-8")
+            return bad_utf8(ord(found[0]) - 0xDC00, "of a cell", cell[:SAMPLE].encode("utf-8", "surrogateescape"))
     if len(cells) != len(names):
         return RowFault("E_CSV", f"the row has {len(cells)} fields, the header {len(names)}")
     return None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.files import BOM, HEAD_BYTES, SourceFile
-from unpad.data.sources.jsonlines import RowFault, wrong_encoding
+from unpad.data.sources.jsonlines import RowFault, around, bad_utf8, seems_to_be, wrong_encoding
 
 END_OF_TEXT = "<|endoftext|>"
 READ_BYTES = 1 << 18
@@ -18,17 +18,18 @@ BETWEEN = b" \t\n"  # what a run of blank lines consists of
 _BLANK_LINES = re.compile(rb"\n[ \t]*(?:\n[ \t]*)*\n")
 
 
-def read_documents(path: Path, separator: str) -> Iterator[tuple[str, str] | BadRow]:
+def read_documents(path: Path, separator: str, *, by_ending: bool = False) -> Iterator[tuple[str, str] | BadRow]:
     r"""Split plain text at the separator; yield ("file:line", text) or the bad row.
 
     Line ends become \n: of all kinds, or \r in a file without any \n. Blank documents are skipped.
 
     Args:
         separator: `data.separator`; auto is <|endoftext|> where it occurs in the file, else blank lines.
+        by_ending: whether nobody has said that it is plain text; then JSON and CSV under such a name are refused.
     """
     with path.open("rb") as handle:
         head = handle.read(HEAD_BYTES)
-        if wrong := wrong_encoding(head):
+        if wrong := wrong_encoding(head) or (_of_other_format(head) if by_ending else None):
             yield wrong.at(f"{path}:1", head, num_rows=None)
             return
         handle.seek(0)
@@ -62,7 +63,24 @@ def read_documents(path: Path, separator: str) -> Iterator[tuple[str, str] | Bad
             buffer = buffer[begin:]
 
 
-def single_document(file: SourceFile, separator: str, num_documents: int) -> str | None:
+def _of_other_format(head: bytes) -> RowFault | None:
+    """Return the fault of JSON or CSV under a name of plain text."""
+    seems = seems_to_be(head)
+    suffix = {"JSON lines": "jsonl", "one JSON array": "json", "CSV": "csv"}.get(seems)
+    if suffix is None:
+        return None
+    fix = f"rename it .{suffix}, or set format: {suffix}; format: text reads it as it stands"
+    return RowFault("E_ENCODING", f"the file seems to be {seems}, not plain text", fix)
+
+
+class Single(NamedTuple):
+    """A plain text that is one document, and the setting that splits it."""
+
+    what: str
+    fix: str
+
+
+def single_document(file: SourceFile, separator: str, num_documents: int) -> Single | None:
     """Describe a plain text of several lines that is a single document, with the setting that splits it by line."""
     if file.format != "text" or separator != "auto" or num_documents != 1:
         return None
@@ -70,7 +88,7 @@ def single_document(file: SourceFile, separator: str, num_documents: int) -> str
         num_lines = sum(not line.isspace() for line in handle)
     if num_lines < 2:
         return None
-    return f"{file.path} is one document of {num_lines:,} lines; {BY_LINE} makes a document of each line"
+    return Single(f"{file.path} is one document of {num_lines:,} lines", f"{BY_LINE} makes a document of each line")
 
 
 def _survey(handle: BinaryIO) -> tuple[bool, bool]:
@@ -89,8 +107,8 @@ def _document(path: str, line: int, document: bytes) -> tuple[str, str] | BadRow
         text = document.decode()
     except UnicodeDecodeError as error:
         inside = document.count(b"\n", 0, error.start)
-        what = f"byte 0x{document[error.start]:02x} at byte {error.start} of the document is not UTF-8"
-        return RowFault("E_UTF8", what).at(f"{path}:{line + inside}", document[max(0, error.start - 30) :])
+        near, place = around(document, error.start), f"at byte {error.start} of the document"
+        return bad_utf8(document[error.start], place, near).at(f"{path}:{line + inside}", near)
     if "\0" in text:
         inside = text.count("\n", 0, text.index("\0"))
         return RowFault("E_CTRL", "a NUL character in plain text").at(f"{path}:{line + inside}", text)

@@ -21,6 +21,10 @@ MESSAGES = ("messages", "conversations")
 REQUESTS = ("instruction", "prompt", "question")
 REPLIES = ("output", "completion", "response", "answer")
 
+# Names that show that a line is the header of a table.
+_OTHERS = "text chosen rejected image id label review comment content body title split"
+COLUMNS = frozenset((*MESSAGES, *REQUESTS, *REPLIES, *_OTHERS.split()))
+
 # Names that tables of hospitals give to their columns, as `folded` spells them.
 _ID_LIKES = (
     "id subjectid mrn patient patientid patid patientno patientnr patientnumber patientkey pid pat person personid "

@@ -4,6 +4,7 @@ The standard decoder accepts duplicate keys, NaN, numbers out of range and lone 
 row, found by cheap hooks, or by a check of only the rows that contain suspicious characters.
 """
 
+import codecs
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from unpad.data.sources.example import BadRow
-from unpad.data.sources.fields import SpellingError, looks_like_data
-from unpad.data.sources.files import BOM, HEAD_BYTES, guess_encoding
+from unpad.data.sources.fields import COLUMNS, SpellingError, folded, looks_like_data
+from unpad.data.sources.files import BOM, HEAD_BYTES, REMEDIES, encoding_of, guess_encoding
 
 MAX_DEPTH = 500
 MAX_EXCERPT = 80
+MAX_SNIFFED = 20  # lines of a file that show what it is
 FIXES = {
     "E_UTF8": "save the file as UTF-8",
     "E_ENCODING": "convert the file to UTF-8 text",
@@ -63,7 +65,7 @@ class RowFault(Exception):  # noqa: N818 - a finding on its way to become a BadR
 def excerpt(content: object) -> str:
     """Return at most 80 printable characters of a row; other characters are escaped."""
     if isinstance(content, bytes):
-        content = content[: 4 * MAX_EXCERPT].decode("utf-8", "backslashreplace")
+        content = _decoded(content[: 4 * MAX_EXCERPT])
     elif not isinstance(content, str):
         content = repr(content)
     start = content[: 4 * MAX_EXCERPT].strip()[: MAX_EXCERPT + 1]
@@ -71,7 +73,23 @@ def excerpt(content: object) -> str:
     return text if len(text) <= MAX_EXCERPT else text[: MAX_EXCERPT - 1] + "…"
 
 
+def _decoded(raw: bytes) -> str:
+    """Text of the beginning of a row, in the encoding that it seems to have."""
+    try:
+        is_cut = len(raw) == 4 * MAX_EXCERPT
+        return codecs.getincrementaldecoder("utf-8")().decode(raw, final=not is_cut)
+    except UnicodeDecodeError:
+        return raw.decode(encoding_of(raw) or "utf-8", "backslashreplace")
+
+
 # --------------------------------------------------------------------------- lines
+
+
+def around(raw: bytes, place: int) -> bytes:
+    """What is near a byte, of its line, which a guess of the encoding reads."""
+    begin = raw.rfind(b"\n", 0, place) + 1
+    begin = begin if place - begin <= 4 * MAX_EXCERPT else place
+    return raw[begin : place + 4 * MAX_EXCERPT]
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]] | BadRow]:
@@ -123,7 +141,8 @@ def _parse_line(raw: bytes, offset: int, decoder: json.JSONDecoder, faults: list
         text = raw.decode().rstrip(SPACES)  # or a cut-off string would seem to hold a raw line break
         value = decoder.decode(text)
     except UnicodeDecodeError as error:
-        raise bad_utf8(error.object[error.start], offset + error.start) from None
+        place = f"at offset {offset + error.start} of the file"
+        raise bad_utf8(error.object[error.start], place, around(raw, error.start)) from None
     except json.JSONDecodeError as error:
         raise explain(error, 0) from None
     except RecursionError:
@@ -138,6 +157,10 @@ def _not_lines(head: bytes) -> RowFault | None:
     """Return the fault of a file that is not JSON lines."""
     if wrong := wrong_encoding(head):
         return wrong
+    seems = seems_to_be(head)
+    if seems in ("CSV", "plain text"):
+        fix = "name it .csv or set format: csv" if seems == "CSV" else "name it .txt or set format: text"
+        return RowFault("E_ENCODING", f"the file seems to be {seems}, not JSON lines", fix)
     body = head.removeprefix(BOM).lstrip()
     if not body.startswith(b"["):
         return None
@@ -148,6 +171,39 @@ def _not_lines(head: bytes) -> RowFault | None:
     return RowFault(
         "E_ENCODING", "the file is one JSON array, not one object per line", "name it .json or set format: json"
     )
+
+
+def seems_to_be(head: bytes) -> str:
+    """What the content of a file is, whatever its name: JSON lines, one JSON array, CSV, plain text, or "" for neither.
+
+    Args:
+        head: the beginning of the file, in UTF-8.
+    """
+    body = head.removeprefix(BOM).lstrip()
+    lines = [line.strip() for line in body.splitlines() if line.strip()]
+    lines = lines[:-1] if len(head) >= HEAD_BYTES else lines  # the last one may be cut off
+    lines = lines[:MAX_SNIFFED]
+    if lines and all(line.startswith(b"{") for line in lines) and all(map(_parses, lines[:3])):
+        return "JSON lines"
+    if re.match(rb'\[\s*\{\s*"', body) or (body.startswith(b"[") and _parses(body)):
+        return "one JSON array"
+    if len(lines) > 1 and _is_delimited(lines):
+        return "CSV"
+    looks_like_json = any(re.match(rb"""[\[{"']|//|#|-?\d|(null|true|false|None|NaN)\b""", line) for line in lines)
+    return "plain text" if len(lines) > 1 and not looks_like_json else ""
+
+
+def _is_delimited(lines: list[bytes]) -> bool:
+    """True if lines have as many commas, semicolons or tabs each as the first, which names a known field."""
+    for delimiter in (b",", b";", b"\t"):
+        names = {folded(name.decode("utf-8", "replace").strip('" ')) for name in lines[0].split(delimiter)}
+        if (
+            len(names) > 1
+            and names & KNOWN
+            and all(line.count(delimiter) == lines[0].count(delimiter) for line in lines)
+        ):
+            return True
+    return False
 
 
 def _parses(line: bytes) -> bool:
@@ -163,10 +219,8 @@ def wrong_encoding(head: bytes) -> RowFault | None:
     guess = guess_encoding(head)
     if guess is None:
         return None
-    fix = "unpack the file first" if guess in ("gzip", "zip", "zstd") else f"iconv -f {guess} -t UTF-8 FILE > NEW"
-    if guess == "parquet":
-        fix = "name it .parquet or set format: parquet"
-    return RowFault("E_ENCODING", f"the file is not UTF-8 text; it seems to be {guess}", fix)
+    what = f"the file is not {'plain' if guess in REMEDIES else 'UTF-8'} text; it seems to be {guess}"
+    return RowFault("E_ENCODING", what, REMEDIES.get(guess) or f"iconv -f {guess} -t UTF-8 FILE > NEW")
 
 
 # --------------------------------------------------------------------------- faults
@@ -232,9 +286,15 @@ def _depth(text: str, start: int, end: int) -> int:
     return deepest
 
 
-def bad_utf8(byte: int, offset: int) -> RowFault:
-    """Return the fault of a byte at an offset of the file."""
-    return RowFault("E_UTF8", f"byte 0x{byte:02x} at offset {offset} of the file is not UTF-8")
+def bad_utf8(byte: int, place: str, raw: bytes) -> RowFault:
+    """Return the fault of a byte, with a guess of the encoding of its row.
+
+    Args:
+        place: of the byte, such as "at offset 7 of the file"; raw: the row, or what is near the byte.
+    """
+    guess = encoding_of(raw)
+    fix = f"; the row seems to be {guess}: where all are, iconv -f {guess} -t UTF-8 FILE > NEW" if guess else ""
+    return RowFault("E_UTF8", f"byte 0x{byte:02x} {place} is not UTF-8", FIXES["E_UTF8"] + fix)
 
 
 def explain(error: json.JSONDecodeError, start: int, column: int | None = None) -> RowFault:

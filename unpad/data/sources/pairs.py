@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any
 
-from unpad.data.sources.chat import REQUESTS, in_turns, is_blank, messages_of
+from unpad.data.sources.chat import in_turns, is_blank, messages_of
 from unpad.data.sources.example import BadRow, Example, Turn, Usable
+from unpad.data.sources.fields import REQUESTS
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.jsonlines import RowFault, missing
 from unpad.data.sources.rows import examples, optional_fields, require_text, usable

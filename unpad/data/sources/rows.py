@@ -44,7 +44,7 @@ def rows(
         advise: what to do about a table without any of `fields`, from its first rows.
     """
     if file.format == "text":
-        yield from read_documents(file.path, data.separator)
+        yield from read_documents(file.path, data.separator, by_ending=file.by_ending)
     elif file.format == "csv":
         yield from read_delimited(file.path, fields, optional, advise)
     elif file.format == "parquet":
