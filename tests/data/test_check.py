@@ -144,13 +144,16 @@ def test_json_holds_the_whole_report(unpad: Shell, tmp_path: Path) -> None:
         "files": [
             {
                 "path": str(path), "kind": "text", "rows": 4, "used": 3, "blank_lines": 2, "repeated": 1, "note": None,
+                "pictures": None,
             },
             {
                 "path": str(picture), "kind": "images", "rows": 1, "used": 0, "blank_lines": 0, "repeated": None,
-                "characters": None, "note": None,
+                "characters": None, "note": None, "pictures": None,
             },
         ],
         "notes": [],
+        "skipped": [],
+        "contradictions": {"questions": 0, "rows": 0, "places": []},
         "faults": [
             {"where": f"{path}:5", "code": "E_TYPE", "rows": 1},
             {"where": str(picture), "code": "E_FORMAT", "rows": 1},

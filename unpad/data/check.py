@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
 from functools import partial
 from importlib import import_module
 from itertools import islice
@@ -12,14 +14,24 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from unpad.data.check_report import CheckReport, FileCheck
+from unpad.data.asked import Asked
+from unpad.data.check_report import CheckReport, FileCheck, Pictures
 from unpad.data.sources import chat, images, pairs
 from unpad.data.sources.delimited import Advise
 from unpad.data.sources.documents import single_document
 from unpad.data.sources.example import BadRow, Usable, count_bad
 from unpad.data.sources.fields import advice, is_picture
-from unpad.data.sources.files import FORMATS, TABLE_SUFFIXES, SourceFile, expand
+from unpad.data.sources.files import (
+    FORMATS,
+    TABLE_SUFFIXES,
+    SourceFile,
+    expand,
+    files_below,
+    refuse_system,
+    skipped_files,
+)
 from unpad.data.sources.jsonlines import FIXES, count_blank_lines, there_is
+from unpad.data.sources.read import TEXT_KINDS
 from unpad.data.sources.rows import OPTIONAL, reading, rows
 from unpad.errors import RecipeError, SourceError, nearest
 from unpad.recipes.data import KINDS, DataSettings, EventSource, Source
@@ -55,9 +67,18 @@ def check(paths: Path | Sequence[Path], kind: str | None = None, field: str | No
     """
     if kind not in (None, *KINDS):
         raise RecipeError(f'there is no kind of data "{kind}"', where="--kind", fix=nearest(str(kind), list(KINDS)))
-    seen: set[int] = set()
+    seen = _Seen()
     every = [paths] if isinstance(paths, Path) else paths
-    return _join([(path, partial(_check_path, path, kind, field, seen)) for path in every])
+    report = _join([(path, partial(_check_path, path, kind, field, seen)) for path in every])
+    return replace(report, asked=seen.asked)
+
+
+@dataclass
+class _Seen:
+    """What files of a check are compared by: hashes of usable rows so far, of all kinds, and questions."""
+
+    keys: set[int] = dataclass_field(default_factory=set)
+    asked: Asked = dataclass_field(default_factory=Asked)
 
 
 def _join(checks: Sequence[tuple[Path, Callable[[], CheckReport]]]) -> CheckReport:
@@ -72,7 +93,8 @@ def _join(checks: Sequence[tuple[Path, Callable[[], CheckReport]]]) -> CheckRepo
             reports.append(_refused(path, error))
     files = tuple(file for report in reports for file in report.files)
     bad = tuple(row for report in reports for row in report.bad)
-    return CheckReport(files, bad, tuple(note for report in reports for note in report.notes))
+    notes = tuple(note for report in reports for note in report.notes)
+    return CheckReport(files, bad, notes, tuple(one for report in reports for one in report.skipped))
 
 
 def _refused(path: Path, error: SourceError | RecipeError) -> CheckReport:
@@ -84,29 +106,34 @@ def _refused(path: Path, error: SourceError | RecipeError) -> CheckReport:
     return CheckReport((FileCheck(path, None, 1, 0, 0),), (bad,))
 
 
-def _check_path(path: Path, kind: str | None, field: str | None, seen: set[int]) -> CheckReport:
+def _check_path(path: Path, kind: str | None, field: str | None, seen: _Seen) -> CheckReport:
     if path.suffix.lower() in (".yaml", ".yml"):
         return _check_recipe(path, seen)
+    refuse_system(path)
     if kind == "events" or (kind is None and field is None and _looks_like_events(path)):
         return _check_events(Recipe(data=DataSettings(events=[EventSource(path=str(path))])), trains=False)
     if path.suffix.lower() in images.SUFFIXES or images.is_image(path):
         return _check_picture(path)
     source, data = [Source(path=str(path), field=field)], DataSettings()
-    files = images.expand(source, Path) if _holds_classes(path) or kind == "images" else expand(source, Path)
-    return _join([(file.path, partial(_check_file, kind, file, data, seen)) for file in files])
+    of_pictures = _holds_classes(path) or kind == "images"
+    files = images.expand(source, Path) if of_pictures else expand(source, Path)
+    report = _join([(file.path, partial(_check_file, kind, file, data, seen)) for file in files])
+    manifests = any(file.kind in ("images", "vqa") for file in report.files)
+    known = (*FORMATS, *images.SUFFIXES) if manifests else tuple(FORMATS)
+    return report if of_pictures else replace(report, skipped=tuple(skipped_files(path, known)))
 
 
-def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: set[int]) -> CheckReport:
+def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: _Seen) -> CheckReport:
     """Check a file.
 
     Args:
         kind: None infers it.
-        seen: hashes of usable rows so far, of all kinds; those of this file are added.
+        seen: in the files so far; what this file has is added.
     """
     kind = _kind_of(file, data, kind)
     reader: Checked = import_module(f"unpad.data.sources.{kind}")
     bad: list[BadRow] = []
-    characters: list[int] = []
+    characters, pictures = list[int](), Pictures()
     num_used = num_keys = num_repeated = 0
     with reading(file.path):
         for row in counted(reader.check(file, data), f"reading {file.path.name}", unit="rows"):
@@ -118,8 +145,11 @@ def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: se
                 characters.append(row.characters)
             if row.key is not None:
                 num_keys += 1
-                num_repeated += row.key in seen
-                seen.add(row.key)
+                num_repeated += row.key in seen.keys
+                seen.keys.add(row.key)
+            if row.picture is not None:
+                pictures.add(*row.picture)
+            seen.asked.add(file.path, row)
     found = FileCheck(
         path=file.path,
         kind=kind,
@@ -128,6 +158,7 @@ def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: se
         num_blank=count_blank_lines(file.path) if file.format == "jsonl" else 0,
         num_repeated=num_repeated if num_keys else None,
         characters=np.array(characters, np.int64) if characters else None,
+        pictures=pictures if pictures.classes else None,
         note="; ".join(_remarks(kind, file, data, num_used)),
     )
     return CheckReport((found,), tuple(bad))
@@ -145,7 +176,7 @@ def _remarks(kind: str, file: SourceFile, data: DataSettings, num_used: int) -> 
         yield f"{file.path} is read as plain text{tags}; in a folder it is skipped, as its ending is not a known one"
 
 
-def _check_recipe(path: Path, seen: set[int]) -> CheckReport:
+def _check_recipe(path: Path, seen: _Seen) -> CheckReport:
     from unpad.data.sources.places import resolve_path  # imports pyarrow
 
     recipe = load_recipe(str(path))
@@ -162,19 +193,21 @@ def _check_recipe(path: Path, seen: set[int]) -> CheckReport:
         raise RecipeError("the recipe names no data", where=str(path), fix=fix)
     checks = [(file.path, partial(_check_file, kind, file, data, seen)) for kind, file in files]
     checks += [(path, partial(_check_events, recipe, trains=True))] if data.events else []
-    report = _join(checks)
+    folders = [resolve(source.path) for kind in TEXT_KINDS for source in data.sources(kind)]
+    skipped = tuple(one for folder in folders for one in skipped_files(folder))
+    report = replace(_join(checks), skipped=skipped)
     if not report.passed:
         return report
     from unpad.data.near_check import near_duplicate_lines
 
     near = near_duplicate_lines(recipe)
     if recipe.tokenizer.path is None or not (data.text or data.converses):
-        return CheckReport(report.files, report.bad, (*report.notes, *near))
+        return replace(report, notes=(*report.notes, *near))
     from unpad.data.tokens.corpus import open_corpus
 
     lost = open_corpus(recipe).report.lost  # of characters, by the tokenizer of a file
     lost.refuse(recipe.tokenizer.path)
-    return CheckReport(report.files, report.bad, (*report.notes, *lost.lines(), *near))
+    return replace(report, notes=(*report.notes, *lost.lines(), *near))
 
 
 def guess_kind(path: Path) -> str:
@@ -243,7 +276,7 @@ def _check_events(recipe: Recipe, trains: bool) -> CheckReport:
 
 def _looks_like_events(path: Path) -> bool:
     """True if `path` has tables with the columns of events."""
-    if not any(file.suffix.lower() in TABLE_SUFFIXES for file in (path.rglob("*") if path.is_dir() else [path])):
+    if not any(file.suffix.lower() in TABLE_SUFFIXES for file in (files_below(path) if path.is_dir() else [path])):
         return False
     from unpad.data.histories.event_files import looks_like_events
 
@@ -254,7 +287,7 @@ def _holds_classes(path: Path) -> bool:
     """True if a folder has images, and neither a manifest nor a parquet file."""
     if not path.is_dir():
         return False
-    suffixes = {name.suffix.lower() for name in path.rglob("*")}
+    suffixes = {name.suffix.lower() for name in files_below(path)}
     return bool(suffixes & set(images.SUFFIXES)) and not suffixes & {".jsonl", ".parquet"}
 
 

@@ -2,18 +2,63 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from unpad.data.asked import Asked
 from unpad.data.sources.bad_rows import faults_with_fixes
 from unpad.data.sources.example import BadRow, count_bad
 from unpad.terminal.printing import escaped
 from unpad.terminal.table import WIDTH, cells, wrapped
 
 MAX_NOTES = 5
+MOST_CLASSES = 10  # that are named
+
+
+@dataclass
+class Pictures:
+    """Classes, sizes and modes of the pictures of a file or folder, each with its count."""
+
+    classes: Counter[str] = field(default_factory=Counter)
+    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    modes: Counter[str] = field(default_factory=Counter)
+
+    def add(self, label: str, width: int, height: int, mode: str) -> None:
+        self.classes[label] += 1
+        self.sizes[width, height] += 1
+        self.modes[mode] += 1
+
+    def lines(self) -> list[str]:
+        few = self.classes.most_common(MOST_CLASSES)
+        classes = ", ".join(f"{escaped(name)} {number:,}" for name, number in few)
+        others = len(self.classes) - len(few)
+        classes += f" and {others:,} more with {few[-1][1]:,} or fewer each" if others else ""
+        (width, height), number = self.sizes.most_common(1)[0]
+        (least, lowest), (most, highest) = self._range(min), self._range(max)
+        sizes = f"{least} to {most} wide, {lowest} to {highest} high" if len(self.sizes) > 1 else "all"
+        modes = ", ".join(f"{name} {number:,}" for name, number in self.modes.most_common())
+        common = f"{width} x {height} ({number:,})" if len(self.sizes) > 1 else f"{width} x {height}"
+        told = {
+            f"{len(self.classes):,} class{'es' * (len(self.classes) > 1)}": classes,
+            "sizes": f"{sizes}, most often {common}" if len(self.sizes) > 1 else f"{sizes} {common}",
+            "modes": modes,
+        }
+        return [line for name, what in told.items() for line in wrapped(f"{name}: {what}", WIDTH - 2)]
+
+    def _range(self, choose: Callable[[Iterable[int]], int]) -> tuple[int, int]:
+        return choose(width for width, _ in self.sizes), choose(height for _, height in self.sizes)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "classes": dict(self.classes.most_common()),
+            "sizes": {"least": self._range(min), "most": self._range(max), "common": self.sizes.most_common(1)[0][0]},
+            "modes": dict(self.modes.most_common()),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +70,7 @@ class FileCheck:
         num_repeated: usable rows equal to an earlier one of the check; None where rows are not compared.
         characters: (num_used,) int64 of each usable row; None for rows without text.
         note: a remark with its remedy, or "".
+        pictures: with a class; None for other kinds of data.
     """
 
     path: Path
@@ -35,6 +81,7 @@ class FileCheck:
     num_repeated: int | None = None
     characters: np.ndarray | None = None
     note: str = ""
+    pictures: Pictures | None = None
 
     def lengths(self) -> dict[str, int] | None:
         """Characters of the usable rows: min, median, p95 and max."""
@@ -59,17 +106,24 @@ class FileCheck:
         if found := self.lengths():
             line += f"\n  characters: {found['min']:,} to {found['max']:,}, median {found['median']:,}"
             line += f", 95 % of rows at most {found['p95']:,}"
-        return line
+        return "\n  ".join([line, *(self.pictures.lines() if self.pictures else [])])
 
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """Result of `unpad data check`; `notes` are lines on what a recipe's tokenizer loses, and on near-duplicates of
-    its training rows."""
+    """Result of `unpad data check`.
+
+    Args:
+        notes: lines on what a recipe's tokenizer loses, on near-duplicates of its training rows, and on its tables.
+        skipped: files of folders that are not read, each with the reason.
+        asked: questions of conversations with their answers.
+    """
 
     files: tuple[FileCheck, ...]
     bad: tuple[BadRow, ...]
     notes: tuple[str, ...] = ()
+    skipped: tuple[tuple[Path, str], ...] = ()
+    asked: Asked = field(default_factory=Asked)
 
     @property
     def num_rows(self) -> int:
@@ -91,7 +145,7 @@ class CheckReport:
         lines += [f"note: {note}" for note in notes[:MAX_NOTES]]
         if len(notes) > MAX_NOTES:
             lines.append(f"note: ... and so are {len(notes) - MAX_NOTES} more files")
-        lines += self.notes
+        lines += [*self._one_class(), *self.asked.lines(), *self._skipped(), *self.notes]
         lines.append(f"rows read {self.num_rows} = rows used {self.num_used} + bad rows {count_bad(self.bad)}")
         unknown = sum(row.num_rows is None for row in self.bad)
         if unknown:
@@ -99,6 +153,22 @@ class CheckReport:
         if self.num_used == 0:
             lines.append("E_EMPTY there is no usable row")
         return lines
+
+    def _one_class(self) -> list[str]:
+        """A line if all pictures are of one class, of which nothing can be learned."""
+        classes = {name for file in self.files if file.pictures for name in file.pictures.classes}
+        if len(classes) != 1:
+            return []
+        return [f"note: all pictures are of the class {escaped(*classes)}; training needs pictures of two classes"]
+
+    def _skipped(self) -> list[str]:
+        """A line on the files of folders that are not read, with the first names."""
+        if not self.skipped:
+            return []
+        names = ", ".join(escaped(path.name) for path, _ in self.skipped[:MAX_NOTES])
+        more = ", ..." if len(self.skipped) > MAX_NOTES else ""
+        files = "1 file is" if len(self.skipped) == 1 else f"{len(self.skipped):,} files are"
+        return [f"note: {files} not read, by an ending that is not one of data: {names}{more}"]
 
     def to_json(self) -> dict[str, Any]:
         """The report for programs; a fault of unknown extent has null rows."""
@@ -112,6 +182,7 @@ class CheckReport:
                 "repeated": file.num_repeated,
                 "characters": file.lengths(),
                 "note": file.note or None,
+                "pictures": file.pictures.to_json() if file.pictures else None,
             }
             for file in self.files
         ]
@@ -127,5 +198,7 @@ class CheckReport:
             "bad": count_bad(self.bad),
             "files": files,
             "notes": self.notes,
+            "skipped": [{"path": str(path), "reason": reason} for path, reason in self.skipped],
+            "contradictions": self.asked.to_json(),
             "faults": bad,
         }

@@ -249,7 +249,7 @@ def check_stages(setup: Setup) -> None:
         before = max(last, before)
 
 
-def _nothing_to_stop_by(setup: Setup, stage: ResolvedStage) -> RecipeError:
+def _nothing_to_stop_by(setup: Setup, stage: StageSetup) -> RecipeError:
     """The error of a stage that would stop by its held-out loss and has none: the cause first."""
     causes = {kind: cause for kind in setup.data.kinds if (cause := not_held_out(setup.recipe, setup.data, kind))}
     kind, cause = next(iter(causes.items()), ("", Cause(f"nothing is held out of stage {stage.name}", DECLARE)))

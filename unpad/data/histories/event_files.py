@@ -13,7 +13,7 @@ from unpad.data.histories import columns
 from unpad.data.histories.columns import Faults
 from unpad.data.histories.tables import Table, TableFile, alias, column_names, open_table
 from unpad.data.sources.fields import ID_LIKE, folded
-from unpad.data.sources.files import TABLE_SUFFIXES, list_paths, natural_key
+from unpad.data.sources.files import TABLE_SUFFIXES, files_below, list_paths, natural_key
 from unpad.data.sources.split import WRITE_SPLIT, Split, split_number
 from unpad.errors import SourceError
 from unpad.recipes.data import EventSource
@@ -48,7 +48,7 @@ def looks_like_events(path: Path) -> bool:
     """Check that a file, or the first readable one of a folder, has the columns of a layout under their own names."""
     paths = [path] if path.is_file() and path.suffix.lower() in TABLE_SUFFIXES else []
     if path.is_dir():
-        inside = (one for one in path.rglob("*") if one.suffix.lower() in TABLE_SUFFIXES)
+        inside = (one for one in files_below(path) if one.suffix.lower() in TABLE_SUFFIXES)
         paths = sorted(inside, key=natural_key)
     for one in paths:
         try:

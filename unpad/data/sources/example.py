@@ -56,10 +56,17 @@ class Usable:
     Args:
         characters: of its texts; None for rows without text.
         key: 64-bit hash of its content, equal for equal rows; None where rows are not compared.
+        where: its place.
+        question, answer: 64-bit hashes of all before the last reply of a conversation, and of the reply; else None.
+        picture: class, width, height and mode of a picture with a class; else None.
     """
 
     characters: int | None = None
     key: int | None = None
+    where: str = ""
+    question: int | None = None
+    answer: int | None = None
+    picture: tuple[str, int, int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

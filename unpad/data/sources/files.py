@@ -2,8 +2,9 @@
 
 import codecs
 import glob
+import os
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -61,6 +62,8 @@ REMEDIES = {
 }
 # Bytes of Latin-1 and Windows-1252 that are letters or typographic signs; the last three are seldom either.
 _LATIN = frozenset([0x85, *range(0x91, 0x98), 0xA0, 0xA3, 0xA7, 0xAB, 0xB0, 0xBB, *range(0xC0, 0xFD)]) - {0xD7, 0xF7}
+# Of the web or of a store; paths lose one of the two slashes.
+_ADDRESS = re.compile(r"(?:^|/)(https?|ftp|s3|gs|hf):/+(.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +161,7 @@ def _list_paths(path: Path, suffixes: Collection[str]) -> list[Path]:
     if path.is_file():
         return [path]
     tried = path.absolute()
+    refuse_system(path)
     if path.is_dir():
         inside = [p for p in path.rglob("*") if p.suffix.lower() in suffixes and p.is_file()]
         paths = [p for p in inside if not any(part.startswith(".") for part in p.relative_to(path).parts)]
@@ -173,6 +177,12 @@ def _list_paths(path: Path, suffixes: Collection[str]) -> list[Path]:
         if paths:
             return sorted(paths, key=natural_key)
         what = "no file matches the pattern"
+    elif path.name == "-":
+        fix = "write it to a file, and name that"
+        raise SourceError("standard input is not read", where=str(path), fix=fix)
+    elif address := _ADDRESS.search(str(path)):
+        fix = f"download it first, and name the file: curl -LO {address[1]}://{address[2]}"
+        raise SourceError("it is an address; only files are read", where=f"{address[1]}://{address[2]}", fix=fix)
     else:
         what = "neither a file nor a folder" if path.exists() else "there is no such file or folder"
     raise SourceError(
@@ -180,6 +190,34 @@ def _list_paths(path: Path, suffixes: Collection[str]) -> list[Path]:
         where=f"{tried} (working directory {Path.cwd()})",
         fix=PATH_FIX,
     )
+
+
+def skipped_files(path: Path, suffixes: Collection[str] = tuple(FORMATS)) -> list[tuple[Path, str]]:
+    """List the files of a folder that are not read, in natural order, with the reason; hidden ones are no data."""
+    if not path.is_dir():
+        return []
+    told = "its ending is not one of data"
+    inside = (one for one in files_below(path) if one.suffix.lower() not in suffixes)
+    return [(one, told) for one in sorted(inside, key=natural_key)]
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """Yield the files at any depth whose path has no hidden part; folders that may not be entered have none."""
+    for here, names, inside in os.walk(folder):
+        names[:] = [name for name in names if not name.startswith(".")]
+        yield from (Path(here, name) for name in inside if not name.startswith("."))
+
+
+def refuse_system(path: Path) -> None:
+    """Refuse the whole file system, and the folders in which a system shows its own state as files.
+
+    Raises:
+        SourceError: it is one.
+    """
+    real = path.resolve()
+    if str(real) in ("/", "/proc", "/sys", "/dev") or (len(real.parts) > 2 and real.parts[1] in ("proc", "sys")):
+        fix = "name the folder of your data"
+        raise SourceError("it is a folder of the system, not one of data", where=str(path), fix=fix)
 
 
 def guess_encoding(head: bytes) -> str | None:

@@ -121,7 +121,11 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[ImageExample | BadRow
 def check(file: SourceFile, data: DataSettings) -> Iterator[Usable | BadRow]:
     """Yield each image of a source as usable, or its bad row."""
     for item in read(file, data):
-        yield item if isinstance(item, BadRow) else Usable(key=content_key(item))
+        if isinstance(item, BadRow):
+            yield item
+        else:
+            seen = (item.label, item.width, item.height, item.mode)
+            yield Usable(key=content_key(item), where=item.where, picture=seen)
 
 
 def read_all(file: SourceFile, data: DataSettings) -> tuple[list[ImageExample], list[BadRow]]:

@@ -199,7 +199,7 @@ def _is_delimited(lines: list[bytes]) -> bool:
         names = {folded(name.decode("utf-8", "replace").strip('" ')) for name in lines[0].split(delimiter)}
         if (
             len(names) > 1
-            and names & KNOWN
+            and names & COLUMNS
             and all(line.count(delimiter) == lines[0].count(delimiter) for line in lines)
         ):
             return True

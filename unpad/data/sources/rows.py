@@ -16,7 +16,7 @@ from unpad.data.sources.fields import SpellingError, advice, spelling
 from unpad.data.sources.files import SourceFile, unreadable
 from unpad.data.sources.jsonlines import FIXES, RowFault, read_lines, twice, type_name
 from unpad.data.sources.parquet import read_parquet
-from unpad.data.sources.split import content_key
+from unpad.data.sources.split import content_key, turns_key
 from unpad.recipes.data import DataSettings
 from unpad.terminal.progress import counted
 
@@ -106,10 +106,14 @@ def examples(
 
 
 def usable(item: Example | BadRow) -> Usable | BadRow:
-    """Return the length and the hash of an example."""
+    """Return the length and the hash of an example, and of a conversation also those of its last question and reply."""
     if isinstance(item, BadRow):
         return item
-    return Usable(sum(len(turn.content) for turn in item.every_turn), content_key(item))
+    *before, last = item.turns
+    characters, key = sum(len(turn.content) for turn in item.every_turn), content_key(item)
+    if last.role != "assistant" or item.rejected is not None:
+        return Usable(characters, key, item.where)
+    return Usable(characters, key, item.where, turns_key(before), turns_key([last]))
 
 
 def collect(items: Iterator[T | BadRow], path: Path) -> tuple[list[T], list[BadRow]]:

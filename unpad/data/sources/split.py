@@ -9,7 +9,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from unpad.data.sources.example import SPLIT_NAMES, Example, SplitName
+from unpad.data.sources.example import SPLIT_NAMES, Example, SplitName, Turn
 from unpad.data.sources.shares import components, take_share
 from unpad.recipes.data import DataSettings
 
@@ -83,7 +83,12 @@ def describe_groups(unit: NDArray[np.int64], shared: int, what: str) -> list[str
 
 def content_key(example: Example) -> int:
     """64-bit hash of an example's roles and contents."""
-    content = "\0".join(part for turn in example.every_turn for part in (turn.role, turn.content))
+    return turns_key(example.every_turn)
+
+
+def turns_key(turns: Sequence[Turn]) -> int:
+    """64-bit hash of the roles and contents of some turns."""
+    content = "\0".join(part for turn in turns for part in (turn.role, turn.content))
     return int.from_bytes(blake2b(content.encode(), digest_size=8).digest(), "little")
 
 
