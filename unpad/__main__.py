@@ -15,11 +15,25 @@ INTERRUPTED = 130  # as `unpad.errors.Interrupted`, which is not imported yet
 
 def main() -> None:
     """Run the command line; Ctrl-C while a module is imported ends the process at once, and later as the verbs say."""
+    if _misreads_names() and os.environ.get("PYTHONUTF8") != "1":
+        arguments = [os.fsencode(argument) for argument in sys.orig_argv[1:]]
+        os.execve(sys.executable, [sys.executable, *arguments], {**os.environ, "PYTHONUTF8": "1"})
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's background jobs ignore it
         signal.signal(signal.SIGINT, _interrupt)
     from unpad.cli.main import main
 
     main()
+
+
+def _misreads_names() -> bool:
+    """True if Python takes names and arguments for other than the UTF-8 that they are, as LC_ALL=C with PYTHONUTF8=0
+    and locales of Latin-1 have it."""
+    if sys.getfilesystemencoding() == "utf-8":
+        return False
+    with suppress(UnicodeDecodeError):
+        read = [os.fsencode(argument).decode("utf-8") for argument in sys.argv[1:]]
+        return sys.getfilesystemencoding() == "ascii" or read != sys.argv[1:]
+    return False
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

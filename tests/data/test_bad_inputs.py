@@ -24,7 +24,7 @@ from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings, Source
 
 CASES = [*LINES, *TALKS, *PICTURES, *HISTORIES, *COLUMNS, *RECIPES]
-KINDS = {"J": 36, "T": 11, "I": 20, "V": 14, "EV": 16, "P": 12, "K": 9}
+KINDS = {"J": 42, "T": 12, "I": 20, "V": 14, "EV": 20, "P": 12, "K": 9}
 ABSENT = {"T-10": "no format holds ids of tokens", "T-11": "no format holds weights of tokens"}
 COUNTS = re.compile(r"rows read (\d+) = rows used (\d+) \+ bad rows (\d+)")
 CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")

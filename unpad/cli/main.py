@@ -141,7 +141,9 @@ def prepare_streams() -> None:
 
 
 def _refuse_bytes(arguments: list[str]) -> None:
-    """Refuse names that are not UTF-8: no file of a run could hold them."""
+    """Refuse names and texts that are not UTF-8: no file of a run could hold them."""
     for argument in arguments:
         if not is_utf8(argument):
-            raise RecipeError("E_NAME the name is not UTF-8", where=argument, fix=RENAME)
+            what = "E_NAME the argument is not UTF-8, and neither is the name of a file that it gives"
+            fix = f"type it in a terminal of UTF-8; the file of such a name: {RENAME}"
+            raise RecipeError(what, where=argument, fix=fix)

@@ -10,6 +10,7 @@ from tests.data.bad_inputs.case import UNKNOWN, Bad
 
 HEAD = "id,time,code,value"
 ROWS = "".join(f"{patient},{time},{'ab'[time % 2]},{time}.5\n" for patient in range(1, 9) for time in range(4))
+GERMAN = {"unit": "auto", "format": "%d.%m.%Y %H:%M"}
 NUM, NEXT = 32, 34  # good rows, and the line after them
 
 
@@ -144,4 +145,33 @@ HISTORIES = [
     table("EV-16", "９,1,a,1\n", "E_ID"),
     table("EV-16 blank", " 9,1,a,1\n", "E_ID"),
     table("EV-16 digits", "9,１,a,1\n", "E_TYPE"),
+    table("EV-17", code="E_MISSING", source={"id": "patient"}, place="e.csv", **refused),
+    table(
+        "EV-17 not named",
+        code="E_MISSING",
+        head="mrn,time,variable,value",
+        source={"code": "variable"},
+        place="e.csv",
+        **refused,
+    ),
+    table("EV-17 capitals", head="ID,Time,CODE, value "),
+    table("EV-18", code="E_UNIT", rows="1,31.12.2023 14:05,a,1\n", source={"unit": "auto"}, place="e.csv", **refused),
+    table("EV-18 no such format", code="E_UNIT", rows="1,31.12.2023,a,1\n", source=GERMAN, line=2, used=0),
+    table(
+        "EV-18 format",
+        rows="1,31.12.2023 14:05,a,1\n2,01.01.2024 00:05,b,1\n" * 2,
+        used=4,
+        source=GERMAN,
+        settings={"duplicates": "keep"},
+    ),
+    labels("EV-19", "id,label\n1,alive\n2,dead\n", "E_TYPE", "l.csv:2", NUM, 2),
+    labels(
+        "EV-19 map",
+        "id,label\n1,alive\n2,lost\n3,dead\n",
+        "E_LABEL",
+        "l.csv:3",
+        NUM + 2,
+        labels={"map": {"Alive": 0, "dead": 1}},
+    ),
+    labels("EV-20", "id,label\n1,0\n2,1\n1,1\n", "E_LABEL", "l.csv:2", NUM + 1, 2),
 ]

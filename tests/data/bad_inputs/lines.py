@@ -24,9 +24,18 @@ def between(kind: str, middle: bytes, code: str = "", *, used: int = 2, bad: int
     )
 
 
-def whole(kind: str, content: bytes, code: str = "", *, name: str = "a.jsonl", used: int = 0, bad: int = 0) -> Bad:
-    """A file on its own."""
-    place = f"{name}:1" if bad else ""
+def whole(
+    kind: str,
+    content: bytes,
+    code: str = "",
+    *,
+    name: str = "a.jsonl",
+    used: int = 0,
+    bad: int = 0,
+    line: int = 1,
+) -> Bad:
+    """A file on its own, with the line of its first fault."""
+    place = f"{name}:{line}" if bad else ""
     return Bad(kind, {name: content}, "text", code, place, used, bad, 3 if code else 0)
 
 
@@ -79,5 +88,21 @@ LINES = [
     whole("J-34 gzip", gzip.compress(GOOD * 3), "E_ENCODING", bad=UNKNOWN),
     whole("J-34 array", b'[{"text": "abc"},\n{"text": "def"}]', "E_ENCODING", bad=UNKNOWN),
     whole("J-36", GOOD * 3, used=3),
+    whole("J-37 Text", row(Text="a good row") * 3, used=3),
+    whole("J-37 blanks", row(**{" te_xt ": "a good row"}) * 3, used=3),
+    whole("J-37 two", GOOD + row(Text="a b", TEXT="c d"), "E_DUPKEY", used=1, bad=1, line=2),
+    whole("J-38", b"Text,TEXT\na b,c d\n", "E_DUPKEY", name="a.csv", bad=1),
+    whole("J-38 other names", b"id,comment\n1,a b c\n2,d e f\n", "E_MISSING", name="a.csv", bad=2),
+    whole("J-38 no header", b"1,a b c\n2,d e f\n", "E_MISSING", name="a.csv", bad=1),
+    whole("J-38 blanks", b"\xef\xbb\xbf Text ,stars\na b c,3\n", name="a.csv", used=1),
+    whole("J-39", GOOD * 3, "E_ENCODING", name="a.txt", bad=UNKNOWN),
+    whole("J-39 array", b'[{"text": "a b c"}]', "E_ENCODING", name="a.md", bad=UNKNOWN),
+    whole("J-39 CSV", b"id,text\n1,a b c\n2,d e f\n", "E_ENCODING", name="a.txt", bad=UNKNOWN),
+    whole("J-39 JSON lines as CSV", row(text="a, b") * 2, "E_ENCODING", name="a.csv", bad=UNKNOWN),
+    whole("J-40", b"A sentence.\nAnother, and a third.\n", "E_ENCODING", bad=UNKNOWN),
+    whole("J-40 CSV", b"id,text\n1,a b c\n2,d e f\n", "E_ENCODING", bad=UNKNOWN),
+    whole("J-41 PDF", b"%PDF-1.4\nsome text\n", "E_ENCODING", name="a.txt", bad=UNKNOWN),
+    whole("J-41 Word", b"PK\x03\x04" + b"\0" * 26 + b"word/document.xml", "E_ENCODING", name="a.docx", bad=UNKNOWN),
+    whole("J-42", "le café\n\nla clé\n".encode("latin-1"), "E_UTF8", name="a.txt", bad=2),
     Bad("J-21", {"a.jsonl": row(image="a.png", label=1.5)}, "images", "E_LABEL", "a.jsonl:1", 0, 1),
 ]

@@ -40,6 +40,7 @@ def outside(root: Path) -> None:
 TALKS = [
     talk("T-01", said(("assistant", "a"), ("user", "b")), "E_ROLE"),
     talk("T-01 unknown", said(("user", "a"), ("bot", "b")), "E_ROLE"),
+    talk("T-01 capitals", said(("User", "a"), ("GPT", "b"))),
     talk("T-02", said(("user", "a"), ("assistant", "")), "E_EMPTY"),
     talk("T-02 none", {"messages": []}, "E_EMPTY"),
     talk("T-03", said(("user", "a")), "E_NO_TARGET"),
@@ -55,5 +56,8 @@ TALKS = [
     asked("T-06 long", "E_MISSING", image="a" * 5000),
     talk("T-07", said(("user", "a " * 3000), ("assistant", "b " * 3000))),
     talk("T-08", said(("user", "a"), ("assistant", " \u200b\ufeff ")), "E_EMPTY"),
+    talk("T-12", {"Messages": [{"Role": "Human", "Content": "a"}, {"Role": "ASSISTANT", "Content": "b"}]}),
+    talk("T-12 input", {"input": "a", "output": "b"}),
+    talk("T-12 text", {"Text": "USER: a ASSISTANT: User: b"}),
     talk("T-09", said(("user", "e\u0301" * 5000 + "\u202e\u200d"), ("assistant", "\u0301" * 10000))),
 ]

@@ -181,8 +181,9 @@ def _list_paths(path: Path, suffixes: Collection[str]) -> list[Path]:
         fix = "write it to a file, and name that"
         raise SourceError("standard input is not read", where=str(path), fix=fix)
     elif address := _ADDRESS.search(str(path)):
-        fix = f"download it first, and name the file: curl -LO {address[1]}://{address[2]}"
-        raise SourceError("it is an address; only files are read", where=f"{address[1]}://{address[2]}", fix=fix)
+        whole = f"{address[1]}://{address[2]}"
+        fix = "download it first, and name the file" + (f": curl -LO {whole}" if address[1][:2] in ("ht", "ft") else "")
+        raise SourceError("it is an address; only files are read", where=whole, fix=fix)
     else:
         what = "neither a file nor a folder" if path.exists() else "there is no such file or folder"
     raise SourceError(
