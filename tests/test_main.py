@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -53,3 +54,12 @@ def test_ctrl_c_while_a_module_is_imported_is_one_line_and_code_130(module: str)
     done = run("-c", INTERRUPTED, module, "recipes")
     assert (done.returncode, done.stdout) == (Interrupted.exit_code, "")
     assert done.stderr == "Interrupted: stopped by Ctrl-C\n"
+
+
+def test_names_and_texts_are_utf8_whatever_the_locale(tmp_path: Path) -> None:
+    (tmp_path / "中文.jsonl").write_text('{"text": "a b c"}\n', encoding="utf-8")
+    ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "unpad", "data", "check", "中文.jsonl", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **ascii_alone}, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode().count("中文.jsonl: text, 1 of 1 rows usable") >= 1

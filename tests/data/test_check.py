@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from PIL import Image
 
 from tests.data.test_alike_pictures import write as write_pictures
 from tests.helpers.event_tables import put
@@ -203,3 +204,73 @@ def test_texts_too_large_to_compare_in_a_check_are_named(
     texts = write(tmp_path / "t.jsonl", {"text": LONG}, {"text": LONG + "完", "split": "valid"})
     told = unpad("data", "check", recipe_with(tmp_path / "r.yaml", text=str(texts)))
     assert (told.code, "are too many here; `unpad plan` does" in told.out) == (0, True)
+
+
+# --------------------------------------------------------------------------- what a folder or a file has
+
+
+def test_files_of_a_folder_that_are_not_read_are_named(unpad: Shell, tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", {"text": "一"})
+    for name in ("b.docx", "sub/c.html", ".hidden", "d.log", "e.log", "f.log", "g.log"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    told = unpad("data", "check", tmp_path)
+    assert told.code == 0
+    assert "note: 6 files are not read, by an ending that is not one of data: b.docx, d.log" in told.out
+    found = json.loads(unpad("data", "check", tmp_path, "--json").out)["skipped"]
+    assert {Path(one["path"]).name for one in found} == {"b.docx", "c.html", "d.log", "e.log", "f.log", "g.log"}
+    assert check(recipe_with(tmp_path / "r.yaml", text=str(tmp_path), holdout=0)).skipped[0][0].name == "b.docx"
+    assert "is read as plain text" in unpad("data", "check", tmp_path / "d.log").out
+    assert "with its tags" in check(tmp_path / "sub/c.html").files[0].note
+
+
+def test_classes_sizes_and_modes_of_pictures_are_counted(unpad: Shell, tmp_path: Path) -> None:
+    for name, mode, size in (("cat/1", "RGB", (9, 7)), ("cat/2", "RGB", (9, 7)), ("dog/1", "L", (5, 8))):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new(mode, size, len(name) if mode == "L" else (9, 9, int(name[-1]))).save(tmp_path / f"{name}.png")
+    told = unpad("data", "check", tmp_path).out
+    for line in (
+        "2 classes: cat 2, dog 1",
+        "5 to 9 wide, 7 to 8 high, most often 9 x 7 (2)",
+        "modes: colour 2, grey 1",
+    ):
+        assert line in told
+    assert "training needs" not in told
+    (file,) = json.loads(unpad("data", "check", tmp_path, "--json").out)["files"]
+    assert file["pictures"] == {
+        "classes": {"cat": 2, "dog": 1},
+        "sizes": {"least": [5, 7], "most": [9, 8], "common": [9, 7]},
+        "modes": {"colour": 2, "grey": 1},
+    }
+    (tmp_path / "dog/1.png").unlink()
+    told = unpad("data", "check", tmp_path)
+    assert (told.code, "all pictures are of the class cat; training needs" in told.out) == (0, True)
+
+
+def test_questions_with_different_answers_are_counted_with_their_places(unpad: Shell, tmp_path: Path) -> None:
+    def turn(question: str, answer: str, **more: str) -> dict[str, str]:
+        return {"prompt": question, "completion": answer, **more}
+
+    same = [turn("q", "a"), turn("q", "a"), turn("other", "b"), turn("q", "c", system="be short")]
+    first, second = write(tmp_path / "a.jsonl", *same), tmp_path / "b.json"
+    assert check(first).asked.num_questions == 0
+    second.write_text(json.dumps([turn("q", "c"), turn("q", "d"), turn("other", "x"), turn("q", "a"), turn("q", "e")]))
+    told = unpad("data", "check", first, second)
+    assert told.code == 0
+    assert "note: 2 questions have different answers, in 4 rows beside the first of each" in told.out
+    assert f"  {first}:1, {second}[0], {second}[1]" in told.out
+    found = json.loads(unpad("data", "check", first, second, "--json").out)["contradictions"]
+    assert (found["questions"], found["rows"]) == (2, 4)
+    assert found["places"][1] == [f"{first}:3", f"{second}[2]"]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("-", "standard input is not read"), ("/", "folder of the system"), ("/proc", "folder of the system"),
+        ("https://example.org/a.jsonl", "curl -LO https://example.org/a.jsonl"), ("s3://b/a.csv", "download it first"),
+    ],
+)  # fmt: skip
+def test_what_is_no_file_of_data_is_said(unpad: Shell, given: str, told: str) -> None:
+    refused = unpad("data", "check", given)
+    assert (refused.code, told in refused.err) == (3, True), refused.err

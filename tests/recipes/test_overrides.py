@@ -246,3 +246,24 @@ def test_a_field_is_given_alone_within_its_section_or_by_a_part_of_it(given: str
     assert _gives([one], tuple(field.split("."))) == gives
     assert _gives([other, one], tuple(field.split("."))) == gives
     assert not _gives([], tuple(field.split(".")))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["data.text=path:my.csv", "data.text=field:comment"],  # as bash takes braces without blanks apart
+        ["data.text={path:", "my.csv,", "field:", "comment}", "train.seed=3"],
+        ["data.text={path:my.csv,field:comment}"],
+    ],
+)
+def test_braces_that_a_shell_took_apart_lead_to_the_quoted_form(given: list[str]) -> None:
+    error = refusal("small", *given)
+    assert error.fix == "write 'data.text={path: my.csv, field: comment}'"
+    word = error.fix.removeprefix("write '").rstrip("'")
+    assert apply_override({}, word).value == {"path": "my.csv", "field": "comment"}
+
+
+def test_labels_that_a_shell_took_apart_keep_their_inner_braces() -> None:
+    error = refusal("events", "events.labels={path:", "l.csv,", "map:", "{a:", "0,", "b:", "1}}")
+    assert error.fix == "write 'events.labels={path: l.csv, map: {a: 0, b: 1}}'"
+    assert paths(load_recipe("small", ["data.text=C:my.csv"])) == {"text": ["C:my.csv"]}

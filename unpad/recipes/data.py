@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from typing import Annotated, Any, Literal, get_origin
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
@@ -44,7 +44,7 @@ Sources = Annotated[list[Source], BeforeValidator(as_sources)]
 
 def _sound_format(layout: str) -> str:
     """Refuse a layout that strptime cannot read, or that does not name the day."""
-    moment = datetime(2023, 11, 25, 13, 47)
+    moment = datetime(2023, 11, 25, 13, 47, tzinfo=UTC)
     try:
         read = datetime.strptime(moment.strftime(layout), layout)
     except ValueError as error:

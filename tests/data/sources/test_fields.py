@@ -1,0 +1,157 @@
+"""Names of columns as people write them, and messages with the whole setting that reads another name."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from PIL import Image
+
+from tests.helpers.event_tables import put
+from tests.helpers.shell import Shell
+from unpad.data.check import check, guess_kind
+from unpad.data.sources.bad_rows import apply_policy
+from unpad.data.sources.fields import SpellingError, advice, event_columns, folded, looks_like_data, setting, spelling
+from unpad.data.sources.files import expand
+from unpad.data.sources.images import read_all, read_bytes
+from unpad.data.sources.read import read_file
+from unpad.errors import SourceError
+from unpad.recipes.data import DataSettings, Source
+from unpad.recipes.overrides import apply_override
+
+REVIEWS = "id,comment,stars\n" + "".join(f"{n},The {n}. one was a nice one.,4\n" for n in range(30))
+LABS = "mrn;taken_at;test;result\n" + "".join(
+    f"P{n % 9};{n % 28 + 1:02}.07.2023 14:{n:02};{'NaK'[n % 2]};{n}.5\n" for n in range(40)
+)
+
+
+def read(path: Path, kind: str = "text", **fields: Any) -> tuple[list[Any], list[Any]]:
+    (file,) = expand([Source(path=str(path), **fields)], Path)
+    return read_file(kind, file, DataSettings())
+
+
+def put_text(path: Path, content: str) -> Path:
+    path.write_text(content, encoding="utf-8")
+    return path
+
+
+# --------------------------------------------------------------------------- near names
+
+
+@pytest.mark.parametrize("name", ["Text", " text ", "TEXT", "te xt", "Ｔｅｘｔ", "\ufefftext", "_text"])
+def test_a_name_is_read_whatever_its_capitals_blanks_and_underscores(tmp_path: Path, name: str) -> None:
+    assert folded(name) == "text"
+    rows = pa.table({name: ["a b c", "d e f"], "Split": ["train", "test"]})
+    paths = [put(tmp_path / "a.parquet", rows), put(tmp_path / "a.csv", rows)]
+    paths.append(put_text(tmp_path / "a.json", json.dumps(rows.to_pylist())))
+    paths.append(put_text(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows.to_pylist())))
+    for path in paths:
+        used, bad = read(path)
+        assert ([one.turns[0].content for one in used], bad) == (["a b c", "d e f"], [])
+        assert [one.split for one in used] == ["train", "test"]
+        assert guess_kind(path) == "text"
+
+
+def test_the_exact_name_comes_first_and_of_two_near_ones_none_is_chosen() -> None:
+    assert spelling(("Text", "text"), ("text",)) == {}
+    assert spelling(("Question", "ANSWER"), ("question", "answer")) == {"Question": "question", "ANSWER": "answer"}
+    with pytest.raises(SpellingError):
+        spelling(("Text", "TEXT"), ("text",))
+
+
+def test_pictures_of_parquet_are_found_again_by_a_near_name(tmp_path: Path) -> None:
+    Image.new("RGB", (9, 7)).save(tmp_path / "a.png")
+    content = (tmp_path / "a.png").read_bytes()
+    path = put(tmp_path / "a.parquet", pa.table({"Image": [content], "Label": ["x"]}))
+    (file,) = expand([Source(path=str(path))], Path)
+    ((example,), bad) = read_all(file, DataSettings())
+    assert (example.label, bad, read_bytes(example)) == ("x", [], content)
+
+
+# --------------------------------------------------------------------------- the setting for another name
+
+
+@pytest.mark.parametrize("path", ["my reviews.csv", "a,b: {c}.csv", "it's.csv", "no", "-x.csv", "评论.csv", "12"])
+@pytest.mark.parametrize("field", ["comment", "no", "my text", "a: b", 'say "x"', "1"])
+def test_a_setting_that_is_printed_names_the_file_and_the_field(path: str, field: str) -> None:
+    (word,) = shlex.split(setting("text", Path(path), field))
+    assert apply_override({}, word).value == {"path": path, "field": field}
+
+
+def test_a_table_of_other_names_leads_to_the_setting_that_works(unpad: Shell, tmp_path: Path) -> None:
+    path = put_text(tmp_path / "reviews.csv", REVIEWS)
+    wanted = f"'data.text={{path: {path}, field: comment}}'"
+    refused = unpad("data", "check", path)
+    assert (refused.code, f"unpad train small {wanted}" in refused.err) == (3, True), refused.err
+    assert len(refused.err.splitlines()) == 3
+    told = unpad("data", "check", path, "--field", "comment")
+    assert (told.code, "text, 30 of 30 rows usable" in told.out.replace("\n", " ")) == (0, True)
+    _, bad = read(path)
+    with pytest.raises(SourceError) as caught:  # as `train` says it
+        apply_policy(bad, 30, DataSettings())
+    assert caught.value.fix == f'if "comment" is the text: {wanted}'
+    assert "max_bad" not in str(caught.value)
+    assert len(read(path, field="Comment")[0]) == 30
+    assert read(path, field="coment")[1][0].fix == f'did you mean "comment"? {wanted}'
+
+
+def test_rows_of_json_and_parquet_have_the_same_advice(tmp_path: Path) -> None:
+    rows = pa.table({"stars": [1, 2], "review": ["it was long", "it was not"]})
+    for name in ("a.parquet", "a.jsonl"):
+        path = tmp_path / name
+        if name == "a.jsonl":
+            put_text(path, "".join(json.dumps(row) + "\n" for row in rows.to_pylist()))
+        else:
+            put(path, rows)
+        _, bad = read(path)
+        assert {row.fix for row in bad} == {f'if "review" is the text: {setting("text", path, "review")}'}
+
+
+def test_advice_knows_conversations_pictures_and_rows_without_a_header() -> None:
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    path = Path("a.jsonl")
+    assert "'data.chat={path: a.jsonl, field: dialog}'" in advice("text", path, [{"dialog": talk}])
+    assert "'data.images={path: a.jsonl, field: file}'" in advice("", path, [{"file": "x/1.PNG", "label": 1}])
+    assert "data.chat=a.jsonl" in advice("text", path, [{"Question": "a", "Answer": "b"}])
+    assert "prompt and the reply completion" in advice("chat", path, [{"q": "a b", "a": "b c"}])
+    assert "line of names" in advice("text", path, [{"0": "", "The cat sat": ""}])
+    assert advice("text", path, [{"n": 1}]) == ""
+    for data in (["0", "a"], ["2024-01-31", "x"], ["1.2.2023 10:00"], ["a text of more than six words stands here"]):
+        assert looks_like_data(data)
+    assert not looks_like_data(["id", "the text", "label 1", "2nd"])
+
+
+def test_a_table_without_a_header_names_none_of_its_values(unpad: Shell, tmp_path: Path) -> None:
+    path = put_text(tmp_path / "a.csv", "90210001,Na,5.5\n90210002,K,3.5\n")
+    for kind in ((), ("--kind", "text"), ("--kind", "events")):
+        told = unpad("data", "check", path, *kind)
+        assert (told.code, "first row looks like data" in told.out + told.err) == (3, True)
+        assert "90210001" not in told.out + told.err
+
+
+# --------------------------------------------------------------------------- one table of a hospital
+
+
+def test_one_long_table_of_a_hospital_leads_to_a_recipe_that_reads_it(unpad: Shell, tmp_path: Path) -> None:
+    path = put_text(tmp_path / "export.csv", LABS)
+    refused = unpad("data", "check", path)
+    assert refused.code == 3
+    for told in ("unpad recipes copy events my.yaml", "docs/patients.md"):
+        assert told in refused.err
+    item = refused.err.split("data.events: ")[1].strip()
+    recipe = put_text(tmp_path / "my.yaml", f"data: {{events: [{item}]}}\nmodel: {{kind: set_sequence}}\n")
+    report = check(recipe)
+    assert (report.num_used, report.bad) == (40, ())
+
+
+def test_a_table_of_texts_is_not_taken_for_one_of_events() -> None:
+    rows = [{"id": "1", "date": "2024-01-31", "comment": "It was a very nice one, I would say", "stars": "4"}]
+    assert event_columns(rows) is None
+    assert event_columns([{"id": "1", "text": "a"}]) is None
+    assert event_columns([{"pid": 1, "hour": 2, "lab": "Na", "value": 3.5}]) == {
+        "id": "pid", "time": "hour", "code": "lab", "value": "value",
+    }  # fmt: skip
