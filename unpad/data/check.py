@@ -75,7 +75,7 @@ def check(paths: Path | Sequence[Path], kind: str | None = None, field: str | No
 
 @dataclass
 class _Seen:
-    """What files of a check are compared by: hashes of usable rows so far, of all kinds, and questions."""
+    """Memory of a check over its files: hashes of usable rows so far, of all kinds, and questions."""
 
     keys: set[int] = dataclass_field(default_factory=set)
     asked: Asked = dataclass_field(default_factory=Asked)

@@ -16,7 +16,7 @@ DECLARE = 'add others, or declare "split": "valid"'
 
 
 class Cause(NamedTuple):
-    """Why nothing is held out of a kind of data, and what to do about it."""
+    """Cause for which nothing is held out of a kind of data, and its remedy."""
 
     what: str
     fix: str
@@ -34,7 +34,7 @@ def notes(recipe: Recipe, data: Data) -> list[str]:
 
 
 def not_held_out(recipe: Recipe, data: Data, kind: str) -> Cause | None:
-    """Why nothing of a kind of data is held out; None where something is, or where there is none of the kind."""
+    """Find the cause if nothing of a kind of data is held out; None where something is, or where there is none of it."""
     table = data.table
     rows = table.kind == data.kinds.index(kind)
     num = int(rows.sum())

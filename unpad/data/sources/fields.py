@@ -104,7 +104,7 @@ def looks_like_data(names: Sequence[str]) -> bool:
 
 
 def advice(kind: str, path: Path, rows: Sequence[Row], *, asked: str | None = None) -> str:
-    """What to do about rows without the fields of a kind: the setting that names the right one, where one is likely.
+    """Advise on rows without the fields of a kind: the setting that names the right one, where one is likely.
 
     Args:
         kind: section of the recipe's `data` that reads them; "" where `unpad data check` is to find it out.

@@ -86,7 +86,7 @@ def _decoded(raw: bytes) -> str:
 
 
 def around(raw: bytes, place: int) -> bytes:
-    """What is near a byte, of its line, which a guess of the encoding reads."""
+    """Cut out the part of a line that is near a byte, for a guess of the encoding."""
     begin = raw.rfind(b"\n", 0, place) + 1
     begin = begin if place - begin <= 4 * MAX_EXCERPT else place
     return raw[begin : place + 4 * MAX_EXCERPT]
@@ -174,7 +174,7 @@ def _not_lines(head: bytes) -> RowFault | None:
 
 
 def seems_to_be(head: bytes) -> str:
-    """What the content of a file is, whatever its name: JSON lines, one JSON array, CSV, plain text, or "" for neither.
+    """Name the format of a file by its content: JSON lines, one JSON array, CSV, plain text, or "" for none of them.
 
     Args:
         head: the beginning of the file, in UTF-8.
