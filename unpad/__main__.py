@@ -16,8 +16,8 @@ INTERRUPTED = 130  # as `unpad.errors.Interrupted`, which is not imported yet
 def main() -> None:
     """Run the command line; Ctrl-C while a module is imported ends the process at once, and later as the verbs say."""
     if _misreads_names() and os.environ.get("PYTHONUTF8") != "1":
-        arguments = [os.fsencode(argument) for argument in sys.orig_argv[1:]]
-        os.execve(sys.executable, [sys.executable, *arguments], {**os.environ, "PYTHONUTF8": "1"})
+        arguments = [os.fsencode(argument) for argument in (sys.executable, *sys.orig_argv[1:])]
+        os.execve(sys.executable, arguments, {**os.environ, "PYTHONUTF8": "1"})
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's background jobs ignore it
         signal.signal(signal.SIGINT, _interrupt)
     from unpad.cli.main import main
