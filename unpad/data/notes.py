@@ -34,7 +34,7 @@ def notes(recipe: Recipe, data: Data) -> list[str]:
 
 
 def not_held_out(recipe: Recipe, data: Data, kind: str) -> Cause | None:
-    """Find the cause if nothing of a kind of data is held out; None where something is, or where there is none of it."""
+    """Find the cause if nothing of a kind of data is held out; None where something is, or there is none of it."""
     table = data.table
     rows = table.kind == data.kinds.index(kind)
     num = int(rows.sum())

@@ -22,6 +22,7 @@ MICROSECONDS = 86_400e6  # of a day
 # RE2, as pyarrow has it.
 _ZONE = r"[+-]\d{2}:?\d{2}$"
 _DATE = r"^\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d{1,6})?)?([+-]\d{2}:?\d{2})?)?Z?$"
+_PLAIN = r"^-?\d*\.?\d*$"
 _CLOCK = r"^\d{1,2}:\d{2}(:\d{2})?$"
 # Years outside are placeholders such as 9999-12-31; shifted dates of published hospital data are inside.
 FIRST_YEAR, LAST_YEAR = 1800, 2299
@@ -104,7 +105,7 @@ def _example(column: pa.Array) -> str:
 
 def _are_date_like(column: pa.Array) -> np.ndarray:
     """Find texts that are written like dates, (num_rows,) bool."""
-    encoded = column.dictionary_encode()
+    encoded = pc.if_else(pa.array(matches(column, _PLAIN)), None, column).dictionary_encode()
     known = np.array([*(text is not None and is_date_like(text) for text in encoded.dictionary.to_pylist()), False])
     found: np.ndarray = known[np.asarray(encoded.indices.fill_null(-1))]
     return found

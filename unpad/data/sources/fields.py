@@ -44,9 +44,10 @@ _CODE_LIKES = (
 _CODE_LIKE = frozenset(_CODE_LIKES.split())
 _VALUE_LIKES = "value result valuenum numericvalue resultvalue reading ergebnis wert 结果 数值"
 _VALUE_LIKE = frozenset(_VALUE_LIKES.split())
-_NUMBER = re.compile(r"\s*[<>]?\s*[+-]?(\d+[.,]?\d*|[.,]\d+)([eE][+-]?\d+)?\s*")
+_NUMBER = re.compile(r"\s*[<>]?\s*[+-]?(\d+(?:[.,]\d*)?|[.,]\d+)([eE][+-]?\d+)?\s*")
 _FILLERS = re.compile(r"[\s_\u200b-\u200d\u2060\ufeff]+")
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")  # endings of files that are read
+MOST_READ = 200  # characters of a name or a cell that show what it is
 LONG_TEXT = 40  # characters of a cell beyond which it is prose rather than a name
 
 
@@ -97,7 +98,8 @@ def in_yaml(text: str) -> str:
 
 def looks_like_data(names: Sequence[str]) -> bool:
     """True if the first row of a table seems to be one of its rows rather than the names of its columns."""
-    return any(_NUMBER.fullmatch(name) or is_date_like(name) or len(name.split()) > 6 for name in names)
+    begun = [name[:MOST_READ] for name in names]
+    return any(_NUMBER.fullmatch(name) or is_date_like(name) or len(name.split()) > 6 for name in begun)
 
 
 # --------------------------------------------------------------------------- advice
@@ -182,7 +184,7 @@ def _as_events(path: Path, rows: Sequence[Row]) -> str:
 def event_columns(rows: Sequence[Row]) -> dict[str, str] | None:
     """Columns of id, time, code and value of a table that seems to be one of events; None for another table."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    cells = {name: [str(row.get(name, "")).strip() for row in rows] for name in names}
+    cells = {name: [str(row.get(name, ""))[:MOST_READ].strip() for row in rows] for name in names}
     if any(_is_prose(texts) for texts in cells.values()):
         return None
     found: dict[str, str] = {}
