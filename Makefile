@@ -81,7 +81,7 @@ $(VENV)/.installed-dev: $(VENV)/bin/python $(SOURCES)
 	@touch $(VENV)/.installed $@
 
 define install
-	@echo "installing into $(VENV)"
+	@echo "installing into $(VENV): some minutes, of which compiling the kernels takes about one of processor time"
 	@$(if $(SYSTEM_TORCH),true,$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c constraints.txt torch)
 	@$(PIP) $(if $(SYSTEM_TORCH),,-c constraints.txt) -e '$(1)'
 endef

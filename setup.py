@@ -57,6 +57,8 @@ class BuildKernels(build_ext):
                 made = pool.map(lambda source: compile_all([source], **options), sources)
                 return [name for names in made for name in names]
 
+        # pip shows it with -v alone; `make` says it by itself.
+        print("unpad: compiling the native kernels, about a minute of processor time", flush=True)
         self.compiler.compile = compile_each
         super().build_extension(ext)
 

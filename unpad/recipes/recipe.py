@@ -20,6 +20,7 @@ from unpad.recipes.training import (
     CheckpointSettings,
     CollapseSettings,
     GenerateSettings,
+    LogSettings,
     OptimSettings,
     PlanSettings,
     TrainSettings,
@@ -96,6 +97,7 @@ class Recipe(DataSections):
     train: TrainSettings = TrainSettings()
     collapse: CollapseSettings = CollapseSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
+    log: LogSettings = LogSettings()
     generate: GenerateSettings = GenerateSettings()
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto",

@@ -340,6 +340,17 @@ class CheckpointSettings(Section):
     )
 
 
+class LogSettings(Section):
+    """Programs that draw a run's curves, besides its own report."""
+
+    to: list[Literal["tensorboard", "wandb", "mlflow"]] = Field(
+        ["tensorboard"],
+        description="tensorboard: files in the run directory; wandb and mlflow, each with the extra of its name, get "
+        "the recipe and the same numbers, and no data.",
+    )
+    project: str = Field("unpad", min_length=1, max_length=100, description="Project of wandb, experiment of MLflow.")
+
+
 class GenerateSettings(Section):
     """Sampling of continuations and replies."""
 

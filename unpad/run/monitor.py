@@ -20,6 +20,8 @@ from typing import Any, cast
 from rich.console import Console
 
 from unpad.errors import SourceError
+from unpad.recipes.training import LogSettings
+from unpad.run.loggers import open_loggers
 from unpad.run.report.history import (
     METRICS,
     TIMING,
@@ -121,6 +123,7 @@ class Monitor:
         grad_norm_warning: gradient norm above which a step is marked and a warning is logged.
         total_steps: last step of the whole run, None while unknown.
         verbose: show a line for every step and every log entry.
+        log: programs that get the numbers too, with `config`, the recipe as JSON values.
 
     Raises:
         DiskError: a file cannot be opened, or later written.
@@ -135,14 +138,17 @@ class Monitor:
         console: Console,
         total_steps: int | None,
         verbose: bool = False,
+        log: LogSettings | None = None,
+        config: dict[str, Any] | None = None,
     ) -> None:
+        log = log or LogSettings()
         self.folder = folder
         self._grad_norm_warning = grad_norm_warning
         self._screen = Screen(console, log_every=log_every, total_steps=total_steps, verbose=verbose)
         self._metrics, self._timing = LineLog(folder / METRICS), LineLog(folder / TIMING)
         self._log = LineLog(log_file(folder))
         self._board: Any = None
-        self._has_board = True
+        self._has_board = "tensorboard" in log.to
         self._purge_step: int | None = None
         self._known: set[tuple[Any, ...]] = set()
         self._forget()
@@ -151,9 +157,10 @@ class Monitor:
         self._peak = 0  # bytes
         self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT_STEPS)  # the newest of them
         self._report_due = -math.inf
-        self._closed = False
+        self._closed, self._finished = False, False
         # It is never flushed, so that a power cut may leave zeros anywhere in it.
         self._say_lost(log_file(folder).name, self._log.truncate(lambda entry: True, mend=True))
+        self._loggers = open_loggers(log, folder, config or {}, lambda message: self.log("warning", message=message))
 
     def _forget(self) -> None:
         self._epoch: tuple[str, int] | None = None  # stage and epoch of the newest step
@@ -348,6 +355,7 @@ class Monitor:
         self._event(kind, fields, shown=True)
 
     def _event(self, kind: str, fields: dict[str, Any], shown: bool) -> None:
+        self._finished |= kind == "finished"
         self._log.append(
             {"time": datetime.now().astimezone().isoformat(timespec="milliseconds"), "kind": kind} | fields
         )
@@ -371,6 +379,8 @@ class Monitor:
         if (self.folder / METRICS).exists():  # else the directory was removed, and must not come back
             self._report()
         self._on_board(lambda board: board.close())
+        for logger in self._loggers:
+            logger.close(self._finished)
         self._log.sync()  # nobody resumes a run that is over, which would mend what a power cut has left of it
         for log in (self._metrics, self._timing, self._log):
             log.close()
@@ -413,6 +423,8 @@ class Monitor:
         self._on_board(lambda board: board.flush())
 
     def _scalars(self, group: str, values: dict[str, float], step: int) -> None:
+        for logger in self._loggers:
+            logger.scalars({f"{group}/{name}": value for name, value in values.items()}, step)
         if self._board is None and self._has_board:
             from torch.utils.tensorboard import SummaryWriter  # slow to import, and only a run needs it
 

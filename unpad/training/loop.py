@@ -25,6 +25,7 @@ from unpad.recipes.recipe import Recipe
 from unpad.run.checkpoint import State, put_weights
 from unpad.run.folder import CHECKPOINTS, RECIPE, run_recipe
 from unpad.run.kept import open_files
+from unpad.run.loggers import check_loggers
 from unpad.run.monitor import Monitor, silent_monitor
 from unpad.run.report.attention import keep_attention
 from unpad.run.report.samples import keep_samples
@@ -114,6 +115,7 @@ def train(
             if exists:
                 overrides, settings, saved = resumed_recipe(recipe, overrides, folder)
             check_pipeline(settings, group)
+            check_loggers(settings.log)
         group.limit(settings.train.timeout)
         check_recipe(group, folder, settings, exists=exists)
         with group.together():
@@ -185,6 +187,8 @@ def _open_monitor(setup: Setup, console: Console | None, last: int, *, verbose: 
         console=console or open_console(),
         total_steps=last,
         verbose=verbose,
+        log=setup.recipe.log,
+        config=setup.recipe.model_dump(mode="json"),
     )
 
 

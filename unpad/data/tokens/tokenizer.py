@@ -28,6 +28,7 @@ TOKENIZER = "tokenizer.json"  # of a run
 MAX_TOKENIZER_BYTES = 1 << 28
 MOST_IDS = 1 << 22  # largest vocabularies have some 260,000
 IMPORTED = "unpad"  # key of what an imported folder says besides its tokenizer.json
+MARK = re.compile(r"<\|\w+\|>")  # a role's mark that belongs to no language
 MAX_TOKEN_BYTES = 24  # eight Chinese characters; longer merges only memorise lines that the corpus repeats
 CHARS_PER_CALL = 500_000  # texts per call of the library, whose own records take about 100 bytes per token
 
@@ -92,7 +93,8 @@ def train_tokenizer(
 
     Args:
         settings: kind words or bpe; a file is opened by `open_tokenizer_file`.
-        reserved: the template's strings. Kind words gives each one id, for texts that are equal to it.
+        reserved: the template's strings. Kind words gives each one id, for texts that are equal to it; kind bpe gives
+            one to those of the form <|user|>, which other programs then read as special tokens too.
 
     Raises:
         SourceError: a text is not valid Unicode.
@@ -100,6 +102,7 @@ def train_tokenizer(
     if settings.kind == "words":
         return train_words(texts, settings.vocab_size, settings.min_count, reserved)
     assert settings.kind == "bpe", "a file is opened, not trained"
+    marks = [text for text in dict.fromkeys(reserved) if MARK.fullmatch(text) and text not in SPECIALS]
     library = tokenizers.Tokenizer(models.BPE())
     # GPT-2's pattern separates letters (a whole run of Chinese), digits, punctuation and white space.
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -107,7 +110,7 @@ def train_tokenizer(
     trainer = trainers.BpeTrainer(
         vocab_size=settings.vocab_size,
         min_frequency=max(2, settings.min_count),  # a pair seen once saves nothing
-        special_tokens=list(SPECIALS),
+        special_tokens=[*SPECIALS, *marks],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         max_token_length=MAX_TOKEN_BYTES,
         show_progress=False,
@@ -205,15 +208,20 @@ class LibraryTokenizer:
         self._control = {name: vocabulary[name] for name in special - {unknown}}
         self.pieces: tuple[bytes, ...] | None = None
         self.byte_ids: frozenset[int] = frozenset()
+        is_bpe = fields["model"].get("type") == "BPE"
+        own = is_bpe and [vocabulary.get(name) for name in SPECIALS] == [0, 1, 2, 3]
+        # Marks of the template are read back as their text, by which a reply ends where the model speaks for the user.
+        self._marks = {name: vocabulary[name] for name in special - set(SPECIALS)} if own and self.chat is None else {}
         decoder = fields.get("decoder") or {}
         if decoder.get("type") == "ByteLevel":
-            texts = {id: _token_bytes(token) for token, id in vocabulary.items() if id not in self.special_ids}
+            skipped = self.special_ids - set(self._marks.values())
+            texts = {id: _token_bytes(token) for token, id in vocabulary.items() if id not in skipped}
             self.pieces = tuple(texts.get(id, b"") for id in range(self.vocab_size))
         elif '"ByteFallback"' in json.dumps(decoder):
             self.byte_ids = frozenset(id for token, id in vocabulary.items() if re.fullmatch("<0x[0-9A-F]{2}>", token))
         # Byte-level files that were trained on few texts lack bytes, and drop them without a token. So does any
         # byte-pair encoding with characters, if it has no unknown token.
-        byte_level, is_bpe = self.pieces is not None, fields["model"].get("type") == "BPE"
+        byte_level = self.pieces is not None
         self._missing_bytes = {byte for letter, byte in _BYTES.items() if byte_level and letter not in vocabulary}
         self._drops = is_bpe and (bool(self._missing_bytes) or (unknown is None and not byte_level))
         self._dropped: dict[str, bool] = {}
@@ -221,7 +229,6 @@ class LibraryTokenizer:
         cuts = '"Removed"' in json.dumps(fields.get("pre_tokenizer")) or not _respells(fields.get("normalizer"))
         self._keeps_all = (falls_back or (is_bpe and byte_level and not self._missing_bytes)) and not cuts
         self._spaces_count = fields.get("pre_tokenizer") is None  # where nothing cuts at them, nothing puts them back
-        own = is_bpe and [vocabulary.get(name) for name in SPECIALS] == [0, 1, 2, 3]
         self.kind = "bpe" if own and self.pieces is not None else "file"
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -252,6 +259,9 @@ class LibraryTokenizer:
                 encoded[index] = self._encode_apart(texts[index], control, counted)
         if self._left_out is not None:
             encoded = [([id for id in ids if id != self._left_out], lost) for ids, lost in encoded]
+        for index, text in enumerate(texts if self._marks else ()):
+            if text in self._marks:
+                encoded[index] = [self._marks[text]], ""
         return encoded
 
     def _encode_whole(self, texts: list[str], counted: bool) -> list[tuple[list[int], str]]:

@@ -1,0 +1,212 @@
+"""Curves go to other programs too, and what those do changes nothing of a run. Their libraries are stand-ins here."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from threading import Event
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tests.helpers.toy import write_toy
+from unpad.errors import RecipeError
+from unpad.recipes.changes import may_change_on_resume
+from unpad.recipes.training import LogSettings
+from unpad.run import loggers
+from unpad.run.monitor import Monitor, StepRecord
+from unpad.training.loop import train
+
+ALL = LogSettings(to=["wandb", "mlflow"], project="mine")
+
+
+def module(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
+    made = ModuleType(name)
+    made.__dict__.update(members)
+    made.__spec__ = ModuleSpec(name, None)
+    monkeypatch.setitem(sys.modules, name, made)
+
+
+class Servers:
+    """What stand-ins of both libraries were given, and what they do besides."""
+
+    def __init__(self) -> None:
+        self.wandb: list[dict[str, Any]] = []  # runs, in the order of `init`
+        self.mlflow: dict[str, dict[str, Any]] = {}  # runs by id
+        self.fail: dict[str, Any] = {}  # name of a call -> function that is called first
+
+    def before(self, call: str) -> None:
+        self.fail.get(call, lambda: None)()
+
+    def init(self, **given: Any) -> Any:
+        self.before("wandb.init")
+        made = {"given": given, "logged": [], "exit_code": None}
+        self.wandb.append(made)
+
+        def log(values: dict[str, float], step: int) -> None:
+            self.before("wandb.log")
+            made["logged"].append((step, values))
+
+        return SimpleNamespace(log=log, finish=lambda exit_code: made.update(exit_code=exit_code))
+
+    def client(self, address: str | None) -> Any:
+        runs = self.mlflow
+
+        def create(experiment: str, run_name: str) -> Any:
+            self.before("mlflow.create_run")
+            id = f"run-{len(runs)}"
+            runs[id] = {"name": run_name, "experiment": experiment, "params": {}, "metrics": [], "address": address}
+            return SimpleNamespace(info=SimpleNamespace(run_id=id))
+
+        def log_batch(id: str, metrics: Any = (), params: Any = ()) -> None:
+            self.before("mlflow.log_batch")
+            assert len(params) <= 100
+            runs[id]["metrics"] += metrics
+            runs[id]["params"] |= dict(params)
+
+        return SimpleNamespace(
+            get_experiment_by_name=lambda name: None,
+            create_experiment=lambda name: name,
+            create_run=create,
+            log_batch=log_batch,
+            update_run=lambda id, status: runs[id].update(status=status),
+            set_terminated=lambda id, status: runs[id].update(status=status),
+            get_metric_history=lambda id, key: [m for m in runs[id]["metrics"] if m.key == key],
+        )
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
+    made = Servers()
+    module(monkeypatch, "wandb", init=made.init, Settings=lambda **values: values)
+    module(monkeypatch, "mlflow", MlflowClient=made.client, is_tracking_uri_set=lambda: False)
+    metric: Any = lambda key, value, time, step: SimpleNamespace(key=key, value=value, step=step)  # noqa: E731
+    module(monkeypatch, "mlflow.entities", Metric=metric, Param=lambda key, value: (key, value))
+    return made
+
+
+def watched(folder: Path, first: int, last: int, *, log: LogSettings = ALL, finished: bool = True) -> None:
+    """A run's monitor from one step to another, without TensorBoard."""
+    folder.mkdir(exist_ok=True)
+    config = {"optim": {"lr": 1e-3}, "data": {"chat": [{"path": "my.jsonl"}]}}
+    quiet = Console(quiet=True)
+    run = Monitor(folder, log_every=5, grad_norm_warning=9.0, console=quiet, total_steps=None, log=log, config=config)
+    if first > 1:
+        run.resume(first - 1)
+    for step in range(first, last + 1):
+        row = StepRecord(step, "train", 1, 1, 2, 20, 20, 18, 3.0 / step, 1e-3, 1.0, {}, {})
+        run.step(row, seconds=0.1, waited=0.0, memory_bytes=1)
+    run.evaluation(last, "train", {"loss": 2.0}, 9, best=True)
+    if finished:
+        run.log("finished")
+    run.close()
+
+
+def warnings(folder: Path) -> list[str]:
+    rows = map(json.loads, (folder / "log.jsonl").read_text("utf-8").splitlines())
+    return [row["message"] for row in rows if row["kind"] == "warning"]
+
+
+def test_both_get_the_recipe_and_every_number_and_a_resumed_run_goes_on_under_its_ids(
+    servers: Servers, tmp_path: Path
+) -> None:
+    folder = tmp_path / "a-run"
+    watched(folder, 1, 4, finished=False)
+    watched(folder, 3, 6)  # from a checkpoint of step 2
+    assert not (folder / "tensorboard").exists()
+    assert warnings(folder) == []
+    first, second = servers.wandb
+    assert first["given"]["id"] == second["given"]["id"]
+    assert {key: first["given"][key] for key in ("project", "name", "resume")} == {
+        "project": "mine", "name": "a-run", "resume": "allow",
+    }  # fmt: skip
+    assert first["given"]["config"]["optim"] == {"lr": 1e-3}
+    assert [step for step, values in second["logged"] if "train/loss" in values] == [3, 4, 5, 6]
+    assert (6, {"heldout/loss": 2.0, "heldout/perplexity": pytest.approx(7.389, rel=1e-3)}) in second["logged"]
+    assert (first["exit_code"], second["exit_code"]) == (1, 0)
+    ((id, run),) = servers.mlflow.items()
+    assert json.loads((folder / loggers.LOGGERS).read_text()) == {"wandb": first["given"]["id"], "mlflow": id}
+    assert (run["name"], run["experiment"], run["status"]) == ("a-run", "mine", "FINISHED")
+    assert run["address"] == f"sqlite:///{folder / 'mlflow.db'}"
+    assert run["params"] == {"optim.lr": "0.001", "data.chat": '[{"path": "my.jsonl"}]'}
+    losses = [(metric.step, metric.value) for metric in run["metrics"] if metric.key == "train/loss"]
+    assert losses == [(step, 3.0 / step) for step in range(1, 7)]  # steps 3 and 4 once
+
+
+def exits() -> None:
+    raise SystemExit("no login")
+
+
+def breaks() -> None:
+    raise RuntimeError("502 Bad Gateway\nof a proxy")
+
+
+@pytest.mark.parametrize("fault", [exits, breaks])
+@pytest.mark.parametrize("call", ["wandb.init", "wandb.log", "mlflow.create_run", "mlflow.log_batch"])
+def test_a_logger_that_fails_changes_nothing_and_is_told_once(
+    servers: Servers, tmp_path: Path, call: str, fault: Any
+) -> None:
+    watched(tmp_path / "plain", 1, 6, log=LogSettings(to=[]))
+    servers.fail[call] = fault
+    watched(tmp_path / "run", 1, 6)
+    for name in ("metrics.jsonl", "metrics.csv"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
+    [message] = warnings(tmp_path / "run")
+    name, _, _ = call.partition(".")
+    assert message.startswith(f"nothing more goes to {name}: {'SystemExit' if fault is exits else 'RuntimeError'}: ")
+    assert "of a proxy" not in message
+    other = servers.mlflow["run-0"]["metrics"] if name == "wandb" else servers.wandb[0]["logged"]
+    assert len(other) > 6, "the other one has everything"
+
+
+def test_a_server_that_never_answers_holds_up_neither_steps_nor_the_end(
+    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = Event()
+    servers.fail["wandb.log"] = answers.wait
+    monkeypatch.setattr(loggers, "CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr(loggers, "MOST_WAITING", 3)
+    try:
+        watched(tmp_path / "run", 1, 6, log=LogSettings(to=["wandb"]))
+        assert warnings(tmp_path / "run") == [
+            "nothing more goes to wandb: it is 3 steps behind; the run's own files have everything"
+        ]
+        monkeypatch.setattr(loggers, "MOST_WAITING", 30)
+        watched(tmp_path / "short", 1, 6, log=LogSettings(to=["wandb"]))
+        assert "it did not end within" in warnings(tmp_path / "short")[0]
+    finally:
+        answers.set()
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"wandb": 3}', "[" * 100_000])
+def test_damaged_ids_are_made_again(servers: Servers, tmp_path: Path, text: str) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / loggers.LOGGERS).write_text(text)
+    watched(folder, 1, 1)
+    assert set(json.loads((folder / loggers.LOGGERS).read_text())) == {"wandb", "mlflow"}
+    assert warnings(folder) == []
+
+
+def test_a_run_hands_its_recipe_over(servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    quiet = Console(quiet=True)
+    train(str(write_toy(tmp_path / "toy")), tmp_path / "run", ["train.max_steps=1", "log.to=[wandb]"], console=quiet)
+    [made] = servers.wandb
+    assert made["given"]["config"]["train"]["max_steps"] == 1
+    assert (made["given"]["name"], made["exit_code"], made["logged"][0][0]) == ("run", 0, 1)
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_logger_that_is_not_installed_is_refused_with_its_extra(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loggers, "find_spec", lambda name: None)
+    with pytest.raises(RecipeError, match="not installed") as caught:
+        train("chat", tmp_path / "run", ["data.chat=absent.jsonl", f"log.to=[{name}]"])
+    assert f"'unpad[{name}]'" in caught.value.fix
+    assert may_change_on_resume("log.to")
