@@ -1,4 +1,4 @@
-"""The picture of README.md: tokens per second beside the Trainer of transformers, from the first table of docs/speed.md.
+"""The picture of README.md: tokens per second beside the Trainer, from the first table of docs/speed.md.
 
 Above each group is how much faster we are than the Trainer's best; in the third the peer is torch's own encoder.
 
@@ -23,10 +23,10 @@ NAMES = ("small GPT", "Llama style", "encoder", "conversations")
 SIDES = (("Trainer, defaults", 3, "#b8bcc2"), ("Trainer, its best", 4, "#7a8699"), ("unpad", 1, "#0b6e4f"))
 
 
-def rates(page: str) -> list[list[int]]:
-    """Tokens per second of every row by column, from the first table of docs/speed.md."""
+def rates(page: str, rows: tuple[str, ...] = ROWS) -> list[list[int]]:
+    """Tokens per second of some rows by column, from the first table of docs/speed.md, or of a part of it."""
     found = []
-    for row in ROWS:
+    for row in rows:
         (line,) = re.findall(rf"^\| {re.escape(row)}[^|]*(\|.*)$", page.partition("ours / defaults")[0], re.MULTILINE)
         found.append([0, *(int(cell.replace(",", "")) for cell in re.findall(r"[\d,]+", line))])
     return found
