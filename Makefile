@@ -26,7 +26,7 @@ demo: $(VENV)/.installed
 	@$(VENV)/bin/unpad train zh_chat --out $(RUN) train.log_every=200
 	@$(VENV)/bin/unpad eval $(RUN) --replies 1
 	@echo "next:  $(VENV)/bin/unpad chat demo                     talk to it"
-	@echo "       $(VENV)/bin/unpad train zh_chat data.chat=FILE  teach it your own conversations; README.md has the rest"
+	@echo "       $(VENV)/bin/unpad train chat data.chat=FILE     train a model on your own conversations; README.md has the rest"
 
 test: $(VENV)/.installed-dev
 	@echo "running every test, one worker per core: some minutes; while developing: make quick (under a minute), or pytest tests/FOLDER"

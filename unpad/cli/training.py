@@ -15,7 +15,7 @@ from unpad.terminal.printing import print_lines
 verbs = typer.Typer()
 
 
-@verbs.command(epilog="Example: unpad train zh_chat data.chat=my.jsonl optim.lr=1e-3 --out runs/mine")
+@verbs.command(epilog="Example: unpad train chat data.chat=my.jsonl optim.lr=1e-3 --out runs/mine")
 def train(
     context: typer.Context,
     recipe: RecipeArgument,
