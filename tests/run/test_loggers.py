@@ -94,7 +94,8 @@ def watched(folder: Path, first: int, last: int, *, log: LogSettings = ALL, fini
     folder.mkdir(exist_ok=True)
     config = {"optim": {"lr": 1e-3}, "data": {"chat": [{"path": "my.jsonl"}]}}
     quiet = Console(quiet=True)
-    run = Monitor(folder, log_every=5, grad_norm_warning=9.0, console=quiet, total_steps=None, log=log, config=config)
+    run = Monitor(folder, log_every=5, grad_norm_warning=9.0, console=quiet, total_steps=None)
+    run.send_to(log, config)
     if first > 1:
         run.resume(first - 1)
     for step in range(first, last + 1):

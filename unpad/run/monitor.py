@@ -10,6 +10,7 @@ import json
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -19,9 +20,9 @@ from typing import Any, cast
 
 from rich.console import Console
 
-from unpad.errors import SourceError
+from unpad.errors import DiskError, SourceError
 from unpad.recipes.training import LogSettings
-from unpad.run.loggers import open_loggers
+from unpad.run.loggers import Worker, open_loggers
 from unpad.run.report.history import (
     METRICS,
     TIMING,
@@ -123,7 +124,6 @@ class Monitor:
         grad_norm_warning: gradient norm above which a step is marked and a warning is logged.
         total_steps: last step of the whole run, None while unknown.
         verbose: show a line for every step and every log entry.
-        log: programs that get the numbers too, with `config`, the recipe as JSON values.
 
     Raises:
         DiskError: a file cannot be opened, or later written.
@@ -138,17 +138,14 @@ class Monitor:
         console: Console,
         total_steps: int | None,
         verbose: bool = False,
-        log: LogSettings | None = None,
-        config: dict[str, Any] | None = None,
     ) -> None:
-        log = log or LogSettings()
         self.folder = folder
         self._grad_norm_warning = grad_norm_warning
         self._screen = Screen(console, log_every=log_every, total_steps=total_steps, verbose=verbose)
         self._metrics, self._timing = LineLog(folder / METRICS), LineLog(folder / TIMING)
         self._log = LineLog(log_file(folder))
         self._board: Any = None
-        self._has_board = "tensorboard" in log.to
+        self._has_board = True
         self._purge_step: int | None = None
         self._known: set[tuple[Any, ...]] = set()
         self._forget()
@@ -157,10 +154,10 @@ class Monitor:
         self._peak = 0  # bytes
         self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT_STEPS)  # the newest of them
         self._report_due = -math.inf
-        self._closed, self._finished = False, False
+        self._tensorboard, self._loggers, self._finished = True, list[Worker](), False
+        self._closed = False
         # It is never flushed, so that a power cut may leave zeros anywhere in it.
         self._say_lost(log_file(folder).name, self._log.truncate(lambda entry: True, mend=True))
-        self._loggers = open_loggers(log, folder, config or {}, lambda message: self.log("warning", message=message))
 
     def _forget(self) -> None:
         self._epoch: tuple[str, int] | None = None  # stage and epoch of the newest step
@@ -172,6 +169,15 @@ class Monitor:
         if numbers:
             lines = ", ".join(map(str, numbers[:5])) + (f" and {len(numbers) - 5} more" if len(numbers) > 5 else "")
             self.log("warning", message=f"{file} was damaged in line {lines}, which is left out")
+
+    def send_to(self, log: LogSettings, config: dict[str, Any]) -> None:
+        """Choose the programs that get the numbers besides the files; without it TensorBoard alone.
+
+        Args:
+            config: the recipe, as JSON values.
+        """
+        self._tensorboard = "tensorboard" in log.to
+        self._loggers = open_loggers(log, self.folder, config, lambda message: self.log("warning", message=message))
 
     # ----------------------------------------------------------------------- the run's course
 
@@ -258,7 +264,7 @@ class Monitor:
         self._timing.append({"step": record.step, "stage": record.stage, **times})
         names = ("loss", "perplexity", "lr", "grad_norm", "pad_share")
         pairs = {name: record.terms[name] for name in ("accuracy", "margin") if name in record.terms}
-        self._scalars("train", {name: row[name] for name in names} | rates | record.measures | pairs, record.step)
+        self._curves("train", {name: row[name] for name in names} | rates | record.measures | pairs, record.step)
         large = record.grad_norm > self._grad_norm_warning
         if large:
             self._warn_of_norm(record)
@@ -322,7 +328,7 @@ class Monitor:
         self._write(row)
         names = ("loss",) if "margin" in values else ("loss", "perplexity")  # of pairs there is none
         measured = {name: row[name] for name in names if row[name] is not None} | values
-        self._scalars("heldout", measured, step)
+        self._curves("heldout", measured, step)
         shown = "  ".join(
             [f"{name.replace('_', ' ')} {value:.4g}" for name, value in measured.items()]
             + [f"{name.replace('_', ' ')} - ({why})" for name, why in refused.items()]
@@ -334,7 +340,7 @@ class Monitor:
     def row(self, kind: str, step: int, stage: str, values: dict[str, Any]) -> None:
         """Record values of another kind than steps and evaluations, such as the reading of a watch; JSON values."""
         self._write(_row(kind, step, stage, self._epoch_of(stage), None, values=values))
-        self._scalars(kind, {name: value for name, value in values.items() if isinstance(value, float)}, step)
+        self._curves(kind, {name: value for name, value in values.items() if isinstance(value, float)}, step)
 
     def epoch(self, step: int, stage: str, epoch: int) -> None:
         """Record the end of an epoch: its mean training loss per target, and the newest held-out loss of the stage."""
@@ -374,13 +380,14 @@ class Monitor:
         if self._closed:
             return
         self._closed = True
+        for logger in self._loggers:
+            with suppress(DiskError):  # of a warning; what follows tells it
+                logger.close(self._finished)
         self._screen.close()
         self.sync()
         if (self.folder / METRICS).exists():  # else the directory was removed, and must not come back
             self._report()
         self._on_board(lambda board: board.close())
-        for logger in self._loggers:
-            logger.close(self._finished)
         self._log.sync()  # nobody resumes a run that is over, which would mend what a power cut has left of it
         for log in (self._metrics, self._timing, self._log):
             log.close()
@@ -405,6 +412,12 @@ class Monitor:
                 self._nll += row["loss"] * row["targets"]
                 self._targets += row["targets"]
 
+    def _curves(self, group: str, values: dict[str, float], step: int) -> None:
+        for logger in self._loggers:
+            logger.scalars({f"{group}/{name}": value for name, value in values.items()}, step)
+        if self._tensorboard:
+            self._scalars(group, values, step)
+
     def _write_csv(self) -> None:
         """Rewrite metrics.csv from metrics.jsonl."""
         rows = read_rows(self.folder / METRICS, metric_fault)
@@ -423,8 +436,6 @@ class Monitor:
         self._on_board(lambda board: board.flush())
 
     def _scalars(self, group: str, values: dict[str, float], step: int) -> None:
-        for logger in self._loggers:
-            logger.scalars({f"{group}/{name}": value for name, value in values.items()}, step)
         if self._board is None and self._has_board:
             from torch.utils.tensorboard import SummaryWriter  # slow to import, and only a run needs it
 

@@ -150,6 +150,7 @@ def train(
         check_weights(setup, progress.step)
         last = length.last(progress.stage, progress.step - progress.stage_step).step
         monitor = _open_monitor(setup, console, last, verbose=verbose)
+        monitor.send_to(setup.recipe.log, setup.recipe.model_dump(mode="json"))
         try:
             _log_start(monitor, exists, progress, notes, warnings, changed)
             for message in advice:
@@ -187,8 +188,6 @@ def _open_monitor(setup: Setup, console: Console | None, last: int, *, verbose: 
         console=console or open_console(),
         total_steps=last,
         verbose=verbose,
-        log=setup.recipe.log,
-        config=setup.recipe.model_dump(mode="json"),
     )
 
 
