@@ -18,6 +18,7 @@ from unpad.data.sources.example import Example, Turn
 from unpad.data.sources.places import PACKAGE
 from unpad.data.tokens.encode import encode_examples, encode_prompt, reserved_texts
 from unpad.data.tokens.tokenizer import DecodeStream, Tokenizer, load_tokenizer, train_tokenizer
+from unpad.errors import RecipeError
 from unpad.inference.chat import Conversation
 from unpad.inference.loaded import LoadedRun, load
 from unpad.recipes.file import load_recipe
@@ -102,7 +103,7 @@ def test_only_marks_of_this_form_are_tokens_of_their_own() -> None:
     assert len(made.encode_batch(["用户："])[0]) > 1
 
 
-def test_transformers_reads_the_marks_as_the_same_tokens(tokenizer: Tokenizer) -> None:
+def test_other_programs_read_the_marks_as_the_same_tokens(tokenizer: Tokenizer) -> None:
     from tokenizers import Tokenizer as Library
 
     library = Library.from_str(tokenizer.to_bytes().decode())
@@ -161,14 +162,17 @@ def test_conversations_of_several_turns_a_system_text_and_long_replies_work(run:
 
 
 @pytest.mark.slow
-def test_the_verbs_work_on_it(run: LoadedRun, unpad: Shell, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
-
-    done = unpad("generate", run.folder, "--prompt", "Wo ist die Werkstatt?")
-    assert "Mühlgasse 14" in done.out
+def test_exported_and_imported_it_encodes_alike_by_its_own_chat_template(
+    run: LoadedRun, unpad: Shell, tmp_path: Path
+) -> None:
+    assert "Mühlgasse 14" in unpad("generate", run.folder, "--prompt", "Wo ist die Werkstatt?").out
     assert unpad("export", run.folder, tmp_path / "folder").code == 0
-    theirs = AutoTokenizer.from_pretrained(tmp_path / "folder")
-    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Wo ist die Werkstatt?"}]
-    ids = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    turns = [Turn("system", SYSTEM), Turn("user", "Wo ist die Werkstatt?")]
-    assert ids == encode_prompt(turns, run.tokenizer, TEMPLATE)
+    assert unpad("import", tmp_path / "folder", "--out", tmp_path / "back").code == 0
+    theirs = load(tmp_path / "back").tokenizer
+    assert theirs.chat is not None
+    example = Example("x:1", (Turn("user", "Hi"), Turn("assistant", f"{MARKS[1]}Hallo")))
+    ids, *_ = encode_examples([example], theirs, TEMPLATE)
+    own, *_ = encode_examples([example], run.tokenizer, TEMPLATE)
+    assert ids.tolist() == own.tolist()
+    with pytest.raises(RecipeError, match="has a chat template"):
+        encode_examples([example], theirs, TEMPLATE.model_copy(update={"user": "Q: "}))

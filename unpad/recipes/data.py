@@ -218,6 +218,10 @@ class Template(Section):
     separator: str = Field("", description="Text between messages.")
 
 
+# Templates that a recipe may have without a word of its user: the default, and that of the packaged recipe `chat`.
+PACKAGED_TEMPLATES = (Template(), Template(system="<|system|>", user="<|user|>", assistant="<|assistant|>"))
+
+
 class DataSettings(Section):
     """Sources by kind of data, the held-out share, and the handling of bad rows."""
 

@@ -30,7 +30,7 @@ from unpad.data.sources.example import Example, Turn
 from unpad.data.tokens.chat_encode import encode_chat, encode_chat_prompt
 from unpad.data.tokens.tokenizer import Tokenizer
 from unpad.errors import OutOfMemoryError, RecipeError
-from unpad.recipes.data import Template
+from unpad.recipes.data import PACKAGED_TEMPLATES, Template
 from unpad.terminal.progress import progress
 
 LOSS_ROLES = ("text", "assistant")
@@ -97,10 +97,10 @@ def encode_examples(
         offsets (num_examples + 1,) int64; what the tokenizer lost of the messages.
 
     Raises:
-        RecipeError: the tokenizer has a chat template, and `template` is not the default.
+        RecipeError: the tokenizer has a chat template, and `template` is one that the user chose.
         SourceError: a text is not valid Unicode, or the chat template refuses a conversation; names its place.
     """
-    if tokenizer.chat is not None and template != Template():
+    if tokenizer.chat is not None and template not in PACKAGED_TEMPLATES:
         what = "the tokenizer of the imported model has a chat template, and the recipe another one"
         raise RecipeError(what, where="data.template", fix="leave data.template out")
     job = _Job(examples, tokenizer, template, _encode_fixed(tokenizer, template))
