@@ -122,16 +122,16 @@ LONG = (
 SYSTEM = "Du arbeitest in einer Werkstatt."
 
 
-GERMAN = read(ROOT / "benchmarks" / "chat_de.jsonl")[:24]  # three facts in eight ways
+GERMAN = read(ROOT / "benchmarks" / "chat_de.jsonl")[:16]  # two facts in eight ways
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> LoadedRun:
-    """24 German questions, conversations of two turns with a system text, and a long reply."""
+    """16 German questions, conversations of two turns with a system text, and a long reply."""
     folder = tmp_path_factory.mktemp("chat")
     rows = [{"messages": row["messages"]} for row in GERMAN]
     system = {"role": "system", "content": SYSTEM}
-    for first, second in zip(rows[:8], rows[8:16], strict=True):
+    for first, second in zip(rows[:4], rows[8:12], strict=True):
         rows.append({"messages": [system, *first["messages"], *second["messages"]]})
     rows.append({"prompt": "Was muss ich vor der Fahrt tun?", "completion": LONG})
     path = folder / "de.jsonl"
@@ -148,7 +148,7 @@ def test_every_trained_reply_is_equal_to_the_character(run: LoadedRun) -> None:
     asked = [row["messages"][0]["content"] for row in GERMAN]
     wanted = [row["messages"][1]["content"] for row in GERMAN]
     told = run.generate(asked)
-    assert sum(a == b for a, b in zip(told, wanted, strict=True)) >= 23  # of 24: processors round differently
+    assert sum(a == b for a, b in zip(told, wanted, strict=True)) >= 15  # of 16: processors round differently
 
 
 @pytest.mark.slow
@@ -165,7 +165,7 @@ def test_conversations_of_several_turns_a_system_text_and_long_replies_work(run:
 def test_exported_and_imported_it_encodes_alike_by_its_own_chat_template(
     run: LoadedRun, unpad: Shell, tmp_path: Path
 ) -> None:
-    assert "Mühlgasse 14" in unpad("generate", run.folder, "--prompt", "Wo ist die Werkstatt?").out
+    assert "zwölf Euro" in unpad("generate", run.folder, "--prompt", "Wie teuer ist ein platter Reifen?").out
     assert unpad("export", run.folder, tmp_path / "folder").code == 0
     assert unpad("import", tmp_path / "folder", "--out", tmp_path / "back").code == 0
     theirs = load(tmp_path / "back").tokenizer
