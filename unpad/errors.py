@@ -102,6 +102,10 @@ class CheckpointError(UnpadError):
     exit_code = 4
 
 
+class ForeignCheckpointError(CheckpointError):
+    """A checkpoint in the directory of a run is another run's."""
+
+
 class RunInUseError(UnpadError):
     """Another process is writing to the run directory."""
 

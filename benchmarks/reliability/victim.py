@@ -17,9 +17,9 @@ from importlib import import_module
 from pathlib import Path
 
 import torch
-import torch.utils.tensorboard  # once here is once for all the children
 
 from unpad.__main__ import main
+from unpad.run.identity import without_id
 from unpad.storage.disk import is_leftover
 
 torch.set_num_threads(1)
@@ -121,7 +121,8 @@ def call(arguments: list[str], cache: Path, errors: Path, prepare: Callable[[], 
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """sha256 of the files of a run that must not depend on what happened to it, by their names in it.
+    """sha256 of the files of a run that must not depend on what happened to it, by their names in it, without the
+    random id of the run.
 
     A temporary file that a killed process has left is named too, without a hash.
     """
@@ -131,7 +132,7 @@ def digests(folder: Path) -> dict[str, str]:
         if any(is_leftover(part) or part.startswith(".old-") for part in name.split("/")):
             found[name] = ""
         elif path.is_file() and (path.name in SAME or "checkpoints" in path.parts):
-            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+            found[name] = hashlib.sha256(without_id(path)).hexdigest()
     return found
 
 

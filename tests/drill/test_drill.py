@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.utils.tensorboard  # once here is once for all the children
 
 from tests.data.test_images import write_folder
 from tests.data.test_vqa import SMALL, write_questions

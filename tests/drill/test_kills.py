@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.utils.tensorboard  # once here is once for all the children
 
 from tests.helpers.toy import write_toy
 from unpad.drill import kills

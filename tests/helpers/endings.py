@@ -18,7 +18,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 import torch
-import torch.utils.tensorboard  # once here is once for all the children
 from torch import nn
 
 from tests.helpers.toy import LOOP

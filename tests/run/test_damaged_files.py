@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.tensorboard import SummaryWriter
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from tests.helpers.damage import DEEP, damage, damages, finished_runs, mutations
 from tests.helpers.toy import LOOP, events, run
@@ -288,7 +289,7 @@ def test_a_run_directory_that_is_removed_while_it_trains_ends_the_run(
         return update(*args, **options)
 
     monkeypatch.setattr(LOOP, "train_step", step)
-    with pytest.raises(DiskError, match=r"(metrics|log)\.jsonl was deleted while it was being written") as caught:
+    with pytest.raises(DiskError, match=r"the folder was renamed, replaced or deleted while") as caught:
         run(runs[1]["text"], tmp_path / "run")
     assert "--resume" in caught.value.fix
     assert num_steps == 2
@@ -298,11 +299,20 @@ def test_a_run_directory_that_is_removed_while_it_trains_ends_the_run(
 def test_what_tensorboard_cannot_write_does_not_end_a_run(
     runs: tuple[Path, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
+    """Half of a record is written, and then nothing."""
+    real = os.write
+
+    def full(descriptor: int, data: memoryview) -> int:
+        if "tfevents" not in os.readlink(f"/proc/self/fd/{descriptor}") or os.fstat(descriptor).st_size < 100:
+            return real(descriptor, data)
+        if len(data) > 40:
+            return real(descriptor, data[:40])
         raise OSError(28, "No space left on device")
 
     monkeypatch.setenv("UNPAD_CACHE", str(runs[0] / "cache"))
-    monkeypatch.setattr(SummaryWriter, "add_scalar", full)
+    monkeypatch.setattr(os, "write", full)
     assert run(runs[1]["text"], tmp_path / "run", "train.max_steps=2").step == 2
     [warning] = events(tmp_path / "run", "warning")
-    assert "TensorBoard" in warning["message"]
+    assert warning["message"] == ("TensorBoard's files end here and are incomplete: No space left on device")
+    [board] = (tmp_path / "run" / "tensorboard").iterdir()
+    assert [event.step for event in EventFileLoader(str(board)).Load()] == [0, 1]

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.utils.tensorboard  # once here is once for all the children
 
 from tests.helpers.toy import LOOP, events, rows, run, same_tensors, weights, write_toy
 from unpad.cli.main import main

@@ -18,6 +18,7 @@ from unpad.drill.findings import Finding
 from unpad.drill.train import train_here
 from unpad.errors import Terminated, UnpadError
 from unpad.run.folder import CHECKPOINTS
+from unpad.run.identity import without_id
 from unpad.terminal.progress import Bar, progress
 
 Train = Callable[[Path, Path], object]  # of (recipe, folder): begins a run there, or goes on with it
@@ -242,7 +243,9 @@ def unlike_steps(folder: Path, expected: Path) -> str:
 
 
 def difference(folder: Path, expected: Path) -> str:
-    """The first difference in bytes between two runs: metrics, best weights, newest checkpoint; "" without one."""
+    """The first difference in bytes between two runs: metrics, best weights, newest checkpoint; "" without one.
+
+    The random id of a run is left out."""
     for name in METRICS:
         one, other = ((place / name).read_bytes().splitlines() for place in (folder, expected))
         if one != other:
@@ -256,7 +259,7 @@ def difference(folder: Path, expected: Path) -> str:
     for one_folder, other_folder in pairs:
         for path in sorted(other_folder.iterdir()):
             here = one_folder / path.name
-            if not here.is_file() or here.read_bytes() != path.read_bytes():
+            if not here.is_file() or without_id(here) != without_id(path):
                 return f"{one_folder.name}/{path.name} {'differs' if here.is_file() else 'is missing'}"
     return ""
 

@@ -16,6 +16,7 @@ from unpad.errors import DiskError, RecipeError, SourceError
 from unpad.evaluation.metrics import Evaluation, Metric, NewFacts
 from unpad.evaluation.new_data import recipe_for
 from unpad.inference.loaded import LoadedRun, load
+from unpad.run.identity import run_id
 from unpad.run.report.history import METRICS, load_metrics
 from unpad.run.report.page import EVALUATION, write_report
 from unpad.run.report.samples import keep_evaluation
@@ -52,6 +53,7 @@ def evaluate_run(
         of_new = evaluate_new(run, num_shown, part, data)
         return of_new.metrics, of_new.lines
     loaded = load(run)
+    measured = run_id(loaded.folder)
     own = loaded.data()  # also for the test part: data that changed may have moved rows there from training
     part = part or (PARTS[Split.TEST] if own.table.num_test else PARTS[Split.HOLDOUT])
     if part == PARTS[Split.TEST] and own.table.num_test:
@@ -63,7 +65,11 @@ def evaluate_run(
         raise _no_rows(part)
     best_of = _checks(loaded) if part == PARTS[Split.HOLDOUT] else None
     found = _measure(loaded, own, seq_ids, num_shown, part, best_of)
-    return found.metrics, found.lines if part == PARTS[Split.TRAIN] else _keep(loaded, own, found, part, best_of)
+    if part == PARTS[Split.TRAIN]:
+        return found.metrics, found.lines
+    if run_id(loaded.folder) != measured:
+        return found.metrics, [*found.lines, "not kept: the directory holds another run by now, or none"]
+    return found.metrics, _keep(loaded, own, found, part, best_of)
 
 
 def _keep(loaded: LoadedRun, data: Data, found: Evaluation, part: str, best_of: int | None) -> list[str]:

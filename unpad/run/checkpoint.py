@@ -27,15 +27,16 @@ from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 from unpad import storage
-from unpad.errors import CheckpointError, NonFiniteError, is_memory_error, needs_memory
+from unpad.errors import CheckpointError, ForeignCheckpointError, NonFiniteError, is_memory_error, needs_memory
 from unpad.models.adapters import kept_weights, load_kept
 from unpad.processes.divided import divided_like
+from unpad.run.identity import STATE, refuse_foreign
 from unpad.run.shards import MOST_SHARDS, Held, JoinedRows, first_rows, nothing_held, shard_name
 from unpad.storage import check_space
 
 __all__ = ["Held", "State", "load", "load_newest", "nothing_held", "save", "save_named"]
 
-MODEL, OPTIM, STATE = "model.safetensors", "optim.safetensors", "state.json"
+MODEL, OPTIM = "model.safetensors", "optim.safetensors"
 MODEL_FILES, OPTIM_FILES = "model*.safetensors", "optim*.safetensors"  # as several processes write them, too
 STATE_FORMAT, SHARDED_FORMAT = 1, 2  # of state.json; the second where several processes wrote the tensors
 SAVE_FIX = "lower the sizes of the model section, or plan.tokens_per_micro, and resume from the checkpoint before"
@@ -215,6 +216,7 @@ def load_newest(folder: Path, held: Held = nothing_held) -> tuple[State, list[st
 
     Raises:
         CheckpointError: all checkpoints are damaged, and each is named; or the folder cannot be read.
+        ForeignCheckpointError: the newest that verifies is another run's.
     """
     found = saved_steps(folder)
     damages: list[str] = []
@@ -223,6 +225,8 @@ def load_newest(folder: Path, held: Held = nothing_held) -> tuple[State, list[st
             state = load(path, held=held)
             if state.step != step:
                 raise CheckpointError(f"it holds step {state.step}", where=str(path))
+        except ForeignCheckpointError:
+            raise  # it is sound: the user knows how it came here, and what is to become of it
         except CheckpointError as error:
             damages.append(f"checkpoint {path.name} is damaged: {error.what}")
         else:
@@ -246,12 +250,15 @@ def load(path: Path, names: Iterable[str] | None = None, *, held: Held = nothing
 
     Raises:
         CheckpointError: missing, damaged or written by a newer version; names the file.
+        ForeignCheckpointError: it is another run's than the one that it lies in.
     """
     patterns = None if names is None else list(names)
     while True:
         identity = _identity(path)
         try:
-            return _read(storage.replaced(path) if identity is None else path, patterns, held)
+            state = _read(storage.replaced(path) if identity is None else path, patterns, held)
+            refuse_foreign(path, state.values)
+            return state
         except CheckpointError as error:
             if _identity(path) != identity:
                 continue

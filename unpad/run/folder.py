@@ -20,6 +20,7 @@ from unpad.storage.reading import read_shaped
 RUNS = Path("runs")
 KEPT = "hf"  # small files of the Hugging Face folder that the model comes from
 RECIPE, COMMAND, CHECKPOINTS = "recipe.yaml", "run.json", "checkpoints"
+RUN_ID = "id"  # in COMMAND; `identity.py` compares it
 MADE_BY = "made_by"  # in COMMAND: the command that made a run which was not trained, so that it cannot be resumed
 
 
@@ -88,6 +89,7 @@ class _Command(TypedDict):
     overrides: list[str]
     precision: NotRequired[str | None]
     made_by: NotRequired[str]
+    id: NotRequired[str]
 
 
 def read_command(folder: Path) -> dict[str, Any]:

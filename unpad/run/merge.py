@@ -11,7 +11,8 @@ from unpad.errors import RecipeError
 from unpad.run import checkpoint
 from unpad.run.base import KEY, run_weights
 from unpad.run.checkpoint import State, model_tensors
-from unpad.run.folder import CHECKPOINTS, COMMAND, KEPT, MADE_BY, RECIPE, find_run, read_command, run_recipe
+from unpad.run.folder import CHECKPOINTS, COMMAND, KEPT, MADE_BY, RECIPE, RUN_ID, find_run, read_command, run_recipe
+from unpad.run.identity import OF_RUN
 
 LEFT = (storage.LOCK, RECIPE, COMMAND, "report.html")  # files that are not copied
 
@@ -31,6 +32,7 @@ def merge_run(name: str | Path, out: Path) -> Path:
     Raises:
         RecipeError: the run has no adapters, or `out` holds a run already.
         CheckpointError: the base of the adapters is missing or has changed.
+        RunInUseError: another process writes to `out`.
     """
     folder = find_run(name)
     if (out / RECIPE).exists():
@@ -40,16 +42,18 @@ def merge_run(name: str | Path, out: Path) -> Path:
     if KEY not in state.values:
         raise RecipeError("this run has no adapters to merge", where=str(folder), fix="use it as it is")
     storage.make_folder(out, private=_is_private(folder))
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and path.name not in LEFT:
-            storage.write_atomic(out / path.name, path.read_bytes(), private=_is_private(path))
-    if (folder / KEPT).is_dir():
-        storage.write_folder(out / KEPT, storage.read_folder(folder / KEPT))
-    values = {key: value for key, value in state.values.items() if key != KEY}
-    checkpoint.save_named(out / CHECKPOINTS, "best", State(state.step, model_tensors(weights), values))
+    values = {key: value for key, value in state.values.items() if key not in (KEY, OF_RUN)}
+    command.pop(RUN_ID, None)
     command |= {MADE_BY: f"unpad merge {folder}"}
-    storage.write_atomic(out / COMMAND, json.dumps(command, ensure_ascii=False, indent=1) + "\n")
-    storage.write_atomic(out / RECIPE, recipe.model_copy(update={"lora": None}).to_yaml())  # last: now it is a run
+    with storage.RunLock(out):
+        for path in sorted(folder.iterdir()):
+            if path.is_file() and path.name not in LEFT:
+                storage.write_atomic(out / path.name, path.read_bytes(), private=_is_private(path))
+        if (folder / KEPT).is_dir():
+            storage.write_folder(out / KEPT, storage.read_folder(folder / KEPT))
+        checkpoint.save_named(out / CHECKPOINTS, "best", State(state.step, model_tensors(weights), values))
+        storage.write_atomic(out / COMMAND, json.dumps(command, ensure_ascii=False, indent=1) + "\n")
+        storage.write_atomic(out / RECIPE, recipe.model_copy(update={"lora": None}).to_yaml())  # last: now it is a run
     return out
 
 

@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from time import perf_counter
 from types import MappingProxyType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Console
 
@@ -37,8 +37,11 @@ from unpad.run.report.history import (
 )
 from unpad.run.report.page import write_report
 from unpad.run.screen import RECENT_STEPS, Screen, StepWork
-from unpad.storage import LineLog, make_folder, write_atomic
+from unpad.storage import LineLog, write_atomic
 from unpad.terminal.csv_text import csv_text
+
+if TYPE_CHECKING:
+    from unpad.run.board import Board
 
 COLUMNS = (
     "step",
@@ -144,7 +147,7 @@ class Monitor:
         self._screen = Screen(console, log_every=log_every, total_steps=total_steps, verbose=verbose)
         self._metrics, self._timing = LineLog(folder / METRICS), LineLog(folder / TIMING)
         self._log = LineLog(log_file(folder))
-        self._board: Any = None
+        self._board: Board | None = None
         self._has_board = True
         self._purge_step: int | None = None
         self._known: set[tuple[Any, ...]] = set()
@@ -384,13 +387,15 @@ class Monitor:
             with suppress(DiskError):  # of a warning; what follows tells it
                 logger.close(self._finished)
         self._screen.close()
-        self.sync()
-        if (self.folder / METRICS).exists():  # else the directory was removed, and must not come back
-            self._report()
-        self._on_board(lambda board: board.close())
-        self._log.sync()  # nobody resumes a run that is over, which would mend what a power cut has left of it
-        for log in (self._metrics, self._timing, self._log):
-            log.close()
+        try:
+            self.sync()
+            if self._metrics.is_in_place():  # else the directory was removed or renamed, and must not come back
+                self._report()
+            self._log.sync()  # nobody resumes a run that is over, which would mend what a power cut has left of it
+        finally:
+            for file in (self._metrics, self._timing, self._log, self._board):
+                if file is not None:
+                    file.close()
 
     # ----------------------------------------------------------------------- files
 
@@ -433,29 +438,21 @@ class Monitor:
             self.log("report_skipped", message=f"{error.what} ({error.where}): {error.fix}")
         now = perf_counter()
         self._report_due = now + max(5.0, REPORT_PAUSE * (now - began))
-        self._on_board(lambda board: board.flush())
 
     def _scalars(self, group: str, values: dict[str, float], step: int) -> None:
-        if self._board is None and self._has_board:
-            from torch.utils.tensorboard import SummaryWriter  # slow to import, and only a run needs it
-
-            make_folder(self.folder / "tensorboard")  # private in a private folder
-            self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self._purge_step)
-
-        def add(board: Any) -> None:
-            for name, value in values.items():
-                board.add_scalar(f"{group}/{name}", value, step)
-
-        self._on_board(add)
-
-    def _on_board(self, write: Callable[[Any], None]) -> None:
         """Write to TensorBoard; if that fails, go on without it, as its curves are in the metrics too."""
+        if not self._has_board:
+            return
         try:
-            if self._board is not None:
-                write(self._board)
-        except OSError as error:
-            self._board, self._has_board = None, False
-            self.log("warning", message=f"nothing more is written for TensorBoard: {error}")
+            if self._board is None:
+                from unpad.run.board import Board  # slow to import, and only a run needs it
+
+                self._board = Board(self.folder / "tensorboard", self._purge_step)
+            self._board.scalars({f"{group}/{name}": value for name, value in values.items()}, step)
+        except (OSError, DiskError) as error:
+            self._has_board = False
+            reason = error.what if isinstance(error, DiskError) else error.strerror or error
+            self.log("warning", message=f"TensorBoard's files end here and are incomplete: {reason}")
 
     def _warn_of_norm(self, record: StepRecord) -> None:
         self._num_large += 1

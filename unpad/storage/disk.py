@@ -1,6 +1,7 @@
 """Steps of durable writing: create, write, flush, rename, delete, under temporary names.
 
-Every step that changes the disk calls `operation` first.
+Every step that changes names calls `_change` first, which sees that this process still has the folder that it locked;
+every step that changes the disk calls `operation`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,58 @@ _numbers = itertools.count()
 
 def operation(name: str, path: Path) -> None:
     """Hook before every write, truncate, fsync, rename, mkdir, unlink and rmdir; tests count and kill here."""
+
+
+# --------------------------------------------------------------------------- folders that this process has locked
+
+_held: dict[int, str] = {}  # lock files by descriptor, as the paths that they were opened at
+
+
+def hold(descriptor: int, lock: Path) -> None:
+    """Note that this process holds a lock file, and so may write what lies in its folder."""
+    _held[descriptor] = os.path.abspath(lock)
+
+
+def release(descriptor: int) -> None:
+    """Forget a lock file, before it is closed."""
+    _held.pop(descriptor, None)
+
+
+def check_held(path: Path) -> None:
+    """See that a path still leads into the folder that this process has locked, if it lies in one.
+
+    A folder that is renamed takes its lock along, and what is written by path would go into another one.
+
+    Raises:
+        DiskError: the lock file at that path is gone, or is another one.
+    """
+    for descriptor, lock in tuple(_held.items()):
+        folder = os.path.dirname(lock)
+        if not os.path.join(os.path.abspath(path), "").startswith(os.path.join(folder, "")):
+            continue
+        try:
+            status = os.stat(lock, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            _lost(folder, "it is gone from there")
+        except OSError as error:
+            _lost(folder, f"it cannot be seen there: {error.strerror}")
+        else:
+            if not os.path.samestat(status, os.fstat(descriptor)):
+                _lost(folder, "another one is there")
+
+
+def _lost(folder: str, seen: str) -> None:
+    name = os.path.basename(folder)
+    raise DiskError(
+        f"the folder was renamed, replaced or deleted while it was written: its lock file is held here, and {seen}",
+        where=folder,
+        fix=f"rename it back to {name}, or name its new place with --out, and continue with --resume",
+    ) from None
+
+
+def _change(name: str, path: Path) -> None:
+    check_held(path)
+    operation(name, path)
 
 
 # --------------------------------------------------------------------------- errors and space
@@ -98,12 +151,13 @@ def file_mode(path: Path, private: bool = False) -> int:
 
 def new_folder(path: Path, private: bool) -> None:
     """Create a folder, for its owner alone if `private` or if its parent is."""
-    operation("mkdir", path)
+    _change("mkdir", path)
     os.mkdir(path, 0o700 if private or is_private(path.parent) else 0o777)
 
 
 def write_file(path: Path, data: bytes, private: bool = False) -> None:
     """Create a file with the given bytes and flush it to the device."""
+    check_held(path)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, file_mode(path, private))
     try:
         write_all(descriptor, path, data)
@@ -132,7 +186,7 @@ def flush(descriptor: int, path: Path) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    operation("rename", target)
+    _change("rename", target)
     os.rename(source, target)
 
 
@@ -153,15 +207,15 @@ def delete(path: Path) -> None:
     if stat.S_ISDIR(os.lstat(path).st_mode):
         for name in sorted(os.listdir(path)):
             delete(path / name)
-        operation("rmdir", path)
+        _change("rmdir", path)
         os.rmdir(path)
     else:
-        operation("unlink", path)
+        _change("unlink", path)
         os.unlink(path)
 
 
 def discard(path: Path) -> None:
-    with suppress(OSError):
+    with suppress(OSError, DiskError):
         delete(path)
 
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from unpad.storage.disk import (
+    check_held,
     delete,
     discard,
     disk_errors,
@@ -87,6 +88,7 @@ def make_private(folder: Path) -> None:
     """
     with disk_errors(folder):
         if not is_private(folder):
+            check_held(folder)
             os.chmod(folder, 0o700)
 
 

@@ -78,7 +78,7 @@ def _put_in_place(temporary: Path, path: Path) -> None:
         rename(temporary, path)
     except BaseException:
         if not os.path.lexists(path) and os.path.lexists(old):
-            with suppress(OSError):
+            with suppress(OSError, DiskError):
                 rename(old, path)
         discard(temporary)
         raise

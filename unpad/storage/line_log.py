@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from unpad.errors import CheckpointError, DiskError
-from unpad.storage.disk import disk_errors, file_mode, flush, sync_folder, truncate, write_all
+from unpad.storage.disk import check_held, disk_errors, file_mode, flush, sync_folder, truncate, write_all
 from unpad.storage.files import write_atomic
 from unpad.storage.strict_json import finite, json_object
 
@@ -23,7 +23,8 @@ class LineLog:
     what was not flushed. So the next record starts on its own line.
 
     Raises:
-        DiskError: the file cannot be opened, or later written; a failed record leaves no partial line.
+        DiskError: the file cannot be opened, or later written, or its folder was locked and is another one by now; a
+            failed record leaves no partial line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,6 +33,7 @@ class LineLog:
 
     def append(self, record: dict[str, Any]) -> None:
         """Append one record in one write. Keys keep their order; a non-finite float becomes the text "nan" or "inf"."""
+        check_held(self.path)
         line = (json.dumps(finite(record), ensure_ascii=False, allow_nan=False) + "\n").encode()
         status = os.fstat(self._descriptor)
         if status.st_nlink == 0:
@@ -89,10 +91,17 @@ class LineLog:
             self._open()
         return damaged[:dropped]
 
+    def is_in_place(self) -> bool:
+        """True if the file at the path is the one that is written here."""
+        with suppress(OSError):
+            return os.path.samestat(os.stat(self.path), os.fstat(self._descriptor))
+        return False
+
     def close(self) -> None:
         os.close(self._descriptor)
 
     def _open(self) -> None:
+        check_held(self.path)
         with disk_errors(self.path):
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, file_mode(self.path))
             status = os.fstat(self._descriptor)

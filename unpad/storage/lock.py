@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from unpad.errors import RunInUseError
-from unpad.storage.disk import disk_errors, file_mode, truncate, write_all
+from unpad.storage.disk import check_held, disk_errors, file_mode, hold, release, truncate, write_all
 from unpad.storage.strict_json import json_object
 
 LOCK = "run.lock"
@@ -24,6 +24,8 @@ LOCK = "run.lock"
 
 class RunLock:
     """Exclusive lock on a run directory, as a context; the kernel releases it however the process ends.
+
+    While it is held, `disk.check_held` refuses to write by a path that leads into another folder by now.
 
     The file run.lock is never removed: a process with the old file open and one that creates a new file could both
     acquire the lock.
@@ -38,6 +40,7 @@ class RunLock:
         self._descriptor: int | None = None
 
     def __enter__(self) -> RunLock:
+        check_held(self.path)
         with disk_errors(self.path):
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, file_mode(self.path))
             try:
@@ -51,6 +54,7 @@ class RunLock:
                 os.close(descriptor)
                 raise
         self._descriptor = descriptor
+        hold(descriptor, self.path)
         # A forked worker shares the lock and would hold it after this process is killed.
         os.register_at_fork(after_in_child=self._close)
         return self
@@ -66,6 +70,7 @@ class RunLock:
     def _close(self) -> None:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
+            release(descriptor)
             os.close(descriptor)
 
     def _in_use(self) -> RunInUseError:

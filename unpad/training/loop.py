@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from unpad.recipes.changes import differences
 from unpad.recipes.recipe import Recipe
 from unpad.run.checkpoint import State, put_weights
 from unpad.run.folder import CHECKPOINTS, RECIPE, run_recipe
+from unpad.run.identity import new_id, run_id
 from unpad.run.kept import open_files
 from unpad.run.loggers import check_loggers
 from unpad.run.monitor import Monitor, silent_monitor
@@ -131,6 +132,7 @@ def train(
             if group.leads:
                 _take_folder(folder, locked, stack, private=setup.data.private)
         check_folder(group, folder, settings.train.timeout)
+        setup = replace(setup, run_id=group.of_leader(lambda: run_id(folder) or new_id()))
         with group.together():
             own_log.keep(folder, private=setup.data.private)
         with timers("build"):

@@ -18,7 +18,8 @@ from unpad.models.adapters import ADAPTER_FOLDER, kept_weights, peft_files
 from unpad.run import checkpoint
 from unpad.run.base import KEY
 from unpad.run.checkpoint import put_weights
-from unpad.run.folder import CHECKPOINTS, COMMAND, RECIPE
+from unpad.run.folder import CHECKPOINTS, COMMAND, RECIPE, RUN_ID
+from unpad.run.identity import OF_RUN, STATE
 from unpad.storage.reading import Count, known_fields, misfit
 from unpad.training.optim import optimizer_tensors
 from unpad.training.setup import Setup
@@ -88,6 +89,7 @@ class _Values(TypedDict):
     update_rule: NotRequired[Count]
     sharded_among: NotRequired[Count]
     base: NotRequired[_Base]
+    run: NotRequired[str]
 
 
 def check_values(state: checkpoint.State, where: str) -> None:
@@ -105,7 +107,7 @@ def check_values(state: checkpoint.State, where: str) -> None:
             inner = f'"step" is {progress.get("step")}, and the checkpoint is of step {state.step}'
         fault = inner and f"progress: {inner}"
     if fault:
-        what = f"{checkpoint.STATE} is not that of a training: {fault}"
+        what = f"{STATE} is not that of a training: {fault}"
         raise CheckpointError(what, where=where, fix="use another copy of the run, or start a new one with --out")
 
 
@@ -164,6 +166,7 @@ def _state(setup: Setup, progress: Progress, weights: dict[str, torch.Tensor]) -
         "files": dict(setup.data.table.file_hashes),
         "environment": {key: setup.environment[key] for key in DECIDE_BITS},
         "update_rule": UPDATE_RULE,
+        OF_RUN: setup.run_id,
     }
     if setup.parallelism.holders > 1:
         values[SHARDED_AMONG] = setup.parallelism.holders
@@ -190,7 +193,7 @@ def write_run_files(setup: Setup, recipe: str, overrides: Sequence[str]) -> None
         storage.write_atomic(setup.folder / file, content)
     for file, content in setup.data.secrets.items():
         storage.write_atomic(setup.folder / file, content, private=True)
-    command = {"recipe": recipe, "overrides": list(overrides), "precision": setup.precision}
+    command = {"recipe": recipe, "overrides": list(overrides), "precision": setup.precision, RUN_ID: setup.run_id}
     storage.write_atomic(setup.folder / COMMAND, json.dumps(command, ensure_ascii=False, indent=1) + "\n")
     storage.write_atomic(setup.folder / RECIPE, setup.recipe.to_yaml())
 

@@ -56,6 +56,7 @@ class Setup:
     base: Base | None = None  # of the model's adapters
     parallelism: Parallelism = ONE_PROCESS
     auto: AutoSize | None = None  # the size of micro-batches that was found for `auto`
+    run_id: str = ""  # of the run that is trained
 
     @property
     def group(self) -> Group:

@@ -15,7 +15,7 @@ from unpad.batching.plan import Micro, Plan
 from unpad.errors import CheckpointError, needs_memory
 from unpad.nn.native import library
 from unpad.nn.precision import DTYPES
-from unpad.run.checkpoint import STATE
+from unpad.run.identity import STATE
 from unpad.training.context import StageRun
 from unpad.training.micro import counts_of_all, counts_to_json
 from unpad.training.optim import forget, set_rate
