@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from unpad import __main__
 from unpad.errors import Interrupted
+from unpad.processes.worker import LAUNCHER
 
 # Starts the program as the command does. Ctrl-C comes when `module` is looked for; an exception would pass through the
 # compiled code that imports it, which aborts.
@@ -63,3 +66,21 @@ def test_names_and_texts_are_utf8_whatever_the_locale(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **ascii_alone}, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.decode().count("中文.jsonl: text, 1 of 1 rows usable") >= 1
+
+
+def test_ctrl_c_that_the_launcher_held_back_is_one_line_and_code_130() -> None:
+    assert __main__.LAUNCHER == LAUNCHER
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        with subprocess.Popen(
+            [sys.executable, "-m", "unpad", "recipes"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, LAUNCHER: str(os.getpid())},
+        ) as started:
+            started.send_signal(signal.SIGINT)  # before the interpreter has begun
+            said = started.communicate()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    assert (started.returncode, *said) == (Interrupted.exit_code, "", "Interrupted: stopped by Ctrl-C\n")

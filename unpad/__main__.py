@@ -10,6 +10,7 @@ import sys
 from contextlib import suppress
 from types import FrameType
 
+LAUNCHER = "UNPAD_LAUNCHER"  # as `unpad.processes.worker.LAUNCHER`
 INTERRUPTED = 130  # as `unpad.errors.Interrupted`, which is not imported yet
 
 
@@ -18,8 +19,13 @@ def main() -> None:
     if _misreads_names() and os.environ.get("PYTHONUTF8") != "1":
         arguments = [os.fsencode(argument) for argument in (sys.executable, *sys.orig_argv[1:])]
         os.execve(sys.executable, arguments, {**os.environ, "PYTHONUTF8": "1"})
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's background jobs ignore it
-        signal.signal(signal.SIGINT, _interrupt)
+    try:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's background jobs ignore it
+            signal.signal(signal.SIGINT, _interrupt)
+        if LAUNCHER in os.environ:  # `unpad.processes.launch` has held it back so far
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    except KeyboardInterrupt:
+        _leave()
     from unpad.cli.main import main
 
     main()
@@ -40,16 +46,21 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt; during an import, which it could not pass, leave with the exit code of a Ctrl-C."""
     while frame is not None:
         if frame.f_globals.get("__name__") == "importlib._bootstrap":
-            with suppress(OSError, RuntimeError, ValueError):  # no output, or Ctrl-C came while it was written
-                sys.stdout.flush()
-            if progress := sys.modules.get("unpad.terminal.progress"):
-                with suppress(AttributeError):  # that module is the one that is imported
-                    progress.erase()
-            if os.environ.get("RANK", "0") == "0":  # the first of several processes has the terminal
-                os.write(2, b"Interrupted: stopped by Ctrl-C\n")
-            os._exit(INTERRUPTED)
+            _leave()
         frame = frame.f_back
     raise KeyboardInterrupt
+
+
+def _leave() -> None:
+    """End the process with the exit code of a Ctrl-C."""
+    with suppress(OSError, RuntimeError, ValueError):  # no output, or Ctrl-C came while it was written
+        sys.stdout.flush()
+    if progress := sys.modules.get("unpad.terminal.progress"):
+        with suppress(AttributeError):  # that module is the one that is imported
+            progress.erase()
+    if os.environ.get("RANK", "0") == "0":  # the first of several processes has the terminal
+        os.write(2, b"Interrupted: stopped by Ctrl-C\n")
+    os._exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

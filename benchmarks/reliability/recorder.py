@@ -21,7 +21,7 @@ from unpad.trials.search import journal
 
 UNRECORDED = "/tensorboard/"  # events that TensorBoard writes on its own, and that no promise covers
 DEAD = 900_000_000  # beyond the number of any process: what a process of the recording left is never in use
-_TEMPORARY = re.compile(r"\.tmp-(\d+)-")
+_TEMPORARY = re.compile(r"(\.tmp-[0-9a-f]{8}-[0-9a-f]{8}-)(\d+)-")
 
 
 class Recorder:
@@ -177,4 +177,6 @@ def tree_of(root: Path) -> Tree:
 
 def _dead(path: str) -> str:
     """A path with the process in temporary names replaced by one that cannot be alive."""
-    return _TEMPORARY.sub(lambda match: f".tmp-{DEAD + int(match[1])}-" if int(match[1]) < DEAD else match[0], path)
+    return _TEMPORARY.sub(
+        lambda match: f"{match[1]}{DEAD + int(match[2])}-" if int(match[2]) < DEAD else match[0], path
+    )

@@ -20,7 +20,6 @@ import torch
 
 from unpad.__main__ import main
 from unpad.run.identity import without_id
-from unpad.storage.disk import is_leftover
 
 torch.set_num_threads(1)
 for _name in ("decoder", "vit", "vision_language.model", "set_sequence.model"):
@@ -29,7 +28,10 @@ for _name in ("data.text", "data.images", "data.vqa", "data.patients", "training
     import_module(f"unpad.{_name}")
 
 LIMIT_S, HANGS = 300.0, 97
-SAME = ("metrics.jsonl", "metrics.csv", "recipe.yaml", "run.json", "tokenizer.json", "classes.json", "events.json")
+SAME = (
+    *("metrics.jsonl", "metrics.csv", "recipe.yaml", "run.json", "tokenizer.json", "classes.json", "events.json"),
+    *("samples.jsonl", "attention.json"),  # of the end, which a run killed after its last checkpoint makes up for
+)
 
 
 @dataclass(frozen=True)
@@ -124,12 +126,12 @@ def digests(folder: Path) -> dict[str, str]:
     """sha256 of the files of a run that must not depend on what happened to it, by their names in it, without the
     random id of the run.
 
-    A temporary file that a killed process has left is named too, without a hash.
+    A temporary file that a process has left is named too, without a hash.
     """
     found = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if any(is_leftover(part) or part.startswith(".old-") for part in name.split("/")):
+        if any(part.startswith((".tmp-", ".old-")) for part in name.split("/")):
             found[name] = ""
         elif path.is_file() and (path.name in SAME or "checkpoints" in path.parts):
             found[name] = hashlib.sha256(without_id(path)).hexdigest()

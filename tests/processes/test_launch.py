@@ -42,6 +42,8 @@ def test_a_signal_decides_unless_a_process_has_an_error_of_its_own(number: int) 
     assert Ended({0: -number, 1: -number}, signal=number).code() == 128 + number
     assert Ended({0: 128 + number, 1: 128 + number}, signal=number).code() == 128 + number
     assert Ended({0: 6, 1: 6}, signal=number).code() == 6  # the disk was full when they saved
+    assert Ended({0: 1, 1: 128 + number}, signal=number).code() == 128 + number  # Python itself was half started
+    assert Ended({0: 1, 1: 6}, signal=number).code() == 6
     assert Ended({0: 6, 1: -9}, signal=number, at_once=True).code() == 128 + number
 
 
@@ -84,6 +86,29 @@ def test_a_killed_process_ends_the_others_and_is_named(tmp_path: Path) -> None:
     assert (ended.codes[1], ended.first, ended.silent, ended.code()) == (-signal.SIGKILL, 1, [], 10)
 
 
+def test_ctrl_c_waits_for_a_process_that_is_starting(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    source = """
+open(f'{folder}/{rank}', 'w').close()
+while signal.SIGINT not in signal.sigpending():  # it comes before the process can answer
+    time.sleep(0.01)
+signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+"""
+
+    def interrupt() -> None:
+        while not all((tmp_path / rank).exists() for rank in "01"):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    ended = run(source, tmp_path)
+    thread.join()
+    assert (ended.codes, ended.code()) == ({0: 130, 1: 130}, 130)
+    assert "Traceback" not in capfd.readouterr().err
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_process_that_does_not_end_after_the_failure_of_another_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -121,6 +146,7 @@ def test_a_first_signal_is_passed_on_and_a_second_one_kills(
     """The processes end at a first one with a code of their own, if they are given the time."""
     source = f"signal.signal({int(number)}, lambda *_: sys.exit(7) if {num} == 1 else open(f'{{folder}}/got', 'w'))\n"
     source += "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"  # of torch's agent, once the other has ended
+    source += "signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})\n"  # as `unpad.__main__` does
     source += "open(f'{folder}/{rank}', 'w').close()\ntime.sleep(60)\nwhile True: time.sleep(60)"
 
     def interrupt() -> None:

@@ -4,6 +4,7 @@ import errno
 import os
 import resource
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -187,13 +188,14 @@ def test_cleaning_touches_only_what_dead_processes_of_ours_left(tmp_path):
     if dead == 0:
         os._exit(0)
     os.waitpid(dead, 0)
-    ours = [f".tmp-{dead}-0123abcd-0", f".tmp-{os.getpid()}-00000000-7"]  # the second: a pid that came round again
+    place = ".tmp-" + "-".join(disk._place())
+    ours = [f"{place}-{dead}-0123abcd-0", f"{place}-{os.getpid()}-00000000-7"]  # a pid that came round again
     others = [
-        f".tmp-{os.getppid()}-0123abcd-0",
-        f".tmp-{os.getpid()}-{disk.PROCESS}-0",
+        f"{place}-{os.getppid()}-0123abcd-0",
+        f"{place}-{os.getpid()}-{disk.PROCESS}-0",
         ".tmp-notes",
         f".tmp-{dead}",
-        f".tmp-{dead}-0123abcd-0.txt",
+        f"{place}-{dead}-0123abcd-0.txt",
         ".old-best",
         "step-00000001",
     ]
@@ -202,6 +204,34 @@ def test_cleaning_touches_only_what_dead_processes_of_ours_left(tmp_path):
         (tmp_path / name / "file").write_text("x")
     storage.clean_leftovers(tmp_path)
     assert names_in(tmp_path) == sorted(others)
+
+
+def test_what_another_host_writes_is_left_until_it_has_not_changed_for_a_day(tmp_path, monkeypatch):
+    machine, _ = disk._place()
+    monkeypatch.setattr(disk, "_since_start_s", lambda: 3600.0)
+    clock = time.time()
+    names = {
+        ".tmp-11111111-22222222-900000000-0123abcd-0": 86_300,  # seconds since the change, of another host
+        ".tmp-11111111-22222222-900000000-0123abcd-1": 86_500,
+        f".tmp-11111111-22222222-{os.getpid()}-{disk.PROCESS}-2": 86_300,  # whose pid is this one's
+        f".tmp-{machine}-22222222-900000000-0123abcd-3": 3500,  # of another container of this machine
+        f".tmp-{machine}-22222222-900000000-0123abcd-4": 3700,  # of before it was started
+        ".tmp-900000000-0123abcd-5": 86_300,  # of an earlier version, which may have run anywhere
+        ".tmp-900000000-0123abcd-6": 86_500,
+    }
+    for name, age in names.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "shard").write_text("x")
+        os.utime(tmp_path / name, (clock - 10**6, clock - 10**6))
+        os.utime(tmp_path / name / "shard", (clock - age, clock - age))  # what changes is inside
+    monkeypatch.setattr(time, "time", lambda: clock + 10**7)  # the clock of this host is not that of the disk
+    storage.clean_leftovers(tmp_path)
+    kept = [name for name in names if name[-1] not in "146"]
+    assert names_in(tmp_path) == sorted(kept)
+    mine = disk.temporary_name(tmp_path)
+    mine.touch()
+    storage.clean_leftovers(tmp_path, alone=True)  # who holds the lock of a folder knows that nobody writes there
+    assert names_in(tmp_path) == [mine.name]
 
 
 def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -15,6 +16,7 @@ from tests.helpers.toy import LOOP, events, rows, run, same_tensors, scripted_he
 from unpad.errors import CheckpointError, Interrupted, RecipeError, ResumeError
 from unpad.run import checkpoint
 from unpad.run.folder import COMMAND
+from unpad.training import progress
 from unpad.training.resume import resumed_recipe
 
 pytestmark = pytest.mark.slow
@@ -289,6 +291,63 @@ def test_a_run_that_stopped_before_its_first_step_resumes(tmp_path: Path, monkey
     assert checkpoint.load_newest(tmp_path / "run/checkpoints") is None
     run(recipe, tmp_path / "run", resume=True)
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == (tmp_path / "calm/metrics.jsonl").read_bytes()
+
+
+def test_a_run_that_ended_after_its_last_checkpoint_gets_what_is_made_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = write_toy(tmp_path)
+    run(recipe, tmp_path / "calm", "train.max_steps=4")
+    run(recipe, tmp_path / "calm", "train.max_steps=8", resume=True)
+    run(recipe, tmp_path / "run", "train.max_steps=4")
+    with monkeypatch.context() as patch:
+        patch.setattr("unpad.training.loop._keep_samples", _interrupt)
+        with pytest.raises(Interrupted):
+            run(recipe, tmp_path / "run", "train.max_steps=8", resume=True)
+    with (tmp_path / "run/samples.jsonl").open("a") as file:
+        file.write('{"step": 8, "prompt": "')  # as a version that appended them may have left it
+    run(recipe, tmp_path / "run", resume=True)
+    steps = [json.loads(line)["step"] for line in (tmp_path / "run/samples.jsonl").read_text().splitlines()]
+    assert steps == [4] * 3 + [8] * 3
+    made = (tmp_path / "run/samples.jsonl").stat().st_ino
+    for _ in range(2):
+        for name in ("samples.jsonl", "attention.json", "metrics.csv"):
+            assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "calm" / name).read_bytes()
+        assert "<h2>Replies</h2>" in (tmp_path / "run/report.html").read_text()
+        run(recipe, tmp_path / "run", resume=True)
+    assert (tmp_path / "run/samples.jsonl").stat().st_ino == made  # and not made again
+
+
+def test_a_run_that_ended_as_soon_as_it_was_one_keeps_the_files_of_the_model_that_it_began_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, steps = write_toy(tmp_path), "train.max_steps=1"
+    run(recipe, tmp_path / "first", steps)
+    (tmp_path / "first/hf").mkdir()
+    (tmp_path / "first/hf/config.json").write_text('{"model_type": "llama"}')
+    with monkeypatch.context() as patch:
+        patch.setattr("unpad.training.loop._open_monitor", _interrupt)
+        with pytest.raises(Interrupted):
+            run(recipe, tmp_path / "second", steps, f"train.init_from={tmp_path / 'first'}")
+    (tmp_path / "second/recipe.yaml").unlink()
+    run(recipe, tmp_path / "second", steps)  # another run in its place, from random weights
+    assert not (tmp_path / "second/hf").exists()
+    written: list[str] = []
+    real = progress.storage.write_atomic
+
+    def last(path: Path, *args: Any, **options: Any) -> None:
+        written.append(path.name)
+        real(path, *args, **options)
+        if path.name == "recipe.yaml":
+            raise Interrupted("right after it has become a run")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(progress.storage, "write_atomic", last)
+        with pytest.raises(Interrupted):
+            run(recipe, tmp_path / "third", steps, f"train.init_from={tmp_path / 'first'}")
+    run(recipe, tmp_path / "third", resume=True)
+    assert "recipe.yaml" in written
+    assert (tmp_path / "third/hf/config.json").read_text() == '{"model_type": "llama"}'
 
 
 def test_a_resume_of_nothing_says_that_it_is_a_new_run(unpad: Shell, tmp_path: Path) -> None:

@@ -175,14 +175,16 @@ def origin_files(name: str) -> dict[str, bytes]:
     return {file: read_bytes(folder / file) for file in (*JSON_FILES, *OTHERS) if (folder / file).is_file()}
 
 
-def keep_origin(name: str, run: Path) -> None:
-    """Copy these files into a run that starts from the model.
+def keep_origin(name: str | None, run: Path) -> None:
+    """Copy these files into a new run that starts from the model; one that starts from none has none of them.
 
     Raises:
         DiskError: they cannot be written.
     """
-    if files := origin_files(name):
+    if files := origin_files(name) if name else {}:
         storage.replace_folder(run / KEPT, files)
+    elif (run / KEPT).exists():  # of a run that ended here before it was one
+        storage.remove_folder(run / KEPT)
 
 
 def folder_of(name: str) -> Path:

@@ -23,7 +23,7 @@ from types import FrameType
 
 import torch
 
-from unpad.errors import SIGNALS, LostProcessError
+from unpad.errors import SIGNALS, UNFORESEEN, LostProcessError
 from unpad.processes.own_log import LOGS, log_of, shown
 from unpad.processes.worker import LAUNCHER
 from unpad.terminal.printing import print_lines, print_text, show_cursor
@@ -44,7 +44,7 @@ def launch(processes: int, arguments: Sequence[str], folder: Path) -> int:
 
     Returns:
         Exit code of the run: that of the lowest rank whose code is not LostProcessError's; 129, 130 or 143 after
-        SIGHUP, Ctrl-C or SIGTERM; LostProcessError's if a process was killed.
+        SIGHUP, Ctrl-C or SIGTERM, unless a process could not save; LostProcessError's if a process was killed.
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(max(torch.get_num_threads() // processes, 1)))
     if note := crowded(processes):
@@ -96,8 +96,10 @@ class Ended:
         """Exit code of the run."""
         told = [code for _, code in sorted(self.codes.items()) if code > 0]
         known = [code for code in told if code != LostProcessError.exit_code]
-        if self.signal is not None and (self.at_once or not known):
-            return 128 + self.signal
+        if self.signal is not None:
+            # Python ends with UNFORESEEN where a signal finds it half started, or half ended.
+            known = [] if self.at_once else [code for code in known if code != UNFORESEEN]
+            return known[0] if known else 128 + self.signal
         if known:
             return known[0]
         return LostProcessError.exit_code if self.codes else 0
@@ -239,10 +241,14 @@ def _supervised(pids: Callable[[], Mapping[int, int]]) -> Iterator[_Supervisor]:
         if number != signal.SIGHUP or before[number] is not signal.SIG_IGN:
             signal.signal(number, supervisor.handle)
     supervisor.start()
+    # Processes start with Ctrl-C held back, until `unpad.__main__` can answer it: in an interpreter that is half
+    # started it is a traceback. The supervisor's thread, which began before, receives that of the launcher.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield supervisor
     finally:
         supervisor.stop()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for number, handler in before.items():
             signal.signal(number, handler)
 

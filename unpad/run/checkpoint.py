@@ -129,7 +129,7 @@ def save_named(folder: Path, name: str, state: State) -> Path:
 def _write(target: Path, state: State) -> None:
     files = _to_files(state)
     storage.make_folder(target.parent)
-    storage.clean_leftovers(target.parent)
+    storage.clean_leftovers(target.parent, alone=True)
     check_space(target, sum(map(len, files.values())))
     storage.replace_folder(target, files)
 

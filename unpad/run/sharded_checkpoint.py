@@ -50,7 +50,7 @@ def save_shards(folder: Path, state: State, keep: int, group: Group) -> Path:
 
 def _begin(target: Path) -> Path:
     storage.make_folder(target.parent)
-    storage.clean_leftovers(target.parent)
+    storage.clean_leftovers(target.parent, alone=True)
     return storage.begin_folder(target)
 
 

@@ -7,20 +7,26 @@ every step that changes the disk calls `operation`.
 from __future__ import annotations
 
 import errno
+import hashlib
 import itertools
 import os
 import re
 import secrets
+import socket
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from unpad.errors import DiskError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
-_TEMPORARY = re.compile(r"\.tmp-(\d{1,9})-([0-9a-f]{8})-\d+")
+# Those of earlier versions do not tell where their process ran.
+_TEMPORARY = re.compile(r"\.tmp-(?:([0-9a-f]{8})-([0-9a-f]{8})-)?(\d{1,9})-([0-9a-f]{8})-\d+")
+DAY_S = 86_400.0
 PROCESS = secrets.token_hex(4)  # tells processes apart, since pids are reused, in a container at every start
 _numbers = itertools.count()
 
@@ -222,21 +228,80 @@ def discard(path: Path) -> None:
 # --------------------------------------------------------------------------- temporary names
 
 
+@cache
+def _place() -> tuple[str, str]:
+    """Short hashes of this machine, and of the part of its processes that this one sees: a boot and a container."""
+    machine = [socket.gethostname(), _told("/etc/machine-id")]
+    seen = [*machine, _told("/proc/sys/kernel/random/boot_id")]
+    with suppress(OSError):
+        seen.append(os.readlink("/proc/self/ns/pid"))
+    one, other = (hashlib.sha256("\n".join(told).encode()).hexdigest()[:8] for told in (machine, seen))
+    return one, other
+
+
+def _told(path: str) -> str:
+    with suppress(OSError):
+        return Path(path).read_text(encoding="ascii", errors="replace").strip()
+    return ""
+
+
 def temporary_name(parent: Path) -> Path:
-    return parent / f".tmp-{os.getpid()}-{PROCESS}-{next(_numbers)}"
+    """A new name; it tells who writes there: machine, processes that see each other, process, number."""
+    machine, seen = _place()
+    return parent / f".tmp-{machine}-{seen}-{os.getpid()}-{PROCESS}-{next(_numbers)}"
 
 
-def is_leftover(name: str) -> bool:
-    match = _TEMPORARY.fullmatch(name)
+def is_leftover(path: Path, alone: bool = False) -> bool:
+    """True for a temporary file or folder that nobody writes any more.
+
+    Of a process that this one can see, the kernel tells. Of another host or container, whose processes it does not
+    know, only what has not changed for a day counts, and of this machine what has not changed since it was started.
+
+    Args:
+        alone: whether nobody else may write in its folder, since this process holds the lock of that.
+    """
+    match = _TEMPORARY.fullmatch(path.name)
     if match is None:
         return False
-    pid = int(match[1])
-    if pid == os.getpid():
-        return match[2] != PROCESS
+    machine, seen, pid, process = match[1], match[2], int(match[3]), match[4]
+    is_seen = seen == _place()[1]
+    if is_seen and pid == os.getpid():
+        return process != PROCESS
+    if alone:
+        return True
+    if is_seen:
+        return not _runs(pid)
+    limit = min(DAY_S, _since_start_s()) if machine == _place()[0] else DAY_S
+    return _unchanged_s(path) > limit
+
+
+def _runs(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
-        return True
+        return False
     except OSError:
         pass  # another user's process has the pid
-    return False
+    return True
+
+
+def _since_start_s() -> float:
+    """Seconds since this machine was started."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def _unchanged_s(path: Path) -> float:
+    """Seconds since a file or folder changed, by the clock of its file system, which may be another machine's; 0 where
+    that cannot be told."""
+    probe = temporary_name(path.parent)
+    try:
+        check_held(probe)
+        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        try:
+            now = os.lstat(probe).st_mtime
+        finally:
+            os.unlink(probe)
+        inside = [Path(folder) / name for folder, folders, files in os.walk(path) for name in (*folders, *files)]
+        return now - max(os.lstat(one).st_mtime for one in (path, *inside))
+    except OSError:
+        return 0.0

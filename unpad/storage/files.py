@@ -136,14 +136,17 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
         sync_folder(folder)
 
 
-def clean_leftovers(parent: Path) -> None:
+def clean_leftovers(parent: Path, *, alone: bool = False) -> None:
     """Delete the temporary files and folders that killed processes left in `parent`, and nothing else.
+
+    Args:
+        alone: whether nobody else may write there, since this process holds the lock; see `disk.is_leftover`.
 
     Raises:
         DiskError: one cannot be deleted.
     """
     with disk_errors(parent):
         for name in sorted(os.listdir(parent)):
-            if is_leftover(name):
+            if is_leftover(parent / name, alone):
                 with suppress(FileNotFoundError):  # another process cleans too
                     delete(parent / name)

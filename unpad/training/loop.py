@@ -28,8 +28,8 @@ from unpad.run.identity import new_id, run_id
 from unpad.run.kept import open_files
 from unpad.run.loggers import check_loggers
 from unpad.run.monitor import Monitor, silent_monitor
-from unpad.run.report.attention import keep_attention
-from unpad.run.report.samples import keep_samples
+from unpad.run.report.attention import has_attention, keep_attention
+from unpad.run.report.samples import has_samples, keep_samples
 from unpad.run.screen import open_console
 from unpad.run.timers import Timers, Timing, covered_steps
 from unpad.training.alike import check_alike, check_folder, check_recipe, check_weights
@@ -146,9 +146,9 @@ def train(
             if state is None and settings.train.init_from and setup.base is None:
                 notes.append(start_from(setup, settings.train.init_from))
             with timers("save"):
-                write_run_files(setup, recipe, overrides)
-                if group.leads and not exists and settings.train.init_from:
+                if group.leads and not exists:  # before the recipe: from that on it is a run, which goes on without
                     keep_origin(settings.train.init_from, folder)
+                write_run_files(setup, recipe, overrides)
         check_weights(setup, progress.step)
         last = length.last(progress.stage, progress.step - progress.stage_step).step
         monitor = _open_monitor(setup, console, last, verbose=verbose)
@@ -217,7 +217,7 @@ def _take_folder(folder: Path, locked: bool, stack: ExitStack, *, private: bool)
         storage.make_private(folder)
     for path in (folder, folder / CHECKPOINTS):
         if path.is_dir():
-            storage.clean_leftovers(path)
+            storage.clean_leftovers(path, alone=path != folder)  # `unpad eval` writes beside the checkpoints
 
 
 def start_from(setup: Setup, start: str) -> str:
@@ -275,10 +275,10 @@ def _run_stages(run: RunContext, state: State | None, began: float) -> Result:
             progress.next_stage()
     if not has_best:  # the last stage had nothing to do: save the weights as they are
         save_best(setup, progress)
-    if trained and progress.step > start:
+    if trained:
         model = setup.parallelism.whole_model(setup.model)
         if model is not None and setup.group.leads:
-            _keep_samples(run, model, trained[-1].kinds)
+            _keep_samples(run, model, trained[-1].kinds, anew=progress.step > start)
     timings = timers.summary(time.perf_counter() - began)
     monitor.log("timers", rows=timings, after_step=start, step=progress.step)
     monitor.log("finished", step=progress.step, heldout_loss=heldout)
@@ -286,18 +286,22 @@ def _run_stages(run: RunContext, state: State | None, began: float) -> Result:
     return Result(setup.folder, progress.step, epochs, heldout, start, timings, monitor.waited_share)
 
 
-def _keep_samples(run: RunContext, model: Model, kinds: tuple[str, ...]) -> None:
+def _keep_samples(run: RunContext, model: Model, kinds: tuple[str, ...], *, anew: bool) -> None:
     """Keep what the page shows of the weights that the model ends with: of texts replies to held-out prompts, of texts
-    and images attention maps of one example."""
-    data = run.setup.data
-    if isinstance(model, Generates) and isinstance(data, TextData):
+    and images attention maps of one example.
+
+    Args:
+        anew: whether steps were taken; else only what is missing is made, as after a kill right after the last step.
+    """
+    data, folder, step = run.setup.data, run.setup.folder, run.progress.step
+    if isinstance(model, Generates) and isinstance(data, TextData) and (anew or not has_samples(folder, step)):
         with run.timers("samples"):
-            pairs = sample_replies(model, data, run.setup.recipe, kinds)
-            keep_samples(run.setup.folder, run.progress.step, pairs)
-    with run.timers("samples"):
-        maps = attention_maps(model, data, next(model.parameters()).device)
-        if maps is not None:
-            keep_attention(run.setup.folder, maps)
+            keep_samples(folder, step, sample_replies(model, data, run.setup.recipe, kinds))
+    if anew or not has_attention(folder, step):
+        with run.timers("samples"):
+            maps = attention_maps(model, data, next(model.parameters()).device)
+            if maps is not None:
+                keep_attention(folder, step, maps)
 
 
 def _has_work(run: RunContext, stage: StageSetup) -> bool:

@@ -29,13 +29,21 @@ STYLE = """
 """
 
 
-def keep_attention(folder: Path, maps: dict[str, Any]) -> None:
-    """Write the maps of a run.
+def keep_attention(folder: Path, step: int, maps: dict[str, Any]) -> None:
+    """Write the maps of a run, of the weights that it ended with at a step.
 
     Raises:
         DiskError: they cannot be written.
     """
-    write_atomic(folder / ATTENTION, json.dumps(maps, ensure_ascii=False))
+    write_atomic(folder / ATTENTION, json.dumps({"step": step, **maps}, ensure_ascii=False))
+
+
+def has_attention(folder: Path, step: int) -> bool:
+    """True if a run keeps maps of this step; those of an earlier version name none."""
+    try:
+        return bool(read_shaped(folder / ATTENTION, _Maps).get("step") == step)
+    except CheckpointError:
+        return False
 
 
 def draw(folder: Path) -> str:
@@ -52,6 +60,7 @@ class _Block(TypedDict):
 
 
 class _Maps(TypedDict):
+    step: NotRequired[Count]
     where: str
     blocks: list[_Block]
     tokens: NotRequired[list[str] | None]

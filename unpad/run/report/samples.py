@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from datetime import datetime
 from html import escape
@@ -12,8 +13,9 @@ from typing_extensions import TypedDict
 
 from unpad.errors import SourceError
 from unpad.run.report.history import read_rows
-from unpad.storage import LineLog
+from unpad.storage import LineLog, write_atomic
 from unpad.storage.reading import Count, Number, misfit
+from unpad.storage.strict_json import json_object
 
 EVALUATIONS, SAMPLES = "evaluations.jsonl", "samples.jsonl"
 SHOWN_SAMPLES = 12
@@ -30,25 +32,38 @@ def keep_evaluation(folder: Path, step: int, metrics: dict[str, Any], lines: lis
     Raises:
         DiskError: it cannot be written.
     """
-    _append(folder / EVALUATIONS, {"step": step, "metrics": metrics, "lines": lines})
+    log = LineLog(folder / EVALUATIONS)
+    try:
+        time = datetime.now().astimezone().isoformat(timespec="seconds")
+        log.append({"time": time, "step": step, "metrics": metrics, "lines": lines})
+    finally:
+        log.close()
 
 
 def keep_samples(folder: Path, step: int, pairs: list[tuple[str, str]]) -> None:
-    """Add prompts of held-out data and the model's replies to the run.
+    """Add prompts of held-out data and the model's replies to those of earlier steps, as a whole.
 
     Raises:
-        DiskError: they cannot be written.
+        DiskError: they cannot be written; what was there is untouched.
     """
-    for prompt, reply in pairs:
-        _append(folder / SAMPLES, {"step": step, "prompt": prompt, "reply": reply})
+    path = folder / SAMPLES
+    before = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    kept = [line for line in before if _step(line) < step]
+    rows = [{"step": step, "prompt": prompt, "reply": reply} for prompt, reply in pairs]
+    lines = [*kept, *((json.dumps(row, ensure_ascii=False) + "\n").encode() for row in rows)]
+    if lines != before:
+        write_atomic(path, b"".join(lines))
 
 
-def _append(path: Path, record: dict[str, Any]) -> None:
-    log = LineLog(path)
-    try:
-        log.append({"time": datetime.now().astimezone().isoformat(timespec="seconds")} | record)
-    finally:
-        log.close()
+def has_samples(folder: Path, step: int) -> bool:
+    """True if a run keeps replies of this step."""
+    return any(row["step"] == step for row in _read(folder / SAMPLES, _Sample))
+
+
+def _step(line: bytes) -> float:
+    """Step of a sample; infinite for a damaged line, which is left out."""
+    step = (json_object(line) or {}).get("step")
+    return step if isinstance(step, int) else math.inf
 
 
 def newest_evaluation(folder: Path) -> dict[str, Any] | None:
