@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from unpad import __main__
-from unpad.errors import Interrupted
+from unpad.errors import Interrupted, OutOfMemoryError
 from unpad.processes.worker import LAUNCHER
 
 # Starts the program as the command does. Ctrl-C comes when `module` is looked for; an exception would pass through the
@@ -84,3 +85,17 @@ def test_ctrl_c_that_the_launcher_held_back_is_one_line_and_code_130() -> None:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     assert (started.returncode, *said) == (Interrupted.exit_code, "", "Interrupted: stopped by Ctrl-C\n")
+
+
+def test_a_limit_of_addresses_that_libraries_do_not_fit_into_is_named_before_they_load() -> None:
+    """With 650 MB torch ends by a signal, with 800 MB tokenizers aborts."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (650 << 20, 650 << 20))
+
+    for arguments, code in (("recipes",), 0), (("prove", "zh_chat"), OutOfMemoryError.exit_code):
+        command = [sys.executable, "-m", "unpad", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit)
+        assert done.returncode == code
+        assert done.stderr.startswith("OutOfMemoryError: the libraries take about") == (code != 0)
+        assert ("the limit is 681 MB\n  at: ulimit -v\n  do: raise it" in done.stderr) == (code != 0)

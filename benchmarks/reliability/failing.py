@@ -18,7 +18,7 @@ from benchmarks.reliability.victim import Ended, call, digests, unlike
 
 ERRORS = ("EIO", "ENOSPC", "EROFS", "EACCES", "ESTALE", "EDQUOT", "EMFILE", "EINTR")
 CODES = {0, 2, 3, 4, 6}  # nothing worse than unread; recipe, data, checkpoint or disk named
-# Calls that do not fail in ways that a program could answer, and those of TensorBoard, which report on their own.
+# Calls that do not fail in ways that a program could answer.
 LEFT_ALONE = ("close", "fstat")
 
 
@@ -91,7 +91,7 @@ def _run(found: Failing, place: Path, seen: Callable[[str, str, int], None], *, 
 
     def before(name: str, path: str, args: tuple[Any, ...]) -> None:
         nonlocal num
-        if name not in LEFT_ALONE and "tensorboard" not in path:
+        if name not in LEFT_ALONE:
             num += 1
             seen(name, path, num - 1)
 

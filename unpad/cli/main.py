@@ -10,6 +10,7 @@ import traceback
 from contextlib import suppress
 
 from unpad.cli import app
+from unpad.cli.limits import watch_address_space
 from unpad.errors import (
     PLEASE_REPORT,
     UNFORESEEN,
@@ -30,6 +31,7 @@ OUTPUT_ERRORS = (errno.ENOSPC, errno.EIO)  # of a full disk, and of a terminal t
 def main() -> None:
     """Run a verb; print an error that a user can cause as three lines, without a traceback, and exit with its code."""
     prepare_streams()
+    watch_address_space()
     if started_by_torchrun():
         from unpad.processes.worker import run_as_worker
 

@@ -1,0 +1,53 @@
+"""Limit of a process's address space, looked at before libraries load that end the process where it is too low."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from unpad.errors import OutOfMemoryError
+
+# Of all libraries of a training but torch's own files: 847 MB in all, with a torch of 447 MB (Linux, x86-64).
+OTHERS_MB = 400
+
+
+def watch_address_space() -> None:
+    """Where the address space is limited, as by `ulimit -v`, have the import of torch look at the limit first.
+
+    With less than they need, some libraries load and some fail: torch by a signal, or tokenizers by an abort.
+    """
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        sys.meta_path.insert(0, _BeforeTorch)
+
+
+class _BeforeTorch:
+    """Finder that finds nothing: asked for every module before it is loaded."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+        if name == "torch":
+            sys.meta_path.remove(_BeforeTorch)
+            _check()
+
+
+def _check() -> None:
+    """Compare the limit with what the libraries need.
+
+    Raises:
+        OutOfMemoryError: it is lower.
+    """
+    found = PathFinder.find_spec("torch")
+    if found is None or found.origin is None:
+        return
+    files = (Path(found.origin).parent / "lib").glob("*.so*")
+    needed = sum(file.stat().st_size for file in files) // 10**6 + OTHERS_MB
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0] // 10**6
+    if limit < needed:
+        raise OutOfMemoryError(
+            f"the libraries take about {needed:,} MB of address space to load, and the limit is {limit:,} MB",
+            where="ulimit -v",
+            fix="raise it, or limit the memory instead of addresses, as `systemd-run -p MemoryMax=2G` does",
+        )
