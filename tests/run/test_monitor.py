@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from unpad.errors import DiskError
 from unpad.run.monitor import COLUMNS, Monitor, StepRecord, perplexity
 from unpad.run.report.history import load_metrics, read_rows
 from unpad.run.timers import Timers
@@ -300,6 +301,23 @@ def test_tensorboard_hides_what_a_kill_lost(tmp_path: Path) -> None:
         [row["loss"] for row in load_metrics(tmp_path) if row["kind"] == "train"]
     )
     assert {"train/lr", "train/grad_norm", "train/tokens_per_second", "heldout/loss"} <= set(read.Tags()["scalars"])
+
+
+def test_a_report_that_cannot_be_written_at_the_end_leaves_the_log_open(tmp_path: Path, monkeypatch) -> None:
+    run = monitor(tmp_path)
+    train(run, 1, 3)
+
+    def full(*_: object) -> None:
+        raise DiskError("the disk is full")
+
+    monkeypatch.setattr("unpad.run.monitor.write_report", full)
+    with pytest.raises(DiskError, match="the disk is full"):
+        run.close()
+    run.log("stopped", message="the disk is full")
+    for _ in range(2):
+        run.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        run.log("stopped")
 
 
 def test_timers_sum_to_the_wall_time_and_nested_parts_count_once(monkeypatch: pytest.MonkeyPatch) -> None:

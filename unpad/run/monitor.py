@@ -147,6 +147,7 @@ class Monitor:
         self._screen = Screen(console, log_every=log_every, total_steps=total_steps, verbose=verbose)
         self._metrics, self._timing = LineLog(folder / METRICS), LineLog(folder / TIMING)
         self._log = LineLog(log_file(folder))
+        self._files: list[LineLog | Board] = [self._metrics, self._timing, self._log]  # that are open
         self._board: Board | None = None
         self._has_board = True
         self._purge_step: int | None = None
@@ -379,23 +380,20 @@ class Monitor:
         self._timing.sync()
 
     def close(self) -> None:
-        """Leave the screen, draw the report a last time and close the files. Calling it again does nothing."""
-        if self._closed:
-            return
-        self._closed = True
-        for logger in self._loggers:
-            with suppress(DiskError):  # of a warning; what follows tells it
-                logger.close(self._finished)
-        self._screen.close()
-        try:
+        """Leave the screen, draw the report a last time and close the files. Calling it again does nothing, or closes
+        the files after a call that failed, and after which the log could still say so."""
+        if not self._closed:
+            self._closed = True
+            for logger in self._loggers:
+                with suppress(DiskError):  # of a warning; what follows tells it
+                    logger.close(self._finished)
+            self._screen.close()
             self.sync()
             if self._metrics.is_in_place():  # else the directory was removed or renamed, and must not come back
                 self._report()
             self._log.sync()  # nobody resumes a run that is over, which would mend what a power cut has left of it
-        finally:
-            for file in (self._metrics, self._timing, self._log, self._board):
-                if file is not None:
-                    file.close()
+        while self._files:
+            self._files.pop().close()
 
     # ----------------------------------------------------------------------- files
 
@@ -448,6 +446,7 @@ class Monitor:
                 from unpad.run.board import Board  # slow to import, and only a run needs it
 
                 self._board = Board(self.folder / "tensorboard", self._purge_step)
+                self._files.append(self._board)
             self._board.scalars({f"{group}/{name}": value for name, value in values.items()}, step)
         except (OSError, DiskError) as error:
             self._has_board = False

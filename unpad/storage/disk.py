@@ -53,7 +53,8 @@ def release(descriptor: int) -> None:
 def check_held(path: Path) -> None:
     """See that a path still leads into the folder that this process has locked, if it lies in one.
 
-    A folder that is renamed takes its lock along, and what is written by path would go into another one.
+    A folder that is renamed takes its lock along, and what is written by path would go into another one. This looks
+    right before every call that changes a name: a rename within these microseconds is seen before the next one.
 
     Raises:
         DiskError: the lock file at that path is gone, or is another one.
