@@ -158,7 +158,7 @@ class Monitor:
         self._peak = 0  # bytes
         self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT_STEPS)  # the newest of them
         self._report_due = -math.inf
-        self._tensorboard, self._loggers, self._finished = True, list[Worker](), False
+        self._loggers, self._finished = list[Worker](), False
         self._closed = False
         # It is never flushed, so that a power cut may leave zeros anywhere in it.
         self._say_lost(log_file(folder).name, self._log.truncate(lambda entry: True, mend=True))
@@ -180,7 +180,7 @@ class Monitor:
         Args:
             config: the recipe, as JSON values.
         """
-        self._tensorboard = "tensorboard" in log.to
+        self._has_board = "tensorboard" in log.to
         self._loggers = open_loggers(log, self.folder, config, lambda message: self.log("warning", message=message))
 
     # ----------------------------------------------------------------------- the run's course
@@ -418,8 +418,8 @@ class Monitor:
     def _curves(self, group: str, values: dict[str, float], step: int) -> None:
         for logger in self._loggers:
             logger.scalars({f"{group}/{name}": value for name, value in values.items()}, step)
-        if self._tensorboard:
-            self._scalars(group, values, step)
+        if self._has_board:
+            self._to_board(group, values, step)
 
     def _write_csv(self) -> None:
         """Rewrite metrics.csv from metrics.jsonl."""
@@ -437,10 +437,8 @@ class Monitor:
         now = perf_counter()
         self._report_due = now + max(5.0, REPORT_PAUSE * (now - began))
 
-    def _scalars(self, group: str, values: dict[str, float], step: int) -> None:
+    def _to_board(self, group: str, values: dict[str, float], step: int) -> None:
         """Write to TensorBoard; if that fails, go on without it, as its curves are in the metrics too."""
-        if not self._has_board:
-            return
         try:
             if self._board is None:
                 from unpad.run.board import Board  # slow to import, and only a run needs it
