@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from threading import Lock
 
 from unpad.data.sources.example import Turn
 from unpad.errors import RecipeError, SourceError
@@ -17,7 +19,15 @@ _CUTS = (
     str.strip, str.lstrip, str.rstrip,
     lambda text: text.strip("\n"), lambda text: text.lstrip("\n"), lambda text: text.rstrip("\n"),
 )  # fmt: skip
+MOST_SOURCE = 1 << 17  # characters of a template; those of released models have up to 30,000
+# Characters of a conversation's text, beside those of its messages so many times.
+MOST_TEXT, MOST_GROWTH = 1 << 18, 10
+OTHER_TEMPLATE = "correct the chat template in its file, or take chat_template out of the folder and import it again"
 AMBIGUOUS = "mark replies with {% generation %} in the chat template, or leave such conversations out"
+
+
+class UnusableTemplateError(SourceError):
+    """A chat template that no conversation can be written with, or that costs more than a conversation may."""
 
 
 @dataclass(frozen=True)
@@ -134,27 +144,48 @@ class ChatTemplate:
         try:
             from jinja2 import TemplateError
 
-            from unpad.data.tokens.jinja_environment import chat_environment
+            from unpad.data.tokens.jinja_budget import ExcessError
+            from unpad.data.tokens.jinja_environment import ChatEnvironment
         except ImportError:
             what = "a chat template needs jinja2, which is not installed"
             raise RecipeError(what, fix="pip install unpad[hf]") from None
+        if len(self.source) > MOST_SOURCE:
+            what = f"the chat template has {len(self.source):,} characters; at most {MOST_SOURCE:,} are read"
+            raise UnusableTemplateError(what, fix=OTHER_TEMPLATE)
+        environment, one_at_a_time = ChatEnvironment(), Lock()
         try:
-            template = chat_environment().from_string(self.source)
-        except TemplateError as error:
-            fix = "correct the chat template of the folder that was imported"
-            raise SourceError(f"the chat template is no Jinja: {error}", fix=fix) from None
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of Python, about what Jinja made of the template
+                render = environment.read(self.source)
+        except Exception as error:  # Jinja parses, and Python compiles: both end on odd texts in many ways
+            raise UnusableTemplateError(
+                f"the chat template is no Jinja: {_reason(error)}", fix=OTHER_TEMPLATE
+            ) from None
 
         def run(messages: list[dict[str, str]], prompt: bool) -> str:
+            given = sum(len(message["content"]) for message in messages)
             try:
-                return template.render(messages=messages, add_generation_prompt=prompt, **self.names)
+                with one_at_a_time:
+                    environment.budget.begin(len(messages), given)
+                    text = render(messages=messages, add_generation_prompt=prompt, **self.names)
+                if len(text) > MOST_TEXT + MOST_GROWTH * given:
+                    raise ExcessError
+                return text
+            except ExcessError as error:
+                what = f"the chat template is not usable: {_reason(error)}"
+                raise UnusableTemplateError(what, fix=OTHER_TEMPLATE) from None
             except TemplateError as error:
-                reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-                raise SourceError(f"the chat template refuses a conversation: {reason}", fix=AMBIGUOUS) from None
+                what = f"the chat template refuses a conversation: {_reason(error)}"
+                raise SourceError(what, fix=AMBIGUOUS) from None
             except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-                reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-                raise SourceError(f"the chat template fails on a conversation: {reason}", fix=AMBIGUOUS) from None
+                what = f"the chat template fails on a conversation: {_reason(error)}"
+                raise SourceError(what, fix=AMBIGUOUS) from None
 
         return run
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def _refuse_noncharacters(turns: Sequence[Turn]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from tests.helpers.fuzz.mutate import TOKENS, damage_bytes, damage_json
 from tests.helpers.fuzz.target import Target, WrongError
 from unpad.data.sources.example import Turn
 from unpad.data.tokens.augment import load_synonyms
-from unpad.data.tokens.chat_template import ChatTemplate
+from unpad.data.tokens.chat_template import MOST_TEXT, ChatTemplate
 from unpad.data.tokens.encode import encode_prompt
 from unpad.data.tokens.folder_tokenizer import CHAT_TEMPLATE, TOKENIZER, TOKENIZER_CONFIG, folder_tokenizer
 from unpad.data.tokens.tokenizer import DecodeStream, Tokenizer, load_tokenizer, train_tokenizer
@@ -25,6 +27,7 @@ from unpad.inference.prompts import lost_of, prompt_warning
 from unpad.recipes.data import Template, TokenizerSettings
 
 TEXTS = ["hello world 你好 <|eos|>[SEP]</s>\u0301 😀 1234", "", "a" * 50, " ", "<s>[UNK]<|im_end|>"]
+MOST_SECONDS = 20  # of the processor, far above what a template's budget allows
 CORPUS = ["hello world 你好", "low lower lowest"] * 5
 
 
@@ -135,6 +138,117 @@ def chat_template(folder: Path) -> Target:
     return Target(make, run, (SourceError,))
 
 
+_START = ("'a'", "[1]", "(1,)", "{}", "7", "1.5", "messages", "messages[0].content", "''", "none", "namespace(x=1)")
+_VALUE = ("x", "y", "n.x", "messages", "m.content", "bos_token", "'ab'", "3", "10**9", "[x, y]", "(x, n.x)", "{x: y}")
+_STEP = (
+    *(
+        "A + B",
+        "A ~ B ~ A",
+        "A * B",
+        "A ** B",
+        "A % B",
+        "A - B",
+        "A // B",
+        "-A",
+        "[A, B]",
+        "(A, A)",
+        "{A: B}",
+        "A == B",
+    ),
+    *("A in B", "A[B]", "A[1:]", "A[::-1]", "A.x", "A if B else A", "A and B", "A | F", "A | F | F", "A.M", "A is T"),
+    *("f(A)", "f(f(A))", "namespace(x=A)", "dict(x=A)", "range(9999)", "g(A, 9)", "[A] + [B]", "A | string"),
+)
+_FILTER = (
+    *("join(B)", "replace(A, B)", "indent(B, true)", "tojson", "tojson(indent=B)", "list", "sort", "unique", "string"),
+    *("map('upper')", "map(attribute='x')", "select", "selectattr('x', '==', B)", "sum", "sum(start=B)", "round(B)"),
+    *("int", "int(0, 16)", "float", "length", "reverse", "dictsort", "groupby('x')", "items", "max", "first", "safe"),
+    *(
+        "escape",
+        "title",
+        "default(B)",
+        "wordcount",
+        "trim",
+        "first",
+        "last",
+        "count",
+        "upper",
+        "center(B)",
+        "attr('x')",
+    ),
+)
+_METHOD = (
+    *("join(B)", "split(B)", "split()", "replace(A, B)", "upper()", "format(B)", "center(B)", "items()", "get(B)"),
+    *("count(B)", "index(B)", "copy()", "splitlines()", "zfill(B)", "keys()", "strip()", "values()"),
+)
+_BLOCK = (
+    *(
+        "{% for x in A %}S{% endfor %}",
+        "{% for x in range(99999) if B %}S{% else %}S{% endfor %}",
+        "{% if A %}S{% endif %}",
+    ),
+    *("{% for m in messages %}S S{% endfor %}", "{% set x = A %}S", "{% set n.x = A %}S", "{% set y %}S{% endset %}"),
+    *(
+        "{% macro f(x) %}S S{% endmacro %}S",
+        "{% call f(A) %}S{% endcall %}",
+        "{% filter F %}S{% endfilter %}",
+        "{{ A }}S",
+    ),
+    *(
+        "{% generation %}S{% endgeneration %}",
+        "{% for i in range(60) %}{% set n.x = A %}S{% endfor %}{{ n.x }}",
+        "{{ A }}",
+    ),
+)
+_PLACE = re.compile(r"(?<![A-Za-z_'])[ABFMTS](?![A-Za-z'])")
+_LAST = {"S": "", "F": "string", "M": "upper()", "T": "string"}
+_WORDS = {
+    "A": _VALUE,
+    "B": _VALUE,
+    "F": _FILTER,
+    "M": _METHOD,
+    "T": ("string", "eq(y)", "in(y)", "mapping"),
+    "S": _BLOCK,
+}
+
+
+def _drawn(rng: random.Random) -> str:
+    """A template of loops, macros, filters and methods that feed each other."""
+    x, y, inner = (rng.choice(_START) for _ in range(3))
+    text = f"{{% set n = namespace(x={inner}) %}}{{% set x = {x} %}}{{% set y = {y} %}}{{% set m = messages[0] %}}"
+    text += "{% macro f(x) %}{{ x }}{{ caller() if caller else '' }}{% endmacro %}"
+    text += "{% macro g(x, i) %}{% if i %}S{{ g(x, i - 1) }}S{% endif %}{% endmacro %}{{ g(x, 7) }}"
+    text += "S S S S"
+    for _ in range(rng.choice((5, 9, 15, 30))):
+        if places := list(_PLACE.finditer(text)):
+            place = rng.choice(places)
+            text = text[: place.start()] + _word(place[0], rng) + text[place.end() :]
+    return _PLACE.sub(lambda found: _LAST.get(found[0], "x"), text)
+
+
+def _word(kind: str, rng: random.Random) -> str:
+    if kind in "AB" and rng.random() < 0.4:
+        return f"({rng.choice(_STEP)})"
+    return rng.choice(_WORDS[kind])
+
+
+def chat_budget(folder: Path) -> Target:
+    """Templates that go on, grow or nest: each ends within its budget, and so does its tree."""
+    turns = [Turn("user", "a b"), Turn("assistant", "b")]
+
+    def run(data: bytes) -> None:
+        template = ChatTemplate(data.decode("utf-8", "replace"), {"bos_token": "<s>"}, ["<|im_end|>"])
+        began = time.process_time()
+        try:
+            text = template.prompted(turns).text
+        finally:
+            if time.process_time() - began > MOST_SECONDS:
+                raise WrongError("a template takes longer than its budget allows")
+        if len(text) > MOST_TEXT + 100:
+            raise WrongError("a template makes too much text")
+
+    return Target(lambda rng: _drawn(rng).encode(), run, (SourceError,))
+
+
 def tokenizer_folder(folder: Path) -> Target:
     """The files of a foreign folder that describe its tokenizer."""
     values: dict[str, Any] = {
@@ -210,6 +324,7 @@ BUILDERS: dict[str, Callable[[Path], Target]] = {
     "tokenizer_foreign": _tokenizer(foreign_tokenizers, 0.02),
     "tokenizer_folder": tokenizer_folder,
     "chat_template": chat_template,
+    "chat_budget": chat_budget,
     "synonyms": synonyms,
     "prompts": prompts,
 }
