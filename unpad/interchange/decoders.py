@@ -191,7 +191,8 @@ def _check_numbers(fields: Fields) -> None:
             if value is not None and (type(value) not in kinds or not value > 0):
                 raise refuse(name, value, expected)
             if names is SIZES and value is not None and value > largest(name):
-                raise refuse(name, value, f"at most {largest(name):,}")
+                fix = "correct it: a context is the one that the model was trained with" if "position" in name else ""
+                raise refuse(name, value, f"at most {largest(name):,}", fix)
     full = fields.get("max_window_layers")
     if full is not None and (type(full) is not int or full < 0):
         raise refuse("max_window_layers", full, "a number of blocks")

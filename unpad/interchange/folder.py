@@ -19,9 +19,11 @@ from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 from unpad import storage
+from unpad.data.tokens.folder_tokenizer import most_bytes
 from unpad.errors import CheckpointError
 from unpad.models import build_model
 from unpad.models.contract import Model, ModelConfig
+from unpad.storage.reading import opened, read_file
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 JSON_FILES = (
@@ -32,6 +34,7 @@ BUFFERS = (".position_ids", ".inv_freq", ".attn.bias", ".attn.masked_bias")  # o
 FLOATS = ("F16", "BF16", "F32", "F64")
 SHARD_BYTES = 5 << 30  # of a weight file; larger models are written as several with an index
 ANOTHER_COPY = "use another copy"
+MOST_HEADER_BYTES = 1 << 25  # of a weight file: 200,000 tensors
 MOST_SHOWN = 200  # characters of a value in a message
 MOST_NAME_BYTES = 255
 Fields = dict[str, Any]  # of config.json
@@ -159,12 +162,9 @@ def read_bytes(path: Path) -> bytes:
     """Read a file of a folder.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: it cannot be read, is no regular file, or is larger than any such file.
     """
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"cannot be read: {error.strerror}", where=str(path), fix=ANOTHER_COPY) from None
+    return read_file(path, most=most_bytes(path.name), fix=ANOTHER_COPY)
 
 
 def load_model(folder: Path, family: Family, given: Fields, dtype: torch.dtype = torch.float32) -> Model:
@@ -272,6 +272,7 @@ def _open_tensors(folder: Path, family: Family, stack: ExitStack) -> dict[str, _
     """Open the weight files, and return their tensors by `Family.canonical`."""
     found: dict[str, _Stored] = {}
     for path in weight_files(folder):
+        _check_header(path)
         with _damage(path):
             file = stack.enter_context(safe_open(path, framework="pt"))
             for name in file.keys():  # noqa: SIM118 - it is no dict
@@ -287,6 +288,15 @@ def _open_tensors(folder: Path, family: Family, stack: ExitStack) -> dict[str, _
                     raise CheckpointError(what, where=str(path), fix="use weights that are not quantised")
                 found[family.canonical(name)] = _Stored(file, name, tuple(stored.get_shape()))
     return found
+
+
+def _check_header(path: Path) -> None:
+    """Raise CheckpointError unless a file is a regular one, with a header of a size that the library may read."""
+    with opened(path, fix=ANOTHER_COPY) as file:
+        size = int.from_bytes(file.read(8), "little")
+    if size > MOST_HEADER_BYTES:
+        what = f"its header has {size:,} bytes; at most {MOST_HEADER_BYTES:,} are read"
+        raise CheckpointError(f"not usable: {what}", where=str(path), fix=ANOTHER_COPY)
 
 
 @contextmanager
@@ -400,9 +410,19 @@ def _weight_bytes(tensors: Mapping[str, Tensor], most: int | None = None) -> dic
 # --------------------------------------------------------------------------- fields of config.json
 
 
+# Most blocks, positions and tokens that are read from config.json.
+MOST_BLOCKS, MOST_CONTEXT, MOST_VOCABULARY = 2_000, 1 << 24, 1 << 22
+MOST = {
+    "num_hidden_layers": MOST_BLOCKS, "n_layer": MOST_BLOCKS, "vocab_size": MOST_VOCABULARY,
+    "max_position_embeddings": MOST_CONTEXT, "n_positions": MOST_CONTEXT, "sliding_window": 2**31 - 1,
+    "original_max_position_embeddings": MOST_CONTEXT,
+}  # fmt: skip
+
+
 def largest(size: str) -> int:
-    """Most that a size of a model may be; of blocks, lists are made before there is any weight."""
-    return 10_000 if size in ("num_hidden_layers", "n_layer") else 2**31 - 1
+    """Most that a size of a model may be, some ten times that of any released one; lists of blocks and tables of
+    positions are made before there is any weight."""
+    return MOST.get(size, 1 << 20)
 
 
 def shown(value: object) -> str:

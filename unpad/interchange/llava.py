@@ -352,7 +352,9 @@ def _check_sizes(top: Fields, vision: Fields, text: Fields) -> None:
     for section, (fields, names) in needed.items():
         for name in names:
             if type(fields[name]) is not int or not 1 <= fields[name] <= largest(name):
-                raise refuse(f"{section}.{name}", fields[name], "a positive integer of that size", COVERED)
+                raise refuse(
+                    f"{section}.{name}", fields[name], f"a positive integer of at most {largest(name):,}", COVERED
+                )
     for name in ("vision_feature_layer", "image_token_index"):
         if type(top[name]) is not int:
             raise refuse(name, top[name], "one integer", COVERED)

@@ -11,7 +11,7 @@ from unpad import storage
 from unpad.data.family import family_of as data_family
 from unpad.data.tokens.folder_tokenizer import folder_tokenizer
 from unpad.data.tokens.tokenizer import LibraryTokenizer, Tokenizer, kept_tokenizer, load_tokenizer
-from unpad.errors import CheckpointError, RecipeError, nearest
+from unpad.errors import CheckpointError, RecipeError, SourceError, nearest
 from unpad.interchange.adapters import adapter_files
 from unpad.interchange.families import FAMILIES, family_of
 from unpad.interchange.folder import CONFIG, Family, Fields, load_model, read_json_files, save_model
@@ -58,6 +58,7 @@ def import_folder(name: str, out: Path) -> list[str]:
     reads_images = model.config.kind != "decoder"
     tokenizer = load_tokenizer(folder_tokenizer(folder, chat=not reads_images))
     _check_vocabulary(tokenizer, model, folder)
+    remark = _tried(tokenizer, folder)
     recipe = folder_recipe(folder).model_copy(
         update={
             "tokenizer": TokenizerSettings(kind="file", path=str((out / TOKENIZER).resolve())),
@@ -85,6 +86,7 @@ def import_folder(name: str, out: Path) -> list[str]:
     return [
         f"{family.architecture}: {parameters:,} parameters, context {model.config.longest:,}",
         f"vocabulary {tokenizer.vocab_size:,}, {chat}",
+        *([f"note: {remark}"] if remark else []),
         "",
         *([] if reads_images else [f"next:  {use}"]),
         f"       unpad train {out / RECIPE} {data}=FILE --out runs/tuned",
@@ -96,6 +98,22 @@ def _check_vocabulary(tokenizer: Tokenizer, model: Model, folder: Path) -> None:
     if rows is not None and rows < tokenizer.vocab_size:
         what = f"the tokenizer has {tokenizer.vocab_size} ids, the model {rows}"
         raise CheckpointError(what, where=str(folder / TOKENIZER), fix="use the tokenizer of the model")
+
+
+def _tried(tokenizer: Tokenizer, folder: Path) -> str:
+    """Why the chat template cannot write a first conversation; "" where it can, or where there is none.
+
+    Raises:
+        SourceError: it can write none.
+    """
+    if tokenizer.chat is None:
+        return ""
+    try:
+        return tokenizer.chat.trial()
+    except RecipeError as error:
+        return f"{error.what}; {error.fix}"
+    except SourceError as error:
+        raise SourceError(error.what, where=str(folder), fix=error.fix) from None
 
 
 # --------------------------------------------------------------------------- out

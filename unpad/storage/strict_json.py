@@ -11,18 +11,30 @@ from unpad.errors import CheckpointError
 
 OTHER_COPY = "use another copy, or remove this one"
 MOST_DEPTH = 100  # of lists and objects in each other
+MOST_VALUES = 1 << 23  # of a file; each may take 60 bytes of memory, and three of the file
 
 
 def parse_json(data: bytes, where: Path) -> Any:
     """Parse strict JSON from an untrusted file.
 
     Raises:
-        CheckpointError: `strict_value` refuses it.
+        CheckpointError: `strict_value` or `refuse_many` refuses it.
     """
     try:
+        refuse_many(data)
         return strict_value(data)
     except ValueError as error:
         raise CheckpointError(f"{where.name} is not usable JSON: {error}", where=str(where), fix=OTHER_COPY) from None
+
+
+def refuse_many(data: bytes) -> None:
+    """Refuse JSON that would take many times its size in memory.
+
+    Raises:
+        ValueError: it holds more than MOST_VALUES values.
+    """
+    if sum(map(data.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        raise ValueError(f"it holds more than {MOST_VALUES:,} values")
 
 
 def strict_value(data: bytes) -> Any:

@@ -93,6 +93,23 @@ class ChatTemplate:
             return Marked(text, tuple(generated), None)
         return Marked(text, tuple(generated or self._replies(turns, text, messages)), tuple(messages))
 
+    def trial(self) -> str:
+        """Write a question, and a question with its reply; why one of them cannot be written, "" where both can.
+
+        Raises:
+            UnusableTemplateError: no conversation can be written with the template.
+            RecipeError: jinja2 is not installed.
+        """
+        turns = [Turn("user", "What is this?"), Turn("assistant", "This is a reply.")]
+        try:
+            self.prompted(turns[:1])
+            self.marked(turns)
+        except UnusableTemplateError:
+            raise
+        except SourceError as error:
+            return error.what
+        return ""
+
     def _messages(self, turns: Sequence[Turn], text: str, *, prompt: bool) -> list[slice]:
         """Place of the content of every message in the text."""
         stand_ins = [Turn(turn.role, f"{_MARK}{index}{_MARK_END}") for index, turn in enumerate(turns)]

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from unpad import storage
-from unpad.data.sources.files import unreadable
-from unpad.data.tokens.tokenizer import with_import
+from unpad.data.tokens.tokenizer import MAX_TOKENIZER_BYTES, with_import
 from unpad.errors import SourceError
+from unpad.storage.reading import read_file
+from unpad.storage.strict_json import refuse_many
 
 TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 CHAT_TEMPLATE, OLDER_TEMPLATE = "chat_template.jinja", "chat_template.json"
+MOST_BYTES = 1 << 26  # of any other file; indexes of weights and lists of tokens have up to some 15 MB
+ANOTHER_COPY = "use another copy"
 MODEL_CONFIGS = ("generation_config.json", "config.json")  # the first that names stops counts
 SAVE = "save it there with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), or set tokenizer.path to another"
 # Tokens that stand between documents, for models that know no BOS.
@@ -34,6 +37,7 @@ def folder_tokenizer(folder: Path, *, chat: bool = True) -> bytes:
     if data is None:
         raise SourceError(f"there is no {TOKENIZER}", where=str(folder), fix=SAVE)
     try:
+        refuse_many(data)
         ids = _token_ids(json.loads(data))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise SourceError(f"not a tokenizer.json: {error}"[:200], where=where, fix=SAVE) from None
@@ -66,12 +70,14 @@ def folder_tokenizer(folder: Path, *, chat: bool = True) -> bytes:
         raise SourceError(what, where=str(folder), fix="write it as valid UTF-8") from None
 
 
+def most_bytes(name: str) -> int:
+    """The size up to which a file of such a folder is read."""
+    return MAX_TOKENIZER_BYTES if name == TOKENIZER else MOST_BYTES
+
+
 def _read(path: Path) -> bytes | None:
     """Contents of a file of the folder; None if it does not exist."""
-    try:
-        return path.read_bytes() if path.is_file() else None
-    except OSError as error:
-        raise unreadable(error, str(path)) from None
+    return read_file(path, SourceError, most_bytes(path.name), ANOTHER_COPY) if path.exists() else None
 
 
 def _fields(path: Path) -> dict[str, Any]:
@@ -79,7 +85,7 @@ def _fields(path: Path) -> dict[str, Any]:
     data = _read(path)
     fields = {} if data is None else storage.parse_json(data, path)
     if not isinstance(fields, dict):
-        raise SourceError("not a JSON object", where=str(path), fix="use another copy")
+        raise SourceError("not a JSON object", where=str(path), fix=ANOTHER_COPY)
     return fields
 
 

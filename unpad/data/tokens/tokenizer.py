@@ -17,15 +17,15 @@ from typing import Any, Protocol
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from unpad.data.sources.files import unreadable
 from unpad.data.tokens.chat_template import ChatTemplate
 from unpad.data.tokens.lost import uncovered
 from unpad.data.tokens.words import FORMAT, SPECIALS, parse_words, surrogate_error, train_words
 from unpad.errors import RecipeError, SourceError
 from unpad.recipes import data as recipe_data
+from unpad.storage.reading import read_file
 
 TOKENIZER = "tokenizer.json"  # of a run
-MAX_TOKENIZER_BYTES = 1 << 28
+MAX_TOKENIZER_BYTES = 1 << 27  # the largest have some 60 MB
 MOST_IDS = 1 << 22  # largest vocabularies have some 260,000
 IMPORTED = "unpad"  # key of what an imported folder says besides its tokenizer.json
 MARK = re.compile(r"<\|\w+\|>")  # a role's mark that belongs to no language
@@ -159,13 +159,11 @@ def open_tokenizer_file(path: Path) -> Tokenizer:
     if not path.is_file():
         raise RecipeError("there is no such tokenizer file", where=str(path), fix="correct tokenizer.path")
     try:
-        if path.stat().st_size > MAX_TOKENIZER_BYTES:
-            raise SourceError("larger than any tokenizer, 256 MB", fix="name a tokenizer.json in tokenizer.path")
-        return load_tokenizer(path.read_bytes())
+        return load_tokenizer(
+            read_file(path, SourceError, MAX_TOKENIZER_BYTES, "name a tokenizer.json in tokenizer.path")
+        )
     except SourceError as error:
         raise SourceError(error.what, where=str(path), fix=error.fix) from None
-    except OSError as error:
-        raise unreadable(error, str(path)) from None
 
 
 class LibraryTokenizer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,12 +15,16 @@ from torch import Tensor
 from unpad.errors import ProofError, RecipeError, SourceError, nearest
 from unpad.proof.foreign.shrink import shrink
 from unpad.proof.foreign.sizes import ORDINARY, Fields
+from unpad.storage.reading import read_file
+from unpad.storage.strict_json import strict_value
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 ATTENTIONS = ("sdpa", "eager")  # the first that an architecture has, as transformers chooses
 LENGTHS = (5, 31, 12, 22, 8, 27, 17)  # of the sequences of the proof, in tokens
+MOST_BYTES = 1 << 24  # of a config.json
+MOST_LAYERS = 10_000
 GAIN = 0.8  # standard deviation of what a matrix makes of independent inputs of variance 1
 LOGARITHMS = ("A_log",)  # parameters whose scale is that of an exponent
 
@@ -54,15 +57,14 @@ def read_config(path: Path) -> tuple[PreTrainedConfig, tuple[str, ...]]:
     """
     causal = causal_types()
     file = path / "config.json" if path.is_dir() else path
+    if not file.exists():
+        fix = "name a folder with a config.json, or the file"
+        raise SourceError("there is no configuration here", where=str(file), fix=fix)
+    fix = "name the config.json that `save_pretrained` wrote"
+    data = read_file(file, SourceError, MOST_BYTES, fix)
     try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        fix = "name a folder with a config.json, or the file; of a model on a hub download its config.json first"
-        raise SourceError("there is no configuration here", where=str(file), fix=fix) from None
-    except OSError as error:
-        raise SourceError(f"the file cannot be read: {error.strerror}", where=str(file)) from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        fix = "name the config.json that `save_pretrained` wrote"
+        fields = strict_value(data)
+    except ValueError as error:
         raise SourceError(f"the file is not JSON: {error}", where=str(file), fix=fix) from None
     kind = fields.get("model_type") if isinstance(fields, dict) else None
     if not isinstance(kind, str) or not kind:
@@ -71,8 +73,19 @@ def read_config(path: Path) -> tuple[PreTrainedConfig, tuple[str, ...]]:
     own_code = isinstance(fields.get("auto_map"), dict)
     if kind not in causal:
         raise _not_causal(kind, own_code, causal, file)
+    _refuse_sizes(fields, str(file))
     notes = ("the folder's own code (auto_map) is not run; this is transformers' class",) if own_code else ()
     return build_config(kind, fields, str(file)), notes
+
+
+def _refuse_sizes(fields: Fields, where: str) -> None:
+    """Refuse more layers than any model has, of which transformers makes lists before the model is made small."""
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            _refuse_sizes(value, where)
+        elif "layer" in name and type(value) in (int, float) and abs(value) > MOST_LAYERS:
+            what = f"{name} is {str(value)[:20]}; at most {MOST_LAYERS:,} are read"
+            raise SourceError(what, where=where, fix="correct the field")
 
 
 def causal_types() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -13,13 +14,17 @@ import pytest
 import torch
 
 from tests.conftest import tiny_model
+from tests.helpers.chat_folder import CHATML, byte_level
 from tests.helpers.fuzz.mutate import damage_bytes, damage_json
-from tests.helpers.fuzz.target import Target
-from unpad.errors import CheckpointError, OutOfMemoryError, RecipeError
+from tests.helpers.fuzz.target import Target, WrongError
+from unpad.data.tokens.folder_tokenizer import CHAT_TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
+from unpad.errors import CheckpointError, OutOfMemoryError, RecipeError, SourceError
 from unpad.interchange import folder as folders
 from unpad.interchange.families import FAMILIES, family_of
-from unpad.interchange.folder import CONFIG, INDEX, WEIGHTS, load_model, read_json_files, save_model
-from unpad.interchange.origin import folder_recipe
+from unpad.interchange.folder import CONFIG, INDEX, JSON_FILES, WEIGHTS, load_model, read_json_files, save_model
+from unpad.interchange.origin import OTHERS, folder_recipe
+from unpad.interchange.runs import import_folder
+from unpad.run.folder import run_recipe
 
 ERRORS = (CheckpointError, RecipeError, OutOfMemoryError)
 SIZES = {
@@ -135,4 +140,70 @@ def hf_weights(folder: Path) -> Target:
     return Target(make, run, ERRORS)
 
 
-BUILDERS: dict[str, Callable[[Path], Target]] = {"hf_config": hf_config, "hf_index": hf_index, "hf_weights": hf_weights}
+def hf_files(folder: Path) -> Target:
+    """A folder in which some names are pipes, devices, folders, endless or empty files, links, or damaged."""
+    library = byte_level(["what is one", "it is two"])
+    model = tiny_model(torch.float32, context=32, vocab_size=library.get_vocab_size())
+    about = {"eos_token": "<|im_end|>", "chat_template": CHATML}
+    shutil.rmtree(folder / "model", ignore_errors=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folders, "SHARD_BYTES", 4000)
+        contents = {TOKENIZER: json.loads(library.to_str()), TOKENIZER_CONFIG: about, CHAT_TEMPLATE: CHATML.encode()}
+        save_model(model, folder / "model", FAMILIES["llama"], contents)
+    files = {path.name: path.read_bytes() for path in (folder / "model").iterdir()}
+    import_folder(str(folder / "model"), folder / "run")  # a seed that is refused would try nothing
+    names = sorted({*files, *JSON_FILES, *OTHERS, WEIGHTS})
+
+    def make(rng: random.Random) -> bytes:
+        chosen = rng.sample(names, rng.choice((1, 1, 1, 2, 3)))
+        return json.dumps(
+            {name: [rng.choice(KINDS), rng.choice(names), rng.randrange(1 << 30)] for name in chosen}
+        ).encode()
+
+    def run(data: bytes) -> None:
+        shutil.rmtree(folder / "model", ignore_errors=True)
+        shutil.rmtree(folder / "run", ignore_errors=True)
+        (folder / "model").mkdir()
+        for name, content in files.items():
+            (folder / "model" / name).write_bytes(content)
+        try:
+            changes = json.loads(data).items()
+            for name, (kind, other, seed) in changes:
+                _spoil(folder / "model" / name, kind, other, random.Random(seed))
+        except (ValueError, TypeError, AttributeError):
+            return  # a case that was reduced too far
+        import_folder(str(folder / "model"), folder / "run")
+        if run_recipe(folder / "run").model["width"] != model.config.width:
+            raise WrongError("an imported run is not the model of the folder")
+
+    return Target(make, run, (*ERRORS, SourceError))
+
+
+KINDS = ("gone", "pipe", "zero", "random", "folder", "sparse", "empty", "link", "loop", "nowhere", "closed", "damaged")
+
+
+def _spoil(path: Path, kind: str, other: str, rng: random.Random) -> None:
+    content = path.read_bytes() if path.is_file() else b"{}"
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind in ("zero", "random", "link", "loop", "nowhere"):
+        places = {"zero": "/dev/zero", "random": "/dev/urandom", "link": other, "loop": path.name, "nowhere": "../none"}
+        path.symlink_to(places[kind])
+    elif kind != "gone":
+        path.write_bytes(
+            damage_bytes(content, [content], rng) if kind == "damaged" else b"" if kind == "empty" else content
+        )
+        if kind == "sparse":
+            os.truncate(path, 1 << 40)
+        path.chmod(0 if kind == "closed" else 0o600)
+
+
+BUILDERS: dict[str, Callable[[Path], Target]] = {
+    "hf_config": hf_config,
+    "hf_index": hf_index,
+    "hf_weights": hf_weights,
+    "hf_files": hf_files,
+}

@@ -1,0 +1,106 @@
+"""Files of a folder of somebody else: regular ones of a bounded size are read, and every other is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import tiny_model
+from tests.helpers.chat_folder import CHATML, byte_level
+from unpad.errors import UnpadError
+from unpad.interchange import folder as folders
+from unpad.interchange.families import FAMILIES
+from unpad.interchange.folder import CONFIG, INDEX, JSON_FILES, MOST_CONTEXT, WEIGHTS, save_model
+from unpad.interchange.runs import import_folder
+
+NAMES = (*JSON_FILES, "chat_template.jinja", WEIGHTS, INDEX, "tokenizer.model", "merges.txt")
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    library = byte_level(["what is one", "it is two"])
+    model = tiny_model(torch.float32, context=32, vocab_size=library.get_vocab_size())
+    files = {
+        "tokenizer.json": json.loads(library.to_str()),
+        "tokenizer_config.json": {"eos_token": "<|im_end|>", "chat_template": CHATML},
+    }
+    save_model(model, tmp_path / "theirs", FAMILIES["llama"], files)
+    return tmp_path / "theirs"
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+def directory(path: Path) -> None:
+    path.mkdir()
+
+
+def test_the_folder_is_sound_as_it_is(theirs: Path, tmp_path: Path) -> None:
+    assert "context 32" in import_folder(str(theirs), tmp_path / "run")[0]
+
+
+@pytest.mark.parametrize("make", [pipe, endless, sparse, directory])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_no_file_of_a_bounded_size_is_refused_or_left_alone(
+    name: str, make: Callable[[Path], None], theirs: Path, tmp_path: Path
+) -> None:
+    (theirs / name).unlink(missing_ok=True)
+    if name == INDEX:
+        (theirs / WEIGHTS).unlink()
+    make(theirs / name)
+    if name in ("tokenizer.model", "merges.txt") and make is not sparse:  # kept for an export, if they are files
+        assert import_folder(str(theirs), tmp_path / "run")
+        return
+    with pytest.raises(UnpadError) as caught:
+        import_folder(str(theirs), tmp_path / "run")
+    assert caught.value.exit_code in (3, 4)
+    assert name in str(caught.value)
+    assert not (tmp_path / "run" / "recipe.yaml").exists()
+
+
+ABSURD = {
+    "context": ({"max_position_embeddings": 2**31 - 1}, f"at most {MOST_CONTEXT:,}"),
+    "context that is scaled": ({"max_position_embeddings": MOST_CONTEXT + 1}, "trained with"),
+    "blocks": ({"num_hidden_layers": 9000}, "at most 2,000"),
+    "vocabulary": ({"vocab_size": 2**31 - 1}, "at most 4,194,304"),
+    "width": ({"hidden_size": 2**30, "head_dim": None, "num_attention_heads": 2}, "at most 1,048,576"),
+    "heads": ({"num_attention_heads": 2**28, "num_key_value_heads": 2**28}, "at most 1,048,576"),
+}
+
+
+@pytest.mark.parametrize("name", ABSURD)
+def test_sizes_beyond_reason_are_refused_before_anything_is_made_of_them(
+    name: str, theirs: Path, tmp_path: Path
+) -> None:
+    changed, message = ABSURD[name]
+    config = json.loads((theirs / CONFIG).read_text())
+    (theirs / CONFIG).write_text(json.dumps({**config, **changed}))
+    with pytest.raises(UnpadError, match=message):
+        import_folder(str(theirs), tmp_path / "run")
+
+
+def test_many_values_and_long_headers_are_refused_before_they_are_parsed(
+    theirs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (theirs / "vocab.json").write_text("[" + "[]," * 10_000_000 + "[]]")
+    with pytest.raises(UnpadError, match=r"vocab\.json.*more than 8,388,608 values"):
+        import_folder(str(theirs), tmp_path / "run")
+    (theirs / "vocab.json").unlink()
+    monkeypatch.setattr(folders, "MOST_HEADER_BYTES", 100)
+    with pytest.raises(UnpadError, match="its header has"):
+        import_folder(str(theirs), tmp_path / "run")
