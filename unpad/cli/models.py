@@ -31,7 +31,12 @@ def merge(
 
 @verbs.command(name="import", epilog="Example: unpad import ./Qwen3-0.6B --out runs/qwen3")
 def import_(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A Hugging Face folder: config.json, safetensors.")],
+    folder: Annotated[
+        str,
+        typer.Argument(
+            metavar="FOLDER|NAME", help="A folder with config.json and safetensors, or OWNER/MODEL[@REVISION] of a hub."
+        ),
+    ],
     out: Annotated[Path, typer.Option(parser=new_path, help="Directory of the new run.")],
     debug: Debug = False,
 ) -> None:

@@ -10,7 +10,7 @@ import typer
 from unpad.cli.options import Debug, Json, OptionalRecipe, Overrides, RecipeArgument, RunOrRecipe
 from unpad.cli.output import print_json
 from unpad.errors import DRILL_FOUND_FAULT, NOT_PROVED, RecipeError
-from unpad.storage.paths import new_path, user_path
+from unpad.storage.paths import new_path
 from unpad.terminal.printing import print_lines
 
 verbs = typer.Typer()
@@ -43,10 +43,10 @@ def prove(
     recipe: OptionalRecipe = None,
     overrides: Overrides = None,
     hf: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            parser=user_path,
-            help="Prove the architecture of this config.json, or folder with one, on random weights instead.",
+            metavar="PATH|NAME",
+            help="Prove the architecture of this config.json, folder with one, or model of a hub, on random weights.",
         ),
     ] = None,
     processes: Annotated[

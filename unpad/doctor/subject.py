@@ -25,7 +25,7 @@ from unpad.recipes.training import OptimSettings
 from unpad.run.base import run_weights
 from unpad.run.checkpoint import put_weights
 from unpad.run.folder import as_run, run_recipe
-from unpad.run.kept import open_files
+from unpad.run.kept import open_files, refuse_without_data
 from unpad.training.optim import freeze, make_optimizer, set_rate
 from unpad.training.setup import Setup, prepare_setup, resolved
 from unpad.training.stage import StageSetup, epoch_plan, last_step, stage_epochs
@@ -137,6 +137,7 @@ def open_subject(name: str, overrides: Sequence[str], clock: Clock) -> Subject:
         setup = prepare_setup(recipe, Path(), None)
     else:
         recipe = resolved(run_recipe(folder, overrides))
+        refuse_without_data(recipe, folder, f"examine it on yours: unpad doctor {name} data.KIND=FILE")
         setup = prepare_setup(recipe, folder, open_files(recipe, folder), compare=False)
     check_near_duplicates(recipe, setup.data)
     model, step = setup.model, 0

@@ -17,6 +17,7 @@ from unpad.evaluation.metrics import Evaluation, Metric, NewFacts
 from unpad.evaluation.new_data import recipe_for
 from unpad.inference.loaded import LoadedRun, load
 from unpad.run.identity import run_id
+from unpad.run.kept import refuse_without_data
 from unpad.run.report.history import METRICS, load_metrics
 from unpad.run.report.page import EVALUATION, write_report
 from unpad.run.report.samples import keep_evaluation
@@ -54,6 +55,7 @@ def evaluate_run(
         return of_new.metrics, of_new.lines
     loaded = load(run)
     measured = run_id(loaded.folder)
+    refuse_without_data(loaded.recipe, loaded.folder, f"measure it on yours: unpad eval {run} --data FILE")
     own = loaded.data()  # also for the test part: data that changed may have moved rows there from training
     part = part or (PARTS[Split.TEST] if own.table.num_test else PARTS[Split.HOLDOUT])
     if part == PARTS[Split.TEST] and own.table.num_test:

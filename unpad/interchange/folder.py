@@ -20,7 +20,7 @@ from torch import Tensor
 
 from unpad import storage
 from unpad.data.tokens.folder_tokenizer import most_bytes
-from unpad.errors import CheckpointError
+from unpad.errors import CheckpointError, needs_memory
 from unpad.models import build_model
 from unpad.models.contract import Model, ModelConfig
 from unpad.storage.reading import opened, read_file
@@ -274,7 +274,8 @@ def _open_tensors(folder: Path, family: Family, stack: ExitStack) -> dict[str, _
     for path in weight_files(folder):
         _check_header(path)
         with _damage(path):
-            file = stack.enter_context(safe_open(path, framework="pt"))
+            with needs_memory(f"the map of {path.name}", "use a machine with more memory"):
+                file = stack.enter_context(safe_open(path, framework="pt"))
             for name in file.keys():  # noqa: SIM118 - it is no dict
                 if name.endswith(BUFFERS):
                     continue

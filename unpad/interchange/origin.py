@@ -16,12 +16,13 @@ from unpad import storage
 from unpad.data.family import NAMES_KEY, family_name
 from unpad.data.tokens.folder_tokenizer import CHAT_TEMPLATE, folder_tokenizer
 from unpad.errors import CheckpointError, RecipeError
+from unpad.interchange.hub import download_model, is_hub_name, kept_folder
 from unpad.recipes.data import ImageSettings, TokenizerSettings
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.section import first_fault
 from unpad.run.base import run_weights
-from unpad.run.folder import KEPT, RECIPE, find_run, run_recipe
+from unpad.run.folder import KEPT, RECIPE, RUNS, find_run, run_recipe
 from unpad.run.kept import open_files
 from unpad.storage.paths import user_path
 
@@ -58,6 +59,9 @@ def with_origin(recipe: Recipe, known: Recipe | None = None) -> Recipe:
     given = dict(recipe.model)
     name = given.pop(FROM, None)
     where, start_name = ("train.init_from", recipe.train.init_from) if name is None else ("model.from", name)
+    if isinstance(name, str) and is_hub_name(name) and not is_run(name):
+        name = kept_folder(name, known.train.init_from if known else None) or str(download_model(name).folder)
+        start_name = name
     if recipe.lora is not None and isinstance(start_name, str) and is_folder(start_name):
         what = "adapters are trained on the weights of a run, and this is a folder of Hugging Face"
         raise RecipeError(what, where=where, fix=f"import it first: unpad import {start_name} --out RUN")
@@ -96,6 +100,11 @@ def _overridden(section: dict[str, Any], given: dict[str, Any]) -> dict[str, Any
         if isinstance(value, dict) and isinstance(section.get(key), dict):
             both[key] = _overridden(section[key], value)
     return both
+
+
+def is_run(name: str) -> bool:
+    """True if a name is that of a run under runs/."""
+    return (RUNS / user_path(name) / RECIPE).is_file()
 
 
 def is_folder(name: str) -> bool:
@@ -194,6 +203,6 @@ def folder_of(name: str) -> Path:
         CheckpointError: it is none.
     """
     if not is_folder(name):
-        fix = "name the folder that holds config.json and safetensors; a run is exported, not imported"
+        fix = "name the folder that holds config.json and safetensors, or OWNER/MODEL of a hub; a run is exported"
         raise CheckpointError(f"{name} is no folder of Hugging Face", where=name, fix=fix)
     return user_path(name)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from unpad.interchange.adapters import adapter_files
 from unpad.interchange.families import FAMILIES, family_of
 from unpad.interchange.folder import CONFIG, Family, Fields, load_model, read_json_files, save_model
 from unpad.interchange.gguf_file import save_gguf
+from unpad.interchange.hub import download_model, is_hub_name
 from unpad.interchange.origin import TOKENIZER, folder_of, folder_recipe, origin_files
 from unpad.interchange.templates import prefix_template
 from unpad.models import build_model, model_config
@@ -25,7 +29,7 @@ from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import OptimSettings, TrainSettings
 from unpad.run import checkpoint
 from unpad.run.base import KEY, read_base, run_weights
-from unpad.run.folder import CHECKPOINTS, COMMAND, KEPT, MADE_BY, RECIPE, find_run, run_recipe
+from unpad.run.folder import CHECKPOINTS, COMMAND, FAMILY, IMPORT, KEPT, MADE_BY, RECIPE, find_run, run_recipe
 from unpad.run.kept import open_files
 from unpad.run.report.history import LOG
 from unpad.storage.reading import shaped
@@ -40,18 +44,24 @@ TRIED = ("llama", "qwen3", "qwen2", "mistral", "gpt2", "opt", "smollm3", "granit
 def import_folder(name: str, out: Path) -> list[str]:
     """Write a run directory from a folder of Hugging Face, which all verbs read that read runs.
 
+    Args:
+        name: of the folder, or OWNER/MODEL or OWNER/MODEL@REVISION on a hub; a path that exists comes first.
+
     Returns:
         Lines on what was read, and the commands that use it.
 
     Raises:
         CheckpointError: the folder is none, or holds a model that is not covered; names the field or tensor.
         SourceError: its tokenizer cannot be used.
-        RecipeError: `out` holds a run.
+        RecipeError: `out` holds a run, or the extra for names of a hub is not installed.
         DiskError: it cannot be written.
     """
-    folder = folder_of(name)
     if (out / RECIPE).is_file():
         raise RecipeError("the directory holds a run already", where=str(out), fix="choose another --out")
+    snapshot = download_model(name) if is_hub_name(name) else None
+    folder = folder_of(name) if snapshot is None else snapshot.folder
+    origin = {} if snapshot is None else {"repository": snapshot.name, "commit": snapshot.commit}
+    source = str(folder) if snapshot is None else f"{snapshot.name}@{snapshot.commit}"
     given = read_json_files(folder)[CONFIG]
     family = family_of(given, folder / CONFIG)
     model = load_model(folder, family, given)
@@ -66,24 +76,19 @@ def import_folder(name: str, out: Path) -> list[str]:
             "train": TrainSettings(init_from=str(out), max_epochs=TUNING_EPOCHS),
         }
     )
-    state = checkpoint.State(0, checkpoint.model_tensors(model.state_dict()), {"data": "", "imported": str(folder)})
-    command = {"recipe": str(out / RECIPE), "overrides": [], "precision": "fp32", MADE_BY: f"unpad import {folder}"}
-    storage.make_folder(out.parent)
-    storage.make_folder(out)
-    with storage.RunLock(out):
+    about = {MADE_BY: f"{IMPORT} {source}", FAMILY: family.architecture, **origin}
+    with _made(out, recipe, about, f"imported from {source}"):
+        values = {"data": "", "imported": origin.get("repository", str(folder))}
+        state = checkpoint.State(0, checkpoint.model_tensors(model.state_dict()), values)
         checkpoint.save_named(out / CHECKPOINTS, "best", state)
-        storage.write_folder(out / KEPT, origin_files(name))
+        storage.write_folder(out / KEPT, origin_files(str(folder)))
         storage.write_atomic(out / TOKENIZER, tokenizer.to_bytes())
-        storage.write_atomic(out / COMMAND, json.dumps(command, ensure_ascii=False, indent=1) + "\n")
-        log = storage.LineLog(out / LOG)
-        log.append({"kind": "finished", "step": 0, "heldout_loss": None, "message": f"imported from {folder}"})
-        log.close()
-        storage.write_atomic(out / RECIPE, recipe.to_yaml())
     parameters = sum(parameter.numel() for parameter in model.parameters())
     chat = "with its chat template" if tokenizer.chat is not None else "without a chat template"
     data = "data.vqa" if reads_images else "data.chat" if tokenizer.chat is not None else "data.text"
     use = f"unpad chat {out}" if tokenizer.chat is not None else f"unpad generate {out} --prompt TEXT"
     return [
+        *([] if snapshot is None else [f"{snapshot.name} at commit {snapshot.commit}"]),
         f"{family.architecture}: {parameters:,} parameters, context {model.config.longest:,}",
         f"vocabulary {tokenizer.vocab_size:,}, {chat}",
         *([f"note: {remark}"] if remark else []),
@@ -91,6 +96,22 @@ def import_folder(name: str, out: Path) -> list[str]:
         *([] if reads_images else [f"next:  {use}"]),
         f"       unpad train {out / RECIPE} {data}=FILE --out runs/tuned",
     ]
+
+
+@contextmanager
+def _made(out: Path, recipe: Recipe, about: Mapping[str, str], message: str) -> Iterator[None]:
+    """Hold the directory of a new run; what makes it one is written after the rest of its files."""
+    storage.make_folder(out.parent)
+    storage.make_folder(out)
+    with storage.RunLock(out):
+        yield
+        command = {"recipe": str(out / RECIPE), "overrides": [], "precision": "fp32", **about}
+        storage.write_atomic(out / COMMAND, json.dumps(command, ensure_ascii=False, indent=1) + "\n")
+        log = storage.LineLog(out / LOG)
+        time = datetime.now().astimezone().isoformat(timespec="milliseconds")
+        log.append({"time": time, "kind": "finished", "step": 0, "heldout_loss": None, "message": message})
+        log.close()
+        storage.write_atomic(out / RECIPE, recipe.to_yaml())
 
 
 def _check_vocabulary(tokenizer: Tokenizer, model: Model, folder: Path) -> None:

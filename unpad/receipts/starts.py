@@ -62,7 +62,7 @@ def refuse_untrained(folder: Path) -> None:
         RecipeError: the run has no steps of its own.
     """
     if made_by := read_command(folder).get(MADE_BY):
-        fix = "name the run that it was made from"
+        fix = "name a run that was trained"
         raise RecipeError(f'"{made_by}" made this run, which has no steps', where=str(folder), fix=fix)
 
 

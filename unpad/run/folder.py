@@ -8,7 +8,7 @@ from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
-from unpad.errors import RecipeError, nearest
+from unpad.errors import CheckpointError, RecipeError, nearest
 from unpad.processes.start import refuse_under_torchrun
 from unpad.recipes.file import load_recipe
 from unpad.recipes.find import SUFFIXES, recipe_names
@@ -22,6 +22,8 @@ KEPT = "hf"  # small files of the Hugging Face folder that the model comes from
 RECIPE, COMMAND, CHECKPOINTS = "recipe.yaml", "run.json", "checkpoints"
 RUN_ID = "id"  # in COMMAND; `identity.py` compares it
 MADE_BY = "made_by"  # in COMMAND: the command that made a run which was not trained, so that it cannot be resumed
+FAMILY = "family"  # in COMMAND: architecture of an imported model
+IMPORT = "unpad import"
 
 
 def find_run(run: str | Path) -> Path:
@@ -70,9 +72,12 @@ def run_recipe(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"split_version": 1})})
 
 
-def list_runs(root: Path = RUNS) -> list[Path]:
-    """Run directories under `root`, newest first."""
-    folders = [path.parent for path in root.glob(f"*/{RECIPE}")]
+def list_runs() -> list[Path]:
+    """Run directories under runs/, newest first; where there is none, those of the working directory, which may be
+    runs/ itself."""
+    folders = [path.parent for path in RUNS.glob(f"*/{RECIPE}")]
+    if not folders:
+        folders = [path.parent for path in Path().glob(f"*/{RECIPE}") if (path.parent / COMMAND).is_file()]
     return sorted(folders, key=lambda folder: _changed(folder / RECIPE), reverse=True)
 
 
@@ -90,6 +95,7 @@ class _Command(TypedDict):
     precision: NotRequired[str | None]
     made_by: NotRequired[str]
     id: NotRequired[str]
+    family: NotRequired[str]
 
 
 def read_command(folder: Path) -> dict[str, Any]:
@@ -99,6 +105,14 @@ def read_command(folder: Path) -> dict[str, Any]:
         CheckpointError: it is missing or damaged.
     """
     return {**read_shaped(folder / COMMAND, _Command, fix="copy it from a backup")}
+
+
+def made_by(folder: Path) -> str:
+    """The command that made a run which was not trained; "" for one that was, and where its file does not say."""
+    try:
+        return str(read_command(folder).get(MADE_BY) or "")
+    except CheckpointError:
+        return ""
 
 
 def free_folder(recipe: str, resume: bool) -> Path:

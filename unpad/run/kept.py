@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 from unpad.data.family import OPTIONAL_FILES, family_of
-from unpad.errors import CheckpointError
+from unpad.errors import CheckpointError, SourceError
 from unpad.recipes.recipe import Recipe
-from unpad.run.folder import RUNS, run_recipe
+from unpad.run.folder import RUNS, made_by, run_recipe
 from unpad.storage.reading import read_file
 
 
@@ -29,6 +29,16 @@ def open_files(recipe: Recipe, folder: Path) -> dict[str, bytes]:
             )
         files[name] = read_file(folder / name)
     return files | {name: read_file(folder / name) for name in OPTIONAL_FILES if os.path.exists(folder / name)}
+
+
+def refuse_without_data(recipe: Recipe, folder: Path, fix: str) -> None:
+    """Refuse an imported run where its own data is asked for.
+
+    Raises:
+        SourceError: it names none; `fix` is what to do.
+    """
+    if not any(getattr(recipe.data, kind) for kind in family_of(recipe).KINDS) and (command := made_by(folder)):
+        raise SourceError(f'"{command}" made this run, which names no data', where=str(folder), fix=fix)
 
 
 def what_next(folder: Path) -> list[str]:

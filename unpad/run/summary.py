@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from unpad.errors import SourceError, UnpadError
-from unpad.run.folder import MADE_BY, list_runs, read_command
+from unpad.errors import RunFileError, SourceError, UnpadError
+from unpad.run.folder import COMMAND, FAMILY, IMPORT, MADE_BY, list_runs, read_command
 from unpad.run.report.history import METRICS, metric_fault, parse_row, read_log, run_state
 from unpad.run.report.svg import short
 from unpad.storage.reading import opened, read_lines
@@ -61,15 +63,33 @@ def summarize(folder: Path) -> RunSummary:
     """Summarize a run; one whose files cannot be read is "damaged", and its command says why."""
     size = sum(map(_size, folder.rglob("*")))
     try:
-        saved, log = read_command(folder), read_log(folder)
+        saved = read_command(folder)
+        log = _made_log(folder, saved)
         step, heldout = _progress(folder / METRICS)
     except UnpadError as error:
         place = error.where.removeprefix(f"{folder}/")
         what = f"{place}: {error.what}" if ":" in place else error.what
         return RunSummary(folder.name, "damaged", "", 0, None, size, what)
     command = saved.get(MADE_BY) or shlex.join(["unpad", "train", saved["recipe"], *saved["overrides"]])
+    command += f"  # {saved[FAMILY]}" if FAMILY in saved else ""
     started = log[0]["time"] if log else ""
-    return RunSummary(folder.name, run_state(folder, log), started, step, heldout, size, command)
+    return RunSummary(folder.name, _made(saved) or run_state(folder, log), started, step, heldout, size, command)
+
+
+def _made(saved: Mapping[str, Any]) -> str:
+    """State of a run that was made from something else than data; "" for one that was trained."""
+    command = saved.get(MADE_BY, "")
+    return "" if not command else "imported" if command.startswith(IMPORT) else "merged"
+
+
+def _made_log(folder: Path, saved: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The log of a run. Those of imports had no time at first."""
+    if _made(saved) != "imported":
+        return read_log(folder)
+    try:
+        return read_log(folder)
+    except RunFileError:
+        return [{"time": datetime.fromtimestamp((folder / COMMAND).stat().st_mtime, UTC).isoformat()}]
 
 
 def _size(path: Path) -> int:

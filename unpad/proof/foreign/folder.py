@@ -8,19 +8,28 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from unpad.errors import ProofError, UnpadError, is_memory_error
+from unpad.errors import ProofError, SourceError, UnpadError, is_memory_error
+from unpad.interchange.hub import download_config, is_hub_name
 from unpad.proof.foreign import sizes
 from unpad.proof.foreign.certificate import LEAKS, ForeignCertificate, Kind
 from unpad.proof.foreign.collators import Collator, collators
 from unpad.proof.foreign.pairs import prove_callable
-from unpad.proof.foreign.small_model import SmallModel, build_small, message_of, quiet, read_config, sample
+from unpad.proof.foreign.small_model import (
+    SmallModel,
+    build_small,
+    causal_types,
+    message_of,
+    quiet,
+    read_config,
+    sample,
+)
+from unpad.storage.paths import user_path
 from unpad.terminal.progress import progress
 from unpad.terminal.table import WIDTH, text_table, wrapped
 
@@ -166,18 +175,24 @@ class FolderProof:
         }
 
 
-def prove_folder(path: Path, more: Sequence[Collator] = ()) -> FolderProof:
+def prove_folder(name: str, more: Sequence[Collator] = ()) -> FolderProof:
     """Prove every way to make batches on a small random model of an architecture; no weights are read.
 
     Args:
-        path: a config.json, or a folder with one.
+        name: a config.json, or a folder with one; or OWNER/MODEL of a hub, of which only that file is brought.
         more: ways besides those of transformers and TRL.
 
     Raises:
         SourceError: there is no such file, or it is not a configuration.
-        RecipeError: transformers is not installed, or has no causal model of that type.
+        RecipeError: transformers or huggingface_hub is not installed, or transformers has no causal model of that type.
         ProofError: the architecture cannot be made small.
     """
+    if is_hub_name(name):
+        causal_types()  # a missing extra is said before anything is brought
+        snapshot = download_config(name, SourceError)
+        config, notes = read_config(snapshot.folder)
+        return prove_small(build_small(config, notes), f"{snapshot.name}@{snapshot.commit[:12]}", more)
+    path = user_path(name)
     config, notes = read_config(path)
     return prove_small(build_small(config, notes), str(path), more)
 

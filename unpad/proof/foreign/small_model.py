@@ -83,7 +83,7 @@ def _refuse_sizes(fields: Fields, where: str) -> None:
     for name, value in fields.items():
         if isinstance(value, dict):
             _refuse_sizes(value, where)
-        elif "layer" in name and type(value) in (int, float) and abs(value) > MOST_LAYERS:
+        elif "layer" in name and isinstance(value, int | float) and abs(value) > MOST_LAYERS:
             what = f"{name} is {str(value)[:20]}; at most {MOST_LAYERS:,} are read"
             raise SourceError(what, where=where, fix="correct the field")
 

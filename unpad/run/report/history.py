@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 from unpad import storage
 from unpad.errors import RecipeError, RunFileError, UnpadError
 from unpad.recipes.recipe import Recipe
-from unpad.run.folder import run_recipe
+from unpad.run.folder import made_by, run_recipe
 from unpad.storage.reading import Count, Finite, Number, misfit, opened, read_file, read_lines
 from unpad.storage.strict_json import strict_value
 
@@ -258,6 +258,7 @@ def read_history(folder: Path) -> RunHistory:
     readings: dict[str, list[dict[str, Any]]] = {}
     stage_starts: list[tuple[str, int]] = []
     last: dict[str, Any] = {}
+    _refuse_untrained(folder)
     for row in read_rows(folder / METRICS, metric_fault):
         if row["kind"] == "train":
             if row["stage"] != last.get("stage"):
@@ -289,6 +290,12 @@ def read_history(folder: Path) -> RunHistory:
         recipe=_read_recipe(folder),
         recipe_text=_recipe_text(folder),
     )
+
+
+def _refuse_untrained(folder: Path) -> None:
+    if not os.path.exists(folder / METRICS) and (command := made_by(folder)):
+        fix = f"train from it, and name the new run: unpad train {folder / RECIPE} data.KIND=FILE --out runs/NEW"
+        raise RunFileError(f'"{command}" made this run, which has no steps', where=str(folder), fix=fix)
 
 
 def _read_recipe(folder: Path) -> Recipe | None:
