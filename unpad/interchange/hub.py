@@ -13,13 +13,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from unpad.errors import CheckpointError, DiskError, Interrupted, RecipeError, UnpadError
 from unpad.storage.paths import user_path
-
-if TYPE_CHECKING:
-    from huggingface_hub import HfApi
 
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 CONFIG = "config.json"
@@ -118,14 +114,16 @@ class _Hub:
         if not sys.stderr.isatty():
             utils.disable_progress_bars()  # type: ignore[attr-defined]
         self.files: list[str] = []
-        self.snapshot = self._resolved(HfApi())
+        self.is_cached = False  # whether the hub could not be asked
+        self.api = HfApi()
+        self.snapshot = self._resolved()
 
-    def _resolved(self, api: HfApi) -> Snapshot:
+    def _resolved(self) -> Snapshot:
         from huggingface_hub import errors
 
         with self._reported():
             try:
-                info = api.model_info(self.name, revision=self.revision)
+                info = self.api.model_info(self.name, revision=self.revision)
                 self.files = [one.rfilename for one in info.siblings or []]
                 return Snapshot(self.name, str(info.sha), self._cache() / "snapshots" / str(info.sha))
             except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
@@ -143,7 +141,7 @@ class _Hub:
             what += f"; the hub cannot be reached: {_reason(error)}"
             fix = "name the folder that holds it, or run this again with a network and without HF_HUB_OFFLINE"
             raise self.kind(what, where=self.where, fix=fix) from None
-        self.files = [path.name for path in folder.iterdir()]
+        self.files, self.is_cached = [path.name for path in folder.iterdir()], True
         return Snapshot(self.name, commit, folder)
 
     def _cache(self) -> Path:
@@ -153,13 +151,12 @@ class _Hub:
 
     def bring(self, files: Sequence[str]) -> None:
         """Bring files into the cache."""
-        from huggingface_hub import hf_hub_download
-
         for file in files:
-            if (self.snapshot.folder / file).exists():
-                continue
-            with self._reported(file):
-                hf_hub_download(self.name, file, revision=self.snapshot.commit)
+            names_commit = file == CONFIG and not self.is_cached  # by the revision, which the cache then knows
+            if names_commit or not (self.snapshot.folder / file).exists():
+                revision = self.revision if names_commit else self.snapshot.commit
+                with self._reported(file):
+                    self.api.hf_hub_download(self.name, file, revision=revision)
 
     @contextmanager
     def _reported(self, file: str = "") -> Iterator[None]:

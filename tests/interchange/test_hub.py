@@ -1,0 +1,183 @@
+"""Models by their names on a hub, here a server on this machine: brought once, resumed, and read without a network."""
+
+from __future__ import annotations
+
+import errno
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import tiny_model
+from tests.helpers.chat_folder import CHATML, byte_level
+from tests.helpers.hub_server import COMMIT, HubServer, hub_server
+from unpad.errors import CheckpointError, DiskError, Interrupted, RecipeError, SourceError, UnpadError
+from unpad.inference.loaded import load
+from unpad.interchange import folder as folders
+from unpad.interchange.families import FAMILIES
+from unpad.interchange.folder import INDEX, save_model
+from unpad.interchange.hub import download_config, is_hub_name
+from unpad.interchange.origin import open_recipe
+from unpad.interchange.runs import import_folder
+from unpad.run.summary import describe_runs
+
+hub_library = pytest.importorskip("huggingface_hub")
+
+
+@pytest.fixture(scope="module")
+def contents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Files of a repository: a tiny Llama in several weight files, code, and pickled weights besides."""
+    library = byte_level(["what is one", "it is two"])
+    model = tiny_model(torch.float32, context=32, vocab_size=library.get_vocab_size())
+    about = {"eos_token": "<|im_end|>", "chat_template": CHATML}
+    folder = tmp_path_factory.mktemp("made") / "llama"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folders, "SHARD_BYTES", 20_000)
+        files = {"tokenizer.json": json.loads(library.to_str()), "tokenizer_config.json": about}
+        save_model(model, folder, FAMILIES["llama"], files)
+    found = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "MANIFEST.json"}
+    assert INDEX in found
+    others = {"README.md": b"#", "modeling_mine.py": b"raise SystemExit(99)", "pytorch_model.bin": b"pickled"}
+    return {**found, **others, "consolidated.safetensors": b"of another format", "onnx/model.onnx": b"x"}
+
+
+@pytest.fixture(scope="module")
+def served(contents: dict[str, bytes]) -> Iterator[HubServer]:
+    with hub_server() as hub:
+        hub.repositories["owner/tiny"] = contents
+        hub.repositories["owner/pickled"] = {"config.json": contents["config.json"], "pytorch_model.bin": b""}
+        hub.repositories["owner/other"] = {"config.json": b'{"model_type": "mamba"}', "model.safetensors": b""}
+        hub.repositories["owner/empty"] = {"README.md": b"#"}
+        hub.gated.add("owner/gated")
+        yield hub
+
+
+@pytest.fixture
+def hub(served: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HubServer:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", served.address)
+    template = served.address + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    served.asked.clear()
+    served.breaks.clear()
+    return served
+
+
+def test_a_name_is_imported_with_its_commit_and_no_other_files_come(
+    hub: HubServer, contents: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = import_folder("owner/tiny", Path("runs/tiny"))
+    assert lines[0] == f"owner/tiny at commit {COMMIT}"
+    expected = [name for name in contents if name.endswith((".json", ".safetensors")) and "consolidated" not in name]
+    assert sorted(hub.got()) == sorted(expected)
+    assert hub.got()[0] == "config.json"
+    said = json.loads(Path("runs/tiny/run.json").read_text())
+    assert (said["repository"], said["commit"]) == ("owner/tiny", COMMIT)
+    assert said["made_by"] == f"unpad import owner/tiny@{COMMIT}"
+    assert " imported " in describe_runs()[1]
+    assert load("tiny").generate(["what"], max_new_tokens=2)
+    hub.asked.clear()
+    import_folder("owner/tiny@v1", Path("runs/again"))
+    assert hub.got() == []
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert import_folder("owner/tiny", Path("runs/offline"))[0] == lines[0]
+
+
+def test_a_download_that_breaks_goes_on_where_it_was(
+    hub: HubServer, contents: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 500)
+    shard = next(name for name in contents if name.startswith("model-00001"))
+    hub.breaks[shard] = 1000
+    import_folder("owner/tiny", Path("runs/tiny"))
+    assert [wanted for _, path, wanted in hub.asked if path.endswith(shard) and wanted] == ["bytes=1000-"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "said"),
+    [
+        (KeyboardInterrupt(), Interrupted, "was stopped"),
+        (OSError(errno.ENOSPC, "No space left on device"), DiskError, "No space left"),
+        (OSError("Consistency check failed: file should be of size 9"), CheckpointError, "did not come whole"),
+    ],
+)
+def test_a_command_that_was_ended_goes_on_with_the_file_it_was_at(
+    fault: BaseException, kind: type[UnpadError], said: str, hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brings = hub_library.HfApi.hf_hub_download
+
+    def ends(api: object, name: str, file: str, **given: str) -> str:
+        if file.startswith("model-00002"):
+            raise fault
+        return str(brings(api, name, file, **given))
+
+    monkeypatch.setattr("huggingface_hub.HfApi.hf_hub_download", ends)
+    with pytest.raises(kind, match=said) as caught:
+        import_folder("owner/tiny", Path("runs/tiny"))
+    assert "same command again" in caught.value.fix
+    monkeypatch.setattr("huggingface_hub.HfApi.hf_hub_download", brings)
+    hub.asked.clear()
+    import_folder("owner/tiny", Path("runs/tiny"))
+    assert all(name.startswith("model-0000") and not name.startswith("model-00001") for name in hub.got())
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "fix"),
+    [
+        ("owner/none", "no file or folder", "correct the name"),
+        ("owner/tiny@v9", 'no revision "v9"', "follows the @"),
+        ("owner/gated", "owner/gated is gated", "HF_TOKEN"),
+        ("owner/pickled", "no safetensors; pickled weights are not read", "convert"),
+        ("owner/other", "mamba", ""),
+        ("owner/empty", "holds no config.json", "of transformers"),
+    ],
+)
+def test_what_a_hub_does_not_give_is_said(name: str, what: str, fix: str, hub: HubServer) -> None:
+    with pytest.raises(CheckpointError, match=what) as caught:
+        import_folder(name, Path("runs/x"))
+    assert fix in caught.value.fix
+    assert set(hub.got()) <= {"config.json"}
+    assert not Path("runs/x").exists()
+
+
+def test_without_a_network_and_a_cache_the_folder_is_asked_for(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(SourceError, match="the hub cannot be reached") as caught:
+        download_config("owner/tiny", SourceError)
+    assert caught.value.fix.startswith("name the folder")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(RecipeError, match="not installed") as caught_too:
+        import_folder("owner/tiny", Path("runs/x"))
+    assert "pip install 'unpad[hf]'" in caught_too.value.fix
+
+
+def test_only_the_configuration_is_brought_for_a_proof(hub: HubServer) -> None:
+    found = download_config("owner/tiny", SourceError)
+    assert hub.got() == ["config.json"]
+    assert (found.folder / "config.json").is_file()
+
+
+def test_a_recipe_may_name_a_model_of_a_hub_and_a_resume_asks_no_hub(hub: HubServer) -> None:
+    Path("mine.yaml").write_text("model: {from: owner/tiny}\n")
+    first = open_recipe("mine.yaml")
+    assert first.train.init_from is not None
+    assert Path(first.train.init_from).parts[-2:] == ("snapshots", COMMIT)
+    hub.asked.clear()
+    assert open_recipe("mine.yaml", known=first) == first
+    assert hub.asked == []
+
+
+def test_a_path_comes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert is_hub_name("owner/tiny")
+    assert is_hub_name("owner/tiny@v1.0")
+    for name in ("tiny", "./owner/tiny", "/owner/tiny", "a/b/c", "owner/", "~/tiny", "../tiny", "owner/tiny@"):
+        assert not is_hub_name(name)
+    Path("owner/tiny").mkdir(parents=True)
+    assert not is_hub_name("owner/tiny")
