@@ -2,9 +2,12 @@
 
 import sys
 
-from datasets import load_dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import SFTConfig, SFTTrainer
+try:
+    from datasets import load_dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import SFTConfig, SFTTrainer
+except ModuleNotFoundError as error:
+    sys.exit(f"{error.name} is missing; install what this needs: pip install 'unpad[hf]' trl datasets")
 
 import unpad.hf
 

@@ -8,10 +8,13 @@ import random
 import sys
 from pathlib import Path
 
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+try:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+except ModuleNotFoundError as error:
+    sys.exit(f"{error.name} is missing; install what this needs: pip install 'unpad[hf]'")
 
 TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'assistant' %}<a> {% generation %}{{ message.content }} <end> "

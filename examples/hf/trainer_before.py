@@ -2,14 +2,17 @@
 
 import sys
 
-from datasets import load_dataset
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    DataCollatorForLanguageModeling,
-    Trainer,
-    TrainingArguments,
-)
+try:
+    from datasets import load_dataset
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        DataCollatorForLanguageModeling,
+        Trainer,
+        TrainingArguments,
+    )
+except ModuleNotFoundError as error:
+    sys.exit(f"{error.name} is missing; install what this needs: pip install 'unpad[hf]' datasets")
 
 folder = sys.argv[1]
 tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")

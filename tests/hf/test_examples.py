@@ -71,3 +71,20 @@ def test_the_scripts_differ_by_an_import_and_a_call(name: str) -> None:
     assert changes[0] == "+ import unpad.hf"
     assert changes[1].startswith("+ unpad.hf.attach(trainer, ")
     assert len([line for line in after if line]) <= 30
+
+
+@pytest.mark.parametrize(
+    ("script", "missing"),
+    [
+        ("sft_before.py", "trl"),
+        ("sft_after.py", "datasets"),
+        ("trainer_before.py", "datasets"),
+        ("tiny.py", "transformers"),
+    ],
+)
+def test_a_script_says_what_to_install(script: str, missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(SystemExit) as caught:
+        runpy.run_path(str(FOLDER / script))
+    assert f"{missing} is missing" in str(caught.value.code)
+    assert "pip install 'unpad[hf]'" in str(caught.value.code)

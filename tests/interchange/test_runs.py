@@ -92,7 +92,17 @@ def test_an_imported_model_replies_as_transformers_does_and_goes_out_as_it_came(
         expected = text_of(theirs, their_reply(theirs, question)) if "<" not in question else None
         said = load("qwen").generate([question], max_new_tokens=12, precision="fp32")[0]
         assert expected in (None, said)
-    assert "qwen" in unpad("runs").out
+    listed = unpad("runs").out
+    assert "imported" in listed
+    assert "Qwen3ForCausalLM" in listed
+    for verb, code, do in (
+        ("report qwen", 4, "unpad train runs/qwen/recipe.yaml"), ("compare qwen qwen", 4, "unpad train"),
+        ("doctor qwen", 3, "unpad doctor qwen data.KIND=FILE"), ("eval qwen", 3, "unpad eval qwen --data FILE"),
+        ("replay qwen", 2, "was trained"), ("trace qwen :1", 2, "was trained"), ("drill qwen", 3, "data"),
+        ("merge qwen --out runs/m", 2, "use it as it is"),
+    ):  # fmt: skip
+        done = unpad(*verb.split())
+        assert (done.code, do in done.err) == (code, True), (verb, done.err)
     assert unpad("chat", "qwen", stdin="what is 1 and 1?\n").code == 0
     with_system = unpad("generate", "qwen", "--prompt", "你好", "--system", "be short", "--json")
     assert json.loads(with_system.out)[0]["prompt_tokens"] > len(load("qwen").prompt_ids("你好"))

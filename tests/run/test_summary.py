@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.run.report.test_page import run_directory
+from unpad.errors import RunFileError
 from unpad.run.folder import COMMAND
-from unpad.run.report.history import load_metrics
+from unpad.run.report.history import load_metrics, read_history
 from unpad.run.summary import HEAD, RunSummary, describe_runs, summarize
 
 
@@ -66,3 +67,47 @@ def test_runs_are_listed_newest_first_under_one_head(tmp_path: Path, monkeypatch
     head, *lines = describe_runs()
     assert head == HEAD
     assert [line.split()[0] for line in lines] == ["new", "unpad", "old", "unpad"]
+
+
+TIME, END = "'time': '2026-01-02T03:04:05+00:00'", "'kind': 'finished'"
+MADE = {"recipe": "runs/qwen/recipe.yaml", "overrides": [], "family": "Qwen3ForCausalLM"}
+
+
+@pytest.mark.parametrize(
+    ("log", "made_by", "state", "started"),
+    [
+        (
+            '{"time": "2026-01-02T03:04:05+00:00", "kind": "finished", "step": 0}',
+            "unpad import x",
+            "imported",
+            "2026-01-02",
+        ),
+        (f"{{{END}, 'step': 0}}", "unpad import x", "imported", "2001-09-09"),
+        (
+            '{"time": "2026-01-02T03:04:05+00:00", "kind": "finished", "step": 9}',
+            "unpad merge y",
+            "merged",
+            "2026-01-02",
+        ),
+    ],
+)
+def test_a_run_that_was_made_says_from_what(log: str, made_by: str, state: str, started: str, tmp_path: Path) -> None:
+    (tmp_path / COMMAND).write_text(json.dumps({**MADE, "made_by": made_by}))
+    os.utime(tmp_path / COMMAND, (10**9, 10**9))  # in the place of a time that logs of imports lacked at first
+    (tmp_path / "log.jsonl").write_text(log.replace("'", '"') + "\n")
+    found = summarize(tmp_path)
+    assert (found.state, found.started[:10], found.command) == (state, started, f"{made_by}  # Qwen3ForCausalLM")
+    assert found.num_bytes > 0
+    with pytest.raises(RunFileError, match=f'"{made_by}" made this run, which has no steps') as caught:
+        read_history(tmp_path)
+    assert "unpad train" in caught.value.fix
+
+
+def test_runs_are_listed_from_inside_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs").mkdir()
+    folder = run_directory(tmp_path / "runs" / "mine", steps=9)
+    (folder / COMMAND).write_text(json.dumps({"recipe": "llm", "overrides": []}))
+    (tmp_path / "runs" / "other").mkdir()
+    (tmp_path / "runs" / "other" / "recipe.yaml").write_text("")  # a recipe beside the runs, and no run
+    monkeypatch.chdir(tmp_path / "runs")
+    assert [line.split()[0] for line in describe_runs()[1::2]] == ["mine"]

@@ -19,7 +19,7 @@ from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 from unpad import storage
-from unpad.data.tokens.folder_tokenizer import most_bytes
+from unpad.data.tokens.folder_tokenizer import CHAT_TEMPLATE, most_bytes
 from unpad.errors import CheckpointError, needs_memory
 from unpad.models import build_model
 from unpad.models.contract import Model, ModelConfig
@@ -30,6 +30,7 @@ JSON_FILES = (
     CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "chat_template.json", "processor_config.json", "preprocessor_config.json",
 )  # fmt: skip
+OTHERS = (CHAT_TEMPLATE, "tokenizer.model", "merges.txt")  # small files besides those in JSON
 BUFFERS = (".position_ids", ".inv_freq", ".attn.bias", ".attn.masked_bias")  # of older versions; not learned
 FLOATS = ("F16", "BF16", "F32", "F64")
 SHARD_BYTES = 5 << 30  # of a weight file; larger models are written as several with an index

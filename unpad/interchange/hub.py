@@ -64,8 +64,7 @@ def download_model(name: str) -> Snapshot:
         CheckpointError: as `download_config`, or the repository holds no safetensors, or a model that is not covered.
     """
     from unpad.interchange.families import family_of
-    from unpad.interchange.folder import INDEX, JSON_FILES, WEIGHTS, read_config, read_json_files, weight_files
-    from unpad.interchange.origin import OTHERS
+    from unpad.interchange.folder import INDEX, JSON_FILES, OTHERS, WEIGHTS, read_config, read_json_files, weight_files
 
     hub = _Hub(name, CheckpointError)
     hub.bring([CONFIG])
@@ -132,7 +131,7 @@ class _Hub:
                 return self._cached(error)
 
     def _cached(self, error: Exception) -> Snapshot:
-        """What the cache holds of the repository, where the hub cannot be asked."""
+        """The repository as the cache has it, where the hub cannot be asked."""
         ref = self._cache() / "refs" / self.revision
         commit = ref.read_text("utf-8").strip() if ref.is_file() else self.revision
         folder = self._cache() / "snapshots" / commit
@@ -189,7 +188,7 @@ class _Hub:
 
 
 def _http_error() -> type[Exception]:
-    """What every fault of a request is, of the library that huggingface_hub asks with."""
+    """Class of every fault of a request, of the library that huggingface_hub asks with."""
     from huggingface_hub import errors
 
     found: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from unpad import storage
 from unpad.data.family import NAMES_KEY, family_name
-from unpad.data.tokens.folder_tokenizer import CHAT_TEMPLATE, folder_tokenizer
+from unpad.data.tokens.folder_tokenizer import folder_tokenizer
 from unpad.errors import CheckpointError, RecipeError
 from unpad.interchange.hub import download_model, is_hub_name, kept_folder
 from unpad.recipes.data import ImageSettings, TokenizerSettings
@@ -30,7 +30,6 @@ FROM = "from"  # field of a recipe's model section
 TOKENIZER = "tokenizer.json"
 CONFIG = "config.json"
 PROCESSOR = "preprocessor_config.json"
-OTHERS = (CHAT_TEMPLATE, "tokenizer.model", "merges.txt")  # small files besides those in JSON
 
 
 def open_recipe(
@@ -178,7 +177,7 @@ def starting_weights(name: str) -> tuple[dict[str, Tensor], str]:
 
 def origin_files(name: str) -> dict[str, bytes]:
     """Small files of the folder that a model comes from, for its export; {} for a model that comes from none."""
-    from unpad.interchange.folder import JSON_FILES, read_bytes
+    from unpad.interchange.folder import JSON_FILES, OTHERS, read_bytes
 
     folder = user_path(name) if is_folder(name) else find_run(name) / KEPT
     return {file: read_bytes(folder / file) for file in (*JSON_FILES, *OTHERS) if (folder / file).is_file()}

@@ -1,4 +1,4 @@
-"""What the rendering of a chat template may cost, and the marks in its tree that spend it.
+"""Cost of rendering a chat template: its budget, and the marks in the template's tree that spend it.
 
 A template comes with a model of somebody else, so neither its time nor its memory may depend on what it says. Every
 block of its statements spends what its nodes cost when it begins, and every operation that looks at a whole value, or
@@ -45,7 +45,7 @@ class ExcessError(TemplateError):
 
 
 class Budget:
-    """What is left to spend in a rendering; of one at a time."""
+    """Units that are left to spend in a rendering; of one at a time."""
 
     def __init__(self) -> None:
         self.left = self.calls = 0
@@ -132,7 +132,7 @@ def _length(value: Any) -> int:
 
 
 def _parts(value: Any) -> list[Any]:
-    """What a list, a mapping or their views hold; [] for other values."""
+    """Elements of a list, a mapping or their views; [] for other values."""
     if isinstance(value, str | int | float) or value is None:
         return []
     if isinstance(value, Namespace):

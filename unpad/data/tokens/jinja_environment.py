@@ -250,7 +250,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
 
 def _growth(text: str, method: str, args: tuple[Any, ...]) -> int:
-    """What a method of a text adds to its characters, in units: parts that it makes, and texts that it repeats."""
+    """Units that a method of a text costs beside its characters: parts that it makes, and texts that it repeats."""
     if method == "replace" and len(args) > 1:
         return text.count(str(args[0])) * len(str(args[1]))
     if method == "join" and args and hasattr(args[0], "__len__"):

@@ -21,8 +21,8 @@ from unpad.data.tokens.folder_tokenizer import CHAT_TEMPLATE, TOKENIZER, TOKENIZ
 from unpad.errors import CheckpointError, OutOfMemoryError, RecipeError, SourceError
 from unpad.interchange import folder as folders
 from unpad.interchange.families import FAMILIES, family_of
-from unpad.interchange.folder import CONFIG, INDEX, JSON_FILES, WEIGHTS, load_model, read_json_files, save_model
-from unpad.interchange.origin import OTHERS, folder_recipe
+from unpad.interchange.folder import CONFIG, INDEX, JSON_FILES, OTHERS, WEIGHTS, load_model, read_json_files, save_model
+from unpad.interchange.origin import folder_recipe
 from unpad.interchange.runs import import_folder
 from unpad.run.folder import run_recipe
 
