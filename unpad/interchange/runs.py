@@ -122,7 +122,7 @@ def _check_vocabulary(tokenizer: Tokenizer, model: Model, folder: Path) -> None:
 
 
 def _tried(tokenizer: Tokenizer, folder: Path) -> str:
-    """Why the chat template cannot write a first conversation; "" where it can, or where there is none.
+    """Reason why the chat template cannot write a first conversation; "" where it can, or where there is none.
 
     Raises:
         SourceError: it can write none.
