@@ -125,7 +125,7 @@ def test_pictures_that_are_alike_are_refused_on_request(tmp_path: Path, family: 
     }
     with pytest.raises(SourceError, match=f"E_LEAK 4 held-out pictures .*{first[family]}") as refused:
         open_data(recipe, None)
-    assert "set data.near_duplicates to together or report" in refused.value.fix
+    assert "set data.near_duplicates=together" in refused.value.fix
     open_data(recipe, None, compare=False)
     tested = dict.fromkeys(range(20, 26), "test")
     with pytest.raises(SourceError, match="E_LEAK 4 test-part pictures"):

@@ -181,7 +181,7 @@ def test_near_duplicates_in_the_parts_of_a_recipe_are_told_and_refused_on_reques
     assert told.code == 0
     assert "held out 1 documents: 0 equal to a trained one, 1 near-duplicates" in told.out
     assert "test part, 1 documents: 1 equal to a trained one" in told.out
-    assert f"{texts}:3: 100% of it occurs in training, most of it in {texts}:1" in told.out
+    assert f"{texts}:3: equal to {texts}:1\n  do: set data.near_duplicates=together" in told.out
     refusing = recipe_with(tmp_path / "refuse.yaml", text=str(texts), holdout=0, near_duplicates="refuse")
     told = unpad("data", "check", refusing)
     assert told.code == 3

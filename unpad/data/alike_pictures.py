@@ -20,7 +20,7 @@ from unpad.data.near_duplicates import NearDuplicates, not_compared
 from unpad.data.pixels.decode import decode
 from unpad.data.pixels.header import ImageError
 from unpad.data.sources.images import ImageExample, read_bytes
-from unpad.data.sources.leaks import NEW, PART_NAMES, refused
+from unpad.data.sources.leaks import NEW, PART_NAMES, advice, refused
 from unpad.data.sources.shares import components
 from unpad.data.sources.split import Split
 from unpad.data.tokens.cache import make_key, read_sealed, write_sealed
@@ -121,7 +121,7 @@ def _compare(
     lines = [f"  {part} {int(held.sum()):,} pictures: {len(found):,} near-duplicates of training ones"]
     lines[0] += f", {equal:,} of them equal" if equal else ""
     pairs = tuple((places[one], places[other]) for one, other in found[:MAX_SHOWN])
-    lines += [f"    {one} is like {other}" for one, other in pairs]
+    lines += [f"    {one} is like {other}" for one, other in pairs] + ([f"    do: {advice(part)}"] if pairs else [])
     return NearDuplicates("pictures", int(held.sum()), equal, len(found) - equal, pairs, tuple(lines))
 
 

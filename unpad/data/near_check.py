@@ -59,7 +59,7 @@ def _of_texts(recipe: Recipe) -> list[str]:
     for part in (Split.HOLDOUT, Split.TEST):
         leaks = find_leaks(work, part)
         if leaks is not None:
-            places = [(where[leak.document], where[leak.source] if leak.source >= 0 else "") for leak in leaks.worst]
+            places = [(where[leak.document], where[leak.source]) for leak in leaks.worst]
             if recipe.data.near_duplicates == "refuse":
                 refuse_leaks(leaks, places)
             lines += leaks.lines(places)

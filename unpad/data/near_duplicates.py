@@ -12,7 +12,7 @@ class NearDuplicates:
     Args:
         unit: what is compared: documents or pictures.
         num: number of these; num_equal: equal to a training one; num_near: other near-duplicates.
-        pairs: places of some of these and of their training rows, "" for one that is spread over many.
+        pairs: places of some of these and of their training rows.
         lines: the same as text.
         reason: why nothing was compared, or "".
     """
@@ -33,7 +33,7 @@ class NearDuplicates:
             "compared": self.num if known else None,
             "equal": self.num_equal if known else None,
             "near": self.num_near if known else None,
-            "found": [{"row": row, "training_row": source or None} for row, source in self.pairs],
+            "found": [{"row": row, "training_row": source} for row, source in self.pairs],
             "reason": self.reason or None,
         }
 

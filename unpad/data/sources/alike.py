@@ -1,131 +1,195 @@
-"""Texts that may be altered copies of each other, and the number of characters that were changed."""
+"""Pairs of texts that are near-duplicates of each other.
+
+Two texts are near-duplicates if they are equal as `plain` has them, or if the windows that both have weigh at least as
+much as those that the shorter one has alone. A window that k different texts of the corpus have weighs 1 / log2(k), one
+of more than MOST_TEXTS nothing, and one that the other text lacks 1. So a copy shares half of the shorter text, and a
+signature, a disclaimer or the form of a question, which many texts share, makes no copies.
+"""
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unpad.data.sources.windows import windows
+from unpad.data.sources.shares import components
+from unpad.data.sources.windows import plain, windows
 
-CHANGED = 0.25  # largest share of changed characters of a copy
-WINDOW = 4  # of any five neighbours of a copy's characters four are unchanged somewhere
-NUM_CANDIDATES = 4
-COMMON = (1024, 64)  # windows in more texts than this say nothing; the second where the first makes too many pairs
-MOST_PAIRS = 1 << 24
-BLOCK = 1 << 22  # pairs that are looked at together
-
-
-class _Plain(dict[int, int | None]):
-    """Table for `str.translate` that drops punctuation, separators and control characters."""
-
-    def __missing__(self, point: int) -> int | None:
-        kept = None if unicodedata.category(chr(point))[0] in "PZC" else point
-        self[point] = kept
-        return kept
+MOST_TEXTS = 64
+WHOLE = 1 << 16  # weight of a window that only the two texts have; whole numbers add up to the same in any order
+FILTER_BITS = 24
+BLOCK = 1 << 22  # rows of pairs that are looked at together
 
 
-_PLAIN = _Plain()
+@dataclass(frozen=True, slots=True)
+class Near:
+    """Near-duplicates of one text among others.
 
-
-def plain(text: str) -> str:
-    """A text without punctuation, white space, case and the width of characters (Unicode NFKC)."""
-    return unicodedata.normalize("NFKC", text).casefold().translate(_PLAIN)
-
-
-def changes(one: str, other: str) -> int:
-    """Least number of characters to replace, insert or delete that turns one text into the other.
-
-    Hyyro (2003), "A bit-vector algorithm for computing Levenshtein and Damerau edit distances", after Myers (1999).
+    Args:
+        text: index of the text; other: that of the near-duplicate.
+        share: of the windows of the shorter one that the other has too.
+        equal: whether they are equal as `plain` has them.
     """
-    if not one:
-        return len(other)
-    places: dict[str, int] = {}
-    for index, character in enumerate(one):
-        places[character] = places.get(character, 0) | 1 << index
-    whole, last = (1 << len(one)) - 1, 1 << (len(one) - 1)
-    up, down, distance = whole, 0, len(one)
-    for character in other:
-        match = places.get(character, 0)
-        diagonal = (((match & up) + up) ^ up) | match | down
-        more, less = down | ~(diagonal | up) & whole, up & diagonal
-        distance += bool(more & last) - bool(less & last)
-        more = more << 1 | 1
-        up = (less << 1 | ~(diagonal | more)) & whole
-        down = more & diagonal & whole
-    return distance
+
+    text: int
+    other: int
+    share: float
+    equal: bool
 
 
-def candidates(texts: Sequence[str], others: Sequence[str], seed: int) -> Iterator[tuple[int, int, int]]:
-    """Yield pairs of texts that share uncommon windows of four characters, for every text those that share most.
+class Search:
+    """Search for texts among others, block by block: first `count` all documents of the corpus, then `match` those that
+    they are compared with.
 
-    A text and its altered copy share one as long as four characters in a row are unchanged. Equal indices of one list
-    given twice are not paired.
-
-    Yields:
-        Index into `texts`, index into `others`, number of shared windows.
+    Args:
+        texts: as `plain` has them, all different.
     """
-    wanted = np.unique(np.concatenate([grams for grams, _ in windows(texts, WINDOW, seed)] or [np.empty(0, np.uint64)]))
-    if not wanted.size:
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._place = {text: index for index, text in enumerate(texts)}
+        assert len(self._place) == len(texts), "texts are different"
+        hashes, owner = _all_windows(texts)
+        self._wanted, gram = np.unique(hashes, return_inverse=True)
+        self._windows = np.bincount(owner, minlength=len(texts))  # (num_texts,) number of each
+        order = np.argsort(gram, kind="stable")
+        self._gram, self._owner = gram[order].astype(np.int64), owner[order]
+        self._counts = np.zeros(len(self._wanted), np.int64)
+        self._seen: set[int] = set()
+        # Most windows of a corpus are in no text that is looked for. A table of the hashes' top bits lets only the few
+        # others through to the exact comparison.
+        self._table, self._shift = np.zeros(1 << FILTER_BITS, np.bool_), np.uint64(64 - FILTER_BITS)
+        self._table[self._wanted >> self._shift] = True
+
+    def count(self, texts: Sequence[str]) -> None:
+        """Count the windows of further documents, each different text once."""
+        new = [text for text in dict.fromkeys(texts) if hash(text) not in self._seen]
+        self._seen.update(map(hash, new))
+        for hashes, owner in windows(new):
+            gram, _ = self._known(hashes, owner)
+            self._counts += np.bincount(gram, minlength=len(self._counts))
+
+    def match(self, texts: Sequence[str]) -> Iterator[Near]:
+        """Yield the near-duplicates of the texts among documents that were counted; `other` is an index of these."""
+        for other, text in enumerate(texts):
+            if text in self._place:
+                yield Near(self._place[text], other, 1.0, equal=True)
+        first: dict[str, int] = {}
+        for other, text in enumerate(texts):
+            first.setdefault(text, other)
+        hashes, owner = _all_windows(list(first))
+        sizes = np.bincount(owner, minlength=len(first))
+        gram, owner = self._known(hashes, owner)
+        numbers = list(first.values())
+        for one, other, share in self._pairs(gram, owner, sizes):
+            if self._place.get(texts[numbers[other]]) != one:
+                yield Near(one, numbers[other], share, equal=False)
+
+    def _known(
+        self, hashes: NDArray[np.uint64], owner: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Those of some windows that the texts have: index in `_wanted`, and text."""
+        kept = self._table[hashes >> self._shift]
+        hashes, owner = hashes[kept], owner[kept]
+        place = np.minimum(np.searchsorted(self._wanted, hashes), max(len(self._wanted) - 1, 0))
+        known = self._wanted[place] == hashes if len(self._wanted) else np.zeros(len(hashes), np.bool_)
+        return place[known], owner[known]
+
+    def _pairs(
+        self, gram: NDArray[np.int64], owner: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> Iterator[tuple[int, int, float]]:
+        """Yield near-duplicates by their windows: text, other and share.
+
+        Args:
+            gram, owner: windows of the others, in order of `owner`.
+            sizes: number of windows of each of the others.
+        """
+        rare, many = (self._counts > 1) & (self._counts <= MOST_TEXTS), self._counts > MOST_TEXTS
+        mine = np.bincount(self._gram[rare[self._gram]], minlength=len(self._counts))  # texts that have each window
+        starts = np.searchsorted(self._gram, np.arange(len(self._counts)))
+        common = _Common(self._gram, self._owner, many, gram, owner, (len(self._windows), len(sizes)))
+        gram, owner = gram[rare[gram]], owner[rare[gram]]
+        weights = np.rint(WHOLE / np.log2(np.maximum(self._counts, 2))).astype(np.int64)
+        for rows in _blocks(owner, mine[gram]):
+            each = mine[gram[rows]]
+            within = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
+            text = self._owner[np.repeat(starts[gram[rows]], each) + within]
+            pair = np.repeat(owner[rows], each) * len(self._windows) + text
+            pair, row, shared = np.unique(pair, return_inverse=True, return_counts=True)
+            weight = np.bincount(row, np.repeat(weights[gram[rows]], each), len(pair)).astype(np.int64)
+            other, text = pair // len(self._windows), pair % len(self._windows)
+            size = np.minimum(sizes[other], self._windows[text])
+            alone = WHOLE * (size - shared - common.at_most(text, other))
+            may = np.flatnonzero(weight >= alone)
+            shared = shared[may] + common.shared(text[may], other[may])
+            near = weight[may] >= WHOLE * (size[may] - shared)
+            found = may[near]
+            share = shared[near] / size[found]
+            yield from zip(text[found].tolist(), other[found].tolist(), share.tolist(), strict=True)
+
+
+class _Common:
+    """Windows of too many texts, which weigh nothing, but are not missing in either text of a pair."""
+
+    def __init__(
+        self,
+        text_gram: NDArray[np.int64],
+        text: NDArray[np.int64],
+        is_common: NDArray[np.bool_],
+        other_gram: NDArray[np.int64],
+        other: NDArray[np.int64],
+        nums: tuple[int, int],
+    ) -> None:
+        kept, others = is_common[text_gram], is_common[other_gram]
+        self._width = len(is_common)
+        self._keys = np.sort(text[kept] * self._width + text_gram[kept])
+        self._gram = other_gram[others]
+        self._of_text = np.bincount(text[kept], minlength=nums[0])
+        self._of_other = np.bincount(other[others], minlength=nums[1])
+        self._starts = np.cumsum(self._of_other) - self._of_other
+
+    def at_most(self, text: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Upper bound of the number that pairs share, (num_pairs,)."""
+        return np.minimum(self._of_text[text], self._of_other[other])
+
+    def shared(self, text: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Number that pairs share, (num_pairs,)."""
+        number = np.zeros(len(text), np.int64)
+        for pairs in _blocks(np.arange(len(text)), self._of_other[other]) if len(self._keys) else ():
+            each = self._of_other[other[pairs]]
+            within = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
+            gram = self._gram[np.repeat(self._starts[other[pairs]], each) + within]
+            key = np.repeat(text[pairs], each) * self._width + gram
+            place = np.minimum(np.searchsorted(self._keys, key), len(self._keys) - 1)
+            hit = self._keys[place] == key
+            number[pairs] = np.bincount(np.repeat(np.arange(len(each)), each), hit, len(each)).astype(np.int64)
+        return number
+
+
+def near_sets(texts: Sequence[str]) -> NDArray[np.int64]:
+    """Number the sets of texts that are near-duplicates of each other, directly or through others, (num_texts,)."""
+    place: dict[str, int] = {}
+    number = np.array([place.setdefault(plain(text), len(place)) for text in texts], np.int64)
+    different = list(place)
+    search = Search(different)
+    search.count(different)
+    ends = np.array([(near.text, near.other) for near in search.match(different)], np.int64).reshape(-1, 2)
+    pairs = np.repeat(np.arange(len(ends)), 2)
+    return components(len(different), [(ends.reshape(-1), pairs)])[number]
+
+
+def _all_windows(texts: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    parts = [(np.zeros(0, np.uint64), np.zeros(0, np.int64)), *windows(texts)]
+    return np.concatenate([hashes for hashes, _ in parts]), np.concatenate([owner for _, owner in parts])
+
+
+def _blocks(owner: NDArray[np.int64], costs: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Cut rows in order of `owner` into runs of about BLOCK costs, between owners."""
+    totals = np.cumsum(costs)
+    begins = np.flatnonzero(np.diff(owner, prepend=-1))
+    if not len(begins):
         return
-    gram, text = _occurrences(texts, wanted, seed)
-    found, other = (gram, text) if others is texts else _occurrences(others, wanted, seed)
-    order = np.argsort(found, kind="stable")
-    found, other = found[order], other[order]
-    counts = np.bincount(found, minlength=len(wanted))
-    starts = np.cumsum(counts) - counts
-    pairs = counts[gram]
-    most = COMMON[0] if pairs[pairs <= COMMON[0]].sum() <= MOST_PAIRS else COMMON[1]
-    used = np.flatnonzero((pairs > 0) & (pairs <= most))
-    order = used[np.argsort(text[used], kind="stable")]
-    gram, text, pairs = gram[order], text[order], pairs[order]
-    begins = np.flatnonzero(np.diff(text, prepend=-1))
-    totals = np.cumsum(np.add.reduceat(pairs, begins)) if len(begins) else pairs
-    for block in np.split(np.arange(len(begins)), np.flatnonzero(np.diff(totals // BLOCK)) + 1) if len(begins) else ():
-        stop = begins[block[-1] + 1] if block[-1] + 1 < len(begins) else len(text)
-        yield from _best(
-            gram[begins[block[0]] : stop], text[begins[block[0]] : stop], counts, starts, other, others is texts
-        )
-
-
-def _occurrences(
-    texts: Sequence[str], wanted: NDArray[np.uint64], seed: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Every different wanted window of every text: its index in `wanted`, which is sorted, and that of the text."""
-    grams, members, first = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 0
-    for hashes, counts in windows(texts, WINDOW, seed):
-        place = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
-        known = wanted[place] == hashes
-        member = np.repeat(np.arange(first, first + len(counts)), counts)[known]
-        both = np.unique(member * len(wanted) + place[known])
-        grams.append(both % len(wanted))
-        members.append(both // len(wanted))
-        first += len(counts)
-    return np.concatenate(grams), np.concatenate(members)
-
-
-def _best(
-    gram: NDArray[np.int64],
-    text: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    other: NDArray[np.int64],
-    same: bool,
-) -> Iterator[tuple[int, int, int]]:
-    """Yield for some texts the others that share most of their windows; see `candidates`."""
-    each = counts[gram]
-    within = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
-    partner, mine = other[np.repeat(starts[gram], each) + within], np.repeat(text, each)
-    width = int(other.max(initial=0)) + 1
-    pair, votes = np.unique(mine * width + partner, return_counts=True)
-    one, two = pair // width, pair % width
-    if same:
-        kept = one != two
-        one, two, votes = one[kept], two[kept], votes[kept]
-    order = np.lexsort((two, -votes, one))
-    one, two, votes = one[order], two[order], votes[order]
-    rank = np.arange(len(one)) - np.searchsorted(one, one)
-    chosen = rank < NUM_CANDIDATES
-    yield from zip(one[chosen].tolist(), two[chosen].tolist(), votes[chosen].tolist(), strict=True)
+    at = np.unique(np.concatenate([[0], begins[np.flatnonzero(np.diff(totals[begins] // BLOCK)) + 1], [len(owner)]]))
+    for first, last in zip(at[:-1].tolist(), at[1:].tolist(), strict=True):
+        yield np.arange(first, last)

@@ -30,7 +30,7 @@ from unpad.data.tokens.cache import (
     write_shard,
 )
 from unpad.data.tokens.corpus_files import CorpusFile, Rows, Work, corpus_key, judge_rows, list_files
-from unpad.data.tokens.corpus_leaks import find_leaks, leak_places, near_links, refuse_leaks
+from unpad.data.tokens.corpus_leaks import find_leaks, leak_places, near_documents, refuse_leaks
 from unpad.data.tokens.corpus_report import CorpusReport, describe_followed
 from unpad.data.tokens.encode import LOSS_ROLES, encode_examples, lossy_texts, reserved_texts
 from unpad.data.tokens.lost import LostCharacters, commonest
@@ -194,42 +194,55 @@ def split_documents(work: Work) -> None:
         SourceError: there is nothing to train on.
     """
     rows = [work.rows(index) if shard is None else shard for index, shard in enumerate(work.shards)]
-    groups = _groups(work)
-    sides: dict[int, np.ndarray] = {}
-    together: dict[int, np.ndarray] = {}
-    first = 0
-    for kind in TEXT_KINDS:
-        members = [index for index, file in enumerate(work.files) if file.kind == kind]
-        keys = rows_of([rows[index].content_key for index in members], np.uint64)
-        declared = rows_of([rows[index].declared for index in members], np.int8)
-        links = [(np.arange(len(keys)), rows_of([groups[index] for index in members], np.int64))]
-        if work.recipe.data.near_duplicates == "together" and work.wanted is not Wanted.NEW:
-            links.append(near_links(work, members))
-        split = divide(keys, declared, work.recipe.data, work.recipe.train.seed, work.wanted, links=links)
-        if work.wanted is not Wanted.NEW:
-            work.num_followed += int(((split == Split.TEST) & (declared == Split.UNDECLARED)).sum())
-        unit = units(keys, links) + first
-        first += len(keys)
-        ends = np.cumsum([rows[index].declared.size for index in members])
-        sides.update(zip(members, np.split(split, ends[:-1]), strict=bool(members)))
-        together.update(zip(members, np.split(unit, ends[:-1]), strict=bool(members)))
-    if work.wanted is not Wanted.NEW and all(side.all() for side in sides.values()):
-        fix = 'declare less of it "split": "valid" or "test", or add data'
-        if work.num_followed:
-            fix = f"{describe_followed(work.num_followed)}; {fix}"
-        raise SourceError("every document is held out, so there is nothing to train on", where="data", fix=fix)
-    work.sides = [sides[index] for index in range(len(rows))]
-    work.units = [together[index] for index in range(len(rows))]
+    sizes = [row.declared.size for row in rows]
+    keys = rows_of([row.content_key for row in rows], np.uint64)
+    declared = rows_of([row.declared for row in rows], np.int8)
+    links = [(np.arange(len(keys)), _groups(work))]
+    if work.recipe.data.near_duplicates == "together" and work.wanted is not Wanted.NEW:
+        links.append((np.arange(len(keys)), near_documents(work)))
+    kinds = np.repeat([TEXT_KINDS.index(file.kind) for file in work.files], sizes)
+    unit = units(keys, links)
+    split = _divide_kinds(work, keys, declared, kinds, unit)
+    if work.wanted is not Wanted.NEW:
+        work.num_followed = int(((split == Split.TEST) & (declared == Split.UNDECLARED)).sum())
+        if (split != Split.TRAIN).all():
+            fix = 'declare less of it "split": "valid" or "test", or add data'
+            if work.num_followed:
+                fix = f"{describe_followed(work.num_followed)}; {fix}"
+            raise SourceError("every document is held out, so there is nothing to train on", where="data", fix=fix)
+    ends = np.cumsum(sizes)[:-1]
+    work.sides, work.units = np.split(split, ends), np.split(unit, ends)
 
 
-def _groups(work: Work) -> list[np.ndarray]:
-    """Number of the group of every document, per file, (num_rows,) int64; -1 without one."""
+def _divide_kinds(
+    work: Work, keys: np.ndarray, declared: np.ndarray, kinds: np.ndarray, unit: np.ndarray
+) -> np.ndarray:
+    """Part of every document, (num_documents,) uint8 of `Split`. Each kind is divided by itself; what belongs to
+    documents of other kinds follows these."""
+    follows = work.recipe.data.split_version > 1 and work.wanted is not Wanted.NEW
+    known = np.full(int(unit.max(initial=-1)) + 1, Split.UNDECLARED, np.int8)  # (num_units,)
+    for value in (Split.TEST, Split.HOLDOUT, Split.TRAIN):
+        known[unit[declared == value]] = value
+    split = np.zeros(len(keys), np.uint8)
+    for kind in np.unique(kinds):
+        mine = np.flatnonzero(kinds == kind)
+        told = declared[mine]
+        if follows:
+            told = np.where(told == Split.UNDECLARED, known[unit[mine]], told)
+        ties = [(np.arange(len(mine)), unit[mine])]
+        split[mine] = divide(keys[mine], told, work.recipe.data, work.recipe.train.seed, work.wanted, links=ties)
+        free = known[unit[mine]] == Split.UNDECLARED
+        known[unit[mine][free]] = split[mine][free]
+    return split
+
+
+def _groups(work: Work) -> np.ndarray:
+    """Number of the group of every document, (num_documents,) int64; -1 without one."""
     named = [
         [example.group for example in work.rows(index).examples] if shard is None else shard.groups
         for index, shard in enumerate(work.shards)
     ]
-    numbers = numbered([name for names in named for name in names])
-    return np.split(numbers, np.cumsum([len(names) for names in named])[:-1])
+    return numbered([name for names in named for name in names])
 
 
 def _split_settings(work: Work) -> tuple[object, ...]:

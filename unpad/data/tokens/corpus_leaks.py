@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from unpad.data.sources.alike import near_sets
 from unpad.data.sources.example import Example
-from unpad.data.sources.leaks import NEW, Leak, LeakReport, compare, near_pairs, refused, report
+from unpad.data.sources.leaks import NEW, Document, Leak, LeakReport, compare, refused, report
 from unpad.data.sources.read import TEXT_KINDS, read_rows
 from unpad.data.sources.rows import reading
 from unpad.data.sources.split import PARTS, Split, Wanted
@@ -37,25 +38,24 @@ def find_leaks(work: Work, part: Split) -> LeakReport | None:
     texts = [text_of(example) for example in examples]
     groups = [example.group for example in examples]
     with progress(f"looking for texts of {PARTS[part]} in training"):
-        leaks = report(texts, np.concatenate(work.sides), groups, work.recipe.train.seed, part)
+        leaks = report(texts, np.concatenate(work.sides), groups, part)
     write_sealed(path, json.dumps(asdict(leaks)).encode())
     return leaks
 
 
-def near_links(work: Work, members: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Near-duplicates among the documents of some files as `near_pairs` has them, looked for once per set of files."""
-    seed = work.recipe.train.seed
-    key = make_key("near pairs", code_key(), [work.files[index].key for index in members], seed)
+def near_documents(work: Work) -> NDArray[np.int64]:
+    """Sets of near-duplicates among all documents as `near_sets` has them, looked for once per set of files."""
+    key = make_key("near sets", code_key(), [file.key for file in work.files])
     path = work.folder / "near" / f"{key}.bin"
     data, damage = read_sealed(path)
     if damage:
         work.events.append(f"cache: the near-duplicates of this corpus {damage}; they are looked for again")
     if data is None:
-        texts = [text_of(example) for index in members for example in work.rows(index).examples]
-        data = np.stack(near_pairs(texts, seed)).astype("<i8").tobytes()
+        texts = [text_of(example) for index in range(len(work.files)) for example in work.rows(index).examples]
+        with progress("looking for near-duplicates"):
+            data = near_sets(texts).astype("<i8").tobytes()
         write_sealed(path, data)
-    documents, keys = np.frombuffer(data, "<i8").astype(np.int64).reshape(2, -1)
-    return documents, keys
+    return np.frombuffer(data, "<i8").astype(np.int64)
 
 
 def compare_new(
@@ -68,7 +68,7 @@ def compare_new(
         seq_ids: (n,) sequences of `new` whose documents are compared.
 
     Returns:
-        The report, and the places of its worst leaks and their training documents, "" for one that is spread.
+        The report, and the places of its worst leaks and their training documents.
 
     Raises:
         SourceError: a file of the run cannot be read, or changed.
@@ -78,17 +78,15 @@ def compare_new(
     asked = set(numbers)
     documents = [example for number, example in enumerate(_stream(new_recipe, new)) if number in asked]
     split = rows_of([part.split for part in tokens.parts], np.uint8)
-    trained = (
-        (number, text_of(example), example.group)
-        for number, example in enumerate(_stream(recipe, tokens))
-        if split[number] == Split.TRAIN
-    )
-    told = counted(trained, "looking for the new texts in training", int((split == Split.TRAIN).sum()), "documents")
+
+    def corpus() -> Iterator[Document]:
+        told = counted(_stream(recipe, tokens), "looking for the new texts in training", len(split), "documents")
+        for number, example in enumerate(told):
+            yield Document(number, text_of(example), example.group, bool(split[number] == Split.TRAIN))
+
     texts, groups = [text_of(example) for example in documents], [example.group for example in documents]
-    leaks = compare(texts, groups, told, recipe.train.seed, NEW, numbers=numbers)
-    return leaks, [
-        (new.place(leak.document), tokens.place(leak.source) if leak.source >= 0 else "") for leak in leaks.worst
-    ]
+    leaks = compare(texts, groups, corpus, NEW, numbers=numbers)
+    return leaks, [(new.place(leak.document), tokens.place(leak.source)) for leak in leaks.worst]
 
 
 def _stream(recipe: Recipe, tokens: TokenSet) -> Iterator[Example]:
@@ -107,14 +105,14 @@ def _stream(recipe: Recipe, tokens: TokenSet) -> Iterator[Example]:
 
 
 def text_of(example: Example) -> str:
-    """Text of a document as it is compared with others."""
-    return "\n".join(turn.content for turn in example.turns)
+    """Text of a document as it is compared with others: of a conversation all but system messages, which many share."""
+    turns = [turn.content for turn in example.turns if turn.role != "system"]
+    return "\n".join(turns or [turn.content for turn in example.turns])
 
 
 def leak_places(leaks: LeakReport | None, tokens: TokenSet) -> list[tuple[str, str]]:
-    """Places of the worst leaks and of the training documents that they occur in, "" for one that is spread."""
-    found = leaks.worst if leaks else []
-    return [(tokens.where(leak.document), tokens.where(leak.source) if leak.source >= 0 else "") for leak in found]
+    """Places of the worst leaks and of the training documents that they are like."""
+    return [(tokens.where(leak.document), tokens.where(leak.source)) for leak in (leaks.worst if leaks else [])]
 
 
 def refuse_leaks(leaks: LeakReport | None, places: list[tuple[str, str]]) -> None:

@@ -23,7 +23,7 @@ class CorpusReport:
         num_followed: rows without a split that are of the test part, as a row of their group or a copy declares it.
         num_system: system turns of training conversations.
         leaks: None without held-out documents, and until they are compared with training.
-        leak_places: places of the worst leaks of the report, in its order, and of their training documents, "" if none.
+        leak_places: places of the worst leaks of the report, in its order, and of their training documents.
         test_leaks: None without documents of the test part; test_leak_places likewise.
         events: damaged files that were rebuilt.
         seconds: per stage; the stages add up to the whole.
