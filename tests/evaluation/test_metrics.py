@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -14,7 +16,7 @@ from tests.helpers.untrained_patients import CODES, Guess, draw
 from unpad.errors import RecipeError
 from unpad.evaluation import images, patients, preferences, sets, text, vqa_kept
 from unpad.evaluation.binary import mean, measured
-from unpad.evaluation.metrics import Extremes, Metric, Refused, known_metrics, mean_of, metric_lines
+from unpad.evaluation.metrics import Extremes, Metric, Refused, interval, known_metrics, mean_of, metric_lines
 from unpad.inference.patients import predict
 from unpad.recipes.training import PlanSettings
 from unpad.trials.search.metric import direction
@@ -138,23 +140,53 @@ def test_a_table_says_of_each_metric_its_interval_its_rows_and_its_units() -> No
         "kept": Extremes(2.0, 1.0, 3.0, 12, part="valid"),
     }
     assert metric_lines(metrics) == [
-        "loss       2.5000   2.0000 to 3.0000   of 12 valid (best of 3), 4 groups",
-        "auroc           -   - to -   of 12 valid (best of 3)",
-        "bits            -   too many are lost   of 12 valid (best of 3)",
+        "loss       2.5000   2.0000 to 3.0000   of 12 valid, 4 groups",
+        "auroc           -   - to -   of 12 valid",
+        "bits            -   too many are lost   of 12 valid",
         "kept       2.0000   least 1.0000, most 3.0000   of 12 valid",
         "valid chose the weights: its figures are the best of 3 checks of the same rows,",
         "and those of a test part would be a little worse",
     ]
     name = "x" * 60
-    assert metric_lines({name: metrics["loss"]})[:2] == [
-        name, "      2.5000   2.0000 to 3.0000   of 12 valid (best of 3), 4 groups",
-    ]  # fmt: skip
-    wide = metric_lines({"y" * 40: metrics["loss"]})
-    assert wide[0].split() == ["y" * 40, "2.5000"]
-    assert wide[1:3] == [" " * 40 + "2.0000 to 3.0000 of 12 valid (best of 3)", " " * 40 + ", 4 groups"] or all(
-        line.startswith(" " * 40) and len(line) <= 80 for line in wide[1:3]
-    )
+    assert metric_lines({name: metrics["loss"]})[:2] == [name, "      2.5000   2.0000 to 3.0000   of 12 valid, 4 groups"]
     assert metric_lines({}) == []
+
+
+def test_a_table_has_a_line_per_metric_within_80_columns_and_says_once_what_most_are_of() -> None:
+    of = {"num_groups": 41, "part": "/data/of/the/other/hospital/measurements", "best_of": None}
+    names = ["loss", "balanced_accuracy", "accuracy_of_all_applications"]
+    metrics = {name: Metric(0.4146, 0.2764, 0.5530, 123, **of) for name in names}
+    told = metric_lines(metrics)
+    assert told[-1] == "of 123 /data/of/the/other/hospital/measurements, 41 groups"
+    assert told[0] == f"{'loss':<28}      0.4146   0.2764 to 0.5530"
+    assert len(told) == 4
+    others = {"kept": replace(metrics["loss"], num=9), "all": Metric(0.5, 0.4, 0.6, 8, part="train")}
+    told = metric_lines({**metrics, **others})
+    assert told[3].endswith("0.5530   of 9, 41 groups")
+    assert told[4].endswith("0.6000   of 8 train")
+    assert " ".join(told[5:]) == f"of 123 {of['part']}, 41 groups, unless the line says otherwise"
+    assert all(len(line) <= 80 for line in told)
+
+
+def test_a_metric_of_one_group_or_of_equal_ones_has_no_interval_and_says_so() -> None:
+    values, one = np.array([1.0, 2.0, 4.0]), np.zeros(3)
+    draws = np.ones(1000)
+    for metric, told in (
+        (mean_of(values, one), "no interval: one group   of 3, 1 group"),
+        (mean_of(values[:1]), "no interval: one group   of 1"),
+        (mean_of(np.array([0.0, 1.0, 1.0]), one, share=True), "no interval: one group   of 3, 1 group"),
+        (interval(2.5, draws, 8, 1), "no interval: one group   of 8, 1 group"),
+        (interval(1.0, draws, 8), "no interval: the same in every group   of 8"),
+        (measured(lambda w: mean(values[:1], w), 1), "no interval: one group   of 1"),
+    ):
+        assert metric_lines({"loss": metric}) == [f"loss  {metric.value:>10.4f}   {told}"]
+        found = metric.to_json()
+        assert (found["low"], found["high"]) == (None, None)
+        assert str(found["reason"]).startswith("no interval")
+        assert json.loads(json.dumps(found, allow_nan=False)) == found
+    kept = vqa_kept.mode_metrics({"soft": np.ones(2), "hard": np.ones(2)}, np.zeros(2))
+    assert (kept["accuracy_soft"].low, kept["accuracy_soft"].high) == (0.025, 1)
+    assert (kept["soft_to_hard_gap"].low, kept["soft_to_hard_gap"].high) == (-0.975, 0.975)
 
 
 def test_metrics_are_json_with_every_field() -> None:

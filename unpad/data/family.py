@@ -252,6 +252,11 @@ class Data(ABC):
         """
         return None
 
+    def identities(self) -> list[str] | None:
+        """What each row is of, such as the id of a patient, (num_rows,); None where rows have no identity. Never for
+        a message."""
+        return None
+
     def facts(self) -> dict[str, int]:
         """Counts that the run's log keeps for those who use the run later, by name; by default none."""
         return {}

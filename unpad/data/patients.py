@@ -138,6 +138,9 @@ class EventData(Data):
             np.array([seq_id]), index, np.array(sizes, np.int64), np.array([len(sizes)]), sets.times[first:last]
         )
 
+    def identities(self) -> list[str]:
+        return [str(one) for one in self.ids.tolist()]
+
     def where(self, seq_id: int) -> str:
         return f"{self.places[seq_id]} (patient {alias(str(self.ids[seq_id]), self.names_key)})"
 

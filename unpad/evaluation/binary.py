@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from unpad.evaluation.metrics import TAILS, Metric, OneSided, draws, exact_share
+from unpad.evaluation.metrics import TAILS, Metric, OneSided, bounded, draws, exact_share
 
 NUM_BINS = 10  # of equally many patients, in the calibration error and its picture
 BLOCK_CELLS = 1 << 21  # resamples times patients that are looked at together: 16 MiB an array
@@ -58,7 +58,7 @@ def measured(measure: Measure, num: int, seed: int = 0, biased: bool = False, sh
     if biased and samples.size:
         shift = value - samples.mean()
         low, high = np.maximum([low + shift, high + shift], 0)
-    metric = Metric(value, float(low), float(high), num)
+    metric = bounded(Metric(value, float(low), float(high), num))
     return exact_share(metric, num) if share else metric
 
 

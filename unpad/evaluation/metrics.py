@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -19,6 +20,7 @@ from unpad.terminal.table import WIDTH, wrapped
 
 NUM_RESAMPLES = 1000
 TAILS = (2.5, 97.5)  # percentiles that bound 95 %
+FEW_GROUPS = 4
 MAX_NAME = 40  # cells of a terminal; a letter of Chinese takes two
 
 
@@ -76,6 +78,15 @@ class OneSided(Metric):
         return {**vars(self), **bounds}
 
 
+@dataclass(frozen=True)
+class NoInterval(OneSided):
+    """A metric without an interval, whose bounds are nan, with the reason: resamples of one group, or of groups that
+    are all equal, show no spread."""
+
+
+ONE_GROUP, EQUAL_GROUPS = "no interval: one group", "no interval: the same in every group"
+
+
 # Remarks of `check_new` of a family on new data, beyond what `data.lines()` has: as lines, and by name for programs.
 NewFacts = tuple[list[str], dict[str, object]]
 
@@ -119,34 +130,62 @@ def known_metrics(family: str) -> dict[str, bool | None]:
 
 
 def metric_lines(metrics: dict[str, Metric]) -> list[str]:
-    """Lay out metrics as a table. Columns fit names of up to MAX_NAME cells; a longer name has a line to itself.
-    A number that does not exist, such as a rank measure of one class, is shown as "-", with the reason."""
+    """Lay out metrics as a table of a line each. Columns fit names of up to MAX_NAME cells; a longer name has a line to
+    itself. A number that does not exist, such as a rank measure of one class, is shown as "-", with the reason.
+
+    Where the lines are too wide, what most metrics are of stands once, below the table.
+    """
     width = max((cell_len(name) for name in metrics if cell_len(name) <= MAX_NAME), default=0)
-    lines = []
-    for name, metric in metrics.items():
-        fits = cell_len(name) <= width
-        lines += [] if fits else [name]
-        start = name + " " * (width - cell_len(name)) if fits else " " * width
-        value, low, high = ("-" if math.isnan(one) else f"{one:.4f}" for one in (metric.value, metric.low, metric.high))
-        bounds = f"least {low}, most {high}" if isinstance(metric, Extremes) else f"{low} to {high}"
-        bounds = metric.reason if isinstance(metric, Refused) else bounds
-        bounds = f"{bounds}: {metric.reason}" if isinstance(metric, OneSided) else bounds
-        chosen = f" (best of {metric.best_of})" if metric.best_of else ""
-        units = f", {metric.num_groups} groups" if metric.num_groups is not None else ""
-        of = f"of {metric.num} {metric.part or ''}".rstrip() + chosen + units
-        one = f"{start}  {value:>10}   {bounds}   {of}"
-        indent = min(width + 2, WIDTH // 2)
-        # What does not fit beside the value stands below it.
-        below = [" " * indent + part for part in wrapped(f"{bounds}   {of}", WIDTH - indent)]
-        lines += [one] if cell_len(one) <= WIDTH else [f"{start}  {value:>10}", *below]
+    units, below = {name: _units(metric, metric.part) for name, metric in metrics.items()}, list[str]()
+    rows = _rows(metrics, units, width)
+    if any(cell_len(f"{start}   {end}") > WIDTH for start, end in rows if end):
+        common, number = Counter(units.values()).most_common(1)[0]
+        part = next(metric.part for name, metric in metrics.items() if units[name] == common)
+        units = {
+            name: "" if units[name] == common else _units(metric, None if metric.part == part else metric.part)
+            for name, metric in metrics.items()
+        }
+        rows = _rows(metrics, units, width)
+        below = wrapped(common if number == len(metrics) else f"{common}, unless the line says otherwise", WIDTH)
+    indent = min(width + 2, WIDTH // 2)
+    table = list[str]()
+    for start, end in rows:  # a reason may still be too long
+        one = f"{start}   {end}".rstrip()
+        parts = [" " * indent + part for part in wrapped(end, WIDTH - indent)] if end else []
+        table += [one] if cell_len(one) <= WIDTH else [start, *parts]
+    if any(metric.num_groups is not None and 1 < metric.num_groups < FEW_GROUPS for metric in metrics.values()):
+        below += wrapped(f"an interval over fewer than {FEW_GROUPS} groups is too narrow; hold out more of them", WIDTH)
     best = next((metric for metric in metrics.values() if metric.best_of), None)
     if best is not None:
-        lines += wrapped(
+        below += wrapped(
             f"{best.part} chose the weights: its figures are the best of {best.best_of} checks of the same rows, and "
             "those of a test part would be a little worse",
             WIDTH,
         )
-    return lines
+    return table + below
+
+
+def _units(metric: Metric, part: str | None) -> str:
+    """What a metric is of: rows, their part, and groups."""
+    groups = f", {metric.num_groups} groups" if metric.num_groups not in (None, 1) else ""
+    return f"of {metric.num} {part or ''}".rstrip() + (", 1 group" if metric.num_groups == 1 else groups)
+
+
+def _rows(metrics: dict[str, Metric], units: dict[str, str], width: int) -> list[tuple[str, str]]:
+    """Of each metric its name and value, and what stands beside them; a name of more than `width` cells by itself."""
+    rows = []
+    for name, metric in metrics.items():
+        fits = cell_len(name) <= width
+        rows += [] if fits else [(name, "")]
+        start = name + " " * (width - cell_len(name)) if fits else " " * width
+        value, low, high = ("-" if math.isnan(one) else f"{one:.4f}" for one in (metric.value, metric.low, metric.high))
+        bounds = f"least {low}, most {high}" if isinstance(metric, Extremes) else f"{low} to {high}"
+        if isinstance(metric, Refused | NoInterval):
+            bounds = metric.reason
+        elif isinstance(metric, OneSided):
+            bounds = f"{bounds}: {metric.reason}"
+        rows.append((f"{start}  {value:>10}", f"{bounds}   {units[name]}".rstrip()))
+    return rows
 
 
 def held_out(
@@ -197,13 +236,22 @@ def draws(num: int, seed: int) -> Iterator[np.ndarray]:
 
 
 def interval(value: float, samples: np.ndarray, num: int, num_groups: int | None = None) -> Metric:
-    """A value with the 95 % percentile interval of its resamples (Efron 1979).
+    """A value with the 95 % percentile interval of its resamples (Efron 1979); `NoInterval` if they show no spread.
 
     Args:
-        num_groups: number of groups that were drawn.
+        num_groups: number of groups that were drawn; None where each of the `num` is one.
     """
-    low, high = np.percentile(samples, TAILS)
-    return Metric(float(value), float(low), float(high), num, num_groups=None if num_groups == num else num_groups)
+    low, high = (float(bound) for bound in np.percentile(samples, TAILS))
+    return bounded(Metric(float(value), low, high, num, num_groups=None if num_groups == num else num_groups))
+
+
+def bounded(metric: Metric) -> Metric:
+    """A metric as it is, or `NoInterval` where resamples of its groups could not differ or did not."""
+    num_groups = metric.num if metric.num_groups is None else metric.num_groups
+    if math.isnan(metric.value) or (num_groups != 1 and metric.low != metric.high):
+        return metric
+    reason = ONE_GROUP if num_groups == 1 else EQUAL_GROUPS
+    return NoInterval(metric.value, math.nan, math.nan, metric.num, reason, num_groups=metric.num_groups)
 
 
 def mean_of(values: np.ndarray, groups: np.ndarray | None = None, seed: int = 0, share: bool = False) -> Metric:
@@ -233,4 +281,4 @@ def exact_share(metric: Metric, num_groups: int) -> Metric:
         return metric
     limit = float((TAILS[0] / 100) ** (1 / num_groups))
     low, high = (limit, 1.0) if metric.value else (0.0, 1 - limit)
-    return replace(metric, low=low, high=high)
+    return Metric(metric.value, low, high, metric.num, num_groups=metric.num_groups)

@@ -111,9 +111,9 @@ def evaluate_new(run: str, num_shown: int, part: str | None, path: Path) -> NewE
         raise SourceError(f"no row declares the part {part}", where=str(path), fix="leave --split out to measure all")
     name = str(path) if part is None else f"{path}, {part}"
     unknown: NewFacts = import_module(f"unpad.evaluation.{new.family}").check_new(new, path)
-    near = _near_training(loaded, new, seq_ids)
-    lines = [*new.lines(), *unknown[0], *(near.lines if near is not None else ())]
-    facts = unknown[1] | ({} if near is None else {"near_duplicates": near.to_json()})
+    near, known = _near_training(loaded, new, seq_ids), _known(loaded, new, seq_ids)
+    lines = [*new.lines(), *unknown[0], *(near.lines if near is not None else ()), *known[0]]
+    facts = unknown[1] | ({} if near is None else {"near_duplicates": near.to_json()}) | known[1]
     found = _measure(loaded, new, seq_ids, num_shown, name, None)
     return NewEvaluation(found.metrics, [*lines, *(line for line in found.lines if line not in lines)], facts)
 
@@ -127,6 +127,35 @@ def _near_training(loaded: LoadedRun, new: Data, seq_ids: np.ndarray) -> NearDup
     except (DiskError, RecipeError, SourceError) as error:  # the run may be used without its data
         where = f" ({error.where})" if error.where else ""
         return not_compared("rows", f"the run's own data cannot be read{where}: {error.what}")
+
+
+def _known(loaded: LoadedRun, new: Data, seq_ids: np.ndarray) -> NewFacts:
+    """How many of new rows, such as patients, the run's data has by their identity, part by part; nothing for a family
+    of rows without one."""
+    mine = new.identities()
+    if mine is None:
+        return [], {}
+    try:
+        own = loaded.data()
+        parts = [own, loaded.test_data()] if own.table.num_test else [own]
+    except (DiskError, RecipeError, SourceError) as error:  # the run may be used without its data
+        what = f"the run's own data cannot be read: {error.what}"
+        return [f"not compared by id with those of the run: {what}"], {"known_ids": {"reason": what}}
+    asked = {mine[i] for i in seq_ids.tolist()}
+    counts = dict.fromkeys(SPLITS, 0)
+    for part in parts:
+        ids = part.identities()
+        assert ids is not None, "data of one family"
+        for name, split in SPLITS.items():
+            counts[name] += len(asked.intersection(ids[i] for i in np.flatnonzero(part.table.split == split).tolist()))
+    facts: dict[str, object] = {"known_ids": {"compared": len(asked), **counts, "reason": None}}
+    if not any(counts.values()):
+        return [f"new data, {len(asked):,} ids: none is of the run's data"], facts
+    told = ", ".join(f"{number:,} of {name}" for name, number in counts.items() if number)
+    lines = [f"new data, {len(asked):,} ids: the run's data has {sum(counts.values()):,} of them, {told}"]
+    if counts["train"]:
+        lines.append("  do: leave out those of train, whom the model has seen, unless others have the same ids here")
+    return lines, facts
 
 
 def _measure(

@@ -29,8 +29,8 @@ def mode_metrics(right: dict[str, np.ndarray], groups: np.ndarray | None = None)
         gap = right["hard"] - right["soft"]
         found["soft_to_hard_gap"] = mean_of(gap, groups)
         if not gap.any():  # no resample differs; the mean is at most the share of rows whose answers differ
-            reach = mean_of(gap, groups, share=True).high
-            found["soft_to_hard_gap"] = replace(found["soft_to_hard_gap"], low=-reach, high=reach)
+            reach = mean_of(gap, groups, share=True)
+            found["soft_to_hard_gap"] = replace(reach, low=-reach.high)
     return found
 
 

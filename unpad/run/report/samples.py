@@ -130,7 +130,7 @@ def _interval(metric: dict[str, Any]) -> str:
     bounds = f"{_number(metric['low'])} to {_number(metric['high'])}"
     if not reason:
         return bounds
-    return escape(reason) if metric["value"] is None else f"{bounds}: {escape(reason)}"
+    return escape(reason) if metric["low"] is None and metric["high"] is None else f"{bounds}: {escape(reason)}"
 
 
 def _part(metric: dict[str, Any]) -> str:

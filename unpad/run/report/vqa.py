@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, Protocol
@@ -47,8 +48,9 @@ def to_json(metrics: Mapping[str, Measured], pictures: Sequence[tuple[Kept, str]
         pictures: questions about one image, each with the right answer.
     """
 
-    def three(name: str) -> list[float]:
-        return [metrics[name].value, metrics[name].low, metrics[name].high]
+    def three(name: str) -> list[float | None]:
+        found = metrics[name]
+        return [None if math.isnan(value) else value for value in (found.value, found.low, found.high)]
 
     blocks = sum(name.startswith(BLOCK) for name in metrics)
     return {
@@ -112,17 +114,20 @@ def _kept(kept: np.ndarray, patches: float | None) -> str:
     return plot("Visual tokens", lines, axes)
 
 
-def _accuracies(accuracy: dict[str, list[float]]) -> str:
-    """A bar per mode with its 95 % interval."""
+def _accuracies(accuracy: dict[str, list[float | None]]) -> str:
+    """A bar per mode with its 95 % interval, if it has one."""
     body = "".join(
         f'<path class=grid d="M{LEFT + share * (WIDTH - LEFT - 60):.0f} 4V{ROW * len(accuracy) + 4}"/>'
         f"<text class=mid x={LEFT + share * (WIDTH - LEFT - 60):.0f} y={ROW * len(accuracy) + 22}>{share:.0%}</text>"
         for share in (0.0, 0.25, 0.5, 0.75, 1.0)
     )
-    for row, (mode, (value, low, high)) in enumerate(accuracy.items()):
+    for row, (mode, (value, *bounds)) in enumerate(accuracy.items()):
+        assert value is not None, "a share of one row at least"
+        low, high = (value if bound is None else bound for bound in bounds)
         y, (at, left, right) = ROW * (row + 0.5) + 4, (LEFT + x * (WIDTH - LEFT - 60) for x in (value, low, high))
+        told = f"{low:.1%} to {high:.1%}" if None not in bounds else "no interval"
         body += f"<text class=end x={LEFT - 10} y={y + 4:.1f}>{escape(MODES[mode])} ({escape(mode)})</text>"
-        body += f'<path class=bar d="M{LEFT} {y:.1f}H{at:.1f}"><title>{low:.1%} to {high:.1%}</title></path>'
+        body += f'<path class=bar d="M{LEFT} {y:.1f}H{at:.1f}"><title>{told}</title></path>'
         body += f'<path class=interval d="M{left:.1f} {y:.1f}H{right:.1f}"/>'
         body += f"<text x={max(at, right) + 8:.1f} y={y + 4:.1f}>{value:.1%}</text>"
     head = (
