@@ -148,7 +148,10 @@ def test_a_table_says_of_each_metric_its_interval_its_rows_and_its_units() -> No
         "and those of a test part would be a little worse",
     ]
     name = "x" * 60
-    assert metric_lines({name: metrics["loss"]})[:2] == [name, "      2.5000   2.0000 to 3.0000   of 12 valid, 4 groups"]
+    assert metric_lines({name: metrics["loss"]})[:2] == [
+        name,
+        "      2.5000   2.0000 to 3.0000   of 12 valid, 4 groups",
+    ]
     assert metric_lines({}) == []
 
 

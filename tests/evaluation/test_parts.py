@@ -19,7 +19,7 @@ from unpad.data.family import open_data
 from unpad.data.sources.split import Split, Wanted
 from unpad.errors import RecipeError, ResumeError, SourceError
 from unpad.evaluation.metrics import metric_lines
-from unpad.evaluation.run import evaluate_run
+from unpad.evaluation.run import SPLITS, evaluate_new, evaluate_run
 from unpad.inference.loaded import load
 from unpad.recipes.file import load_recipe, parse_recipe
 from unpad.training.loop import train
@@ -66,7 +66,7 @@ def test_the_test_part_is_scored_if_there_is_one_and_a_chosen_part_is_the_best_o
     trained, _ = evaluate_run(folder, part="train")
     assert (trained["loss"].num, trained["loss"].part) == (55 - num_valid, "train")
     told = " ".join(line.strip() for line in metric_lines(valid))
-    assert told.count(f"of {num_valid} valid (best of {checks})") == len(valid)
+    assert told.count(f"of {num_valid} valid") == len(valid)
     assert "valid chose the weights" in told
     assert "of 5 test" in metric_lines(found)[0]
     assert not any("best of" in line for line in metric_lines(found))
@@ -244,6 +244,20 @@ def test_patients_of_the_test_part_teach_no_code_and_are_evaluated(tmp_path: Pat
     new, lines = evaluate_run(str(tmp_path / "run"), data=tmp_path / "new")
     assert new["accuracy"].num == 20
     assert any("20 patients" in line for line in lines)
+    assert "new data, 20 ids: none is of the run's data" in lines
+    write_tables(tmp_path / "known", FIRST + 10 + np.arange(40))
+    known = evaluate_new(str(tmp_path / "run"), 0, None, tmp_path / "known")
+    ids = set((FIRST + 10 + np.arange(30)).tolist())
+    counts = {
+        name: len(ids.intersection(data.ids[data.table.split == split].tolist())) for name, split in SPLITS.items()
+    }
+    counts["test"] = len(ids.intersection(tested.ids.tolist()))
+    assert sum(counts.values()) == 30
+    assert known.facts["known_ids"] == {"compared": 40, **counts, "reason": None}
+    told = next(line for line in known.lines if "of them" in line)
+    assert told.startswith("new data, 40 ids: the run's data has 30 of them, ")
+    assert f"{counts['train']} of train" in told
+    assert not any(str(one) in "\n".join(known.lines) for one in ids), "ids are nobody's business"
     (tmp_path / "new" / "people.parquet").unlink()
     with pytest.raises(RecipeError, match=r"people\.parquet"):
         evaluate_run(str(tmp_path / "run"), data=tmp_path / "new")

@@ -92,6 +92,8 @@ def evaluate(run: LoadedRun, data: TextData, seq_ids: np.ndarray, num_shown: int
     lines = data.report.lost.lines() if data.report.lost.lost else []
     kinds = [kind for number, kind in enumerate(data.kinds) if (data.table.kind[seq_ids] == number).any()]
     is_own = data.fingerprint() == run.fingerprint
+    if is_own and (data.table.split[seq_ids] == Split.HOLDOUT).all():
+        lines += data.report.group_lines()
     for kind in kinds:
         ids = seq_ids[data.table.kind[seq_ids] == data.kinds.index(kind)]
         if kind == PAIRS:

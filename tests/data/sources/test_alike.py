@@ -75,7 +75,7 @@ DISTINCT = [
     ("😀😎🎉🎉🥳🥳👍👍👍", "👍👍👍🥳🥳😎😀😀🎉🎉"),
 ]
 COPIES = [
-    ("Never put off until tomorrow what you can avoid altogether.", "Never put off until tomorrow what you can avoid -- Preston"),
+    ("Never put off until tomorrow what you can avoid altogether.", "Never put off until tomorrow what you can avoid."),
     ("昨天下了一场小雨，院子里的桂花开了。", "昨天下了一场小雨。院子里的桂花全开了！"),
     ("トンネルを抜けるとそこは雪国でした。", "長いトンネルを抜けるとそこは雪国でした"),
     ("안녕하세요, 오늘은 날씨가 아주 좋아서 공원에 갑니다.", "오늘은 날씨가 아주 좋아서 공원에 갑니다"),

@@ -716,3 +716,20 @@ def test_a_template_that_the_tokenizer_cannot_spell_is_warned_of(folder: Path) -
         "roles" in line
         for line in prepare(make_recipe(folder, data={"chat": []}, tokenizer=with_file(path)))[2].lines()
     )
+
+
+def test_a_part_of_whole_groups_is_told_from_one_of_other_phrasings(folder: Path) -> None:
+    rows = [{"text": f"第{n // 4}件事的第{n % 4}种说法", "group": f"fact {n // 4}"} for n in range(40)]
+    (folder / "facts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"text": "facts.jsonl", "chat": [], "holdout": 0.1}
+    _, _, report = prepare(make_recipe(folder, data=data))
+    assert report.group_lines()[0].startswith("held out 1 group, which is not in training: this measures other facts")
+    _, _, report = prepare(make_recipe(folder, data={**data, "holdout": 0.3}))
+    (line,) = report.group_lines()
+    assert line.startswith("held out 3 groups, none of which is in training: this measures other facts than")
+    assert line in report.lines()
+    for n, row in enumerate(rows):
+        row["split"] = "valid" if n % 4 == 0 else "train"
+    (folder / "facts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, _, report = prepare(make_recipe(folder, data=data))
+    assert report.group_lines() == []

@@ -163,6 +163,8 @@ def report_of(work: Work, tokens: TokenSet, tokenizer: Tokenizer, rows_used: int
         num_holdout=int((tokens.split == Split.HOLDOUT).sum()),
         num_test=int((tokens.split == Split.TEST).sum()),
         num_followed=work.num_followed,
+        held_groups=work.held_groups,
+        shared_groups=work.shared_groups,
         num_copies=int((~originals).sum()),
         tokens=int(tokens.lengths.sum()),
         characters=characters,
@@ -197,7 +199,8 @@ def split_documents(work: Work) -> None:
     sizes = [row.declared.size for row in rows]
     keys = rows_of([row.content_key for row in rows], np.uint64)
     declared = rows_of([row.declared for row in rows], np.int8)
-    links = [(np.arange(len(keys)), _groups(work))]
+    groups = _groups(work)
+    links = [(np.arange(len(keys)), groups)]
     if work.recipe.data.near_duplicates == "together" and work.wanted is not Wanted.NEW:
         links.append((np.arange(len(keys)), near_documents(work)))
     kinds = np.repeat([TEXT_KINDS.index(file.kind) for file in work.files], sizes)
@@ -210,6 +213,10 @@ def split_documents(work: Work) -> None:
             if work.num_followed:
                 fix = f"{describe_followed(work.num_followed)}; {fix}"
             raise SourceError("every document is held out, so there is nothing to train on", where="data", fix=fix)
+    mine = kinds != TEXT_KINDS.index(PAIRS)  # pairs of one prompt are a group that no row names
+    held = np.setdiff1d(groups[mine & (split == Split.HOLDOUT)], [-1])
+    work.held_groups = len(held)
+    work.shared_groups = int(np.isin(held, groups[split == Split.TRAIN]).sum())
     ends = np.cumsum(sizes)[:-1]
     work.sides, work.units = np.split(split, ends), np.split(unit, ends)
 

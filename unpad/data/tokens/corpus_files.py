@@ -59,6 +59,8 @@ class Work:
     sides: list[np.ndarray] = field(default_factory=list)
     units: list[np.ndarray] = field(default_factory=list)
     num_followed: int = 0
+    held_groups: int = 0
+    shared_groups: int = 0
     events: list[str] = field(default_factory=list)
     hits: int = 0
     misses: int = 0

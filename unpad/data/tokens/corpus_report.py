@@ -21,6 +21,7 @@ class CorpusReport:
         may_lose: whether the tokenizer is one of a file, which may lack characters.
         lossy_template: strings of the conversations' template of which it loses characters.
         num_followed: rows without a split that are of the test part, as a row of their group or a copy declares it.
+        held_groups: named groups with a document of valid; shared_groups: those of them that have one of train too.
         num_system: system turns of training conversations.
         leaks: None without held-out documents, and until they are compared with training.
         leak_places: places of the worst leaks of the report, in its order, and of their training documents.
@@ -37,6 +38,8 @@ class CorpusReport:
     num_holdout: int
     num_test: int
     num_followed: int
+    held_groups: int
+    shared_groups: int
     num_copies: int
     tokens: int
     characters: int
@@ -74,7 +77,21 @@ class CorpusReport:
             names = ", ".join(f'"{text}"' for text in self.lossy_template)
             what = f"warning: the tokenizer loses characters of the template, so that roles may look alike: {names}"
             lines.append(f"{what}; set data.template to strings that it can spell")
-        return [*lines, *self.leak_lines(), *self.events, *fault_lines(self.bad_rows, "  quarantined: ")]
+        return [
+            *lines,
+            *self.group_lines(),
+            *self.leak_lines(),
+            *self.events,
+            *fault_lines(self.bad_rows, "  quarantined: "),
+        ]
+
+    def group_lines(self) -> list[str]:
+        """What valid measures where it is made of whole groups, such as facts, that training never saw."""
+        if not self.held_groups or self.shared_groups:
+            return []
+        groups = "1 group, which is not" if self.held_groups == 1 else f"{self.held_groups:,} groups, none of which is"
+        what = f"held out {groups} in training: this measures other facts than those that are learnt"
+        return [f'{what}; to measure other phrasings of the same facts, declare "split" in rows of each group']
 
     def leak_lines(self) -> list[str]:
         """The leaks of every part as text; empty where nothing was compared."""
