@@ -253,7 +253,7 @@ class Data(ABC):
         return None
 
     def identities(self) -> list[str] | None:
-        """What each row is of, such as the id of a patient, (num_rows,); None where rows have no identity. Never for
+        """Identity of each row, such as the id of a patient, (num_rows,); None where rows have no identity. Never for
         a message."""
         return None
 

@@ -166,7 +166,7 @@ def metric_lines(metrics: dict[str, Metric]) -> list[str]:
 
 
 def _units(metric: Metric, part: str | None) -> str:
-    """What a metric is of: rows, their part, and groups."""
+    """Number of rows that a metric is of, their part, and the number of groups."""
     groups = f", {metric.num_groups} groups" if metric.num_groups not in (None, 1) else ""
     return f"of {metric.num} {part or ''}".rstrip() + (", 1 group" if metric.num_groups == 1 else groups)
 

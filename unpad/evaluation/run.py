@@ -130,7 +130,7 @@ def _near_training(loaded: LoadedRun, new: Data, seq_ids: np.ndarray) -> NearDup
 
 
 def _known(loaded: LoadedRun, new: Data, seq_ids: np.ndarray) -> NewFacts:
-    """How many of new rows, such as patients, the run's data has by their identity, part by part; nothing for a family
+    """Count new rows, such as patients, that the run's data has by their identity, part by part; nothing for a family
     of rows without one."""
     mine = new.identities()
     if mine is None:

@@ -83,7 +83,7 @@ class LeakReport:
 
 
 def advice(part: str) -> str:
-    """What to do about near-duplicates of training rows in a part, of PART_NAMES or NEW."""
+    """Advice on near-duplicates of training rows in a part, of PART_NAMES or NEW."""
     if part == NEW:
         return "leave these rows out of the new data, or read its figures as those of rows that training has seen"
     return "set data.near_duplicates=together; if rows of both parts declare theirs with split, correct or remove these"

@@ -86,7 +86,7 @@ class CorpusReport:
         ]
 
     def group_lines(self) -> list[str]:
-        """What valid measures where it is made of whole groups, such as facts, that training never saw."""
+        """Remark on a valid part that is made of whole groups, such as facts, that training never saw."""
         if not self.held_groups or self.shared_groups:
             return []
         groups = "1 group, which is not" if self.held_groups == 1 else f"{self.held_groups:,} groups, none of which is"
