@@ -548,15 +548,14 @@ def test_near_duplicates_stay_together_on_request_and_groups_always_do(
     assert np.array_equal(apart.split[40::2], apart.split[41::2])
 
 
-def test_near_duplicates_and_groups_of_texts_and_conversations_are_in_one_part(folder: Path) -> None:
+def test_near_duplicates_of_texts_and_conversations_are_in_one_part(folder: Path) -> None:
     """Each kind is divided by itself, so what belongs to a row of the other kind follows it."""
     draw = np.random.default_rng(0)
     texts = ["".join(map(chr, draw.integers(0x4E00, 0x9FA5, 20))) for _ in range(40)]
-    plain = [{"text": text, "group": f"g{n % 20}" if n < 20 else ""} for n, text in enumerate(texts)]
+    plain = [{"text": text} for text in texts]
     asked = [[{"role": "user", "content": text[:12]}, {"role": "assistant", "content": text[12:]}] for text in texts]
     system = {"role": "system", "content": "你是一个图书馆的助手，请用一句简短的话回答读者的问题。"}
     chats = [{"messages": [system, *turns]} for turns in asked[20:]]
-    chats += [{"messages": [system, *turns], "group": f"g{n}"} for n, turns in enumerate(reversed(asked[20:]))]
     for name, rows in (("alike.jsonl", plain), ("chats.jsonl", chats)):
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {"text": "alike.jsonl", "chat": "chats.jsonl", "holdout": 0.3}
@@ -565,10 +564,9 @@ def test_near_duplicates_and_groups_of_texts_and_conversations_are_in_one_part(f
     assert report.leaks.num_near > 0
     tokens, _, report = prepare(make_recipe(folder, data={**data, "near_duplicates": "together"}))
     assert report.leaks is not None
-    assert (report.leaks.num_near, report.leaks.num_exact, report.leaks.num_groups) == (0, 0, 0)
+    assert (report.leaks.num_near, report.leaks.num_exact) == (0, 0)
     assert report.leaks.num_holdout > 10
     assert np.array_equal(tokens.split[20:40], tokens.split[40:60])
-    assert np.array_equal(tokens.split[:20], tokens.split[60:])
     assert np.unique(tokens.split[40:60]).tolist() == [0, 1], "a system message that all share ties none"
 
 

@@ -200,10 +200,11 @@ def split_documents(work: Work) -> None:
     keys = rows_of([row.content_key for row in rows], np.uint64)
     declared = rows_of([row.declared for row in rows], np.int8)
     groups = _groups(work)
-    links = [(np.arange(len(keys)), groups)]
+    kinds = np.repeat([TEXT_KINDS.index(file.kind) for file in work.files], sizes)
+    # A group ties the rows of one kind: texts on the facts of conversations have their own share held out.
+    links = [(np.arange(len(keys)), np.where(groups < 0, -1, groups * len(TEXT_KINDS) + kinds))]
     if work.recipe.data.near_duplicates == "together" and work.wanted is not Wanted.NEW:
         links.append((np.arange(len(keys)), near_documents(work)))
-    kinds = np.repeat([TEXT_KINDS.index(file.kind) for file in work.files], sizes)
     unit = units(keys, links)
     split = _divide_kinds(work, keys, declared, kinds, unit)
     if work.wanted is not Wanted.NEW:
@@ -224,7 +225,7 @@ def split_documents(work: Work) -> None:
 def _divide_kinds(
     work: Work, keys: np.ndarray, declared: np.ndarray, kinds: np.ndarray, unit: np.ndarray
 ) -> np.ndarray:
-    """Part of every document, (num_documents,) uint8 of `Split`. Each kind is divided by itself; what belongs to
+    """Part of every document, (num_documents,) uint8 of `Split`. Each kind is divided by itself; what is near
     documents of other kinds follows these."""
     follows = work.recipe.data.split_version > 1 and work.wanted is not Wanted.NEW
     known = np.full(int(unit.max(initial=-1)) + 1, Split.UNDECLARED, np.int8)  # (num_units,)
