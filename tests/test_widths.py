@@ -146,7 +146,7 @@ def test_the_plan_of_a_large_corpus_fits() -> None:
     rows[0] = StrategyRow(STRATEGIES[0], refused="a sequence of 512 tokens does not fit")
     trials = {name: Trial(10**6, 1e5, 10**6, 123 << 30, 1 << 30) for name in STRATEGIES}
     for units, attends in ((Units(), True), (Units("questions about images", "visual tokens"), False)):
-        stage = StagePreview("tune", np.array([9]), rows, trials, 1000, PlanSettings(), 1e-3, units, attends)
+        stage = StagePreview("tune", np.array([9]), rows, trials, 1000, PlanSettings(), units, attends)
         assert too_wide(_table(stage)) == []
         assert too_wide([trial_line(stage, row) for row in rows[1:]]) == []
     where = ", ".join(f"data/texts_of_the_year/number_{i}.jsonl:123456" for i in range(3))

@@ -33,7 +33,7 @@ SECONDS = 600.0  # more than any check takes, so that none is cut short on a bus
 def quiet_machine(**readings: Any) -> System:
     """A machine of one core, on which nothing else works."""
     calm: dict[str, Any] = {
-        "cores": lambda: 1, "quota": lambda: None, "threads": lambda: 1, "busy_seconds": lambda: None,
+        "cores": lambda: 1, "quota": lambda: None, "threads": lambda: 1, "busy_seconds": time.process_time,
         "swapped_bytes": lambda: 0, "now": time.process_time,
     }  # fmt: skip
     return System(**{**calm, **readings})

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from unpad.doctor import system
-from unpad.doctor.machine import Neighbours
+from unpad.doctor.machine import check_neighbours, check_threads
 from unpad.doctor.system import System
+from unpad.run.cores import Load
 
 
 def test_cores_are_those_of_the_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,26 +30,29 @@ def test_cores_are_those_of_the_control_group(tmp_path: Path, monkeypatch: pytes
         assert system.quota() == cores
 
 
-def test_the_work_of_all_cores_leaves_out_what_is_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system, "STAT", tmp_path / "stat")
-    assert system.busy_seconds() is None
-    (tmp_path / "stat").write_text("cpu  100 0 50 9000 700 0 50 0 0 0\ncpu0 1\n")
-    ticks = system.os.sysconf("SC_CLK_TCK")
-    assert system.busy_seconds() == 200 / ticks
-
-
 def test_swapped_memory_is_that_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "SELF_STATUS", tmp_path / "status")
     assert system.swapped_bytes() == 0
     (tmp_path / "status").write_text("Name:\tpython\nVmSwap:\t    2048 kB\n")
     assert system.swapped_bytes() == 2 << 20
-    assert system.own_seconds() > 0
-    assert system.cores() >= 1
+    assert System().own_seconds() > 0
+    assert System().cores() >= 1
 
 
-@pytest.mark.parametrize(("busy", "own", "others"), [(20.0, 10.0, 1.0), (12.0, 10.0, None), (9.0, 10.0, None)])
-def test_work_of_others_is_what_this_process_did_not_do(busy: float, own: float, others: float | None) -> None:
-    clock, worked, mine = iter([0.0, 10.0]), iter([0.0, busy]), iter([0.0, own])
-    readings = System(cores=lambda: 2, busy_seconds=lambda: next(worked), own_seconds=lambda: next(mine))
-    found = Neighbours(readings, lambda: next(clock)).check()
-    assert [round(one.number, 6) for one in found] == ([] if others is None else [others])
+@pytest.mark.parametrize(
+    ("load", "threads", "neighbours"),
+    [
+        (Load(1.0, 0.0), ["threads"], []),
+        (Load(1.0, 0.3), [], []),
+        (Load(1.0, 0.9), [], ["neighbour"]),
+        (None, [], []),
+    ],
+)
+def test_more_threads_are_never_advised_while_others_use_the_cores_or_nobody_knows(
+    load: Load | None, threads: list[str], neighbours: list[str]
+) -> None:
+    setup = SimpleNamespace(device=SimpleNamespace(type="cpu"), recipe=SimpleNamespace(profile="standard"))
+    subject: Any = SimpleNamespace(setup=setup)
+    readings = System(cores=lambda: 2, quota=lambda: None, threads=lambda: 1)
+    assert [one.code for one in check_threads(subject, readings, load)] == threads
+    assert [one.code for one in check_neighbours(load, 2)] == neighbours

@@ -11,7 +11,8 @@ from tests.doctor import recipes
 from tests.doctor.recipes import codes, examined, quiet_machine
 from tests.doctor.troubles import TROUBLES, Trouble
 from tests.helpers.toy import SMALL_MODEL
-from unpad.doctor import carry, heart, machine, rows, steps, sweep
+from unpad.doctor import carry, heart, rows, steps, sweep
+from unpad.run import cores
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +25,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heart, "LEAST_STEPS", 30)
     monkeypatch.setattr(carry, "STEPS", 60)
     monkeypatch.setattr(steps, "STEPS", 3)
-    monkeypatch.setattr(machine, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(cores, "SHORTEST", 0.0)
     monkeypatch.setattr(rows, "SAMPLE", 60)
 
 

@@ -44,7 +44,7 @@ def monitor(folder: Path, console: Console | None = None, **changes: object) -> 
 def train(run: Monitor, first: int, last: int) -> None:
     for step in range(first, last + 1):
         row = record(step)
-        run.step(row, seconds=0.1, waited=0.01, memory_bytes=500_000_000)
+        run.step(row, seconds=0.1, waited=0.01, processor=0.09, memory_bytes=500_000_000)
         if step % STEPS_PER_EPOCH == 0:
             run.evaluation(step, row.stage, {"loss": row.loss + 0.1, "bits_per_char": 2.0}, 300, best=True)
             run.epoch(step, row.stage, row.epoch)
@@ -77,7 +77,7 @@ def test_killed_and_resumed_leaves_the_same_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("done", ["nothing", "evaluation", "both"])
 def test_rows_of_the_checkpoint_step_are_written_once(tmp_path: Path, done: str) -> None:
     run = monitor(tmp_path)
-    run.step(record(1), seconds=0.1, waited=0, memory_bytes=1)
+    run.step(record(1), seconds=0.1, waited=0, processor=0.1, memory_bytes=1)
     if done != "nothing":
         run.evaluation(1, "pretrain", {"loss": 2.0}, 10, best=True)
     if done == "both":
@@ -92,9 +92,9 @@ def test_rows_of_the_checkpoint_step_are_written_once(tmp_path: Path, done: str)
 
 def test_epoch_row_weighs_steps_by_their_targets(tmp_path: Path) -> None:
     run = monitor(tmp_path)
-    run.step(record(1, loss=1.0, targets=100), seconds=1, waited=0, memory_bytes=1)
-    run.step(record(2, loss=math.nan, targets=100, skipped=True), seconds=1, waited=0, memory_bytes=1)
-    run.step(record(3, loss=3.0, targets=300), seconds=1, waited=0, memory_bytes=1)
+    run.step(record(1, loss=1.0, targets=100), seconds=1, waited=0, processor=1, memory_bytes=1)
+    run.step(record(2, loss=math.nan, targets=100, skipped=True), seconds=1, waited=0, processor=1, memory_bytes=1)
+    run.step(record(3, loss=3.0, targets=300), seconds=1, waited=0, processor=1, memory_bytes=1)
     run.evaluation(3, "pretrain", {"loss": 1.5}, 50, best=False)
     run.epoch(3, "pretrain", 0)
     run.close()
@@ -127,8 +127,9 @@ def test_columns_are_the_same_in_every_row_of_both_files(tmp_path: Path) -> None
 
 def test_overflow_and_nan_are_written_not_raised(tmp_path: Path) -> None:
     run = monitor(tmp_path)
-    run.step(record(1, loss=1e4), seconds=0.1, waited=0, memory_bytes=1)
-    run.step(record(2, loss=math.nan, grad_norm=math.inf, skipped=True), seconds=0.0, waited=0, memory_bytes=1)
+    run.step(record(1, loss=1e4), seconds=0.1, waited=0, processor=0.1, memory_bytes=1)
+    lost = record(2, loss=math.nan, grad_norm=math.inf, skipped=True)
+    run.step(lost, seconds=0.0, waited=0, processor=0.0, memory_bytes=1)
     run.evaluation(2, "pretrain", {"loss": 1e5}, 10, best=False)
     run.close()
     assert '"perplexity": "inf"' in (tmp_path / "metrics.jsonl").read_text().splitlines()[0]
@@ -141,7 +142,7 @@ def test_overflow_and_nan_are_written_not_raised(tmp_path: Path) -> None:
 
 def test_times_stay_out_of_the_metrics(tmp_path: Path) -> None:
     run = monitor(tmp_path)
-    run.step(record(1), seconds=0.5, waited=0.125, memory_bytes=123)
+    run.step(record(1), seconds=0.5, waited=0.125, processor=0.5, memory_bytes=123)
     run.close()
     row = lines(tmp_path, "timing.jsonl")[0]
     assert (row["seconds"], row["waited"], row["memory_bytes"]) == (0.5, 0.125, 123)
@@ -165,7 +166,7 @@ def test_plain_line_holds_recomputable_numbers(tmp_path: Path) -> None:
                 "sequences": 61,
             }
             now = record(step, stage="tune", epoch=3, **changes)
-            run.step(now, seconds=0.1, waited=0.002, memory_bytes=610_000_000)
+            run.step(now, seconds=0.1, waited=0.002, processor=0.1, memory_bytes=610_000_000)
         run.evaluation(120, "tune", {"loss": math.log(8)}, 10, best=True)
         run.close()
     assert (tmp_path / "out").read_text().splitlines() == [
@@ -180,8 +181,8 @@ def test_plain_line_holds_recomputable_numbers(tmp_path: Path) -> None:
 def test_the_share_of_waiting_is_that_of_all_seconds_in_steps(tmp_path: Path) -> None:
     run = monitor(tmp_path)
     assert run.waited_share == 0
-    run.step(record(1), seconds=3.0, waited=0.0, memory_bytes=1)
-    run.step(record(2), seconds=1.0, waited=1.0, memory_bytes=1)
+    run.step(record(1), seconds=3.0, waited=0.0, processor=3.0, memory_bytes=1)
+    run.step(record(2), seconds=1.0, waited=1.0, processor=1.0, memory_bytes=1)
     run.close()
     assert run.waited_share == 0.25
 
@@ -190,7 +191,8 @@ def test_the_peak_of_memory_runs_along(tmp_path: Path) -> None:
     with (tmp_path / "out").open("w") as out:
         run = monitor(tmp_path, Console(file=out), log_every=1)
         for step, (memory, peak) in enumerate([(5, 0), (3, 9), (4, 6)], start=1):
-            run.step(record(step), seconds=1, waited=0, memory_bytes=memory * 10**9, peak_bytes=peak * 10**9)
+            used = {"memory_bytes": memory * 10**9, "peak_bytes": peak * 10**9}
+            run.step(record(step), seconds=1, waited=0, processor=1, **used)
         run.close()
     assert [row["peak_bytes"] // 10**9 for row in lines(tmp_path, "timing.jsonl")] == [5, 9, 9]
     assert "mem 4.00 GB, peak 9.00" in (tmp_path / "out").read_text()
@@ -204,7 +206,7 @@ def test_time_left_counts_what_evaluations_add(tmp_path: Path, monkeypatch: pyte
         run = monitor(tmp_path, Console(file=out), log_every=1, total_steps=1001)
         run.stage("pretrain", 1001)
         clock[0] += 0.5  # nine tenths of the time so far are not steps
-        run.step(record(1), seconds=0.05, waited=0, memory_bytes=1)
+        run.step(record(1), seconds=0.05, waited=0, processor=0.05, memory_bytes=1)
         run.close()
     line = (tmp_path / "out").read_text()
     left = line.split("left ")[1].split()[0]
@@ -217,7 +219,7 @@ def test_large_gradient_norm_is_marked_and_warned_of_once_in_100_steps(tmp_path:
     with (tmp_path / "out").open("w") as out:
         run = monitor(tmp_path, Console(file=out), log_every=1, total_steps=None)
         for step in range(1, 151):
-            run.step(record(step, grad_norm=11.0), seconds=0.1, waited=0, memory_bytes=1)
+            run.step(record(step, grad_norm=11.0), seconds=0.1, waited=0, processor=0.1, memory_bytes=1)
         run.close()
     warnings = [event for event in lines(tmp_path, "log.jsonl") if event["kind"] == "warning"]
     assert [(event["step"], event["num_steps_so_far"]) for event in warnings] == [(1, 1), (101, 101)]
@@ -347,7 +349,7 @@ def test_memory_follows_what_is_allocated() -> None:
 def test_verbose_shows_shapes_and_events(tmp_path: Path) -> None:
     screen = StringIO()
     run = monitor(tmp_path, verbose=True, log_every=100, console=Console(file=screen, width=200))
-    run.step(record(1), seconds=0.1, waited=0, memory_bytes=1)
+    run.step(record(1), seconds=0.1, waited=0, processor=0.1, memory_bytes=1)
     run.log("checkpoint", step=1, path="step-00000001")
     run.close()
     assert "micros 1  tokens 2001/2100" in screen.getvalue()

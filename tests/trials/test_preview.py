@@ -235,8 +235,6 @@ def test_patients_are_counted_as_patients_and_padded_to_the_longest_of_them(tmp_
     assert re.search(rf"trained +whole +{len(lengths)} patients with {lengths.sum()} events", text)
     assert f"({len(lengths)} patients are too few" in text
     assert f"bucket width: 8 (median length {np.median(lengths[lengths > 0]):g} events" in text
-    per_step = round(rows["pack"].pieces / rows["pack"].steps)
-    assert f"learning rate for steps of {per_step} patients, the mean here: " in text
     assert "events of a micro-batch take" in text
     whole = result.to_json()
     assert whole["units"] == {"sequences": "patients", "tokens": "events"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,8 @@ class Carry:
         start, end: loss of those that were trained on.
         errors: how much likelier their own labels are than those of their neighbours, in standard errors, the mean of
             some moments of training.
+        steps: that were taken.
+        is_short: whether the time ended it.
     """
 
     learnt: int
@@ -39,6 +42,8 @@ class Carry:
     start: float
     end: float
     errors: float
+    steps: int
+    is_short: bool = False
 
     @property
     def by_heart(self) -> bool:
@@ -58,16 +63,19 @@ def carry_over(subject: Subject, found: Sweep, seconds: float) -> Carry | None:
     rate = found.middle if found.low is not None else USUAL_RATE
     trial = Trial(subject, drops=False, lr=rate, lr_scale=1.0, clip=1.0)
     training, others = _batches(subject, learnt), _batches(subject, judged)
-    began, start, moments, end = subject.clock.now(), 0.0, list[float](), 0.0
+    began, moments, is_short = subject.clock.now(), list[float](), False
     start = end = _mean_loss(trial, training)
     for step in counted(range(STEPS), "learning some labels", STEPS, "steps"):
         trial.step([subject.load(training[step % len(training)])])
         if (step + 1) % (STEPS // LOOKS) == 0:
             moments.append(_errors(trial, others))
             end = _mean_loss(trial, training)
-            if subject.clock.now() - began > seconds or end < 0.1 * start:
+            if end < 0.1 * start:
                 break
-    return Carry(len(learnt), len(judged), start, end, float(np.mean(moments)))
+        if is_short := subject.clock.now() - began > seconds:
+            break
+    errors = float(np.mean(moments)) if moments else math.inf
+    return Carry(len(learnt), len(judged), start, end, errors, step + 1, is_short=is_short and end >= LEARNT * start)
 
 
 def judge_carry(subject: Subject, carry: Carry) -> list[Finding]:

@@ -13,8 +13,9 @@ from unpad.doctor.finding import Finding, Value, ranked
 from unpad.doctor.heart import Heart, judge, learn_by_heart
 from unpad.doctor.histories import check_histories
 from unpad.doctor.layers import Layers, check_layers, check_unchanged
+from unpad.doctor.length import check_length
 from unpad.doctor.lines import drawing, fact_lines, finding_lines, fold
-from unpad.doctor.machine import Neighbours, check_memory, check_threads
+from unpad.doctor.machine import check_memory, check_neighbours, check_threads
 from unpad.doctor.rows import check_rows
 from unpad.doctor.settings import check_clip, check_decay, check_dropout, check_schedule
 from unpad.doctor.steps import Steps, check_times, take_steps
@@ -25,6 +26,7 @@ from unpad.doctor.targets import check_targets
 from unpad.doctor.terms import check_terms
 from unpad.doctor.tokens import check_tokens
 from unpad.doctor.words import Language, sentences, word
+from unpad.run.cores import LoadMeter
 from unpad.terminal.progress import progress
 
 SECONDS = 120.0
@@ -164,29 +166,29 @@ def examine(
     """
     system = system or System()
     clock = Clock(seconds, system.now)
+    meter = LoadMeter(system.busy_seconds, system.own_seconds, clock.now)
     with progress("reading the data"):
         subject = open_subject(name, overrides, clock)
     with progress("looking at the data"):
         findings = [*check_targets(subject), *check_rows(subject), *check_tokens(subject), *check_histories(subject)]
     findings += [*check_schedule(subject), *check_decay(subject), *check_files(subject)]
-    findings += check_threads(subject, system)
     layers = check_layers(subject)
     findings += layers.findings
-    tried = _tried(subject, system, layers) if layers.finite else None
+    tried = _tried(subject, system, meter, layers) if layers.finite else None
     if tried is not None:
         findings += tried.findings
     ordered = ranked(_causes(findings), list(CATALOGUE))
     return Examination(subject, ordered, layers, tried, system.threads(), system.cores(), clock.spent)
 
 
-def _tried(subject: Subject, system: System, layers: Layers) -> Tried:
+def _tried(subject: Subject, system: System, meter: LoadMeter, layers: Layers) -> Tried:
     """Train copies of the model for some steps each."""
     clock = subject.clock
-    neighbours = Neighbours(system, clock.now)
     steps = take_steps(subject, clock.share(OF_STEPS))
     found = sweep(subject, clock.share(OF_SWEEP))
     heart = learn_by_heart(subject, found, clock.share(OF_HEART))
     carry = carry_over(subject, found, clock.share(OF_CARRY))
+    load = meter.read()
     findings = [
         *check_times(subject, steps),
         *check_terms(subject),
@@ -195,8 +197,10 @@ def _tried(subject: Subject, system: System, layers: Layers) -> Tried:
         *judge(subject, heart, found),
         *check_dropout(subject, heart),
         *(judge_carry(subject, carry) if carry is not None else []),
-        *neighbours.check(),
+        *check_threads(subject, system, load),
+        *check_neighbours(load, system.cores()),
         *check_memory(system),
+        *check_length(subject, found, heart, carry),
     ]
     return Tried(findings, steps, found, heart, carry)
 

@@ -23,6 +23,7 @@ class Heart:
     Args:
         start, end: loss before and after `steps` with the recipe's settings; plain: after as many with usual ones,
             without dropout, decay and warm-up; None where it was not needed.
+        is_lost: whether a step was not finite, and ended it.
     """
 
     sequences: int
@@ -30,10 +31,16 @@ class Heart:
     start: float
     end: float
     plain: float | None
+    is_lost: bool = False
 
     @property
     def learnt(self) -> bool:
         return self.end < LEARNT * self.start
+
+    @property
+    def is_short(self) -> bool:
+        """True if the time ended it before it could be judged."""
+        return not self.learnt and not self.is_lost and self.steps < LEAST_STEPS
 
 
 def learn_by_heart(subject: Subject, found: Sweep, seconds: float) -> Heart:
@@ -48,20 +55,21 @@ def learn_by_heart(subject: Subject, found: Sweep, seconds: float) -> Heart:
     one = max(subject.clock.now() - began, 1e-9)
     steps = min(STEPS, max(LEAST_STEPS, int(seconds / 2 / one)))
 
-    def repeated(trial: Trial, done: int) -> tuple[float, int]:
-        began = subject.clock.now()
+    def repeated(trial: Trial, done: int) -> tuple[float, int, bool]:
+        began, is_lost = subject.clock.now(), False
         for _ in counted(range(done, steps), "learning a batch by heart", steps - done, "steps"):
             done += 1
-            if trial.is_lost(trial.step([batch])) or subject.clock.now() - began > seconds:
+            is_lost = trial.is_lost(trial.step([batch]))
+            if is_lost or subject.clock.now() - began > seconds:
                 break
-        return trial.loss(batch), done
+        return trial.loss(batch), done, is_lost
 
-    end, taken = repeated(trial, 1)
+    end, taken, is_lost = repeated(trial, 1)
     plain = None
     if not end < LEARNT * start:
         rate = found.high or USUAL_RATE
         plain = repeated(Trial(subject, drops=False, lr=rate, lr_scale=1.0, clip=1.0, weight_decay=0.0), 0)[0]
-    return Heart(batch.num_seqs, taken, start, end, plain)
+    return Heart(batch.num_seqs, taken, start, end, plain, is_lost)
 
 
 def judge(subject: Subject, heart: Heart, found: Sweep) -> list[Finding]:
@@ -79,10 +87,10 @@ def judge(subject: Subject, heart: Heart, found: Sweep) -> list[Finding]:
         above, below = rate / found.high, found.low / rate
         if above > SURELY_TOO_HIGH or (above > TOO_HIGH and not heart.learnt):
             findings.append(Finding("lr_high", "fault", above, (field,), known))
-        elif below > TOO_LOW and not heart.learnt and heart.steps >= LEAST_STEPS:
+        elif below > TOO_LOW and not heart.learnt and not heart.is_short:
             more: dict[str, Value] = {"steps": heart.steps, "start": heart.start, "end": heart.end}
             findings.append(Finding("lr_low", "fault", below, (field,), {**known, **more}))
-    if heart.learnt or heart.plain is None or heart.steps < LEAST_STEPS:
+    if heart.learnt or heart.plain is None or heart.is_short:
         return findings
     values: dict[str, Value] = {"sequences": heart.sequences, "steps": heart.steps, "start": heart.start}
     if not heart.plain < LEARNT * heart.start:

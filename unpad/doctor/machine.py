@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from unpad.doctor.finding import Finding, Value
 from unpad.doctor.subject import Subject
 from unpad.doctor.system import System
+from unpad.run.cores import Load
 
 FIELD = "train.threads"
-BUSY = 0.25  # of the cores
+BUSY = 0.25  # of the cores, from which on others make times too long
+QUIET = 0.1  # of a core: others that use more may need the cores that are idle just now
 LEAST_SECONDS = 0.5  # the system counts in hundredths
 GIB, SWAPPED_GIB = 1 << 30, 0.1
 
 
-def check_threads(subject: Subject, system: System) -> list[Finding]:
-    """Compare threads with the cores that this process may use."""
+def check_threads(subject: Subject, system: System, load: Load | None) -> list[Finding]:
+    """Compare threads with the cores that this process may use.
+
+    Args:
+        load: of the cores while steps were tried; more threads are advised only where it says that others rest.
+    """
     if subject.setup.device.type != "cpu":
         return []
     threads, here, quota = system.threads(), system.cores(), system.quota()
@@ -24,7 +28,7 @@ def check_threads(subject: Subject, system: System) -> list[Finding]:
         why = "" if quota is None or quota >= here else f" (cgroup: {quota:g})"
         known: dict[str, Value] = {"threads": threads, "cores": usable, "why": why, "field": FIELD}
         return [Finding("too_many_threads", "warning", max(int(usable), 1), (FIELD,), known)]
-    if threads < int(usable):
+    if threads < int(usable) and load is not None and load.others < QUIET:
         chosen = subject.setup.recipe.profile == "low_power"
         values: dict[str, Value] = {"threads": threads, "cores": int(usable), "field": FIELD}
         idle = 1 - threads / usable
@@ -33,25 +37,16 @@ def check_threads(subject: Subject, system: System) -> list[Finding]:
     return []
 
 
-class Neighbours:
-    """The work of other processes while the examination goes on."""
+def check_neighbours(load: Load | None, cores: int) -> list[Finding]:
+    """A finding where other processes use a quarter of the cores or more.
 
-    def __init__(self, system: System, now: Callable[[], float]) -> None:
-        self._system, self._now = system, now
-        self._began, self._busy, self._own = now(), system.busy_seconds(), system.own_seconds()
-
-    def check(self) -> list[Finding]:
-        """A finding where others use a quarter of the cores or more."""
-        busy, own = self._system.busy_seconds(), self._system.own_seconds()
-        seconds, cores = self._now() - self._began, self._system.cores()
-        if busy is None or self._busy is None or seconds < LEAST_SECONDS:
-            return []
-        mine = (own - self._own) / seconds
-        others = max((busy - self._busy) / seconds - mine, 0.0)
-        if others < BUSY * cores:
-            return []
-        values: dict[str, Value] = {"cores": cores, "own": mine}
-        return [Finding("neighbour", "warning", others, ("/proc/stat",), values)]
+    Args:
+        load: of the cores while steps were tried.
+    """
+    if load is None or load.others < BUSY * cores:
+        return []
+    values: dict[str, Value] = {"cores": cores, "own": load.own}
+    return [Finding("neighbour", "warning", load.others, ("/proc/stat",), values)]
 
 
 def check_memory(system: System) -> list[Finding]:

@@ -15,6 +15,7 @@ from unpad.doctor.subject import Subject, Trial, total_loss
 from unpad.terminal.progress import progress
 
 STEPS, LOWEST, HIGHEST = 100, 1e-6, 1.0
+LEAST = 24  # rates, four of each power of ten: fewer say nothing
 BATCHES = 4
 SMOOTH = 5  # steps that a value is the mean of
 DIVERGED = 4.0  # times its first loss, at which the sweep ends
@@ -31,12 +32,14 @@ class Sweep:
         rates: of each step, (num_steps,), ascending.
         losses: of each step over the first of its batch, smoothed, (num_steps,).
         low, high: the range in which the loss falls: from half of its fall to its lowest; None if it does not fall.
+        short: rates that the time allowed, where these are too few to say anything; then there are no losses.
     """
 
     rates: np.ndarray
     losses: np.ndarray
     low: float | None
     high: float | None
+    short: int = 0
 
     @property
     def middle(self) -> float:
@@ -76,6 +79,8 @@ def sweep(subject: Subject, seconds: float) -> Sweep:
             stride = math.ceil((STEPS - step) * spent / len(rates) / max(seconds - spent, spent / len(rates)))
             bar.advance(stride)
             step += stride
+    if len(rates) < LEAST and step > len(rates):
+        return Sweep(np.zeros(0), np.zeros(0), None, None, short=len(rates))
     if not math.isfinite(losses[-1]):
         rates.pop()
         losses.pop()

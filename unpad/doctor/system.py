@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,15 +9,11 @@ from pathlib import Path
 
 import torch
 
-STAT, SELF_STATUS = Path("/proc/stat"), Path("/proc/self/status")
+from unpad.run.cores import busy_seconds, cores, own_seconds
+
+SELF_STATUS = Path("/proc/self/status")
 QUOTAS = (Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"))
 PERIOD = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
-IDLE = (3, 4)  # columns of /proc/stat: idle, and waiting for a disk
-
-
-def cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def quota() -> float | None:
@@ -33,21 +28,6 @@ def quota() -> float | None:
         return limit / int(PERIOD.read_text()) if limit > 0 else None
     except (OSError, ValueError):
         return None
-
-
-def busy_seconds() -> float | None:
-    """Seconds that all cores have worked since the start of the machine; None where the system does not say."""
-    try:
-        columns = [int(word) for word in STAT.read_text().split("\n", 1)[0].split()[1:9]]
-    except (OSError, ValueError):
-        return None
-    return sum(value for index, value in enumerate(columns) if index not in IDLE) / os.sysconf("SC_CLK_TCK")
-
-
-def own_seconds() -> float:
-    """Seconds that the threads of this process have worked."""
-    times = os.times()
-    return times.user + times.system
 
 
 def swapped_bytes() -> int:

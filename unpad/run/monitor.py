@@ -22,6 +22,7 @@ from rich.console import Console
 
 from unpad.errors import DiskError, SourceError
 from unpad.recipes.training import LogSettings
+from unpad.run.cores import StepShare
 from unpad.run.loggers import Worker, open_loggers
 from unpad.run.report.history import (
     METRICS,
@@ -127,6 +128,7 @@ class Monitor:
         grad_norm_warning: gradient norm above which a step is marked and a warning is logged.
         total_steps: last step of the whole run, None while unknown.
         verbose: show a line for every step and every log entry.
+        share: of the cores that compute the steps; None where another device does.
 
     Raises:
         DiskError: a file cannot be opened, or later written.
@@ -141,7 +143,9 @@ class Monitor:
         console: Console,
         total_steps: int | None,
         verbose: bool = False,
+        share: StepShare | None = None,
     ) -> None:
+        self._share = share
         self.folder = folder
         self._grad_norm_warning = grad_norm_warning
         self._screen = Screen(console, log_every=log_every, total_steps=total_steps, verbose=verbose)
@@ -243,13 +247,21 @@ class Monitor:
         self._screen.expect(total_steps, exact)
 
     def step(
-        self, record: StepRecord, *, seconds: float, waited: float, memory_bytes: int, peak_bytes: int = 0
+        self,
+        record: StepRecord,
+        *,
+        seconds: float,
+        waited: float,
+        processor: float,
+        memory_bytes: int,
+        peak_bytes: int = 0,
     ) -> None:
         """Record one step.
 
         Args:
             seconds: duration, including the wait for batches, without evaluation and saving.
             waited: seconds spent waiting for batches.
+            processor: seconds that the threads of this process worked besides that wait.
             memory_bytes: memory in use after the step.
             peak_bytes: the most that was in use at any time so far, also within steps; never less than after a step.
         """
@@ -264,7 +276,7 @@ class Monitor:
         }
         waiting = {"waited": waited, "waited_share": waited / seconds if seconds > 0 else 0.0}
         times = {"seconds": seconds, **waiting, **rates, "memory_bytes": memory_bytes, "peak_bytes": self._peak}
-        times["micros"] = record.micros
+        times |= {"processor": processor, "micros": record.micros}
         self._timing.append({"step": record.step, "stage": record.stage, **times})
         names = ("loss", "perplexity", "lr", "grad_norm", "pad_share")
         pairs = {name: record.terms[name] for name in ("accuracy", "margin") if name in record.terms}
@@ -287,6 +299,9 @@ class Monitor:
         numbers += "!" if large else ""
         work = StepWork(seconds, record.tokens, record.sequences)
         self._screen.step(record.step, record.stage, record.epoch, numbers, usage, work)
+        changed = None if self._share is None else self._share.step(seconds - waited, processor)
+        if changed is not None:
+            self.notice("cores", message=changed, step=record.step)
 
     @property
     def verbose(self) -> bool:

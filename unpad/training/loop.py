@@ -23,6 +23,7 @@ from unpad.processes.group import ALONE, Group
 from unpad.recipes.changes import differences
 from unpad.recipes.recipe import Recipe
 from unpad.run.checkpoint import State, put_weights
+from unpad.run.cores import StepShare
 from unpad.run.folder import CHECKPOINTS, RECIPE, run_recipe
 from unpad.run.identity import new_id, run_id
 from unpad.run.kept import open_files
@@ -183,6 +184,7 @@ def _open_monitor(setup: Setup, console: Console | None, last: int, *, verbose: 
     train = setup.recipe.train
     if not setup.group.leads:
         return silent_monitor()
+    on_cores = setup.device.type == "cpu"
     return Monitor(
         setup.folder,
         log_every=train.log_every,
@@ -190,6 +192,7 @@ def _open_monitor(setup: Setup, console: Console | None, last: int, *, verbose: 
         console=console or open_console(),
         total_steps=last,
         verbose=verbose,
+        share=StepShare(setup.environment["threads"]) if on_cores else None,
     )
 
 

@@ -230,7 +230,7 @@ def _one_step(stage: StageRun, loaded: Update) -> None:
     """Take one step and record it."""
     micros, counts, waited = loaded.micros, loaded.share.counts, loaded.waited
     run, progress = stage.run, stage.run.progress
-    began = time.perf_counter()
+    began, worked = time.perf_counter(), time.process_time()
     with run.timers("train"):
         result = _train(stage, loaded)
     if not result.updated:
@@ -256,10 +256,15 @@ def _one_step(stage: StageRun, loaded: Update) -> None:
         skipped=not result.updated,
         measures=result.visual,
     )
-    seconds = time.perf_counter() - began + waited
+    seconds, processor = time.perf_counter() - began + waited, time.process_time() - worked
     with run.timers("log"):
         run.monitor.step(
-            record, seconds=seconds, waited=waited, memory_bytes=stage.heap.after_step(), peak_bytes=used_at_most()
+            record,
+            seconds=seconds,
+            waited=waited,
+            processor=processor,
+            memory_bytes=stage.heap.after_step(),
+            peak_bytes=used_at_most(),
         )
         if run.monitor.verbose:
             for number, batch in enumerate(micros, start=1):

@@ -66,7 +66,7 @@ class Preview:
         recipe = self.setup.recipe
         stages = []
         for stage in self.stages:
-            part = to_json(stage.rows, stage.lengths, stage.settings, stage.lr, stage.units)
+            part = to_json(stage.rows, stage.lengths, stage.settings, stage.units)
             for row, values in zip(stage.rows, part["strategies"], strict=True):
                 if not row.refused:
                     trial = stage.trials.get(row.name)
@@ -76,7 +76,7 @@ class Preview:
             stages.append({"name": stage.name, "epochs": stage.epochs, **part, **shared})
         rows = [_together([stage.rows[i] for stage in self.stages]) for i in range(len(self.stages[0].rows))]
         lengths = np.concatenate([stage.lengths for stage in self.stages])
-        whole = to_json(rows, lengths, recipe.plan, recipe.optim.lr, self.stages[0].units)
+        whole = to_json(rows, lengths, recipe.plan, self.stages[0].units)
         positions = self.setup.data.table.positions
         corpus = {"tokens": int(positions.sum()), "documents": len(positions), **self.setup.data.facts()}
         auto = {} if self.setup.auto is None else {"auto": asdict(self.setup.auto)}
@@ -222,8 +222,8 @@ def _together(rows: list[StrategyRow]) -> StrategyRow:
 
 def _notes(stage: StagePreview, setup: Setup) -> list[str]:
     chosen = next(row for row in stage.rows if row.name == stage.settings.strategy)
-    advice = to_json(stage.rows, stage.lengths, stage.settings, stage.lr, stage.units)["advice"]
-    size, width, rate = advice["batch_size"], advice["bucket_width"], advice["lr"]
+    advice = to_json(stage.rows, stage.lengths, stage.settings, stage.units)["advice"]
+    size, width = advice["batch_size"], advice["bucket_width"]
     shares = ", ".join(f"{w}: {share:.1%}" for w, share in width["pad_shares"].items())
     measured = "memory and time: measured on one micro-batch and one step of each."
     if stage.attends:
@@ -240,10 +240,6 @@ def _notes(stage: StagePreview, setup: Setup) -> list[str]:
         f"batch size for padded strategies: {size['value']} ({size['why']})"
         + ("" if size["helps"] else "; batching will not help here"),
         f"bucket width: {width['value']} ({width['why']}; padding by width {shares})",
-        f"learning rate for steps of {rate['sequences_per_step']:,} {stage.units.sequences}, the mean here: "
-        f"{rate['low'] / stage.lr:.1f} to {rate['high'] / stage.lr:.1f} times one that suits steps of one, "
-        f"which is {rate['low']:.1e} to {rate['high']:.1e} from {stage.lr:.1e} "
-        "(square-root rule; not applied by itself)",
         _memory_advice(stage.trials[chosen.name], stage.units),
     ]
     return lines

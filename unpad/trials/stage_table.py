@@ -55,7 +55,6 @@ class StagePreview:
     trials: dict[str, Trial]
     epochs: int
     settings: PlanSettings
-    lr: float
     units: Units
     attends: bool
     shared: ProcessTable | None = None
@@ -72,9 +71,8 @@ def planned(stage: StageSetup) -> StagePreview:
     lengths, settings, known = plan_inputs(stage, 0)
     rows = compare(lengths, settings, **known)
     epochs = recipe.train.max_epochs if recipe.train.max_epochs is not None else 1
-    lr = recipe.optim.lr * recipe.optim.lr_scale
     units, attends = Units(*family_of(recipe).UNITS), stage.data.table.attended is None
-    return StagePreview(stage.name, lengths[known["seq_ids"]], rows, {}, epochs, settings, lr, units, attends)
+    return StagePreview(stage.name, lengths[known["seq_ids"]], rows, {}, epochs, settings, units, attends)
 
 
 # --------------------------------------------------------------------------- the screen

@@ -214,16 +214,6 @@ class WidthAdvice:
     why: str
 
 
-@dataclass(frozen=True)
-class RateAdvice:
-    """The range of learning rates that fits steps of so many sequences. Nothing applies it unasked."""
-
-    sequences_per_step: int
-    low: float
-    high: float
-    why: str
-
-
 def advise_batch_size(num_sequences: int, lengths: np.ndarray, units: Units = TEXT) -> Advice:
     """2, 4, 8 or 16 sequences for corpora below 100, 500, 1001 and above; `helps` says whether batching will help."""
     value = 2 if num_sequences < 100 else 4 if num_sequences < 500 else 8 if num_sequences <= 1000 else 16
@@ -248,19 +238,6 @@ def advise_bucket_width(lengths: np.ndarray, batch_size: int = 8, units: Units =
         shares[width] = 1 - int(lengths.sum()) / cells if cells else 0.0
     value = 8 if median < 50 else 16 if median <= 100 else 32
     return WidthAdvice(value, shares, f"median length {median:g} {units.tokens}")
-
-
-def advise_lr(lr: float, sequences_per_step: int, units: Units = TEXT) -> RateAdvice:
-    """Range of learning rates for steps of `sequences_per_step` sequences, given one that works for single sequences.
-
-    From lr to lr * sqrt(sequences_per_step) up to 4 sequences, so lr to 2 * lr at 4; beyond, both ends grow with the
-    square root. Square-root rule for Adam: Malladi et al. (2022), "On the SDEs and scaling rules for adaptive gradient
-    algorithms".
-    """
-    high = lr * math.sqrt(sequences_per_step)
-    low = lr if sequences_per_step <= 4 else high / 2
-    why = f"square-root rule, if {lr:.1e} suits steps of one of the {units.sequences}; not applied by itself"
-    return RateAdvice(sequences_per_step, low, high, why)
 
 
 # --------------------------------------------------------------------------- pictures and JSON
@@ -352,7 +329,6 @@ def to_json(
     rows: Sequence[StrategyRow],
     lengths: np.ndarray,
     settings: PlanSettings,
-    lr: float | None = None,
     units: Units = TEXT,
 ) -> dict[str, Any]:
     """Convert the report to JSON values; `ledger` belongs to the recipe's own strategy, nan becomes null.
@@ -362,7 +338,6 @@ def to_json(
     Args:
         rows: from `compare`.
         lengths: positions of the sequences that were planned, (n,) int.
-        lr: the recipe's learning rate; with it the advice covers the rate for the steps of the recipe's strategy.
     """
     lengths = np.asarray(lengths)
     chosen = next((row for row in rows if row.name == settings.strategy), None)
@@ -370,9 +345,6 @@ def to_json(
         "batch_size": asdict(advise_batch_size(len(lengths), lengths, units)),
         "bucket_width": asdict(advise_bucket_width(lengths, settings.batch_size, units)),
     }
-    if lr is not None and chosen is not None:
-        per_step = max(round(chosen.pieces / max(chosen.steps, 1)), 1)
-        advice["lr"] = asdict(advise_lr(lr, per_step, units))
     return {
         "strategies": [_row_json(row) for row in rows],
         "ledger": chosen.ledger.to_json() if chosen else None,

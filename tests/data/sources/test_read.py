@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,19 @@ def test_quarantine_goes_on_up_to_its_limit() -> None:
     apply_policy(bad_rows(20), 1000, data)
     with pytest.raises(SourceError, match="max_bad"):
         apply_policy(bad_rows(21), 1000, data)
+
+
+@pytest.mark.parametrize("policy", ["stop", "quarantine"])
+def test_no_limit_is_advised_where_most_rows_fail(policy: str) -> None:
+    with pytest.raises(SourceError) as caught:
+        apply_policy(bad_rows(60), 60, DataSettings.model_validate({"on_bad_row": policy, "max_bad": 0.02}))
+    assert "columns or keys" in str(caught.value)
+    assert "data.max_bad=1" not in str(caught.value)
+    assert not re.search("quarantine|raise data.max_bad", caught.value.fix)
+    some = DataSettings.model_validate({"on_bad_row": policy, "max_bad": 0.02})
+    with pytest.raises(SourceError) as caught:
+        apply_policy(bad_rows(20), 60, some)
+    assert re.search(r"data\.max_bad=0\.334|raise data\.max_bad", caught.value.fix)
 
 
 def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def monitor(folder: Path) -> Monitor:
 def train(run: Monitor, first: int, last: int, latent: bool = True) -> None:
     for step in range(first, last + 1, 10):
         row = record(step, stage="train", epoch=1, targets=900, loss=5 / step)
-        run.step(row, seconds=0.1, waited=0.0, memory_bytes=10**9)
+        run.step(row, seconds=0.1, waited=0.0, processor=0.1, memory_bytes=10**9)
         if latent and step % 50 == 0:
             run.row("latent", step, "train", values(step))
 

@@ -48,7 +48,7 @@ def run_directory(folder: Path, steps: int = 60, stage: str = "tune", ending: st
             {"nll": loss},
             {},
         )
-        run.step(record, seconds=0.1, waited=0.02, memory_bytes=600_000_000 + step)
+        run.step(record, seconds=0.1, waited=0.02, processor=0.1, memory_bytes=600_000_000 + step)
         if step % 10 == 0:
             run.evaluation(step, name, {"loss": loss + 0.2, "bits_per_char": 2.5}, 4212, best=step < steps)
     run.log("timers", rows=[{"name": "train", "seconds": 6.0, "share": 0.75}])

@@ -13,6 +13,11 @@ from unpad.recipes.data import DataSettings
 
 MAX_SHOWN = 3  # faults of a kind that are listed
 MAX_KINDS = 10  # kinds of faults that are listed
+MOSTLY_BAD = 0.5  # of the rows: from here on the layout of the file is wrong, and not some of its rows
+LAYOUT = (
+    "; most rows fail, and without them little would be left: mend what they share, often columns or keys that have "
+    "other names than the recipe expects (docs/file_formats.md)"
+)
 
 
 def fault_lines(bad: Sequence[BadRow], prefix: str = "  ") -> list[str]:
@@ -89,14 +94,20 @@ def apply_policy(bad: list[BadRow], num_rows: int, data: DataSettings, checked: 
     elif only and num_bad == num_rows:
         fix = only  # going on without them would leave nothing
     elif data.on_bad_row == "stop":
-        fix += "; data.on_bad_row=quarantine goes on without them"
-        if share > data.max_bad:
-            fix += f", with data.max_bad={share + 0.0005:.3f}, as they are {share:.1%} of all"
+        fix += _going_on(share, data.max_bad)
     else:
         lines.append(f"  that is {share:.2%}, more than data.max_bad={data.max_bad:.2%}")
-        fix += "; or raise data.max_bad"
+        fix += LAYOUT if share >= MOSTLY_BAD else "; or raise data.max_bad"
     what = f"{num_bad} of {num_rows} rows cannot be used:"
     raise SourceError(what, where=bad[0].where, fix=fix, details=lines)
+
+
+def _going_on(share: float, max_bad: float) -> str:
+    """How to train without a share of the rows; where most are bad their layout is to blame, and there is no such way."""
+    if share >= MOSTLY_BAD:
+        return LAYOUT
+    limit = f", with data.max_bad={share + 0.0005:.3f}, as they are {share:.1%} of all" if share > max_bad else ""
+    return f"; data.on_bad_row=quarantine goes on without them{limit}"
 
 
 def _file_of(row: BadRow) -> str:

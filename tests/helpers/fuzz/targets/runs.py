@@ -94,7 +94,7 @@ def make_run(folder: Path, steps: int = 12) -> Path:
         record = StepRecord(
             step, stage, step // 4, 1, 30, 900, 1000, 870, loss, 1e-3, 0.5 + step % 3, {"nll": loss}, {}
         )
-        monitor.step(record, seconds=0.1, waited=0.02, memory_bytes=600_000_000 + step)
+        monitor.step(record, seconds=0.1, waited=0.02, processor=0.08, memory_bytes=600_000_000 + step)
         if step % 4 == 0:
             monitor.evaluation(step, stage, {"loss": loss + 0.2, "bits_per_char": 2.5}, 4212, best=step < steps)
     monitor.log("timers", rows=[{"name": "train", "seconds": 6.0, "share": 0.75}])
