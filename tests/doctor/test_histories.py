@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.doctor.missed import OF_MORE_TABLES
 from tests.doctor.troubles import OF_TABLES, Row, Trouble, is_ill, with_tables
 from unpad.doctor.finding import Finding
 from unpad.doctor.histories import check_histories
@@ -24,7 +25,7 @@ def found_in(recipe: Path) -> list[Finding]:
     return check_histories(open_subject(str(recipe), (), Clock(600.0, time.monotonic)))
 
 
-@pytest.mark.parametrize("trouble", OF_TABLES, ids=lambda trouble: trouble.name)
+@pytest.mark.parametrize("trouble", [*OF_TABLES, *OF_MORE_TABLES], ids=lambda trouble: trouble.name)
 def test_a_trouble_of_tables_is_the_only_finding(trouble: Trouble, tmp_path: Path) -> None:
     assert [one.code for one in found_in(trouble.recipe(tmp_path, **trouble.sections))] == [trouble.code]
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.doctor import recipes
+from tests.doctor.missed import MISSED
 from tests.doctor.recipes import codes, examined, quiet_machine
 from tests.doctor.troubles import TROUBLES, Trouble
 from tests.helpers.toy import SMALL_MODEL
 from unpad.doctor import carry, heart, rows, steps, sweep
+from unpad.doctor.examine import Examination
+from unpad.doctor.words import sentences
+from unpad.interchange.origin import open_recipe
 from unpad.run import cores
 
 pytestmark = pytest.mark.slow
+SETTING = re.compile(r"\b([a-z_]+(?:\.[\w-]+)+)=(\S+)")
 
 
 @pytest.fixture(autouse=True)
@@ -24,12 +30,16 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heart, "STEPS", 30)
     monkeypatch.setattr(heart, "LEAST_STEPS", 30)
     monkeypatch.setattr(carry, "STEPS", 60)
+    monkeypatch.setattr(carry, "FIRST_STEPS", 60)
+    monkeypatch.setattr(carry, "EVERY", 10)
     monkeypatch.setattr(steps, "STEPS", 3)
     monkeypatch.setattr(cores, "SHORTEST", 0.0)
     monkeypatch.setattr(rows, "SAMPLE", 60)
 
 
-@pytest.mark.parametrize("trouble", [one for one in TROUBLES if not one.is_more], ids=lambda trouble: trouble.name)
+@pytest.mark.parametrize(
+    "trouble", [one for one in (*TROUBLES, *MISSED) if not one.is_more], ids=lambda trouble: trouble.name
+)
 def test_a_planted_trouble_is_found_first_or_second(
     trouble: Trouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -40,6 +50,17 @@ def test_a_planted_trouble_is_found_first_or_second(
     assert trouble.code in codes(found)[:2], codes(found)
     for language in ("en", "zh"):
         assert found.lines(language)
+    for settings in advised(found):
+        open_recipe(str(recipe), settings)
+
+
+def advised(found: Examination) -> list[list[str]]:
+    """The settings that each finding's advice prints, such as optim.lr=1e-3."""
+    texts = [sentences(one, "en")[1] for one in found.findings]
+    return [
+        [f"{name}={value.rstrip('.,;:)')}" for name, value in SETTING.findall(text) if not value.isupper()]
+        for text in texts
+    ]
 
 
 STAGES = [

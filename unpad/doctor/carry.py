@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from unpad.batching.plan import Micro
+from unpad.data.vqa import VqaData
 from unpad.doctor.finding import Finding, Value
 from unpad.doctor.rows import class_labels
 from unpad.doctor.subject import Subject, Trial
@@ -18,11 +20,14 @@ from unpad.nn.precision import autocast
 from unpad.terminal.progress import counted
 
 MOST_LEARNT, MOST_JUDGED, LEAST = 512, 400, 24  # sequences
-STEPS, LOOKS = 120, 6
+STEPS, FIRST_STEPS, EVERY = 360, 120, 20  # at most, at least, and between two looks
+LOOKS = 6  # the last ones, of which the mean is judged
 BATCH_TOKENS = 1024
-LEARNT = 0.6  # of the first loss, below which it was learnt by heart
+LEARNT = 0.7  # of the first loss, below which it was learnt by heart
 NOTHING = 1.5  # standard errors, below which nothing holds for others
 USUAL_RATE = 1e-3
+MOST_SWAPPED = 40  # questions whose pictures change places
+SURELY = 3.0  # standard errors, from which on answers are learnt from pictures
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,7 @@ class Carry:
         errors: how much likelier their own labels are than those of their neighbours, in standard errors, the mean of
             some moments of training.
         steps: that were taken.
+        by_heart: whether those that were trained on were learnt, from pictures where there are some.
         is_short: whether the time ended it.
     """
 
@@ -43,46 +49,52 @@ class Carry:
     end: float
     errors: float
     steps: int
+    by_heart: bool = False
     is_short: bool = False
-
-    @property
-    def by_heart(self) -> bool:
-        return self.end < LEARNT * self.start
 
 
 def carry_over(subject: Subject, found: Sweep, seconds: float) -> Carry | None:
-    """Train on some sequences and judge on those held out; None without classes, or with too few of either."""
-    model = subject.setup.model
-    if class_labels(subject) is None or not isinstance(model, Classifies):
+    """Train on some sequences and judge on those held out; None without classes or pictures, or with too few."""
+    rng, data = np.random.default_rng(0), subject.setup.data
+    sides = rng.permutation(subject.stage.train_ids), rng.permutation(subject.stage.held_out_ids)
+    judge: Callable[[Trial, np.ndarray], float]
+    if isinstance(data, VqaData):
+        learnt, judged = (_about_one(data, ids) for ids in sides)
+        learnt, judged, judge = learnt[:MOST_LEARNT], judged[:MOST_SWAPPED], _errors_of_pictures
+    elif class_labels(subject) is not None and isinstance(subject.setup.model, Classifies):
+        learnt, judged = (_labelled(subject, ids) for ids in sides)
+        learnt, judged, judge = learnt[:MOST_LEARNT], judged[:MOST_JUDGED], _errors
+    else:
         return None
-    rng, table = np.random.default_rng(0), subject.setup.data.table
-    learnt = _labelled(subject, rng.permutation(subject.stage.train_ids))[:MOST_LEARNT]
-    judged = _labelled(subject, rng.permutation(subject.stage.held_out_ids))[:MOST_JUDGED]
-    if min(len(learnt), len(judged)) < LEAST or not (table.positions[learnt] > 0).any():
+    if min(len(learnt), len(judged)) < LEAST or not (data.table.positions[learnt] > 0).any():
         return None
     rate = found.middle if found.low is not None else USUAL_RATE
     trial = Trial(subject, drops=False, lr=rate, lr_scale=1.0, clip=1.0)
-    training, others = _batches(subject, learnt), _batches(subject, judged)
-    began, moments, is_short = subject.clock.now(), list[float](), False
+    training = _batches(subject, learnt)
+    began, moments, is_short, by_heart = subject.clock.now(), list[float](), False, False
     start = end = _mean_loss(trial, training)
     for step in counted(range(STEPS), "learning some labels", STEPS, "steps"):
         trial.step([subject.load(training[step % len(training)])])
-        if (step + 1) % (STEPS // LOOKS) == 0:
-            moments.append(_errors(trial, others))
+        if (step + 1) % EVERY == 0:
+            moments.append(judge(trial, judged))
             end = _mean_loss(trial, training)
-            if end < 0.1 * start:
+            if end < 0.1 * start or step + 1 >= FIRST_STEPS:
+                # Answers that are learnt without pictures say nothing of them.
+                by_heart = judge(trial, learnt[:MOST_SWAPPED]) >= SURELY if judge is _errors_of_pictures else True
+                by_heart &= end < LEARNT * start
+            if by_heart:
                 break
         if is_short := subject.clock.now() - began > seconds:
             break
-    errors = float(np.mean(moments)) if moments else math.inf
-    return Carry(len(learnt), len(judged), start, end, errors, step + 1, is_short=is_short and end >= LEARNT * start)
+    errors = float(np.mean(moments[-LOOKS:])) if moments else math.inf
+    return Carry(len(learnt), len(judged), start, end, errors, step + 1, by_heart, is_short and not by_heart)
 
 
 def judge_carry(subject: Subject, carry: Carry) -> list[Finding]:
     """A finding on labels that were learnt by heart, and of which nothing holds for others."""
     if not carry.by_heart or carry.errors >= NOTHING:
         return []
-    fields = ("events.labels",) if subject.setup.data.family == "patients" else ("data.images",)
+    fields = {"patients": ("events.labels",), "vqa": ("data.vqa",)}.get(subject.setup.data.family, ("data.images",))
     values: dict[str, Value] = {"learnt": carry.learnt, "sequences": carry.judged}
     return [Finding("labels_random", "warning", carry.errors, fields, values)]
 
@@ -111,13 +123,41 @@ def _mean_loss(trial: Trial, micros: list[Micro]) -> float:
     return float(np.mean([trial.loss(trial.subject.load(micro)) for micro in micros]))
 
 
+def _about_one(data: VqaData, ids: np.ndarray) -> np.ndarray:
+    """Questions about one picture each, of which another has as many patches."""
+    one = np.array([seq for seq in ids.tolist() if len(data.examples[seq].images) == 1], np.int64)
+    if not len(one):
+        return one
+    sizes, counts = np.unique(data.num_patches[one], return_counts=True)
+    chosen: np.ndarray = one[np.isin(data.num_patches[one], sizes[counts > 1])]
+    return chosen
+
+
+def _errors_of_pictures(trial: Trial, ids: np.ndarray) -> float:
+    """Distance between the loss of answers beside the picture of another answer and beside their own, in standard
+    errors."""
+    data = trial.subject.setup.data
+    assert isinstance(data, VqaData), "chosen by it"
+    differences, swapped = [], list(data.examples)
+    for seq in ids.tolist():
+        others = ids[(data.num_patches[ids] == data.num_patches[seq]) & (ids != seq)].tolist()
+        other = next((one for one in others if data.examples[one].answer != data.examples[seq].answer), None)
+        if other is not None:
+            swapped[seq] = replace(data.examples[seq], images=data.examples[other].images)
+            differences.append(seq)
+    changed = replace(data, examples=swapped)
+    whole = [(seq, 0, int(data.table.positions[seq]), 0) for seq in differences]
+    gain = np.array([trial.loss(changed.alone(*one)) - trial.loss(data.alone(*one)) for one in whole])
+    return float(gain.mean() / max(gain.std() / len(gain) ** 0.5, 1e-12)) if len(gain) >= LEAST / 2 else math.inf
+
+
 @torch.no_grad()
-def _errors(trial: Trial, micros: list[Micro]) -> float:
+def _errors(trial: Trial, ids: np.ndarray) -> float:
     """Distance between the likelihood of labels at their own sequences and that at all others, in standard errors."""
     model, subject = trial.model.eval(), trial.subject
     assert isinstance(model, Classifies), "checked before"
     scores, labels = [], []
-    for micro in micros:
+    for micro in _batches(subject, ids):
         batch = subject.load(micro)
         assert batch.seq_labels is not None, "chosen by their labels"
         with autocast(subject.setup.precision, subject.setup.device):

@@ -85,6 +85,128 @@ CATALOGUE: dict[str, Entry] = {
         "{sequences:,} 个病人中有 {number:.1%} 的事件比预测时点早一辈子以上，最早 {years:,.0f} 年。",
         "检查各表的 `unit`（分钟当成了天？）以及 1900-01-01 之类的占位日期",
     ),
+    "read_as": Entry(
+        "The text is garbled: UTF-8 was read in the encoding {encoding}. in {number:.0%} of the rows "
+        "its bytes are UTF-8 again, such as {shown!r} at {where}.",
+        "write the file again from its source, read as UTF-8; do not train on garbled characters",
+        "文本是乱码：UTF-8 被当作 {encoding} 读取。用它编码回去，{number:.0%} 的行又是 UTF-8，例如 {where} 的"
+        " {shown!r}。",
+        "从源文件以 UTF-8 重新写出；不要用乱码训练",
+    ),
+    "bytes_as_letters": Entry(
+        "The text is garbled: {number:.0%} of its characters stand in runs of accented letters, as bytes of another "
+        "encoding do that were read as Latin-1; such as {shown!r} at {where}.",
+        "find the encoding of the source (GB18030, Shift-JIS, KOI8-R ...), and write the file again as UTF-8",
+        "文本是乱码：{number:.0%} 的字符是连续的带符号字母，像是把别的编码的字节当成了 Latin-1；例如 {where} 的"
+        " {shown!r}。",
+        "找出源文件的编码（GB18030、Shift-JIS、KOI8-R 等），再以 UTF-8 写出",
+    ),
+    "replaced": Entry(
+        "{number:.1%} of the characters are U+FFFD, which stands for bytes that were lost when the text was decoded; "
+        "such as {shown!r} at {where}.",
+        "decode the source in its own encoding, and write the file again as UTF-8",
+        "{number:.1%} 的字符是 U+FFFD，即解码时丢失的字节；例如 {where} 的 {shown!r}。",
+        "用源文件自己的编码解码，再以 UTF-8 写出",
+    ),
+    "no_text": Entry(
+        "{number:.0%} of the rows are no text but {why}, such as {shown!r} at {where}.",
+        "look at the field, column or separator that the text is taken from: {{path: FILE, field: NAME}} names it, and "
+        "JSON lines end in .jsonl",
+        "{number:.0%} 的行不是正文，而是{why}，例如 {where} 的 {shown!r}。",
+        "检查正文取自哪个字段、列或分隔符：用 {{path: FILE, field: NAME}} 指定；JSON 行文件应以 .jsonl 结尾",
+    ),
+    "no_order": Entry(
+        "The order of characters says nothing: packed, the text takes {number:.0%} of the room of the same characters "
+        "shuffled; such as {shown!r} at {where}. It is no language, or was scrambled.",
+        "look at the field that the text is taken from, and at how it was decoded, unpacked or shuffled",
+        "字符的顺序没有规律：压缩后的大小是打乱后的 {number:.0%}；例如 {where} 的 {shown!r}。它不是语言，或被打乱了。",
+        "检查正文取自哪个字段，以及它是如何解码、解压或打乱的",
+    ),
+    "unseen": Entry(
+        "{number:.1%} of the characters are control characters or marks without width, mostly {shown}: the model "
+        "learns to write them.",
+        "take them out of the files",
+        "{number:.1%} 的字符是控制字符或零宽字符，最多的是 {shown}：模型会学着写它们。",
+        "从文件中去掉它们",
+    ),
+    "markup": Entry(
+        "{number:.0%} of the characters are tags or entities of HTML, such as {shown!r}: the model learns markup in "
+        "place of text.",
+        "take the text out of the HTML before training; keep markup only where the model is to write it",
+        "{number:.0%} 的字符是 HTML 标签或实体，例如 {shown!r}：模型学的是标记而不是正文。",
+        "训练前从 HTML 中取出正文；只有要让模型写标记时才保留",
+    ),
+    "swapped_roles": Entry(
+        "{number:.0%} of the replies ask something, such as {shown!r}, and {asked:.0%} of the messages of users: the "
+        "roles look swapped.",
+        "exchange user and assistant in the files, or the fields that hold them",
+        "{number:.0%} 的回复在提问，例如 {shown!r}，而用户消息中只有 {asked:.0%} 在提问：角色看起来反了。",
+        "在文件中交换 user 和 assistant，或交换对应的字段",
+    ),
+    "given_answer": Entry(
+        "{number:.0%} of the questions hold their own answer, such as {answer!r} in {question!r}, and {others:.0%} "
+        "that "
+        "of another: the model only has to copy it.",
+        "take the answer out of the question; a low loss is no success here",
+        "{number:.0%} 的问题里已经写着自己的答案，例如 {question!r} 里的 {answer!r}；写着别的问题的答案的只有 "
+        "{others:.0%}："
+        "模型照抄即可。",
+        "从问题中去掉答案；这时损失低并不说明学会了",
+    ),
+    "clashing_labels": Entry(
+        "{number:.0%} of {sequences:,} training inputs are equal to one with another label or answer, such as {where}: "
+        "no model can tell them apart.",
+        "look at how labels are matched with rows, and at what makes the inputs alike",
+        "{sequences:,} 个训练输入中有 {number:.0%} 与标签或答案不同的另一个完全相同，例如 {where}：任何模型都分不开。",
+        "检查标签与样本的对应关系，以及输入为何相同",
+    ),
+    "two_answers": Entry(
+        "{number:.0%} of the questions occur again with another answer: {question!r} has {first!r} and {second!r}, "
+        "which "
+        "contradict each other.",
+        "keep one answer of each question, or say in the question what tells them apart",
+        "{number:.0%} 的问题重复出现而答案不同：{question!r} 的答案有 {first!r} 和 {second!r}，互相矛盾。",
+        "每个问题只留一个答案，或在问题中写明区别",
+    ),
+    "common_part": Entry(
+        "{number:.0%} of what is learnt is a part that nearly all rows share at their {place}, {characters} "
+        "characters: "
+        "{shown!r}. The loss looks low for it.",
+        "take the header, prefix or closing out of the files; in conversations a system message is the place for it",
+        "学习的内容中有 {number:.0%} 是几乎所有行{place}共有的 {characters} 个字符：{shown!r}。损失会因此显得低。",
+        "从文件中去掉这段页眉、前缀或结尾；对话可把它放进 system 消息",
+    ),
+    "dates_as_values": Entry(
+        "The values of {code} are dates, not measurements: their mean, {mean:.6g}, is a time since 1970. Codes like "
+        "it: "
+        "{codes}, with {number:.0%} of all values.",
+        "name the column as `time`, or leave it out of the values of data.events",
+        "{code} 的数值是日期而不是测量值：均值 {mean:.6g} 是 1970 年以来的时间。这样的编码有 {codes} 种，占全部数值的"
+        " {number:.0%}。",
+        "把这一列设为 `time`，或不要放进 data.events 的数值",
+    ),
+    "equal_values": Entry(
+        "All values of {code} are {mean:.6g}, or differ by less than single precision tells apart: they say nothing. "
+        "Codes like it: {codes}, with {number:.0%} of all values.",
+        "look at the column that data.events takes the values from",
+        "{code} 的数值都是 {mean:.6g}，或者差别小于单精度能分辨的程度：没有信息。这样的编码有 {codes} 种，占全部数值的"
+        " {number:.0%}。",
+        "检查 data.events 取数值的那一列",
+    ),
+    "one_time": Entry(
+        "{number:.0%} of {sequences:,} patients with several events have all of them at one time: there is no course "
+        "to "
+        "learn from.",
+        "look at the time column of the tables and its unit: dates without a day, or years read as days?",
+        "{sequences:,} 个有多个事件的病人中有 {number:.0%} 的事件全在同一时刻：没有病程可学。",
+        "检查各表的时间列及其单位：日期是否缺少日，或把年当成了天？",
+    ),
+    "unknown_codes": Entry(
+        "{number:.0%} of the events have codes that the model does not know; it knows {codes}.",
+        "lower events.min_count, or map codes to coarser ones",
+        "{number:.0%} 的事件的编码模型不认识；它认识的只有 {codes} 种。",
+        "调低 events.min_count，或把编码归并成更粗的",
+    ),
     "constant_labels": Entry(
         "{number:.1%} of {sequences:,} sequences have the same target, {target}: there is nothing to tell apart.",
         "look at the labels or answers in the files, and at the field that names them",
@@ -97,6 +219,26 @@ CATALOGUE: dict[str, Entry] = {
         "look at the files, and at how they are decoded",
         "{sequences:,} 个输入中有 {number:.0%} 从头到尾是同一个值，例如 {where}：里面没有信息。",
         "检查这些文件，以及它们的解码方式",
+    ),
+    "one_patch": Entry(
+        "{number:.0%} of the pictures are one patch: the model sees each as one vector, and nothing of its parts.",
+        "change {field}; a patch has {patch} pixels a side, and a picture should have 16 patches or more",
+        "{number:.0%} 的图像只有一个图块：模型把每张图看成一个向量，看不到其中的部分。",
+        "修改 {field}；图块边长为 {patch} 像素，一张图最好有 16 个以上图块",
+    ),
+    "picture_scale": Entry(
+        "The numbers of pictures are {number:.3g} in size after images.mean and images.std, and spread by "
+        "{spread:.3g}: "
+        "models expect about 1.",
+        "set images.std and images.mean to those of colours from 0 to 1, such as 0.5 each",
+        "经过 images.mean 和 images.std 之后，图像数值的大小是 {number:.3g}，离散程度 {spread:.3g}：模型期望约为 1。",
+        "把 images.std 和 images.mean 设为 0 到 1 的颜色的统计值，例如都是 0.5",
+    ),
+    "augmentation": Entry(
+        "{field} is {number:g}: little is left of what training is to see.",
+        "set {field}={usual:.2g}",
+        "{field} 为 {number:g}：训练时原来的内容所剩无几。",
+        "设置 {field}={usual:.2g}",
     ),
     "rare_codes": Entry(
         "{number:.0%} of the events have codes that one patient alone has, {codes:,} of {all_codes:,} codes: nothing "
@@ -116,17 +258,18 @@ CATALOGUE: dict[str, Entry] = {
     "unknown_tokens": Entry(
         "{number:.1%} of the characters are lost to unknown tokens, such as {common}: the tokenizer cannot spell "
         "this text.",
-        "use tokenizer.kind=bpe or words, which learn from your text, or a file made from text like it",
+        "use tokenizer.kind=bpe with tokenizer.path=null, which learns from your text, or a file made from text like "
+        "it",
         "{number:.1%} 的字符成了未知词元，例如 {common}：这个分词器无法表示这些文本。",
         "用 tokenizer.kind=bpe 或 words，它们从你的文本学词表；或换用同类文本训练的分词器文件",
     ),
     "other_tokenizer": Entry(
         "The tokenizer takes {per_character:.2f} tokens for a character, {number:.1f} times as many as one made "
         "from this text; {unused:.0%} of its vocabulary never occurs.",
-        "set tokenizer.kind=bpe, or name a file made from text of this language",
+        "set tokenizer.kind=bpe and tokenizer.path=null, or name a file made from text of this language",
         "这个分词器每个字符要用 {per_character:.2f} 个词元，是用这些文本训练的分词器的 {number:.1f} 倍；词表有"
         " {unused:.0%} 从未出现。",
-        "设置 tokenizer.kind=bpe，或使用由同一种语言的文本训练的分词器文件",
+        "设置 tokenizer.kind=bpe 和 tokenizer.path=null，或使用由同一种语言的文本训练的分词器文件",
     ),
     "double_marks": Entry(
         "{number:.0%} of the sequences have {mark} twice at the {place}.",
@@ -134,12 +277,38 @@ CATALOGUE: dict[str, Entry] = {
         "{number:.0%} 的序列在{place}有两个 {mark}。",
         "编码时已经各加一次 BOS 和 EOS：从文本或模板中去掉它们",
     ),
+    "small_vocabulary": Entry(
+        "A vocabulary of {size} takes {per_character:.2f} tokens for a character, {number:.1f} times as many as one "
+        "of a usual size: sequences are that much longer.",
+        "raise tokenizer.vocab_size, such as to 4000",
+        "{size} 的词表每个字符要用 {per_character:.2f} 个词元，是常用大小的 {number:.1f} 倍：序列也长那么多。",
+        "调大 tokenizer.vocab_size，例如 4000",
+    ),
     "same_rows": Entry(
         "{number:.0%} of {sequences:,} held-out sequences looked at are also trained on, such as {where}: the "
         "held-out loss is too good.",
         "take them out of one part; or leave out `split` and let data.holdout divide the rows",
         "看过的 {sequences:,} 个验证样本中有 {number:.0%} 也在训练集里，例如 {where}：验证损失好得不真实。",
         "从其中一边删掉它们；或者不写 split，由 data.holdout 来划分",
+    ),
+    "near_rows": Entry(
+        "{number:.0%} of {sequences:,} held-out rows are training rows with hardly a change, such as {where}: the "
+        "held-out loss is too good.",
+        "set data.near_duplicates=together, or take one of each pair out of the files",
+        "{sequences:,} 个验证样本中有 {number:.0%} 只是训练样本稍加改动，例如 {where}：验证损失好得不真实。",
+        "设置 data.near_duplicates=together，或从文件中删掉其中一个",
+    ),
+    "repeats": Entry(
+        "{number:.0%} of {sequences:,} training rows repeat an earlier one; {where} occurs {times} times.",
+        "keep one copy of each row; to train on some more often, give their source a weight",
+        "{sequences:,} 个训练样本中有 {number:.0%} 与前面的完全相同；{where} 出现了 {times} 次。",
+        "每行只留一份；要多训练某些数据，可给来源设 weight",
+    ),
+    "held_out": Entry(
+        "{number:.0%} of the rows are held out, and {trained:,} are left to train on.",
+        "lower data.holdout, such as to 0.05, or look at `split` in the rows",
+        "{number:.0%} 的行留作验证，只剩 {trained:,} 行用于训练。",
+        "调小 data.holdout，例如 0.05，或检查行中的 `split`",
     ),
     "cut_short": Entry(
         "Sequences of {whole:,.0f} {unit} on average are cut to {number:,.1f}; {lost:.0%} of what there is is "
@@ -154,12 +323,75 @@ CATALOGUE: dict[str, Entry] = {
         "一轮的目标中，{where} 只占 {number:.2%}，其余全是别的来源。",
         "调高它的权重，或调低其他来源的权重：{field}",
     ),
+    "loss_weight": Entry(
+        "{field} is {weight:g}, {number:,.0f} times its default, {usual:g}: the other terms, clipping and epsilon do "
+        "not "
+        "fit it.",
+        "set {field}={usual:g}",
+        "{field} 为 {weight:g}，是默认值 {usual:g} 的 {number:,.0f} 倍：其他损失项、裁剪和 epsilon 都与它不相配。",
+        "设置 {field}={usual:g}",
+    ),
+    "smoothing": Entry(
+        "Label smoothing takes {number:.0%} of every target: the model learns to be unsure.",
+        "set {field}=0, or up to 0.1",
+        "标签平滑拿走了每个目标的 {number:.0%}：模型学到的是不确定。",
+        "设置 {field}=0，最多 0.1",
+    ),
+    "frozen_at_start": Entry(
+        "train.freeze leaves {number:.0%} of the parameters and {blocks} blocks as they were drawn at random, such as "
+        "{layer}: this model has not learnt before.",
+        "leave out {field}, or start from trained weights: train.init_from=RUN",
+        "train.freeze 让 {number:.0%} 的参数和 {blocks} 个块保持随机初值，例如 {layer}：这个模型之前没有训练过。",
+        "去掉 {field}，或从训练好的权重开始：train.init_from=RUN",
+    ),
+    "schedule": Entry(
+        "The schedule {schedule} runs at {number:.1%} of the peak rate on average, from {peak:.1e} down to "
+        "{last:.1e}: the "
+        "stage is over before much is learnt.",
+        "set {field}=cosine, or change {others}",
+        "{schedule} 调度的平均学习率只有峰值的 {number:.1%}，从 {peak:.1e} 降到 {last:.1e}：还没学到多少就没有学习率"
+        "了。",
+        "设置 {field}=cosine，或修改 {others}",
+    ),
+    "betas": Entry(
+        "With betas {first:g} and {second:g} the mean of gradients reaches back {number:,.0f} steps, further than "
+        "the mean "
+        "of squares that it is divided by: Adam need not converge.",
+        "set {field}=[0.9,0.95]",
+        "betas 为 {first:g} 和 {second:g} 时，梯度均值回溯 {number:,.0f} 步，比用来除它的平方均值还长：Adam 不一定收"
+        "敛。",
+        "设置 {field}=[0.9,0.95]",
+    ),
+    "stale": Entry(
+        "With beta {first:g} the mean of gradients reaches back {number:,.0f} steps, and the stage has {steps:,}: "
+        "its steps "
+        "follow old gradients.",
+        "set {field}=[0.9,0.95]",
+        "beta 为 {first:g} 时，梯度均值回溯 {number:,.0f} 步，而本阶段只有 {steps:,} 步：更新跟着过时的梯度走。",
+        "设置 {field}=[0.9,0.95]",
+    ),
+    "eps": Entry(
+        "Adam's epsilon, {eps:g}, is {number:,.0f} times the size of a gradient's numbers, {size:.1e}: steps shrink "
+        "as much.",
+        "set {field}=1e-8",
+        "Adam 的 epsilon（{eps:g}）是梯度数值大小（{size:.1e}）的 {number:,.0f} 倍：每一步缩小同样的倍数。",
+        "设置 {field}=1e-8",
+    ),
     "lr_high": Entry(
         "The learning rate {rate:.1e} is {number:,.0f} times the one with the lowest loss, {high:.1e}: steps "
         "leap over what they could learn.",
         "set {field}={middle:.1e}; in range here: {low:.1e} to {high:.1e}",
         "学习率 {rate:.1e} 是损失最低处学习率 {high:.1e} 的 {number:,.0f} 倍：每一步都跨得太大，学不到东西。",
         "设置 {field}={middle:.1e}；这里合适的范围是 {low:.1e} 到 {high:.1e}",
+    ),
+    "step_size": Entry(
+        "The learning rate {rate:.1e} is too high for layers of this width: a step of Adam moves each of {inputs:,.0f} "
+        "weights of an output by about the rate, together {number:.1f} times the size of its inputs.",
+        "lower {field}: rates of 1e-4 to 1e-2 are usual",
+        "对这样宽的层，学习率 {rate:.1e} 过高：Adam 的一步把一个输出的 {inputs:,.0f} 个权重各移动约一个学习率，合起来"
+        "是输入大小的"
+        " {number:.1f} 倍。",
+        "调低 {field}：通常在 1e-4 到 1e-2 之间",
     ),
     "lr_low": Entry(
         "The learning rate {rate:.1e} is {number:,.0f} times below the range that learns here: {steps} steps on "
@@ -197,17 +429,70 @@ CATALOGUE: dict[str, Entry] = {
         "学习率预热占了本阶段的 {number:.0%}，{steps:,} 步中的 {warm:,} 步：几乎没有一步用到完整的学习率。",
         "设置 {field}=0.05",
     ),
+    "ends_soon": Entry(
+        "An evaluation counts as progress only if it gains {number:g} nats: training ends while it still learns.",
+        "set {field}=0",
+        "一次评估要降低 {number:g} 纳特才算进步：还在学习时训练就结束了。",
+        "设置 {field}=0",
+    ),
+    "tiny_steps": Entry(
+        "A step has {number:.1f} sequences with {targets:.1f} targets on average: its gradient is mostly chance.",
+        "raise {field}, such as to {usual}",
+        "平均每步只有 {number:.1f} 个序列、{targets:.1f} 个目标：梯度大多是偶然的。",
+        "调大 {field}，例如 {usual}",
+    ),
+    "narrow_model": Entry(
+        "The model is {number:.0f} channels wide, too few to tell its inputs apart.",
+        "raise {field}, such as to 128",
+        "模型宽度只有 {number:.0f} 个通道，分不清输入。",
+        "调大 {field}，例如 128",
+    ),
+    "no_blocks": Entry(
+        "The model has {number:.0f} blocks: no token sees another.",
+        "set {field}=2, or more",
+        "模型有 {number:.0f} 个块：词元之间互相看不到。",
+        "设置 {field}=2 或更大",
+    ),
+    "rope_base": Entry(
+        "The base of the rotary positions is {number:.2g}: all channels turn about as fast, and far places look like "
+        "near "
+        "ones.",
+        "set {field}=10000",
+        "旋转位置编码的底数是 {number:.2g}：所有通道转得差不多快，远处和近处分不清。",
+        "设置 {field}=10000",
+    ),
+    "narrow_heads": Entry(
+        "A head of attention has {number:.0f} channels of a width of {width}: queries and keys can hardly tell "
+        "tokens apart.",
+        "set {field}={usual}, or another number that leaves 16 channels or more to a head",
+        "宽度 {width} 中每个注意力头只有 {number:.0f} 个通道：查询和键几乎分不清词元。",
+        "设置 {field}={usual}，或让每个头有 16 个以上通道",
+    ),
+    "short_window": Entry(
+        "Attention reaches {number:.0f} tokens, the token itself included: nothing further back is seen.",
+        "raise {field}, or leave it out",
+        "注意力只能看到 {number:.0f} 个词元（包括自己）：更早的内容看不到。",
+        "调大 {field}，或去掉它",
+    ),
     "few_steps": Entry(
         "The stage has {number:,.0f} steps: there is not much to learn in so few.",
-        "lower plan.tokens_per_step, or raise train.max_epochs",
+        "lower {field}, or raise {longer}",
         "本阶段只有 {number:,.0f} 步：这么少的步数学不到什么。",
-        "调小 plan.tokens_per_step，或调大 train.max_epochs",
+        "调小 {field}，或调大 {longer}",
     ),
     "frozen": Entry(
         "{number:.0%} of the parameters to train do not change, such as {layer}: {why}.",
         "look at train.freeze, optim.groups (lr_scale 0) and losses; in code, at detach and no_grad",
         "要训练的参数中有 {number:.0%} 不变化，例如 {layer}：{why}。",
         "检查 train.freeze、optim.groups（lr_scale 为 0）和 losses；代码里检查 detach 和 no_grad",
+    ),
+    "slow_group": Entry(
+        "optim.groups lets {number:.0%} of the parameters, {layer} and others, learn at {scale:g} of the rate: they "
+        "hardly "
+        "change.",
+        "raise lr_scale of the group, or leave the group out",
+        "optim.groups 让 {number:.0%} 的参数（{layer} 等）只用 {scale:g} 倍的学习率：它们几乎不变。",
+        "调大该组的 lr_scale，或去掉这一组",
     ),
     "starved": Entry(
         "The outcome has {number:.2%} of the gradient that the layers get, {strongest} has {other:.0%}: they hardly "
@@ -259,6 +544,15 @@ CATALOGUE: dict[str, Entry] = {
         "{number:.3g}。",
         "标签与输入无关，或模型看不到输入：先检查数据",
     ),
+    "setting": Entry(
+        "One batch of {sequences} sequences is not learnt by heart: the loss went from {start:.3g} to {number:.3g} in "
+        "{steps} steps, and to {plain:.3g} with the default of {field} alone.",
+        "go back to the default of {field}",
+        "{sequences} 个样本的一批数据记不住：{steps} 步后损失从 {start:.3g} 到 {number:.3g}；只把 {field} 改回默认值"
+        "则到"
+        " {plain:.3g}。",
+        "把 {field} 改回默认值",
+    ),
     "by_heart_settings": Entry(
         "One batch of {sequences} sequences is not learnt by heart: with this recipe the loss went from "
         "{start:.3g} to {number:.3g} in {steps} steps, with usual settings to {plain:.3g}.",
@@ -301,15 +595,15 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "saving": Entry(
         "Checkpoints take {number:.0%} of the time: {seconds:.2f} s each, after every {every:,} steps of {step:.2f} s.",
-        "set {field}={usual:,}, or checkpoint.every_seconds=600",
+        "set {field}={usual}, or checkpoint.every_seconds=600",
         "保存检查点占 {number:.0%} 的时间：每 {every:,} 步（每步 {step:.2f} 秒）就存一次，每次 {seconds:.2f} 秒。",
-        "设置 {field}={usual:,}，或 checkpoint.every_seconds=600",
+        "设置 {field}={usual}，或 checkpoint.every_seconds=600",
     ),
     "evaluating": Entry(
         "Evaluations take about {number:.0%} of the time: {tokens:,} held-out {unit} after every {every:,} steps.",
-        "set {field}={usual:,}, or hold out less",
+        "set {field}={usual}, or hold out less",
         "评估约占 {number:.0%} 的时间：每 {every:,} 步就要算 {tokens:,} 个验证单位（{unit}）。",
-        "设置 {field}={usual:,}，或减少验证数据",
+        "设置 {field}={usual}，或减少验证数据",
     ),
     "loader": Entry(
         "Loading a step takes {number:.1f} times as long as computing it, {load:.3f} s and {compute:.3f} s: "

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from unpad.doctor.aims import check_aims
+from unpad.doctor.alike import check_alike
 from unpad.doctor.carry import Carry, carry_over, judge_carry
 from unpad.doctor.catalogue import CATALOGUE
 from unpad.doctor.files import check_files
@@ -16,14 +18,26 @@ from unpad.doctor.layers import Layers, check_layers, check_unchanged
 from unpad.doctor.length import check_length
 from unpad.doctor.lines import drawing, fact_lines, finding_lines, fold
 from unpad.doctor.machine import check_memory, check_neighbours, check_threads
+from unpad.doctor.pictures import check_pictures
 from unpad.doctor.rows import check_rows
-from unpad.doctor.settings import check_clip, check_decay, check_dropout, check_schedule
+from unpad.doctor.settings import (
+    check_betas,
+    check_clip,
+    check_decay,
+    check_dropout,
+    check_eps,
+    check_schedule,
+    check_step_size,
+)
+from unpad.doctor.shapes import check_shapes
 from unpad.doctor.steps import Steps, check_times, take_steps
 from unpad.doctor.subject import Clock, Subject, open_subject
 from unpad.doctor.sweep import Sweep, sweep
 from unpad.doctor.system import System
+from unpad.doctor.talks import check_talks
 from unpad.doctor.targets import check_targets
 from unpad.doctor.terms import check_terms
+from unpad.doctor.texts import check_texts, originals
 from unpad.doctor.tokens import check_tokens
 from unpad.doctor.words import Language, sentences, word
 from unpad.run.cores import LoadMeter
@@ -32,11 +46,34 @@ from unpad.terminal.progress import progress
 SECONDS = 120.0
 OF_STEPS, OF_SWEEP, OF_HEART, OF_CARRY = 0.2, 0.4, 0.5, 0.7  # of the time that is left
 # Findings that say no more than others do: by code, the codes of which any explains it.
+SETTINGS = {
+    "clip", "decay", "dropout", "eps", "betas", "stale", "smoothing", "loss_weight", "frozen_at_start", "step_size",
+}  # fmt: skip
 FOLLOWS = {
-    "by_heart_settings": {"clip", "decay", "dropout", "lr_high", "lr_low", "frozen"},
-    "by_heart": {"constant_inputs", "frozen", "dead_units"},
-    "labels_random": {"constant_inputs", "constant_labels", "imbalance", "no_history", "rare_codes"},
-    "decay": {"lr_high"},
+    "by_heart_settings": {*SETTINGS, "lr_high", "lr_low", "frozen"},
+    "setting": SETTINGS,
+    "by_heart": {"constant_inputs", "frozen", "dead_units", "clashing_labels", "one_patch", "two_answers", *SETTINGS},
+    "labels_random": {
+        "constant_inputs",
+        "constant_labels",
+        "imbalance",
+        "no_history",
+        "rare_codes",
+        "clashing_labels",
+        "one_patch",
+        "picture_scale",
+        "augmentation",
+        *SETTINGS,
+    },
+    "decay": {"lr_high", "step_size"},
+    "step_size": {"lr_high"},
+    "clip": {"loss_weight"},
+    "exploding": {"loss_weight"},
+    "starved": {"loss_weight"},
+    "frozen": {"frozen_at_start"},
+    "constant_labels": {"clashing_labels"},
+    "repeats": {"clashing_labels"},
+    "near_rows": {"same_rows"},
     "imbalance": {"constant_labels"},
 }
 
@@ -170,8 +207,12 @@ def examine(
     with progress("reading the data"):
         subject = open_subject(name, overrides, clock)
     with progress("looking at the data"):
+        rows = originals(subject)
         findings = [*check_targets(subject), *check_rows(subject), *check_tokens(subject), *check_histories(subject)]
-    findings += [*check_schedule(subject), *check_decay(subject), *check_files(subject)]
+        findings += [*check_alike(subject), *check_texts(rows), *check_talks(rows)]
+        findings += check_pictures(subject)
+    findings += [*check_schedule(subject), *check_decay(subject), *check_betas(subject), *check_step_size(subject)]
+    findings += [*check_aims(subject), *check_shapes(subject), *check_files(subject)]
     layers = check_layers(subject)
     findings += layers.findings
     tried = _tried(subject, system, meter, layers) if layers.finite else None
@@ -193,6 +234,7 @@ def _tried(subject: Subject, system: System, meter: LoadMeter, layers: Layers) -
         *check_times(subject, steps),
         *check_terms(subject),
         *check_clip(subject, steps.norms),
+        *check_eps(subject, steps.norms),
         *check_unchanged(subject, layers, steps.unmoved),
         *judge(subject, heart, found),
         *check_dropout(subject, heart),

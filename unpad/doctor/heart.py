@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from unpad.doctor.finding import Finding, Value
 from unpad.doctor.subject import Subject, Trial
 from unpad.doctor.sweep import Sweep
+from unpad.recipes.recipe import Recipe
+from unpad.recipes.training import OptimSettings, TrainSettings
 from unpad.terminal.progress import counted
 
 STEPS, LEAST_STEPS = 60, 40
@@ -24,6 +27,7 @@ class Heart:
         start, end: loss before and after `steps` with the recipe's settings; plain: after as many with usual ones,
             without dropout, decay and warm-up; None where it was not needed.
         is_lost: whether a step was not finite, and ended it.
+        culprit: the field without which it is learnt, and the loss then; None where there is none.
     """
 
     sequences: int
@@ -32,6 +36,7 @@ class Heart:
     end: float
     plain: float | None
     is_lost: bool = False
+    culprit: tuple[str, float] | None = None
 
     @property
     def learnt(self) -> bool:
@@ -65,11 +70,33 @@ def learn_by_heart(subject: Subject, found: Sweep, seconds: float) -> Heart:
         return trial.loss(batch), done, is_lost
 
     end, taken, is_lost = repeated(trial, 1)
-    plain = None
+    plain, culprit = None, None
     if not end < LEARNT * start:
-        rate = found.high or USUAL_RATE
-        plain = repeated(Trial(subject, drops=False, lr=rate, lr_scale=1.0, clip=1.0, weight_decay=0.0), 0)[0]
-    return Heart(batch.num_seqs, taken, start, end, plain, is_lost)
+        usual = subject.recipe.model_copy(update={"train": _usual_train(subject.recipe)})
+        optim = OptimSettings(lr=found.high or USUAL_RATE, weight_decay=0.0).model_dump()
+        plain = repeated(Trial(subject, drops=False, recipe=usual, **optim), 0)[0]
+        if plain < LEARNT * start:
+            ends = {name: repeated(one, 0)[0] for name, one in _changed_back(subject)}
+            best = min(ends, key=lambda name: ends[name], default="")
+            culprit = (best, ends[best]) if best and ends[best] < LEARNT * start else None
+    return Heart(batch.num_seqs, taken, start, end, plain, is_lost, culprit)
+
+
+def _usual_train(recipe: Recipe) -> TrainSettings:
+    """The recipe's `train` without what weakens targets or freezes parameters."""
+    return recipe.train.model_copy(update={"label_smoothing": 0.0, "freeze": []})
+
+
+def _changed_back(subject: Subject) -> Iterator[tuple[str, Trial]]:
+    """Trials with one setting each back at its default, for all that the recipe changes, by field."""
+    optim, usual = subject.recipe.optim, OptimSettings()
+    for name in ("betas", "eps", "clip", "weight_decay", "groups"):
+        if getattr(optim, name) != getattr(usual, name):
+            yield f"optim.{name}", Trial(subject, **{name: getattr(usual, name)})
+    for name in ("label_smoothing", "freeze"):
+        if getattr(subject.recipe.train, name):
+            train = subject.recipe.train.model_copy(update={name: getattr(TrainSettings(), name)})
+            yield f"train.{name}", Trial(subject, recipe=subject.recipe.model_copy(update={"train": train}))
 
 
 def judge(subject: Subject, heart: Heart, found: Sweep) -> list[Finding]:
@@ -95,6 +122,10 @@ def judge(subject: Subject, heart: Heart, found: Sweep) -> list[Finding]:
     values: dict[str, Value] = {"sequences": heart.sequences, "steps": heart.steps, "start": heart.start}
     if not heart.plain < LEARNT * heart.start:
         findings.append(Finding("by_heart", "fault", heart.plain, ("data", "model"), values))
+    elif not findings and heart.culprit is not None:
+        name, values["plain"] = heart.culprit
+        values["field"] = subject.field(name)
+        findings.append(Finding("setting", "fault", heart.end, (subject.field(name),), values))
     elif not findings:
         values["plain"] = heart.plain
         findings.append(Finding("by_heart_settings", "fault", heart.end, ("optim",), values))

@@ -22,6 +22,11 @@ EMPTY, MOSTLY_EMPTY = 0.5, 0.9  # shares of patients
 YEAR, LONGEST = 365.25, 120.0  # days, years
 MANY_TOO_LONG = 0.05
 CUT, MOSTLY_CUT = 0.5, 0.9  # shares of events
+DATES = ((6e8, 2.2e9), (6e11, 2.2e12))  # seconds and milliseconds from 1970 to days between 1989 and 2039
+SPREAD_OF_DATES = 0.2  # of their mean
+FP32_STEP, LEAST_STEPS = 2.0**-23, 4  # the distance of neighbouring numbers, and how many a spread must have
+MANY_EQUAL = 0.5  # of all values
+SEVERAL = 4  # events
 
 
 def check_histories(subject: Subject) -> list[Finding]:
@@ -37,6 +42,9 @@ def check_histories(subject: Subject) -> list[Finding]:
         *_empty(told),
         *_too_long(told),
         *_cut(subject, data),
+        *_scales(told),
+        *_unknown(told),
+        *_one_time(told),
     ]
 
 
@@ -128,7 +136,7 @@ def _leaking_value(told: _Told, labels: np.ndarray, known: np.ndarray) -> list[F
     last = last[np.argsort(told.code[last], kind="stable")]
     codes, firsts = np.unique(told.code[last], return_index=True)
     best: tuple[float, int, int] = (RANKS, 0, 0)
-    for code, events in zip(codes.tolist(), np.split(last, firsts[1:]), strict=True):
+    for code, events in zip(codes.tolist(), np.split(last, firsts[1:]), strict=bool(len(codes))):
         own = labels[told.patient[events]]
         if min((own == 0).sum(), (own == 1).sum()) >= LEAST_PATIENTS:
             area = float(auroc(own, told.value[events]))
@@ -149,7 +157,7 @@ def _far_values(told: _Told) -> list[Finding]:
     valued = valued[np.argsort(told.code[valued], kind="stable")]
     codes, firsts = np.unique(told.code[valued], return_index=True)
     found: list[tuple[float, int, int, float]] = []
-    for code, events in zip(codes.tolist(), np.split(told.value[valued], firsts[1:]), strict=True):
+    for code, events in zip(codes.tolist(), np.split(told.value[valued], firsts[1:]), strict=bool(len(codes))):
         if len(events) < LEAST_VALUES:
             continue
         from_median = np.abs(events.astype(np.float64) - np.median(events))
@@ -228,3 +236,57 @@ def _cut(subject: Subject, data: EventData) -> list[Finding]:
     field = "events.max_events"
     values: dict[str, Value] = {"whole": (kept + cut) / num, "unit": subject.units[1], "lost": lost, "field": field}
     return [Finding("cut_short", "fault" if lost >= MOSTLY_CUT else "warning", kept / num, (field,), values)]
+
+
+# --------------------------------------------------------------------------- what values and times can say
+
+
+def _scales(told: _Told) -> list[Finding]:
+    """Codes of which all values are alike, or are dates: numbers that say nothing, or not what they seem to."""
+    known, counts = told.data.known, np.bincount(told.code[~np.isnan(told.value)], minlength=told.num_codes)
+    valued = np.flatnonzero(counts >= LEAST_VALUES)
+    if not len(valued):
+        return []
+    mean = known.mean[valued]
+    # `known.std` has a floor, so that values that are all alike do not become large.
+    std = np.array(
+        [told.value[told.code == code].std(where=~np.isnan(told.value[told.code == code])) for code in valued]
+    )
+    std, found = std * known.std[valued], []
+    for code, is_bad in (
+        ("dates_as_values", [any(low <= abs(m) <= high for low, high in DATES) and s < SPREAD_OF_DATES * abs(m)
+                             for m, s in zip(mean, std, strict=True)]),
+        ("equal_values", (std <= np.abs(mean) * FP32_STEP * LEAST_STEPS).tolist()),
+    ):  # fmt: skip
+        bad = valued[is_bad]
+        if not len(bad):
+            continue
+        first, share = int(bad[counts[bad].argmax()]), float(counts[bad].sum() / counts.sum())
+        is_note = code == "equal_values" and share < MANY_EQUAL
+        values: dict[str, Value] = {"code": told.data.codes[first], "codes": len(bad), "mean": float(known.mean[first])}
+        found.append(Finding(code, "note" if is_note else "warning", share, ("data.events",), values))
+    return found[:1]
+
+
+def _unknown(told: _Told) -> list[Finding]:
+    """Events of codes that are too rare for a row of their own."""
+    share = float((told.code == 0).mean()) if len(told.code) else 0.0
+    if share < RARE:
+        return []
+    severity: Severity = "fault" if share >= MOSTLY_RARE else "warning"
+    values: dict[str, Value] = {"codes": told.num_codes - 1}
+    return [Finding("unknown_codes", severity, share, ("events.min_count", "data.events"), values)]
+
+
+def _one_time(told: _Told) -> list[Finding]:
+    """Patients with several events, all of one time."""
+    sets = told.data.sets
+    first, last = sets.sets_of[told.ids], np.maximum(sets.sets_of[told.ids + 1] - 1, sets.sets_of[told.ids])
+    num_events = np.bincount(told.patient, minlength=len(told.ids))
+    several = num_events >= SEVERAL
+    if several.sum() < LEAST_PATIENTS:
+        return []
+    share = float((sets.times[first[several]] == sets.times[last[several]]).mean())
+    if share < MOSTLY_EMPTY:
+        return []
+    return [Finding("one_time", "warning", share, ("data.events", "events.unit"), {"sequences": int(several.sum())})]

@@ -6,7 +6,7 @@ import math
 
 from unpad.doctor import heart as hearts
 from unpad.doctor import sweep as sweeps
-from unpad.doctor.carry import LOOKS, STEPS, Carry
+from unpad.doctor.carry import FIRST_STEPS, Carry
 from unpad.doctor.finding import Finding
 from unpad.doctor.heart import Heart
 from unpad.doctor.subject import Subject
@@ -24,7 +24,7 @@ def check_length(subject: Subject, found: Sweep, heart: Heart, carry: Carry | No
     if heart.is_short:
         findings.append(_short("short_heart", subject, heart.steps, hearts.LEAST_STEPS))
     if carry is not None and carry.is_short:
-        findings.append(_short("short_labels", subject, carry.steps, STEPS // LOOKS))
+        findings.append(_short("short_labels", subject, carry.steps, FIRST_STEPS))
     return findings
 
 

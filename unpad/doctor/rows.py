@@ -25,7 +25,7 @@ LEAST_SEQUENCES = 8
 LEAST_CONTENT = {"text": 8, "patients": 8}  # positions below which equal rows are no copies, by family
 CONSTANT, MOSTLY_ONE = 0.999, 0.95
 EMPTY_INPUTS, MOSTLY_EMPTY = 0.1, 0.5
-COPIES, MANY_COPIES = 0.01, 0.05
+COPIES, MANY_COPIES, FEW_COPIES = 0.02, 0.05, 3  # shares of what is held out, and rows
 LOST, MOSTLY_LOST = 0.1, 0.5
 CUT, TINY_PIECE = 0.25, 16.0  # of the mean length, and positions of a piece
 SWALLOWED = 0.01  # of the targets of an epoch
@@ -62,33 +62,33 @@ def _targets(subject: Subject) -> list[Finding]:
         share, most = float(counts.max() / counts.sum()), names[int(counts.argmax())]
         values: dict[str, Value] = {"sequences": len(labels), "target": most}
         if share >= CONSTANT:
-            return [Finding("constant_labels", "fault", share, _label_fields(subject), values)]
-        return [Finding("imbalance", "warning", share, _label_fields(subject), values)] if share >= MOSTLY_ONE else []
-    found = Counter(_target_of(subject, seq) for seq in _sampled(subject.stage.train_ids).tolist())
+            return [Finding("constant_labels", "fault", share, label_fields(subject), values)]
+        return [Finding("imbalance", "warning", share, label_fields(subject), values)] if share >= MOSTLY_ONE else []
+    found = Counter(_target_of(subject, seq) for seq in sampled(subject.stage.train_ids).tolist())
     (most_bytes, num), total = found.most_common(1)[0], sum(found.values())
     if total < LEAST_SEQUENCES or num / total < CONSTANT:
         return []
     values = {"sequences": total, "target": _shown(subject, most_bytes)}
-    return [Finding("constant_labels", "fault", num / total, _label_fields(subject), values)]
+    return [Finding("constant_labels", "fault", num / total, label_fields(subject), values)]
 
 
-def _label_fields(subject: Subject) -> tuple[str, ...]:
+def label_fields(subject: Subject) -> tuple[str, ...]:
     if subject.setup.data.family == "patients":
         return ("events.labels", "events.landmark")
     return tuple(f"data.{kind}" for kind in subject.stage.kinds if subject.setup.recipe.data.sources(kind))
 
 
-def _sampled(ids: np.ndarray, num: int = SAMPLE) -> np.ndarray:
+def sampled(ids: np.ndarray, num: int = SAMPLE) -> np.ndarray:
     chosen: np.ndarray = np.random.default_rng(0).permutation(ids)[:num]
     return chosen
 
 
-def _alone(subject: Subject, seq: int) -> RaggedBatch:
+def alone(subject: Subject, seq: int) -> RaggedBatch:
     return subject.setup.data.alone(seq, 0, int(subject.setup.data.table.positions[seq]), 0)
 
 
 def _target_of(subject: Subject, seq: int) -> bytes:
-    batch = _alone(subject, seq)
+    batch = alone(subject, seq)
     return batch.labels[batch.loss_mask].numpy().tobytes()
 
 
@@ -102,8 +102,8 @@ def _shown(subject: Subject, target: bytes) -> str:
 def _inputs(subject: Subject) -> list[Finding]:
     """Pictures, or other vectors, of which every row is equal; and texts of one token again and again."""
     empty, where, total = 0, "", 0
-    for seq in _sampled(subject.stage.train_ids).tolist():
-        batch = _alone(subject, seq)
+    for seq in sampled(subject.stage.train_ids).tolist():
+        batch = alone(subject, seq)
         vectors = batch.inputs_embeds if batch.media is None else batch.media.inputs_embeds
         if vectors is not None:
             if len(vectors) < 2:
@@ -121,7 +121,7 @@ def _inputs(subject: Subject) -> list[Finding]:
     share = empty / total
     values: dict[str, Value] = {"sequences": total, "where": where}
     severity: Severity = "fault" if share >= MOSTLY_EMPTY else "warning"
-    return [Finding("constant_inputs", severity, share, _label_fields(subject), values)]
+    return [Finding("constant_inputs", severity, share, label_fields(subject), values)]
 
 
 # --------------------------------------------------------------------------- both sides
@@ -131,22 +131,23 @@ def _copies(subject: Subject) -> list[Finding]:
     """Held-out sequences whose content is also trained on."""
     data, table = subject.setup.data, subject.setup.data.table
     least = LEAST_CONTENT.get(data.family, 1)
-    held_out = _sampled(subject.stage.held_out_ids[table.positions[subject.stage.held_out_ids] >= least])
+    held_out = sampled(subject.stage.held_out_ids[table.positions[subject.stage.held_out_ids] >= least])
     if len(held_out) < LEAST_SEQUENCES:
         return []
     lengths = np.unique(table.positions[held_out])
     train_ids = subject.stage.train_ids[np.isin(table.positions[subject.stage.train_ids], lengths)]
-    trained = {_content(_alone(subject, seq)) for seq in _sampled(train_ids, MOST_COMPARED).tolist()}
-    same = [seq for seq in held_out.tolist() if _content(_alone(subject, seq)) in trained]
+    trained = {content_of(alone(subject, seq)) for seq in sampled(train_ids, MOST_COMPARED).tolist()}
+    same = [seq for seq in held_out.tolist() if content_of(alone(subject, seq)) in trained]
     share = len(same) / len(held_out)
     if not same:
         return []
-    severity: Severity = "fault" if share >= MANY_COPIES else "warning" if share >= COPIES else "note"
+    some = share >= COPIES and len(same) >= FEW_COPIES
+    severity: Severity = "note" if not some else "fault" if share >= MANY_COPIES else "warning"
     values: dict[str, Value] = {"sequences": len(held_out), "where": data.where(same[0])}
-    return [Finding("same_rows", severity, share, _label_fields(subject), values)]
+    return [Finding("same_rows", severity, share, label_fields(subject), values)]
 
 
-def _content(batch: RaggedBatch) -> bytes:
+def content_of(batch: RaggedBatch) -> bytes:
     """Hash of all that a sequence holds besides its number and class."""
     digest = hashlib.blake2b(digest_size=16)
     for part in _numbers(batch):

@@ -6,9 +6,14 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from unpad.doctor.finding import Finding, Severity, Value
 from unpad.doctor.heart import Heart
-from unpad.doctor.subject import Subject
+from unpad.doctor.subject import Subject, Trial
+from unpad.recipes.training import OptimSettings
+from unpad.training.optim import Schedule, make_optimizer
+from unpad.training.stage import stage_epochs
 
 LONG_WARMUP, WHOLE_WARMUP = 0.5, 0.9
 FEW_STEPS, RATHER_FEW = 10, 30
@@ -16,6 +21,11 @@ SHORT_HALF, VERY_SHORT_HALF = 300.0, 100.0  # steps in which decay alone would h
 USUAL_DECAY = 0.01
 MUCH_DROPPED, MOST_DROPPED = 0.5, 0.8
 MUCH_CLIPPED, MOST_CLIPPED = 100.0, 1000.0
+LITTLE_AREA, NO_AREA = 0.08, 0.03  # mean of the rate that is run, over its peak
+SAMPLED_STEPS = 2000  # of a schedule
+STALE = 0.5  # of the stage, that the mean of gradients reaches back
+COARSE, VERY_COARSE = 3.0, 30.0  # epsilon over the size of a gradient's numbers
+LARGE_STEP, WILD_STEP = 5.0, 20.0  # rate times the inputs of an output
 
 
 def check_schedule(subject: Subject) -> list[Finding]:
@@ -26,10 +36,89 @@ def check_schedule(subject: Subject) -> list[Finding]:
         values: dict[str, Value] = {"warm": math.ceil(optim.warmup * steps), "steps": steps, "field": field}
         severity: Severity = "fault" if optim.warmup >= WHOLE_WARMUP else "warning"
         found.append(Finding("warmup", severity, optim.warmup, (field,), values))
+    else:
+        found += _area(subject)
     if steps < RATHER_FEW:
-        fields = (subject.field("plan.tokens_per_step"), subject.field("train.max_epochs"))
-        found.append(Finding("few_steps", "warning" if steps < FEW_STEPS else "note", steps, fields))
+        advice = subject.longer
+        fields = (subject.field("plan.tokens_per_step"), *advice)
+        values = {"longer": " or ".join(advice), "field": fields[0]}
+        found.append(Finding("few_steps", "warning" if steps < FEW_STEPS else "note", steps, fields, values))
     return found
+
+
+def _area(subject: Subject) -> list[Finding]:
+    """The rate that is run over the whole stage, against its peak."""
+    optim, steps = subject.recipe.optim, subject.num_steps
+    epochs = stage_epochs(subject.stage, subject.plan)
+    schedule, peak = Schedule(optim, epochs, steps), subject.rate
+    taken = np.unique(np.linspace(0, steps - 1, SAMPLED_STEPS).astype(int)).tolist()
+    rates = np.array([schedule.rate(step, int(epochs.epochs_before(step))) for step in taken]) / peak
+    area = float(rates.mean())
+    if area >= LITTLE_AREA:
+        return []
+    names = {
+        "exponential": ("decay", "decay_epochs"),
+        "restarts": ("first_cycle", "restarts", "floor"),
+        "cosine": ("warmup", "floor"),
+    }.get(optim.schedule, ("warmup",))
+    fields = tuple(subject.field(f"optim.{name}") for name in ("schedule", *names))
+    last, field = float(rates[-1] * peak), subject.field("optim.schedule")
+    values: dict[str, Value] = {"schedule": optim.schedule, "last": last, "peak": peak, "field": field}
+    values["others"] = ", ".join(fields[1:])
+    return [Finding("schedule", "fault" if area < NO_AREA else "warning", area, fields, values)]
+
+
+def check_betas(subject: Subject) -> list[Finding]:
+    """The memory of Adam's two means: against each other, and against the stage."""
+    (first, second), field = subject.recipe.optim.betas, subject.field("optim.betas")
+    reach = math.inf if first >= 1 else 1 / (1 - first)
+    values: dict[str, Value] = {"first": first, "second": second, "field": field, "steps": subject.num_steps}
+    if first > math.sqrt(max(second, 0.0)):  # Reddi et al. 2018, arXiv 1904.09237: Adam need not converge
+        return [Finding("betas", "warning" if first < 0.98 else "fault", reach, (field,), values)]
+    if reach > max(STALE * subject.num_steps, 20):
+        return [Finding("stale", "fault" if reach > 2 * subject.num_steps else "warning", reach, (field,), values)]
+    return []
+
+
+def check_eps(subject: Subject, norms: list[float]) -> list[Finding]:
+    """Adam's epsilon against the numbers of a gradient: where it is larger, steps shrink by as much."""
+    optim = subject.recipe.optim
+    finite = sorted(norm for norm in norms if math.isfinite(norm))
+    num = sum(parameter.numel() for parameter in subject.model.parameters() if parameter.requires_grad)
+    if not finite or not num:
+        return []
+    norm = finite[len(finite) // 2]
+    size = norm / math.sqrt(num)
+    times = optim.eps / max(size, 1e-30)
+    if times < COARSE or optim.eps <= OptimSettings().eps:
+        return []
+    field = subject.field("optim.eps")
+    values: dict[str, Value] = {"eps": optim.eps, "size": size, "field": field}
+    return [Finding("eps", "fault" if times >= VERY_COARSE else "warning", times, (field,), values)]
+
+
+def check_step_size(subject: Subject) -> list[Finding]:
+    """The learning rate against the width of the layers: a step of Adam moves each weight by about the rate, so that an
+    output moves by the rate times the number of its inputs.
+
+    After Yang et al. 2022, arXiv 2203.03466.
+    """
+    optim, worst = subject.recipe.optim, (0.0, 0.0, 0)
+    for group in make_optimizer(Trial(subject).model, optim).param_groups:
+        sizes = [(parameter.numel(), parameter.shape[-1]) for parameter in group["params"] if parameter.dim() == 2]
+        if sizes:
+            inputs = sum(num * width for num, width in sizes) / sum(num for num, _ in sizes)
+            worst = max(worst, (subject.rate * group["lr_scale"] * inputs, inputs, group["part"]))
+    times, inputs, part = worst
+    if times < LARGE_STEP:
+        return []
+    names = [subject.field("optim.lr")]
+    if part < len(optim.groups) and optim.groups[part].lr_scale > 1:
+        names.insert(0, "optim.groups")
+    elif optim.lr_scale > 1:
+        names.insert(0, subject.field("optim.lr_scale"))
+    values: dict[str, Value] = {"rate": subject.rate, "inputs": inputs, "field": names[0]}
+    return [Finding("step_size", "fault" if times >= WILD_STEP else "warning", times, tuple(names), values)]
 
 
 def check_decay(subject: Subject) -> list[Finding]:

@@ -99,10 +99,14 @@ class Subject:
 
     def field(self, name: str) -> str:
         """Name of a field as an override gives it: of the stage, where the stage sets it itself."""
-        section, _, key = name.partition(".")
-        own = next((one for one in self.setup.recipe.stages if one.name == self.stage.name), None)
-        is_own = own is not None and key in own.changes.get(section, {})
-        return f"stages.{self.stage.name}.{name}" if is_own else name
+        return self.setup.recipe.field_of(self.stage.name, name)
+
+    @property
+    def longer(self) -> tuple[str, ...]:
+        """Fields to raise for more steps: those that end the stage."""
+        train = self.recipe.train
+        by_steps = train.max_steps is not None and self.num_steps >= train.max_steps
+        return ("train.max_steps",) if by_steps else (self.field("train.max_epochs"),)
 
     @property
     def units(self) -> tuple[str, str]:
@@ -174,11 +178,20 @@ class Trial:
     Args:
         drops: whether dropout is on, as in training.
         model: to copy in place of the one that training starts from.
+        recipe: in place of the stage's.
         changes: fields of `optim` in place of the recipe's.
     """
 
-    def __init__(self, subject: Subject, *, drops: bool = True, model: Model | None = None, **changes: object) -> None:
-        recipe = subject.recipe
+    def __init__(
+        self,
+        subject: Subject,
+        *,
+        drops: bool = True,
+        model: Model | None = None,
+        recipe: Recipe | None = None,
+        **changes: object,
+    ) -> None:
+        recipe = recipe or subject.recipe
         torch.manual_seed(recipe.train.seed)
         self.subject, self.drops = subject, drops
         self.settings: OptimSettings = recipe.optim.model_copy(update=changes)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from unpad.data.patients import EventData
 from unpad.doctor.finding import Finding, Value
 from unpad.doctor.subject import Subject, Trial
+from unpad.models.objective import LAST, Objective
 from unpad.recipes.training import Ramp
 
 SEQUENCES, TOKENS = 32, 1024  # of the batch
@@ -18,7 +20,7 @@ def check_terms(subject: Subject) -> list[Finding]:
     """A finding on an outcome that is trained, with next to no share in the gradient of the layers that it shares."""
     trial = Trial(subject, drops=False)
     if not set(OUTCOME) & set(trial.weights):
-        return []
+        return _untrained(subject, trial)
     trial.model.eval()
     terms = trial.terms(subject.small_batch(SEQUENCES, TOKENS))
     parameters = [one for one in trial.model.parameters() if one.requires_grad]
@@ -54,3 +56,17 @@ def check_terms(subject: Subject) -> list[Finding]:
         "usual": usual.end if isinstance(usual, Ramp) else usual,
     }
     return [Finding("starved", "warning", share, (field, f"losses.{strongest}"), values)]
+
+
+def _untrained(subject: Subject, trial: Trial) -> list[Finding]:
+    """An outcome that the recipe gives labels for, and that no stage trains."""
+    data, usual = subject.setup.data, subject.setup.model.weights
+    own = [name for name in OUTCOME if name in usual]
+    if not own or not isinstance(data, EventData) or data.labels is None or not trial.weights:
+        return []
+    if any(name in Objective.of(subject.setup.model, one.recipe.losses).at(LAST, LAST)
+           for one in subject.setup.stages for name in own):  # fmt: skip
+        return []
+    field, strongest = subject.field(f"losses.{own[0]}"), max(trial.weights, key=lambda name: trial.weights[name])
+    values: dict[str, Value] = {"strongest": strongest, "other": 1.0, "field": field, "usual": 1.0}
+    return [Finding("starved", "warning", 0.0, (field,), values)]

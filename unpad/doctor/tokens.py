@@ -17,6 +17,8 @@ LOST, MANY_LOST = 0.01, 0.1
 MANY_TOKENS, VERY_MANY_TOKENS = 2.0, 3.0  # times those of a tokenizer of this text
 DOUBLED = 0.5  # of the sequences
 SMALLEST_VOCABULARY, LARGEST_VOCABULARY = 1000, 8000  # of the tokenizer that this one is compared with
+LEAST_PER_CHARACTER = 0.75  # tokens: below, a small vocabulary of one's own is no trouble
+MOSTLY_OTHERS = 0.3  # characters beyond ASCII: `words` takes at most a token for one of Chinese
 NAMED = 3  # lost characters
 
 
@@ -48,8 +50,10 @@ def _lost(data: TextData | VqaData) -> list[Finding]:
 
 
 def _other(subject: Subject, tokenizer: Tokenizer, sequences: list[np.ndarray]) -> list[Finding]:
-    """Compare a tokenizer that came as a file with one made from half of the sample, on the other half."""
-    if subject.setup.recipe.tokenizer.kind != "file":
+    """Compare a tokenizer that came as a file, or with a small vocabulary, with one made from half of the sample, on
+    the other half."""
+    settings = subject.setup.recipe.tokenizer
+    if settings.kind != "file" and settings.vocab_size >= SMALLEST_VOCABULARY:
         return []
     texts = [tokenizer.decode(one.tolist()) for one in sequences]
     learnt, judged = _halves(texts)
@@ -65,6 +69,12 @@ def _other(subject: Subject, tokenizer: Tokenizer, sequences: list[np.ndarray]) 
     unused = 1 - len(np.unique(np.concatenate(sequences))) / tokenizer.vocab_size
     values: dict[str, Value] = {"per_character": here, "unused": unused}
     severity: Severity = "fault" if ratio >= VERY_MANY_TOKENS else "warning"
+    if settings.kind != "file":
+        others = sum(not one.isascii() for text in judged for one in text) / characters
+        if here < LEAST_PER_CHARACTER or (settings.kind == "words" and others > MOSTLY_OTHERS):
+            return []
+        values = {"size": settings.vocab_size, "per_character": here}
+        return [Finding("small_vocabulary", "warning", ratio, ("tokenizer.vocab_size", "tokenizer.kind"), values)]
     return [Finding("other_tokenizer", severity, ratio, ("tokenizer.path", "tokenizer.kind"), values)]
 
 

@@ -27,6 +27,9 @@ WORDS: dict[str, tuple[str, str]] = {
     "forward": ("forward", "前向"),
     "backward": ("backward", "反向"),
     "begin": ("beginning", "开头"),
+    "digits": ("numbers", "数字"),
+    "json": ("JSON", "JSON 数据"),
+    "apart": ("letters that stand apart", "被空格隔开的字母"),
     "end": ("end", "末尾"),
     "subject": (
         "{name}: stage {stage}, {parameters:,} parameters, {steps:,} steps",

@@ -122,6 +122,12 @@ class Recipe(DataSections):
                 raise _fault_of_stage(index, error) from None
         return self
 
+    def field_of(self, stage: str, name: str) -> str:
+        """Name of a field as an override gives it for one stage: that of the stage, where the stage sets it itself."""
+        section, _, key = name.partition(".")
+        own = next((one for one in self.stages if one.name == stage), None)
+        return f"stages.{stage}.{name}" if own is not None and key in own.changes.get(section, {}) else name
+
     def for_stage(self, stage: Stage) -> Recipe:
         """Merge the stage's fields of plan, optim, losses and train into a copy of this recipe without stages.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -220,13 +221,14 @@ def check_stages(setup: Setup) -> None:
         recipe = stage.recipe
         if stage.train_ids.size == 0 or recipe.train.max_epochs == 0:
             continue
+        field = partial(setup.recipe.field_of, stage.name)
         freeze(setup.model, recipe.train.freeze)
         set_objective(setup.model, recipe, of_pairs=stage.of_pairs)
         if stage.of_pairs and recipe.train.label_smoothing >= 0.5:
             raise RecipeError(
                 "half of the pairs or more would be labelled the wrong way round, so that nothing is preferred",
                 where="train.label_smoothing",
-                fix="set train.label_smoothing below 0.5",
+                fix=f"set {field('train.label_smoothing')} below 0.5",
             )
         if stage.of_pairs and recipe.train.init_from is None and before == 0:
             raise RecipeError(
@@ -240,7 +242,8 @@ def check_stages(setup: Setup) -> None:
             raise _nothing_to_stop_by(setup, stage)
         epochs = stage_epochs(stage, epoch_plan(stage, 0))
         if 0 in epochs.steps:
-            fix = "lower plan.tokens_per_step, or set plan.drop_last=false and plan.overflow=split"
+            fix = f"lower {field('plan.tokens_per_step')}, or set {field('plan.drop_last')}=false and "
+            fix += f"{field('plan.overflow')}=split"
             begin = epochs.first[epochs.steps.index(0)]
             what = f"stage {stage.name} has no step" + (f" from epoch {begin + 1} on" if begin else "")
             raise PlanError(f"{what}: the plan drops every token", where="plan", fix=fix)
@@ -255,7 +258,8 @@ def _nothing_to_stop_by(setup: Setup, stage: StageSetup) -> RecipeError:
     causes = {kind: cause for kind in setup.data.kinds if (cause := not_held_out(setup.recipe, setup.data, kind))}
     kind, cause = next(iter(causes.items()), ("", Cause(f"nothing is held out of stage {stage.name}", DECLARE)))
     where = f"data.{kind}" if kind else f"stage {stage.name}"
-    return RecipeError(cause.what, where=where, fix=f"{cause.fix}; or train.patience=null, to go on to the last epoch")
+    patience = setup.recipe.field_of(stage.name, "train.patience")
+    return RecipeError(cause.what, where=where, fix=f"{cause.fix}; or {patience}=null, to go on to the last epoch")
 
 
 def _check_lengths_given(stage: ResolvedStage) -> None:

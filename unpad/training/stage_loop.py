@@ -216,7 +216,8 @@ def _what_ended(stage: StageRun) -> str:
     """Name the limit that the stage has reached and the field that raises it."""
     train, progress = stage.setup.recipe.train, stage.run.progress
     if train.max_epochs is not None and progress.epoch >= train.max_epochs:
-        return f"raise train.max_epochs above {train.max_epochs} to continue"
+        field = stage.run.setup.recipe.field_of(stage.setup.name, "train.max_epochs")
+        return f"raise {field} above {train.max_epochs} to continue"
     if train.max_steps is not None and progress.step >= train.max_steps:
         return f"raise train.max_steps above {train.max_steps} to continue"
     return f"{progress.checks_without_progress} evaluations brought no progress (train.patience)"

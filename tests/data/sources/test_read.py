@@ -58,7 +58,7 @@ def test_quarantine_goes_on_up_to_its_limit() -> None:
 @pytest.mark.parametrize("policy", ["stop", "quarantine"])
 def test_no_limit_is_advised_where_most_rows_fail(policy: str) -> None:
     with pytest.raises(SourceError) as caught:
-        apply_policy(bad_rows(60), 60, DataSettings.model_validate({"on_bad_row": policy, "max_bad": 0.02}))
+        apply_policy(bad_rows(50), 60, DataSettings.model_validate({"on_bad_row": policy, "max_bad": 0.02}))
     assert "columns or keys" in str(caught.value)
     assert "data.max_bad=1" not in str(caught.value)
     assert not re.search("quarantine|raise data.max_bad", caught.value.fix)

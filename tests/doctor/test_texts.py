@@ -1,0 +1,136 @@
+"""Characters and conversations: garbled, marked up, repeated or swapped ones, and sound ones of many kinds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from unpad.data.sources.example import Example, Turn
+from unpad.doctor.finding import Finding
+from unpad.doctor.talks import check_talks
+from unpad.doctor.texts import check_texts, mistaken_encoding
+
+WORDS = [
+    "le",
+    "café",
+    "où",
+    "déjà",
+    "une",
+    "forêt",
+    "très",
+    "après",
+    "l'été",
+    "garçon",
+    "élève",
+    "mange",
+    "voit",
+    "la",
+    "leçon",
+    "du",
+    "château",
+    "naïf",
+]
+CHINESE = "今天天气很好我们一起去公园散步看见许多花草树木孩子们在湖边玩水"
+RUSSIAN = [
+    "сегодня",
+    "хорошая",
+    "погода",
+    "мы",
+    "идём",
+    "гулять",
+    "в",
+    "старый",
+    "парк",
+    "и",
+    "видим",
+    "много",
+    "деревьев",
+]
+
+
+def lines_of(words: list[str], num: int = 80, between: str = " ") -> list[str]:
+    draw = random.Random(1)
+    return [between.join(draw.choice(words) for _ in range(draw.randint(8, 20))) + "." for _ in range(num)]
+
+
+def texts(lines: list[str]) -> dict[str, list[Example]]:
+    return {"text": [Example(f"a.jsonl:{i}", (Turn("text", line),)) for i, line in enumerate(lines)]}
+
+
+def talks(pairs: list[tuple[str, str]]) -> dict[str, list[Example]]:
+    turns = [(Turn("system", "You are a helpful assistant who answers."), Turn("user", ask), Turn("assistant", say))
+             for ask, say in pairs]  # fmt: skip
+    return {"chat": [Example(f"a.jsonl:{i}", three) for i, three in enumerate(turns)]}
+
+
+def codes(found: list[Finding]) -> list[str]:
+    return [one.code for one in found]
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "gb18030", "cp437", "cp1251", "mac_roman"])
+@pytest.mark.parametrize("words", [WORDS, list(CHINESE), RUSSIAN], ids=["French", "Chinese", "Russian"])
+def test_utf8_that_was_read_in_another_encoding_is_named(words: list[str], encoding: str) -> None:
+    lines = lines_of(words, between="" if words == list(CHINESE) else " ")
+    garbled = [line.encode().decode(encoding, errors="ignore") for line in lines]
+    found = check_texts(texts(garbled))
+    assert codes(found)[:1] in (["read_as"], ["bytes_as_letters"])
+
+
+@pytest.mark.parametrize("words", [WORDS, list(CHINESE), RUSSIAN], ids=["French", "Chinese", "Russian"])
+def test_sound_texts_of_many_scripts_have_no_finding(words: list[str]) -> None:
+    lines = lines_of(words, between="" if words == list(CHINESE) else " ")
+    assert check_texts(texts(lines)) == []
+    assert mistaken_encoding(" ".join(lines))[0] == ""
+    assert check_talks(texts(lines)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda line: line.encode("gbk", "ignore").decode("latin-1"), "bytes_as_letters"),
+        (lambda line: line.replace("天", "\ufffd"), "replaced"),
+        (lambda line: f"<p>{line}</p><br/>&amp;", "markup"),
+        (lambda line: line.replace("天", "天\u200b\x07"), "unseen"),
+        (lambda line: "".join(str(ord(one)) for one in line), "no_text"),
+        (lambda line: '{"text": "' + line + '"}', "no_text"),
+    ],
+)
+def test_what_is_no_text_is_named(change: Callable[[str], str], code: str) -> None:
+    lines = [change(line) for line in lines_of(list(CHINESE), between="")]
+    assert codes(check_texts(texts(lines)))[:1] == [code]
+
+
+def test_parts_that_all_rows_share_are_named_unless_they_are_not_learnt() -> None:
+    lines = lines_of(WORDS)
+    (found,) = check_talks(texts([f"Confidential: Example Corporation, Paris. {line}" for line in lines]))
+    assert (found.code, found.severity) == ("common_part", "warning")
+    (found,) = check_talks(texts([f"{line} Thank you for reading this page." for line in lines]))
+    assert (found.code, found.values["place"]) == ("common_part", "@end")
+    assert check_talks(texts([f"The temperature in the week of {line}" for line in lines])) == [], (
+        "sentences of one form"
+    )
+    assert check_talks(talks([(f"What is {i}?", line) for i, line in enumerate(lines_of(RUSSIAN))])) == []
+
+
+def test_talks_that_are_swapped_given_away_or_contradict_each_other_are_named() -> None:
+    lines = lines_of(WORDS)
+    asked = [f"What is number {i}?" for i in range(len(lines))]
+    pairs = list(zip(asked, lines, strict=True))
+    assert codes(check_talks(talks([(say, ask) for ask, say in pairs]))) == ["swapped_roles"]
+    assert codes(check_talks(talks([(f"{ask} ({say})", say) for ask, say in pairs]))) == ["given_answer"]
+    twice = [(asked[i // 2], say) for i, say in enumerate(lines)]
+    assert codes(check_talks(talks(twice))) == ["two_answers"]
+    some = [("Which of them?" if i < 20 else ask, say) for i, (ask, say) in enumerate(pairs)]
+    assert [one.severity for one in check_talks(talks(some))] == ["note"]
+    most = [(ask, "I do not know." if i % 20 else say) for i, (ask, say) in enumerate(pairs)]
+    assert "imbalance" in codes(check_talks(talks(most)))
+
+
+def test_choices_that_a_question_lists_do_not_give_its_answer_away() -> None:
+    draw = random.Random(2)
+    listed = [draw.sample(WORDS, 12) for _ in range(60)]
+    assert (
+        check_talks(talks([(f"{i}: which of {', '.join(some)}?", some[i % 12]) for i, some in enumerate(listed)])) == []
+    )

@@ -1,0 +1,143 @@
+"""Rows that are alike: inputs with several targets, rows that repeat others, and held-out rows that hardly differ from
+training ones."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import numpy as np
+
+from unpad.data.alike_pictures import near_pictures, small_copies
+from unpad.data.images import ImageData
+from unpad.data.patients import EventData
+from unpad.data.question_images import shown_by
+from unpad.data.sources.alike import candidates, changes
+from unpad.data.text import TextData
+from unpad.data.vqa import VqaData
+from unpad.doctor.finding import Finding, Severity, Value
+from unpad.doctor.rows import LEAST_CONTENT, SAMPLE, alone, content_of, label_fields, sampled
+from unpad.doctor.subject import Subject
+from unpad.doctor.tokens import tokens_of
+
+MOST_COMPARED = 1500  # training sequences
+MOST_PICTURES = 3000
+LEAST = 16  # sequences
+CLASHES, MANY_CLASHES = 0.1, 0.4  # shares of sequences with an equal one of another target
+REPEATS, MANY_REPEATS = 0.3, 0.6  # shares of sequences that repeat an earlier one
+LEAST_LETTERS, CHANGED = 24, 0.03  # of a text, and share of them that altered copies may differ in
+NEAR, MANY_NEAR = 0.1, 0.3  # shares of what is held out
+DETAIL, SAME_COLOURS = 8.0, 3.0  # spread of a small copy's colours, and mean difference of two, of 255
+
+
+def check_alike(subject: Subject) -> list[Finding]:
+    """Findings on rows that are alike."""
+    return [*_equal(subject), *_near_texts(subject), *_near_pictures(subject)]
+
+
+def _equal(subject: Subject) -> list[Finding]:
+    """Training inputs that occur again: with another target, or with the same one."""
+    data, table = subject.setup.data, subject.setup.data.table
+    ids = sampled(subject.stage.train_ids, MOST_COMPARED)
+    ids = ids[table.positions[ids] >= LEAST_CONTENT.get(data.family, 1)]
+    if len(ids) < LEAST:
+        return []
+    contents = {seq: content_of(alone(subject, seq)) for seq in ids.tolist()}
+    targets: dict[object, set[object]] = defaultdict(set)
+    inputs: dict[int, object] = {}
+    for seq, content in contents.items():
+        inputs[seq], target = _parts(subject, seq, content)
+        targets[inputs[seq]].add(target)
+    clashing = [seq for seq in contents if len(targets[inputs[seq]]) > 1]
+    share = len(clashing) / len(contents)
+    if share >= CLASHES:
+        values: dict[str, Value] = {"sequences": len(contents), "where": data.where(clashing[0])}
+        severity: Severity = "fault" if share >= MANY_CLASHES else "warning"
+        return [Finding("clashing_labels", severity, share, label_fields(subject), values)]
+    counts = Counter(contents.values())
+    repeats = 1 - len(counts) / len(contents)
+    if repeats < REPEATS:
+        return []
+    most = counts.most_common(1)[0]
+    first = next(seq for seq, content in contents.items() if content == most[0])
+    values = {"sequences": len(contents), "where": data.where(first), "times": most[1]}
+    severity = "warning" if repeats >= MANY_REPEATS else "note"
+    return [Finding("repeats", severity, repeats, label_fields(subject), values)]
+
+
+def _parts(subject: Subject, seq: int, content: bytes) -> tuple[object, object]:
+    """What a sequence shows and what is to be learnt of it; the content of texts, which have no such parts, is both."""
+    data = subject.setup.data
+    if isinstance(data, ImageData) or (isinstance(data, EventData) and data.labels is not None):
+        return content, int(np.asarray(data.labels)[seq])
+    if isinstance(data, VqaData):
+        example = data.examples[seq]
+        return (tuple(data.images[image].sha256 for image in example.images), example.question), example.answer
+    return content, content
+
+
+def _near_texts(subject: Subject) -> list[Finding]:
+    """Held-out texts of which a training one differs in a few characters."""
+    data = subject.setup.data
+    if not isinstance(data, TextData) or subject.recipe.plan.cross_documents:
+        return []
+
+    def read(ids: np.ndarray) -> list[str]:
+        return [data.tokenizer.decode(tokens_of(data, seq).tolist()) for seq in ids.tolist()]
+
+    held = sampled(subject.stage.held_out_ids, SAMPLE)
+    theirs, ours = read(held), read(sampled(subject.stage.train_ids, MOST_COMPARED))
+    long = [text for text in theirs if len(text) >= LEAST_LETTERS]
+    if len(long) < LEAST / 2:
+        return []
+    near = {
+        one
+        for one, other, _ in candidates(long, ours, 0)
+        if long[one] != ours[other] and abs(len(long[one]) - len(ours[other])) <= _allowed(long[one])
+        and 0 < changes(long[one], ours[other]) <= _allowed(long[one])
+    }  # fmt: skip
+    share = len(near) / len(long)
+    if share < NEAR:
+        return []
+    where = data.where(int(held[theirs.index(long[min(near)])]))
+    return [_near(subject, share, len(long), where)]
+
+
+def _allowed(text: str) -> int:
+    return max(1, int(CHANGED * len(text)))
+
+
+def _near(subject: Subject, share: float, num: int, where: str) -> Finding:
+    values: dict[str, Value] = {"sequences": num, "where": where}
+    severity: Severity = "fault" if share >= MANY_NEAR else "warning"
+    return Finding("near_rows", severity, share, ("data.near_duplicates", *label_fields(subject)), values)
+
+
+def _near_pictures(subject: Subject) -> list[Finding]:
+    """Held-out pictures that are training ones, saved again or hardly changed."""
+    data = subject.setup.data
+    if isinstance(data, ImageData):
+        held, trained = (np.isin(np.arange(len(data.examples)), ids) for ids in _sides(subject))
+        examples = data.examples
+    elif isinstance(data, VqaData):
+        held, trained = (shown_by(data.examples, data.images, ids) for ids in _sides(subject))
+        held, examples = held & ~trained, data.images
+    else:
+        return []
+    if len(examples) > MOST_PICTURES or not held.any():
+        return []
+    copies = small_copies(examples).astype(np.float64).reshape(len(examples), -1)
+    detailed = copies.std(1) >= DETAIL
+    held, trained = held & detailed, trained & detailed
+    found = [
+        one
+        for one, other in near_pictures(small_copies(examples), held, trained)
+        if examples[one].sha256 != examples[other].sha256 and np.abs(copies[one] - copies[other]).mean() <= SAME_COLOURS
+    ]
+    num = int(held.sum())
+    if num < LEAST / 2 or len(found) < NEAR * num:
+        return []
+    return [_near(subject, len(found) / num, num, examples[found[0]].where)]
+
+
+def _sides(subject: Subject) -> tuple[np.ndarray, np.ndarray]:
+    return subject.stage.held_out_ids, subject.stage.train_ids

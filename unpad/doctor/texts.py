@@ -1,0 +1,193 @@
+"""Characters of texts and conversations: a wrong encoding, markup, unseen marks, and rows that are no text."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from itertools import islice
+
+import numpy as np
+
+from unpad.data.sources.example import Example, Turn
+from unpad.data.sources.read import TEXT_KINDS, read_rows
+from unpad.data.text import TextData
+from unpad.data.tokens.corpus_files import list_files
+from unpad.data.vqa import VqaData
+from unpad.doctor.finding import Finding, Severity, Value
+from unpad.doctor.subject import Subject
+
+MOST_READ = 2000  # rows of a kind of data
+LEAST_CHARACTERS, MOST_CHARACTERS = 200, 400_000
+# Encodings in which programs read UTF-8 by mistake.
+MISTAKEN = ("cp1252", "latin-1", "gb18030", "big5", "shift_jis", "euc_kr", "cp1251", "cp437", "mac_roman", "koi8_r")
+FITS, SOUND = 0.9, 0.8  # shares of other characters that the encoding has, and of its bytes that are UTF-8
+OTHERS = re.compile("[\u0080-\uffff]")
+LEAST_OTHERS = 4  # characters beyond ASCII of a row that is judged
+GARBLED, LEAST_ROWS = 0.2, 5  # of the rows that are judged
+RUN = re.compile("[\u0080-\u00ff]{4,}")  # Latin letters with accents stand alone or in pairs
+IN_RUNS, REPLACED = 0.05, 0.002  # shares of the characters
+TAGS = (
+    "p|br|div|span|a|td|tr|th|table|tbody|li|ul|ol|b|i|u|em|strong|h[1-6]|img|html|body|head|script|style|font|sup|sub"
+)
+MARKUP = re.compile(rf"</?(?:{TAGS})(?:\s[^<>]*)?/?>|&(?:[a-z]{{2,8}}|#\d{{2,6}}|#x[0-9a-f]{{2,6}});", re.IGNORECASE)
+SOME_MARKUP, MUCH_MARKUP = 0.02, 0.08  # of the characters
+UNSEEN, MANY_UNSEEN = 0.001, 0.005
+USUAL_CONTROLS = "\t\n\r\f\u200c\u200d"  # the joiners are part of writing in Persian and of signs
+NO_TEXT = 0.5  # of the rows
+DIGITS, SPACES = 0.7, 0.4  # of the characters of a row
+LEAST_ORDERED, MOST_ORDERED = 3000, 60_000  # characters
+NO_ORDER = 0.95
+SHOWN = 30
+
+
+def originals(subject: Subject) -> dict[str, list[Example]]:
+    """The first rows of every kind of the stage's texts, conversations or questions, as the files have them."""
+    data, found = subject.setup.data, dict[str, list[Example]]()
+    if isinstance(data, TextData):
+        recipe = subject.setup.recipe
+        for file in list_files(recipe, TEXT_KINDS):
+            if file.kind in subject.stage.kinds:
+                rows = (row for row in read_rows(file.kind, file.file, recipe.data) if isinstance(row, Example))
+                found.setdefault(file.kind, []).extend(islice(rows, MOST_READ))
+    if isinstance(data, VqaData):
+        asked = [one for one in data.examples[:MOST_READ] if one.question]
+        turns = [(Turn("user", one.question), Turn("assistant", one.answer)) for one in asked]
+        found["vqa"] = [Example(one.where, pair) for one, pair in zip(asked, turns, strict=True)]
+    return found
+
+
+def check_texts(rows: dict[str, list[Example]]) -> list[Finding]:
+    """Findings on the characters of some rows of every kind."""
+    found = []
+    for kind, examples in rows.items():
+        texts, size = list[tuple[str, str]](), 0
+        for row in examples:
+            texts.append(("\n".join(turn.content for turn in row.turns), row.where))
+            size += len(texts[-1][0])
+            if size > MOST_CHARACTERS:
+                break
+        whole, fields = "\n".join(text for text, _ in texts), (f"data.{kind}",)
+        if len(whole) >= LEAST_CHARACTERS:
+            found += [*_encoding(whole, texts, fields), *_markup(whole, fields)]
+            found += [*_unseen(whole, fields), *(_no_text(texts, fields) or _no_order(texts, fields))]
+    return found
+
+
+def mistaken_encoding(text: str) -> tuple[str, float]:
+    """The encoding in which UTF-8 was read to give a text, and the share of its bytes that say so; "" for sound text.
+
+    Bytes of UTF-8 that another encoding has made into characters are UTF-8 again in that encoding. Sound text is not:
+    its bytes in an older encoding do not follow the rule of leading and continuing bytes.
+    """
+    best = ("", 0.0)
+    others = _num_others(text)
+    for name in MISTAKEN:
+        raw = bytes(byte for byte in text.encode(name, errors="ignore"))
+        kept = sum(character > "\x7f" for character in raw.decode(name, errors="ignore"))
+        if kept < FITS * others:
+            continue
+        high = sum(byte > 0x7F for byte in raw)
+        read = raw.decode("utf-8", errors="ignore")
+        sound = sum(len(character.encode()) for character in read if character > "\x7f") / max(high, 1)
+        if sound > max(SOUND, best[1]):
+            best = (name, sound)
+    return best
+
+
+def _encoding(whole: str, texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list[Finding]:
+    judged = [(mistaken_encoding(text), text, where) for text, where in texts if _num_others(text) >= LEAST_OTHERS]
+    garbled = [(name, text, where) for (name, _), text, where in judged if name]
+    if len(garbled) >= max(GARBLED * len(judged), LEAST_ROWS):
+        name = Counter(name for name, _, _ in garbled).most_common(1)[0][0]
+        _, text, where = garbled[0]
+        found = OTHERS.search(text)
+        assert found is not None, "garbled by such characters"
+        values: dict[str, Value] = {"encoding": name, "shown": _around(found), "where": where}
+        return [Finding("read_as", "fault", len(garbled) / len(judged), fields, values)]
+    replaced, in_runs = whole.count("\ufffd") / len(whole), sum(map(len, RUN.findall(whole))) / len(whole)
+    if in_runs >= IN_RUNS:
+        code, share, pattern = "bytes_as_letters", in_runs, RUN
+    elif replaced >= REPLACED:
+        code, share, pattern = "replaced", replaced, re.compile("\ufffd")
+    else:
+        return []
+    shown, where = next((_around(found), where) for text, where in texts if (found := pattern.search(text)))
+    values = {"shown": shown, "where": where}
+    return [Finding(code, "warning" if code == "replaced" else "fault", share, fields, values)]
+
+
+def _num_others(text: str) -> int:
+    return sum(character > "\x7f" for character in text)
+
+
+def _around(found: re.Match[str]) -> str:
+    start = max(found.start() - 5, 0)
+    return " ".join(found.string[start : start + SHOWN].split())
+
+
+def _markup(whole: str, fields: tuple[str, ...]) -> list[Finding]:
+    tags = list(MARKUP.finditer(whole))
+    share = sum(len(tag.group()) for tag in tags) / len(whole)
+    if share < SOME_MARKUP:
+        return []
+    severity: Severity = "warning" if share >= MUCH_MARKUP else "note"
+    return [Finding("markup", severity, share, fields, {"shown": tags[len(tags) // 2].group()[:SHOWN]})]
+
+
+def _unseen(whole: str, fields: tuple[str, ...]) -> list[Finding]:
+    """Control characters, and marks without width."""
+    known = {character: whole.count(character) for character in set(whole) if _is_unseen(character)}
+    share = sum(known.values()) / len(whole)
+    if share < UNSEEN:
+        return []
+    common = max(known, key=lambda one: known[one])
+    values: dict[str, Value] = {"shown": f"U+{ord(common):04X}"}
+    return [Finding("unseen", "warning" if share >= MANY_UNSEEN else "note", share, fields, values)]
+
+
+def _is_unseen(character: str) -> bool:
+    return character not in USUAL_CONTROLS and unicodedata.category(character) in ("Cc", "Cf", "Co", "Cs")
+
+
+def _no_text(texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list[Finding]:
+    """Rows of digits, JSON that was read as text, and words whose letters stand apart."""
+    for why, is_bad in (("@digits", _is_digits), ("@json", _is_json), ("@apart", _stands_apart)):
+        bad = [(text, where) for text, where in texts if is_bad(text.strip())]
+        if len(bad) >= max(NO_TEXT * len(texts), 2):
+            values: dict[str, Value] = {"why": why, "where": bad[0][1], "shown": " ".join(bad[0][0].split())[:SHOWN]}
+            return [Finding("no_text", "warning", len(bad) / len(texts), fields, values)]
+    return []
+
+
+def _no_order(texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list[Finding]:
+    """Characters whose order says nothing: text in which it does is packed smaller than the same ones shuffled."""
+    whole = "".join(text for text, _ in texts)[:MOST_ORDERED]
+    if len(whole) < LEAST_ORDERED:
+        return []
+    shuffled = "".join(np.random.default_rng(0).permutation(list(whole)))
+    packed, other = (len(lzma.compress(one.encode("utf-16-le"))) for one in (whole, shuffled))
+    if packed < NO_ORDER * other:
+        return []
+    values: dict[str, Value] = {"shown": " ".join(texts[0][0].split())[:SHOWN], "where": texts[0][1]}
+    return [Finding("no_order", "warning", packed / other, fields, values)]
+
+
+def _is_digits(text: str) -> bool:
+    return sum(one.isdecimal() for one in text) >= DIGITS * sum(not one.isspace() for one in text)
+
+
+def _is_json(text: str) -> bool:
+    if not text.startswith("{"):
+        return False
+    try:
+        return isinstance(json.loads(text.splitlines()[0]), dict)
+    except ValueError:
+        return False
+
+
+def _stands_apart(text: str) -> bool:
+    return text.count(" ") >= SPACES * len(text) and len(text) >= SHOWN
