@@ -11,7 +11,8 @@ from unpad.data.alike_pictures import near_pictures, small_copies
 from unpad.data.images import ImageData
 from unpad.data.patients import EventData
 from unpad.data.question_images import shown_by
-from unpad.data.sources.alike import candidates, changes
+from unpad.data.sources.alike import Search
+from unpad.data.sources.windows import plain
 from unpad.data.text import TextData
 from unpad.data.vqa import VqaData
 from unpad.doctor.finding import Finding, Severity, Value
@@ -24,7 +25,7 @@ MOST_PICTURES = 3000
 LEAST = 16  # sequences
 CLASHES, MANY_CLASHES = 0.1, 0.4  # shares of sequences with an equal one of another target
 REPEATS, MANY_REPEATS = 0.3, 0.6  # shares of sequences that repeat an earlier one
-LEAST_LETTERS, CHANGED = 24, 0.03  # of a text, and share of them that altered copies may differ in
+LEAST_LETTERS = 24  # of a text
 NEAR, MANY_NEAR = 0.1, 0.3  # shares of what is held out
 DETAIL, SAME_COLOURS = 8.0, 3.0  # spread of a small copy's colours, and mean difference of two, of 255
 
@@ -76,7 +77,7 @@ def _parts(subject: Subject, seq: int, content: bytes) -> tuple[object, object]:
 
 
 def _near_texts(subject: Subject) -> list[Finding]:
-    """Held-out texts of which a training one differs in a few characters."""
+    """Held-out texts that are near-duplicates of training ones, and no copies."""
     data = subject.setup.data
     if not isinstance(data, TextData) or subject.recipe.plan.cross_documents:
         return []
@@ -86,24 +87,21 @@ def _near_texts(subject: Subject) -> list[Finding]:
 
     held = sampled(subject.stage.held_out_ids, SAMPLE)
     theirs, ours = read(held), read(sampled(subject.stage.train_ids, MOST_COMPARED))
-    long = [text for text in theirs if len(text) >= LEAST_LETTERS]
-    if len(long) < LEAST / 2:
+    copies = set(ours)
+    first: dict[str, int] = {}  # held-out text as it is compared, and its place
+    for seq, text in zip(held.tolist(), theirs, strict=True):
+        if len(text) >= LEAST_LETTERS and text not in copies:
+            first.setdefault(plain(text), seq)
+    if len(first) < LEAST / 2:
         return []
-    near = {
-        one
-        for one, other, _ in candidates(long, ours, 0)
-        if long[one] != ours[other] and abs(len(long[one]) - len(ours[other])) <= _allowed(long[one])
-        and 0 < changes(long[one], ours[other]) <= _allowed(long[one])
-    }  # fmt: skip
-    share = len(near) / len(long)
+    trained = list(dict.fromkeys(map(plain, ours)))
+    search = Search(list(first))
+    search.count([*first, *trained])
+    near = {pair.text for pair in search.match(trained)}
+    share = len(near) / len(first)
     if share < NEAR:
         return []
-    where = data.where(int(held[theirs.index(long[min(near)])]))
-    return [_near(subject, share, len(long), where)]
-
-
-def _allowed(text: str) -> int:
-    return max(1, int(CHANGED * len(text)))
+    return [_near(subject, share, len(first), data.where(list(first.values())[min(near)]))]
 
 
 def _near(subject: Subject, share: float, num: int, where: str) -> Finding:
