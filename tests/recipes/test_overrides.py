@@ -172,7 +172,7 @@ def test_a_recipe_without_stages_says_so() -> None:
 
 def test_epochs_of_a_stage_that_are_no_number_are_refused_beside_those_of_the_run(tmp_path: Path) -> None:
     values = {"train": {"max_epochs": 5}, "stages": [{"name": "a", "train": {"max_epochs": "soon"}}]}
-    assert "integer" in refusal(written(tmp_path, values)).what
+    assert "is not a whole number" in refusal(written(tmp_path, values)).what
 
 
 # --------------------------------------------------------------------------- sources

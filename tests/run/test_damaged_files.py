@@ -112,10 +112,10 @@ def test_a_damaged_file_is_used_or_named(copy: Callable[[str], Path], family: st
 @pytest.mark.parametrize(
     ("name", "wrong", "said"),
     [
-        ("run.json", {"recipe": "x", "overrides": ["a", 3]}, '"overrides[1]" should be a valid string, got 3'),
+        ("run.json", {"recipe": "x", "overrides": ["a", 3]}, '"overrides[1]": 3 is not a text'),
         ("classes.json", {"classes": ["a", "a"]}, "names a class twice"),
         ("classes.json", {}, '"classes" is missing'),
-        ("pictures.json", {"modes": {"RGB": -1}, "width": [1, 2], "height": [1, 2]}, '"modes.RGB" should be greater'),
+        ("pictures.json", {"modes": {"RGB": -1}, "width": [1, 2], "height": [1, 2]}, '"modes.RGB": must be greater'),
     ],
 )
 def test_the_file_the_field_and_the_place_are_named(
@@ -249,7 +249,7 @@ def test_a_checkpoint_of_somebody_else_is_refused_by_its_field(
     state: dict[str, Any] = json.loads(files["state.json"])
     held = dict(state["values"]["progress"])
     for field, value, says in [
-        ("epoch", "two", r'progress: "epoch" should be a valid integer, got \'two\''),
+        ("epoch", "two", r'progress: "epoch": "two" is not a whole number'),
         ("epoch_step", 1000, r'progress: "epoch_step" is 1000 of \d+'),
     ]:
         state["values"]["progress"] = {**held, field: value}

@@ -51,7 +51,7 @@ def model_config(section: dict[str, Any]) -> ModelConfig:
         where = f"model.{fault.name}".removesuffix(".")
         if fault.is_unknown:
             fix = nearest(fault.name, list(config_class.model_fields))
-            raise RecipeError(f'unknown key "{fault.name}"', where=where, fix=fix) from None
+            raise RecipeError(fault.message, where=where, fix=fix) from None
         fix = fault.fix or "correct this field of the model section"
         raise RecipeError(fault.message, where=where, fix=fix) from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, date, datetime
 from typing import Annotated, Any, Literal, get_origin
 
@@ -150,6 +151,9 @@ class EventLabels(Section):
         return self
 
 
+DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}")
+
+
 class EventSettings(Section):
     """Conversion of patients' events to histories, and the prediction target."""
 
@@ -163,7 +167,7 @@ class EventSettings(Section):
     @field_validator("landmark", mode="before")
     @classmethod
     def _landmark_is_no_date(cls, value: object) -> object:
-        if isinstance(value, date):
+        if isinstance(value, date) or (isinstance(value, str) and DATE.match(value)):
             raise ValueError("one date for all is no landmark; give the labels a column of dates and name it")
         return value
 

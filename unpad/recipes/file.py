@@ -14,12 +14,13 @@ from pydantic import ValidationError
 
 from unpad.errors import RecipeError, nearest
 from unpad.recipes.find import find_recipe
-from unpad.recipes.lines import YAML_FAULTS, LineLoader
+from unpad.recipes.lines import YAML_FAULTS, LineLoader, TwoReadingsError
 from unpad.recipes.overrides import apply_override, refuse_shadowed, refuse_split, without_packaged
 from unpad.recipes.recipe import STAGE_SECTIONS, Recipe, stage_fields
-from unpad.recipes.section import Fault, first_fault
+from unpad.recipes.section import Fault, all_faults, reads_earlier
 
 MAX_RECIPE_BYTES = 1 << 20
+MOST_FAULTS = 8  # told of a recipe at once
 
 
 def load_recipe(
@@ -41,7 +42,7 @@ def load_recipe(
     refuse_split(overrides)
     path = find_recipe(recipe)
     values, lines = _read(path)
-    began = [apply_override(values, given) for given in earlier]
+    began = [apply_override(values, given, earlier=True) for given in earlier]
     new = [apply_override(values, given) for given in overrides]
     loaded = _validate(values, str(path), lines, {override.path for override in [*began, *new]})
     refuse_shadowed(loaded, new)
@@ -59,22 +60,23 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[tuple[str | int, ...], int]]
     if len(content) > MAX_RECIPE_BYTES:
         raise RecipeError("the recipe is larger than 1 MB", where=str(path), fix="a recipe is a short YAML file")
     try:
-        values, lines = _parse(content)
+        values, lines = _parse(content, earlier=reads_earlier())
     except YAML_FAULTS as error:
         marked = error if isinstance(error, yaml.MarkedYAMLError) else None
         mark = marked.problem_mark if marked else None
         where = f"{path}:{mark.line + 1}" if mark is not None else str(path)
         what = str((marked and marked.problem) or error).splitlines()[0]
-        raise RecipeError(what, where=where, fix="correct the YAML") from None
+        fix = error.fix if isinstance(error, TwoReadingsError) else "correct the YAML"
+        raise RecipeError(what, where=where, fix=fix) from None
     if not isinstance(values, dict):
         raise RecipeError("a recipe is a mapping of sections", where=str(path), fix="see `unpad recipes copy`")
     return deepcopy(values), lines  # overrides change the values in place
 
 
 @lru_cache(maxsize=16)
-def _parse(content: bytes) -> tuple[Any, dict[tuple[str | int, ...], int]]:
+def _parse(content: bytes, *, earlier: bool) -> tuple[Any, dict[tuple[str | int, ...], int]]:
     """Values of YAML and the line of every key; a run reads its recipe several times, and parsing takes most of it."""
-    loader = LineLoader(content.decode())
+    loader = LineLoader(content.decode(), earlier=earlier)
     return loader.load(), loader.lines
 
 
@@ -93,18 +95,21 @@ def _validate(
     try:
         return Recipe(**values)
     except ValidationError as error:
-        fault = first_fault(error)
+        faults = all_faults(error)
+    told = []
+    for fault in faults[:MOST_FAULTS]:
         path = fault.path
         if any(path[: len(o)] == o or o[: len(path)] == path for o in overridden if path):
             where = f"command line: {fault.name}"
         else:
             line = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), None)
             where = f"{origin}:{line}: {fault.name}" if line else f"{origin}: {fault.name}".removesuffix(": ")
-        if fault.is_unknown:
-            fix = _nearest_field(fault, values)
-            raise RecipeError(f'unknown key "{path[-1]}"', where=where, fix=fix) from None
-        fix = fault.fix or "correct this field"
-        raise RecipeError(fault.message + fault.given, where=where, fix=fix) from None
+        fix = _nearest_field(fault, values) if fault.is_unknown else fault.fix or "correct this field"
+        told.append((fault.message, where, fix))
+    (what, where, fix), *others = told
+    also = [f"also at {place}: {message}; {advice}" for message, place, advice in others]
+    more = [f"and {len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else []
+    raise RecipeError(what, where=where, fix=fix, details=[*also, *more])
 
 
 def _nearest_field(fault: Fault, values: dict[str, Any]) -> str:

@@ -1,7 +1,13 @@
-"""YAML of recipes: safe values only, each key once, and the line of every key."""
+"""YAML of recipes: safe values only, numbers and truths of YAML 1.2, each key once, and the line of every key.
+
+PyYAML reads YAML 1.1, in which 1:30 is 90, 010 is 8, 1_000 is 1000, and yes, no, on and off are truths. Here a number is
+what the core schema of YAML 1.2 calls one, 1e-3 included; what only 1.1 calls a number is refused, since it would
+change its meaning silently. Words and dates are texts.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
@@ -9,15 +15,55 @@ import yaml
 KEY_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
 NUMBER_TAG = "tag:yaml.org,2002:int"
 MAX_YAML_NODES = 20_000  # a bomb of aliases in 300 bytes expands to millions
+MAX_WRITTEN_NODES = 5_000  # keys and values of a file, which take half a millisecond each
+TOO_LARGE = "too large or too deeply nested for a recipe"
 YAML_FAULTS = (yaml.YAMLError, ValueError, RecursionError)
+
+_TAG = "tag:yaml.org,2002:"
+_NUMBERS = (f"{_TAG}int", f"{_TAG}float")
+_OCTAL = re.compile(r"[-+]?0o[0-7]+$")
+# Core schema of YAML 1.2.2, section 10.3.2; a merge key is of 1.1. Without 08, which is a text in 1.1 too.
+_CORE = {
+    "null": (re.compile(r"(?:~|null|Null|NULL|)$"), [*"~nN", ""]),
+    "bool": (re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), [*"tTfF"]),
+    "int": (re.compile(r"(?:[-+]?(?:0|[1-9][0-9]*)|0o[0-7]+|0x[0-9a-fA-F]+)$"), [*"-+0123456789"]),
+    "float": (
+        re.compile(
+            r"(?:[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
+            r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+        ),
+        [*"-+.0123456789"],
+    ),
+    "merge": (re.compile(r"<<$"), ["<"]),
+}
+_YAML_1_1 = yaml.resolver.Resolver()
+
+
+class TwoReadingsError(yaml.MarkedYAMLError):
+    """A scalar that is a number in YAML 1.1 alone; `fix` says what to write."""
+
+    def __init__(self, node: yaml.ScalarNode, number: Any) -> None:
+        text = node.value[:80]
+        octal = re.fullmatch(r"([-+]?)0([0-7]+)", node.value)
+        other = f"{int(node.value)} in YAML 1.2" if octal else "a text in YAML 1.2"
+        meant = f"{int(node.value)}, or {octal[1]}0o{octal[2]} for {number}" if octal else str(number)
+        super().__init__(problem=f'"{text}" is {number} in YAML 1.1, and {other}', problem_mark=node.start_mark)
+        self.fix = f'write {meant}; for a text, "{text}" with the double quotes'
 
 
 class LineLoader(yaml.SafeLoader):
-    """YAML loader that refuses duplicate keys and bombs of aliases, and records the line of every key."""
+    """YAML loader that refuses duplicate keys and bombs of aliases, and records the line of every key.
 
-    def __init__(self, text: str) -> None:
+    Args:
+        earlier: read numbers, truths and dates as YAML 1.1 does, as earlier versions did.
+    """
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+
+    def __init__(self, text: str, *, earlier: bool = False) -> None:
         super().__init__(text)
         self.lines: dict[tuple[str | int, ...], int] = {}
+        self._earlier, self._composed = earlier, 0
 
     def load(self) -> Any:
         node = self.get_single_node()
@@ -25,6 +71,30 @@ class LineLoader(yaml.SafeLoader):
             return {}
         self._walk(node, (), [0])
         return self.construct_document(node)
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Compose the next node; a file of very many is refused before it is read to its end, which takes minutes."""
+        self._composed += 1
+        if self._composed > MAX_WRITTEN_NODES:
+            raise yaml.MarkedYAMLError(problem=TOO_LARGE, problem_mark=self.peek_event().start_mark)
+        return super().compose_node(parent, index)
+
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+        """Compose a scalar, and read a plain one without a tag by the rules of YAML 1.2.
+
+        Raises:
+            TwoReadingsError: it is a number in YAML 1.1 alone.
+        """
+        is_plain = self.peek_event().implicit[0]
+        node = super().compose_scalar_node(anchor)
+        if is_plain and not (self._earlier and _OCTAL.match(node.value)):
+            tag = _YAML_1_1.resolve(yaml.ScalarNode, node.value, (True, False))
+            if self._earlier:
+                node.tag = tag
+            elif tag in _NUMBERS and node.tag not in _NUMBERS:
+                old = yaml.ScalarNode(tag, node.value, node.start_mark, node.end_mark)
+                raise TwoReadingsError(node, self.construct_object(old))
+        return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Build the value of a node.
@@ -42,9 +112,7 @@ class LineLoader(yaml.SafeLoader):
     def _walk(self, node: yaml.Node, path: tuple[str | int, ...], visited: list[int]) -> None:
         visited[0] += 1
         if visited[0] > MAX_YAML_NODES or len(path) > 50:
-            raise yaml.MarkedYAMLError(
-                problem="too large or too deeply nested for a recipe", problem_mark=node.start_mark
-            )
+            raise yaml.MarkedYAMLError(problem=TOO_LARGE, problem_mark=node.start_mark)
         self.lines[path] = node.start_mark.line + 1
         if isinstance(node, yaml.MappingNode):
             seen = set()
@@ -63,3 +131,18 @@ class LineLoader(yaml.SafeLoader):
         elif isinstance(node, yaml.SequenceNode):
             for index, value in enumerate(node.value):
                 self._walk(value, (*path, index), visited)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writer that quotes a text which YAML 1.1 or YAML 1.2 would read as something else."""
+
+
+for _name, (_pattern, _first) in _CORE.items():
+    LineLoader.add_implicit_resolver(_TAG + _name, _pattern, _first)
+    _Dumper.add_implicit_resolver(_TAG + _name, _pattern, _first)
+
+
+def to_yaml(values: Any) -> str:
+    """Write values so that `LineLoader` reads them back, and earlier versions do too."""
+    text: str = yaml.dump(values, Dumper=_Dumper, allow_unicode=True, sort_keys=False)
+    return text

@@ -11,7 +11,7 @@ from typing import Any
 
 from unpad.errors import RecipeError, nearest
 from unpad.recipes.data import KINDS, EventLabels, EventSource, Source, as_sources, is_packaged
-from unpad.recipes.lines import YAML_FAULTS, LineLoader
+from unpad.recipes.lines import YAML_FAULTS, LineLoader, TwoReadingsError
 from unpad.recipes.recipe import STAGE_SECTIONS, Recipe
 
 # Sections that a command line gives as a whole, in braces, and a piece of one.
@@ -37,8 +37,11 @@ class Override:
     value: Any
 
 
-def apply_override(values: dict[str, Any], given: str) -> Override:
+def apply_override(values: dict[str, Any], given: str, *, earlier: bool = False) -> Override:
     """Apply one `key.sub=value` to the values of a recipe, in which stages may be named.
+
+    Args:
+        earlier: read the value as earlier versions did.
 
     Raises:
         RecipeError: it is not key=value, the value is not YAML, or the key leads into nothing.
@@ -48,7 +51,9 @@ def apply_override(values: dict[str, Any], given: str) -> Override:
         raise RecipeError(f'"{given}" is not key=value', where="command line", fix="write for example optim.lr=1e-4")
     where = f"command line: {key}"
     try:
-        value = LineLoader(text).load() if text.strip() else ""
+        value = LineLoader(text, earlier=earlier).load() if text.strip() else ""
+    except TwoReadingsError as error:
+        raise RecipeError(str(error.problem), where=where, fix=error.fix) from None
     except YAML_FAULTS:
         raise RecipeError(f'"{text[:80]}" is not a YAML value', where=where, fix="quote it") from None
     parts: list[str | int] = []

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from unpad.recipes.adapters import LoraSettings
 from unpad.recipes.data import DataSections, Kind
+from unpad.recipes.lines import to_yaml
 from unpad.recipes.section import Fault, FaultError, Section, earlier_versions, first_fault
 from unpad.recipes.training import (
     CheckpointSettings,
@@ -74,7 +74,7 @@ def _fault_of_stage(index: int, error: ValidationError) -> FaultError:
 
 def _belongs_to_run(index: int, name: str, section: str, key: str) -> FaultError:
     message, fix = f"stage {name}: {section}.{key} belongs to the whole run, not to a stage", "set it outside of stages"
-    return FaultError(Fault(("stages", index, section, key), message, is_unknown=False, given="", fix=fix))
+    return FaultError(Fault(("stages", index, section, key), message, fix=fix))
 
 
 class Recipe(DataSections):
@@ -150,8 +150,7 @@ class Recipe(DataSections):
         )
 
     def to_yaml(self) -> str:
-        text: str = yaml.safe_dump(self.model_dump(mode="json"), allow_unicode=True, sort_keys=False)
-        return text
+        return to_yaml(self.model_dump(mode="json"))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,13 +13,12 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from unpad.errors import RecipeError, nearest
 from unpad.storage.paths import path_fault
+from unpad.storage.wrong_value import describe, expected_of, fix_of, shown
 
 SectionType = TypeVar("SectionType", bound=BaseModel)
-NOT_A_NUMBER = PydanticCustomError("not_a_number", "Input should be a number, not true or false")
-NOT_A_TRUTH = PydanticCustomError("not_a_truth", "Input should be true or false")
-FIXES = {"not_a_number": "write a number"} | dict.fromkeys(
-    ("not_a_truth", "bool_parsing", "bool_type"), "write true or false, without quotes"
-)
+NOT_A_NUMBER = PydanticCustomError("not_a_number", "is not a number")
+NOT_A_TRUTH = PydanticCustomError("not_a_truth", "is not true or false")
+UNION_TAGS = ("float", "str")  # of a field that takes a number or a text
 _reads_earlier = ContextVar("reads_earlier", default=False)
 
 
@@ -34,9 +32,14 @@ def earlier_versions() -> Iterator[None]:
         _reads_earlier.reset(token)
 
 
+def reads_earlier() -> bool:
+    """True inside of `earlier_versions`."""
+    return _reads_earlier.get()
+
+
 def _sound_path(path: str) -> str:
     """Refuse a path that no machine could open. Runs of earlier versions may keep one, of data that has gone since."""
-    if not _reads_earlier.get() and (fault := path_fault(path)):
+    if not reads_earlier() and (fault := path_fault(path)):
         raise ValueError(fault)
     return path
 
@@ -59,7 +62,7 @@ class Section(BaseModel):
                 for name, given in values.items()
                 if name in made.__dict__
                 for path, kind, value in _misread(given, made.__dict__[name], (name,))
-                if kind is NOT_A_NUMBER or not _reads_earlier.get()
+                if kind is NOT_A_NUMBER or not reads_earlier()
             ]
             if faults:
                 raise ValidationError.from_exception_data(cls.__name__, faults)
@@ -93,16 +96,14 @@ class Fault:
 
     Args:
         path: keys and list indices that lead to the field; empty for the section as a whole.
-        message: description of the fault.
+        message: description of the fault, with the refused value.
         is_unknown: whether the section has no such field.
-        given: ", got " and the refused value; "" if the message names it.
         fix: the user's next step; "" for the usual one.
     """
 
     path: tuple[str | int, ...]
     message: str
-    is_unknown: bool
-    given: str
+    is_unknown: bool = False
     fix: str = ""
 
     @property
@@ -120,19 +121,30 @@ class FaultError(ValueError):
 
 def first_fault(error: ValidationError) -> Fault:
     """The first fault that validation found."""
-    first = error.errors()[0]
-    inner = first.get("ctx", {}).get("error")
+    return all_faults(error)[0]
+
+
+def all_faults(error: ValidationError) -> list[Fault]:
+    """The faults that validation found, one per field; of fields that are nested in each other the outer one."""
+    found: dict[tuple[str | int, ...], list[Any]] = {}
+    for one in error.errors():
+        # A part in brackets is a tag of `Weight`, not a key; of a field that takes several types, the last part is one.
+        path = tuple(part for part in one["loc"] if not str(part).startswith("("))
+        found.setdefault(path[:-1] if path and path[-1] in UNION_TAGS else path, []).append(one)
+    return [_fault(path, errors) for path, errors in found.items()]
+
+
+def _fault(path: tuple[str | int, ...], errors: list[Any]) -> Fault:
+    inner = errors[0].get("ctx", {}).get("error")
     if isinstance(inner, FaultError):
         return inner.fault
-    given = f", got {json.dumps(first['input'], ensure_ascii=False, default=str)[:80]}"
-    return Fault(
-        # A part in brackets is a tag of `Weight`, not a key.
-        path=tuple(part for part in first["loc"] if not str(part).startswith("(")),
-        message=first["msg"].removeprefix("Value error, "),
-        is_unknown=first["type"] == "extra_forbidden",
-        given="" if first["type"] == "value_error" else given,
-        fix=FIXES.get(first["type"], ""),
-    )
+    if len(errors) > 1 and all(map(expected_of, errors)):
+        kinds = " or ".join(dict.fromkeys(map(expected_of, errors)))
+        return Fault(path, f"{shown(errors[0]['input'])} is not {kinds}", fix=fix_of(expected_of(errors[0])))
+    if errors[0]["type"] == "extra_forbidden":
+        return Fault(path, f'unknown key "{path[-1]}"', is_unknown=True)
+    message, fix = describe(errors[0])
+    return Fault(path, message, fix=fix)
 
 
 def checked(section: type[SectionType], values: dict[str, Any]) -> SectionType:

@@ -42,7 +42,7 @@ def _known_size(given: Any) -> Any:
     if given == "auto":
         return AUTO
     if (isinstance(given, int) and given < 1) or (isinstance(given, str) and not given.isdecimal()):
-        raise ValueError(f"Input should be an integer greater than or equal to 1, or auto, got {given}")
+        raise ValueError(f"must be a whole number of at least 1, or auto, got {given}")
     return given
 
 

@@ -16,10 +16,11 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from unpad.errors import CheckpointError, UnpadError
 from unpad.storage.strict_json import OTHER_COPY, strict_value
+from unpad.storage.wrong_value import describe, shown
 
 MOST_BYTES = 1 << 29  # of a file that is read whole
 MOST_LINE_BYTES = 1 << 26
-SHOWN = 60  # characters of a value in a message
+SHOWN = 60  # characters of a field's name in a message
 LARGEST = 1e300  # of a number that is drawn or added
 
 Kind = type[UnpadError]
@@ -114,13 +115,15 @@ def misfit(value: Any, shape: Any) -> str:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
-        reason = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
         if first["type"] == "missing":
             return f'"{field[:SHOWN]}" is missing'
         given = first["input"]
-        shown = "a list" if isinstance(given, list) else "an object" if isinstance(given, dict) else repr(given)
-        found = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
-        return f'"{field[:SHOWN]}" {reason}, got {found}' if field else f"it {reason}, got {found}"
+        text = "a list" if isinstance(given, list) else "an object" if isinstance(given, dict) else shown(given)
+        reason, _ = describe(first, text)
+        if first["type"] == "value_error":  # words of ours, whose subject is the field
+            reason = f"{reason}, got {text}"
+            return f'"{field[:SHOWN]}" {reason}' if field else f"it {reason}"
+        return f'"{field[:SHOWN]}": {reason}' if field else reason
     return ""
 
 
