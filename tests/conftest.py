@@ -34,6 +34,12 @@ def _no_flushes() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _no_progress() -> None:
+    """No line of progress in the output of tests, which would depend on how long they take."""
+    os.environ["UNPAD_PROGRESS"] = "0"
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _signals() -> None:
     """Hang-ups and Ctrl-C end programs of tests, also where nohup or a script's `&` has them ignored."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

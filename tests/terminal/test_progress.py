@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 def written(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What is written to a terminal of 60 columns, at every call."""
     seen: list[str] = []
-    monkeypatch.setattr(progress, "_is_terminal", lambda: True)
+    monkeypatch.setattr(progress, "_output", lambda: "terminal")
     monkeypatch.setattr(progress, "_write", lambda data: seen.append(data.decode()))
     monkeypatch.setattr(progress, "REFRESH_SECONDS", 0)
     monkeypatch.setenv("COLUMNS", "60")
@@ -100,9 +100,106 @@ def test_nothing_is_shown_beside_a_bar_of_another_kind(written: list[str]) -> No
     assert written == []
 
 
-def test_without_a_terminal_nothing_is_written(capfd: pytest.CaptureFixture[str]) -> None:
-    assert list(progress.counted("abc", "reading")) == ["a", "b", "c"]
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """A clock for lines of progress, where there is no terminal and no thread that waits."""
+    made = Clock()
+    monkeypatch.setattr(progress, "perf_counter", made)
+    monkeypatch.setattr(progress, "_ended", float("-inf"))
+    monkeypatch.setattr(progress, "_drawn_at", 0.0)
+    monkeypatch.setattr(progress.threading.Thread, "start", lambda thread: None)
+    monkeypatch.setenv("UNPAD_PROGRESS", "1")
+    monkeypatch.delenv("RANK", raising=False)
+    return made
+
+
+def test_without_a_terminal_work_below_30_s_writes_nothing(clock: Clock, capfd: pytest.CaptureFixture[str]) -> None:
+    for _ in range(3):
+        for _ in progress.counted("abc", "reading"):
+            clock.now += 9.9
+        clock.now += progress.PAUSE_SECONDS + 0.1  # what follows is other work
     assert capfd.readouterr() == ("", "")
+
+
+def test_without_a_terminal_a_plain_line_on_standard_error_tells_every_30_s_what_is_done_and_how_far(
+    clock: Clock, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with progress.progress("trial", 2) as bar:
+        for _ in progress.counted(range(80), "reading\x1b[2J", 80, "rows"):
+            clock.now += 1
+        bar.advance()
+        for _ in range(4):  # work that ends and begins again, each piece below 30 s
+            with progress.progress("evaluating"):
+                clock.now += 8
+    assert capfd.readouterr() == (
+        "",
+        "after 30s: trial 0/2 · reading\\x1b[2J 30/80 rows, left 50s\n"
+        "after 1m00s: trial 0/2 · reading\\x1b[2J 60/80 rows, left 20s\n"
+        "after 1m36s: trial 1/2, left 1m36s\n",
+    )
+
+
+def test_work_that_counts_nothing_is_told_by_a_thread_until_it_ends(
+    clock: Clock, capfd: pytest.CaptureFixture[str]
+) -> None:
+    waits = list[float]()
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        clock.now += seconds
+        if len(waits) == 3:
+            progress._shown.clear()
+
+    with progress.progress("proving"):
+        bars = list(progress._shown)
+        progress._watch(wait)
+        progress._shown.extend(bars)
+    assert capfd.readouterr().err == "after 30s: proving\nafter 1m00s: proving\n"
+    assert waits == pytest.approx([30.01] * 3)
+
+
+def test_a_line_printed_elsewhere_counts(clock: Clock, capfd: pytest.CaptureFixture[str]) -> None:
+    with progress.progress("training", 9, "steps") as bar:
+        for _ in range(2):
+            clock.now += 29
+            progress.told()
+            bar.advance()
+        assert capfd.readouterr().err == ""
+        clock.now += 30
+        bar.advance()
+        assert capfd.readouterr().err == "after 1m28s: training 3/9 steps, left 2m56s\n"
+
+
+@pytest.mark.parametrize("variables", [{"UNPAD_PROGRESS": "0"}, {"RANK": "1"}])
+def test_progress_can_be_silenced_and_one_process_of_several_tells(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], variables: dict[str, str]
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    for _ in progress.counted("abc", "reading"):
+        clock.now += 100
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_notebook_has_a_live_line(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    monkeypatch.setenv("COLUMNS", "20")
+    for _ in progress.counted("ab", "reading", 2):
+        clock.now += 2
+    blank = "\r" + " " * 19 + "\r"
+    assert capsys.readouterr().err == f"{blank}reading 0/2{blank}reading 1/2, left 2{blank}reading 2/2, left 0{blank}"
 
 
 # --------------------------------------------------------------------------- verbs
@@ -158,7 +255,7 @@ def _start(
         os.close(terminal)
         sys.stdout, sys.stderr = open(1, "w"), open(2, "w")  # noqa: SIM115
         os.chdir(folder)
-        os.environ.update(variables, UNPAD_CACHE=str(folder / "cache"))
+        os.environ.update(variables, UNPAD_CACHE=str(folder / "cache"), UNPAD_PROGRESS="1")
         sys.argv = ["unpad", *words]
         start()
         code = 0

@@ -1,6 +1,7 @@
-"""Progress of long work: one line on the terminal, on standard error; nothing where that is no terminal.
+"""Progress of long work, on standard error: one line on a terminal or in a notebook, which is drawn again and again.
 
-Any layer may report. Work inside of other work is shown after it, as in "trial 3/20 · evaluating 12/40".
+Elsewhere, such as in a pipe, work of 30 s or more gets a plain line every 30 s. UNPAD_PROGRESS=0 in the environment
+silences both. Any layer may report. Work inside of other work is shown after it, as in "trial 3/20 · evaluating 12/40".
 """
 
 from __future__ import annotations
@@ -8,21 +9,30 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from time import perf_counter
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from unpad.terminal.printing import escaped
 
 REFRESH_SECONDS = 0.1
+NOTEBOOK_REFRESH_SECONDS = 1.0  # a notebook keeps all that was ever drawn
 LEFT_AFTER_SECONDS = 2.0  # an estimate from less would jump
+LINE_SECONDS = 30.0  # between lines where nothing can be drawn again
+PAUSE_SECONDS = 5.0  # without work, after which the next piece counts as new work
 ERASE = b"\r\x1b[K"
 
+Kind = Literal["terminal", "notebook", "lines", "none"]
 T = TypeVar("T")
 _shown: list[Bar] = []
 _held = 0
 _drawn_at = 0.0
+_kind: Kind = "none"  # of what is shown now
+_began, _told, _ended = 0.0, 0.0, float("-inf")  # of the work as a whole: its start, its last line, its last end
+_watcher: threading.Thread | None = None
+_process = 0  # that shows the work: not one forked from it
 
 
 class Bar:
@@ -35,8 +45,8 @@ class Bar:
     def advance(self, num: int = 1) -> None:
         """Count `num` more units as done, and draw if it is time to."""
         self.done += num
-        if _shown and perf_counter() - _drawn_at >= REFRESH_SECONDS:
-            _draw()
+        if _shown:
+            _show(REFRESH_SECONDS if _kind == "terminal" else NOTEBOOK_REFRESH_SECONDS)
 
     def text(self) -> str:
         """The work in words: its name, units done, and the time left where the total is known."""
@@ -50,31 +60,40 @@ class Bar:
         if not self.total or not self.done or busy < LEFT_AFTER_SECONDS:
             return ""
         seconds = round(busy / self.done * max(self.total - self.done, 0))
-        return f", left {seconds // 60}m{seconds % 60:02d}s" if seconds >= 60 else f", left {seconds}s"
+        return f", left {_span(seconds)}"
+
+
+def _span(seconds: int) -> str:
+    return f"{seconds // 60}m{seconds % 60:02d}s" if seconds >= 60 else f"{seconds}s"
 
 
 @contextmanager
 def progress(what: str, total: int | None = None, unit: str = "") -> Iterator[Bar]:
-    """Show work on the terminal while it goes on, and erase the line at its end, however it ends.
+    """Show work while it goes on, and erase its line at its end, however it ends.
 
     Args:
         what: such as "reading chat.jsonl".
         total: number of units; None if unknown.
         unit: name of a unit, plural.
     """
+    global _ended
     bar = Bar(what, total, unit)
-    if _held or not _is_terminal():
+    kind = _output()
+    if _held or kind == "none":
         yield bar
         return
+    if not _shown:
+        _begin(kind)
     _shown.append(bar)
     try:
-        _draw()
+        _show()
         yield bar
     finally:
         _shown.remove(bar)
-        _write(ERASE)
+        _ended = perf_counter()
+        _write(_blank())
         if _shown:
-            _draw()
+            _show()
 
 
 def counted(items: Iterable[T], what: str, total: int | None = None, unit: str = "") -> Iterator[T]:
@@ -96,26 +115,76 @@ def held() -> Iterator[None]:
         _held -= 1
 
 
+def told() -> None:
+    """Take note that a line on the work has been printed elsewhere, so that none is due for a while."""
+    global _told
+    _told = perf_counter()
+
+
 def erase() -> None:
     """Erase the line, if one is shown, before the process ends without leaving the work."""
     if _shown:
-        _write(ERASE)
+        _write(_blank())
 
 
-def _is_terminal() -> bool:
+def _blank() -> bytes:
+    """What erases the line that is drawn; nothing where lines are printed."""
+    return {"terminal": ERASE, "notebook": b"\r" + b" " * _width() + b"\r"}.get(_kind, b"")
+
+
+def _output() -> Kind:
+    """What standard error takes: on a terminal, NO_COLOR leaves no control sequence, without which no line is erased."""
+    if os.environ.get("UNPAD_PROGRESS") == "0" or os.environ.get("RANK", "0") != "0":  # one of several processes shows
+        return "none"
+    if "ipykernel" in sys.modules:
+        return "notebook"
     try:
-        plain = bool(os.environ.get("NO_COLOR"))  # also no control sequence, without which no line can be erased
-        return not plain and sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
-    except ValueError:  # closed
-        return False
+        if not sys.stderr.isatty():
+            return "lines"
+    except (AttributeError, ValueError):  # there is none, or it is closed
+        return "none"
+    return "none" if os.environ.get("NO_COLOR") or os.environ.get("TERM", "") in ("", "dumb") else "terminal"
 
 
-def _draw() -> None:
-    global _drawn_at
-    _drawn_at = perf_counter()
-    width = max(shutil.get_terminal_size().columns - 1, 10)
-    line = " · ".join(bar.text() for bar in _shown)
-    _write(ERASE + _cut(escaped(line), width).encode())
+def _begin(kind: Kind) -> None:
+    """Begin work that is not inside of other work; it goes on with what has ended just before."""
+    global _kind, _began, _told, _watcher, _process
+    _kind, _process = kind, os.getpid()
+    if perf_counter() - _ended > PAUSE_SECONDS:
+        _began = _told = perf_counter()
+    if kind == "lines" and (_watcher is None or not _watcher.is_alive()):
+        # Work that counts no units, such as one long product, tells of itself by this thread alone.
+        _watcher = threading.Thread(target=_watch, args=(threading.Event().wait,), daemon=True)
+        _watcher.start()
+
+
+def _watch(wait: Callable[[float], object]) -> None:
+    """Print a line when one is due, until no work is shown."""
+    while _shown:
+        wait(max(_told + LINE_SECONDS - perf_counter(), 0.0) + 0.01)
+        _show()
+
+
+def _show(every: float = 0.0) -> None:
+    """Draw the work, if that was last done `every` seconds ago; or print it, if a line is due."""
+    global _drawn_at, _told
+    now = perf_counter()
+    if _kind == "lines":
+        work = list(_shown)
+        if work and now - _told >= LINE_SECONDS and os.getpid() == _process:
+            _told = now
+            _write(f"after {_span(round(now - _began))}: {escaped(_text(work))}\n".encode())
+    elif now - _drawn_at >= every:
+        _drawn_at = now
+        _write(_blank() + _cut(escaped(_text(_shown)), _width()).encode())
+
+
+def _text(work: Iterable[Bar]) -> str:
+    return " · ".join(bar.text() for bar in work)
+
+
+def _width() -> int:
+    return max(shutil.get_terminal_size().columns - 1, 10)
 
 
 def _cut(line: str, width: int) -> str:
@@ -129,6 +198,15 @@ def _cut(line: str, width: int) -> str:
 
 
 def _write(data: bytes) -> None:
-    """Write past Python's buffers, whose locks a forked process would inherit; a closed terminal is no error."""
+    """Write past Python's buffers, whose locks a forked process would inherit; a closed terminal is no error.
+
+    A notebook shows what is written to its stream, which has no buffer of Python's.
+    """
     with suppress(OSError, ValueError):
-        os.write(sys.stderr.fileno(), data)
+        if not data:
+            return
+        if _kind == "notebook":
+            sys.stderr.write(data.decode())
+            sys.stderr.flush()
+        else:
+            os.write(sys.stderr.fileno(), data)
