@@ -109,6 +109,50 @@ def test_training_a_recipe_of_our_own_loads_nothing_of_hugging_face_or_the_compi
     assert list(loaded.values()) == [[]]
 
 
+ERRORS = [
+    (2, ["train", "zh_caht"]), (2, ["train"]), (2, ["train", "zh_chat", "data.chats=a"]),
+    (2, ["train", "zh_chat", "optim.lr=abc"]), (3, ["train", "zh_chat", "data.text=nofile.txt"]),
+    (2, ["train", "zh_chat", "--optim.lr=1"]), (2, ["train", "zh_chat", "--out", "runs/mine-1"]),
+    (2, ["train", "zh_chat", "model.from=nothere"]), (2, ["train", "--resume", "nothere"]),
+    (2, ["train", "--resume", "train.max_steps=9"]), (2, ["train", "--resume", "mine-1", "train.max_steps=010"]),
+    (3, ["train", "events", "data.events=a", "events.labels.path=b"]), (2, ["train", "dpo", "--processes", "2", "a=1"]),
+    (2, ["search", "zh_caht", "--out", "s"]), (2, ["plan", "nofile.yaml"]), (3, ["plan", "small", "data.text=no*"]),
+    (2, ["prove", "zh_caht"]), (2, ["prove", "zh_chat", "plan.stride=x"]), (2, ["doctor", "zh_caht"]),
+    (2, ["doctor", "zh_chat", "--lang", "fr"]), (2, ["bench", "zh_caht"]), (2, ["drill", "nothere"]),
+    (2, ["eval", "nothere"]), (3, ["eval", "mine-1", "--data", "nofile"]), (2, ["generate", "nothere"]),
+    (2, ["generate", "mine-1", "temperture=1"]), (2, ["chat"]), (2, ["chat", "nothere"]), (2, ["embed", "no", "--out", "x"]),
+    (3, ["infer", "mine-1", "--image", "nofile.png"]), (2, ["merge", "nothere", "--out", "x"]),
+    (2, ["merge", "mine-1", "--out", "runs/mine-1"]), (2, ["import", "x", "--out", "runs/mine-1"]),
+    (2, ["export", "nothere", "x"]), (2, ["replay", "nothere"]), (2, ["trace", "nothere", "a:1"]),
+    (2, ["report", "nothere"]), (2, ["compare", "mine-1", "nothere"]), (3, ["data", "check", "nofile"]),
+]  # fmt: skip
+FAILING = """
+import json, sys
+from unpad.cli.main import main
+
+ended = []
+for verb in json.loads(sys.argv[1]):
+    sys.argv = ["unpad", *verb]
+    try:
+        main()
+    except SystemExit as end:
+        ended.append([end.code, verb])
+    assert not {"torch", "pyarrow", "matplotlib", "transformers"} & set(sys.modules), verb
+print("\\n" + json.dumps(ended))
+"""
+
+
+def test_errors_of_names_fields_and_places_are_told_before_a_heavy_module_is_loaded(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "mine-1"
+    run.mkdir(parents=True)
+    (run / "recipe.yaml").write_text("{}\n")
+    command = [sys.executable, "-c", FAILING, json.dumps([verb for _, verb in ERRORS])]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [list(one) for one in ERRORS]
+    assert "Traceback" not in done.stderr
+
+
 # --------------------------------------------------------------------------- public names
 
 

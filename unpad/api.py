@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,25 +25,37 @@ from unpad.nn.native import library
 from unpad.processes.group import joined
 from unpad.recipes.section import checked
 from unpad.recipes.training import PlanSettings
-from unpad.run.folder import free_folder
+from unpad.run.folder import Resumed, free_folder, run_to_resume
 from unpad.storage.paths import new_path
+from unpad.terminal.progress import held
 from unpad.training.loop import train as run_training
 
 
-def train(recipe: str, *overrides: str, out: str | Path | None = None, resume: bool = False) -> LoadedRun:
+def train(
+    recipe: str, *overrides: str, out: str | Path | None = None, resume: bool = False, quiet: bool = False
+) -> LoadedRun:
     """Train a recipe and load the finished run.
 
+    Progress is one line on standard error: a live one on a terminal and in a notebook, else one every 30 s.
+
     Args:
-        recipe: packaged name or YAML file.
+        recipe: packaged name or YAML file; with `resume`, also a run.
         overrides: such as "data.chat=my.jsonl", "optim.lr=1e-4".
         out: run directory; default runs/<recipe>-<n>. Processes that torchrun has started train one run together,
             and must name it.
-        resume: continue the run in `out`.
+        resume: continue the run that `recipe` names, or the one in `out`.
+        quiet: show no progress.
     """
-    folder = new_path(out) if out is not None else free_folder(recipe, resume)
-    with joined() as group:
-        run_training(recipe, folder, overrides, resume=resume, console=Console(quiet=True), group=group)
-    return load(folder)
+    place = new_path(out) if out is not None else None
+    if resume:
+        goes_on = run_to_resume(recipe, overrides, place)
+    else:
+        goes_on = Resumed(recipe, place or free_folder(recipe, resume=False), list(overrides))
+    with joined() as group, held() if quiet else nullcontext():
+        run_training(
+            goes_on.recipe, goes_on.folder, goes_on.overrides, resume=resume, console=Console(quiet=True), group=group
+        )
+    return load(goes_on.folder)
 
 
 def plan(

@@ -51,7 +51,7 @@ def test_the_launcher_names_a_killed_process_and_its_log_in_three_lines(tmp_path
     log = tmp_path / "processes" / "1.log"
     log.parent.mkdir()
     log.touch()
-    lines = Ended({0: 10, 1: -signal.SIGKILL}, first=1).error(tmp_path, "lost").splitlines()
+    lines = Ended({0: 10, 1: -signal.SIGKILL}, first=1).error(tmp_path, "lost", 2).splitlines()
     assert lines[0] == "LostProcessError: process 1 was killed by SIGKILL"
     assert lines[1] == f"  at: {log}"
     assert len(lines) == 3
@@ -59,17 +59,17 @@ def test_the_launcher_names_a_killed_process_and_its_log_in_three_lines(tmp_path
 
 
 def test_the_launcher_is_silent_on_what_the_first_process_has_said(tmp_path: Path) -> None:
-    assert Ended({0: 3, 1: 3}, first=1).error(tmp_path, "") == ""
-    assert Ended({0: 143, 1: 143}, signal=signal.SIGTERM, first=0).error(tmp_path, "") == ""
-    assert Ended({}).error(tmp_path, "") == ""
+    assert Ended({0: 3, 1: 3}, first=1).error(tmp_path, "", 2) == ""
+    assert Ended({0: 143, 1: 143}, signal=signal.SIGTERM, first=0).error(tmp_path, "", 2) == ""
+    assert Ended({}).error(tmp_path, "", 2) == ""
 
 
 def test_other_ends_are_told_by_the_process_and_its_code(tmp_path: Path) -> None:
-    assert "process 1 ended with exit code 1" in Ended({0: 10, 1: 1}, first=1).error(tmp_path, "")
-    assert "process 1 did not answer" in Ended({0: 10, 1: -9}, first=0, silent=[1]).error(tmp_path, "")
-    assert Ended({0: 10, 1: 10}, first=0).error(tmp_path, "refused\n") == "refused"
-    assert "process 1 lost the connection" in Ended({0: -15, 1: 10}, first=1).error(tmp_path, "")  # it read for long
-    twice = Ended({0: -9, 1: -9}, signal=signal.SIGINT, at_once=True).error(tmp_path, "")
+    assert "process 1 ended with exit code 1" in Ended({0: 10, 1: 1}, first=1).error(tmp_path, "", 2)
+    assert "process 1 did not answer" in Ended({0: 10, 1: -9}, first=0, silent=[1]).error(tmp_path, "", 2)
+    assert Ended({0: 10, 1: 10}, first=0).error(tmp_path, "refused\n", 2) == "refused"
+    assert "process 1 lost the connection" in Ended({0: -15, 1: 10}, first=1).error(tmp_path, "", 2)  # it read for long
+    twice = Ended({0: -9, 1: -9}, signal=signal.SIGINT, at_once=True).error(tmp_path, "", 2)
     assert twice.startswith("Interrupted: stopped at once by a second Ctrl-C")
 
 

@@ -17,6 +17,7 @@ from unpad.terminal.printing import print_lines
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     help="Train transformers on ragged data without padding, with proof that batching changed nothing.",
 )

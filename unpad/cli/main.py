@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
+import shlex
 import sys
 import traceback
 from contextlib import suppress
@@ -25,6 +27,7 @@ from unpad.processes.start import started_by_torchrun
 from unpad.storage.paths import RENAME, is_utf8
 from unpad.terminal.printing import print_error, print_text
 
+FIELD_OPTION = re.compile(r"-+[a-z_]+(\.\w+)+(=|$)")  # as in --optim.lr=1e-4
 OUTPUT_ERRORS = (errno.ENOSPC, errno.EIO)  # of a full disk, and of a terminal that is gone
 
 
@@ -47,7 +50,7 @@ def main() -> None:
 def _run() -> None:
     options: dict[str, bool] = {}
     try:
-        _refuse_bytes(sys.argv[1:])
+        _refuse_words(sys.argv[1:])
         app(prog_name="unpad", obj=options)
     except (KeyboardInterrupt, SystemExit) as end:  # the library of the verbs turns Ctrl-C and a closed pipe into exits
         if isinstance(end.__context__, BrokenPipeError):
@@ -142,10 +145,17 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _refuse_bytes(arguments: list[str]) -> None:
-    """Refuse names and texts that are not UTF-8: no file of a run could hold them."""
+def _refuse_words(arguments: list[str]) -> None:
+    """Refuse words that are not UTF-8, which no file of a run could hold, and fields of recipes given as options."""
     for argument in arguments:
         if not is_utf8(argument):
             what = "E_NAME the argument is not UTF-8, and neither is the name of a file that it gives"
             fix = f"type it in a terminal of UTF-8; the file of such a name: {RENAME}"
             raise RecipeError(what, where=argument, fix=fix)
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    for argument in options:
+        if FIELD_OPTION.match(argument):
+            name, _, value = argument.lstrip("-").partition("=")
+            word = shlex.quote(f"{name}={value or 'VALUE'}")
+            fix = f"write {word}, without dashes"
+            raise RecipeError("a field of a recipe is no option", where=argument, fix=fix)

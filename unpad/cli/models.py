@@ -8,10 +8,12 @@ from typing import Annotated, Literal
 
 import typer
 
+from unpad.cli.early import check_run, load_torch
 from unpad.cli.options import Debug, Json, RunArgument, Sampling, System
 from unpad.cli.output import print_json
 from unpad.storage.paths import new_path, user_path
 from unpad.terminal.printing import print_lines, print_text
+from unpad.terminal.progress import progress
 
 verbs = typer.Typer()
 
@@ -23,10 +25,16 @@ def merge(
     debug: Debug = False,
 ) -> None:
     """Write a run with adapters as a plain run, which needs neither peft nor the run it was tuned from."""
+    from unpad.run.folder import refuse_run
+
+    refuse_run(out)
+    check_run(run)
     from unpad.run.kept import what_next
     from unpad.run.merge import merge_run
 
-    print_lines(what_next(merge_run(run, out)))
+    with progress(f"merging {run}"):
+        merged = merge_run(run, out)
+    print_lines(what_next(merged))
 
 
 @verbs.command(name="import", epilog="Example: unpad import ./Qwen3-0.6B --out runs/qwen3")
@@ -41,9 +49,17 @@ def import_(
     debug: Debug = False,
 ) -> None:
     """Read a model of Hugging Face into a run, with its tokenizer and its chat template."""
+    from unpad.run.folder import refuse_run
+    from unpad.storage.paths import user_path
+
+    refuse_run(out)
+    if user_path(folder).is_dir():
+        load_torch()
     from unpad.interchange.runs import import_folder
 
-    print_lines(import_folder(folder, out))
+    with progress(f"importing {folder}"):
+        lines = import_folder(folder, out)
+    print_lines(lines)
 
 
 @verbs.command(epilog="Example: unpad export runs/tuned ./tuned    or    ./tuned.gguf --type q8_0")
@@ -63,14 +79,17 @@ def export(
     debug: Debug = False,
 ) -> None:
     """Write a run as a Hugging Face folder, which transformers opens with equal logits, or as a GGUF file."""
+    check_run(run)
     from unpad.interchange.runs import export_adapter, export_gguf, export_run
 
-    if adapter:
-        print_lines(export_adapter(run, folder, family))
-    elif folder.suffix == ".gguf":
-        print_lines(export_gguf(run, folder, family, precision))
-    else:
-        print_lines(export_run(run, folder, family))
+    with progress(f"writing {folder}"):
+        if adapter:
+            lines = export_adapter(run, folder, family)
+        elif folder.suffix == ".gguf":
+            lines = export_gguf(run, folder, family, precision)
+        else:
+            lines = export_run(run, folder, family)
+    print_lines(lines)
 
 
 @verbs.command(name="eval", epilog="Example: unpad eval zh_chat-1 --json")
@@ -98,19 +117,21 @@ def evaluate(
     Of the run's own data that is the test part if there is one, otherwise the part called valid, by which training
     chose the weights.
     """
+    check_run(run, places=[data] if data is not None else [])
     from unpad.evaluation.metrics import metric_lines
     from unpad.evaluation.run import evaluate_new, evaluate_run
 
     facts: dict[str, object] = {}
-    if data is None:
-        metrics, shown = evaluate_run(run, replies, part)
-    else:
-        found = evaluate_new(run, replies, part, data)
-        metrics, shown, facts = found.metrics, found.lines, found.facts
-    if cost:
-        from unpad.evaluation.vqa_cost import evaluate_cost
+    with progress("evaluating"):
+        if data is None:
+            metrics, shown = evaluate_run(run, replies, part)
+        else:
+            found = evaluate_new(run, replies, part, data)
+            metrics, shown, facts = found.metrics, found.lines, found.facts
+        if cost:
+            from unpad.evaluation.vqa_cost import evaluate_cost
 
-        metrics |= evaluate_cost(run)
+            metrics |= evaluate_cost(run)
     if as_json:
         print_lines(shown if data is not None else (), to_errors=True)  # such as rows of unknown classes
         print_json({name: metric.to_json() for name, metric in metrics.items()} | facts)
@@ -139,6 +160,7 @@ def infer(
     debug: Debug = False,
 ) -> None:
     """Classify images, or answer a question about them. Exit code 3 when a file cannot be used."""
+    check_run(run, places=image)
     from unpad.inference.images import ask, classify, ledger, list_images, to_csv
     from unpad.inference.loaded import load
     from unpad.inference.prompts import lost_of, prompt_warning
@@ -176,10 +198,13 @@ def embed(
     debug: Debug = False,
 ) -> None:
     """Write vectors of patients, or of the sets of their events, to a parquet file with the patients' ids."""
+    check_run(run, places=[data] if data is not None else [])
     from unpad.inference.embed import embed_file
     from unpad.inference.loaded import load
 
-    print_lines(embed_file(load(run), data, level, out))
+    with progress("embedding"):
+        lines = embed_file(load(run), data, level, out)
+    print_lines(lines)
 
 
 @verbs.command(epilog="Example: unpad generate zh_chat-1 --prompt 你好 temperature=0.8")
@@ -195,11 +220,12 @@ def generate(
     """Continue texts, or answer questions; without --prompt, read one prompt per line of standard input.
 
     Each prompt draws with the next seed, unless seed= is given."""
+    fields = [_generate_field(text) for text in settings or []]
+    check_run(run, fields)
     from unpad.evaluation.openings import heldout_openings
     from unpad.inference.loaded import load
     from unpad.inference.prompts import gives_seed, prompt_warning, system_note
 
-    fields = [_generate_field(text) for text in settings or []]
     loaded = load(run, fields)
     if heldout:
         texts = heldout_openings(loaded, heldout)
@@ -234,9 +260,11 @@ def chat(
     debug: Debug = False,
 ) -> None:
     """Talk to a run. /help lists its commands; without a terminal, print one reply per line of standard input."""
+    fields = [_generate_field(text) for text in settings or []]
+    check_run(run, fields)
     from unpad.inference.chat import chat_with_run
 
-    chat_with_run(run, [_generate_field(text) for text in settings or []], system)
+    chat_with_run(run, fields, system)
 
 
 def _generate_field(text: str) -> str:

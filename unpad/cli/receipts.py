@@ -6,10 +6,12 @@ from typing import Annotated
 
 import typer
 
+from unpad.cli.early import check_run
 from unpad.cli.options import Debug, Json, RunArgument
 from unpad.cli.output import print_json
 from unpad.errors import REPLAY_DIFFERS
 from unpad.terminal.printing import print_lines
+from unpad.terminal.progress import progress
 
 verbs = typer.Typer()
 
@@ -28,9 +30,11 @@ def replay(
     Exit code 16 when it differs. Steps between the checkpoint before it and the step are computed as well; without one
     all steps of the stage.
     """
+    check_run(run)
     from unpad.receipts.replay import replay
 
-    receipt = replay(run, step)
+    with progress("replaying"):
+        receipt = replay(run, step)
     if as_json:
         print_json(receipt.to_json())
     else:
@@ -48,9 +52,11 @@ def trace(
     debug: Debug = False,
 ) -> None:
     """Tell in which steps a run learnt from a row of its data, or why in none."""
+    check_run(run)
     from unpad.receipts.trace import trace
 
-    found = trace(run, row)
+    with progress("tracing"):
+        found = trace(run, row)
     if as_json:
         print_json(found.to_json())
     else:

@@ -28,9 +28,11 @@ def runs() -> None:
 def report(run: RunArgument) -> None:
     """Write the page of plots of a run and print its path."""
     from unpad.run.folder import find_run
+
+    folder = find_run(run)
     from unpad.run.report.page import write_report
 
-    print_lines([str(write_report(find_run(run)))])
+    print_lines([str(write_report(folder))])
 
 
 @verbs.command(epilog="Example: unpad compare zh_chat-1 zh_chat-2 --out compare.html")
@@ -45,6 +47,10 @@ def compare(
     debug: Debug = False,
 ) -> None:
     """Put runs side by side: where their recipes differ, what they reached, and a page with their curves."""
+    from unpad.run.folder import find_run
+
+    for run in runs:
+        find_run(run)
     from unpad.run.compare import compare
 
     found = compare(runs, out)

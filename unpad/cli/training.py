@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
-from unpad.cli.completion import override_words
+from unpad.cli.completion import override_words, run_or_recipe_names
+from unpad.cli.early import check_recipe, check_run
 from unpad.cli.options import Debug, Overrides, RecipeArgument, Verbose
+from unpad.errors import RecipeError
 from unpad.storage.paths import new_path
 from unpad.terminal.printing import print_lines
 
@@ -18,10 +20,17 @@ verbs = typer.Typer()
 @verbs.command(epilog="Example: unpad train chat data.chat=my.jsonl optim.lr=1e-3 --out runs/mine")
 def train(
     context: typer.Context,
-    recipe: RecipeArgument,
+    recipe: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RECIPE",
+            help="A packaged name, or a YAML file; with --resume, a run.",
+            autocompletion=run_or_recipe_names,
+        ),
+    ] = None,
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(parser=new_path, help="Run directory; default runs/RECIPE-N.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run that is named, or that in --out.")] = False,
     processes: Annotated[int, typer.Option(min=1, help="Processes of this machine that train the model.")] = 1,
     fit: Annotated[
         bool, typer.Option("--fit-processes", help="Cut a new run's updates so that every process has work.")
@@ -30,30 +39,46 @@ def train(
     debug: Debug = False,
 ) -> None:
     """Train a recipe, and print the commands that use the run."""
-    from unpad.processes.group import joined
-    from unpad.processes.start import refuse_under_torchrun
-    from unpad.run.folder import free_folder
-    from unpad.run.kept import what_next
-    from unpad.run.screen import open_console
-    from unpad.training.loop import train
+    from unpad.processes.start import refuse_under_torchrun, started_by_torchrun
+    from unpad.run.folder import RECIPE, free_folder, refuse_new_run, run_to_resume
 
+    fields = overrides or []
+    if resume:
+        named = run_to_resume(recipe, fields, out)
+        recipe, folder, fields = named.recipe, named.folder, named.overrides
+    elif recipe is None:
+        raise RecipeError("no recipe is named", fix="name one, as in unpad train zh_chat; unpad recipes lists them")
+    else:
+        folder = out or free_folder(recipe, resume=False)
+    if not started_by_torchrun():  # else all processes check together, as the first of them may have begun the run
+        if not resume:
+            refuse_new_run(folder)
+        if (folder / RECIPE).is_file():
+            check_run(str(folder), fields)
+        elif recipe is not None:
+            check_recipe(recipe, fields)
     if processes > 1:
         from unpad.processes.launch import launch
 
         what = "torchrun has started this process already, as one of several"
         refuse_under_torchrun(what, where="--processes", fix="leave out --processes, or start without torchrun")
-        folder = out or free_folder(recipe, resume)
         given = {"--resume": resume, "--fit-processes": fit, "--verbose": verbose, "--debug": debug}
         flags = [name for name, is_set in given.items() if is_set]
-        code = launch(processes, ["train", "--out", str(folder), *flags, "--", recipe, *(overrides or [])], folder)
+        code = launch(
+            processes, ["train", "--out", str(folder), *flags, "--", *([recipe] if recipe else []), *fields], folder
+        )
         context.obj["told"] = True
         raise typer.Exit(code)
-    folder = out or free_folder(recipe, resume)
+    from unpad.processes.group import joined
+    from unpad.run.kept import what_next
+    from unpad.run.screen import open_console
+    from unpad.training.loop import train
+
     with joined() as group:
         result = train(
             recipe,
             folder,
-            overrides or [],
+            fields,
             resume=resume,
             console=open_console(),
             verbose=verbose,
@@ -88,11 +113,13 @@ def search(
 ) -> None:
     """Train a recipe with many values of some fields and report the best; trials that fall behind end early."""
     from unpad.processes.start import refuse_under_torchrun
-    from unpad.run.screen import open_console
-    from unpad.trials.search.search import search
 
     what = "a search trains one model after another, each by one process"
     refuse_under_torchrun(what, where="unpad search", fix="start it without torchrun")
+    check_recipe(recipe)
+    from unpad.run.screen import open_console
+    from unpad.trials.search.search import search
+
     lines = search(
         recipe,
         out,

@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
+from unpad.cli.early import check_recipe, check_run_or_recipe
 from unpad.cli.options import Debug, Json, OptionalRecipe, Overrides, RecipeArgument, RunOrRecipe
 from unpad.cli.output import print_json
 from unpad.errors import DRILL_FOUND_FAULT, NOT_PROVED, RecipeError
 from unpad.storage.paths import new_path
 from unpad.terminal.printing import print_lines
+from unpad.terminal.progress import progress
 
 verbs = typer.Typer()
 
@@ -28,6 +30,7 @@ def plan(
     debug: Debug = False,
 ) -> None:
     """Preview training: the cost of every batching strategy on your data, and where every token goes."""
+    check_recipe(recipe, overrides or [])
     from unpad.run.screen import open_console
     from unpad.trials.preview import preview
     from unpad.trials.process_table import process_counts
@@ -63,6 +66,8 @@ def prove(
     With --processes: an update by several processes, which the command starts, has the bits of one; with
     train.sums=fast its gradient.
     """
+    if recipe is not None and hf is None:
+        check_recipe(recipe, overrides or [])
     if processes is not None and (recipe is None or hf is not None):
         raise RecipeError("--processes proves an update of a recipe", fix="name a recipe, and leave out --hf")
     if hf is not None:
@@ -110,16 +115,18 @@ def doctor(
     """Find out why a recipe or a run does not learn, or is slow. Exit code 15 when something is to mend."""
     import json
 
+    if lang not in (None, "en", "zh"):
+        raise RecipeError(f'there is no language "{lang}"', where="--lang", fix="use en or zh")
+    check_run_or_recipe(name, overrides or [])
     from unpad.doctor.examine import examine
     from unpad.doctor.picture import write_picture
     from unpad.doctor.words import language_of
     from unpad.errors import DOCTOR_FOUND_TROUBLE
     from unpad.storage import finite, write_atomic
 
-    if lang not in (None, "en", "zh"):
-        raise RecipeError(f'there is no language "{lang}"', where="--lang", fix="use en or zh")
     language = language_of(lang)
-    found = examine(name, overrides or [], seconds)
+    with progress("examining"):
+        found = examine(name, overrides or [], seconds)
     print_lines(found.lines(language))
     if out is not None and found.sweep is not None and len(found.sweep.rates):
         write_picture(out, found.sweep, found.subject.rate, language)
@@ -139,9 +146,11 @@ def bench(
     debug: Debug = False,
 ) -> None:
     """Measure speed, padding, memory and quality of padded and packed batches, on this machine and your data."""
+    check_recipe(recipe, overrides or [])
     from unpad.trials.bench.bench import FULL, QUICK, bench
 
-    table = bench(recipe, overrides or [], QUICK if quick else FULL)
+    with progress("measuring"):
+        table = bench(recipe, overrides or [], QUICK if quick else FULL)
     if as_json:
         print_json(table.to_json())
     else:
@@ -165,9 +174,11 @@ def drill(
     It works in a new folder beside the run, which is removed, and only reads the run. Exit code 14 when it found a
     fault; warnings do not fail.
     """
+    check_run_or_recipe(subject, overrides or [])
     from unpad.drill.drill import drill
 
-    result = drill(subject, overrides or [], out, minutes=minutes)
+    with progress("drilling"):
+        result = drill(subject, overrides or [], out, minutes=minutes)
     if as_json:
         print_json(result.to_json())
     else:

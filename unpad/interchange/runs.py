@@ -29,7 +29,18 @@ from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import OptimSettings, TrainSettings
 from unpad.run import checkpoint
 from unpad.run.base import KEY, read_base, run_weights
-from unpad.run.folder import CHECKPOINTS, COMMAND, FAMILY, IMPORT, KEPT, MADE_BY, RECIPE, find_run, run_recipe
+from unpad.run.folder import (
+    CHECKPOINTS,
+    COMMAND,
+    FAMILY,
+    IMPORT,
+    KEPT,
+    MADE_BY,
+    RECIPE,
+    find_run,
+    refuse_run,
+    run_recipe,
+)
 from unpad.run.kept import open_files
 from unpad.run.report.history import LOG
 from unpad.storage.reading import shaped
@@ -56,8 +67,7 @@ def import_folder(name: str, out: Path) -> list[str]:
         RecipeError: `out` holds a run, or the extra for names of a hub is not installed.
         DiskError: it cannot be written.
     """
-    if (out / RECIPE).is_file():
-        raise RecipeError("the directory holds a run already", where=str(out), fix="choose another --out")
+    refuse_run(out)
     snapshot = download_model(name) if is_hub_name(name) else None
     folder = folder_of(name) if snapshot is None else snapshot.folder
     origin = {} if snapshot is None else {"repository": snapshot.name, "commit": snapshot.commit}

@@ -26,6 +26,7 @@ import torch
 from unpad.errors import SIGNALS, UNFORESEEN, LostProcessError
 from unpad.processes.own_log import LOGS, log_of, shown
 from unpad.processes.worker import LAUNCHER
+from unpad.terminal.commands import resume_run
 from unpad.terminal.printing import print_lines, print_text, show_cursor
 
 PATIENCE_S = 8.0  # that the others may take to end after one has failed
@@ -56,7 +57,7 @@ def launch(processes: int, arguments: Sequence[str], folder: Path) -> int:
             if ended.untold(rank):
                 print_text(shown(rank, Path(logs) / f"{rank}.log"), to_errors=True)
         lost = Path(logs) / "0.log"
-        error = ended.error(folder, lost.read_text(encoding="utf-8") if lost.is_file() else "")
+        error = ended.error(folder, lost.read_text(encoding="utf-8") if lost.is_file() else "", processes)
     if ended.codes.get(0, 0) < 0 and sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
         show_cursor()  # the first process had no time to
     if error:
@@ -111,11 +112,12 @@ class Ended:
             return False  # the signal to this command ended it, as it did the first
         return code not in (0, self.codes.get(0)) and not self.at_once
 
-    def error(self, folder: Path, lost: str) -> str:
+    def error(self, folder: Path, lost: str, processes: int) -> str:
         """Message on what no process could say itself, for a run in `folder`; empty if the first has said all.
 
         Args:
             lost: error of the first process if it lost the connection to another; it has not shown that.
+            processes: number of the run's processes.
         """
         if self.signal is not None:
             kind = SIGNALS[self.signal]
@@ -136,7 +138,8 @@ class Ended:
         else:
             return lost.rstrip()
         log = log_of(folder, rank)
-        fix = "see why it ended, such as for lack of memory; then continue with --resume, with any number of processes"
+        again = resume_run(folder, "--processes", str(processes))
+        fix = f"see why it ended, such as for lack of memory; then continue with {again}, or with another number"
         return str(LostProcessError(what, where=str(log if log.is_file() else folder), fix=fix))
 
 

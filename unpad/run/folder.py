@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
-from unpad.errors import CheckpointError, RecipeError, nearest
+from unpad.errors import MOST_NAMES, CheckpointError, RecipeError, nearest
 from unpad.processes.start import refuse_under_torchrun
 from unpad.recipes.file import load_recipe
 from unpad.recipes.find import SUFFIXES, recipe_names
@@ -16,6 +18,7 @@ from unpad.recipes.recipe import Recipe
 from unpad.recipes.section import earlier_versions
 from unpad.storage.paths import user_path
 from unpad.storage.reading import read_shaped
+from unpad.terminal.commands import resume_run
 
 RUNS = Path("runs")
 KEPT = "hf"  # small files of the Hugging Face folder that the model comes from
@@ -72,11 +75,63 @@ def run_recipe(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"split_version": 1})})
 
 
-def list_runs() -> list[Path]:
-    """Run directories under runs/, newest first; where there is none, those of the working directory, which may be
+def refuse_run(folder: Path, fix: str = "choose another --out") -> None:
+    """Refuse the directory of a run as the place of another.
+
+    Raises:
+        RecipeError: it holds a run.
+    """
+    if (folder / RECIPE).is_file():
+        raise RecipeError("the directory holds a run already", where=str(folder), fix=fix)
+
+
+def refuse_new_run(folder: Path) -> None:
+    """`refuse_run`, with the command that continues the run."""
+    refuse_run(folder, f"continue it with {resume_run(folder)}, or choose another --out")
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A run to continue: the recipe that is named, or None for the run's own, the run, and the overrides."""
+
+    recipe: str | None
+    folder: Path
+    overrides: list[str]
+
+
+def run_to_resume(name: str | None, overrides: Sequence[str], out: Path | None) -> Resumed:
+    """The run that a command with --resume means.
+
+    Args:
+        name: first word of the command: a recipe, whose newest run is meant unless `out` says which; a run; or an
+            override, of the run in `out`.
+
+    Raises:
+        RecipeError: there is no such run, or two are named.
+    """
+    named = None if name is None else user_path(name)
+    is_run = named is not None and any((folder / RECIPE).is_file() for folder in (named, RUNS / named))
+    if name is not None and (name in recipe_names() or name.endswith(SUFFIXES)) and not ("/" in name and is_run):
+        return Resumed(name, out or free_folder(name, resume=True), list(overrides))
+    if name is None or ("=" in name and not is_run):
+        words = [*([name] if name else []), *overrides]
+        if out is None:
+            known = [folder.name for folder in list_runs()]
+            runs = f"; known: {', '.join(known[:MOST_NAMES])}" if known else ""
+            fix = f"name it: {shlex.join(['unpad', 'train', '--resume', 'RUN', *words])}{runs}"
+            raise RecipeError("no run is named to resume", where="--resume", fix=fix)
+        return Resumed(None, find_run(out), words)
+    found = find_run(name)
+    if out is not None and out.resolve() != found.resolve():
+        raise RecipeError(f"two runs are named: {found} and {out}", where="--resume", fix="leave out --out")
+    return Resumed(None, found, list(overrides))
+
+
+def list_runs(root: Path = RUNS) -> list[Path]:
+    """Run directories under `root`, newest first; where runs/ has none, those of the working directory, which may be
     runs/ itself."""
-    folders = [path.parent for path in RUNS.glob(f"*/{RECIPE}")]
-    if not folders:
+    folders = [path.parent for path in root.glob(f"*/{RECIPE}")]
+    if not folders and root == RUNS:
         folders = [path.parent for path in Path().glob(f"*/{RECIPE}") if (path.parent / COMMAND).is_file()]
     return sorted(folders, key=lambda folder: _changed(folder / RECIPE), reverse=True)
 

@@ -11,7 +11,18 @@ from unpad.errors import RecipeError
 from unpad.run import checkpoint
 from unpad.run.base import KEY, run_weights
 from unpad.run.checkpoint import State, model_tensors
-from unpad.run.folder import CHECKPOINTS, COMMAND, KEPT, MADE_BY, RECIPE, RUN_ID, find_run, read_command, run_recipe
+from unpad.run.folder import (
+    CHECKPOINTS,
+    COMMAND,
+    KEPT,
+    MADE_BY,
+    RECIPE,
+    RUN_ID,
+    find_run,
+    read_command,
+    refuse_run,
+    run_recipe,
+)
 from unpad.run.identity import OF_RUN
 
 LEFT = (storage.LOCK, RECIPE, COMMAND, "report.html")  # files that are not copied
@@ -35,8 +46,7 @@ def merge_run(name: str | Path, out: Path) -> Path:
         RunInUseError: another process writes to `out`.
     """
     folder = find_run(name)
-    if (out / RECIPE).exists():
-        raise RecipeError("the directory holds a run already", where=str(out), fix="choose another --out")
+    refuse_run(out)
     recipe, command = run_recipe(folder), read_command(folder)
     weights, state = run_weights(folder)
     if KEY not in state.values:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from unpad.run.report.svg import short, span
 from unpad.terminal.printing import print_styled
-from unpad.terminal.progress import held
+from unpad.terminal.progress import Bar, erase, held, progress, told
 
 RECENT_STEPS = 50  # steps that rates and time left are computed from
 REFRESH_SECONDS = 0.1
@@ -52,6 +52,7 @@ class Screen:
         self.console, self.verbose = console, verbose
         self._log_every, self._total, self._exact, self._of_epochs = log_every, total_steps, True, ""
         self._live: Live | None = None
+        self._bar: Bar | None = None
         self._alone = ExitStack()
         self._progress = Progress(
             TextColumn("{task.description}", markup=False), BarColumn(None), TextColumn("{task.fields[at]}")
@@ -67,14 +68,16 @@ class Screen:
         return self._live is not None
 
     def start(self) -> None:
-        """Begin the live bar if the console is a terminal that can move its cursor."""
-        if self.console.is_terminal and not self.console.is_dumb_terminal:
+        """Begin the live bar if the console is a terminal that can move its cursor; else a line of progress."""
+        if self.console.is_terminal and not self.console.is_dumb_terminal and not self.console.quiet:
             with self._unbreakable():
                 # Drawn from `step` alone: a thread of its own would have to survive a vanished terminal too.
                 live = Live(Group(self._progress, self._status), console=self.console, auto_refresh=False)
                 live.start()
                 self._live = live
                 self._alone.enter_context(held())  # evaluations show their progress here
+        else:
+            self._bar = self._alone.enter_context(progress("training", self._total, "steps"))
 
     def stage(self, name: str, total_steps: int | None, exact: bool = True, max_epochs: int | None = None) -> None:
         """Begin a stage of `max_epochs` epochs: reset rates and time left."""
@@ -87,6 +90,8 @@ class Screen:
         """Set the last step of the whole run, all stages included; without `exact` it is shown as "about"."""
         self._total, self._exact = total_steps, exact
         self._progress.update(self._task, total=total_steps)
+        if self._bar:
+            self._bar.total = total_steps
 
     def step(
         self,
@@ -114,19 +119,26 @@ class Screen:
                 self._status.plain = f"{numbers}  {short(self._rates()[0])} tok/s  {usage}"
                 self._live.refresh()
             self._shown_at = perf_counter()
+        if self._bar:
+            if not self._bar.done:  # a run that goes on
+                self._bar.begin_at(step - 1)
+            self._bar.advance(step - self._bar.done)
 
     def line(self, line: str) -> None:
         """Show a line, above the bar if there is one."""
+        erase()  # progress on standard error, which is drawn again with the next step
         with self._unbreakable():
             # Soft wrap would hold for the bar below as well, and a terminal that wraps it itself miscounts its lines.
             print_styled(self.console, line, wraps=not self._live)
+        if not self.console.quiet:
+            told()
 
     def close(self) -> None:
         """Stop the live bar where it is and release the terminal."""
         if self._live:
             with self._unbreakable():
                 self._live.stop()
-            self._alone.close()
+        self._alone.close()
 
     def _start_clock(self) -> None:
         self._recent: deque[StepWork] = deque(maxlen=RECENT_STEPS)

@@ -37,8 +37,11 @@ class LineLog:
         line = (json.dumps(finite(record), ensure_ascii=False, allow_nan=False) + "\n").encode()
         status = os.fstat(self._descriptor)
         if status.st_nlink == 0:
-            what, fix = f"{self.path.name} was deleted while it was being written", "put the folder back from a copy"
-            raise DiskError(what, where=str(self.path), fix=f"{fix} and continue with --resume, or begin again")
+            what, fix = (
+                f"{self.path.name} was deleted while it was being written",
+                f"put {self.path.parent} back from a copy",
+            )
+            raise DiskError(what, where=str(self.path), fix=f"{fix} and continue there, or begin again")
         size = status.st_size
         with disk_errors(self.path, len(line)):
             try:

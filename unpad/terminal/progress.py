@@ -40,7 +40,11 @@ class Bar:
 
     def __init__(self, what: str, total: int | None, unit: str) -> None:
         self.what, self.total, self.unit = what, total, unit
-        self.done, self._began = 0, perf_counter()
+        self.done, self._before, self._began = 0, 0, perf_counter()
+
+    def begin_at(self, done: int) -> None:
+        """Count units as done that were done before, which say nothing of the time left."""
+        self.done = self._before = done
 
     def advance(self, num: int = 1) -> None:
         """Count `num` more units as done, and draw if it is time to."""
@@ -56,10 +60,10 @@ class Bar:
         return f"{self.what} {count}{' ' + self.unit if self.unit else ''}{self._left()}"
 
     def _left(self) -> str:
-        busy = perf_counter() - self._began
-        if not self.total or not self.done or busy < LEFT_AFTER_SECONDS:
+        busy, made = perf_counter() - self._began, self.done - self._before
+        if not self.total or not made or busy < LEFT_AFTER_SECONDS:
             return ""
-        seconds = round(busy / self.done * max(self.total - self.done, 0))
+        seconds = round(busy / made * max(self.total - self.done, 0))
         return f", left {_span(seconds)}"
 
 

@@ -17,6 +17,7 @@ from unpad.models.contract import Model
 from unpad.processes.group import Group
 from unpad.recipes.recipe import Recipe
 from unpad.run.base import fingerprint
+from unpad.terminal.commands import resume_run
 from unpad.training.progress import DECIDE_BITS
 from unpad.training.setup import Setup
 
@@ -97,7 +98,7 @@ def check_weights(setup: Setup, step: int) -> None:
     for rank, other in enumerate(others, start=1):
         if other != first:
             what = f"process {rank} has other weights than process 0"
-            fix = "continue with --resume; if it comes again, train without that machine"
+            fix = f"continue with {resume_run(setup.folder)}; if it comes again, train without that machine"
             raise UnlikeProcessesError(what, where=f"step {step}", fix=fix)
 
 

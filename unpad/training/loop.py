@@ -13,7 +13,7 @@ from rich.console import Console
 
 from unpad import storage
 from unpad.data.text import TextData
-from unpad.errors import DiskError, RecipeError, UnpadError
+from unpad.errors import DiskError, UnpadError
 from unpad.evaluation.attention_maps import attention_maps
 from unpad.evaluation.samples import sample_replies
 from unpad.interchange.origin import is_folder, keep_origin, open_recipe, starting_weights
@@ -24,7 +24,7 @@ from unpad.recipes.changes import differences
 from unpad.recipes.recipe import Recipe
 from unpad.run.checkpoint import State, put_weights
 from unpad.run.cores import StepShare
-from unpad.run.folder import CHECKPOINTS, RECIPE, run_recipe
+from unpad.run.folder import CHECKPOINTS, RECIPE, read_command, refuse_new_run, run_recipe
 from unpad.run.identity import new_id, run_id
 from unpad.run.kept import open_files
 from unpad.run.loggers import check_loggers
@@ -75,7 +75,7 @@ class Result:
 
 
 def train(
-    recipe: str,
+    recipe: str | None,
     folder: Path,
     overrides: Sequence[str] = (),
     *,
@@ -89,7 +89,7 @@ def train(
     """Train a recipe into a run directory, or continue a run.
 
     Args:
-        recipe: packaged recipe or YAML file.
+        recipe: packaged recipe or YAML file; None continues a run by the recipe that it keeps.
         folder: the run directory; must not hold a run unless `resume`.
         overrides: `key=value` changes.
         group: the processes that train together; all of them call this with equal arguments.
@@ -103,7 +103,9 @@ def train(
     with group.together():
         # A run goes on without the model that it began from.
         known = run_recipe(folder) if resume and (folder / RECIPE).is_file() else None
-        settings = resolved(open_recipe(recipe, overrides, known=known))
+        own = recipe is None
+        recipe = read_command(folder)["recipe"] if recipe is None else recipe
+        settings = resolved(run_recipe(folder, overrides) if own else open_recipe(recipe, overrides, known=known))
     # A divided model's passes are collective: who fails in one ends, and so do the others, who notice it.
     is_whole = settings.train.shard == "none" and settings.train.pipeline_stages == 1
     telling = group.failing_together() if is_whole else nullcontext()
@@ -115,7 +117,7 @@ def train(
             exists = _holds_run(folder, resume)
             notes = [] if exists or not resume else ["no run to resume here: this is a new run"]
             if exists:
-                overrides, settings, saved = resumed_recipe(recipe, overrides, folder)
+                overrides, settings, saved = resumed_recipe(None if own else recipe, overrides, folder)
             check_pipeline(settings, group)
             check_loggers(settings.log)
         group.limit(settings.train.timeout)
@@ -198,11 +200,9 @@ def _open_monitor(setup: Setup, console: Console | None, last: int, *, verbose: 
 
 def _holds_run(folder: Path, resume: bool) -> bool:
     """Return whether the directory holds a run; refuse one that a new run would overwrite."""
-    exists = (folder / RECIPE).is_file()
-    if exists and not resume:
-        fix = "continue it with --resume, or choose another --out"
-        raise RecipeError("the directory holds a run already", where=str(folder), fix=fix)
-    return exists
+    if not resume:
+        refuse_new_run(folder)
+    return (folder / RECIPE).is_file()
 
 
 def _take_folder(folder: Path, locked: bool, stack: ExitStack, *, private: bool) -> None:

@@ -23,8 +23,11 @@ from unpad.training.stage import StageSetup, epoch_plan, last_step, stage_epochs
 ENDS = ("max_steps", "max_epochs")
 
 
-def resumed_recipe(recipe: str, overrides: Sequence[str], folder: Path) -> tuple[list[str], Recipe, Recipe]:
+def resumed_recipe(recipe: str | None, overrides: Sequence[str], folder: Path) -> tuple[list[str], Recipe, Recipe]:
     """Combine the overrides of the command that started the run with new ones, which come last.
+
+    Args:
+        recipe: that the command names; None for the one that the run keeps.
 
     Returns:
         Overrides, their resolved recipe, and the recipe that the run saved.
@@ -38,6 +41,8 @@ def resumed_recipe(recipe: str, overrides: Sequence[str], folder: Path) -> tuple
     saved = resolved(run_recipe(folder))  # written by an earlier version, it may lack fields
     given = {override.partition("=")[0] for override in overrides}
     earlier = [o for o in read_command(folder)["overrides"] if o.partition("=")[0] not in given]
+    if recipe is None:
+        return [*earlier, *overrides], _refuse_changes(resolved(run_recipe(folder, overrides)), saved, folder), saved
     with earlier_versions():
         settings = _same_rule(resolved(open_recipe(recipe, overrides, earlier=earlier, known=saved)), saved)
         if settings.data != saved.data:  # an earlier version kept packaged sources beside given ones
@@ -45,12 +50,17 @@ def resumed_recipe(recipe: str, overrides: Sequence[str], folder: Path) -> tuple
                 resolved(open_recipe(recipe, overrides, earlier=earlier, keep_packaged=True, known=saved)), saved
             )
             settings = older if older.data == saved.data else settings
+    return [*earlier, *overrides], _refuse_changes(settings, saved, folder), saved
+
+
+def _refuse_changes(settings: Recipe, saved: Recipe, folder: Path) -> Recipe:
+    """The settings of a run that goes on, if they may take the place of those that it saved."""
     changed = differences(saved, settings)
     refused = {key: values for key, values in changed.items() if not may_change_on_resume(key)}
     if refused:
         listing = "; ".join(f"{key}: {old!r} in the run, {new!r} now" for key, (old, new) in refused.items())
         raise ResumeError(listing, where=str(folder), fix="undo these changes, or start a new run with train.init_from")
-    return [*earlier, *overrides], settings, saved
+    return settings
 
 
 def recorded_precision(folder: Path) -> Precision | None:

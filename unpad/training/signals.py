@@ -10,6 +10,7 @@ from types import FrameType
 
 from unpad.errors import SIGNALS
 from unpad.processes.group import ALONE, Group
+from unpad.terminal.commands import resume_run
 
 
 class Signals:
@@ -56,6 +57,6 @@ class Signals:
             return
         kind = SIGNALS[self.stops]
         what = f"stopped by {kind.name}; everything up to here is saved"
-        error = kind(what, where=str(folder), fix="continue with --resume")
+        error = kind(what, where=str(folder), fix=f"continue with {resume_run(folder)}")
         error.is_agreed = True
         raise error

@@ -17,6 +17,7 @@ from unpad.run.checkpoint import State
 from unpad.run.folder import CHECKPOINTS
 from unpad.run.monitor import StepRecord
 from unpad.run.reference import REFERENCE
+from unpad.terminal.commands import resume_run
 from unpad.training.alike import check_weights
 from unpad.training.context import RunContext, StageRun
 from unpad.training.memory import HeapKeeper
@@ -165,7 +166,7 @@ def _after_step(stage: StageRun, ends_epoch: bool, is_saved: bool) -> None:
     run.signals.raise_if_received(run.setup.folder)
     if stop:
         what = "stopped after an evaluation, as its caller asked; everything up to here is saved"
-        raise Stopped(what, where=str(run.setup.folder), fix="continue with --resume")
+        raise Stopped(what, where=str(run.setup.folder), fix=f"continue with {resume_run(run.setup.folder)}")
 
 
 def _count_epoch_and_watch(stage: StageRun, ends_epoch: bool) -> None:

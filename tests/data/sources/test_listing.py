@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from unpad.data.sources.listing import MOST_LISTED, source_lines
-from unpad.data.sources.places import MADE
+from unpad.data.sources.places import DRAWN, OURS, SIMULATED
 from unpad.recipes.data import PACKAGED
 from unpad.recipes.file import load_recipe, parse_recipe
 
 
 def test_every_place_of_the_package_counts_as_its_own() -> None:
-    assert set(PACKAGED) == {"unpad:", *MADE}
+    assert (OURS, DRAWN, SIMULATED) == PACKAGED == ("unpad:", "drawn:", "simulated:")
 
 
 def test_packaged_files_are_marked_and_given_ones_are_not() -> None:

@@ -2,14 +2,11 @@
 
 from pathlib import Path
 
-from unpad.data.sources.drawn import drawn_folder
-from unpad.data.sources.simulated import simulated_folder
-from unpad.recipes.data import DataSettings
+from unpad.recipes.data import PACKAGED, DataSettings
 from unpad.storage.paths import user_path
 
 PACKAGE = Path(__file__).parents[2]
-# With `unpad:`, the prefixes of `recipes.data.PACKAGED`.
-MADE = {"drawn:": drawn_folder, "simulated:": simulated_folder}  # sets that the program draws itself
+OURS, DRAWN, SIMULATED = PACKAGED
 
 
 def resolve_path(data: DataSettings, path: str) -> Path:
@@ -21,11 +18,17 @@ def resolve_path(data: DataSettings, path: str) -> Path:
     Raises:
         RecipeError: it is no path of this machine, or starts in the home of a user whom the machine does not have.
     """
-    for prefix, folder in MADE.items():
-        if path.startswith(prefix):
-            return folder() / path.removeprefix(prefix)
-    if path.startswith("unpad:"):
-        return PACKAGE / path.removeprefix("unpad:")
+    # Imported where they are drawn: the libraries for pictures and tables take longer to load than a wrong path to find.
+    if path.startswith(DRAWN):
+        from unpad.data.sources.drawn import drawn_folder
+
+        return drawn_folder() / path.removeprefix(DRAWN)
+    if path.startswith(SIMULATED):
+        from unpad.data.sources.simulated import simulated_folder
+
+        return simulated_folder() / path.removeprefix(SIMULATED)
+    if path.startswith(OURS):
+        return PACKAGE / path.removeprefix(OURS)
     expanded = user_path(path)
     if expanded.is_absolute() or data.root is None:
         return expanded

@@ -37,6 +37,7 @@ from unpad.run.checkpoint import saved_steps
 from unpad.run.folder import CHECKPOINTS, RECIPE
 from unpad.run.screen import open_console
 from unpad.storage import RunLock, make_folder, remove_folder, write_atomic
+from unpad.terminal.commands import resume_search
 from unpad.terminal.printing import print_styled
 from unpad.terminal.progress import progress
 from unpad.terminal.table import text_table
@@ -122,7 +123,7 @@ def search(
     """
     begun = (folder / JOURNAL).is_file()
     if (begun or any(folder.glob("trial-*"))) and not resume:
-        fix = "continue it with --resume, or choose another --out"
+        fix = f"continue it with {resume_search(recipe, folder, trials)}, or choose another --out"
         raise RecipeError("the directory holds a search already", where=str(folder), fix=fix)
     if resume and not begun:
         raise RecipeError("there is no search to resume", where=str(folder), fix="leave out --resume, or mend --out")
@@ -195,14 +196,15 @@ def _run_trials(search: Search, trials: int) -> None:
             search.study.sampler = _sampler(search, number)
             _run_trial(search, search.study.ask())
     except KeyboardInterrupt:
-        raise _stopped(search, Interrupted) from None
+        raise _stopped(search, Interrupted, trials) from None
     except Signalled as end:
-        raise _stopped(search, type(end)) from None
+        raise _stopped(search, type(end), trials) from None
 
 
-def _stopped(search: Search, kind: type[Signalled]) -> Signalled:
+def _stopped(search: Search, kind: type[Signalled], trials: int) -> Signalled:
     what = f"the search was stopped by {kind.name}; everything up to here is saved"
-    return kind(what, where=str(search.folder), fix="continue with --resume")
+    fix = f"continue with {resume_search(search.recipe, search.folder, trials)}"
+    return kind(what, where=str(search.folder), fix=fix)
 
 
 def _sampler(search: Search, number: int) -> optuna.samplers.TPESampler:

@@ -1,0 +1,77 @@
+"""Errors of the command line that are told before torch is loaded, which takes seconds: names, fields and places.
+
+What is found here is found again where it is used; nothing is decided here alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+
+def check_recipe(recipe: str, overrides: Sequence[str] = ()) -> None:
+    """Load torch if a recipe, its overrides and the places that it names are sound.
+
+    Raises:
+        RecipeError: there is no such recipe, or a field or the run in `model.from` is wrong.
+        SourceError: there is no file where a source of the recipe should be.
+    """
+    from unpad.data.sources.places import resolve_path
+    from unpad.recipes.data import KINDS, is_packaged
+    from unpad.recipes.file import load_recipe
+    from unpad.run.folder import find_run
+    from unpad.storage.paths import user_path
+
+    loaded = load_recipe(recipe, overrides)
+    tables = loaded.events.tables.values() if loaded.data.events else ()
+    paths = [*(source.path for kind in KINDS for source in loaded.data.sources(kind)), *tables]
+    check_places(resolve_path(loaded.data, path) for path in paths if not is_packaged(path))
+    for start in (loaded.model.get("from"), loaded.train.init_from):
+        if isinstance(start, str) and not user_path(start).is_dir():
+            find_run(start)
+    load_torch()
+
+
+def check_run(run: str, fields: Sequence[str] = (), places: Iterable[Path] = ()) -> None:
+    """Load torch if a run, fields that are set for it and places that are named besides are sound.
+
+    Raises:
+        RecipeError: there is no such run, or a field is wrong.
+        SourceError: there is no file at one of the places.
+    """
+    from unpad.run.folder import find_run, run_recipe
+
+    run_recipe(find_run(run), fields)
+    check_places(places)
+    load_torch()
+
+
+def check_run_or_recipe(name: str, overrides: Sequence[str] = ()) -> None:
+    """`check_run` or `check_recipe`, by what the name is of."""
+    from unpad.run.folder import as_run
+
+    run = as_run(name)
+    check_recipe(name, overrides) if run is None else check_run(str(run), overrides)
+
+
+def check_places(places: Iterable[Path]) -> None:
+    """Refuse places where nothing is; a folder is listed later.
+
+    Raises:
+        SourceError: neither a file, a folder nor a pattern that a file matches.
+    """
+    from unpad.data.sources.files import list_paths
+
+    for place in places:
+        if not place.exists():
+            list_paths(place)
+
+
+def load_torch() -> None:
+    """Load torch, with a line on the terminal meanwhile."""
+    if "torch" not in sys.modules:
+        from unpad.terminal.progress import progress
+
+        with progress("loading torch"):
+            import torch  # noqa: F401
