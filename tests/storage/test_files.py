@@ -255,3 +255,14 @@ def test_a_full_disk_says_what_is_lacking_and_never_that_there_is_enough(tmp_pat
         monkeypatch.setattr(disk, "free_bytes", lambda path, free=free: free)
         with pytest.raises(DiskError, match=what):
             storage.write_atomic(tmp_path / "a", b"a" * 300)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_full_disk_a_quota_and_a_limit_of_sizes_are_told_as_a_lack_of_space(tmp_path: Path, number: int) -> None:
+    with pytest.raises(DiskError, match="needs 10 bytes") as caught, disk.disk_errors(tmp_path, 10):
+        raise OSError(number, os.strerror(number))
+    assert os.strerror(number) in caught.value.what
+    assert "free some space (or raise your quota" in caught.value.fix
+    with pytest.raises(DiskError, match="cannot write") as caught, disk.disk_errors(tmp_path, 10):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    assert "free some space" not in caught.value.fix

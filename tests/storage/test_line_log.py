@@ -129,3 +129,13 @@ def test_a_record_that_does_not_fit_leaves_no_part(tmp_path):
 
     assert in_child(limited) == 0
     assert path.read_bytes() == b'{"step": 0}\n{"step": 2}\n'
+
+
+@pytest.mark.parametrize("zeros", [b"\0\0\0\0\n", b"\0\n\0\0\n", b'\0\0"step": 2}\n', b"\0\0\n\0\0"])
+def test_lines_of_zeros_that_a_power_cut_left_at_the_end_are_dropped_when_the_log_is_opened(tmp_path, zeros):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + zeros)
+    log = LineLog(path)
+    log.append({"step": 2})
+    log.close()
+    assert path.read_bytes() == b'{"step": 1}\n{"step": 2}\n'

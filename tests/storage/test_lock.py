@@ -103,3 +103,24 @@ def test_a_file_system_without_locks_is_named_as_the_cause(tmp_path, monkeypatch
     with pytest.raises(DiskError, match="the file system has no locks") as caught, RunLock(tmp_path):
         pass
     assert "another disk" in caught.value.fix
+
+
+def test_a_holder_that_has_not_written_its_name_yet_is_waited_for(tmp_path, monkeypatch):
+    holder = os.open(tmp_path / "run.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    waits = []
+
+    def wait(seconds):
+        waits.append(seconds)
+        if len(waits) == 3:
+            os.write(holder, b'{"pid": 12345, "host": "node7", "started": "today"}')
+
+    monkeypatch.setattr(time, "sleep", wait)
+    with pytest.raises(RunInUseError, match="pid 12345 on host node7 since today"), RunLock(tmp_path):
+        pass
+    assert len(waits) == 3
+    os.ftruncate(holder, 0)
+    with pytest.raises(RunInUseError, match="pid unknown"), RunLock(tmp_path):
+        pass
+    assert 1 < sum(waits) < 10, "it is not waited for for ever"
+    os.close(holder)
