@@ -143,14 +143,32 @@ def test_steps_on_both_sides_of_a_resume_that_changed_the_rate_are_equal(tmp_pat
     assert "train.max_steps is 8, was 4" in receipt.why[0]
 
 
-def test_changed_data_is_refused(tmp_path: Path, unpad: Shell) -> None:
+def test_moved_data_is_taken_from_its_new_place_and_changed_data_refused(tmp_path: Path, unpad: Shell) -> None:
     recipe = write_toy(tmp_path)
     run(recipe, tmp_path / "run", "train.max_steps=2")
-    path = tmp_path / "texts.jsonl"
-    path.write_text(path.read_text().replace("第3篇", "第x篇"))
-    with pytest.raises(ResumeError, match=r"the data changed since the run began: .*texts\.jsonl"):
+    path, moved = tmp_path / "texts.jsonl", tmp_path / "elsewhere/moved.jsonl"
+    moved.parent.mkdir()
+    path.rename(moved)
+    for verb in (("replay", tmp_path / "run"), ("trace", tmp_path / "run", f"{moved}:1")):
+        told = unpad(*verb)
+        assert told.code == 3
+        assert "data.text=NEW" in told.err
+        assert unpad(*verb, f"data.text={moved}").code == 0
+        assert unpad(*verb, f"data.text.0.path={moved}").code == 0
+        told = unpad(*verb, f"data.text={moved}", "optim.lr=1")
+        assert told.code == 2
+        assert "optim.lr is not the place of a file" in told.err
+    was = hashlib.sha256(moved.read_bytes()).hexdigest()[:12]
+    moved.write_text(moved.read_text().replace("第3篇", "第x篇"))
+    now = hashlib.sha256(moved.read_bytes()).hexdigest()[:12]
+    for verb in (("replay", tmp_path / "run"), ("trace", tmp_path / "run", f"{moved}:1")):
+        told = unpad(*verb, f"data.text={moved}")
+        assert told.code == 9
+        assert f"{path} (sha256 {was} in the run)" in told.err
+        assert f"{moved} (sha256 {now} now)" in told.err
+    moved.rename(path)
+    with pytest.raises(ResumeError, match=rf"the data changed .*texts\.jsonl \(sha256 {was} in the run, {now} now\)"):
         replay(tmp_path / "run")
-    assert unpad("replay", tmp_path / "run").code == unpad("trace", tmp_path / "run", f"{path}:1").code == 9
 
 
 def test_altered_weights_and_another_rate_are_found_with_exit_code_16(

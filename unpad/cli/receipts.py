@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from unpad.cli.completion import override_words
 from unpad.cli.early import check_run
 from unpad.cli.options import Debug, Json, RunArgument
 from unpad.cli.output import print_json
@@ -14,11 +15,20 @@ from unpad.terminal.printing import print_lines
 from unpad.terminal.progress import progress
 
 verbs = typer.Typer()
+Moved = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[key=value ...]",
+        help="New places of data that was moved, as data.text=NEW.",
+        autocompletion=override_words,
+    ),
+]
 
 
 @verbs.command(epilog="Example: unpad replay zh_chat-1 --step 120")
 def replay(
     run: RunArgument,
+    overrides: Moved = None,
     step: Annotated[
         int | None, typer.Option(min=1, help="Step of the run; default the last one that follows a checkpoint.")
     ] = None,
@@ -30,11 +40,11 @@ def replay(
     Exit code 16 when it differs. Steps between the checkpoint before it and the step are computed as well; without one
     all steps of the stage.
     """
-    check_run(run)
+    check_run(run, overrides or [])
     from unpad.receipts.replay import replay
 
     with progress("replaying"):
-        receipt = replay(run, step)
+        receipt = replay(run, step, overrides or [])
     if as_json:
         print_json(receipt.to_json())
     else:
@@ -48,15 +58,16 @@ def trace(
     row: Annotated[
         str, typer.Argument(metavar="FILE:LINE", help="A row of the run's data; a picture's file; a patient's id.")
     ],
+    overrides: Moved = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Tell in which steps a run learnt from a row of its data, or why in none."""
-    check_run(run)
+    check_run(run, overrides or [])
     from unpad.receipts.trace import trace
 
     with progress("tracing"):
-        found = trace(run, row)
+        found = trace(run, row, overrides or [])
     if as_json:
         print_json(found.to_json())
     else:

@@ -16,6 +16,7 @@ import torch
 from unpad.data.family import family_of
 from unpad.errors import CheckpointError, CollapseError, NonFiniteError, RecipeError, ResumeError
 from unpad.receipts.differences import compare, of_memory, reasons
+from unpad.receipts.moved import advising, relocated
 from unpad.receipts.receipt import Receipt, learnt
 from unpad.receipts.starts import StageSteps, put_start, readable_states, recorded_steps, refuse_untrained, starts
 from unpad.recipes.recipe import Recipe, stages_of
@@ -47,7 +48,7 @@ class _Segment:
     most_tokens: int | None
 
 
-def replay(run: str | Path, step: int | None = None) -> Receipt:
+def replay(run: str | Path, step: int | None = None, overrides: Sequence[str] = ()) -> Receipt:
     """Compute a step of a run again, from its plan, its data and a checkpoint, and compare it with what was recorded.
 
     The steps are those of training on one process, with the number of threads and the precision of the run. Nothing is
@@ -57,6 +58,7 @@ def replay(run: str | Path, step: int | None = None) -> Receipt:
         run: directory, or name under runs/.
         step: by default the last one that follows a checkpoint or the beginning of a stage, so that no other step has
             to be taken before it.
+        overrides: new places of data that was moved, such as "data.text=NEW".
 
     Raises:
         RecipeError: the run has not recorded the step, or was not trained.
@@ -65,7 +67,9 @@ def replay(run: str | Path, step: int | None = None) -> Receipt:
     """
     folder = find_run(run)
     refuse_untrained(folder)
-    sessions = [replace(one, recipe=_alone(resolved(one.recipe))) for one in read_sessions(folder)]
+    sessions = [
+        replace(one, recipe=_alone(resolved(relocated(one.recipe, overrides)))) for one in read_sessions(folder)
+    ]
     stages = recorded_steps(folder, sessions[-1].recipe)
     step = _default_step(folder, stages, sessions) if step is None else step
     stage = next((one for one in stages if step in one.rows), None)
@@ -75,7 +79,7 @@ def replay(run: str | Path, step: int | None = None) -> Receipt:
         raise RecipeError(what, where=str(folder), fix="choose a step with --step, or leave it out")
     _refuse_divided(session_of(sessions, step), folder)
     newest = next(readable_states(folder), None)
-    with _threads_of(session_of(sessions, step), newest):
+    with _threads_of(session_of(sessions, step), newest), advising(f"unpad replay {run}"):
         return _replay(folder, stage, step, sessions, newest)
 
 

@@ -15,6 +15,7 @@ from unpad.data.family import Data, FoundRow, RowSpan, family_of, open_data
 from unpad.data.sources.named import place_of
 from unpad.data.sources.split import PARTS, Split, Wanted
 from unpad.models import model_config
+from unpad.receipts.moved import advising, relocated
 from unpad.receipts.rows import find, no_such_row
 from unpad.receipts.starts import StageSteps, readable_states, recorded_steps, refuse_untrained
 from unpad.recipes.recipe import Recipe, stages_of
@@ -129,28 +130,30 @@ class _Tracing:
     why: Counter[str] = field(default_factory=Counter)
 
 
-def trace(run: str | Path, given: str) -> Trace:
+def trace(run: str | Path, given: str, overrides: Sequence[str] = ()) -> Trace:
     """Find the steps in which a run learnt from a row, by the plans of all its epochs; no model is built.
 
     Args:
         run: directory, or name under runs/.
         given: FILE:LINE, FILE[ELEMENT], the file of a picture, or of patients an id or the place of an event.
+        overrides: new places of data that was moved, such as "data.text=NEW".
 
     Raises:
         RecipeError: there is no such run, row or file.
         ResumeError: the data changed since the run began.
         SourceError: a file cannot be used.
     """
-    return trace_row(open_history(run), given)
+    return trace_row(open_history(run, overrides), given)
 
 
-def open_history(run: str | Path) -> History:
+def open_history(run: str | Path, overrides: Sequence[str] = ()) -> History:
     """Open what a run's steps are known by; raises as `trace`."""
     folder = find_run(run)
     refuse_untrained(folder)
-    recipe = resolved(read_sessions(folder)[-1].recipe)
+    recipe = resolved(relocated(read_sessions(folder)[-1].recipe, overrides))
     done = recorded_steps(folder, recipe)
-    data = open_data(recipe, open_files(recipe, folder), compare=False)
+    with advising(f"unpad trace {run} ROW"):
+        data = open_data(recipe, open_files(recipe, folder), compare=False)
     newest = next(readable_states(folder), None)
     if newest is not None:
         refuse_changed_data(data, newest, folder)

@@ -300,5 +300,11 @@ def _mend_best(setup: Setup, progress: Progress) -> None:
 
 
 def _changed_files(old: dict[str, str], new: dict[str, str]) -> str:
-    names = [path for path in sorted(old.keys() | new.keys()) if old.get(path) != new.get(path)]
-    return ", ".join(names[:5]) or "the split or the encoding differs"
+    """The files whose content changed, with both hashes; a file that was only moved is none of them."""
+    told = []
+    for path in sorted(old.keys() | new.keys()):
+        was, now = old.get(path), new.get(path)
+        if was != now and not (was is None and now in old.values()) and not (now is None and was in new.values()):
+            hashes = [*([f"{was[:12]} in the run"] if was else []), *([f"{now[:12]} now"] if now else [])]
+            told.append(f"{path} (sha256 {', '.join(hashes)})")
+    return ", ".join(told[:5]) or "the split or the encoding differs"

@@ -1,0 +1,58 @@
+"""Data of a run that lies elsewhere than when the run was trained: its new places, given as fields of the recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from unpad.errors import RecipeError, SourceError
+from unpad.recipes.changes import differences
+from unpad.recipes.data import KINDS, as_sources
+from unpad.recipes.file import parse_recipe
+from unpad.recipes.overrides import apply_override
+from unpad.recipes.recipe import Recipe
+from unpad.recipes.section import earlier_versions
+
+# Last parts of fields that name a file, a folder or a run.
+PLACES = ("path", "root", "split", "code_embeddings", "synonyms_file", "init_from")
+
+
+def relocated(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    """The recipe of a run with new places of its data; what else a source says stays.
+
+    Raises:
+        RecipeError: an override is wrong, or changes more than a place.
+    """
+    if not overrides:
+        return recipe
+    values = recipe.model_dump(mode="json")
+    before = {kind: values["data"][kind] for kind in KINDS}
+    for given in overrides:
+        apply_override(values, given)
+    for kind, old in before.items():
+        new = as_sources(values["data"].get(kind))
+        if isinstance(new, list) and len(new) == len(old):
+            values["data"][kind] = [{**was, **now} for was, now in zip(old, new, strict=True)]
+    with earlier_versions():
+        moved = parse_recipe(values)
+    for key in differences(recipe, moved):
+        if key.rpartition(".")[2] not in PLACES:
+            what = f"{key} is not the place of a file, and a run's other fields stay as they were"
+            raise RecipeError(what, where="command line", fix="give new places of data alone, such as data.text=NEW")
+    return moved
+
+
+@contextmanager
+def advising(run: str) -> Iterator[None]:
+    """Add to the error of a missing file how its new place is given.
+
+    Args:
+        run: the command and the run that it is about.
+    """
+    try:
+        yield
+    except SourceError as error:
+        if "no such file" not in error.summary:
+            raise
+        fix = f"put it back, or name its new place as a field of the recipe, such as {run} data.text=NEW"
+        raise SourceError(error.summary, where=error.where, fix=fix, details=error.details) from None
