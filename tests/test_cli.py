@@ -23,6 +23,7 @@ from tests.helpers.toy import write_toy
 from unpad.cli import app
 from unpad.cli.main import main
 from unpad.errors import NOT_PROVED, Interrupted
+from unpad.inference.loaded import load
 from unpad.recipes.file import load_recipe
 from unpad.recipes.find import RECIPES
 from unpad.training.step import StepResult
@@ -55,6 +56,7 @@ def test_the_verbs_of_the_design_are_there() -> None:
 @pytest.mark.parametrize("verb", verbs(), ids=" ".join)
 def test_every_verb_helps_with_an_example(unpad: Shell, verb: list[str]) -> None:
     shown = unpad(*verb, "--help")
+    assert unpad(*verb, "-h") == shown
     assert shown.code == 0
     assert f" {' '.join(verb)} " in shown.out.splitlines()[0]
     examples = re.findall(r"Example: unpad (.+)", shown.out)
@@ -139,6 +141,33 @@ def test_a_directory_with_a_run_is_not_overwritten(unpad: Shell, tmp_path: Path)
     assert_three_lines(outcome, 2, "RecipeError")
     assert "--resume" in outcome.err
     assert {path: path.read_bytes() for path in before} == before
+
+
+def test_the_printed_command_continues_the_run_when_it_is_pasted(unpad: Shell, tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path / "toy", stages=[])
+    arguments = ["train", recipe, "train.max_epochs=9", "train.max_steps=2", "--out"]
+    for out in ("zh_chat", "it's my run"):  # the name of a recipe, and one that a shell would take apart
+        assert unpad(*arguments, out).code == 0
+        said = unpad(*arguments, out).err
+        words = shlex.split(said.partition("continue it with ")[2].partition(", or choose")[0])
+        assert words[:3] == ["unpad", "train", "--resume"]
+        told = unpad(*words[1:], "train.max_steps=3")
+        assert (told.code, "resumed" in told.out) == (0, True)
+        assert "train.max_steps is 3, was 2" in told.out
+    command = json.loads((tmp_path / out / "run.json").read_text())
+    assert command["recipe"] == str(recipe), "the command of the run stays that of its recipe"
+    assert command["overrides"] == ["train.max_epochs=9", "train.max_steps=3"]
+    assert "nothing to do" in unpad(*words[1:]).out + unpad("train", recipe, "--out", out, "--resume").out
+    (tmp_path / "runs").mkdir()
+    (tmp_path / out).rename(tmp_path / "runs" / "mine")
+    assert unpad("train", "--resume", "mine", "train.max_steps=4").code == 0
+    assert unpad("train", "--resume", "train.max_steps=5", "--out", "runs/mine").code == 0
+    assert load("mine").step == 5
+    for wrong, words in (
+        (["mine", "optim.lr=0.5"], "optim.lr"), (["mine", "--out", "zh_chat"], "two runs are named"),
+        (["train.max_steps=9"], "unpad train --resume RUN train.max_steps=9; known: mine"), (["mnie"], "did you mean mine?"),
+    ):  # fmt: skip
+        assert words in unpad("train", "--resume", *wrong).err
 
 
 def test_a_refused_resume_is_code_9(unpad: Shell, tmp_path: Path) -> None:

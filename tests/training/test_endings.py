@@ -17,6 +17,7 @@ import unpad
 from benchmarks.equal_processes import digests
 from tests.helpers.endings import ENDINGS, UNLIKE, Ending, happen, killed_at, run_command
 from tests.helpers.toy import events, rows, write_toy
+from unpad.terminal.commands import resume_run
 from unpad.training.save_clock import SaveClock
 
 pytestmark = pytest.mark.slow
@@ -102,7 +103,7 @@ def test_the_command_passes_ctrl_c_on_and_shows_one_error_of_three_lines(
     forever = [f"stages.{name}.train.max_epochs=100000" for name in ("pretrain", "tune")]
     ended = run_command(train(folder, "--processes", "2", *forever), 1, tmp_path / "outputs", interrupt)
     said = "Interrupted: stopped by Ctrl-C; everything up to here is saved"
-    error = f"{said}\n  at: {folder}\n  do: continue with --resume\n"
+    error = f"{said}\n  at: {folder}\n  do: continue with {resume_run(folder)}\n"
     assert (ended.codes, ended.error) == ([130], error)
     assert (folder / "processes" / "1.log").read_text() == error
     assert 0 < ended.seconds < SECONDS
