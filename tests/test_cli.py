@@ -165,7 +165,8 @@ def test_the_printed_command_continues_the_run_when_it_is_pasted(unpad: Shell, t
     assert load("mine").step == 5
     for wrong, words in (
         (["mine", "optim.lr=0.5"], "optim.lr"), (["mine", "--out", "zh_chat"], "two runs are named"),
-        (["train.max_steps=9"], "unpad train --resume RUN train.max_steps=9; known: mine"), (["mnie"], "did you mean mine?"),
+        (["train.max_steps=9"], "unpad train --resume RUN train.max_steps=9; known: mine"),
+        (["mnie"], "did you mean mine?"),
     ):  # fmt: skip
         assert words in unpad("train", "--resume", *wrong).err
 

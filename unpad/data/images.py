@@ -56,6 +56,7 @@ from unpad.models.contract import PixelConfig
 from unpad.recipes.data import ImageSettings
 from unpad.recipes.recipe import Recipe
 from unpad.storage.reading import shaped
+from unpad.terminal.table import number_of
 
 KINDS = ("images",)
 UNITS = ("images", "patches")
@@ -172,7 +173,7 @@ class ImageData(Data):
         shown = ", ".join(f"{name} {count:,}" for name, count in counts.most_common(12))
         more = f" and {len(counts) - 12} more" if len(counts) > 12 else ""
         lines = [
-            f"{self.read_rows:,} images read = {used:,} used + {count_bad(self.bad):,} quarantined"
+            f"{number_of(self.read_rows, 'images')} read = {used:,} used + {count_bad(self.bad):,} quarantined"
             + (f" + {self.left_out:,} of the test part, for `unpad eval` alone" if self.left_out else "")
             + _describe_unknown(self.unknown_classes),
             f"{describe_split(self.table.split)}; {len(self.classes)} classes: {shown}{more}",

@@ -46,6 +46,7 @@ from unpad.models.contract import MarksImages, ModelConfig, PatchConfig
 from unpad.recipes.data import ImageSettings
 from unpad.recipes.recipe import Recipe
 from unpad.storage import sha256_file
+from unpad.terminal.table import number_of
 
 KINDS = ("vqa",)
 UNITS = ("questions", "positions")
@@ -183,7 +184,7 @@ class VqaData(Data):
         captions = sum(example.caption for example in self.examples)
         patches = self.grids.prod(1)
         lines = [
-            f"{used + num_bad + self.left_out:,} rows read = {used:,} used + {num_bad:,} quarantined"
+            f"{number_of(used + num_bad + self.left_out, 'rows')} read = {used:,} used + {num_bad:,} quarantined"
             + (f" + {self.left_out:,} of the test part, for `unpad eval` alone" if self.left_out else ""),
             f"{describe_split(self.table.split)}; "
             f"{used - captions:,} questions and {captions:,} captions about {len(self.images):,} images",

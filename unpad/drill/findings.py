@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from unpad.errors import UnpadError
-from unpad.terminal.table import WIDTH, cells, wrapped
+from unpad.terminal.table import WIDTH, cells, number_of, wrapped
 
 Verdict = Literal["ok", "warning", "fault"]
 HEAD = ("check", "verdict", "measured", "what it means")
@@ -80,8 +80,8 @@ class Drilled:
         table = columns([HEAD, *((one.check, one.verdict, one.measured, one.meaning) for one in self.findings)])
         notes = [line for note in self.notes for line in wrapped(f"note: {note}")]
         faults, warnings = self._num("fault"), self._num("warning")
-        verdict = "no fault found" if self.passed else f"{faults} fault{'s' * (faults > 1)} found"
-        warned = f", {warnings} warning{'s' * (warnings > 1)}" if warnings else ""
+        verdict = "no fault found" if self.passed else f"{number_of(faults, 'faults')} found"
+        warned = f", {number_of(warnings, 'warnings')}" if warnings else ""
         last = f"{verdict}{warned}: {self.subject} in {self.where}, {self.seconds:.0f} s"
         return [*table, "", *notes, *wrapped(last)]
 

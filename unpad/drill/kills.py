@@ -20,6 +20,7 @@ from unpad.errors import Terminated, UnpadError
 from unpad.run.folder import CHECKPOINTS
 from unpad.run.identity import without_id
 from unpad.terminal.progress import Bar, progress
+from unpad.terminal.table import number_of
 
 Train = Callable[[Path, Path], object]  # of (recipe, folder): begins a run there, or goes on with it
 
@@ -266,8 +267,8 @@ def difference(folder: Path, expected: Path) -> str:
 
 def check_kills(tally: Tally, steps: int, *, exact: bool = True) -> Finding:
     """The finding of the kills; `exact` as in the plan."""
-    runs = f"{tally.runs} run{'s' * (tally.runs != 1)} of {steps} steps"
-    counted = f"{tally.kills} kill{'s' * (tally.kills != 1)}, {tally.stops} SIGTERM in {runs}"
+    runs = f"{number_of(tally.runs, 'runs')} of {number_of(steps, 'steps')}"
+    counted = f"{number_of(tally.kills, 'kills')}, {tally.stops} SIGTERM in {runs}"
     if tally.faults:
         told = f"{counted}: {tally.faults[0]}"
         return Finding("kill, resume", "fault", told, "a resumed run is another run here")

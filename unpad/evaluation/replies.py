@@ -11,6 +11,7 @@ from unpad.evaluation.metrics import Metric, mean_of
 from unpad.inference.generate import complete
 from unpad.inference.loaded import LoadedRun
 from unpad.terminal.progress import progress
+from unpad.terminal.table import number_of
 
 MAX_QUESTIONS = 400
 
@@ -29,7 +30,7 @@ def answer(run: LoadedRun, tokens: TokenSet, seq_ids: np.ndarray) -> list[Reply]
     """Answer the first question of each conversation greedily and look for its keywords."""
     prompts = [question(tokens, int(i)) for i in seq_ids]
     settings = run.recipe.generate.model_copy(update={"temperature": 0.0, "beams": 1})
-    with progress(f"answering {len(prompts):,} questions"):
+    with progress(f"answering {number_of(len(prompts), 'questions')}"):
         completions = complete(run.generator, run.tokenizer, prompts, settings)
     replies = []
     for i, prompt, made in zip(seq_ids, prompts, completions, strict=True):

@@ -23,6 +23,7 @@ from unpad.inference.patients import predict, trains
 from unpad.models.contract import PredictsSets
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.recipes.recipe import Recipe
+from unpad.terminal.table import number_of
 
 Level = Literal["patient", "set"]
 NOT_PARQUET = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".npy", ".npz", ".xlsx")  # other names are the user's choice
@@ -85,7 +86,11 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
     pq.write_table(pa.table(columns), sink)
     storage.write_atomic(out, sink.getvalue().to_pybytes(), private=True)
     num, with_sets, size = len(data.table.positions), len(np.unique(vectors.patient)), vectors.embedding.shape[1]
-    rows = f"{num:,} patients" if level == "patient" else f"{len(vectors.patient):,} sets of {with_sets:,} patients"
+    rows = (
+        number_of(num, "patients")
+        if level == "patient"
+        else f"{number_of(len(vectors.patient), 'sets')} of {number_of(with_sets, 'patients')}"
+    )
     lines.append(f"{rows}, {size} numbers each: {out}")
     without = num - with_sets
     if path is None and data.table.num_test:

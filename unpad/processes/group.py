@@ -315,7 +315,8 @@ def lost_processes() -> Iterator[None]:
         yield
     except RuntimeError as error:
         reason = (str(error).splitlines() or [""])[0][:200]
-        fix = "see its log in the run directory, under processes/; then continue with unpad train --resume RUN, by any number of them"
+        again = "then continue with unpad train --resume RUN, by any number of them"
+        fix = f"see its log in the run directory, under processes/; {again}"
         raise LostProcessError(f"another process of the run is gone or silent: {reason}", fix=fix) from None
 
 

@@ -28,6 +28,7 @@ from unpad.processes.own_log import LOGS, log_of, shown
 from unpad.processes.worker import LAUNCHER
 from unpad.terminal.commands import resume_run
 from unpad.terminal.printing import print_lines, print_text, show_cursor
+from unpad.terminal.table import number_of
 
 PATIENCE_S = 8.0  # that the others may take to end after one has failed
 POLL_S = 0.1
@@ -70,9 +71,7 @@ def crowded(processes: int) -> str:
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or processes
     if processes <= cores or torch.cuda.is_available():
         return ""
-    return (
-        f"note  {processes} processes share {cores} core{'s' * (cores != 1)}, which is slower than --processes {cores}"
-    )
+    return f"note  {processes} processes share {number_of(cores, 'cores')}, which is slower than --processes {cores}"
 
 
 @dataclass

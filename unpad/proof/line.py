@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from unpad.errors import OutOfMemoryError, is_memory_error
-from unpad.terminal.table import WIDTH, wrapped
+from unpad.terminal.table import columns, wrapped
 
 NAME_CELLS, INDENT = 50, 8
 TORCH = Path(torch.__file__).parent
@@ -57,9 +57,9 @@ class Certificate:
             beside = f"{against:<{room}}  {line.kernel}" if len(name) <= width else f"{against}  {line.kernel}".strip()
             one = f"{name:<{width}}  {beside}".rstrip()
             # What does not fit beside a claim stands below it.
-            below = [" " * INDENT + part for part in wrapped(f"{against}  {line.kernel}", WIDTH - INDENT)]
-            lines += [one] if len(one) <= WIDTH else [name, *below]
-            lines += [" " * INDENT + part for part in wrapped(line.note, WIDTH - INDENT) if line.note]
+            below = [" " * INDENT + part for part in wrapped(f"{against}  {line.kernel}", columns() - INDENT)]
+            lines += [one] if len(one) <= columns() else [name, *below]
+            lines += [" " * INDENT + part for part in wrapped(line.note, columns() - INDENT) if line.note]
         failed = sum(line.passed is False for line in self.lines)
         missing = sum(line.passed is None for line in self.lines)
         verdict = (

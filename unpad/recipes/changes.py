@@ -8,8 +8,9 @@ from unpad.recipes.recipe import Recipe
 
 RESUMABLE = (
     "train.max_steps", "train.max_epochs", "train.log_every", "train.eval_every", "train.grad_norm_warning",
-    "train.allocator", "train.threads", "train.sums", "train.shard", "train.pipeline_stages", "train.timeout", "images.cache_mib",
-    "collapse.policy", "checkpoint.every", "checkpoint.every_seconds", "checkpoint.keep", "log", "generate",
+    "train.allocator", "train.threads", "train.sums", "train.shard", "train.pipeline_stages", "train.timeout",
+    "images.cache_mib", "collapse.policy", "checkpoint.every", "checkpoint.every_seconds", "checkpoint.keep", "log",
+    "generate",
 )  # fmt: skip
 STAGE_RESUMABLE = ("max_epochs", "eval_every", "grad_norm_warning")
 

@@ -1,14 +1,14 @@
 """YAML of recipes: safe values only, numbers and truths of YAML 1.2, each key once, and the line of every key.
 
-PyYAML reads YAML 1.1, in which 1:30 is 90, 010 is 8, 1_000 is 1000, and yes, no, on and off are truths. Here a number is
-what the core schema of YAML 1.2 calls one, 1e-3 included; what only 1.1 calls a number is refused, since it would
+PyYAML reads YAML 1.1, in which 1:30 is 90, 010 is 8, 1_000 is 1000, and yes, no, on and off are truths. Here a number
+is what the core schema of YAML 1.2 calls one, 1e-3 included; what only 1.1 calls a number is refused, since it would
 change its meaning silently. Words and dates are texts.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -58,7 +58,7 @@ class LineLoader(yaml.SafeLoader):
         earlier: read numbers, truths and dates as YAML 1.1 does, as earlier versions did.
     """
 
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
 
     def __init__(self, text: str, *, earlier: bool = False) -> None:
         super().__init__(text)

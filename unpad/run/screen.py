@@ -17,6 +17,7 @@ from rich.text import Text
 from unpad.run.report.svg import short, span
 from unpad.terminal.printing import print_styled
 from unpad.terminal.progress import Bar, erase, held, progress, told
+from unpad.terminal.table import folded
 
 RECENT_STEPS = 50  # steps that rates and time left are computed from
 REFRESH_SECONDS = 0.1
@@ -129,7 +130,9 @@ class Screen:
         erase()  # progress on standard error, which is drawn again with the next step
         with self._unbreakable():
             # Soft wrap would hold for the bar below as well, and a terminal that wraps it itself miscounts its lines.
-            print_styled(self.console, line, wraps=not self._live)
+            parts = folded(line, self.console.width) if self.console.is_terminal else [line]
+            for part in parts:
+                print_styled(self.console, part, wraps=not self._live)
         if not self.console.quiet:
             told()
 

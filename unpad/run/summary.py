@@ -16,7 +16,7 @@ from unpad.run.folder import COMMAND, FAMILY, IMPORT, MADE_BY, list_runs, read_c
 from unpad.run.report.history import METRICS, metric_fault, parse_row, read_log, run_state
 from unpad.run.report.svg import short
 from unpad.storage.reading import opened, read_lines
-from unpad.terminal.table import WIDTH, cells, wrapped
+from unpad.terminal.table import cells, columns, wrapped
 
 NAME_CELLS = 20
 HEAD = f"{'run':<20} {'state':<9} {'started':<16} {'step':>9} {'held out':>9} {'size':>9}"
@@ -46,17 +46,19 @@ class RunSummary:
         date = self.started[:16].replace("T", " ")
         loss = "-" if self.heldout is None else f"{self.heldout:.4f}"
         size = f"{short(self.num_bytes)}B"
-        alone = cells(self.name) > NAME_CELLS
+        narrow = columns() < len(HEAD)  # the name has no column
+        alone = narrow or cells(self.name) > NAME_CELLS
         name = " " * NAME_CELLS if alone else self.name + " " * (NAME_CELLS - cells(self.name))
-        first = f"{name} {self.state:<9} {date:<16} {self.step:>9,} {loss:>9} {size:>9}"
-        command = [f"  {part}" for part in wrapped(self.command, WIDTH - 2)]
+        first = f"{'' if narrow else f'{name} '}{self.state:<9} {date:<16} {self.step:>9,} {loss:>9} {size:>9}"
+        command = [f"  {part}" for part in wrapped(self.command, columns() - 2)]
         return [*([self.name] if alone else []), first, *command]
 
 
 def describe_runs() -> list[str]:
     """A head line and two lines per run under runs/, newest first."""
     lines = [line for folder in list_runs() for line in summarize(folder).lines()]
-    return [HEAD, *lines] if lines else ["nothing has run here yet; start with: unpad train zh_chat"]
+    head = HEAD if columns() >= len(HEAD) else HEAD[NAME_CELLS + 1 :]
+    return [head, *lines] if lines else ["nothing has run here yet; start with: unpad train zh_chat"]
 
 
 def summarize(folder: Path) -> RunSummary:

@@ -137,7 +137,7 @@ def _blank() -> bytes:
 
 
 def _output() -> Kind:
-    """What standard error takes: on a terminal, NO_COLOR leaves no control sequence, without which no line is erased."""
+    """What standard error takes. NO_COLOR leaves a terminal no control sequence, without which no line is erased."""
     if os.environ.get("UNPAD_PROGRESS") == "0" or os.environ.get("RANK", "0") != "0":  # one of several processes shows
         return "none"
     if "ipykernel" in sys.modules:

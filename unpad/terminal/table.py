@@ -1,12 +1,26 @@
-"""Tables of text for a terminal of 80 columns: what does not fit side by side becomes two tables."""
+"""Tables of text for 80 columns, or a narrower terminal: what does not fit side by side becomes two tables."""
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Collection, Sequence
 
 WIDTH = 80
+NARROWEST = 40  # what is narrower is broken by the terminal
 GAP = 2
 LONGEST_NAME = 28  # cells of a first column; a longer name has a line to itself
+
+
+def columns() -> int:
+    """Columns to write in: 80, or those of a narrower terminal."""
+    return max(min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns), NARROWEST)
+
+
+def number_of(number: int, plural: str) -> str:
+    """A number and what is counted, such as "1 file" or "2,000 files"."""
+    singular = plural[:-3] + "y" if plural.endswith("ies") else plural.removesuffix("s")
+    return f"{number:,} {singular if number == 1 else plural}"
 
 
 def text_table(
@@ -14,7 +28,7 @@ def text_table(
     rows: Sequence[Sequence[str]],
     *,
     left: Collection[int] = (0,),
-    width: int = WIDTH,
+    width: int | None = None,
     gap: int = GAP,
 ) -> list[str]:
     """Lay out rows in columns; columns that do not fit into the width follow in further tables with the same names.
@@ -23,7 +37,7 @@ def text_table(
         head: titles of the columns, the first of which names the rows.
         rows: cells, as many as there are titles; a row with fewer has nothing in the last columns.
         left: columns aligned left; the others are aligned right.
-        width: of the terminal, in cells; a Chinese character takes two.
+        width: in cells, of which a Chinese character takes two; default that of the terminal, at most 80.
         gap: blanks between columns.
     """
     full = [[*row, *[""] * (len(head) - len(row))] for row in rows]
@@ -31,7 +45,7 @@ def text_table(
     widths = [max(map(cells, column)) for column in zip(*lines, strict=True)]
     widths[0] = max([cells(head[0]), *(cells(row[0]) for row in full if cells(row[0]) <= LONGEST_NAME)])
     blocks: list[list[int]] = [[]]
-    room = width - widths[0]
+    room = (width or columns()) - widths[0]
     for column in range(1, len(head)):
         taken = sum(widths[other] + gap for other in blocks[-1])
         if blocks[-1] and taken + widths[column] + gap > room:
@@ -59,12 +73,12 @@ def _padded(text: str, width: int, is_left: bool) -> str:
     return text + blank if is_left else blank + text
 
 
-def described(names: Sequence[str], texts: Sequence[str], *, width: int = WIDTH) -> list[str]:
-    """Lay out names with a text each, which continues below itself where it does not fit into the width."""
+def described(names: Sequence[str], texts: Sequence[str], *, width: int | None = None) -> list[str]:
+    """Lay out names with a text each, which continues below itself where it does not fit into the terminal."""
     column = max([cells(name) for name in names if cells(name) <= LONGEST_NAME], default=0) + GAP
     lines = []
     for name, text in zip(names, texts, strict=True):
-        first, *more = wrapped(text, width - column)
+        first, *more = wrapped(text, (width or columns()) - column)
         if cells(name) > column - GAP:
             lines += [name, " " * column + first]
         else:
@@ -73,9 +87,24 @@ def described(names: Sequence[str], texts: Sequence[str], *, width: int = WIDTH)
     return lines
 
 
-def wrapped(text: str, width: int = WIDTH) -> list[str]:
+def folded(line: str, width: int) -> list[str]:
+    """Break a line at its spaces where it is too wide, and keep the other spaces; what follows is indented by two."""
+    if cells(line) <= width:
+        return [line]
+    indent = " " * (len(line) - len(line.lstrip()))
+    lines, here = [], indent
+    for part in re.findall(r"\S+\s*", line):
+        if here.strip() and cells(here + part.rstrip()) > width:
+            lines.append(here.rstrip())
+            here = f"{indent}  "
+        here += part
+    return [*lines, here.rstrip()]
+
+
+def wrapped(text: str, width: int | None = None) -> list[str]:
     """Break a text into lines at its spaces; a word wider than the width stays whole, so that paths can be copied."""
     lines, here = [], ""
+    width = width or columns()
     for word in text.split():
         if here and cells(f"{here} {word}") > width:
             lines.append(here)

@@ -264,7 +264,9 @@ def _run_stages(run: RunContext, state: State | None, began: float) -> Result:
         monitor.log("environment", **setup.environment, processes=setup.group.size)
         if facts := setup.data.facts():
             monitor.log("data", **facts)
-        monitor.start(setup.group.of_leader(lambda: describe(setup)))  # pictures are compared for it
+        monitor.start(
+            setup.group.of_leader(lambda: describe(setup, verbose=monitor.verbose))
+        )  # pictures are compared for it
     heldout, epochs, has_best, trained = progress.best, progress.epoch, False, list[StageSetup]()
     start = progress.step
     with run.signals.listen():
@@ -315,7 +317,7 @@ def _has_work(run: RunContext, stage: StageSetup) -> bool:
     elif train.max_epochs == 0:
         reason = "max_epochs is 0"
     elif train.max_steps is not None and progress.step >= train.max_steps and progress.stage_step == 0:
-        reason = f"the run's {train.max_steps} steps are done"
+        reason = f"the run's steps are done, {train.max_steps}"
     else:
         return True
     run.monitor.log("stage_skipped", message=f"{stage.name}: {reason}", name=stage.name)

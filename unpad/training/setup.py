@@ -31,6 +31,7 @@ from unpad.recipes.recipe import Recipe, ResolvedStage, stages_of
 from unpad.run.base import Base, fingerprint, start_weights
 from unpad.run.checkpoint import put_weights
 from unpad.run.timers import Timers
+from unpad.terminal.table import number_of
 from unpad.training.auto_size import AutoSize, asks, resolved_size
 from unpad.training.memory import choose_allocator
 from unpad.training.optim import Schedule, freeze, make_optimizer
@@ -270,8 +271,12 @@ def _check_lengths_given(stage: ResolvedStage) -> None:
         )
 
 
-def describe(setup: Setup) -> list[str]:
-    """Describe a run before it starts: its files and data, and its choices with their reasons."""
+def describe(setup: Setup, *, verbose: bool = False) -> list[str]:
+    """Describe a run before it starts: its files and data, and its choices with their reasons.
+
+    Args:
+        verbose: also what the process does with memory that it frees.
+    """
     environment, threads = setup.environment, setup.environment["threads"]
     processes = f"{setup.group.size} processes of " if setup.group.size > 1 else ""
     parameters = sum(p.numel() for p in setup.model.parameters())
@@ -290,8 +295,8 @@ def describe(setup: Setup) -> list[str]:
         *adapters,
         *setup.parallelism.describe(),
         f"computing in {environment['precision']} ({environment['precision_reason']}), {weights}; "
-        f"{environment['device']}, {processes}{threads} thread{'s' * (threads != 1)}, "
+        f"{environment['device']}, {processes}{number_of(threads, 'threads')}, "
         f"{environment['matmul']} and {environment['blas']}, "
         f"{environment['kernels']}",
-        f"freed memory: {environment['allocator']} ({environment['allocator_reason']})",
+        *([f"freed memory: {environment['allocator']} ({environment['allocator_reason']})"] if verbose else []),
     ]

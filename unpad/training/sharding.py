@@ -45,6 +45,7 @@ from unpad.processes.sums import GradientSum
 from unpad.recipes.recipe import Recipe
 from unpad.run.checkpoint import Held, State, model_tensors
 from unpad.run.sharded_checkpoint import save_shards
+from unpad.terminal.table import number_of
 from unpad.training.parallelism import HasParameters, Lockstep, Parallelism
 from unpad.training.stage import StageSetup, epoch_plan
 
@@ -194,8 +195,8 @@ class Sharding(Parallelism):
         """As of Parallelism."""
         num = self.num_blocks
         return [
-            f"weights, gradients and optimizer divided among {self.group.size} processes by FSDP2, {num} "
-            f"block{'s' * (num != 1)} each for itself; gradients are added in fp32, so bits depend on the number of "
+            f"weights, gradients and optimizer divided among {self.group.size} processes by FSDP2, "
+            f"{number_of(num, 'blocks')} each for itself; gradients are added in fp32, so bits depend on the number of "
             "processes"
         ]
 

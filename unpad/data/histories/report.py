@@ -11,6 +11,7 @@ from unpad.data.histories.cohort import Cohort
 from unpad.data.sources.bad_rows import fault_lines
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.split import Split, describe_split
+from unpad.terminal.table import number_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,10 +54,10 @@ class PatientsReport:
         """
         others = {why: number for why, number in self.counts.items() if number}
         lines = [
-            f"{self.num_rows:,} rows read, {len(self.bad):,} quarantined; "
+            f"{number_of(self.num_rows, 'rows')} read, {len(self.bad):,} quarantined; "
             f"{len(values) + sum(others.values()):,} events = {len(values):,} used"
             + "".join(f" + {number:,} {why}" for why, number in others.items()),
-            f"{len(cohort.person):,} patients"
+            number_of(len(cohort.person), "patients")
             + (f": {describe_split(cohort.split)}" if for_training else "")
             + "".join(f"; {number:,} left out {why}" for why, number in cohort.left_out.items()),
             *(_outcomes(cohort) if for_training else []),

@@ -10,6 +10,7 @@ from unpad.data.sources.example import BadRow, count_bad
 from unpad.data.sources.files import SourceFile
 from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings
+from unpad.terminal.table import number_of
 
 MAX_SHOWN = 3  # faults of a kind that are listed
 MAX_KINDS = 10  # kinds of faults that are listed
@@ -123,7 +124,7 @@ def refuse_empty(num_examples: int, kind: str, files: Sequence[SourceFile]) -> N
     if num_examples == 0:
         names = ", ".join(str(file.path) for file in files[:3]) + (", ..." if len(files) > 3 else "")
         raise SourceError(
-            f"no usable {kind} example in {len(files)} files",
+            f"no usable {kind} example in {number_of(len(files), 'files')}",
             where=names,
             fix=f"see `unpad data check`, or set data.{kind}",
         )

@@ -71,7 +71,8 @@ class LeakReport:
         """The counts as text."""
         return (
             f"{self.part} {self.num_holdout} documents: {self.num_exact} equal to a trained one, "
-            f"{self.num_near} near-duplicates, {self.num_declared} declared phrasings of trained facts"
+            f"{self.num_near} near-duplicates"
+            + (f", {self.num_declared} declared phrasings of trained facts" if self.num_declared else "")
             + (f" ({self.num_groups} groups are on both sides)" if self.num_groups else "")
             + (f"; {len(self.worst)} of them:" if self.num_exact + self.num_near > len(self.worst) > 0 else "")
         )

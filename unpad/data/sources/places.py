@@ -18,7 +18,7 @@ def resolve_path(data: DataSettings, path: str) -> Path:
     Raises:
         RecipeError: it is no path of this machine, or starts in the home of a user whom the machine does not have.
     """
-    # Imported where they are drawn: the libraries for pictures and tables take longer to load than a wrong path to find.
+    # Imported where they are drawn: the libraries for pictures and tables take long to load.
     if path.startswith(DRAWN):
         from unpad.data.sources.drawn import drawn_folder
 

@@ -8,6 +8,7 @@ from unpad.data.sources.bad_rows import fault_lines
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.leaks import LeakReport
 from unpad.data.tokens.lost import LostCharacters
+from unpad.terminal.table import number_of
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,12 @@ class CorpusReport:
         """The report as text."""
         copies = f" and {self.num_copies:,} augmented copies" if self.num_copies else ""
         lines = [
-            f"{self.num_files:,} files: {self.rows_read:,} rows read = {self.rows_used:,} used"
+            f"{number_of(self.num_files, 'files')}: {number_of(self.rows_read, 'rows')} read = {self.rows_used:,} used"
             f" + {self.rows_quarantined:,} quarantined",
             f"{self._parts(copies)}; {self.tokens:,} tokens,"
             f" {self.characters / max(self.tokens, 1):.2f} characters each",
-            f"cache: {self.cache_hits:,} hits, {self.cache_misses:,} misses, {self.encoded_documents:,} documents"
-            f" encoded, {sum(self.seconds.values()):.2f} s",
+            f"cache: {number_of(self.cache_hits, 'hits')}, {self.cache_misses:,} missed,"
+            f" {number_of(self.encoded_documents, 'documents')} encoded, {sum(self.seconds.values()):.2f} s",
         ]
         if self.num_followed:
             lines.append(f"  {describe_followed(self.num_followed)}")

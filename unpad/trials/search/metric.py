@@ -43,6 +43,7 @@ def judge(metrics: dict[str, float], metric: str, folder: Path) -> float:
         if name not in metrics:
             what = f'there is no "{name}" among the metrics of these runs'
             hint = "score is of models that make visual tokens fewer, as those of vqa_prune are."
-            fix = f"{hint if metric == SCORE else nearest(name, list(metrics))} Then run the same command with --resume --for METRIC"
+            known = hint if metric == SCORE else nearest(name, list(metrics))
+            fix = f"{known} Then run the same command with --resume --for METRIC"
             raise RecipeError(what, where=f"--for {metric}: {folder}", fix=fix)
     return prune_score(*(metrics[name] for name in needed)) if metric == SCORE else metrics[metric]

@@ -40,7 +40,7 @@ from unpad.storage import RunLock, make_folder, remove_folder, write_atomic
 from unpad.terminal.commands import resume_search
 from unpad.terminal.printing import print_styled
 from unpad.terminal.progress import progress
-from unpad.terminal.table import text_table
+from unpad.terminal.table import number_of, text_table
 from unpad.training.loop import train
 from unpad.training.setup import resolved
 from unpad.trials.search.metric import direction, judge
@@ -381,7 +381,7 @@ def _summary(search: Search) -> list[str]:
         rows.append([search.place(trial.number).name, f"{_value(search, trial):.4f}", *values])
     lines = text_table(head, rows, left=range(len(head)))
     lines.append(
-        f"{len(trials)} trials: {len(ranked)} judged, {states.count(TrialState.PRUNED)} stopped early, "
+        f"{number_of(len(trials), 'trials')}: {len(ranked)} judged, {states.count(TrialState.PRUNED)} stopped early, "
         f"{states.count(TrialState.FAIL)} failed"
     )
     best = search.place(ranked[0].number)
