@@ -64,7 +64,7 @@ def refusal(name: str, *overrides: str) -> RecipeError:
         ("? [a, b]\n: c\n", "a key is not a name", "1"),
         ("data: !!python/name:os.system x\n", "could not determine a constructor", "1"),
         ("stages:\n  - name: a\n    optim: {lr: -3}\n", "greater than 0, got -3", "3: stages.0.optim.lr"),
-        ("stages:\n  - name: a\n  - name: b\n    train: {patience: soon}\n", "whole number", "4: stages.1.train.patience"),
+        ("stages:\n  - name: a\n  - name: b\n    train: {patience: soon}\n", "whole", "4: stages.1.train.patience"),
         ("stages:\n  - name: a b\n", "match the pattern", "2: stages.0.name"),
         ("train:\n  seed: !!int ''\n", '"" is no int', "2"),
         ("optim:\n  lr: !!float ''\n", '"" is no float', "2"),

@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unpad.terminal.table import LONGEST_NAME, cells, columns, described, folded, number_of, text_table, wrapped
+from unpad.terminal.table import (
+    LONGEST_NAME,
+    WIDTH,
+    cells,
+    columns,
+    described,
+    folded,
+    number_of,
+    text_table,
+    wrapped,
+)
 
 cell = st.text("abc 1,.%长度", max_size=24).map(str.strip)
 
@@ -92,8 +102,8 @@ def test_columns_are_aligned_as_asked_and_gaps_are_as_wide_as_asked() -> None:
 
 
 def test_a_narrow_terminal_gets_narrow_tables_and_a_wide_one_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    for given, used in ((60, 60), (200, 80), (10, 40)):
-        monkeypatch.setenv("COLUMNS", str(given))
+    for has, used in ((60, 60), (200, 80), (10, 40)):
+        monkeypatch.setenv("COLUMNS", str(has))
         assert columns() == used
         lines = [
             *text_table(["a", "b", "c"], [["x" * 20] * 3]),
