@@ -106,7 +106,7 @@ def test_a_narrow_terminal_gets_narrow_tables_and_a_wide_one_80_columns(monkeypa
         monkeypatch.setenv("COLUMNS", str(has))
         assert columns() == used
         lines = [
-            *text_table(["a", "b", "c"], [["x" * 20] * 3]),
+            *text_table(["a", "b", "c"], [["x" * 15] * 3]),
             *described(["n"], ["word " * 40]),
             *wrapped("word " * 40),
         ]
