@@ -47,6 +47,18 @@ def check_run(run: str, fields: Sequence[str] = (), places: Iterable[Path] = ())
     load_torch()
 
 
+def check_names(runs: Iterable[str]) -> None:
+    """Refuse names of runs that do not exist.
+
+    Raises:
+        RecipeError: names the first.
+    """
+    from unpad.run.folder import find_run
+
+    for run in runs:
+        find_run(run)
+
+
 def check_run_or_recipe(name: str, overrides: Sequence[str] = ()) -> None:
     """`check_run` or `check_recipe`, by what the name is of."""
     from unpad.run.folder import as_run

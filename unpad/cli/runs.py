@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from unpad.cli.completion import run_names
+from unpad.cli.early import check_names
 from unpad.cli.options import Debug, Json, RunArgument
 from unpad.cli.output import print_json
 from unpad.storage.paths import new_path
@@ -47,10 +48,7 @@ def compare(
     debug: Debug = False,
 ) -> None:
     """Put runs side by side: where their recipes differ, what they reached, and a page with their curves."""
-    from unpad.run.folder import find_run
-
-    for run in runs:
-        find_run(run)
+    check_names(runs)
     from unpad.run.compare import compare
 
     found = compare(runs, out)

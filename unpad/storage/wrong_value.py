@@ -80,12 +80,12 @@ def _choice(value: Any, given: str, expected: str) -> tuple[str, str]:
 
 
 def expected_of(error: Mapping[str, Any]) -> str:
-    """What a value of the expected type is called, for errors of a field that takes several; "" if it has no name."""
+    """Name of a value of the expected type, for errors of a field that takes several; "" if it has no name."""
     return _EXPECTED.get(error["type"], "")
 
 
 def fix_of(expected: str) -> str:
-    """What to do about a value that is not what is expected."""
+    """Advice on a value that is not what is expected."""
     return _FIXES.get(expected, "")
 
 

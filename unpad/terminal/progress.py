@@ -132,12 +132,12 @@ def erase() -> None:
 
 
 def _blank() -> bytes:
-    """What erases the line that is drawn; nothing where lines are printed."""
+    """Bytes that erase the line that is drawn; none where lines are printed."""
     return {"terminal": ERASE, "notebook": b"\r" + b" " * _width() + b"\r"}.get(_kind, b"")
 
 
 def _output() -> Kind:
-    """What standard error takes. NO_COLOR leaves a terminal no control sequence, without which no line is erased."""
+    """Kind of output that standard error takes. NO_COLOR leaves a terminal no control sequence, without which no line is erased."""
     if os.environ.get("UNPAD_PROGRESS") == "0" or os.environ.get("RANK", "0") != "0":  # one of several processes shows
         return "none"
     if "ipykernel" in sys.modules:
