@@ -137,7 +137,7 @@ def _blank() -> bytes:
 
 
 def _output() -> Kind:
-    """Kind of output that standard error takes. NO_COLOR leaves a terminal no control sequence, without which no line is erased."""
+    """Kind of output that standard error takes. NO_COLOR leaves a terminal no control sequence to erase a line with."""
     if os.environ.get("UNPAD_PROGRESS") == "0" or os.environ.get("RANK", "0") != "0":  # one of several processes shows
         return "none"
     if "ipykernel" in sys.modules:
