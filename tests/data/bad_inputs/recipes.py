@@ -10,7 +10,14 @@ TOP = "data: {text: a.jsonl}\noptim:\n  lr: 0.01\ntrain: {max_steps: 1}\n"
 def recipe(kind: str, text: str | bytes, what: str, line: int | None, place: str = "r.yaml") -> Bad:
     """A recipe that is refused before it reads data, with exit code 2."""
     place += f":{line}" if line else ""
-    return Bad(kind, {"r.yaml": text.encode() if isinstance(text, str) else text}, "train", what, place, exit_code=2)
+    return Bad(
+        kind,
+        {"r.yaml": text.encode() if isinstance(text, str) else text, "a.jsonl": b""},
+        "train",
+        what,
+        place,
+        exit_code=2,
+    )
 
 
 def rate(kind: str, value: str, what: str) -> Bad:
