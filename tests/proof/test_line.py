@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from unpad.errors import OutOfMemoryError, SourceError
-from unpad.proof.line import INDENT, MOST_NOTE, Certificate, Line, Lines
+from unpad.proof.line import INDENT, MOST_NOTE, Certificate, Line, Lines, not_applicable
 from unpad.terminal.table import WIDTH
 
 HOLDS = Line("labels stay", "", 0.0, 0.0, True)
@@ -13,11 +13,12 @@ NEAR = Line("packed = alone", "group sdpa, padded sdpa", 1.234e-14, 1e-10, True)
 FAR = Line("padded left = alone", "padded sdpa", 0.123, 1e-10, False)
 INEXACT = Line("isolated", "", 3.0, 0.0, False)
 OPEN = Line("attention of others", "varlen flash", None, None, None)
+ELSEWHERE = not_applicable("an earlier output", "it reads both ways")
 BROKEN = Line("further claims", "", None, None, False, "ValueError: no rows (plan.py:3)")
 
 
 def test_the_text_of_a_certificate_has_every_line_and_a_verdict() -> None:
-    assert Certificate((HOLDS, NEAR, FAR, INEXACT, OPEN, BROKEN)).text() == [
+    assert Certificate((HOLDS, NEAR, FAR, INEXACT, OPEN, BROKEN, ELSEWHERE)).text() == [
         "PASS  labels stay               exact",
         "PASS  packed = alone            1.2e-14 <= 1e-10  group sdpa, padded sdpa",
         "FAIL  padded left = alone       0.12 > 1e-10      padded sdpa",
@@ -25,10 +26,12 @@ def test_the_text_of_a_certificate_has_every_line_and_a_verdict() -> None:
         "NOT PROVEN attention of others                    varlen flash",
         "FAIL  further claims",
         "        ValueError: no rows (plan.py:3)",
-        "3 of 6 lines FAILED; 1 NOT PROVEN",
+        "N/A   an earlier output",
+        "        it reads both ways",
+        "3 of 6 lines FAILED; 1 NOT PROVEN; 1 N/A",
     ]
     assert Certificate((HOLDS, NEAR)).text()[-1] == "all 2 lines hold"
-    assert Certificate((HOLDS, NEAR, OPEN)).text()[-1] == "all 2 lines hold; 1 NOT PROVEN"
+    assert Certificate((HOLDS, NEAR, OPEN)).text()[-1] == "2 of 3 lines hold; 1 NOT PROVEN"
     assert Certificate((FAR,)).text()[-1] == "1 of 1 lines FAILED"
 
 
@@ -43,18 +46,28 @@ def test_a_name_that_is_wider_than_the_column_moves_no_other(length: int) -> Non
     assert text[1:-1] == ([beside] if len(beside) <= WIDTH else [name, " " * INDENT + "0.5 <= 1 group sdpa"])
 
 
-def test_a_certificate_passes_unless_a_line_fails_and_is_json() -> None:
-    assert Certificate((HOLDS, OPEN)).passed
-    assert not Certificate((HOLDS, INEXACT, OPEN)).passed
+def test_a_certificate_passes_if_every_line_was_shown_and_is_json() -> None:
+    assert Certificate((HOLDS, NEAR, ELSEWHERE)).passed is True
+    assert Certificate((HOLDS, OPEN)).passed is None
+    assert Certificate((HOLDS, INEXACT, OPEN)).passed is False
+    assert Certificate(()).passed is None
     assert Certificate((NEAR, BROKEN)).to_json() == {
         "passed": False,
         "lines": [
             {"name": "packed = alone", "kernel": "group sdpa, padded sdpa", "measured": 1.234e-14, "bound": 1e-10,
-             "passed": True, "note": ""},
+             "passed": True, "note": "", "applies": True},
             {"name": "further claims", "kernel": "", "measured": None, "bound": None, "passed": False,
-             "note": "ValueError: no rows (plan.py:3)"},
+             "note": "ValueError: no rows (plan.py:3)", "applies": True},
         ],
     }  # fmt: skip
+
+
+def test_a_gap_makes_a_line_that_holds_not_proven_and_leaves_one_that_fails() -> None:
+    open_line = NEAR.unless("nothing to compare")
+    assert (open_line.passed, open_line.note, open_line.measured) == (None, "nothing to compare", NEAR.measured)
+    assert NEAR.unless("") == NEAR
+    assert FAR.unless("nothing to compare") == FAR
+    assert "1.2e-14 <= 1e-10" in Certificate((open_line,)).text()[0]
 
 
 def test_a_check_adds_its_lines_or_one_that_fails_with_the_exception_and_its_place() -> None:

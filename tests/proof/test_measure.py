@@ -112,17 +112,18 @@ def test_a_way_to_batch_is_equal_up_to_one_part_in_ten_billion(monkeypatch: pyte
     assert equal_line(subject(), VARIANT).name == "packed = alone, terms and gradients"
 
 
-def test_native_kernels_may_err_a_fifth_more_than_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_kernels_may_err_two_fifths_more_than_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = Line("bf16 gradients against fp64", f"{Kernel.NATIVE.value}, padded sdpa", 0.02, 0.06, True)
-    for by_torch, passed in ((0.02 / 1.19, True), (0.02 / 1.21, False)):
+    for by_torch, passed in ((0.02 / 1.39, True), (0.02 / 1.41, False)):
         measuring(monkeypatch, off(gradient=by_torch))
         [line] = native_lines(subject(), VARIANT, "bf16", mine)
         assert (line.name, line.kernel) == ("bf16 gradient error over that of torch's kernels", mine.kernel)
-        assert (line.measured, line.bound, line.passed) == (pytest.approx(0.02 / by_torch), 1.2, passed)
+        assert (line.measured, line.bound, line.passed) == (pytest.approx(0.02 / by_torch), 1.4, passed)
     monkeypatch.setattr(module, "measure", lambda *_: off(gradient=0.02 if library.enabled() else 0.01))
     assert native_lines(subject(), VARIANT, "bf16", mine)[0].measured == pytest.approx(2), "they are switched off"
-    assert native_lines(subject(), VARIANT, "bf16", replace(mine, kernel="group sdpa")) == []
-    assert native_lines(subject(), VARIANT, "bf16", replace(mine, measured=None)) == []
+    for other in (replace(mine, kernel="group sdpa"), replace(mine, measured=None)):
+        [line] = native_lines(subject(), VARIANT, "bf16", other)
+        assert (line.passed, line.applies) == (None, False)
 
 
 def test_gradients_are_copies_of_those_that_exist() -> None:
@@ -139,17 +140,43 @@ def test_other_batches_hold_every_sequence_once() -> None:
     batch = random_batch([5, 2, 7, 1])
     made = {name: make() for name, make in more_variants(batch).items()}
     assert {name: variant.rows for name, variant in made.items()} == {
-        "padded right": [[0, 1, 2, 3]], "padded left": [[0, 1, 2, 3]], "padded further": [[0, 1, 2, 3]],
+        "padded right": [[0, 2], [1, 3]], "padded left": [[0, 2], [1, 3]], "padded further": [[0, 1, 2, 3]],
         "split into micro-batches, one empty": [[1], [], [3, 0, 2]],
     }  # fmt: skip
     for name, variant in made.items():
         assert variant.name == name
         for micro, rows in zip(variant.micros, variant.rows, strict=True):
             assert micro.attended.lengths().tolist() == [[5, 2, 7, 1][row] - 1 for row in rows]
-    shapes = {name: tuple(one.micros[0].layout.attention_mask.shape) for name, one in made.items() if "pad" in name}
-    assert shapes == {"padded right": (4, 6), "padded left": (4, 6), "padded further": (4, 13)}
+    assert {name: shapes(one) for name, one in made.items() if "pad" in name} == {
+        "padded right": [(2, 6), (2, 1)], "padded left": [(2, 6), (2, 1)], "padded further": [(4, 13)],
+    }  # fmt: skip
     left = made["padded left"].micros[0].layout.attention_mask
-    assert left[1].tolist() == [False] * 5 + [True]
+    assert left[0].tolist() == [False] * 2 + [True] * 4
+
+
+def shapes(variant: Variant) -> list[tuple[int, ...]]:
+    return [tuple(micro.layout.attention_mask.shape) for micro in variant.micros]
+
+
+@pytest.mark.parametrize("num", [2, 3, 4, 5])
+def test_rectangles_of_sequences_of_one_length_have_padding(num: int) -> None:
+    made = {name: make() for name, make in more_variants(random_batch([6] * num)).items()}
+    for name in ("padded right", "padded left", "padded further"):
+        masks = [micro.layout.attention_mask for micro in made[name].micros]
+        assert not all(bool(mask.all()) for mask in masks), name
+        assert num < 4 or name == "padded further" or bool(masks[0].all()), "and one that is full"
+
+
+@pytest.mark.parametrize("lengths", [[6] * 3, [6] * 4, [6] * 16, [9, 5, 9, 5], [3, 4, 8]])
+def test_a_split_has_unlike_numbers_of_targets(lengths: list[int]) -> None:
+    split = more_variants(random_batch(lengths, share=1.0))["split into micro-batches, one empty"]()
+    assert split.micros[0].num_targets != split.micros[2].num_targets
+    assert split.gap == ""
+
+
+def test_a_split_of_two_alike_says_that_it_shows_nothing() -> None:
+    split = more_variants(random_batch([6, 6], share=1.0))["split into micro-batches, one empty"]()
+    assert "mean of micro-batch means" in split.gap
 
 
 def test_one_token_of_every_sequence_or_of_one_is_changed() -> None:

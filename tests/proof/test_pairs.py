@@ -73,7 +73,7 @@ def test_references_of_other_replies_fail(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_plan_that_splits_pairs_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unpad.proof.recipe.plan", lambda *args, bundles, **known: split_plan(*args, **known))
+    monkeypatch.setattr("unpad.proof.sample.plan", lambda *args, bundles, **known: split_plan(*args, **known))
     from unpad.batching.plan import plan as split_plan
 
     certificate = prove_recipe(str(write_pairs(tmp_path)), [*SMALL, "plan.tokens_per_micro=64"])

@@ -55,10 +55,13 @@ def prove(
     processes: Annotated[
         str | None, typer.Option(help="Prove an update by so many processes instead, as 1,2,3.", metavar="N,N")
     ] = None,
+    allow_not_proven: Annotated[
+        bool, typer.Option("--allow-not-proven", help="Exit code 0 also if no line fails and some are NOT PROVEN.")
+    ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Certify that batching your data with your model changes nothing. Exit code 12 when a line fails.
+    """Certify that batching your data with your model changes nothing. Exit code 12 when a line fails or is not proven.
 
     With --hf: which ways to make batches keep the sequences apart in a model of Hugging Face. Exit code 12 when one
     that promises to does not, without a message.
@@ -77,25 +80,25 @@ def prove(
         from unpad.proof.foreign.folder import prove_folder
 
         proof = prove_folder(hf, [UNPAD])
-        shown, passed, lines = proof.to_json, proof.passed, proof.lines
+        shown, lines, passed = proof.to_json, proof.lines, proof.passed
     elif recipe is not None and processes is not None:
         from unpad.proof.processes import prove_processes
         from unpad.trials.process_table import process_counts
 
         certificate = prove_processes(recipe, overrides or [], process_counts(processes))
-        shown, passed, lines = certificate.to_json, certificate.passed, certificate.text
+        shown, lines, passed = certificate.to_json, certificate.text, certificate.passed
     elif recipe is not None:
         from unpad.proof.recipe import prove_recipe
 
         certificate = prove_recipe(recipe, overrides or [])
-        shown, passed, lines = certificate.to_json, certificate.passed, certificate.text
+        shown, lines, passed = certificate.to_json, certificate.text, certificate.passed
     else:
         raise RecipeError("nothing to prove is named", fix="name a recipe, as in unpad prove zh_chat, or --hf FOLDER")
     if as_json:
         print_json(shown())
     else:
         print_lines(lines())
-    raise typer.Exit(0 if passed else NOT_PROVED)
+    raise typer.Exit(0 if passed or (passed is None and allow_not_proven) else NOT_PROVED)
 
 
 @verbs.command(epilog="Example: unpad doctor zh_chat    or    unpad doctor zh_chat-1 --out rates.svg")

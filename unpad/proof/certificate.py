@@ -26,8 +26,11 @@ from unpad.nn.native import library
 from unpad.nn.precision import Precision
 from unpad.nn.preference import PER_TOKEN
 from unpad.proof.claims import Case, Claims, claims_of
-from unpad.proof.line import Certificate, Line, Lines
+from unpad.proof.content import gap_of, is_zero, units_of
+from unpad.proof.line import Certificate, Line, Lines, not_applicable
 from unpad.proof.measure import (
+    FURTHER,
+    Measurement,
     Subject,
     Variant,
     bundles_at_a_time,
@@ -54,7 +57,7 @@ CROSSING = "no gradient crosses between sequences"
 PADDING = "what padding holds is invisible"
 WEIGHTED = {kernel.value for kernel in MATMUL}
 SIDES: tuple[Side, Side] = ("left", "right")
-MOST_OUTPUTS = 4  # sequences whose outputs are traced back to inputs
+NOT_RUN = "training runs this kernel at lengths that the sample does not have"
 
 
 def prove(
@@ -93,6 +96,7 @@ def certify(
     losses: dict[str, Weight] | None = None,
     trained: Variant | None = None,
     broken: Sequence[Line] = (),
+    few: str = "",
 ) -> Certificate:
     """Prove that every variant equals the sequences taken one at a time; the first variant should be ragged.
 
@@ -105,6 +109,7 @@ def certify(
         losses: the recipe's weights of loss terms; gradients are of their weighted sum.
         trained: the variant that training uses, if its kernels may differ from those of the first.
         broken: lines of variants that could not be made.
+        few: more on the sequences, for the reason where they are too few or too alike.
     """
     device = device or next(model.parameters()).device
     if len(model.modes) > 1:  # all lines but `more_lines` need an output for every token
@@ -116,6 +121,11 @@ def certify(
     alone = [one.to(device) for one in alone]
     with library.switched_off(), by_definition():
         truth = lines.value("each sequence alone", lambda: bundles_at_a_time(exact, alone, weights, claims.outputs))
+    units = lines.value("content of each sequence", lambda: units_of(alone))
+    if units is None:
+        return lines.certificate()
+    variants = [replace(one, gap=_gap(one, units, few)) for one in variants]
+    trained = next((one for one in variants if trained is not None and one.name == trained.name), None)
     lines.add(LABELS, lambda: _labels_line(alone, variants))
     base = lines.value("all sequences in one run", lambda: concatenate(alone))
     if base is not None:
@@ -125,34 +135,55 @@ def certify(
     if base is None or truth is None:
         return lines.certificate()
     if not variants or any(isinstance(batch.layout, PaddedLayout) for batch in variants[0].micros):
-        variants = [Variant("joined", [base], [list(range(len(alone)))]), *variants]
-    packed, subject = variants[0], Subject(exact, truth, device, claims.outputs)
-    _add_exact_lines(lines, subject, variants, base, claims)
+        joined = Variant("joined", [base], [list(range(len(alone)))])
+        variants = [replace(joined, gap=_gap(joined, units, few)), *variants]
+    packed, subject = variants[0], Subject(exact, truth, device, claims.outputs, gap=_gap_of_truth(truth))
+    whole = _with(few, gap_of([range(base.num_seqs)], units))
+    _add_exact_lines(lines, subject, variants, base, claims, whole)
     ran = _add_own_precision_lines(
         lines, in_own_precision(subject, model), packed, trained, precision, expected_kernels or ()
     )
     lines.add("further claims", lambda: claims.more_lines(Case(model, alone, base, packed, weights, precision, device)))
     missing = sorted(set(expected_kernels or ()) - ran)
     lines.done += [
-        Line("attention of this run's longer or shorter sequences", name, None, None, None) for name in missing
+        Line("attention of this run's longer or shorter sequences", name, None, None, None, NOT_RUN) for name in missing
     ]
     return lines.certificate()
 
 
 def _add_exact_lines(
-    lines: Lines, subject: Subject, variants: list[Variant], base: RaggedBatch, claims: Claims
+    lines: Lines, subject: Subject, variants: list[Variant], base: RaggedBatch, claims: Claims, gap: str
 ) -> None:
-    """Lines in fp64."""
+    """Lines in fp64; `gap` is that of all sequences in one batch."""
     model = subject.model
     for variant in counted(variants, "comparing", len(variants), "ways to batch"):
         lines.add(subject.claim(variant.name), partial(equal_line, subject, variant))
-    for name, make in more_variants(base).items():
+    for name, make in more_variants(base, gap).items():
         lines.add(subject.claim(name), partial(made_and_equal, subject, make))
     lines.add(subject.claim(f"{variants[0].name}, torch alone"), lambda: torch_lines(subject, variants[0]))
     lines.add(CROSSING, lambda: _cross_gradient_line(model, base, claims))
     lines.add(PADDING, lambda: _pad_contents_line(model, base, claims))
     if model.causal:
-        lines.add("nothing later changes an earlier output", lambda: claims.order_line(model, base))
+        lines.add(claims.order, lambda: claims.order_line(model, base))
+    else:
+        lines.done.append(not_applicable(claims.order, "this model reads in both directions"))
+
+
+def _with(few: str, gap: str) -> str:
+    """A gap and what else is known of the sequences."""
+    return gap and gap + few
+
+
+def _gap(variant: Variant, units: Sequence[bytes], few: str) -> str:
+    """The reason why a way to batch shows nothing beside sequences alone; empty if it shows something."""
+    return _with(few, gap_of(variant.rows, units, split=variant.is_plan))
+
+
+def _gap_of_truth(truth: Measurement) -> str:
+    """The reason why nothing is shown by what equals the truth."""
+    if is_zero(truth.outputs):
+        return "all outputs are 0 with these weights"
+    return "all gradients are 0 with these weights" if is_zero(list(truth.gradients.values())) else ""
 
 
 def _add_own_precision_lines(
@@ -208,8 +239,12 @@ def _labels_line(alone: list[RaggedBatch], variants: list[Variant]) -> Line:
                 wanted = [alone[row].seq_labels for row in rows]
                 classes = torch.cat([label for label in wanted if label is not None]).to(batch.seq_labels.device)
                 wrong += int((batch.seq_labels != classes).sum())
-    wrong += sum(_crossing(variant.micros[0]) for variant in variants[:1])
-    return Line(LABELS, "", float(wrong), 0.0, wrong == 0)
+    ends = [_crossing(variant.micros[0]) for variant in variants[:1] if variant.micros]
+    wrong += sum(len(one) for one in ends if len(one) > 1 and all(one))
+    gap = next((variant.gap for variant in variants), "") if all(variant.gap for variant in variants) else ""
+    if [True] in ends and not variants[0].is_plan:
+        gap = "the one label at the end of a sequence is the first token of the next: by chance or by a fault"
+    return Line(LABELS, "", float(wrong), 0.0, wrong == 0).unless(gap)
 
 
 def _wrong_labels(alone: RaggedBatch | None, labels: Tensor, mask: Tensor, positions: Tensor) -> int:
@@ -224,7 +259,7 @@ def _wrong_labels(alone: RaggedBatch | None, labels: Tensor, mask: Tensor, posit
 
 def _images_line(batches: Sequence[RaggedBatch]) -> Line:
     """Every image belongs to the sequence in which its patches lie."""
-    wrong = 0
+    wrong = most = 0
     for batch in batches:
         if batch.media is None or batch.media_seqs is None or batch.media_index is None:
             continue
@@ -234,47 +269,71 @@ def _images_line(batches: Sequence[RaggedBatch]) -> Line:
         else:
             rows = batch.media_index // batch.layout.attention_mask.shape[1]
         wrong += int((rows != owners).sum()) if rows.shape == owners.shape else batch.num_seqs
-    return Line(IMAGES, "", float(wrong), 0.0, wrong == 0)
+        most = max(most, len(batch.media_seqs.unique()))
+    gap = "" if most > 1 else "no batch holds images of two sequences"
+    return Line(IMAGES, "", float(wrong), 0.0, wrong == 0).unless(gap)
 
 
-def _crossing(batch: RaggedBatch) -> int:
-    """Count labels at the ends of sequences, if all of them are the first token of the next sequence."""
+def _crossing(batch: RaggedBatch) -> list[bool]:
+    """For every label at the end of a sequence: whether it is the first token of the next one. One may be by chance."""
     if not isinstance(batch.layout, Layout) or batch.input_ids is None:
-        return 0
+        return []
     starts = [
         b for b in batch.layout.cu_seqlens.tolist()[1:-1] if 0 < b < batch.total_tokens and batch.loss_mask[b - 1]
     ]
-    crossing = [int(batch.labels[b - 1]) == int(batch.input_ids[b]) for b in starts]
-    return len(crossing) if len(crossing) > 1 and all(crossing) else 0
+    return [int(batch.labels[b - 1]) == int(batch.input_ids[b]) for b in starts]
 
 
 @torch.no_grad()
 def _repeat_line(model: Model, batch: RaggedBatch) -> Line:
-    difference = float((model(batch) - model(batch)).abs().max()) if batch.total_tokens else 0.0
-    return Line(REPEAT, "", difference, 0.0, difference == 0)
+    once = model(batch)
+    difference = float((once - model(batch)).abs().max()) if once.numel() else 0.0
+    line = Line(REPEAT, "", difference, 0.0, difference == 0)
+    return line.unless("all outputs are 0 with these weights" if is_zero([once]) else "")
 
 
 def _cross_gradient_line(model: Model, batch: RaggedBatch, claims: Claims) -> Line:
-    """The gradient of one sequence's output with respect to the inputs of all others is exactly zero."""
-    worst = 0.0
-    if batch.num_seqs < 2:  # nothing to cross to
-        return Line(CROSSING, "", None, None, None)
+    """The gradient of one sequence's output with respect to the inputs of all others is exactly zero.
+
+    Outputs are traced back in groups, by the digits of the binary number of each sequence: two sequences differ in one
+    of them, so they are in two groups, and the gradient of either group shows a leak from the other.
+    """
+    worst, reached, compared = 0.0, False, 0
     changed, leaves = claims.leaves(model, batch)
-    for seq, output in list(enumerate(claims.outputs(model, changed) or []))[:MOST_OUTPUTS]:
-        inputs = [x for x, _ in leaves]
-        gradients = torch.autograd.grad(output.square().sum(), inputs, allow_unused=True, retain_graph=True)
-        outside = [g[owner != seq] for g, (_, owner) in zip(gradients, leaves, strict=True) if g is not None]
-        worst = max([worst, *(float(part.abs().max()) for part in outside if part.numel())])
-    return Line(CROSSING, "", worst, 0.0, worst == 0)
+    inputs, outputs = [x for x, _ in leaves], claims.outputs(model, changed) or []
+    for chosen in _groups(len(outputs)):
+        total = torch.stack([outputs[seq].square().sum() for seq in chosen]).sum()
+        gradients = torch.autograd.grad(total, inputs, allow_unused=True, retain_graph=True)
+        for gradient, (_, owner) in zip(gradients, leaves, strict=True):
+            if gradient is not None:
+                own = torch.isin(owner, torch.tensor(chosen, device=owner.device))
+                reached = reached or not is_zero([gradient[own]])
+                worst = max(worst, float(gradient[~own].abs().max()) if not bool(own.all()) else 0.0)
+                compared += int((~own).sum())
+    gap = "" if compared else "there is no second sequence for a gradient to cross to"
+    if compared and not reached:
+        gap = "no gradient reaches the inputs of the sequences themselves; does the model read `inputs_embeds`?"
+    return Line(CROSSING, "", worst, 0.0, worst == 0).unless(gap)
+
+
+def _groups(num: int) -> list[list[int]]:
+    """Groups of numbers below `num`, so that for any two there is a group with the first and not the second."""
+    digits = max(num - 1, 1).bit_length()
+    groups = [[seq for seq in range(num) if seq >> digit & 1 == value] for digit in range(digits) for value in (0, 1)]
+    return [group for group in groups if group]
 
 
 @torch.no_grad()
 def _pad_contents_line(model: Model, batch: RaggedBatch, claims: Claims) -> Line:
     """Contents of padding change no output. A causal model could see padding on the left, any other on either side."""
-    worst = 0.0
+    worst, compared = 0.0, 0
+    longest = batch.layout.max_seqlen if isinstance(batch.layout, Layout) else 0
     with noted() as ran:
         for side in SIDES:
-            zeros, ones = (claims.outputs(model, batch.pad(side, pad_id=fill)) or [] for fill in (0, 1))
+            # Wider than the longest, or sequences of one length would have no padding.
+            both = [batch.pad(side, pad_to=longest + FURTHER, pad_id=fill) for fill in (0, 1)]
+            zeros, ones = (claims.outputs(model, padded) or [] for padded in both)
             gaps = [float((a - b).abs().max()) for a, b in zip(zeros, ones, strict=True) if a.numel()]
-            worst = max([worst, *gaps])
-    return Line(PADDING, kernel_names(ran), worst, 0.0, worst == 0)
+            worst, compared = max([worst, *gaps]), compared + len(gaps)
+    line = Line(PADDING, kernel_names(ran), worst, 0.0, worst == 0)
+    return line.unless("" if compared else "no output of a rectangle could be read")

@@ -53,6 +53,7 @@ class Claims:
         alone: the sequences of a flat run, each as a batch of its own.
         outputs: hidden states of every sequence of a batch.
         leaves: returns the batch with inputs that require gradients, and each such input with the sequence of each row.
+        order: name of the line of `order_line`.
         order_line: later inputs never change an earlier output; for causal models.
         more_lines: further lines, at the end of the certificate.
     """
@@ -60,6 +61,7 @@ class Claims:
     alone: Callable[[RaggedBatch], list[RaggedBatch]]
     outputs: Outputs
     leaves: Callable[[Model, RaggedBatch], tuple[RaggedBatch, list[tuple[Tensor, Tensor]]]]
+    order: str
     order_line: Callable[[Model, RaggedBatch], Line]
     more_lines: Callable[[Case], list[Line]] = no_lines
 

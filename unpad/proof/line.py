@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,8 +25,9 @@ class Line:
 
     Args:
         kernel: names of the attention kernels that ran.
-        passed: None for a kernel that no line exercised: NOT PROVEN.
-        note: the exception that ended the check.
+        passed: None if nothing was compared that could have failed: NOT PROVEN.
+        note: the exception that ended the check, or the reason why nothing was compared.
+        applies: False for a claim about something that this model or run does not have; `note` says what.
     """
 
     name: str
@@ -35,6 +36,20 @@ class Line:
     bound: float | None
     passed: bool | None
     note: str = ""
+    applies: bool = True
+
+    def unless(self, gap: str) -> Line:
+        """The line, not proven if it holds although `gap` says why nothing was compared; a line that fails still does.
+
+        Args:
+            gap: a reason; empty for none.
+        """
+        return replace(self, passed=None, note=gap) if gap and self.passed else self
+
+
+def not_applicable(name: str, reason: str) -> Line:
+    """A claim about something that this model or run does not have."""
+    return Line(name, "", None, None, None, reason, applies=False)
 
 
 @dataclass(frozen=True)
@@ -42,13 +57,17 @@ class Certificate:
     lines: tuple[Line, ...]
 
     @property
-    def passed(self) -> bool:
-        return all(line.passed is not False for line in self.lines)
+    def passed(self) -> bool | None:
+        """True if every line that applies was shown to hold, False if one fails, None if nothing fails but something
+        was not shown."""
+        verdicts = {line.passed for line in self.lines if line.applies}
+        if False in verdicts:
+            return False
+        return True if verdicts == {True} else None
 
     def text(self) -> list[str]:
         """The certificate as lines for a terminal."""
-        words = {True: "PASS", False: "FAIL", None: "NOT PROVEN"}
-        names = [f"{words[line.passed]:<5} {line.name}" for line in self.lines]
+        names = [f"{_verdict(line):<5} {line.name}" for line in self.lines]
         width = max((len(name) for name in names if len(name) <= NAME_CELLS), default=0)
         room = max(len(_against(line)) for line in self.lines)
         lines: list[str] = []
@@ -60,12 +79,18 @@ class Certificate:
             below = [" " * INDENT + part for part in wrapped(f"{against}  {line.kernel}", columns() - INDENT)]
             lines += [one] if len(one) <= columns() else [name, *below]
             lines += [" " * INDENT + part for part in wrapped(line.note, columns() - INDENT) if line.note]
-        failed = sum(line.passed is False for line in self.lines)
-        missing = sum(line.passed is None for line in self.lines)
-        verdict = (
-            f"{failed} of {len(self.lines)} lines FAILED" if failed else f"all {len(self.lines) - missing} lines hold"
-        )
-        return [*lines, verdict + (f"; {missing} NOT PROVEN" if missing else "")]
+        return [*lines, self._verdict()]
+
+    def _verdict(self) -> str:
+        """The last line of the text."""
+        verdicts = [line.passed for line in self.lines if line.applies]
+        num, failed, missing = len(verdicts), verdicts.count(False), verdicts.count(None)
+        if failed:
+            verdict = f"{failed} of {num} lines FAILED"
+        else:
+            verdict = f"{num - missing} of {num} lines hold" if missing else f"all {num} lines hold"
+        beside = {"NOT PROVEN": missing, "N/A": len(self.lines) - num}
+        return "; ".join([verdict, *(f"{number} {word}" for word, number in beside.items() if number)])
 
     def to_json(self) -> dict[str, Any]:
         return {"passed": self.passed, "lines": [asdict(line) for line in self.lines]}
@@ -101,6 +126,11 @@ class Lines:
             return None
 
 
+def _verdict(line: Line) -> str:
+    """The word before a line's name."""
+    return {True: "PASS", False: "FAIL", None: "NOT PROVEN"}[line.passed] if line.applies else "N/A"
+
+
 def _describe(error: Exception) -> str:
     """An exception's type, message and place on one line; the place is the last one outside of torch."""
     kind, message = type(error).__name__, " ".join(str(error).split())[:MOST_NOTE]
@@ -114,4 +144,4 @@ def _against(line: Line) -> str:
         return ""
     if line.bound == 0:
         return "exact" if line.measured == 0 else f"{line.measured:.3g}, not exact"
-    return f"{line.measured:.2g} {'<=' if line.passed else '>'} {line.bound:.2g}"
+    return f"{line.measured:.2g} {'<=' if line.measured <= line.bound else '>'} {line.bound:.2g}"

@@ -12,7 +12,10 @@ from unpad.batching.layout import Layout
 from unpad.models.contract import Model, PredictsSets
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.proof.claims import Claims
-from unpad.proof.line import Line
+from unpad.proof.content import is_zero
+from unpad.proof.line import Line, not_applicable
+
+ORDER = "a set never changes an earlier output"
 
 
 def alone(batch: RaggedBatch) -> list[RaggedBatch]:
@@ -46,9 +49,13 @@ def order_line(model: Model, batch: RaggedBatch) -> Line:
     codes = torch.where(events, (batch.input_ids == 0).long(), batch.input_ids)
     values = torch.where(events, 1 - sets.values, sets.values)
     changed = replace(batch, input_ids=codes).with_part(replace(sets, values=values))
-    before, after = (model.next_codes(one)[~is_last] for one in (batch, changed))
-    difference = float((before - after).abs().max()) if before.numel() else 0.0
-    return Line("a set never changes an earlier output", "", difference, 0.0, difference == 0)
+    before, after = (model.next_codes(one) for one in (batch, changed))
+    gaps = (before - after).abs()
+    if len(before) == len(last):
+        return not_applicable(ORDER, "no patient has two sets of events")
+    difference = float(gaps[~is_last].max())
+    line = Line(ORDER, "", difference, 0.0, difference == 0)
+    return line.unless("the changed sets change no output" if is_zero([gaps[is_last]]) else "")
 
 
-CLAIMS = Claims(alone, outputs, leaves, order_line)
+CLAIMS = Claims(alone, outputs, leaves, ORDER, order_line)

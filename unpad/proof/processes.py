@@ -37,7 +37,7 @@ from unpad.processes import forking
 from unpad.processes.group import Group, joined
 from unpad.processes.start import refuse_under_torchrun
 from unpad.proof.line import Certificate, Line
-from unpad.proof.recipe import WORK, plan_sample, spread_margins, take_sample
+from unpad.proof.sample import WORK, candidates_of, choose, plan_of_sample, small_settings, spread_margins
 from unpad.terminal.progress import progress
 from unpad.training.micro import counts_of_all, counts_to_json
 from unpad.training.optim import freeze, make_optimizer, set_rate
@@ -215,9 +215,9 @@ class _Case:
             freeze(model, stage.recipe.train.freeze)
             objective = set_objective(model, stage.recipe, of_pairs=stage.of_pairs)
             model.trained = objective.weights
-            sample = take_sample(setup, MOST_SEQUENCES * group.size, UPDATES * WORK)
+            sample = choose(setup, candidates_of(setup), MOST_SEQUENCES * group.size, UPDATES * WORK)
             spread_margins(setup, sample)
-            made = plan_sample(setup, stage.recipe.plan.strategy, sample)
+            made = plan_of_sample(setup, sample, small_settings(setup))
         return cls(setup, made, objective.final(model), copy.deepcopy(model.state_dict()))
 
     def update(self, group: Group) -> _Update:
@@ -264,14 +264,18 @@ class _Case:
     def lines(self, size: int, found: _Update, one: _Update) -> list[Line]:
         """Claims about an update by `size` processes."""
         note = f"{sum(found.shares)} micro-batches, by process: {', '.join(map(str, found.shares))}"
+        gap = f"{note}: at least one process had nothing to compute, so no sum was compared" * (0 in found.shares)
+        gap = gap or "all gradients are 0 with these weights" * (not bool(one.gradients.any()))
         other = len(set(found.digests)) - 1
-        alike = Line(f"weights in all of {size} processes are equal", "", float(other), 0.0, other == 0)
+        alike = Line(f"weights in all of {size} processes are equal", "", float(other), 0.0, other == 0).unless(gap)
         if self.setup.recipe.train.sums == "exact":
             differ = _num_unlike(found.gradients, one.gradients) + _num_unlike(found.rest, one.rest)
-            return [Line(f"an update by {size} processes = by one", "", float(differ), 0.0, differ == 0, note), alike]
-        gap = (found.gradients - one.gradients).norm() / one.gradients.norm().clamp_min(1e-30)
-        error = float(gap.nan_to_num(float("inf")))
-        return [Line(f"gradient by {size} processes against one", "", error, FAST, error <= FAST, note), alike]
+            equal = Line(f"an update by {size} processes = by one", "", float(differ), 0.0, differ == 0, note)
+            return [equal.unless(gap), alike]
+        difference = (found.gradients - one.gradients).norm() / one.gradients.norm().clamp_min(1e-30)
+        error = float(difference.nan_to_num(float("inf")))
+        near = Line(f"gradient by {size} processes against one", "", error, FAST, error <= FAST, note)
+        return [near.unless(gap), alike]
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

@@ -22,6 +22,7 @@ from unpad.models.vision_language.adversary import TERMS as ADVERSARY
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.proof import tokens
 from unpad.proof.claims import Case
+from unpad.proof.content import gap_of, units_of
 from unpad.proof.line import Line, Lines
 from unpad.proof.measure import (
     PADDED_LEFT,
@@ -40,6 +41,7 @@ from unpad.proof.pruned_reference import plain_pass
 
 REFERENCE = "plain reference"
 OTHERS = (PADDED_LEFT, SPLIT)
+WITH_IMAGE = "sequence with an image"
 TASK = ("cross_entropy", "nll")
 
 
@@ -61,16 +63,22 @@ def _add_lines(lines: Lines, model: VisionLanguage, mode: str, case: Case, weigh
     subject = lines.value(f"{mode}: {REFERENCE}", lambda: _subject(model, mode, case, weights))
     if subject is None:
         return
-    others = more_variants(case.base)
-    for name, make in {case.packed.name: lambda: case.packed, **{name: others[name] for name in OTHERS}}.items():
+    # Only sequences with an image lose tokens.
+    units = [
+        unit if one.media is not None and one.media.num_seqs else None
+        for unit, one in zip(units_of(case.alone), case.alone, strict=True)
+    ]
+    packed = replace(case.packed, gap=case.packed.gap or gap_of(case.packed.rows, units, what=WITH_IMAGE))
+    others = more_variants(case.base, gap_of([range(len(units))], units, what=WITH_IMAGE))
+    for name, make in {packed.name: lambda: packed, **{name: others[name] for name in OTHERS}}.items():
         lines.add(subject.claim(name), partial(made_and_equal, subject, make))
-    lines.add(subject.claim(f"{case.packed.name}, torch alone"), lambda: torch_lines(subject, case.packed))
+    lines.add(subject.claim(f"{packed.name}, torch alone"), lambda: torch_lines(subject, packed))
     own = in_own_precision(subject, model)
     if mode == "soft" and model.config.merge is None:
         # Terms of the kept share may be close to 0, which makes a relative error of rounding arbitrarily large.
         terms = f"{mode}: {case.precision} against fp64"
-        lines.add(terms, lambda: error_lines(own, case.packed, case.precision, TASK))
-    lines.add(f"{mode}: {case.precision} isolation", lambda: isolation_line(own, case.packed, case.precision))
+        lines.add(terms, lambda: error_lines(own, packed, case.precision, TASK))
+    lines.add(f"{mode}: {case.precision} isolation", lambda: isolation_line(own, packed, case.precision))
 
 
 def _subject(model: VisionLanguage, mode: str, case: Case, weights: dict[str, float]) -> Subject:
@@ -78,7 +86,10 @@ def _subject(model: VisionLanguage, mode: str, case: Case, weights: dict[str, fl
     exact = copy.deepcopy(model).double().eval().cpu()
     exact.mode = mode
     truth = _truth(exact, [one.to(torch.device("cpu")) for one in case.alone], mode, weights)
-    return Subject(exact.to(case.device), truth, case.device, left_rows, prefix=f"{mode}: ", truth_name=REFERENCE)
+    is_whole = [len(left) == one.total_tokens for left, one in zip(truth.outputs, case.alone, strict=True)]
+    gap = "no token of the sample is merged or removed" if mode != "soft" and all(is_whole) else ""
+    prefix = f"{mode}: "
+    return Subject(exact.to(case.device), truth, case.device, left_rows, prefix, truth_name=REFERENCE, gap=gap)
 
 
 def _truth(model: VisionLanguage, alone: Sequence[RaggedBatch], mode: str, weights: dict[str, float]) -> Measurement:

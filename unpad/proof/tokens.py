@@ -12,8 +12,10 @@ from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.batching.layout import Layout
 from unpad.models.contract import Model, ReadsTokens
 from unpad.proof.claims import Claims
-from unpad.proof.line import Line
+from unpad.proof.line import Line, not_applicable
 from unpad.proof.measure import change_tokens, per_sequence
+
+ORDER = "a token never changes an earlier output"
 
 
 def alone(batch: RaggedBatch) -> list[RaggedBatch]:
@@ -63,8 +65,11 @@ def order_line(model: Model, batch: RaggedBatch) -> Line:
     before, after = model(batch), model(changed)
     keep = torch.ones(batch.total_tokens, dtype=torch.bool)
     keep[ends] = False
-    difference = float((before - after)[keep].abs().max()) if keep.any() else 0.0
-    return Line("a token never changes an earlier output", "", difference, 0.0, difference == 0)
+    if not keep.any():
+        return not_applicable(ORDER, "no sequence has two tokens")
+    difference = float((before - after)[keep].abs().max())
+    line = Line(ORDER, "", difference, 0.0, difference == 0)
+    return line.unless("the changed tokens change no output" if torch.equal(before[ends], after[ends]) else "")
 
 
-CLAIMS = Claims(alone, outputs, leaves, order_line)
+CLAIMS = Claims(alone, outputs, leaves, ORDER, order_line)

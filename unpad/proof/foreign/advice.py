@@ -12,6 +12,8 @@ from unpad.proof.foreign.model import Cached, config_of
 from unpad.proof.foreign.precision import Errors
 from unpad.proof.foreign.update import Labels, Update, count_cut
 
+ALONE = "no batch of the update holds two sequences"
+ALIKE = "all sequences of the update are alike, so mixing them up would change nothing"
 CROSSING = "set the label of each sequence's first token to -100"
 
 
@@ -22,6 +24,7 @@ class Measured:
     Args:
         scale: the reported loss over that of the sequences.
         by_gradient: False if no weight learns.
+        is_flat: whether the gradient of the sequences alone is 0.
     """
 
     update: Update
@@ -31,6 +34,7 @@ class Measured:
     bounds: Errors
     scale: float
     by_gradient: bool
+    is_flat: bool = False
 
 
 def findings(model: nn.Module, measured: Measured) -> tuple[Finding, ...]:
@@ -39,9 +43,9 @@ def findings(model: nn.Module, measured: Measured) -> tuple[Finding, ...]:
     cut, num_cut = count_cut(update)
     found: list[Finding] = []
 
-    def add(kind: Kind, value: float, bound: float, advice: str) -> None:
+    def add(kind: Kind, value: float, bound: float, advice: str, gap: str = "") -> None:
         good = value <= bound
-        found.append(Finding(kind, value, bound, "" if good else advice))
+        found.append(Finding(kind, value, bound, "" if good else advice, gap, applies=gap != ALONE))
 
     add("cut", cut, 0, f"{cut} tokens of {num_cut} sequences; raise the longest length, or leave them out")
     add("unknown", labels.unknown_tokens, 0, "the collator adds tokens; prove with the sequences as it writes them")
@@ -49,18 +53,21 @@ def findings(model: nn.Module, measured: Measured) -> tuple[Finding, ...]:
     add("padding", labels.padding_predicts + labels.padding_predicted, 0, _padding(labels))
     add("targets", labels.missing + labels.added + labels.wrong, 0, _targets(update, labels))
     moved = measured.moves
-    add("isolation", moved.others, bounds.logits, _isolation(model, update))
+    add("isolation", moved.others, bounds.logits, _isolation(model, update), ALONE if moved.itself is None else "")
     if moved.filler is not None:
         add("filler", moved.filler, bounds.logits, _filler(update))
-    known = {finding.kind for finding in found if not finding.passed}
-    add("logits", errors.logits, bounds.logits, _logits(update, known))
-    known |= {finding.kind for finding in found if not finding.passed}
+    known = {finding.kind for finding in found if finding.passed is False}
+    num_unlike = len({tuple(update.ids_of(piece)) for piece in update.pieces})
+    alike = ALIKE if num_unlike < 2 and moved.itself is not None else ""
+    add("logits", errors.logits, bounds.logits, _logits(update, known), alike)
+    known |= {finding.kind for finding in found if finding.passed is False}
     explained = "follows from the findings above"
     add("loss", errors.loss, bounds.loss, explained if known else _loss(update, measured.scale))
     if measured.by_gradient:
         wrong = known or errors.loss > bounds.loss
         stopped = "the loss is right and its gradient is not: a part of the model or of the step stops or scales it"
-        add("gradient", errors.gradient, bounds.gradient, explained if wrong else stopped)
+        gap = "the gradient of the sequences alone is 0" if measured.is_flat else alike
+        add("gradient", errors.gradient, bounds.gradient, explained if wrong else stopped, gap)
     return tuple(found)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from unpad.proof.line import Certificate, Line
+from unpad.proof.line import Certificate, Line, not_applicable
 from unpad.terminal.table import WIDTH, wrapped
 
 Kind = Literal["cut", "unknown", "crossing", "padding", "targets", "isolation", "filler", "logits", "loss", "gradient"]
-Verdict = Literal["sound", "leaking", "cut", "wrong loss", "refused"]
+Verdict = Literal["sound", "leaking", "cut", "wrong loss", "refused", "not proven"]
 
 CLAIMS: dict[Kind, str] = {
     "cut": "tokens cut off or torn from their sequence",
@@ -37,27 +37,34 @@ class Finding:
         measured: a number of tokens or targets for the kinds in `COUNTED`, else a relative error.
         bound: most that passes.
         advice: on a finding that fails, its cause and the change that mends it; elsewhere a remark or nothing.
+        gap: the reason why nothing was compared that could have failed; empty for none.
+        applies: False if the batches have nothing that the claim is about; `gap` says what.
     """
 
     kind: Kind
     measured: float
     bound: float
     advice: str = ""
+    gap: str = ""
+    applies: bool = True
 
     @property
     def claim(self) -> str:
         return CLAIMS[self.kind]
 
     @property
-    def passed(self) -> bool:
-        return self.measured <= self.bound  # False for NaN
+    def passed(self) -> bool | None:
+        """False for more than the bound, or NaN; None if it holds and nothing was compared."""
+        return (None if self.gap else True) if self.measured <= self.bound else False
 
     def line(self) -> Line:
         """The finding as a line of a certificate."""
         if self.kind in COUNTED:
-            name = self.claim if self.passed else f"{self.claim}: {self.measured:g}"
+            name = f"{self.claim}: {self.measured:g}" if self.passed is False else self.claim
             return Line(name, "", None, None, self.passed, self.advice)
-        return Line(self.claim, "", self.measured, self.bound, self.passed, self.advice)
+        if not self.applies:
+            return not_applicable(self.claim, self.gap)
+        return Line(self.claim, "", self.measured, self.bound, self.passed, self.advice or self.gap)
 
 
 @dataclass(frozen=True)
@@ -80,28 +87,32 @@ class ForeignCertificate:
     num_targets: int = 0
 
     @property
-    def passed(self) -> bool:
-        return self.verdict == "sound"
+    def passed(self) -> bool | None:
+        """True if sound, None if nothing fails but something was not shown, else False."""
+        return None if self.verdict == "not proven" else self.verdict == "sound"
 
     @property
     def verdict(self) -> Verdict:
         """The gravest of what failed.
 
         "refused" by the model or collator; "leaking": a sequence sees another one, or padding; "cut": tokens are
-        missing; "wrong loss": anything else, such as targets in padding or a mean of means; else "sound".
+        missing; "wrong loss": anything else, such as targets in padding or a mean of means; "not proven": nothing
+        failed, and for a claim there was nothing to compare; else "sound".
         """
-        failed = {finding.kind for finding in self.findings if not finding.passed}
+        failed = {finding.kind for finding in self.failed}
         if self.refused is not None:
             return "refused"
         if failed.intersection(LEAKS):
             return "leaking"
         if "cut" in failed:
             return "cut"
-        return "wrong loss" if failed else "sound"
+        if failed:
+            return "wrong loss"
+        return "not proven" if any(one.passed is None and one.applies for one in self.findings) else "sound"
 
     @property
     def failed(self) -> tuple[Finding, ...]:
-        return tuple(finding for finding in self.findings if not finding.passed)
+        return tuple(finding for finding in self.findings if finding.passed is False)
 
     def finding(self, kind: Kind) -> Finding | None:
         """The finding of a kind; None where the proof ended before it."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ROW_TOKENS = 64  # of packed rows: more than the longest sequence, so that packing need not cut
-QUIET = ("sound", "refused")  # verdicts of batches that train nothing wrong
+QUIET = ("sound", "refused", "not proven")  # verdicts of batches that are not shown to train anything wrong
 HEAD = ("batches", "verdict", "gradient", "loss", "others move", "cut")
 BY_LOGITS = "Its batches are judged by the loss of the logits"
 UNSHIFTED = (
@@ -119,9 +119,13 @@ class FolderProof:
     ways: tuple[Way, ...]
 
     @property
-    def passed(self) -> bool:
-        """True if each way that promises to keep sequences apart does, or says that it cannot."""
-        return all(way.is_harmless for way in self.ways)
+    def passed(self) -> bool | None:
+        """True if each way that promises to keep sequences apart does, or says that it cannot; None if none is shown to
+        be wrong but something was not shown."""
+        if not all(way.is_harmless for way in self.ways):
+            return False
+        verdicts = {way.verdict for way in self.ways if way.collator.promises}
+        return None if "not proven" in verdicts or verdicts <= {"not installed"} else True
 
     def lines(self) -> list[str]:
         """The table as lines for a terminal of 80 columns, and what to do below it."""

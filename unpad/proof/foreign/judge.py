@@ -11,6 +11,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from unpad.errors import OutOfMemoryError, ProofError, is_memory_error
+from unpad.proof.content import is_zero
 from unpad.proof.foreign.advice import Measured, findings
 from unpad.proof.foreign.certificate import COUNTED, ForeignCertificate
 from unpad.proof.foreign.measure import Measurement, Moves
@@ -115,10 +116,30 @@ def _certificate(
     update = outcome.update
     errors = outcome.found.errors(outcome.truth)
     scale = outcome.found.loss / outcome.truth.loss if outcome.truth.loss else 1.0
-    measured = Measured(update, read_labels(update), errors, outcome.moved, bounds, scale, bool(outcome.truth.gradient))
+    gradient = list(outcome.truth.gradient.values())
+    labels = read_labels(update)
+    measured = Measured(update, labels, errors, outcome.moved, bounds, scale, bool(gradient), is_zero(gradient))
     sequences = {piece.sequence for piece in update.pieces}
     size = (len(sequences), sum(piece.length for piece in update.pieces), update.num_wanted)
-    return ForeignCertificate(findings(model, measured), name, None, (*notes, *outcome.notes), *size)
+    remarks = (*notes, *outcome.notes, *_remarks(update))
+    return ForeignCertificate(findings(model, measured), name, None, remarks, *size)
+
+
+def _remarks(update: Update) -> list[str]:
+    """What these batches do not have, so that nothing is shown of it."""
+    remarks = []
+    if not any(bool(filler.any()) for filler in update.filler) and _has_rows(update):
+        remarks.append("no batch of the update has padding, so nothing is shown of it; prove with unlike lengths too")
+    counts = [batch.num_targets for batch in update.batches]
+    if len(counts) > 1 and len(set(counts)) == 1:
+        remarks.append("all batches have as many targets, so a mean of their means would be the mean over targets too")
+    return remarks
+
+
+def _has_rows(update: Update) -> bool:
+    """True if a batch has several rows, each with one sequence, as padded batches have."""
+    rows = [[row for _, row, _ in update.places(index)] for index in range(len(update.batches))]
+    return any(len(one) > 1 and len(set(one)) == len(one) for one in rows)
 
 
 def _refuse_random(certificate: ForeignCertificate, outcome: Outcome) -> None:

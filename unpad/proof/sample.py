@@ -1,0 +1,312 @@
+"""The sample of a recipe's data that is proved, and its plans.
+
+Micro-batches of the proof hold several sequences of unlike content, whatever the recipe's sizes are and however alike
+the lengths: a sequence by itself would be compared with itself, and a leak between copies may change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from unpad.batching.pieces import Pieces, TargetCount
+from unpad.batching.plan import Micro, Plan, plan
+from unpad.data.text import TextData
+from unpad.errors import PlanError
+from unpad.evaluation.preferences import log_probabilities
+from unpad.models.contract import LearnsPreferences
+from unpad.proof.content import content_of
+from unpad.recipes.training import PlanSettings
+from unpad.training.setup import Setup
+
+# fp64 runs some thirty passes over the sample; this much work keeps the whole proof under 20 seconds on two cores.
+WORK = 2.5e9
+FULL = 4  # sequences of a micro-batch, where there are enough
+MOST, LEAST = 4 * FULL, 4  # sequences of a sample; the least make two micro-batches of two
+TRIED = 256  # sequences that are read in search of unlike ones
+WIDER = (0, 1, 2, 3, 4, 6, 9, 24)  # powers of 2 by which buckets of lengths are widened, one after the other
+MARGIN = 8  # cells by which a plan that pads to a fixed length pads the longest sequence of the sample
+
+
+class Piece(NamedTuple):
+    """A part of a sequence that a plan keeps together; the arguments of `Data.alone`."""
+
+    seq_id: int
+    start: int
+    stop: int
+    first_target: int
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Pieces of a recipe's sequences, of unlike content.
+
+    Args:
+        pieces: those that a plan keeps together, such as the replies of a pair, follow each other.
+        copies: pieces of the data that were left out, as their content is that of a chosen one.
+    """
+
+    pieces: tuple[Piece, ...]
+    copies: int = 0
+
+    @property
+    def seq_ids(self) -> np.ndarray:
+        """The sequences that the pieces are of, (n,) int64, each once."""
+        return np.unique(np.array([piece.seq_id for piece in self.pieces], np.int64))
+
+
+def plan_of_run(setup: Setup) -> PlanSettings:
+    """Settings of the last stage."""
+    return setup.stages[-1].recipe.plan
+
+
+def longest_of(setup: Setup) -> int:
+    """Positions of the longest piece of the data."""
+    limits = (setup.model.config.longest, plan_of_run(setup).max_tokens or 1 << 30)
+    return min(*limits, int(max(setup.data.table.positions.max(initial=1), 1)))
+
+
+# --------------------------------------------------------------------------- choice
+
+
+def candidates_of(setup: Setup, most: int = TRIED) -> list[list[Piece]]:
+    """Pieces that may be proved, in the order of choice; those of one bundle together.
+
+    First the longest that the model takes whole, the shortest, and one that begins with context; then random ones, of
+    every group of copies one before the next, and likewise of every long document.
+
+    Raises:
+        PlanError: the plan drops every token.
+    """
+    data, rng = setup.data, np.random.default_rng(setup.recipe.train.seed)
+    of_pairs = setup.stages[-1].of_pairs
+    ids = np.unique(np.concatenate([stage.train_ids for stage in setup.stages if stage.of_pairs == of_pairs]))
+    lengths, longest = data.table.positions[ids], longest_of(setup)
+    usable = data.table.num_targets[ids] > 0
+    if plan_of_run(setup).overflow == "drop":
+        usable &= lengths <= longest
+    ids, lengths = ids[usable], np.minimum(lengths[usable], longest)
+    if not len(ids):
+        _refuse_empty(setup)
+    order = ids[_groups_in_turn(data.table.group[ids], rng.permutation(len(ids)))]
+    drawn = np.concatenate([ids[[int(np.argmax(lengths)), int(np.argmin(lengths))]], order[:most]])
+    bundle = _bundle_of(setup)
+    if bundle is not None:
+        drawn = ids[np.isin(bundle[ids], bundle[drawn])]
+    pieces = _plan(setup, np.unique(drawn), _settings(setup, "pack")).pieces
+    if not len(pieces):
+        _refuse_empty(setup)
+    return _in_order(_bundles(pieces_of(pieces), bundle), data.table.group, rng)
+
+
+def _bundles(pieces: Iterable[Piece], bundle: np.ndarray | None) -> list[list[Piece]]:
+    """Pieces that a plan keeps together; most are by themselves."""
+    units: dict[int, list[Piece]] = {}
+    for place, piece in enumerate(pieces):
+        number = -1 if bundle is None else int(bundle[piece.seq_id])
+        units.setdefault(number if number >= 0 else -1 - place, []).append(piece)
+    return list(units.values())
+
+
+def _in_order(units: list[list[Piece]], groups: np.ndarray, rng: np.random.Generator) -> list[list[Piece]]:
+    sizes = [_size(unit) for unit in units]
+    late = [index for index, unit in enumerate(units) if unit[0].first_target > unit[0].start]
+    own = np.array([groups[unit[0].seq_id] for unit in units])
+    turns = _groups_in_turn(own, rng.permutation(len(units)))
+    order = dict.fromkeys([int(np.argmax(sizes)), int(np.argmin(sizes)), *late[:1], *turns.tolist()])
+    return [units[index] for index in order]
+
+
+def _groups_in_turn(groups: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Reorder: the first of every group, then the second of every group, and so on.
+
+    Args:
+        groups: (n,) int64; order: a permutation, (n,) int64.
+    """
+    by_group = np.argsort(groups[order], kind="stable")
+    counts = np.unique(groups[order], return_counts=True)[1]
+    turn = np.empty(len(order), np.int64)
+    turn[by_group] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return order[np.argsort(turn, kind="stable")]
+
+
+def _size(unit: Sequence[Piece]) -> int:
+    return sum(piece.stop - piece.start for piece in unit)
+
+
+def _refuse_empty(setup: Setup) -> None:
+    config, max_tokens = setup.model.config, plan_of_run(setup).max_tokens
+    limits = {"plan.max_tokens": max_tokens or config.longest + 1, config.context_field: config.longest}
+    raised = " and ".join(name for name, limit in limits.items() if limit == min(limits.values()))
+    fix = f"raise {raised}, or set plan.overflow=split"
+    raise PlanError("the plan drops every token, so there is nothing to prove", where="plan", fix=fix)
+
+
+def choose(setup: Setup, candidates: Sequence[list[Piece]], most: int = MOST, work: float = WORK) -> Sample:
+    """Read candidates one at a time and choose those of unlike content.
+
+    As many as the budget allows. Where that is less than two full micro-batches, the shortest are added until there are
+    as many, or twice the budget is spent, though never fewer than LEAST.
+
+    Args:
+        candidates: of `candidates_of`.
+        most: number of pieces, or of bundles.
+        work: multiplications of one pass over them.
+    """
+    parameters = sum(p.numel() for p in setup.model.parameters())
+    budget = max(int(work / (6 * parameters)), 64)
+    left, chosen = list(candidates[:TRIED]), dict[tuple[bytes, ...], list[Piece]]()
+    copies, is_over = 0, False
+    while left and len(chosen) < most:
+        unit, num = left.pop(0), len(chosen)
+        size = sum(map(_size, [*chosen.values(), unit]))
+        if size > budget and num >= 2 and not is_over:
+            is_over, left = True, sorted([unit, *left], key=_size)
+            continue
+        if num >= LEAST and size > (2 * budget if num < 2 * FULL else budget):
+            break
+        content = tuple(content_of(setup.data.alone(*piece)) for piece in unit)
+        copies += content in chosen
+        chosen.setdefault(content, unit)
+    return Sample(tuple(piece for unit in chosen.values() for piece in unit), copies)
+
+
+def spread_margins(setup: Setup, sample: Sample) -> None:
+    """Give the replies of the sampled pairs references from which the weights differ. At the reference all margins are
+    0, and so all pairs have the same share in the gradient, whichever replies are compared."""
+    data, model, bundle = setup.data, setup.model, setup.data.table.bundle
+    if not setup.stages[-1].of_pairs or bundle is None:
+        return
+    assert isinstance(data, TextData), "pairs are texts"
+    assert data.replies is not None, "pairs have replies"
+    assert isinstance(model, LearnsPreferences), "set by set_objective"
+    assert model.beta is not None, "set by set_objective"
+    ids = sample.seq_ids
+    reference = log_probabilities(model, data, ids, plan_of_run(setup), setup.device)
+    chosen = data.replies.is_chosen(ids)
+    rng, margins = np.random.default_rng(setup.recipe.train.seed), np.linspace(-1.5, 2.5, int(chosen.sum()))
+    reference[chosen] -= rng.permutation(margins) / model.beta
+    data.replies.reference[ids] = reference
+
+
+# --------------------------------------------------------------------------- plans
+
+
+def micros_of(setup: Setup, strategy: str, sample: Sample) -> list[Micro]:
+    """Micro-batches of the sample by a strategy, with the sizes that show most.
+
+    Sizes are tried until micro-batches hold FULL pieces (or bundles), and rectangles and rows have padding. Then those
+    with other numbers of targets are better, as a mean of their means is not the mean, and then more of them.
+    """
+    best: tuple[tuple[float, ...], Plan] | None = None
+    for settings in _sizes(setup, strategy, sample):
+        planned = plan_of_sample(setup, sample, settings)
+        score = _score(setup, planned)
+        if best is None or score > best[0]:
+            best = score, planned
+        if score >= (True, FULL, True, True):
+            break
+    assert best is not None, "some sizes are tried"
+    return [micro for step in range(best[1].num_steps) for micro in best[1].step(step)]
+
+
+def plan_of_sample(setup: Setup, sample: Sample, settings: PlanSettings) -> Plan:
+    """Plan the sample; other pieces of its sequences are left out, as if they had no target."""
+    wanted = _keys(*np.array([(piece.seq_id, piece.stop) for piece in sample.pieces], np.int64).T)
+
+    def targets(seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+        counts = setup.data.count_targets(seq_ids, starts, stops)
+        return np.where(np.isin(_keys(seq_ids, stops), wanted), counts, 0)
+
+    return _plan(setup, sample.seq_ids, settings, targets)
+
+
+def small_settings(setup: Setup) -> PlanSettings:
+    """Sizes of the run's strategy with many small micro-batches."""
+    run, longest = plan_of_run(setup), longest_of(setup)
+    together = longest * (2 if setup.stages[-1].of_pairs else 1)  # of a bundle
+    size = max(together, 64)
+    sizes = {
+        "tokens_per_micro": min(run.tokens_per_micro, size),
+        "batch_size": min(run.batch_size, 4),
+        "row_tokens": together,
+    }
+    return _settings(setup, run.strategy).model_copy(update=sizes)
+
+
+def _keys(seq_ids: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    """A number for every piece: no two pieces of a sequence end at the same position."""
+    keys: np.ndarray = (seq_ids.astype(np.int64) << 32) + stops
+    return keys
+
+
+def _plan(setup: Setup, seq_ids: np.ndarray, settings: PlanSettings, targets: TargetCount | None = None) -> Plan:
+    return plan(
+        setup.data.table.positions,
+        settings,
+        seed=setup.recipe.train.seed,
+        epoch=0,
+        max_tokens=setup.model.config.longest,
+        context_field=setup.model.config.context_field,
+        seq_ids=seq_ids,
+        targets=targets or setup.data.count_targets,
+        bundles=_bundle_of(setup),
+    )
+
+
+def _settings(setup: Setup, strategy: str) -> PlanSettings:
+    """The last stage's plan with everything in one step."""
+    everything = {"strategy": strategy, "tokens_per_step": 1 << 30, "grow": {}, "drop_last": False}
+    return plan_of_run(setup).model_copy(update=everything)
+
+
+def _sizes(setup: Setup, strategy: str, sample: Sample) -> Iterator[PlanSettings]:
+    """Sizes to try, for micro-batches of about four sequences, five and so on, then of three and two.
+
+    A strategy reads one or two of the sizes, so all change at once.
+    """
+    settings = _settings(setup, strategy)
+    lengths = np.sort([_size(unit) for unit in _bundles(sample.pieces, _bundle_of(setup))])[::-1]
+    longest = min(longest_of(setup), int(setup.data.table.positions[sample.seq_ids].max(initial=1)))
+    limit = min(setup.model.config.longest, settings.max_tokens or 1 << 30)
+    if longest + MARGIN < limit:  # no piece is cut otherwise, and a strategy that pads to the limit pads less
+        settings = settings.model_copy(update={"max_tokens": longest + MARGIN, "stride": None})
+    num = len(lengths)
+    for per_micro in [*range(FULL, max(num // 2, FULL) + 1), 3, 2]:
+        first, two = int(lengths[:per_micro].sum()), int(lengths[:2].sum())
+        rectangle = per_micro * int(lengths.max())
+        tokens = [first, rectangle, rectangle - 1, first + int(lengths.min()), per_micro * int(np.median(lengths))]
+        for turn in range(len(WIDER)):
+            row, rows = ((two + 1 + turn // 2, per_micro // 2), (first + 1 + turn // 2, 1))[turn % 2]
+            yield settings.model_copy(
+                update={
+                    "tokens_per_micro": max(tokens[turn % len(tokens)] if turn < len(tokens) else row * rows, 1),
+                    "batch_size": per_micro,
+                    "row_tokens": row,
+                    "bucket_width": settings.bucket_width << WIDER[turn],
+                }
+            )
+
+
+def _score(setup: Setup, planned: Plan) -> tuple[float, ...]:
+    """How much a plan shows, as `micros_of` has it; larger is better."""
+    sizes, targets = [], set[int]()
+    for micro in (micro for step in range(planned.num_steps) for micro in planned.step(step)):
+        sizes.append(len(_bundles(pieces_of(micro), _bundle_of(setup))))
+        targets.add(int(setup.data.count_targets(micro.seq_ids, micro.first_target, micro.stops).sum()))
+    shows = len(sizes) > 1 and max(sizes) > 1
+    return shows, min(*sizes, FULL), planned.pad_share > 0, len(targets) > 1, len(sizes)
+
+
+def pieces_of(spans: Micro | Pieces) -> list[Piece]:
+    """The pieces of a micro-batch, or of a plan, one by one."""
+    arrays = (spans.seq_ids, spans.starts, spans.stops, spans.first_target)
+    return [Piece(*map(int, span)) for span in zip(*arrays, strict=True)]
+
+
+def _bundle_of(setup: Setup) -> np.ndarray | None:
+    """Bundle of every sequence of the data, in a stage of pairs; else None."""
+    return setup.data.table.bundle if setup.stages[-1].of_pairs else None
