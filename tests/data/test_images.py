@@ -34,7 +34,7 @@ SIZES = [(8, 8), (40, 16), (16, 40), (24, 24), (9, 30), (64, 8), (17, 17), (33, 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(proof, "take_sample", partial(proof.take_sample, most=6))  # of fewer sequences than users prove
+    monkeypatch.setattr(proof, "choose", partial(proof.choose, most=6))  # of fewer sequences than users prove
 
 
 def write_folder(root: Path, num: int = 24) -> Path:

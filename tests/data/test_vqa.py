@@ -44,7 +44,7 @@ LONG = "Look at the picture for as long as you like and say in one single word w
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(proof, "take_sample", partial(proof.take_sample, most=6))  # of fewer sequences than users prove
+    monkeypatch.setattr(proof, "choose", partial(proof.choose, most=6))  # of fewer sequences than users prove
 
 
 def write_questions(root: Path) -> Path:
@@ -320,7 +320,7 @@ def test_runs_with_fewer_visual_tokens_train_answer_and_are_proven(
     assert 1 <= metrics["kept_final"].low <= metrics["kept_final"].value < metrics["visual_tokens"].value
     certificate = prove_recipe(name, [])
     assert certificate.passed, "\n".join(certificate.text())
-    assert all(line.passed for line in certificate.lines)
+    assert all(line.passed for line in certificate.lines if line.applies)
     proven = {line.name.partition(":")[0] for line in certificate.lines if line.name.endswith("= plain reference")}
     assert proven == set(modes)
 

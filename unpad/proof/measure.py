@@ -298,61 +298,47 @@ def target_lines(subject: Subject, variant: Variant, precision: Precision) -> li
 
 @torch.no_grad()
 def isolation_line(subject: Subject, variant: Variant, precision: Precision) -> Line:
-    """Change the first token of one sequence after another: every other sequence's output stays bit-equal, and its own
-    does not.
+    """Change the tokens and images of one sequence after another: every other sequence's output stays bit-equal, and
+    its own does not.
 
     A change after which removal leaves its own sequence another number of tokens is passed over: the products of the
     others then have another shape, on which their rounding depends. Nothing is proven without two sequences, or with
     weights by which the tokens of a sequence do not act on each other: no leak would show.
     """
-    changes, kernels = list[_Change](), set[Kernel]()
+    wrong = num_changed = num_others = 0
+    acts, kernels = list[bool](), set[Kernel]()
     for micro in variant.micros:
         batch = micro.to(subject.device)
         with autocast(precision, subject.device), noted() as ran:
             before = subject.outputs(subject.model, batch)
             for index in range(min(batch.num_seqs, MOST_CHANGED) if before is not None else 0):
-                other, places = change_tokens(batch, lambda a, b: a, only=index)
-                after = subject.outputs(subject.model, other) if places else None
+                after = subject.outputs(subject.model, change_sequence(batch, index))
                 if before is None or after is None or before[index].shape != after[index].shape:
                     continue
-                changes.append(_Change.of(before, after, index))
+                same = [torch.equal(a, b) for a, b in zip(before, after, strict=True)]
+                others = [i for i, one in enumerate(before) if i != index and one.numel()]
+                wrong += sum(not same[i] for i in others) + (same[index] and before[index].numel() > 0)
+                num_changed, num_others = num_changed + 1, num_others + len(others)
+                if not any(acts):
+                    acts += _acts(subject, batch, before, index)
         kernels |= ran
-    wrong = sum(one.others_moved + (not one.own_moved) for one in changes)
-    name = f"{subject.prefix}{precision} sequences are isolated, bit for bit"
-    return Line(name, kernel_names(kernels), float(wrong), 0.0, wrong == 0).unless(_isolation_gap(changes))
+    name, gap = f"{subject.prefix}{precision} sequences are isolated, bit for bit", ""
+    if not num_changed:
+        gap = "no sequence could be changed that is as long afterwards"
+    elif not num_others:
+        gap = "no micro-batch holds two sequences, so there was no other one to look at"
+    elif acts and not any(acts):
+        gap = "with these weights no token acts on a later one of its own sequence, so a leak would not show"
+    return Line(name, kernel_names(kernels), float(wrong), 0.0, wrong == 0).unless(gap)
 
 
-@dataclass(frozen=True)
-class _Change:
-    """What a change of the first token of one sequence did to the outputs of a batch.
-
-    Args:
-        others: sequences with outputs besides it, of which `others_moved` have other ones.
-        own_moved: whether any of its own outputs changed.
-        acts: whether its last output changed, if that is another token's; None if it is not.
-    """
-
-    others: int
-    others_moved: int
-    own_moved: bool
-    acts: bool | None
-
-    @classmethod
-    def of(cls, before: list[Tensor], after: list[Tensor], index: int) -> _Change:
-        same = [torch.equal(a, b) for a, b in zip(before, after, strict=True)]
-        own, others = before[index], [i for i, one in enumerate(before) if i != index and one.numel()]
-        acts = not torch.equal(own[-1], after[index][-1]) if len(own) > 1 else None
-        return cls(len(others), sum(not same[i] for i in others), not same[index], acts)
-
-
-def _isolation_gap(changes: Sequence[_Change]) -> str:
-    if not changes:
-        return "no token could be changed that leaves its sequence as long"
-    if not any(one.others for one in changes):
-        return "no micro-batch holds two sequences, so there was no other one to look at"
-    if any(one.acts is False for one in changes) and not any(one.acts for one in changes):
-        return "with these weights no token acts on a later one of its own sequence, so a leak would not show"
-    return ""
+def _acts(subject: Subject, batch: RaggedBatch, before: list[Tensor], index: int) -> list[bool]:
+    """Whether the first token of a sequence changes its last output; nothing if that cannot be seen."""
+    other, places = change_tokens(batch, lambda a, b: a, only=index)
+    if not places or len(before[index]) < 2:
+        return []
+    after = (subject.outputs(subject.model, other) or before)[index]
+    return [not torch.equal(before[index][-1], after[-1])] if len(after) else []
 
 
 # --------------------------------------------------------------------------- other batches of the same sequences
@@ -407,6 +393,19 @@ def _split(packed: RaggedBatch, gap: str) -> Variant:
     return replace(cut(1), gap=gap or even)
 
 
+def change_sequence(batch: RaggedBatch, seq: int) -> RaggedBatch:
+    """Replace every token of text and every patch of a sequence: whichever of them another one sees, it is changed."""
+    assert isinstance(batch.layout, Layout)
+    tokens = (batch.layout.seq_of_token() == seq).nonzero().flatten()
+    media, media_seqs, places = batch.media, batch.media_seqs, batch.media_index
+    if media is not None and media_seqs is not None and places is not None:
+        assert isinstance(media.layout, Layout)
+        patches = (media_seqs[media.layout.seq_of_token()] == seq).nonzero().flatten()
+        batch = replace(batch, media=_with_others(media, patches))
+        tokens = tokens[~torch.isin(tokens, places)]
+    return _with_others(batch, tokens)
+
+
 def change_tokens(
     batch: RaggedBatch, where: Callable[[int, int], int], only: int | None = None
 ) -> tuple[RaggedBatch, list[int]]:
@@ -424,12 +423,21 @@ def change_tokens(
         if only in (None, index)
     ]
     places = [text[0] for text in texts if text]
+    return _with_others(batch, torch.tensor(places, dtype=torch.int64, device=batch.position_ids.device)), places
+
+
+def _with_others(batch: RaggedBatch, places: Tensor) -> RaggedBatch:
+    """The batch with other tokens, or vectors, at some places, (num,) int64."""
     if batch.input_ids is None:
         assert batch.inputs_embeds is not None
-        embeds = batch.inputs_embeds.clone()
-        embeds[places] += 1.0
-        return replace(batch, inputs_embeds=embeds), places
+        return replace(
+            batch, inputs_embeds=batch.inputs_embeds.index_add(0, places, _ones(batch.inputs_embeds, places))
+        )
     ids = batch.input_ids.clone()
     # Token 0 or 1, whichever differs: ids that every vocabulary has.
     ids[places] = (ids[places] == 0).to(ids.dtype)
-    return replace(batch, input_ids=ids), places
+    return replace(batch, input_ids=ids)
+
+
+def _ones(embeds: Tensor, places: Tensor) -> Tensor:
+    return embeds.new_ones(len(places), *embeds.shape[1:])

@@ -92,7 +92,7 @@ def _variant(setup: Setup, strategy: str, sample: Sample) -> Variant:
 
 def _few(sample: Sample) -> str:
     """Words on the copies that the sample leaves out; empty if there are none."""
-    return f"; {sample.copies} more have the content of one of these" if sample.copies else ""
+    return f"; {sample.copies} more have the same content" if sample.copies else ""
 
 
 def _kernels_of_run(setup: Setup, trained: Variant | None) -> set[str]:

@@ -275,7 +275,7 @@ def _sizes(setup: Setup, strategy: str, sample: Sample) -> Iterator[PlanSettings
     if longest + MARGIN < limit:  # no piece is cut otherwise, and a strategy that pads to the limit pads less
         settings = settings.model_copy(update={"max_tokens": longest + MARGIN, "stride": None})
     num = len(lengths)
-    for per_micro in [*range(FULL, max(num // 2, FULL) + 1), 3, 2]:
+    for per_micro in [*range(FULL, max(-(-num // 2), FULL) + 1), 3, 2]:
         first, two = int(lengths[:per_micro].sum()), int(lengths[:2].sum())
         rectangle = per_micro * int(lengths.max())
         tokens = [first, rectangle, rectangle - 1, first + int(lengths.min()), per_micro * int(np.median(lengths))]
