@@ -298,7 +298,7 @@ def _cross_gradient_line(model: Model, batch: RaggedBatch, claims: Claims) -> Li
     Outputs are traced back in groups, by the digits of the binary number of each sequence: two sequences differ in one
     of them, so they are in two groups, and the gradient of either group shows a leak from the other.
     """
-    worst, reached, compared = 0.0, False, 0
+    worst, reached = 0.0, False
     changed, leaves = claims.leaves(model, batch)
     inputs, outputs = [x for x, _ in leaves], claims.outputs(model, changed) or []
     for chosen in _groups(len(outputs)):
@@ -309,10 +309,9 @@ def _cross_gradient_line(model: Model, batch: RaggedBatch, claims: Claims) -> Li
                 own = torch.isin(owner, torch.tensor(chosen, device=owner.device))
                 reached = reached or not is_zero([gradient[own]])
                 worst = max(worst, float(gradient[~own].abs().max()) if not bool(own.all()) else 0.0)
-                compared += int((~own).sum())
-    gap = "" if compared else "there is no second sequence for a gradient to cross to"
-    if compared and not reached:
-        gap = "no gradient reaches the inputs of the sequences themselves; does the model read `inputs_embeds`?"
+    gap = "" if reached else "no gradient reaches a sequence's own inputs; does the model read `inputs_embeds`?"
+    if sum(bool(output.numel()) for output in outputs) < 2:
+        gap = "there is no second sequence for a gradient to cross to"
     return Line(CROSSING, "", worst, 0.0, worst == 0).unless(gap)
 
 
