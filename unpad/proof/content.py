@@ -1,4 +1,4 @@
-"""What sequences show a model, and whether a comparison of a batch with sequences alone could show a difference.
+"""Content of sequences as a model reads it, and reasons why a comparison with sequences alone shows nothing.
 
 Sequences of equal content are no test of a batch: a model that mixes them up computes the same.
 """

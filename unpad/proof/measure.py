@@ -327,13 +327,13 @@ def isolation_line(subject: Subject, variant: Variant, precision: Precision) -> 
         gap = "no sequence could be changed that is as long afterwards"
     elif not num_others:
         gap = "no micro-batch holds two sequences, so there was no other one to look at"
-    elif acts and not any(acts):
+    elif kernels and acts and not any(acts):
         gap = "with these weights no token acts on a later one of its own sequence, so a leak would not show"
     return Line(name, kernel_names(kernels), float(wrong), 0.0, wrong == 0).unless(gap)
 
 
 def _acts(subject: Subject, batch: RaggedBatch, before: list[Tensor], index: int) -> list[bool]:
-    """Whether the first token of a sequence changes its last output; nothing if that cannot be seen."""
+    """True if the first token of a sequence changes its last output; no value if that cannot be seen."""
     other, places = change_tokens(batch, lambda a, b: a, only=index)
     if not places or len(before[index]) < 2:
         return []

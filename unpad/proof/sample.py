@@ -292,7 +292,7 @@ def _sizes(setup: Setup, strategy: str, sample: Sample) -> Iterator[PlanSettings
 
 
 def _score(setup: Setup, planned: Plan) -> tuple[float, ...]:
-    """How much a plan shows, as `micros_of` has it; larger is better."""
+    """Rank of a plan by the order of `micros_of`; larger is better."""
     sizes, targets = [], set[int]()
     for micro in (micro for step in range(planned.num_steps) for micro in planned.step(step)):
         sizes.append(len(_bundles(pieces_of(micro), _bundle_of(setup))))

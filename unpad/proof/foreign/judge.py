@@ -126,7 +126,7 @@ def _certificate(
 
 
 def _remarks(update: Update) -> list[str]:
-    """What these batches do not have, so that nothing is shown of it."""
+    """Notes on what these batches do not have, so that nothing is shown of it."""
     remarks = []
     if not any(bool(filler.any()) for filler in update.filler) and _has_rows(update):
         remarks.append("no batch of the update has padding, so nothing is shown of it; prove with unlike lengths too")
