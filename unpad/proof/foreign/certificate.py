@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from unpad.proof.line import Certificate, Line, not_applicable
-from unpad.terminal.table import WIDTH, wrapped
+from unpad.terminal.table import columns, wrapped
 
 Kind = Literal["cut", "unknown", "crossing", "padding", "targets", "isolation", "filler", "logits", "loss", "gradient"]
 Verdict = Literal["sound", "leaking", "cut", "wrong loss", "refused", "not proven"]
@@ -121,8 +121,8 @@ class ForeignCertificate:
     def lines(self) -> list[str]:
         """The certificate as lines for a terminal of 80 columns."""
         text = Certificate(tuple(finding.line() for finding in self.findings)).text() if self.findings else []
-        notes = [part for note in self.notes for part in wrapped(f"note: {note}", WIDTH)]
-        refused = wrapped(f"refused: {self.refused}", WIDTH) if self.refused is not None else []
+        notes = [part for note in self.notes for part in wrapped(f"note: {note}", columns())]
+        refused = wrapped(f"refused: {self.refused}", columns()) if self.refused is not None else []
         size = f"{self.num_sequences} sequences, {self.num_tokens} tokens, {self.num_targets} targets"
         return [*text[:-1], *notes, *refused, f"{self.verdict} in {self.precision}: {size}"]
 

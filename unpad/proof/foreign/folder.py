@@ -31,7 +31,7 @@ from unpad.proof.foreign.small_model import (
 )
 from unpad.storage.paths import user_path
 from unpad.terminal.progress import progress
-from unpad.terminal.table import WIDTH, text_table, wrapped
+from unpad.terminal.table import columns, text_table, wrapped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -129,11 +129,11 @@ class FolderProof:
 
     def lines(self) -> list[str]:
         """The table as lines for a terminal of 80 columns, and what to do below it."""
-        lines = [part for line in self._head() for part in wrapped(line, WIDTH)]
+        lines = [part for line in self._head() for part in wrapped(line, columns())]
         lines += ["", *text_table(HEAD, [way.cells() for way in self.ways], left=(0, 1)), ""]
         for reason, names in _by_reason(self.ways):
-            lines += wrapped(f"{', '.join(names)}: {reason}", WIDTH)
-        return [*lines, "", *wrapped(self.advice(), WIDTH)]
+            lines += wrapped(f"{', '.join(names)}: {reason}", columns())
+        return [*lines, "", *wrapped(self.advice(), columns())]
 
     def _head(self) -> list[str]:
         model = self.small.model
