@@ -181,7 +181,7 @@ def test_prove_and_check_end_with_the_code_of_what_they_found(unpad: Shell, call
         ("prove_recipe", ("mine", [])),
         ("prove_recipe", ("mine", ["optim.lr=1"])),
         ("check", ([Path("a"), Path("b")], None, None)),
-        ("check", ([Path("a"), Path("b")], "text")),
+        ("check", ([Path("a"), Path("b")], "text", None)),
     ]
 
 
