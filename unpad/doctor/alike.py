@@ -11,7 +11,7 @@ from unpad.data.alike_pictures import near_pictures, small_copies
 from unpad.data.images import ImageData
 from unpad.data.patients import EventData
 from unpad.data.question_images import shown_by
-from unpad.data.sources.alike import Search
+from unpad.data.sources.alike import Near, Search
 from unpad.data.sources.windows import plain
 from unpad.data.text import TextData
 from unpad.data.vqa import VqaData
@@ -25,7 +25,7 @@ MOST_PICTURES = 3000
 LEAST = 16  # sequences
 CLASHES, MANY_CLASHES = 0.1, 0.4  # shares of sequences with an equal one of another target
 REPEATS, MANY_REPEATS = 0.3, 0.6  # shares of sequences that repeat an earlier one
-LEAST_LETTERS = 24  # of a text
+LEAST_LETTERS, SHARED = 24, 0.8  # of a text, and share of its length and passages that altered copies have
 NEAR, MANY_NEAR = 0.1, 0.3  # shares of what is held out
 DETAIL, SAME_COLOURS = 8.0, 3.0  # spread of a small copy's colours, and mean difference of two, of 255
 
@@ -77,7 +77,7 @@ def _parts(subject: Subject, seq: int, content: bytes) -> tuple[object, object]:
 
 
 def _near_texts(subject: Subject) -> list[Finding]:
-    """Held-out texts that are near-duplicates of training ones, and no copies."""
+    """Held-out texts that are near-duplicates of training ones in nearly all of their passages, and no copies."""
     data = subject.setup.data
     if not isinstance(data, TextData) or subject.recipe.plan.cross_documents:
         return []
@@ -95,13 +95,20 @@ def _near_texts(subject: Subject) -> list[Finding]:
     if len(first) < LEAST / 2:
         return []
     trained = list(dict.fromkeys(map(plain, ours)))
-    search = Search(list(first))
-    search.count([*first, *trained])
-    near = {pair.text for pair in search.match(trained)}
+    held_out = list(first)
+    search = Search(held_out)
+    search.count([*held_out, *trained])
+    near = {pair.text for pair in search.match(trained) if pair.share >= SHARED and _as_long(held_out, trained, pair)}
     share = len(near) / len(first)
     if share < NEAR:
         return []
     return [_near(subject, share, len(first), data.where(list(first.values())[min(near)]))]
+
+
+def _as_long(held_out: list[str], trained: list[str], pair: Near) -> bool:
+    """True for texts of about the same length, neither of which is a part of the other."""
+    shorter, longer = sorted((len(held_out[pair.text]), len(trained[pair.other])))
+    return shorter >= SHARED * longer
 
 
 def _near(subject: Subject, share: float, num: int, where: str) -> Finding:
