@@ -1,7 +1,7 @@
 """Thirty troubles and twelve healthy recipes for `unpad doctor`, written without sight of the doctor's code.
 
-`benchmarks/doctor.py --unseen` runs them. Each trouble takes a recipe that learns and plants one mistake that people make
-with their own data or settings. Everything is drawn from fixed seeds, from the packaged Chinese examples, or from the
+`benchmarks/doctor.py --unseen` runs them. Each trouble takes a recipe that learns and plants one mistake that
+people make with their own data or settings. Everything is drawn from fixed seeds, from the packaged Chinese examples, or from the
 documentation and code of Python's standard library; nothing is read from the network.
 """
 
@@ -21,17 +21,85 @@ import unpad
 
 EXAMPLES = Path(unpad.__file__).parent / "examples" / "zh"
 MODULES = (
-    "argparse ast bdb calendar cmd codecs configparser contextlib copy csv dataclasses datetime decimal difflib doctest enum "
-    "fileinput fractions ftplib functools gettext glob gzip heapq imaplib inspect ipaddress locale mailbox mimetypes "
-    "netrc ntpath optparse pathlib pdb pickle pickletools plistlib poplib posixpath pprint profile pstats pyclbr pydoc random "
-    "sched selectors shelve shlex shutil smtplib socket socketserver statistics string subprocess tarfile tempfile "
-    "textwrap threading timeit tokenize trace traceback turtle types typing uuid warnings wave weakref zipfile"
-).split()
+    "argparse",
+    "ast",
+    "bdb",
+    "calendar",
+    "cmd",
+    "codecs",
+    "configparser",
+    "contextlib",
+    "copy",
+    "csv",
+    "dataclasses",
+    "datetime",
+    "decimal",
+    "difflib",
+    "doctest",
+    "enum",
+    "fileinput",
+    "fractions",
+    "ftplib",
+    "functools",
+    "gettext",
+    "glob",
+    "gzip",
+    "heapq",
+    "imaplib",
+    "inspect",
+    "ipaddress",
+    "locale",
+    "mailbox",
+    "mimetypes",
+    "netrc",
+    "ntpath",
+    "optparse",
+    "pathlib",
+    "pdb",
+    "pickle",
+    "pickletools",
+    "plistlib",
+    "poplib",
+    "posixpath",
+    "pprint",
+    "profile",
+    "pstats",
+    "pyclbr",
+    "pydoc",
+    "random",
+    "sched",
+    "selectors",
+    "shelve",
+    "shlex",
+    "shutil",
+    "smtplib",
+    "socket",
+    "socketserver",
+    "statistics",
+    "string",
+    "subprocess",
+    "tarfile",
+    "tempfile",
+    "textwrap",
+    "threading",
+    "timeit",
+    "tokenize",
+    "trace",
+    "traceback",
+    "turtle",
+    "types",
+    "typing",
+    "uuid",
+    "warnings",
+    "wave",
+    "weakref",
+    "zipfile",
+)
 SORRY = "对不起，我暂时无法回答这个问题，请稍后再试。"
 BANNER = (
     "Home | Products | Support | About us | Log in. We use cookies to give you the best experience on our site, to "
-    "remember your settings and to measure how pages are read. By going on you agree to our policy; you may change your "
-    "mind at any time under Settings. Accept all - Reject all - Learn more. "
+    "remember your settings and to measure how pages are read. By going on you agree to our policy; you may change "
+    "your mind at any time under Settings. Accept all - Reject all - Learn more. "
 )
 COLOURS = {
     "red": (210, 40, 40),
@@ -81,7 +149,7 @@ def write_recipe(folder: Path, recipe: dict) -> str:
 
 @lru_cache(maxsize=1)
 def library() -> tuple[list[tuple[str, str]], list[str]]:
-    """Names of functions with their documentation, and code of functions, of Python's standard library; no near copies."""
+    """Names and documentation of functions, and code of functions, of the standard library; no near copies."""
     documents: list[tuple[str, str]] = []
     codes: list[str] = []
     seen: tuple[set[str], set[str]] = (set(), set())
@@ -602,12 +670,14 @@ def group_left_from_fine_tuning(folder: Path) -> Trouble:
 # Troubles of pictures
 
 
-def colours_divided_by_255_twice(folder: Path) -> Trouble:
-    """Colours are already from 0 to 1, and the recipe divides them by 255 once more."""
-    scale = {"mean": [0, 0, 0], "std": [255, 255, 255]}
-    recipe = image_recipe(folder, cloths(folder, FOUR), images=scale)
-    cause = "Colours are divided by 255 a second time, so that all inputs are nearly nothing."
-    return [recipe], cause, ["images.mean", "images.std"], []
+def labels_sorted_apart_from_the_pictures(folder: Path) -> Trouble:
+    """The list of pictures was shuffled, the list of labels not."""
+    rows = cloths(folder, FOUR)
+    labels = [row["label"] for row in rows]
+    random.Random(16).shuffle(labels)
+    rows = [{**row, "label": label} for row, label in zip(rows, labels, strict=True)]
+    words = ["label", "class", "chance", "shuffl", "random"]
+    return [image_recipe(folder, rows)], "The labels were shuffled apart from the pictures.", ["data.images"], words
 
 
 def mirrored_arrows(folder: Path) -> Trouble:
@@ -697,7 +767,9 @@ def minutes_read_as_hours(folder: Path) -> Trouble:
     """The export counts minutes; the recipe was written for hours."""
     events, people = stays()
     events = [(name, hour * 60, code, value) for name, hour, code, value in events]
-    cause = "Times are minutes but declared as hours, so that nearly all events seem to lie after the landmark and are not read."
+    cause = (
+        "Times are minutes but declared as hours, so that nearly all events lie after the landmark and are not read."
+    )
     words = ["unit", "minute", "after", "not read", "left out", "landmark"]
     fields = ["data.events", "events.landmark", "events.unit"]
     return [patient_recipe(folder, events, people)], cause, fields, words
@@ -718,7 +790,7 @@ def number_of_the_order_in_the_code(folder: Path) -> Trouble:
     """The code was joined with the number of the order."""
     events, people = stays()
     events = [(name, hour, f"{code}#{70000 + i}", value) for i, (name, hour, code, value) in enumerate(events)]
-    cause = "The number of the order is a part of every code, so that no code occurs twice and held-out ones are all unknown."
+    cause = "The number of the order is a part of every code, so that all codes of held-out patients are unknown."
     words = ["unknown", "once", "rare", "unique", "unseen", "never", "codes", "distinct", "different code"]
     fields = ["data.events", "events.unknown_codes", "events.min_count", "events"]
     return [patient_recipe(folder, events, people)], cause, fields, words
@@ -862,7 +934,7 @@ TROUBLES: list[Callable[[Path], Trouble]] = [
     reference_answer_in_the_question,
     smoothing_taken_for_confidence,
     group_left_from_fine_tuning,
-    colours_divided_by_255_twice,
+    labels_sorted_apart_from_the_pictures,
     mirrored_arrows,
     pictures_shrunk_to_one_patch,
     placeholder_of_the_server_in_most_rows,
