@@ -1,8 +1,8 @@
 """Thirty troubles and twelve healthy recipes for `unpad doctor`, written without sight of the doctor's code.
 
 `benchmarks/doctor.py --unseen` runs them. Each trouble takes a recipe that learns and plants one mistake that
-people make with their own data or settings. Everything is drawn from fixed seeds, from the packaged Chinese examples, or from the
-documentation and code of Python's standard library; nothing is read from the network.
+people make with their own data or settings. Everything is drawn from fixed seeds, from the packaged Chinese
+examples, or from the documentation and code of Python's standard library; nothing is read from the network.
 """
 
 import ast
@@ -593,11 +593,15 @@ def one_long_text_in_every_padded_batch(folder: Path) -> Trouble:
     rng = random.Random(13)
     texts = [row["text"] for row in english(340)]
     rows = [{"text": text[: rng.randrange(30, 60)]} for text in texts[:260]]
-    rows += [{"text": " ".join(texts[260 + 4 * i : 264 + 4 * i])} for i in range(20)]
+    rows += [{"text": " ".join(texts[260 + 2 * i : 262 + 2 * i])} for i in range(20)]
     recipe = text_recipe(
-        folder, rows, model={"context": 1024}, plan={"strategy": "fixed", "batch_size": 32, "batches_per_step": 1}
+        folder,
+        rows,
+        model={"context": 1024},
+        train={"max_epochs": 4},
+        plan={"strategy": "fixed", "batch_size": 16, "batches_per_step": 1},
     )
-    cause = "Batches of 32 texts are padded to the longest of them, so that most of what is computed is padding."
+    cause = "Batches of 16 texts are padded to the longest of them, so that most of what is computed is padding."
     return [recipe], cause, ["plan.strategy", "plan.batch_size", "plan.bucket_width"], ["pad"]
 
 
