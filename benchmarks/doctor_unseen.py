@@ -601,7 +601,9 @@ def one_long_text_in_every_padded_batch(folder: Path) -> Trouble:
         train={"max_epochs": 4},
         plan={"strategy": "fixed", "batch_size": 16, "batches_per_step": 1},
     )
-    cause = "Batches of 16 texts are padded to the longest of them, so that most of what is computed is padding."
+    cause = (
+        "Batches of 16 texts, most of them short, are padded to a fixed length: 96 % of what is computed is padding."
+    )
     return [recipe], cause, ["plan.strategy", "plan.batch_size", "plan.bucket_width"], ["pad"]
 
 
