@@ -67,7 +67,8 @@ def in_folder(make: object, *arguments: object) -> tuple[str, int]:
     """Call one of the rows with a folder and a cache of its own."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["UNPAD_CACHE"] = f"{folder}/cache"
-        row: tuple[str, int] = make(*arguments, Path(folder) / "data")  # type: ignore[operator]
+        text, number = make(*arguments, Path(folder) / "data")  # type: ignore[operator]
+        row = text.replace(f"{folder}/data/", ""), number
     print(row[0], flush=True)
     return row
 

@@ -6,6 +6,7 @@ interval comes from resampling icons: pictures of one icon in several sizes are 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,8 @@ def checks(study: Study) -> list[tuple[str, str, bool]]:
 
 def signed(metric: Metric) -> str:
     """A difference in points with its interval."""
-    return f"{100 * metric.value:+.1f} ({100 * metric.low:+.1f} to {100 * metric.high:+.1f})"
+    bounds = "the same in all" if math.isnan(metric.low) else f"{100 * metric.low:+.1f} to {100 * metric.high:+.1f}"
+    return f"{100 * metric.value:+.1f} ({bounds})"
 
 
 def plain(metric: Metric) -> str:

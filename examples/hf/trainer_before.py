@@ -4,13 +4,8 @@ import sys
 
 try:
     from datasets import load_dataset
-    from transformers import (
-        AutoModelForCausalLM,
-        AutoTokenizer,
-        DataCollatorForLanguageModeling,
-        Trainer,
-        TrainingArguments,
-    )
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments  # isort: skip
 except ModuleNotFoundError as error:
     sys.exit(f"{error.name} is missing; install what this needs: pip install 'unpad[hf]' datasets")
 

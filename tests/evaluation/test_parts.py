@@ -106,7 +106,7 @@ def test_new_data_is_read_as_the_run_reads_its_own(texts: Path, tmp_path: Path, 
     metrics = json.loads(told.out)
     assert {"value", "low", "high", "num", "part", "best_of", "num_groups"} <= set(metrics["loss"])
     assert metrics["loss"]["part"] == "valid"
-    assert unpad("eval", texts / "run", "--data", new).out.startswith("1 files: 5 rows read = 5 used")
+    assert unpad("eval", texts / "run", "--data", new).out.startswith("1 file: 5 rows read = 5 used")
     assert unpad("eval", texts / "run", "--split", "some").code == 2
 
 

@@ -368,7 +368,7 @@ def test_projections_are_one_matrix_product_each_however_many_sequences() -> Non
             "model",
             "both scale frequencies",
         ),
-        ({"preset": "large"}, "model.preset", "'zh_gpt' or 'llm'"),
+        ({"preset": "large"}, "model.preset", "zh_gpt or llm"),
         ({"kind": "decodr"}, "model.kind", 'no model kind "decodr"'),
     ],
 )

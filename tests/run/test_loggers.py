@@ -100,7 +100,7 @@ def watched(folder: Path, first: int, last: int, *, log: LogSettings = ALL, fini
         run.resume(first - 1)
     for step in range(first, last + 1):
         row = StepRecord(step, "train", 1, 1, 2, 20, 20, 18, 3.0 / step, 1e-3, 1.0, {}, {})
-        run.step(row, seconds=0.1, waited=0.0, memory_bytes=1)
+        run.step(row, seconds=0.1, waited=0.0, processor=0.1, memory_bytes=1)
     run.evaluation(last, "train", {"loss": 2.0}, 9, best=True)
     if finished:
         run.log("finished")

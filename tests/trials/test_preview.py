@@ -147,7 +147,7 @@ def test_the_screen_shows_histogram_table_and_advice(made: tuple[Preview, str]) 
     text = shown(made[0])
     assert "pack *" in text
     assert "█" in text
-    advice = ("batch size for padded strategies: 2", "bucket width: 8", "padding by width 8:", "rate for steps of ")
+    advice = ("batch size for padded strategies: 2", "bucket width: 8", "padding by width 8:")
     for words in advice:
         assert words in text, words
     assert text.count("strategy") == 4, "two tables per stage: padding, then memory and time"

@@ -18,6 +18,7 @@ def check_recipe(recipe: str, overrides: Sequence[str] = ()) -> None:
         SourceError: there is no file where a source of the recipe should be.
     """
     from unpad.data.sources.places import resolve_path
+    from unpad.interchange.hub import is_hub_name
     from unpad.recipes.data import KINDS, is_packaged
     from unpad.recipes.file import load_recipe
     from unpad.run.folder import find_run
@@ -27,8 +28,10 @@ def check_recipe(recipe: str, overrides: Sequence[str] = ()) -> None:
     tables = loaded.events.tables.values() if loaded.data.events else ()
     paths = [*(source.path for kind in KINDS for source in loaded.data.sources(kind)), *tables]
     check_places(resolve_path(loaded.data, path) for path in paths if not is_packaged(path))
-    for start in (loaded.model.get("from"), loaded.train.init_from):
-        if isinstance(start, str) and not user_path(start).is_dir():
+    base = loaded.model.get("from")
+    starts = [base if isinstance(base, str) and not is_hub_name(base) else None, loaded.train.init_from]
+    for start in starts:
+        if start is not None and not user_path(start).is_dir():
             find_run(start)
     load_torch()
 

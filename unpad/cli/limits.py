@@ -15,7 +15,7 @@ OTHERS_MB = 400
 
 
 def watch_address_space() -> None:
-    """Where the address space is limited, as by `ulimit -v`, have the import of torch look at the limit first.
+    """Have the import of torch look first at a limit of the address space, such as that of `ulimit -v`.
 
     With less than they need, some libraries load and some fail: torch by a signal, or tokenizers by an abort.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from unpad.cli.completion import override_words, run_or_recipe_names
 from unpad.cli.early import check_recipe, check_run
 from unpad.cli.options import Debug, Overrides, RecipeArgument, Verbose
 from unpad.errors import RecipeError
+from unpad.storage.lock import RunLock
 from unpad.storage.paths import new_path
 from unpad.terminal.printing import print_lines
 
@@ -52,7 +54,8 @@ def train(
         folder = out or free_folder(recipe, resume=False)
     if not started_by_torchrun():  # else all processes check together, as the first of them may have begun the run
         if not resume:
-            refuse_new_run(folder)
+            with RunLock(folder) if (folder / RECIPE).is_file() else nullcontext():
+                refuse_new_run(folder)
         if (folder / RECIPE).is_file():
             check_run(str(folder), fields)
         elif recipe is not None:

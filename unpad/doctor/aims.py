@@ -1,4 +1,4 @@
-"""What a stage aims at: smoothed targets, weights of loss terms, and the share of the model that trains."""
+"""Aims of a stage: smoothed targets, weights of loss terms, and the share of the model that trains."""
 
 from __future__ import annotations
 

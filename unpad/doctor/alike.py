@@ -66,7 +66,7 @@ def _equal(subject: Subject) -> list[Finding]:
 
 
 def _parts(subject: Subject, seq: int, content: bytes) -> tuple[object, object]:
-    """What a sequence shows and what is to be learnt of it; the content of texts, which have no such parts, is both."""
+    """Input of a sequence and its target; of texts, which have no such parts, the content is both."""
     data = subject.setup.data
     if isinstance(data, ImageData) or (isinstance(data, EventData) and data.labels is not None):
         return content, int(np.asarray(data.labels)[seq])

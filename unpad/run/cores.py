@@ -85,7 +85,7 @@ class LoadMeter:
 
 
 class StepShare:
-    """What the steps of a run get of the cores; told when other processes begin or cease to take them.
+    """Share of the cores that the steps of a run get; told when other processes begin or cease to take them.
 
     Args:
         threads: that compute a step.

@@ -32,7 +32,7 @@ _keeping = Lock()  # of the file of ids
 
 @dataclass(frozen=True)
 class Opening:
-    """What a logger tells of a run when it begins.
+    """Facts on a run that a logger tells when it begins.
 
     Args:
         name: that of the run directory.
@@ -48,7 +48,7 @@ class Opening:
 
 
 class Logger(Protocol):
-    """Where scalars go. Its methods are called in one thread, and may raise anything."""
+    """A receiver of scalars. Its methods are called in one thread, and may raise anything."""
 
     def open(self, opening: Opening) -> str:
         """Begin a run, or go on with one, and return its id."""

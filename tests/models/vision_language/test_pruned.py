@@ -503,7 +503,7 @@ def test_a_model_without_pruning_has_nothing_of_it() -> None:
         ({"layers": [-2]}, "not ascending"),
         ({"layers": [-1], "method": "attention", "keep": 0.5}, "there is no attention to judge by"),
         ({"layers": [-1], "attention_weight": "fixed"}, "there is no attention to judge by"),
-        ({"layers": []}, "at least 1 item"),
+        ({"layers": []}, "at least 1 entry"),
         ({"method": "random"}, "keep must say"),
         ({"inner": 9, "heads": 3}, "even multiple"),
         ({"keep": 0.0}, "greater than 0"),

@@ -104,7 +104,7 @@ def apply_policy(bad: list[BadRow], num_rows: int, data: DataSettings, checked: 
 
 
 def _going_on(share: float, max_bad: float) -> str:
-    """How to train without a share of the rows, unless most are bad, which their layout is to blame for."""
+    """Advice to train without a share of the rows, unless most are bad, which their layout is to blame for."""
     if share >= MOSTLY_BAD:
         return LAYOUT
     limit = f", with data.max_bad={share + 0.0005:.3f}, as they are {share:.1%} of all" if share > max_bad else ""
