@@ -9,7 +9,7 @@ try:
 except ModuleNotFoundError as error:
     sys.exit(f"{error.name} is missing; install what this needs: pip install 'unpad[hf]' trl datasets")
 
-folder = sys.argv[1]
+folder = sys.argv[1] if len(sys.argv) > 1 else sys.exit(__doc__)
 tokenizer = AutoTokenizer.from_pretrained(folder)
 model = AutoModelForCausalLM.from_pretrained(folder)
 data = load_dataset("json", data_files=f"{folder}/conversations.jsonl", split="train").train_test_split(0.1, seed=0)

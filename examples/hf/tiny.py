@@ -55,4 +55,6 @@ def make(folder: Path, model_type: str = "llama", conversations: int = 200) -> N
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     make(Path(sys.argv[1]), *sys.argv[2:3])

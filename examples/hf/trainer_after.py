@@ -11,7 +11,7 @@ except ModuleNotFoundError as error:
 
 import unpad.hf
 
-folder = sys.argv[1]
+folder = sys.argv[1] if len(sys.argv) > 1 else sys.exit(__doc__)
 tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
 model = AutoModelForCausalLM.from_pretrained(folder)
 

@@ -9,7 +9,7 @@ try:
 except ModuleNotFoundError as error:
     sys.exit(f"{error.name} is missing; install what this needs: pip install 'unpad[hf]' datasets")
 
-folder = sys.argv[1]
+folder = sys.argv[1] if len(sys.argv) > 1 else sys.exit(__doc__)
 tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
 model = AutoModelForCausalLM.from_pretrained(folder)
 

@@ -257,7 +257,7 @@ def test_questions_with_different_answers_are_counted_with_their_places(unpad: S
     second.write_text(json.dumps([turn("q", "c"), turn("q", "d"), turn("other", "x"), turn("q", "a"), turn("q", "e")]))
     told = unpad("data", "check", first, second)
     assert told.code == 0
-    assert "note: 2 questions have different answers, in 4 rows beside the first of each" in told.out
+    assert "note: 2 questions have different answers, in 4 rows beside the first of each; keep one, unless" in told.out
     assert f"  {first}:1, {second}[0], {second}[1]" in told.out
     found = json.loads(unpad("data", "check", first, second, "--json").out)["contradictions"]
     assert (found["questions"], found["rows"]) == (2, 4)

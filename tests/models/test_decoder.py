@@ -350,7 +350,7 @@ def test_projections_are_one_matrix_product_each_however_many_sequences() -> Non
     [
         ({"width": 30, "heads": 4}, "model", "width 30 is not a multiple of heads 4; heads 3 would fit"),
         ({"width": 36, "heads": 5}, "model", "heads 6 would fit"),
-        ({"heads": 8, "kv_heads": 3}, "model", "kv_heads 3 does not divide heads 8"),
+        ({"heads": 8, "kv_heads": 3}, "model", "kv_heads 3 does not divide heads 8; kv_heads 2 would fit"),
         ({"width": 36, "heads": 4}, "model", "need an even head size"),
         ({"positions": "learned", "context_method": "ntk"}, "model", "extends rotary positions"),
         ({"heads": 0}, "model.heads", "greater than or equal to 1"),
@@ -368,7 +368,7 @@ def test_projections_are_one_matrix_product_each_however_many_sequences() -> Non
             "model",
             "both scale frequencies",
         ),
-        ({"preset": "large"}, "model.preset", "zh_gpt or llm"),
+        ({"preset": "large"}, "model.preset", "must be zh_gpt or llm"),
         ({"kind": "decodr"}, "model.kind", 'no model kind "decodr"'),
     ],
 )

@@ -143,6 +143,7 @@ def test_other_fields_of_a_staged_recipe_reach_its_stages() -> None:
         ("lora.alhpa=4", 'unknown key "alhpa"', "did you mean alpha?"),
         ("stages.tune.trian.max_epochs=3", 'unknown key "trian"', "did you mean train?"),
         ("stages.tune.max_epochs=3", 'unknown key "max_epochs"', "did you mean stages.tune.train.max_epochs?"),
+        ("stages.tune.max_steps=3", 'unknown key "max_steps"', "did you mean train.max_steps?"),
         ("stages.tune.optim.lrr=3", 'unknown key "lrr"', "did you mean lr"),
         ("stages.tune.plan.tokens_per_stp=3", 'unknown key "tokens_per_stp"', "did you mean tokens_per_step"),
         ("stages.tune.train.seed=3", "train.seed belongs to the whole run", "set it outside of stages"),

@@ -78,6 +78,8 @@ def test_a_moved_end_recomputes_the_schedule(tmp_path: Path) -> None:
     assert rates[5] == rates[11] == pytest.approx(0.0001)
     assert rates[6] == pytest.approx(0.0001 + 0.0099 * (1 + math.cos(6 / 11 * math.pi)) / 2)
     assert "train.max_steps is 12, was 6: schedule recomputed" in events(tmp_path / "run", "resumed")[0]["message"]
+    run(recipe, tmp_path / "run", "train.max_steps=12", "checkpoint.every_seconds=600", resume=True)
+    assert "checkpoint.every_seconds is 600.0, was not set" in events(tmp_path / "run", "resumed")[-1]["message"]
 
 
 def test_the_schedule_is_said_to_be_recomputed_only_where_it_is(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import re
 from typing import Annotated
 
 import typer
@@ -13,13 +13,18 @@ from unpad.cli.output import print_json
 from unpad.storage.paths import user_path
 from unpad.terminal.printing import print_lines
 
+_CHANGE = re.compile(r"[a-z_]+(\.\w+)+=")
+
 verbs = typer.Typer(no_args_is_help=True, help="Check data before training on it.")
 
 
 @verbs.command(epilog="Example: unpad data check my.jsonl")
 def check(
     paths: Annotated[
-        list[Path], typer.Argument(parser=user_path, metavar="PATH...", help="Files, folders or recipes.")
+        list[str],
+        typer.Argument(
+            metavar="PATH... [key=value ...]", help="Files, folders or recipes, and changes of the recipes."
+        ),
     ],
     kind: Annotated[
         str | None,
@@ -36,7 +41,8 @@ def check(
     """Report every unusable row with file:line, code and fix, and each file's lengths. Exit code 3 for a bad row."""
     from unpad.data.check import check
 
-    report = check(paths, kind, field)
+    changes = [word for word in paths if _CHANGE.match(word) and not user_path(word).exists()]
+    report = check([user_path(word) for word in paths if word not in changes], kind, field, changes)
     if as_json:
         print_json(report.to_json())
     else:

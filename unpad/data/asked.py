@@ -70,7 +70,7 @@ class Asked:
         one = self.num_questions == 1
         what = "1 question has" if one else f"{self.num_questions:,} questions have"
         rows = "1 row" if self.num_rows == 1 else f"{self.num_rows:,} rows"
-        head = f"note: {what} different answers, in {rows} beside the first of each; keep one answer, or mean both"
+        head = f"note: {what} different answers, in {rows} beside the first of each; keep one, unless all are meant"
         return [head, *(f"  {', '.join(places)}" for places in self.places)]
 
     def to_json(self) -> dict[str, Any]:

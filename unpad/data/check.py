@@ -49,7 +49,9 @@ class Checked(Protocol):
         """Yield every row of a file as usable or as a bad row."""
 
 
-def check(paths: Path | Sequence[Path], kind: str | None = None, field: str | None = None) -> CheckReport:
+def check(
+    paths: Path | Sequence[Path], kind: str | None = None, field: str | None = None, overrides: Sequence[str] = ()
+) -> CheckReport:
     """Read files, folders, globs or recipes, and report every unusable row.
 
     A folder without data files is read as images in one sub-folder per class. Of a recipe, all its sources are read
@@ -59,17 +61,22 @@ def check(paths: Path | Sequence[Path], kind: str | None = None, field: str | No
     Args:
         kind: one of KINDS; None infers it for each file from its first rows or columns.
         field: field or column that holds the text, as in a recipe; None for the usual names.
+        overrides: changes of the recipes among the paths, as key=value.
 
     Raises:
         SourceError: the only file is missing or unreadable, or its rows are of no known kind, or the only tables of
             events have a fault that concerns no single row.
-        RecipeError: there is no such kind of data, or a recipe names no data.
+        RecipeError: there is no such kind of data, a recipe names no data, or no path is a recipe to override.
     """
     if kind not in (None, *KINDS):
         raise RecipeError(f'there is no kind of data "{kind}"', where="--kind", fix=nearest(str(kind), list(KINDS)))
     seen = _Seen()
     every = [paths] if isinstance(paths, Path) else paths
-    report = _join([(path, partial(_check_path, path, kind, field, seen)) for path in every])
+    if overrides and not any(map(_is_recipe, every)):
+        fix = "name the recipe first: unpad data check RECIPE.yaml key=value"
+        raise RecipeError("it changes a recipe, and none is named", where=f"command line: {overrides[0]}", fix=fix)
+    recipe, data = partial(_check_recipe, overrides, seen), partial(_check_path, kind, field, seen)
+    report = _join([(path, partial(recipe if _is_recipe(path) else data, path)) for path in every])
     return replace(report, asked=seen.asked)
 
 
@@ -106,9 +113,11 @@ def _refused(path: Path, error: SourceError | RecipeError) -> CheckReport:
     return CheckReport((FileCheck(path, None, 1, 0, 0),), (bad,))
 
 
-def _check_path(path: Path, kind: str | None, field: str | None, seen: _Seen) -> CheckReport:
-    if path.suffix.lower() in (".yaml", ".yml"):
-        return _check_recipe(path, seen)
+def _is_recipe(path: Path) -> bool:
+    return path.suffix.lower() in (".yaml", ".yml")
+
+
+def _check_path(kind: str | None, field: str | None, seen: _Seen, path: Path) -> CheckReport:
     refuse_system(path)
     if kind == "events" or (kind is None and field is None and _looks_like_events(path)):
         return _check_events(Recipe(data=DataSettings(events=[EventSource(path=str(path))])), trains=False)
@@ -176,10 +185,10 @@ def _remarks(kind: str, file: SourceFile, data: DataSettings, num_used: int) -> 
         yield f"{file.path} is read as plain text{tags}; in a folder it is skipped, as its ending is not a known one"
 
 
-def _check_recipe(path: Path, seen: _Seen) -> CheckReport:
+def _check_recipe(overrides: Sequence[str], seen: _Seen, path: Path) -> CheckReport:
     from unpad.data.sources.places import resolve_path  # imports pyarrow
 
-    recipe = load_recipe(str(path))
+    recipe = load_recipe(str(path), overrides)
     data = recipe.data
     resolve = partial(resolve_path, data)
     files = [

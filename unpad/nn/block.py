@@ -49,7 +49,8 @@ class BlockConfig(Section):
             what = f"width {self.width} is not a multiple of heads {self.heads}"
             raise ValueError(f"{what}; heads {nearest} would fit")
         if self.kv_heads is not None and self.heads % self.kv_heads:
-            raise ValueError(f"kv_heads {self.kv_heads} does not divide heads {self.heads}")
+            most = max(n for n in range(1, min(self.kv_heads, MOST_TRIED) + 1) if self.heads % n == 0)
+            raise ValueError(f"kv_heads {self.kv_heads} does not divide heads {self.heads}; kv_heads {most} would fit")
         return self
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from copy import deepcopy
 from difflib import get_close_matches
@@ -100,16 +101,28 @@ def _validate(
     for fault in faults[:MOST_FAULTS]:
         path = fault.path
         if any(path[: len(o)] == o or o[: len(path)] == path for o in overridden if path):
-            where = f"command line: {fault.name}"
+            where = f"command line: {_named(fault, values)}"
         else:
             line = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), None)
-            where = f"{origin}:{line}: {fault.name}" if line else f"{origin}: {fault.name}".removesuffix(": ")
+            name = _named(fault, values)
+            where = f"{origin}:{line}: {name}" if line else f"{origin}: {name}".removesuffix(": ")
         fix = _nearest_field(fault, values) if fault.is_unknown else fault.fix or "correct this field"
         told.append((fault.message, where, fix))
     (what, where, fix), *others = told
     also = [f"also at {place}: {message}; {advice}" for message, place, advice in others]
     more = [f"and {len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else []
     raise RecipeError(what, where=where, fix=fix, details=[*also, *more])
+
+
+def _named(fault: Fault, values: dict[str, Any]) -> str:
+    """The field of a fault as an override names it: a stage by its name, if it has a sound one."""
+    match fault.path:
+        case ("stages", int(index), *rest) if rest and rest[0] != "name":
+            stage = values["stages"][index]
+            name = stage.get("name") if isinstance(stage, dict) else None
+            if isinstance(name, str) and re.fullmatch(r"\w[\w-]*", name):
+                return ".".join(["stages", name, *map(str, rest)])
+    return fault.name
 
 
 def _nearest_field(fault: Fault, values: dict[str, Any]) -> str:
@@ -121,6 +134,12 @@ def _nearest_field(fault: Fault, values: dict[str, Any]) -> str:
     elif section[0] == "stages" and len(section) == 2:
         inner = f"stages.{values['stages'][int(section[1])].get('name')}."
         elsewhere = [f"{inner}{one}.{field}" for one in STAGE_SECTIONS for field in stage_fields(one)]
+        elsewhere += [
+            f"{one}.{field}"  # of the whole run
+            for one in STAGE_SECTIONS
+            for field in field_schema([one]).get("properties", {})
+            if field not in stage_fields(one)
+        ]
     elif section[0] == "stages" and len(section) == 3:  # sections of a stage are validated as those of the recipe
         known = stage_fields(section[2])
     same = [field for field in elsewhere if field.endswith(f".{name}")]

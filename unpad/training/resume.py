@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from unpad.errors import ResumeError, SourceError
 from unpad.interchange.origin import open_recipe
@@ -98,8 +99,12 @@ def describe_changes(setup: Setup, saved: Recipe, progress: Progress) -> list[st
             effect = ": that stage is over, so nothing changes"
         else:
             effect = ": schedule recomputed" if moves and key.endswith(ENDS) else ""
-        lines.append(f"{key} is {new}, was {old}{effect}")
+        lines.append(f"{key} is {_told(new)}, was {_told(old)}{effect}")
     return lines
+
+
+def _told(value: Any) -> Any:
+    return "not set" if value is None else value
 
 
 def _schedule_moves(setup: Setup, saved: Recipe, progress: Progress) -> bool:

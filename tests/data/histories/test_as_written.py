@@ -123,7 +123,11 @@ def test_outcomes_in_words_are_labels_by_a_map(tmp_path: Path, unpad: Shell) -> 
         "check",
         recipe(tmp_path, labels=words.replace(",lost", ",dead"), events={"labels": labels}, format=GERMAN),
     )
-    assert "'events.labels.map={alive: 0, dead: 1}'" in refused.out
+    change = "events.labels.map={alive: 0, dead: 1}"
+    assert f"'{change}'" in refused.out
+    mine = recipe(tmp_path, labels=words.replace(",lost", ",dead"), events={"labels": labels}, format=GERMAN)
+    assert unpad("data", "check", mine, change).code == 0
+    assert "none is named" in unpad("data", "check", tmp_path / "l.csv", change).err
     told = {"labels": {**labels, "map": {"ALIVE": 0, "dead": 1, "lost": None}}}
     read = tables(tmp_path, labels=words, events=told, format=GERMAN)
     assert not read.bad
