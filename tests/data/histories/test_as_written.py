@@ -66,6 +66,7 @@ def test_dates_of_a_common_layout_are_proposed_and_the_first_is_shown(tmp_path: 
         with pytest.raises(SourceError) as caught:
             tables(tmp_path, rows)
         what, fix = caught.value.what, caught.value.fix
+        assert "holds dates that need a format" in what
     else:
         worst = tables(tmp_path, rows, unit=unit).bad[0]
         what, fix = worst.what, worst.fix

@@ -88,7 +88,8 @@ def unit_of(table: Table, name: str, asked: str, layout: str | None = None) -> s
         "`unpad data check RECIPE.yaml` reads it there"
     )
     if pa.types.is_string(column.type) and (told := layout_advice(_texts(column))):
-        what, fix = f"{what}{_example(column)}", f"set {told} on this item of data.events"
+        what = f'E_UNIT the column "{shown}" holds dates that need a format{_example(column)}'
+        fix = f"set {told} on this item of data.events"
     raise SourceError(what, where=table.files[0].shown, fix=fix)
 
 
