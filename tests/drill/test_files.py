@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -15,8 +16,9 @@ from typing import Any
 import pytest
 
 from unpad.drill import files, names
-from unpad.drill.files import check_files
+from unpad.drill.files import TOO_FAST, check_files
 from unpad.drill.findings import Finding
+from unpad.drill.mounts import is_in_memory
 from unpad.drill.names import check_names, check_permissions
 
 Patch = pytest.MonkeyPatch
@@ -27,6 +29,7 @@ def quick(monkeypatch: Patch) -> None:
     monkeypatch.setattr(files, "BLOCK", 1 << 16)
     monkeypatch.setattr(files, "RENAMES", 60)
     monkeypatch.setattr(files, "FREED_WITHIN", 0.2)
+    monkeypatch.setattr(files, "TOO_FAST", float("inf"))  # tests drop flushes, to take less time
 
 
 @pytest.fixture
@@ -200,6 +203,65 @@ def test_a_disk_that_is_full_is_left_with_the_room_it_had(tmp_path: Path, quick:
     monkeypatch.setattr(files.disk, "write_file", refuse)
     assert verdicts(tmp_path)["flush"].verdict == "fault"
     assert not (tmp_path / "block").exists()
+
+
+def test_flushes_are_said_to_be_accepted_and_no_more(tmp_path: Path, quick: None, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(files, "TOO_FAST", TOO_FAST)
+    monkeypatch.setattr(files, "is_in_memory", lambda folder: False)
+    monkeypatch.setattr(files, "_flush_times", lambda folder: (2e-3, 4e-3, 9e-3))
+    found = files.check_flush(tmp_path)
+    assert (found.verdict, found.meaning) == ("ok", "flushes are accepted; only a power cut shows if they are kept")
+
+
+@pytest.mark.parametrize(
+    ("times", "says"),
+    [
+        ((1e-5, 4e-3, 1e-6), "a flush takes 0.010 ms, a write through (O_SYNC) 4.0 ms"),
+        ((1e-5, 2e-5, 6e-2), "a flush takes 0.010 ms, one of names 60.0 ms"),
+    ],
+)
+def test_flushes_that_no_device_can_take_so_fast_are_a_warning(
+    tmp_path: Path, quick: None, monkeypatch: Patch, times: tuple[float, float, float], says: str
+) -> None:
+    monkeypatch.setattr(files, "TOO_FAST", TOO_FAST)
+    monkeypatch.setattr(files, "is_in_memory", lambda folder: False)
+    monkeypatch.setattr(files, "_flush_times", lambda folder: times)
+    found = files.check_flush(tmp_path)
+    assert (found.verdict, found.measured) == ("warning", says)
+    assert "dropped" in found.meaning
+
+
+def test_a_layer_that_drops_flushes_is_seen_on_a_disk(tmp_path: Path) -> None:
+    """As eatmydata: the library's fsync returns at once, and a write by O_SYNC still goes to the device."""
+    compiler = shutil.which("cc")
+    if compiler is None or is_in_memory(tmp_path) or sys.platform != "linux":
+        pytest.skip("needs a compiler, and a disk for temporary files")
+    library, source = tmp_path / "drop.so", tmp_path / "drop.c"
+    source.write_text("int fsync(int file) { return 0; }\nint fdatasync(int file) { return 0; }\n")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+    told = f"""
+from pathlib import Path
+from unpad.drill import files
+files.BLOCK = 1 << 16
+print(*files._flush_times(Path({str(tmp_path)!r})))
+found = files.check_flush(Path({str(tmp_path)!r}))
+print(found.verdict, found.meaning)
+"""
+
+    def run(**more: str) -> tuple[list[float], str]:
+        for path in tmp_path.glob("[0-9]*"):
+            path.unlink()
+        shown = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, env=os.environ | more)
+        assert shown.returncode == 0, shown.stderr
+        times, verdict = shown.stdout.splitlines()
+        return [float(one) for one in times.split()], verdict
+
+    honest, verdict = run()
+    if honest[1] < 1e-4:
+        pytest.skip("a write through to this disk takes no time: its cache outlives a power cut, or drops flushes too")
+    assert "dropped" not in verdict
+    _, verdict = run(LD_PRELOAD=str(library))
+    assert verdict.startswith("warning flushes seem to be dropped")
 
 
 def test_slow_flushes_are_a_warning(tmp_path: Path, quick: None, monkeypatch: Patch) -> None:

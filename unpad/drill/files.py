@@ -27,6 +27,7 @@ FREED_WITHIN = 5.0  # seconds after a SIGKILL
 BLOCK = 8 << 20  # bytes of the file that is written and read back
 SMALL_FILES = 12
 SLOW_FLUSH = 0.5  # seconds of a small file
+TOO_FAST = 20  # times as fast as a write that ends at the device
 RENAMES = 300
 PAGE = 4096
 CREATORS, CREATED = 4, 25  # threads that create the same files, and how many
@@ -102,7 +103,7 @@ def _lock_fault(measured: str, meaning: str) -> Finding:
 
 
 def check_flush(folder: Path) -> Finding:
-    """Files and names are flushed to the device, and what was written is read back."""
+    """Flushes of files and names are accepted, none faster than a device is, and what was written is read back."""
     try:
         return _flush(folder)
     finally:
@@ -130,8 +131,45 @@ def _flush(folder: Path) -> Finding:
     measured += f", {(time.perf_counter() - began) * 1000:.1f} ms for names"
     if median > SLOW_FLUSH:
         return Finding("flush", "warning", measured, "slow: save seldom, as by checkpoint.every_seconds=600")
-    meaning = "there is no device to flush to" if is_in_memory(folder) else "what is saved outlives a power cut"
-    return Finding("flush", "ok", measured, meaning)
+    if is_in_memory(folder):
+        return Finding("flush", "ok", measured, "there is no device to flush to")
+    flush, through, name = _flush_times(folder)
+    if flush * TOO_FAST < max(through, name):
+        slow, what = (through, "a write through (O_SYNC)") if through >= name else (name, "one of names")
+        told = f"a flush takes {flush * 1000:.3f} ms, {what} {slow * 1000:.1f} ms"
+        meaning = "flushes seem to be dropped: a power cut may take a run; look for eatmydata, or another disk"
+        return Finding("flush", "warning", told, meaning)
+    return Finding("flush", "ok", measured, "flushes are accepted; only a power cut shows if they are kept")
+
+
+def _flush_times(folder: Path) -> tuple[float, float, float]:
+    """Seconds that most small writes with a flush take at most, and most by O_SYNC and flushes of a name at least.
+
+    All three wait for the device where flushes are not dropped on the way to it.
+    """
+    times: tuple[list[float], ...] = ([], [], [])
+    flushed = os.open(folder / "flushed", os.O_WRONLY | os.O_CREAT, 0o600)
+    through = os.open(folder / "through", os.O_WRONLY | os.O_CREAT | os.O_SYNC, 0o600)
+
+    def timed(number: int, action: Callable[[], object]) -> None:
+        began = time.perf_counter()
+        action()
+        times[number].append(time.perf_counter() - began)
+
+    try:
+        for number in range(1 + SMALL_FILES):
+            data = os.urandom(PAGE)
+            os.pwrite(flushed, data, 0)
+            timed(0, lambda: os.fsync(flushed))
+            timed(1, lambda data=data: os.pwrite(through, data, 0))  # type: ignore[misc]
+            (folder / f"name-{number}").touch()
+            timed(2, lambda: _flush_names(folder))
+    finally:
+        os.close(flushed)
+        os.close(through)
+    # The first write has the file's place to store; and a busy disk is uneven, so that medians may differ by chance.
+    flush, written, name = (statistics.quantiles(one[1:], n=4) for one in times)
+    return flush[2], written[0], name[0]
 
 
 def _read_back(path: Path, data: bytes) -> bool:

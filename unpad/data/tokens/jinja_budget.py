@@ -132,7 +132,7 @@ def _length(value: Any) -> int:
 
 
 def _parts(value: Any) -> list[Any]:
-    """Elements of a list, a mapping or their views; [] for other values."""
+    """Elements of a list, a range, a mapping or their views; [] for other values."""
     if isinstance(value, str | int | float) or value is None:
         return []
     if isinstance(value, Namespace):
@@ -141,7 +141,7 @@ def _parts(value: Any) -> list[Any]:
         return [*chain.from_iterable(value.items())]
     # Views of a mapping have no type of their own to ask for.
     is_view = type(value).__name__ in ("dict_items", "dict_keys", "dict_values")
-    return list(value) if is_view or isinstance(value, list | tuple) else []
+    return list(value) if is_view or isinstance(value, list | tuple | range) else []
 
 
 # --------------------------------------------------------------------------- the tree
@@ -216,7 +216,7 @@ def _marked(node: nodes.Node) -> nodes.Node:
 
 
 def _mark_inside(node: nodes.Node, total: int) -> None:
-    """Let operands of comparisons, keys of mappings and tests of loops spend their cost."""
+    """Let operands of comparisons, lists of arguments, keys of mappings and tests of loops spend their cost."""
     if isinstance(node, nodes.Compare):
         searches = any(one.op in ("in", "notin") for one in node.ops)
         sides = [node.expr, *(one.expr for one in node.ops)]
@@ -226,6 +226,11 @@ def _mark_inside(node: nodes.Node, total: int) -> None:
             one.expr = _filter(SEARCHED if one.op in ("in", "notin") else WEIGHED, one.expr, node.lineno)
         if not isinstance(node.expr, nodes.Const):
             node.expr = _filter(WEIGHED, node.expr, node.lineno)
+    elif isinstance(node, nodes.Call | nodes.Filter | nodes.Test):
+        if node.dyn_args is not None:
+            node.dyn_args = _filter("list", node.dyn_args, node.lineno)
+        if node.dyn_kwargs is not None:
+            node.dyn_kwargs = _filter(WEIGHED, node.dyn_kwargs, node.lineno)
     elif isinstance(node, nodes.Pair) and not isinstance(node.key, nodes.Const):
         node.key = _filter(WEIGHED, node.key, node.lineno)
     elif isinstance(node, nodes.For) and node.test is not None:

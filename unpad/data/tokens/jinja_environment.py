@@ -43,7 +43,7 @@ GLOBALS = ("range", "dict", "namespace")
 # Filters by what they look at: whole values, the elements of the first one, or no part of it.
 WHOLE = (
     *("abs", "capitalize", "dictsort", "e", "escape", "float", "groupby", "int", "lower", "max", "min", "sort"),
-    *("string", "title", "trim", "unique", "upper", "wordcount"),
+    *("string", "title", "unique", "upper", "wordcount"),
 )
 ELEMENTS = ("items", "list", "map", "reject", "rejectattr", "reverse", "select", "selectattr")
 NOTHING = ("attr", "count", "d", "default", "first", "last", "length", "safe")
@@ -204,6 +204,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             "replace": self._replace,
             "round": _round,
             "sum": _sum,
+            "trim": self._trim,
         }
         for name, check in own.items():
             found[name] = self._bounded(_checked(known[name], check), budget.look)
@@ -229,6 +230,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
     def _replace(self, text: Any, old: Any, new: Any, *_: Any) -> None:
         self.budget.spend(str(text).count(str(old)) * len(str(new)))
 
+    def _trim(self, text: Any, characters: Any = None) -> None:
+        self.budget.spend(len(str(text)) * len(str(characters or "")))
+
     def _to_json(
         self,
         value: Any,
@@ -253,6 +257,8 @@ def _growth(text: str, method: str, args: tuple[Any, ...]) -> int:
     """Units that a method of a text costs beside its characters: parts that it makes, and texts that it repeats."""
     if method == "replace" and len(args) > 1:
         return text.count(str(args[0])) * len(str(args[1]))
+    if method in ("strip", "lstrip", "rstrip") and args:  # each character is looked for among those to remove
+        return len(text) * len(str(args[0]))
     if method == "join" and args and hasattr(args[0], "__len__"):
         return len(text) * len(args[0])
     if method in ("split", "rsplit") and args and isinstance(args[0], str) and args[0]:
@@ -272,7 +278,7 @@ def _checked(function: Callable[..., Any], check: Callable[..., None]) -> Callab
     return run
 
 
-_NAMES = {"d": "between", "s": "text"}  # of parameters of Jinja's filters
+_NAMES = {"chars": "characters", "d": "between", "s": "text"}  # of parameters of Jinja's filters
 
 
 def _round(value: Any, precision: Any = 0, *_: Any, **__: Any) -> None:
