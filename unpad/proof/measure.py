@@ -375,19 +375,23 @@ def _rectangles(name: str, packed: RaggedBatch, side: Side, gap: str) -> Variant
 
 
 def _split(packed: RaggedBatch, gap: str) -> Variant:
-    """Two micro-batches in another order and an empty one. They have unlike numbers of targets, and of pairs, wherever
-    that is possible: otherwise a mean of their means is the mean."""
+    """Three micro-batches in another order, two of fewer than four bundles, and an empty one. They have unlike numbers
+    of targets, and of pairs, wherever that is possible: otherwise a mean of their means is the mean."""
     bundles = packed.bundles
     num, third = len(bundles), max(len(bundles) // 3, 1)
     shuffled, are_single = bundles[1::2] + bundles[::2], num == packed.num_seqs
 
     def cut(size: int) -> Variant:
-        parts = [[seq for bundle in part for seq in bundle] for part in (shuffled[:size], [], shuffled[size:])]
+        # A third one shows a step that forgets it; of three bundles it would make all alike.
+        last = max(num - 1, size + 1) if num > 3 else num
+        cuts = (shuffled[:size], [], shuffled[size:last], shuffled[last:])
+        parts = [[seq for bundle in part for seq in bundle] for part in (cuts if last < num else cuts[:3])]
         return Variant(SPLIT, [packed.select(part) for part in parts], parts, gap=gap)
 
     for size in sorted(range(1, num), key=lambda size: (abs(size - third), size)):
         variant = cut(size)
-        if variant.micros[0].num_targets != variant.micros[2].num_targets and (are_single or 2 * size != num):
+        targets = [micro.num_targets for micro in variant.micros if micro.num_seqs]
+        if len(set(targets)) > 1 and (are_single or 2 * size != num):
             return variant
     even = "no split has unlike numbers of targets, so a mean of micro-batch means would be the mean"
     return replace(cut(1), gap=gap or even)
