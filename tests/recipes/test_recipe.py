@@ -334,6 +334,14 @@ def test_a_number_of_yaml_1_1_alone_is_refused_in_files_and_overrides(
     assert written in load_recipe("zh_chat", [f'data.text="{written}"']).to_yaml()
 
 
+@pytest.mark.parametrize(("written", "meant"), [("!!int 010", 10), ("!!int '010'", 10), ("!!float 1:30", 90)])
+def test_a_tag_does_not_bring_a_number_of_yaml_1_1_back(write: object, written: str, meant: int) -> None:
+    error = refusal(write(f"train:\n  threads: {written}\n"))
+    assert "in YAML 1.1" in error.what
+    assert error.fix.startswith(f"write {meant}")
+    assert LineLoader("[!!int 0o10, !!float 3, !!float '1e3']").load() == [8, 3.0, 1000.0]
+
+
 def test_numbers_of_yaml_1_2_are_numbers_and_words_and_dates_are_texts() -> None:
     given = "[1e3, 1.5e3, -.5, .5, 0x1F, 0o17, +7, 0, 012.5, 08, yes, No, on, OFF, y, 2021-06-01, 'true', ~, True, 1e]"
     assert LineLoader(given).load() == [

@@ -384,7 +384,7 @@ def _split(packed: RaggedBatch, gap: str) -> Variant:
     def cut(size: int) -> Variant:
         # A third one shows a step that forgets it; of three bundles it would make all alike.
         last = max(num - 1, size + 1) if num > 3 else num
-        cuts = (shuffled[:size], [], shuffled[size:last], shuffled[last:])
+        cuts: tuple[Sequence[list[int]], ...] = (shuffled[:size], [], shuffled[size:last], shuffled[last:])
         parts = [[seq for bundle in part for seq in bundle] for part in (cuts if last < num else cuts[:3])]
         return Variant(SPLIT, [packed.select(part) for part in parts], parts, gap=gap)
 

@@ -80,7 +80,7 @@ class LineLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
-        """Compose a scalar, and read a plain one without a tag by the rules of YAML 1.2.
+        """Compose a scalar, and read a plain one without a tag, and a number with one, by the rules of YAML 1.2.
 
         Raises:
             TwoReadingsError: it is a number in YAML 1.1 alone.
@@ -94,7 +94,12 @@ class LineLoader(yaml.SafeLoader):
             elif tag in _NUMBERS and node.tag not in _NUMBERS:
                 old = yaml.ScalarNode(tag, node.value, node.start_mark, node.end_mark)
                 raise TwoReadingsError(node, self.construct_object(old))
+        elif not is_plain and not self._earlier and node.tag in _NUMBERS and not self._is_number(node):
+            raise TwoReadingsError(node, self.construct_object(node))  # such as !!int 010
         return node
+
+    def _is_number(self, node: yaml.ScalarNode) -> bool:
+        return str(yaml.SafeLoader.resolve(self, yaml.ScalarNode, node.value, (True, False))) in _NUMBERS
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Build the value of a node.
