@@ -180,8 +180,8 @@ def test_prove_and_check_end_with_the_code_of_what_they_found(unpad: Shell, call
     assert calls.made == [
         ("prove_recipe", ("mine", [])),
         ("prove_recipe", ("mine", ["optim.lr=1"])),
-        ("check", ([Path("a"), Path("b")], None, None)),
-        ("check", ([Path("a"), Path("b")], "text", None)),
+        ("check", ([Path("a"), Path("b")], None, None, [])),
+        ("check", ([Path("a"), Path("b")], "text", None, [])),
     ]
 
 

@@ -41,7 +41,7 @@ def _hang() -> None:
 
 
 def _fill() -> None:
-    bytearray(b"\1") * (80 << 20)
+    bytearray(b"\1") * LIMITS.memory  # no more: page by page it takes processor time, which has a limit too
 
 
 def _lose() -> None:
