@@ -142,6 +142,7 @@ def test_other_batches_hold_every_sequence_once() -> None:
     assert {name: variant.rows for name, variant in made.items()} == {
         "padded right": [[0, 2], [1, 3]], "padded left": [[0, 2], [1, 3]], "padded further": [[0, 1, 2, 3]],
         "split into micro-batches, one empty": [[1], [], [3, 0], [2]],
+            "not sorted by length": [[0, 1, 3, 2]],
     }  # fmt: skip
     for name, variant in made.items():
         assert variant.name == name

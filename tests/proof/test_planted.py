@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 from tests.conftest import random_batch, tiny_model
 from tests.helpers.paths import NATIVE_PRECISION
 from unpad.batching import batch as batch_module
+from unpad.batching import layout as layout_module
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout, PaddedLayout, build_layout
 from unpad.models.decoder import Decoder
@@ -34,6 +36,7 @@ REPEAT, CROSSING = "the same batch twice is bit-equal (no dropout left on)", "no
 PADDING, LABELS = "what padding holds is invisible", "labels stay within their sequence"
 ORDER = "a token never changes an earlier output"
 RIGHT, LEFT, FURTHER = "padded right = alone", "padded left = alone", "padded further = alone"
+UNSORTED, UNSORTED_TORCH = "not sorted by length = alone", "not sorted by length, torch alone = alone"
 SPLIT, PLAN, TORCH = (
     "split into micro-batches, one empty = alone",
     "plan pack = alone",
@@ -198,6 +201,30 @@ def rounds_losses(patch: Patch) -> None:
     patch.setattr(Decoder, "losses", rounded)
 
 
+def undo_is_the_order(patch: Patch) -> None:
+    """Tokens sorted by length are put back by the order that sorted them."""
+    right = layout_module._group_run
+
+    def same_twice(lengths: np.ndarray) -> Any:
+        made = right(lengths)
+        return replace(made, undo=made.by_length)
+
+    patch.setattr(layout_module, "_group_run", same_twice)
+
+
+def merges_equal_neighbours(patch: Patch) -> None:
+    """Neighbours of one length are one sequence."""
+    right = block.self_attention
+
+    def merged(qkv: Tensor, layout: Layout | PaddedLayout, *rest: Any, **options: Any) -> Tensor:
+        if isinstance(layout, Layout):
+            runs = [list(run) for _, run in groupby(layout.lengths().tolist())]
+            layout = build_layout(np.array([sum(run) for run in runs]))
+        return right(qkv, layout, *rest, **options)
+
+    patch.setattr(block, "self_attention", merged)
+
+
 @dataclass(frozen=True)
 class Fault:
     """A fault, and lines that fail for it; those in `fields` need a model of this kind."""
@@ -212,7 +239,7 @@ class Fault:
 OFF = {"width": 64, "heads": 2}  # head size 32, which the native kernels take in bf16
 NATIVE = f"{NATIVE_PRECISION} gradient error over that of torch's kernels"
 FAULTS = {
-    "a key across": Fault((PLAN, CROSSING, SPLIT, "fp32 sequences are isolated, bit for bit"), leak),
+    "a key across": Fault((PLAN, CROSSING, SPLIT, UNSORTED, "fp32 sequences are isolated, bit for bit"), leak),
     "positions go on": Fault((LABELS, PLAN), change=positions_go_on, fields={"positions": "learned"}),
     "labels across": Fault((LABELS,), change=labels_across),
     "a lost gradient": Fault((PLAN, SPLIT), loses_a_gradient),
@@ -221,7 +248,7 @@ FAULTS = {
     "padding is seen": Fault((RIGHT, LEFT, FURTHER, PADDING), padding_is_seen, fields={"causal": False}),
     "dropout stays on": Fault((REPEAT, PLAN), dropout_stays_on),
     "order is open": Fault((ORDER,), order_is_open),
-    "torch is off": Fault((TORCH,), torch_is_off),
+    "torch is off": Fault((TORCH, UNSORTED_TORCH), torch_is_off),
     "native is off": Fault((PLAN, NATIVE), native_is_off, fields=OFF, precision=NATIVE_PRECISION),
     "low precision": Fault(("fp32 outputs against fp64", "fp32 gradients against fp64"), low_precision),
     "losses off": Fault(("fp32 loss terms against fp64",), rounds_losses),
@@ -240,6 +267,73 @@ def test_a_fault_fails_its_lines_on_every_shape_of_data(name: str, shape: str, m
     failed = {line.name for line in certificate.lines if line.passed is False}
     assert set(fault.lines) <= failed, "\n".join(certificate.text())
     assert certificate.passed is False
+
+
+APART = {"sorted": [13, 11, 9, 8, 6, 4, 3], "equal ones apart": [9, 3, 13, 6, 11, 4, 9]}
+
+
+@pytest.mark.parametrize(
+    ("shape", "plant", "lines"),
+    [
+        ("sorted", undo_is_the_order, {UNSORTED_TORCH}),
+        ("equal ones apart", merges_equal_neighbours, {UNSORTED}),
+    ],
+)
+def test_a_fault_fails_a_line_though_no_plan_has_the_order_that_shows_it(
+    shape: str, plant: Callable[[Patch], None], lines: set[str], monkeypatch: Patch
+) -> None:
+    if plant is undo_is_the_order and not library.enabled():
+        lines = {UNSORTED}
+    model = tiny_model(torch.float32, blocks=1)
+    batch = random_batch(APART[shape], share=1.0)
+    alone, packs = claims_of(model).alone(batch), ([0, 1, 2], [3, 4, 5, 6])
+    made = Variant("plan pack", [batch.select(rows) for rows in packs], packs, is_plan=True)
+    assert certify(model, alone, [made]).passed
+    plant(monkeypatch)
+    certificate = certify(model, alone, [made])
+    failed = {line.name for line in certificate.lines if line.passed is False}
+    assert lines <= failed, "\n".join(certificate.text())
+    assert "plan pack = alone" not in failed
+    assert "plan pack, torch alone = alone" not in failed
+
+
+def runs_on(from_seq: int, native: bool) -> Callable[[Patch], None]:
+    """From a sequence on all are one, in native kernels or without them."""
+
+    def plant(patch: Patch) -> None:
+        right = block.self_attention
+
+        def joined(qkv: Tensor, layout: Layout | PaddedLayout, *rest: Any, **options: Any) -> Tensor:
+            if isinstance(layout, Layout) and library.enabled() == native and layout.num_seqs > from_seq:
+                lengths = layout.lengths().numpy()
+                layout = build_layout(np.append(lengths[:from_seq], lengths[from_seq:].sum()))
+            return right(qkv, layout, *rest, **options)
+
+        patch.setattr(block, "self_attention", joined)
+
+    return plant
+
+
+@pytest.mark.parametrize(
+    ("from_seq", "native", "line"),
+    [
+        (32, library.enabled(), "many in one run = alone"),
+        (32, library.enabled(), "many in one run are isolated, bit for bit"),
+        (32, False, "many in one run, torch alone = alone" if library.enabled() else "many in one run = alone"),
+        (4, False, UNSORTED_TORCH if library.enabled() else UNSORTED),
+    ],
+)
+def test_a_fault_from_some_number_of_sequences_on_fails_a_line(
+    from_seq: int, native: bool, line: str, monkeypatch: Patch
+) -> None:
+    model, batch = tiny_model(torch.float32, blocks=1), random_batch(SHAPES["ragged"], share=1.0)
+    alone, many = (claims_of(model).alone(one) for one in (batch, random_batch([2, 3, 4, 5] * 10, share=1.0)))
+    assert certify(model, alone, [plan_pack(batch)], many=many).passed
+    runs_on(from_seq, native)(monkeypatch)
+    certificate = certify(model, alone, [plan_pack(batch)], many=many)
+    failed = {line.name for line in certificate.lines if line.passed is False}
+    assert line in failed, "\n".join(certificate.text())
+    assert not {PLAN, TORCH} & failed, "micro-batches of a plan have fewer"
 
 
 @pytest.mark.parametrize("shape", SHAPES)

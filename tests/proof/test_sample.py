@@ -15,7 +15,7 @@ from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.models.objective import set_objective
 from unpad.proof.content import content_of, gap_of, units_of
 from unpad.proof.recipe import prove_recipe
-from unpad.proof.sample import Sample, candidates_of, choose, micros_of, pieces_of
+from unpad.proof.sample import Piece, Sample, candidates_of, choose, many_of, micros_of, pieces_of
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import strategy_names
 from unpad.training.setup import Setup, prepare_setup
@@ -72,6 +72,30 @@ def contents(setup: Setup, strategy: str, sample: Sample) -> list[set[bytes]]:
     """Contents of the pieces of every micro-batch."""
     micros = micros_of(setup, strategy, sample)
     return [{content_of(setup.data.alone(*piece)) for piece in pieces_of(micro)} for micro in micros]
+
+
+def test_the_sample_has_two_of_one_length_where_the_data_has_them(tmp_path: Path) -> None:
+    setup = setup_of(write_texts(tmp_path / "toy", texts_of("ragged")))
+    pieces = [[Piece(seq, 0, int(n), 0)] for seq, n in enumerate(setup.data.table.positions)]
+    by_size = {unit[0].stop: unit for unit in pieces}
+    unlike = list(by_size.values())
+    assert len(unlike) >= 8
+    first = unlike[3][0]
+    twin = [Piece(unlike[-1][0].seq_id, 0, first.stop, 0)]
+    sample = choose(setup, [*unlike, twin], most=6)
+    assert len(sample.pieces) == 6, "as many as without it"
+    assert {first, *twin} <= set(sample.pieces)
+    assert len(choose(setup, unlike, most=6).pieces) == 6
+
+
+def test_many_short_sequences_are_unlike_and_the_shortest(tmp_path: Path) -> None:
+    setup = setup_of(write_texts(tmp_path / "toy", texts_of("ragged")))
+    candidates = candidates_of(setup)
+    many = many_of(setup, choose(setup, candidates), candidates)
+    contents = [content_of(one) for one in many]
+    assert len(set(contents)) == len(contents) == len(candidates)
+    sizes = [one.total_tokens for one in many]
+    assert sizes == sorted(sizes)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

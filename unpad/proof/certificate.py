@@ -29,16 +29,21 @@ from unpad.proof.claims import Case, Claims, claims_of
 from unpad.proof.content import gap_of, is_zero, units_of
 from unpad.proof.line import Certificate, Line, Lines, not_applicable
 from unpad.proof.measure import (
+    EXACT,
     FURTHER,
+    MOST_MANY,
+    UNSORTED,
     Measurement,
     Subject,
     Variant,
     bundles_at_a_time,
+    change_sequence,
     equal_line,
     error_lines,
     in_own_precision,
     isolation_line,
     kernel_names,
+    largest_error,
     made_and_equal,
     more_variants,
     native_lines,
@@ -54,6 +59,7 @@ LABELS = "labels stay within their sequence"
 IMAGES = "images stay within their sequence"
 REPEAT = "the same batch twice is bit-equal (no dropout left on)"
 CROSSING = "no gradient crosses between sequences"
+MANY, MANY_ISOLATED = "many in one run", "many in one run are isolated, bit for bit"
 PADDING = "what padding holds is invisible"
 WEIGHTED = {kernel.value for kernel in MATMUL}
 SIDES: tuple[Side, Side] = ("left", "right")
@@ -97,6 +103,7 @@ def certify(
     trained: Variant | None = None,
     broken: Sequence[Line] = (),
     few: str = "",
+    many: Sequence[RaggedBatch] = (),
 ) -> Certificate:
     """Prove that every variant equals the sequences taken one at a time; the first variant should be ragged.
 
@@ -110,6 +117,7 @@ def certify(
         trained: the variant that training uses, if its kernels may differ from those of the first.
         broken: lines of variants that could not be made.
         few: more on the sequences, for the reason where they are too few or too alike.
+        many: short sequences, each as a batch of its own, for lines on one run of all of them.
     """
     device = device or next(model.parameters()).device
     if len(model.modes) > 1:  # all lines but `more_lines` need an output for every token
@@ -140,6 +148,8 @@ def certify(
     packed, subject = variants[0], Subject(exact, truth, device, claims.outputs, gap=_gap_of_truth(truth))
     whole = _with(few, gap_of([range(base.num_seqs)], units))
     _add_exact_lines(lines, subject, variants, base, claims, whole)
+    if len(many) > 1:
+        lines.add(subject.claim(MANY), lambda: _many_lines(subject, [one.to(device) for one in many]))
     ran = _add_own_precision_lines(
         lines, in_own_precision(subject, model), packed, trained, precision, expected_kernels or ()
     )
@@ -158,9 +168,12 @@ def _add_exact_lines(
     model = subject.model
     for variant in counted(variants, "comparing", len(variants), "ways to batch"):
         lines.add(subject.claim(variant.name), partial(equal_line, subject, variant))
-    for name, make in more_variants(base, gap).items():
+    more = more_variants(base, gap)
+    for name, make in more.items():
         lines.add(subject.claim(name), partial(made_and_equal, subject, make))
     lines.add(subject.claim(f"{variants[0].name}, torch alone"), lambda: torch_lines(subject, variants[0]))
+    if library.enabled():
+        lines.add(subject.claim(f"{UNSORTED}, torch alone"), lambda: torch_lines(subject, more[UNSORTED]()))
     lines.add(CROSSING, lambda: _cross_gradient_line(model, base, claims))
     lines.add(PADDING, lambda: _pad_contents_line(model, base, claims))
     if model.causal:
@@ -313,6 +326,38 @@ def _cross_gradient_line(model: Model, batch: RaggedBatch, claims: Claims) -> Li
     if sum(bool(output.numel()) for output in outputs) < 2:
         gap = "there is no second sequence for a gradient to cross to"
     return Line(CROSSING, "", worst, 0.0, worst == 0).unless(gap)
+
+
+@torch.no_grad()
+def _many_lines(subject: Subject, alone: Sequence[RaggedBatch]) -> list[Line]:
+    """Outputs of more sequences in one run than the other lines have, with and without native kernels.
+
+    Code that depends on the number of sequences shows here.
+    """
+    model, base, note = subject.model, concatenate(alone), ""
+    if len(alone) < MOST_MANY:
+        note = f"{len(alone)} sequences: no more short ones of unlike content were found"
+    with library.switched_off(), by_definition():
+        wanted = [hidden for one in alone for hidden in subject.outputs(model, one) or []]
+    with noted() as ran:
+        before = subject.outputs(model, base) or []
+        worst, num_wrong = largest_error(before, wanted), 0
+        for turn in (0, 1):
+            changed = base
+            for seq in range(turn, base.num_seqs, 2):
+                changed = change_sequence(changed, seq)
+            after = subject.outputs(model, changed) or []
+            num_wrong += sum(not torch.equal(before[seq], after[seq]) for seq in range(1 - turn, base.num_seqs, 2))
+    lines = [
+        Line(subject.claim(MANY), kernel_names(ran), worst, EXACT, worst <= EXACT, note),
+        Line(MANY_ISOLATED, kernel_names(ran), float(num_wrong), 0.0, num_wrong == 0),
+    ]
+    if library.enabled():
+        with library.switched_off(), noted() as ran:
+            worst = largest_error(subject.outputs(model, base) or [], wanted)
+        lines.append(Line(subject.claim(f"{MANY}, torch alone"), kernel_names(ran), worst, EXACT, worst <= EXACT))
+    gap = "all outputs are 0 with these weights" if is_zero(wanted) else ""
+    return [line.unless(gap) for line in lines]
 
 
 def _groups(num: int) -> list[list[int]]:

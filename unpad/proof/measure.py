@@ -33,6 +33,8 @@ FURTHER = 7  # cells that a rectangle is wider than its longest row, to be padde
 NO_NATIVE = "no native kernel of attention runs here"
 PADDED_RIGHT, PADDED_LEFT, PADDED_MORE = "padded right", "padded left", "padded further"
 SPLIT = "split into micro-batches, one empty"
+UNSORTED = "not sorted by length"
+MOST_MANY = 40  # sequences of the run that has more of them than all others
 MOST_CHANGED = 6  # sequences of a micro-batch that the isolation line changes
 
 # Reads the outputs of every sequence of a batch; returns None if a rectangle does not separate them from padding.
@@ -188,9 +190,14 @@ def _error(got: Tensor, wanted: Tensor) -> float:
     return relative if relative == relative else float("inf")
 
 
+def largest_error(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+    """Largest of the relative errors of outputs."""
+    return max((_error(a, b) for a, b in zip(got, wanted, strict=True)), default=0.0)
+
+
 def errors(got: Measurement, wanted: Measurement) -> tuple[float, float, float]:
     """Largest relative errors of outputs, loss terms (counts must be equal) and gradients as one vector."""
-    outputs = max((_error(a, b) for a, b in zip(got.outputs, wanted.outputs, strict=True)), default=0.0)
+    outputs = largest_error(got.outputs, wanted.outputs)
     if got.counts != wanted.counts:
         return outputs, float("inf"), float("inf")
     terms = max((abs(got.terms[n] - v) / max(abs(v), 1e-30) for n, v in wanted.terms.items()), default=0.0)
@@ -345,7 +352,8 @@ def _acts(subject: Subject, batch: RaggedBatch, before: list[Tensor], index: int
 
 
 def more_variants(packed: RaggedBatch, gap: str = "") -> dict[str, Callable[[], Variant]]:
-    """Rectangles padded on either side and further than needed, and a split with an empty micro-batch in between.
+    """Rectangles padded on either side and further than needed, a split with an empty micro-batch in between, and a run
+    that is not sorted by length.
 
     Args:
         gap: of a batch of all sequences.
@@ -357,6 +365,7 @@ def more_variants(packed: RaggedBatch, gap: str = "") -> dict[str, Callable[[], 
         PADDED_LEFT: lambda: _rectangles(PADDED_LEFT, packed, "left", gap),
         PADDED_MORE: lambda: Variant(PADDED_MORE, [packed.pad("right", pad_to=further)], [whole], gap=gap),
         SPLIT: lambda: _split(packed, gap),
+        UNSORTED: lambda: _unsorted(packed, gap),
     }
 
 
@@ -395,6 +404,27 @@ def _split(packed: RaggedBatch, gap: str) -> Variant:
             return variant
     even = "no split has unlike numbers of targets, so a mean of micro-batch means would be the mean"
     return replace(cut(1), gap=gap or even)
+
+
+def _unsorted(packed: RaggedBatch, gap: str) -> Variant:
+    """One run in which sequences of one length are neighbours, and the longest ones are last.
+
+    The order by which torch's kernels sort it is not its own inverse, wherever the lengths allow that: so it cannot
+    stand in for the inverse.
+    """
+    lengths = packed.attended.lengths().tolist()
+    bundles = sorted(packed.bundles, key=lambda members: -sum(lengths[seq] for seq in members))
+    sizes = [sum(lengths[seq] for seq in members) for members in bundles]
+    between = [place for place in range(1, len(sizes)) if sizes[place - 1] != sizes[place]]
+    variant = Variant(UNSORTED, [packed], [list(range(packed.num_seqs))], gap=gap)
+    for place in [*between, *range(1, len(sizes))]:
+        rows = [seq for members in bundles[place:] + bundles[:place] for seq in members]
+        variant = Variant(UNSORTED, [packed.select(rows)], [rows], gap=gap)
+        layout = variant.micros[0].attended
+        assert isinstance(layout, Layout), "certify has flat runs"
+        if layout.by_length is not None and not torch.equal(layout.by_length, layout.undo):
+            break
+    return variant
 
 
 def change_sequence(batch: RaggedBatch, seq: int) -> RaggedBatch:

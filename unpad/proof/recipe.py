@@ -25,6 +25,7 @@ from unpad.proof.sample import (
     candidates_of,
     choose,
     longest_of,
+    many_of,
     micros_of,
     pieces_of,
     plan_of_run,
@@ -53,6 +54,7 @@ def prove_recipe(name: str, overrides: Sequence[str]) -> Certificate:
     truth = lines.value(READ, lambda: [setup.data.alone(*piece) for piece in sample.pieces])
     if truth is None:
         return lines.certificate()
+    many = lines.value(READ, lambda: many_of(setup, sample, candidates)) or []
     names = ("pack", *(name for name in strategy_names() if name != "pack"))
     made = {
         strategy: lines.value(f"plan {strategy} = alone", partial(_variant, setup, strategy, sample))
@@ -75,6 +77,7 @@ def prove_recipe(name: str, overrides: Sequence[str]) -> Certificate:
             trained=trained,
             broken=lines.done,
             few=_few(sample),
+            many=many,
         )
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from unpad.batching.batch import RaggedBatch
 from unpad.batching.pieces import Pieces, TargetCount
 from unpad.batching.plan import Micro, Plan, plan
 from unpad.data.text import TextData
@@ -19,6 +20,7 @@ from unpad.errors import PlanError
 from unpad.evaluation.preferences import log_probabilities
 from unpad.models.contract import LearnsPreferences
 from unpad.proof.content import content_of
+from unpad.proof.measure import MOST_MANY
 from unpad.recipes.training import PlanSettings
 from unpad.training.setup import Setup
 
@@ -29,6 +31,9 @@ MOST, LEAST = 4 * FULL, 4  # sequences of a sample; the least make two micro-bat
 TRIED = 256  # sequences that are read in search of unlike ones
 WIDER = (0, 1, 2, 3, 4, 6, 9, 24)  # powers of 2 by which buckets of lengths are widened, one after the other
 MARGIN = 8  # cells by which a plan that pads to a fixed length pads the longest sequence of the sample
+
+
+Content = tuple[bytes, ...]  # of the pieces of a bundle
 
 
 class Piece(NamedTuple):
@@ -158,7 +163,7 @@ def choose(setup: Setup, candidates: Sequence[list[Piece]], most: int = MOST, wo
     """
     parameters = sum(p.numel() for p in setup.model.parameters())
     budget = max(int(work / (6 * parameters)), 64)
-    left, chosen = list(candidates[:TRIED]), dict[tuple[bytes, ...], list[Piece]]()
+    left, chosen = list(candidates[:TRIED]), dict[Content, list[Piece]]()
     copies, is_over = 0, False
     while left and len(chosen) < most:
         unit, num = left.pop(0), len(chosen)
@@ -168,10 +173,54 @@ def choose(setup: Setup, candidates: Sequence[list[Piece]], most: int = MOST, wo
             continue
         if num >= LEAST and size > (2 * budget if num < 2 * FULL else budget):
             break
-        content = tuple(content_of(setup.data.alone(*piece)) for piece in unit)
+        content = _content_of(setup, unit)
         copies += content in chosen
         chosen.setdefault(content, unit)
+    chosen = _with_equals(setup, chosen, candidates[:TRIED], most)
     return Sample(tuple(piece for unit in chosen.values() for piece in unit), copies)
+
+
+def _with_equals(
+    setup: Setup, chosen: dict[Content, list[Piece]], candidates: Sequence[list[Piece]], most: int
+) -> dict[Content, list[Piece]]:
+    """Units by content, with the shortest two of one length and unlike content that the candidates have.
+
+    A fault between neighbours of one length shows in no others. They take the places of the last units where there
+    would be too many.
+    """
+    sizes = [_size(unit) for unit in chosen.values()]
+    if len(set(sizes)) < len(sizes) or most < LEAST:
+        return chosen
+    of_size: dict[int, tuple[Content, list[Piece]]] = {_size(unit): (content, unit) for content, unit in chosen.items()}
+    for unit in sorted(candidates, key=_size):
+        if _size(unit) > max(sizes):
+            break
+        content = _content_of(setup, unit)
+        known = of_size.setdefault(_size(unit), (content, unit))
+        if content != known[0]:
+            pair = dict([known, (content, unit)])
+            others = [one for one in chosen.items() if one[0] not in pair]
+            return dict([*others[: most - 2], *pair.items()])
+    return chosen
+
+
+def many_of(setup: Setup, sample: Sample, candidates: Sequence[list[Piece]]) -> list[RaggedBatch]:
+    """The shortest sequences of unlike content, MOST_MANY at most, each as a batch of its own.
+
+    There are fewer where they would be much more work than the sample.
+    """
+    left, found = 4 * _size(sample.pieces), dict[bytes, RaggedBatch]()
+    for piece in sorted((piece for unit in candidates for piece in unit), key=lambda piece: piece.stop - piece.start):
+        left -= piece.stop - piece.start
+        if left < 0 or len(found) == MOST_MANY:
+            break
+        alone = setup.data.alone(*piece)
+        found.setdefault(content_of(alone), alone)
+    return list(found.values())
+
+
+def _content_of(setup: Setup, unit: Sequence[Piece]) -> Content:
+    return tuple(content_of(setup.data.alone(*piece)) for piece in unit)
 
 
 def spread_margins(setup: Setup, sample: Sample) -> None:
