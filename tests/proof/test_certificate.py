@@ -58,6 +58,7 @@ def test_correct_code_passes(precision: str, fields: dict[str, Any]) -> None:
         "padded left = alone",
         "padded further = alone",
         "split into micro-batches, one empty = alone",
+        "not sorted by length = alone",
         "no gradient crosses between sequences",
         "what padding holds is invisible",
         "a token never changes an earlier output",

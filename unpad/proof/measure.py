@@ -422,7 +422,8 @@ def _unsorted(packed: RaggedBatch, gap: str) -> Variant:
         variant = Variant(UNSORTED, [packed.select(rows)], [rows], gap=gap)
         layout = variant.micros[0].attended
         assert isinstance(layout, Layout), "certify has flat runs"
-        if layout.by_length is not None and not torch.equal(layout.by_length, layout.undo):
+        order, inverse = layout.by_length, layout.undo
+        if order is not None and inverse is not None and not torch.equal(order, inverse):
             break
     return variant
 
