@@ -61,6 +61,14 @@ def altered_copies(rows: list[Row]) -> list[Row]:
     ]
 
 
+def other_language(rows: list[Row]) -> list[Row]:
+    """Held-out texts are Russian."""
+    draw = np.random.default_rng(5)
+    words = ["сегодня", "хорошая", "погода", "старый", "парк", "много", "деревьев"]
+    others = [{"text": " ".join(draw.permutation(words)) + ".", "split": "valid"} for _ in range(24)]
+    return [*({**row, "split": "train"} for row in rows), *others]
+
+
 def with_asked(answer: Callable[[Row, int], Row]) -> Recipe:
     """Questions about pictures, each row changed."""
 
@@ -151,6 +159,7 @@ def in_html(content: str) -> str:
 
 
 HEADER = "本文版权所有，未经许可不得转载，违者必究。"
+EXCUSE = "对不起，我暂时无法回答这个问题。"
 ASKED = ["你去哪里？", "谁来了？", "今天怎么样？", "你为什么笑？", "几点了？"]
 
 # Named by the tables of patients alone, without a model.
@@ -170,6 +179,14 @@ MISSED = [
             {"train": {"max_epochs": 20, "freeze": ["blocks.*", "patch_embed.*"]}}, is_more=True),
     Trouble("loss weight 1e5", "loss_weight", images, {"losses": {"cross_entropy": 1e5}}),
     Trouble("loss weight 1e5, patients", "loss_weight", patients, {"losses": {"next_code": 1e5}}, is_more=True),
+    Trouble("weight of a class 1e4", "class_weight", patients,
+            {"model": {"positive_weight": 1e4}}, is_more=True),
+    Trouble("held-out texts in another language", "held_out_unlike", with_rows("texts", other_language)),
+    Trouble("texts cut after 24 characters", "cut_alike",
+            with_rows("texts", each_text(lambda one: f"{one[:-1]}，{one}"[:24])), is_more=True),
+    Trouble("one excuse for most questions", "same_reply",
+            with_rows("chats", spoken(lambda ask, say, i: (f"{i}：{ask}", EXCUSE if i % 4 else say))),
+            {"data": {"text": []}}, is_more=True),
     Trouble("roles swapped", "swapped_roles",
             with_rows("chats", spoken(lambda ask, say, i: (say, f"{i}、{ASKED[i % 5]}"))), {"data": {"text": []}}),
     Trouble("UTF-8 read as Latin-1", "read_as",

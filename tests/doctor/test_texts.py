@@ -128,6 +128,30 @@ def test_talks_that_are_swapped_given_away_or_contradict_each_other_are_named() 
     assert "imbalance" in codes(check_talks(talks(most)))
 
 
+def test_texts_that_end_at_one_length_are_named_and_those_that_may_are_not() -> None:
+    lines = [f"The {line[:-1]}, {line}" for line in lines_of(WORDS)]
+    for cut in ([line[:50] for line in lines], [line.encode()[:60].decode(errors="ignore") for line in lines]):
+        (found,) = check_texts(texts(cut))
+        assert (found.code, found.severity) == ("cut_alike", "warning")
+    assert codes(check_texts(texts([*lines, *(line[:50] for line in lines)]))) == [], "the cut ones are not the longest"
+    assert codes(check_texts(texts([line[:49] + "." for line in lines]))) == [], "they end"
+    whole = " ".join(lines).replace("The", "the")
+    pieces = [whole[i : i + 50] for i in range(0, len(whole) - 50, 50)]
+    assert codes(check_texts(texts(pieces))) == [], "pieces of one text lose nothing"
+    draw = random.Random(3)
+    assert codes(check_texts(texts(["".join(draw.choices("ACGT", k=50)) for _ in range(60)]))) in ([], ["no_order"])
+
+
+def test_one_reply_to_many_questions_is_named_unless_it_is_a_class() -> None:
+    lines = lines_of(WORDS)
+    some = [(f"What is {i}?", "I cannot answer this now." if i % 2 else line) for i, line in enumerate(lines)]
+    (found,) = check_talks(talks(some))
+    assert (found.code, found.number) == ("same_reply", 0.5)
+    classes = ["The review is positive.", "The review is negative."]
+    assert check_talks(talks([(line, classes[i % 3 == 0]) for i, line in enumerate(lines)])) == []
+    assert check_talks(talks([(f"What is {i}?", "yes" if i % 2 else line) for i, line in enumerate(lines)])) == []
+
+
 def test_choices_that_a_question_lists_do_not_give_its_answer_away() -> None:
     draw = random.Random(2)
     listed = [draw.sample(WORDS, 12) for _ in range(60)]

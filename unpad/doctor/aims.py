@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from unpad.doctor.finding import Finding, Severity, Value
+from unpad.doctor.rows import class_labels
 from unpad.doctor.subject import Subject, Trial
+from unpad.models.objective import LAST, Objective
 from unpad.recipes.training import Ramp, Weight
 from unpad.training.optim import make_optimizer
 
@@ -14,8 +16,9 @@ FEW_FROZEN, MANY_FROZEN = 0.1, 0.4  # of the parameters
 
 
 def check_aims(subject: Subject) -> list[Finding]:
-    """Findings on `train.label_smoothing`, `losses`, `train.freeze` and `optim.groups`."""
-    return [*_smoothing(subject), *_weights(subject), *_frozen(subject), *_slow_groups(subject)]
+    """Findings on `train.label_smoothing`, `losses`, `model.positive_weight`, `train.freeze` and `optim.groups`."""
+    found = [*_smoothing(subject), *_weights(subject), *_class_weight(subject)]
+    return [*found, *_frozen(subject), *_slow_groups(subject)]
 
 
 def _smoothing(subject: Subject) -> list[Finding]:
@@ -38,6 +41,28 @@ def _weights(subject: Subject) -> list[Finding]:
     values: dict[str, Value] = {"field": field, "weight": _last(subject.recipe.losses[name]), "usual": usual[name]}
     severity: Severity = "fault" if over[name] >= VERY_FAR else "warning"
     return [Finding("loss_weight", severity, over[name], (field,), values)]
+
+
+def _class_weight(subject: Subject) -> list[Finding]:
+    """A weight of class 1 that makes one class nearly all of the loss, and more so than their numbers do."""
+    weight, known = getattr(subject.setup.model.config, "positive_weight", 1.0), class_labels(subject)
+    trained = Objective.of(subject.setup.model, subject.recipe.losses).at(LAST, LAST)
+    if known is None or weight == 1.0 or "classification" not in trained:
+        return []
+    positive, negative = int((known[0] == 1).sum()), int((known[0] == 0).sum())
+    if not positive or not negative:
+        return []
+    balance = positive / negative
+    over = max(weight * balance, 1 / (weight * balance))
+    if over < FAR or over <= max(balance, 1 / balance):
+        return []
+    values: dict[str, Value] = {
+        "field": "model.positive_weight",
+        "weight": weight,
+        "usual": round(1 / balance, 2),
+        "side": "1" if weight > 1 else "0",
+    }
+    return [Finding("class_weight", "fault", over, ("model.positive_weight",), values)]
 
 
 def _last(weight: Weight) -> float:

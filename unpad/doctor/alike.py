@@ -28,11 +28,12 @@ REPEATS, MANY_REPEATS = 0.3, 0.6  # shares of sequences that repeat an earlier o
 LEAST_LETTERS, SHARED = 24, 0.8  # of a text, and share of its length and passages that altered copies have
 NEAR, MANY_NEAR = 0.1, 0.3  # shares of what is held out
 DETAIL, SAME_COLOURS = 8.0, 3.0  # spread of a small copy's colours, and mean difference of two, of 255
+USUAL_OVERLAP, UNLIKE = 0.3, 0.35  # of the tokens of two parts of training, and of that
 
 
 def check_alike(subject: Subject) -> list[Finding]:
     """Findings on rows that are alike."""
-    return [*_equal(subject), *_near_texts(subject), *_near_pictures(subject)]
+    return [*_equal(subject), *_near_texts(subject), *_near_pictures(subject), *_unlike(subject)]
 
 
 def _equal(subject: Subject) -> list[Finding]:
@@ -103,6 +104,29 @@ def _near_texts(subject: Subject) -> list[Finding]:
     if share < NEAR:
         return []
     return [_near(subject, share, len(first), data.where(list(first.values())[min(near)]))]
+
+
+def _unlike(subject: Subject) -> list[Finding]:
+    """Held-out texts with hardly a token of the training ones, among which as many others share most of theirs."""
+    data = subject.setup.data
+    if not isinstance(data, TextData):
+        return []
+    held, trained = sampled(subject.stage.held_out_ids), sampled(subject.stage.train_ids, MOST_COMPARED)
+    num = min(len(held), len(trained) // 2)
+    if num < LEAST / 2:
+        return []
+
+    def shares(ids: np.ndarray) -> np.ndarray:
+        tokens = np.concatenate([tokens_of(data, seq) for seq in ids.tolist()])
+        counts = np.bincount(tokens, minlength=data.tokenizer.vocab_size).astype(np.float64)
+        return counts / max(counts.sum(), 1)
+
+    rest = shares(trained[num:])
+    theirs, usual = (float(np.minimum(shares(ids), rest).sum()) for ids in (held[:num], trained[:num]))
+    if usual < USUAL_OVERLAP or theirs >= UNLIKE * usual:
+        return []
+    values: dict[str, Value] = {"usual": usual, "sequences": num, "where": data.where(int(held[0]))}
+    return [Finding("held_out_unlike", "warning", theirs, (*label_fields(subject), "data.holdout"), values)]
 
 
 def _as_long(held_out: list[str], trained: list[str], pair: Near) -> bool:

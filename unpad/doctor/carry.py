@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from unpad.batching.plan import Micro
+from unpad.data.images import ImageData
 from unpad.data.vqa import VqaData
 from unpad.doctor.finding import Finding, Value
 from unpad.doctor.rows import class_labels
@@ -28,6 +29,8 @@ NOTHING = 1.5  # standard errors, below which nothing holds for others
 USUAL_RATE = 1e-3
 MOST_SWAPPED = 40  # questions whose pictures change places
 SURELY = 3.0  # standard errors, from which on answers are learnt from pictures
+SEEN = 0.1  # nats by which their own picture has to help answers that were learnt
+HOLDS = 0.25  # of that help, which others may have within two standard errors where nothing holds for them
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,8 @@ class Carry:
         errors: how much likelier their own labels are than those of their neighbours, in standard errors, the mean of
             some moments of training.
         steps: that were taken.
-        by_heart: whether those that were trained on were learnt, from pictures where there are some.
+        by_heart: whether those that were trained on were learnt, from pictures where there are some, by so much that
+            the others would show a quarter of it.
         is_short: whether the time ended it.
     """
 
@@ -79,9 +83,8 @@ def carry_over(subject: Subject, found: Sweep, seconds: float) -> Carry | None:
             moments.append(judge(trial, judged))
             end = _mean_loss(trial, training)
             if end < 0.1 * start or step + 1 >= FIRST_STEPS:
-                # Answers that are learnt without pictures say nothing of them.
-                by_heart = judge(trial, learnt[:MOST_SWAPPED]) >= SURELY if judge is _errors_of_pictures else True
-                by_heart &= end < LEARNT * start
+                seen = judge is not _errors_of_pictures or _pictures_are_seen(trial, learnt, judged)
+                by_heart = seen and end < LEARNT * start
             if by_heart:
                 break
         if is_short := subject.clock.now() - began > seconds:
@@ -96,6 +99,8 @@ def judge_carry(subject: Subject, carry: Carry) -> list[Finding]:
         return []
     fields = {"patients": ("events.labels",), "vqa": ("data.vqa",)}.get(subject.setup.data.family, ("data.images",))
     values: dict[str, Value] = {"learnt": carry.learnt, "sequences": carry.judged}
+    if isinstance(subject.setup.data, ImageData) and subject.setup.recipe.images.flip:
+        return [Finding("labels_flipped", "warning", carry.errors, ("images.flip", *fields), values)]
     return [Finding("labels_random", "warning", carry.errors, fields, values)]
 
 
@@ -136,6 +141,25 @@ def _about_one(data: VqaData, ids: np.ndarray) -> np.ndarray:
 def _errors_of_pictures(trial: Trial, ids: np.ndarray) -> float:
     """Distance between the loss of answers beside the picture of another answer and beside their own, in standard
     errors."""
+    mean, error = _help_of_pictures(trial, ids)
+    return mean / error
+
+
+def _pictures_are_seen(trial: Trial, learnt: np.ndarray, judged: np.ndarray) -> bool:
+    """True if learnt answers rest on their pictures, and the others, were they as good, could not hide it.
+
+    Answers that are learnt without pictures say nothing of them, and a chance among many looks is no help of theirs.
+    """
+    ours, error = _help_of_pictures(trial, learnt[:MOST_SWAPPED])
+    if not SEEN <= ours < math.inf or ours < SURELY * error:
+        return False
+    theirs, error = _help_of_pictures(trial, judged)
+    return theirs >= HOLDS * ours or theirs + 2 * error < HOLDS * ours
+
+
+def _help_of_pictures(trial: Trial, ids: np.ndarray) -> tuple[float, float]:
+    """Nats by which answers are likelier beside their own picture than beside that of another answer, and the standard
+    error; inf for too few."""
     data = trial.subject.setup.data
     assert isinstance(data, VqaData), "chosen by it"
     differences, swapped = [], list(data.examples)
@@ -148,7 +172,9 @@ def _errors_of_pictures(trial: Trial, ids: np.ndarray) -> float:
     changed = replace(data, examples=swapped)
     whole = [(seq, 0, int(data.table.positions[seq]), 0) for seq in differences]
     gain = np.array([trial.loss(changed.alone(*one)) - trial.loss(data.alone(*one)) for one in whole])
-    return float(gain.mean() / max(gain.std() / len(gain) ** 0.5, 1e-12)) if len(gain) >= LEAST / 2 else math.inf
+    if len(gain) < LEAST / 2:
+        return math.inf, 1.0
+    return float(gain.mean()), max(float(gain.std()) / len(gain) ** 0.5, 1e-12)
 
 
 @torch.no_grad()

@@ -160,6 +160,33 @@ CATALOGUE: dict[str, Entry] = {
         "{sequences:,} 个训练输入中有 {number:.0%} 与标签或答案不同的另一个完全相同，例如 {where}：任何模型都分不开。",
         "检查标签与样本的对应关系，以及输入为何相同",
     ),
+    "cut_alike": Entry(
+        "{number:.0%} of the texts are cut after exactly {most:,} {unit}, the largest length there is, and end without "
+        "a mark, such as {shown!r} at {where}.",
+        "look for a limit of a column or of an export, such as VARCHAR({most}), and export them again without it",
+        "{number:.0%} 的文本正好在 {most:,} {unit}处被截断，这是出现的最大长度，结尾没有标点，例如 {where} 的 "
+        "{shown!r}。",
+        "检查数据库列或导出程序的长度上限，例如 VARCHAR({most})，去掉后重新导出",
+    ),
+    "same_reply": Entry(
+        "{number:.0%} of {sequences:,} conversations have the same reply, {target!r}, to different questions, beside "
+        "others that differ: the model learns to say it to everything.",
+        "take these rows out of the files, or all but a few, if it is an excuse or an error message",
+        "{sequences:,} 段对话中有 {number:.0%} 对不同的问题给出同一回答 {target!r}，"
+        "其余回答各不相同：模型会学着对什么都这样说。",
+        "如果它是推托或错误信息，请从文件中去掉这些行，或只留少数",
+    ),
+    "held_out_unlike": Entry(
+        "Held-out texts are unlike the training ones: they share {number:.0%} of their tokens, and parts of training "
+        "as large share {usual:.0%}; such as {where}. Their loss says nothing about what is learnt: another "
+        "language or source is held out.",
+        "hold out rows of the same source: check their splits in the files, or leave those out and set "
+        "data.holdout=0.1",
+        "留出的文本与训练文本不同：两者的词元分布只有 {number:.0%} 重合，而同样大小的训练部分之间有 "
+        "{usual:.0%}；例如 {where}。"
+        "留出的是另一种语言或来源，其损失不能说明学到了什么。",
+        "从同一来源留出：检查文件里的 split，或去掉它们并设 data.holdout=0.1",
+    ),
     "two_answers": Entry(
         "{number:.0%} of the questions occur again with another answer: {question!r} has {first!r} and {second!r}, "
         "which "
@@ -322,6 +349,13 @@ CATALOGUE: dict[str, Entry] = {
         "raise its weight, or lower that of the others: {field}",
         "一轮的目标中，{where} 只占 {number:.2%}，其余全是别的来源。",
         "调高它的权重，或调低其他来源的权重：{field}",
+    ),
+    "class_weight": Entry(
+        "{field} is {weight:g}: class {side} counts {number:,.0f} times as much in the loss as all of the other class, "
+        "so that every probability goes to {side}.",
+        "set {field}={usual:g}, with which both classes count the same, or 1",
+        "{field} 为 {weight:g}：类别 {side} 在损失中的分量是另一类总和的 {number:,.0f} 倍，所有概率都会趋向 {side}。",
+        "设置 {field}={usual:g}，使两类分量相同，或设为 1",
     ),
     "loss_weight": Entry(
         "{field} is {weight:g}, {number:,.0f} times its default, {usual:g}: the other terms, clipping and epsilon do "
@@ -527,6 +561,15 @@ CATALOGUE: dict[str, Entry] = {
         "lower optim.lr and optim.clip, warm up longer (optim.warmup=0.1), or start from an earlier checkpoint",
         "从第一个块到 {layer}，数值增大了 {number:,.0f} 倍；梯度范数是 {norm:.2g}。",
         "调低 optim.lr 和 optim.clip，延长预热（optim.warmup=0.1），或从更早的检查点开始",
+    ),
+    "labels_flipped": Entry(
+        "The model learnt {learnt} sequences by heart, and nothing of it holds for {sequences} others ({number:.2f} "
+        "standard errors), while images.flip mirrors pictures: their labels depend on left and right, or are shuffled.",
+        "set images.flip=0 if a mirrored picture has another label; if this finding stays, look at how labels are "
+        "matched with pictures",
+        "模型记住了 {learnt} 个样本，却对另外 {sequences} 个毫无用处（相差 {number:.2f} 个标准误），"
+        "同时 images.flip 会左右翻转图像：标签与左右有关，或者被打乱了。",
+        "如果翻转后的图像应有另一个标签，设 images.flip=0；若仍有此提示，检查标签与图像的对应关系",
     ),
     "labels_random": Entry(
         "The model learnt {learnt} sequences by heart, and nothing of it holds for {sequences} others: their "

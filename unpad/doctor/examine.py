@@ -48,6 +48,7 @@ OF_STEPS, OF_SWEEP, OF_HEART, OF_CARRY = 0.2, 0.4, 0.5, 0.7  # of the time that 
 # Findings that say no more than others do: by code, the codes of which any explains it.
 SETTINGS = {
     "clip", "decay", "dropout", "eps", "betas", "stale", "smoothing", "loss_weight", "frozen_at_start", "step_size",
+    "class_weight",
 }  # fmt: skip
 FOLLOWS = {
     "by_heart_settings": {*SETTINGS, "lr_high", "lr_low", "frozen"},
@@ -65,10 +66,22 @@ FOLLOWS = {
         "augmentation",
         *SETTINGS,
     },
+    "labels_flipped": {
+        "constant_inputs",
+        "constant_labels",
+        "imbalance",
+        "no_history",
+        "rare_codes",
+        "clashing_labels",
+        "one_patch",
+        "picture_scale",
+        "augmentation",
+        *SETTINGS,
+    },
     "decay": {"lr_high", "step_size"},
     "step_size": {"lr_high"},
-    "clip": {"loss_weight"},
-    "exploding": {"loss_weight"},
+    "clip": {"loss_weight", "class_weight"},
+    "exploding": {"loss_weight", "class_weight"},
     "starved": {"loss_weight"},
     "frozen": {"frozen_at_start"},
     "constant_labels": {"clashing_labels"},

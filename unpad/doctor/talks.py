@@ -23,6 +23,7 @@ GIVEN, BY_CHANCE = 0.8, 0.3  # shares of questions that hold their own answer, a
 LONG_QUESTION = 300  # characters, from which on an answer may be looked up in its question
 TWO_ANSWERS, MANY_TWO = 0.2, 0.5  # shares of the questions
 ONE_REPLY = 0.9
+SAME_REPLY, LEAST_REPLY, OTHER_REPLIES = 0.4, 8, 0.5  # share, characters, and share of different ones among the others
 ALL = 0.9  # of the rows, which begin or end alike
 LEAST_COMMON = 12  # characters
 ENDS = "\n.!?:;|>])}#*=-。！？：；】》"
@@ -99,10 +100,15 @@ def _one_reply(talks: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> lis
     if len(replies) < 2:
         return []
     reply, num = replies.most_common(1)[0]
-    if num < ONE_REPLY * len(talks):
-        return []
     values: dict[str, Value] = {"sequences": len(talks), "target": reply[:40]}
-    return [Finding("imbalance", "warning", num / len(talks), fields, values)]
+    if num >= ONE_REPLY * len(talks):
+        return [Finding("imbalance", "warning", num / len(talks), fields, values)]
+    # Classes and short answers repeat by their nature: a sentence beside replies that differ does not.
+    questions = {question for question, answer in talks if answer == reply}
+    differ = len(replies) - 1 >= OTHER_REPLIES * (len(talks) - num)
+    if num < SAME_REPLY * len(talks) or len(reply) < LEAST_REPLY or not differ or len(questions) < num / 2:
+        return []
+    return [Finding("same_reply", "warning", num / len(talks), fields, values)]
 
 
 def _common(rows: Sequence[Example], fields: tuple[str, ...]) -> list[Finding]:

@@ -41,6 +41,10 @@ NO_TEXT = 0.5  # of the rows
 DIGITS, SPACES = 0.7, 0.4  # of the characters of a row
 LEAST_ORDERED, MOST_ORDERED = 3000, 60_000  # characters
 NO_ORDER = 0.95
+CUT_ALIKE, LEAST_CUT, LEAST_LONG = 0.25, 20, 20  # share of the rows, rows, and characters of a row
+MARKS = ",.;:!?，。；：！？、…\"'”’)]}）》」』`"
+FINAL, INSIDE = 0.15, 0.3  # shares of cut rows that end with a mark, at most, and that have one inside, at least
+BEGUN, BEGUN_MARK = 0.3, 0.03  # shares of cut rows that begin inside a sentence, or with a mark, as pieces of one text
 SHOWN = 30
 
 
@@ -74,6 +78,7 @@ def check_texts(rows: dict[str, list[Example]]) -> list[Finding]:
         if len(whole) >= LEAST_CHARACTERS:
             found += [*_encoding(whole, texts, fields), *_markup(whole, fields)]
             found += [*_unseen(whole, fields), *(_no_text(texts, fields) or _no_order(texts, fields))]
+            found += _cut_alike(examples, fields)
     return found
 
 
@@ -174,6 +179,36 @@ def _no_order(texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list
         return []
     values: dict[str, Value] = {"shown": " ".join(texts[0][0].split())[:SHOWN], "where": texts[0][1]}
     return [Finding("no_order", "warning", packed / other, fields, values)]
+
+
+def _cut_alike(examples: Sequence[Example], fields: tuple[str, ...]) -> list[Finding]:
+    """Texts or replies of which many have just the largest length there is, in characters or bytes, and no end.
+
+    Rows that also begin inside a sentence are pieces of longer texts, of which nothing is lost.
+    """
+    ends = [(row.turns[-1].content, row.where) for row in examples if row.turns]
+    for unit, sizes in (
+        ("@characters", [len(text) for text, _ in ends]),
+        ("@bytes", [len(text.encode()) for text, _ in ends]),
+    ):
+        most = max(sizes, default=0)
+        cut = [one for one, size in zip(ends, sizes, strict=True) if size == most]
+        if most < LEAST_LONG or len(cut) < max(CUT_ALIKE * len(ends), LEAST_CUT):
+            continue
+        final, inside, begun, marks = (
+            sum(map(is_so, (text for text, _ in cut))) / len(cut)
+            for is_so in (
+                lambda text: text[-1] in MARKS,
+                lambda text: any(one in MARKS for one in text[1:-1]),
+                lambda text: text[0].islower() or text[0].isspace(),
+                lambda text: text[0] in MARKS,
+            )
+        )
+        if final <= FINAL and inside >= INSIDE and begun <= BEGUN and marks <= BEGUN_MARK:
+            text, where = cut[0]
+            values: dict[str, Value] = {"most": most, "unit": unit, "shown": " ".join(text[-SHOWN:].split())}
+            return [Finding("cut_alike", "warning", len(cut) / len(ends), fields, {**values, "where": where})]
+    return []
 
 
 def _is_digits(text: str) -> bool:

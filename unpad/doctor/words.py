@@ -27,6 +27,8 @@ WORDS: dict[str, tuple[str, str]] = {
     "forward": ("forward", "前向"),
     "backward": ("backward", "反向"),
     "begin": ("beginning", "开头"),
+    "characters": ("characters", "个字符"),
+    "bytes": ("bytes", "个字节"),
     "digits": ("numbers", "数字"),
     "json": ("JSON", "JSON 数据"),
     "apart": ("letters that stand apart", "被空格隔开的字母"),
