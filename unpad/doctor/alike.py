@@ -119,7 +119,8 @@ def _unlike(subject: Subject) -> list[Finding]:
     def shares(ids: np.ndarray) -> np.ndarray:
         tokens = np.concatenate([tokens_of(data, seq) for seq in ids.tolist()])
         counts = np.bincount(tokens, minlength=data.tokenizer.vocab_size).astype(np.float64)
-        return counts / max(counts.sum(), 1)
+        share: np.ndarray = counts / max(counts.sum(), 1)
+        return share
 
     rest = shares(trained[num:])
     theirs, usual = (float(np.minimum(shares(ids), rest).sum()) for ids in (held[:num], trained[:num]))

@@ -66,18 +66,6 @@ FOLLOWS = {
         "augmentation",
         *SETTINGS,
     },
-    "labels_flipped": {
-        "constant_inputs",
-        "constant_labels",
-        "imbalance",
-        "no_history",
-        "rare_codes",
-        "clashing_labels",
-        "one_patch",
-        "picture_scale",
-        "augmentation",
-        *SETTINGS,
-    },
     "decay": {"lr_high", "step_size"},
     "step_size": {"lr_high"},
     "clip": {"loss_weight", "class_weight"},
@@ -89,6 +77,7 @@ FOLLOWS = {
     "near_rows": {"same_rows"},
     "imbalance": {"constant_labels"},
 }
+FOLLOWS["labels_flipped"] = FOLLOWS["labels_random"]
 
 
 @dataclass(frozen=True)
