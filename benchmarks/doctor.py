@@ -32,7 +32,7 @@ from unpad.nn.processor import full_processor_name
 
 PAGE = Path(__file__).with_suffix(".md")
 UNSEEN = Path(__file__).with_name("doctor_unseen.py")
-BEGIN = "## Planted by people who do not know the doctor's code"
+BEGIN = "## Planted by people who do not know the doctor's code: "
 
 
 def planted(trouble: Trouble, folder: Path) -> Examination:
@@ -99,12 +99,11 @@ def try_unseen(file: Path, words: list[str]) -> None:
     sound = [in_folder(unseen_healthy_row, one) for one in healthy]
     first, none = sum(rank in (1, 2) for _, rank in rows), sum(num == 0 for _, num in sound)
     lines = [
-        BEGIN,
+        f"{BEGIN}{file.stem}",
         "",
-        f"`python benchmarks/doctor.py --unseen`, {datetime.now(UTC):%Y-%m-%d}, {full_processor_name()}: of "
-        f"{len(rows)} "
-        f"troubles {first} are found first or second; of {len(sound)} healthy recipes {none} have no finding above a "
-        f"note.",
+        f"`python benchmarks/doctor.py --unseen --from {file.name}`, {datetime.now(UTC):%Y-%m-%d}, "
+        f"{full_processor_name()}: of {len(rows)} troubles {first} are found first or second; of {len(sound)} healthy "
+        f"recipes {none} have no finding above a note.",
         "",
         "| planted | cause | rank | findings | the first one says |",
         "|---|---|---|---|---|",
@@ -114,8 +113,10 @@ def try_unseen(file: Path, words: list[str]) -> None:
         "|---|---|",
         *(row for row, _ in sound),
     ]
-    own = PAGE.read_text(encoding="utf-8").partition(BEGIN)[0].rstrip()
-    PAGE.write_text("\n".join([own, "", *lines]) + "\n", encoding="utf-8")
+    own, *others = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    kept = [f"{BEGIN}{other}".rstrip() for other in others if other.split("\n")[0] != file.stem]
+    parts = sorted([*kept, "\n".join(lines)], key=lambda part: part.split("\n")[0])
+    PAGE.write_text("\n\n".join([own.rstrip(), *parts]) + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -135,12 +136,12 @@ def main() -> None:
     lines = [
         "# The doctor's findings",
         "",
-        "Two sets of troubles. Those of the first table were planted by the authors of the checks, or are ones that "
+        "Sets of troubles. Those of the first table were planted by the authors of the checks, or are ones that "
         "others found missed and "
         "that checks were then written for: the figure says that the checks work, and not what they find of other "
         "troubles. "
-        "Those of the second were planted by people who had not seen the doctor's code; that figure is the one to "
-        "expect.",
+        "Those of the others were planted by people who had not seen the doctor's code; each was tried once, before "
+        "any check was changed for it, and the last of these figures is the one to expect.",
         "",
         "## Planted by the authors of the checks",
         "",
@@ -157,8 +158,7 @@ def main() -> None:
         "|---|---|---|",
         *(row for row, _ in healthy),
     ]
-    rest = "".join(later).rstrip() or f"{BEGIN}\n\nNot tried yet: `benchmarks/doctor_unseen.py` does not exist."
-    PAGE.write_text("\n".join([*lines, "", rest]) + "\n", encoding="utf-8")
+    PAGE.write_text("\n".join([*lines, "", "".join(later).rstrip()]) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

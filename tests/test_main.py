@@ -68,7 +68,7 @@ def test_names_and_texts_are_utf8_whatever_the_locale(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "unpad", "data", "check", "中文.jsonl", str(tmp_path)]
     done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **ascii_alone}, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout.decode().count("中文.jsonl: text, 1 of 1 rows usable") >= 1
+    assert done.stdout.decode().count("中文.jsonl: text, 1 of 1 row usable") >= 1
 
 
 def test_ctrl_c_that_the_launcher_held_back_is_one_line_and_code_130() -> None:

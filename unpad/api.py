@@ -28,6 +28,7 @@ from unpad.recipes.training import PlanSettings
 from unpad.run.folder import Resumed, free_folder, run_to_resume
 from unpad.storage.paths import new_path
 from unpad.terminal.progress import held
+from unpad.terminal.table import number_of
 from unpad.training.loop import train as run_training
 
 
@@ -96,11 +97,12 @@ def batches(
     masks = loss_masks if loss_masks is not None else [[True] * len(s) for s in sequences]
     for index, (sequence, mask) in enumerate(zip(sequences, masks, strict=False)):
         if len(sequence) != len(mask):
-            what = f"sequence {index} has {len(sequence)} tokens, and its loss mask {len(mask)}"
+            what = f"sequence {index} has {number_of(len(sequence), 'tokens')}, and its loss mask {len(mask)}"
             raise PlanError(what, fix="give one mask value per token")
     if len(sequences) != len(masks):
         raise PlanError(
-            f"there are {len(sequences)} sequences and {len(masks)} loss masks", fix="give one per sequence"
+            f"{number_of(len(sequences), 'sequences')} and {number_of(len(masks), 'loss masks')} are given",
+            fix="give one per sequence",
         )
     tokens = _InMemory([np.asarray(s, np.int64) for s in sequences], [np.asarray(m, np.bool_) for m in masks])
     yield from load_steps(
@@ -195,11 +197,3 @@ def train_monitored_batch(
 ) -> int:
     """`train_texts` with `bucket`, by the name and arguments of an earlier program."""
     return train_texts(texts, max_epochs, initial_lr, out, patience=patience, batch_size=batch_size, bucket=True)
-
-
-def recipe_schema() -> dict[str, Any]:
-    """JSON schema of a recipe, with the model section of every kind."""
-    from unpad.models import model_kinds, model_module
-    from unpad.recipes import schema
-
-    return schema.recipe_schema({kind: model_module(kind).Config.model_json_schema() for kind in model_kinds()})

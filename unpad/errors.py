@@ -183,9 +183,13 @@ class Stopped(UnpadError):  # noqa: N818
 MOST_NAMES = 40  # of a hint
 
 
-def nearest(name: str, known: list[str]) -> str:
-    """Return a hint: the known names closest to `name`, or the first of all when none is close."""
-    close = get_close_matches(name, known, n=3, cutoff=0.5)
+def nearest(name: str, known: list[str], cutoff: float = 0.5) -> str:
+    """Return a hint: the known names closest to `name`, or the first of all when none is close.
+
+    Args:
+        cutoff: least likeness of a close name, from 0 to 1.
+    """
+    close = get_close_matches(name, known, n=3, cutoff=cutoff)
     if close:
         return "did you mean " + " or ".join(close) + "?"
     if not known:

@@ -176,7 +176,7 @@ def test_lengths_that_are_no_counts_are_refused(lengths):
 
 
 def test_sequence_ids_outside_the_lengths_are_refused():
-    with pytest.raises(PlanError, match="there are 2 sequences"):
+    with pytest.raises(PlanError, match="the data has 2 sequences"):
         cut(np.array([1, 1]), ids=np.array([2]), max_tokens=4, overflow="split")
 
 

@@ -35,7 +35,7 @@ def test_a_file_of_unknown_kind_is_a_fault_among_several_and_the_others_are_read
     assert "  do: set --kind" in outcome.out
     assert f"{last}:2: E_TYPE" in outcome.out
     shown = " ".join(outcome.out.split())
-    for told in (f"{good}: text, 1 of 1 rows", f"{odd}: not read", f"{last}: text, 1 of 2 rows"):
+    for told in (f"{good}: text, 1 of 1 row usable", f"{odd}: not read", f"{last}: text, 1 of 2 rows"):
         assert told in shown
     assert "rows read 4 = rows used 2 + bad rows 2" in shown
     assert "an unknown number of rows beyond 1 of the faults" in shown
@@ -179,8 +179,8 @@ def test_near_duplicates_in_the_parts_of_a_recipe_are_told_and_refused_on_reques
     texts = write(tmp_path / "t.jsonl", {**rows[0], "split": "train"}, *rows[1:])
     told = unpad("data", "check", recipe_with(tmp_path / "r.yaml", text=str(texts), holdout=0))
     assert told.code == 0
-    assert "held out 1 documents: 0 equal to a trained one, 1 near-duplicates" in told.out
-    assert "test part, 1 documents: 1 equal to a trained one" in told.out
+    assert "held out 1 document: 0 equal to a trained one, 1 near-duplicate" in told.out
+    assert "test part, 1 document: 1 equal to a trained one" in told.out
     assert f"{texts}:3: equal to {texts}:1\n  do: set data.near_duplicates=together" in told.out
     refusing = recipe_with(tmp_path / "refuse.yaml", text=str(texts), holdout=0, near_duplicates="refuse")
     told = unpad("data", "check", refusing)

@@ -30,7 +30,7 @@ from unpad.batching.batch import RaggedBatch, concatenate
 from unpad.batching.layout import Layout
 from unpad.batching.plan import plan
 from unpad.data.histories.tables import alias
-from unpad.data.once import every_micro
+from unpad.data.measuring import Measuring
 from unpad.data.patients import CODES, EventData, num_outputs
 from unpad.errors import PlanError, RecipeError, SourceError
 from unpad.models.set_sequence.event_sets import EventSets
@@ -422,7 +422,7 @@ def test_vectors_of_codes_stand_in_the_order_of_the_codes(tmp_path: Path) -> Non
     assert data.codes == ("<unknown>", "b", "a", "c")
     assert data.code_vectors is not None
     assert data.code_vectors.tolist() == [[0, 0], [3, 4], [1, 2], [0, 0]]
-    assert any("1 codes without a vector: c" in line for line in data.lines())
+    assert any("1 code without a vector: c" in line for line in data.lines())
     bare, fitting, other = (
         tiny_patients_model(torch.float32, len(data.codes), **fields)
         for fields in ({}, {"code_vectors": 2}, {"code_vectors": 3})
@@ -509,17 +509,18 @@ def test_evaluation_sees_patients_without_events(tmp_path: Path) -> None:
         config = type("Config", (), {"longest": 100, "context_field": "model.sets"})
 
     ids = np.flatnonzero(data.table.positions < 4)
-    seen = [m.seq_ids for m in every_micro(Model(), data, ids, PlanSettings(tokens_per_micro=4))]
+    seen = [m.seq_ids for m in Measuring(Model(), data, ids, PlanSettings(tokens_per_micro=4)).micros()]
     assert sorted(np.concatenate(seen).tolist()) == ids.tolist()
     Model.config.longest = int(data.table.positions[ids].max())
     model = Model()
-    for _ in every_micro(model, data, ids, PlanSettings(strategy="fixed", drop_last=True)):
+    for _ in Measuring(model, data, ids, PlanSettings(strategy="fixed", drop_last=True)).micros():
         assert not model.training
     assert model.training
     Model.config.longest -= 1
     with pytest.raises(PlanError, match=r"model\.sets"):
-        list(every_micro(Model(), data, ids, PlanSettings()))
-    cut = list(every_micro(Model(), data, ids, PlanSettings(), overflow="split", targets=lambda seqs, *_: seqs >= 0))
+        list(Measuring(Model(), data, ids, PlanSettings()).micros())
+    every = Measuring(Model(), data, ids, PlanSettings(), overflow="split", targets=lambda seqs, *_: seqs >= 0)
+    cut = list(every.micros())
     assert max(int((one.stops - one.starts).max()) for one in cut) == Model.config.longest
 
 

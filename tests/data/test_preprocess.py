@@ -106,9 +106,9 @@ def test_no_samples_make_an_empty_batch() -> None:
 GOOD: Row = ("1 <image> 2", [SQUARE], "3")
 BAD: dict[str, tuple[Row, str]] = {
     "no marker": (("1 2", [SQUARE], "3"), "the question has no image marker"),
-    "too few": (("1 <image>", [SQUARE, SQUARE], "3"), "1 image markers for 2 images"),
-    "too many": (("<image> <image>", [SQUARE], "3"), "2 image markers for 1 images"),
-    "marker without images": (("1 <image>", [], "3"), "1 image markers for 0 images"),
+    "too few": (("1 <image>", [SQUARE, SQUARE], "3"), "1 image marker for 2 images"),
+    "too many": (("<image> <image>", [SQUARE], "3"), "2 image markers for 1 image"),
+    "marker without images": (("1 <image>", [], "3"), "1 image marker for 0 images"),
     "empty question": (("", [], "3"), "the question is empty"),
     "empty answer": (("1 <image>", [SQUARE], " "), "the answer is empty"),
     "marker in the answer": (("1 <image>", [SQUARE], "3 <image>"), "the answer holds an image marker"),

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,7 @@ def load(path: Path) -> tuple[list[Planted], list[Healthy]]:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None, "a path of a Python file"
     assert spec.loader is not None, "a path of a Python file"
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
     spec.loader.exec_module(module)
     return list(module.TROUBLES), list(module.HEALTHY)
 

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from unpad.data.measuring import Measuring
 from unpad.evaluation import images
 from unpad.evaluation.images import ImagePredictions, describe, evaluate, summarise
 from unpad.evaluation.metrics import draws
+from unpad.recipes.training import PlanSettings
 
 CLASSES = ("a", "b", "c", "d", "e", "f", "none of these")
 
@@ -106,15 +108,15 @@ def test_what_the_page_draws_counts_every_image_once() -> None:
 def test_an_evaluation_shows_the_surest_mistakes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     found, groups = predictions()
     asked: list[Any] = []
-    monkeypatch.setattr(images, "predict", lambda *given: asked.append(given) or found)
+    monkeypatch.setattr(images, "predict", lambda over: asked.append(over) or found)
     data: Any = SimpleNamespace(
         classes=CLASSES, table=SimpleNamespace(group=np.arange(100, 140)), where=lambda seq: f"image {seq}"
     )
     data.table.group[20:34] = groups
-    run: Any = SimpleNamespace(model="model", recipe=SimpleNamespace(plan="plan"))
-    ids = np.arange(20, 34)
-    made = evaluate(run, data, ids, 2)
-    assert [str(one) for one in asked[0]] == ["model", str(data), str(ids), "plan", "cpu"]
+    run: Any = SimpleNamespace()
+    over = Measuring[Any](run, data, np.arange(20, 34), PlanSettings())
+    made = evaluate(run, over, 2)
+    assert asked == [over]
     assert made.metrics == summarise(found, CLASSES, groups=groups)
     assert made.drawn == describe(found, CLASSES)
     p = np.exp(found.log_p)
@@ -123,4 +125,4 @@ def test_an_evaluation_shows_the_surest_mistakes_first(monkeypatch: pytest.Monke
         f"image {20 + i}: {CLASSES[p[i].argmax()]} with {p[i].max():.0%}, it is {CLASSES[found.labels[i]]}"
         for i in wrong
     ]
-    assert evaluate(run, data, ids, 0).lines == []
+    assert evaluate(run, over, 0).lines == []

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.helpers.untrained_patients import CODES, Guess, draw
+from unpad.data.measuring import Measuring
 from unpad.errors import RecipeError
 from unpad.evaluation import images, patients, preferences, sets, text, vqa_kept
 from unpad.evaluation.binary import mean, measured
@@ -53,8 +54,8 @@ def of_vqa() -> list[str]:
 
 def of_patients() -> list[str]:
     settings, device = PlanSettings(tokens_per_micro=300), torch.device("cpu")
-    found = predict(Guess(), draw(), np.arange(40), settings, device)
-    scores = sets.score_sets(Guess(), draw(), np.arange(40), settings, device, True, True)
+    found = predict(Measuring(Guess(), draw(), np.arange(40), settings, device))
+    scores = sets.score_sets(Measuring(Guess(), draw(), np.arange(40), settings, device), True, True)
     return [*patients.summarise(found, True, True), *sets.summarise_sets(scores, CODES)]
 
 

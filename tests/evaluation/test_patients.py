@@ -17,6 +17,7 @@ from tests.helpers.untrained_patients import CODES, Guess, Patients, draw
 from tests.run.report.test_page import run_directory
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
+from unpad.data.measuring import Measuring
 from unpad.data.sources.split import Split
 from unpad.errors import SourceError
 from unpad.evaluation import binary
@@ -41,7 +42,7 @@ def alone(data: Patients, seq: int) -> RaggedBatch:
 def test_predictions_do_not_depend_on_batches_and_stand_where_they_belong() -> None:
     data, model = draw(), Guess()
     ids = np.flatnonzero(data.table.split == Split.HOLDOUT)[::-1]
-    many, one = predict(model, data, ids, MANY, CPU), predict(model, data, ids, ONE, CPU)
+    many, one = predict(Measuring(model, data, ids, MANY)), predict(Measuring(model, data, ids, ONE))
     for name in ("log_p", "risk"):
         assert getattr(many, name) == pytest.approx(getattr(one, name), abs=1e-6)
     for row, seq in enumerate(ids.tolist()):
@@ -58,13 +59,13 @@ def test_predictions_do_not_depend_on_batches_and_stand_where_they_belong() -> N
 
 def test_risk_is_the_probability_where_there_are_no_hazards() -> None:
     data = draw()
-    found = predict(Guess(hazards=False), data, np.arange(40), MANY, CPU)
+    found = predict(Measuring(Guess(hazards=False), data, np.arange(40), MANY))
     assert np.array_equal(np.argsort(found.risk), np.argsort(found.p))
 
 
 def test_patients_of_unknown_outcome_are_left_out_and_counted() -> None:
     data, model = draw(), Guess()
-    found = predict(model, data, np.arange(40), MANY, CPU)
+    found = predict(Measuring(model, data, np.arange(40), MANY))
     known = np.flatnonzero(found.labels >= 0)
     metrics = summarise(found, True, True)
     assert metrics["auroc"].num == metrics["loss"].num == len(known) == 34
@@ -118,13 +119,13 @@ def test_certain_and_right_probabilities_and_perfect_ranks_of_codes_have_exact_l
 
 
 def test_without_labels_or_times_there_is_nothing_to_say_of_them() -> None:
-    untimed = summarise(predict(Guess(), draw(timed=False), np.arange(40), MANY, CPU), True, True)
+    untimed = summarise(predict(Measuring(Guess(), draw(timed=False), np.arange(40), MANY)), True, True)
     assert "concordance" not in untimed
-    unlabelled = summarise(predict(Guess(), draw(labelled=False), np.arange(40), MANY, CPU), False, True)
+    unlabelled = summarise(predict(Measuring(Guess(), draw(labelled=False), np.arange(40), MANY)), False, True)
     assert list(unlabelled) == ["concordance"]
-    found = predict(Guess(), draw(labelled=False), np.arange(40), MANY, CPU)
+    found = predict(Measuring(Guess(), draw(labelled=False), np.arange(40), MANY))
     assert list(count(found, labelled=False)) == ["observed_until_the_outcome", "censored"]
-    found = predict(Guess(), draw(labelled=False, timed=False), np.arange(40), MANY, CPU)
+    found = predict(Measuring(Guess(), draw(labelled=False, timed=False), np.arange(40), MANY))
     assert count(found, labelled=False) == {}
 
 
@@ -142,21 +143,23 @@ def test_without_labels_or_times_there_is_nothing_to_say_of_them() -> None:
 def test_only_what_was_trained_is_measured(weights: dict[str, float], labelled: bool, expected: set[str]) -> None:
     run: Any = SimpleNamespace(recipe=SimpleNamespace(plan=MANY), model=Guess(**weights))
     data = draw(labelled=labelled)
-    found = evaluate(run, data, np.flatnonzero(data.table.split == Split.HOLDOUT), 3).metrics
+    found = evaluate(
+        run, Measuring(run.model, data, np.flatnonzero(data.table.split == Split.HOLDOUT), MANY), 3
+    ).metrics
     assert expected <= found.keys()
     assert not found.keys() & ({"loss", "concordance", "reconstruction", "next_set_loss"} - expected)
 
 
 def test_training_is_judged_by_what_it_trains() -> None:
     data, ids = draw(), np.arange(40)
-    judged = held_out(Guess(), data, ids, MANY, CPU)
-    found = predict(Guess(), data, ids, MANY, CPU)
+    judged = held_out(Measuring(Guess(), data, ids, MANY))
+    found = predict(Measuring(Guess(), data, ids, MANY))
     assert judged.loss == judged.values["loss"] == pytest.approx(found.nll.mean())
     assert judged.num_targets == 34
     assert judged.values["auroc"] == summarise(found, True, False)["auroc"].value
-    rebuilt = score_sets(Guess(), data, ids, MANY, CPU, True, False)
+    rebuilt = score_sets(Measuring(Guess(), data, ids, MANY), True, False)
     for model, patients in ((Guess(classification=0.0, reconstruction=1.0), data), (Guess(), draw(labelled=False))):
-        judged = held_out(model, patients, ids, MANY, CPU)
+        judged = held_out(Measuring(model, patients, ids, MANY))
         assert judged.loss == pytest.approx(rebuilt.reconstruction.mean(), rel=1e-5)
         assert judged.num_targets == len(rebuilt.patient)
         assert judged.values == {"loss": judged.loss, "reconstruction": judged.loss}
@@ -164,12 +167,12 @@ def test_training_is_judged_by_what_it_trains() -> None:
 
 def test_patients_with_nothing_to_judge_by_are_an_error() -> None:
     with pytest.raises(SourceError, match="have no target"):
-        held_out(Guess(hazard=1.0), draw(timed=False), np.arange(40), MANY, CPU)
+        held_out(Measuring(Guess(hazard=1.0), draw(timed=False), np.arange(40), MANY))
 
 
 def test_the_next_set_is_compared_with_what_came_and_never_with_another_patient() -> None:
     data, model = draw(), Guess()
-    found = score_sets(model, data, np.arange(40), MANY, CPU, True, True)
+    found = score_sets(Measuring(model, data, np.arange(40), MANY), True, True)
     metrics = summarise_sets(found, CODES)
     recalls: dict[int, list[float]] = {5: [], 10: []}
     areas, nats, rebuilt = [], [], []
@@ -194,13 +197,13 @@ def test_the_next_set_is_compared_with_what_came_and_never_with_another_patient(
     assert metrics["next_set_loss"].value == pytest.approx(np.mean(nats), abs=1e-6)
     assert metrics["reconstruction"].value == pytest.approx(np.mean(rebuilt), rel=1e-5)
     assert metrics["reconstruction"].num == 40
-    one = score_sets(model, data, np.arange(40), ONE, CPU, True, True)
+    one = score_sets(Measuring(model, data, np.arange(40), ONE), True, True)
     assert summarise_sets(one, CODES)["next_set_auroc"].value == pytest.approx(metrics["next_set_auroc"].value)
 
 
 def test_codes_that_were_rebuilt_are_told_apart() -> None:
     data, model = draw(12), Guess()
-    metrics = summarise_sets(score_sets(model, data, np.arange(12), MANY, CPU, True, False), CODES)
+    metrics = summarise_sets(score_sets(Measuring(model, data, np.arange(12), MANY), True, False), CODES)
     assert "next_set_loss" not in metrics
     every = [], []  # type: tuple[list[int], list[float]]
     for seq in range(12):
@@ -216,7 +219,7 @@ def test_codes_that_were_rebuilt_are_told_apart() -> None:
 
 def test_patients_of_one_set_have_no_next() -> None:
     data = Patients([[2], [1], [3]], np.array([0, 1, 0]))
-    found = score_sets(Guess(), data, np.arange(3), MANY, CPU, True, True)
+    found = score_sets(Measuring(Guess(), data, np.arange(3), MANY), True, True)
     assert not (found.above >= 0).any()
     assert "next_set_loss" not in summarise_sets(found, CODES)
 
@@ -254,7 +257,7 @@ def test_evaluation_leaves_what_the_report_draws_and_names_nobody(
 
 def test_courses_are_those_of_readable_patients_of_both_outcomes() -> None:
     data = draw(80)
-    found = predict(Guess(), data, np.arange(80), MANY, CPU)
+    found = predict(Measuring(Guess(), data, np.arange(80), MANY))
     chosen = courses(Guess(), data, np.arange(80), found.p, found.labels, found.num_sets)
     assert [course["outcome"] for course in chosen] == [True, True, False, False]
     readable = (found.num_sets >= 3) & (found.labels == 1)
@@ -282,7 +285,7 @@ def test_curves_are_thinned_to_what_a_picture_shows() -> None:
 
 
 def test_what_is_drawn_of_calibration_has_the_intervals_of_wilson() -> None:
-    found = predict(Guess(), draw(80), np.arange(80), MANY, CPU)
+    found = predict(Measuring(Guess(), draw(80), np.arange(80), MANY))
     drawn = describe(found)
     assert list(drawn) == ["calibration", "roc", "precision_recall"]
     labels, p = found.labels[found.known], found.p[found.known]
@@ -305,14 +308,14 @@ def test_what_is_drawn_of_calibration_has_the_intervals_of_wilson() -> None:
 def test_the_surest_mistakes_are_shown_and_no_patient_that_is_right_or_unknown() -> None:
     run: Any = SimpleNamespace(recipe=SimpleNamespace(plan=MANY), model=Guess(classification=1.0))
     data, ids = draw(), np.arange(40)
-    found = predict(Guess(), data, ids, MANY, CPU)
+    found = predict(Measuring(Guess(), data, ids, MANY))
     wrong = [i for i in range(40) if found.labels[i] >= 0 and abs(found.p[i] - found.labels[i]) > 0.5]
     wrong.sort(key=lambda i: -abs(found.p[i] - found.labels[i]))
     said = {0: "an outcome that did not come", 1: "an outcome that came"}
     expected = [f"{data.where(i)}: {found.p[i]:.0%} for {said[int(found.labels[i])]}" for i in wrong]
     assert {0, 1} == {int(found.labels[i]) for i in wrong}
     for num in (0, 3, 40):
-        evaluated = evaluate(run, data, ids, num)
+        evaluated = evaluate(run, Measuring(run.model, data, ids, MANY), num)
         assert evaluated.lines[1:] == expected[:num]
     counts = {"patients": 40, **count(found, labelled=True)}
     assert evaluated.drawn is not None
@@ -323,14 +326,14 @@ def test_the_surest_mistakes_are_shown_and_no_patient_that_is_right_or_unknown()
 
 def test_one_outcome_alone_has_no_curve() -> None:
     data = Patients([[2, 1]] * 12, np.zeros(12, np.int64))
-    found = predict(Guess(), data, np.arange(12), MANY, CPU)
+    found = predict(Measuring(Guess(), data, np.arange(12), MANY))
     assert list(describe(found)) == ["calibration"]
     assert math.isnan(summarise(found, True, True)["auroc"].value)
     shown = metric_lines({"auroc": summarise(found, True, True)["auroc"]})[0]
     assert "nan" not in shown
     assert shown.split()[:2] == ["auroc", "-"]
     assert "no patient has the outcome" in shown
-    judged = held_out(Guess(), data, np.arange(12), MANY, CPU)
+    judged = held_out(Measuring(Guess(), data, np.arange(12), MANY))
     assert set(judged.refused) == {"auroc", "average_precision"}
     assert not set(judged.refused) & set(judged.values)
     assert courses(Guess(), data, np.arange(12), found.p, found.labels, found.num_sets) == []

@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 import yaml
 
 from tests.helpers.event_tables import FIRST_ID, draw_rows, put, put_meds
@@ -20,6 +19,7 @@ from tests.helpers.toy import quiet
 from tests.helpers.untrained_patients import CODES, Guess, draw
 from unpad.batching.batch import RaggedBatch
 from unpad.data.family import open_data
+from unpad.data.measuring import Measuring
 from unpad.data.patients import EventData
 from unpad.errors import NOT_PROVED
 from unpad.evaluation.patients import summarise
@@ -165,8 +165,8 @@ def test_the_recipe_for_own_tables_reads_such_tables_and_every_field_and_measure
     data = open_data(Recipe(**recipe), None)
     assert data.table.positions.tolist() == 12 * [4]  # what is after the landmark is not read
     fields = [*EventSource.model_fields, *EventLabels.model_fields, *EventSettings.model_fields]
-    found = predict(Guess(), draw(), np.arange(40), PlanSettings(), torch.device("cpu"))
-    sets = score_sets(Guess(), draw(), np.arange(40), PlanSettings(), torch.device("cpu"), True, True)
+    found = predict(Measuring(Guess(), draw(), np.arange(40), PlanSettings()))
+    sets = score_sets(Measuring(Guess(), draw(), np.arange(40), PlanSettings()), True, True)
     measures = {
         *summarise(found, True, True),
         *summarise_sets(sets, CODES),

@@ -17,7 +17,7 @@ from tests.helpers.toy import write_toy
 from tests.helpers.turns import in_turns, outcomes_in_turns
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
-from unpad.data.once import each_micro, every_micro
+from unpad.data.measuring import Measuring
 from unpad.data.sources import drawn, simulated
 from unpad.data.sources.split import Split
 from unpad.errors import LostProcessError, OutOfMemoryError, SourceError
@@ -63,6 +63,11 @@ def ids_of(setup: Setup) -> np.ndarray:
     return np.flatnonzero(setup.data.table.split == Split.HOLDOUT)
 
 
+def over(setup: Setup, **fields: Any) -> Measuring[Any]:
+    """A copy of the model, on the held-out sequences."""
+    return Measuring(copy.deepcopy(setup.model), setup.data, ids_of(setup), setup.recipe.plan, **fields)
+
+
 def measure(setup: Setup, group: Group, seen: list[tuple[int, ...]]) -> str:
     """A held-out evaluation with every bit, of a copy of the model; `seen` gets the sequences of every micro-batch."""
     model, data = copy.deepcopy(setup.model).train(), copy.copy(setup.data)
@@ -73,7 +78,7 @@ def measure(setup: Setup, group: Group, seen: list[tuple[int, ...]]) -> str:
         return setup.data.load(micro)
 
     object.__setattr__(data, "load", load)
-    found = held_out(model, data, ids_of(setup), setup.recipe.plan, CPU, group)
+    found = held_out(Measuring(model, data, ids_of(setup), setup.recipe.plan, group=group))
     assert model.training, "the model is given back as it was"
     return repr(asdict(found))
 
@@ -103,7 +108,7 @@ def test_every_family_measures_the_same_bits_with_any_number_of_processes(
 
 def test_results_travel_with_every_bit_and_come_in_the_order_of_the_plan(setups: dict[str, Setup]) -> None:
     setup = setups["text"]
-    planned = list(every_micro(setup.model, setup.data, ids_of(setup), setup.recipe.plan, "split"))
+    planned = list(over(setup, overflow="split").micros())
 
     def work(batch: RaggedBatch) -> dict[str, np.ndarray]:
         number = batch.total_tokens
@@ -112,8 +117,7 @@ def test_results_travel_with_every_bit_and_come_in_the_order_of_the_plan(setups:
         return made | ({} if number % 2 else {"nothing": np.zeros((0, 3), np.float32)})
 
     def visit(group: Group) -> list[Any]:
-        fields = (copy.deepcopy(setup.model), setup.data, ids_of(setup), setup.recipe.plan, work)
-        found = each_micro(*fields, overflow="split", group=group)
+        found = over(setup, overflow="split", group=group).results(work)
         return [
             (m.seq_ids.tolist(), m.starts.tolist(), [(k, v.dtype, v.shape, v.tobytes()) for k, v in sorted(r.items())])
             for m, r in found
@@ -136,9 +140,7 @@ def test_an_error_of_one_process_is_raised_in_all(error: Exception, setups: dict
         return {}
 
     def visit(group: Group) -> None:
-        for _ in each_micro(
-            copy.deepcopy(setup.model), setup.data, ids_of(setup), setup.recipe.plan, work, group=group
-        ):
+        for _ in over(setup, group=group).results(work):
             pytest.fail("a result is there although a micro-batch has none")
 
     found = outcomes_in_turns(3, visit)
@@ -153,7 +155,7 @@ def test_a_process_that_ends_is_missed(setups: dict[str, Setup]) -> None:
     def visit(group: Group) -> None:
         if group.rank == 1:
             raise ZeroDivisionError
-        held_out(copy.deepcopy(setup.model), setup.data, ids_of(setup), setup.recipe.plan, CPU, group)
+        held_out(over(setup, group=group))
 
     lost, fault = outcomes_in_turns(2, visit)
     assert isinstance(lost, LostProcessError)

@@ -14,6 +14,7 @@ from tests.conftest import tiny_model
 from tests.helpers.toy import write_toy
 from unpad.batching.loader import load_micro, load_steps
 from unpad.batching.plan import plan
+from unpad.data.measuring import Measuring
 from unpad.data.sources.split import Split
 from unpad.data.text import TextData, open_data
 from unpad.evaluation.metrics import Metric, resample
@@ -60,7 +61,7 @@ def unigram_model(vocab_size: int, **fields: Any) -> tuple[Decoder, torch.Tensor
 
 
 def measure(model: Decoder, data: TextData, ids: np.ndarray, **settings: Any) -> DocumentSums:
-    return document_nll(model, data, ids, PlanSettings(**settings), CPU)
+    return document_nll(Measuring(model, data, ids, PlanSettings(**settings)))
 
 
 def numbers(metric: Metric) -> list[float]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.hf.families import IGNORED, distance, make_model, make_rows, make_sequences, take_gradient, targets_of, truth
 from unpad.errors import PlanError, RecipeError, SourceError
 from unpad.hf import collate, prepare, steps
-from unpad.hf.loader import Examples, PlannedBatches, halved
+from unpad.hf.loader import PLACE, Examples, PlannedBatches, halved
 from unpad.recipes.training import PlanSettings
 
 SEQUENCES = make_sequences(24, high=30)
@@ -78,7 +78,7 @@ def test_a_dataset_of_the_package_datasets_reads_as_a_list_of_rows_does() -> Non
     table = Examples(datasets.Dataset.from_list(rows))
     assert np.array_equal(table.lengths, Examples(ROWS).lengths)
     assert np.array_equal(table.targets, Examples(ROWS).targets)
-    assert set(table[3]) == {"input_ids", "labels"}
+    assert set(table[3]) == {"input_ids", "labels", PLACE}
 
 
 def test_rows_that_are_packed_are_taken_apart() -> None:

@@ -21,7 +21,13 @@ with warnings.catch_warnings():
     from peft import LoraConfig, get_peft_model
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
-    from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback, TrainingArguments
+    from transformers import (
+        DataCollatorForSeq2Seq,
+        PreTrainedTokenizerFast,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
     from trl import SFTConfig, SFTTrainer
 
 from unpad import prove_trainer
@@ -37,6 +43,10 @@ pytestmark = pytest.mark.filterwarnings("default")  # trainers of other packages
 ROWS = make_rows(make_sequences(16, seed=5, high=30))
 HELD_OUT = make_rows(make_sequences(13, seed=6, low=2, high=40), seed=4)
 DATA, EVALUATED = datasets.Dataset.from_list(ROWS), datasets.Dataset.from_list(HELD_OUT)
+GIVEN = (  # to a trainer, and not to its arguments
+    *("tokens_per_micro", "compute_loss_func", "data_collator", "train_dataset", "eval_dataset", "compute_metrics"),
+    "preprocess_logits_for_metrics",
+)
 WHOLE = 100  # accumulated micro-batches: an epoch is one step
 
 
@@ -72,9 +82,11 @@ def make_trainer(
         "logging_steps": 1, "max_grad_norm": 0.0, "learning_rate": 0.0, "optim": "sgd", "num_train_epochs": 1,
         "dataloader_pin_memory": False, "gradient_accumulation_steps": WHOLE, "logging_nan_inf_filter": False,
     }  # fmt: skip
-    rest = {name: changes.pop(name) for name in ("tokens_per_micro", "compute_loss_func") if name in changes}
+    rest = {name: changes.pop(name) for name in GIVEN if name in changes}
     options |= changes
     given = {"model": model, "train_dataset": DATA, "eval_dataset": EVALUATED, "processing_class": tokenizer(), **rest}
+    if kind == "plain":
+        given.setdefault("data_collator", DataCollatorForSeq2Seq(tokenizer()))
     if kind == "sft":
         own = {"bf16": False, "max_length": None, "gradient_checkpointing": False}
         return (base or SFTTrainer)(args=SFTConfig(**{**own, **options}), **given)
@@ -305,11 +317,13 @@ def test_max_steps_runs_through_as_many_epochs_as_it_needs(tmp_path: Path) -> No
 
 
 def test_a_loss_of_ones_own_gets_all_logits(tmp_path: Path) -> None:
-    def squared(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | None = None) -> Tensor:
+    def focal(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | None = None) -> Tensor:
         assert outputs.logits.shape[1] == labels.shape[1]
-        return outputs.logits.square().mean()
+        logits, targets = outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+        nll = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
+        return ((1 - (-nll).exp()) ** 2 * nll).sum() / num_items_in_batch
 
-    trainer = make_trainer("plain", make_model("llama"), tmp_path, compute_loss_func=squared)
+    trainer = make_trainer("plain", make_model("llama"), tmp_path, compute_loss_func=focal)
     attach(trainer, tokens_per_micro=64)
     trainer.train()
 

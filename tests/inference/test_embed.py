@@ -71,7 +71,7 @@ def test_patients_without_a_set_are_counted_once(tmp_path: Path, monkeypatch: py
     data = Patients([[2, 1], [], [3], []], None)
     lines = embed_file(opened(monkeypatch, data), None, "set", tmp_path / "out.parquet")
     assert lines[0].startswith("3 sets of 2 patients, ")
-    assert lines[1] == "2 other patients have no set, and no row"
+    assert lines[1] == "no row for 2 other patients without a set"
 
 
 def test_sets_stand_in_the_order_of_time_with_their_number_and_day(

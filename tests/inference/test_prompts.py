@@ -56,7 +56,7 @@ def test_a_prompt_gets_what_it_gets_alone_also_at_a_temperature(run: Path, order
     asked = [QUESTIONS[i] for i in order]
     assert loaded.generate(asked, seeds=[seeds[i] for i in order], **settings) == [seeded[i] for i in order]
     assert seeded[0] != seeded[4], "one question with two seeds"
-    with pytest.raises(RecipeError, match="5 prompts and 1 seeds"):
+    with pytest.raises(RecipeError, match="5 prompts and 1 seed are"):
         loaded.generate(QUESTIONS, seeds=[1])
 
 

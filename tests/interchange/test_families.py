@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from unpad.models.decoder import Decoder
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")
+names_of_transformers = pytest.importorskip("transformers.models.auto.configuration_auto").CONFIG_MAPPING_NAMES
 
 VOCAB = 50
 LENGTHS = [5, 1, 23, 12]
@@ -219,7 +222,8 @@ def test_names_without_their_prefix_and_a_stored_copy_of_a_tied_head_are_read(tm
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"model_type": "bert"}, "model_type is 'bert', which is not covered"),
-    ("llama", {"mlp_bias": True}, "attention_bias is False, which is not covered; expected True"),
+    ("llama", {"mlp_bias": True}, "mlp_bias is True and attention_bias False, which is not covered; expected equal"),
+    ("granite", {"attention_bias": True}, "attention_bias is True and mlp_bias False, which is not covered"),
     ("llama", {"hidden_act": "relu"}, "hidden_act is 'relu', which is not covered; expected 'silu' or 'gelu'"),
     ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
     ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_parameters.rope_type is 'yarn'"),
@@ -249,6 +253,79 @@ def test_what_is_not_covered_is_refused_by_the_name_of_its_field(
     assert message in caught.value.what
     assert caught.value.where == str(tmp_path / CONFIG)
     assert caught.value.fix
+
+
+def refusal(tmp_path: Path, kind: str, fields: dict[str, Any]) -> CheckpointError:
+    """The error for a folder whose config.json has these fields besides."""
+    if not (tmp_path / CONFIG).exists():
+        make_theirs(kind).save_pretrained(tmp_path)
+    given = {**json.loads((tmp_path / CONFIG).read_text()), **fields}
+    (tmp_path / CONFIG).write_text(json.dumps(given))
+    with pytest.raises(CheckpointError) as caught:
+        load(tmp_path)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}),
+        ("llama", {"mlp_bias": True}),
+        ("llama", {"hidden_act": "relu"}),
+        ("gemma3_text", {"layer_types": ["chunked_attention"] * 2}),
+        ("opt", {"word_embed_proj_dim": 8}),
+    ],
+)
+def test_a_model_with_a_field_that_is_not_covered_is_whole_and_trains_under_transformers(
+    kind: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    error = refusal(tmp_path, kind, fields)
+    assert "unpad.hf.attach" in error.fix
+    assert f"unpad prove --hf {tmp_path}" in error.fix
+    assert "copy" not in error.fix
+
+
+@pytest.mark.parametrize("fields", [{"hidden_size": "16"}, {"hidden_size": -1}, {"vocab_size": None}])
+def test_a_field_that_no_model_can_have_is_damage(fields: dict[str, Any], tmp_path: Path) -> None:
+    error = refusal(tmp_path, "llama", fields)
+    assert "attach" not in error.fix
+    assert "another copy" in error.fix
+
+
+def test_an_architecture_of_its_own_is_no_typing_error(tmp_path: Path) -> None:
+    for kind in ("mixtral", "mamba", "qwen3_moe", "gemma2", "mllama", "ministral", "qwen4", "bert"):
+        error = refusal(tmp_path, "llama", {"model_type": kind})
+        assert error.what == f"model_type is {kind!r}, which is not covered"
+        assert "did you mean" not in error.fix
+        assert all(known in error.fix for known in DECODERS)
+        assert "unpad.hf.attach" in error.fix
+    for kind, meant in (("mistrall", "mistral"), ("lama", "llama"), ("granit", "granite")):
+        assert f"did you mean {meant}" in refusal(tmp_path, "llama", {"model_type": kind}).fix
+    assert "unpad.hf.attach" in refusal(tmp_path, "llama", {"model_type": "zebra"}).fix
+    assert "did you mean" not in refusal(tmp_path, "llama", {"model_type": 7}).fix
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_no_architecture_of_transformers_is_taken_for_a_typing_error(
+    is_installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_installed:
+        monkeypatch.setitem(sys.modules, "transformers.models.auto.configuration_auto", None)
+    for kind in names_of_transformers.keys() - FAMILIES.keys():
+        with pytest.raises(CheckpointError) as caught:
+            family_of({"model_type": kind}, tmp_path)
+        assert "did you mean" not in caught.value.fix
+
+
+def test_pickled_weights_become_safetensors_by_the_advice(tmp_path: Path) -> None:
+    theirs = make_theirs("llama")
+    theirs.config.save_pretrained(tmp_path)
+    torch.save(theirs.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="pickled weights are not read") as caught:
+        load(tmp_path)
+    _, code = shlex.split(caught.value.fix.partition("python ")[2])
+    exec(code)
+    assert largest_error(our_logits(load(tmp_path)), their_logits(theirs, torch.float32)) < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
 from tests.conftest import random_sequences, tiny_model
+from tests.helpers import llama_cpp
 from tests.helpers.chat_folder import CHATML
 from unpad.batching.batch import from_sequences
 from unpad.data.tokens.tokenizer import load_tokenizer, with_import
 from unpad.data.tokens.words import train_words
 from unpad.errors import CheckpointError, RecipeError
-from unpad.interchange.families import FAMILIES
-from unpad.interchange.gguf_file import ARCHITECTURES, PATTERNS, save_gguf
+from unpad.interchange.families import DECODERS
+from unpad.interchange.gguf_file import DIGITS, PATTERNS, save_gguf
+from unpad.interchange.gguf_model import architecture_of
 from unpad.models import build_model, model_config
-from unpad.models.decoder import Decoder
+from unpad.models.decoder import Config, Decoder
+from unpad.recipes.file import load_recipe
 
 transformers = pytest.importorskip("transformers")
 gguf = pytest.importorskip("gguf")
@@ -34,7 +41,9 @@ TEXTS = ["hello world, hello there 2024", "你好 世界", "it's   fine\n\nthen"
 def byte_level(pattern: str = "") -> Tokenizer:
     library = Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if pattern:
+    if pattern == DIGITS:
+        library.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), library.pre_tokenizer])
+    elif pattern:
         split = pre_tokenizers.Split(Regex(pattern), "isolated")
         plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         library.pre_tokenizer = pre_tokenizers.Sequence([split, plain])
@@ -72,23 +81,107 @@ def error(ours: Decoder, theirs: torch.nn.Module) -> float:
     return worst
 
 
-KINDS: dict[str, dict[str, Any]] = {
-    "llama": {"kv_heads": 2, "tied": False},
-    "mistral": {"kv_heads": 1, "tied": True, "rope_theta": 500.0},
-    "qwen2": {"qkv_bias": True, "kv_heads": 2},
-    "qwen3": {"qk_norm": True, "head_width": 128, "heads": 2, "kv_heads": 1, "tied": False},
-}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_context": 16}
+GPT2 = {"norm": "layernorm", "positions": "learned", "bias": True, "activation": "gelu_tanh", "eps": 1e-5}
+GEMMA = {"activation": "geglu_tanh", "embed_scale": 32**0.5}
+GEMMA3 = {**GEMMA, "qk_norm": True, "branch_norms": True, "head_width": 16, "kv_heads": 2}
+WINDOWS = {"sliding_window": 5, "sliding_blocks": [0, 2], "blocks": 3}
+# Name -> the architecture that computes such a model, and fields of the model.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {"kv_heads": 2, "tied": False}),
+    "llama 3": ("llama", {"kv_heads": 2, "rope_theta": 500.0, "rope_scaling": LLAMA3}),
+    "llama, biases": ("llama", {"bias": True, "head_width": 12}),
+    "llama, linear": ("llama", {"context_method": "linear", "context_factor": 2.0}),
+    "llama, ntk": ("llama", {"context_method": "ntk", "context_factor": 2.0}),
+    "mistral": ("llama", {"kv_heads": 1, "rope_theta": 500.0, "sliding_window": 64}),
+    "granite": ("llama", {"embed_scale": 12.0}),
+    "granite, untied": ("llama", {"embed_scale": 12.0, "tied": False}),
+    "qwen2": ("qwen2", {"qkv_bias": True, "kv_heads": 2}),
+    "qwen2, wide heads": ("llama", {"qkv_bias": True, "head_width": 16}),
+    "qwen3": ("qwen3", {"qk_norm": True, "head_width": 128, "heads": 2, "kv_heads": 1, "tied": False}),
+    "smollm3": ("smollm3", {"blocks": 5, "no_rope_blocks": [3], "kv_heads": 2}),
+    "gemma": ("gemma", {**GEMMA, "head_width": 16, "kv_heads": 1}),
+    "gemma, unscaled": ("gemma", {"activation": "geglu_tanh"}),
+    "gemma 3": ("gemma3", {**GEMMA3, **WINDOWS, "sliding_rope_theta": 100.0}),
+    "gemma 3, one base": ("gemma3", {**GEMMA3, **WINDOWS, "context_method": "ntk", "context_factor": 2.0}),
+    "gemma 3, two bases": (
+        "gemma3", {**GEMMA3, **WINDOWS, "sliding_rope_theta": 100.0, "context_method": "linear", "context_factor": 8.0},
+    ),
+    "gemma 3, no windows": ("gemma3", {**GEMMA3, "tied": False}),
+    "gemma 3 of 62 blocks": ("gemma3", {**GEMMA3, "blocks": 62, "width": 24, "head_width": 8, "hidden": 8}),
+    "gpt2": ("gpt2", GPT2),
+    "gpt2, groups": ("gpt2", {**GPT2, "kv_heads": 2, "tied": False, "embed_scale": 3.0}),
+    "gpt2, no biases": ("gpt2", {**GPT2, "bias": False, "positions": "sinusoidal", "embed_scale": 3.0}),
+    "gpt2, biases of queries": ("gpt2", {**GPT2, "bias": False, "qkv_bias": True}),
+}  # fmt: skip
+
+
+def saved(model: Decoder, out: Path, precision: str = "f32", **others: Any) -> list[str]:
+    return save_gguf(model, imported(byte_level()), out, precision, **others)
+
+
+def error_of_file(model: Decoder, path: Path) -> float:
+    """Largest relative error of the logits that llama.cpp's definition gives for the file, in fp64."""
+    worst, model = 0.0, copy.deepcopy(model).double()
+    for ids in random_sequences([1, 23, 40]):
+        with torch.no_grad():
+            expected = model.logits(model(from_sequences([[*ids, 0]])))
+        got = llama_cpp.logits(path, ids)
+        worst = max(worst, float((got - expected).norm() / expected.norm()))
+    return worst
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_definition_of_the_architecture_gives_equal_logits(name: str, tmp_path: Path) -> None:
+    architecture, fields = MODELS[name]
+    model, path = make(**fields), tmp_path / "m.gguf"
+    assert saved(model, path) == [
+        f"{architecture}, f32: {sum(map(torch.numel, model.parameters())):,} parameters, {path.stat().st_size:,} bytes",
+        f"written to {path}",
+    ]
+    assert error_of_file(model, path) < 3e-6
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_names_and_types_of_tensors_are_those_of_the_architecture(name: str, tmp_path: Path) -> None:
+    architecture, fields = MODELS[name]
+    saved(make(**fields), tmp_path / "m.gguf", "f16")
+    file = llama_cpp.File(tmp_path / "m.gguf")
+    assert (file.architecture, file.need("vocab_size")) == (architecture, ROWS)
+    known = gguf.MODEL_TENSORS[next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture)]
+    names = {gguf.TENSOR_NAMES[key].replace("{bid}", r"N") for key in known}
+    for tensor, stored in file.types.items():
+        base, kind = re.sub(r"^blk\.\d+", "blk.N", tensor).rsplit(".", 1)
+        assert base in names
+        plain = kind == "bias" or "norm" in base or base in ("rope_freqs", "position_embd")
+        assert stored == ("F32" if plain else "F16")
+
+
+@pytest.mark.parametrize(("name", "exact"), [("gemma", "geglu"), ("gpt2", "gelu")])
+def test_gelu_is_written_as_its_approximation_and_said_so(name: str, exact: str, tmp_path: Path) -> None:
+    _, fields = MODELS[name]
+    model, path = make(**{**fields, "activation": exact}), tmp_path / "m.gguf"
+    lines = saved(model, path)
+    assert f"model.activation={exact}_tanh" in lines[1]
+    assert error_of_file(make(**fields), path) < 1e-6  # equal weights, other activation
+    assert 1e-5 < error_of_file(model, path) < 3e-3
+
+
+READ_BACK = ("llama", "llama 3", "mistral", "qwen2", "qwen3")
 
 
 @pytest.mark.parametrize("precision", TOLERANCES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_logits_and_ids_read_back_are_equal(kind: str, precision: str, tmp_path: Path) -> None:
-    model, library, family = make(**KINDS[kind]), byte_level(), FAMILIES[kind]
-    said = save_gguf(model, family, family.fields(model, {}), imported(library), tmp_path / "m.gguf", precision)
+@pytest.mark.parametrize("name", READ_BACK)
+def test_logits_and_ids_read_back_are_equal(name: str, precision: str, tmp_path: Path) -> None:
+    architecture, fields = MODELS[name]
+    model, library = make(**fields), byte_level()
+    said = saved(model, tmp_path / "m.gguf", precision)
     assert f", {precision}: " in said[0]
     back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="m.gguf", dtype=torch.float32).eval()
-    assert back.config.model_type == ARCHITECTURES[kind]
-    assert error(model, back) < TOLERANCES[precision]
+    assert back.config.model_type == architecture
+    if "rope_scaling" not in fields:  # that reader leaves the divisors out
+        assert error(model, back) < TOLERANCES[precision]
+    assert error_of_file(model, tmp_path / "m.gguf") < TOLERANCES[precision]
     if precision == "f32":
         tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
         for text in TEXTS:
@@ -98,51 +191,122 @@ def test_logits_and_ids_read_back_are_equal(kind: str, precision: str, tmp_path:
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_pattern_of_the_tokenizer_is_named_as_llama_cpp_names_it(pattern: str, tmp_path: Path) -> None:
-    model, family = make(), FAMILIES["llama"]
-    save_gguf(model, family, family.fields(model, {}), imported(byte_level(pattern)), tmp_path / "m.gguf", "f16")
+    save_gguf(make(), imported(byte_level(pattern)), tmp_path / "m.gguf", "f16")
     reader = gguf.GGUFReader(tmp_path / "m.gguf")
     assert reader.fields["tokenizer.ggml.pre"].contents() == PATTERNS[pattern]
     types = reader.fields["tokenizer.ggml.token_type"].contents()
     assert (types[0], types[5], types[-1], len(types)) == (3, 1, 5, ROWS)
 
 
-REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("llama", {"activation": "geglu"}, "activation is 'geglu', which is not covered"),
-    ("llama", {"bias": True}, "bias is True"),
-    ("mistral", {"sliding_window": 8}, "sliding_window is 8"),
-    ("llama", {"context_method": "linear", "context_factor": 2.0}, "context_method is 'linear'"),
-    ("gpt2", {"norm": "layernorm", "positions": "learned", "bias": True, "activation": "gelu"}, "model_type gpt2"),
-]
-
-
-@pytest.mark.parametrize(("kind", "fields", "message"), REFUSED)
-def test_what_llama_cpp_computes_otherwise_is_refused_by_name(
-    kind: str, fields: dict[str, Any], message: str, tmp_path: Path
+@pytest.mark.parametrize(("given", "adds", "written"), [(None, False, CHATML), ("{{ bos_token }}", False, None)])
+def test_the_template_decides_whether_a_first_token_is_added(
+    given: str | None, adds: bool, written: str | None, tmp_path: Path
 ) -> None:
-    model, family = make(**fields), FAMILIES[kind]
-    with pytest.raises(CheckpointError, match=message):
-        save_gguf(model, family, family.fields(model, {}), imported(byte_level()), tmp_path / "m.gguf", "f16")
+    saved(make(), tmp_path / "m.gguf", template=given)
+    fields = llama_cpp.File(tmp_path / "m.gguf").fields
+    assert fields["tokenizer.chat_template"] == (written or given)
+    assert fields["tokenizer.ggml.add_bos_token"] is adds
+
+
+# Fields of a model, the sentence on it, and the fields that make it one that llama.cpp computes.
+REFUSED: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
+    ({"activation": "geglu", "tied": False}, "activation is 'geglu' (not in llama); tied is False (not in gemma)",
+     {"activation": "swiglu"}),
+    ({"activation": "relu", **{key: GPT2[key] for key in ("norm", "positions", "bias")}},
+     "activation is 'relu' (not in gpt2)", {"activation": "gelu_tanh"}),
+    ({"sliding_window": 8}, "sliding_window is 8 (not in llama)", {"sliding_window": None}),
+    ({"sliding_window": 64, "sliding_rope_theta": 50.0}, "sliding_window is 64 (not in llama)",
+     {"sliding_window": None, "sliding_rope_theta": None}),
+    ({"qk_norm": True, "rope_scaling": LLAMA3}, "qk_norm is True (not in llama); rope_scaling is set (not in qwen3)",
+     {"qk_norm": False}),
+    ({"no_rope_blocks": [0], "blocks": 4},
+     "no_rope_blocks is [0] (not in llama); no_rope_blocks is [0] (not in smollm3)",
+     {"no_rope_blocks": [3]}),
+    ({"branch_norms": True}, "branch_norms is True (not in llama)", {"branch_norms": False}),
+    ({"causal": False}, "causal is False (not in llama)", {"causal": True}),
+    ({**GEMMA3, **WINDOWS, "context_method": "linear", "context_factor": 2.0},
+     "context_method is 'linear' (not in gemma3)", {"context_method": "none"}),
+    ({**GPT2, "head_width": 12}, "head_width is 12 (not in gpt2)", {"head_width": None}),
+    ({**GPT2, "qk_norm": True}, "qk_norm is True (not in gpt2)", {"qk_norm": False}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "message", "instead"), REFUSED)
+def test_what_llama_cpp_computes_otherwise_is_refused_with_the_fields_that_it_computes(
+    fields: dict[str, Any], message: str, instead: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        saved(make(**fields), tmp_path / "m.gguf")
+    assert caught.value.what == f"llama.cpp has no architecture that computes this model: {message}"
+    advice = re.findall(r"model\.(\w+)=(.*?)(?=[ ;,](?:model|$| or))", caught.value.fix or "")
+    advised = [(name, yaml.safe_load(value)) for name, value in advice]
+    assert all(item in advised for item in instead.items() if item[0] != "sliding_rope_theta")
     assert not list(tmp_path.iterdir())
+    saved(make(**{**fields, **instead}), tmp_path / "m.gguf")
+
+
+# Family -> architecture for the config that transformers has as its default, that of a released model; "" for none.
+OF_FAMILIES = {
+    "llama": "llama", "mistral": "", "qwen2": "qwen2", "qwen3": "qwen3", "smollm3": "smollm3", "granite": "llama",
+    "gemma": "gemma", "gemma3_text": "gemma3", "gpt2": "gpt2", "opt": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OF_FAMILIES)
+def test_released_models_of_a_family_have_an_architecture(kind: str) -> None:
+    given = transformers.AutoConfig.for_model(kind).to_dict()
+    if kind == "llama":
+        llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        given["rope_parameters"] = {**llama3, "original_max_position_embeddings": 8192, "rope_theta": 500000.0}
+    config = DECODERS[kind].config(given)[0]
+    if OF_FAMILIES[kind]:
+        assert architecture_of(config, "m.gguf") == OF_FAMILIES[kind]
+    else:  # the first Mistral has a window of 4,096 tokens; OPT has ReLU
+        with pytest.raises(CheckpointError, match="sliding_window is 4096" if kind == "mistral" else "is 'relu'"):
+            architecture_of(config, "m.gguf")
+    if kind.startswith("gemma"):
+        assert config.embed_scale == math.sqrt(config.width)  # so that no number of theirs changes
+
+
+def packaged(name: str) -> Config:
+    config = model_config(load_recipe(name).model)
+    assert isinstance(config, Config)
+    return config
+
+
+@pytest.mark.parametrize("name", ["llm", "small", "chat"])
+def test_a_packaged_recipe_trains_a_model_that_llama_cpp_computes(name: str) -> None:
+    assert architecture_of(packaged(name), "m.gguf") == "gemma"
+
+
+def test_zh_chat_is_refused_with_the_fields_that_make_it_a_gpt2() -> None:
+    config = packaged("zh_chat")
+    with pytest.raises(CheckpointError, match=r"activation is 'relu' \(not in gpt2\)") as caught:
+        architecture_of(config, "m.gguf")
+    assert caught.value.fix == "train with model.activation=gelu_tanh; or export a folder"
+    assert architecture_of(config.model_copy(update={"activation": "gelu_tanh"}), "m.gguf") == "gpt2"
 
 
 def test_other_tokenizers_are_refused_by_name(tmp_path: Path) -> None:
-    model, family = make(), FAMILIES["llama"]
-    fields, out = family.fields(model, {}), tmp_path / "m.gguf"
+    model, out = make(), tmp_path / "m.gguf"
     with pytest.raises(CheckpointError, match="a tokenizer of kind words is unpad's own"):
-        save_gguf(model, family, fields, train_words(["a"], 300, 1, []), out, "f16")
-    with pytest.raises(CheckpointError, match="cuts texts in another way than gpt-2, qwen2, llama-bpe"):
-        save_gguf(model, family, fields, imported(byte_level(r"\p{N}")), out, "f16")
+        save_gguf(model, train_words(["a"], 300, 1, []), out, "f16")
+    with pytest.raises(CheckpointError, match="cuts texts in another way than gpt-2, qwen2, llama-bpe, smollm"):
+        save_gguf(model, imported(byte_level(r"\p{N}")), out, "f16")
+    changed = json.loads(byte_level(DIGITS).to_str())
+    changed["pre_tokenizer"]["pretokenizers"][0]["individual_digits"] = False
+    with pytest.raises(CheckpointError, match="cuts texts in another way"):
+        save_gguf(model, imported(Tokenizer.from_str(json.dumps(changed))), out, "f16")
     changed = json.loads(byte_level().to_str())
     changed["normalizer"] = {"type": "Lowercase"}
     with pytest.raises(CheckpointError, match="normalizer Lowercase is not covered"):
-        save_gguf(model, family, fields, imported(Tokenizer.from_str(json.dumps(changed))), out, "f16")
+        save_gguf(model, imported(Tokenizer.from_str(json.dumps(changed))), out, "f16")
     with pytest.raises(RecipeError, match='no type "q4"'):
-        save_gguf(model, family, fields, imported(byte_level()), out, "q4")
+        save_gguf(model, imported(byte_level()), out, "q4")
 
 
 def test_without_the_package_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
-    model, family = tiny_model(torch.float32), FAMILIES["llama"]
     with pytest.raises(RecipeError, match="need the package gguf") as caught:
-        save_gguf(model, family, family.fields(model, {}), imported(byte_level()), tmp_path / "m.gguf", "f16")
+        saved(tiny_model(torch.float32), tmp_path / "m.gguf")
     assert caught.value.fix == "pip install unpad[gguf]"

@@ -6,23 +6,28 @@ import errno
 import json
 import sys
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
+from rich.console import Console
 
 from tests.conftest import tiny_model
 from tests.helpers.chat_folder import CHATML, byte_level
 from tests.helpers.hub_server import COMMIT, HubServer, hub_server
+from unpad.cli.early import check_recipe
 from unpad.errors import CheckpointError, DiskError, Interrupted, RecipeError, SourceError, UnpadError
 from unpad.inference.loaded import load
 from unpad.interchange import folder as folders
 from unpad.interchange.families import FAMILIES
-from unpad.interchange.folder import INDEX, save_model
+from unpad.interchange.folder import INDEX, load_model, save_model
 from unpad.interchange.hub import download_config, is_hub_name
 from unpad.interchange.origin import open_recipe
 from unpad.interchange.runs import import_folder
 from unpad.run.summary import describe_runs
+from unpad.training.loop import train
 
 hub_library = pytest.importorskip("huggingface_hub")
 
@@ -170,6 +175,46 @@ def test_a_recipe_may_name_a_model_of_a_hub_and_a_resume_asks_no_hub(hub: HubSer
     assert Path(first.train.init_from).parts[-2:] == ("snapshots", COMMIT)
     hub.asked.clear()
     assert open_recipe("mine.yaml", known=first) == first
+    assert hub.asked == []
+
+
+def test_train_init_from_names_a_model_of_a_hub_as_well(hub: HubServer) -> None:
+    text = "Alpha beta gamma. " * 20
+    Path("texts.jsonl").write_text("".join(json.dumps({"text": f"{i} {text}"}) + "\n" for i in range(30)))
+    recipe = "model: {from: owner/tiny}\ndata: {text: texts.jsonl, holdout: 0.1}\ntrain: {max_steps: 1, threads: 1}\n"
+    Path("mine.yaml").write_text(recipe)
+    model = open_recipe("mine.yaml").model
+    Path("mine.yaml").write_text(yaml.safe_dump({**yaml.safe_load(recipe), "model": model}))
+    hub.asked.clear()
+    given = ["train.init_from=owner/tiny"]
+    first = open_recipe("mine.yaml", given)
+    assert first.train.init_from is not None
+    assert Path(first.train.init_from).parts[-2:] == ("snapshots", COMMIT)
+    assert open_recipe("mine.yaml", given, known=first) == first
+    hub.asked.clear()
+    check_recipe("mine.yaml", given)
+    assert hub.asked == []
+    run = train("mine.yaml", Path("runs/mine"), [*given, "optim.lr=1e-30"], console=Console(file=StringIO()))
+    started = load(str(run.folder)).model.state_dict()
+    snapshot = Path(first.train.init_from)
+    theirs = load_model(snapshot, FAMILIES["llama"], json.loads((snapshot / "config.json").read_text()))
+    assert all(torch.equal(started[name], value) for name, value in theirs.state_dict().items())
+
+
+def test_adapters_on_a_model_of_a_hub_are_refused_before_it_comes(hub: HubServer) -> None:
+    Path("mine.yaml").write_text("lora: {r: 2}\n")
+    for field in ("train.init_from", "model.from"):
+        with pytest.raises(RecipeError) as caught:
+            open_recipe("mine.yaml", [f"{field}=owner/tiny"])
+        assert (caught.value.where, "unpad import owner/tiny --out RUN" in caught.value.fix) == (field, True)
+    assert hub.asked == []
+
+
+def test_a_run_that_is_not_there_is_sought_on_no_hub(hub: HubServer) -> None:
+    Path("mine.yaml").write_text("train: {max_steps: 1}\n")
+    for field in ("train.init_from", "model.from"):
+        with pytest.raises(RecipeError, match='there is no run "runs/mine-9"'):
+            check_recipe("mine.yaml", [f"{field}=runs/mine-9"])
     assert hub.asked == []
 
 

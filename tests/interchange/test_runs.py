@@ -7,7 +7,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
+import tokenizers
 import torch
 import yaml
 
@@ -143,6 +145,17 @@ def test_a_recipe_trains_from_a_folder_or_a_run_and_both_begin_alike(theirs: Pat
     )
 
 
+def test_an_imported_run_is_proved_on_data_that_is_named(
+    theirs: Path, talks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unpad: Shell
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    import_folder(str(theirs), Path("runs/qwen"))
+    told = unpad("prove", "qwen")
+    assert (told.code, "unpad prove qwen data.KIND=FILE" in told.err) == (SourceError.exit_code, True)
+    told = unpad("prove", "qwen", f"data.chat={talks}", "--allow-not-proven")
+    assert told.code == 0, told.out + told.err
+
+
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"model": {"from": "nowhere"}}, RecipeError, 'there is no run "nowhere"'),
     ({"model": {"from": 3}}, RecipeError, "model.from is 3"),
@@ -217,6 +230,33 @@ def test_what_packaged_recipes_train_is_written_for_a_family_that_holds_it(
         other = transformers.AutoTokenizer.from_pretrained("out")
         assert other("李白写了什么？", add_special_tokens=False)["input_ids"] == ids[1:]
         assert (other.bos_token_id, other.eos_token_id) == (ours.tokenizer.bos_id, ours.tokenizer.eos_id)
+
+
+def test_a_chat_recipe_is_written_for_llama_cpp_with_the_template_that_it_trained_with(unpad: Shell) -> None:
+    gguf = pytest.importorskip("gguf")
+    from tests.helpers import llama_cpp
+
+    small = ["model.width=32", "model.hidden=64", "model.heads=4", "model.kv_heads=2", "model.blocks=2"]
+    unpad("train", "chat", *small, "tokenizer.vocab_size=300", "train.max_steps=2", "--out", "runs/own")
+    said = unpad("export", "own", "own.gguf", "--type", "f32")
+    assert said.out.startswith("gemma, f32: ")
+    assert "model.activation=geglu_tanh trains that" in said.out
+    fields = {name: field.contents() for name, field in gguf.GGUFReader("own.gguf").fields.items()}
+    assert fields["tokenizer.ggml.add_bos_token"] is False
+    run, tokens = load("own"), fields["tokenizer.ggml.tokens"]
+    names = {f"{name}_token": tokens[fields[f"tokenizer.ggml.{name}_token_id"]] for name in ("bos", "eos")}
+    template = jinja2.Environment().from_string(fields["tokenizer.chat_template"])  # no mark of a training library
+    text = template.render(messages=[{"role": "user", "content": "Hi?"}], add_generation_prompt=True, **names)
+    ids = tokenizers.Tokenizer.from_str(run.tokenizer.plain_bytes().decode()).encode(text, add_special_tokens=False).ids
+    assert ids == run.prompt_ids("Hi?")
+    ids = run.prompt_ids("When are you open?")
+    with torch.no_grad():
+        expected = run.generator.logits(run.model(from_sequences([[*ids, 0]])))
+    got = llama_cpp.logits(Path("own.gguf"), ids)
+    assert float((got - expected).norm() / expected.norm()) < 1e-3
+    refused = unpad("export", "own", "again.gguf", "--family", "llama")
+    assert (refused.code, Path("again.gguf").exists()) == (2, False)
+    assert "a GGUF file has no family" in refused.err
 
 
 def test_a_run_that_no_family_holds_says_why_of_each(unpad: Shell) -> None:

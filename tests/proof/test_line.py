@@ -32,7 +32,7 @@ def test_the_text_of_a_certificate_has_every_line_and_a_verdict() -> None:
     ]
     assert Certificate((HOLDS, NEAR)).text()[-1] == "all 2 lines hold"
     assert Certificate((HOLDS, NEAR, OPEN)).text()[-1] == "2 of 3 lines hold; 1 NOT PROVEN"
-    assert Certificate((FAR,)).text()[-1] == "1 of 1 lines FAILED"
+    assert Certificate((FAR,)).text()[-1] == "1 of 1 line FAILED"
 
 
 @pytest.mark.parametrize("length", [43, 44, 45, 70])
@@ -96,7 +96,7 @@ def test_a_long_note_stands_below_its_claim_and_names_its_kind_once() -> None:
         assert line.note.count(text) == 1
         assert line.note.startswith(f"{text}: ")
         first, *note, verdict = Certificate((line,)).text()
-        assert (first, verdict) == ("FAIL  claim", "1 of 1 lines FAILED")
+        assert (first, verdict) == ("FAIL  claim", "1 of 1 line FAILED")
         assert len(note) > 2
         assert all(part.startswith(" " * INDENT) and len(part) <= WIDTH for part in note)
         assert " ".join(" ".join(note).split()) == line.note

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,8 @@ import pytest
 import torch
 
 from tests.conftest import random_batch, tiny_model
-from tests.helpers.toy import write_toy
+from tests.helpers.shell import Shell
+from tests.helpers.toy import run, write_toy
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.loader import TokenSource, load_micro
 from unpad.batching.plan import Micro
@@ -41,6 +44,25 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def failed(certificate: Certificate) -> list[str]:
     return [line.name for line in certificate.lines if line.passed is False]
+
+
+def test_a_run_is_proved_by_its_name_with_what_it_kept(
+    unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = write_toy(tmp_path / "toy")
+    run(recipe, tmp_path / "runs" / "first", "train.max_steps=1")
+    run(recipe, tmp_path / "runs" / "mine", "train.max_steps=1", "train.init_from=runs/first", "model.dropout=0.2")
+    shutil.rmtree(tmp_path / "runs" / "first")
+    for name in ("mine", "runs/mine", tmp_path / "runs" / "mine"):
+        proved = unpad("prove", name, "--json")
+        assert proved.code == 0, proved.err
+        assert json.loads(proved.out)["passed"] is True
+    told = unpad("prove", "mnie")
+    assert (told.code, "did you mean mine?" in told.err) == (2, True)
+    told = unpad("prove", "mine", "model.dropuot=0")
+    assert (told.code, "did you mean dropout" in told.err) == (2, True)
+    assert unpad("prove", "mine", "--processes", "1,2").code == 0
 
 
 def setup_of(recipe: Path, *overrides: str) -> Setup:

@@ -17,13 +17,16 @@ from tests.helpers.shell import Shell
 from tests.helpers.toy import LOOP, events, quiet, rows, run, write_toy
 from tests.training.test_room import NO_MEMORY
 from unpad.batching.batch import RaggedBatch
+from unpad.data.sources.files import unreadable
 from unpad.data.sources.named import place_of
 from unpad.errors import REPLAY_DIFFERS, CheckpointError, RecipeError, ResumeError, SourceError
 from unpad.models.decoder import Decoder
 from unpad.receipts import replay as replaying
 from unpad.receipts.differences import of_memory
+from unpad.receipts.moved import advising
 from unpad.receipts.replay import replay
 from unpad.receipts.trace import trace
+from unpad.recipes.recipe import Recipe
 from unpad.run import checkpoint
 from unpad.run.checkpoint import State
 from unpad.run.sessions import Cut, Session, cuts_until
@@ -153,6 +156,7 @@ def test_moved_data_is_taken_from_its_new_place_and_changed_data_refused(tmp_pat
         told = unpad(*verb)
         assert told.code == 3
         assert "data.text=NEW" in told.err
+        assert str(tmp_path / "run") in told.err
         assert unpad(*verb, f"data.text={moved}").code == 0
         assert unpad(*verb, f"data.text.0.path={moved}").code == 0
         told = unpad(*verb, f"data.text={moved}", "optim.lr=1")
@@ -169,6 +173,39 @@ def test_moved_data_is_taken_from_its_new_place_and_changed_data_refused(tmp_pat
     moved.rename(path)
     with pytest.raises(ResumeError, match=rf"the data changed .*texts\.jsonl \(sha256 {was} in the run, {now} now\)"):
         replay(tmp_path / "run")
+
+
+def test_the_place_that_a_moved_file_has_in_the_recipe_is_named(tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path, stages=[], data={"text": None})
+    run(recipe, tmp_path / "run", "train.max_steps=2")
+    (tmp_path / "chats.jsonl").rename(tmp_path / "moved.jsonl")
+    with pytest.raises(SourceError) as caught:
+        replay(tmp_path / "run")
+    assert caught.value.fix.endswith(f"such as unpad replay {tmp_path / 'run'} data.chat=NEW")
+    with pytest.raises(RecipeError) as refused:
+        replay(tmp_path / "run", overrides=["optim.lr=1"])
+    assert refused.value.fix.endswith("such as data.chat=NEW")
+    assert replay(tmp_path / "run", overrides=[f"data.chat={tmp_path / 'moved.jsonl'}"]).equal
+
+
+def test_of_several_files_the_one_that_moved_is_named(tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path)
+    shutil.copy(tmp_path / "chats.jsonl", tmp_path / "more.jsonl")
+    chats = [str(tmp_path / name) for name in ("chats.jsonl", "more.jsonl")]
+    run(recipe, tmp_path / "run", "train.max_steps=2", f"data.chat=[{', '.join(chats)}]")
+    (tmp_path / "more.jsonl").rename(tmp_path / "moved.jsonl")
+    with pytest.raises(SourceError) as caught:
+        replay(tmp_path / "run")
+    assert caught.value.fix.endswith(" data.chat.1.path=NEW")
+    assert replay(tmp_path / "run", overrides=[f"data.chat.1.path={tmp_path / 'moved.jsonl'}"]).equal
+
+
+def test_a_moved_table_beside_the_events_is_named(tmp_path: Path) -> None:
+    events = {"labels": {"path": str(tmp_path / "outcomes.csv"), "label": "died"}}
+    recipe = Recipe(data={"events": [str(tmp_path / "events.csv")]}, events=events)
+    with pytest.raises(SourceError) as caught, advising("unpad replay mine", recipe):
+        raise unreadable(FileNotFoundError(), str(tmp_path / "outcomes.csv"))
+    assert caught.value.fix.endswith(" unpad replay mine events.labels.path=NEW")
 
 
 def test_altered_weights_and_another_rate_are_found_with_exit_code_16(

@@ -317,11 +317,18 @@ def test_all_faults_of_a_recipe_are_told_at_once(write: object) -> None:
 @pytest.mark.parametrize(
     ("written", "what", "fix"),
     [
-        ("1:30", '"1:30" is 90 in YAML 1.1, and a text in YAML 1.2', "write 90; "),
-        ("1_000", '"1_000" is 1000 in YAML 1.1, and a text in YAML 1.2', "write 1000; "),
-        ("010", '"010" is 8 in YAML 1.1, and 10 in YAML 1.2', "write 10, or 0o10 for 8; "),
-        ("0b11", '"0b11" is 3 in YAML 1.1', "write 3; "),
-        ("1_0.5", "is 10.5 in YAML 1.1", "write 10.5; "),
+        ("1:30", "1:30 can be read as the number 90 (by YAML 1.1) or as a text (by YAML 1.2)", 'write 90, or "1:30"'),
+        ("1_000", "1_000 can be read as the number 1000 (by YAML 1.1) or as a text", 'write 1000, or "1_000"'),
+        (
+            "010",
+            "010 can be read as the number 8 (octal, by YAML 1.1) or as 10 (by YAML 1.2)",
+            "write 10, or 0o10 for 8, ",
+        ),
+        ("-010", "can be read as the number -8 (octal, by YAML 1.1) or as -10", "write -10, or -8, or "),
+        ("0001", "0001 can be read as the number 1 or as a text with leading zeros", 'write 1, or "0001" in double'),
+        ("00", "00 can be read as the number 0 or as a text with leading zeros", 'write 0, or "00" in double'),
+        ("0b11", "0b11 can be read as the number 3 (by YAML 1.1)", "write 3, "),
+        ("1_0.5", "1_0.5 can be read as the number 10.5 (by YAML 1.1)", "write 10.5, "),
     ],
 )
 def test_a_number_of_yaml_1_1_alone_is_refused_in_files_and_overrides(
@@ -337,7 +344,7 @@ def test_a_number_of_yaml_1_1_alone_is_refused_in_files_and_overrides(
 @pytest.mark.parametrize(("written", "meant"), [("!!int 010", 10), ("!!int '010'", 10), ("!!float 1:30", 90)])
 def test_a_tag_does_not_bring_a_number_of_yaml_1_1_back(write: object, written: str, meant: int) -> None:
     error = refusal(write(f"train:\n  threads: {written}\n"))
-    assert "in YAML 1.1" in error.what
+    assert "by YAML 1.1" in error.what
     assert error.fix.startswith(f"write {meant}")
     assert LineLoader("[!!int 0o10, !!float 3, !!float '1e3']").load() == [8, 3.0, 1000.0]
 

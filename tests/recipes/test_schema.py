@@ -9,19 +9,19 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from unpad.api import recipe_schema
 from unpad.errors import RecipeError
-from unpad.models import model_config, model_kinds
+from unpad.models import config_schemas, model_config, model_kinds
 from unpad.recipes.file import load_recipe
 from unpad.recipes.find import RECIPES, recipe_names
 from unpad.recipes.recipe import STAGE_SECTIONS, Recipe, stage_fields
+from unpad.recipes.schema import recipe_schema
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture(scope="module")
 def schema() -> Draft202012Validator:
-    whole = recipe_schema()
+    whole = recipe_schema(config_schemas())
     Draft202012Validator.check_schema(whole)
     return Draft202012Validator(whole)
 

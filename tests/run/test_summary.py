@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.shell import Shell
 from tests.run.report.test_page import run_directory
 from unpad.errors import RunFileError
 from unpad.run.folder import COMMAND
@@ -111,3 +112,21 @@ def test_runs_are_listed_from_inside_their_folder(tmp_path: Path, monkeypatch: p
     (tmp_path / "runs" / "other" / "recipe.yaml").write_text("")  # a recipe beside the runs, and no run
     monkeypatch.chdir(tmp_path / "runs")
     assert [line.split()[0] for line in describe_runs()[1::2]] == ["mine"]
+
+
+def test_runs_of_another_folder_are_listed_by_their_paths_in_it(tmp_path: Path, unpad: Shell) -> None:
+    for name in ("disk/mine", "disk/search/trial-1", "disk/a/b/c/deep", "disk/.hidden/run"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        folder = run_directory(tmp_path / name, steps=9)
+        (folder / COMMAND).write_text(json.dumps({"recipe": "llm", "overrides": []}))
+    (tmp_path / "disk" / "recipes").mkdir()
+    (tmp_path / "disk" / "recipes" / "recipe.yaml").write_text("")  # no run
+    os.utime(tmp_path / "disk/mine/recipe.yaml", (10**9, 10**9))
+    told = unpad("runs", tmp_path / "disk")
+    head, *lines = told.out.splitlines()
+    assert (told.code, head) == (0, HEAD)
+    assert [line.split()[0] for line in lines[::2]] == ["search/trial-1", "mine"]
+    assert unpad("runs", tmp_path / "disk" / "mine").out.splitlines()[1].startswith("mine ")
+    assert unpad("runs", tmp_path / "disk" / "recipes").out == f"no runs in {tmp_path}/disk/recipes\n"
+    told = unpad("runs", tmp_path / "nowhere")
+    assert (told.code, "there is no directory" in told.err) == (2, True)

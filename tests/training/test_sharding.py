@@ -175,7 +175,7 @@ def test_a_process_that_fails_within_a_pass_ends_by_its_own_error_and_the_others
 
     (lost, _), (failed, text) = run_ranks(tmp_path / "two", 2, work)
     assert (lost, failed) == ("LostProcessError", "OutOfMemoryError")
-    assert "a micro-batch of 1 sequences" in text
+    assert "a micro-batch of 1 sequence," in text
 
 
 def test_passes_in_lockstep_go_from_the_largest_to_an_empty_one() -> None:

@@ -15,10 +15,11 @@ from unpad.data.tokens import corpus_sample
 from unpad.errors import SourceError
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import PlanSettings
+from unpad.training.rehearsal import StepCost
 from unpad.training.setup import Setup
 from unpad.trials import estimate as module
 from unpad.trials.estimate import estimates_of
-from unpad.trials.preview import Trial, preview
+from unpad.trials.preview import preview
 from unpad.trials.strategy_table import compare, padding_spread
 
 
@@ -31,8 +32,8 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(write_toy(tmp_path / "toy"))
 
 
-def tried(setup: Setup, recipe: object, made: object) -> Trial:
-    return Trial(1, 2.0, 1, 3 << 30, 0)
+def tried(setup: Setup, recipe: object, made: object) -> StepCost:
+    return StepCost(1, 2.0, 1, 3 << 30, 0)
 
 
 def shown(recipe: str, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> str:

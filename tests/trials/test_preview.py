@@ -21,9 +21,10 @@ from unpad.batching.plan import Plan
 from unpad.errors import OutOfMemoryError, RecipeError
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import strategy_names
+from unpad.training.rehearsal import StepCost
 from unpad.training.setup import Setup, prepare_setup
 from unpad.training.stage import StageSetup, epoch_plan
-from unpad.trials.preview import Preview, Trial, preview
+from unpad.trials.preview import Preview, preview
 from unpad.trials.strategy_table import Units
 
 pytestmark = pytest.mark.slow
@@ -90,7 +91,8 @@ def test_the_time_of_a_stage_is_that_of_the_tokens_of_all_its_epochs(made: tuple
     for stage, epochs in zip(made[0].stages, (2, 3), strict=True):
         for row in stage.rows:
             timed = replace(
-                stage, trials={row.name: Trial(tokens=100, seconds=2.5, largest_tokens=0, peak_bytes=0, base_bytes=0)}
+                stage,
+                trials={row.name: StepCost(tokens=100, seconds=2.5, largest_tokens=0, peak_bytes=0, base_bytes=0)},
             )
             assert stage.epochs == epochs
             assert timed.estimated_seconds(row) == pytest.approx(0.025 * row.padded_tokens * epochs)
@@ -162,9 +164,9 @@ def test_the_table_of_padding_is_there_before_anything_is_tried(
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     seen, out = list[str](), StringIO()
 
-    def tried(setup: Setup, recipe: object, made: object) -> Trial:
+    def tried(setup: Setup, recipe: object, made: object) -> StepCost:
         seen.append(out.getvalue())
-        return Trial(1, 2.0, 1, 3 << 30, 0)
+        return StepCost(1, 2.0, 1, 3 << 30, 0)
 
     monkeypatch.setattr("unpad.trials.preview._try", tried)
     monkeypatch.setattr(module, "available_memory", lambda: 10 << 30)
@@ -193,7 +195,7 @@ def test_the_picture_is_a_png(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_memory_advice_is_the_micro_batch_that_fits_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "available_memory", lambda: 10 << 30)
-    trial = Trial(tokens=1000, seconds=1.0, largest_tokens=500, peak_bytes=700 << 20, base_bytes=200 << 20)
+    trial = StepCost(tokens=1000, seconds=1.0, largest_tokens=500, peak_bytes=700 << 20, base_bytes=200 << 20)
     advice = module._memory_advice(trial, Units())  # a MiB per token, and a fifth of what is free stays free
     assert "tokens of a micro-batch take 1024 KiB each" in advice
     assert "up to about 8,192" in advice
@@ -257,10 +259,10 @@ def test_a_strategy_that_does_not_fit_is_said_and_only_that_of_the_recipe_is_an_
 ) -> None:
     padded = ["fixed"]
 
-    def tried(setup: Setup, stage: StageSetup, made: Plan) -> Trial:
+    def tried(setup: Setup, stage: StageSetup, made: Plan) -> StepCost:
         if made.strategy in padded:
             raise OutOfMemoryError("a micro-batch does not fit", where="here", fix="a smaller one")
-        return Trial(100, 1.0, 50, 2 << 20, 1 << 20)
+        return StepCost(100, 1.0, 50, 2 << 20, 1 << 20)
 
     monkeypatch.setattr(module, "_try", tried)
     recipe = str(write_toy(tmp_path, stages=[], train={"max_epochs": 1}))

@@ -18,11 +18,11 @@ from unpad.errors import RecipeError
 from unpad.models.cost import cells_per_token
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import strategy_names
+from unpad.training.rehearsal import StepCost
 from unpad.training.setup import prepare_setup
 from unpad.training.stage import epoch_plan
 from unpad.trials.preview import Preview, preview
 from unpad.trials.process_table import process_counts
-from unpad.trials.stage_table import Trial
 
 COUNTS = (2, 5, 64)
 
@@ -33,7 +33,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Preview, st
     folder, out = tmp_path_factory.mktemp("processes"), StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UNPAD_CACHE", str(folder / "cache"))
-        patch.setattr("unpad.trials.preview._try", lambda *_: Trial(1, 1.0, 1, 1, 0))
+        patch.setattr("unpad.trials.preview._try", lambda *_: StepCost(1, 1.0, 1, 1, 0))
         recipe = str(write_toy(folder, plan={"row_tokens": 64}))
         yield preview(recipe, [], console=Console(file=out, width=80), processes=COUNTS), out.getvalue(), recipe
 

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout, PaddedLayout
+from unpad.terminal.table import number_of
 
 
 def describe_batch(batch: RaggedBatch) -> list[str]:
     """A line with the lengths, and a line per tensor with its shape, dtype and, of a mask, the number of True."""
     lengths = batch.layout.lengths()
     longest = int(lengths.max()) if batch.num_seqs else 0
-    head = f"{batch.num_seqs} sequences, {batch.total_tokens} tokens, the longest {longest}"
+    head = f"{number_of(batch.num_seqs, 'sequences')}, {number_of(batch.total_tokens, 'tokens')}, the longest {longest}"
     return [head, *(f"{name} {_tensor(value)}" for name, value in _tensors(batch))]
 
 

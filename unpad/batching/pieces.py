@@ -11,6 +11,7 @@ from unpad.batching.bundles import with_others
 from unpad.batching.ledger import Ledger, entry
 from unpad.errors import PlanError
 from unpad.recipes.training import PlanSettings
+from unpad.terminal.table import number_of
 
 # (seq_ids, starts, stops) -> targets with loss inside each span; all (n,) int.
 TargetCount = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
@@ -150,7 +151,7 @@ def _check_ids(seq_ids: np.ndarray, num_sequences: int) -> np.ndarray:
     ids = np.asarray(seq_ids).astype(np.int64)
     if len(ids) and not (ids.min() >= 0 and ids.max() < num_sequences):
         raise PlanError(
-            f"sequence ids run from {ids.min()} to {ids.max()}, there are {num_sequences} sequences",
+            f"sequence ids run from {ids.min()} to {ids.max()}, the data has {number_of(num_sequences, 'sequences')}",
             fix="pass ids that index the lengths",
         )
     return ids
@@ -168,7 +169,7 @@ def _check_stride(stride: int | None, limit: int) -> int:
 
 def _refuse(seq_id: int, length: int, limit: int, limited_by: str) -> None:
     raise PlanError(
-        f"sequence {seq_id} has {length} tokens, the limit is {limit} of {limited_by}",
+        f"sequence {seq_id} has {number_of(int(length), 'tokens')}, the limit is {limit} of {limited_by}",
         where="plan.overflow=error",
         fix=f"set plan.overflow to split, truncate_right, truncate_left or drop, or raise {limited_by}",
     )

@@ -76,14 +76,13 @@ class Plan:
         """The micro-batches of one step, in order."""
         if not 0 <= index < self.num_steps:
             raise IndexError(f"step {index} of {self.num_steps}")
-        micros = []
-        for i in range(self.step_offsets[index], self.step_offsets[index + 1]):
-            part = self.pieces.take(self.order[self.micro_offsets[i] : self.micro_offsets[i + 1]])
-            pad_to, fill_to = int(self.pad_to[i]), int(self.fill_to[i])
-            micros.append(
-                Micro(part.seq_ids, part.starts, part.stops, part.first_target, pad_to, fill_to, self.epoch_seed)
-            )
-        return micros
+        return [self.micro(number) for number in range(self.step_offsets[index], self.step_offsets[index + 1])]
+
+    def micro(self, number: int) -> Micro:
+        """A micro-batch, numbered through all steps."""
+        part = self.pieces.take(self.order[self.micro_offsets[number] : self.micro_offsets[number + 1]])
+        pad_to, fill_to = int(self.pad_to[number]), int(self.fill_to[number])
+        return Micro(part.seq_ids, part.starts, part.stops, part.first_target, pad_to, fill_to, self.epoch_seed)
 
     @property
     def micro_tokens(self) -> np.ndarray:

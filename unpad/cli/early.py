@@ -29,9 +29,8 @@ def check_recipe(recipe: str, overrides: Sequence[str] = ()) -> None:
     paths = [*(source.path for kind in KINDS for source in loaded.data.sources(kind)), *tables]
     check_places(resolve_path(loaded.data, path) for path in paths if not is_packaged(path))
     base = loaded.model.get("from")
-    starts = [base if isinstance(base, str) and not is_hub_name(base) else None, loaded.train.init_from]
-    for start in starts:
-        if start is not None and not user_path(start).is_dir():
+    for start in (base, loaded.train.init_from):
+        if isinstance(start, str) and not user_path(start).is_dir() and not is_hub_name(start):
             find_run(start)
     load_torch()
 

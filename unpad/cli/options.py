@@ -18,8 +18,8 @@ def _debug(context: typer.Context, debug: bool) -> None:
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A packaged name, or a YAML file.", autocompletion=recipe_names)
 ]
-OptionalRecipe = Annotated[
-    str | None, typer.Argument(metavar="RECIPE", help="A packaged name, or a YAML file.", autocompletion=recipe_names)
+OptionalSubject = Annotated[
+    str | None, typer.Argument(metavar="RUN|RECIPE", help="A run, or a recipe.", autocompletion=run_or_recipe_names)
 ]
 Overrides = Annotated[
     list[str] | None,

@@ -19,7 +19,7 @@ Moved = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[key=value ...]",
-        help="New places of data that was moved, as data.text=NEW.",
+        help="New places of data that was moved, such as data.text=NEW.",
         autocompletion=override_words,
     ),
 ]

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from unpad.cli.completion import recipe_names
+from unpad.cli.early import load_torch
 from unpad.cli.output import print_json
 from unpad.errors import RecipeError
 from unpad.storage.paths import new_path
@@ -43,6 +44,8 @@ def copy(
 @verbs.command(epilog="Example: unpad recipes schema > recipe.schema.json")
 def schema() -> None:
     """Print the JSON schema of recipes, for editors that complete and check YAML."""
-    from unpad.api import recipe_schema
+    load_torch()
+    from unpad.models import config_schemas
+    from unpad.recipes.schema import recipe_schema
 
-    print_json(recipe_schema())
+    print_json(recipe_schema(config_schemas()))

@@ -11,18 +11,23 @@ from unpad.cli.completion import run_names
 from unpad.cli.early import check_names
 from unpad.cli.options import Debug, Json, RunArgument
 from unpad.cli.output import print_json
-from unpad.storage.paths import new_path
+from unpad.storage.paths import new_path, user_path
 from unpad.terminal.printing import print_lines
 
 verbs = typer.Typer()
 
 
-@verbs.command(epilog="Example: unpad runs")
-def runs() -> None:
+@verbs.command(epilog="Example: unpad runs    or    unpad runs /data/experiments")
+def runs(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="[DIR]", parser=user_path, help="List the runs in and below it; default runs/."),
+    ] = None,
+) -> None:
     """List runs, newest first, with date, step, held-out loss and size."""
     from unpad.run.summary import describe_runs
 
-    print_lines(describe_runs())
+    print_lines(describe_runs(folder))
 
 
 @verbs.command(epilog="Example: unpad report zh_chat-1")

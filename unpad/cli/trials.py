@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from unpad.cli.early import check_recipe, check_run_or_recipe
-from unpad.cli.options import Debug, Json, OptionalRecipe, Overrides, RecipeArgument, RunOrRecipe
+from unpad.cli.options import Debug, Json, OptionalSubject, Overrides, RecipeArgument, RunOrRecipe
 from unpad.cli.output import print_json
 from unpad.errors import DRILL_FOUND_FAULT, NOT_PROVED, RecipeError
 from unpad.storage.paths import new_path
@@ -41,9 +41,11 @@ def plan(
         print_json(result.to_json())
 
 
-@verbs.command(epilog="Example: unpad prove zh_chat    or    unpad prove --hf Qwen3-0.6B/config.json")
+@verbs.command(
+    epilog="Example: unpad prove zh_chat    or    unpad prove RUN    or    unpad prove --hf Qwen3-0.6B/config.json"
+)
 def prove(
-    recipe: OptionalRecipe = None,
+    recipe: OptionalSubject = None,
     overrides: Overrides = None,
     hf: Annotated[
         str | None,
@@ -70,12 +72,12 @@ def prove(
     train.sums=fast its gradient.
     """
     if recipe is not None and hf is None:
-        check_recipe(recipe, overrides or [])
+        check_run_or_recipe(recipe, overrides or [])
     if processes is not None and (recipe is None or hf is not None):
         raise RecipeError("--processes proves an update of a recipe", fix="name a recipe, and leave out --hf")
     if hf is not None:
         if recipe is not None:
-            raise RecipeError("a recipe and --hf are given", fix="name a recipe, or --hf with a config.json")
+            raise RecipeError("a recipe or run and --hf are given", fix="name one, or --hf with a config.json")
         from unpad.hf.way import UNPAD
         from unpad.proof.foreign.folder import prove_folder
 

@@ -27,6 +27,7 @@ from unpad.data.tokens.cache import make_key, read_sealed, write_sealed
 from unpad.errors import DiskError, SourceError
 from unpad.storage import cache_folder
 from unpad.terminal.progress import counted
+from unpad.terminal.table import number_of
 
 ROWS, COLUMNS = 8, 9
 VERSION = 1  # of the small copies; a change makes new files in the cache
@@ -118,7 +119,8 @@ def _compare(
     both = np.flatnonzero(held & trained).tolist()  # the same file in rows of both parts
     found = sorted([*((one, one) for one in both), *((one, other) for one, other in found if not trained[one])])
     equal = sum(examples[one].sha256 == examples[other].sha256 for one, other in found)
-    lines = [f"  {part} {int(held.sum()):,} pictures: {len(found):,} near-duplicates of training ones"]
+    pictures, alike = number_of(int(held.sum()), "pictures"), number_of(len(found), "near-duplicates")
+    lines = [f"  {part} {pictures}: {alike} of training ones"]
     lines[0] += f", {equal:,} of them equal" if equal else ""
     pairs = tuple((places[one], places[other]) for one, other in found[:MAX_SHOWN])
     lines += [f"    {one} is like {other}" for one, other in pairs] + ([f"    do: {advice(part)}"] if pairs else [])

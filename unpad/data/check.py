@@ -280,7 +280,19 @@ def _check_events(recipe: Recipe, trains: bool) -> CheckReport:
         num_used = num_rows - len(bad_rows) - len(refused)
         reports.append((FileCheck(Path(shown), "events", num_rows, num_used, 0), (*bad_rows, *refused)))
     notes = tuple(f"warning: {note}" for part in read.rows.parts for note in part.notes)
+    if not trains and recipe.events.labels is None:
+        notes += tuple(f"note: {_about_labels(table.names.get('id', 'id'))}" for table, _ in read.tables[:1])
     return CheckReport(tuple(file for file, _ in reports), tuple(row for _, bad in reports for row in bad), notes)
+
+
+def _about_labels(id: str) -> str:
+    """A remark on the way to give outcomes of events that come without.
+
+    Args:
+        id: column of the patient's id in the events.
+    """
+    field = f"events.labels={{path: labels.csv, id: {id}, label: died}}"
+    return f'no outcome is named; to predict one, set {field}: a table of a row per patient, "{id},died" and "17,1"'
 
 
 def _looks_like_events(path: Path) -> bool:

@@ -14,7 +14,7 @@ from unpad.data.asked import Asked
 from unpad.data.sources.bad_rows import faults_with_fixes
 from unpad.data.sources.example import BadRow, count_bad
 from unpad.terminal.printing import escaped
-from unpad.terminal.table import WIDTH, cells, wrapped
+from unpad.terminal.table import cells, columns, number_of, wrapped
 
 MAX_NOTES = 5
 MOST_CLASSES = 10  # that are named
@@ -44,11 +44,11 @@ class Pictures:
         modes = ", ".join(f"{name} {number:,}" for name, number in self.modes.most_common())
         common = f"{width} x {height} ({number:,})" if len(self.sizes) > 1 else f"{width} x {height}"
         told = {
-            f"{len(self.classes):,} class{'es' * (len(self.classes) > 1)}": classes,
+            number_of(len(self.classes), "classes"): classes,
             "sizes": f"{sizes}, most often {common}" if len(self.sizes) > 1 else f"{sizes} {common}",
             "modes": modes,
         }
-        return [line for name, what in told.items() for line in wrapped(f"{name}: {what}", WIDTH - 2)]
+        return [line for name, what in told.items() for line in wrapped(f"{name}: {what}", columns() - 2)]
 
     def _range(self, choose: Callable[[Iterable[int]], int]) -> tuple[int, int]:
         return choose(width for width, _ in self.sizes), choose(height for _, height in self.sizes)
@@ -95,17 +95,18 @@ class FileCheck:
     def line(self) -> str:
         if self.kind is None:
             return f"{escaped(str(self.path))}: not read"
-        blank = f", {self.num_blank} blank lines" if self.num_blank else ""
-        counts = f"{self.kind}, {self.num_used} of {self.num_rows} rows usable{blank}"
+        blank = f", {number_of(self.num_blank, 'blank lines')}" if self.num_blank else ""
+        counts = f"{self.kind}, {self.num_used:,} of {number_of(self.num_rows, 'rows')} usable{blank}"
         if self.num_repeated:
             counts += f", {self.num_repeated} equal to an earlier one"
         path = escaped(str(self.path))
         line = f"{path}: {counts}"
-        if cells(line) > WIDTH:
-            line = "\n  ".join([f"{path}:", *wrapped(counts, WIDTH - 2)])
+        if cells(line) > columns():
+            line = "\n  ".join([f"{path}:", *wrapped(counts, columns() - 2)])
         if found := self.lengths():
-            line += f"\n  characters: {found['min']:,} to {found['max']:,}, median {found['median']:,}"
-            line += f", 95 % of rows at most {found['p95']:,}"
+            lengths = f"characters: {found['min']:,} to {found['max']:,}, median {found['median']:,}"
+            lengths += f", 95 % of rows at most {found['p95']:,}"
+            line = "\n  ".join([line, *wrapped(lengths, columns() - 2)])
         return "\n  ".join([line, *(self.pictures.lines() if self.pictures else [])])
 
 
@@ -144,7 +145,7 @@ class CheckReport:
         notes = [file.note for file in self.files if file.note]
         lines += [f"note: {note}" for note in notes[:MAX_NOTES]]
         if len(notes) > MAX_NOTES:
-            lines.append(f"note: ... and so are {len(notes) - MAX_NOTES} more files")
+            lines.append(f"note: ... and {number_of(len(notes) - MAX_NOTES, 'more files')}")
         lines += [*self._one_class(), *self.asked.lines(), *self._skipped(), *self.notes]
         lines.append(f"rows read {self.num_rows} = rows used {self.num_used} + bad rows {count_bad(self.bad)}")
         unknown = sum(row.num_rows is None for row in self.bad)

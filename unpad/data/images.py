@@ -176,17 +176,17 @@ class ImageData(Data):
             f"{number_of(self.read_rows, 'images')} read = {used:,} used + {count_bad(self.bad):,} quarantined"
             + (f" + {self.left_out:,} of the test part, for `unpad eval` alone" if self.left_out else "")
             + _describe_unknown(self.unknown_classes),
-            f"{describe_split(self.table.split)}; {len(self.classes)} classes: {shown}{more}",
+            f"{describe_split(self.table.split)}; {number_of(len(self.classes), 'classes')}: {shown}{more}",
             *describe_groups(self.table.group, self.shared_groups, "images"),
             *self.pictures.lines(),
-            f"{int(self.table.positions.sum()):,} patches of {self.patch} x {self.patch} pixels, "
+            f"{number_of(int(self.table.positions.sum()), 'patches')} of {self.patch} x {self.patch} pixels, "
             f"{self.table.positions.min()} to {self.table.positions.max()} per image ({self.settings.size})",
         ]
         lines += [f"  {count:,} with {NOTES[note]} ({note})" for note, count in sorted(notes.items())]
         return lines + fault_lines(self.bad, "  quarantined: ")
 
     def describe_outputs(self) -> str:
-        return f"{len(self.classes)} classes"
+        return number_of(len(self.classes), "classes")
 
     def compare(self) -> list[str]:
         self.pictures.refuse()

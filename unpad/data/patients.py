@@ -50,6 +50,7 @@ from unpad.models.contract import Model, ReadsCodeVectors
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.recipes.recipe import Recipe
 from unpad.storage import sha256_file
+from unpad.terminal.table import number_of
 
 KINDS = ("events",)
 UNITS = ("patients", "events")
@@ -207,7 +208,7 @@ class EventData(Data):
         return self.report.lines(self.cohort, self.known, self.values, self.sets)
 
     def describe_outputs(self) -> str:
-        return f"{len(self.codes):,} codes"
+        return number_of(len(self.codes), "codes")
 
     # ----------------------------------------------------------------------- batches
 

@@ -17,6 +17,7 @@ from unpad.batching.batch import RaggedBatch, from_prompts, from_sequences
 from unpad.data.images import image_batch
 from unpad.errors import SourceError
 from unpad.models.vision_language.tower import Tower
+from unpad.terminal.table import number_of
 
 Image = tuple[np.ndarray, tuple[int, int]]  # patches (rows * columns, 3 * patch * patch), and (rows, columns)
 PositionSpan = tuple[int, int]  # first and last position, both inclusive, counted from the sample's first token
@@ -145,14 +146,16 @@ def _prompt(
         raise SourceError("the question has no image marker", where=where, fix=fix)
     if num_markers != len(images):
         raise SourceError(
-            f"the question has {num_markers} image markers for {len(images)} images",
+            f"the question has {number_of(num_markers, 'image markers')} for {number_of(len(images), 'images')}",
             where=where,
             fix="write one marker for each image",
         )
     for patches, (rows, columns) in images:
         if len(patches) != rows * columns or not len(patches):
             fix = "cut the image into rows x columns patches, at least one"
-            raise SourceError(f"an image of {rows} x {columns} has {len(patches)} patches", where=where, fix=fix)
+            raise SourceError(
+                f"an image of {rows} x {columns} has {number_of(len(patches), 'patches')}", where=where, fix=fix
+            )
     repeats = np.ones_like(ids)
     repeats[is_marker] = [len(patches) for patches, _ in images]
     stops = np.cumsum(repeats)[is_marker]

@@ -187,10 +187,12 @@ class VqaData(Data):
             f"{number_of(used + num_bad + self.left_out, 'rows')} read = {used:,} used + {num_bad:,} quarantined"
             + (f" + {self.left_out:,} of the test part, for `unpad eval` alone" if self.left_out else ""),
             f"{describe_split(self.table.split)}; "
-            f"{used - captions:,} questions and {captions:,} captions about {len(self.images):,} images",
+            f"{number_of(used - captions, 'questions')} and {number_of(captions, 'captions')} about "
+            f"{number_of(len(self.images), 'images')}",
             *describe_groups(self.table.group, self.shared_groups, "rows"),
             *self.pictures.lines(),
-            f"{int(self.table.positions.sum()):,} positions, {int(self.num_patches.sum()):,} of them patches of "
+            f"{number_of(int(self.table.positions.sum()), 'positions')}, "
+            f"{int(self.num_patches.sum()):,} of them patches of "
             f"{self.patch} x {self.patch} pixels"
             + (f", {patches.min()} to {patches.max()} per image" if len(patches) else ""),
             *(self.rows.lost.lines() if self.rows.lost.lost or self.tokenizer.kind == "file" else []),

@@ -1,22 +1,13 @@
 """The words of every finding, in English and Chinese: the reason with its number, and what to do.
 
 The order is the rank of findings of one severity: a cause stands before what follows from it. Both languages name the
-same values of the finding, in braces.
+same values of the finding, in braces. Those on rows, the most, are in `catalogue_rows.py`.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-
-class Entry(NamedTuple):
-    """The words of a finding."""
-
-    reason: str
-    advice: str
-    reason_zh: str
-    advice_zh: str
-
+from unpad.doctor.catalogue_rows import OF_ROWS
+from unpad.doctor.entry import Entry
 
 CATALOGUE: dict[str, Entry] = {
     "weights_not_finite": Entry(
@@ -56,300 +47,7 @@ CATALOGUE: dict[str, Entry] = {
         "计入损失的标签中有 {number:.0%} 落在填充位置上。",
         "填充位置不应有标签，损失掩码应为 False；plan.strategy=pack 没有填充",
     ),
-    "leaking_code": Entry(
-        "{number:.0%} of the patients with {code} have label {target}: {covered:.0%} of all with this label, and "
-        "{others:.1%} of the others. It may be the outcome itself.",
-        "leave it out of the events, or predict before it: events.landmark; a loss near 0 is no success here",
-        "有 {code} 的病人中 {number:.0%} 的标签是 {target}：占该标签病人的 {covered:.0%}，而其他病人中只有"
-        " {others:.1%}。它可能就是结局本身。",
-        "从事件中去掉它，或用 events.landmark 在它之前预测；这时损失接近 0 并不说明学会了",
-    ),
-    "leaking_value": Entry(
-        "The value of {code} alone tells the label of {sequences:,} patients, AUROC {number:.3f}: it may be written "
-        "after the outcome.",
-        "leave it out of the events and of `static`, or predict before it: events.landmark",
-        "单凭 {code} 的数值就能分出 {sequences:,} 个病人的标签，AUROC 为 {number:.3f}：它可能是结局之后才写入的。",
-        "从事件和 `static` 中去掉它，或用 events.landmark 在它之前预测",
-    ),
-    "no_history": Entry(
-        "{number:.0%} of {sequences:,} patients have no event with a time up to the landmark; {late:,} events are "
-        "after it.",
-        "compare events.landmark with the times in the files: both count from the same day, in events.unit",
-        "{sequences:,} 个病人中有 {number:.0%} 在预测时点之前没有任何带时间的事件；之后的事件有 {late:,} 个。",
-        "把 events.landmark 与文件里的时间对照：两者应从同一天算起，单位为 events.unit",
-    ),
-    "long_history": Entry(
-        "{number:.1%} of {sequences:,} patients have events more than a lifetime before the landmark, up to "
-        "{years:,.0f} years.",
-        "look at `unit` of the tables (minutes read as days?) and at placeholders such as 1900-01-01",
-        "{sequences:,} 个病人中有 {number:.1%} 的事件比预测时点早一辈子以上，最早 {years:,.0f} 年。",
-        "检查各表的 `unit`（分钟当成了天？）以及 1900-01-01 之类的占位日期",
-    ),
-    "read_as": Entry(
-        "The text is garbled: UTF-8 was read in the encoding {encoding}. in {number:.0%} of the rows "
-        "its bytes are UTF-8 again, such as {shown!r} at {where}.",
-        "write the file again from its source, read as UTF-8; do not train on garbled characters",
-        "文本是乱码：UTF-8 被当作 {encoding} 读取。用它编码回去，{number:.0%} 的行又是 UTF-8，例如 {where} 的"
-        " {shown!r}。",
-        "从源文件以 UTF-8 重新写出；不要用乱码训练",
-    ),
-    "bytes_as_letters": Entry(
-        "The text is garbled: {number:.0%} of its characters stand in runs of accented letters, as bytes of another "
-        "encoding do that were read as Latin-1; such as {shown!r} at {where}.",
-        "find the encoding of the source (GB18030, Shift-JIS, KOI8-R ...), and write the file again as UTF-8",
-        "文本是乱码：{number:.0%} 的字符是连续的带符号字母，像是把别的编码的字节当成了 Latin-1；例如 {where} 的"
-        " {shown!r}。",
-        "找出源文件的编码（GB18030、Shift-JIS、KOI8-R 等），再以 UTF-8 写出",
-    ),
-    "replaced": Entry(
-        "{number:.1%} of the characters are U+FFFD, which stands for bytes that were lost when the text was decoded; "
-        "such as {shown!r} at {where}.",
-        "decode the source in its own encoding, and write the file again as UTF-8",
-        "{number:.1%} 的字符是 U+FFFD，即解码时丢失的字节；例如 {where} 的 {shown!r}。",
-        "用源文件自己的编码解码，再以 UTF-8 写出",
-    ),
-    "no_text": Entry(
-        "{number:.0%} of the rows are no text but {why}, such as {shown!r} at {where}.",
-        "look at the field, column or separator that the text is taken from: {{path: FILE, field: NAME}} names it, and "
-        "JSON lines end in .jsonl",
-        "{number:.0%} 的行不是正文，而是{why}，例如 {where} 的 {shown!r}。",
-        "检查正文取自哪个字段、列或分隔符：用 {{path: FILE, field: NAME}} 指定；JSON 行文件应以 .jsonl 结尾",
-    ),
-    "no_order": Entry(
-        "The order of characters says nothing: packed, the text takes {number:.0%} of the room of the same characters "
-        "shuffled; such as {shown!r} at {where}. It is no language, or was scrambled.",
-        "look at the field that the text is taken from, and at how it was decoded, unpacked or shuffled",
-        "字符的顺序没有规律：压缩后的大小是打乱后的 {number:.0%}；例如 {where} 的 {shown!r}。它不是语言，或被打乱了。",
-        "检查正文取自哪个字段，以及它是如何解码、解压或打乱的",
-    ),
-    "unseen": Entry(
-        "{number:.1%} of the characters are control characters or marks without width, mostly {shown}: the model "
-        "learns to write them.",
-        "take them out of the files",
-        "{number:.1%} 的字符是控制字符或零宽字符，最多的是 {shown}：模型会学着写它们。",
-        "从文件中去掉它们",
-    ),
-    "markup": Entry(
-        "{number:.0%} of the characters are tags or entities of HTML, such as {shown!r}: the model learns markup in "
-        "place of text.",
-        "take the text out of the HTML before training; keep markup only where the model is to write it",
-        "{number:.0%} 的字符是 HTML 标签或实体，例如 {shown!r}：模型学的是标记而不是正文。",
-        "训练前从 HTML 中取出正文；只有要让模型写标记时才保留",
-    ),
-    "swapped_roles": Entry(
-        "{number:.0%} of the replies ask something, such as {shown!r}, and {asked:.0%} of the messages of users: the "
-        "roles look swapped.",
-        "exchange user and assistant in the files, or the fields that hold them",
-        "{number:.0%} 的回复在提问，例如 {shown!r}，而用户消息中只有 {asked:.0%} 在提问：角色看起来反了。",
-        "在文件中交换 user 和 assistant，或交换对应的字段",
-    ),
-    "given_answer": Entry(
-        "{number:.0%} of the questions hold their own answer, such as {answer!r} in {question!r}, and {others:.0%} "
-        "that "
-        "of another: the model only has to copy it.",
-        "take the answer out of the question; a low loss is no success here",
-        "{number:.0%} 的问题里已经写着自己的答案，例如 {question!r} 里的 {answer!r}；写着别的问题的答案的只有 "
-        "{others:.0%}："
-        "模型照抄即可。",
-        "从问题中去掉答案；这时损失低并不说明学会了",
-    ),
-    "clashing_labels": Entry(
-        "{number:.0%} of {sequences:,} training inputs are equal to one with another label or answer, such as {where}: "
-        "no model can tell them apart.",
-        "look at how labels are matched with rows, and at what makes the inputs alike",
-        "{sequences:,} 个训练输入中有 {number:.0%} 与标签或答案不同的另一个完全相同，例如 {where}：任何模型都分不开。",
-        "检查标签与样本的对应关系，以及输入为何相同",
-    ),
-    "cut_alike": Entry(
-        "{number:.0%} of the texts are cut after exactly {most:,} {unit}, the largest length there is, and end without "
-        "a mark, such as {shown!r} at {where}.",
-        "look for a limit of a column or of an export, such as VARCHAR({most}), and export them again without it",
-        "{number:.0%} 的文本正好在 {most:,} {unit}处被截断，这是出现的最大长度，结尾没有标点，例如 {where} 的 "
-        "{shown!r}。",
-        "检查数据库列或导出程序的长度上限，例如 VARCHAR({most})，去掉后重新导出",
-    ),
-    "same_reply": Entry(
-        "{number:.0%} of {sequences:,} conversations have the same reply, {target!r}, to different questions, beside "
-        "others that differ: the model learns to say it to everything.",
-        "take these rows out of the files, or all but a few, if it is an excuse or an error message",
-        "{sequences:,} 段对话中有 {number:.0%} 对不同的问题给出同一回答 {target!r}，"
-        "其余回答各不相同：模型会学着对什么都这样说。",
-        "如果它是推托或错误信息，请从文件中去掉这些行，或只留少数",
-    ),
-    "held_out_unlike": Entry(
-        "Held-out texts are unlike the training ones: they share {number:.0%} of their tokens, and parts of training "
-        "as large share {usual:.0%}; such as {where}. Their loss says nothing about what is learnt: another "
-        "language or source is held out.",
-        "hold out rows of the same source: check their splits in the files, or leave those out and set "
-        "data.holdout=0.1",
-        "留出的文本与训练文本不同：两者的词元分布只有 {number:.0%} 重合，而同样大小的训练部分之间有 "
-        "{usual:.0%}；例如 {where}。"
-        "留出的是另一种语言或来源，其损失不能说明学到了什么。",
-        "从同一来源留出：检查文件里的 split，或去掉它们并设 data.holdout=0.1",
-    ),
-    "two_answers": Entry(
-        "{number:.0%} of the questions occur again with another answer: {question!r} has {first!r} and {second!r}, "
-        "which "
-        "contradict each other.",
-        "keep one answer of each question, or say in the question what tells them apart",
-        "{number:.0%} 的问题重复出现而答案不同：{question!r} 的答案有 {first!r} 和 {second!r}，互相矛盾。",
-        "每个问题只留一个答案，或在问题中写明区别",
-    ),
-    "common_part": Entry(
-        "{number:.0%} of what is learnt is a part that nearly all rows share at their {place}, {characters} "
-        "characters: "
-        "{shown!r}. The loss looks low for it.",
-        "take the header, prefix or closing out of the files; in conversations a system message is the place for it",
-        "学习的内容中有 {number:.0%} 是几乎所有行{place}共有的 {characters} 个字符：{shown!r}。损失会因此显得低。",
-        "从文件中去掉这段页眉、前缀或结尾；对话可把它放进 system 消息",
-    ),
-    "dates_as_values": Entry(
-        "The values of {code} are dates, not measurements: their mean, {mean:.6g}, is a time since 1970. Codes like "
-        "it: "
-        "{codes}, with {number:.0%} of all values.",
-        "name the column as `time`, or leave it out of the values of data.events",
-        "{code} 的数值是日期而不是测量值：均值 {mean:.6g} 是 1970 年以来的时间。这样的编码有 {codes} 种，占全部数值的"
-        " {number:.0%}。",
-        "把这一列设为 `time`，或不要放进 data.events 的数值",
-    ),
-    "equal_values": Entry(
-        "All values of {code} are {mean:.6g}, or differ by less than single precision tells apart: they say nothing. "
-        "Codes like it: {codes}, with {number:.0%} of all values.",
-        "look at the column that data.events takes the values from",
-        "{code} 的数值都是 {mean:.6g}，或者差别小于单精度能分辨的程度：没有信息。这样的编码有 {codes} 种，占全部数值的"
-        " {number:.0%}。",
-        "检查 data.events 取数值的那一列",
-    ),
-    "one_time": Entry(
-        "{number:.0%} of {sequences:,} patients with several events have all of them at one time: there is no course "
-        "to "
-        "learn from.",
-        "look at the time column of the tables and its unit: dates without a day, or years read as days?",
-        "{sequences:,} 个有多个事件的病人中有 {number:.0%} 的事件全在同一时刻：没有病程可学。",
-        "检查各表的时间列及其单位：日期是否缺少日，或把年当成了天？",
-    ),
-    "unknown_codes": Entry(
-        "{number:.0%} of the events have codes that the model does not know; it knows {codes}.",
-        "lower events.min_count, or map codes to coarser ones",
-        "{number:.0%} 的事件的编码模型不认识；它认识的只有 {codes} 种。",
-        "调低 events.min_count，或把编码归并成更粗的",
-    ),
-    "constant_labels": Entry(
-        "{number:.1%} of {sequences:,} sequences have the same target, {target}: there is nothing to tell apart.",
-        "look at the labels or answers in the files, and at the field that names them",
-        "{sequences:,} 个样本中有 {number:.1%} 目标相同，都是 {target}：没有可以区分的东西。",
-        "检查文件里的标签或答案，以及指定它们的字段",
-    ),
-    "constant_inputs": Entry(
-        "{number:.0%} of {sequences:,} inputs hold one value throughout, such as {where}: there is nothing to "
-        "see in them.",
-        "look at the files, and at how they are decoded",
-        "{sequences:,} 个输入中有 {number:.0%} 从头到尾是同一个值，例如 {where}：里面没有信息。",
-        "检查这些文件，以及它们的解码方式",
-    ),
-    "one_patch": Entry(
-        "{number:.0%} of the pictures are one patch: the model sees each as one vector, and nothing of its parts.",
-        "change {field}; a patch has {patch} pixels a side, and a picture should have 16 patches or more",
-        "{number:.0%} 的图像只有一个图块：模型把每张图看成一个向量，看不到其中的部分。",
-        "修改 {field}；图块边长为 {patch} 像素，一张图最好有 16 个以上图块",
-    ),
-    "picture_scale": Entry(
-        "The numbers of pictures are {number:.3g} in size after images.mean and images.std, and spread by "
-        "{spread:.3g}: "
-        "models expect about 1.",
-        "set images.std and images.mean to those of colours from 0 to 1, such as 0.5 each",
-        "经过 images.mean 和 images.std 之后，图像数值的大小是 {number:.3g}，离散程度 {spread:.3g}：模型期望约为 1。",
-        "把 images.std 和 images.mean 设为 0 到 1 的颜色的统计值，例如都是 0.5",
-    ),
-    "augmentation": Entry(
-        "{field} is {number:g}: little is left of what training is to see.",
-        "set {field}={usual:.2g}",
-        "{field} 为 {number:g}：训练时原来的内容所剩无几。",
-        "设置 {field}={usual:.2g}",
-    ),
-    "rare_codes": Entry(
-        "{number:.0%} of the events have codes that one patient alone has, {codes:,} of {all_codes:,} codes: nothing "
-        "of them holds for others.",
-        "take numbers and names of rows out of the code column, map codes to coarser ones, or set events.min_count=5",
-        "{number:.0%} 的事件用的编码只出现在一个病人身上（{all_codes:,} 种编码中的 {codes:,} 种）：对别的病人没有用。",
-        "去掉编码列中的流水号和名称，把编码归并成更粗的，或设 events.min_count=5",
-    ),
-    "far_values": Entry(
-        "{far:,} values of {code} are {times:,.0f} times as far from the median as all others, and make its standard "
-        "deviation {number:,.0f} times as large: the others look equal. Codes like it: {codes}.",
-        "look for another unit or placeholders such as 9999 among them; convert or empty these cells",
-        "{code} 有 {far:,} 个数值离中位数的距离是其余的 {times:,.0f} 倍，使标准差变成 {number:,.0f} 倍：其余数值看起来"
-        "都一样。这样的编码有 {codes} 种。",
-        "检查其中是否混有别的单位或 9999 之类的占位值；换算或清空这些单元格",
-    ),
-    "unknown_tokens": Entry(
-        "{number:.1%} of the characters are lost to unknown tokens, such as {common}: the tokenizer cannot spell "
-        "this text.",
-        "use tokenizer.kind=bpe with tokenizer.path=null, which learns from your text, or a file made from text like "
-        "it",
-        "{number:.1%} 的字符成了未知词元，例如 {common}：这个分词器无法表示这些文本。",
-        "用 tokenizer.kind=bpe 或 words，它们从你的文本学词表；或换用同类文本训练的分词器文件",
-    ),
-    "other_tokenizer": Entry(
-        "The tokenizer takes {per_character:.2f} tokens for a character, {number:.1f} times as many as one made "
-        "from this text; {unused:.0%} of its vocabulary never occurs.",
-        "set tokenizer.kind=bpe and tokenizer.path=null, or name a file made from text of this language",
-        "这个分词器每个字符要用 {per_character:.2f} 个词元，是用这些文本训练的分词器的 {number:.1f} 倍；词表有"
-        " {unused:.0%} 从未出现。",
-        "设置 tokenizer.kind=bpe 和 tokenizer.path=null，或使用由同一种语言的文本训练的分词器文件",
-    ),
-    "double_marks": Entry(
-        "{number:.0%} of the sequences have {mark} twice at the {place}.",
-        "BOS and EOS are added once by the encoder: take them out of the texts or the template",
-        "{number:.0%} 的序列在{place}有两个 {mark}。",
-        "编码时已经各加一次 BOS 和 EOS：从文本或模板中去掉它们",
-    ),
-    "small_vocabulary": Entry(
-        "A vocabulary of {size} takes {per_character:.2f} tokens for a character, {number:.1f} times as many as one "
-        "of a usual size: sequences are that much longer.",
-        "raise tokenizer.vocab_size, such as to 4000",
-        "{size} 的词表每个字符要用 {per_character:.2f} 个词元，是常用大小的 {number:.1f} 倍：序列也长那么多。",
-        "调大 tokenizer.vocab_size，例如 4000",
-    ),
-    "same_rows": Entry(
-        "{number:.0%} of {sequences:,} held-out sequences looked at are also trained on, such as {where}: the "
-        "held-out loss is too good.",
-        "take them out of one part; or leave out `split` and let data.holdout divide the rows",
-        "看过的 {sequences:,} 个验证样本中有 {number:.0%} 也在训练集里，例如 {where}：验证损失好得不真实。",
-        "从其中一边删掉它们；或者不写 split，由 data.holdout 来划分",
-    ),
-    "near_rows": Entry(
-        "{number:.0%} of {sequences:,} held-out rows are training rows with hardly a change, such as {where}: the "
-        "held-out loss is too good.",
-        "set data.near_duplicates=together, or take one of each pair out of the files",
-        "{sequences:,} 个验证样本中有 {number:.0%} 只是训练样本稍加改动，例如 {where}：验证损失好得不真实。",
-        "设置 data.near_duplicates=together，或从文件中删掉其中一个",
-    ),
-    "repeats": Entry(
-        "{number:.0%} of {sequences:,} training rows repeat an earlier one; {where} occurs {times} times.",
-        "keep one copy of each row; to train on some more often, give their source a weight",
-        "{sequences:,} 个训练样本中有 {number:.0%} 与前面的完全相同；{where} 出现了 {times} 次。",
-        "每行只留一份；要多训练某些数据，可给来源设 weight",
-    ),
-    "held_out": Entry(
-        "{number:.0%} of the rows are held out, and {trained:,} are left to train on.",
-        "lower data.holdout, such as to 0.05, or look at `split` in the rows",
-        "{number:.0%} 的行留作验证，只剩 {trained:,} 行用于训练。",
-        "调小 data.holdout，例如 0.05，或检查行中的 `split`",
-    ),
-    "cut_short": Entry(
-        "Sequences of {whole:,.0f} {unit} on average are cut to {number:,.1f}; {lost:.0%} of what there is is "
-        "left out.",
-        "raise {field}",
-        "平均长 {whole:,.0f} 的序列（单位 {unit}）被截成 {number:,.1f}；{lost:.0%} 的内容没有用上。",
-        "调大 {field}",
-    ),
-    "swallowed": Entry(
-        "{where} has {number:.2%} of the targets of an epoch, the other sources have all the rest.",
-        "raise its weight, or lower that of the others: {field}",
-        "一轮的目标中，{where} 只占 {number:.2%}，其余全是别的来源。",
-        "调高它的权重，或调低其他来源的权重：{field}",
-    ),
+    **OF_ROWS,
     "class_weight": Entry(
         "{field} is {weight:g}: class {side} counts {number:,.0f} times as much in the loss as all of the other class, "
         "so that every probability goes to {side}.",
@@ -435,6 +133,20 @@ CATALOGUE: dict[str, Entry] = {
         " {end:.3g}。",
         "设置 {field}={middle:.1e}；这里合适的范围是 {low:.1e} 到 {high:.1e}",
     ),
+    "later_rate": Entry(
+        "Stage {stage} has the learning rate {rate:.1e}, {number:.0f} times that of the stage before it, "
+        "{before:.1e}: its first steps undo what was learnt.",
+        "lower {field}: a later stage usually has a tenth to one of the rate before it",
+        "阶段 {stage} 的学习率是 {rate:.1e}，为前一阶段（{before:.1e}）的 {number:.0f} 倍：最初几步就会毁掉已学到的。",
+        "调低 {field}：后面的阶段通常是前面的十分之一到一倍",
+    ),
+    "later_slow": Entry(
+        "Stage {stage} has the learning rate {rate:.1e}, {number:.1e} of that of the stage before it, "
+        "{before:.1e}: it learns next to nothing.",
+        "raise {field}: a later stage usually has a hundredth to one of the rate before it",
+        "阶段 {stage} 的学习率是 {rate:.1e}，只有前一阶段（{before:.1e}）的 {number:.1e}：几乎学不到东西。",
+        "调高 {field}：后面的阶段通常是前面的百分之一到一倍",
+    ),
     "clip": Entry(
         "Clipping to {clip:.1g} makes gradients {number:,.0f} times smaller in every step; their direction is "
         "lost in Adam's epsilon.",
@@ -468,6 +180,21 @@ CATALOGUE: dict[str, Entry] = {
         "set {field}=0",
         "一次评估要降低 {number:g} 纳特才算进步：还在学习时训练就结束了。",
         "设置 {field}=0",
+    ),
+    "impatient": Entry(
+        "With a patience of {patience} a stage of {steps:,} steps ends after {number:.0f} steps without "
+        "progress: the chance of a few evaluations stops it.",
+        "raise {field}, or evaluate less often",
+        "patience 为 {patience} 时，{steps:,} 步的阶段只要 {number:.0f} 步没有进展就结束：几次评估的偶然波动就会"
+        "让它停下。",
+        "调大 {field}，或减少评估次数",
+    ),
+    "generation": Entry(
+        "{field}={number:g} spoils the replies of a model that has learnt well: they are cut, random or avoid "
+        "words that they need.",
+        "set {field}={usual}",
+        "{field}={number:g} 会毁掉学得很好的模型的回答：被截断、随机，或避开需要的词。",
+        "设置 {field}={usual}",
     ),
     "tiny_steps": Entry(
         "A step has {number:.1f} sequences with {targets:.1f} targets on average: its gradient is mostly chance.",
@@ -514,6 +241,19 @@ CATALOGUE: dict[str, Entry] = {
         "本阶段只有 {number:,.0f} 步：这么少的步数学不到什么。",
         "调小 {field}，或调大 {longer}",
     ),
+    "later_few_steps": Entry(
+        "Stage {stage} has {number:.0f} steps: there is not much to learn in so few.",
+        "lower {field}, or raise {longer}",
+        "阶段 {stage} 只有 {number:.0f} 步：这么少的步数学不到什么。",
+        "调小 {field}，或调大 {longer}",
+    ),
+    "many_epochs": Entry(
+        "The stage goes {number:,.0f} times through the same {sequences:,} sequences: it learns them by heart "
+        "(overfits), and nothing ends it before.",
+        "set train.patience=3, or lower {field}",
+        "本阶段把同样的 {sequences:,} 个样本重复 {number:,.0f} 遍：只是死记（过拟合），也没有提前结束的条件。",
+        "设 train.patience=3，或调低 {field}",
+    ),
     "frozen": Entry(
         "{number:.0%} of the parameters to train do not change, such as {layer}: {why}.",
         "look at train.freeze, optim.groups (lr_scale 0) and losses; in code, at detach and no_grad",
@@ -527,6 +267,12 @@ CATALOGUE: dict[str, Entry] = {
         "raise lr_scale of the group, or leave the group out",
         "optim.groups 让 {number:.0%} 的参数（{layer} 等）只用 {scale:g} 倍的学习率：它们几乎不变。",
         "调大该组的 lr_scale，或去掉这一组",
+    ),
+    "lora_scale": Entry(
+        "The output of adapters is scaled by {number:g}, alpha over r: they drown the weights, or add nothing.",
+        "set lora.alpha={usual}, twice lora.r",
+        "适配器的输出乘以 {number:g}（alpha 除以 r）：不是淹没原有权重，就是毫无作用。",
+        "设置 lora.alpha={usual}，即 lora.r 的两倍",
     ),
     "starved": Entry(
         "The outcome has {number:.2%} of the gradient that the layers get, {strongest} has {other:.0%}: they hardly "

@@ -10,15 +10,18 @@ from unpad.doctor.aims import check_aims
 from unpad.doctor.alike import check_alike
 from unpad.doctor.carry import Carry, carry_over, judge_carry
 from unpad.doctor.catalogue import CATALOGUE
+from unpad.doctor.course import check_course
 from unpad.doctor.files import check_files
 from unpad.doctor.finding import Finding, Value, ranked
 from unpad.doctor.heart import Heart, judge, learn_by_heart
 from unpad.doctor.histories import check_histories
+from unpad.doctor.joins import check_joins
 from unpad.doctor.layers import Layers, check_layers, check_unchanged
 from unpad.doctor.length import check_length
 from unpad.doctor.lines import drawing, fact_lines, finding_lines, fold
 from unpad.doctor.machine import check_memory, check_neighbours, check_threads
 from unpad.doctor.pictures import check_pictures
+from unpad.doctor.preferences import check_preferences
 from unpad.doctor.rows import check_rows
 from unpad.doctor.settings import (
     check_betas,
@@ -30,6 +33,7 @@ from unpad.doctor.settings import (
     check_step_size,
 )
 from unpad.doctor.shapes import check_shapes
+from unpad.doctor.sides import check_sides
 from unpad.doctor.steps import Steps, check_times, take_steps
 from unpad.doctor.subject import Clock, Subject, open_subject
 from unpad.doctor.sweep import Sweep, sweep
@@ -39,7 +43,9 @@ from unpad.doctor.targets import check_targets
 from unpad.doctor.terms import check_terms
 from unpad.doctor.texts import check_texts, originals
 from unpad.doctor.tokens import check_tokens
+from unpad.doctor.values import check_values
 from unpad.doctor.words import Language, sentences, word
+from unpad.doctor.writing import check_writing
 from unpad.run.cores import LoadMeter
 from unpad.terminal.progress import progress
 
@@ -64,6 +70,10 @@ FOLLOWS = {
         "one_patch",
         "picture_scale",
         "augmentation",
+        "slipped_pictures",
+        "without_picture",
+        "lone_classes",
+        "other_classes",
         *SETTINGS,
     },
     "decay": {"lr_high", "step_size"},
@@ -76,6 +86,12 @@ FOLLOWS = {
     "repeats": {"clashing_labels"},
     "near_rows": {"same_rows"},
     "imbalance": {"constant_labels"},
+    "changed_words": {"escaped", "no_text", "read_as", "bytes_as_letters"},
+    "escaped": {"no_text"},
+    "two_answers": {"slipped", "other_replies", "swapped_roles"},
+    "sides_apart": {"held_out_unlike", "other_classes", "far_values", "stand_in", "two_scales"},
+    "two_scales": {"far_values", "dates_as_values"},
+    "stand_in": {"far_values", "dates_as_values"},
 }
 FOLLOWS["labels_flipped"] = FOLLOWS["labels_random"]
 
@@ -212,9 +228,11 @@ def examine(
         rows = originals(subject)
         findings = [*check_targets(subject), *check_rows(subject), *check_tokens(subject), *check_histories(subject)]
         findings += [*check_alike(subject), *check_texts(rows), *check_talks(rows)]
-        findings += check_pictures(subject)
+        findings += [*check_writing(rows), *check_joins(subject, rows), *check_preferences(subject, rows)]
+        findings += [*check_pictures(subject), *check_sides(subject), *check_values(subject)]
     findings += [*check_schedule(subject), *check_decay(subject), *check_betas(subject), *check_step_size(subject)]
     findings += [*check_aims(subject), *check_shapes(subject), *check_files(subject)]
+    findings += check_course(subject)
     layers = check_layers(subject)
     findings += layers.findings
     tried = _tried(subject, system, meter, layers) if layers.finite else None

@@ -1,4 +1,4 @@
-"""The examination as text for a terminal of 80 columns."""
+"""The examination as text for 80 columns, or a narrower terminal."""
 
 from __future__ import annotations
 
@@ -10,16 +10,23 @@ import numpy as np
 from unpad.doctor.finding import Finding
 from unpad.doctor.sweep import HIGHEST, LOWEST, Sweep
 from unpad.doctor.words import Language, sentences, severity_name, word
-from unpad.terminal.table import WIDTH, cells
+from unpad.terminal.table import cells, columns
 
 INDENT = 4
-COLUMNS, ROWS = 60, 9  # of the drawing
+COLUMNS, ROWS = 60, 9  # of the drawing, at most
+LEFT = 7  # cells of what stands at its left
+MARK = 6  # cells of a learning rate below it, with a blank
 CLOSING = "，。；：、！？）》」』”’,.;:!?)"
 
 
-def fold(text: str, width: int = WIDTH, indent: int = 0) -> list[str]:
+def fold(text: str, width: int | None = None, indent: int = 0) -> list[str]:
     """Break a text into lines: between words at blanks, and between Chinese characters, but not before a mark that
-    closes."""
+    closes.
+
+    Args:
+        width: in cells; default that of the terminal, at most 80.
+    """
+    width = width or columns()
     parts: list[str] = []
     for letter in text:
         wide = unicodedata.east_asian_width(letter) in "WF"
@@ -50,7 +57,7 @@ def fact_lines(facts: list[tuple[str, str]]) -> list[str]:
     column = max((cells(name) for name, _ in facts), default=0) + 2
     lines = []
     for name, value in facts:
-        first, *more = fold(value, WIDTH - column)
+        first, *more = fold(value, columns() - column)
         lines.append(f"{name}{' ' * (column - cells(name))}{first}")
         lines += [" " * column + line for line in more]
     return lines
@@ -60,13 +67,13 @@ def drawing(sweep: Sweep, rate: float, language: Language) -> list[str]:
     """The sweep as characters: the loss over the learning rate, the range, and the recipe's own rate."""
     if not len(sweep.rates):
         return []
-    decades = math.log10(HIGHEST / LOWEST)
+    decades, wide = math.log10(HIGHEST / LOWEST), min(COLUMNS, columns() - LEFT)
 
     def column(value: float) -> int:
-        return min(max(round(math.log10(value / LOWEST) / decades * (COLUMNS - 1)), 0), COLUMNS - 1)
+        return min(max(round(math.log10(value / LOWEST) / decades * (wide - 1)), 0), wide - 1)
 
     top, bottom = max(1.0, min(float(sweep.losses.max()), 1.5)), float(sweep.losses.min())
-    canvas = np.full((ROWS, COLUMNS), " ")
+    canvas = np.full((ROWS, wide), " ")
     for value, loss in zip(sweep.rates, sweep.losses, strict=True):
         height = (top - min(loss, top)) / max(top - bottom, 1e-12)
         canvas[round(height * (ROWS - 1)), column(float(value))] = "*"
@@ -74,17 +81,18 @@ def drawing(sweep: Sweep, rate: float, language: Language) -> list[str]:
     for row, cells_of_row in enumerate(canvas):
         level = top - row / (ROWS - 1) * (top - bottom)
         lines.append(f"{level:5.0%} |{''.join(cells_of_row)}".rstrip())
-    axis = ["-"] * COLUMNS
+    axis = ["-"] * wide
     if sweep.low is not None and sweep.high is not None:
         axis[column(sweep.low) : column(sweep.high) + 1] = "=" * (column(sweep.high) - column(sweep.low) + 1)
     lines.append(f"      +{''.join(axis)}")
-    marks = [" "] * (COLUMNS + 6)
-    for power in range(round(decades) + 1):
+    room = min(wide + MARK, columns() - LEFT)
+    marks = [" "] * room
+    for power in range(0, round(decades) + 1, math.ceil(MARK * decades / wide)):
         value = LOWEST * 10**power
-        at = min(column(value), COLUMNS + 6 - 5)
-        marks[at : at + 5] = f"{value:.0e}"
-    lines.append(f"       {''.join(marks)}".rstrip())
-    at, said = 7 + column(min(max(rate, LOWEST), HIGHEST)), word("recipe", language, rate=rate)
-    fits = at + 2 + cells(said) <= WIDTH
+        at = min(column(value), room - MARK + 1)
+        marks[at : at + MARK - 1] = f"{value:.0e}"
+    lines.append(f"{' ' * LEFT}{''.join(marks)}".rstrip())
+    at, said = LEFT + column(min(max(rate, LOWEST), HIGHEST)), word("recipe", language, rate=rate)
+    fits = at + 2 + cells(said) <= columns()
     lines.append(f"{' ' * at}^ {said}" if fits else f"{' ' * (at - 1 - cells(said))}{said} ^")
     return lines

@@ -155,13 +155,15 @@ def _dropouts(section: dict[str, Any], path: str) -> Iterator[tuple[str, float]]
 
 
 def check_clip(subject: Subject, norms: list[float]) -> list[Finding]:
-    """The clipping threshold against the norms of some steps."""
-    clip = subject.recipe.optim.clip
-    if clip is None or not norms:
+    """The smallest clipping threshold, of all parameters or of a group, against the norms of some steps."""
+    optim = subject.recipe.optim
+    given = [(optim.clip, subject.field("optim.clip")), *((group.clip, "optim.groups") for group in optim.groups)]
+    known = [(clip, field) for clip, field in given if clip is not None]
+    if not known or not norms:
         return []
+    clip, field = min(known)
     least = min(norms) / clip
     if not least > MUCH_CLIPPED:
         return []
-    field = subject.field("optim.clip")
     values: dict[str, Value] = {"clip": clip, "norm": sorted(norms)[len(norms) // 2], "field": field}
     return [Finding("clip", "fault" if least > MOST_CLIPPED else "warning", least, (field,), values)]

@@ -15,7 +15,7 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro, Plan
 from unpad.data.family import check_near_duplicates, family_of
 from unpad.errors import RecipeError, needs_memory
-from unpad.interchange.origin import open_recipe, starting_weights
+from unpad.interchange.origin import open_named, starting_weights
 from unpad.models import lower_sizes
 from unpad.models.contract import Model
 from unpad.models.objective import set_objective
@@ -24,8 +24,7 @@ from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import OptimSettings
 from unpad.run.base import run_weights
 from unpad.run.checkpoint import put_weights
-from unpad.run.folder import as_run, run_recipe
-from unpad.run.kept import open_files, refuse_without_data
+from unpad.run.kept import open_files
 from unpad.training.optim import freeze, make_optimizer, set_rate
 from unpad.training.setup import Setup, prepare_setup, resolved
 from unpad.training.stage import StageSetup, epoch_plan, last_step, stage_epochs
@@ -135,13 +134,11 @@ def open_subject(name: str, overrides: Sequence[str], clock: Clock) -> Subject:
     Raises:
         RecipeError, SourceError, CheckpointError: it cannot be trained or used; or nothing of it can be examined.
     """
-    folder = as_run(name)
+    opened, folder = open_named(name, overrides, f"examine it on yours: unpad doctor {name} data.KIND=FILE")
+    recipe = resolved(opened)
     if folder is None:
-        recipe = resolved(open_recipe(name, overrides))
         setup = prepare_setup(recipe, Path(), None)
     else:
-        recipe = resolved(run_recipe(folder, overrides))
-        refuse_without_data(recipe, folder, f"examine it on yours: unpad doctor {name} data.KIND=FILE")
         setup = prepare_setup(recipe, folder, open_files(recipe, folder), compare=False)
     check_near_duplicates(recipe, setup.data)
     model, step = setup.model, 0

@@ -49,12 +49,15 @@ SHOWN = 30
 
 
 def originals(subject: Subject) -> dict[str, list[Example]]:
-    """The first rows of every kind of the stage's texts, conversations or questions, as the files have them."""
+    """The first rows of every kind of texts, conversations, pairs or questions that a stage learns, as files have
+    them."""
     data, found = subject.setup.data, dict[str, list[Example]]()
     if isinstance(data, TextData):
         recipe = subject.setup.recipe
+        learning = [stage for stage in subject.setup.stages if stage.recipe.train.max_epochs != 0]
+        kinds = {kind for stage in learning for kind in stage.kinds}
         for file in list_files(recipe, TEXT_KINDS):
-            if file.kind in subject.stage.kinds:
+            if file.kind in kinds:
                 rows = (row for row in read_rows(file.kind, file.file, recipe.data) if isinstance(row, Example))
                 found.setdefault(file.kind, []).extend(islice(rows, MOST_READ))
     if isinstance(data, VqaData):

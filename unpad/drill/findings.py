@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from unpad.errors import UnpadError
-from unpad.terminal.table import WIDTH, cells, number_of, wrapped
+from unpad.terminal.table import WIDTH, cells, columns, number_of, wrapped
 
 Verdict = Literal["ok", "warning", "fault"]
 HEAD = ("check", "verdict", "measured", "what it means")
@@ -77,7 +77,7 @@ class Drilled:
 
     def lines(self) -> list[str]:
         """The table, what was cut, and a last line that counts."""
-        table = columns([HEAD, *((one.check, one.verdict, one.measured, one.meaning) for one in self.findings)])
+        table = table_lines([HEAD, *((one.check, one.verdict, one.measured, one.meaning) for one in self.findings)])
         notes = [line for note in self.notes for line in wrapped(f"note: {note}")]
         faults, warnings = self._num("fault"), self._num("warning")
         verdict = "no fault found" if self.passed else f"{number_of(faults, 'faults')} found"
@@ -89,17 +89,29 @@ class Drilled:
         return {**asdict(self), "passed": self.passed}
 
 
-def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lay out rows of texts side by side, each wrapped in its column; a word that is too wide is broken."""
+def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lay out rows of texts side by side, each wrapped in its column; a word that is too wide is broken. In a terminal
+    that is too narrow for the columns, what was measured and its meaning stand below their check."""
+    if columns() < WIDTH:
+        return [line for row in rows[1:] for line in _below_each_other(row)]
     lines = []
     for row in rows:
-        parts = [[piece for line in wrapped(text, size) for piece in broken(line, size)]
-                 for text, size in zip(row, WIDTHS, strict=True)]  # fmt: skip
+        parts = [_pieces(text, size) for text, size in zip(row, WIDTHS, strict=True)]
         for index in range(max(map(len, parts))):
             here = [part[index] if index < len(part) else "" for part in parts]
             padded = [text + " " * (size - cells(text)) for text, size in zip(here, WIDTHS, strict=True)]
             lines.append((" " * GAP).join(padded).rstrip())
     return lines
+
+
+def _below_each_other(row: Sequence[str]) -> list[str]:
+    check, verdict, *texts = row
+    below = [f"  {piece}" for text in texts for piece in _pieces(text, columns() - 2)]
+    return [*_pieces(f"{check}: {verdict}", columns()), *below]
+
+
+def _pieces(text: str, width: int) -> list[str]:
+    return [piece for line in wrapped(text, width) for piece in broken(line, width)]
 
 
 def broken(line: str, width: int) -> list[str]:

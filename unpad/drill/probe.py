@@ -10,21 +10,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 
-from unpad.batching.plan import Micro
 from unpad.interchange.origin import open_recipe
 from unpad.models.adapters import kept_weights
-from unpad.models.objective import set_objective
 from unpad.training.length import run_length
-from unpad.training.memory import peak_memory, process_memory, restart_peak, return_freed_memory
-from unpad.training.optim import freeze, make_optimizer, optimizer_tensors
+from unpad.training.memory import process_memory
+from unpad.training.optim import optimizer_tensors
+from unpad.training.rehearsal import Rehearsal
 from unpad.training.setup import Setup, check_stages, prepare_setup
-from unpad.training.stage import StageSetup, epoch_plan
-from unpad.training.step import train_step
+from unpad.training.stage import StageSetup, epoch_plan, prepare_model
 
 GRADIENT_BYTES, MOMENT_BYTES = 4, 8  # of a parameter that trains
 REPEATS = 3  # updates that must be equal
@@ -101,10 +97,11 @@ def probe(recipe: Path, told: Connection) -> None:
 
 def _read(setup: Setup, seconds: float) -> Read:
     weights = _size(kept_weights(setup.model))
-    trained = sum(p.numel() for p in setup.model.parameters() if p.requires_grad)
-    ratios = []
+    trained, ratios = 0, []
     for stage in setup.stages:
         if stage.train_ids.size:
+            prepare_model(setup.model, stage)
+            trained = max(trained, sum(p.numel() for p in setup.model.parameters() if p.requires_grad))
             positions, first = setup.data.table.positions, epoch_plan(stage, 0)
             tokens = positions[stage.train_ids].sum() / max(first.num_steps, 1)
             ratios.append(float(positions[stage.held_out_ids].sum() / max(tokens, 1)))
@@ -125,39 +122,15 @@ def _size(tensors: dict[str, torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
-def _prepared(setup: Setup, stage: StageSetup) -> dict[str, float]:
-    """Prepare the model for a stage; return the weights of the loss terms."""
-    freeze(setup.model, stage.recipe.train.freeze)
-    objective = set_objective(setup.model, stage.recipe, of_pairs=stage.of_pairs)
-    setup.model.trained = objective.weights
-    setup.model.train()
-    return objective.final(setup.model)
-
-
-def _update(setup: Setup, stage: StageSetup, optimizer: Any, weights: dict[str, float], micros: list[Micro]) -> None:
-    torch.manual_seed(stage.recipe.train.seed)
-    batches = [setup.data.load(micro).to(setup.device) for micro in micros]
-    recipe = stage.recipe
-    train_step(setup.model, batches, optimizer, weights=weights, precision=setup.precision, clip=recipe.optim.clip)
-
-
 def _stepped(setup: Setup, stage: StageSetup) -> Stepped:
     """Measure the memory of a stage's largest micro-batch, and the time of its first step."""
-    weights, made = _prepared(setup, stage), epoch_plan(stage, 0)
-    optimizer = make_optimizer(setup.model, stage.recipe.optim)
-    largest = int(np.argmax(made.micro_cells))
-    step = int(np.searchsorted(made.step_offsets, largest, side="right")) - 1
-    return_freed_memory()
-    restart_peak()
-    _update(setup, stage, optimizer, weights, [made.step(step)[largest - int(made.step_offsets[step])]])
-    began = time.perf_counter()
-    _update(setup, stage, optimizer, weights, made.step(0))
-    seconds = time.perf_counter() - began
-    saved = _size(kept_weights(setup.model)) + _size(optimizer_tensors(setup.model, optimizer))
-    peak, open_files = max(peak_memory(), process_memory() + CHECKPOINT_COPIES * saved) + OTHER_BYTES, 0
+    rehearsal = Rehearsal(setup, stage, copies=False)
+    cost = rehearsal.cost(epoch_plan(stage, 0))
+    saved = _size(kept_weights(rehearsal.model)) + _size(optimizer_tensors(rehearsal.model, rehearsal.optimizer))
+    peak, open_files = max(cost.peak_bytes, process_memory() + CHECKPOINT_COPIES * saved) + OTHER_BYTES, 0
     with suppress(OSError):
         open_files = len(os.listdir("/proc/self/fd"))
-    return Stepped(peak, seconds, saved, open_files)
+    return Stepped(peak, cost.seconds, saved, open_files)
 
 
 def _largest(stages: list[Stepped]) -> Stepped:
@@ -170,13 +143,13 @@ def _largest(stages: list[Stepped]) -> Stepped:
 
 
 def _digests(setup: Setup, stage: StageSetup) -> list[str]:
-    """Take the first update of a stage several times from the same weights."""
-    weights, planned = _prepared(setup, stage), epoch_plan(stage, 0).step(0)
-    initial, found = copy.deepcopy(setup.model.state_dict()), []
+    """Take the first update of a stage several times from the same weights and the same draws."""
+    planned, initial, found = epoch_plan(stage, 0).step(0), copy.deepcopy(setup.model.state_dict()), []
     for _ in range(REPEATS):
         setup.model.load_state_dict(initial)
-        optimizer = make_optimizer(setup.model, stage.recipe.optim)
-        _update(setup, stage, optimizer, weights, planned)
+        rehearsal = Rehearsal(setup, stage, copies=False)
+        torch.manual_seed(stage.recipe.train.seed)
+        rehearsal.step(rehearsal.load(planned))
         digest = hashlib.sha256()
         for tensor in setup.model.state_dict().values():
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)

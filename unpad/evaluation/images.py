@@ -11,12 +11,10 @@ import torch
 
 from unpad.batching.batch import RaggedBatch
 from unpad.data.images import ImageData
-from unpad.data.once import each_micro, slots
+from unpad.data.measuring import Measuring
 from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, exact_share, interval, mean_of, resample
 from unpad.inference.loaded import LoadedRun
-from unpad.models.contract import Classifies, Model
-from unpad.processes.group import ALONE, Group
-from unpad.recipes.training import PlanSettings
+from unpad.models.contract import Classifies
 
 NUM_BINS = 10  # of confidence, in the calibration error and its picture
 HIGHER_IS_BETTER: dict[str, bool | None] = {
@@ -61,52 +59,36 @@ class ImagePredictions:
 
 
 @torch.no_grad()
-def predict(
-    model: Model,
-    data: ImageData,
-    seq_ids: np.ndarray,
-    settings: PlanSettings,
-    device: torch.device,
-    group: Group = ALONE,
-) -> ImagePredictions:
+def predict(over: Measuring[ImageData]) -> ImagePredictions:
     """Classify images, in the model's own precision; no result depends on the batching."""
+    model = over.model
     assert isinstance(model, Classifies), "a model of images gives them classes"
-    slot, log_p = slots(data, seq_ids), np.zeros((len(seq_ids), data.num_outputs))
 
-    def measure(batch: RaggedBatch) -> dict[str, np.ndarray]:
-        return {"log_p": model.classify(batch.to(device)).double().log_softmax(-1).cpu().numpy()}
+    def classify(batch: RaggedBatch) -> dict[str, np.ndarray]:
+        return {"log_p": model.classify(batch).double().log_softmax(-1).cpu().numpy()}
 
-    for micro, found in each_micro(model, data, seq_ids, settings, measure, group=group):
-        log_p[slot[micro.seq_ids]] = found["log_p"]
-    return ImagePredictions(log_p, data.labels[seq_ids])
+    return ImagePredictions(over.collect(classify)["log_p"], over.data.labels[over.seq_ids])
 
 
-def held_out(
-    model: Model,
-    data: ImageData,
-    seq_ids: np.ndarray,
-    settings: PlanSettings,
-    device: torch.device,
-    group: Group = ALONE,
-) -> HeldOut:
+def held_out(over: Measuring[ImageData]) -> HeldOut:
     """Loss per image and accuracy."""
-    found = predict(model, data, seq_ids, settings, device, group)
+    found = predict(over)
     loss = float(found.nll.mean())
-    return HeldOut(loss, {"loss": loss, "accuracy": float(found.right.mean())}, len(seq_ids))
+    return HeldOut(loss, {"loss": loss, "accuracy": float(found.right.mean())}, len(over.seq_ids))
 
 
-def evaluate(run: LoadedRun, data: ImageData, seq_ids: np.ndarray, num_shown: int) -> Evaluation:
+def evaluate(run: LoadedRun, over: Measuring[ImageData], num_shown: int) -> Evaluation:
     """`loss`, `accuracy`, `top5_accuracy`, `balanced_accuracy`, `calibration_error`, and `accuracy_<class>`.
 
     The calibration error is the mean distance between confidence and accuracy over bins of confidence (Guo et al.
     2017, arXiv 1706.04599).
 
     Args:
-        seq_ids: (num_images,) images to measure on.
+        over: the images to measure on.
         num_shown: number of wrongly classified images to show, the surest first.
     """
-    ids = seq_ids
-    found = predict(run.model, data, ids, run.recipe.plan, torch.device("cpu"))
+    ids, data = over.seq_ids, over.data
+    found = predict(over)
     metrics = summarise(found, data.classes, groups=data.table.group[ids])
     confidence = np.exp(found.log_p.max(1))
     wrong = [i for i in np.argsort(-confidence) if not found.right[i]][:num_shown]

@@ -9,14 +9,11 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 
 import numpy as np
-import torch
 from rich.cells import cell_len
 
 from unpad.data.family import Data
-from unpad.models.contract import Model
-from unpad.processes.group import ALONE, Group
-from unpad.recipes.training import PlanSettings
-from unpad.terminal.table import WIDTH, wrapped
+from unpad.data.measuring import Measuring
+from unpad.terminal.table import columns, number_of, wrapped
 
 NUM_RESAMPLES = 1000
 TAILS = (2.5, 97.5)  # percentiles that bound 95 %
@@ -130,15 +127,18 @@ def known_metrics(family: str) -> dict[str, bool | None]:
 
 
 def metric_lines(metrics: dict[str, Metric]) -> list[str]:
-    """Lay out metrics as a table of a line each. Columns fit names of up to MAX_NAME cells; a longer name has a line to
-    itself. A number that does not exist, such as a rank measure of one class, is shown as "-", with the reason.
+    """Lay out metrics as a table of a line each. Columns fit names of up to MAX_NAME cells, or half of a terminal; a
+    longer name has a line to itself. A number that does not exist, such as a rank measure of one class, is shown as
+    "-", with the reason.
 
     Where the lines are too wide, what most metrics are of stands once, below the table.
     """
-    width = max((cell_len(name) for name in metrics if cell_len(name) <= MAX_NAME), default=0)
+    wide = columns()
+    longest = min(MAX_NAME, wide // 2)
+    width = max((cell_len(name) for name in metrics if cell_len(name) <= longest), default=0)
     units, below = {name: _units(metric, metric.part) for name, metric in metrics.items()}, list[str]()
     rows = _rows(metrics, units, width)
-    if any(cell_len(f"{start}   {end}") > WIDTH for start, end in rows if end):
+    if any(cell_len(f"{start}   {end}") > wide for start, end in rows if end):
         common, number = Counter(units.values()).most_common(1)[0]
         part = next(metric.part for name, metric in metrics.items() if units[name] == common)
         units = {
@@ -146,21 +146,22 @@ def metric_lines(metrics: dict[str, Metric]) -> list[str]:
             for name, metric in metrics.items()
         }
         rows = _rows(metrics, units, width)
-        below = wrapped(common if number == len(metrics) else f"{common}, unless the line says otherwise", WIDTH)
-    indent = min(width + 2, WIDTH // 2)
+        below = wrapped(common if number == len(metrics) else f"{common}, unless the line says otherwise", wide)
+    indent = min(width + 2, wide // 2)
     table = list[str]()
     for start, end in rows:  # a reason may still be too long
         one = f"{start}   {end}".rstrip()
-        parts = [" " * indent + part for part in wrapped(end, WIDTH - indent)] if end else []
-        table += [one] if cell_len(one) <= WIDTH else [start, *parts]
+        parts = [" " * indent + part for part in wrapped(end, wide - indent)] if end else []
+        table += [one] if cell_len(one) <= wide else [start, *parts]
     if any(metric.num_groups is not None and 1 < metric.num_groups < FEW_GROUPS for metric in metrics.values()):
-        below += wrapped(f"an interval over fewer than {FEW_GROUPS} groups is too narrow; hold out more of them", WIDTH)
+        below += wrapped(f"an interval over fewer than {FEW_GROUPS} groups is too narrow; hold out more of them", wide)
     best = next((metric for metric in metrics.values() if metric.best_of), None)
     if best is not None:
+        checks = number_of(best.best_of or 0, "checks")
         below += wrapped(
-            f"{best.part} chose the weights: its figures are the best of {best.best_of} checks of the same rows, and "
-            "those of a test part would be a little worse",
-            WIDTH,
+            f"{best.part} chose the weights: its figures are the best of {checks} of the same rows, and those of a "
+            "test part would be a little worse",
+            wide,
         )
     return table + below
 
@@ -188,23 +189,10 @@ def _rows(metrics: dict[str, Metric], units: dict[str, str], width: int) -> list
     return rows
 
 
-def held_out(
-    model: Model,
-    data: Data,
-    seq_ids: np.ndarray,
-    settings: PlanSettings,
-    device: torch.device,
-    group: Group = ALONE,
-) -> HeldOut:
-    """Measure a model on held-out sequences, in its own precision (fp32 unless it was converted).
-
-    Args:
-        seq_ids: (n,) sequences to measure on.
-        settings: the recipe's plan section; only its sizes matter, as no result depends on the batching.
-        group: processes that share the work; all of them return the same.
-    """
-    family = import_module(f"unpad.evaluation.{data.family}")
-    result: HeldOut = family.held_out(model, data, seq_ids, settings, device, group)
+def held_out(over: Measuring[Data]) -> HeldOut:
+    """Measure a model on held-out sequences, in its own precision (fp32 unless it was converted); processes that share
+    the work return the same."""
+    result: HeldOut = import_module(f"unpad.evaluation.{over.data.family}").held_out(over)
     return replace(result, loss=float(result.loss))  # a comparison with a number of numpy is no bool of JSON
 
 

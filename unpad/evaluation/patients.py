@@ -6,6 +6,7 @@ of one patient are not independent. Measures of the prediction leave out patient
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 
 from unpad.batching.batch import RaggedBatch
-from unpad.data.once import each_micro, once_each
+from unpad.data.measuring import Measuring, once_each
 from unpad.data.patients import EventData
 from unpad.errors import SourceError
 from unpad.evaluation import binary, sets
@@ -22,9 +23,7 @@ from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, Refu
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patient_marks import mark_patients, refuse_unknown, unknown_lines
 from unpad.inference.patients import UNKNOWN, PatientPredictions, predict, trains
-from unpad.models.contract import Model, PredictsSets
-from unpad.processes.group import ALONE, Group
-from unpad.recipes.training import PlanSettings
+from unpad.models.contract import PredictsSets
 
 # The first of these terms that trains decides which weights are best.
 JUDGES = ("classification", "hazard", "reconstruction", "next_code")
@@ -45,14 +44,7 @@ NUM_POINTS = 200  # of a drawn curve
 Z = 1.959964  # normal quantile of 97.5 %
 
 
-def held_out(
-    model: Model,
-    data: EventData,
-    seq_ids: np.ndarray,
-    settings: PlanSettings,
-    device: torch.device,
-    group: Group = ALONE,
-) -> HeldOut:
+def held_out(over: Measuring[EventData]) -> HeldOut:
     """Loss per patient of known outcome, ranking and fit of the probabilities.
 
     A model that is not trained to classify, or that is shown no patient of known outcome, is judged by the first other
@@ -61,9 +53,9 @@ def held_out(
     Raises:
         SourceError: no term of `JUDGES` has targets.
     """
-    terms = [name for name in JUDGES if trains(model, name)]
+    terms = [name for name in JUDGES if trains(over.model, name)]
     if "classification" in terms:
-        found = predict(model, data, seq_ids, settings, device, group)
+        found = predict(over)
         labels, p = found.labels[found.known], found.p[found.known]
         if labels.size:
             loss = float(found.nll.mean())
@@ -73,7 +65,7 @@ def held_out(
             refused = {name: _why_missing(name, labels, p) for name, value in values.items() if np.isnan(value)}
             return HeldOut(loss, {k: v for k, v in values.items() if k not in refused}, len(labels), refused)
         terms.remove("classification")
-    sums = _term_sums(model, data, seq_ids, settings, device, group)
+    sums = _term_sums(over)
     for name in terms:
         total, num = sums.get(name, (0.0, 0))
         if num:
@@ -83,40 +75,37 @@ def held_out(
 
 
 @torch.no_grad()
-def _term_sums(
-    model: Model, data: EventData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device, group: Group
-) -> dict[str, tuple[float, int]]:
+def _term_sums(over: Measuring[EventData]) -> dict[str, tuple[float, int]]:
     """Sum and count of every loss term."""
     sums: dict[str, tuple[float, int]] = {}
 
     def measure(batch: RaggedBatch) -> dict[str, np.ndarray]:
-        terms = model.losses(batch.to(device))
+        terms = over.model.losses(batch)
         return {name: np.array([float(total), count]) for name, (total, count) in terms.items()}
 
-    for _, found in each_micro(model, data, seq_ids, settings, measure, targets=once_each, group=group):
+    for _, found in replace(over, targets=once_each).results(measure):
         for name, (total, count) in found.items():
             before = sums.get(name, (0.0, 0))
             sums[name] = before[0] + float(total), before[1] + int(count)
     return sums
 
 
-def evaluate(run: LoadedRun, data: EventData, seq_ids: np.ndarray, num_shown: int) -> Evaluation:
+def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> Evaluation:
     """Measures of what the model was trained on: of the outcome (`summarise`), and of sets (`sets.summarise_sets`).
 
     No patient is named in what the page draws.
 
     Args:
-        seq_ids: (num_patients,) patients to measure on.
+        over: the patients to measure on.
         num_shown: number of patients to show with a sure and wrong prediction.
     """
-    ids, device = seq_ids, torch.device("cpu")
-    model, plan = run.model, run.recipe.plan
+    model, data, ids = over.model, over.data, over.seq_ids
     assert isinstance(model, PredictsSets), "a model of patients"
     metrics: dict[str, Metric] = {}
     drawn: dict[str, Any] = {"family": "events", "counts": {"patients": len(ids)}}
     lines: list[str] = []
     if trains(model, "classification") or trains(model, "hazard"):
-        found = predict(model, data, ids, plan, device)
+        found = predict(over)
         classifies = trains(model, "classification") and bool(found.known.any())
         metrics |= summarise(found, classifies, classifies or trains(model, "hazard"))
         drawn["counts"] |= count(found, data.labels is not None)
@@ -126,7 +115,7 @@ def evaluate(run: LoadedRun, data: EventData, seq_ids: np.ndarray, num_shown: in
             drawn["courses"] = courses(model, data, ids, found.p, found.labels, found.num_sets)
     wanted = [trains(model, "reconstruction"), trains(model, "next_code")]
     if any(wanted):
-        scores = sets.score_sets(model, data, ids, plan, device, *wanted)
+        scores = sets.score_sets(over, *wanted)
         metrics |= sets.summarise_sets(scores, data.codes)
         drawn["counts"] |= {"sets": len(scores.patient)}
     shown = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in drawn["counts"].items())

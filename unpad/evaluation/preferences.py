@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
-from unpad.batching.batch import RaggedBatch
-from unpad.data.once import each_micro, slots
+from unpad.data.measuring import Measuring
 from unpad.data.text import TextData
 from unpad.evaluation.metrics import HeldOut, Metric, mean_of
-from unpad.evaluation.per_sequence import per_sequence
-from unpad.models.contract import LearnsPreferences, Model, ScoresTokens
-from unpad.nn.precision import Precision, autocast
-from unpad.processes.group import ALONE, Group
-from unpad.recipes.training import PlanSettings
+from unpad.evaluation.per_sequence import token_sums
+from unpad.models.contract import LearnsPreferences, Model
+from unpad.nn.precision import Precision
 
 
 class Margins(NamedTuple):
@@ -31,34 +28,15 @@ class Margins(NamedTuple):
         return (self.margin > 0).astype(np.float64)
 
 
-@torch.no_grad()
-def log_probabilities(
-    model: Model,
-    data: TextData,
-    seq_ids: np.ndarray,
-    settings: PlanSettings,
-    device: torch.device,
-    precision: Precision = "fp32",
-    group: Group = ALONE,
-) -> np.ndarray:
+def log_probabilities(over: Measuring[TextData], precision: Precision = "fp32") -> np.ndarray:
     """Log-probability of the targets of every sequence, (num,) float64 in nats, summed in double.
 
     Args:
-        seq_ids: (num,) sequences that the model takes whole.
-        settings: the recipe's plan section; only its sizes matter, as no result depends on the batching.
+        over: sequences that the model takes whole.
+        precision: that products are computed in.
     """
-    assert isinstance(model, ScoresTokens), "a model of text predicts tokens"
-    settings = settings.model_copy(update={"max_tokens": None})  # a limit of training, not of the model
-    slot, log_p = slots(data, seq_ids), np.zeros(len(seq_ids))
-
-    def measure(batch: RaggedBatch) -> dict[str, np.ndarray]:
-        with autocast(precision, device):
-            nll = model.token_nll(batch.to(device)).cpu()
-        return {"nll": per_sequence(nll, batch)[0]}
-
-    for micro, found in each_micro(model, data, seq_ids, settings, measure, group=group):
-        log_p[slot[micro.seq_ids]] = -found["nll"]
-    return log_p
+    whole = over.settings.model_copy(update={"max_tokens": None})  # a limit of training, not of the model
+    return -token_sums(replace(over, settings=whole), precision)[0]
 
 
 def whole_pairs(model: Model, data: TextData, seq_ids: np.ndarray) -> np.ndarray:
@@ -70,41 +48,27 @@ def whole_pairs(model: Model, data: TextData, seq_ids: np.ndarray) -> np.ndarray
     return kept
 
 
-def margins(
-    model: Model,
-    data: TextData,
-    seq_ids: np.ndarray,
-    settings: PlanSettings,
-    device: torch.device,
-    group: Group = ALONE,
-) -> Margins:
+def margins(over: Measuring[TextData]) -> Margins:
     """Compare the replies of pairs by their implicit rewards, in the model's own precision.
 
     Args:
-        seq_ids: (num,) replies, of every pair both; those of pairs beyond the model's context are left out.
+        over: replies, of every pair both; those of pairs beyond the model's context are left out.
     """
+    model, data = over.model, over.data
     assert isinstance(model, LearnsPreferences), "a model of pairs learns preferences"
     assert model.beta is not None, "set with the objective"
     assert data.replies is not None, "data of pairs"
-    seq_ids = whole_pairs(model, data, seq_ids)
+    seq_ids = whole_pairs(model, data, over.seq_ids)
     gain = np.zeros(len(data.table))
-    log_p = log_probabilities(model, data, seq_ids, settings, device, group=group)
-    gain[seq_ids] = log_p - data.replies.reference[seq_ids]
+    gain[seq_ids] = log_probabilities(replace(over, seq_ids=seq_ids)) - data.replies.reference[seq_ids]
     chosen = seq_ids[data.replies.is_chosen(seq_ids)]
     margin = model.beta * (gain[chosen] - gain[data.replies.rejected_of(chosen)])
     return Margins(np.logaddexp(0, -margin), margin, data.table.group[chosen])
 
 
-def held_out(
-    model: Model,
-    data: TextData,
-    seq_ids: np.ndarray,
-    settings: PlanSettings,
-    device: torch.device,
-    group: Group = ALONE,
-) -> HeldOut:
+def held_out(over: Measuring[TextData]) -> HeldOut:
     """Loss per pair, share of pairs whose chosen reply has the larger reward, and the mean margin."""
-    found = margins(model, data, seq_ids, settings, device, group)
+    found = margins(over)
     values = {"loss": found.loss.mean(), "accuracy": found.right.mean(), "margin": found.margin.mean()}
     return HeldOut(float(values["loss"]), {name: float(value) for name, value in values.items()}, len(found.loss))
 

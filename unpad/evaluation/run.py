@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from unpad.data.family import Data, open_data
+from unpad.data.measuring import Measuring
 from unpad.data.near_duplicates import NearDuplicates, not_compared
 from unpad.data.sources.split import PARTS, Split, Wanted
 from unpad.errors import DiskError, RecipeError, SourceError
@@ -22,6 +23,7 @@ from unpad.run.report.history import METRICS, load_metrics
 from unpad.run.report.page import EVALUATION, write_report
 from unpad.run.report.samples import keep_evaluation
 from unpad.storage import write_atomic
+from unpad.terminal.table import number_of
 
 SPLITS = {name: split for split, name in PARTS.items()}
 
@@ -150,9 +152,9 @@ def _known(loaded: LoadedRun, new: Data, seq_ids: np.ndarray) -> NewFacts:
             counts[name] += len(asked.intersection(ids[i] for i in np.flatnonzero(part.table.split == split).tolist()))
     facts: dict[str, object] = {"known_ids": {"compared": len(asked), **counts, "reason": None}}
     if not any(counts.values()):
-        return [f"new data, {len(asked):,} ids: none is of the run's data"], facts
+        return [f"new data, {number_of(len(asked), 'ids')}: none is of the run's data"], facts
     told = ", ".join(f"{number:,} of {name}" for name, number in counts.items() if number)
-    lines = [f"new data, {len(asked):,} ids: the run's data has {sum(counts.values()):,} of them, {told}"]
+    lines = [f"new data, {number_of(len(asked), 'ids')}: the run's data has {sum(counts.values()):,} of them, {told}"]
     if counts["train"]:
         lines.append("  do: leave out those of train, whom the model has seen, unless others have the same ids here")
     return lines, facts
@@ -163,7 +165,8 @@ def _measure(
 ) -> Evaluation:
     """Measure the model, and name the part in every metric that does not name one itself."""
     family = import_module(f"unpad.evaluation.{data.family}")
-    found: Evaluation = family.evaluate(loaded, data, seq_ids, num_shown)
+    over = Measuring(loaded.model, data, seq_ids, loaded.recipe.plan)
+    found: Evaluation = family.evaluate(loaded, over, num_shown)
     metrics = {
         name: metric if metric.part else replace(metric, part=part, best_of=best_of)
         for name, metric in found.metrics.items()

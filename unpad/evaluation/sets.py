@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from unpad.batching.batch import RaggedBatch
-from unpad.data.once import every_micro, once_each, slots
+from unpad.data.measuring import Measuring, once_each
 from unpad.data.patients import EventData
 from unpad.evaluation.binary import ranks, recall_at_k
 from unpad.evaluation.metrics import Metric, exact_share, interval, resample
 from unpad.models.contract import PredictsSets
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.segments import real_tokens
-from unpad.recipes.training import PlanSettings
 
 NUM_CODES = 12  # codes with a metric of their own
 RECALLS = (5, 10)
@@ -62,31 +61,24 @@ class SetScores:
 
 
 @torch.no_grad()
-def score_sets(
-    model: PredictsSets,
-    data: EventData,
-    seq_ids: np.ndarray,
-    settings: PlanSettings,
-    device: torch.device,
-    reconstruction: bool,
-    next_set: bool,
-) -> SetScores:
+def score_sets(over: Measuring[EventData], reconstruction: bool, next_set: bool) -> SetScores:
     """Score every set of these patients.
 
     Args:
         reconstruction, next_set: whether to measure each.
     """
-    slot, num_sets = slots(data, seq_ids), 0
+    model, data, place, num_sets = over.model, over.data, over.places(), 0
+    assert isinstance(model, PredictsSets), "a model of patients"
     parts: list[tuple[np.ndarray, ...]] = [_nothing()]
-    for micro in every_micro(model, data, seq_ids, settings, targets=once_each):
-        batch = data.load(micro).to(device)
-        patient = slot[micro.seq_ids][batch.require(EventSets).history.seq_of_token().cpu().numpy()]
+    for micro in replace(over, targets=once_each).micros():
+        batch = data.load(micro).to(over.device)
+        patient = place[micro.seq_ids][batch.require(EventSets).history.seq_of_token().cpu().numpy()]
         rebuilt = _rebuilt(model, batch, patient) if reconstruction else _nothing()[1:5]
         sets, codes = entries(batch, data.num_outputs)
         expected = _expected(model, batch, patient, sets, codes) if next_set else _nothing()[7:]
         parts.append((patient, *rebuilt, sets + num_sets, codes, *expected))
         num_sets += len(patient)
-    return SetScores(len(seq_ids), data.num_outputs, *map(np.concatenate, zip(*parts, strict=True)))
+    return SetScores(len(over.seq_ids), data.num_outputs, *map(np.concatenate, zip(*parts, strict=True)))
 
 
 def entries(batch: RaggedBatch, num_codes: int) -> tuple[np.ndarray, np.ndarray]:

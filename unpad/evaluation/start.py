@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from unpad.data.measuring import Measuring
 from unpad.data.text import TextData
 from unpad.errors import CheckpointError, RecipeError, SourceError
 from unpad.evaluation.preferences import log_probabilities, whole_pairs
@@ -41,7 +41,7 @@ def put_reference(run: LoadedRun, data: TextData, seq_ids: np.ndarray, *, is_own
         return
     start = _start(run, named.weights)
     ids = whole_pairs(start, data, seq_ids)
-    data.replies.reference[ids] = log_probabilities(start, data, ids, run.recipe.plan, torch.device("cpu"))
+    data.replies.reference[ids] = log_probabilities(Measuring(start, data, ids, run.recipe.plan))
 
 
 def _start(run: LoadedRun, wanted: str) -> Model:

@@ -10,23 +10,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from unpad.batching.batch import RaggedBatch
-from unpad.data.once import each_micro, slots
+from unpad.data.measuring import Measuring
 from unpad.data.sources.read import PAIRS
 from unpad.data.sources.split import PARTS, Split
 from unpad.data.text import TextData
 from unpad.data.tokens.lost import FIX_OF_RUN, LostCharacters
 from unpad.evaluation import preferences
 from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, Refused, interval, resample
-from unpad.evaluation.per_sequence import per_sequence
+from unpad.evaluation.per_sequence import token_sums
 from unpad.evaluation.replies import accuracy, answer, with_keywords
 from unpad.evaluation.start import put_reference
 from unpad.inference.loaded import LoadedRun
-from unpad.models.contract import Model, ScoresTokens
-from unpad.processes.group import ALONE, Group
-from unpad.recipes.training import PlanSettings
 
 HIGHER_IS_BETTER: dict[str, bool | None] = {
     "*loss": False,
@@ -57,19 +52,12 @@ class DocumentSums:
         return float(self.nll.sum() / max(int(self.targets.sum()), 1))
 
 
-def held_out(
-    model: Model,
-    data: TextData,
-    seq_ids: np.ndarray,
-    settings: PlanSettings,
-    device: torch.device,
-    group: Group = ALONE,
-) -> HeldOut:
+def held_out(over: Measuring[TextData]) -> HeldOut:
     """Loss per target and bits per character, which are refused where the tokenizer loses characters; of pairs as in
     `preferences.py`."""
-    if is_of_pairs(data, seq_ids):
-        return preferences.held_out(model, data, seq_ids, settings, device, group)
-    sums = document_nll(model, data, seq_ids, settings, device, group)
+    if is_of_pairs(over.data, over.seq_ids):
+        return preferences.held_out(over)
+    sums = document_nll(over)
     loss, num_targets = sums.mean_nll(), int(sums.targets.sum())
     if why := sums.lost.why_no_bits():
         return HeldOut(loss, {"loss": loss}, num_targets, {"bits_per_char": why})
@@ -77,7 +65,7 @@ def held_out(
     return HeldOut(loss, {"loss": loss, "bits_per_char": bits}, num_targets)
 
 
-def evaluate(run: LoadedRun, data: TextData, seq_ids: np.ndarray, num_shown: int) -> Evaluation:
+def evaluate(run: LoadedRun, over: Measuring[TextData], num_shown: int) -> Evaluation:
     """`loss`, `perplexity`, `bits_per_char` and `bits_per_byte`; `text_` or `chat_` before them when there are both. Of
     pairs `loss`, `accuracy` and `margin`, `pairs_` before them when there are others.
 
@@ -85,10 +73,10 @@ def evaluate(run: LoadedRun, data: TextData, seq_ids: np.ndarray, num_shown: int
     the run's training questions.
 
     Args:
-        seq_ids: (num_docs,) documents to measure on.
+        over: the documents to measure on.
         num_shown: number of trained and of held-out questions to show, picked by the run's seed.
     """
-    metrics: dict[str, Metric] = {}
+    data, seq_ids, metrics = over.data, over.seq_ids, dict[str, Metric]()
     lines = data.report.lost.lines() if data.report.lost.lost else []
     kinds = [kind for number, kind in enumerate(data.kinds) if (data.table.kind[seq_ids] == number).any()]
     is_own = data.fingerprint() == run.fingerprint
@@ -98,11 +86,9 @@ def evaluate(run: LoadedRun, data: TextData, seq_ids: np.ndarray, num_shown: int
         ids = seq_ids[data.table.kind[seq_ids] == data.kinds.index(kind)]
         if kind == PAIRS:
             put_reference(run, data, ids, is_own=is_own)
-            found = preferences.margins(run.model, data, ids, run.recipe.plan, torch.device("cpu"))
-            measured = preferences.summarise(found)
+            measured = preferences.summarise(preferences.margins(replace(over, seq_ids=ids)))
         else:
-            sums = document_nll(run.model, data, ids, run.recipe.plan, torch.device("cpu"))
-            measured = summarise(sums, groups=data.table.group[ids])
+            measured = summarise(document_nll(replace(over, seq_ids=ids)), groups=data.table.group[ids])
         prefix = f"{kind}_" if len(kinds) > 1 else ""
         metrics |= {prefix + key: metric for key, metric in measured.items()}
     trained = np.flatnonzero(data.table.split == Split.TRAIN) if is_own else np.zeros(0, np.int64)
@@ -135,34 +121,14 @@ def check_new(data: TextData, path: Path) -> NewFacts:
     return [], {}
 
 
-def document_nll(
-    model: Model,
-    data: TextData,
-    seq_ids: np.ndarray,
-    settings: PlanSettings,
-    device: torch.device,
-    group: Group = ALONE,
-) -> DocumentSums:
+def document_nll(over: Measuring[TextData]) -> DocumentSums:
     """Sum the negative log-likelihood of every document, in the model's own precision (fp32 unless it was converted).
 
     A document longer than the context is cut into windows; `settings.stride` decides how much context a window's first
     targets see. No target is left out and none counts twice.
-
-    Args:
-        seq_ids: (num_docs,) documents to evaluate.
-        settings: the recipe's plan section; only its sizes matter, as no result depends on the batching.
     """
-    assert isinstance(model, ScoresTokens), "a model of text predicts tokens"
-    slot, nll, targets = slots(data, seq_ids), np.zeros(len(seq_ids)), np.zeros(len(seq_ids), np.int64)
-
-    def measure(batch: RaggedBatch) -> dict[str, np.ndarray]:
-        sums, counts = per_sequence(model.token_nll(batch.to(device)).cpu(), batch)
-        return {"nll": sums, "targets": counts}
-
-    for micro, found in each_micro(model, data, seq_ids, settings, measure, overflow="split", group=group):
-        np.add.at(nll, slot[micro.seq_ids], found["nll"])
-        np.add.at(targets, slot[micro.seq_ids], found["targets"])
-    tokens = data.tokens
+    nll, targets = token_sums(replace(over, overflow="split"))
+    tokens, seq_ids = over.data.tokens, over.seq_ids
     chars, lost = tokens.target_chars[seq_ids], tokens.lost_target_chars[seq_ids]
     num_bytes = tokens.target_bytes[seq_ids] - tokens.lost_target_bytes[seq_ids]
     count = LostCharacters(int(lost.sum(dtype=np.int64)), int(chars.sum(dtype=np.int64)))

@@ -7,23 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from unpad.batching.batch import RaggedBatch
-from unpad.data.once import each_micro, slots
+from unpad.data.measuring import Measuring
 from unpad.data.tokens.lost import FIX_OF_RUN
 from unpad.data.vqa import VqaData
 from unpad.evaluation import vqa_kept
 from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, interval, mean_of, resample
-from unpad.evaluation.per_sequence import per_sequence
+from unpad.evaluation.per_sequence import token_sums
 from unpad.evaluation.vqa_accuracy import vqa_accuracy
 from unpad.evaluation.vqa_kept import kept_metrics, mode_metrics
 from unpad.inference.answers import answer, answer_counted, answer_shown
 from unpad.inference.loaded import LoadedRun
-from unpad.models.contract import Model, ScoresTokens
 from unpad.models.vision_language.model import VisionLanguage
-from unpad.processes.group import ALONE, Group
-from unpad.recipes.training import PlanSettings
 from unpad.run.report.kept_patches import Kept
 from unpad.run.report.vqa import to_json
 
@@ -39,21 +34,14 @@ HIGHER_IS_BETTER: dict[str, bool | None] = {
 }
 
 
-def held_out(
-    model: Model,
-    data: VqaData,
-    seq_ids: np.ndarray,
-    settings: PlanSettings,
-    device: torch.device,
-    group: Group = ALONE,
-) -> HeldOut:
+def held_out(over: Measuring[VqaData]) -> HeldOut:
     """Loss per target."""
-    nll, targets = row_nll(model, data, seq_ids, settings, device, group)
+    nll, targets = token_sums(over)
     loss = float(nll.sum() / max(int(targets.sum()), 1))
     return HeldOut(loss, {"loss": loss}, int(targets.sum()))
 
 
-def evaluate(run: LoadedRun, data: VqaData, seq_ids: np.ndarray, num_shown: int) -> Evaluation:
+def evaluate(run: LoadedRun, over: Measuring[VqaData], num_shown: int) -> Evaluation:
     """`loss`, `perplexity`, `accuracy` of the answers generated greedily, and of every question that occurs often.
 
     Intervals are bootstraps over pictures, with all rows about one and those of its group. Captions count in the loss;
@@ -61,11 +49,12 @@ def evaluate(run: LoadedRun, data: VqaData, seq_ids: np.ndarray, num_shown: int)
     `accuracy_MODE` of the questions in each, and the numbers of visual tokens of `kept_metrics`; the page draws both.
 
     Args:
-        seq_ids: (num_rows,) rows to measure on.
+        over: the rows to measure on.
         num_shown: number of questions to show with the model's answer.
     """
-    ids, groups = seq_ids, data.table.group[seq_ids]
-    nll, targets = row_nll(run.model, data, ids, run.recipe.plan, torch.device("cpu"))
+    ids, data = over.seq_ids, over.data
+    groups = data.table.group[ids]
+    nll, targets = token_sums(over)
     answers, given, kept = answer_counted(run, data, ids)
     right = _judge(data, ids, answers)
     sums = resample([nll, targets], 0, groups)
@@ -139,25 +128,3 @@ def _mode_metrics(
         )
     model.mode = None
     return mode_metrics(scores, data.table.group[seq_ids[chosen]])
-
-
-@torch.no_grad()
-def row_nll(
-    model: Model,
-    data: VqaData,
-    seq_ids: np.ndarray,
-    settings: PlanSettings,
-    device: torch.device,
-    group: Group = ALONE,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Negative log-likelihood and number of the targets of every row, each (num_rows,); in nats."""
-    assert isinstance(model, ScoresTokens), "a model of text predicts tokens"
-    slot, nll, targets = slots(data, seq_ids), np.zeros(len(seq_ids)), np.zeros(len(seq_ids), np.int64)
-
-    def measure(batch: RaggedBatch) -> dict[str, np.ndarray]:
-        sums, counts = per_sequence(model.token_nll(batch.to(device)).cpu(), batch)
-        return {"nll": sums, "targets": counts}
-
-    for micro, found in each_micro(model, data, seq_ids, settings, measure, group=group):
-        nll[slot[micro.seq_ids]], targets[slot[micro.seq_ids]] = found["nll"], found["targets"]
-    return nll, targets

@@ -17,20 +17,34 @@ from unpad.errors import ProofError, RecipeError
 from unpad.hf.loader import IGNORED, Examples, collate
 from unpad.hf.prepare import Prepared
 from unpad.proof.foreign.certificate import ForeignCertificate
+from unpad.proof.foreign.kinds import no_trainer_of_tokens
 from unpad.proof.foreign.pairs import prove_callable
+from unpad.proof.foreign.trainer import STOCK
 
 TRIED = 512  # examples that the sequences of the proof are taken from
 SEQUENCES, LONGEST = 5, 1024  # of the proof; one that exceeds a window may be longer
 RANDOM = (9, 17, 6)  # lengths of random sequences, where the data has too few
+MAKE_BATCHES = ("get_train_dataloader", "_get_dataloader", "_get_train_sampler", "get_batch_samples")
+READ_EVALUATION = ("get_eval_dataloader", "_get_eval_sampler", "prediction_step", "evaluation_loop")
 
 
 def refuse(trainer: Trainer) -> None:
-    """Refuse settings that flat batches of our plan contradict.
+    """Refuse trainers, models and settings that flat batches of our plan contradict.
 
     Raises:
-        RecipeError: several devices in a process, rows without boundaries, or a sampling strategy.
+        RecipeError: several devices in a process, rows without boundaries, a sampling strategy, methods of the user's
+            own that make batches, a trainer or a model of another task.
     """
     args = trainer.args
+    _refuse_other_tasks(trainer)
+    for name in MAKE_BATCHES:
+        if owner := overrides(trainer, name):
+            raise RecipeError(
+                f"{owner} makes the batches, and flat batches would replace what it chooses",
+                fix="choose rows in train_dataset, or train with the trainer's own batches",
+            )
+    if trainer.compute_metrics is not None and not keeps_evaluation(trainer):
+        refuse_metrics(trainer)
     if args.n_gpu > 1:
         raise RecipeError(
             f"flat batches are trained on one device, and this process sees {args.n_gpu}",
@@ -47,6 +61,56 @@ def refuse(trainer: Trainer) -> None:
             raise RecipeError(
                 "packing_strategy is wrapped: rows do not say where sequences begin", fix="set packing=False"
             )
+
+
+def refuse_metrics(trainer: Trainer) -> None:
+    """Refuse metrics of what flat batches of an evaluation do not have.
+
+    Raises:
+        RecipeError: losses of batches, or rows of several processes.
+    """
+    if "loss" in trainer.args.include_for_metrics:
+        raise RecipeError(
+            'include_for_metrics has "loss", one per batch, and batches of an evaluation are others',
+            fix='leave "loss" out; eval_loss is the mean over all targets',
+        )
+    if trainer.args.world_size > 1:
+        raise RecipeError(
+            f"compute_metrics reads rows, and {trainer.args.world_size} processes would gather them out of order",
+            fix="compute metrics in one process, or with a get_eval_dataloader of your own",
+        )
+
+
+def _refuse_other_tasks(trainer: Trainer) -> None:
+    """Refuse trainers and models of other tasks than the next token, and virtual tokens, by name."""
+    if reason := no_trainer_of_tokens(trainer):
+        raise RecipeError(reason.what, fix=reason.fix)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    for config in getattr(model, "peft_config", {}).values():
+        if getattr(config, "is_prompt_learning", False):
+            raise RecipeError(
+                f"{config.peft_type.value} puts virtual tokens before every row, and a flat batch has one row",
+                fix="use other adapters, such as LoRA, or train with the trainer's own batches",
+            )
+
+
+def overrides(trainer: Trainer, name: str) -> str:
+    """The method of a user's own, on the object or a class, that stands for one of the trainer's; empty if none."""
+    if name in vars(trainer) and not _is_stock(vars(trainer)[name]):
+        return f"{type(trainer).__name__}'s own {name}"
+    for kind in type(trainer).__mro__:
+        if name in vars(kind) and kind.__module__.partition(".")[0] not in STOCK:
+            return f"{kind.__name__}.{name}"
+    return ""
+
+
+def _is_stock(function: object) -> bool:
+    return str(getattr(function, "__module__", "")).partition(".")[0] in STOCK
+
+
+def keeps_evaluation(trainer: Trainer) -> bool:
+    """True if the user's own class makes the batches of an evaluation, or reads them: they stay what they were."""
+    return any(overrides(trainer, name) for name in READ_EVALUATION)
 
 
 def stop_packing(trainer: Trainer) -> None:
@@ -75,9 +139,18 @@ def is_sft(trainer: Trainer) -> bool:
 
 def has_standard_loss(trainer: Trainer) -> bool:
     """True if the trainer's loss is the mean cross-entropy over targets that Trainer or SFTTrainer compute."""
-    module = sys.modules.get("trl.trainer.sft_trainer")
-    standard = {Trainer.compute_loss, *([module.SFTTrainer.compute_loss] if module is not None else [])}
-    return type(trainer).compute_loss in standard and trainer.compute_loss_func is None and not trainer.label_smoother
+    own = [overrides(trainer, name) for name in ("compute_loss", "training_step")]
+    return not any(own) and trainer.compute_loss_func is None and not trainer.label_smoother
+
+
+def name_of_loss(trainer: Trainer) -> str:
+    """The loss of a trainer as its user knows it."""
+    for name in ("compute_loss", "training_step"):
+        if owner := overrides(trainer, name):
+            return owner
+    if trainer.compute_loss_func is not None:
+        return str(getattr(trainer.compute_loss_func, "__qualname__", "compute_loss_func"))
+    return "label smoothing" if trainer.label_smoother else f"the loss of {type(trainer).__name__}"
 
 
 def divide_by_targets(trainer: Trainer) -> None:

@@ -21,8 +21,17 @@ from unpad.recipes.training import PlanSettings
 
 IGNORED = -100  # label of a token that is no target
 PACKED = "seq_lengths"  # column in which TRL writes the lengths of the sequences in a row
+PLACE = "unpad_place"  # of an example: number of its row, and which of the sequences in it
 COLUMNS = ("input_ids", "labels", "attention_mask", PACKED)
 Row = Mapping[str, Sequence[int]]
+
+
+class Rows(Protocol):
+    """A dataset whose rows can be read in any order."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> Mapping[str, Any]: ...
 
 
 @runtime_checkable
@@ -41,6 +50,7 @@ class Examples(Dataset[dict[str, Tensor]]):
         data: rows of `input_ids`; `labels` of the same length, -100 where there is no loss, by default all tokens;
             `attention_mask`, whose zeros are padding that is left out; and `seq_lengths` of rows that are packed, which
             are taken apart again. A list, a map-style dataset of torch, or a dataset of the package datasets.
+        columns: further columns with an entry for every token.
 
     Attributes:
         lengths: tokens of each example, (num_examples,) int64.
@@ -50,17 +60,18 @@ class Examples(Dataset[dict[str, Tensor]]):
         SourceError: data without length or rows, or rows without `input_ids` or with labels of another length.
     """
 
-    def __init__(self, data: Sequence[Row]) -> None:
+    def __init__(self, data: Rows, columns: Sequence[str] = ()) -> None:
         if isinstance(data, Columned):
             data = data.select_columns([name for name in COLUMNS if name in data.column_names])
-        if not isinstance(data, Sequence | Sized):
-            raise SourceError(
-                f"{type(data).__name__} has no length, and a plan needs all lengths before the first step",
-                fix="pass a dataset that is not streamed",
-            )
-        self.data = data
-        self.places = [place for index in range(len(data)) for place in self._places(index)]
-        sizes = [self._size(index) for index in range(len(self.places))]
+        refuse_streams(data)
+        self.data, self.columns = data, tuple(columns)
+        self.places: list[tuple[int, int, slice]] = []  # row, which of the sequences in it, and its tokens
+        sizes: list[tuple[int, int]] = []
+        for number in range(len(data)):
+            row = data[number]
+            for place in _places(number, row):
+                self.places.append(place)
+                sizes.append(_size(self._read(row, place)))
         self.lengths = np.array([length for length, _ in sizes], np.int64)
         self.targets = np.array([targets for _, targets in sizes], np.int64)
         if not self.targets.any():
@@ -70,12 +81,29 @@ class Examples(Dataset[dict[str, Tensor]]):
         return len(self.places)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """`input_ids` and `labels` of an example, both (length,) int64; the first label is never a target.
+        """`input_ids`, `labels` and `columns` of an example, each (length,); the first label is never a target.
 
         Example -1 - i is example i without a target, for a rank that has nothing else to compute.
+
+        Raises:
+            SourceError: the row has another length or number of targets than it had at first.
         """
-        number, span = self.places[~index if index < 0 else index]
-        row = self.data[number]
+        number = ~index if index < 0 else index
+        place = self.places[number]
+        example = self._read(self.data[place[0]], place)
+        before = (int(self.lengths[number]), int(self.targets[number]))
+        if _size(example) != before:
+            raise SourceError(
+                f"a row has {_size(example)} tokens and targets, and had {before} when it was read first",
+                where=f"row {place[0]}",
+                fix="let the data and the collator give the same for a row every time, without random numbers",
+            )
+        if index < 0:
+            example["labels"][:] = IGNORED
+        return example
+
+    def _read(self, row: Mapping[str, Any], place: tuple[int, int, slice]) -> dict[str, Tensor]:
+        number, part, span = place
         ids = torch.as_tensor(row["input_ids"], dtype=torch.int64)
         labels = torch.as_tensor(row["labels"], dtype=torch.int64).clone() if "labels" in row else ids.clone()
         if labels.shape != ids.shape:
@@ -84,32 +112,17 @@ class Examples(Dataset[dict[str, Tensor]]):
                 where=f"row {number}",
                 fix="give one label per token, -100 where there is no loss",
             )
-        ids, labels = ids[span], labels[span]
+        own = {name: torch.as_tensor(row[name])[span] for name in self.columns}
+        own |= {"input_ids": ids[span], "labels": labels[span]}
         if "attention_mask" in row:
             real = torch.as_tensor(row["attention_mask"])[span].bool()
-            ids, labels = ids[real], labels[real]
-        labels[: None if index < 0 else 1] = IGNORED
-        return {"input_ids": ids, "labels": labels}
+            own = {name: value[real] for name, value in own.items()}
+        own["labels"][:1] = IGNORED
+        return {**own, PLACE: torch.tensor([number, part])}
 
     def digest(self) -> str:
         """The same for examples of the same lengths and targets in the same order."""
         return hashlib.blake2b(np.stack([self.lengths, self.targets]).tobytes(), digest_size=16).hexdigest()
-
-    def _places(self, number: int) -> Iterator[tuple[int, slice]]:
-        """The examples of a row: its number, and their tokens in it."""
-        row = self.data[number]
-        if "input_ids" not in row:
-            raise SourceError(
-                f"a row has {', '.join(row) or 'no columns'} and no input_ids",
-                where=f"row {number}",
-                fix="tokenize the dataset first",
-            )
-        ends = np.cumsum([0, *row[PACKED]]).tolist() if PACKED in row else [0, len(row["input_ids"])]
-        yield from ((number, slice(start, stop)) for start, stop in pairwise(ends))
-
-    def _size(self, index: int) -> tuple[int, int]:
-        row = self[index]
-        return len(row["labels"]), int((row["labels"] != IGNORED).sum())
 
     def plan(self, settings: PlanSettings, seed: int, epoch: int) -> Plan:
         """The plan of an epoch. Examples are whole, and those without targets are left out; the ledger counts them."""
@@ -119,6 +132,36 @@ class Examples(Dataset[dict[str, Tensor]]):
             return targets
 
         return plan(self.lengths, settings, seed=seed, epoch=epoch, targets=count)
+
+
+def refuse_streams(data: object) -> None:
+    """Refuse data without a length.
+
+    Raises:
+        SourceError: it has none.
+    """
+    if not isinstance(data, Sequence | Sized):
+        raise SourceError(
+            f"{type(data).__name__} has no length, and a plan needs all lengths before the first step",
+            fix="pass a dataset that is not streamed",
+        )
+
+
+def _places(number: int, row: Mapping[str, Any]) -> Iterator[tuple[int, int, slice]]:
+    """The examples of a row: its number, that of the example in it, and their tokens."""
+    if "input_ids" not in row:
+        raise SourceError(
+            f"a row has {', '.join(row) or 'no columns'} and no input_ids",
+            where=f"row {number}",
+            fix="tokenize the dataset first",
+        )
+    ends = np.cumsum([0, *row[PACKED]]).tolist() if PACKED in row else [0, len(row["input_ids"])]
+    yield from ((number, part, slice(start, stop)) for part, (start, stop) in enumerate(pairwise(ends)))
+
+
+def _size(example: Mapping[str, Tensor]) -> tuple[int, int]:
+    """Tokens and targets."""
+    return len(example["labels"]), int((example["labels"] != IGNORED).sum())
 
 
 class PlannedBatches(Sampler[list[int]]):
@@ -191,8 +234,31 @@ def halved(micros: list[list[int]], lengths: np.ndarray, num: int) -> list[list[
     return cut
 
 
-def collate(rows: Sequence[Mapping[str, Sequence[int] | Tensor]]) -> dict[str, Any]:
+class OrderedBatches(Sampler[list[int]]):
+    """All examples in the order of the data, those without a target too, in batches of up to `tokens`."""
+
+    def __init__(self, examples: Examples, tokens: int) -> None:
+        self.batches: list[list[int]] = []
+        room = 0
+        for index, length in enumerate(examples.lengths.tolist()):
+            if length > room or not self.batches:
+                self.batches.append([])
+                room = tokens
+            self.batches[-1].append(index)
+            room -= length
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield from self.batches
+
+
+def collate(rows: Sequence[Mapping[str, Sequence[int] | Tensor]], columns: Sequence[str] = ()) -> dict[str, Any]:
     """Rows of `input_ids` and, if not all tokens are targets, `labels`, end to end as one row without padding.
+
+    Args:
+        columns: further columns, with an entry for every token, that the batch gets too.
 
     Returns:
         `input_ids`, `labels`, `position_ids`, (1, total_tokens) int64; `cu_seq_lens_q` and `cu_seq_lens_k`,
@@ -206,6 +272,7 @@ def collate(rows: Sequence[Mapping[str, Sequence[int] | Tensor]]) -> dict[str, A
     lengths = [len(own) for own in ids]
     bounds = torch.tensor([0, *np.cumsum(lengths).tolist()], dtype=torch.int32)
     return {
+        **{name: torch.cat([torch.as_tensor(row[name]) for row in rows])[None] for name in columns},
         "input_ids": torch.cat(ids)[None],
         "labels": torch.cat(labels)[None],
         "position_ids": torch.cat([torch.arange(length) for length in lengths])[None],

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from accelerate.data_loader import prepare_data_loader
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler
 from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput
 
 from unpad.batching.ledger import Ledger
 from unpad.errors import RecipeError
+from unpad.hf.before import Before, Promised
 from unpad.hf.checks import (
     certify,
     divide_by_targets,
     has_standard_loss,
     is_sft,
+    keeps_evaluation,
     refuse,
+    refuse_metrics,
     sample,
     stop_packing,
     warn_of_cuts,
@@ -29,11 +33,16 @@ from unpad.hf.checks import (
 from unpad.hf.evaluation import MeanOverTargets
 from unpad.hf.group import cells_per_token, check_alike, group_of, own_counts
 from unpad.hf.head import TargetHead, add_target_head
-from unpad.hf.loader import IGNORED, Examples, PlannedBatches, Row, collate
+from unpad.hf.loader import IGNORED, PLACE, Examples, OrderedBatches, PlannedBatches, collate
+from unpad.hf.metrics import as_rows, inputs_as_rows
+from unpad.hf.neftune import add_noise
 from unpad.hf.prepare import Prepared, preparing
 from unpad.hf.ranks import Ranks
+from unpad.hf.rows import CollatedRows
+from unpad.hf.update import OwnUpdate, prove_ours, take_own, warn_of_own
 from unpad.processes.group import ALONE, Group
 from unpad.proof.foreign.certificate import ForeignCertificate
+from unpad.proof.foreign.update import Known
 
 
 @dataclass
@@ -45,6 +54,14 @@ class Attachment:
         prepared: the model, and its isolated layers.
         head: mode in which the loss is computed; see `TargetHead`.
         certificate: the proof of the model on sequences of the training data; None if it was not asked for.
+        own: the trainer's own first update, before anything was replaced; None if no proof was asked for.
+        update: the proof of the same update on flat batches; None if no proof was asked for.
+        rows_of: rows of a dataset as the trainer's collator gives them.
+        examples: of every dataset that was read.
+        is_standard: whether the loss is that of transformers or TRL.
+        keeps_evaluation: whether the user's own class makes the batches of evaluations, or reads them.
+        before: what the trainer had in the place of what was changed.
+        promised: what must stay as it was when the update was proved.
         group: the processes that train together.
     """
 
@@ -53,19 +70,46 @@ class Attachment:
     prepared: Prepared
     head: TargetHead
     certificate: ForeignCertificate | None
+    own: OwnUpdate | None
+    update: ForeignCertificate | None
+    rows_of: Callable[[Any], CollatedRows]
     examples: dict[int, tuple[object, Examples]]
+    is_standard: bool
+    keeps_evaluation: bool
+    before: Before
+    promised: Promised
     group: Group = ALONE
     evaluated: MeanOverTargets = field(default_factory=MeanOverTargets)
+    trained: Examples | None = None  # those of the last loader for training
+    gives_rows: bool = False  # whether the evaluation at hand is of flat batches, whose results are taken apart
 
-    def examples_of(self, data: Sequence[Row]) -> Examples:
+    def examples_of(self, data: Any) -> Examples:
         """The examples of a dataset, whose lengths are read once."""
         if id(data) not in self.examples:
-            self.examples[id(data)] = (data, Examples(data))
+            rows = self.rows_of(data)
+            self.examples[id(data)] = (data, Examples(rows, rows.columns))
         return self.examples[id(data)][1]
 
-    def ledger(self, data: Sequence[Row]) -> Ledger:
+    def ledger(self, data: Any) -> Ledger:
         """The fate of every token of a dataset in one epoch."""
         return PlannedBatches(self.examples_of(data), self.tokens_per_micro, epochs=1, seed=0).ledger
+
+    def sequence_before(self, example: Any) -> Known:
+        """The sequence of an example with its targets, from the data's row by the collator that the trainer had."""
+        number, part = example[PLACE].tolist()
+        found: Known = self._trained_rows.sequences(number)[part]
+        return found
+
+    def batch_before(self, example: Any) -> Mapping[str, Any]:
+        """The batch of that sequence alone."""
+        number, part = example[PLACE].tolist()
+        return self._trained_rows.alone(number, part)
+
+    @property
+    def _trained_rows(self) -> CollatedRows:
+        assert self.trained is not None
+        assert isinstance(self.trained.data, CollatedRows)
+        return self.trained.data
 
 
 class UnpadMixin(Trainer):
@@ -81,7 +125,8 @@ class UnpadMixin(Trainer):
         tokens_per_micro, tokens_per_eval, prove: as in `attach`.
     """
 
-    attachment: Attachment
+    attachment: Attachment | None = None
+    neftune_hook_handle: Any  # of Trainer, while it trains with noise
 
     def __init__(
         self,
@@ -96,38 +141,55 @@ class UnpadMixin(Trainer):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Micro-batches of the plan of every epoch."""
-        examples = self.attachment.examples_of(self.train_dataset)
-        tokens, args = self.attachment.tokens_per_micro, self.args
+        attachment = self.attachment
+        if attachment is None:
+            own: DataLoader[Any] = super().get_train_dataloader()
+            return own
+        attachment.promised.check(self)
+        examples = attachment.trained = attachment.examples_of(self.train_dataset)
+        tokens, args = attachment.tokens_per_micro, self.args
         epochs = math.ceil(args.num_train_epochs)
         if args.max_steps > 0:  # the plan fills micro-batches, so that an epoch has at least so many
             least = max(1, int(examples.lengths[examples.targets > 0].sum()) // tokens)
-            per_step = args.gradient_accumulation_steps * self.attachment.group.size
+            per_step = args.gradient_accumulation_steps * attachment.group.size
             epochs = math.ceil(args.max_steps * per_step / least)
         seed = args.seed if args.data_seed is None else args.data_seed
-        ranks = self._ranks(args.gradient_accumulation_steps)
+        ranks = self._ranks(attachment, args.gradient_accumulation_steps)
         return self._flat_batches(examples, PlannedBatches(examples, tokens, epochs=epochs, seed=seed, ranks=ranks))
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """Flat batches of an evaluation set, of the dataset by that name, or of the trainer's own."""
+        """Flat batches of an evaluation set, of the dataset by that name, or of the trainer's own.
+
+        They are in the order of the data where metrics are computed of its rows.
+        """
+        attachment = self.attachment
+        if attachment is None or attachment.keeps_evaluation:
+            own: DataLoader[Any] = super().get_eval_dataloader(eval_dataset)
+            return own
+        attachment.promised.check(self)
         data = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(eval_dataset, str):
             data = self.eval_dataset[eval_dataset]
         if data is None:
             raise RecipeError("the trainer has no eval_dataset", fix="pass eval_dataset to the trainer or to evaluate")
-        examples = self.attachment.examples_of(data)
-        tokens = self.attachment.tokens_per_eval
-        return self._flat_batches(examples, PlannedBatches(examples, tokens, epochs=1, seed=0, ranks=self._ranks(1)))
+        examples = attachment.examples_of(data)
+        tokens = attachment.tokens_per_eval
+        if self.compute_metrics is not None:
+            refuse_metrics(self)
+            return self._flat_batches(examples, OrderedBatches(examples, tokens))
+        ranks = self._ranks(attachment, 1)
+        return self._flat_batches(examples, PlannedBatches(examples, tokens, epochs=1, seed=0, ranks=ranks))
 
-    def _ranks(self, micros: int) -> Ranks:
-        group = self.attachment.group
-        return Ranks(group.rank, group.size, micros, cells_per_token(self.attachment.prepared.inner))
+    def _ranks(self, attachment: Attachment, micros: int) -> Ranks:
+        group = attachment.group
+        return Ranks(group.rank, group.size, micros, cells_per_token(attachment.prepared.inner))
 
-    def _flat_batches(self, examples: Examples, sampler: PlannedBatches) -> DataLoader[Any]:
+    def _flat_batches(self, examples: Examples, sampler: Sampler[list[int]]) -> DataLoader[Any]:
         args = self.args
         loader = DataLoader(
             examples,
             batch_sampler=sampler,
-            collate_fn=collate,
+            collate_fn=partial(collate, columns=examples.columns),
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory,
             persistent_workers=args.dataloader_persistent_workers,
@@ -146,6 +208,18 @@ class UnpadMixin(Trainer):
         )
         return prepared
 
+    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """Training, with noise on embeddings by the length of each sequence in place of the row's."""
+        if self.attachment is None or self.neftune_noise_alpha is None:
+            return super()._inner_training_loop(*args, **kwargs)
+        handle = add_noise(self.attachment.prepared, self.neftune_noise_alpha)
+        vars(self)["neftune_hook_handle"].remove()  # that of the row, which `train` has added
+        self.neftune_hook_handle = handle
+        try:
+            return super()._inner_training_loop(*args, **kwargs)
+        finally:
+            handle.remove()
+
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """A micro-batch, forward and backward, with logits of targets alone."""
         with self._targets_alone():
@@ -155,26 +229,45 @@ class UnpadMixin(Trainer):
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """A batch of an evaluation, whose loss is counted by its targets."""
+        """A batch of an evaluation, whose loss is counted by its targets, and whose logits are those of rows."""
+        attachment = self.attachment
+        if attachment is None or attachment.keeps_evaluation:
+            own: tuple[Any, Any, Any] = super().prediction_step(
+                model, inputs, prediction_loss_only, ignore_keys=ignore_keys
+            )
+            return own
         labels = inputs.get("labels")
         num_targets = 0 if labels is None else int((labels[..., 1:] != IGNORED).sum())
         with self._targets_alone() if prediction_loss_only else nullcontext(), own_counts(self.args):
             loss, logits, given = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
         if loss is not None:
-            self.attachment.evaluated.add(loss, num_targets)
+            attachment.evaluated.add(loss, num_targets)
+        if attachment.gives_rows and not prediction_loss_only:
+            bounds = inputs["cu_seq_lens_q"]
+            logits, given = as_rows(logits, bounds), as_rows(given, bounds)
+            if "inputs" in self.args.include_for_metrics:  # the loop reads them of the batch that it gave
+                rows = inputs_as_rows(inputs, getattr(self.processing_class, "pad_token_id", None))
+                inputs.clear()
+                inputs.update(rows)
         return loss, logits, given
 
     def evaluation_loop(
         self, dataloader: DataLoader[Any], *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
     ) -> EvalLoopOutput:
         """An evaluation, whose loss is the mean over the targets of the whole set."""
-        evaluated, group = MeanOverTargets(), self.attachment.group
+        attachment = self.attachment
+        if attachment is None or attachment.keeps_evaluation:
+            return super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+        evaluated, group = MeanOverTargets(), attachment.group
         examples = dataloader.dataset
         if isinstance(examples, Examples):
-            told = group.exchange([self.attachment.tokens_per_eval, examples.digest()])
+            told = group.exchange([attachment.tokens_per_eval, examples.digest()])
             check_alike("sequences of evaluation", told)
-        self.attachment.evaluated = evaluated
-        out = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+        attachment.evaluated, attachment.gives_rows = evaluated, isinstance(examples, Examples)
+        try:
+            out = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+        finally:
+            attachment.gives_rows = False
         if group.size > 1:  # accelerate's own loaders repeat sequences on the last ranks
             parts = group.exchange([evaluated.total, evaluated.num_targets]) if isinstance(examples, Examples) else []
             evaluated = MeanOverTargets.of_parts(parts)
@@ -184,7 +277,8 @@ class UnpadMixin(Trainer):
 
     def _targets_alone(self) -> AbstractContextManager[None]:
         """Compute the loss alone inside, unless a loss of the user's own reads logits."""
-        return self.attachment.head.alone() if has_standard_loss(self) else nullcontext()
+        alone = self.attachment is not None and self.attachment.is_standard and self.compute_loss_func is None
+        return self.attachment.head.alone() if self.attachment is not None and alone else nullcontext()
 
 
 def attach(
@@ -217,13 +311,18 @@ _mixed: dict[type[Trainer], type[UnpadMixin]] = {}
 def _with_mixin(kind: type[Trainer]) -> type[UnpadMixin]:
     """The subclass of a trainer's class with `UnpadMixin`, the same one every time."""
     if kind not in _mixed:
-        _mixed[kind] = type(f"Unpad{kind.__name__}", (UnpadMixin, kind), {"__module__": kind.__module__})
+        _mixed[kind] = type(f"Unpad{kind.__name__}", (UnpadMixin, kind), {"__module__": __name__})
     return _mixed[kind]
 
 
 def set_up(trainer: Trainer, tokens_per_micro: int, tokens_per_eval: int | None, prove: bool) -> Attachment:
-    """Check the trainer, prove its model, and give it an attachment; nothing is changed if either fails on a rank."""
+    """Check the trainer, prove its update and its model, and give it an attachment.
+
+    Nothing is changed if any of it fails on a rank.
+    """
     group, args = group_of(trainer), trainer.args
+    before = Before.of(trainer)
+    tokens = (tokens_per_micro, tokens_per_eval or tokens_per_micro)
     with ExitStack() as stack:
         with group.together() as talk:
             refuse(trainer)
@@ -232,26 +331,66 @@ def set_up(trainer: Trainer, tokens_per_micro: int, tokens_per_eval: int | None,
             if tokens_per_micro < 1 or (tokens_per_eval is not None and tokens_per_eval < 1):
                 fix = "set tokens_per_micro and tokens_per_eval to 1 or more"
                 raise RecipeError("a micro-batch of no tokens", fix=fix)
-            examples = Examples(trainer.train_dataset)
+            rows = CollatedRows.of(trainer, trainer.train_dataset)
+            examples = Examples(rows, rows.columns)
+            rows.check(args.per_device_train_batch_size)
             warn_of_cuts(trainer, examples)
+            with before.restored(trainer):
+                standard = has_standard_loss(trainer)
+                own = take_own(trainer, rows, examples) if prove else None
             model = trainer.accelerator.unwrap_model(trainer.model)
             prepared = stack.enter_context(preparing(model))
-            rows = sample(examples, prepared)
-            certificate = certify(prepared, rows) if prove else None
+            chosen = sample(examples, prepared)
+            certificate = certify(prepared, chosen) if prove else None
             device = next(model.parameters()).device
-            batch = {name: one.to(device) if isinstance(one, Tensor) else one for name, one in collate(rows).items()}
+            batch = {name: one.to(device) if isinstance(one, Tensor) else one for name, one in collate(chosen).items()}
             head = add_target_head(model, prepared.inner, batch, args.loss_type if is_sft(trainer) else None)
             stack.push(lambda kind, error, trace: None if error is None else head.remove())
+            known = {id(trainer.train_dataset): (trainer.train_dataset, examples)}
+            keeps, promised = keeps_evaluation(trainer), Promised.of(trainer, standard)
+            attachment = Attachment(
+                *tokens,
+                prepared,
+                head,
+                certificate,
+                own,
+                None,
+                partial(CollatedRows.of, trainer),
+                known,
+                standard,
+                keeps,
+                before,
+                promised,
+                group,
+            )
+            stack.enter_context(replacing(trainer, attachment))
+            if own is not None:
+                attachment.update = prove_ours(trainer, own)
             talk.own = [tokens_per_micro, args.gradient_accumulation_steps, args.seed, args.data_seed, head.mode]
             talk.own.append(examples.digest())
         check_alike("training data or arguments", talk.told)
-    known = {id(trainer.train_dataset): (trainer.train_dataset, examples)}
-    divide_by_targets(trainer)
-    stop_packing(trainer)
-    if not isinstance(trainer, UnpadMixin):
-        trainer.__class__ = _with_mixin(type(trainer))
-    assert isinstance(trainer, UnpadMixin)
-    tokens = (tokens_per_micro, tokens_per_eval or tokens_per_micro)
-    attachment = Attachment(*tokens, prepared, head, certificate, known, group)
-    trainer.attachment = attachment
+    if own is not None:
+        warn_of_own(own)
     return attachment
+
+
+@contextmanager
+def replacing(trainer: Trainer, attachment: Attachment) -> Iterator[None]:
+    """Give a trainer its attachment, which it loses again, with all that was changed, if anything inside raises."""
+    kind, earlier, now = type(trainer), vars(trainer).get("attachment"), Before.now(trainer)
+    try:
+        attachment.before.restore(trainer)
+        divide_by_targets(trainer)
+        stop_packing(trainer)
+        if not isinstance(trainer, UnpadMixin):
+            trainer.__class__ = _with_mixin(kind)
+        vars(trainer)["attachment"] = attachment
+        attachment.promised = Promised.of(trainer, attachment.is_standard)
+        yield
+    except BaseException:
+        trainer.__class__ = kind
+        vars(trainer)["attachment"] = earlier
+        if earlier is None:
+            del vars(trainer)["attachment"]
+        now.restore(trainer)
+        raise

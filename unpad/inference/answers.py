@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from unpad.data.once import every_micro
+from unpad.data.measuring import Measuring
 from unpad.data.vqa import VqaData
 from unpad.inference.generate import complete
 from unpad.inference.loaded import LoadedRun
@@ -65,7 +65,7 @@ def answer_shown(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> list[Kep
 def _answered(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> Iterator[tuple[list[int], list[str]]]:
     """Yield rows and their answers, batch by batch; the model's counts are those of the latest batch."""
     settings = run.recipe.generate.model_copy(update={"temperature": 0.0, "beams": 1})
-    for micro in every_micro(run.model, data, seq_ids, run.recipe.plan):
+    for micro in Measuring(run.model, data, seq_ids, run.recipe.plan).micros():
         ids = micro.seq_ids.tolist()
         completions = complete(run.generator, run.tokenizer, data.prompts(ids), settings)
         yield ids, [one.text for one in completions]

@@ -24,6 +24,7 @@ from unpad.recipes.training import GenerateSettings
 from unpad.storage import write_atomic
 from unpad.storage.paths import new_path
 from unpad.terminal.printing import print_lines, print_text
+from unpad.terminal.table import number_of
 
 COMMANDS = {
     "/clear": "forget the conversation",
@@ -67,7 +68,8 @@ def fit(
         ids, left_out = longer, start - first
     if len(ids) > longest:
         raise RecipeError(
-            f"the message makes a prompt of {len(ids)} tokens, the model's context is {longest}", fix="shorten it"
+            f"the message makes a prompt of {number_of(len(ids), 'tokens')}, the model's context is {longest}",
+            fix="shorten it",
         )
     return ids, left_out
 

@@ -13,7 +13,7 @@ import torch
 
 from unpad import storage
 from unpad.data.family import open_data
-from unpad.data.once import every_micro, once_each
+from unpad.data.measuring import Measuring, once_each
 from unpad.data.patients import EventData
 from unpad.data.sources.split import PARTS, Split, Wanted
 from unpad.errors import RecipeError
@@ -91,11 +91,13 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
         if level == "patient"
         else f"{number_of(len(vectors.patient), 'sets')} of {number_of(with_sets, 'patients')}"
     )
-    lines.append(f"{rows}, {size} numbers each: {out}")
+    lines.append(f"{rows}, {number_of(size, 'numbers')} each: {out}")
     without = num - with_sets
     if path is None and data.table.num_test:
-        lines.append(f"{data.table.num_test:,} patients of the test part are left out; --data reads any patients")
-    return lines + ([f"{without:,} other patients have no set, and no row"] if without else [])
+        lines.append(
+            f"without {number_of(data.table.num_test, 'patients')} of the test part; --data reads any patients"
+        )
+    return lines + ([f"no row for {number_of(without, 'other patients')} without a set"] if without else [])
 
 
 def predicted(run: LoadedRun, data: EventData, known: bool) -> dict[str, pa.Array]:
@@ -113,7 +115,7 @@ def predicted(run: LoadedRun, data: EventData, known: bool) -> dict[str, pa.Arra
     has_hazards = labels is not None and labels.duration is not None and trains(run.model, "hazard")
     if classifies or has_hazards:
         ids = np.arange(len(data.table.positions))
-        predictions = predict(run.model, data, ids, run.recipe.plan, torch.device("cpu"))
+        predictions = predict(Measuring(run.model, data, ids, run.recipe.plan))
         columns |= {"probability": pa.array(predictions.p)} if classifies else {}
         columns |= {"risk": pa.array(predictions.risk)} if has_hazards else {}
     if known:
@@ -176,7 +178,7 @@ def embed(run: LoadedRun, data: EventData, level: Level) -> Vectors:
     assert isinstance(model, PredictsSets), "a run of patients"
     ids = np.arange(len(data.table))
     patients, vectors, times = [np.zeros(0, np.int64)], [], [np.zeros(0, np.float32)]
-    for micro in every_micro(model, data, ids, run.recipe.plan, targets=once_each):
+    for micro in Measuring(model, data, ids, run.recipe.plan, targets=once_each).micros():
         batch = data.load(micro)
         vectors.append(model.vectors(batch, level).float().numpy())
         mine, sets = micro.seq_ids, batch.require(EventSets)

@@ -28,6 +28,7 @@ from unpad.nn.cache import KeyValueCache
 from unpad.nn.linear import keep_copies
 from unpad.nn.precision import Precision, autocast
 from unpad.recipes.training import GenerateSettings
+from unpad.terminal.table import number_of
 
 Finished = Literal["eos", "length", "context"]
 # Token ids, or a flat batch of them with images among the tokens.
@@ -263,7 +264,7 @@ def _check(model: Generates, prompts: Sequence[Sequence[int]], settings: Generat
             raise RecipeError("the prompt has no tokens", where=where, fix="begin it with BOS at least")
         if len(prompt) > longest:
             raise RecipeError(
-                f"the prompt has {len(prompt)} tokens, the model's context is {longest}",
+                f"the prompt has {number_of(len(prompt), 'tokens')}, the model's context is {longest}",
                 where=where,
                 fix=model.config.advice_beyond,
             )

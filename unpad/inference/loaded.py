@@ -29,6 +29,7 @@ from unpad.run.checkpoint import put_weights
 from unpad.run.folder import find_run, run_recipe
 from unpad.run.kept import open_files
 from unpad.run.report.history import read_log
+from unpad.terminal.table import number_of
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,10 @@ class LoadedRun:
         chosen = checked(GenerateSettings, {**self.recipe.generate.model_dump(), **settings})
         seeds = [chosen.seed] * len(prompts) if seeds is None else seeds
         if len(seeds) != len(prompts):
-            raise RecipeError(f"there are {len(prompts)} prompts and {len(seeds)} seeds", fix="give one per prompt")
+            raise RecipeError(
+                f"{number_of(len(prompts), 'prompts')} and {number_of(len(seeds), 'seeds')} are given",
+                fix="give one per prompt",
+            )
         ids, precision = [prompt.ids for prompt in prompts], generation_precision(chosen)
         made = complete(self.generator, self.tokenizer, ids, chosen, precision, seeds)
         return [

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from unpad.data.patients import EventData
 from unpad.errors import SourceError
+from unpad.terminal.table import number_of
 
 # Larger shares are warnings.
 MOST_UNKNOWN = 0.05  # events of unknown codes
@@ -182,4 +183,4 @@ def _units(data: EventData) -> list[str]:
             f"; their median is {np.median(values):.4g}, in training {median:.4g}: is this another unit?"
         )
     more = len(codes) - len(lines)
-    return [*lines, f"warning: and so for {more:,} more codes"] if more else lines
+    return [*lines, f"warning: and so for {number_of(more, 'more codes')}"] if more else lines

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from unpad.batching.batch import RaggedBatch
-from unpad.data.once import each_micro, once_each, slots
+from unpad.data.measuring import Measuring, once_each
 from unpad.data.patients import EventData
 from unpad.models.contract import Model, PredictsSets
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.models.set_sequence.survival import cumulative_hazard
-from unpad.processes.group import ALONE, Group
-from unpad.recipes.training import PlanSettings
 
 UNKNOWN = -1  # label of an unknown outcome
 
@@ -61,47 +59,35 @@ class PatientPredictions:
 
 
 @torch.no_grad()
-def predict(
-    model: Model,
-    data: EventData,
-    seq_ids: np.ndarray,
-    settings: PlanSettings,
-    device: torch.device,
-    group: Group = ALONE,
-) -> PatientPredictions:
+def predict(over: Measuring[EventData]) -> PatientPredictions:
     """Predict the outcome of patients, in the model's own precision; no result depends on the batching.
 
     Args:
-        data: patients, whose batches hold the known outcomes.
-        seq_ids: (num_patients,).
+        over: patients, whose batches hold the known outcomes.
     """
+    model = over.model
     assert isinstance(model, PredictsSets), "a model of patients"
-    slot, num = slots(data, seq_ids), len(seq_ids)
-    log_p, risk, durations = np.full((num, 2), np.nan), np.full(num, np.nan), np.full(num, np.nan)
-    labels, observed, num_sets = np.full(num, UNKNOWN), np.zeros(num, bool), np.zeros(num, np.int64)
 
     def measure(batch: RaggedBatch) -> dict[str, np.ndarray]:
-        batch = batch.to(device)
-        found = {"log_p": model.classify(batch).double().log_softmax(-1)}
+        log_p = model.classify(batch).double().log_softmax(-1)  # (num_seqs, 2)
         hazards = model.hazards(batch) if trains(model, "hazard") else None  # (num_seqs, bins) logits
-        # Orders patients as the probability of the outcome by the last edge does, but still distinguishes patients for
-        # whom that rounds to 1.
-        found["risk"] = found["log_p"][:, 1] if hazards is None else cumulative_hazard(hazards.double())[:, -1]
-        sets = batch.require(EventSets)
-        found["num_sets"] = sets.history.lengths()
-        if batch.seq_labels is not None:
-            found["labels"] = batch.seq_labels
-        if sets.durations is not None and sets.observed is not None:
-            found |= {"durations": sets.durations, "observed": sets.observed}
-        return {name: values.cpu().numpy() for name, values in found.items()}
+        sets, unknown = batch.require(EventSets), torch.full((batch.num_seqs,), torch.nan)
+        is_timed = sets.durations is not None and sets.observed is not None
+        found = {
+            "log_p": log_p,
+            # Orders patients as the probability of the outcome by the last edge does, but still distinguishes patients
+            # for whom that rounds to 1.
+            "risk": log_p[:, 1] if hazards is None else cumulative_hazard(hazards.double())[:, -1],
+            "labels": torch.full((batch.num_seqs,), UNKNOWN) if batch.seq_labels is None else batch.seq_labels,
+            "durations": sets.durations if is_timed else unknown,
+            "observed": sets.observed if is_timed else unknown > 0,
+            "num_sets": sets.history.lengths(),
+        }
+        return {name: values.cpu().numpy() for name, values in found.items() if values is not None}
 
-    for micro, found in each_micro(model, data, seq_ids, settings, measure, targets=once_each, group=group):
-        at = slot[micro.seq_ids]
-        log_p[at], risk[at], num_sets[at] = found["log_p"], found["risk"], found["num_sets"]
-        labels[at] = found.get("labels", labels[at])
-        durations[at], observed[at] = found.get("durations", durations[at]), found.get("observed", observed[at])
-    assert not np.isnan(log_p).any(), "the plan left out a patient, or a score is not a number"
-    return PatientPredictions(log_p, labels, risk, durations, observed, num_sets)
+    found = replace(over, targets=once_each).collect(measure)
+    assert np.allclose(np.exp(found["log_p"]).sum(1), 1), "the plan left out a patient, or a score is not a number"
+    return PatientPredictions(**{**found, "durations": found["durations"].astype(np.float64)})
 
 
 def trains(model: Model, term: str) -> bool:

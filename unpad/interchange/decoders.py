@@ -37,6 +37,7 @@ FACTORS = (
     "residual_multiplier", "logits_scaling",
 )  # fmt: skip
 HEAD = "lm_head."
+CORRECT = "correct it, or use another copy"
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,9 @@ class DecoderFamily:
 
     def config(self, given: Fields) -> tuple[Config, int]:
         fields = with_defaults(self.defaults, given, "the file")
-        rules = [("quantization_config", fields.get("quantization_config"), [None])]
-        check_covered(rules + [(name, fields.get(name, values[0]), values) for name, values in self.covered.items()])
+        quantised = fields.get("quantization_config")
+        check_covered([("quantization_config", quantised, [None])], "use weights that are not quantised")
+        check_covered([(name, fields.get(name, values[0]), values) for name, values in self.covered.items()])
         _check_numbers(fields)
         ours = dict(self.fixed)
         for here, there in self.names.items():
@@ -189,13 +191,17 @@ def _check_numbers(fields: Fields) -> None:
         for name in names:
             value = fields.get(name)
             if value is not None and (type(value) not in kinds or not value > 0):
-                raise refuse(name, value, expected)
+                raise refuse(name, value, expected, CORRECT)
             if names is SIZES and value is not None and value > largest(name):
-                fix = "correct it: a context is the one that the model was trained with" if "position" in name else ""
+                fix = (
+                    "correct it: a context is the one that the model was trained with"
+                    if "position" in name
+                    else CORRECT
+                )
                 raise refuse(name, value, f"at most {largest(name):,}", fix)
     full = fields.get("max_window_layers")
     if full is not None and (type(full) is not int or full < 0):
-        raise refuse("max_window_layers", full, "a number of blocks")
+        raise refuse("max_window_layers", full, "a number of blocks", CORRECT)
 
 
 def _meaning(config: Config) -> dict[str, object]:

@@ -1,15 +1,12 @@
-"""Families of models that folders may hold, by `model_type` of config.json."""
+"""Families of decoders, as data."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
-from unpad.errors import CheckpointError, nearest
 from unpad.interchange.decoders import DecoderFamily
-from unpad.interchange.folder import MOST_SHOWN, Change, Family, Fields, shown
-from unpad.interchange.llava import Llava
+from unpad.interchange.folder import Change, Fields
 from unpad.interchange.readings import (
     BIASES,
     GATED,
@@ -52,7 +49,8 @@ LLAMA = DecoderFamily(
     "LlamaForCausalLM", "llama", NAMES, (SILU, HEADS, ROTARY, BIASES), FIXED, DEFAULTS, TOP, BLOCKS
 )  # fmt: skip
 MISTRAL = DecoderFamily(
-    "MistralForCausalLM", "mistral", NAMES, (SILU, HEADS, ROTARY, WINDOW), FIXED, DEFAULTS, TOP, BLOCKS
+    "MistralForCausalLM", "mistral", NAMES, (SILU, HEADS, ROTARY, WINDOW), FIXED,
+    {**DEFAULTS, "sliding_window": 4096}, TOP, BLOCKS,
 )  # fmt: skip
 QWEN2 = DecoderFamily(
     "Qwen2ForCausalLM", "qwen2", NAMES, (SILU, HEADS, ROTARY, SOME_WINDOWS),
@@ -210,17 +208,3 @@ OPT = DecoderFamily(
 DECODERS = {
     family.model_type: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, GRANITE, GEMMA, GEMMA3, GPT2, OPT)
 }
-FAMILIES: dict[str, Family] = {**DECODERS, "minimind": MINIMIND, "llava": Llava()}
-
-
-def family_of(given: Fields, where: Path) -> Family:
-    """The family that config.json names.
-
-    Raises:
-        CheckpointError: no family has this `model_type`.
-    """
-    kind = given.get("model_type") if isinstance(given, dict) else None
-    if not isinstance(kind, str) or kind not in FAMILIES:
-        what = f"model_type is {shown(kind)}, which is not covered"
-        raise CheckpointError(what, where=str(where), fix=nearest(str(kind)[:MOST_SHOWN], list(FAMILIES)))
-    return FAMILIES[kind]

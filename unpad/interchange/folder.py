@@ -7,6 +7,7 @@ tensor is read from its mapped file into the memory of its parameter, so that we
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -201,14 +202,24 @@ def read_config(folder: Path, family: Family, given: Fields) -> tuple[ModelConfi
     try:
         return family.config(given)
     except CheckpointError as error:
-        raise CheckpointError(error.what, where=where, fix=error.fix or ANOTHER_COPY) from None
+        damaged_or_other = _trained_there(folder) if isinstance(error, NotCovered) else ANOTHER_COPY
+        raise CheckpointError(error.what, where=where, fix=error.fix or damaged_or_other) from None
     except (TypeError, AttributeError, ValueError, LookupError, ArithmeticError) as error:
         what = f"a field has a value of another kind than models here have: {str(error)[:MOST_SHOWN]}"
         raise CheckpointError(what, where=where, fix=ANOTHER_COPY) from None
 
 
-def weight_files(folder: Path) -> list[Path]:
+def _trained_there(folder: Path) -> str:
+    """Advice for a sound model that cannot be read here."""
+    prove = shlex.join(["unpad", "prove", "--hf", str(folder)])
+    return f"train it under transformers as it is: unpad.hf.attach proves it first, and `{prove}` judges its batches"
+
+
+def weight_files(folder: Path, architecture: str = "AutoModelForCausalLM") -> list[Path]:
     """Find the safetensors files as transformers does: one file, the files of an index, or else all.
+
+    Args:
+        architecture: class that reads the folder in transformers, for the advice where there is none.
 
     Raises:
         CheckpointError: there is none, or the index is damaged.
@@ -223,10 +234,13 @@ def weight_files(folder: Path) -> list[Path]:
         what = "weight_map is no list of files of this folder"
         raise CheckpointError(what, where=str(folder / INDEX), fix=ANOTHER_COPY)
     if not (paths := sorted(folder.glob("*.safetensors"))):
+        place = str(folder)
+        code = f"from transformers import {architecture} as Model; "
+        code += f"Model.from_pretrained({place!r}).save_pretrained({place!r})"
         raise CheckpointError(
             "there are no safetensors files; pickled weights are not read",
             where=str(folder),
-            fix="save the model again with safe_serialization=True",
+            fix=f"let transformers write them: python -c {shlex.quote(code)}",
         )
     return paths
 
@@ -272,7 +286,7 @@ def _read_state(
 def _open_tensors(folder: Path, family: Family, stack: ExitStack) -> dict[str, _Stored]:
     """Open the weight files, and return their tensors by `Family.canonical`."""
     found: dict[str, _Stored] = {}
-    for path in weight_files(folder):
+    for path in weight_files(folder, family.architecture):
         _check_header(path)
         with _damage(path):
             with needs_memory(f"the map of {path.name}", "use a machine with more memory"):
@@ -433,9 +447,14 @@ def shown(value: object) -> str:
     return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 1] + "…"
 
 
-def refuse(field: str, value: object, expected: str, fix: str = "") -> CheckpointError:
-    """The error for a field of config.json that is not covered; the reader of the folder adds the place."""
-    return CheckpointError(f"{field} is {shown(value)}, which is not covered; expected {expected}", fix=fix)
+class NotCovered(CheckpointError):  # noqa: N818
+    """A field of config.json with a value that models may have, and models here have not."""
+
+
+def refuse(field: str, value: object, expected: str, fix: str = "") -> NotCovered:
+    """The error for a field of config.json that is not covered; the reader of the folder adds the place, and the
+    advice where there is none."""
+    return NotCovered(f"{field} is {shown(value)}, which is not covered; expected {expected}", fix=fix)
 
 
 def check_covered(rules: Sequence[tuple[str, object, Sequence[object]]], fix: str = "") -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unpad.errors import CheckpointError, DiskError, Interrupted, RecipeError, UnpadError
+from unpad.run.folder import RUNS
 from unpad.storage.paths import user_path
 
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
@@ -38,8 +39,10 @@ class Snapshot:
 
 
 def is_hub_name(name: str) -> bool:
-    """True for OWNER/MODEL or OWNER/MODEL@REVISION where no file or folder has this name."""
-    return _NAME.fullmatch(name) is not None and not user_path(name).exists()
+    """True for OWNER/MODEL or OWNER/MODEL@REVISION where no file or folder has this name; a name under runs/ is that of
+    a run."""
+    is_name = _NAME.fullmatch(name) is not None and not name.startswith(f"{RUNS}/")
+    return is_name and not user_path(name).exists()
 
 
 def download_config(name: str, kind: type[UnpadError] = CheckpointError) -> Snapshot:

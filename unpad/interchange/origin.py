@@ -22,8 +22,8 @@ from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.section import first_fault
 from unpad.run.base import run_weights
-from unpad.run.folder import KEPT, RECIPE, RUNS, find_run, run_recipe
-from unpad.run.kept import open_files
+from unpad.run.folder import KEPT, RECIPE, RUNS, as_run, find_run, run_recipe
+from unpad.run.kept import open_files, refuse_without_data
 from unpad.storage.paths import user_path
 
 FROM = "from"  # field of a recipe's model section
@@ -44,9 +44,27 @@ def open_recipe(
     return with_origin(load_recipe(recipe, overrides, earlier=earlier, keep_packaged=keep_packaged), known)
 
 
+def open_named(name: str, overrides: Sequence[str], data_fix: str) -> tuple[Recipe, Path | None]:
+    """The recipe of a name, and the run's directory where it names a run.
+
+    Args:
+        data_fix: what to do about an imported run, which names no data.
+
+    Raises:
+        RecipeError, CheckpointError, SourceError: as `open_recipe`; or the run names no data.
+    """
+    folder = as_run(name)
+    if folder is None:
+        return open_recipe(name, overrides), None
+    recipe = run_recipe(folder, overrides)
+    refuse_without_data(recipe, folder, data_fix)
+    return recipe, folder
+
+
 def with_origin(recipe: Recipe, known: Recipe | None = None) -> Recipe:
-    """Complete a recipe whose `model.from` names a run or a folder: its model section, which fields of the recipe
-    override, its tokenizer, its section on images if the recipe has none, and `train.init_from`.
+    """Complete a recipe whose `model.from` names a run, a folder or a model of a hub: its model section, which fields
+    of the recipe override, its tokenizer, its section on images if the recipe has none, and `train.init_from`, which
+    may name a model of a hub itself.
 
     Args:
         known: recipe of a run that began from there, and goes on even if that is gone.
@@ -57,17 +75,21 @@ def with_origin(recipe: Recipe, known: Recipe | None = None) -> Recipe:
     """
     given = dict(recipe.model)
     name = given.pop(FROM, None)
-    where, start_name = ("train.init_from", recipe.train.init_from) if name is None else ("model.from", name)
-    if isinstance(name, str) and is_hub_name(name) and not is_run(name):
-        name = kept_folder(name, known.train.init_from if known else None) or str(download_model(name).folder)
-        start_name = name
-    if recipe.lora is not None and isinstance(start_name, str) and is_folder(start_name):
-        what = "adapters are trained on the weights of a run, and this is a folder of Hugging Face"
-        raise RecipeError(what, where=where, fix=f"import it first: unpad import {start_name} --out RUN")
+    has_origin = name is not None
+    name = name if has_origin else recipe.train.init_from
     if name is None:
         return recipe
+    where = "model.from" if has_origin else "train.init_from"
     if not isinstance(name, str):
-        raise RecipeError(f"model.from is {name!r}", where="model.from", fix="name a run or a folder")
+        raise RecipeError(f"model.from is {name!r}", where=where, fix="name a run or a folder")
+    on_hub = is_hub_name(name) and not is_run(name)
+    if recipe.lora is not None and (on_hub or is_folder(name)):
+        what = "adapters are trained on the weights of a run, and this is a model of Hugging Face"
+        raise RecipeError(what, where=where, fix=f"import it first: unpad import {name} --out RUN")
+    if on_hub:
+        name = kept_folder(name, known.train.init_from if known else None) or str(download_model(name).folder)
+    if not has_origin:
+        return recipe.model_copy(update={"train": recipe.train.model_copy(update={"init_from": name})})
     if recipe.train.init_from not in (None, name):
         what = f"model.from is {name}, and train.init_from {recipe.train.init_from}"
         raise RecipeError(what, where="train.init_from", fix="give one of them")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unpad.errors import CheckpointError
-from unpad.interchange.folder import Fields, check_covered, refuse
+from unpad.interchange.folder import Fields, NotCovered, check_covered, refuse, shown
 from unpad.models.decoder import Config
 
 GATED = {"silu": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh", "gelu_new": "geglu_tanh"}
@@ -222,16 +222,20 @@ def _unrotated_there(config: Config) -> Fields:
 
 UNROTATED = Reading(_unrotated_here, _unrotated_there)
 BIASES = Reading(
-    lambda fields: {"bias": _equal(fields, "attention_bias", "mlp_bias")},
+    lambda fields: {"bias": _both_biases(fields)},
     lambda config: {"attention_bias": config.bias, "mlp_bias": config.bias},
 )
 ROOT_SCALE = Reading(lambda fields: {"embed_scale": math.sqrt(fields["hidden_size"])}, lambda config: {})
 
 
-def _equal(fields: Fields, name: str, other: str) -> object:
-    """The value of two fields that must be equal."""
-    check_covered([(name, fields.get(name), [fields.get(other)])])
-    return fields.get(name)
+def _both_biases(fields: Fields) -> object:
+    """The value of the two fields of biases, which must be equal; else the one that asks for them is named first."""
+    given = sorted(((name, fields.get(name)) for name in ("attention_bias", "mlp_bias")), key=lambda one: not one[1])
+    (name, value), (other, without) = given
+    if value != without:
+        what = f"{name} is {shown(value)} and {other} {shown(without)}, which is not covered; expected equal values"
+        raise NotCovered(what)
+    return value
 
 
 def _inner_here(fields: Fields) -> Fields:

@@ -165,22 +165,37 @@ def export_run(name: str, out: Path, kind: str | None = None) -> list[str]:
         RecipeError: there is no such run or family.
         DiskError: the folder holds other contents.
     """
-    run = _open_run(name, kind)
+    run = _open_run(name)
+    family = _family(run.model, run.given, kind, name)
     contents: dict[str, Any] = {**run.kept, **({CONFIG: run.given} if run.given else {})}
     parameters = sum(parameter.numel() for parameter in run.model.parameters())
-    lines = [f"{run.family.architecture}: {parameters:,} parameters"]
+    lines = [f"{family.architecture}: {parameters:,} parameters"]
     if not run.kept and run.tokenizer is not None:
         made, line = _tokenizer_files(run.tokenizer, run.recipe)
         contents, lines = contents | made, [*lines, line]
-    save_model(run.model, out, run.family, contents)
+    save_model(run.model, out, family, contents)
     return [*lines, f"written to {out}"]
 
 
 def export_gguf(name: str, out: Path, kind: str | None, precision: str) -> list[str]:
-    """Write a run as a GGUF file; arguments and errors as of `export_run` and `save_gguf`."""
-    run = _open_run(name, kind)
-    assert run.tokenizer is not None, "families of decoders read texts"
-    return save_gguf(run.model, run.family, run.family.fields(run.model, run.given), run.tokenizer, out, precision)
+    """Write a run as a GGUF file, with the template of its conversations; errors as of `save_gguf`.
+
+    Args:
+        kind: must be None: the model decides the architecture.
+
+    Raises:
+        RecipeError: there is no such run, its model reads no texts, or `kind` is given.
+    """
+    if kind is not None:
+        what = "a GGUF file has no family: the model decides the architecture"
+        raise RecipeError(what, where="--family", fix="leave --family out")
+    run = _open_run(name)
+    if run.tokenizer is None:
+        what = f"a GGUF file of a model of kind {run.model.config.kind} is not covered; expected kind decoder"
+        raise RecipeError(what, where=name, fix="export a folder")
+    made_here = not run.kept and run.recipe.data.converses
+    template = prefix_template(run.recipe.data.template, marks=False) if made_here else None
+    return save_gguf(run.model, run.tokenizer, out, precision, template)
 
 
 def export_adapter(name: str, out: Path, kind: str | None = None) -> list[str]:
@@ -193,21 +208,22 @@ def export_adapter(name: str, out: Path, kind: str | None = None) -> list[str]:
         DiskError: the folder holds other contents.
     """
     folder = find_run(name)
-    run = _open_run(name, kind)
+    run = _open_run(name)
+    family = _family(run.model, run.given, kind, name)
     kept, state = checkpoint.newest_weights(folder)
     if run.recipe.lora is None or KEY not in state.values:
         raise RecipeError("this run has no adapters", where=str(folder), fix="export it without --adapter")
     if run.model.config.kind != "decoder":
         what = f"adapters of a model of kind {run.model.config.kind} have no names there"
         raise RecipeError(what, where=str(folder), fix="export it without --adapter, which merges them")
-    fields = run.family.fields(run.model, run.given)
-    table = run.family.table(*run.family.config(fields), fields)
+    fields = family.fields(run.model, run.given)
+    table = family.table(*family.config(fields), fields)
     base = read_base(state, folder)
     imported = checkpoint.newest_weights(Path(base.run))[1].values.get("imported", base.run)
     files = adapter_files(kept, run.recipe.lora, table, imported)
     storage.make_folder(out.parent)
     storage.write_folder(out, files)
-    return [f"adapters for a {run.family.architecture}, of {imported}", f"written to {out}"]
+    return [f"adapters for a {family.architecture}, of {imported}", f"written to {out}"]
 
 
 @dataclass(frozen=True)
@@ -221,12 +237,11 @@ class _Run:
     recipe: Recipe
     model: Model
     tokenizer: Tokenizer | None
-    family: Family
     kept: dict[str, bytes]
     given: Fields
 
 
-def _open_run(name: str, kind: str | None) -> _Run:
+def _open_run(name: str) -> _Run:
     folder = find_run(name)
     recipe = run_recipe(folder)
     files = open_files(recipe, folder)
@@ -235,7 +250,7 @@ def _open_run(name: str, kind: str | None) -> _Run:
     kept = origin_files(name)
     given: Fields = shaped(kept[CONFIG], Fields, folder / KEPT / CONFIG) if CONFIG in kept else {}
     tokenizer = kept_tokenizer(files) if TOKENIZER in files else None
-    return _Run(recipe, model, tokenizer, _family(model, given, kind, name), kept, given)
+    return _Run(recipe, model, tokenizer, kept, given)
 
 
 def _family(model: Model, given: dict[str, Any], kind: str | None, name: str) -> Family:

@@ -33,6 +33,11 @@ def model_module(kind: str) -> ModuleType:
     return import_module(f"unpad.models.{kind}.model" if folder else f"unpad.models.{kind}")
 
 
+def config_schemas() -> dict[str, dict[str, Any]]:
+    """JSON schema of the model section, by `model.kind`."""
+    return {kind: model_module(kind).Config.model_json_schema() for kind in model_kinds()}
+
+
 def model_config(section: dict[str, Any]) -> ModelConfig:
     """Validate a recipe's model section against its own file.
 

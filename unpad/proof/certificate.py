@@ -54,6 +54,7 @@ from unpad.proof.measure import (
 from unpad.proof.plain import Provable, as_model
 from unpad.recipes.training import Weight
 from unpad.terminal.progress import counted
+from unpad.terminal.table import number_of
 
 LABELS = "labels stay within their sequence"
 IMAGES = "images stay within their sequence"
@@ -336,7 +337,7 @@ def _many_lines(subject: Subject, alone: Sequence[RaggedBatch]) -> list[Line]:
     """
     model, base, note = subject.model, concatenate(alone), ""
     if len(alone) < MOST_MANY:
-        note = f"{len(alone)} sequences: no more short ones of unlike content were found"
+        note = f"{number_of(len(alone), 'sequences')}: no more short ones of unlike content were found"
     with library.switched_off(), by_definition():
         wanted = [hidden for one in alone for hidden in subject.outputs(model, one) or []]
     with noted() as ran:

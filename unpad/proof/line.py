@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from unpad.errors import OutOfMemoryError, is_memory_error
-from unpad.terminal.table import columns, wrapped
+from unpad.terminal.table import columns, number_of, wrapped
 
 NAME_CELLS, INDENT = 50, 8
 TORCH = Path(torch.__file__).parent
@@ -86,9 +86,9 @@ class Certificate:
         verdicts = [line.passed for line in self.lines if line.applies]
         num, failed, missing = len(verdicts), verdicts.count(False), verdicts.count(None)
         if failed:
-            verdict = f"{failed} of {num} lines FAILED"
+            verdict = f"{failed} of {number_of(num, 'lines')} FAILED"
         else:
-            verdict = f"{num - missing} of {num} lines hold" if missing else f"all {num} lines hold"
+            verdict = f"{num - missing} of {number_of(num, 'lines')} hold" if missing else f"all {num} lines hold"
         beside = {"NOT PROVEN": missing, "N/A": len(self.lines) - num}
         return "; ".join([verdict, *(f"{number} {word}" for word, number in beside.items() if number)])
 

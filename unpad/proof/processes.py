@@ -27,10 +27,9 @@ from unpad import errors
 from unpad.batching.loader import load_steps
 from unpad.batching.plan import Plan
 from unpad.errors import LostProcessError, RecipeError, UnpadError
-from unpad.interchange.origin import open_recipe
+from unpad.interchange.origin import open_named
 from unpad.models.adapters import draw_adapters
 from unpad.models.cost import cells_per_token
-from unpad.models.objective import set_objective
 from unpad.nn.native import library
 from unpad.nn.precision import DTYPES
 from unpad.processes import forking
@@ -38,13 +37,15 @@ from unpad.processes.group import Group, joined
 from unpad.processes.start import refuse_under_torchrun
 from unpad.proof.line import Certificate, Line
 from unpad.proof.sample import WORK, candidates_of, choose, plan_of_sample, small_settings, spread_margins
+from unpad.proof.subject import on_own_data, open_setup
 from unpad.terminal.progress import progress
+from unpad.terminal.table import number_of
 from unpad.training.micro import counts_of_all, counts_to_json
-from unpad.training.optim import freeze, make_optimizer, set_rate
 from unpad.training.parallelism import Replicas
-from unpad.training.setup import Setup, prepare_setup
+from unpad.training.rehearsal import Rehearsal
+from unpad.training.setup import Setup
 from unpad.training.share import Share, own_numbers, step_seed
-from unpad.training.step import LossScaler, train_step
+from unpad.training.stage import prepare_model
 
 # Relative error that fast sums may add to a gradient: fp32 keeps 24 bits, and they add one number per micro-batch.
 FAST = 1e-6
@@ -80,7 +81,7 @@ def prove_processes(name: str, overrides: Sequence[str], numbers: Sequence[int])
         LostProcessError: a process was killed.
     """
     refuse_under_torchrun("torchrun has started this process already, as one of several", "--processes", "leave it out")
-    recipe = open_recipe(name, overrides)
+    recipe, _ = open_named(name, overrides, on_own_data(name))
     if recipe.train.shard != "none":
         raise RecipeError(
             "a divided model adds its gradients in an order that depends on the number of processes",
@@ -201,32 +202,26 @@ class _Case:
 
     setup: Setup
     plan: Plan
-    weights: dict[str, float]
     initial: dict[str, Tensor]
 
     @classmethod
     def of(cls, job: Job, group: Group) -> _Case:
-        recipe = open_recipe(job.name, job.overrides)
-        recipe = recipe.model_copy(update={"images": recipe.images.plain()})  # random sizes are drawn for an epoch
-        setup = prepare_setup(recipe, Path(), None, group=group)
+        setup = open_setup(job.name, job.overrides, group)
         model, stage = setup.model, setup.stages[-1]
         with group.together():
             draw_adapters(model)
-            freeze(model, stage.recipe.train.freeze)
-            objective = set_objective(model, stage.recipe, of_pairs=stage.of_pairs)
-            model.trained = objective.weights
+            prepare_model(model, stage)
             sample = choose(setup, candidates_of(setup), MOST_SEQUENCES * group.size, UPDATES * WORK)
             spread_margins(setup, sample)
             made = plan_of_sample(setup, sample, small_settings(setup))
-        return cls(setup, made, objective.final(model), copy.deepcopy(model.state_dict()))
+        return cls(setup, made, copy.deepcopy(model.state_dict()))
 
     def update(self, group: Group) -> _Update:
         """Take the update, from the weights at the beginning."""
-        setup, model, recipe = self.setup, self.setup.model, self.setup.stages[-1].recipe
+        setup, model, stage = self.setup, self.setup.model, self.setup.stages[-1]
+        recipe = stage.recipe
         model.load_state_dict(self.initial)
-        model.train()
-        optimizer = make_optimizer(model, recipe.optim)
-        set_rate(optimizer, recipe.optim.lr)
+        rehearsal = Rehearsal(setup, stage, copies=False)
         planned = self.plan.step(0)
         ratio, attended = cells_per_token(model), setup.data.table.attended
         own = partial(own_numbers, group=group, cells_per_token=ratio, attended=attended)
@@ -240,17 +235,8 @@ class _Case:
         sums = parallelism.gradient_sum(recipe.train.sums, model) if is_summed else None
         share = Share(own(planned), counts_of_all(talk.told), (seed, 0), parallelism, sums)
         torch.manual_seed(step_seed(seed, 0))
-        result = train_step(
-            model,
-            micros,
-            optimizer,
-            weights=self.weights,
-            precision=setup.precision,
-            clip=recipe.optim.clip,
-            scaler=LossScaler() if setup.precision == "fp16" else None,
-            share=share,
-        )
-        states = [value for state in optimizer.state.values() for value in state.values()]
+        result = rehearsal.step(micros, share)
+        states = [value for state in rehearsal.optimizer.state.values() for value in state.values()]
         rest = [
             *model.state_dict().values(),
             *states,
@@ -263,7 +249,7 @@ class _Case:
 
     def lines(self, size: int, found: _Update, one: _Update) -> list[Line]:
         """Claims about an update by `size` processes."""
-        note = f"{sum(found.shares)} micro-batches, by process: {', '.join(map(str, found.shares))}"
+        note = f"{number_of(sum(found.shares), 'micro-batches')}, by process: {', '.join(map(str, found.shares))}"
         gap = f"{note}: at least one process had nothing to compute, so no sum was compared" * (0 in found.shares)
         gap = gap or "all gradients are 0 with these weights" * (not bool(one.gradients.any()))
         other = len(set(found.digests)) - 1

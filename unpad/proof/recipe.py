@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
 from unpad.batching.layout import Layout, PaddedLayout, build_layout
 from unpad.errors import needs_memory
-from unpad.interchange.origin import open_recipe
 from unpad.models import lower_sizes
 from unpad.models.adapters import draw_adapters
 from unpad.models.objective import set_objective
@@ -31,20 +29,19 @@ from unpad.proof.sample import (
     plan_of_run,
     spread_margins,
 )
+from unpad.proof.subject import open_setup
 from unpad.recipes.training import strategy_names
 from unpad.terminal.progress import progress
-from unpad.training.setup import Setup, prepare_setup
+from unpad.training.setup import Setup
 
 READ = "each sequence straight from the data"
 
 
 def prove_recipe(name: str, overrides: Sequence[str]) -> Certificate:
-    """Prove a recipe on a sample of its own data that includes its longest and shortest sequence."""
-    recipe = open_recipe(name, overrides)
-    recipe = recipe.model_copy(update={"images": recipe.images.plain()})  # random augmentation has no truth to equal
-    setup = prepare_setup(recipe, Path(), None)
+    """Prove a recipe, or a run's, on a sample of its own data that includes its longest and shortest sequence."""
+    setup = open_setup(name, overrides)
     draw_adapters(setup.model)
-    set_objective(setup.model, recipe, of_pairs=setup.stages[-1].of_pairs)
+    set_objective(setup.model, setup.recipe, of_pairs=setup.stages[-1].of_pairs)
     candidates, lines = candidates_of(setup), Lines()
     # Contents are read one sequence at a time, without `Data.load` or a plan.
     sample = lines.value(READ, lambda: choose(setup, candidates))

@@ -15,6 +15,7 @@ import numpy as np
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.pieces import Pieces, TargetCount
 from unpad.batching.plan import Micro, Plan, plan
+from unpad.data.measuring import Measuring
 from unpad.data.text import TextData
 from unpad.errors import PlanError
 from unpad.evaluation.preferences import log_probabilities
@@ -234,7 +235,7 @@ def spread_margins(setup: Setup, sample: Sample) -> None:
     assert isinstance(model, LearnsPreferences), "set by set_objective"
     assert model.beta is not None, "set by set_objective"
     ids = sample.seq_ids
-    reference = log_probabilities(model, data, ids, plan_of_run(setup), setup.device)
+    reference = log_probabilities(Measuring(model, data, ids, plan_of_run(setup), setup.device))
     chosen = data.replies.is_chosen(ids)
     rng, margins = np.random.default_rng(setup.recipe.train.seed), np.linspace(-1.5, 2.5, int(chosen.sum()))
     reference[chosen] -= rng.permutation(margins) / model.beta

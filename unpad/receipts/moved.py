@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
+from unpad.data.sources.places import resolve_path
 from unpad.errors import RecipeError, SourceError
 from unpad.recipes.changes import differences
-from unpad.recipes.data import KINDS, as_sources
+from unpad.recipes.data import KINDS, as_sources, is_packaged
 from unpad.recipes.file import parse_recipe
 from unpad.recipes.overrides import apply_override
 from unpad.recipes.recipe import Recipe
@@ -38,21 +40,42 @@ def relocated(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     for key in differences(recipe, moved):
         if key.rpartition(".")[2] not in PLACES:
             what = f"{key} is not the place of a file, and a run's other fields stay as they were"
-            raise RecipeError(what, where="command line", fix="give new places of data alone, such as data.text=NEW")
+            fix = f"give new places of data alone, such as {_field_of(recipe, '')}=NEW"
+            raise RecipeError(what, where="command line", fix=fix)
     return moved
 
 
 @contextmanager
-def advising(run: str) -> Iterator[None]:
+def advising(run: str, recipe: Recipe) -> Iterator[None]:
     """Add to the error of a missing file how its new place is given.
 
     Args:
         run: the command and the run that it is about.
+        recipe: of the run.
     """
     try:
         yield
     except SourceError as error:
-        if "no such file" not in error.summary:
+        if "no such file" not in error.summary and "no file matches" not in error.summary:
             raise
-        fix = f"put it back, or name its new place as a field of the recipe, such as {run} data.text=NEW"
+        field = _field_of(recipe, error.where)
+        fix = f"put it back, or name its new place as a field of the recipe, such as {run} {field}=NEW"
         raise SourceError(error.summary, where=error.where, fix=fix, details=error.details) from None
+
+
+def _field_of(recipe: Recipe, where: str) -> str:
+    """The field that names the place of an error; the first that names data where none does.
+
+    Args:
+        where: a file, folder or pattern, which the working directory may follow in brackets.
+    """
+    place = Path(where.partition(" (working directory ")[0])
+    fields: dict[str, str] = {}  # field -> path
+    for kind in KINDS:
+        sources = recipe.data.sources(kind)
+        names = [f"data.{kind}"] if len(sources) == 1 else [f"data.{kind}.{n}.path" for n in range(len(sources))]
+        fields |= dict(zip(names, (source.path for source in sources), strict=True))
+    fields |= {f"events.{field}": path for field, path in recipe.events.tables.items()}
+    known = {field: resolve_path(recipe.data, path) for field, path in fields.items() if not is_packaged(path)}
+    named = (field for field, path in known.items() if place == path or path in place.parents)
+    return next(named, next(iter(known), "data.text"))

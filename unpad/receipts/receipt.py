@@ -14,7 +14,7 @@ from unpad.data.sources.named import place_of
 from unpad.receipts.differences import Comparison
 from unpad.receipts.starts import Start
 from unpad.run.sessions import Cut
-from unpad.terminal.table import described, text_table
+from unpad.terminal.table import described, number_of, text_table
 
 MOST_ROWS = 40  # of a step that are printed
 SHOWN = 28  # characters of a number
@@ -120,12 +120,12 @@ class Receipt:
             return []
         num = sum(len(micro.rows) for micro in self.micros)
         source = "; which ones is by the plan alone, as the run recorded none" if self.by_plan_alone else ""
-        plural = "es" * (len(self.micros) > 1)
-        lines, left = [f"learnt from {num:,} rows in {len(self.micros)} micro-batch{plural}{source}"], MOST_ROWS
+        micros = number_of(len(self.micros), "micro-batches")
+        lines, left = [f"learnt from {number_of(num, 'rows')} in {micros}{source}"], MOST_ROWS
         for number, micro in enumerate(self.micros, start=1):
             lines += row_lines(f"micro-batch {number}", micro.rows[:left], self.units)
             left -= min(left, len(micro.rows))
-        return lines + ([f"and {num - MOST_ROWS:,} more rows: --json has all"] if num > MOST_ROWS else [])
+        return lines + ([f"and {number_of(num - MOST_ROWS, 'more rows')}: --json has all"] if num > MOST_ROWS else [])
 
     def to_json(self) -> dict[str, Any]:
         """The receipt as JSON values, with every row."""

@@ -79,7 +79,7 @@ def replay(run: str | Path, step: int | None = None, overrides: Sequence[str] = 
         raise RecipeError(what, where=str(folder), fix="choose a step with --step, or leave it out")
     _refuse_divided(session_of(sessions, step), folder)
     newest = next(readable_states(folder), None)
-    with _threads_of(session_of(sessions, step), newest), advising(f"unpad replay {run}"):
+    with _threads_of(session_of(sessions, step), newest), advising(f"unpad replay {run}", sessions[-1].recipe):
         return _replay(folder, stage, step, sessions, newest)
 
 

@@ -152,7 +152,7 @@ def open_history(run: str | Path, overrides: Sequence[str] = ()) -> History:
     refuse_untrained(folder)
     recipe = resolved(relocated(read_sessions(folder)[-1].recipe, overrides))
     done = recorded_steps(folder, recipe)
-    with advising(f"unpad trace {run} ROW"):
+    with advising(f"unpad trace {run} ROW", recipe):
         data = open_data(recipe, open_files(recipe, folder), compare=False)
     newest = next(readable_states(folder), None)
     if newest is not None:

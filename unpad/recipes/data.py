@@ -220,6 +220,11 @@ class Template(Section):
     user: str = Field("用户：", description="Prefix of a user's message.")
     assistant: str = Field("助手：", description="Prefix of a reply.")
     separator: str = Field("", description="Text between messages.")
+    thinking: bool | None = Field(
+        None,
+        description="Of an imported model whose chat template reads `enable_thinking`: the value it is given, in "
+        "training and in prompts; default: none, as the template has it.",
+    )
 
 
 # Templates that a recipe may have without a word of its user: the default, and that of the packaged recipe `chat`.

@@ -45,10 +45,16 @@ class TwoReadingsError(yaml.MarkedYAMLError):
     def __init__(self, node: yaml.ScalarNode, number: Any) -> None:
         text = node.value[:80]
         octal = re.fullmatch(r"([-+]?)0([0-7]+)", node.value)
-        other = f"{int(node.value)} in YAML 1.2" if octal else "a text in YAML 1.2"
-        meant = f"{int(node.value)}, or {octal[1]}0o{octal[2]} for {number}" if octal else str(number)
-        super().__init__(problem=f'"{text}" is {number} in YAML 1.1, and {other}', problem_mark=node.start_mark)
-        self.fix = f'write {meant}; for a text, "{text}" with the double quotes'
+        meant = str(number)
+        if octal is None:
+            readings = f"the number {number} (by YAML 1.1) or as a text (by YAML 1.2)"
+        elif (decimal := int(node.value)) == number:
+            readings = f"the number {number} or as a text with leading zeros"
+        else:
+            readings = f"the number {number} (octal, by YAML 1.1) or as {decimal} (by YAML 1.2)"
+            meant = f"{decimal}, or {number}" if octal[1] else f"{decimal}, or 0o{octal[2]} for {number}"
+        super().__init__(problem=f"{text} can be read as {readings}", problem_mark=node.start_mark)
+        self.fix = f'write {meant}, or "{text}" in double quotes for the text'
 
 
 class LineLoader(yaml.SafeLoader):

@@ -223,7 +223,8 @@ class TrainSettings(Section):
     max_epochs: int | None = Field(None, ge=0, description="Maximum of epochs per stage; 0 skips it.")
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of initial weights, plans, dropout and the held-out split.")
     init_from: UserPath | None = Field(
-        None, description="Run or Hugging Face folder to load initial weights and the tokenizer from."
+        None,
+        description="Run, Hugging Face folder or OWNER/MODEL of a hub whose weights and tokenizer the run starts with.",
     )
     label_smoothing: float = Field(
         0.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from unpad.terminal.commands import resume_run
 RUNS = Path("runs")
 KEPT = "hf"  # small files of the Hugging Face folder that the model comes from
 RECIPE, COMMAND, CHECKPOINTS = "recipe.yaml", "run.json", "checkpoints"
+DEEPEST = 3  # folders between a folder whose runs are listed and a run, and the run's own
 RUN_ID = "id"  # in COMMAND; `identity.py` compares it
 MADE_BY = "made_by"  # in COMMAND: the command that made a run which was not trained, so that it cannot be resumed
 FAMILY = "family"  # in COMMAND: architecture of an imported model
@@ -134,6 +136,26 @@ def list_runs(root: Path = RUNS) -> list[Path]:
     if not folders and root == RUNS:
         folders = [path.parent for path in Path().glob(f"*/{RECIPE}") if (path.parent / COMMAND).is_file()]
     return sorted(folders, key=lambda folder: _changed(folder / RECIPE), reverse=True)
+
+
+def runs_below(root: Path) -> list[Path]:
+    """Run directories in a folder, which may be a run itself, and in what lies in it, newest first.
+
+    Hidden folders, links and what lies deeper than `DEEPEST` are left out: the folder may be a whole disk.
+
+    Raises:
+        RecipeError: it is no folder.
+    """
+    if not root.is_dir():
+        raise RecipeError(f"there is no directory {root}", where="unpad runs", fix="name one that holds runs")
+    found = []
+    for folder, inner, files in os.walk(root):
+        if RECIPE in files and (COMMAND in files or CHECKPOINTS in inner):
+            found.append(Path(folder))
+            inner.clear()
+        is_deepest = len(Path(folder).relative_to(root).parts) == DEEPEST
+        inner[:] = [] if is_deepest else [name for name in inner if not name.startswith(".")]
+    return sorted(found, key=lambda run: _changed(run / RECIPE), reverse=True)
 
 
 def _changed(path: Path) -> float:

@@ -6,13 +6,13 @@ import os
 import shlex
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from unpad.errors import RunFileError, SourceError, UnpadError
-from unpad.run.folder import COMMAND, FAMILY, IMPORT, MADE_BY, list_runs, read_command
+from unpad.run.folder import COMMAND, FAMILY, IMPORT, MADE_BY, list_runs, read_command, runs_below
 from unpad.run.report.history import METRICS, metric_fault, parse_row, read_log, run_state
 from unpad.run.report.svg import short
 from unpad.storage.reading import opened, read_lines
@@ -54,11 +54,25 @@ class RunSummary:
         return [*([self.name] if alone else []), first, *command]
 
 
-def describe_runs() -> list[str]:
-    """A head line and two lines per run under runs/, newest first."""
-    lines = [line for folder in list_runs() for line in summarize(folder).lines()]
+def describe_runs(root: Path | None = None) -> list[str]:
+    """A head line and two lines per run, newest first.
+
+    Args:
+        root: a run, or a folder with runs at any depth, which are named by their paths in it; default runs/.
+
+    Raises:
+        RecipeError: `root` is no folder.
+    """
+    if root is None:
+        lines = [line for folder in list_runs() for line in summarize(folder).lines()]
+    else:
+        named = ((folder, str(folder.relative_to(root))) for folder in runs_below(root))
+        found = [replace(summarize(folder), name=folder.name if name == "." else name) for folder, name in named]
+        lines = [line for summary in found for line in summary.lines()]
     head = HEAD if columns() >= len(HEAD) else HEAD[NAME_CELLS + 1 :]
-    return [head, *lines] if lines else ["nothing has run here yet; start with: unpad train zh_chat"]
+    if lines:
+        return [head, *lines]
+    return ["nothing has run here yet; start with: unpad train zh_chat" if root is None else f"no runs in {root}"]
 
 
 def summarize(folder: Path) -> RunSummary:

@@ -18,9 +18,12 @@ def columns() -> int:
 
 
 def number_of(number: int, plural: str) -> str:
-    """A number and what is counted, such as "1 file" or "2,000 files"."""
-    singular = plural[:-3] + "y" if plural.endswith("ies") else plural.removesuffix("s")
-    return f"{number:,} {singular if number == 1 else plural}"
+    """A number and what is counted, such as "1 file", "1 class", "1 reply" or "2,000 files"."""
+    if number != 1:
+        return f"{number:,} {plural}"
+    if plural.endswith(("sses", "ches", "shes")):
+        return f"1 {plural.removesuffix('es')}"
+    return f"1 {plural[:-3]}y" if plural.endswith("ies") else f"1 {plural.removesuffix('s')}"
 
 
 def text_table(

@@ -17,7 +17,6 @@ from unpad.batching.plan import Plan, plan
 from unpad.batching.shares import micro_costs
 from unpad.errors import RecipeError
 from unpad.models.contract import Model
-from unpad.models.objective import set_objective
 from unpad.nn.draws import GeneratorState
 from unpad.nn.precision import Precision
 from unpad.processes.group import Group
@@ -25,8 +24,7 @@ from unpad.recipes.recipe import Recipe, stages_of
 from unpad.recipes.training import AUTO
 from unpad.training.footprint import Footprint, cells_of, fit, peak_of, process_bytes, state_bytes
 from unpad.training.memory import available_memory
-from unpad.training.optim import freeze
-from unpad.training.stage import StageSetup, plan_inputs
+from unpad.training.stage import StageSetup, plan_inputs, prepare_model
 from unpad.training.step import accumulate
 
 FIELD = "plan.tokens_per_micro"
@@ -172,8 +170,7 @@ def planned_peak(footprint: Footprint, made: Plan, stage: StageSetup) -> float:
 
 def _measured_stage(stage: StageSetup, model: Model, device: torch.device, precision: Precision) -> Footprint:
     """`measured` of small micro-batches of a stage."""
-    freeze(model, stage.recipe.train.freeze)
-    weights = set_objective(model, stage.recipe, of_pairs=stage.of_pairs).final(model)
+    weights = prepare_model(model, stage).objective.final(model)
     return measured(model, _probes(stage, device), weights, precision)
 
 
@@ -206,8 +203,7 @@ def _probes(stage: StageSetup, device: torch.device) -> list[RaggedBatch]:
         full = np.flatnonzero(made.micro_cells >= 0.8 * np.median(made.micro_cells))
         by_cells = full[np.argsort(cells[full], kind="stable")]
         for index in dict.fromkeys((int(by_cells[0]), int(by_cells[-1]))) if len(by_cells) else ():
-            step = int(np.searchsorted(made.step_offsets, index, side="right")) - 1
-            found.append(stage.data.load(made.step(step)[index - int(made.step_offsets[step])]).to(device))
+            found.append(stage.data.load(made.micro(index)).to(device))
     return found
 
 

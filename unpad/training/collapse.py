@@ -26,6 +26,7 @@ from unpad.processes.group import ALONE, Group
 from unpad.recipes.training import CollapseSettings
 from unpad.run import checkpoint
 from unpad.storage.reading import known_fields, misfit
+from unpad.terminal.table import number_of
 from unpad.training.latent import LatentReading, Sample, draw_sample, read_latent
 from unpad.training.stage import StageSetup
 from unpad.training.watch import Action, SavedWatches, Verdict
@@ -98,7 +99,8 @@ class CollapseMonitor:
             return ""
         part = "held-out" if self.sample.held_out else "training"
         return (
-            f"the latent is read every {self.settings.every} steps on {self.sample.num_sets} sets of "
+            f"the latent is read every {number_of(self.settings.every, 'steps')} on "
+            f"{number_of(self.sample.num_sets, 'sets')} of "
             f"{self.sample.num_seqs} {part} patients"
         )
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from unpad.data.measuring import Measuring
 from unpad.data.sources.split import Split
 from unpad.data.text import TextData
 from unpad.data.tokens.cache import make_key
@@ -12,6 +15,7 @@ from unpad.evaluation.preferences import log_probabilities, whole_pairs
 from unpad.run.base import fingerprint
 from unpad.run.reference import REFERENCE, Named, find_reference, read_reference, write_reference
 from unpad.storage import cache_folder
+from unpad.terminal.table import number_of
 from unpad.training.progress import DECIDE_BITS
 from unpad.training.setup import Setup
 from unpad.training.stage import StageSetup
@@ -68,7 +72,7 @@ def put_reference(setup: Setup, stage: StageSetup, *, begins: bool) -> str:
             write_reference(path, named, values)
     data.replies.reference[:] = values
     num = int((data.replies.pair >= 0).sum())
-    return f"{stage.name}: log-probabilities of {num:,} replies under the weights it starts from, {how}"
+    return f"{stage.name}: log-probabilities of {number_of(num, 'replies')} under the weights it starts from, {how}"
 
 
 def log_probabilities_of_pairs(setup: Setup, stage: StageSetup, data: TextData) -> np.ndarray:
@@ -77,7 +81,7 @@ def log_probabilities_of_pairs(setup: Setup, stage: StageSetup, data: TextData) 
     is_trained = data.table.split[replies] == Split.TRAIN
     values = np.zeros(len(data.table))
     trained, others = replies[is_trained], replies[~is_trained]
-    settings, group = stage.recipe.plan, setup.group
-    values[trained] = log_probabilities(setup.model, data, trained, settings, setup.device, setup.precision, group)
-    values[others] = log_probabilities(setup.model, data, others, settings, setup.device, group=group)
+    over = Measuring(setup.model, data, trained, stage.recipe.plan, setup.device, setup.group)
+    values[trained] = log_probabilities(over, setup.precision)
+    values[others] = log_probabilities(replace(over, seq_ids=others))
     return values

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,9 +15,11 @@ from unpad.batching.plan import Plan, plan
 from unpad.data.family import Data, SequenceTable
 from unpad.data.sources.split import Split
 from unpad.models import model_config
+from unpad.models.contract import Model
+from unpad.models.objective import Objective, set_objective
 from unpad.recipes.recipe import Recipe, ResolvedStage
 from unpad.recipes.training import PlanSettings
-from unpad.training.optim import Epochs
+from unpad.training.optim import Epochs, freeze
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +60,29 @@ def make_stage(stage: ResolvedStage, data: Data, longest: int) -> StageSetup:
     used = np.isin(table.kind, [data.kinds.index(kind) for kind in kinds])
     train_ids, held_out_ids = (np.flatnonzero(used & (table.split == split)) for split in (Split.TRAIN, Split.HOLDOUT))
     return StageSetup(stage.name, stage.recipe, data, kinds, train_ids, held_out_ids, longest)
+
+
+class Ready(NamedTuple):
+    """A model that `prepare_model` has prepared.
+
+    Args:
+        num_frozen: values that do not learn.
+    """
+
+    objective: Objective
+    num_frozen: int
+
+
+def prepare_model(model: Model, stage: StageSetup) -> Ready:
+    """Prepare a model for the steps of a stage: which parameters learn, and from which terms of the loss.
+
+    Raises:
+        RecipeError: as `freeze` and `set_objective`.
+    """
+    num_frozen = freeze(model, stage.recipe.train.freeze)
+    objective = set_objective(model, stage.recipe, of_pairs=stage.of_pairs)
+    model.trained = objective.weights
+    return Ready(objective, num_frozen)
 
 
 def epoch_plan(stage: StageSetup, epoch: int) -> Plan:

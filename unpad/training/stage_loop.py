@@ -8,25 +8,27 @@ from torch import Tensor
 
 from unpad.batching.describe import describe_batch
 from unpad.batching.plan import Micro, rows_digest
+from unpad.data.measuring import Measuring
 from unpad.errors import OutOfMemoryError, Stopped, needs_memory
 from unpad.evaluation.metrics import held_out
 from unpad.models.cost import cells_per_token
-from unpad.models.objective import set_objective
+from unpad.models.objective import Objective
 from unpad.processes.fast_sums import FastSum
 from unpad.run.checkpoint import State
 from unpad.run.folder import CHECKPOINTS
 from unpad.run.monitor import StepRecord
 from unpad.run.reference import REFERENCE
 from unpad.terminal.commands import resume_run
+from unpad.terminal.table import number_of
 from unpad.training.alike import check_weights
 from unpad.training.context import RunContext, StageRun
 from unpad.training.memory import HeapKeeper
-from unpad.training.optim import Schedule, freeze, load_optimizer_tensors, make_optimizer, optimizer_tensors
+from unpad.training.optim import Schedule, load_optimizer_tensors, make_optimizer, optimizer_tensors
 from unpad.training.progress import end_stage, save_best, save_checkpoint
 from unpad.training.reference import put_reference
 from unpad.training.room import Room, used_at_most
 from unpad.training.save_clock import SaveClock
-from unpad.training.stage import StageSetup, epoch_plan, last_step, stage_epochs
+from unpad.training.stage import StageSetup, epoch_plan, last_step, prepare_model, stage_epochs
 from unpad.training.step import OPTIMIZER_FIX, StepResult, non_finite, train_step
 from unpad.training.updates import Update, epoch_updates
 from unpad.training.watch import SavedWatches, Watch
@@ -45,12 +47,12 @@ def run_stage(run: RunContext, setup: StageSetup, state: State | None) -> tuple[
         epochs = stage_epochs(setup, first)  # a resumed stage counts from its first step as well
     before = progress.step - progress.stage_step
     last = last_step(setup, before, epochs)
-    frozen = freeze(run.setup.model, recipe.train.freeze)
+    ready = prepare_model(run.setup.model, setup)
     with run.timers("reference"):
         message = put_reference(run.setup, setup, begins=progress.stage_step == 0)
     if message:
         run.monitor.log("reference", message=message)
-    stage = _start_stage(run, setup, Schedule(recipe.optim, epochs, last - before), state)
+    stage = _start_stage(run, setup, ready.objective, Schedule(recipe.optim, epochs, last - before), state)
     if message := run.setup.parallelism.advice(first):
         run.monitor.log("warning", message=f"{name}: {message}")
     if _is_over(stage):
@@ -63,7 +65,7 @@ def run_stage(run: RunContext, setup: StageSetup, state: State | None) -> tuple[
         exact=end.exact,
         max_epochs=most,
         epoch_steps=epochs.steps[0],
-        frozen=frozen,
+        frozen=ready.num_frozen,
         ledger=first.ledger.to_json(),
     )
     while not _is_over(stage):
@@ -105,10 +107,10 @@ def repeat_steps(run: RunContext, setup: StageSetup, state: State | None, last: 
     progress, first = run.progress, epoch_plan(setup, 0)
     epochs = stage_epochs(setup, first)
     before = progress.step - progress.stage_step
-    freeze(run.setup.model, setup.recipe.train.freeze)
+    objective = prepare_model(run.setup.model, setup).objective
     put_reference(run.setup, setup, begins=not (run.setup.folder / REFERENCE).is_file())
     schedule = Schedule(setup.recipe.optim, epochs, last_step(setup, before, epochs) - before)
-    stage = _start_stage(run, setup, schedule, state)
+    stage = _start_stage(run, setup, objective, schedule, state)
     while progress.step < last:
         plan = epoch_plan(setup, progress.epoch) if progress.epoch else first
         progress.epoch += plan.num_steps == 0
@@ -121,14 +123,19 @@ def repeat_steps(run: RunContext, setup: StageSetup, state: State | None, last: 
     return State(last, optimizer_tensors(run.setup.model, stage.optimizer) | _watch_tensors(stage), {})
 
 
-def _start_stage(run: RunContext, setup: StageSetup, schedule: Schedule, state: State | None) -> StageRun:
-    """Prepare model and optimizer for a stage; `state` is the checkpoint that the run resumes from within it."""
+def _start_stage(
+    run: RunContext, setup: StageSetup, objective: Objective, schedule: Schedule, state: State | None
+) -> StageRun:
+    """Prepare the optimizer of a stage, and what watches its model.
+
+    Args:
+        objective: of the prepared model.
+        state: the checkpoint that the run resumes from within the stage.
+    """
     model, recipe, progress, tensors = run.setup.model, setup.recipe, run.progress, state.tensors if state else {}
-    objective = set_objective(model, recipe, of_pairs=setup.of_pairs)
     with run.timers("build"), needs_memory("the optimizer's state", OPTIMIZER_FIX):
         optimizer = make_optimizer(model, recipe.optim)
         load_optimizer_tensors(model, optimizer, tensors)
-    model.trained = objective.weights
     saved = SavedWatches(progress.step, progress.step - progress.stage_step, progress.watches, tensors)
     watches = start_watches(setup, model, saved, run.timers)
     progress.watches = {watch.name: watch.values() for watch in watches}
@@ -221,7 +228,7 @@ def _what_ended(stage: StageRun) -> str:
         return f"raise {field} above {train.max_epochs} to continue"
     if train.max_steps is not None and progress.step >= train.max_steps:
         return f"raise train.max_steps above {train.max_steps} to continue"
-    return f"{progress.checks_without_progress} evaluations brought no progress (train.patience)"
+    return f"no progress in {number_of(progress.checks_without_progress, 'evaluations')} (train.patience)"
 
 
 def _due(every: int | None, step: int, at_epoch_end: bool) -> bool:
@@ -327,7 +334,7 @@ def _evaluate(stage: StageRun) -> tuple[bool, bool]:
     if ids.size == 0:
         return False, False
     with run.timers("evaluate"), setup.parallelism.evaluating() as group:
-        result = held_out(setup.model, setup.data, ids, recipe.plan, setup.device, group)
+        result = held_out(Measuring(setup.model, setup.data, ids, recipe.plan, setup.device, group))
     improved = progress.best is None or result.loss < progress.best - train.min_delta
     if improved:
         progress.best, progress.best_step, progress.checks_without_progress = result.loss, progress.step, 0
@@ -337,7 +344,7 @@ def _evaluate(stage: StageRun) -> tuple[bool, bool]:
         run.monitor.evaluation(progress.step, name, result.values, result.num_targets, improved, result.refused)
     if train.patience is not None and progress.checks_without_progress >= train.patience:
         message = (
-            f"{name}: no progress in {train.patience} evaluations; best {progress.best:.4f} "
+            f"{name}: no progress in {number_of(train.patience, 'evaluations')}; best {progress.best:.4f} "
             f"at step {progress.best_step}, stopped at step {progress.step}, after epoch {progress.epoch}"
             + (f" of {train.max_epochs}" if train.max_epochs is not None else "")
         )

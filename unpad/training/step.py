@@ -19,6 +19,7 @@ from unpad.errors import NonFiniteError, OutOfMemoryError, is_memory_error, need
 from unpad.nn.losses import Terms
 from unpad.nn.precision import Precision
 from unpad.processes.group import lost_connections
+from unpad.terminal.table import number_of
 from unpad.training.micro import MicroResult
 from unpad.training.optim import update
 from unpad.training.passes import Passes
@@ -208,7 +209,8 @@ def _out_of_memory(error: Exception, micros: Sequence[RaggedBatch], share: Share
     longest = int(largest.layout.lengths().max()) if largest.num_seqs else 0
     uncut = "; processes that wait for each other's passes do not cut it" if share.is_uncut else ""
     return OutOfMemoryError(
-        f"a micro-batch of {largest.num_seqs} sequences, {largest.total_tokens} tokens, the longest {longest}, "
+        f"a micro-batch of {number_of(largest.num_seqs, 'sequences')}, {number_of(largest.total_tokens, 'tokens')}, "
+        f"the longest {longest}, "
         f"does not fit: {(str(error).splitlines() or [type(error).__name__])[0][:200]}{uncut}",
         where=f"peak memory {used_at_most() / 2**30:.2f} GiB",
         fix="lower plan.tokens_per_micro; it changes memory and never the result. "

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import gc
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -16,24 +14,20 @@ from rich.console import Console
 
 from unpad import storage
 from unpad.batching.ledger import Ledger
-from unpad.batching.plan import Micro, Plan, plan
-from unpad.errors import OutOfMemoryError, RecipeError, needs_memory
+from unpad.batching.plan import Plan, plan
+from unpad.errors import OutOfMemoryError, RecipeError
 from unpad.interchange.origin import open_recipe
-from unpad.models import lower_sizes
 from unpad.models.cost import cells_per_token
-from unpad.models.objective import set_objective
 from unpad.terminal.progress import progress
-from unpad.terminal.table import WIDTH, cells, wrapped
-from unpad.training.memory import available_memory, peak_memory, process_memory, restart_peak, return_freed_memory
-from unpad.training.optim import make_optimizer
+from unpad.terminal.table import cells, columns, wrapped
+from unpad.training.memory import available_memory
+from unpad.training.rehearsal import Rehearsal, StepCost
 from unpad.training.setup import Setup, describe, prepare_setup
 from unpad.training.stage import StageSetup, plan_inputs
-from unpad.training.step import train_step
 from unpad.trials.estimate import Estimate, estimates_of, show_estimate
 from unpad.trials.process_table import process_table
 from unpad.trials.stage_table import (
     StagePreview,
-    Trial,
     planned,
     show,
     show_head,
@@ -160,34 +154,12 @@ def _tried(setup: Setup, stage: StageSetup, console: Console, processes: Sequenc
     return seen
 
 
-def _try(setup: Setup, stage: StageSetup, made: Plan) -> Trial:
+def _try(setup: Setup, stage: StageSetup, made: Plan) -> StepCost:
     """Measure the peak memory of the plan's largest micro-batch and the time of its first step, on a copied model."""
-    recipe = stage.recipe
-    with needs_memory("a copy of the model for `unpad plan`", lower_sizes(setup.model.config)):
-        model = copy.deepcopy(setup.model).train()
-        optimizer = make_optimizer(model, recipe.optim)
-    weights = set_objective(model, recipe, of_pairs=stage.of_pairs).final(model)
-
-    def update(micros: list[Micro]) -> tuple[int, float]:
-        batches = [setup.data.load(micro).to(setup.device) for micro in micros]
-        began = time.perf_counter()
-        train_step(model, batches, optimizer, weights=weights, precision=setup.precision, clip=recipe.optim.clip)
-        return sum(batch.total_tokens for batch in batches), time.perf_counter() - began
-
-    return_freed_memory()
-    base = process_memory()
-    if made.num_steps == 0:  # every token is dropped, as the ledger says
-        return Trial(0, 0.0, 0, base, base)
-    index = int(np.argmax(made.micro_cells))
-    step = int(np.searchsorted(made.step_offsets, index, side="right")) - 1
-    restart_peak()
-    largest, _ = update([made.step(step)[index - int(made.step_offsets[step])]])
-    peak = max(peak_memory(), base)
-    tokens, seconds = update(made.step(0))
-    return Trial(tokens, seconds, largest, peak, base)
+    return Rehearsal(setup, stage).cost(made)
 
 
-def _try_other(setup: Setup, stage: StageSetup, made: Plan) -> Trial | None:
+def _try_other(setup: Setup, stage: StageSetup, made: Plan) -> StepCost | None:
     """`_try` of a strategy that the recipe does not use; None if memory does not hold it."""
     with suppress(OutOfMemoryError):
         return _try(setup, stage, made)
@@ -262,7 +234,7 @@ def _token_lines(ledger: Ledger, setup: Setup, units: Units) -> list[str]:
 def _with_places(line: str, where: str) -> list[str]:
     """A line of the ledger with the places of its first sequences, which are on lines below if they do not fit."""
     one = f"{line}  {where}".rstrip()
-    return [one] if cells(one) <= WIDTH else [line, *(f"    {part}" for part in wrapped(where, WIDTH - 4))]
+    return [one] if cells(one) <= columns() else [line, *(f"    {part}" for part in wrapped(where, columns() - 4))]
 
 
 def _sequence_lines(ledger: Ledger, setup: Setup, units: Units) -> list[str]:
@@ -277,7 +249,7 @@ def _sequence_lines(ledger: Ledger, setup: Setup, units: Units) -> list[str]:
     return lines
 
 
-def _memory_advice(trial: Trial, units: Units) -> str:
+def _memory_advice(trial: StepCost, units: Units) -> str:
     per_token = max(trial.peak_bytes - trial.base_bytes, 0) / max(trial.largest_tokens, 1)
     if per_token == 0:
         return f"a micro-batch of {trial.largest_tokens:,} {units.tokens} needs no memory beyond what is in use"

@@ -13,28 +13,10 @@ from unpad.data.family import family_of
 from unpad.recipes.training import PlanSettings
 from unpad.terminal.printing import print_styled
 from unpad.terminal.table import text_table
+from unpad.training.rehearsal import StepCost
 from unpad.training.stage import StageSetup, plan_inputs
 from unpad.trials.process_table import ProcessTable
 from unpad.trials.strategy_table import StrategyRow, Units, compare, histogram_lines
-
-
-@dataclass(frozen=True)
-class Trial:
-    """Measurement of one step of a strategy, and of its largest micro-batch.
-
-    Args:
-        tokens: tokens the step computed, padding included.
-        seconds: of its forward and backward pass and the change of weights.
-        largest_tokens: tokens of the plan's largest micro-batch, padding included.
-        peak_bytes: resident memory of the process at that micro-batch's peak, model and optimizer included.
-        base_bytes: resident memory before it.
-    """
-
-    tokens: int
-    seconds: float
-    largest_tokens: int
-    peak_bytes: int
-    base_bytes: int
 
 
 @dataclass(frozen=True)
@@ -52,7 +34,7 @@ class StagePreview:
     name: str
     lengths: np.ndarray
     rows: list[StrategyRow]
-    trials: dict[str, Trial]
+    trials: dict[str, StepCost]
     epochs: int
     settings: PlanSettings
     units: Units

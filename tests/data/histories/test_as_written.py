@@ -215,3 +215,22 @@ def test_an_id_among_the_facts_is_warned_of(tmp_path: Path, unpad: Shell) -> Non
     assert '"nhs" has a word of its own for nearly every patient' in outcome.out
     assert '"sex"' not in outcome.out
     assert len(check(path).notes) == 2
+
+
+def test_a_check_of_events_alone_says_how_outcomes_are_given(tmp_path: Path, unpad: Shell) -> None:
+    mine = recipe(tmp_path)
+    (tmp_path / "plain.csv").write_text(
+        "subject_id,time,code,numeric_value\n" + "".join(f"{n % 4},2023-12-0{n + 1} 14:00,Na,5\n" for n in range(8))
+    )
+    told = unpad("data", "check", tmp_path / "plain.csv")
+    assert told.code == 0
+    shown = " ".join(told.out.split())
+    field = "events.labels={path: labels.csv, id: subject_id, label: died}"
+    assert f"set {field}: a table of a row per patient" in shown
+    assert "events.labels" not in unpad("data", "check", mine).out, "a recipe may learn without outcomes"
+    (tmp_path / "labels.csv").write_text("subject_id,died\n" + "".join(f"{n},{n % 2}\n" for n in range(4)))
+    given = f"events.labels={{path: {tmp_path}/labels.csv, id: subject_id, label: died}}"
+    source = {"path": str(tmp_path / "plain.csv")}
+    mine.write_text(yaml.safe_dump({"data": {"events": [source]}, "model": {"kind": "set_sequence"}}))
+    labelled = read_cohort(load_recipe(str(mine), [given]))
+    assert sorted(labelled.cohort.label.tolist()) == [0, 0, 1, 1]

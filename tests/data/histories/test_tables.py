@@ -132,7 +132,7 @@ def test_text_value_of_meds_is_refused_or_becomes_part_of_the_code(tmp_path: Pat
     }  # fmt: skip
     put(tmp_path / "meds" / "data" / "train" / "0.parquet", pa.table(columns))
     source = {"layout": "meds"}
-    with pytest.raises(SourceError, match='1 events have no number but a text in "text_value"') as caught:
+    with pytest.raises(SourceError, match='1 event with no number but a text in "text_value"') as caught:
         read(tmp_path / "meds", **source)
     assert "words" in caught.value.fix
     assert read(tmp_path / "meds", words="code", **source).codes.to_pylist() == ["hiv=NEG", "hr", "hiv"]

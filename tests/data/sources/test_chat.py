@@ -9,6 +9,7 @@ import pytest
 from unpad.data.sources.chat import read
 from unpad.data.sources.example import Example
 from unpad.data.sources.files import expand
+from unpad.data.sources.split import content_key
 from unpad.recipes.data import DataSettings, Source
 
 U, A, S = "user", "assistant", "system"
@@ -66,6 +67,17 @@ CASES: list[tuple[Any, Any]] = [
     ({"instruction": "问", "input": 3, "output": "答"}, "E_TYPE"),
     ({"instruction": "问", "output": "答", "history": ["问"]}, "E_TYPE"),
     ({"messages": [{"role": U, "content": "问"}, {"role": A, "content": "答", "weight": 0}]}, "E_TYPE"),
+    ({"messages": [{"role": U, "content": "问"}, {"role": A, "content": "答", "tool_calls": [{"id": 1}]}]}, "E_TYPE"),
+    (
+        {"messages": [{"role": U, "content": "问"}, {"role": A, "content": "答", "tool_calls": None}]},
+        [(U, "问"), (A, "答")],
+    ),
+    ({"messages": [{"role": U, "content": "问", "thinking": "想"}, {"role": A, "content": "答"}]}, "E_TYPE"),
+    ({"messages": [{"role": U, "content": "问"}, {"role": A, "content": "答", "reasoning_content": 3}]}, "E_TYPE"),
+    (
+        {"messages": [{"role": U, "content": "问"}, {"role": A, "content": "答", "thinking": "a", "reasoning": "b"}]},
+        "E_TYPE",
+    ),
     (messages(("bot", "x")), "E_ROLE"),
     (messages((None, "x")), "E_ROLE"),
     (messages((A, "答"), (U, "问")), "E_ROLE"),
@@ -102,6 +114,18 @@ def test_a_row_becomes_turns_or_is_named(tmp_path: Path, row: Any, expected: Any
     path = tmp_path / "c.jsonl"
     path.write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8")
     assert conversations(path) == [expected]
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_thoughts_of_a_reply_are_read_from_their_field(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "c.jsonl"
+    replies = [{"role": A, "content": "答", key: value} for value in ("想", "", None)]
+    rows = [{"messages": [{"role": U, "content": "问"}, reply]} for reply in replies]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (file,) = expand([Source(path=str(path))], Path)
+    found = [item for item in read(file, DataSettings()) if isinstance(item, Example)]
+    assert [one.turns[1].thoughts for one in found] == ["想", "", ""]
+    assert content_key(found[0]) != content_key(found[1]) == content_key(found[2])
 
 
 def test_an_array_may_mix_strings_and_objects(tmp_path: Path) -> None:

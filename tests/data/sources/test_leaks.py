@@ -37,7 +37,7 @@ def test_planted_duplicates_are_found_and_nothing_else() -> None:
     assert found.num_groups == 1
     assert "1 equal" in found.head()
     assert "of them:" not in found.head(), "all are named"
-    assert "(1 groups are on both sides)" in found.head()
+    assert "(1 group on both sides)" in found.head()
     places = [("a:1", "a:9")] * 3
     assert found.lines(places)[1:] == [
         "  a:1: equal to a:9",
@@ -93,8 +93,8 @@ def test_blocks_of_training_documents_give_the_same_report_and_other_parts_are_n
     found = report(texts, split, groups, part=Split.TEST)
     assert [(leak.document, leak.source) for leak in found.worst] == [(1, 50), (3, 52), (2, 51)]
     assert found.head() == (
-        "test part, 4 documents: 1 equal to a trained one, 2 near-duplicates, 1 declared phrasings of trained facts "
-        "(1 groups are on both sides)"
+        "test part, 4 documents: 1 equal to a trained one, 2 near-duplicates, 1 declared phrasing of trained facts "
+        "(1 group on both sides)"
     )
     assert [leak.document for leak in report(texts, split, groups).worst] == [4]
     monkeypatch.setattr(leaks, "BLOCK_CHARACTERS", 100)

@@ -47,7 +47,7 @@ def test_a_row_group_that_cannot_be_read_counts_with_its_rows_and_the_others_are
     used, bad = read(path)
     assert [example.where for example in used] == [f"{path}:{row}" for row in (*range(1, 201), *range(301, 1001))]
     assert [(row.where, row.code, row.num_rows) for row in bad] == [(f"{path}:201", "E_PARQUET", 100)]
-    with pytest.raises(SourceError, match="100 of 1000 rows"):
+    with pytest.raises(SourceError, match="100 of 1,000 rows"):
         judge(used, bad)
 
 

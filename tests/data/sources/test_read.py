@@ -37,7 +37,7 @@ def test_stop_lists_the_bad_rows_before_it_refuses() -> None:
     with pytest.raises(SourceError) as caught:
         apply_policy(bad_rows(25), 1000, DataSettings())
     text = str(caught.value)
-    assert "25 of 1000" in text
+    assert "25 of 1,000" in text
     assert "a.jsonl:1: E_JSON fault 1\n" in text
     assert "a.jsonl:3: E_JSON fault 3\n" in text
     assert "fault 4" not in text
@@ -231,7 +231,7 @@ def test_check_reads_all_sources_of_a_recipe_with_its_settings(unpad: Shell, tmp
     assert outcome.code == 0, outcome.out + outcome.err
     told = " ".join(outcome.out.split())  # counts stand below a long path
     assert "a.txt: text, 3 of 3 rows usable" in told
-    assert "b.jsonl: chat, 1 of 1 rows usable" in told
+    assert "b.jsonl: chat, 1 of 1 row usable" in told
 
 
 @pytest.mark.slow

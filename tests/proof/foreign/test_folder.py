@@ -94,7 +94,7 @@ def test_bad_input_is_an_error_of_three_lines(unpad: Shell, tmp_path: Path) -> N
     refused = prove(unpad, tmp_path, {"model_type": "musicgen"})
     assert (refused.code, "cannot be made small" in refused.err) == (NOT_PROVED, True)
     both = unpad("prove", "zh_chat", "--hf", tmp_path)
-    assert (both.code, "a recipe and --hf" in both.err) == (2, True)
+    assert (both.code, "a recipe or run and --hf" in both.err) == (2, True)
     neither = unpad("prove")
     assert (neither.code, "nothing to prove" in neither.err) == (2, True)
 

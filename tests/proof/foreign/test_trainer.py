@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import DataCollatorForLanguageModeling, Trainer
@@ -235,6 +235,43 @@ class Noisy(Trainer):
 def test_a_random_step_is_not_judged(tmp_path: Path) -> None:
     with pytest.raises(ProofError, match="draws random numbers"):
         unpad.prove_trainer(trainer(build("llama"), tmp_path, kind=Noisy))
+
+
+@pytest.mark.parametrize("make", [PromptTuningConfig, PromptEncoderConfig])
+def test_vectors_that_are_learnt_before_a_sequence_are_no_tokens_of_it(make: type, tmp_path: Path) -> None:
+    def prompted() -> nn.Module:
+        torch.manual_seed(2)
+        fields = {"encoder_hidden_size": 16} if make is PromptEncoderConfig else {}
+        model: nn.Module = get_peft_model(build("llama"), make(task_type="CAUSAL_LM", num_virtual_tokens=4, **fields))
+        return model
+
+    certificate = unpad.prove_trainer(trainer(prompted(), tmp_path))
+    assert certificate.verdict == "sound", str(certificate)
+    assert unpad.prove_trainer(trainer(prompted(), tmp_path, collator=flatten)).verdict != "sound"
+
+
+class Counting(Trainer):
+    """A loss that grows with every call."""
+
+    calls = 0
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        self.calls += 1
+        return super().compute_loss(model, inputs, num_items_in_batch=num_items_in_batch) * self.calls
+
+
+def test_state_that_is_kept_from_call_to_call_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ProofError, match="keeps state from call to call"):
+        unpad.prove_trainer(trainer(build("llama"), tmp_path, kind=Counting))
+
+
+def reversed_tokens(examples):
+    return pad()([{name: one[name][::-1] for name in ("input_ids", "labels")} for one in examples])
+
+
+def test_reversed_tokens_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ProofError, match="in reverse order"):
+        unpad.prove_trainer(trainer(build("llama"), tmp_path, collator=reversed_tokens))
 
 
 def test_what_cannot_be_proved_says_what_to_do(tmp_path: Path) -> None:

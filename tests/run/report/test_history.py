@@ -88,7 +88,7 @@ def test_five_gaps_are_named_and_the_others_counted() -> None:
     gaps = [(step, step + step % 2) for step in range(10, 70, 11)]
     five = "metrics.jsonl lacks steps 10, 21 to 22, 32, 43 to 44, 54"
     assert describe_gaps("metrics.jsonl", gaps[:5]).startswith(f"{five}: ")
-    assert describe_gaps("metrics.jsonl", gaps).startswith(f"{five} and 1 more gaps: ")
+    assert describe_gaps("metrics.jsonl", gaps).startswith(f"{five} and 1 more gap: ")
 
 
 NUMBERS = dict.fromkeys(STEP_NUMBERS, 1.5) | {"step": 3}

@@ -22,7 +22,9 @@ from unpad.nn.flops import sizes_of, training_operations
 from unpad.nn.native import library as native
 from unpad.recipes.file import load_recipe
 from unpad.training.memory import process_memory
+from unpad.training.rehearsal import Rehearsal
 from unpad.training.setup import Setup, prepare_setup
+from unpad.training.step import StepResult
 from unpad.trials.bench import memory as bench_memory
 from unpad.trials.bench import variants
 from unpad.trials.bench.bench import Bench, bench
@@ -30,7 +32,7 @@ from unpad.trials.bench.measure import Spread, spread
 from unpad.trials.bench.memory import fit_memory
 from unpad.trials.bench.quality import train
 from unpad.trials.bench.speed import Effort, SpeedRow, _side, measure, to_row
-from unpad.trials.bench.variants import BATCH_SIZES, Trainer, every_update, size_variants, strategy_variants
+from unpad.trials.bench.variants import BATCH_SIZES, every_update, size_variants, strategy_variants
 
 pytestmark = pytest.mark.slow
 
@@ -124,25 +126,25 @@ def test_a_batch_size_is_one_update_of_that_many_sequences(setup: Setup) -> None
 
 def test_sides_share_weights_that_no_turn_changes(setup: Setup) -> None:
     before = {name: value.clone() for name, value in setup.model.state_dict().items()}
-    trainers: list[Any] = []
+    rehearsals: list[Rehearsal] = []
     with pytest.MonkeyPatch.context() as patch:
-        original = Trainer.update
+        original = Rehearsal.step
 
-        def update(self: Any, micros: list[Any]) -> None:
-            original(self, micros)
-            trainers.append(self)
+        def step(self: Rehearsal, micros: list[Any]) -> StepResult:
+            rehearsals.append(self)
+            return original(self, micros)
 
-        patch.setattr(Trainer, "update", update)
+        patch.setattr(Rehearsal, "step", step)
         measure(setup, strategy_variants(setup)[4:], SMALL)
-    assert len(set(map(id, trainers))) == 1
-    assert trainers[0].optimizer.state, "updates were made"
-    assert all(torch.equal(value, before[name]) for name, value in trainers[0].model.state_dict().items())
+    assert len(set(map(id, rehearsals))) == 1
+    assert rehearsals[0].optimizer.state, "updates were made"
+    assert all(torch.equal(value, before[name]) for name, value in rehearsals[0].model.state_dict().items())
 
 
 def test_a_step_counts_real_tokens_and_their_operations(setup: Setup) -> None:
     variant = strategy_variants(setup)[3]
     micros = next(every_update(variant.setup, variant.stage))
-    work = _side(Trainer(setup), variant, True).step()
+    work = _side(Rehearsal(setup, variant.stage), variant, True).step()
     lengths = [length for batch in micros for length in batch.layout.lengths().tolist()]
     assert work.tokens == sum(lengths) < sum(batch.total_tokens for batch in micros)
     sizes = sizes_of(setup.model.config, setup.data.num_outputs)
@@ -153,7 +155,7 @@ def test_the_column_torch_is_measured_without_native_kernels(setup: Setup, monke
     """Whether or not this machine has them: what counts is that they are off during every one of its updates."""
     monkeypatch.setattr(native, "_load", lambda: (object(), "for the test"))
     seen: list[bool] = []
-    monkeypatch.setattr(Trainer, "update", lambda self, micros: seen.append(native.enabled()))
+    monkeypatch.setattr(Rehearsal, "step", lambda self, micros: seen.append(native.enabled()))
     variant = strategy_variants(setup)[5]
     measured = measure(setup, [variant], Effort(rounds=2, seconds=0.0, ceiling_size=16))
     assert list(measured.turns) == [variant.name, variant.name + ", torch"]

@@ -19,6 +19,7 @@ from unpad.data.sources.split import Split
 from unpad.errors import SourceError
 from unpad.recipes.data import EventSettings
 from unpad.storage.reading import Count, Finite, shaped
+from unpad.terminal.table import number_of
 
 CODES = "events.json"  # of a run
 UNKNOWN = "<unknown>"  # row 0 of the code embedding
@@ -214,7 +215,7 @@ def number_codes(
     if settings.unknown_codes == "error" and unknown:
         first = int(events.row[strange].min())
         raise SourceError(
-            f"E_CODE {int(occurs.sum()):,} events have codes that training patients do not have, or seldom: "
+            f"E_CODE {number_of(int(occurs.sum()), 'events')} of codes that training patients do not have, or seldom: "
             + ", ".join(f'"{name}"' for name in list(unknown)[:8]),
             where=rows.where(first),
             fix="set events.unknown_codes to unknown or skip, or events.min_count lower",

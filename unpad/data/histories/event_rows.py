@@ -25,6 +25,7 @@ from unpad.data.sources.example import BadRow
 from unpad.data.sources.split import Split
 from unpad.errors import RecipeError, SourceError
 from unpad.recipes.data import EventSettings, EventSource
+from unpad.terminal.table import number_of
 
 FEW_PATIENTS = 20  # of whom each may well have a word of its own
 Facts = tuple[str, pa.Array | None, np.ndarray]  # a column of static: its name, its words, or else its numbers
@@ -181,7 +182,7 @@ def _read_values(source: EventSource, table: Table, codes: pa.Array, faults: Fau
         told = pc.if_else(pa.array(np.isnan(values)), told.cast(pa.string()), None)
         num_told = int(pc.sum(pc.fill_null(pc.not_equal(told, ""), False)).as_py() or 0)
         if num_told and not treated:
-            what = f'E_TYPE {num_told:,} events have no number but a text in "text_value"'
+            what = f'E_TYPE {number_of(num_told, "events")} with no number but a text in "text_value"'
             fix = "set words on this item of data.events: code makes the text a part of the event's code, skip drops it"
             raise SourceError(what, where=table.files[0].shown, fix=fix)
         words = told if words is None else pc.coalesce(words, told)

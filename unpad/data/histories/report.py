@@ -78,10 +78,11 @@ class PatientsReport:
     def _events(self, values: np.ndarray, sets: Sets) -> list[str]:
         positions, sizes = np.diff(sets.events_of), np.diff(sets.set_starts)
         empty = (self.per_source == 0).sum(0)
+        most, largest = int(positions.max(initial=0)), int(sizes.max(initial=0))
         return [
-            f"{positions.min(initial=positions.max(initial=0))} to {positions.max(initial=0)} events per patient, "
-            f"{len(sizes):,} sets of {sizes.min(initial=sizes.max(initial=0))} to {sizes.max(initial=0)} events; "
-            f"{int((~np.isnan(values)).sum()):,} events with a value",
+            f"{positions.min(initial=most)} to {number_of(most, 'events')} per patient, "
+            f"{number_of(len(sizes), 'sets')} of {sizes.min(initial=largest)} to {number_of(largest, 'events')}; "
+            f"{number_of(int((~np.isnan(values)).sum()), 'events')} with a value",
             "patients without an event: "
             + ", ".join(f"{number:,} of {name}" for number, name in zip(empty, self.source_names, strict=True))
             + f"; {int(sets.has_no_time.sum()):,} without any that has a time",
@@ -90,13 +91,14 @@ class PatientsReport:
     def _codes(self, known: Codes) -> list[str]:
         rare = ", ".join(f"{name} {number:,}" for name, number in list(self.unknown.items())[:5])
         lines = [
-            f"{len(known.names) - 1:,} codes, {int((known.std > 0).sum()):,} with values"
+            f"{number_of(len(known.names) - 1, 'codes')}, {int((known.std > 0).sum()):,} with values"
             + (f"; not among them: {rare}" if rare else "")
         ]
         if self.num_sorted:
-            lines.append(f"  {self.num_sorted:,} rows went back in time and were sorted")
+            lines.append(f"  {number_of(self.num_sorted, 'rows')} went back in time and were sorted")
         if self.without_vector:
-            lines.append(f"  {len(self.without_vector):,} codes without a vector: {', '.join(self.without_vector[:5])}")
+            some = ", ".join(self.without_vector[:5])
+            lines.append(f"  {number_of(len(self.without_vector), 'codes')} without a vector: {some}")
         return lines
 
 

@@ -99,7 +99,7 @@ def apply_policy(bad: list[BadRow], num_rows: int, data: DataSettings, checked: 
     else:
         lines.append(f"  that is {share:.2%}, more than data.max_bad={data.max_bad:.2%}")
         fix += LAYOUT if share >= MOSTLY_BAD else "; or raise data.max_bad"
-    what = f"{num_bad} of {num_rows} rows cannot be used:"
+    what = f"{num_bad:,} of {number_of(num_rows, 'rows')} cannot be used:"
     raise SourceError(what, where=bad[0].where, fix=fix, details=lines)
 
 

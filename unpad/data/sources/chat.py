@@ -16,6 +16,8 @@ from unpad.recipes.data import DataSettings
 Role = Literal["system", "user", "assistant"]
 
 FIELDS = (*MESSAGES, *REQUESTS, "input", *REPLIES, "text", "system", "history")
+THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")  # by which rows and chat templates call thoughts
+CALLS = ("tool_calls", "function_call")
 ROLES: dict[str, Role] = {
     "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
     "gpt": "assistant",
@@ -160,7 +162,25 @@ def _message(message: object, name: str, index: int) -> Turn:
     if message.get("weight") == 0:
         fix = "remove what follows the last reply to learn, or the key"
         raise RowFault("E_TYPE", f'{name}[{index}]."weight" is 0, but every reply is learned', fix)
-    return Turn(known, require_text(message[content_key], f'{name}[{index}]."{content_key}"'))
+    place = f"{name}[{index}]"
+    if any(message.get(key) for key in CALLS):
+        raise RowFault("E_TYPE", f"{place} calls tools, which are not covered", "write the call into the content")
+    content = require_text(message[content_key], f'{place}."{content_key}"')
+    return Turn(known, content, _thoughts(message, known, place))
+
+
+def _thoughts(message: dict[str, Any], role: Role, place: str) -> str:
+    """Thoughts of a reply that are beside its content, "" for none."""
+    found = {key: message[key] for key in THOUGHT_KEYS if not is_blank(message.get(key))}
+    texts = {require_text(text, f'{place}."{key}"') for key, text in found.items()}
+    if not texts:
+        return ""
+    keys = " and ".join(found)
+    if role != "assistant":
+        raise RowFault("E_TYPE", f"{place} is of the {role} and has {keys}", "leave thoughts to the assistant")
+    if len(texts) > 1:
+        raise RowFault("E_TYPE", f"{place} has different {keys}", "keep one of them")
+    return texts.pop()
 
 
 def _parse(text: str) -> list[Turn]:

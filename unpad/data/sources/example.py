@@ -16,10 +16,15 @@ SPLIT_NAMES: dict[str, SplitName] = {
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message of a conversation; a plain text is a single turn with role "text"."""
+    """One message of a conversation; a plain text is a single turn with role "text".
+
+    Args:
+        thoughts: of a reply whose row has them in a field of their own; "" where there are none or `content` has them.
+    """
 
     role: Literal["text", "system", "user", "assistant"]
     content: str
+    thoughts: str = ""
 
 
 @dataclass(frozen=True, slots=True)

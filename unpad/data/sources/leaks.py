@@ -12,6 +12,7 @@ from unpad.data.sources.alike import Search
 from unpad.data.sources.split import Split
 from unpad.data.sources.windows import plain
 from unpad.errors import SourceError
+from unpad.terminal.table import number_of
 
 MAX_WORST = 10
 BLOCK_CHARACTERS = 1 << 24  # of training documents that are compared at a time
@@ -70,10 +71,10 @@ class LeakReport:
     def head(self) -> str:
         """The counts as text."""
         return (
-            f"{self.part} {self.num_holdout} documents: {self.num_exact} equal to a trained one, "
-            f"{self.num_near} near-duplicates"
-            + (f", {self.num_declared} declared phrasings of trained facts" if self.num_declared else "")
-            + (f" ({self.num_groups} groups are on both sides)" if self.num_groups else "")
+            f"{self.part} {number_of(self.num_holdout, 'documents')}: {self.num_exact} equal to a trained one, "
+            f"{number_of(self.num_near, 'near-duplicates')}"
+            + (f", {number_of(self.num_declared, 'declared phrasings')} of trained facts" if self.num_declared else "")
+            + (f" ({number_of(self.num_groups, 'groups')} on both sides)" if self.num_groups else "")
             + (f"; {len(self.worst)} of them:" if self.num_exact + self.num_near > len(self.worst) > 0 else "")
         )
 

@@ -100,5 +100,5 @@ def _reply(turns: list[Turn], prompt: list[Turn], name: str) -> Turn:
 
 def _name(prompt: list[Turn]) -> str:
     """Name of the group of the pairs of a prompt."""
-    content = "\0".join(part for turn in prompt for part in (turn.role, turn.content))
+    content = "\0".join(part for turn in prompt for part in (turn.role, turn.content, *filter(None, [turn.thoughts])))
     return f"prompt {blake2b(content.encode(), digest_size=8).hexdigest()}"

@@ -110,7 +110,7 @@ def usable(item: Example | BadRow) -> Usable | BadRow:
     if isinstance(item, BadRow):
         return item
     *before, last = item.turns
-    characters, key = sum(len(turn.content) for turn in item.every_turn), content_key(item)
+    characters, key = sum(len(turn.content) + len(turn.thoughts) for turn in item.every_turn), content_key(item)
     if last.role != "assistant" or item.rejected is not None:
         return Usable(characters, key, item.where)
     return Usable(characters, key, item.where, turns_key(before), turns_key([last]))

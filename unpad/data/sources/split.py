@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from unpad.data.sources.example import SPLIT_NAMES, Example, SplitName, Turn
 from unpad.data.sources.shares import components, take_share
 from unpad.recipes.data import DataSettings
+from unpad.terminal.table import number_of
 
 
 class Split(IntEnum):
@@ -78,7 +79,9 @@ def describe_groups(unit: NDArray[np.int64], shared: int, what: str) -> list[str
     if not len(several):
         return []
     where = f"{shared:,} of them are both in training and held out" if shared else "each is on one side of the split"
-    return [f"  {int(several.sum()):,} {what} are in {len(several):,} groups or copies of each other; {where}"]
+    return [
+        f"  {int(several.sum()):,} {what} are in {number_of(len(several), 'groups')} or copies of each other; {where}"
+    ]
 
 
 def content_key(example: Example) -> int:
@@ -88,7 +91,7 @@ def content_key(example: Example) -> int:
 
 def turns_key(turns: Sequence[Turn]) -> int:
     """64-bit hash of the roles and contents of some turns."""
-    content = "\0".join(part for turn in turns for part in (turn.role, turn.content))
+    content = "\0".join(part for turn in turns for part in (turn.role, turn.content, *filter(None, [turn.thoughts])))
     return int.from_bytes(blake2b(content.encode(), digest_size=8).digest(), "little")
 
 

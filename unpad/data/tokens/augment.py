@@ -18,6 +18,7 @@ from unpad.data.sources.files import refuse_special, unreadable
 from unpad.data.tokens.words import Segmenter
 from unpad.errors import SourceError
 from unpad.recipes.data import AugmentSettings
+from unpad.terminal.table import number_of
 
 PACKAGED_SYNONYMS = Path(__file__).with_name("synonyms.txt")
 MAX_SPAN = 4  # most segments of a dictionary word that is still found
@@ -111,7 +112,7 @@ def _read_groups(path: Path) -> dict[str, tuple[str, ...]]:
     if bad:
         shown = "; ".join(f"{path}:{number}: {fault}" for number, fault in bad[:20])
         raise SourceError(
-            f"{len(bad)} lines are not groups of synonyms",
+            f"{number_of(len(bad), 'lines')} without a group of synonyms",
             where=shown + ("; ..." if len(bad) > 20 else ""),
             fix="write two or more words per line with spaces between",
         )

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from threading import Lock
+from typing import NamedTuple
 
+from unpad.data.sources.chat import THOUGHT_KEYS
 from unpad.data.sources.example import Turn
 from unpad.errors import RecipeError, SourceError
 
-# Stand for messages in a second rendering, which shows where the template puts each.
+# Stand for parts of messages in a second rendering, which shows where the template puts each.
 _MARK, _MARK_END = "\ufdd2", "\ufdd3"
+_MARKED = re.compile(f"({_MARK}[^{_MARK_END}]*{_MARK_END})")
 NONCHARACTERS = frozenset("\ufdd0\ufdd1\ufdd2\ufdd3")
-# White space that templates leave out around a message.
-_CUTS = (
-    str.strip, str.lstrip, str.rstrip,
-    lambda text: text.strip("\n"), lambda text: text.lstrip("\n"), lambda text: text.rstrip("\n"),
-)  # fmt: skip
+THINK, END_THINK = "<think>", "</think>"
+THINKING = "enable_thinking"  # the name by which templates ask whether the model is to think
+_OPENED = re.compile(r"<think>\s*(?:</think>\s*)?\Z")  # where a prompt ends: the model is to think, or not to
+_NO_THOUGHTS = re.compile(r"(?:\s*<think>\s*</think>)?")
+_BEFORE_STOP = re.compile(r"\s*(?:</think>\s*)?")
 MOST_SOURCE = 1 << 17  # characters of a template; those of released models have up to 30,000
 # Characters of a conversation's text, beside those of its messages so many times.
 MOST_TEXT, MOST_GROWTH = 1 << 18, 10
 OTHER_TEMPLATE = "correct the chat template in its file, or take chat_template out of the folder and import it again"
 AMBIGUOUS = "mark replies with {% generation %} in the chat template, or leave such conversations out"
+NO_THOUGHTS = (
+    "begin the reply with its thoughts between <think> and </think>, which may be empty, or tell the template that the"
+    " model does not think, by data.template.thinking=false where it can"
+)
+THOUGHTS = "take the thoughts out of the reply, or set data.template.thinking=true"
+THOUGHTS_IN_TEXT = "write them into the content, as <think>...</think> before the answer"
 
 
 class UnusableTemplateError(SourceError):
@@ -36,12 +47,25 @@ class Marked:
 
     Args:
         replies: what the model is to say, with the token that ends it; in order.
-        messages: the content of each message, in order; None if the template changes one, and marks replies itself.
+        messages: what the messages themselves say, in order, without the marks of thoughts and the white space around
+            them; None if the template changes one, and marks replies itself.
     """
 
     text: str
     replies: tuple[slice, ...]
     messages: tuple[slice, ...] | None
+
+
+class _Placed(NamedTuple):
+    """One message in the text.
+
+    Args:
+        parts: its thoughts and its answer, those that the template writes; none for an empty message.
+        is_thoughtless: True where the template leaves its thoughts out.
+    """
+
+    parts: tuple[slice, ...]
+    is_thoughtless: bool
 
 
 class ChatTemplate:
@@ -51,10 +75,29 @@ class ChatTemplate:
         source: the template.
         names: special tokens by the names that the template calls them by, such as bos_token.
         stops: texts of the tokens that end a reply.
+        thinking: what the template is told where it asks whether the model is to think; None leaves it to the template.
     """
 
-    def __init__(self, source: str, names: Mapping[str, str], stops: Sequence[str]) -> None:
-        self.source, self.names, self.stops = source, dict(names), tuple(stops)
+    def __init__(
+        self, source: str, names: Mapping[str, str], stops: Sequence[str], thinking: bool | None = None
+    ) -> None:
+        self.source, self.names, self.stops, self.thinking = source, dict(names), tuple(stops), thinking
+        self._told: dict[bool, ChatTemplate] = {}
+
+    def told(self, thinking: bool | None) -> ChatTemplate:
+        """The template of a model that is to think, or not to; None: as the template has it by itself.
+
+        Raises:
+            RecipeError: the template does not ask for it.
+        """
+        if thinking is None:
+            return self
+        if THINKING not in self.source:
+            what = f"the chat template does not read {THINKING}"
+            raise RecipeError(what, where="data.template.thinking", fix="leave data.template.thinking out")
+        if thinking not in self._told:
+            self._told[thinking] = ChatTemplate(self.source, self.names, self.stops, thinking)
+        return self._told[thinking]
 
     def prompted(self, turns: Sequence[Turn]) -> Marked:
         """Text up to the beginning of the next reply; earlier replies are marked as far as they are known.
@@ -65,14 +108,19 @@ class ChatTemplate:
         _refuse_noncharacters(turns)
         text, generated = _without_marks(self._render(turns, prompt=True))
         try:
-            messages = self._messages(turns, text, prompt=True)
-            replies = generated or self._replies(turns, text, messages)
+            placed = self._places(turns, text, prompt=True)
+            replies = generated or self._replies(turns, text, placed, prompt=True)
         except SourceError:
             return Marked(text, tuple(generated), None)
-        return Marked(text, tuple(replies), tuple(messages))
+        return Marked(text, tuple(replies), _parts(placed))
 
     def marked(self, turns: Sequence[Turn]) -> Marked:
         """Text of a conversation with its replies marked, by {% generation %} or by the prompts that lead to them.
+
+        A reply is what the model says after the prompt for it, its thoughts as the template writes them. Earlier
+        replies stand as they do in the prompt for the last one: their thoughts may be left out, and what is left of
+        such a reply begins with its answer. A last reply whose thoughts the template leaves out although its prompt
+        opens them is written after that prompt.
 
         Raises:
             SourceError: the template refuses the conversation, changes a message, or does not tell what a reply is.
@@ -86,12 +134,17 @@ class ChatTemplate:
             )
             raise SourceError(what, fix="correct the template")
         try:
-            messages = self._messages(turns, text, prompt=False)
+            placed = self._places(turns, text, prompt=False)
         except SourceError:
-            if not generated:
+            if not generated or has_thoughts(turns[-1]):
                 raise
             return Marked(text, tuple(generated), None)
-        return Marked(text, tuple(generated or self._replies(turns, text, messages)), tuple(messages))
+        if turns[-1].role == "assistant" and placed[-1].is_thoughtless:
+            return self._continued(turns, text, is_marked=bool(generated))
+        replies = generated or self._replies(turns, text, placed, prompt=False)
+        if END_THINK in text:
+            _refuse_more_thoughts(turns, text, replies)
+        return Marked(text, tuple(replies), _parts(placed))
 
     def trial(self) -> str:
         """Write a question, and a question with its reply; why one of them cannot be written, "" where both can.
@@ -110,51 +163,100 @@ class ChatTemplate:
             return error.what
         return ""
 
-    def _messages(self, turns: Sequence[Turn], text: str, *, prompt: bool) -> list[slice]:
-        """Place of the content of every message in the text."""
-        stand_ins = [Turn(turn.role, f"{_MARK}{index}{_MARK_END}") for index, turn in enumerate(turns)]
-        around, _ = _without_marks(self._render(stand_ins, prompt=prompt))
-        rest, pieces = around, list[str]()
-        for turn in stand_ins:
-            before, found, rest = rest.partition(turn.content)
-            if not found or _MARK in before:
-                raise SourceError("the chat template leaves a message out or moves it", fix=AMBIGUOUS)
-            pieces.append(before)
-        pieces.append(rest)
-        position, places = 0, list[slice]()
-        for turn, before, after in zip(turns, pieces, pieces[1:], strict=False):
-            start = position + len(before)
-            contents = (turn.content, *(cut(turn.content) for cut in _CUTS))
-            fits = [one for one in contents if text.startswith(one + after, start)]
-            if not text.startswith(before, position) or not fits:
-                raise SourceError(f"the chat template changes a message of role {turn.role}", fix=AMBIGUOUS)
-            places.append(slice(start, start + len(fits[0])))
-            position = places[-1].stop
-        if position + len(pieces[-1]) != len(text):
-            raise SourceError("the chat template depends on the messages beyond their places", fix=AMBIGUOUS)
-        return places
+    def _places(self, turns: Sequence[Turn], text: str, *, prompt: bool) -> list[_Placed]:
+        """Place of every message in the text, by a rendering in which marks stand for what the messages say."""
+        stand_ins, contents = _stand_ins(turns)
+        around, _ = _without_marks(self._run(stand_ins, prompt))
+        pieces = _MARKED.split(around)
+        marks = pieces[1::2]
+        missing = contents.keys() - set(marks)
+        if marks != [mark for mark in contents if mark not in missing] or not all(map(_may_be_lost, missing)):
+            what = "the chat template leaves a message out or moves it"
+            raise self._blame(turns, prompt) or SourceError(what, fix=AMBIGUOUS)
+        pieces[1::2] = [contents[mark] for mark in marks]
+        if "".join(pieces) != text:
+            what = "the chat template depends on the messages beyond their places"
+            raise self._blame(turns, prompt) or SourceError(what, fix=AMBIGUOUS)
+        ends = list(accumulate(map(len, pieces)))
+        parts = [list[slice]() for _ in turns]
+        for mark, start, stop in zip(marks, ends[::2], ends[1::2], strict=False):
+            parts[_turn_of(mark)].append(slice(start, stop))
+        lost = {_turn_of(mark) for mark in missing}
+        return [_Placed(tuple(own), index in lost) for index, own in enumerate(parts)]
 
-    def _replies(self, turns: Sequence[Turn], text: str, messages: Sequence[slice]) -> list[slice]:
+    def _blame(self, turns: Sequence[Turn], prompt: bool) -> SourceError | None:
+        """The error that names the first message which the template changes by itself; None if there is none."""
+        messages = _messages(turns)
+        text, _ = _without_marks(self._run(messages, prompt))
+        for index, turn in enumerate(turns):
+            stand_in, contents = _stand_ins([turn])
+            around, _ = _without_marks(self._run([*messages[:index], *stand_in, *messages[index + 1 :]], prompt))
+            pieces = _MARKED.split(around)
+            is_whole = all(mark in pieces for mark in contents if mark[1] == "b")
+            if not is_whole or "".join(contents.get(piece, piece) for piece in pieces) != text:
+                return SourceError(
+                    f"the chat template changes a message of role {turn.role}, message {index + 1} of {len(turns)}",
+                    fix=AMBIGUOUS,
+                )
+        return None
+
+    def _replies(self, turns: Sequence[Turn], text: str, placed: Sequence[_Placed], *, prompt: bool) -> list[slice]:
         """From where a prompt ends to the token that ends the reply."""
         replies: list[slice] = []
+        messages = _messages(turns)
         for index, turn in enumerate(turns):
             if turn.role != "assistant":
                 continue
-            prompt = self._render(turns[:index], prompt=True)
-            if not text.startswith(prompt) or len(prompt) > messages[index].start:
-                what = "the chat template writes the beginning of a reply otherwise than the prompt for it"
-                raise SourceError(what, fix=AMBIGUOUS)
-            end = messages[index].stop
-            end += len(text[end:]) - len(text[end:].lstrip())
-            stop = next((stop for stop in self.stops if text.startswith(stop, end)), None)
-            if stop is None:
-                raise SourceError("the chat template ends a reply with no token that ends one", fix=AMBIGUOUS)
-            replies.append(slice(len(prompt), end + len(stop)))
+            parts, is_earlier = placed[index].parts, prompt or index + 1 < len(turns)
+            asked = self._run(messages[:index], True)
+            begin = _begin(text, asked, parts, is_earlier)
+            stop = self._stop(text, max(begin, parts[-1].stop if parts else 0))
+            replies.append(slice(begin, stop))
         return replies
 
+    def _stop(self, text: str, end: int) -> int:
+        """Find where the token ends that ends a reply, whose last letter is before `end`."""
+        between = _BEFORE_STOP.match(text, end)
+        assert between is not None, "it matches nothing as well"
+        end = between.end()
+        stop = next((stop for stop in self.stops if text.startswith(stop, end)), None)
+        if stop is None:
+            raise SourceError("the chat template ends a reply with no token that ends one", fix=AMBIGUOUS)
+        return end + len(stop)
+
+    def _continued(self, turns: Sequence[Turn], shown: str, *, is_marked: bool) -> Marked:
+        """A conversation whose last reply, thoughts and all, follows its prompt, as the model in use says it.
+
+        For templates that leave the thoughts of every reply out, since they write what a model has to read.
+
+        Args:
+            shown: the text that the template makes of the conversation.
+        """
+        *earlier, last = turns
+        asked, _ = _without_marks(self._render(earlier, prompt=True))
+        stand_in = Turn("assistant", f"{_MARK}0{_MARK_END}")
+        around, _ = _without_marks(self._render([*earlier, stand_in], prompt=False))
+        before, _, after = around.partition(stand_in.content)
+        tail = asked[len(before) :] if asked.startswith(before) else ""
+        opens = tail.strip() == THINK
+        if last.thoughts or is_marked or not opens:
+            what = "the chat template leaves out the thoughts of the last reply"
+            raise SourceError(what, fix=THOUGHTS_IN_TEXT if last.thoughts else AMBIGUOUS)
+        said = last.content.lstrip()
+        said = said.removeprefix(THINK).lstrip("\n") if said.startswith(THINK) else said
+        if not shown.endswith(said.partition(END_THINK)[2].lstrip() + after):
+            said = said.rstrip()  # the template cuts the white space after a message
+        text = asked + said + after
+        placed = self._places(earlier, asked, prompt=True)
+        replies = self._replies(earlier, asked, placed, prompt=True)
+        thoughts, _, answer = said.partition(END_THINK)
+        ends = len(asked) + len(thoughts) + len(END_THINK)
+        own = [_stripped(thoughts, len(asked)), _stripped(answer, ends)]
+        reply = slice(len(asked), self._stop(text, len(asked) + len(said.rstrip())))
+        return Marked(text, (*replies, reply), (*_parts(placed), *(one for one in own if one.start < one.stop)))
+
     def _render(self, turns: Sequence[Turn], *, prompt: bool) -> str:
-        messages = [{"role": turn.role, "content": turn.content} for turn in turns]
-        return self._run(messages, prompt)
+        return self._run(_messages(turns), prompt)
 
     @cached_property
     def _run(self) -> Callable[[list[dict[str, str]], bool], str]:
@@ -170,6 +272,7 @@ class ChatTemplate:
             what = f"the chat template has {len(self.source):,} characters; at most {MOST_SOURCE:,} are read"
             raise UnusableTemplateError(what, fix=OTHER_TEMPLATE)
         environment, one_at_a_time = ChatEnvironment(), Lock()
+        told = {} if self.thinking is None else {THINKING: self.thinking}
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of Python, about what Jinja made of the template
@@ -180,11 +283,11 @@ class ChatTemplate:
             ) from None
 
         def run(messages: list[dict[str, str]], prompt: bool) -> str:
-            given = sum(len(message["content"]) for message in messages)
+            given = sum([len(message["content"]) for message in messages])
             try:
                 with one_at_a_time:
                     environment.budget.begin(len(messages), given)
-                    text = render(messages=messages, add_generation_prompt=prompt, **self.names)
+                    text = render(messages=messages, add_generation_prompt=prompt, **self.names, **told)
                 if len(text) > MOST_TEXT + MOST_GROWTH * given:
                     raise ExcessError
                 return text
@@ -206,9 +309,99 @@ def _reason(error: Exception) -> str:
 
 
 def _refuse_noncharacters(turns: Sequence[Turn]) -> None:
-    if any(not NONCHARACTERS.isdisjoint(turn.content) for turn in turns):
+    # A search for each is several times as fast as one pass over the characters of a text.
+    if any(one in turn.content or one in turn.thoughts for turn in turns for one in NONCHARACTERS):
         what = "a message has a character that Unicode keeps out of texts, one of U+FDD0 to U+FDD3"
         raise SourceError(what, fix="remove it")
+
+
+def _refuse_more_thoughts(turns: Sequence[Turn], text: str, replies: Sequence[slice]) -> None:
+    """Refuse a template that takes thoughts from a field alone, and writes empty ones before those of the content."""
+    for turn, reply in zip([turn for turn in turns if turn.role == "assistant"], replies, strict=True):
+        if END_THINK in turn.content and text.count(END_THINK, reply.start, reply.stop) > turn.content.count(END_THINK):
+            what = "the chat template writes thoughts of its own before the thoughts of a reply"
+            raise SourceError(what, fix=f"give them in a field {THOUGHT_KEYS[0]} of the message, beside the content")
+
+
+def _message(role: str, content: str, thoughts: str) -> dict[str, str]:
+    message = {"role": role, "content": content}
+    return message | dict.fromkeys(THOUGHT_KEYS, thoughts) if thoughts else message
+
+
+def _messages(turns: Sequence[Turn]) -> list[dict[str, str]]:
+    return [_message(turn.role, turn.content, turn.thoughts) for turn in turns]
+
+
+def has_thoughts(turn: Turn) -> bool:
+    """True for a reply with thoughts, of which a template may write a part."""
+    return turn.role == "assistant" and (bool(turn.thoughts) or END_THINK in turn.content)
+
+
+def _stand_ins(turns: Sequence[Turn]) -> tuple[list[dict[str, str]], dict[str, str]]:
+    """Messages with a mark for everything that they say, and what each mark stands for, in order.
+
+    White space around a message and the marks of thoughts stay, so that the template treats both conversations alike.
+    """
+    contents: dict[str, str] = {}
+
+    def stand_in(text: str, kind: str, index: int) -> str:
+        content = text.strip()
+        if not content:
+            return text
+        mark = f"{_MARK}{kind}{index}{_MARK_END}"
+        contents[mark] = content
+        return mark if len(content) == len(text) else text.replace(content, mark, 1)
+
+    messages = []
+    for index, turn in enumerate(turns):
+        own = stand_in(turn.thoughts, "f", index) if turn.thoughts else ""
+        if turn.role != "assistant" or END_THINK not in turn.content:
+            content = stand_in(turn.content, "a", index)
+        else:
+            inside, _, answer = turn.content.partition(END_THINK)
+            before, opened, thoughts = inside.partition(THINK) if THINK in inside else ("", "", inside)
+            content = stand_in(before, "b", index) + opened + stand_in(thoughts, "t", index) + END_THINK
+            content += stand_in(answer, "a", index)
+        messages.append(_message(turn.role, content, own))
+    return messages, contents
+
+
+def _may_be_lost(mark: str) -> bool:
+    return mark[1] in "ft"
+
+
+def _turn_of(mark: str) -> int:
+    return int(mark[2:-1])
+
+
+def _stripped(text: str, start: int) -> slice:
+    """Place of a text without the white space around it, in one where the text begins at `start`."""
+    begin = start + len(text) - len(text.lstrip())
+    return slice(begin, max(begin, start + len(text.rstrip())))
+
+
+def _parts(placed: Sequence[_Placed]) -> tuple[slice, ...]:
+    return tuple(part for one in placed for part in one.parts)
+
+
+def _begin(text: str, asked: str, parts: Sequence[slice], is_earlier: bool) -> int:
+    """Find where a reply begins: after its prompt; an earlier one may stand without the thoughts that it opens."""
+    first = parts[0].start if parts else len(text)
+    if text.startswith(asked) and len(asked) <= first:
+        return len(asked)
+    opened = _OPENED.search(asked)
+    if opened is None or not text.startswith(asked[: opened.start()]):
+        what = "the chat template writes the beginning of a reply otherwise than the prompt for it"
+        raise SourceError(what, fix=AMBIGUOUS)
+    if not is_earlier:
+        what = f"the prompt for a reply ends with {opened[0].strip()!r}, and the last reply does not go on from there"
+        raise SourceError(what, fix=THOUGHTS if END_THINK in opened[0] else NO_THOUGHTS)
+    left = _NO_THOUGHTS.match(text, opened.start())
+    assert left is not None, "it matches nothing as well"
+    if text[left.end() : first].strip():
+        what = "the chat template writes the beginning of an earlier reply otherwise than the prompt for it"
+        raise SourceError(what, fix=AMBIGUOUS)
+    return left.end()
 
 
 def _without_marks(enclosed: str) -> tuple[str, list[slice]]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-from unpad.data.sources.example import BadRow, count_bad
+from unpad.data.sources.example import BadRow, Example, count_bad
 from unpad.data.sources.places import resolve_path
 from unpad.data.sources.read import PAIRS, TEXT_KINDS
 from unpad.data.sources.split import Split, Wanted, divide, numbered, units
@@ -29,6 +30,7 @@ from unpad.data.tokens.cache import (
     write_sealed,
     write_shard,
 )
+from unpad.data.tokens.chat_template import has_thoughts
 from unpad.data.tokens.corpus_files import CorpusFile, Rows, Work, corpus_key, judge_rows, list_files
 from unpad.data.tokens.corpus_leaks import find_leaks, leak_places, near_documents, refuse_leaks
 from unpad.data.tokens.corpus_report import CorpusReport, describe_followed
@@ -370,6 +372,13 @@ def _store(work: Work, data_key: str, shard: Shard) -> Shard:
     return open_shard(work.folder, key)[0] or shard
 
 
+def _learned(example: Example, targets: np.ndarray, tokenizer: Tokenizer) -> str:
+    """Text that carries loss: that of the messages, or with thoughts, of which templates write a part, of the ids."""
+    if tokenizer.chat is not None and any(map(has_thoughts, example.turns)):
+        return tokenizer.decode(targets.tolist())
+    return "".join(turn.content for turn in example.turns if turn.role in LOSS_ROLES)
+
+
 def encode_rows(work: Work, index: int, rows: Rows, tokenizer: Tokenizer) -> Shard:
     """Encode rows of a file; of a pair the chosen reply, and after it the rejected one."""
     path, is_pair = str(work.files[index].file.path), work.files[index].kind == PAIRS
@@ -377,7 +386,10 @@ def encode_rows(work: Work, index: int, rows: Rows, tokenizer: Tokenizer) -> Sha
     tokens, loss_mask, offsets, lost = encode_examples(examples, tokenizer, work.recipe.data.template)
     if is_pair:
         keep_last_reply(examples, loss_mask, offsets)
-    with_loss = ["".join(turn.content for turn in e.turns if turn.role in LOSS_ROLES) for e in examples]
+    with_loss = [
+        _learned(example, tokens[start:stop][loss_mask[start:stop]], tokenizer)
+        for example, (start, stop) in zip(examples, pairwise(offsets.tolist()), strict=True)
+    ]
     each = 2 if is_pair else 1  # conversations of a row
 
     def of_rows(counts: Sequence[int] | np.ndarray) -> np.ndarray:

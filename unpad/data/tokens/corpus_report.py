@@ -61,11 +61,11 @@ class CorpusReport:
 
     def lines(self) -> list[str]:
         """The report as text."""
-        copies = f" and {self.num_copies:,} augmented copies" if self.num_copies else ""
+        copies = f" and {number_of(self.num_copies, 'augmented copies')}" if self.num_copies else ""
         lines = [
             f"{number_of(self.num_files, 'files')}: {number_of(self.rows_read, 'rows')} read = {self.rows_used:,} used"
             f" + {self.rows_quarantined:,} quarantined",
-            f"{self._parts(copies)}; {self.tokens:,} tokens,"
+            f"{self._parts(copies)}; {number_of(self.tokens, 'tokens')},"
             f" {self.characters / max(self.tokens, 1):.2f} characters each",
             f"cache: {number_of(self.cache_hits, 'hits')}, {self.cache_misses:,} missed,"
             f" {number_of(self.encoded_documents, 'documents')} encoded, {sum(self.seconds.values()):.2f} s",
@@ -101,14 +101,16 @@ class CorpusReport:
 
     def _parts(self, copies: str) -> str:
         if self.num_test and not self.num_train + self.num_holdout:  # new data
-            return f"{self.num_test:,} documents to evaluate"
+            return f"{number_of(self.num_test, 'documents')} to evaluate"
         test = f", {self.num_test:,} of the test part for `unpad eval` alone" if self.num_test else ""
-        return f"{self.num_train:,} training documents{copies}, {self.num_holdout:,} held out{test}"
+        return f"{number_of(self.num_train, 'training documents')}{copies}, {self.num_holdout:,} held out{test}"
 
 
 def describe_followed(number: int) -> str:
     """Describe rows that are of the test part for another row's sake, with the remedy."""
+    are = "is" if number == 1 else "are"
     return (
-        f"{number:,} rows without a split are of the test part, since a row of their group or a copy declares it; "
+        f"{number_of(number, 'rows')} without a split {are} of the test part, since a row of their group or a copy "
+        "declares it; "
         'declare "split": "train" in those to train on'
     )

@@ -28,8 +28,9 @@ import numpy as np
 
 from unpad.data.sources.example import Example, Turn
 from unpad.data.tokens.chat_encode import encode_chat, encode_chat_prompt
+from unpad.data.tokens.chat_template import THOUGHTS_IN_TEXT
 from unpad.data.tokens.tokenizer import Tokenizer
-from unpad.errors import OutOfMemoryError, RecipeError
+from unpad.errors import OutOfMemoryError, RecipeError, SourceError
 from unpad.recipes.data import PACKAGED_TEMPLATES, Template
 from unpad.terminal.progress import progress
 
@@ -97,12 +98,11 @@ def encode_examples(
         offsets (num_examples + 1,) int64; what the tokenizer lost of the messages.
 
     Raises:
-        RecipeError: the tokenizer has a chat template, and `template` is one that the user chose.
+        RecipeError: the tokenizer has a chat template, and `template` is one that the user chose; or it has none, or
+            one that does not ask for it, and `template` says whether the model is to think.
         SourceError: a text is not valid Unicode, or the chat template refuses a conversation; names its place.
     """
-    if tokenizer.chat is not None and template not in PACKAGED_TEMPLATES:
-        what = "the tokenizer of the imported model has a chat template, and the recipe another one"
-        raise RecipeError(what, where="data.template", fix="leave data.template out")
+    _check_template(tokenizer, template)
     job = _Job(examples, tokenizer, template, _encode_fixed(tokenizer, template))
     nothing = Encoded(np.zeros(0, token_dtype(tokenizer.vocab_size)), np.zeros(0, np.bool_), [0], _lost_text([], []))
     spans, num_chars = _spans(examples)
@@ -130,12 +130,29 @@ def encode_prompt(turns: Sequence[Turn], tokenizer: Tokenizer, template: Templat
         SourceError: the chat template of the tokenizer refuses the conversation.
     """
     if tokenizer.chat is not None:
-        return encode_chat_prompt(turns, tokenizer)
+        return encode_chat_prompt(turns, tokenizer, template.thinking)
     fixed = _encode_fixed(tokenizer, template)
     ids: list[int] = []
     contents, _ = _encode_contents(tokenizer, [turn.content for turn in turns], fixed)
     _append(ids, bytearray(), turns, iter(contents), fixed, tokenizer, template)
     return ids + (fixed[template.separator] if turns else []) + fixed[template.assistant]
+
+
+def _check_template(tokenizer: Tokenizer, template: Template) -> None:
+    if tokenizer.chat is not None:
+        if template.model_copy(update={"thinking": None}) not in PACKAGED_TEMPLATES:
+            what = "the tokenizer of the imported model has a chat template, and the recipe another one"
+            raise RecipeError(what, where="data.template", fix="leave data.template out")
+        tokenizer.chat.told(template.thinking)
+    elif template.thinking is not None:
+        what = "there is no chat template that asks whether the model is to think"
+        raise RecipeError(what, where="data.template.thinking", fix="leave data.template.thinking out")
+
+
+def _refuse_thoughts(example: Example) -> None:
+    if any(turn.thoughts for turn in example.turns):
+        what = "a reply has its thoughts in a field, and the template of the recipe has no place for them"
+        raise SourceError(what, where=example.where, fix=THOUGHTS_IN_TEXT)
 
 
 def _encode_fixed(tokenizer: Tokenizer, template: Template) -> dict[str, list[int]]:
@@ -232,9 +249,10 @@ def _encode_part(job: _Job, span: ExampleSpan) -> Encoded:
     for example in part:
         before = len(ids)
         if job.tokenizer.chat is None or example.turns[0].role == "text":
+            _refuse_thoughts(example)
             _append(ids, loss, example.turns, following, job.fixed, job.tokenizer, job.template)
         else:
-            own, counts = encode_chat(example, job.tokenizer)
+            own, counts = encode_chat(example, job.tokenizer, job.template.thinking)
             ids += own
             loss += counts
             for _ in example.turns:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unpad.errors import SourceError
+from unpad.terminal.table import number_of
 
 MOST_IN_SILENCE = 0.01  # a larger lost share is a warning, and there are no bits per character
 MOST_TRAINED = 0.9  # a larger lost share leaves nothing to train on or to measure
@@ -31,7 +32,8 @@ class LostCharacters:
     def describe(self) -> str:
         """The count in words."""
         such = f", such as {' '.join(map(_shown, self.common[:NUM_NAMED]))}" if self.common else ""
-        return f"{self.lost:,} of {self.total:,} characters ({self.share:.2%}) are lost to unknown tokens{such}"
+        characters = number_of(self.total, "characters")
+        return f"{self.lost:,} of {characters} ({self.share:.2%}) are lost to unknown tokens{such}"
 
     def lines(self) -> list[str]:
         """The count as lines of a report, a warning above MOST_IN_SILENCE."""

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from unpad.data.tokens.chat_template import ChatTemplate
+from unpad.data.tokens.chat_template import END_THINK, THINK, ChatTemplate
 from unpad.data.tokens.lost import uncovered
 from unpad.data.tokens.words import FORMAT, SPECIALS, parse_words, surrogate_error, train_words
 from unpad.errors import RecipeError, SourceError
@@ -197,7 +197,9 @@ class LibraryTokenizer:
         source = imported.get("chat_template")
         self.chat = None if source is None else ChatTemplate(source, imported["names"], stops)
         special = {token["content"] for token in fields["added_tokens"] if token["special"]}
-        self.special_ids = frozenset(vocabulary[name] for name in special)
+        # A reply shows its thoughts, so their marks are text to whoever reads it, whatever the file calls them.
+        shown = {THINK, END_THINK} if self.chat is not None else set[str]()
+        self.special_ids = frozenset(vocabulary[name] for name in special - shown)
         # The unknown token is special too, but some files use it for texts that they cannot spell.
         unknown = _unknown_token(fields["model"])
         self._unknown_id = vocabulary.get(unknown) if unknown is not None else None
@@ -328,6 +330,7 @@ class LibraryTokenizer:
         inside = [part for part in plain if any(name in text[part] for name in self._control)]
         ids, places = self._encode_parts(text, inside, set())
         crossed = {cut for cut in cuts if any(place.start < cut < place.stop for place in places)}
+        crossed |= {cut for cut in cuts if self._reads_on(text, ids, inside, cut)}
         # A part by itself may begin with another token than inside the text, so only those that must be are cut.
         return self._encode_parts(text, inside, crossed) if crossed else (ids, places)
 
@@ -348,6 +351,14 @@ class LibraryTokenizer:
             ids += item.ids
             places += [slice(start + first, start + last) for first, last in item.offsets]
         return ids, places
+
+    def _reads_on(self, text: str, ids: Sequence[int], inside: Sequence[slice], cut: int) -> bool:
+        """True where the tokens before a place are others if the text ends there: some patterns leave the last of
+        several white spaces to the word that follows."""
+        if not text[cut : cut + 1].strip() or text[max(cut - 2, 0) : cut].strip() or cut < 2:
+            return False
+        alone, _ = self._encode_parts(text[:cut], [part for part in inside if part.stop <= cut], set())
+        return list(ids[: len(alone)]) != alone
 
     def special_names(self) -> dict[str, str]:
         """Texts of BOS, EOS and PAD, by the names that transformers has for them."""

@@ -10,11 +10,19 @@ from unpad.proof.foreign.certificate import Finding, Kind
 from unpad.proof.foreign.measure import Moves
 from unpad.proof.foreign.model import Cached, config_of
 from unpad.proof.foreign.precision import Errors
+from unpad.proof.foreign.targets import Taken
 from unpad.proof.foreign.update import Labels, Update, count_cut
 
 ALONE = "no batch of the update holds two sequences"
 ALIKE = "all sequences of the update are alike, so mixing them up would change nothing"
 CROSSING = "set the label of each sequence's first token to -100"
+
+MEAN = "divide the sum over targets by the targets of the whole update (num_items_in_batch)"
+TAKEN: dict[Taken, str] = {  # by the distance from a position to the target that the loss takes
+    -1: "the loss takes the token before each one for its target: shift the labels the other way",
+    0: "the loss takes each token for its own target: shift the labels",
+    2: "the loss takes the token after the next one for the target: the labels are shifted twice",
+}
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,8 @@ class Measured:
         scale: the reported loss over that of the sequences.
         by_gradient: False if no weight learns.
         is_flat: whether the gradient of the sequences alone is 0.
+        weighs_alike: whether the reported loss is the mean over sequences of each one's mean over its targets.
+        taken: distance from a position to the token that the loss takes for its target, if that was shown.
     """
 
     update: Update
@@ -35,6 +45,8 @@ class Measured:
     scale: float
     by_gradient: bool
     is_flat: bool = False
+    weighs_alike: bool = False
+    taken: Taken = 1
 
 
 def findings(model: nn.Module, measured: Measured) -> tuple[Finding, ...]:
@@ -51,7 +63,8 @@ def findings(model: nn.Module, measured: Measured) -> tuple[Finding, ...]:
     add("unknown", labels.unknown_tokens, 0, "the collator adds tokens; prove with the sequences as it writes them")
     add("crossing", labels.crossing, 0, f"targets predicted from another document: {labels.crossing}; {CROSSING}")
     add("padding", labels.padding_predicts + labels.padding_predicted, 0, _padding(labels))
-    add("targets", labels.missing + labels.added + labels.wrong, 0, _targets(update, labels))
+    askew = update.num_wanted if measured.taken in TAKEN else 0
+    add("targets", labels.missing + labels.added + labels.wrong + askew, 0, _targets(update, labels, measured.taken))
     moved = measured.moves
     add("isolation", moved.others, bounds.logits, _isolation(model, update), ALONE if moved.itself is None else "")
     if moved.filler is not None:
@@ -62,7 +75,7 @@ def findings(model: nn.Module, measured: Measured) -> tuple[Finding, ...]:
     add("logits", errors.logits, bounds.logits, _logits(update, known), alike)
     known |= {finding.kind for finding in found if finding.passed is False}
     explained = "follows from the findings above"
-    add("loss", errors.loss, bounds.loss, explained if known else _loss(update, measured.scale))
+    add("loss", errors.loss, bounds.loss, explained if known else _loss(measured))
     if measured.by_gradient:
         wrong = known or errors.loss > bounds.loss
         stopped = "the loss is right and its gradient is not: a part of the model or of the step stops or scales it"
@@ -83,8 +96,8 @@ def _padding(labels: Labels) -> str:
     return ". ".join(parts)
 
 
-def _targets(update: Update, labels: Labels) -> str:
-    parts = []
+def _targets(update: Update, labels: Labels, taken: Taken) -> str:
+    parts = [TAKEN[taken]] if taken in TAKEN else []
     if labels.missing:
         parts.append(f"{labels.missing} of {update.num_wanted} targets have no label")
         if len(labels.missing_ids) == 1:
@@ -123,8 +136,13 @@ def _isolation(model: nn.Module, update: Update) -> str:
 
 
 def _filler(update: Update) -> str:
-    masked = all(batch.rectangle("attention_mask") is not None for batch in update.batches)
-    return "the model attends to masked padding; pad on the right" if masked else "pass attention_mask"
+    masked = all(
+        bool((batch.real <= ~filler).all()) for batch, filler in zip(update.batches, update.filler, strict=True)
+    )
+    if masked:
+        return "the model attends to masked padding; pad on the right"
+    given = any(batch.rectangle("attention_mask") is not None for batch in update.batches)
+    return f"pass attention_mask{', with zeros in the padding' * given}"
 
 
 def _logits(update: Update, known: set[Kind]) -> str:
@@ -137,13 +155,15 @@ def _logits(update: Update, known: set[Kind]) -> str:
     return "the model computes other logits in a batch than alone, though nothing leaks; are positions passed?"
 
 
-def _loss(update: Update, scale: float) -> str:
+def _loss(measured: Measured) -> str:
     """The likeliest cause of a wrong loss where targets and logits are right."""
-    num = len(update.batches)
+    num, scale = len(measured.update.batches), measured.scale
+    if measured.weighs_alike:
+        return f"the loss weighs sequences alike and not their targets: {MEAN}, unless that is meant"
     for factor, cause in ((num, "not divided"), (1 / num, "divided twice")):
-        if num > 1 and abs(scale / factor - 1) < 1e-3:
+        if num > 1 and abs(scale / factor - 1) < 0.05:  # means of micro-batches differ a little
             return f"the loss is {scale:.3g} times the mean over targets: {cause} by the {num} micro-batches"
-    return "divide the sum over targets by the targets of the whole update (num_items_in_batch), not of a micro-batch"
+    return f"{MEAN}, not of a micro-batch"
 
 
 def _padded_left(update: Update, index: int) -> bool:

@@ -15,6 +15,7 @@ from unpad.proof.content import is_zero
 from unpad.proof.foreign.advice import Measured, findings
 from unpad.proof.foreign.certificate import COUNTED, ForeignCertificate
 from unpad.proof.foreign.measure import Measurement, Moves
+from unpad.proof.foreign.model import untouched_generators
 from unpad.proof.foreign.precision import (
     EXACT,
     Errors,
@@ -25,14 +26,18 @@ from unpad.proof.foreign.precision import (
     not_below_fp32,
     relative,
 )
+from unpad.proof.foreign.targets import Taken
 from unpad.proof.foreign.update import Update, read_labels
 
 Precision = Literal["auto", "fp64", "fp32"]
 MOST_EXACT = 100_000_000  # weights of a model that "auto" proves in fp64
 RANDOM = 1e-4  # difference of two runs of the same batches that no order of sums makes
 FP32_LIKE = 1e-4  # errors below may be of a part that computes in fp32
+ALIKE = 1e-5  # relative difference of a loss from the mean over sequences of their means
 MOST_REFUSED = 300  # characters of an exception's message
 NO_ROUTER_LOSS = "the router's auxiliary loss is left out: a mean per batch, it depends on batching by definition"
+HIDDEN = "the loss computes no logits that could be followed: it is not shown which targets it takes"
+UNCLEAR = "the gradient of the loss does not show which targets it takes"
 OWN_LOSS = "the loss is not the mean cross-entropy of the logits; it is compared with itself, one at a time"
 
 
@@ -44,6 +49,7 @@ class Outcome:
         truth, found: of the sequences one at a time, and in the batches.
         rounding: relative change of the truth by one rounding of all weights to fp32.
         again: computes tensors of the batches again, to see if they are smooth functions of the weights.
+        taken: distance from a position to the token that the loss takes for its target, as far as it was looked for.
     """
 
     update: Update
@@ -53,6 +59,7 @@ class Outcome:
     rounding: Callable[[], Errors]
     again: Callable[[], list[Tensor]]
     notes: tuple[str, ...] = ()
+    taken: Taken = 1
 
 
 class RefusedError(Exception):
@@ -118,10 +125,24 @@ def _certificate(
     scale = outcome.found.loss / outcome.truth.loss if outcome.truth.loss else 1.0
     gradient = list(outcome.truth.gradient.values())
     labels = read_labels(update)
-    measured = Measured(update, labels, errors, outcome.moved, bounds, scale, bool(gradient), is_zero(gradient))
+    alike = outcome.found.loss / outcome.truth.mean_of_means if outcome.truth.mean_of_means else 1.0
+    measured = Measured(
+        update,
+        labels,
+        errors,
+        outcome.moved,
+        bounds,
+        scale,
+        bool(gradient),
+        is_zero(gradient),
+        abs(alike - 1) < ALIKE,
+        outcome.taken,
+    )
     sequences = {piece.sequence for piece in update.pieces}
     size = (len(sequences), sum(piece.length for piece in update.pieces), update.num_wanted)
-    remarks = (*notes, *outcome.notes, *_remarks(update))
+    shown = {"hidden": (HIDDEN,), "unclear": (UNCLEAR,)}
+    taken = shown[outcome.taken] if isinstance(outcome.taken, str) else ()
+    remarks = (*notes, *outcome.notes, *taken, *_remarks(update))
     return ForeignCertificate(findings(model, measured), name, None, remarks, *size)
 
 
@@ -143,19 +164,35 @@ def _has_rows(update: Update) -> bool:
 
 
 def _refuse_random(certificate: ForeignCertificate, outcome: Outcome) -> None:
-    """Refuse a model that draws random numbers, where that shows.
+    """Refuse a model or step whose results are not those of its batches alone, where that shows.
 
     Raises:
-        ProofError: errors failed, and the same batches twice differ by more than a rounding.
+        ProofError: errors failed, and the same batches twice differ by more than a rounding, with other random numbers
+            or with equal ones.
     """
-    if not all(finding.kind in COUNTED for finding in certificate.failed):
-        once, twice = outcome.again(), outcome.again()
-        differences = [relative(one, other) for one, other in zip(once, twice, strict=True)]
-        if max(differences, default=0.0) > RANDOM:
-            raise ProofError(
-                "the same batches give other results each time: the model or the step draws random numbers",
-                fix="set its noise to 0 for the proof",
-            )
+    if all(finding.kind in COUNTED for finding in certificate.failed):
+        return
+
+    def results(seed: int) -> list[Tensor]:
+        with untouched_generators(seed):
+            return outcome.again()
+
+    def differ(one: list[Tensor], other: list[Tensor]) -> bool:
+        return max(map(relative, one, other), default=0.0) > RANDOM
+
+    once, twice = results(0), results(1)
+    if not differ(once, twice):
+        return
+    if differ(twice, results(1)):
+        raise ProofError(
+            "the same batches give other results each time, with the same random numbers: the model or the step keeps "
+            "state from call to call",
+            fix="leave that state out for the proof, such as running means, counters and schedules",
+        )
+    raise ProofError(
+        "the same batches give other results each time: the model or the step draws random numbers",
+        fix="set its noise to 0 for the proof",
+    )
 
 
 def _has_small_errors(certificate: ForeignCertificate) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
@@ -72,39 +73,121 @@ def with_padding_token(known: list[Known], batches: Sequence[ForeignBatch]) -> l
     return known
 
 
+@dataclass(frozen=True)
+class Padding:
+    """Tokens with which a tokenizer pads and ends sequences; None where it does not say."""
+
+    token: int | None = None
+    end: int | None = None
+
+
 def known_of_examples(
-    examples: Iterable[object], collate: Callable[[list[object]], Collated], *, packed: bool, end: int | None
+    examples: Iterable[object],
+    collate: Callable[[list[object]], Collated],
+    *,
+    packed: bool,
+    padding: Padding = Padding(),
 ) -> tuple[list[Known], bool]:
     """Sequences of the examples that a collator was given, and True if their labels are those of the collator alone.
+
+    What an example's `attention_mask` hides at its ends is padding and no token of the sequence.
 
     Args:
         collate: the collator.
         packed: an example holds several sequences, though it may not say where they begin.
-        end: token that ends a sequence, for packed examples that do not say.
+        padding: the tokenizer's tokens, for examples that do not say where they are padded, and for packed ones.
 
     Raises:
         ProofError: examples without input_ids, or packed ones without lengths and ends.
     """
+    rows = _shifted_back([_row(example) for example in examples])
+    spans = [row.span for row in rows]
+    if not packed and all(row.is_whole for row in rows):
+        spans = _unmarked([row.ids for row in rows], padding)
     known: list[Known] = []
     by_collator = False
-    for example in examples:
-        if not isinstance(example, Mapping) or "input_ids" not in example:
-            raise ProofError("the data have no input_ids", fix="pass the token ids as sequences=")
-        ids = _integers(example["input_ids"])
-        if "labels" in example:
-            labels = _integers(example["labels"])
-        else:
+    for row, span in zip(rows, spans, strict=True):
+        ids = row.ids[span]
+        if row.labels is None:
             by_collator = True
-            labels = labels_alone(partial(collate, [example]), ids)
-        if LENGTHS in example:
-            lengths = _integers(example[LENGTHS])
+            labels = labels_alone(partial(collate, [row.example]), ids)
         else:
-            lengths = _lengths_by_end(ids, end) if packed else [len(ids)]
+            labels = row.labels[span]
+        if LENGTHS in row.example:
+            lengths = _integers(row.example[LENGTHS])
+        else:
+            lengths = _lengths_by_end(ids, padding.end) if packed else [len(ids)]
         at = 0
         for length in lengths:
             known.append(Known(ids[at : at + length], [IGNORE, *labels[at + 1 : at + length]]))
             at += length
     return [one for one in known if one.ids], by_collator
+
+
+@dataclass(frozen=True)
+class Row:
+    """An example: its tokens and labels, and the place of the tokens that its mask shows."""
+
+    example: Example
+    ids: list[int]
+    labels: list[int] | None
+    span: slice
+
+    @property
+    def is_whole(self) -> bool:
+        return LENGTHS not in self.example and self.span == slice(0, len(self.ids))
+
+
+def _row(example: object) -> Row:
+    if not isinstance(example, Mapping) or "input_ids" not in example:
+        raise ProofError("the data have no input_ids", fix="pass the token ids as sequences=")
+    ids = _integers(example["input_ids"])
+    labels = _integers(example["labels"]) if "labels" in example else None
+    mask = _integers(example["attention_mask"]) if "attention_mask" in example else []
+    shown = [at for at, flag in enumerate(mask) if flag] if len(mask) == len(ids) else range(len(ids))
+    return Row(example, ids, labels, slice(shown[0], shown[-1] + 1) if shown else slice(0, 0))
+
+
+def _shifted_back(rows: list[Row]) -> list[Row]:
+    """Rows whose labels are the tokens themselves, also where the data have the next token in their place."""
+    trios = [
+        (label, token, following)
+        for row in rows
+        if row.labels is not None
+        for label, token, following in zip(row.labels[row.span], row.ids[row.span], row.ids[row.span][1:], strict=False)
+        if label != IGNORE
+    ]
+    itself = sum(label == token for label, token, _ in trios)
+    if sum(label == following for label, _, following in trios) <= 2 * itself:
+        return rows
+    return [row if row.labels is None else replace(row, labels=[IGNORE, *row.labels[:-1]]) for row in rows]
+
+
+def _unmarked(rows: Sequence[list[int]], padding: Padding) -> list[slice]:
+    """Places of the sequences in rows without a mask, or with masks of ones, that may be padded to one length.
+
+    Padding is a run of two or more padding tokens at an end. Where that token may also end sequences, most rows must
+    have such a run, and the first token of one on the right is the sequence's own end.
+    """
+    whole = [slice(0, len(row)) for row in rows]
+    token = _repeated_at_ends(rows) if padding.token is None else padding.token
+    if token is None or len({len(row) for row in rows}) > 1:
+        return whole
+    may_end = padding.token is None or token == padding.end
+    spans = []
+    for row in rows:
+        real = [at for at, one in enumerate(row) if one != token]
+        start, stop = (real[0], real[-1] + 1) if real else (0, len(row))
+        start, stop = start if start > 1 else 0, stop + may_end if len(row) - stop > 1 else len(row)
+        spans.append(slice(start, stop))
+    num_padded = sum(span != everything for span, everything in zip(spans, whole, strict=True))
+    return whole if may_end and 2 * num_padded <= len(rows) else spans
+
+
+def _repeated_at_ends(rows: Sequence[list[int]]) -> int | None:
+    """The token that stands twice at an end of most rows."""
+    ends = Counter(pair[0] for row in rows for pair in (row[:2], row[-2:]) if len(row) > 2 and pair[0] == pair[1])
+    return ends.most_common(1)[0][0] if ends else None
 
 
 def _lengths_by_end(ids: list[int], end: int | None) -> list[int]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unpad.proof.foreign.model import Inputs, accepts, alone_inputs, logits_of, loss_of, taken_labels
+from unpad.proof.foreign.model import Inputs, accepts, alone_inputs, called, logits_of, loss_of, taken_labels
 from unpad.proof.foreign.precision import Errors, relative
 from unpad.proof.foreign.update import IGNORE, ForeignBatch, Update
 
@@ -28,11 +28,14 @@ class Measurement:
         logits: of every piece, (length, columns).
         loss: mean over the targets of the update.
         gradient: of that mean, by name of the parameter; of those that learn.
+        mean_of_means: mean over the sequences of each one's mean over its targets, where they were measured one at a
+            time; else NaN.
     """
 
     logits: list[Tensor]
     loss: float
     gradient: dict[str, Tensor]
+    mean_of_means: float = float("nan")
 
     def errors(self, truth: Measurement) -> Errors:
         """Relative errors against the truth."""
@@ -79,7 +82,7 @@ def objective_of(model: nn.Module, update: Update) -> Objective:
     for piece in sorted(tried, key=lambda piece: piece.length)[:TRIED]:
         inputs, labels = alone_inputs(model, update.ids_of(piece)), update.labels_of(piece)
         target = torch.tensor([labels], device=next(model.parameters()).device)
-        output = model(**inputs, labels=target)
+        output = called(model, {**inputs, "labels": target})
         returned = loss_of(output)
         if returned is None:
             return Objective(returned=False, own=False)
@@ -96,20 +99,21 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 def one_at_a_time(model: nn.Module, update: Update, objective: Objective) -> Measurement:
     """Measure every piece as a sequence of its own; gradients of `model` must be empty, and are so again."""
-    logits, total, loss = [], max(update.num_wanted, 1), 0.0
+    logits, means, total, loss = [], list[float](), max(update.num_wanted, 1), 0.0
     device = next(model.parameters()).device
     for piece in update.pieces:
         labels = torch.tensor([update.labels_of(piece)], device=device)
         count = int((labels != IGNORE).sum())
         given = {"labels": labels} if objective.own and count else {}
-        output = model(**alone_inputs(model, update.ids_of(piece)), **given)
+        output = called(model, {**alone_inputs(model, update.ids_of(piece)), **given})
         one = logits_of(output)
         logits.append(_columns(one[0]))
         returned = loss_of(output) if given else None
         share = cross_entropy(one[0], labels[0]) if returned is None else returned * count
         if count:
             loss += _backward(share / total)
-    return Measurement(logits, loss, take_gradient(model))
+            means.append(float(share.detach()) / count)
+    return Measurement(logits, loss, take_gradient(model), sum(means) / max(len(means), 1))
 
 
 def in_batches(model: nn.Module, update: Update, objective: Objective) -> Measurement:
@@ -118,7 +122,7 @@ def in_batches(model: nn.Module, update: Update, objective: Objective) -> Measur
     total, loss = max(update.num_labelled, 1), 0.0
     for index, batch in enumerate(update.batches):
         labels = taken_labels(model, batch) if objective.returned and batch.num_targets else {}
-        output = model(**batch.inputs, **labels)
+        output = called(model, {**batch.inputs, **labels})
         one = logits_of(output, batch)
         for piece, row, cells in update.places(index):
             logits[piece] = _columns(one[row, cells])

@@ -107,6 +107,32 @@ def logits_of(output: object, batch: ForeignBatch | None = None) -> Tensor:
     return output.reshape(*batch.ids.shape, output.shape[-1])
 
 
+@runtime_checkable
+class Prompted(Protocol):
+    """Adapter of peft that may set learnt vectors before each sequence; `active_peft_config` says how many."""
+
+    active_peft_config: object
+
+
+@runtime_checkable
+class Virtual(Protocol):
+    """Configuration of such vectors; not all kinds of them have logits."""
+
+    num_virtual_tokens: int
+
+
+def called(model: nn.Module, inputs: Inputs) -> object:
+    """The output of a model, without the logits of learnt vectors before each sequence, as prompt tuning has them."""
+    output = model(**inputs)
+    config = model.active_peft_config if isinstance(model, Prompted) else None
+    ids = inputs.get("input_ids")
+    if not (isinstance(config, Virtual) and isinstance(output, HasLogits) and isinstance(ids, Tensor)):
+        return output
+    if output.logits.shape[-2] == ids.shape[-1] + config.num_virtual_tokens:
+        output.logits = output.logits[..., config.num_virtual_tokens :, :]
+    return output
+
+
 def loss_of(output: object) -> Tensor | None:
     """The loss that a model returns if it was given labels."""
     if isinstance(output, Mapping):

@@ -13,10 +13,11 @@ from unpad.errors import ProofError
 from unpad.proof.foreign.certificate import ForeignCertificate
 from unpad.proof.foreign.judge import NO_ROUTER_LOSS, OWN_LOSS, Outcome, Precision, judge, refused
 from unpad.proof.foreign.known import Collated, known_of_masks, labels_alone, listed, with_padding_token
-from unpad.proof.foreign.measure import in_batches, moves, objective_of, one_at_a_time
-from unpad.proof.foreign.model import no_router_loss, untouched, untouched_generators
+from unpad.proof.foreign.measure import in_batches, moves, objective_of, one_at_a_time, take_gradient
+from unpad.proof.foreign.model import alone_inputs, called, loss_of, no_router_loss, untouched, untouched_generators
 from unpad.proof.foreign.precision import EPS, Errors, by_rounding
-from unpad.proof.foreign.update import ForeignBatch, Update, read_batch, read_update
+from unpad.proof.foreign.targets import logits_noted, target_taken
+from unpad.proof.foreign.update import ForeignBatch, Update, read_batch, read_update, refuse_missing
 
 Collate = Callable[..., Collated]
 
@@ -69,8 +70,7 @@ def prove_callable(
             known = [replace(one, labels=labels) for one, labels in zip(known, alone, strict=True)]
             known = with_padding_token(known, batches)
         update = read_update(batches, known)
-        if update.num_wanted == 0:
-            raise ProofError("no sequence of the batches has a target", fix="pass sequences of two or more tokens")
+        refuse_missing(update)
         model.eval()
         return judge(model, precision, partial(_measure, model, update), notes)
 
@@ -90,12 +90,27 @@ def _measure(model: nn.Module, update: Update, exact: bool) -> Outcome:
 
     try:
         found = in_batches(model, update, objective)
-        moved = moves(lambda inputs: model(**inputs), update)
+        moved = moves(partial(called, model), update)
     except ProofError:
         raise
     except Exception as error:
         raise refused(error) from error
-    return Outcome(update, truth, found, moved, rounding, again, (OWN_LOSS,) if objective.own else ())
+    if not objective.own:
+        return Outcome(update, truth, found, moved, rounding, again)
+    taken = target_taken(update, partial(_pull, model))
+    return Outcome(update, truth, found, moved, rounding, again, (OWN_LOSS,), taken)
+
+
+def _pull(model: nn.Module, ids: list[int], _: list[int], given: list[int]) -> Tensor | None:
+    """Gradient of the model's loss of a sequence alone with respect to its logits; see `targets.Pull`."""
+    labels = torch.tensor([given], device=next(model.parameters()).device)
+    with logits_noted(model) as noted:
+        loss = loss_of(model(**alone_inputs(model, ids), labels=labels))
+    if loss is None or not loss.requires_grad or not noted:
+        return None
+    loss.backward()
+    take_gradient(model)
+    return None if noted[0].grad is None else noted[0].grad[0]
 
 
 def moved_to(update: Update, device: torch.device, floats: torch.dtype | None) -> Update:

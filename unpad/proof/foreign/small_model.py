@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from unpad.errors import ProofError, RecipeError, SourceError, nearest
+from unpad.proof.foreign.kinds import no_causal_name
 from unpad.proof.foreign.shrink import shrink
 from unpad.proof.foreign.sizes import ORDINARY, Fields
 from unpad.storage.reading import read_file
@@ -71,11 +72,30 @@ def read_config(path: Path) -> tuple[PreTrainedConfig, tuple[str, ...]]:
         fix = "name the config.json of a transformers model, not of its tokenizer or generation"
         raise SourceError("the file has no model_type", where=str(file), fix=fix)
     own_code = isinstance(fields.get("auto_map"), dict)
+    _refuse_architectures(kind, fields, str(file))
     if kind not in causal:
         raise _not_causal(kind, own_code, causal, file)
     _refuse_sizes(fields, str(file))
     notes = ("the folder's own code (auto_map) is not run; this is transformers' class",) if own_code else ()
     return build_config(kind, fields, str(file)), notes
+
+
+def _refuse_architectures(kind: str, fields: Fields, where: str) -> None:
+    """Refuse a configuration whose `architectures` name a class that is no causal language model, by that name."""
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto import modeling_auto as auto
+
+    given = fields.get("architectures")
+    names = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
+    causal = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if kind not in CONFIG_MAPPING or any(name in causal.values() for name in names):
+        return
+    in_two_parts = fields.get("is_encoder_decoder", getattr(CONFIG_MAPPING[kind], "is_encoder_decoder", False))
+    is_encoder = kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not fields.get("is_decoder")
+    for name in names:
+        reason = no_causal_name(name, in_two_parts=in_two_parts is True, is_encoder=is_encoder)
+        if reason is not None:
+            raise RecipeError(f"the folder's model, {reason.what}", where=where, fix=reason.fix)
 
 
 def _refuse_sizes(fields: Fields, where: str) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, runtime_checkable
 
@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from unpad.errors import ProofError
 from unpad.proof.foreign.certificate import ForeignCertificate
 from unpad.proof.foreign.judge import NO_ROUTER_LOSS, OWN_LOSS, Outcome, Precision, judge, refused
+from unpad.proof.foreign.kinds import no_trainer_of_tokens
 from unpad.proof.foreign.known import (
     Batch,
     Collated,
+    Padding,
     example_of,
     known_of_examples,
     known_of_masks,
@@ -35,11 +37,12 @@ from unpad.proof.foreign.measure import (
     one_at_a_time,
     take_gradient,
 )
-from unpad.proof.foreign.model import Inputs, no_router_loss, untouched, untouched_generators
+from unpad.proof.foreign.model import called, no_router_loss, untouched, untouched_generators
 from unpad.proof.foreign.precision import EPS, Errors, by_rounding
 from unpad.proof.foreign.randomness import without_dropout
+from unpad.proof.foreign.targets import Taken, are_shifted_before, logits_noted, target_taken
 from unpad.proof.foreign.undisturbed import Accelerator, undisturbed
-from unpad.proof.foreign.update import IGNORE, LABELS, Known, Update, read_batch, read_update
+from unpad.proof.foreign.update import IGNORE, LABELS, Known, Update, read_batch, read_update, refuse_missing
 
 Collate = Callable[[list[object]], Collated]
 STOCK = ("transformers", "trl", "unpad")  # packages whose `compute_loss` is the mean over targets
@@ -114,10 +117,39 @@ class HasEnd(Protocol):
 
 
 @runtime_checkable
+class HasPadding(Protocol):
+    """A tokenizer with a token that pads."""
+
+    pad_token_id: int | None
+
+
+@runtime_checkable
+class HasTokenizer(Protocol):
+    """A collator with a tokenizer."""
+
+    tokenizer: object
+
+
+@runtime_checkable
 class RouterLoss(Protocol):
     """A trainer that adds a router's auxiliary loss by itself, as that of TRL."""
 
     aux_loss_enabled: bool
+
+
+class Origins(Protocol):
+    """Object that knows from which rows of data, and by which collator, the examples of a trainer were made."""
+
+    def sequence_before(self, example: object) -> Known: ...
+
+    def batch_before(self, example: object) -> Batch: ...
+
+
+@runtime_checkable
+class HasOrigins(Protocol):
+    """A trainer whose batches are made otherwise than it would by itself; its examples are not the data's."""
+
+    attachment: Origins | None
 
 
 @runtime_checkable
@@ -166,6 +198,22 @@ def prove_trainer(
             f"{type(trainer).__name__} is no trainer of transformers", fix="use unpad.prove_callable with its model"
         )
     _refuse_several(trainer)
+    reason = no_trainer_of_tokens(trainer)
+    if reason is not None:
+        raise ProofError(reason.what, fix=reason.fix)
+    with proving(trainer) as (model, notes):
+        first = first_update(trainer)
+        case = Case(trainer, model, first, sequences, loss_masks)
+        if isinstance(trainer, HasOrigins) and trainer.attachment is not None and sequences is None:
+            origins = trainer.attachment
+            known = [origins.sequence_before(example) for example in first.examples]
+            case = replace(case, known=known, alone=lambda index: origins.batch_before(first.examples[index]))
+        return judge(model, precision, case.measure, notes)
+
+
+@contextmanager
+def proving(trainer: ForeignTrainer) -> Iterator[tuple[nn.Module, list[str]]]:
+    """The model of a trainer and notes on what is left out; inside, steps leave no trace and draw no dropout."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     with (
         untouched_generators(),
@@ -173,6 +221,7 @@ def prove_trainer(
         untouched(model),
         no_router_loss(model) as router,
         warnings.catch_warnings(),
+        without_dropout(model),
     ):
         warnings.simplefilter("ignore")  # of a step that is not meant to be one
         if isinstance(trainer, RouterLoss):
@@ -181,9 +230,7 @@ def prove_trainer(
         notes = [NO_ROUTER_LOSS] if router else []
         if trainer.accelerator.mixed_precision != "no":
             notes.append(f"training will run in {trainer.accelerator.mixed_precision}; the proof does without")
-        case = Case(trainer, model, _first_update(trainer), sequences, loss_masks)
-        with without_dropout(model):
-            return judge(model, precision, case.measure, notes)
+        yield model, notes
 
 
 def _refuse_several(trainer: ForeignTrainer) -> None:
@@ -235,7 +282,12 @@ class FirstUpdate:
     collate: Collate
 
 
-def _first_update(trainer: ForeignTrainer) -> FirstUpdate:
+def first_update(trainer: ForeignTrainer) -> FirstUpdate:
+    """Take the first update from a trainer's loader.
+
+    Raises:
+        ProofError: the loader is empty.
+    """
     loader = trainer.get_train_dataloader()
     with recording(loader) as recorded:
         iterator = iter(loader)
@@ -282,13 +334,25 @@ def _step(trainer: ForeignTrainer, batches: Sequence[Batch], num_items: Tensor |
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A trainer under proof with its first update."""
+    """A trainer under proof with its first update.
+
+    Args:
+        sequences, loss_masks: as of `prove_trainer`.
+        known: the sequences of the update with their targets; by default `sequences`, or those of its examples.
+        alone: batch of one of `known`, by its index, for the trainer's own loss of it; by default the collator's.
+        reference: loss and gradient of the sequences one at a time, by `exact`, that were measured before; compared
+            with in place of those that the model has now.
+    """
 
     trainer: ForeignTrainer
     model: nn.Module
     first: FirstUpdate
-    sequences: Sequence[Sequence[int]] | None
-    loss_masks: Sequence[Sequence[bool]] | None
+    sequences: Sequence[Sequence[int]] | None = None
+    loss_masks: Sequence[Sequence[bool]] | None = None
+    known: list[Known] | None = None
+    alone: Callable[[int], Batch] | None = None
+    reference: Mapping[bool, Measurement] = field(default_factory=dict)
+    truths: dict[bool, Measurement] = field(default_factory=dict)  # that were measured here
 
     def measure(self, exact: bool) -> Outcome:
         """Both ways to compute the update; `exact` changes nothing, the weights are already in their precision."""
@@ -296,14 +360,25 @@ class Case:
             step = self._step()
         except Exception as error:
             raise refused(error) from error
-        update = _read(self.trainer, self.first, step, self.sequences, self.loss_masks)
+        update = _read(self.trainer, self.first, step, self.sequences, self.loss_masks, self.known)
         truth = plain = self._truth(update)
         notes: tuple[str, ...] = ()
+        taken: Taken = 1
         if _has_own_loss(self.trainer) or objective_of(self.model, update).own:
-            own = _alone_by_trainer(self.trainer, update, self.first, truth.logits)
+            own = _alone_by_trainer(self.trainer, update, self._batch_alone, truth.logits)
             if own.errors(truth).loss > OWN:
                 truth, notes = own, (OWN_LOSS,)
-        forward = partial(_forward, self.trainer.model)
+                taken = target_taken(update, partial(_pull, self.trainer, self._batch_alone))
+        if taken == 0 and are_shifted_before(update):
+            raise ProofError(
+                "labels are shifted before the loss, and the loss takes them as they are: the last target of a "
+                "sequence is no token of it, which cannot be followed",
+                fix="for the proof, label each token with itself and shift in the loss",
+            )
+        self.truths[exact] = truth
+        if (before := self.reference.get(exact)) is not None:
+            truth = replace(truth, loss=before.loss, gradient=before.gradient)
+        forward = partial(called, self.trainer.model)
         found = Measurement(logits_in_batches(forward, update), step.loss, step.gradient)
 
         def rounding() -> Errors:
@@ -313,7 +388,13 @@ class Case:
             return [*logits_in_batches(forward, update), *self._step().gradient.values()]
 
         notes = (*notes, *_perhaps_cut(self.trainer, update)) if self.sequences is None else notes
-        return Outcome(update, truth, found, moves(forward, update), rounding, again, notes)
+        return Outcome(update, truth, found, moves(forward, update), rounding, again, notes, taken)
+
+    def _batch_alone(self, one: Known) -> Batch:
+        """The batch of a sequence alone."""
+        if self.alone is not None and self.known is not None and one in self.known:
+            return self.alone(self.known.index(one))
+        return listed(self.first.collate([example_of(one, self.first.examples[0])]))[0]
 
     def _step(self) -> Step:
         return _step(self.trainer, self.first.batches, self.first.num_items)
@@ -322,34 +403,40 @@ class Case:
         return one_at_a_time(self.model, update, Objective(returned=False, own=False))
 
 
-def _forward(model: nn.Module, inputs: Inputs) -> object:
-    return model(**inputs)
-
-
 def _read(
     trainer: ForeignTrainer,
     first: FirstUpdate,
     step: Step,
     sequences: Sequence[Sequence[int]] | None,
     loss_masks: Sequence[Sequence[bool]] | None,
+    known: list[Known] | None,
 ) -> Update:
     """Find the sequences in what the model got."""
     labels = [{name: batch[name] for name in LABELS if name in batch} for batch in first.batches]
     batches = [read_batch({**inputs, **label}) for inputs, label in zip(step.inputs, labels, strict=True)]
-    if sequences is not None:
+    if known is not None:
+        pass
+    elif sequences is not None:
         known = known_of_masks(sequences, loss_masks)
     elif not first.examples:
         raise ProofError("the trainer's loader has no collator to watch", fix="pass the token ids as sequences=")
     else:
         packed = isinstance(trainer.args, Packing) and trainer.args.packing
-        tokenizer = trainer.processing_class if isinstance(trainer, Processing) else None
-        end = tokenizer.eos_token_id if isinstance(tokenizer, HasEnd) else None
-        known, by_collator = known_of_examples(first.examples, first.collate, packed=packed, end=end)
+        known, by_collator = known_of_examples(
+            first.examples, first.collate, packed=packed, padding=_padding_of(trainer, first.collate)
+        )
         known = with_padding_token(known, batches) if by_collator else known
     update = read_update(batches, known, complete=sequences is None)
-    if update.num_wanted == 0:
-        raise ProofError("no sequence of the first update has a target", fix="look at the labels of the data")
+    refuse_missing(update)
     return update
+
+
+def _padding_of(trainer: ForeignTrainer, collate: Collate) -> Padding:
+    """Tokens of the trainer's tokenizer, or of its collator's."""
+    given = trainer.processing_class if isinstance(trainer, Processing) else None
+    given = collate.tokenizer if given is None and isinstance(collate, HasTokenizer) else given
+    padding = given.pad_token_id if isinstance(given, HasPadding) else None
+    return Padding(padding, given.eos_token_id if isinstance(given, HasEnd) else None)
 
 
 def _perhaps_cut(trainer: ForeignTrainer, update: Update) -> list[str]:
@@ -368,18 +455,51 @@ def _has_own_loss(trainer: ForeignTrainer) -> bool:
     return named or trainer.compute_loss.__module__.partition(".")[0] not in STOCK
 
 
-def _alone_by_trainer(trainer: ForeignTrainer, update: Update, first: FirstUpdate, logits: list[Tensor]) -> Measurement:
+def _alone_by_trainer(
+    trainer: ForeignTrainer,
+    update: Update,
+    alone: Callable[[Known], Batch],
+    logits: list[Tensor],
+) -> Measurement:
     """The trainer's own loss of every sequence as an update of its own, each weighted by its targets."""
-    loss, gradient = 0.0, dict[str, Tensor]()
+    loss, gradient, means = 0.0, dict[str, Tensor](), list[float]()
     for piece in update.pieces:
         one = Known(update.ids_of(piece), update.labels_of(piece))
         count = sum(label != IGNORE for label in one.labels)
         if count:
-            batch = listed(first.collate([example_of(one, first.examples[0])]))[0]
-            batches, num_items = trainer.get_batch_samples(iter([batch]), 1, trainer.args.device)
-            step = _step(trainer, batches, num_items)
+            step = _step_alone(trainer, alone(one))
             share = count / update.num_wanted
             loss += share * step.loss
+            means.append(step.loss)
             for name, value in step.gradient.items():
                 gradient[name] = gradient[name] + share * value if name in gradient else share * value
-    return Measurement(logits, loss, gradient)
+    return Measurement(logits, loss, gradient, sum(means) / max(len(means), 1))
+
+
+def _step_alone(trainer: ForeignTrainer, batch: Batch) -> Step:
+    """A batch as an update of its own."""
+    batches, num_items = trainer.get_batch_samples(iter([batch]), 1, trainer.args.device)
+    return _step(trainer, batches, num_items)
+
+
+def _pull(
+    trainer: ForeignTrainer, alone: Callable[[Known], Batch], ids: list[int], labels: list[int], given: list[int]
+) -> Tensor | None:
+    """Gradient of the trainer's loss of a sequence alone with respect to its logits; see `targets.Pull`."""
+    batch = alone(Known(ids, labels))
+    read = read_batch(batch)
+    places = read_update([read], [Known(ids, labels)]).places(0)
+    if len(places) != 1:
+        return None
+    _, row, cells = places[0]
+    exchanged = dict(batch)
+    for name, value in read.labels.items():
+        shift = int(name == "shift_labels")
+        values = torch.tensor(given[shift:] + [IGNORE] * shift).to(value)
+        made = value.clone().reshape(read.ids.shape)
+        made[row, cells] = torch.where(made[row, cells] == IGNORE, made[row, cells], values)
+        exchanged[name] = made.reshape(value.shape)
+    with logits_noted(trainer.model) as noted:
+        _step_alone(trainer, exchanged)
+    pulls = [logits.grad for logits in noted if logits.grad is not None and logits.shape[:-1] == read.ids.shape]
+    return sum(pulls[1:], pulls[0])[row, cells] if pulls else None

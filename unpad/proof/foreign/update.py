@@ -210,6 +210,27 @@ class Labels:
         )
 
 
+def refuse_missing(update: Update) -> None:
+    """Refuse an update in which there is nothing to compare.
+
+    Raises:
+        ProofError: none of the sequences is in the batches, or none of their tokens is a target.
+    """
+    if not update.pieces:
+        turned = [Known(one.ids[::-1], one.labels) for one in update.known]
+        if read_update(update.batches, turned).pieces:
+            raise ProofError(
+                "the batches have the tokens of the sequences in reverse order",
+                fix="keep the order of the tokens, or prove with the sequences as the collator writes them",
+            )
+        raise ProofError(
+            "none of the sequences is in the batches: the collator writes other tokens, or in another order",
+            fix="prove with the sequences as the collator writes them",
+        )
+    if update.num_wanted == 0:
+        raise ProofError("no sequence of the batches has a target", fix="look at the labels, and at their first tokens")
+
+
 def read_labels(update: Update) -> Labels:
     """Compare the targets of the batches with those of the sequences."""
     return sum((_labels_of_batch(update, index) for index in range(len(update.batches))), Labels())

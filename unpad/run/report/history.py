@@ -22,6 +22,7 @@ from unpad.recipes.recipe import Recipe
 from unpad.run.folder import made_by, run_recipe
 from unpad.storage.reading import Count, Finite, Number, misfit, opened, read_file, read_lines
 from unpad.storage.strict_json import strict_value
+from unpad.terminal.table import number_of
 
 Array = NDArray[np.float64]
 METRICS, TIMING, LOG, RECIPE = "metrics.jsonl", "timing.jsonl", "log.jsonl", "recipe.yaml"
@@ -194,7 +195,7 @@ def describe_gaps(file: str, gaps: list[tuple[int, int]]) -> str:
     if not gaps:
         return ""
     shown = [f"{first:,}" if first == last else f"{first:,} to {last:,}" for first, last in gaps]
-    more = f" and {len(gaps) - 5:,} more gaps" if len(gaps) > 5 else ""
+    more = f" and {number_of(len(gaps) - 5, 'more gaps')}" if len(gaps) > 5 else ""
     return f"{file} lacks steps {', '.join(shown[:5])}{more}: they were trained, and their rows are lost"
 
 

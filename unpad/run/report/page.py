@@ -26,6 +26,7 @@ from unpad.run.report.section import NO_SECTION, FamilySection, family_section, 
 from unpad.run.report.svg import WIDE, Axes, Curve, plot, running_mean, short, span
 from unpad.run.timers import covered_steps
 from unpad.storage.reading import read_shaped
+from unpad.terminal.table import number_of
 
 MAX_ROWS = 200  # rows of a table; its title names the number left out
 EVALUATION = "evaluation.json"  # written by `unpad eval` for the page
@@ -87,7 +88,7 @@ def _tiles(run: RunHistory, family: FamilySection) -> str:
     tokens, cells = train["tokens"].sum(), train["padded_tokens"].sum()
     held = [row for row in run.evaluations if row["stage"] == run.last["stage"] and row["loss"] is not None]
     best = min(held, key=lambda row: float(row["loss"]), default=None)
-    note = f"best of {len(held)} checks of valid, step {best['step']:,}" if best else "not evaluated yet"
+    note = f"best of {number_of(len(held), 'checks')} of valid, step {best['step']:,}" if best else "not evaluated yet"
     busy, skipped = timing["seconds"].sum(), int(train["skipped"].sum())
     exp = ("Held-out perplexity", _number(best["perplexity"]) if best else "–", "exp of the best loss of valid")
     tiles = [

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from unpad.batching.batch import RaggedBatch
 from unpad.terminal.progress import counted, held
 from unpad.terminal.table import text_table, wrapped
 from unpad.training.memory import peak_memory, process_memory, restart_peak, return_freed_memory
+from unpad.training.rehearsal import Rehearsal
 from unpad.trials.bench.speed import MIB, SpeedRow
-from unpad.trials.bench.variants import BenchVariant, Trainer, prepare, size_variants, strategy_variants
+from unpad.trials.bench.variants import BenchVariant, prepare, size_variants, strategy_variants
 
 CARDS = (8, 16, 32)  # GiB
 GIB = 2**30
@@ -57,22 +57,20 @@ def _peak(variant: BenchVariant) -> tuple[int, int]:
     """Bytes at the peak of a step with the largest micro-batch of the first epoch, and bytes before it."""
     setup, made = variant.setup, variant.plan
     on_gpu = setup.device.type == "cuda"
-    Trainer(setup).update([_micro(variant, int(np.argmin(made.micro_cells)))])  # libraries load what they need
+    _step(variant, int(np.argmin(made.micro_cells)))  # libraries load what they need
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(setup.device)
     return_freed_memory()
     base = torch.cuda.memory_allocated(setup.device) if on_gpu else process_memory()
     restart_peak()
-    Trainer(setup).update([_micro(variant, int(np.argmax(made.micro_cells)))])
+    _step(variant, int(np.argmax(made.micro_cells)))
     return torch.cuda.max_memory_allocated(setup.device) if on_gpu else max(peak_memory(), base), base
 
 
-def _micro(variant: BenchVariant, index: int) -> RaggedBatch:
-    """One micro-batch of the first epoch, numbered through all its steps."""
-    setup, offsets = variant.setup, variant.plan.step_offsets
-    step = int(np.searchsorted(offsets, index, side="right")) - 1
-    micro = variant.plan.step(step)[index - int(offsets[step])]
-    return setup.data.load(micro).to(setup.device)
+def _step(variant: BenchVariant, number: int) -> None:
+    """Take a step of one micro-batch of the first epoch, with a new copy of the model."""
+    rehearsal = Rehearsal(variant.setup, variant.stage)
+    rehearsal.step(rehearsal.load([variant.plan.micro(number)]))
 
 
 @dataclass(frozen=True)

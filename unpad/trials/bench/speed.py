@@ -12,6 +12,7 @@ from unpad.nn.flops import LayerSizes, sizes_of, training_operations
 from unpad.nn.native import library as native
 from unpad.nn.precision import DTYPES
 from unpad.terminal.table import text_table
+from unpad.training.rehearsal import Rehearsal
 from unpad.training.setup import Setup
 from unpad.trials.bench.measure import (
     CEILING_SIZE,
@@ -24,7 +25,7 @@ from unpad.trials.bench.measure import (
     measure_rounds,
     spread,
 )
-from unpad.trials.bench.variants import BenchVariant, Trainer, every_update
+from unpad.trials.bench.variants import BenchVariant, every_update
 
 FAR = 1 << 20  # epochs that no bench reaches
 WARM_UPDATES = 2  # of every side, before the first round
@@ -110,14 +111,13 @@ class SpeedRow:
 
 def measure(setup: Setup, variants: Sequence[BenchVariant], effort: Effort) -> Rounds:
     """Let all variants take turns; where a run uses native kernels, each of them also without."""
-    trainer = Trainer(setup)  # one for all: a large model would not fit into memory once per row
-    for group in trainer.optimizer.param_groups:
-        group["lr"] = 0.0  # the same work, and weights that no row spoils for the next
+    rehearsal = Rehearsal(setup, variants[0].stage)  # one for all: a large model would not fit once per row
+    rehearsal.rate(0.0)  # the same work, and weights that no row spoils for the next
     sides = {}
     for variant in variants:
-        sides[variant.name] = _side(trainer, variant, True)
+        sides[variant.name] = _side(rehearsal, variant, True)
         if native.enabled():
-            sides[variant.name + WITHOUT_NATIVE] = _side(trainer, variant, False)
+            sides[variant.name + WITHOUT_NATIVE] = _side(rehearsal, variant, False)
     dtype = DTYPES[setup.precision]
     size = ceiling_size(dtype, setup.device, effort.ceiling_size)
 
@@ -127,7 +127,7 @@ def measure(setup: Setup, variants: Sequence[BenchVariant], effort: Effort) -> R
     return measure_rounds(sides, effort.rounds, effort.seconds, warm_steps=WARM_UPDATES, ceiling=ceiling)
 
 
-def _side(trainer: Trainer, variant: BenchVariant, as_run: bool) -> Contender:
+def _side(rehearsal: Rehearsal, variant: BenchVariant, as_run: bool) -> Contender:
     # Other epochs for the other path: on batches that the first has just seen, it would find every shape prepared.
     updates = every_update(variant.setup, variant.stage, 0 if as_run else FAR)
     sizes = counted_sizes(variant.setup)
@@ -135,7 +135,7 @@ def _side(trainer: Trainer, variant: BenchVariant, as_run: bool) -> Contender:
     def step() -> Work:
         with nullcontext() if as_run else native.switched_off():
             micros = next(updates)
-            trainer.update(micros)
+            rehearsal.step(micros)
         lengths = [length for batch in micros for length in batch.layout.lengths().tolist()]
         targets = sum(batch.num_targets for batch in micros)
         return Work(sum(lengths), training_operations(sizes, lengths, targets) if sizes else 0)

@@ -1,8 +1,7 @@
-"""Variants that `unpad bench` compares: recipes that differ in batching alone, and a trainer of one."""
+"""Variants that `unpad bench` compares: the last stage of a recipe, batched in different ways."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -13,18 +12,14 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.loader import load_steps
 from unpad.batching.plan import Plan
 from unpad.data.text import TextData
-from unpad.errors import PlanError, RecipeError, needs_memory
+from unpad.errors import PlanError, RecipeError
 from unpad.interchange.origin import open_recipe
-from unpad.models import lower_sizes
-from unpad.models.objective import Objective, set_objective
 from unpad.nn.native import library
 from unpad.nn.precision import DTYPES
 from unpad.recipes.recipe import Recipe, ResolvedStage
-from unpad.training.optim import freeze, make_optimizer
 from unpad.training.reference import log_probabilities_of_pairs
 from unpad.training.setup import Setup, prepare_setup
-from unpad.training.stage import StageSetup, epoch_plan, make_stage
-from unpad.training.step import LossScaler, train_step
+from unpad.training.stage import StageSetup, epoch_plan, make_stage, prepare_model
 
 BATCH_SIZES = (1, 2, 4, 8, 16)
 
@@ -35,14 +30,12 @@ def prepare(recipe: str, overrides: Sequence[str]) -> Setup:
     Raises:
         RecipeError: no stage has data to train on.
     """
-    loaded = open_recipe(recipe, overrides)
-    setup = prepare_setup(loaded, Path(), None)
-    freeze(setup.model, loaded.train.freeze)
+    setup = prepare_setup(open_recipe(recipe, overrides), Path(), None)
     last = setup.stages[-1]
-    set_objective(setup.model, loaded, of_pairs=last.of_pairs)
+    prepare_model(setup.model, last)
     if last.of_pairs and isinstance(setup.data, TextData) and setup.data.replies is not None:
         setup.data.replies.reference[:] = log_probabilities_of_pairs(setup, last, setup.data)
-    if not all_data(setup, loaded).train_ids.size:
+    if not all_data(setup, last.recipe).train_ids.size:
         raise RecipeError("no stage has data to train on", where="stages", fix="set the data that they use")
     return setup
 
@@ -59,7 +52,7 @@ class BenchVariant:
 
 def strategy_variants(setup: Setup) -> list[BenchVariant]:
     """Variants of one sequence per micro-batch, never padded, then of fixed, dynamic, bucket and pack."""
-    size = setup.recipe.plan.batch_size
+    size = setup.stages[-1].recipe.plan.batch_size
     alone: dict[str, Any] = {"strategy": "pack", "tokens_per_micro": 1}  # a micro-batch holds one sequence at least
     return [
         _variant(setup, "one at a time", **alone, tokens_per_step=1),
@@ -78,7 +71,8 @@ def size_variants(setup: Setup) -> list[BenchVariant]:
 
 
 def _variant(setup: Setup, name: str, **fields: Any) -> BenchVariant:
-    recipe = setup.recipe.model_copy(update={"plan": setup.recipe.plan.model_copy(update={"grow": {}, **fields})})
+    recipe = setup.stages[-1].recipe
+    recipe = recipe.model_copy(update={"plan": recipe.plan.model_copy(update={"grow": {}, **fields})})
     stage = all_data(setup, recipe)
     first = epoch_plan(stage, 0)
     if first.num_steps == 0:
@@ -100,21 +94,3 @@ def every_update(setup: Setup, stage: StageSetup, first_epoch: int = 0) -> Itera
         epoch_steps = epoch_plan(stage, epoch)
         grouped = not library.computes(DTYPES[setup.precision])
         yield from load_steps(setup.data.load, epoch_steps, setup.device, group_lengths=grouped)
-
-
-class Trainer:
-    """A copy of the run's model with a new optimizer."""
-
-    def __init__(self, setup: Setup) -> None:
-        self.setup = setup
-        with needs_memory("a second copy of the model", lower_sizes(setup.model.config)):
-            self.model = copy.deepcopy(setup.model).train()
-        self.optimizer = make_optimizer(self.model, setup.recipe.optim)
-        self.weights = Objective.of(self.model, setup.recipe.losses).final(self.model)
-        self.scaler = LossScaler() if setup.precision == "fp16" else None
-
-    def update(self, micros: list[RaggedBatch]) -> None:
-        """Take one step. It reads results back from the device, so that the measured time includes all of its work."""
-        precision, clip, weights = self.setup.precision, self.setup.recipe.optim.clip, self.weights
-        arguments = (self.model, micros, self.optimizer)
-        train_step(*arguments, weights=weights, precision=precision, clip=clip, scaler=self.scaler)

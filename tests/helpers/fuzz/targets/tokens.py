@@ -16,9 +16,10 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from tests.helpers.chat_folder import CHATML, MARKED, NO_SYSTEM, THINKING, byte_level
 from tests.helpers.fuzz.mutate import TOKENS, damage_bytes, damage_json
 from tests.helpers.fuzz.target import Target, WrongError
+from tests.helpers.thinking import FAMILIES
 from unpad.data.sources.example import Turn
 from unpad.data.tokens.augment import load_synonyms
-from unpad.data.tokens.chat_template import MOST_TEXT, ChatTemplate
+from unpad.data.tokens.chat_template import MOST_TEXT, NONCHARACTERS, ChatTemplate
 from unpad.data.tokens.encode import encode_prompt
 from unpad.data.tokens.folder_tokenizer import CHAT_TEMPLATE, TOKENIZER, TOKENIZER_CONFIG, folder_tokenizer
 from unpad.data.tokens.tokenizer import DecodeStream, Tokenizer, load_tokenizer, train_tokenizer
@@ -108,7 +109,7 @@ def _own(kind: str) -> Callable[[], list[bytes]]:
 
 def chat_template(folder: Path) -> Target:
     """Templates in Jinja that come with a model: they refuse a conversation, or mark what the model says."""
-    seeds = [source.encode() for source in (CHATML, THINKING, MARKED, NO_SYSTEM)]
+    seeds = [source.encode() for source in (CHATML, THINKING, MARKED, NO_SYSTEM, *FAMILIES.values())]
     pieces = [
         *(b"{% for i in range(9) %}", b"{% endfor %}", b"{{ messages }}"),
         *(b"{{ 1/0 }}", b"{{ ''.__class__ }}", b"{% set x = 1 %}"),
@@ -119,6 +120,13 @@ def chat_template(folder: Path) -> Target:
     ]  # fmt: skip
     turns = [
         [Turn("user", "a"), Turn("assistant", "b")],
+        [
+            Turn("user", "a"),
+            Turn("assistant", "<think>\nb</think>\n\nc"),
+            Turn("user", "d"),
+            Turn("assistant", "e", "f"),
+        ],
+        [Turn("user", "a"), Turn("assistant", " <think>b</think></think> c\n")],
         [Turn("system", "s"), Turn("user", "你好"), Turn("assistant", "b\n"), Turn("user", "c"), Turn("assistant", "")],
     ]
 
@@ -134,6 +142,8 @@ def chat_template(folder: Path) -> Target:
             marked = template.marked(talk)
             if len(marked.replies) != sum(turn.role == "assistant" for turn in talk):
                 raise WrongError("a template loses a reply")
+            if not NONCHARACTERS.isdisjoint(marked.text):
+                raise WrongError("a mark is left in the text")
 
     return Target(make, run, (SourceError,))
 

@@ -1,0 +1,89 @@
+"""Texts that a program changed on their way are told, and texts as people and programs write them are not."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from collections.abc import Callable
+from urllib.parse import quote
+
+import pytest
+
+from tests.doctor.test_texts import CHINESE, RUSSIAN, WORDS, lines_of, talks, texts
+from unpad.doctor.finding import Finding
+from unpad.doctor.writing import check_writing
+
+# Words of which some follow others more often, as in any language.
+CHAIN = {word: [WORDS[(3 * i) % 18], WORDS[(3 * i + 1) % 18], WORDS[(5 * i + 2) % 18]] for i, word in enumerate(WORDS)}
+
+
+def sentences(num: int = 300) -> list[str]:
+    draw, made = random.Random(6), []
+    for _ in range(num):
+        word, own = draw.choice(WORDS), list[str]()
+        for _ in range(14):
+            own.append(word)
+            word = draw.choice(CHAIN[word])
+        made.append(f"{' '.join(own[:7])}, {' '.join(own[7:])}.")
+    return made
+
+
+def told(found: list[Finding]) -> list[str]:
+    return [one.code for one in found if one.severity != "note"]
+
+
+def in_disorder(text: str) -> str:
+    return " ".join(random.Random(len(text)).sample(text.split(), len(text.split())))
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda text: json.dumps(text)[1:-1], "escaped"),
+        (quote, "escaped"),
+        (lambda text: base64.b64encode(text.encode()).decode(), "escaped"),
+        (lambda text: text.replace(", ", "\\n"), "escaped"),
+        (lambda text: text.replace(" ", ""), "changed_words"),
+        (lambda text: text[::-1], "changed_words"),
+        (in_disorder, "changed_words"),
+        (lambda text: f"{text} {text}", "said_twice"),
+        (lambda text: "NaN" if len(text) % 9 == 0 else text, "no_value"),
+    ],
+)
+def test_changed_texts_are_told(change: Callable[[str], str], code: str) -> None:
+    assert code in told(check_writing(texts([change(text) for text in sentences()])))
+
+
+@pytest.mark.parametrize("reply", ["None", "[deleted]", "#N/A", "null"])
+def test_replies_of_empty_cells_are_told(reply: str) -> None:
+    pairs = [(f"What is {i}?", reply if i % 8 == 0 else text) for i, text in enumerate(sentences(100))]
+    (found,) = check_writing(talks(pairs))
+    assert (found.code, found.severity) == ("no_value", "warning")
+
+
+@pytest.mark.parametrize("mark", ["<|im_start|>user\n{}<|im_end|>", "[INST] {} [/INST]", "Human: {}\nAssistant:"])
+def test_a_template_inside_of_messages_is_told(mark: str) -> None:
+    pairs = [(mark.format(f"What is {i}?"), text) for i, text in enumerate(sentences(60))]
+    assert told(check_writing(talks(pairs))) == ["other_marks"]
+
+
+CODE = [f"def f{i}(x):\n    return x + '{i}\\n' if x % {i} else '\\t'\n" for i in range(90)]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        texts(sentences()),
+        texts(lines_of(list(CHINESE), between="")),
+        texts(lines_of(RUSSIAN)),
+        texts(CODE),
+        texts([f"Title: {text[:20]}\nBody: {text}" for text in sentences()]),
+        texts([f"https://example.org/a/{i}?q=1 {text}" for i, text in enumerate(sentences())]),
+        talks([(f"Is {text[:30]} known?", ("yes", "no", "unknown")[i % 3]) for i, text in enumerate(sentences())]),
+        talks([(f"What is {i} plus 1?", str(i + 1)) for i in range(90)]),
+    ],
+    ids=["sentences", "Chinese", "Russian", "code", "headers", "addresses", "classes", "numbers"],
+)
+def test_sound_texts_are_not(rows: dict) -> None:  # type: ignore[type-arg]
+    assert told(check_writing(rows)) == []

@@ -1,0 +1,766 @@
+"""Set-ups of trainers for `attach`, by the first column of the table in docs/huggingface.md, each with its truth."""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.hf.families import IGNORED, VOCAB, distance, make_model, make_rows, make_sequences
+from tests.hf.test_trainer import WHOLE, Recorder, make_trainer, tokenizer
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from peft import PrefixTuningConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
+    from transformers import (
+        AutoConfig,
+        AutoModelForMaskedLM,
+        AutoModelForSeq2SeqLM,
+        AutoModelForSequenceClassification,
+        AutoModelForTokenClassification,
+        DataCollatorForLanguageModeling,
+        DataCollatorWithFlattening,
+        DataCollatorWithPadding,
+        Trainer,
+        TrainerCallback,
+        default_data_collator,
+    )
+    from transformers import DataCollatorForSeq2Seq as Padded
+    from trl import SFTTrainer
+
+from unpad import prove_trainer
+from unpad.errors import UnpadError
+from unpad.hf import UnpadMixin, attach
+
+SEQUENCES = make_sequences(16, seed=5, low=4, high=30)
+ROWS = make_rows(SEQUENCES)
+HELD_OUT = make_sequences(9, seed=7, low=4, high=20)
+Pairs = list[tuple[list[int], list[int]]]  # tokens and labels of sequences
+Loss = Callable[[Tensor, Tensor, int], Tensor]  # of logits and labels, (tokens, vocabulary) and (tokens,), by its index
+
+
+def data(rows: Sequence[Mapping[str, Any]]) -> datasets.Dataset:
+    return datasets.Dataset.from_list([dict(row) for row in rows])
+
+
+def alone(rows: Sequence[Sequence[int]]) -> datasets.Dataset:
+    return data([{"input_ids": list(row)} for row in rows])
+
+
+# --------------------------------------------------------------------------- truth
+
+
+def plain_loss(logits: Tensor, labels: Tensor, index: int) -> Tensor:
+    return F.cross_entropy(logits[:-1], labels[1:], ignore_index=IGNORED, reduction="sum")
+
+
+def truth_of(model: nn.Module, pairs: Pairs, loss: Loss = plain_loss) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradient of a fresh copy in fp64, one sequence at a time, divided by all targets."""
+    one = type(model)(copy.deepcopy(model.config))
+    one.load_state_dict(model.state_dict())
+    one = one.double().train()
+    one.set_attn_implementation("eager")
+    count = sum(label != IGNORED for _, labels in pairs for label in labels[1:])
+    total = 0.0
+    for index, (ids, labels) in enumerate(pairs):
+        if any(label != IGNORED for label in labels[1:]):
+            logits = one(input_ids=torch.tensor([ids]), use_cache=False).logits[0].double()
+            share = loss(logits, torch.tensor(labels), index) / count
+            share.backward()
+            total += float(share.detach())
+    return total, {name: p.grad for name, p in one.named_parameters() if p.grad is not None}
+
+
+def error_of(trainer: Trainer, wanted: Mapping[str, Tensor]) -> float:
+    """Distance of the gradients of an epoch in one update, in which nothing is learnt."""
+    recorder = Recorder()
+    trainer.add_callback(recorder)
+    trainer.train()
+    assert recorder.num_steps == 1
+    return distance(recorder.gradient, wanted)
+
+
+def kept(trainer: Trainer, pairs: Pairs, loss: Loss = plain_loss, prove: bool = True) -> None:
+    """After `attach` the update is that of the sequences, and the certificate is of the trainer before."""
+    _, wanted = truth_of(trainer.model, pairs, loss)
+    attachment = attach(trainer, tokens_per_micro=64, prove=prove)
+    assert not prove or attachment.update is not None
+    certificate = prove_trainer(trainer)
+    assert certificate.passed, str(certificate)
+    assert error_of(trainer, wanted) < 1e-5
+
+
+def refused(trainer: Trainer, message: str) -> None:
+    """`attach` refuses by this name, with and without a proof, and leaves the trainer as it was."""
+    kind, attention = type(trainer), getattr(trainer.model.config, "_attn_implementation", None)
+    with pytest.raises(UnpadError, match=message):
+        attach(trainer)
+    assert type(trainer) is kind
+    assert vars(trainer).get("attachment") is None
+    assert getattr(trainer.model.config, "_attn_implementation", None) == attention
+    assert not trainer.model._forward_pre_hooks
+
+
+def named(trainer: Trainer, message: str) -> None:
+    """Refused by name, also without a proof."""
+    refused(trainer, message)
+    with pytest.raises(UnpadError, match=message):
+        attach(trainer, prove=False)
+
+
+def plain(folder: Path, rows: Any, collator: Any = None, base: type[Trainer] | None = None, **changes: Any) -> Trainer:
+    """A Trainer on a Llama with the whole data in one update of several micro-batches."""
+    options = {"per_device_train_batch_size": 3, **changes}
+    given = {} if collator is None else {"data_collator": collator}
+    return make_trainer("plain", make_model("llama"), folder, base, train_dataset=rows, **given, **options)
+
+
+def whole(rows: Sequence[Sequence[int]]) -> Pairs:
+    return [(list(row), list(row)) for row in rows]
+
+
+def labelled(rows: Sequence[Mapping[str, Any]]) -> Pairs:
+    return [(list(row["input_ids"]), list(row["labels"])) for row in rows]
+
+
+def masked_prompt(ids: Sequence[int]) -> list[int]:
+    half = len(ids) // 2
+    return [IGNORED] * half + list(ids)[half:]
+
+
+pad = Padded(tokenizer())
+
+
+# --------------------------------------------------------------------------- targets
+
+
+def masking(rows: list[dict[str, Any]]) -> Any:
+    return pad([{"input_ids": row["input_ids"], "labels": masked_prompt(row["input_ids"])} for row in rows])
+
+
+def appending(rows: list[dict[str, Any]]) -> Any:
+    return pad([{"input_ids": [*row["input_ids"], 2], "labels": [*row["input_ids"], 2]} for row in rows])
+
+
+def cutting(rows: list[dict[str, Any]]) -> Any:
+    return pad([{"input_ids": row["input_ids"][:10], "labels": row["input_ids"][:10]} for row in rows])
+
+
+def masks_prompts(folder: Path) -> None:
+    kept(plain(folder, alone(SEQUENCES), masking), [(ids, masked_prompt(ids)) for ids in SEQUENCES])
+    kept(plain(folder, alone(SEQUENCES), masking), [(ids, masked_prompt(ids)) for ids in SEQUENCES], prove=False)
+
+
+def some_kinds(rows: list[dict[str, Any]]) -> Any:
+    """Masks the prompts of rows of one kind, which come late."""
+    labels = [masked_prompt(row["input_ids"]) if row["input_ids"][0] == 1 else row["input_ids"] for row in rows]
+    return pad([{"input_ids": row["input_ids"], "labels": own} for row, own in zip(rows, labels, strict=True)])
+
+
+def masks_a_kind(folder: Path) -> None:
+    rows = [*SEQUENCES, *([1, *one] for one in HELD_OUT)]
+    pairs = [(ids, masked_prompt(ids) if ids[0] == 1 else ids) for ids in map(list, rows)]
+    trainer = plain(folder, alone(rows), some_kinds, gradient_accumulation_steps=2)
+    trainer._get_train_sampler = None  # see below
+    del trainer._get_train_sampler
+    attach(trainer, tokens_per_micro=64)
+    trainer.args.gradient_accumulation_steps = WHOLE
+    assert error_of(trainer, truth_of(trainer.model, pairs)[1]) < 1e-5
+
+
+def changes_tokens(folder: Path) -> None:
+    kept(plain(folder, alone(SEQUENCES), appending), whole([[*one, 2] for one in SEQUENCES]))
+    kept(plain(folder, alone(SEQUENCES), cutting), whole([one[:10] for one in SEQUENCES]))
+
+
+def tokenizes(folder: Path) -> None:
+    words = tokenizer()
+    texts = [" ".join(f"t{token}" for token in one) for one in SEQUENCES]
+
+    def written(rows: list[dict[str, Any]]) -> Any:
+        ids = [words.convert_tokens_to_ids(row["text"].split()) for row in rows]
+        return pad([{"input_ids": one, "labels": one} for one in ids])
+
+    rows = data([{"text": text} for text in texts])
+    kept(plain(folder, rows, written, remove_unused_columns=False), whole(SEQUENCES))
+
+
+def pads_in_the_data(folder: Path) -> None:
+    width = max(map(len, SEQUENCES))
+    for side in ("right", "left"):
+        rows = []
+        for one in SEQUENCES:
+            gap = [0] * (width - len(one))
+            row = {"input_ids": [*one, *gap], "labels": [*one, *(IGNORED for _ in gap)]}
+            row["attention_mask"] = [*(1 for _ in one), *gap]
+            if side == "left":
+                row = {"input_ids": [*gap, *one], "labels": [*(IGNORED for _ in gap), IGNORED, *one[1:]]}
+                row["attention_mask"] = [*gap, *(1 for _ in one)]
+            rows.append(row)
+        kept(plain(folder, data(rows), default_data_collator), whole(SEQUENCES))
+
+
+def pads_with_the_end(folder: Path) -> None:
+    words = tokenizer()
+    words.pad_token = words.eos_token
+    ended = [[*one[:3], 2, *one[3:], 2] for one in SEQUENCES]
+    pairs = [(ids, [IGNORED if token == 2 else token for token in ids]) for ids in ended]
+    kept(plain(folder, alone(ended), DataCollatorForLanguageModeling(words, mlm=False)), pairs)
+
+
+def stock_collators(folder: Path) -> None:
+    kept(plain(folder, data(ROWS), Padded(tokenizer())), labelled(ROWS))
+    kept(plain(folder, data(ROWS), Padded(tokenizer(), pad_to_multiple_of=8)), labelled(ROWS))
+    kept(plain(folder, alone(SEQUENCES), DataCollatorForLanguageModeling(tokenizer(), mlm=False)), whole(SEQUENCES))
+    kept(plain(folder, data(ROWS), DataCollatorWithFlattening()), labelled(ROWS))
+    wanted = truth_of(make_model("llama"), labelled(ROWS))[1]
+    trainer = plain(folder, data(ROWS), DataCollatorWithPadding(tokenizer()))  # it pads no labels
+    with pytest.warns(UserWarning, match="could not compute its own first update.*Unable to create tensor"):
+        attach(trainer, tokens_per_micro=64)
+    assert error_of(trainer, wanted) < 1e-5
+    blocks = [(one * 9)[:12] for one in SEQUENCES]
+    rows = data([{"input_ids": one, "labels": one} for one in blocks])
+    kept(plain(folder, rows, default_data_collator), whole(blocks))
+    sft = make_trainer("sft", make_model("llama"), folder, train_dataset=data(ROWS))
+    kept(sft, labelled(ROWS))
+    free = {"padding_free": True, "max_length": None, "pad_to_multiple_of": 8}
+    kept(make_trainer("sft", make_model("llama"), folder, train_dataset=data(ROWS), **free), labelled(ROWS))
+
+
+def packed(folder: Path) -> None:
+    options = {"packing": True, "max_length": 64, "train_dataset": data(ROWS)}
+    kept(make_trainer("sft", make_model("llama"), folder, **options), labelled(ROWS))
+    joined = []
+    for start in range(0, len(ROWS), 3):
+        part = ROWS[start : start + 3]
+        row = {name: [x for one in part for x in one[name]] for name in ("input_ids", "labels")}
+        row["position_ids"] = [at for one in part for at in range(len(one["input_ids"]))]
+        row["labels"] = [-100 if at == 0 else x for at, x in zip(row["position_ids"], row["labels"], strict=True)]
+        joined.append(row)
+
+    def single(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        return {name: torch.tensor([rows[0][name]]) for name in rows[0]}
+
+    trainer = plain(folder, data(joined), single, per_device_train_batch_size=1)
+    kept(trainer, labelled(ROWS))
+
+
+def transformed(folder: Path) -> None:
+    def tokens(rows: dict[str, list[str]]) -> dict[str, Any]:
+        return {"input_ids": [[int(word) for word in text.split()] for text in rows["text"]]}
+
+    rows = data([{"text": " ".join(map(str, one))} for one in SEQUENCES]).with_transform(tokens)
+    kept(plain(folder, rows, masking, remove_unused_columns=False), [(ids, masked_prompt(ids)) for ids in SEQUENCES])
+
+
+def random_collator(folder: Path) -> None:
+    def drawn(rows: list[dict[str, Any]]) -> Any:
+        keep = [[IGNORED if random.random() < 0.3 else token for token in row["input_ids"]] for row in rows]
+        return pad([{"input_ids": row["input_ids"], "labels": own} for row, own in zip(rows, keep, strict=True)])
+
+    named(plain(folder, alone(SEQUENCES), drawn), "drawn draws random numbers")
+
+
+def other_in_batches(folder: Path) -> None:
+    def to_the_shortest(rows: list[dict[str, Any]]) -> Any:
+        least = min(len(row["input_ids"]) for row in rows)
+        return pad([{"input_ids": row["input_ids"][:least], "labels": row["input_ids"][:least]} for row in rows])
+
+    def first_alone(rows: list[dict[str, Any]]) -> Any:
+        made = pad([{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in rows])
+        made["labels"][1:] = IGNORED
+        return made
+
+    named(plain(folder, alone(SEQUENCES), to_the_shortest), "to_the_shortest gives rows others in a batch of 3")
+    named(plain(folder, alone(SEQUENCES), first_alone), "first_alone gives rows others in a batch of 3")
+
+
+def no_single_rows(folder: Path) -> None:
+    def pairs(rows: list[dict[str, Any]]) -> Any:
+        assert len(rows) > 1, "a pair"
+        return pad([{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in rows])
+
+    named(plain(folder, alone(SEQUENCES), pairs), "pairs fails on a row alone: AssertionError: a pair")
+
+
+def hides_tokens(folder: Path) -> None:
+    words = tokenizer()
+    words.add_special_tokens({"mask_token": "t4"})
+    collator = DataCollatorForLanguageModeling(words, mlm=True)
+    named(plain(folder, alone(SEQUENCES), collator), "DataCollatorForLanguageModeling has mlm=True")
+    for kind in ("bert", "modernbert"):
+        model = AutoModelForMaskedLM.from_config(small(kind))
+        trainer = make_trainer("plain", model, folder, train_dataset=alone(SEQUENCES), data_collator=collator)
+        named(trainer, f"{type(model).__name__} is a masked language model")
+
+
+def no_labels(folder: Path) -> None:
+    named(plain(folder, alone(SEQUENCES), DataCollatorWithPadding(tokenizer())), "gives no labels")
+
+
+# --------------------------------------------------------------------------- columns and losses
+
+
+def weigh(name: str) -> Any:
+    def weighted(rows: list[dict[str, Any]]) -> Any:
+        made = pad([{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in rows])
+        width = made["input_ids"].shape[1]
+        if name == "tokens":
+            own = [[0.5 + token % 3 for token in row["input_ids"]] for row in rows]
+            made["weights"] = torch.tensor([one + [0.0] * (width - len(one)) for one in own])
+        else:
+            made["weights"] = torch.tensor([float(len(row["input_ids"])) for row in rows])
+        return made
+
+    return weighted
+
+
+class Weighted(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        inputs = dict(inputs)
+        weights, labels = inputs.pop("weights"), inputs.pop("labels")
+        logits = model(**inputs).logits
+        nll = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="none")
+        return (nll * weights[:, 1:].flatten()).sum() / num_items_in_batch
+
+
+def weighted_loss(logits: Tensor, labels: Tensor, index: int) -> Tensor:
+    weights = torch.tensor([0.5 + token % 3 for token in labels[1:].tolist()])
+    return (F.cross_entropy(logits[:-1], labels[1:], reduction="none") * weights).sum()
+
+
+def columns_of_tokens(folder: Path) -> None:
+    kept(plain(folder, alone(SEQUENCES), weigh("tokens"), Weighted), whole(SEQUENCES), weighted_loss)
+
+
+def columns_of_rows(folder: Path) -> None:
+    named(plain(folder, alone(SEQUENCES), weigh("rows"), Weighted), r"weigh.*gives `weights` of shape \(1,\)")
+
+
+class Focal(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs["labels"]
+        logits = model(**{name: x for name, x in inputs.items() if name != "labels"}).logits[:, :-1]
+        nll = F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), reduction="none", ignore_index=IGNORED)
+        return ((1 - (-nll).exp()) ** 2 * nll).sum() / num_items_in_batch
+
+
+def focal_loss(logits: Tensor, labels: Tensor, index: int) -> Tensor:
+    nll = F.cross_entropy(logits[:-1], labels[1:], reduction="none", ignore_index=IGNORED)
+    return ((1 - (-nll).exp()) ** 2 * nll).sum()
+
+
+class Passing(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+
+def right_losses(folder: Path) -> None:
+    kept(plain(folder, data(ROWS), None, Focal), labelled(ROWS), focal_loss)
+    kept(plain(folder, data(ROWS), None, Passing), labelled(ROWS))
+
+    def given(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        logits = outputs.logits[:, :-1].flatten(0, 1)
+        return F.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum") / num_items_in_batch
+
+    kept(plain(folder, data(ROWS), None, compute_loss_func=given), labelled(ROWS))
+
+
+class Ignoring(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return model(**inputs).loss
+
+
+def ignores_the_count(folder: Path) -> None:
+    trainer = plain(folder, data(ROWS), None, Ignoring, gradient_accumulation_steps=3)
+    refused(trainer, r"your own \(Ignoring.compute_loss\).*not divided by the 3 micro-batches")
+    options = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1}
+    trainer = plain(folder, data(ROWS), None, Ignoring, **options)
+    attach(trainer, tokens_per_micro=10_000)
+    assert error_of(trainer, truth_of(trainer.model, labelled(ROWS))[1]) < 1e-5
+
+
+class Unshifted(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        inputs = dict(inputs)
+        labels = inputs.pop("labels")
+        logits = model(**inputs).logits
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / num_items_in_batch
+
+
+def forgets_the_shift(folder: Path) -> None:
+    rows = [{"input_ids": one, "labels": masked_prompt(one)} for one in SEQUENCES]
+    refused(plain(folder, data(rows), None, Unshifted), "shift")
+
+
+class PerSequence(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        inputs = dict(inputs)
+        labels = inputs.pop("labels")[:, 1:]
+        logits = model(**inputs).logits[:, :-1]
+        nll = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none", ignore_index=IGNORED)
+        counts = (labels != IGNORED).sum(1).clamp(min=1)
+        self.loss_is_scaled_for_ga = False
+        return (nll.sum(1) / counts).mean()
+
+
+def weighs_sequences_alike(folder: Path) -> None:
+    for micros, size in ((2, 3), (1, 8), (1, 1)):
+        options = {"gradient_accumulation_steps": micros, "per_device_train_batch_size": size}
+        trainer = plain(folder, alone(SEQUENCES), masking, PerSequence, **options)
+        refused(trainer, r"your own \(PerSequence.compute_loss\)")
+
+
+def mended(folder: Path) -> None:
+    trainer = plain(folder, data(ROWS))
+    trainer.model_accepts_loss_kwargs = False
+    wanted = truth_of(trainer.model, labelled(ROWS))[1]
+    with pytest.warns(UserWarning, match="was not right, and is on flat batches: wrong loss"):
+        attach(trainer, tokens_per_micro=64)
+    assert error_of(trainer, wanted) < 1e-5
+    words = tokenizer()
+    words.padding_side = "left"
+    model = make_model("gpt2")
+    options = {"per_device_train_batch_size": 3, "train_dataset": data(ROWS), "data_collator": Padded(words)}
+    trainer = make_trainer("plain", model, folder, **options)
+    wanted = truth_of(model, labelled(ROWS))[1]
+    with pytest.warns(UserWarning, match="was not right, and is on flat batches: wrong loss"):
+        attach(trainer, tokens_per_micro=64)
+    assert error_of(trainer, wanted) < 1e-5
+
+
+def label_smoothing(folder: Path) -> None:
+    def smoothed(logits: Tensor, labels: Tensor, index: int) -> Tensor:
+        real = labels[1:] != IGNORED
+        log_p = logits[:-1][real].log_softmax(-1)
+        nll = -log_p.gather(1, labels[1:][real][:, None]).sum()
+        return 0.9 * nll + 0.1 * -log_p.mean(-1).sum()
+
+    kept(plain(folder, data(ROWS), label_smoothing_factor=0.1), labelled(ROWS), smoothed)
+
+
+# --------------------------------------------------------------------------- what makes batches
+
+
+def own_batches(folder: Path) -> None:
+    for name in ("get_train_dataloader", "_get_train_sampler", "get_batch_samples", "_get_dataloader"):
+
+        def own(self: Trainer, *args: Any, name: str = name, **kwargs: Any) -> Any:
+            return getattr(Trainer, name)(self, *args, **kwargs)
+
+        kind = type("Curriculum", (Trainer,), {name: own})
+        named(plain(folder, data(ROWS), None, kind), f"Curriculum.{name} makes the batches")
+        trainer = plain(folder, data(ROWS))
+        setattr(trainer, name, own.__get__(trainer))
+        named(trainer, f"Trainer's own {name} makes the batches")
+        mixed = type("Mixed", (UnpadMixin, kind), {})
+        with pytest.raises(UnpadError, match=f"Curriculum.{name} makes the batches"):
+            plain(folder, data(ROWS), None, mixed)
+
+
+def own_evaluation(folder: Path) -> None:
+    class Half(Trainer):
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+            return super().get_eval_dataloader(self.eval_dataset.select(range(4)))
+
+    seen = []
+
+    class Looking(Trainer):
+        def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            seen.append(tuple(inputs["input_ids"].shape))
+            return super().prediction_step(model, inputs, *args, **kwargs)
+
+    for kind in (Half, Looking):
+        options = {"eval_dataset": alone(HELD_OUT), "per_device_eval_batch_size": 2}
+        collator = DataCollatorForLanguageModeling(tokenizer(), mlm=False)
+        trainer = plain(folder, alone(SEQUENCES), collator, kind, **options)
+        before = trainer.evaluate()["eval_loss"]
+        attach(trainer, tokens_per_micro=64)
+        assert trainer.evaluate()["eval_loss"] == pytest.approx(before, rel=1e-5)
+    assert {rows for rows, _ in seen} == {1, 2}
+
+
+def changed_later(folder: Path) -> None:
+    trainer = plain(folder, data(ROWS))
+    attach(trainer, tokens_per_micro=64)
+    trainer.data_collator = masking
+    for call in (trainer.train, trainer.evaluate):
+        with pytest.raises(UnpadError, match=r"data_collator is another than when unpad.hf.attach proved"):
+            call()
+    attach(trainer, tokens_per_micro=64)
+    pairs = [(ids, masked_prompt(ids)) for ids in SEQUENCES]
+    assert error_of(trainer, truth_of(trainer.model, pairs)[1]) < 1e-5
+    trainer = plain(folder, data(ROWS))
+    attach(trainer, tokens_per_micro=64)
+    trainer.compute_loss_func = lambda outputs, labels, num_items_in_batch=None: outputs.logits.mean()
+    with pytest.raises(UnpadError, match="compute_loss_func is another"):
+        trainer.train()
+    options = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1}
+    trainer = plain(folder, data(ROWS), None, Ignoring, **options)
+    attach(trainer, tokens_per_micro=64)
+    trainer.args.gradient_accumulation_steps = 3
+    with pytest.raises(UnpadError, match="gradient_accumulation_steps is another"):
+        trainer.train()
+
+
+def streams(folder: Path) -> None:
+    named(plain(folder, alone(SEQUENCES).to_iterable_dataset(), masking, max_steps=2), "IterableDataset has no length")
+
+
+def sorts(folder: Path) -> None:
+    for strategy in ("group_by_length", "sequential"):
+        named(plain(folder, data(ROWS), train_sampling_strategy=strategy), "the plan chooses the order")
+
+
+def drops_the_last(folder: Path) -> None:
+    options = {"dataloader_drop_last": True, "per_device_train_batch_size": 5, "data_seed": 3}
+    kept(plain(folder, data(ROWS), **options), labelled(ROWS))
+
+
+def callbacks(folder: Path) -> None:
+    shapes = []
+
+    class Looking(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kw: Any) -> None:
+            shapes.extend(len(batch["input_ids"]) for batch in train_dataloader)
+
+    trainer = plain(folder, data(ROWS))
+    trainer.add_callback(Looking())
+    wanted = truth_of(trainer.model, labelled(ROWS))[1]
+    attach(trainer, tokens_per_micro=64)
+    assert error_of(trainer, wanted) < 1e-5
+    assert set(shapes) == {1}
+
+
+# --------------------------------------------------------------------------- evaluation
+
+
+def metrics_of(rows: list[Any]) -> Any:
+    def compute(given: Any, compute_result: bool = True) -> dict[str, float]:
+        rows.append(given)
+        return {"num": float(len(given.label_ids))}
+
+    return compute
+
+
+@torch.no_grad()
+def logits_of(model: nn.Module, ids: Sequence[int]) -> np.ndarray:
+    found: np.ndarray = model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0].numpy()
+    return found
+
+
+def metrics(folder: Path) -> None:
+    silent = {"input_ids": [5, 6, 7, 8], "labels": [IGNORED] * 4}
+    rows = [*make_rows(HELD_OUT), silent, *make_rows(HELD_OUT[:2])]
+    for kind in ("plain", "sft"):
+        for choice in ("predictions", "argmax", "batches", "inputs"):
+            seen: list[Any] = []
+            options: dict[str, Any] = {"eval_dataset": data(rows), "compute_metrics": metrics_of(seen)}
+            if choice == "argmax":
+                options["preprocess_logits_for_metrics"] = lambda logits, labels: logits.argmax(-1)
+            if choice == "batches":
+                options["batch_eval_metrics"] = True
+            if choice == "inputs":
+                options["include_for_metrics"] = ["inputs"]
+            model = make_model("llama")
+            trainer = make_trainer(kind, model, folder, train_dataset=data(ROWS), **options)
+            attach(trainer, tokens_per_micro=64, tokens_per_eval=40)
+            trainer.evaluate()
+            assert len(seen) == 1 or choice == "batches"
+            at = 0
+            for given in seen:
+                for index in range(len(given.label_ids)):
+                    row, size = rows[at], len(rows[at]["input_ids"])
+                    wanted = logits_of(model.eval(), row["input_ids"])
+                    found = np.asarray(given.predictions[index])
+                    assert np.asarray(given.label_ids[index][:size]).tolist()[1:] == row["labels"][1:], (kind, choice)
+                    assert (np.asarray(given.label_ids[index][size:]) == IGNORED).all()
+                    assert choice == "argmax" or (found[size:] == IGNORED).all()
+                    if choice == "argmax":
+                        assert found[:size].tolist() == wanted.argmax(-1).tolist()
+                    else:
+                        assert np.abs(found[:size] - wanted).max() < 1e-4
+                    if choice == "inputs":
+                        assert given.inputs[index][:size].tolist() == row["input_ids"]
+                    at += 1
+            assert at == len(rows)
+
+
+def metrics_with_losses(folder: Path) -> None:
+    options = {"compute_metrics": metrics_of([]), "include_for_metrics": ["loss"]}
+    named(plain(folder, data(ROWS), **options), 'include_for_metrics has "loss"')
+
+
+def predicts(folder: Path) -> None:
+    model = make_model("llama")
+    trainer = plain(folder, data(ROWS), per_device_eval_batch_size=2)
+    attach(trainer, tokens_per_micro=64)
+    found = trainer.predict(data(make_rows(HELD_OUT)))
+    assert len(found.predictions) == len(HELD_OUT)
+    for row, one in zip(HELD_OUT, found.predictions, strict=True):
+        assert np.abs(one[: len(row)] - logits_of(model.eval(), row)).max() < 1e-4
+
+
+def noise(folder: Path) -> None:
+    trainer = plain(folder, data(ROWS), neftune_noise_alpha=5.0, num_train_epochs=3)
+    seen: list[tuple[Tensor, Tensor]] = []
+    embed = trainer.model.get_input_embeddings()
+    attach(trainer, tokens_per_micro=64)
+    bounds: list[Tensor] = []
+    inner = trainer.training_step
+
+    def noted(model: nn.Module, inputs: dict[str, Any], count: Any = None) -> Tensor:
+        bounds.append(inputs["cu_seq_lens_q"])
+        return inner(model, inputs, count)
+
+    trainer.training_step = noted
+    for _ in range(2):
+        seen.clear()
+        bounds.clear()
+        hooks = len(embed._forward_hooks)
+
+        class Watching(TrainerCallback):
+            def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+                self.hook = embed.register_forward_hook(
+                    lambda module, given, made: seen.append((given[0], made.detach())) if module.training else None
+                )
+
+            def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+                self.hook.remove()
+
+        watching = Watching()
+        trainer.add_callback(watching)
+        trainer.train()
+        trainer.remove_callback(watching)
+        assert len(embed._forward_hooks) == hooks
+        assert len(seen) == len(bounds) > 3
+        for (ids, out), ends in zip(seen, bounds, strict=True):
+            drawn = (out - F.embedding(ids, embed.weight))[0].detach()
+            for start, stop in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
+                most = 5.0 / ((stop - start) * drawn.shape[1]) ** 0.5
+                assert 0.8 * most < float(drawn[start:stop].abs().max()) <= most * 1.00001
+                assert float(drawn[start:stop].std()) == pytest.approx(most / 3**0.5, rel=0.2)
+
+
+# --------------------------------------------------------------------------- other tasks
+
+
+def small(kind: str, **changes: Any) -> Any:
+    fields = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    fields |= {"num_attention_heads": 4, "pad_token_id": 0, **changes}
+    return AutoConfig.for_model(kind, **fields)
+
+
+def other_models(folder: Path) -> None:
+    t5 = {"d_model": 32, "d_ff": 48, "num_layers": 2, "num_heads": 4, "d_kv": 8, "decoder_start_token_id": 0}
+    models = [
+        AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model("t5", vocab_size=VOCAB, **t5)),
+        AutoModelForSequenceClassification.from_config(make_model("llama").config),
+        AutoModelForTokenClassification.from_config(small("bert")),
+    ]
+    for model in models:
+        trainer = make_trainer("plain", model, folder, train_dataset=data(ROWS))
+        named(trainer, type(model).__name__)
+
+
+def other_trainers(folder: Path) -> None:
+    from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer
+
+    rows = [{"prompt": "t3 t4", "chosen": " t5 t6", "rejected": " t7"} for _ in range(4)]
+    options = {"output_dir": str(folder), "report_to": [], "use_cpu": True, "bf16": False}
+    words = tokenizer()
+    words.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    dpo = DPOTrainer(
+        make_model("llama"),
+        make_model("llama"),
+        args=DPOConfig(**options),
+        train_dataset=data(rows),
+        processing_class=words,
+    )
+    named(dpo, "DPOTrainer of TRL")
+    config = make_model("llama").config
+    config.num_labels = 1
+    model = AutoModelForSequenceClassification.from_config(config)
+    pairs = [{"chosen": "t3 t5 t6", "rejected": "t3 t7"} for _ in range(4)]
+    reward = RewardTrainer(model, args=RewardConfig(**options), train_dataset=data(pairs), processing_class=words)
+    named(reward, "RewardTrainer of TRL")
+    for name in ("ORPOTrainer", "GRPOTrainer", "GKDTrainer"):  # their classes need other packages or models to be made
+        kind = type(name, (SFTTrainer if name == "GKDTrainer" else Trainer,), {"__module__": "trl.trainer.other"})
+        trainer = (
+            plain(folder, data(ROWS)) if name != "GKDTrainer" else make_trainer("sft", make_model("llama"), folder)
+        )
+        trainer.__class__ = kind
+        module = ModuleType(kind.__module__)
+        setattr(module, name, kind)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, module.__name__, module)
+            named(trainer, f"{name} of TRL")
+
+
+def virtual_tokens(folder: Path) -> None:
+    shared = {"task_type": "CAUSAL_LM", "num_virtual_tokens": 4}
+    for config, name in (
+        (PromptTuningConfig(**shared), "PROMPT_TUNING"),
+        (PromptEncoderConfig(**shared, encoder_hidden_size=16), "P_TUNING"),
+        (PrefixTuningConfig(**shared), "PREFIX_TUNING"),
+    ):
+        model = get_peft_model(make_model("llama"), config)
+        trainer = make_trainer("plain", model, folder, train_dataset=data(ROWS))
+        named(trainer, f"{name} puts virtual tokens")
+
+
+SETUPS: dict[str, tuple[Callable[[Path], None], ...]] = {
+    "a collator that masks prompts, appends or cuts tokens, or tokenizes": (
+        masks_prompts, masks_a_kind, changes_tokens, tokenizes,
+    ),
+    "the collators of transformers and TRL": (stock_collators, pads_with_the_end),
+    "padding in the dataset": (pads_in_the_data,),
+    "rows that are packed": (packed,),
+    "`with_transform`, `set_transform`": (transformed,),
+    "a collator that draws random numbers": (random_collator,),
+    "a collator that gives a row other targets in a batch than alone": (other_in_batches,),
+    "a collator that fails on a single row, or gives no labels": (no_single_rows, no_labels),
+    "a column that the collator gives, one number per token": (columns_of_tokens,),
+    "a column that the collator gives, of another shape": (columns_of_rows,),
+    "`compute_loss`, `compute_loss_func`, label smoothing": (right_losses, label_smoothing),
+    "a loss of one's own that is not the mean over the update's targets": (ignores_the_count, weighs_sequences_alike),
+    "a loss of one's own that forgets the shift": (forgets_the_shift,),
+    "the usual loss, wrong in the trainer's own batches": (mended,),
+    "`get_train_dataloader`, `_get_dataloader`, `_get_train_sampler`, `get_batch_samples`": (own_batches,),
+    "`train_sampling_strategy`": (sorts,),
+    "a streamed dataset": (streams,),
+    "`dataloader_drop_last`, `data_seed`": (drops_the_last,),
+    "callbacks that read batches": (callbacks,),
+    "`get_eval_dataloader`, `prediction_step`, `evaluation_loop`": (own_evaluation,),
+    "`compute_metrics`, `preprocess_logits_for_metrics`, `batch_eval_metrics`, `include_for_metrics=[\"inputs\"]`": (
+        metrics,
+    ),
+    "`include_for_metrics=[\"loss\"]`": (metrics_with_losses,),
+    "`predict`": (predicts,),
+    "`neftune_noise_alpha`": (noise,),
+    "another collator, loss or accumulation after `attach`": (changed_later,),
+    "masked language models, `mlm=True`": (hides_tokens,),
+    "T5, sequence and token classification": (other_models,),
+    "DPO, Reward, ORPO, GRPO and GKD trainers": (other_trainers,),
+    "prompt tuning, p-tuning, prefix tuning": (virtual_tokens,),
+}  # fmt: skip
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,313 @@
+"""The proof of an update: what is planted is found, by `attach` and by `prove_trainer` after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Trainer, default_data_collator
+from trl import SFTTrainer
+
+from tests.hf.families import IGNORED, make_model, make_sequences
+from tests.hf.kept import (
+    ROWS,
+    SEQUENCES,
+    Focal,
+    Ignoring,
+    PerSequence,
+    alone,
+    appending,
+    data,
+    error_of,
+    labelled,
+    masked_prompt,
+    masking,
+    noise,
+    pad,
+    plain,
+    truth_of,
+)
+from tests.hf.test_trainer import make_trainer, tokenizer
+from unpad import prove_trainer
+from unpad.errors import ProofError, RecipeError, SourceError, UnpadError
+from unpad.hf import UnpadMixin, attach
+from unpad.hf.loader import Examples
+from unpad.hf.rows import CollatedRows, is_stock
+from unpad.hf.update import unequal
+
+pytestmark = pytest.mark.filterwarnings("default")  # trainers of other packages warn of their own affairs
+
+
+def shifted(labels: Tensor) -> Tensor:
+    return torch.cat([labels[1:], labels.new_full((1,), IGNORED)])
+
+
+FAULTS: dict[str, Any] = {
+    "labels are shifted": lambda ids, labels: (ids, shifted(labels)),
+    "prompts are trained": lambda ids, labels: (ids, torch.cat([labels[:1], ids[1:]])),
+    "the last target is lost": lambda ids, labels: (ids, torch.cat([labels[:-1], labels.new_full((1,), IGNORED)])),
+    "the first token is lost": lambda ids, labels: (ids[1:], labels[1:]),
+    "a token is another": lambda ids, labels: (torch.cat([ids[:-1], ids[-1:] + 1]), labels),
+}
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Let examples have a fault from now on."""
+    before = Examples._read
+
+    def read(self: Examples, row: Any, place: Any) -> dict[str, Tensor]:
+        made = before(self, row, place)
+        ids, labels = FAULTS[name](made["input_ids"], made["labels"])
+        return {**made, "input_ids": ids, "labels": labels}
+
+    monkeypatch.setattr(Examples, "_read", read)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("kind", ["collator", "sft"])
+def test_a_fault_of_the_examples_is_found_by_attach_and_after_it(
+    kind: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make() -> Trainer:
+        if kind == "sft":
+            return make_trainer("sft", make_model("llama"), tmp_path, train_dataset=data(ROWS))
+        return plain(tmp_path, alone(SEQUENCES), masking)
+
+    trainer = make()
+    attach(trainer, tokens_per_micro=64)
+    assert prove_trainer(trainer).passed
+    plant(monkeypatch, name)
+    assert trainer.attachment is not None
+    trainer.attachment.examples.clear()
+    assert prove_trainer(trainer).passed is False
+    with pytest.raises(UnpadError, match="the update on flat batches is not that of its sequences"):
+        attach(make(), tokens_per_micro=64)
+
+
+def test_a_head_that_scales_the_loss_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from unpad.hf import trainer as module
+
+    before = module.add_target_head
+
+    def doubled(*args: Any) -> Any:
+        made = before(*args)
+        inner = made.inner.loss_function
+        made.inner.loss_function = lambda *given, **named: 1.001 * inner(*given, **named)
+        return made
+
+    monkeypatch.setattr(module, "add_target_head", doubled)
+    with pytest.raises(ProofError, match=r"not that of its sequences one at a time.*reported loss"):
+        attach(plain(tmp_path, data(ROWS)))
+
+
+def test_another_attention_alone_is_found_against_the_model_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from contextlib import contextmanager
+
+    from unpad.hf import trainer as module
+
+    before = module.preparing
+
+    @contextmanager
+    def other(model: Any) -> Iterator[Any]:
+        with before(model) as prepared:
+            for layer in model.model.layers:
+                layer.self_attn.scaling *= 1.01  # alone and in batches alike
+            yield prepared
+
+    monkeypatch.setattr(module, "preparing", other)
+    with pytest.raises(ProofError, match=r"not that of its sequences one at a time.*gradient"):
+        attach(plain(tmp_path, data(ROWS)))
+
+
+def test_the_trainer_and_its_generators_are_as_before_a_refusal_and_a_proof(tmp_path: Path) -> None:
+    for kind in (Trainer, Ignoring):
+        trainer = plain(tmp_path, data(ROWS), None, kind, gradient_accumulation_steps=3)
+        weights = [weight.detach().clone() for weight in trainer.model.parameters()]
+        torch.manual_seed(4)
+        wanted = torch.rand(3)
+        torch.manual_seed(4)
+        if kind is Ignoring:
+            with pytest.raises(RecipeError):
+                attach(trainer)
+            assert "compute_loss_func" in vars(trainer)
+            assert trainer.compute_loss_func is None
+        else:
+            attach(trainer)
+        assert torch.equal(torch.rand(3), wanted)
+        assert all(torch.equal(one, two) for one, two in zip(weights, trainer.model.parameters(), strict=True))
+        assert all(weight.grad is None for weight in trainer.model.parameters())
+        assert trainer.state.global_step == 0
+
+
+@pytest.mark.parametrize("base", [Trainer, Focal, SFTTrainer])
+def test_the_mixin_as_a_base_class_does_the_same(base: type[Trainer], tmp_path: Path) -> None:
+    kind = type("Mixed", (UnpadMixin, base), {})
+    if base is SFTTrainer:
+        trainer = make_trainer("sft", make_model("llama"), tmp_path, kind, train_dataset=data(ROWS))
+        assert error_of(trainer, truth_of(make_model("llama"), labelled(ROWS))[1]) < 1e-5
+        return
+    trainer = plain(tmp_path, alone(SEQUENCES), masking, kind, tokens_per_micro=64)
+    assert trainer.attachment is not None
+    assert trainer.attachment.own is not None
+    assert trainer.attachment.own.certificate is not None
+    assert trainer.attachment.own.certificate.passed
+    assert prove_trainer(trainer).passed
+    if base is Trainer:
+        wanted = truth_of(trainer.model, [(ids, masked_prompt(ids)) for ids in SEQUENCES])[1]
+        assert error_of(trainer, wanted) < 1e-5
+
+
+def test_the_mixin_refuses_the_same(tmp_path: Path) -> None:
+    for base in (PerSequence, Ignoring):
+        with pytest.raises(RecipeError, match="loss is your own"):
+            plain(tmp_path, data(ROWS), None, type("Mixed", (UnpadMixin, base), {}), gradient_accumulation_steps=2)
+
+
+def test_the_mixin_draws_noise_by_sequence(tmp_path: Path) -> None:
+    noise(tmp_path)
+
+
+def test_an_update_that_shows_too_little_is_compared_with_further_rows(tmp_path: Path) -> None:
+    """One sequence, equal ones, none with a target: a loss that weighs sequences alike would look right in each."""
+    silent = [{"input_ids": one, "labels": [IGNORED] * len(one)} for one in SEQUENCES]
+    first = {"one": 1, "equal": 4}
+    for name in ("one", "equal", "silent"):
+        rows = ROWS if name != "silent" else [*silent, *ROWS[:5]]
+        rows = [ROWS[0]] * 12 + ROWS[1:5] if name == "equal" else rows
+        options = {"per_device_train_batch_size": first.get(name, 4), "gradient_accumulation_steps": 1}
+        trainer = plain(tmp_path, data(rows), None, PerSequence, **options)
+        with pytest.raises(RecipeError, match=r"PerSequence\.compute_loss"):
+            attach(trainer)
+
+
+def test_data_of_one_sequence_or_of_equal_ones_is_taken(tmp_path: Path) -> None:
+    for rows in ([ROWS[3]], [ROWS[3]] * 6):
+        trainer = plain(tmp_path, data(rows))
+        wanted = truth_of(trainer.model, labelled(rows))[1]
+        attach(trainer)
+        assert error_of(trainer, wanted) < 1e-5
+
+
+def test_a_collator_that_changes_its_mind_later_is_an_error_and_no_other_training(tmp_path: Path) -> None:
+    class Moody:
+        masks = False
+
+        def __call__(self, rows: list[dict[str, Any]]) -> Any:
+            labels = [masked_prompt(row["input_ids"]) if self.masks else row["input_ids"] for row in rows]
+            return pad([{"input_ids": row["input_ids"], "labels": own} for row, own in zip(rows, labels, strict=True)])
+
+    moody = Moody()
+    trainer = plain(tmp_path, alone(SEQUENCES), moody)
+    attach(trainer)
+    moody.masks = True
+    with pytest.raises(SourceError, match="tokens and targets, and had"):
+        trainer.train()
+
+
+def test_a_row_of_another_length_than_its_labels_names_the_row(tmp_path: Path) -> None:
+    rows = [*ROWS, {"input_ids": [5, 6, 7], "labels": [5, 6]}]
+
+    def single(rows: list[dict[str, Any]]) -> Any:
+        return default_data_collator(rows) if len(rows) == 1 else pad(rows)
+
+    with pytest.raises(SourceError, match="3 input_ids and 2 labels"):
+        attach(plain(tmp_path, data(rows), single))
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda n: {"attention_mask": torch.full((1, n), 2)}, "attention_mask of shape"),
+        (lambda n: {"attention_mask": torch.tensor([[1, *[0] * (n - 2), 1]])}, "hides tokens in the middle"),
+        (lambda n: {"attention_mask": torch.ones(1, 1, n, n)}, "attention_mask of shape"),
+        (lambda n: {"position_ids": torch.arange(3, 3 + n)[None]}, "position_ids that do not begin"),
+        (lambda n: {"kind": "chat"}, "gives `kind` of shape str"),
+        (lambda n: {"features": torch.zeros(1, n, 2)}, "gives `features` of shape"),
+    ],
+)
+def test_what_a_flat_batch_has_no_place_for_is_refused_by_name(made: Any, message: str, tmp_path: Path) -> None:
+    def single(rows: list[dict[str, Any]]) -> Any:
+        ids = torch.tensor([rows[0]["input_ids"]])
+        return {"input_ids": ids, "labels": ids.clone(), **made(ids.shape[1])}
+
+    with pytest.raises(RecipeError, match=message):
+        attach(plain(tmp_path, alone(SEQUENCES), single, per_device_train_batch_size=1), prove=False)
+
+
+def test_labels_that_are_no_tokens_of_the_row_are_refused(tmp_path: Path) -> None:
+    def twice(rows: list[dict[str, Any]]) -> Any:
+        made = pad([{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in rows])
+        return {**made, "labels": torch.nn.functional.pad(made["labels"][:, 1:], (0, 1), value=IGNORED)}
+
+    for size in (1, 3):  # in a batch of rows, and in the update
+        with pytest.raises(RecipeError, match=r"labels .*not the next token; are they shifted twice"):
+            attach(plain(tmp_path, alone(SEQUENCES), twice, per_device_train_batch_size=size))
+
+
+def test_a_column_of_some_rows_alone_is_refused(tmp_path: Path) -> None:
+    def some(rows: list[dict[str, Any]]) -> Any:
+        made = pad([{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in rows])
+        if rows[0]["input_ids"][0] % 2:
+            made["weights"] = torch.ones_like(made["labels"])
+        return made
+
+    assert len({one[0] % 2 for one in SEQUENCES}) == 2
+    with pytest.raises(RecipeError, match="gives `weights` to some rows"):
+        attach(plain(tmp_path, alone(SEQUENCES), some))
+
+
+def test_rows_are_left_as_they_are_by_a_collator_that_changes_them(tmp_path: Path) -> None:
+    def growing(rows: list[dict[str, Any]]) -> Any:
+        for row in rows:
+            row["input_ids"].append(2)
+            row["labels"] = list(row["input_ids"])
+        return pad(rows)
+
+    rows = [{"input_ids": list(one)} for one in SEQUENCES]
+    trainer = plain(tmp_path, rows, growing, remove_unused_columns=False)
+    seen = CollatedRows.of(trainer, rows)
+    assert [len(seen[3]["input_ids"]) for _ in range(3)] == [len(SEQUENCES[3]) + 1] * 3
+
+
+def test_stock_collators_are_those_of_the_packages_alone() -> None:
+    class Own(type(pad)):  # type: ignore[misc]
+        pass
+
+    assert is_stock(pad)
+    assert is_stock(default_data_collator)
+    assert not is_stock(Own(tokenizer()))
+    assert not is_stock(appending)
+
+
+@pytest.mark.parametrize(("num", "parts"), [(1, 1), (5, 2), (5, 4), (16, 3), (3, 3), (7, 1)])
+def test_parts_of_an_update_are_unlike(num: int, parts: int) -> None:
+    made = unequal(list(range(num)), parts)
+    assert [one for part in made for one in part] == list(range(num))
+    assert len(made) == parts
+    assert all(made)
+    assert parts in (1, num) or len(made[0]) > len(made[-1])
+
+
+def test_a_wrong_update_of_long_data_is_found_in_a_part_of_it(tmp_path: Path) -> None:
+    rows = alone(make_sequences(150, seed=9, low=4, high=20))
+    options = {"per_device_train_batch_size": 50, "gradient_accumulation_steps": 3}
+    with pytest.raises(RecipeError, match="not divided by the 3 micro-batches"):
+        attach(plain(tmp_path, rows, masking, Ignoring, **options))
+
+
+def test_metrics_of_rows_are_refused_on_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = plain(tmp_path, data(ROWS), eval_dataset=data(ROWS))
+    attach(trainer)
+    monkeypatch.setattr(type(trainer.args), "world_size", property(lambda self: 2))
+    trainer.evaluate()
+    trainer.compute_metrics = lambda given: {}
+    with pytest.raises(RecipeError, match="2 processes would gather them out of order"):
+        trainer.evaluate()
+    with pytest.raises(RecipeError, match="2 processes would gather them out of order"):
+        attach(plain(tmp_path, data(ROWS), compute_metrics=lambda given: {}))

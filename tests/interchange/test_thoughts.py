@@ -1,0 +1,102 @@
+"""A reasoning model from its folder through training to a chat: thoughts are learned where the model says them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.helpers.chat_folder import byte_level
+from tests.helpers.shell import Shell
+from tests.helpers.thinking import FAMILIES, trl_template
+from unpad.data.sources.example import Turn
+from unpad.data.tokens.encode import encode_prompt
+from unpad.inference.chat import Conversation
+from unpad.inference.loaded import load
+
+pytestmark = pytest.mark.slow
+
+transformers = pytest.importorskip("transformers")
+
+TALKS = [
+    (f"what is {i} and {i}?", f"<think>\n{i} and {i}, so twice {i}.\n</think>\n\nit is {2 * i}.") for i in range(9)
+]
+ROWS = [
+    [("user", question), ("assistant", reply), ("user", "sure?"), ("assistant", "<think>\nI am.\n</think>\n\nyes")]
+    for question, reply in TALKS
+]
+
+
+def folder_with(template: str, folder: Path) -> Path:
+    """A random Qwen3 whose tokenizer has the marks of thoughts."""
+    library = byte_level([text for talk in TALKS for text in talk], 400)
+    library.add_tokens(["<think>", "</think>"])
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=library, bos_token="<s>", eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(1)
+    config = transformers.Qwen3Config(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=16, max_position_embeddings=256, tie_word_embeddings=True, vocab_size=library.get_vocab_size(),
+        eos_token_id=library.token_to_id("<|im_end|>"), bos_token_id=None,
+    )  # fmt: skip
+    transformers.Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["qwen3 of trl", *FAMILIES])
+def test_a_reasoning_model_is_tuned_and_asked(kind: str, tmp_path: Path, unpad: Shell) -> None:
+    template = trl_template("qwen3") if kind == "qwen3 of trl" else FAMILIES[kind]
+    theirs = folder_with(template, tmp_path / "theirs")
+    rows = [{"messages": [{"role": role, "content": content} for role, content in row]} for row in ROWS]
+    Path("talks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert unpad("data", "check", "talks.jsonl").code == 0
+    unpad("import", str(theirs), "--out", "runs/base")
+    done = unpad("train", "runs/base/recipe.yaml", "data.chat=talks.jsonl", "data.holdout=0.2", "train.max_steps=3",
+                 "plan.tokens_per_step=256", "precision=fp32", "--out", "runs/tuned")  # fmt: skip
+    assert done.code == 0, done.err
+
+    run = load("tuned")
+    assert run.tokenizer.stop_ids == {run.tokenizer.eos_id}
+    turns = [Turn(role, content) for role, content in ROWS[0]]  # type: ignore[arg-type]
+    prompt = encode_prompt(turns[:-1], run.tokenizer, run.recipe.data.template)
+    asked = transformers.AutoTokenizer.from_pretrained(theirs).apply_chat_template(
+        rows[0]["messages"][:-1], add_generation_prompt=True, return_dict=True
+    )
+    assert prompt == asked["input_ids"]
+    assert unpad("chat", "tuned", stdin="what is 1 and 1?\n").code == 0
+    assert unpad("generate", "tuned", "--prompt", "what is 1 and 1?").code == 0
+    assert unpad("eval", "tuned").code == 0
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_the_history_of_a_chat_goes_through_the_template_as_rows_do(
+    kind: str, tmp_path: Path, unpad: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unpad("import", str(folder_with(FAMILIES[kind], tmp_path / "theirs")), "--out", "runs/base")
+    run = load("base")
+    seen: list[list[int]] = []
+    opens = kind != "late"  # the prompt has <think> already, so the model does not say it
+    reply = TALKS[0][1].removeprefix("<think>\n" if opens else "")
+
+    def say(model: object, tokenizer: object, ids: list[int], *_: object) -> list[str]:
+        seen.append(list(ids))
+        return [reply]
+
+    monkeypatch.setattr("unpad.inference.chat.stream", say)
+    talk = Conversation(run.generator, run.tokenizer, run.recipe.data.template, run.recipe.generate)
+    for question in (TALKS[0][0], "sure?"):
+        assert "".join(talk.reply(question)) == reply
+    messages = [("user", TALKS[0][0]), ("assistant", TALKS[0][1]), ("user", "sure?")]
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    for index, ids in ((1, seen[0]), (3, seen[1])):
+        expected = theirs.apply_chat_template(
+            [{"role": role, "content": content} for role, content in messages[:index]],
+            add_generation_prompt=True,
+            return_dict=True,
+        )["input_ids"]
+        assert ids == expected

@@ -1,0 +1,260 @@
+"""What is no causal language model, and trainers that do not train by the next token, are refused by name."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+from collections.abc import Callable
+from pathlib import Path
+
+import datasets
+import pytest
+import torch
+import trl
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    BertForMaskedLM,
+    DataCollatorForLanguageModeling,
+    DataCollatorForSeq2Seq,
+    DataCollatorForTokenClassification,
+    DataCollatorWithPadding,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    Trainer,
+)
+
+import unpad
+from tests.helpers.shell import Shell
+from tests.proof.foreign.hugging_face import COMMON, build, dataset, quiet, sequences, sft, tokenizer, trainer
+from unpad.errors import ProofError
+from unpad.proof.foreign.kinds import no_causal_model, no_trainer_of_tokens
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and TRL
+quiet()
+
+BERT = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+T5 = {"vocab_size": 99, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 1, "num_heads": 2}
+ROWS = dataset(sequences()).remove_columns("labels")
+
+
+def model(kind: str, maker: type, **fields: object) -> nn.Module:
+    made: nn.Module = maker.from_config(AutoConfig.for_model(kind, **{**(T5 if kind == "t5" else BERT), **fields}))
+    return made
+
+
+def words() -> object:
+    made = tokenizer()
+    made.mask_token = "t5"
+    return made
+
+
+class MyBert(BertForMaskedLM):
+    """A class of a user's own."""
+
+
+class MyDPOTrainer(trl.DPOTrainer):
+    """A trainer of a user's own."""
+
+
+def masked(folder: Path, net: nn.Module) -> Trainer:
+    return trainer(net, folder, ROWS, collator=DataCollatorForLanguageModeling(words(), mlm=True))  # type: ignore[arg-type]
+
+
+def labelled(folder: Path, net: nn.Module, labels: list[object], collator: object) -> Trainer:
+    return trainer(net, folder, ROWS.add_column("labels", labels), collator=collator)  # type: ignore[arg-type]
+
+
+def seq2seq(folder: Path) -> Trainer:
+    net = model("t5", AutoModelForSeq2SeqLM, decoder_start_token_id=0)
+    args = Seq2SeqTrainingArguments(output_dir=str(folder), **COMMON)
+    data = ROWS.add_column("labels", [one[:3] for one in ROWS["input_ids"]])
+    collator = DataCollatorForSeq2Seq(tokenizer(), net)
+    return Seq2SeqTrainer(model=net, args=args, train_dataset=data, data_collator=collator)
+
+
+PAIRS = datasets.Dataset.from_list([{"prompt": "t4 t5", "chosen": "t6 t7", "rejected": "t8"}] * 4)
+OFF = {"bf16": False, "gradient_checkpointing": False}
+
+
+def adapted() -> nn.Module:
+    made: nn.Module = get_peft_model(build("llama"), LoraConfig(target_modules=["q_proj"]))
+    return made
+
+
+def preferences(folder: Path, kind: type[Trainer] = trl.DPOTrainer) -> Trainer:
+    args = trl.DPOConfig(output_dir=str(folder), **COMMON, **OFF)
+    return kind(model=adapted(), args=args, train_dataset=PAIRS, processing_class=tokenizer())  # type: ignore[call-arg]
+
+
+def reward(folder: Path) -> Trainer:
+    net = model("llama", AutoModelForSequenceClassification, num_labels=1)
+    args = trl.RewardConfig(output_dir=str(folder), **COMMON, **OFF)
+    return trl.RewardTrainer(model=net, args=args, train_dataset=PAIRS, processing_class=tokenizer())
+
+
+def lengths(value: int) -> list[object]:
+    return [[value] * len(one) for one in ROWS["input_ids"]]
+
+
+REFUSED: dict[str, tuple[Callable[[Path], Trainer], str]] = {
+    "masked": (
+        lambda folder: masked(folder, model("bert", AutoModelForMaskedLM)),
+        "ProofError: BertForMaskedLM is a masked language model: it predicts tokens that are hidden",
+    ),
+    "ModernBERT": (
+        lambda folder: masked(folder, model("modernbert", AutoModelForMaskedLM, cls_token_id=1, sep_token_id=2)),
+        "ProofError: ModernBertForMaskedLM is a masked language model",
+    ),
+    "a class of one's own": (
+        lambda folder: masked(folder, MyBert(AutoConfig.for_model("bert", **BERT))),
+        "ProofError: MyBert is a masked language model",
+    ),
+    "adapters": (
+        lambda folder: masked(
+            folder, get_peft_model(model("bert", AutoModelForMaskedLM), LoraConfig(target_modules=["query"]))
+        ),
+        "ProofError: BertForMaskedLM is a masked language model",
+    ),
+    "compiled": (
+        lambda folder: masked(folder, torch.compile(model("bert", AutoModelForMaskedLM))),  # type: ignore[arg-type]
+        "ProofError: BertForMaskedLM is a masked language model",
+    ),
+    "tokens": (
+        lambda folder: labelled(
+            folder, model("bert", AutoModelForTokenClassification), lengths(1),
+            DataCollatorForTokenClassification(tokenizer()),
+        ),
+        "ProofError: BertForTokenClassification classifies tokens",
+    ),
+    "sequences": (
+        lambda folder: labelled(
+            folder, model("llama", AutoModelForSequenceClassification), [0, 1] * 4,
+            DataCollatorWithPadding(tokenizer()),
+        ),
+        "ProofError: LlamaForSequenceClassification classifies sequences",
+    ),
+    "answers": (
+        lambda folder: trainer(model("bert", AutoModelForQuestionAnswering), folder, ROWS),
+        "ProofError: BertForQuestionAnswering answers questions",
+    ),
+    "T5": (seq2seq, "ProofError: T5ForConditionalGeneration is an encoder with a decoder"),
+    "a causal model whose collator hides tokens": (
+        lambda folder: masked(folder, build("gpt2")), "ProofError: DataCollatorForLanguageModeling has mlm=True",
+    ),
+    "DPO": (preferences, "ProofError: DPOTrainer of TRL: it trains on pairs of a chosen and a rejected reply"),
+    "a trainer of one's own from DPO": (
+        lambda folder: preferences(folder, MyDPOTrainer), "ProofError: MyDPOTrainer is a DPOTrainer of TRL",
+    ),
+    "Reward": (reward, "ProofError: RewardTrainer of TRL: it trains on pairs"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_trains_by_something_else_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    make, sentence = REFUSED[name]
+    with pytest.raises(ProofError, match=sentence) as refused:
+        unpad.prove_trainer(make(tmp_path))
+    assert refused.value.fix
+    assert "labels" not in refused.value.fix
+    assert "other weights" not in refused.value.fix
+
+
+def trainers_of_trl() -> dict[str, type]:
+    found: dict[str, type] = {}
+    for package in (trl.trainer, trl.experimental):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if module.name.endswith("_trainer"):
+                try:
+                    loaded = importlib.import_module(module.name)
+                except ImportError:  # of what is not installed
+                    continue
+                found |= {
+                    name: kind
+                    for name, kind in vars(loaded).items()
+                    if isinstance(kind, type) and issubclass(kind, Trainer) and kind.__module__.startswith("trl.")
+                }
+    return found
+
+
+def test_of_the_trainers_of_trl_sft_alone_trains_by_the_next_token() -> None:
+    kinds = trainers_of_trl()
+    assert {"DPOTrainer", "RewardTrainer", "KTOTrainer", "GRPOTrainer", "RLOOTrainer", "GKDTrainer"} <= kinds.keys()
+    taken = {name for name, kind in kinds.items() if no_trainer_of_tokens(object.__new__(kind)) is None}
+    assert taken == {"SFTTrainer", "_BaseTrainer"}
+    assert "reward" in str(no_trainer_of_tokens(object.__new__(kinds["GRPOTrainer"])))
+    assert "teacher" in str(no_trainer_of_tokens(object.__new__(kinds["GKDTrainer"])))  # which is an SFTTrainer, too
+
+
+class MySFTTrainer(trl.SFTTrainer):
+    """A trainer of a user's own."""
+
+
+def test_what_trains_by_the_next_token_is_not_refused(tmp_path: Path) -> None:
+    for made in (sft(build("llama"), tmp_path), trainer(build("gpt2"), tmp_path)):
+        assert no_trainer_of_tokens(made) is None
+    made_later = type("LaterSFTTrainer", (trl.SFTTrainer,), {"__module__": trl.SFTTrainer.__module__})
+    for kind in (MySFTTrainer, made_later):
+        assert no_trainer_of_tokens(object.__new__(kind)) is None
+    assert no_causal_model(adapted()) is None
+    assert no_causal_model(nn.Linear(2, 2)) is None
+
+
+NAMED = {
+    "BertForMaskedLM": ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "is a masked language model"),
+    "ModernBertForMaskedLM": (
+        {"model_type": "modernbert", "architectures": ["ModernBertForMaskedLM"]}, "is a masked language model",
+    ),
+    "LlamaForSequenceClassification": (
+        {"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]}, "classifies sequences",
+    ),
+    "RobertaForTokenClassification": (
+        {"model_type": "roberta", "architectures": ["RobertaForTokenClassification"]}, "classifies tokens",
+    ),
+    "T5ForConditionalGeneration": (
+        {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "is an encoder with a decoder",
+    ),
+    "BartForConditionalGeneration": (
+        {"model_type": "bart", "architectures": ["BartForConditionalGeneration"]}, "is an encoder with a decoder",
+    ),
+    "BertModel": ({"model_type": "bert", "architectures": ["BertModel"]}, "is an encoder without a head"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_folder_of_another_model_is_refused_by_its_name(name: str, unpad: Shell, tmp_path: Path) -> None:
+    config, sentence = NAMED[name]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = unpad("prove", "--hf", "config.json")
+    assert found.code == 2
+    assert f"{name} {sentence}" in " ".join(found.err.split())
+    assert "attach" not in found.err
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "bert", "architectures": ["BertLMHeadModel"], "is_decoder": True},
+        {"model_type": "llama", "architectures": ["LlamaModel"]},
+        {"model_type": "llama", "architectures": ["MyOwnModel"]},
+        {"model_type": "gpt2", "architectures": []},
+    ],
+)
+def test_a_folder_of_a_causal_model_is_judged(config: dict[str, object], unpad: Shell, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "padded right" in unpad("prove", "--hf", "config.json").out

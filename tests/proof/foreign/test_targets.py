@@ -1,0 +1,284 @@
+"""Losses of a trainer's own: which token each position is taught to predict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import datasets
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import Trainer, default_data_collator
+
+import unpad
+from tests.proof.foreign.hugging_face import IGNORE, build, dataset, pad, quiet, sequences, sft, trainer
+from tests.proof.foreign.truth import alone, distance, first_update
+from unpad.proof.foreign.judge import HIDDEN, OWN_LOSS, UNCLEAR
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and TRL
+quiet()
+
+Loss = Callable[[nn.Module, Mapping[str, Tensor], Tensor], Tensor]  # of a model, a batch, and the targets of the update
+
+
+def own(loss: Loss, scaled: bool = True) -> type[Trainer]:
+    class OwnLoss(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            self.loss_is_scaled_for_ga = scaled
+            return loss(model, inputs, num_items_in_batch)
+
+    return OwnLoss
+
+
+def logits_of(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+    logits: Tensor = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+    return logits
+
+
+def nll(logits: Tensor, targets: Tensor, **options: float) -> Tensor:
+    """Loss of every position, (rows, width)."""
+    flat = F.cross_entropy(
+        logits.flatten(0, 1),
+        targets.flatten(),
+        ignore_index=IGNORE,
+        reduction="none",
+        **options,  # type: ignore[arg-type]
+    )
+    return flat.reshape(targets.shape)
+
+
+def shifted(model: nn.Module, inputs: Mapping[str, Tensor], **options: float) -> tuple[Tensor, Tensor, Tensor]:
+    logits, targets = logits_of(model, inputs)[:, :-1], inputs["labels"][:, 1:]
+    return nll(logits, targets, **options), logits, targets
+
+
+def unshifted(model, inputs, num):
+    return nll(logits_of(model, inputs), inputs["labels"]).sum() / num
+
+
+def twice(model, inputs, num):
+    return nll(logits_of(model, inputs)[:, :-2], inputs["labels"][:, 2:]).sum() / num
+
+
+def of_inputs(model, inputs, num):
+    """Targets are the input itself; labels only say which count."""
+    ids = inputs["input_ids"].masked_fill(inputs["labels"] == IGNORE, IGNORE)
+    return nll(logits_of(model, inputs), ids).sum() / num
+
+
+def backwards(model, inputs, num):
+    return nll(logits_of(model, inputs)[:, 1:], inputs["labels"][:, :-1]).sum() / num
+
+
+def teacher_of(model: nn.Module) -> nn.Module:
+    """A random model that predicts each token again, as tied embeddings do."""
+    made = nn.Sequential(nn.Embedding(99, 99))
+    with torch.no_grad():
+        made[0].weight.copy_(6 * torch.eye(99) + torch.randn(99, 99, generator=torch.Generator().manual_seed(0)))
+    return made.to(next(model.parameters()).dtype)
+
+
+def copied(model, inputs, num):
+    """Half the next token, and twice a teacher that repeats."""
+    each, logits, targets = shifted(model, inputs)
+    wanted = teacher_of(model)(inputs["input_ids"])[:, :-1].softmax(-1).detach()
+    apart = F.kl_div(logits.log_softmax(-1), wanted, reduction="none").sum(-1)
+    return (0.5 * each + 2 * apart * (targets != IGNORE)).sum() / num
+
+
+def teacher_alone(model, inputs, num):
+    _, logits, targets = shifted(model, inputs)
+    wanted = teacher_of(model)(inputs["input_ids"])[:, :-1].softmax(-1).detach()
+    return (F.kl_div(logits.log_softmax(-1), wanted, reduction="none").sum(-1) * (targets != IGNORE)).sum() / num
+
+
+def focal(model, inputs, num):
+    each, _, _ = shifted(model, inputs)
+    return ((1 - (-each).exp()) ** 2 * each).sum() / num
+
+
+def smoothed(model, inputs, num):
+    return shifted(model, inputs, label_smoothing=0.3)[0].sum() / num
+
+
+def weighted(model, inputs, num):
+    each, _, _ = shifted(model, inputs)
+    return (each * (1 + torch.arange(each.shape[1]) / 5)).sum() / num
+
+
+def dft(model, inputs, num):
+    each, _, _ = shifted(model, inputs)
+    return (each * (-each).exp().detach()).sum() / num
+
+
+def with_z(model, inputs, num):
+    each, logits, targets = shifted(model, inputs)
+    return (each + (logits.logsumexp(-1) ** 2 + logits[..., 0]) * (targets != IGNORE)).sum() / num
+
+
+def contrastive(model, inputs, num):
+    """Similar positions are pushed apart."""
+    each, logits, targets = shifted(model, inputs)
+    near = F.cosine_similarity(logits[:, 1:], logits[:, :-1], dim=-1)
+    return (each.sum() + (near * (targets[:, 1:] != IGNORE) * (targets[:, :-1] != IGNORE)).sum()) / num
+
+
+def unlikelihood(model, inputs, num):
+    """The token itself is made less likely."""
+    each, logits, targets = shifted(model, inputs)
+    again = logits.softmax(-1).gather(-1, inputs["input_ids"][:, :-1, None])[..., 0]
+    return (each - 2 * (1 - again).log() * (targets != IGNORE)).sum() / num
+
+
+def masked_further(model, inputs, num):
+    each, _, targets = shifted(model, inputs)
+    return (each * (targets % 2 == 0)).sum() / num
+
+
+def shifted_of_inputs(model, inputs, num):
+    ids = inputs["input_ids"].masked_fill(inputs["labels"] == IGNORE, IGNORE)
+    return 0.7 * nll(logits_of(model, inputs)[:, :-1], ids[:, 1:]).sum() / num
+
+
+def hardest(model, inputs, num):
+    """Only targets with a high loss, of every sequence alone."""
+    each, _, _ = shifted(model, inputs)
+    return torch.where(each > each.mean(1, keepdim=True).detach() * 0, each, 0).sum() * 1.5 / num
+
+
+FAULTS: dict[str, tuple[Loss, str]] = {
+    "the token itself": (unshifted, "the loss takes each token for its own target: shift the labels"),
+    "the token itself, of the inputs": (of_inputs, "the loss takes each token for its own target: shift the labels"),
+    "shifted twice": (twice, "the loss takes the token after the next one"),
+    "the token before": (backwards, "the loss takes the token before each one"),
+}
+
+
+@pytest.mark.parametrize("prompts", [True, False])
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_loss_that_takes_other_targets_is_found_and_named(name: str, prompts: bool, tmp_path: Path) -> None:
+    loss, sentence = FAULTS[name]
+    rows = dataset(sequences(4), prompts=prompts)
+    certificate = unpad.prove_trainer(trainer(build("llama"), tmp_path, rows, kind=own(loss)))
+    assert certificate.verdict == "wrong loss", str(certificate)
+    assert certificate.finding("targets").advice.startswith(sentence)
+    found = first_update(trainer(build("llama"), tmp_path, rows, kind=own(loss)))
+    assert distance(found, alone(build("llama"), rows["input_ids"], rows["labels"])) > 0.5
+
+
+RIGHT: dict[str, Loss] = {
+    "focal": focal,
+    "smoothed": smoothed,
+    "weights by place": weighted,
+    "DFT": dft,
+    "z-loss": with_z,
+    "contrastive": contrastive,
+    "unlikelihood": unlikelihood,
+    "further masks": masked_further,
+    "a teacher that repeats": copied,
+    "targets of the inputs": shifted_of_inputs,
+    "the hardest targets": hardest,
+}
+REPEATING = [[*([one[0]] * 3), *one[1:], one[-1], one[-1]] for one in sequences()]
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_loss_of_ones_own_that_takes_the_next_token_is_sound(name: str, repeats: bool, tmp_path: Path) -> None:
+    rows = dataset(REPEATING if repeats else sequences())
+    certificate = unpad.prove_trainer(trainer(build("llama"), tmp_path, rows, kind=own(RIGHT[name])))
+    assert certificate.verdict == "sound", str(certificate)
+    assert OWN_LOSS in certificate.notes
+    assert not {HIDDEN, UNCLEAR}.intersection(certificate.notes)
+
+
+def test_a_teachers_loss_without_targets_is_no_fault_and_said(tmp_path: Path) -> None:
+    certificate = unpad.prove_trainer(trainer(build("llama"), tmp_path, kind=own(teacher_alone)))
+    assert certificate.verdict == "sound", str(certificate)
+    assert UNCLEAR in certificate.notes
+
+
+def fused(model, inputs, num):
+    """The loss of hidden states, without logits of the model."""
+    hidden = model.model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])[0]
+    return 0.7 * nll(model.lm_head(hidden)[:, :-1], inputs["labels"][:, 1:]).sum() / num
+
+
+def test_a_loss_without_logits_of_the_model_is_said(tmp_path: Path) -> None:
+    certificate = unpad.prove_trainer(trainer(build("llama"), tmp_path, kind=own(fused)))
+    assert HIDDEN in certificate.notes
+
+
+def test_a_model_that_does_not_shift_is_found_under_a_trainer_of_transformers(tmp_path: Path) -> None:
+    """Bart's loss takes labels that are shifted already."""
+    model = build("llama")
+
+    def loss(logits: Tensor, labels: Tensor, vocab_size: int, num_items_in_batch: Tensor | None = None, **_: object):
+        return nll(logits, labels).sum() / (
+            (labels != IGNORE).sum() if num_items_in_batch is None else num_items_in_batch
+        )
+
+    model.loss_function = loss
+    certificate = unpad.prove_trainer(trainer(model, tmp_path))
+    assert "takes each token for its own target" in certificate.finding("targets").advice
+    one = unpad.prove_callable(model, lambda rows: pad()([{"input_ids": row} for row in rows]), sequences())
+    assert "takes each token for its own target" in one.finding("targets").advice
+
+
+class Another(build("llama").__class__):  # type: ignore[misc]
+    """A subclass whose name Trainer does not know, so that its label smoothing does not shift."""
+
+
+def test_label_smoothing_of_a_model_that_trainer_does_not_know_is_found(tmp_path: Path) -> None:
+    model = build("llama")
+    model.__class__ = Another
+    certificate = unpad.prove_trainer(trainer(model, tmp_path, label_smoothing_factor=0.1))
+    assert "takes each token for its own target" in certificate.finding("targets").advice
+
+
+def test_a_loss_of_trl_that_is_made_in_chunks_is_said_not_to_be_shown(tmp_path: Path) -> None:
+    certificate = unpad.prove_trainer(sft(build("llama"), tmp_path, loss_type="dft"))
+    assert certificate.verdict == "sound", str(certificate)
+    assert HIDDEN in certificate.notes
+
+
+def of_sequences(model, inputs, num):
+    """Mean over a sequence's targets, then over the rows of a micro-batch."""
+    each, _, targets = shifted(model, inputs)
+    return (each.sum(1) / (targets != IGNORE).sum(1)).mean()
+
+
+def mean_of_means(model, inputs, num):
+    return model(**inputs).loss
+
+
+@pytest.mark.parametrize(("loss", "rows"), [(of_sequences, 2), (mean_of_means, 1)])
+def test_a_loss_that_weighs_sequences_alike_is_told_so(loss: Loss, rows: int, tmp_path: Path) -> None:
+    made = trainer(build("llama"), tmp_path, kind=own(loss, scaled=False), per_device_train_batch_size=rows)
+    certificate = unpad.prove_trainer(made)
+    assert certificate.verdict == "wrong loss"
+    assert certificate.finding("loss").advice.startswith("the loss weighs sequences alike and not their targets")
+
+
+def preshifted() -> datasets.Dataset:
+    """Labels are the next tokens, as scripts of small GPTs write them."""
+    rows = sequences()
+    width = max(map(len, rows)) - 1
+    gap = [width - len(one) + 1 for one in rows]
+    return datasets.Dataset.from_dict(
+        {
+            "input_ids": [[*one[:-1], *[0] * more] for one, more in zip(rows, gap, strict=True)],
+            "labels": [[*one[1:], *[IGNORE] * more] for one, more in zip(rows, gap, strict=True)],
+            "attention_mask": [[*[1] * (len(one) - 1), *[0] * more] for one, more in zip(rows, gap, strict=True)],
+        }
+    )
+
+
+def test_labels_that_are_shifted_before_the_loss_are_named(tmp_path: Path) -> None:
+    made = trainer(build("llama"), tmp_path, preshifted(), kind=own(unshifted), collator=default_data_collator)
+    with pytest.raises(unpad.errors.ProofError, match="shifted before the loss, and the loss takes them as they are"):
+        unpad.prove_trainer(made)
+    double = unpad.prove_trainer(trainer(build("llama"), tmp_path, preshifted(), collator=default_data_collator))
+    assert "are they shifted twice?" in double.finding("targets").advice

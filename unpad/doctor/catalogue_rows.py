@@ -1,0 +1,503 @@
+"""The words of findings on rows: files, joins, classes, sides of the split, tables and pictures; see `catalogue.py`."""
+
+from __future__ import annotations
+
+from unpad.doctor.entry import Entry
+
+OF_ROWS: dict[str, Entry] = {
+    "leaking_code": Entry(
+        "{number:.0%} of the patients with {code} have label {target}: {covered:.0%} of all with this label, and "
+        "{others:.1%} of the others. It may be the outcome itself.",
+        "leave it out of the events, or predict before it: events.landmark; a loss near 0 is no success here",
+        "有 {code} 的病人中 {number:.0%} 的标签是 {target}：占该标签病人的 {covered:.0%}，而其他病人中只有"
+        " {others:.1%}。它可能就是结局本身。",
+        "从事件中去掉它，或用 events.landmark 在它之前预测；这时损失接近 0 并不说明学会了",
+    ),
+    "leaking_value": Entry(
+        "The value of {code} alone tells the label of {sequences:,} patients, AUROC {number:.3f}: it may be written "
+        "after the outcome.",
+        "leave it out of the events and of `static`, or predict before it: events.landmark",
+        "单凭 {code} 的数值就能分出 {sequences:,} 个病人的标签，AUROC 为 {number:.3f}：它可能是结局之后才写入的。",
+        "从事件和 `static` 中去掉它，或用 events.landmark 在它之前预测",
+    ),
+    "no_history": Entry(
+        "{number:.0%} of {sequences:,} patients have no event with a time up to the landmark; {late:,} events are "
+        "after it.",
+        "compare events.landmark with the times in the files: both count from the same day, in events.unit",
+        "{sequences:,} 个病人中有 {number:.0%} 在预测时点之前没有任何带时间的事件；之后的事件有 {late:,} 个。",
+        "把 events.landmark 与文件里的时间对照：两者应从同一天算起，单位为 events.unit",
+    ),
+    "long_history": Entry(
+        "{number:.1%} of {sequences:,} patients have events more than a lifetime before the landmark, up to "
+        "{years:,.0f} years.",
+        "look at `unit` of the tables (minutes read as days?) and at placeholders such as 1900-01-01",
+        "{sequences:,} 个病人中有 {number:.1%} 的事件比预测时点早一辈子以上，最早 {years:,.0f} 年。",
+        "检查各表的 `unit`（分钟当成了天？）以及 1900-01-01 之类的占位日期",
+    ),
+    "read_as": Entry(
+        "The text is garbled: UTF-8 was read in the encoding {encoding}. in {number:.0%} of the rows "
+        "its bytes are UTF-8 again, such as {shown!r} at {where}.",
+        "write the file again from its source, read as UTF-8; do not train on garbled characters",
+        "文本是乱码：UTF-8 被当作 {encoding} 读取。用它编码回去，{number:.0%} 的行又是 UTF-8，例如 {where} 的"
+        " {shown!r}。",
+        "从源文件以 UTF-8 重新写出；不要用乱码训练",
+    ),
+    "bytes_as_letters": Entry(
+        "The text is garbled: {number:.0%} of its characters stand in runs of accented letters, as bytes of another "
+        "encoding do that were read as Latin-1; such as {shown!r} at {where}.",
+        "find the encoding of the source (GB18030, Shift-JIS, KOI8-R ...), and write the file again as UTF-8",
+        "文本是乱码：{number:.0%} 的字符是连续的带符号字母，像是把别的编码的字节当成了 Latin-1；例如 {where} 的"
+        " {shown!r}。",
+        "找出源文件的编码（GB18030、Shift-JIS、KOI8-R 等），再以 UTF-8 写出",
+    ),
+    "replaced": Entry(
+        "{number:.1%} of the characters are U+FFFD, which stands for bytes that were lost when the text was decoded; "
+        "such as {shown!r} at {where}.",
+        "decode the source in its own encoding, and write the file again as UTF-8",
+        "{number:.1%} 的字符是 U+FFFD，即解码时丢失的字节；例如 {where} 的 {shown!r}。",
+        "用源文件自己的编码解码，再以 UTF-8 写出",
+    ),
+    "no_text": Entry(
+        "{number:.0%} of the rows are no text but {why}, such as {shown!r} at {where}.",
+        "look at the field, column or separator that the text is taken from: {{path: FILE, field: NAME}} names it, and "
+        "JSON lines end in .jsonl",
+        "{number:.0%} 的行不是正文，而是{why}，例如 {where} 的 {shown!r}。",
+        "检查正文取自哪个字段、列或分隔符：用 {{path: FILE, field: NAME}} 指定；JSON 行文件应以 .jsonl 结尾",
+    ),
+    "no_order": Entry(
+        "The order of characters says nothing: packed, the text takes {number:.0%} of the room of the same characters "
+        "shuffled; such as {shown!r} at {where}. It is no language, or was scrambled.",
+        "look at the field that the text is taken from, and at how it was decoded, unpacked or shuffled",
+        "字符的顺序没有规律：压缩后的大小是打乱后的 {number:.0%}；例如 {where} 的 {shown!r}。它不是语言，或被打乱了。",
+        "检查正文取自哪个字段，以及它是如何解码、解压或打乱的",
+    ),
+    "unseen": Entry(
+        "{number:.1%} of the characters are control characters or marks without width, mostly {shown}: the model "
+        "learns to write them.",
+        "take them out of the files",
+        "{number:.1%} 的字符是控制字符或零宽字符，最多的是 {shown}：模型会学着写它们。",
+        "从文件中去掉它们",
+    ),
+    "markup": Entry(
+        "{number:.0%} of the characters are tags or entities of HTML, such as {shown!r}: the model learns markup in "
+        "place of text.",
+        "take the text out of the HTML before training; keep markup only where the model is to write it",
+        "{number:.0%} 的字符是 HTML 标签或实体，例如 {shown!r}：模型学的是标记而不是正文。",
+        "训练前从 HTML 中取出正文；只有要让模型写标记时才保留",
+    ),
+    "escaped": Entry(
+        "{number:.1%} of the characters are {kind}, such as '{shown}' at {where}: the text was encoded for "
+        "another program, and not decoded.",
+        "decode it before training: json.loads, urllib.parse.unquote or base64.b64decode, as it was made",
+        "{number:.1%} 的字符是{kind}，例如 {where} 处的“{shown}”：文本为别的程序编码过，却没有解码。",
+        "训练前先解码：按它的来源用 json.loads、urllib.parse.unquote 或 base64.b64decode",
+    ),
+    "changed_words": Entry(
+        "{how} (a measure of {number:.2f}), such as '{shown}' at {where}: the model learns what nobody writes.",
+        "look at the program that wrote the rows: at how it splits, joins, sorts or reverses words",
+        "{how}（指标 {number:.2f}），例如 {where} 处的“{shown}”：模型学到的是没有人会写的文字。",
+        "检查写出这些行的程序：它怎样切分、连接、排序或颠倒词语",
+    ),
+    "no_value": Entry(
+        "{number:.0%} of what is learnt is the sign of an empty cell, such as '{shown}' at {where}: missing "
+        "values were written as text.",
+        "leave rows without a value out: in pandas dropna() before astype(str)",
+        "要学的内容中有 {number:.0%} 是空单元格的记号，例如 {where} 处的“{shown}”：缺失值被写成了文字。",
+        "去掉没有值的行：在 pandas 中先 dropna() 再 astype(str)",
+    ),
+    "other_marks": Entry(
+        "{number:.0%} of the rows hold roles or special tokens of another program's chat format as text, such as "
+        "'{shown}' at {where}: the template is applied a second time.",
+        "take the marks out, and give messages with roles; data.template writes the prefixes of roles itself",
+        "{number:.0%} 的行含有别的程序的对话格式标记或角色名，例如 {where} 处的“{shown}”：模板被套用了两次。",
+        "去掉这些标记，只给出带角色的消息；角色前缀由 data.template 写出",
+    ),
+    "said_twice": Entry(
+        "{number:.0%} of the texts say the same thing twice, one half repeats the other, such as '{shown}' at {where}.",
+        "look for a field that was joined to itself, such as a title that is the text",
+        "{number:.0%} 的文本把同样的内容说了两遍，后一半重复前一半，例如 {where} 处的“{shown}”。",
+        "查找和自身拼接的字段，例如标题就是正文",
+    ),
+    "swapped_roles": Entry(
+        "{number:.0%} of the replies ask something, such as {shown!r}, and {asked:.0%} of the messages of users: the "
+        "roles look swapped.",
+        "exchange user and assistant in the files, or the fields that hold them",
+        "{number:.0%} 的回复在提问，例如 {shown!r}，而用户消息中只有 {asked:.0%} 在提问：角色看起来反了。",
+        "在文件中交换 user 和 assistant，或交换对应的字段",
+    ),
+    "slipped": Entry(
+        "The replies belong to other questions: from {first} to {last} the one {distance} rows {way} matches "
+        "better than the own ({number:.1f} standard errors). The column of replies has slipped.",
+        "join questions and replies by a key, not by the number of the row, or shift one column back by {distance}",
+        "回答与问题错位：从 {first} 到 {last}，{way} {distance} 行的回答比本行的更相配（{number:.1f} 个标准误）。"
+        "回答这一列滑动了。",
+        "用键而不是行号来连接问题和回答，或把其中一列移回 {distance} 行",
+    ),
+    "other_replies": Entry(
+        "{num} questions ({number:.0%}) match the reply of another row and not their own: '{question}' at {where}"
+        " that at {other}, '{reply}'. Replies were joined to wrong rows, or shuffled.",
+        "join questions and replies by a key, not by the order of rows",
+        "{num} 个问题（{number:.0%}）与别行的回答相配，而不是自己的：{where} 处的“{question}”对应 {other} 处的"
+        "“{reply}”。回答接错了行，或被打乱了。",
+        "用键而不是行的顺序来连接问题和回答",
+    ),
+    "slipped_pictures": Entry(
+        "The pictures belong to other questions: from {first} to {last} the picture {distance} rows {way} "
+        "matches the answer better than the own ({number:.1f} standard errors). The column of images has slipped.",
+        "join pictures and questions by a key, not by the number of the row, or shift one column back by {distance}",
+        "图像与问题错位：从 {first} 到 {last}，{way} {distance} 行的图像比本行的更符合答案（{number:.1f} 个标准误"
+        "）。图像这一列滑动了。",
+        "用键而不是行号来连接图像和问题，或把其中一列移回 {distance} 行",
+    ),
+    "exchanged": Entry(
+        "The two replies of a pair differ in one way, {kind}, but of {pairs} pairs {number:.0%} are on one side "
+        "of it and the rest on the other: chosen and rejected look exchanged (swapped) in a part of the rows, so "
+        "that there is nothing to prefer.",
+        "look at how chosen and rejected were named, such as by the side of a screen; put the better reply into chosen",
+        "每对中的两个回答只有一种差别（{kind}），但 {pairs} 对中有 {number:.0%} 在一边，其余在另一边：部分行的"
+        " chosen 与 rejected 似乎互换了，没有可学的偏好。",
+        "检查 chosen 和 rejected 是怎样命名的，例如按屏幕左右；把更好的回答放进 chosen",
+    ),
+    "both_ways": Entry(
+        "{number:.0%} of the pairs contradict another pair: the chosen reply is the rejected one there, such as '"
+        "{shown}' at {where}. Chosen and rejected look swapped in a part of the rows.",
+        "keep one verdict for each two replies, such as that of most people; look for pairs that were written "
+        "both ways",
+        "{number:.0%} 的偏好对与另一对矛盾：这里选中的回答在那里被拒绝，例如 {where} 处的“{shown}”。部分行的"
+        " chosen 与 rejected 似乎互换了。",
+        "每两个回答只保留一个判断，例如多数人的；查找正反都写了的偏好对",
+    ),
+    "given_answer": Entry(
+        "{number:.0%} of the questions hold their own answer, such as {answer!r} in {question!r}, and {others:.0%} "
+        "that "
+        "of another: the model only has to copy it.",
+        "take the answer out of the question; a low loss is no success here",
+        "{number:.0%} 的问题里已经写着自己的答案，例如 {question!r} 里的 {answer!r}；写着别的问题的答案的只有 "
+        "{others:.0%}："
+        "模型照抄即可。",
+        "从问题中去掉答案；这时损失低并不说明学会了",
+    ),
+    "clashing_labels": Entry(
+        "{number:.0%} of {sequences:,} training inputs are equal to one with another label or answer, such as {where}: "
+        "no model can tell them apart.",
+        "look at how labels are matched with rows, and at what makes the inputs alike",
+        "{sequences:,} 个训练输入中有 {number:.0%} 与标签或答案不同的另一个完全相同，例如 {where}：任何模型都分不开。",
+        "检查标签与样本的对应关系，以及输入为何相同",
+    ),
+    "cut_alike": Entry(
+        "{number:.0%} of the texts are cut after exactly {most:,} {unit}, the largest length there is, and end without "
+        "a mark, such as {shown!r} at {where}.",
+        "look for a limit of a column or of an export, such as VARCHAR({most}), and export them again without it",
+        "{number:.0%} 的文本正好在 {most:,} {unit}处被截断，这是出现的最大长度，结尾没有标点，例如 {where} 的 "
+        "{shown!r}。",
+        "检查数据库列或导出程序的长度上限，例如 VARCHAR({most})，去掉后重新导出",
+    ),
+    "same_reply": Entry(
+        "{number:.0%} of {sequences:,} conversations have the same reply, {target!r}, to different questions, beside "
+        "others that differ: the model learns to say it to everything.",
+        "take these rows out of the files, or all but a few, if it is an excuse or an error message",
+        "{sequences:,} 段对话中有 {number:.0%} 对不同的问题给出同一回答 {target!r}，"
+        "其余回答各不相同：模型会学着对什么都这样说。",
+        "如果它是推托或错误信息，请从文件中去掉这些行，或只留少数",
+    ),
+    "one_rejected": Entry(
+        "{number:.0%} of the pairs have one and the same {side} reply, '{shown}': the model only has to know it again.",
+        "give replies that differ, or leave most of these pairs out",
+        "{number:.0%} 的偏好对有同一个{side}回答“{shown}”：模型只要认出它就行。",
+        "换成各不相同的回答，或去掉大部分这样的对",
+    ),
+    "beta": Entry(
+        "train.beta of stage {stage} is {number:g}: the model {which}.",
+        "set {field}=0.1",
+        "阶段 {stage} 的 train.beta 是 {number:g}：模型{which}。",
+        "设置 {field}=0.1",
+    ),
+    "held_out_unlike": Entry(
+        "Held-out texts are unlike the training ones: they share {number:.0%} of their tokens, and parts of training "
+        "as large share {usual:.0%}; such as {where}. Their loss says nothing about what is learnt: another "
+        "language or source is held out.",
+        "hold out rows of the same source: check their splits in the files, or leave those out and set "
+        "data.holdout=0.1",
+        "留出的文本与训练文本不同：两者的词元分布只有 {number:.0%} 重合，而同样大小的训练部分之间有 "
+        "{usual:.0%}；例如 {where}。"
+        "留出的是另一种语言或来源，其损失不能说明学到了什么。",
+        "从同一来源留出：检查文件里的 split，或去掉它们并设 data.holdout=0.1",
+    ),
+    "other_classes": Entry(
+        "Held-out rows have other classes than those to train on: {unseen:.0%} of them are of a class that is "
+        "not in training, {lacking} classes are not held out, and {number:.0%} would have to change class for "
+        "equal shares.",
+        "shuffle rows before they are split, and split every class; data.holdout does both for rows without a split",
+        "验证数据与训练数据的类别不同：其中 {unseen:.0%} 属于训练中没有的类，{lacking} 个类没有留出，要使比例相同"
+        "需改动 {number:.0%}。",
+        "划分前先打乱，并按类划分；没有 split 的行由 data.holdout 这样划分",
+    ),
+    "sides_apart": Entry(
+        "Held-out rows differ from those to train on: {property} is {there:.3g} on average there and {here:.3g} "
+        "in training, {number:.1f} deviations apart. The two were prepared differently, or come from other "
+        "sources.",
+        "prepare both sides with the same program, and split after that; or let data.holdout split",
+        "验证数据与训练数据不同：{property}平均为 {there:.3g}，训练中为 {here:.3g}，相差 {number:.1f} 个标准差。"
+        "两边的处理方式或来源不同。",
+        "用同一程序处理两边，然后再划分；或让 data.holdout 划分",
+    ),
+    "two_answers": Entry(
+        "{number:.0%} of the questions occur again with another answer: {question!r} has {first!r} and {second!r}, "
+        "which "
+        "contradict each other.",
+        "keep one answer of each question, or say in the question what tells them apart",
+        "{number:.0%} 的问题重复出现而答案不同：{question!r} 的答案有 {first!r} 和 {second!r}，互相矛盾。",
+        "每个问题只留一个答案，或在问题中写明区别",
+    ),
+    "spelt_twice": Entry(
+        "{classes} classes or answers have several spellings, such as '{first}' and '{second}', in {number:.0%} "
+        "of the rows: what is the same counts as different.",
+        "write each class or answer in one way: the same capitals, blanks and marks",
+        "{classes} 个类别或答案有几种写法，例如“{first}”和“{second}”，占 {number:.0%} 的行：相同的被当作不同的。",
+        "每个类别或答案统一写法：大小写、空格和标点一致",
+    ),
+    "lone_classes": Entry(
+        "{number:.0%} of the pictures are of a class with one or two pictures, such as '{shown}': {classes} "
+        "classes, as if names of files or ids were the labels.",
+        "name the column of the class as label; a class needs tens of pictures",
+        "{number:.0%} 的图像所属的类只有一两张，例如“{shown}”：共 {classes} 个类，像是把文件名或编号当成了标签。",
+        "把类别那一列命名为 label；每类需要几十张图像",
+    ),
+    "shortcut": Entry(
+        "{property} alone tells the class of {number:.0%} of the pictures: with {shown} it is '{target}'. The "
+        "model may learn that shortcut in place of what pictures show.",
+        "save the pictures of all classes in one way: one format, one size, one program",
+        "{property}本身就能说出 {number:.0%} 图像的类别：{shown} 就是“{target}”。模型可能学这条捷径，而不学图像内容。",
+        "所有类别的图像用同一方式保存：同一格式、同一大小、同一程序",
+    ),
+    "without_picture": Entry(
+        "{number:.0%} of the answers follow from the words of their question alone: '{question}' always has '"
+        "{answer}'. Nobody needs the picture, and the model may ignore it.",
+        "ask the same question about pictures that have different answers",
+        "{number:.0%} 的答案只由问题本身决定：“{question}”总是“{answer}”。不需要看图，模型会忽略图像。",
+        "对答案不同的图像问同一个问题",
+    ),
+    "common_part": Entry(
+        "{number:.0%} of what is learnt is a part that nearly all rows share at their {place}, {characters} "
+        "characters: "
+        "{shown!r}. The loss looks low for it.",
+        "take the header, prefix or closing out of the files; in conversations a system message is the place for it",
+        "学习的内容中有 {number:.0%} 是几乎所有行{place}共有的 {characters} 个字符：{shown!r}。损失会因此显得低。",
+        "从文件中去掉这段页眉、前缀或结尾；对话可把它放进 system 消息",
+    ),
+    "dates_as_values": Entry(
+        "The values of {code} are dates, not measurements: their mean, {mean:.6g}, is a time since 1970. Codes like "
+        "it: "
+        "{codes}, with {number:.0%} of all values.",
+        "name the column as `time`, or leave it out of the values of data.events",
+        "{code} 的数值是日期而不是测量值：均值 {mean:.6g} 是 1970 年以来的时间。这样的编码有 {codes} 种，占全部数值的"
+        " {number:.0%}。",
+        "把这一列设为 `time`，或不要放进 data.events 的数值",
+    ),
+    "equal_values": Entry(
+        "All values of {code} are {mean:.6g}, or differ by less than single precision tells apart: they say nothing. "
+        "Codes like it: {codes}, with {number:.0%} of all values.",
+        "look at the column that data.events takes the values from",
+        "{code} 的数值都是 {mean:.6g}，或者差别小于单精度能分辨的程度：没有信息。这样的编码有 {codes} 种，占全部数值的"
+        " {number:.0%}。",
+        "检查 data.events 取数值的那一列",
+    ),
+    "two_scales": Entry(
+        "The values of {code} are in two groups with nothing between them, around {first:.4g} and around "
+        "{second:.4g}, {number:.0%} in the smaller one: two units or two tests share a column. Codes like it: "
+        "{codes}.",
+        "convert the values to one unit, or give the two tests codes of their own",
+        "{code} 的数值分为两群，分别在 {first:.4g} 和 {second:.4g} 附近，中间没有值，较小的一群占 {number:.0%}："
+        "一列里混了两种单位或两种检查。这样的代码有 {codes} 个。",
+        "把数值换算成同一单位，或给两种检查各自的代码",
+    ),
+    "stand_in": Entry(
+        "{number:.0%} of the values of {code} are exactly {value:.6g}, far from all others: it looks like a "
+        "placeholder (sentinel) for a missing value. Codes like it: {codes}.",
+        "leave the cell empty where there is no value",
+        "{code} 的数值有 {number:.0%} 恰好是 {value:.6g}，远离其他值：像是缺失值的占位符。这样的代码有 {codes} 个。",
+        "没有值时让单元格空着",
+    ),
+    "floored": Entry(
+        "{field}={number:g} is more than the spread of {codes} codes, such as {code}: their values look nearly "
+        "equal to the model.",
+        "set {field}=0.001",
+        "{field}={number:g} 大于 {codes} 个代码（例如 {code}）的离散程度：它们的数值对模型来说几乎相等。",
+        "设置 {field}=0.001",
+    ),
+    "one_time": Entry(
+        "{number:.0%} of {sequences:,} patients with several events have all of them at one time: there is no course "
+        "to "
+        "learn from.",
+        "look at the time column of the tables and its unit: dates without a day, or years read as days?",
+        "{sequences:,} 个有多个事件的病人中有 {number:.0%} 的事件全在同一时刻：没有病程可学。",
+        "检查各表的时间列及其单位：日期是否缺少日，或把年当成了天？",
+    ),
+    "unknown_codes": Entry(
+        "{number:.0%} of the events have codes that the model does not know; it knows {codes}.",
+        "lower events.min_count, or map codes to coarser ones",
+        "{number:.0%} 的事件的编码模型不认识；它认识的只有 {codes} 种。",
+        "调低 events.min_count，或把编码归并成更粗的",
+    ),
+    "lost_patients": Entry(
+        "{number:.0%} of {sequences:,} patients are left out or have no label ({why}): tables may not match by "
+        "their ids.",
+        "compare the ids of the tables: blanks, leading zeros, and numbers read as text",
+        "{sequences:,} 位病人中有 {number:.0%} 被略去或没有标签（{why}）：各表的 id 可能对不上。",
+        "比较各表的 id：空格、前导零、被读成文字的数字",
+    ),
+    "many_bad": Entry(
+        "{number:.0%} of {rows:,} rows are bad and left out (quarantined): data.max_bad lets them pass in silence.",
+        "see what is wrong with them: unpad data check FILE --kind {kind}; then lower data.max_bad",
+        "{rows:,} 行中有 {number:.0%} 有错而被略去（隔离）：data.max_bad 让它们悄悄通过。",
+        "查看原因：unpad data check FILE --kind {kind}；然后调低 data.max_bad",
+    ),
+    "constant_labels": Entry(
+        "{number:.1%} of {sequences:,} sequences have the same target, {target}: there is nothing to tell apart.",
+        "look at the labels or answers in the files, and at the field that names them",
+        "{sequences:,} 个样本中有 {number:.1%} 目标相同，都是 {target}：没有可以区分的东西。",
+        "检查文件里的标签或答案，以及指定它们的字段",
+    ),
+    "constant_inputs": Entry(
+        "{number:.0%} of {sequences:,} inputs hold one value throughout, such as {where}: there is nothing to "
+        "see in them.",
+        "look at the files, and at how they are decoded",
+        "{sequences:,} 个输入中有 {number:.0%} 从头到尾是同一个值，例如 {where}：里面没有信息。",
+        "检查这些文件，以及它们的解码方式",
+    ),
+    "one_patch": Entry(
+        "{number:.0%} of the pictures are one patch: the model sees each as one vector, and nothing of its parts.",
+        "change {field}; a patch has {patch} pixels a side, and a picture should have 16 patches or more",
+        "{number:.0%} 的图像只有一个图块：模型把每张图看成一个向量，看不到其中的部分。",
+        "修改 {field}；图块边长为 {patch} 像素，一张图最好有 16 个以上图块",
+    ),
+    "picture_scale": Entry(
+        "The numbers of pictures are {number:.3g} in size after images.mean and images.std, and spread by "
+        "{spread:.3g}: "
+        "models expect about 1.",
+        "set images.std and images.mean to those of colours from 0 to 1, such as 0.5 each",
+        "经过 images.mean 和 images.std 之后，图像数值的大小是 {number:.3g}，离散程度 {spread:.3g}：模型期望约为 1。",
+        "把 images.std 和 images.mean 设为 0 到 1 的颜色的统计值，例如都是 0.5",
+    ),
+    "augmentation": Entry(
+        "{field} is {number:g}: little is left of what training is to see.",
+        "set {field}={usual:.2g}",
+        "{field} 为 {number:g}：训练时原来的内容所剩无几。",
+        "设置 {field}={usual:.2g}",
+    ),
+    "rare_codes": Entry(
+        "{number:.0%} of the events have codes that one patient alone has, {codes:,} of {all_codes:,} codes: nothing "
+        "of them holds for others.",
+        "take numbers and names of rows out of the code column, map codes to coarser ones, or set events.min_count=5",
+        "{number:.0%} 的事件用的编码只出现在一个病人身上（{all_codes:,} 种编码中的 {codes:,} 种）：对别的病人没有用。",
+        "去掉编码列中的流水号和名称，把编码归并成更粗的，或设 events.min_count=5",
+    ),
+    "far_values": Entry(
+        "{far:,} values of {code} are {times:,.0f} times as far from the median as all others, and make its standard "
+        "deviation {number:,.0f} times as large: the others look equal. Codes like it: {codes}.",
+        "look for another unit or placeholders such as 9999 among them; convert or empty these cells",
+        "{code} 有 {far:,} 个数值离中位数的距离是其余的 {times:,.0f} 倍，使标准差变成 {number:,.0f} 倍：其余数值看起来"
+        "都一样。这样的编码有 {codes} 种。",
+        "检查其中是否混有别的单位或 9999 之类的占位值；换算或清空这些单元格",
+    ),
+    "unknown_tokens": Entry(
+        "{number:.1%} of the characters are lost to unknown tokens, such as {common}: the tokenizer cannot spell "
+        "this text.",
+        "use tokenizer.kind=bpe with tokenizer.path=null, which learns from your text, or a file made from text like "
+        "it",
+        "{number:.1%} 的字符成了未知词元，例如 {common}：这个分词器无法表示这些文本。",
+        "用 tokenizer.kind=bpe 或 words，它们从你的文本学词表；或换用同类文本训练的分词器文件",
+    ),
+    "other_tokenizer": Entry(
+        "The tokenizer takes {per_character:.2f} tokens for a character, {number:.1f} times as many as one made "
+        "from this text; {unused:.0%} of its vocabulary never occurs.",
+        "set tokenizer.kind=bpe and tokenizer.path=null, or name a file made from text of this language",
+        "这个分词器每个字符要用 {per_character:.2f} 个词元，是用这些文本训练的分词器的 {number:.1f} 倍；词表有"
+        " {unused:.0%} 从未出现。",
+        "设置 tokenizer.kind=bpe 和 tokenizer.path=null，或使用由同一种语言的文本训练的分词器文件",
+    ),
+    "double_marks": Entry(
+        "{number:.0%} of the sequences have {mark} twice at the {place}.",
+        "BOS and EOS are added once by the encoder: take them out of the texts or the template",
+        "{number:.0%} 的序列在{place}有两个 {mark}。",
+        "编码时已经各加一次 BOS 和 EOS：从文本或模板中去掉它们",
+    ),
+    "small_vocabulary": Entry(
+        "A vocabulary of {size} takes {per_character:.2f} tokens for a character, {number:.1f} times as many as one "
+        "of a usual size: sequences are that much longer.",
+        "raise tokenizer.vocab_size, such as to 4000",
+        "{size} 的词表每个字符要用 {per_character:.2f} 个词元，是常用大小的 {number:.1f} 倍：序列也长那么多。",
+        "调大 tokenizer.vocab_size，例如 4000",
+    ),
+    "same_rows": Entry(
+        "{number:.0%} of {sequences:,} held-out sequences looked at are also trained on, such as {where}: the "
+        "held-out loss is too good.",
+        "take them out of one part; or leave out `split` and let data.holdout divide the rows",
+        "看过的 {sequences:,} 个验证样本中有 {number:.0%} 也在训练集里，例如 {where}：验证损失好得不真实。",
+        "从其中一边删掉它们；或者不写 split，由 data.holdout 来划分",
+    ),
+    "near_rows": Entry(
+        "{number:.0%} of {sequences:,} held-out rows are training rows with hardly a change, such as {where}: the "
+        "held-out loss is too good.",
+        "set data.near_duplicates=together, or take one of each pair out of the files",
+        "{sequences:,} 个验证样本中有 {number:.0%} 只是训练样本稍加改动，例如 {where}：验证损失好得不真实。",
+        "设置 data.near_duplicates=together，或从文件中删掉其中一个",
+    ),
+    "repeats": Entry(
+        "{number:.0%} of {sequences:,} training rows repeat an earlier one; {where} occurs {times} times.",
+        "keep one copy of each row; to train on some more often, give their source a weight",
+        "{sequences:,} 个训练样本中有 {number:.0%} 与前面的完全相同；{where} 出现了 {times} 次。",
+        "每行只留一份；要多训练某些数据，可给来源设 weight",
+    ),
+    "held_out": Entry(
+        "{number:.0%} of the rows are held out, and {trained:,} are left to train on.",
+        "lower data.holdout, such as to 0.05, or look at `split` in the rows",
+        "{number:.0%} 的行留作验证，只剩 {trained:,} 行用于训练。",
+        "调小 data.holdout，例如 0.05，或检查行中的 `split`",
+    ),
+    "cut_short": Entry(
+        "Sequences of {whole:,.0f} {unit} on average are cut to {number:,.1f}; {lost:.0%} of what there is is "
+        "left out.",
+        "raise {field}",
+        "平均长 {whole:,.0f} 的序列（单位 {unit}）被截成 {number:,.1f}；{lost:.0%} 的内容没有用上。",
+        "调大 {field}",
+    ),
+    "swallowed": Entry(
+        "{where} has {number:.2%} of the targets of an epoch, the other sources have all the rest.",
+        "raise its weight, or lower that of the others: {field}",
+        "一轮的目标中，{where} 只占 {number:.2%}，其余全是别的来源。",
+        "调高它的权重，或调低其他来源的权重：{field}",
+    ),
+    "unused": Entry(
+        "No stage uses data.{kind}: what it holds is never trained on ({number:.0f} such).",
+        "name it in the use of a stage, or leave it out",
+        "没有阶段使用 data.{kind}：其中的内容从不参与训练（共 {number:.0f} 种）。",
+        "在某个阶段的 use 中写上它，或去掉它",
+    ),
+    "one_role": Entry(
+        "Messages of users and of the assistant begin alike, with '{shown}' ({number:.0%} of the conversations): "
+        "nothing says who speaks.",
+        "give data.template.user and data.template.assistant prefixes of their own",
+        "用户和助手的消息开头相同，都是“{shown}”（占 {number:.0%} 的对话）：看不出谁在说话。",
+        "给 data.template.user 和 data.template.assistant 各自的前缀",
+    ),
+    "grown": Entry(
+        "plan.grow lets a step grow to {number:,.0f} tokens, and an epoch has {tokens:,}: its later epochs are a "
+        "step or two each.",
+        "lower {field}: the largest step should be a small part of an epoch",
+        "plan.grow 让一步增大到 {number:,.0f} 个词元，而一轮只有 {tokens:,} 个：后面每轮只有一两步。",
+        "调低 {field}：最大的一步应只是一轮的一小部分",
+    ),
+    "not_held_out": Entry(
+        "Nothing tells how good the model is on new data, though a share of {number:.0%} is to be held out: {what}.",
+        "add rows, or declare a split; plain text: look at data.separator, which ends a document",
+        "没有数据说明模型在新数据上的好坏，尽管要留出 {number:.0%}：{what}。",
+        "增加行，或声明 split；纯文本请检查结束文档的 data.separator",
+    ),
+    "overlap": Entry(
+        "With plan.stride={stride} windows overlap so much that an epoch learns each token {number:.0f} times.",
+        "leave {field} out, or set it to half of the window",
+        "plan.stride={stride} 使窗口大量重叠，一轮中每个词元要学 {number:.0f} 次。",
+        "去掉 {field}，或设为窗口的一半",
+    ),
+}

@@ -1,0 +1,203 @@
+"""The course of a run: stages that are not tried here, data that none of them uses, rows that were left out, when a
+stage ends, and how replies are made of what was learnt."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unpad.data.notes import not_held_out
+from unpad.data.text import TextData
+from unpad.doctor.aims import MUCH_SMOOTHED
+from unpad.doctor.finding import Finding, Severity, Value
+from unpad.doctor.subject import Subject
+from unpad.recipes.data import KINDS
+from unpad.training.stage import epoch_plan, last_step, stage_epochs
+
+SOON, LEAST_PATIENT = 0.1, 30  # share of the stage, and steps, that training waits for progress
+MANY_BAD, MOSTLY_BAD = 0.1, 0.4  # of the rows
+MANY_EPOCHS, TOO_MANY = 200, 1000
+OVERLAP, MUCH_OVERLAP = 5.0, 32.0  # windows in which a token is learnt
+FASTER, MUCH_FASTER = 10.0, 50.0  # times the rate of the stage before it
+LARGE_RATE = 0.05
+FEW_STEPS, GROWN = 10, 0.5  # steps, and share of an epoch that a step may grow to
+HOT, REPEATS = 2.0, 2.0  # temperature, and penalty of what was said
+TALL = 0.9  # of the replies, that are longer than what is generated
+LORA_SCALE = 64.0
+
+
+def check_course(subject: Subject) -> list[Finding]:
+    """Findings on the stages of a recipe and on what stands before and after them."""
+    return [
+        *_unused(subject),
+        *_left_out(subject),
+        *_later(subject),
+        *_ends(subject),
+        *_epochs(subject),
+        *_windows(subject),
+        *_grown(subject),
+        *_not_held_out(subject),
+        *_template(subject),
+        *_generation(subject),
+        *_adapters(subject),
+    ]
+
+
+def _unused(subject: Subject) -> list[Finding]:
+    """Kinds of data that the recipe names and no stage uses, or only one that takes no step."""
+    recipe = subject.setup.recipe
+    used = {kind for stage in subject.setup.stages if stage.recipe.train.max_epochs != 0 for kind in stage.kinds}
+    left = [kind for kind in KINDS if recipe.data.sources(kind) and kind not in used and kind != "events"]
+    skipped = [stage for stage in subject.setup.stages if stage.recipe.train.max_epochs == 0]
+    if not left or skipped:
+        return []
+    return [Finding("unused", "warning", len(left), (f"data.{left[0]}", "stages"), {"kind": left[0]})]
+
+
+def _left_out(subject: Subject) -> list[Finding]:
+    """Rows that were quarantined."""
+    data = subject.setup.data
+    bad = data.report.rows_quarantined if isinstance(data, TextData) else len(getattr(data, "bad", ()))
+    whole = data.report.rows_read if isinstance(data, TextData) else bad + len(data.table.split)
+    share = bad / max(whole, 1)
+    if share < MANY_BAD:
+        return []
+    severity: Severity = "fault" if share >= MOSTLY_BAD else "warning"
+    kind = subject.stage.kinds[0]
+    fields = ("data.max_bad", "data.on_bad_row", f"data.{kind}")
+    return [Finding("many_bad", severity, share, fields, {"rows": whole, "kind": kind})]
+
+
+def _later(subject: Subject) -> list[Finding]:
+    """Stages that are not tried: their rate against that of the one before them, and their steps."""
+    names = [stage.name for stage in subject.setup.stages]
+    before, found = subject.rate, list[Finding]()
+    for stage in subject.setup.stages[names.index(subject.stage.name) + 1 :]:
+        if not stage.train_ids.size or stage.recipe.train.max_epochs == 0:
+            continue
+        optim = stage.recipe.optim
+        rate, of = optim.lr * optim.lr_scale, subject.setup.recipe.field_of
+        times = rate / before
+        if times >= FASTER or rate >= LARGE_RATE > before:
+            own = [of(stage.name, f"optim.{name}") for name in ("lr_scale", "lr")]
+            field = next((name for name in own if name.startswith("stages.")), own[0])
+            values: dict[str, Value] = {"stage": stage.name, "rate": rate, "before": before, "field": field}
+            severity: Severity = "fault" if times >= MUCH_FASTER else "warning"
+            found.append(Finding("later_rate", severity, times, (field, *own), values))
+        elif times <= 1 / 5000:
+            own = [of(stage.name, f"optim.{name}") for name in ("lr_scale", "lr")]
+            values = {"stage": stage.name, "rate": rate, "before": before, "field": own[0]}
+            found.append(Finding("later_slow", "warning", times, tuple(own), values))
+        smoothing = stage.recipe.train.label_smoothing
+        if smoothing >= MUCH_SMOOTHED and not stage.of_pairs:
+            field = of(stage.name, "train.label_smoothing")
+            found.append(Finding("smoothing", "warning", smoothing, (field,), {"field": field}))
+        plan = epoch_plan(stage, 0)
+        steps = last_step(stage, 0, stage_epochs(stage, plan)) if plan.num_steps else 0
+        if steps < FEW_STEPS:
+            fields = (of(stage.name, "plan.tokens_per_step"), of(stage.name, "train.max_epochs"))
+            values = {"field": fields[0], "longer": fields[1], "stage": stage.name}
+            found.append(Finding("later_few_steps", "warning", steps, fields, values))
+        before = max(before, rate)
+    return found
+
+
+def _ends(subject: Subject) -> list[Finding]:
+    """Patience that ends within a small part of the stage, by the chance of an evaluation."""
+    train, steps = subject.recipe.train, subject.num_steps
+    if train.patience is None or not subject.stage.held_out_ids.size:
+        return []
+    waits = train.patience * (train.eval_every or subject.plan.num_steps)
+    if waits >= min(max(SOON * steps, LEAST_PATIENT / 3), LEAST_PATIENT) or waits >= steps / 2:
+        return []
+    fields = (subject.field("train.patience"), subject.field("train.eval_every"))
+    values: dict[str, Value] = {"patience": train.patience, "steps": steps, "field": fields[0]}
+    return [Finding("impatient", "warning", waits, fields, values)]
+
+
+def _epochs(subject: Subject) -> list[Finding]:
+    """Passes over the same rows, where nothing ends the stage before it knows them by heart."""
+    epochs = subject.num_steps / max(subject.plan.num_steps, 1)
+    if epochs < MANY_EPOCHS or subject.recipe.train.patience is not None:
+        return []
+    fields = (subject.field("train.max_epochs"), "train.max_steps", subject.field("train.patience"))
+    values: dict[str, Value] = {"sequences": len(subject.stage.train_ids), "field": subject.longer[0]}
+    return [Finding("many_epochs", "warning" if epochs >= TOO_MANY else "note", epochs, fields, values)]
+
+
+def _windows(subject: Subject) -> list[Finding]:
+    """Windows of long texts that overlap nearly whole: an epoch learns each token as often as they do."""
+    settings, table = subject.recipe.plan, subject.setup.data.table
+    whole = int(np.minimum(table.positions[subject.stage.train_ids], 1 << 40).sum())
+    times = float(subject.plan.pieces.lengths.sum()) / max(whole, 1)
+    if settings.stride is None or times < OVERLAP:
+        return []
+    field = subject.field("plan.stride")
+    values: dict[str, Value] = {"stride": settings.stride, "field": field}
+    return [Finding("overlap", "fault" if times >= MUCH_OVERLAP else "warning", times, (field,), values)]
+
+
+def _grown(subject: Subject) -> list[Finding]:
+    """Steps that grow to most of an epoch."""
+    settings, whole = subject.recipe.plan, int(subject.plan.pieces.lengths.sum())
+    largest = max(settings.grow.values(), default=0)
+    if largest < GROWN * whole:
+        return []
+    field = subject.field("plan.grow")
+    values: dict[str, Value] = {"tokens": whole, "field": field}
+    return [Finding("grown", "warning", largest, (field,), values)]
+
+
+def _not_held_out(subject: Subject) -> list[Finding]:
+    """A kind of data of which nothing is held out, though a share of it is asked for."""
+    recipe, data = subject.setup.recipe, subject.setup.data
+    used = [kind for kind in data.kinds if any(kind in stage.kinds for stage in subject.setup.stages)]
+    for kind in used if recipe.data.holdout else []:
+        cause = not_held_out(recipe, data, kind)
+        if cause is not None:
+            what = cause.what.rstrip(".")
+            fields = (f"data.{kind}", "data.holdout", "data.separator")
+            return [Finding("not_held_out", "warning", recipe.data.holdout, fields, {"what": what})]
+    return []
+
+
+def _template(subject: Subject) -> list[Finding]:
+    """Prefixes of the two roles that do not tell them apart."""
+    data = subject.setup.recipe.data
+    template = data.template
+    if not data.converses or template.user.strip() != template.assistant.strip():
+        return []
+    fields = ("data.template", "data.template.assistant", "data.template.user")
+    return [Finding("one_role", "warning", 1.0, fields, {"shown": template.user})]
+
+
+def _generation(subject: Subject) -> list[Finding]:
+    """Settings with which replies are not what the model has learnt."""
+    settings, data = subject.setup.recipe.generate, subject.setup.data
+    if subject.setup.data.family not in ("text", "vqa"):
+        return []
+    found: list[tuple[str, float, str]] = []
+    if settings.temperature >= HOT:
+        found.append(("temperature", settings.temperature, "0.7"))
+    if settings.repetition_penalty >= REPEATS or settings.repetition_penalty <= 1 / REPEATS:
+        found.append(("repetition_penalty", settings.repetition_penalty, "1.1"))
+    if settings.top_p <= 0.05 and settings.temperature > 0:
+        found.append(("top_p", settings.top_p, "0.9"))
+    if subject.setup.recipe.data.converses or data.family == "vqa":
+        table = data.table
+        replies = [kind for kind in ("chat", "vqa") if kind in data.kinds]
+        ids = [np.flatnonzero(table.kind == data.kinds.index(kind)) for kind in replies]
+        targets = table.num_targets[np.concatenate(ids)] if ids else np.zeros(0)
+        if len(targets) and float((targets > 2 * settings.max_new_tokens).mean()) >= TALL:
+            found.append(("max_new_tokens", settings.max_new_tokens, str(int(np.quantile(targets, 0.95)))))
+    return [
+        Finding("generation", "warning", number, (f"generate.{name}",), {"field": f"generate.{name}", "usual": usual})
+        for name, number, usual in found
+    ]
+
+
+def _adapters(subject: Subject) -> list[Finding]:
+    """The factor on the output of adapters."""
+    lora = subject.setup.recipe.lora
+    if lora is None or 1 / LORA_SCALE < lora.scaling < LORA_SCALE:
+        return []
+    return [Finding("lora_scale", "warning", lora.scaling, ("lora.alpha", "lora.r"), {"usual": 2 * lora.r})]

@@ -1,0 +1,127 @@
+"""Pairs of replies: which of the two is chosen must follow from something, and must not be told by a mark."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from zlib import crc32
+
+import numpy as np
+
+from unpad.data.sources.example import Example
+from unpad.doctor.finding import Finding, Severity, Value
+from unpad.doctor.joins import words_of
+from unpad.doctor.subject import Subject
+
+LEAST = 60  # pairs
+FEATURES = 512  # places of hashed words
+COMMON = 0.2  # share of the pairs of which just one reply has a word
+TWO_SIDES = 0.9  # mean size over root mean square: 0.80 of a bell, 0.87 of a box, 1 of two points
+BALANCED = 0.25  # share of the pairs on the smaller side
+ONE_HAS = 0.65  # share of the pairs of which just one reply has a word; of replies that know nothing of each other 0.5
+BOTH_WAYS, MANY_BOTH_WAYS = 0.1, 0.3  # of the pairs, that another pair contradicts
+ONE_REJECTED, LEAST_REPLY = 0.5, 8  # share of one rejected reply, and its characters
+LARGE_BETA, SMALL_BETA = 2.0, 0.003
+MANY_WRONG = 0.4  # of the pairs that may be labelled the wrong way round
+
+
+def check_preferences(subject: Subject, rows: dict[str, list[Example]]) -> list[Finding]:
+    """Findings on pairs of replies, and on the settings of the stages that learn from them."""
+    pairs = [row for row in rows.get("pairs", []) if row.rejected is not None]
+    found = _settings(subject)
+    if len(pairs) < LEAST:
+        return found
+    asked = [row.turns[-2].content if len(row.turns) > 1 else "" for row in pairs]
+    replies = [(row.turns[-1].content, row.rejected.content) for row in pairs if row.rejected is not None]
+    where = [row.where for row in pairs]
+    return [*found, *(_both_ways(asked, replies, where) or _exchanged(replies)), *_one_rejected(replies)]
+
+
+def _both_ways(asked: Sequence[str], replies: Sequence[tuple[str, str]], where: Sequence[str]) -> list[Finding]:
+    """Pairs that occur again with the other reply chosen, or whose chosen reply is rejected elsewhere."""
+    rejected: dict[str, set[str]] = defaultdict(set)
+    for question, (_, worse) in zip(asked, replies, strict=True):
+        rejected[question].add(worse)
+    contradicted = [i for i, question in enumerate(asked) if replies[i][0] in rejected[question]]
+    share = len(contradicted) / len(asked)
+    if share < BOTH_WAYS:
+        return []
+    severity: Severity = "fault" if share >= MANY_BOTH_WAYS else "warning"
+    first = contradicted[0]
+    values: dict[str, Value] = {"where": where[first], "shown": replies[first][0][:40]}
+    return [Finding("both_ways", severity, share, ("data.pairs",), values)]
+
+
+def _exchanged(replies: Sequence[tuple[str, str]]) -> list[Finding]:
+    """A way in which the two replies differ in nearly all pairs, with the chosen one on either side of it.
+
+    Where replies are of two kinds and one is preferred, the difference of a pair is about the same in all pairs. Where
+    some pairs are exchanged it has two signs, and hardly any pair lies between them.
+    """
+    words = [tuple(set(words_of(text)) for text in pair) for pair in replies]
+    lengths = np.array([math.log((1 + len(better)) / (1 + len(worse))) for better, worse in replies])
+    tried: list[tuple[str, list[np.ndarray]]] = [("@length", [lengths])]
+    single = Counter(word for better, worse in words for word in better ^ worse)
+    for word, num in single.most_common(5):
+        if num >= ONE_HAS * len(words):
+            signs = np.array([(word in better) - (word in worse) for better, worse in words], float)
+            tried.append((word, [signs[signs != 0]]))
+    known = [word for word, num in single.items() if num >= COMMON * len(words)]
+    if len(known) >= 2:
+        tried.append(("@words", _together(words, known)))
+    for name, parts in tried:
+        smaller = [_smaller_side(part) for part in parts]
+        if min(smaller) >= BALANCED:
+            values: dict[str, Value] = {"kind": name, "pairs": len(replies)}
+            return [Finding("exchanged", "warning", smaller[0], ("data.pairs",), values)]
+    return []
+
+
+def _smaller_side(differences: np.ndarray) -> float:
+    """The share of the smaller of two sides; 0 where most differences are between them, or there are none."""
+    size = float(np.sqrt((differences**2).mean()))
+    if size <= 0 or float(np.abs(differences).mean()) < TWO_SIDES * size:
+        return 0.0
+    return float(min((differences > 0).mean(), (differences < 0).mean()))
+
+
+def _together(words: Sequence[tuple[set[str], ...]], known: Sequence[str]) -> list[np.ndarray]:
+    """Differences of two halves of the pairs along the way in which those of the other half differ most, whatever the
+    sign, so that chance finds none."""
+    places = {word: crc32(word.encode()) % FEATURES for word in known}
+    bags = np.zeros((len(words), FEATURES))
+    for row, (better, worse) in enumerate(words):
+        for word in (better ^ worse) & places.keys():
+            bags[row, places[word]] += 1 if word in better else -1
+    halves = [bags[::2], bags[1::2]]
+    return [half @ np.linalg.svd(halves[1 - i], full_matrices=False)[2][0] for i, half in enumerate(halves)]
+
+
+def _one_rejected(replies: Sequence[tuple[str, str]]) -> list[Finding]:
+    """One reply that is the rejected, or the chosen, one of most pairs: its words alone tell which is worse."""
+    for side, name in ((1, "@rejected"), (0, "@chosen")):
+        counts = Counter(pair[side] for pair in replies)
+        reply, num = counts.most_common(1)[0]
+        if num >= ONE_REJECTED * len(replies) and len(reply) >= LEAST_REPLY:
+            values: dict[str, Value] = {"side": name, "shown": reply[:40]}
+            return [Finding("one_rejected", "warning", num / len(replies), ("data.pairs",), values)]
+    return []
+
+
+def _settings(subject: Subject) -> list[Finding]:
+    """The factor of the reward, and the smoothing, of the stages of pairs."""
+    found = []
+    for stage in subject.setup.stages:
+        train = stage.recipe.train
+        if not stage.of_pairs or not stage.train_ids.size or train.max_epochs == 0:
+            continue
+        if not SMALL_BETA <= train.beta < LARGE_BETA:
+            field = subject.setup.recipe.field_of(stage.name, "train.beta")
+            which = "@stay" if train.beta >= LARGE_BETA else "@wander"
+            values: dict[str, Value] = {"stage": stage.name, "field": field, "which": which}
+            found.append(Finding("beta", "warning", train.beta, (field,), values))
+        if train.label_smoothing >= MANY_WRONG:
+            field = subject.setup.recipe.field_of(stage.name, "train.label_smoothing")
+            found.append(Finding("smoothing", "warning", train.label_smoothing, (field,), {"field": field}))
+    return found

@@ -1,0 +1,220 @@
+"""Classes, and the two sides of the split: names and files of classes, classes that one side lacks, held-out rows that
+look otherwise than those to train on, and answers that need no picture."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from unpad.data.alike_pictures import small_copies
+from unpad.data.images import ImageData
+from unpad.data.patients import EventData
+from unpad.data.sources.images import ImageExample
+from unpad.data.text import TextData
+from unpad.data.vqa import VqaData
+from unpad.doctor.finding import Finding, Severity, Value
+from unpad.doctor.rows import label_fields, sampled
+from unpad.doctor.subject import Subject
+from unpad.doctor.tokens import tokens_of
+
+LEAST_ROWS, LEAST_HELD, MOST_PICTURES = 40, 16, 3000
+SPELT_TWICE = 0.03  # of the rows, whose class or answer is mostly spelt in another way
+LONE, FEW_OF_CLASS = 0.3, 2  # share of the rows that are of classes with so few
+UNSEEN_CLASS, LACKING, PER_CLASS = 0.1, 0.5, 4  # shares of held-out rows and of classes, and rows for each class
+OTHER_SHARES = 0.4  # of the rows, that would have to change class
+TOLD, NOT_TOLD, RECURS = 0.97, 0.75, 8  # shares of rows that a property, or no knowledge, names; rows per value
+APART, SURELY = 2.0, 6.0  # deviations between the sides, and standard errors
+FLOOR, LOG_FLOOR = 0.02, 0.15  # least deviation of a share, and of a logarithm: twice as long is no other kind
+WITHOUT_PICTURE, LEAST_ASKED = 0.98, 3  # share of answers that their questions alone tell, and rows of a question
+
+
+def check_sides(subject: Subject) -> list[Finding]:
+    """Findings on classes and on the two sides of the split."""
+    data, found = subject.setup.data, list[Finding]()
+    if isinstance(data, ImageData):
+        names = np.array(data.classes)
+        found += [*_spelt_twice(subject, names[data.labels[subject.stage.train_ids]].tolist()), *_lone(subject, data)]
+        found += [*_shares(subject, data.labels), *_shortcut(subject, data)]
+    if isinstance(data, VqaData):
+        answers = [data.examples[seq].answer for seq in subject.stage.train_ids.tolist()]
+        found += [*_spelt_twice(subject, answers), *_without_picture(subject, data)]
+    if isinstance(data, EventData) and data.labels is not None:
+        found += _shares(subject, data.labels)
+    return [*found, *_apart(subject)]
+
+
+def _plain(name: str) -> str:
+    """A name without what people spell in several ways: capitals, accents, blanks, and marks around it."""
+    plain = unicodedata.normalize("NFKD", name).casefold()
+    return re.sub(r"[\W_]+", " ", "".join(one for one in plain if not unicodedata.combining(one))).strip()
+
+
+def _spelt_twice(subject: Subject, names: Sequence[str]) -> list[Finding]:
+    """One class or answer under several spellings."""
+    counts = Counter(names)
+    spellings: dict[str, list[str]] = defaultdict(list)
+    for name, _ in counts.most_common():
+        if _plain(name):
+            spellings[_plain(name)].append(name)
+    several = [own for own in spellings.values() if len(own) > 1]
+    other = sum(counts[name] for own in several for name in own[1:])
+    if not several or other < max(SPELT_TWICE * len(names), 3):
+        return []
+    values: dict[str, Value] = {"first": several[0][0], "second": several[0][1], "classes": len(several)}
+    return [Finding("spelt_twice", "warning", other / len(names), label_fields(subject), values)]
+
+
+def _lone(subject: Subject, data: ImageData) -> list[Finding]:
+    """Classes of one or two rows, as names of files or numbers of rows have them."""
+    labels = data.labels[subject.stage.train_ids]
+    counts = np.bincount(labels, minlength=len(data.classes))
+    share = float((counts[labels] <= FEW_OF_CLASS).mean()) if len(labels) else 0.0
+    if len(labels) < LEAST_ROWS or share < LONE:
+        return []
+    least = int(np.flatnonzero((counts > 0) & (counts <= FEW_OF_CLASS))[0])
+    values: dict[str, Value] = {"classes": int((counts > 0).sum()), "shown": data.classes[least]}
+    return [Finding("lone_classes", "fault", share, label_fields(subject), values)]
+
+
+def _shares(subject: Subject, labels: np.ndarray) -> list[Finding]:
+    """Classes that one side lacks, or of which it has quite another share."""
+    ours, theirs = (labels[ids][labels[ids] >= 0] for ids in (subject.stage.train_ids, subject.stage.held_out_ids))
+    num = int(max(ours.max(initial=0), theirs.max(initial=0))) + 1
+    if len(ours) < LEAST_ROWS or len(theirs) < max(LEAST_HELD, PER_CLASS * num):
+        return []
+    trained, held = (np.bincount(one, minlength=num) / len(one) for one in (ours, theirs))
+    unseen, lacking = float(held[trained == 0].sum()), float((held[trained > 0] == 0).mean())
+    moved = float(np.abs(trained - held).sum() / 2)
+    if unseen < UNSEEN_CLASS and lacking < LACKING and moved < OTHER_SHARES:
+        return []
+    values: dict[str, Value] = {"unseen": unseen, "lacking": int((held[trained > 0] == 0).sum()), "sequences": num}
+    severity: Severity = "fault" if unseen >= 0.5 else "warning"
+    return [Finding("other_classes", severity, moved, (*label_fields(subject), "data.holdout"), values)]
+
+
+def _shortcut(subject: Subject, data: ImageData) -> list[Finding]:
+    """The size, the mode or the kind of the file alone tells the class."""
+    ids = subject.stage.train_ids
+    labels = data.labels[ids]
+    if len(ids) < LEAST_ROWS or np.bincount(labels).max() > NOT_TOLD * len(labels):
+        return []
+    properties: list[tuple[str, Callable[[ImageExample], object]]] = [
+        ("@picture_size", lambda one: (one.width, one.height)),
+        ("@picture_mode", lambda one: one.mode),
+        ("@picture_file", lambda one: one.path.suffix.casefold()),
+    ]
+    for name, of in properties:
+        seen: dict[object, Counter[int]] = defaultdict(Counter)
+        for seq, label in zip(ids.tolist(), labels.tolist(), strict=True):
+            seen[of(data.examples[seq])][label] += 1
+        told = sum(counts.most_common(1)[0][1] for counts in seen.values()) / len(ids)
+        if 2 <= len(seen) <= len(ids) / RECURS and told >= TOLD:
+            value, counts = max(seen.items(), key=lambda one: sum(one[1].values()))
+            shown = " x ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            values: dict[str, Value] = {
+                "property": name,
+                "shown": shown,
+                "target": data.classes[counts.most_common(1)[0][0]],
+            }
+            return [Finding("shortcut", "warning", told, label_fields(subject), values)]
+    return []
+
+
+def _without_picture(subject: Subject, data: VqaData) -> list[Finding]:
+    """Questions that recur with one answer each, whatever their picture."""
+    answers: dict[str, Counter[str]] = defaultdict(Counter)
+    for seq in subject.stage.train_ids.tolist():
+        one = data.examples[seq]
+        if one.question:
+            answers[one.question][one.answer] += 1
+    known = [counts for counts in answers.values() if sum(counts.values()) >= LEAST_ASKED]
+    num = sum(sum(counts.values()) for counts in known)
+    told = sum(counts.most_common(1)[0][1] for counts in known) / max(num, 1)
+    different = {counts.most_common(1)[0][0] for counts in known}
+    if num < max(LEAST_ROWS, len(subject.stage.train_ids) / 2) or told < WITHOUT_PICTURE or len(different) < 2:
+        return []
+    question = next(question for question, counts in answers.items() if sum(counts.values()) >= LEAST_ASKED)
+    values: dict[str, Value] = {"question": question[:50], "answer": answers[question].most_common(1)[0][0][:30]}
+    return [Finding("without_picture", "warning", told, ("data.vqa",), values)]
+
+
+# --------------------------------------------------------------------------- both sides
+
+
+def _apart(subject: Subject) -> list[Finding]:
+    """The property in which held-out rows differ most from those to train on."""
+    kinds = subject.setup.data.table.kind
+    held = subject.stage.held_out_ids
+    kind = int(np.bincount(kinds[held]).argmax()) if len(held) else 0  # one kind of data may be held out alone
+    ours, theirs = (_properties(subject, ids[kinds[ids] == kind]) for ids in (subject.stage.train_ids, held))
+    worst: tuple[float, str, float, float] = (0.0, "", 0.0, 0.0)
+    for name in ours.keys() & theirs.keys():
+        one, other = ours[name], theirs[name]
+        if len(one) < LEAST_ROWS or len(other) < LEAST_HELD:
+            continue
+        floor = LOG_FLOOR if name.startswith("@log") else FLOOR
+        spread = max(float(np.sqrt((one.var() + other.var()) / 2)), floor)
+        distance = abs(float(other.mean() - one.mean())) / spread
+        errors = distance / (1 / len(one) + 1 / len(other)) ** 0.5
+        if errors >= SURELY:
+            worst = max(worst, (distance, name, float(one.mean()), float(other.mean())))
+    distance, name, here, there = worst
+    if distance < APART:
+        return []
+    values: dict[str, Value] = {"property": name, "here": here, "there": there}
+    fields = (*label_fields(subject), "data.holdout")
+    return [Finding("sides_apart", "warning", distance, fields, values)]
+
+
+def _properties(subject: Subject, ids: np.ndarray) -> dict[str, np.ndarray]:
+    """Numbers of some rows of a side, by name; a name with @ is a word of the output."""
+    data = subject.setup.data
+    if isinstance(data, TextData):
+        texts = [data.tokenizer.decode(tokens_of(data, seq).tolist()) for seq in sampled(ids).tolist()]
+        return _of_texts([text for text in texts if text])
+    if isinstance(data, ImageData):
+        return _of_pictures([data.examples[seq] for seq in sampled(ids).tolist()])
+    if isinstance(data, VqaData):
+        shown = sorted({image for seq in sampled(ids).tolist() for image in data.examples[seq].images})
+        return _of_pictures([data.images[image] for image in shown])
+    return _of_patients(data, ids) if isinstance(data, EventData) else {}
+
+
+def _of_texts(texts: Sequence[str]) -> dict[str, np.ndarray]:
+    def shares(is_one: Callable[[str], bool]) -> np.ndarray:
+        return np.array([sum(map(is_one, text)) / len(text) for text in texts])
+
+    return {
+        "@log_length": np.log10([len(text) for text in texts]) if texts else np.zeros(0),
+        "@capitals": shares(str.isupper),
+        "@beyond_ascii": shares(lambda one: one > "\x7f"),
+        "@blanks": shares(str.isspace),
+        "@decimals": shares(str.isdecimal),
+    }
+
+
+def _of_pictures(examples: Sequence[ImageExample]) -> dict[str, np.ndarray]:
+    if not examples:
+        return {}
+    copies = small_copies(examples).reshape(len(examples), -1, 3) / 255.0
+    return {
+        "@brightness": copies.mean((1, 2)),
+        "@contrast": copies.mean(2).std(1),
+        "@colour": (copies.max(2) - copies.min(2)).mean(1),
+        "@log_pixels": np.log10([one.width * one.height for one in examples]),
+    }
+
+
+def _of_patients(data: EventData, ids: np.ndarray) -> dict[str, np.ndarray]:
+    """Values of every code, as the model gets them, and the events of a patient."""
+    found = {"@log_events": np.log10(1 + np.diff(data.sets.events_of)[ids])}
+    owner = np.repeat(np.arange(len(data.sets.events_of) - 1), np.diff(data.sets.events_of))
+    chosen = np.isin(owner, ids) & ~np.isnan(data.values)
+    for code in np.flatnonzero(np.bincount(data.code[chosen], minlength=1) >= LEAST_HELD).tolist():
+        if code:
+            found[data.codes[code]] = data.values[chosen & (data.code == code)].astype(np.float64)
+    return found

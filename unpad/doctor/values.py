@@ -1,0 +1,100 @@
+"""Values of patients' tests that are two things in one column, or stand for none; and patients that a join has lost."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unpad.data.patients import EventData
+from unpad.doctor.finding import Finding, Severity, Value
+from unpad.doctor.subject import Subject
+
+LEAST_VALUES, DISTINCT = 80, 12  # of a code, and different ones on each side of a gap
+SMALLER = 0.1  # share of the values on the smaller side
+GAP, ALIKE = 5.0, 5.0  # deviations of the sides between their means, and times that one's spread may be the other's
+EMPTY_MIDDLE = 0.35  # of the distance between the means, without a value
+STAND_IN, BESIDE = 0.04, 1.0  # share of one exact value, and deviations of the others from their nearest to it
+LOST, MOSTLY_LOST = 0.4, 0.8  # of the patients
+
+
+def check_values(subject: Subject) -> list[Finding]:
+    """Findings on the values of the training patients, and on patients that were left out; none of other data."""
+    data = subject.setup.data
+    if not isinstance(data, EventData):
+        return []
+    by_code = _values_of(data, subject.stage.train_ids)
+    return [*_two_scales(data, by_code), *_stand_ins(data, by_code), *_flat(data, by_code), *_lost(subject, data)]
+
+
+def _values_of(data: EventData, ids: np.ndarray) -> dict[int, np.ndarray]:
+    """Sorted values of the training patients as the model gets them, by code."""
+    owner = np.repeat(np.arange(len(data.sets.events_of) - 1), np.diff(data.sets.events_of))
+    chosen = np.isin(owner, ids) & ~np.isnan(data.values) & (data.code > 0)
+    code, value = data.code[chosen], data.values[chosen].astype(np.float64)
+    counts = np.bincount(code, minlength=len(data.codes))
+    return {one: np.sort(value[code == one]) for one in np.flatnonzero(counts >= LEAST_VALUES).tolist()}
+
+
+def _two_scales(data: EventData, by_code: dict[int, np.ndarray]) -> list[Finding]:
+    """Values in two bells with nothing between them, each of many different values: two units, or two tests."""
+    found: list[tuple[float, int, float, float]] = []
+    for code, values in by_code.items():
+        raw = values * data.known.std[code] + data.known.mean[code]
+        for scaled in (raw, np.log(raw)) if (raw > 0).all() else (raw,):
+            least = max(int(SMALLER * len(scaled)), 2)
+            gaps = np.diff(scaled)[least - 1 : len(scaled) - least]
+            cut = least + int(gaps.argmax())
+            low, high = scaled[:cut], scaled[cut:]
+            apart, spreads = float(high.mean() - low.mean()), sorted((float(low.std()), float(high.std())))
+            distinct = min(len(np.unique(low)), len(np.unique(high)))
+            is_two = apart >= GAP * spreads[1] and float(gaps.max()) >= EMPTY_MIDDLE * apart
+            if is_two and distinct >= DISTINCT and spreads[1] <= ALIKE * spreads[0]:
+                middles = float(np.median(raw[:cut])), float(np.median(raw[cut:]))
+                found.append((min(len(low), len(high)) / len(raw), code, *middles))
+                break
+    if not found:
+        return []
+    share, code, first, second = max(found)
+    told: dict[str, Value] = {"code": data.codes[code], "first": first, "second": second, "codes": len(found)}
+    return [Finding("two_scales", "warning", share, ("data.events",), told)]
+
+
+def _stand_ins(data: EventData, by_code: dict[int, np.ndarray]) -> list[Finding]:
+    """One exact value at the edge of a code, far from all the others, as programs write where there is none."""
+    found: list[tuple[float, int, float]] = []
+    for code, values in by_code.items():
+        for edge, others in ((values[0], values[values > values[0]]), (values[-1], values[values < values[-1]])):
+            share = 1 - len(others) / len(values)
+            if len(np.unique(others)) < DISTINCT or not STAND_IN <= share < 0.9:
+                continue
+            distance = float(np.abs(others - edge).min())
+            if distance >= BESIDE * max(float(others.std()), 1e-9):
+                found.append((share, code, float(edge * data.known.std[code] + data.known.mean[code])))
+    if not found:
+        return []
+    share, code, value = max(found)
+    told: dict[str, Value] = {"code": data.codes[code], "value": value, "codes": len(found)}
+    return [Finding("stand_in", "warning", share, ("data.events",), told)]
+
+
+def _flat(data: EventData, by_code: dict[int, np.ndarray]) -> list[Finding]:
+    """Values that `events.std_floor` has made small, though they differ."""
+    floor = data.recipe.events.std_floor
+    small = [code for code, values in by_code.items() if 0 < float(values.std()) < 0.1]
+    if not small or len(small) < 0.3 * len(by_code) or floor <= 0.01:
+        return []
+    told: dict[str, Value] = {"code": data.codes[small[0]], "codes": len(small), "field": "events.std_floor"}
+    return [Finding("floored", "warning", floor, ("events.std_floor",), told)]
+
+
+def _lost(subject: Subject, data: EventData) -> list[Finding]:
+    """Patients that were left out, such as those whose id is in no row of the labels."""
+    left = {why: num for why, num in data.cohort.left_out.items() if num}
+    unknown = int((data.labels[subject.stage.train_ids] < 0).sum()) if data.labels is not None else 0
+    lost, whole = sum(left.values()) + unknown, sum(left.values()) + len(data.ids)
+    share = lost / max(whole, 1)
+    if share < LOST:
+        return []
+    why = max(left, key=lambda one: left[one]) if left else "@no_label"
+    severity: Severity = "fault" if share >= MOSTLY_LOST else "warning"
+    told: dict[str, Value] = {"sequences": whole, "why": why}
+    return [Finding("lost_patients", severity, share, ("events.labels", "data.events", "events.split"), told)]

@@ -1,0 +1,49 @@
+"""The sequences of a row of data, as a collator gives them when it is handed that row alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch.nn import functional as F
+
+from unpad.errors import ProofError
+from unpad.proof.foreign.known import Collated, listed
+from unpad.proof.foreign.update import IGNORE, Known, read_batch
+
+
+def sequences_alone(collated: Collated, lengths: Sequence[int] | None = None) -> list[Known]:
+    """Read the batch of one row: its real tokens, and those of them that have a label.
+
+    Args:
+        lengths: of the sequences that are packed in the row; by default the row is taken apart where positions restart.
+            What follows them without a label is fill.
+
+    Raises:
+        ProofError: the batch has several rows, or lengths are not those of its tokens.
+    """
+    batches = [read_batch(one) for one in listed(collated)]
+    if len(batches) != 1 or len(batches[0].ids) != 1:
+        raise ProofError("the collator makes no single row of a single example", fix="collate each example to one row")
+    batch = batches[0]
+    labels = F.pad(batch.targets[:, :-1], (1, 0), value=IGNORE)  # of the token itself, and not of the one after it
+    real = batch.real[0]
+    ids, kept = batch.ids[0][real].tolist(), (labels[0][real] != IGNORE).tolist()
+    if lengths is None:
+        ends = [*batch.starts()[0][real].nonzero().flatten().tolist(), len(ids)]
+        ends = ends if ends[0] == 0 else [0, *ends]
+        while len(ends) > 2 and ends[-1] - ends[-2] == 1:  # fill, each token at position 0
+            ends.pop()
+    else:
+        ends = [0]
+        for length in lengths:
+            ends.append(ends[-1] + int(length))
+    if ends[-1] != len(ids) and (ends[-1] > len(ids) or any(kept[ends[-1] :])):
+        raise ProofError(f"a row has {len(ids)} tokens and lengths of {ends[-1]}", fix="pack the rows again")
+    return [
+        Known(
+            ids[start:stop],
+            [ids[at] if kept[at] and at > start else IGNORE for at in range(start, stop)],
+        )
+        for start, stop in pairwise(ends)
+    ]

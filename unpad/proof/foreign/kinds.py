@@ -1,0 +1,153 @@
+"""Models that are no causal language models, and trainers that train by something else than the next token, by name.
+
+Classes are recognised by their names and those of their bases, so that neither transformers nor TRL is imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+from torch import nn
+
+from unpad.proof.foreign.model import base_of, config_of
+
+CAUSAL = ("ForCausalLM", "LMHeadModel", "Decoder")  # ends of the names of causal classes
+MASKED = "is a masked language model: it predicts tokens that are hidden, and each batch hides others"
+HEADS = {  # ends of the names of classes; the first that fits counts
+    "ForMaskedLM": MASKED,
+    "ForPreTraining": MASKED,
+    "ForTokenClassification": "classifies tokens: its labels are classes, not the next tokens",
+    "ForSequenceClassification": "classifies sequences: a sequence has one label, and no token is predicted",
+    "ForQuestionAnswering": "answers questions: it predicts where an answer begins and ends, not the next token",
+    "ForMultipleChoice": "chooses among answers: an example has one label, and no token is predicted",
+    "ForNextSentencePrediction": "judges pairs of sentences: a pair has one label, and no token is predicted",
+}
+ENCODER_DECODER = "is an encoder with a decoder: it predicts a second sequence, not the next token of its input"
+ENCODER = "is an encoder without a head: it predicts no token"
+CAUSAL_FIX = "use a causal language model, as AutoModelForCausalLM makes it"
+
+TRAINERS = {  # of TRL; parts of the names of classes, the first that fits counts
+    "DPO": "pairs of a chosen and a rejected reply",
+    "TPO": "triples of replies",
+    "KTO": "replies that are marked as wanted or not, against those of a second model",
+    "ORPO": "pairs of a chosen and a rejected reply",
+    "CPO": "pairs of a chosen and a rejected reply",
+    "BCO": "replies that are marked as wanted or not, against those of a second model",
+    "Reward": "pairs of a chosen and a rejected reply, which it scores",
+    "PRM": "steps of replies, which it scores",
+    "GRPO": "replies that the model writes while it trains, and their rewards",
+    "RLOO": "replies that the model writes while it trains, and their rewards",
+    "PPO": "replies that the model writes while it trains, and their rewards",
+    "GKD": "the logits of a teacher, also on replies that the model writes while it trains",
+    "GOLD": "the logits of a teacher, also on replies that the model writes while it trains",
+    "Distillation": "the logits of a teacher, also on replies that the model writes while it trains",
+}
+OTHERWISE = "an objective of its own"
+TOKENS = ("SFTTrainer", "_BaseTrainer")  # trainers of TRL that train by the next token, or leave it open
+TRAINER_FIX = "use Trainer of transformers or SFTTrainer of TRL, or prove the model by unpad.prove_callable"
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Cause why something is not judged: one sentence that begins with its name, and what to do."""
+
+    what: str
+    fix: str
+
+
+@runtime_checkable
+class TwoParts(Protocol):
+    """Configuration that says if a model has an encoder and a decoder, as all of transformers."""
+
+    is_encoder_decoder: bool
+
+
+@runtime_checkable
+class Compiled(Protocol):
+    """A model that torch compiled."""
+
+    _orig_mod: nn.Module
+
+
+@runtime_checkable
+class Hiding(Protocol):
+    """A collator that can hide tokens, as DataCollatorForLanguageModeling."""
+
+    mlm: bool
+
+
+@runtime_checkable
+class Collates(Protocol):
+    """A trainer with a collator."""
+
+    data_collator: object
+
+
+@runtime_checkable
+class Trains(Protocol):
+    """A trainer with a model."""
+
+    model: nn.Module
+
+
+def no_causal_model(model: nn.Module) -> Reason | None:
+    """The cause why a model is no causal language model; None if nothing says so.
+
+    Adapters and compilation are looked through.
+    """
+    inner = _uncompiled(base_of(_uncompiled(model)))
+    config = config_of(inner)
+    in_two_parts = isinstance(config, TwoParts) and config.is_encoder_decoder is True
+    for kind in type(inner).__mro__:  # a class of a user's own has the name of its base
+        reason = no_causal_name(kind.__name__, in_two_parts=False)
+        if reason is not None:
+            return replace(reason, what=reason.what.replace(kind.__name__, type(inner).__name__, 1))
+    return no_causal_name(type(inner).__name__, in_two_parts=in_two_parts)
+
+
+def no_causal_name(name: str, *, in_two_parts: bool, is_encoder: bool = False) -> Reason | None:
+    """The cause why a class is no causal language model, by its name.
+
+    Args:
+        in_two_parts: whether its configuration says that it has an encoder and a decoder.
+        is_encoder: whether models of its kind are encoders, unless they have a head of another kind.
+    """
+    if name.endswith(CAUSAL):
+        return None
+    head = next((what for end, what in HEADS.items() if name.endswith(end)), "")
+    if not head and in_two_parts:
+        head = ENCODER_DECODER
+    if not head and is_encoder and name.endswith("Model"):
+        head = ENCODER
+    return Reason(f"{name} {head}", CAUSAL_FIX) if head else None
+
+
+def _uncompiled(model: nn.Module) -> nn.Module:
+    return model._orig_mod if isinstance(model, Compiled) else model
+
+
+def _is_of_trl(kind: type) -> bool:
+    """True for a class that a module of TRL has; a class made of one of them at run time may only say so."""
+    module = sys.modules.get(kind.__module__)
+    return kind.__module__.partition(".")[0] == "trl" and getattr(module, kind.__name__, None) is kind
+
+
+def no_trainer_of_tokens(trainer: object) -> Reason | None:
+    """The cause why a trainer does not train by the next token; None if nothing says so.
+
+    It is the trainer's class, its model or its collator.
+    """
+    ours = next((kind for kind in type(trainer).__mro__ if _is_of_trl(kind)), None)
+    if ours is not None and ours.__name__ not in TOKENS:
+        objective = next((what for part, what in TRAINERS.items() if part in ours.__name__), OTHERWISE)
+        own = "" if type(trainer) is ours else f"{type(trainer).__name__} is a "
+        what = f"{own}{ours.__name__} of TRL: it trains on {objective}, not on the next token of each sequence"
+        return Reason(what, TRAINER_FIX)
+    reason = no_causal_model(trainer.model) if isinstance(trainer, Trains) else None
+    collator = trainer.data_collator if isinstance(trainer, Collates) else None
+    if reason is None and isinstance(collator, Hiding) and collator.mlm:
+        what = f"{type(collator).__name__} has mlm=True: it hides tokens, which a causal model cannot predict"
+        return Reason(what, "set mlm=False")
+    return reason

@@ -1,0 +1,124 @@
+"""Steps of a stage outside of its training, to measure or to try something: nothing of the run changes."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.plan import Micro, Plan
+from unpad.errors import needs_memory
+from unpad.models import lower_sizes
+from unpad.models.contract import Model
+from unpad.recipes.training import OptimSettings
+from unpad.training.memory import peak_memory, process_memory, restart_peak, return_freed_memory
+from unpad.training.optim import make_optimizer, set_rate
+from unpad.training.setup import Setup
+from unpad.training.share import Share
+from unpad.training.stage import StageSetup, prepare_model
+from unpad.training.step import LossScaler, StepResult, train_step
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Memory and time of a step.
+
+    Args:
+        tokens: that the step computed, padding included.
+        seconds: of its forward and backward passes and the change of weights.
+        largest_tokens: of the plan's largest micro-batch, padding included.
+        peak_bytes: resident memory of the process at that micro-batch's peak, model and optimizer included.
+        base_bytes: resident memory before it.
+    """
+
+    tokens: int
+    seconds: float
+    largest_tokens: int
+    peak_bytes: int
+    base_bytes: int
+
+
+class Rehearsal:
+    """A stage prepared as training prepares it, at its peak learning rate, on a copy of the model.
+
+    Args:
+        model: in place of the one that training starts from.
+        copies: False takes the steps with the model itself.
+        drops: whether dropout is on, as in training.
+        changes: fields of `optim` in place of the recipe's.
+
+    Raises:
+        OutOfMemoryError: memory does not hold a copy of the model.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        stage: StageSetup,
+        *,
+        model: Model | None = None,
+        copies: bool = True,
+        drops: bool = True,
+        **changes: object,
+    ) -> None:
+        self.setup, self.stage, self.drops = setup, stage, drops
+        self.settings: OptimSettings = stage.recipe.optim.model_copy(update=changes)
+        self.model = setup.model if model is None else model
+        with needs_memory("a copy of the model", lower_sizes(self.model.config)):
+            if copies:
+                self.model = copy.deepcopy(self.model)
+            objective = prepare_model(self.model, stage).objective
+            self.optimizer = make_optimizer(self.model, self.settings)
+        self.rate(self.settings.lr * self.settings.lr_scale)
+        self.weights = objective.final(self.model)
+        self.scaler = LossScaler() if setup.precision == "fp16" else None
+
+    def rate(self, rate: float) -> None:
+        """Set the learning rate."""
+        set_rate(self.optimizer, rate)
+
+    def load(self, planned: Sequence[Micro]) -> list[RaggedBatch]:
+        """The micro-batches of a step."""
+        return [self.setup.data.load(micro).to(self.setup.device) for micro in planned]
+
+    def step(self, micros: Sequence[RaggedBatch], share: Share | None = None) -> StepResult:
+        """Take one step.
+
+        Args:
+            share: the part of the step that these are; None: all of it.
+        """
+        self.model.train(self.drops)
+        return train_step(
+            self.model,
+            micros,
+            self.optimizer,
+            weights=self.weights,
+            precision=self.setup.precision,
+            clip=self.settings.clip,
+            scaler=self.scaler,
+            share=share,
+        )
+
+    def cost(self, plan: Plan) -> StepCost:
+        """Take a step of the plan's largest micro-batch, for its memory, and the plan's first step, for its time."""
+        return_freed_memory()
+        base = process_memory()
+        if plan.num_steps == 0:  # every token is dropped, as the ledger says
+            return StepCost(0, 0.0, 0, base, base)
+        restart_peak()
+        largest = self.load([plan.micro(int(np.argmax(plan.micro_cells)))])
+        self.step(largest)
+        peak = max(peak_memory(), base)
+        first = self.load(plan.step(0))
+        began = time.perf_counter()
+        self.step(first)
+        seconds = time.perf_counter() - began
+        return StepCost(_tokens(first), seconds, _tokens(largest), peak, base)
+
+
+def _tokens(batches: Sequence[RaggedBatch]) -> int:
+    return sum(batch.total_tokens for batch in batches)
