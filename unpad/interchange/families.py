@@ -1,12 +1,15 @@
-"""Families of decoders, as data."""
+"""Families of models that folders may hold, by `model_type` of config.json."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
+from unpad.errors import CheckpointError
 from unpad.interchange.decoders import DecoderFamily
-from unpad.interchange.folder import Change, Fields
+from unpad.interchange.folder import Change, Family, Fields, shown
+from unpad.interchange.llava import Llava
 from unpad.interchange.readings import (
     BIASES,
     GATED,
@@ -208,3 +211,32 @@ OPT = DecoderFamily(
 DECODERS = {
     family.model_type: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, GRANITE, GEMMA, GEMMA3, GPT2, OPT)
 }
+FAMILIES: dict[str, Family] = {**DECODERS, "minimind": MINIMIND, "llava": Llava()}
+
+
+def family_of(given: Fields, where: Path) -> Family:
+    """The family that config.json names.
+
+    Raises:
+        CheckpointError: no family has this `model_type`.
+    """
+    kind = given.get("model_type") if isinstance(given, dict) else None
+    if isinstance(kind, str) and kind in FAMILIES:
+        return FAMILIES[kind]
+    meant = [name for name in FAMILIES if isinstance(kind, str) and _is_slip(kind, name)]
+    fix = f"did you mean {meant[0]}?" if meant else _not_read_here()
+    raise CheckpointError(f"model_type is {shown(kind)}, which is not covered", where=str(where), fix=fix)
+
+
+def _is_slip(typed: str, name: str) -> bool:
+    """True if `typed` is `name` with one letter left out, doubled or exchanged with the next. Names that are close in
+    any other way (ministral, gemma2) are architectures of their own."""
+    left_out = {name[:i] + name[i + 1 :] for i in range(len(name)) if name[i].isalpha()}
+    doubled = {name[: i + 1] + name[i:] for i in range(len(name)) if name[i].isalpha()}
+    exchanged = {name[:i] + name[i + 1] + name[i] + name[i + 2 :] for i in range(len(name) - 1)}
+    return typed in left_out | doubled | exchanged
+
+
+def _not_read_here() -> str:
+    names = ", ".join(FAMILIES)
+    return f"known: {names}; other types train under transformers, where unpad.hf.attach removes the padding"
