@@ -29,13 +29,14 @@ from unpad.run.summary import HEAD, RunSummary
 from unpad.terminal.progress import progress
 from unpad.terminal.table import WIDTH, cells
 from unpad.training.loop import train
+from unpad.training.rehearsal import StepCost
 from unpad.trials.bench.memory import MemoryModel, memory_lines
 from unpad.trials.bench.quality import Trained, trained_lines
 from unpad.trials.bench.speed import SpeedRow, table
 from unpad.trials.preview import _with_places
 from unpad.trials.search.search import Search, _summary
 from unpad.trials.search.space import split_fields
-from unpad.trials.stage_table import StagePreview, Trial, _table, trial_line
+from unpad.trials.stage_table import StagePreview, _table, trial_line
 from unpad.trials.strategy_table import StrategyRow, Units
 
 STRATEGIES = strategy_names()
@@ -148,7 +149,7 @@ def test_the_plan_of_a_large_corpus_fits() -> None:
         StrategyRow(name, pad_share=0.999, length_correlation=-0.123, ledger=ledger, **numbers) for name in STRATEGIES
     ]
     rows[0] = StrategyRow(STRATEGIES[0], refused="a sequence of 512 tokens does not fit")
-    trials = {name: Trial(10**6, 1e5, 10**6, 123 << 30, 1 << 30) for name in STRATEGIES}
+    trials = {name: StepCost(10**6, 1e5, 10**6, 123 << 30, 1 << 30) for name in STRATEGIES}
     for units, attends in ((Units(), True), (Units("questions about images", "visual tokens"), False)):
         stage = StagePreview("tune", np.array([9]), rows, trials, 1000, PlanSettings(), units, attends)
         assert too_wide(_table(stage)) == []

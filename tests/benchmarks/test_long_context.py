@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.toy import quiet
+from unpad.data.measuring import Measuring
 from unpad.data.text import TextData
 from unpad.evaluation.text import document_nll
 from unpad.inference.loaded import load
@@ -62,7 +63,7 @@ def test_every_way_reads_the_same_targets_and_one_time_the_context_is_the_models
     run = load(tmp_path / "run")
     data = run.data()
     assert isinstance(data, TextData)
-    sums = document_nll(run.model, data, np.flatnonzero(data.table.split == 1), run.recipe.plan, "cpu")  # type: ignore[arg-type]
+    sums = document_nll(Measuring(run.model, data, np.flatnonzero(data.table.split == 1), run.recipe.plan))
     whole = sums.nll.sum() / math.log(2) / sums.chars.sum()
     assert found[0].bits()[0] == pytest.approx(whole, rel=0.02), "but for the rest of a sequence after its last window"
     beyond = {one.way: one.bits()[0] for one in found if (one.factor, one.first) == (4, 2 * CONTEXT)}

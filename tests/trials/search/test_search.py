@@ -262,7 +262,7 @@ def test_a_trial_that_fails_is_counted_and_the_search_goes_on(recipe: Path, tmp_
     failed = [t for t in trials_of(tmp_path / "search") if t.state == TrialState.FAIL]
     assert "the limit is 8 of model.context" in failed[0].user_attrs["error"]
     assert any(f"{len(failed)} failed" in line for line in lines)
-    with pytest.raises(RecipeError, match="none of 1 trials could be judged"):
+    with pytest.raises(RecipeError, match="no trial of 1 could be judged"):
         look(recipe, tmp_path / "none", "model.context=8,9", "plan.overflow=error", trials=1)
 
 

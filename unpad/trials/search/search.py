@@ -371,7 +371,7 @@ def _summary(search: Search) -> list[str]:
     states = [trial.state for trial in trials]
     if not ranked:
         said = next((trial.user_attrs["error"] for trial in trials if "error" in trial.user_attrs), "all were stopped")
-        what = f"none of {number_of(len(trials), 'trials')} could be judged; the first of them: {said}"
+        what = f"no trial of {len(trials)} could be judged; the first: {said}"
         fix = "train one of them alone to see more, and change what is searched"
         raise RecipeError(what, where=str(search.folder), fix=fix)
     head = ["trial", search.metric, *search.space]
