@@ -84,7 +84,7 @@ def test_without_a_judged_trial_the_first_reason_is_told(tmp_path: Path, errors:
     for error in errors:
         state = TrialState.FAIL if error else TrialState.PRUNED
         add(search, state, None if error else 1.0, 1e-4, "2", **({"error": error} if error else {}))
-    with pytest.raises(RecipeError, match=f"none of {len(errors)} trials .* the first of them: {said}"):
+    with pytest.raises(RecipeError, match=f"no trial of {len(errors)} .* the first: {said}"):
         module._summary(search)
 
 
