@@ -32,6 +32,7 @@ from unpad.batching.plan import Micro
 from unpad.data.family import open_data
 from unpad.data.sources.split import Split
 from unpad.models import build_model, model_config
+from unpad.models.contract import Trainable
 from unpad.models.objective import Objective
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.models.set_sequence.model import SetSequence
@@ -42,7 +43,7 @@ from unpad.recipes.recipe import Recipe
 from unpad.storage import write_atomic
 from unpad.training.memory import peak_memory, process_memory, restart_peak, return_freed_memory
 from unpad.training.optim import make_optimizer, set_rate
-from unpad.training.step import Trainable, accumulate, train_step
+from unpad.training.step import accumulate, train_step
 from unpad.trials.bench.measure import Contender, Rounds, Spread, Work, describe_machine, measure_rounds, spread
 
 HERE = Path(__file__).parent

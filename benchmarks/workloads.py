@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.loader import TokenSource, load_micro, load_steps
 from unpad.batching.plan import Plan, plan
-from unpad.models.contract import WEIGHTS
+from unpad.models.contract import WEIGHTS, Trainable
 from unpad.models.decoder import Config, Decoder
 from unpad.nn.block import Block, BlockConfig, Stream, init_weights
 from unpad.nn.flops import LayerSizes, sizes_of, training_operations
@@ -44,7 +44,7 @@ from unpad.recipes.training import OptimSettings, PlanSettings
 from unpad.training.optim import make_optimizer
 from unpad.training.setup import Setup, prepare_setup
 from unpad.training.stage import plan_inputs
-from unpad.training.step import Trainable, train_step
+from unpad.training.step import train_step
 from unpad.trials.bench.measure import Work
 
 CPU = torch.device("cpu")

@@ -28,7 +28,6 @@ from unpad.nn.native import library
 from unpad.processes.group import ALONE, Group
 from unpad.recipes.training import OptimSettings, PlanSettings
 from unpad.training.loop import train
-from unpad.training.micro import count_micro
 from unpad.training.optim import make_optimizer
 from unpad.training.parallelism import ONE_PROCESS
 from unpad.training.pipeline import PipelinedDecoder
@@ -36,7 +35,7 @@ from unpad.training.pipeline_part import divide, share_at_work, stage_blocks
 from unpad.training.pipeline_recipe import check_pipeline
 from unpad.training.pipeline_stages import PipelineStages
 from unpad.training.setup import resolved
-from unpad.training.share import Share, step_seed
+from unpad.training.share import Share, count_micro, step_seed
 from unpad.training.step import train_step
 
 Told = tuple[Path, list[dict[str, Any]]]  # a folder with runs, and what every process found

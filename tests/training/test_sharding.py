@@ -26,11 +26,10 @@ from unpad.processes.divided import is_divided, total_norm, whole_tensor
 from unpad.processes.group import Group
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import OptimSettings, ParameterGroup
-from unpad.training.micro import count_micro
 from unpad.training.optim import freeze, make_optimizer, update
 from unpad.training.parallelism import Lockstep
 from unpad.training.sharding import Sharding, check_divided_stage, check_sharding
-from unpad.training.share import Share, step_seed
+from unpad.training.share import Share, count_micro, step_seed
 from unpad.training.step import accumulate
 
 CPU = torch.device("cpu")

@@ -23,14 +23,14 @@ from tests.helpers.toy import quiet, write_toy
 from tests.helpers.turns import in_turns
 from unpad.batching.batch import RaggedBatch, concatenate
 from unpad.batching.shares import assign
+from unpad.models.contract import Trainable
 from unpad.nn.losses import Terms
 from unpad.processes.group import Group
 from unpad.training import step
 from unpad.training.loop import train
-from unpad.training.micro import counts_of_all, counts_to_json
 from unpad.training.parallelism import Replicas
-from unpad.training.share import Share, step_seed
-from unpad.training.step import LossScaler, Trainable, train_step
+from unpad.training.share import Share, counts_of_all, counts_to_json, step_seed
+from unpad.training.step import LossScaler, train_step
 
 SIZES = (1, 2, 3, 4, 7)
 SEED = (3, 41)  # of a run, and the number of its update
@@ -246,8 +246,8 @@ FAULTS = {
     "draws by process": Fault(SHARE, "Share.seed_draws", "*self.seed, number", "*self.seed, number + self.group.rank"),
     "local divisor": Fault(SHARE, "Share.total", "for micro in self.counts",
                            "for micro in [self.counts[i] for i in self.numbers]"),
-    "local counts of metrics": Fault(LOOP, "_one_step", "loaded.micros, loaded.share.counts",
-                                     "loaded.micros, [loaded.share.counts[i] for i in loaded.share.numbers]"),
+    "local counts of metrics": Fault(LOOP, "_record_of", "stage.run.progress, loaded.share.counts",
+                                     "stage.run.progress, [loaded.share.counts[i] for i in loaded.share.numbers]"),
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ have: a model subclasses each one it has, and code that needs one asks by `isins
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -78,6 +78,16 @@ class MarksImages(Protocol):
 
 
 # --------------------------------------------------------------------------- models
+
+
+class Trainable(Protocol):
+    """Interface of a model to the step: loss terms of a batch, and their counts without computing them."""
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def losses(self, batch: RaggedBatch) -> Terms: ...
+
+    def count_targets(self, batch: RaggedBatch) -> dict[str, int]: ...
 
 
 class Model(nn.Module, ABC):

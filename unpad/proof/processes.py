@@ -40,11 +40,10 @@ from unpad.proof.sample import WORK, candidates_of, choose, plan_of_sample, smal
 from unpad.proof.subject import on_own_data, open_setup
 from unpad.terminal.progress import progress
 from unpad.terminal.table import number_of
-from unpad.training.micro import counts_of_all, counts_to_json
 from unpad.training.parallelism import Replicas
 from unpad.training.rehearsal import Rehearsal
 from unpad.training.setup import Setup
-from unpad.training.share import Share, own_numbers, step_seed
+from unpad.training.share import Share, counts_of_all, counts_to_json, own_numbers, step_seed
 from unpad.training.stage import prepare_model
 
 # Relative error that fast sums may add to a gradient: fp32 keeps 24 bits, and they add one number per micro-batch.

@@ -11,26 +11,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Plan
-from unpad.models.contract import Model
+from unpad.models.contract import Model, Trainable
+from unpad.nn.draws import GeneratorState, UnmeasuredError
 from unpad.processes import divided
 from unpad.processes.fast_sums import FastSum
 from unpad.processes.group import ALONE, Group
 from unpad.processes.sums import ExactSum, GradientSum
 from unpad.run import checkpoint
-from unpad.training.micro import MicroResult
-from unpad.training.passes import HasLosses, Passes
-
-
-class HasParameters(Protocol):
-    """Interface of a model to the sum of its gradients."""
-
-    def parameters(self) -> Iterator[nn.Parameter]: ...
+from unpad.training.passes import MicroResult, Passes
+from unpad.training.room import DoesNotFitError
 
 
 @dataclass(frozen=True)
@@ -68,16 +62,20 @@ class Parallelism(ABC):
     # ----------------------------------------------------------------------- training
 
     @abstractmethod
-    def gradient_sum(self, kind: str, model: HasParameters) -> GradientSum | None:
+    def gradient_sum(self, kind: str, model: Trainable) -> GradientSum | None:
         """The sum that a recipe's `train.sums` names; None where autograd adds the gradients of one process."""
 
     def lockstep(self, num_passes: int) -> Lockstep | None:
         """Passes of an update in which the process with most micro-batches has this number of them."""
         return None
 
-    def compute(self, model: HasLosses, passes: Passes) -> dict[int, MicroResult]:
-        """Add the gradients of an update to those of this process's parameters; return the results by place."""
-        return passes.one_by_one(model)
+    def compute(self, model: Trainable, passes: Passes) -> dict[int, MicroResult]:
+        """Add the gradients of an update to those of this process's parameters; return the results by place.
+
+        Raises:
+            OutOfMemoryError: a sequence does not fit by itself.
+        """
+        return passes.run(model)
 
     def total_norm(self, gradients: Iterable[Tensor]) -> Tensor:
         """L2 norm of the whole model's gradients, a scalar.
@@ -134,12 +132,27 @@ class Replicas(Parallelism):
 
     replicates = True
 
-    def gradient_sum(self, kind: str, model: HasParameters) -> GradientSum | None:
+    def gradient_sum(self, kind: str, model: Trainable) -> GradientSum | None:
         """As of Parallelism."""
         parameters = list(model.parameters())
         if kind == "exact":
             return ExactSum(parameters)
         return FastSum(parameters, self.group) if self.group.size > 1 else None
+
+    def compute(self, model: Trainable, passes: Passes) -> dict[int, MicroResult]:
+        """See `Parallelism`; where a pass does not fit and may be cut, again from the first, in smaller passes."""
+        if passes.room is None:
+            return passes.run(model)
+        state = GeneratorState(passes.device)
+        while True:
+            try:
+                return passes.run(model)
+            except (DoesNotFitError, UnmeasuredError) as error:
+                failure = error.with_traceback(None)  # frames hold tensors
+            for parameter in model.parameters():
+                parameter.grad = None
+            passes.room.learn(failure)
+            state.restore()
 
     @contextmanager
     def evaluating(self) -> Iterator[Group]:

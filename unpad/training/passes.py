@@ -5,26 +5,61 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch
+from unpad.errors import is_memory_error
+from unpad.models.contract import Trainable
 from unpad.nn.draws import GeneratorState, SplitDraws
 from unpad.nn.losses import Terms
 from unpad.nn.precision import Precision, autocast
 from unpad.processes.sums import GradientSum
-from unpad.training.micro import MicroResult, joined
-from unpad.training.room import Room, fits
+from unpad.training.room import DoesNotFitError, Room
 from unpad.training.visual import visual_tokens
 
 
-class HasLosses(Protocol):
-    """Interface of a model to a pass: loss terms of a batch."""
+@dataclass(frozen=True)
+class MicroResult:
+    """Measurements of one micro-batch in training.
 
-    def losses(self, batch: RaggedBatch) -> Terms: ...
+    Args:
+        terms: sum and count of every loss term; the sums are detached.
+        visual: see `visual_tokens`.
+    """
+
+    terms: Terms
+    visual: dict[str, Tensor]
+
+    def to_json(self) -> list[Any]:
+        """JSON values that keep every bit."""
+        terms = {name: [float(total), str(total.dtype), count] for name, (total, count) in self.terms.items()}
+        return [terms, {name: values.tolist() for name, values in self.visual.items()}]
+
+    @classmethod
+    def from_json(cls, values: list[Any]) -> MicroResult:
+        """Read back `to_json`."""
+        terms, visual = values
+        sums = {
+            name: (torch.tensor(total, dtype=getattr(torch, dtype.removeprefix("torch."))), count)
+            for name, (total, dtype, count) in terms.items()
+        }
+        return cls(sums, {name: torch.tensor(column) for name, column in visual.items()})
+
+
+def joined(parts: Sequence[MicroResult]) -> MicroResult:
+    """Result of a micro-batch from those of its parts, in their order."""
+    terms: Terms = {}
+    columns: dict[str, list[Tensor]] = {}
+    for part in parts:
+        for name, (total, count) in part.terms.items():
+            before = terms.get(name)
+            terms[name] = (total, count) if before is None else (before[0] + total, before[1] + count)
+        for name, values in part.visual.items():
+            columns.setdefault(name, []).append(values)
+    return MicroResult(terms, {name: torch.cat(values) for name, values in columns.items()})
 
 
 @dataclass(frozen=True)
@@ -37,6 +72,7 @@ class Passes:
         seed_draws: seeds the random draws of the micro-batch at a place.
         scale: factor of the loss, which `sums` takes out again.
         sums: adds the gradients of micro-batches; None where autograd does.
+        rounded: whether `sums` rounds, as it must where the update has several micro-batches.
         room: which micro-batches are computed in parts; None for none.
         counts_visual: whether results have the visual tokens of their micro-batches.
     """
@@ -47,59 +83,73 @@ class Passes:
     precision: Precision
     scale: float = 1.0
     sums: GradientSum | None = None
+    rounded: bool = False
     room: Room | None = None
     counts_visual: bool = False
 
-    def one_by_one(self, model: HasLosses) -> dict[int, MicroResult]:
+    @property
+    def device(self) -> torch.device:
+        return self.micros[0][1].position_ids.device if self.micros else torch.device("cpu")
+
+    def begin(self) -> None:
+        """Prepare the sum of gradients for a first pass."""
+        if self.sums is not None:
+            self.sums.begin(rounded=self.rounded, takes=len(self.micros))
+
+    def run(self, model: Trainable) -> dict[int, MicroResult]:
         """Add the gradients of all micro-batches to those of a model's parameters; return the results by place.
 
         Raises:
-            DoesNotFitError: a pass has run out of memory; `.grad` is undefined then.
+            DoesNotFitError: a pass has run out of memory, and has room that can be made smaller; `.grad` is undefined
+                then.
         """
+        self.begin()
         results = {}
         for number, batch in self.micros:
             if number is not None:
                 self.seed_draws(number)
-            result = self._compute(model, batch) if self.room is None else self._within(self.room, model, batch)
+            parts = [batch] if self.room is None else self.room.parts(batch)
+            result = self._pass(model, batch) if len(parts) == 1 else self._in_parts(model, parts)
             if self.sums is not None:  # the parts of a micro-batch are one summand
                 self.sums.take(self.scale)
             if number is not None:
                 results[number] = result
         return results
 
-    def _compute(self, model: HasLosses, batch: RaggedBatch) -> MicroResult:
-        """Compute a batch forward and backward."""
-        terms = self._terms(model, batch, nullcontext())
-        self.loss(terms).backward()
-        return self._result(model, batch, terms)
-
-    def _within(self, room: Room, model: HasLosses, batch: RaggedBatch) -> MicroResult:
-        """Compute a micro-batch in the parts that have room."""
-        parts = room.parts(batch)
-        if len(parts) == 1:
-            return fits(batch, partial(self._compute, model, batch))
-        state, draws = GeneratorState(batch.position_ids.device), SplitDraws()
-        for part in parts if room.measures else ():
+    def _in_parts(self, model: Trainable, parts: Sequence[RaggedBatch]) -> MicroResult:
+        """Compute the parts of a micro-batch, with the draws of the whole."""
+        state, draws = GeneratorState(self.device), SplitDraws()
+        if self.room is not None and self.room.measures:
             with torch.no_grad():
-                fits(part, partial(self._terms, model, part, draws.measure()))
+                for part in parts:
+                    self._pass(model, part, draws.measure())
         results = []
         for part in parts:
             state.restore()
-            results.append(fits(part, partial(self._compute_part, model, part, draws.part())))
+            results.append(self._pass(model, part, draws.part()))
         return joined(results)
 
-    def _compute_part(self, model: HasLosses, part: RaggedBatch, draws: AbstractContextManager[None]) -> MicroResult:
-        """Compute a part forward and backward; it may have no targets."""
-        terms = self._terms(model, part, draws)
-        loss = self.loss(terms)
-        if loss.requires_grad:
-            loss.backward()
-        return self._result(model, part, terms)
+    def _pass(
+        self, model: Trainable, batch: RaggedBatch, draws: AbstractContextManager[None] | None = None
+    ) -> MicroResult:
+        """Compute a batch forward and backward.
 
-    def _terms(self, model: HasLosses, batch: RaggedBatch, draws: AbstractContextManager[None]) -> Terms:
-        with autocast(self.precision, batch.position_ids.device), draws:
-            return model.losses(batch)
+        Args:
+            draws: those of a part of a micro-batch, which may have no targets; None for a whole one.
 
-    def _result(self, model: HasLosses, batch: RaggedBatch, terms: Terms) -> MicroResult:
-        detached = {name: (total.detach(), count) for name, (total, count) in terms.items()}
-        return MicroResult(detached, visual_tokens(model, batch) if self.counts_visual else {})
+        Raises:
+            DoesNotFitError: it has run out of memory. The error of that is gone by then, as its frames hold tensors.
+        """
+        try:
+            with autocast(self.precision, batch.position_ids.device), draws or nullcontext():
+                terms = model.losses(batch)
+            loss = self.loss(terms)
+            if draws is None or loss.requires_grad:
+                loss.backward()
+            detached = {name: (total.detach(), count) for name, (total, count) in terms.items()}
+            return MicroResult(detached, visual_tokens(model, batch) if self.counts_visual else {})
+        except (MemoryError, RuntimeError) as error:
+            if self.room is None or not is_memory_error(error):
+                raise
+            reason = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
+        raise DoesNotFitError(batch, reason)

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from unpad.batching.plan import Plan
-from unpad.models.contract import Model
+from unpad.models.contract import Model, Trainable
 from unpad.nn.precision import wide_dtype
 from unpad.processes.group import ALONE, Group, lost_processes
 from unpad.processes.sums import ExactSum, GradientSum
-from unpad.training.micro import MicroResult
-from unpad.training.parallelism import HasParameters, Parallelism
-from unpad.training.passes import HasLosses, Passes
+from unpad.training.parallelism import Parallelism
+from unpad.training.passes import MicroResult, Passes
 from unpad.training.pipeline import PipelinedDecoder
 from unpad.training.pipeline_part import share_at_work
 
@@ -32,11 +31,11 @@ class PipelineStages(Parallelism):
         super().__init__(model.group)
         self.model, self.sharing = model, ALONE
 
-    def gradient_sum(self, kind: str, model: HasParameters) -> GradientSum | None:
+    def gradient_sum(self, kind: str, model: Trainable) -> GradientSum | None:
         """As of Parallelism."""
         return _OfStage(list(model.parameters())) if kind == "exact" else None
 
-    def compute(self, model: HasLosses, passes: Passes) -> dict[int, MicroResult]:
+    def compute(self, model: Trainable, passes: Passes) -> dict[int, MicroResult]:
         """As of Parallelism; the last stage has the results, the others none.
 
         Raises:
@@ -44,6 +43,7 @@ class PipelineStages(Parallelism):
         """
         from unpad.training.pipeline_schedule import run_update
 
+        passes.begin()
         if not passes.micros:
             return {}
         terms = run_update(self.model.part, passes, self.model.label_smoothing)

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
 
 import torch
-from torch import nn
 
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.parts import in_parts
-from unpad.errors import OutOfMemoryError, is_memory_error
-from unpad.nn.draws import GeneratorState, UnmeasuredError
+from unpad.errors import OutOfMemoryError
+from unpad.nn.draws import UnmeasuredError
 from unpad.training.memory import peak_memory, return_freed_memory
-
-R = TypeVar("R")
-
-
-class HasParameters(Protocol):
-    """Interface of a model whose gradients are given up."""
-
-    def parameters(self) -> Iterator[nn.Parameter]: ...
 
 
 class DoesNotFitError(Exception):
@@ -59,30 +49,6 @@ class Room:
         """The parts that a micro-batch is computed in; itself if it has room."""
         return [batch] if self.most is None or batch.total_tokens <= self.most else in_parts(batch, self.most)
 
-    def until_it_fits(self, model: HasParameters, device: torch.device, compute: Callable[[], R]) -> R:
-        """Compute an update; where a pass does not fit, again from its first micro-batch, in smaller passes.
-
-        Args:
-            compute: adds the gradients of the update to `.grad`, which is empty before.
-
-        Raises:
-            OutOfMemoryError: a sequence does not fit by itself.
-        """
-        state = GeneratorState(device)
-        while True:
-            failure: DoesNotFitError | None = None
-            try:
-                return compute()
-            except UnmeasuredError:
-                self.measures = True
-            except DoesNotFitError as error:
-                failure = error.with_traceback(None)  # frames hold tensors
-            for parameter in model.parameters():
-                parameter.grad = None
-            if failure is not None:
-                self._learn(failure)
-            state.restore()
-
     def agree(self, told: Sequence[tuple[int | None, list[str]]]) -> None:
         """Adopt the least bound of all processes, so that none computes a micro-batch in other parts than another.
 
@@ -92,8 +58,15 @@ class Room:
         self.most = min((most for most, _ in told if most is not None), default=None)
         self.messages = [f"process {rank}: {text}" for rank, (_, texts) in enumerate(told) for text in texts]
 
-    def _learn(self, failure: DoesNotFitError) -> None:
-        """Compute smaller passes from here on; free what the failed one has left."""
+    def learn(self, failure: DoesNotFitError | UnmeasuredError) -> None:
+        """Compute smaller passes from here on; free what the failed one has left.
+
+        Raises:
+            OutOfMemoryError: a sequence does not fit by itself.
+        """
+        if isinstance(failure, UnmeasuredError):
+            self.measures = True
+            return
         batch = failure.batch
         gc.collect()
         if batch.position_ids.device.type == "cuda":
@@ -110,21 +83,6 @@ class Room:
             f"memory; the update is computed again, and micro-batches of more than {self.most:,} tokens from here on "
             "in parts: with the same draws and gradients, whose last bits may differ"
         )
-
-
-def fits(batch: RaggedBatch, compute: Callable[[], R]) -> R:
-    """The result of a pass over a batch.
-
-    Raises:
-        DoesNotFitError: it has run out of memory. The error of that is gone by then, as its frames hold tensors.
-    """
-    try:
-        return compute()
-    except (MemoryError, RuntimeError) as error:
-        if not is_memory_error(error):
-            raise
-        reason = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
-    raise DoesNotFitError(batch, reason)
 
 
 def _too_large(failure: DoesNotFitError) -> OutOfMemoryError:

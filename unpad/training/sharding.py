@@ -33,6 +33,7 @@ from unpad.models.contract import (
     PrunesTokens,
     ReadsTokens,
     ScoresTokens,
+    Trainable,
 )
 from unpad.models.set_sequence.model import SetSequence
 from unpad.models.vision_language.tower import Tower
@@ -46,7 +47,7 @@ from unpad.recipes.recipe import Recipe
 from unpad.run.checkpoint import Held, State, model_tensors
 from unpad.run.sharded_checkpoint import save_shards
 from unpad.terminal.table import number_of
-from unpad.training.parallelism import HasParameters, Lockstep, Parallelism
+from unpad.training.parallelism import Lockstep, Parallelism
 from unpad.training.stage import StageSetup, epoch_plan
 
 T = TypeVar("T")
@@ -155,7 +156,7 @@ class Sharding(Parallelism):
 
     # ----------------------------------------------------------------------- as of Parallelism
 
-    def gradient_sum(self, kind: str, model: HasParameters) -> GradientSum | None:
+    def gradient_sum(self, kind: str, model: Trainable) -> GradientSum | None:
         """As of Parallelism."""
         return self
 

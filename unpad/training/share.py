@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,55 @@ import torch
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
 from unpad.batching.shares import assign, micro_cost
+from unpad.models.contract import Trainable
 from unpad.processes.group import Group
 from unpad.processes.sums import GradientSum
-from unpad.training.micro import CountsTargets, MicroCounts, MicroResult, count_micro
 from unpad.training.parallelism import ONE_PROCESS, Lockstep, Parallelism
+from unpad.training.passes import MicroResult
 from unpad.training.room import Room
+
+
+@dataclass(frozen=True)
+class MicroCounts:
+    """Counts of one micro-batch.
+
+    Args:
+        sequences, tokens: of the corpus, without the filler that completes a row.
+        padded_tokens: computed tokens, real ones included.
+        num_targets: labels that count.
+        terms: targets of every loss term.
+    """
+
+    sequences: int
+    tokens: int
+    padded_tokens: int
+    num_targets: int
+    terms: dict[str, int]
+
+
+def count_micro(model: Trainable, batch: RaggedBatch) -> MicroCounts:
+    """Count one micro-batch."""
+    lengths = batch.layout.lengths()
+    real = torch.ones_like(lengths, dtype=torch.bool) if batch.seq_ids is None else batch.seq_ids >= 0
+    sequences, tokens = int(real.sum()), int(lengths[real].sum())
+    return MicroCounts(sequences, tokens, batch.total_tokens, batch.num_targets, model.count_targets(batch))
+
+
+def counts_to_json(
+    model: Trainable, micros: Sequence[RaggedBatch], numbers: Sequence[int]
+) -> dict[int, dict[str, Any]]:
+    """Counts of this process's micro-batches by place, for the others."""
+    return {number: asdict(count_micro(model, batch)) for number, batch in zip(numbers, micros, strict=True)}
+
+
+def counts_of_all(told: Sequence[dict[int, dict[str, Any]]]) -> list[MicroCounts]:
+    """Counts of all micro-batches in the order of the update.
+
+    Args:
+        told: `counts_to_json` of all processes.
+    """
+    rows = {int(number): MicroCounts(**row) for own in told for number, row in own.items()}
+    return [rows[number] for number in sorted(rows)]
 
 
 @dataclass(frozen=True)
@@ -125,7 +169,7 @@ class Share:
         return [results[number] for number in sorted(results)]
 
 
-def whole_share(model: CountsTargets, micros: Sequence[RaggedBatch]) -> Share:
+def whole_share(model: Trainable, micros: Sequence[RaggedBatch]) -> Share:
     """The share of a process that computes all micro-batches of an update."""
     return Share(range(len(micros)), [count_micro(model, batch) for batch in micros])
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from torch import Tensor
 
@@ -237,22 +239,50 @@ def _due(every: int | None, step: int, at_epoch_end: bool) -> bool:
 
 def _one_step(stage: StageRun, loaded: Update) -> None:
     """Take one step and record it."""
-    micros, counts, waited = loaded.micros, loaded.share.counts, loaded.waited
-    run, progress = stage.run, stage.run.progress
+    run, setup, progress = stage.run, stage.run.setup, stage.run.progress
     began, worked = time.perf_counter(), time.process_time()
-    with run.timers("train"):
-        result = _train(stage, loaded)
+    with run.timers("train"), _naming_sequences(run):
+        result = train_step(
+            setup.model,
+            loaded.micros,
+            stage.optimizer,
+            weights=loaded.weights,
+            precision=setup.precision,
+            clip=stage.setup.recipe.optim.clip,
+            scaler=progress.scaler if setup.precision == "fp16" else None,
+            share=loaded.share,
+        )
+    if stage.room is not None:
+        _tell_of_memory(run, stage.room)
     if not result.updated:
         _skip_or_stop(stage, loaded.planned, result)
     progress.step += 1
     progress.stage_step += 1
     progress.epoch_step += 1
-    record = StepRecord(
+    seconds, processor = time.perf_counter() - began + loaded.waited, time.process_time() - worked
+    with run.timers("log"):
+        run.monitor.step(
+            _record_of(stage, loaded, result),
+            seconds=seconds,
+            waited=loaded.waited,
+            processor=processor,
+            memory_bytes=stage.heap.after_step(),
+            peak_bytes=used_at_most(),
+        )
+        if run.monitor.verbose:
+            for number, batch in enumerate(loaded.micros, start=1):
+                run.monitor.detail([f"micro-batch {number}: {line}" for line in describe_batch(batch)])
+
+
+def _record_of(stage: StageRun, loaded: Update, result: StepResult) -> StepRecord:
+    """Record of the step that was taken last."""
+    progress, counts = stage.run.progress, loaded.share.counts
+    return StepRecord(
         step=progress.step,
         stage=stage.setup.name,
         epoch=progress.epoch + 1,
         rows=rows_digest(loaded.planned),
-        micros=len(micros),
+        micros=len(loaded.micros),
         sequences=sum(micro.sequences for micro in counts),
         tokens=sum(micro.tokens for micro in counts),
         padded_tokens=sum(micro.padded_tokens for micro in counts),
@@ -265,47 +295,26 @@ def _one_step(stage: StageRun, loaded: Update) -> None:
         skipped=not result.updated,
         measures=result.visual,
     )
-    seconds, processor = time.perf_counter() - began + waited, time.process_time() - worked
-    with run.timers("log"):
-        run.monitor.step(
-            record,
-            seconds=seconds,
-            waited=waited,
-            processor=processor,
-            memory_bytes=stage.heap.after_step(),
-            peak_bytes=used_at_most(),
-        )
-        if run.monitor.verbose:
-            for number, batch in enumerate(micros, start=1):
-                run.monitor.detail([f"micro-batch {number}: {line}" for line in describe_batch(batch)])
 
 
-def _train(stage: StageRun, loaded: Update) -> StepResult:
-    """Take one step; say what memory has taught in it, and name a sequence that does not fit."""
-    run, setup, room = stage.run, stage.run.setup, stage.room
+@contextmanager
+def _naming_sequences(run: RunContext) -> Iterator[None]:
+    """Name the sequences that do not fit into memory, and the step."""
     try:
-        result = train_step(
-            setup.model,
-            loaded.micros,
-            stage.optimizer,
-            weights=loaded.weights,
-            precision=setup.precision,
-            clip=stage.setup.recipe.optim.clip,
-            scaler=run.progress.scaler if setup.precision == "fp16" else None,
-            share=loaded.share,
-        )
+        yield
     except OutOfMemoryError as error:
-        if not error.seq_ids:
-            raise
-        names = ", ".join(setup.data.where(one) for one in error.seq_ids[:8])
-        error.where = "; ".join(part for part in (names, f"step {run.progress.step + 1}", error.where) if part)
+        if error.seq_ids:
+            names = ", ".join(run.setup.data.where(one) for one in error.seq_ids[:8])
+            error.where = "; ".join(part for part in (names, f"step {run.progress.step + 1}", error.where) if part)
         raise
-    if room is not None:
-        for message in room.messages:
-            run.monitor.notice("out_of_memory", step=run.progress.step + 1, tokens=room.most, message=message)
-        room.messages.clear()
-        run.progress.most_tokens = room.most
-    return result
+
+
+def _tell_of_memory(run: RunContext, room: Room) -> None:
+    """Log what memory has taught in a step, and keep its bound for a resume."""
+    for message in room.messages:
+        run.monitor.notice("out_of_memory", step=run.progress.step + 1, tokens=room.most, message=message)
+    room.messages.clear()
+    run.progress.most_tokens = room.most
 
 
 def _skip_or_stop(stage: StageRun, planned: list[Micro], result: StepResult) -> None:

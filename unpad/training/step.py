@@ -9,35 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch
 from unpad.errors import NonFiniteError, OutOfMemoryError, is_memory_error, needs_memory
+from unpad.models.contract import Trainable
 from unpad.nn.losses import Terms
 from unpad.nn.precision import Precision
 from unpad.processes.group import lost_connections
 from unpad.terminal.table import number_of
-from unpad.training.micro import MicroResult
 from unpad.training.optim import update
-from unpad.training.passes import Passes
+from unpad.training.passes import MicroResult, Passes
 from unpad.training.room import used_at_most
 from unpad.training.share import Share, whole_share
 from unpad.training.visual import VisualTokens
 
 OPTIMIZER_FIX = "lower the sizes of the model section, such as model.width, or freeze parts of the model"
-
-
-class Trainable(Protocol):
-    """Interface of a model to the step: loss terms of a batch, and their counts without computing them."""
-
-    def parameters(self) -> Iterator[nn.Parameter]: ...
-
-    def losses(self, batch: RaggedBatch) -> Terms: ...
-
-    def count_targets(self, batch: RaggedBatch) -> dict[str, int]: ...
 
 
 @dataclass
@@ -111,22 +100,24 @@ def accumulate(
         return torch.stack(parts).sum() * scale
 
     own = list(share.passes(micros, weights))
-    sums, counts_visual = share.sums, visual is not None
-    passes = Passes(own, loss, share.seed_draws, precision, scale, sums, share.room, counts_visual)
-
-    def compute() -> dict[int, MicroResult]:
-        if sums is not None:
-            sums.begin(rounded=len(share.counts) > 1, takes=len(own))
-        return share.parallelism.compute(model, passes)
-
-    device = own[0][1].position_ids.device if own else torch.device("cpu")
+    passes = Passes(
+        own,
+        loss,
+        share.seed_draws,
+        precision,
+        scale,
+        share.sums,
+        rounded=len(share.counts) > 1,
+        room=share.room,
+        counts_visual=visual is not None,
+    )
     with share.given_up_on_error():
         waits = not share.parallelism.replicates
         with share.group.together() as talk, lost_connections(), _memory_of(micros, share, alone=waits):
-            found = compute() if share.room is None else share.room.until_it_fits(model, device, compute)
-            talk.own = share.to_json(found)
-        results = share.of_all(found, talk.told)
-    return _added(results, visual)
+            results = share.parallelism.compute(model, passes)
+            talk.own = share.to_json(results)
+        every = share.of_all(results, talk.told)
+    return _added(every, visual)
 
 
 def _added(results: Sequence[MicroResult], visual: VisualTokens | None) -> tuple[dict[str, Tensor], dict[str, int]]:

@@ -17,9 +17,8 @@ from unpad.nn.native import library
 from unpad.nn.precision import DTYPES
 from unpad.run.identity import STATE
 from unpad.training.context import StageRun
-from unpad.training.micro import counts_of_all, counts_to_json
 from unpad.training.optim import forget, set_rate
-from unpad.training.share import Share, own_numbers, seed_draws, step_seed
+from unpad.training.share import Share, counts_of_all, counts_to_json, own_numbers, seed_draws, step_seed
 
 
 @dataclass(frozen=True)
