@@ -69,6 +69,8 @@ WIDTH = 32
 IGNORED = -100
 NUM_ROWS = 12
 TOLERANCE = 1e-4
+SHARP = 0.1  # a learning rate at which one update is far above the rounding of fp32
+DRIFT = 1e-3  # tolerated relative error of the weights' way after several updates in fp32
 ACCUSING = ("leaking", "cut", "wrong loss")  # verdicts that call a trainer wrong
 TEMPLATE = (
     "{% for message in messages %}{% if message['role'] == 'user' %}{{ '<user> ' + message['content'] + ' <end> ' }}"
@@ -298,6 +300,11 @@ def whole(rows: list[Ids]) -> list[Example]:
     return [(row, row) for row in rows]
 
 
+def learns_all(m: PreTrainedModel, rows: list[Ids]) -> torch.Tensor:
+    """Mean over all tokens of these rows."""
+    return token_mean(m, whole(rows))
+
+
 def case_of(trainer: Trainer, examples: Sequence[Example], **more: object) -> Case:
     """A case whose loss is the mean over the learnt tokens of these examples."""
     return Case(trainer, lambda m, _: token_mean(m, examples), [ids for ids, _ in examples], **more)
@@ -325,12 +332,56 @@ def gradients(m: nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
+def towards(m: PreTrainedModel, wanted: dict[str, torch.Tensor]) -> torch.Tensor:
+    """A loss whose gradient is the wanted one."""
+    return sum((value * wanted[name]).sum() for name, value in m.named_parameters() if name in wanted)
+
+
+def descent(m: PreTrainedModel, updates: list[list[Ids]], loss: Loss, clip: float = 0.0) -> Iterator[PreTrainedModel]:
+    """The model after each update of gradient descent in fp64, at the rate `SHARP`, by the rows of each update."""
+    for rows in updates:
+        truth = true_gradient(m, loss(m, rows))
+        norm = torch.stack([value.norm() for value in truth.values()]).norm()
+        scale = min(1.0, clip / float(norm)) if clip else 1.0
+        with torch.no_grad():
+            for name, value in m.named_parameters():
+                value -= SHARP * scale * truth[name]
+        yield m
+
+
+def astray(found: nn.Module, m: PreTrainedModel, start: PreTrainedModel) -> str:
+    """Words for weights that went another way than a model in fp64; empty where they did not."""
+    begin = {name: value.detach() for name, value in start.named_parameters()}
+    way = {name: value.detach() - begin[name] for name, value in m.named_parameters()}
+    ours = {name: value.detach().double() - begin[name] for name, value in found.named_parameters()}
+    error = error_of(ours, way)
+    return "" if error < DRIFT else f"the weights are {error:.0e} away"
+
+
+def next_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy of each next token, (batch, seq - 1), zero where it is ignored."""
+    return F.cross_entropy(logits[:, :-1].transpose(1, 2), labels[:, 1:], reduction="none", ignore_index=IGNORED)
+
+
+# Trainers
+
+
+def folder() -> str:
+    """A new folder for checkpoints."""
+    return tempfile.mkdtemp(dir=OUTPUT)
+
+
+def lm_collator() -> DataCollatorForLanguageModeling:
+    """The collator of transformers."""
+    return DataCollatorForLanguageModeling(tokenizer(), mlm=False)
+
+
 def plain(
     trainer: type[Trainer], made: PreTrainedModel | str, args: TrainingArguments, rows: list[Ids], **more: object
 ) -> Trainer:
     """A trainer of the collator of transformers; a model of one's own, or the name of its kind."""
     made = model(made) if isinstance(made, str) else made
-    return trainer(made, args, DataCollatorForLanguageModeling(tokenizer(), mlm=False), table(rows), **more)
+    return trainer(made, args, lm_collator(), table(rows), **more)
 
 
 def sft(rows: list[Ids], made: PreTrainedModel | None = None, kind: type = SFTTrainer, **changes: object) -> SFTTrainer:
@@ -560,6 +611,7 @@ def main() -> None:
     """Judge all set-ups, or those of the given names."""
     torch.set_num_threads(1)
     datasets.disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
     parser = argparse.ArgumentParser(description="Judge what unpad.hf.attach makes of trainers as people write them.")
     parser.add_argument("names", nargs="*", help="set-ups; by default all")
     parser.add_argument("--tokens", type=int, help="tokens per micro-batch; by default about four are an update")

@@ -33,10 +33,12 @@ from attach_judge import (
     arguments,
     batch_of,
     case_of,
+    lm_collator,
     logits_of,
     losses_of,
     main,
     model,
+    next_losses,
     padded,
     plain,
     predictions,
@@ -442,7 +444,7 @@ def focal_loss() -> Case:
     trainer = Trainer(
         model("Mistral", sliding_window=6),
         args,
-        DataCollatorForLanguageModeling(tokenizer(), mlm=False),
+        lm_collator(),
         table(rows),
         compute_loss_func=loss_func,
     )
@@ -490,9 +492,7 @@ def weighs_tokens() -> Case:
 
 def row_losses(outputs, labels: torch.Tensor) -> torch.Tensor:
     """Mean loss of each row, (batch,)."""
-    losses = F.cross_entropy(
-        outputs.logits[:, :-1].transpose(1, 2), labels[:, 1:], reduction="none", ignore_index=IGNORED
-    )
+    losses = next_losses(outputs.logits, labels)
     return losses.sum(1) / (labels[:, 1:] != IGNORED).sum(1)
 
 
@@ -564,7 +564,7 @@ def z_loss() -> Case:
 
     args = arguments()
     made = model("Gemma2", attn_implementation="eager", sliding_window=6, attn_logit_softcapping=20.0)
-    collator = DataCollatorForLanguageModeling(tokenizer(), mlm=False)
+    collator = lm_collator()
     return Case(ZLoss(made, args, collator, table(rows)), loss, rows)
 
 
@@ -630,7 +630,7 @@ def auxiliary_head() -> Case:
             )
         return torch.cat(parts).mean()
 
-    collator = DataCollatorForLanguageModeling(tokenizer(), mlm=False)
+    collator = lm_collator()
     return Case(Trainer(TwoHeads(config), arguments(), collator, table(rows)), loss, rows)
 
 
@@ -802,9 +802,7 @@ class Domains(Trainer):
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         with torch.no_grad():
             labels = inputs["labels"]
-            losses = F.cross_entropy(
-                outputs.logits[:, :-1].transpose(1, 2), labels[:, 1:], reduction="none", ignore_index=IGNORED
-            )
+            losses = next_losses(outputs.logits, labels)
             self.sums = getattr(self, "sums", torch.zeros(2))
             self.sums.index_add_(0, domains, losses.sum(1))
         return (loss, outputs) if return_outputs else loss
@@ -983,7 +981,7 @@ def grouped_by_length() -> Case:
 def streamed() -> Case:
     """An IterableDataset."""
     rows = words()
-    collator = DataCollatorForLanguageModeling(tokenizer(), mlm=False)
+    collator = lm_collator()
     trainer = Trainer(model(), arguments(), collator, table(rows).to_iterable_dataset())
     return case_of(trainer, whole(rows))
 
@@ -1056,7 +1054,7 @@ def callback_changes_the_data() -> Case:
     """A callback that shortens the rows of a torch dataset when an epoch begins."""
     rows = words()
     data = Staged(rows)
-    collator = DataCollatorForLanguageModeling(tokenizer(), mlm=False)
+    collator = lm_collator()
     trainer = Trainer(model(), arguments(), collator, data, callbacks=[Stages(data)])
     return case_of(trainer, whole([row[:6] for row in rows]))
 
@@ -1351,7 +1349,7 @@ def random_crops() -> Case:
             return "rows were not cropped"
         return "two epochs see the same crops" if sorted(first) == sorted(second) else ""
 
-    collator = DataCollatorForLanguageModeling(tokenizer(), mlm=False)
+    collator = lm_collator()
     args = arguments(max_steps=2, remove_unused_columns=False)
     trainer = Trainer(model(), args, collator, table(rows).with_transform(crop))
     return Case(trainer, lambda m, seen: token_mean(m, whole(seen)), None, check)
@@ -1532,7 +1530,7 @@ def dropout() -> Case:
     """A model with dropout, which must stay on."""
     rows = words()
     made = model("Phi", resid_pdrop=0.3, embd_pdrop=0.3)
-    trainer = Trainer(made, arguments(), DataCollatorForLanguageModeling(tokenizer(), mlm=False), table(rows))
+    trainer = Trainer(made, arguments(), lm_collator(), table(rows))
 
     def check(run: Run, m: PreTrainedModel) -> str:
         truth = true_gradient(m, token_mean(m, whole(rows)))
@@ -1550,7 +1548,7 @@ def tied_head_and_windows() -> Case:
     layers = ["sliding_attention", "full_attention"]
     made = model("Gemma3Text", sliding_window=6, layer_types=layers, tie_word_embeddings=True)
     args = arguments(gradient_checkpointing=True)
-    trainer = Trainer(made, args, DataCollatorForLanguageModeling(tokenizer(), mlm=False), table(rows))
+    trainer = Trainer(made, args, lm_collator(), table(rows))
     return case_of(trainer, whole(rows))
 
 
