@@ -29,7 +29,7 @@ from unpad.training.auto_size import SHARE, measured
 from unpad.training.footprint import KEPT, OVERHEAD, cells_of, process_bytes, state_bytes
 from unpad.training.memory import choose_allocator, peak_memory, process_memory, restart_peak, return_freed_memory
 from unpad.training.optim import make_optimizer
-from unpad.training.share import whole_share
+from unpad.training.parallel.share import whole_share
 from unpad.training.step import train_step
 
 FAMILIES = ("text", "images", "vqa", "patients")

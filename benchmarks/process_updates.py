@@ -21,9 +21,9 @@ from unpad.nn.precision import DTYPES
 from unpad.processes.group import ALONE, Group
 from unpad.recipes.file import load_recipe
 from unpad.training.optim import make_optimizer
-from unpad.training.parallelism import Replicas
+from unpad.training.parallel.parallelism import Replicas
+from unpad.training.parallel.share import Share, counts_of_all, counts_to_json, own_numbers, step_seed
 from unpad.training.setup import Setup, prepare_setup
-from unpad.training.share import Share, counts_of_all, counts_to_json, own_numbers, step_seed
 from unpad.training.stage import epoch_plan
 from unpad.training.step import train_step
 

@@ -86,6 +86,16 @@ def test_shared_layers_name_no_family_of_data() -> None:
             assert not re.findall(r"(?<![a-z])(?:text|images|vqa|patients|events)", " ".join([module, *names]).lower())
 
 
+def test_one_folder_decides_how_a_model_is_divided() -> None:
+    """Elsewhere a recipe's `train.shard` and `train.pipeline_stages` are not read, and its divisions not told apart."""
+    deciding = re.compile(
+        r"\btrain\.(shard|pipeline_stages)\b|isinstance\(.*\b(Sharding|PipelineStages|Replicas|FastSum)\b"
+    )
+    found = {module for module, text in sources().items() if deciding.search(text)}
+    assert found, "the rule is about today's names"
+    assert {module.rpartition(".")[0] for module in found} <= {"unpad.training.parallel", "unpad.recipes"}
+
+
 def test_lines_of_kernels_are_as_short_as_those_of_python() -> None:
     paths = [*(ROOT / "unpad/nn/native").glob("*.h"), *(ROOT / "unpad/nn/native").glob("*.cpp")]
     assert len(paths) > 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import reduce
 from importlib import import_module
+from inspect import getmembers, isfunction, signature
 
 import pytest
 import torch
@@ -139,6 +140,15 @@ def test_a_model_of_sets_answers_about_sets_and_sequences() -> None:
     assert model.vectors(batch, "set").shape == (num_sets, size)
     assert model.code_nll(batch).shape == (batch.total_tokens,)
     assert [part.shape for part in model.course(batch)] == [(num_sets,)] * 2
+
+
+def test_methods_that_compute_with_weights_are_named(model: Model) -> None:
+    """Where the weights of a model are divided among processes, they are whole within these alone."""
+    methods = [(name, one) for name, one in getmembers(type(model), isfunction) if one.__module__.startswith("unpad.")]
+    inputs = {"batch", "media", "ids", "hidden", "stream"}
+    found = {name for name, one in methods if name[0] != "_" and inputs & signature(one).parameters.keys()}
+    assert set(model.all_computing()) == found - {"count_targets", "stream_of"}
+    assert all(model.get_submodule(name) for name in model.optional)
 
 
 def test_code_vectors_are_taken() -> None:

@@ -17,8 +17,8 @@ from unpad.nn.losses import Terms
 from unpad.processes.fast_sums import FastSum
 from unpad.processes.group import Group
 from unpad.processes.sums import ExactSum, GradientSum
-from unpad.training.parallelism import Replicas
-from unpad.training.share import Share, count_micro
+from unpad.training.parallel.parallelism import Replicas
+from unpad.training.parallel.share import Share, count_micro
 from unpad.training.step import accumulate
 
 WEIGHTS = {"cross_entropy": 1.0}

@@ -32,7 +32,7 @@ from unpad.run.sharded_checkpoint import save_shards
 from unpad.run.shards import places
 from unpad.storage import disk
 from unpad.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
-from unpad.training.sharding import Sharding
+from unpad.training.parallel.sharding import Sharding
 
 torch.set_num_threads(1)  # a forked child must not wait for threads that did not come along
 

@@ -20,9 +20,9 @@ from unpad.run.folder import run_recipe
 from unpad.run.report.history import read_log
 from unpad.training.fit import advice, share_out
 from unpad.training.loop import train
-from unpad.training.parallelism import Replicas
+from unpad.training.parallel.parallelism import Replicas
+from unpad.training.parallel.share import own_numbers
 from unpad.training.setup import Setup, describe, prepare_setup
-from unpad.training.share import own_numbers
 from unpad.training.stage import epoch_plan
 
 OWN = [{**stage, "plan": {"tokens_per_micro": size}} for stage, size in zip(TWO_STAGES, (90, 4096), strict=True)]

@@ -7,6 +7,7 @@ from typing import Any
 
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
+from unpad.training.parallel.divisions import alone
 
 RUNS = 6  # undisturbed runs that the time of a drill is shared among
 CHECKPOINTS = 6  # of a run
@@ -74,12 +75,12 @@ def shortened(recipe: Recipe, steps: int, precision: str, tokens: int | None = N
     """
     fewer: dict[str, Any] = {} if tokens is None else {"tokens_per_step": tokens, "grow": {}}
     stages = [stage.model_copy(update={"plan": {**stage.plan, **fewer}}) for stage in recipe.stages]
-    train = {"max_steps": steps, "shard": "none", "pipeline_stages": 1}
-    return recipe.model_copy(
+    whole = alone(recipe)
+    return whole.model_copy(
         update={
             "plan": recipe.plan.model_copy(update=fewer),
             "stages": stages,
-            "train": recipe.train.model_copy(update=train),
+            "train": whole.train.model_copy(update={"max_steps": steps}),
             "checkpoint": recipe.checkpoint.model_copy(
                 update={"every": max(steps // CHECKPOINTS, 1), "every_seconds": None}
             ),

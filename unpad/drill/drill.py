@@ -26,6 +26,7 @@ from unpad.recipes.recipe import Recipe
 from unpad.run.folder import RUNS, as_run, run_recipe
 from unpad.storage.disk import free_bytes
 from unpad.terminal.progress import progress
+from unpad.training.parallel.divisions import alone
 
 MINUTES = 3.0
 PROBED = 0.35  # of the time, at most, is for reading the data and measuring a step
@@ -92,7 +93,7 @@ def drill(
         with progress("checking the disk"):
             work.findings += _disk(work)
         with progress("measuring a step"):
-            path = work.write(_of_one_process(recipe), "measured")
+            path = work.write(alone(recipe), "measured")
             measured = measure(path, folder, memory_limit(), PROBED * work.left)
         used = 0 if run is None else folder_bytes(run)
         work.findings += judge(measured, folder, recipe.checkpoint.keep, used)
@@ -117,12 +118,6 @@ def _disk(work: _Work) -> Iterator[Finding]:
     yield check_mount(work.folder)
     yield from check_files(work.folder)
     yield check_names(work.folder, [stage.name for stage in work.recipe.stages])
-
-
-def _of_one_process(recipe: Recipe) -> Recipe:
-    """The recipe for one process, as the drill measures and kills it."""
-    train = recipe.train.model_copy(update={"shard": "none", "pipeline_stages": 1})
-    return recipe.model_copy(update={"train": train})
 
 
 # --------------------------------------------------------------------------- kills

@@ -7,7 +7,7 @@ result does not depend on the rest of the batch.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -52,6 +52,7 @@ class Cnn(Classifies):
     """
 
     config: Config
+    computes: ClassVar[tuple[str, ...]] = ("nll",)
 
     def __init__(self, config: Config, num_classes: int) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -102,6 +102,9 @@ class Model(nn.Module, ABC):
         head_dim: channels of an attention head; None without attention.
         weights: default weight of every loss term that can train.
         claims: name of the file of `unpad/proof/` with the claims about the model's inputs and outputs.
+        computes: methods that compute with weights; a class names those that it adds, and `all_computing` has the
+            inherited ones too.
+        optional: children that a pass leaves out if its batch has nothing for them.
     """
 
     config: ModelConfig
@@ -111,6 +114,8 @@ class Model(nn.Module, ABC):
     head_dim: int | None = None
     claims: str = "tokens"
     weights: Mapping[str, Weight] = WEIGHTS
+    computes: ClassVar[tuple[str, ...]] = ("forward", "losses")
+    optional: ClassVar[tuple[str, ...]] = ()
     _trained: Mapping[str, Weight] | None = None
 
     @abstractmethod
@@ -124,6 +129,11 @@ class Model(nn.Module, ABC):
     @abstractmethod
     def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
         """The counts that `losses` will return in this step, without computing them."""
+
+    @classmethod
+    def all_computing(cls) -> list[str]:
+        """`computes` of this class and of all that it derives from, in no order."""
+        return sorted({name for one in cls.__mro__ for name in vars(one).get("computes", ())})
 
     def begin_step(self, step: int, total_steps: int, weights: Mapping[str, float]) -> list[nn.Parameter]:
         """Prepare for a step.
@@ -167,6 +177,8 @@ class Model(nn.Module, ABC):
 class ReadsTokens(Model):
     """A model of tokens of a vocabulary; a batch may hold `inputs_embeds` in their place."""
 
+    computes: ClassVar[tuple[str, ...]] = ("embed_tokens",)
+
     @abstractmethod
     def embed_tokens(self, ids: Tensor) -> Tensor:
         """Embeddings of token ids, (num,) int64 -> (num, width)."""
@@ -174,6 +186,8 @@ class ReadsTokens(Model):
 
 class ScoresTokens(ReadsTokens):
     """A model that predicts tokens."""
+
+    computes: ClassVar[tuple[str, ...]] = ("token_nll",)
 
     @abstractmethod
     def token_nll(self, batch: RaggedBatch) -> Tensor:
@@ -188,6 +202,7 @@ class Generates(ScoresTokens):
     """
 
     vocab_size: int
+    computes: ClassVar[tuple[str, ...]] = ("last_hidden", "logits")
 
     @abstractmethod
     def forward(self, batch: RaggedBatch, cache: Cache | None = None) -> Tensor:
@@ -243,6 +258,8 @@ class PrunesTokens(Model):
 class Classifies(Model):
     """A model that gives every sequence a class."""
 
+    computes: ClassVar[tuple[str, ...]] = ("classify",)
+
     @abstractmethod
     def classify(self, batch: RaggedBatch) -> Tensor:
         """Scores of the classes of every sequence, (num_seqs, num_classes), fp32 or wider."""
@@ -250,6 +267,8 @@ class Classifies(Model):
 
 class HasLatent(Model):
     """A model with a Gaussian latent per set, which it reconstructs the set from."""
+
+    computes: ClassVar[tuple[str, ...]] = ("posterior", "reconstruct")
 
     @abstractmethod
     def posterior(self, batch: RaggedBatch) -> tuple[Tensor, Tensor, Tensor]:
@@ -280,6 +299,8 @@ class ReadsCodeVectors(Model):
 
 class PredictsSets(Classifies, HasLatent):
     """A model of sequences of sets of events: what becomes of a sequence, and what its next set holds."""
+
+    computes: ClassVar[tuple[str, ...]] = ("hazards", "next_codes", "code_nll", "vectors", "course")
 
     @abstractmethod
     def hazards(self, batch: RaggedBatch) -> Tensor | None:

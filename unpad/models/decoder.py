@@ -7,7 +7,7 @@ the two. `preset` names two configurations; every other field overrides the pres
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -202,6 +202,7 @@ class Decoder(Generates, LearnsPreferences):
     """
 
     config: Config
+    computes: ClassVar[tuple[str, ...]] = ("embedded", "finished")
 
     def __init__(self, config: Config, vocab_size: int) -> None:
         super().__init__()

@@ -7,7 +7,7 @@ patches of one image.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -74,6 +74,7 @@ class Vit(Classifies):
     """
 
     config: Config
+    computes: ClassVar[tuple[str, ...]] = ("nll",)
 
     def __init__(self, config: Config, num_classes: int) -> None:
         super().__init__()

@@ -40,10 +40,11 @@ from unpad.proof.sample import WORK, candidates_of, choose, plan_of_sample, smal
 from unpad.proof.subject import on_own_data, open_setup
 from unpad.terminal.progress import progress
 from unpad.terminal.table import number_of
-from unpad.training.parallelism import Replicas
+from unpad.training.parallel.divisions import asked
+from unpad.training.parallel.parallelism import Replicas
+from unpad.training.parallel.share import Share, counts_of_all, counts_to_json, own_numbers, step_seed
 from unpad.training.rehearsal import Rehearsal
 from unpad.training.setup import Setup
-from unpad.training.share import Share, counts_of_all, counts_to_json, own_numbers, step_seed
 from unpad.training.stage import prepare_model
 
 # Relative error that fast sums may add to a gradient: fp32 keeps 24 bits, and they add one number per micro-batch.
@@ -81,18 +82,7 @@ def prove_processes(name: str, overrides: Sequence[str], numbers: Sequence[int])
     """
     refuse_under_torchrun("torchrun has started this process already, as one of several", "--processes", "leave it out")
     recipe, _ = open_named(name, overrides, on_own_data(name))
-    if recipe.train.shard != "none":
-        raise RecipeError(
-            "a divided model adds its gradients in an order that depends on the number of processes",
-            where="train.shard",
-            fix="set train.shard=none to prove the sums of whole models",
-        )
-    if recipe.train.pipeline_stages > 1:
-        raise RecipeError(
-            "the stages of a model compute every micro-batch together, and share none out",
-            where="train.pipeline_stages",
-            fix="set train.pipeline_stages=1 to prove the sums of whole models",
-        )
+    asked(recipe).check_sums()
     wanted = sorted({1, *numbers})
     if wanted == [1]:
         raise RecipeError("one process has nothing to equal", where="--processes", fix="name more, as in 1,2,3")

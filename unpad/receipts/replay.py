@@ -31,6 +31,7 @@ from unpad.storage import finite
 from unpad.terminal.progress import progress as shown_progress
 from unpad.training.context import RunContext
 from unpad.training.length import RunLength
+from unpad.training.parallel.divisions import asked
 from unpad.training.progress import Progress, refuse_changes
 from unpad.training.resume import recorded_precision
 from unpad.training.setup import Setup, prepare_setup, resolved
@@ -67,9 +68,7 @@ def replay(run: str | Path, step: int | None = None, overrides: Sequence[str] = 
     """
     folder = find_run(run)
     refuse_untrained(folder)
-    sessions = [
-        replace(one, recipe=_alone(resolved(relocated(one.recipe, overrides)))) for one in read_sessions(folder)
-    ]
+    sessions = [replace(one, recipe=resolved(relocated(one.recipe, overrides))) for one in read_sessions(folder)]
     stages = recorded_steps(folder, sessions[-1].recipe)
     step = _default_step(folder, stages, sessions) if step is None else step
     stage = next((one for one in stages if step in one.rows), None)
@@ -136,19 +135,13 @@ def _default_step(folder: Path, stages: Sequence[StageSteps], sessions: Sequence
     return max(near, default=max(stages[-1].rows))
 
 
-def _alone(recipe: Recipe) -> Recipe:
-    """The recipe for one process, which has the bits of pipeline stages."""
-    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"pipeline_stages": 1})})
-
-
 def _refuse_divided(session: Session, folder: Path) -> None:
-    """Refuse steps of a model that several processes held in parts.
+    """Refuse steps of a model whose division has other bits than one process.
 
     Raises:
         ResumeError: always for such steps.
     """
-    if session.recipe.train.shard != "none" and session.environment.get("processes") != 1:
-        what = "the model was divided among processes (train.shard), whose number the bits of its gradients depend on"
+    if (what := asked(session.recipe).unequal) and session.environment.get("processes") != 1:
         raise ResumeError(what, where=str(folder), fix="`unpad trace` tells which rows a run learnt from")
 
 

@@ -24,6 +24,7 @@ from unpad.recipes.recipe import Recipe, stages_of
 from unpad.recipes.training import AUTO
 from unpad.training.footprint import Footprint, cells_of, fit, peak_of, process_bytes, state_bytes
 from unpad.training.memory import available_memory
+from unpad.training.parallel.divisions import parallelism_of
 from unpad.training.stage import StageSetup, plan_inputs, prepare_model
 from unpad.training.step import accumulate
 
@@ -81,7 +82,7 @@ def resolved_size(
     Raises:
         RecipeError: the model is divided among processes, and none can measure it.
     """
-    if group.size > 1 and (recipe.train.shard != "none" or recipe.train.pipeline_stages > 1):
+    if not parallelism_of(recipe, group).replicates:
         what = "auto measures a whole model, and this one is divided among processes"
         raise RecipeError(what, where=FIELD, fix="give the number of tokens")
     asking = [one for one in stages if one.train_ids.size and one.recipe.plan.tokens_per_micro == AUTO]

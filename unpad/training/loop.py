@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,11 +37,10 @@ from unpad.training.alike import check_alike, check_folder, check_recipe, check_
 from unpad.training.context import AfterEvaluation, RunContext
 from unpad.training.fit import share_out
 from unpad.training.length import run_length
-from unpad.training.pipeline_recipe import check_pipeline
+from unpad.training.parallel.divisions import asked, parallelism_of
 from unpad.training.progress import Progress, restore, save_best, write_run_files
 from unpad.training.resume import describe_changes, recorded_precision, resumed_recipe
 from unpad.training.setup import Setup, check_stages, describe, divide, prepare_setup, resolved
-from unpad.training.sharding import check_sharding
 from unpad.training.signals import Signals
 from unpad.training.stage import StageSetup
 from unpad.training.stage_loop import run_stage
@@ -106,10 +105,7 @@ def train(
         own = recipe is None
         recipe = read_command(folder)["recipe"] if recipe is None else recipe
         settings = resolved(run_recipe(folder, overrides) if own else open_recipe(recipe, overrides, known=known))
-    # A divided model's passes are collective: who fails in one ends, and so do the others, who notice it.
-    is_whole = settings.train.shard == "none" and settings.train.pipeline_stages == 1
-    telling = group.failing_together() if is_whole else nullcontext()
-    with telling, ExitStack() as stack:
+    with ExitStack() as telling, ExitStack() as stack:
         with group.together():
             locked = folder.exists()  # a new one is made once the data has been read
             if locked and group.leads:
@@ -118,8 +114,10 @@ def train(
             notes = [] if exists or not resume else ["no run to resume here: this is a new run"]
             if exists:
                 overrides, settings, saved = resumed_recipe(None if own else recipe, overrides, folder)
-            check_pipeline(settings, group)
+            asked(settings).check_recipe(settings, group)
             check_loggers(settings.log)
+        division = parallelism_of(settings, group)
+        telling.enter_context(division.telling(group))
         group.limit(settings.train.timeout)
         check_recipe(group, folder, settings, exists=exists)
         with group.together():
@@ -139,7 +137,7 @@ def train(
         with group.together():
             own_log.keep(folder, private=setup.data.private)
         with timers("build"):
-            if not is_whole:
+            if not division.replicates:
                 check_weights(setup, 0)  # later they are in no process as a whole
             setup = divide(setup)
         progress, state, warnings = restore(setup) if exists else (Progress(), None, [])
@@ -176,8 +174,7 @@ def _prepare(settings: Recipe, folder: Path, timers: Timers, group: Group, *, ex
     setup = prepare_setup(settings, folder, files, timers, recorded=recorded, group=group)
     with timers("build"):
         check_stages(setup)
-        # A run goes on in one process, which holds the whole model.
-        check_sharding(settings, setup.model, 2 if exists and group.size == 1 else group.size)
+        asked(settings).check_model(settings, setup.model, group.size, goes_on=exists)
     return setup
 
 

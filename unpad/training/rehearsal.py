@@ -17,8 +17,8 @@ from unpad.models.contract import Model
 from unpad.recipes.training import OptimSettings
 from unpad.training.memory import peak_memory, process_memory, restart_peak, return_freed_memory
 from unpad.training.optim import make_optimizer, set_rate
+from unpad.training.parallel.share import Share
 from unpad.training.setup import Setup
-from unpad.training.share import Share
 from unpad.training.stage import StageSetup, prepare_model
 from unpad.training.step import LossScaler, StepResult, train_step
 

@@ -18,7 +18,6 @@ from unpad.interchange.origin import starting_files
 from unpad.models import build_model, lower_sizes, model_config
 from unpad.models.adapters import adapt, adapter_names, lower_base
 from unpad.models.contract import Model
-from unpad.models.decoder import Decoder
 from unpad.models.objective import set_objective
 from unpad.nn.kernel import runs_native
 from unpad.nn.native import library
@@ -35,10 +34,8 @@ from unpad.terminal.table import number_of
 from unpad.training.auto_size import AutoSize, asks, resolved_size
 from unpad.training.memory import choose_allocator
 from unpad.training.optim import Schedule, freeze, make_optimizer
-from unpad.training.parallelism import ONE_PROCESS, Parallelism, Replicas
-from unpad.training.pipeline import PipelinedDecoder
-from unpad.training.pipeline_stages import PipelineStages
-from unpad.training.sharding import Sharding, check_divided_stage, empty_batch
+from unpad.training.parallel.divisions import parallelism_of
+from unpad.training.parallel.parallelism import ONE_PROCESS, Parallelism, Replicas
 from unpad.training.stage import StageSetup, epoch_plan, last_step, make_stage, stage_epochs
 from unpad.training.step import OPTIMIZER_FIX
 
@@ -113,7 +110,7 @@ def prepare_setup(
         base = None if recipe.lora is None else _adapt(model, recipe, recipe.lora, precision)
         with needs_memory("the model", lower_sizes(config)):
             # A model that is divided goes to the device block by block.
-            model = model.to("cpu" if _is_divided(recipe, group) or _has_stages(recipe, group) else device)
+            model = model.to(device if parallelism_of(recipe, group).replicates else "cpu")
     environment = {
         "version": version("unpad"),
         "torch": torch.__version__,
@@ -138,39 +135,15 @@ def prepare_setup(
     )
 
 
-def _is_divided(recipe: Recipe, group: Group) -> bool:
-    return recipe.train.shard == "full" and group.size > 1
-
-
-def _has_stages(recipe: Recipe, group: Group) -> bool:
-    return recipe.train.pipeline_stages > 1 and group.size > 1
-
-
 def divide(setup: Setup) -> Setup:
-    """Divide the model among the processes if the recipe says so: collective.
+    """Divide the model among the processes as the recipe says: collective.
 
     Raises:
         RecipeError: a stage cannot train a divided model.
     """
-    if _has_stages(setup.recipe, setup.group):
-        assert isinstance(setup.model, Decoder), "`check_pipeline` refuses others"
-        with needs_memory("a pipeline stage", lower_sizes(setup.model.config)):
-            seconds = setup.recipe.train.timeout
-            model = PipelinedDecoder(setup.model, setup.group, setup.device, seconds)
-            return replace(setup, model=model, parallelism=PipelineStages(model))
-    if not _is_divided(setup.recipe, setup.group):
-        return setup
-    with setup.group.together():
-        empty = empty_batch(setup.stages)
-        if empty is not None:
-            for stage in setup.stages:
-                freeze(setup.model, stage.recipe.train.freeze)
-                set_objective(setup.model, stage.recipe, of_pairs=stage.of_pairs)
-                check_divided_stage(stage.name, setup.model, empty, of_pairs=stage.of_pairs)
-    if empty is None:
-        return replace(setup, model=setup.model.to(setup.device))
-    with needs_memory("the model", lower_sizes(setup.model.config)):
-        return replace(setup, parallelism=Sharding(setup.model, empty.to(setup.device), setup.group, setup.device))
+    division = parallelism_of(setup.recipe, setup.group)
+    model, parallelism = division.divide(setup.recipe, setup.model, setup.stages, setup.group, setup.device)
+    return replace(setup, model=model, parallelism=parallelism)
 
 
 def _adapt(model: Model, recipe: Recipe, settings: LoraSettings, precision: Precision) -> Base:

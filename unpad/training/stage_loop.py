@@ -15,7 +15,6 @@ from unpad.errors import OutOfMemoryError, Stopped, needs_memory
 from unpad.evaluation.metrics import held_out
 from unpad.models.cost import cells_per_token
 from unpad.models.objective import Objective
-from unpad.processes.fast_sums import FastSum
 from unpad.run.checkpoint import State
 from unpad.run.folder import CHECKPOINTS
 from unpad.run.monitor import StepRecord
@@ -146,9 +145,7 @@ def _start_stage(
             run.monitor.log(watch.subject, message=message)
     sums = run.setup.parallelism.gradient_sum(recipe.train.sums, model)
     clock, ratio = SaveClock(recipe.checkpoint.every_seconds), cells_per_token(model)
-    # The others wait for the passes of a divided model, and for the gradients of fast sums while they are computed.
-    alone = run.setup.parallelism.replicates and not isinstance(sums, FastSum)
-    room = Room(progress.most_tokens) if alone else None
+    room = run.setup.parallelism.room(recipe.train.sums, progress.most_tokens)
     return StageRun(run, setup, optimizer, objective, schedule, watches, HeapKeeper(), clock, sums, ratio, room)
 
 

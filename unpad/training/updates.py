@@ -18,7 +18,7 @@ from unpad.nn.precision import DTYPES
 from unpad.run.identity import STATE
 from unpad.training.context import StageRun
 from unpad.training.optim import forget, set_rate
-from unpad.training.share import Share, counts_of_all, counts_to_json, own_numbers, seed_draws, step_seed
+from unpad.training.parallel.share import Share, counts_of_all, counts_to_json, own_numbers, seed_draws, step_seed
 
 
 @dataclass(frozen=True)

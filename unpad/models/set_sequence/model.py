@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -136,6 +136,7 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
     """
 
     claims = "patients"
+    computes: ClassVar[tuple[str, ...]] = ("nll",)
     config: Config
 
     def __init__(self, config: Config, num_codes: int) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -154,6 +154,8 @@ class VisionLanguage(Generates, PrunesTokens):
 
     additions = ("merger.*", "pruners.*", "discriminator.*", "temperature")
     claims = "pruned"
+    computes: ClassVar[tuple[str, ...]] = ("encode", "splice")
+    optional = ("tower",)
     config: Config
     weights: dict[str, Weight]
     temperature: Tensor

@@ -29,13 +29,13 @@ from unpad.processes.group import ALONE, Group
 from unpad.recipes.training import OptimSettings, PlanSettings
 from unpad.training.loop import train
 from unpad.training.optim import make_optimizer
-from unpad.training.parallelism import ONE_PROCESS
-from unpad.training.pipeline import PipelinedDecoder
-from unpad.training.pipeline_part import divide, share_at_work, stage_blocks
-from unpad.training.pipeline_recipe import check_pipeline
-from unpad.training.pipeline_stages import PipelineStages
+from unpad.training.parallel.divisions import asked
+from unpad.training.parallel.parallelism import ONE_PROCESS
+from unpad.training.parallel.pipeline import PipelinedDecoder
+from unpad.training.parallel.pipeline_part import divide, share_at_work, stage_blocks
+from unpad.training.parallel.pipeline_stages import PipelineStages
+from unpad.training.parallel.share import Share, count_micro, step_seed
 from unpad.training.setup import resolved
-from unpad.training.share import Share, count_micro, step_seed
 from unpad.training.step import train_step
 
 Told = tuple[Path, list[dict[str, Any]]]  # a folder with runs, and what every process found
@@ -290,7 +290,7 @@ def test_a_recipe_that_does_not_fit_is_refused(
     overrides = ["model.blocks=3", "train.pipeline_stages=2", *changes]
     recipe = resolved(open_recipe(str(write_toy(tmp_path)), overrides))
     with pytest.raises(RecipeError, match=what) as raised:
-        check_pipeline(recipe, Group(0, size))
+        asked(recipe).check_recipe(recipe, Group(0, size))
     assert raised.value.where == where
     assert raised.value.fix
 
@@ -299,7 +299,7 @@ def test_a_recipe_that_does_not_fit_is_refused(
 def test_a_packaged_recipe_of_another_kind_is_refused(name: str, what: str) -> None:
     recipe = resolved(open_recipe(name, ["train.pipeline_stages=2"]))
     with pytest.raises(RecipeError, match=what):
-        check_pipeline(recipe, Group(0, 2))
+        asked(recipe).check_recipe(recipe, Group(0, 2))
 
 
 def test_a_run_in_one_process_refuses_stages(tmp_path: Path) -> None:

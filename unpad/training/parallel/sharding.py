@@ -22,22 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from unpad.batching.batch import RaggedBatch
-from unpad.errors import RecipeError
+from unpad.errors import RecipeError, needs_memory
+from unpad.models import lower_sizes
 from unpad.models.adapters import kept_weights
-from unpad.models.contract import (
-    Classifies,
-    Generates,
-    HasLatent,
-    Model,
-    PredictsSets,
-    PrunesTokens,
-    ReadsTokens,
-    ScoresTokens,
-    Trainable,
-)
-from unpad.models.set_sequence.model import SetSequence
-from unpad.models.vision_language.tower import Tower
-from unpad.models.vit import Vit
+from unpad.models.contract import HasLatent, Model, PrunesTokens, Trainable
+from unpad.models.objective import set_objective
 from unpad.nn.block import Block
 from unpad.nn.linear import Linear
 from unpad.processes.divided import whole_tensors
@@ -47,29 +36,16 @@ from unpad.recipes.recipe import Recipe
 from unpad.run.checkpoint import Held, State, model_tensors
 from unpad.run.sharded_checkpoint import save_shards
 from unpad.terminal.table import number_of
-from unpad.training.parallelism import Lockstep, Parallelism
+from unpad.training.optim import freeze
+from unpad.training.parallel.parallelism import Lockstep, Parallelism, Replicas
 from unpad.training.stage import StageSetup, epoch_plan
 
 T = TypeVar("T")
 
-# Methods of a model that compute with its weights: around a call of one of them FSDP2 makes the weights whole.
-_METHODS: tuple[tuple[type[Model], tuple[str, ...]], ...] = (
-    (Model, ("forward", "losses")),
-    (ReadsTokens, ("embed_tokens",)),
-    (ScoresTokens, ("token_nll",)),
-    (Generates, ("last_hidden", "logits")),
-    (Classifies, ("classify",)),
-    (Vit, ("nll",)),
-    (SetSequence, ("nll",)),
-    (PredictsSets, ("hazards", "next_codes", "code_nll", "vectors", "posterior", "reconstruct", "course")),
-)
-
 
 def divided_blocks(model: Model) -> list[Block]:
-    """Blocks that are divided each for itself: those that every pass computes. A batch without images leaves a tower's
-    out, so these stay with the model."""
-    towers = [module for module in model.modules() if isinstance(module, Tower)]
-    left_out = {id(module) for tower in towers for module in tower.modules()}
+    """Blocks that are divided each for itself: those that every pass computes. Optional ones stay with the model."""
+    left_out = {id(module) for name in model.optional for module in model.get_submodule(name).modules()}
     return [module for module in model.modules() if isinstance(module, Block) and id(module) not in left_out]
 
 
@@ -113,6 +89,8 @@ class Sharding(Parallelism):
         used: indices of the parameters to which a micro-batch of this process gave a gradient.
     """
 
+    unequal = "the model was divided among processes (train.shard), whose number the bits of its gradients depend on"
+
     def __init__(self, model: Model, empty: RaggedBatch, group: Group, device: torch.device) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -131,9 +109,8 @@ class Sharding(Parallelism):
                     module.recasts = True
         calls = _Calls(model)
         fully_shard(calls, mesh=mesh, reshard_after_forward=False)
-        for owner, names in _METHODS:
-            for name in names if isinstance(model, owner) else ():
-                setattr(model, name, partial(calls, getattr(model, name)))
+        for name in model.all_computing():  # around a call of one FSDP2 makes the weights whole
+            setattr(model, name, partial(calls, getattr(model, name)))
         self._parts = [module for module in calls.modules() if isinstance(module, FSDPModule)]
         for part in self._parts:  # the setters of a part do not reach those inside
             part.set_gradient_divide_factor(1.0)
@@ -144,17 +121,53 @@ class Sharding(Parallelism):
                 part.unshard()
         for index, parameter in enumerate(model.parameters()):
             parameter.register_post_accumulate_grad_hook(self._noting(index))
-        self.divide()
+        self.reshard()
 
     def _noting(self, index: int) -> Callable[[Tensor], None]:
         return lambda _: self.used.add(index)
 
-    def divide(self) -> None:
+    def reshard(self) -> None:
         """Give up the rows of other processes, which passes without gradient leave in place outside of the blocks."""
         for part in self._parts:
             part.reshard()
 
     # ----------------------------------------------------------------------- as of Parallelism
+
+    @classmethod
+    def check_model(cls, recipe: Recipe, model: Model, num_processes: int, *, goes_on: bool) -> None:
+        """As of Parallelism."""
+        if num_processes == 1 and not goes_on:
+            raise _refused("one process has nobody to divide the model with", "add --processes 2 or more")
+        if recipe.lora is not None:
+            raise _refused("with adapters the weights of the model stay as they are, and every process holds them")
+        if isinstance(model, HasLatent) and recipe.collapse.policy != "off":
+            what = "the watch for posterior collapse copies and reads a model that one process holds"
+            raise _refused(what, "set collapse.policy=off")
+        if isinstance(model, PrunesTokens) and "hard" in model.modes:
+            raise _refused("model.prune reads weights of blocks between these, where they are divided")
+
+    @classmethod
+    def check_sums(cls) -> None:
+        """As of Parallelism."""
+        what = "a divided model adds its gradients in an order that depends on the number of processes"
+        raise RecipeError(what, where="train.shard", fix="set train.shard=none to prove the sums of whole models")
+
+    @classmethod
+    def divide(
+        cls, recipe: Recipe, model: Model, stages: Sequence[StageSetup], group: Group, device: torch.device
+    ) -> tuple[Model, Parallelism]:
+        """As of Parallelism; a run without a step keeps its model whole."""
+        with group.together():
+            empty = empty_batch(stages)
+            if empty is not None:
+                for stage in stages:
+                    freeze(model, stage.recipe.train.freeze)
+                    set_objective(model, stage.recipe, of_pairs=stage.of_pairs)
+                    check_divided_stage(stage.name, model, empty, of_pairs=stage.of_pairs)
+        if empty is None:
+            return model.to(device), Replicas(group)
+        with needs_memory("the model", lower_sizes(model.config)):
+            return model, cls(model, empty.to(device), group, device)
 
     def gradient_sum(self, kind: str, model: Trainable) -> GradientSum | None:
         """As of Parallelism."""
@@ -168,7 +181,7 @@ class Sharding(Parallelism):
     def evaluating(self) -> Iterator[Group]:
         """As of Parallelism."""
         yield ALONE
-        self.divide()
+        self.reshard()
 
     def gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """As of Parallelism."""
@@ -224,25 +237,6 @@ class Sharding(Parallelism):
 
 
 # --------------------------------------------------------------------------- what cannot be divided
-
-
-def check_sharding(recipe: Recipe, model: Model, num_processes: int) -> None:
-    """Refuse a run whose model cannot be divided among its processes.
-
-    Raises:
-        RecipeError: names the field to change.
-    """
-    if recipe.train.shard == "none":
-        return
-    if num_processes == 1:
-        raise _refused("one process has nobody to divide the model with", "add --processes 2 or more")
-    if recipe.lora is not None:
-        raise _refused("with adapters the weights of the model stay as they are, and every process holds them")
-    if isinstance(model, HasLatent) and recipe.collapse.policy != "off":
-        what = "the watch for posterior collapse copies and reads a model that one process holds"
-        raise _refused(what, "set collapse.policy=off")
-    if isinstance(model, PrunesTokens) and "hard" in model.modes:
-        raise _refused("model.prune reads weights of blocks between these, where they are divided")
 
 
 def check_divided_stage(stage: str, model: Model, empty: RaggedBatch, *, of_pairs: bool) -> None:

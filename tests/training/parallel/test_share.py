@@ -28,8 +28,8 @@ from unpad.nn.losses import Terms
 from unpad.processes.group import Group
 from unpad.training import step
 from unpad.training.loop import train
-from unpad.training.parallelism import Replicas
-from unpad.training.share import Share, counts_of_all, counts_to_json, step_seed
+from unpad.training.parallel.parallelism import Replicas
+from unpad.training.parallel.share import Share, counts_of_all, counts_to_json, step_seed
 from unpad.training.step import LossScaler, train_step
 
 SIZES = (1, 2, 3, 4, 7)
@@ -239,7 +239,8 @@ class Fault:
                 monkeypatch.setattr(one, name, found[name])
 
 
-SHARE, STEP, LOOP, PARALLELISM = (f"unpad.training.{name}" for name in ("share", "step", "stage_loop", "parallelism"))
+SHARE, PARALLELISM = (f"unpad.training.parallel.{name}" for name in ("share", "parallelism"))
+STEP, LOOP = "unpad.training.step", "unpad.training.stage_loop"
 NOT_ROUNDED = Fault(STEP, "accumulate", "rounded=len(share.counts) > 1", "rounded=False")
 FAULTS = {
     "sums in fp32": Fault(PARALLELISM, "Replicas.gradient_sum", '"exact"', '"exact" and self.group.size == 1'),

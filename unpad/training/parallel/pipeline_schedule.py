@@ -25,8 +25,8 @@ from unpad.batching.batch import RaggedBatch
 from unpad.nn.losses import Terms
 from unpad.nn.precision import DTYPES, autocast
 from unpad.processes.group import lost_processes
+from unpad.training.parallel.pipeline_part import Part
 from unpad.training.passes import Passes
-from unpad.training.pipeline_part import Part
 
 
 @dataclass(frozen=True)

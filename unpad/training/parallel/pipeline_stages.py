@@ -8,15 +8,21 @@ import torch
 from torch import Tensor, nn
 
 from unpad.batching.plan import Plan
+from unpad.errors import RecipeError, needs_memory
+from unpad.models import lower_sizes
 from unpad.models.contract import Model, Trainable
+from unpad.models.decoder import Decoder
 from unpad.nn.precision import wide_dtype
 from unpad.processes.group import ALONE, Group, lost_processes
 from unpad.processes.sums import ExactSum, GradientSum
-from unpad.training.parallelism import Parallelism
+from unpad.recipes.recipe import Recipe, stages_of
+from unpad.training.parallel.parallelism import Parallelism
+from unpad.training.parallel.pipeline import PipelinedDecoder
+from unpad.training.parallel.pipeline_part import share_at_work
 from unpad.training.passes import MicroResult, Passes
-from unpad.training.pipeline import PipelinedDecoder
-from unpad.training.pipeline_part import share_at_work
+from unpad.training.stage import StageSetup
 
+FIELD = "train.pipeline_stages"
 IDLE = 0.2  # of the time, above which a run says so
 
 
@@ -27,9 +33,59 @@ class PipelineStages(Parallelism):
         model: of this process.
     """
 
+    shares_out = False
+
     def __init__(self, model: PipelinedDecoder) -> None:
         super().__init__(model.group)
-        self.model, self.sharing = model, ALONE
+        self.model = model
+
+    @classmethod
+    def check_recipe(cls, recipe: Recipe, group: Group) -> None:
+        """As of Parallelism: the processes, the model and its training fit the stages."""
+        num = recipe.train.pipeline_stages
+        kind, blocks, stages = recipe.model["kind"], recipe.model.get("blocks", 0), stages_of(recipe)
+        settings = [stage.recipe for stage in stages]
+        without = f"train with {FIELD}=1"
+        if kind != "decoder":
+            raise RecipeError(f"pipeline stages are of a decoder; model.kind is {kind}", where=FIELD, fix=without)
+        if blocks < num:
+            what = f"{num} pipeline stages need as many blocks, and the model has {blocks}"
+            raise RecipeError(what, where=FIELD, fix=f"lower it to {blocks} or less, or raise model.blocks")
+        if recipe.lora is not None:
+            what = "pipeline stages train whole weights, and lora trains adapters"
+            raise RecipeError(what, where="lora", fix=without)
+        if any(stage.of_pairs for stage in stages):
+            what = "pipeline stages learn to predict tokens, and data.pairs teaches preferences"
+            raise RecipeError(what, where="data.pairs", fix=without)
+        if any(one.train.freeze for one in settings):
+            what = "pipeline stages train every weight"
+            raise RecipeError(what, where="train.freeze", fix=f"leave it out, or {without}")
+        if any(part.clip is not None for one in settings for part in one.optim.groups):
+            what = "pipeline stages clip the gradients of all weights together, and a group has a clip of its own"
+            raise RecipeError(what, where="optim.groups", fix=f"leave out its clip, or {without}")
+        if recipe.train.shard != "none":
+            what = "pipeline stages hold whole weights, and train.shard divides them"
+            raise RecipeError(what, where="train.shard", fix=f"set train.shard=none, or {without}")
+        if group.size != num:
+            processes = f"{group.size} process{'es' * (group.size > 1)}"
+            fix = f"start one for each stage: --processes {num}; or {without}"
+            raise RecipeError(f"there are {num} pipeline stages and {processes}", where=FIELD, fix=fix)
+
+    @classmethod
+    def check_sums(cls) -> None:
+        """As of Parallelism."""
+        what = "the stages of a model compute every micro-batch together, and share none out"
+        raise RecipeError(what, where=FIELD, fix=f"set {FIELD}=1 to prove the sums of whole models")
+
+    @classmethod
+    def divide(
+        cls, recipe: Recipe, model: Model, stages: Sequence[StageSetup], group: Group, device: torch.device
+    ) -> tuple[Model, Parallelism]:
+        """As of Parallelism."""
+        assert isinstance(model, Decoder), "`check_recipe` refuses others"
+        with needs_memory("a pipeline stage", lower_sizes(model.config)):
+            part = PipelinedDecoder(model, group, device, recipe.train.timeout)
+            return part, cls(part)
 
     def gradient_sum(self, kind: str, model: Trainable) -> GradientSum | None:
         """As of Parallelism."""
@@ -41,7 +97,7 @@ class PipelineStages(Parallelism):
         Raises:
             LostProcessError: another stage is gone or silent.
         """
-        from unpad.training.pipeline_schedule import run_update
+        from unpad.training.parallel.pipeline_schedule import run_update
 
         passes.begin()
         if not passes.micros:

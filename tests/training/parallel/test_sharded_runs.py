@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.helpers.ranks import run_ranks
 from tests.helpers.toy import quiet, rows, run, write_toy
-from unpad.errors import RecipeError, Stopped
+from unpad.errors import RecipeError, SourceError, Stopped
 from unpad.evaluation.run import evaluate_run
+from unpad.models.decoder import Decoder
 from unpad.processes.group import Group
 from unpad.run import checkpoint
 from unpad.training.loop import train
@@ -39,7 +41,8 @@ def divided(recipe: Path, folder: Path, group: Group, *given: str, resume: bool 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`one`, of one process; `whole`, of two; `again`, stopped after an evaluation and resumed; copies of the stopped
-    one, which three processes and one have resumed; and `joined`, which one began and two continued."""
+    one, which three processes and one have resumed, and `failing`, which none has; and `joined`, which one began and
+    two continued."""
     folder = tmp_path_factory.mktemp("runs")
     patch = pytest.MonkeyPatch()
     patch.setenv("UNPAD_CACHE", str(folder / "cache"))
@@ -58,7 +61,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         divided(recipe, folder / "again", group, "train.shard=full", stop=True)
         with group.together():
             if group.leads:
-                for name in ("by_three", "by_one"):
+                for name in ("by_three", "by_one", "failing"):
                     shutil.copytree(folder / "again", folder / name)
         divided(recipe, folder / "again", group, resume=True)
         divided(recipe, folder / "joined", group, "train.shard=full", resume=True)
@@ -113,3 +116,20 @@ def test_a_new_run_of_one_process_is_refused_and_a_resumed_one_goes_on(runs: Pat
     with pytest.raises(RecipeError, match="one process"):
         run(runs / "toy" / "toy.yaml", tmp_path / "new", "train.shard=full")
     assert rows(runs / "by_one", "train")[-1]["step"] == 9
+
+
+def test_a_process_of_a_resumed_run_that_fails_in_an_evaluation_does_not_wait_for_the_others(runs: Path) -> None:
+    """Nor if the command does not repeat `train.shard`, which the run keeps: the others wait within a pass."""
+
+    def work(group: Group) -> None:
+        if group.rank == 1:
+            Decoder.token_nll = changed  # type: ignore[method-assign]
+        divided(runs / "toy" / "toy.yaml", runs / "failing", group, "train.timeout=45", resume=True)
+
+    (lost, text), (failed, _) = run_ranks(runs / "two that fail", 2, work)
+    assert (lost, failed) == ("LostProcessError", "SourceError")
+    assert "Timed out" not in text
+
+
+def changed(*_: object) -> Tensor:
+    raise SourceError("it has changed", where="texts.jsonl")

@@ -7,11 +7,13 @@ weight among processes, and `pipeline_stages.py` the blocks.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch
@@ -22,9 +24,11 @@ from unpad.processes import divided
 from unpad.processes.fast_sums import FastSum
 from unpad.processes.group import ALONE, Group
 from unpad.processes.sums import ExactSum, GradientSum
+from unpad.recipes.recipe import Recipe
 from unpad.run import checkpoint
 from unpad.training.passes import MicroResult, Passes
-from unpad.training.room import DoesNotFitError
+from unpad.training.room import DoesNotFitError, Room
+from unpad.training.stage import StageSetup
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,8 @@ class Lockstep:
 
 
 class Parallelism(ABC):
-    """Division of a run's model and updates among its processes; methods are collective.
+    """Division of a run's model and updates among its processes; methods are collective. Its classes are the ways to
+    divide, of which `divisions.py` finds a recipe's.
 
     Args:
         group: the processes.
@@ -49,21 +54,87 @@ class Parallelism(ABC):
     Attributes:
         replicates: whether every process holds the whole model, and computes its passes by itself. In passes that wait
             for those of other processes, one that fails ends by its own error, and the others notice that it has gone.
-        sharing: processes that micro-batches of an update are shared out to; ALONE where each computes all of them.
+        shares_out: whether micro-batches of an update are shared out to the processes; else each computes all of them.
+        unequal: why bits are not those of one process that computes the same; "" where they are, with exact sums.
+        sharing: processes that micro-batches of an update are shared out to, ALONE without `shares_out`.
         holders: number of processes that a checkpoint's tensors are divided among.
     """
 
-    replicates = False
+    replicates: ClassVar[bool] = False
+    shares_out: ClassVar[bool] = True
+    unequal: ClassVar[str] = ""
     holders = 1
 
     def __init__(self, group: Group) -> None:
-        self.group = self.sharing = group
+        self.group, self.sharing = group, group if self.shares_out else ALONE
+
+    # ----------------------------------------------------------------------- before there is a division
+
+    @classmethod  # noqa: B027 - most refuse nothing
+    def check_recipe(cls, recipe: Recipe, group: Group) -> None:
+        """Refuse a recipe that asks for this division and that it does not fit, before any data is read.
+
+        Args:
+            recipe: with its model section written out.
+
+        Raises:
+            RecipeError: names the field that does not fit.
+        """
+
+    @classmethod  # noqa: B027 - most refuse nothing
+    def check_model(cls, recipe: Recipe, model: Model, num_processes: int, *, goes_on: bool) -> None:
+        """Refuse a run whose model cannot be divided so.
+
+        Args:
+            goes_on: whether the run was begun before: one process may go on with it, as it holds the whole model.
+
+        Raises:
+            RecipeError: names the field to change.
+        """
+
+    @classmethod  # noqa: B027 - most refuse nothing
+    def check_sums(cls) -> None:
+        """Refuse to hold sums over several processes against those of one.
+
+        Raises:
+            RecipeError: names the field to change.
+        """
+
+    @classmethod
+    @abstractmethod
+    def divide(
+        cls, recipe: Recipe, model: Model, stages: Sequence[StageSetup], group: Group, device: torch.device
+    ) -> tuple[Model, Parallelism]:
+        """Divide a model, which must not be used any more: the part of this process, and the division.
+
+        Args:
+            model: with equal weights in all processes; on the processor without `replicates`.
+            stages: of the run; device: that trains.
+
+        Raises:
+            RecipeError: a stage cannot train a divided model.
+            OutOfMemoryError: a process has no room for its part.
+        """
 
     # ----------------------------------------------------------------------- training
+
+    @classmethod
+    def telling(cls, group: Group) -> AbstractContextManager[None]:
+        """Block of a run in which a process tells the others its error, where they do not wait within a pass."""
+        return nullcontext()
 
     @abstractmethod
     def gradient_sum(self, kind: str, model: Trainable) -> GradientSum | None:
         """The sum that a recipe's `train.sums` names; None where autograd adds the gradients of one process."""
+
+    def room(self, kind: str, most: int | None) -> Room | None:
+        """Room for the passes of a run; None where micro-batches are never cut, as other processes wait for passes of
+        this one or for its gradients while it computes.
+
+        Args:
+            kind: as in `gradient_sum`; most: as in `Room`.
+        """
+        return None
 
     def lockstep(self, num_passes: int) -> Lockstep | None:
         """Passes of an update in which the process with most micro-batches has this number of them."""
@@ -132,6 +203,18 @@ class Replicas(Parallelism):
 
     replicates = True
 
+    @classmethod
+    def divide(
+        cls, recipe: Recipe, model: Model, stages: Sequence[StageSetup], group: Group, device: torch.device
+    ) -> tuple[Model, Parallelism]:
+        """As of Parallelism: the model stays whole."""
+        return model, cls(group)
+
+    @classmethod
+    def telling(cls, group: Group) -> AbstractContextManager[None]:
+        """As of Parallelism: they wait for messages alone."""
+        return group.failing_together()
+
     def gradient_sum(self, kind: str, model: Trainable) -> GradientSum | None:
         """As of Parallelism."""
         parameters = list(model.parameters())
@@ -140,7 +223,7 @@ class Replicas(Parallelism):
         return FastSum(parameters, self.group) if self.group.size > 1 else None
 
     def compute(self, model: Trainable, passes: Passes) -> dict[int, MicroResult]:
-        """See `Parallelism`; where a pass does not fit and may be cut, again from the first, in smaller passes."""
+        """As of Parallelism; where a pass does not fit and may be cut, again from the first, in smaller passes."""
         if passes.room is None:
             return passes.run(model)
         state = GeneratorState(passes.device)
@@ -153,6 +236,10 @@ class Replicas(Parallelism):
                 parameter.grad = None
             passes.room.learn(failure)
             state.restore()
+
+    def room(self, kind: str, most: int | None) -> Room | None:
+        """As of Parallelism: fast sums send gradients within the backward pass."""
+        return Room(most) if kind == "exact" or self.group.size == 1 else None
 
     @contextmanager
     def evaluating(self) -> Iterator[Group]:

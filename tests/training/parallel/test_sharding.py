@@ -27,9 +27,10 @@ from unpad.processes.group import Group
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import OptimSettings, ParameterGroup
 from unpad.training.optim import freeze, make_optimizer, update
-from unpad.training.parallelism import Lockstep
-from unpad.training.sharding import Sharding, check_divided_stage, check_sharding
-from unpad.training.share import Share, count_micro, step_seed
+from unpad.training.parallel.divisions import alone, asked
+from unpad.training.parallel.parallelism import Lockstep
+from unpad.training.parallel.sharding import Sharding, check_divided_stage
+from unpad.training.parallel.share import Share, count_micro, step_seed
 from unpad.training.step import accumulate
 
 CPU = torch.device("cpu")
@@ -129,7 +130,7 @@ def compare_updates(group: Group) -> None:
                 )
             with torch.no_grad():
                 terms = model.eval().losses(micros[0])
-            sharding.divide()
+            sharding.reshard()
             assert all(is_divided(tensor) for tensor in model.parameters()), case
             with torch.no_grad():
                 one = alone.eval().losses(micros[0])
@@ -219,15 +220,18 @@ def test_what_cannot_be_divided_is_refused_by_name(
     make: Callable[[], Model], recipe: Recipe, size: int, what: str, fix: str
 ) -> None:
     with pytest.raises(RecipeError, match=what) as caught:
-        check_sharding(recipe, make(), size)
+        asked(recipe).check_model(recipe, make(), size, goes_on=False)
     assert caught.value.where == "train.shard"
     assert fix in caught.value.fix
-    check_sharding(recipe.model_copy(update={"train": recipe.train.model_copy(update={"shard": "none"})}), make(), size)
+    whole = alone(recipe)
+    asked(whole).check_model(whole, make(), size, goes_on=False)
 
 
 def test_a_watch_that_is_off_and_merging_without_pruning_are_not_refused() -> None:
-    check_sharding(recipe_of(collapse={"policy": "off"}), tiny_patients_model(), 2)
-    check_sharding(recipe_of(), tiny(merge={"variant": "similarity", "ratio": 0.5}), 2)
+    Sharding.check_model(recipe_of(collapse={"policy": "off"}), tiny_patients_model(), 2, goes_on=False)
+    merging = tiny(merge={"variant": "similarity", "ratio": 0.5})
+    Sharding.check_model(recipe_of(), merging, 2, goes_on=False)
+    Sharding.check_model(recipe_of(), merging, 1, goes_on=True)
 
 
 def test_stages_that_compare_replies_or_may_train_nothing_are_refused() -> None:

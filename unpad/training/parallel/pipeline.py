@@ -27,7 +27,7 @@ from unpad.nn.linear import compute_dtype
 from unpad.nn.losses import Terms, token_nll
 from unpad.nn.precision import wide_dtype
 from unpad.processes.group import TIMEOUT_S, Group, lost_processes
-from unpad.training.pipeline_part import Part, stage_blocks
+from unpad.training.parallel.pipeline_part import Part, stage_blocks
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -1,0 +1,34 @@
+"""The way of dividing a model that a recipe asks for: the one place that decides on it.
+
+A way is imported where a recipe asks for it, so that a run of one process loads nothing of the others.
+"""
+
+from __future__ import annotations
+
+from unpad.processes.group import Group
+from unpad.recipes.recipe import Recipe
+from unpad.training.parallel.parallelism import Parallelism, Replicas
+
+
+def asked(recipe: Recipe) -> type[Parallelism]:
+    """The division that a recipe asks for, by however many processes; the first of two, which refuses the other."""
+    if recipe.train.pipeline_stages > 1:
+        from unpad.training.parallel.pipeline_stages import PipelineStages
+
+        return PipelineStages
+    if recipe.train.shard != "none":
+        from unpad.training.parallel.sharding import Sharding
+
+        return Sharding
+    return Replicas
+
+
+def parallelism_of(recipe: Recipe, group: Group) -> type[Parallelism]:
+    """The division of a recipe's model among these processes; one holds the whole model, whatever the recipe says."""
+    return asked(recipe) if group.size > 1 else Replicas
+
+
+def alone(recipe: Recipe) -> Recipe:
+    """The recipe for one process, of which it asks for no division."""
+    train = recipe.train.model_copy(update={"shard": "none", "pipeline_stages": 1})
+    return recipe.model_copy(update={"train": train})
