@@ -124,9 +124,54 @@ def inflated(rows: list[Row]) -> list[Row]:
     return [{**row, "value": max(0.0, row["value"])} for row in rows]
 
 
+def glued(between: str, unit: str = "") -> Callable[[list[Row]], list[Row]]:
+    """The value is a part of the code, and there is none."""
+
+    def changed(rows: list[Row]) -> list[Row]:
+        names = {"a": "lactate", "b": "pulse", "c": "sodium"}
+        return [
+            {**row, "test": f"{names.get(row['test'], 'other')}{between}{5 + row['value']:.1f}{unit}", "value": None}
+            for row in rows
+        ]
+
+    return changed
+
+
+def of_a_classification(rows: list[Row]) -> list[Row]:
+    """Diagnoses of a letter and a number, many and most of them seldom."""
+    draw = np.random.default_rng(4)
+    return [
+        {**row, "test": f"{'IEJN'[i % 4]}{draw.integers(10, 99)}.{draw.integers(0, 9)}"} for i, row in enumerate(rows)
+    ]
+
+
+def of_a_vocabulary(rows: list[Row]) -> list[Row]:
+    draw = np.random.default_rng(4)
+    return [{**row, "test": f"{('ICD9:', 'SNOMED_')[i % 2]}{draw.integers(100, 200)}"} for i, row in enumerate(rows)]
+
+
+def with_doses(rows: list[Row]) -> list[Row]:
+    """Some codes are a drug and one of its few doses."""
+    return [{**row, "test": f"{row['test']}spirin {(50, 100, 500)[i % 3]} mg"} for i, row in enumerate(rows)]
+
+
+def with_orders(rows: list[Row]) -> list[Row]:
+    """Codes hold the number of the order, which never recurs; another check tells it."""
+    return [{**row, "test": f"{row['test']}-{i}"} for i, row in enumerate(rows)]
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
+        (glued("="), ["values_in_codes"]),
+        (glued(": "), ["values_in_codes"]),
+        (glued("_"), ["values_in_codes"]),
+        (glued(" ", " mmol/l"), ["values_in_codes"]),
+        (glued(""), ["values_in_codes"]),
+        (of_a_classification, []),
+        (of_a_vocabulary, []),
+        (with_doses, []),
+        (with_orders, []),
         (in_two_units, ["two_scales"]),
         (with_zeros, ["stand_in"]),
         (rounded, []),

@@ -29,8 +29,56 @@ def sentences(num: int = 300) -> list[str]:
     return made
 
 
+PARTS = [
+    "ba",
+    "con",
+    "dri",
+    "el",
+    "fu",
+    "gam",
+    "hos",
+    "in",
+    "jel",
+    "kor",
+    "lum",
+    "mi",
+    "nat",
+    "os",
+    "pre",
+    "qui",
+    "rul",
+]
+MANY_WORDS = sorted({f"{one}{other}{end}" for one in PARTS for other in PARTS if one < other for end in ("st", "e")})
+
+
+def rich_sentences(num: int = 500) -> list[str]:
+    """Of some hundred words, of which each follows few others."""
+    draw, made = random.Random(7), []
+    for _ in range(num):
+        at, own = draw.randrange(len(MANY_WORDS)), list[str]()
+        for _ in range(14):
+            own.append(MANY_WORDS[at])
+            at = (5 * at + draw.randrange(4)) % len(MANY_WORDS)
+        made.append(f"{' '.join(own[:7]).capitalize()}, {' '.join(own[7:])}.")
+    return made
+
+
 def told(found: list[Finding]) -> list[str]:
     return [one.code for one in found if one.severity != "note"]
+
+
+def each_line(change: Callable[[list[str]], list[str]]) -> Callable[[str], str]:
+    """The words of every part of a text up to a comma, changed."""
+    return lambda text: "\n".join(" ".join(change(part.split())) for part in text.replace(".", "").split(", "))
+
+
+def capitals(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def mixed_letters(text: str) -> str:
+    draw = random.Random(text)
+    return " ".join("".join(draw.sample(word, len(word))) for word in text.split())
 
 
 def in_disorder(text: str) -> str:
@@ -47,12 +95,40 @@ def in_disorder(text: str) -> str:
         (lambda text: text.replace(" ", ""), "changed_words"),
         (lambda text: text[::-1], "changed_words"),
         (in_disorder, "changed_words"),
+        (lambda text: " ".join(sorted(text.replace(",", "").split())), "changed_words"),
+        (lambda text: " ".join(sorted(text.split(), reverse=True)), "changed_words"),
+        (lambda text: " ".join(sorted(text.replace(",", "").rstrip(".").split(), key=len)), "changed_words"),
+        (lambda text: " ".join(capitals(text).split()[::-1]), "changed_words"),
+        (lambda text: " ".join("".join(sorted(word)) for word in text.split()), "changed_words"),
+        (each_line(sorted), "changed_words"),
         (lambda text: f"{text} {text}", "said_twice"),
         (lambda text: "NaN" if len(text) % 9 == 0 else text, "no_value"),
     ],
 )
 def test_changed_texts_are_told(change: Callable[[str], str], code: str) -> None:
     assert code in told(check_writing(texts([change(text) for text in sentences()])))
+
+
+@pytest.mark.parametrize(
+    ("change", "how"),
+    [
+        (lambda text: " ".join(sorted(text.replace(",", "").replace(".", "").split())), "@sorted"),
+        (lambda text: " ".join(text.split()[::-1]), "@word_by_word"),
+        (lambda text: " ".join(text.replace(",", "").replace(".", "").split()[::-1]), "@word_by_word"),
+        (each_line(lambda words: random.Random("".join(words)).sample(words, len(words))), "@shuffled"),
+        (mixed_letters, "@letters_shuffled"),
+    ],
+)
+def test_changes_of_an_order_are_named(change: Callable[[str], str], how: str) -> None:
+    (found,) = check_writing(texts([change(text) for text in rich_sentences()]))
+    assert (found.code, found.values["how"]) == ("changed_words", how)
+    asked = [(text, change(text)) for text in rich_sentences()]
+    (found,) = check_writing(talks(asked))
+    assert (found.code, found.values["how"]) == ("changed_words", how)
+
+
+def kept_sorted(text: str, between: str) -> str:
+    return between.join(sorted(set(text.replace(",", "").replace(".", "").split())))
 
 
 @pytest.mark.parametrize("reply", ["None", "[deleted]", "#N/A", "null"])
@@ -75,6 +151,11 @@ CODE = [f"def f{i}(x):\n    return x + '{i}\\n' if x % {i} else '\\t'\n" for i i
     "rows",
     [
         texts(sentences()),
+        texts(rich_sentences()),
+        texts([kept_sorted(text, ", ") for text in rich_sentences()]),
+        texts([kept_sorted(text, "\n") for text in rich_sentences()]),
+        texts([" ".join(random.Random(text).choices(["ATG", "CGA", "TTC", "GAT"], k=40)) for text in rich_sentences()]),
+        texts([" ".join(str(i + j) for j in range(20)) for i in range(300)]),
         texts(lines_of(list(CHINESE), between="")),
         texts(lines_of(RUSSIAN)),
         texts(CODE),
@@ -83,7 +164,21 @@ CODE = [f"def f{i}(x):\n    return x + '{i}\\n' if x % {i} else '\\t'\n" for i i
         talks([(f"Is {text[:30]} known?", ("yes", "no", "unknown")[i % 3]) for i, text in enumerate(sentences())]),
         talks([(f"What is {i} plus 1?", str(i + 1)) for i in range(90)]),
     ],
-    ids=["sentences", "Chinese", "Russian", "code", "headers", "addresses", "classes", "numbers"],
+    ids=[
+        "sentences",
+        "many words",
+        "a sorted list",
+        "sorted lines",
+        "genes",
+        "counts",
+        "Chinese",
+        "Russian",
+        "code",
+        "headers",
+        "addresses",
+        "classes",
+        "numbers",
+    ],
 )
 def test_sound_texts_are_not(rows: dict) -> None:  # type: ignore[type-arg]
     assert told(check_writing(rows)) == []

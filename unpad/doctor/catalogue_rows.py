@@ -385,6 +385,15 @@ OF_ROWS: dict[str, Entry] = {
         "{field} 为 {number:g}：训练时原来的内容所剩无几。",
         "设置 {field}={usual:.2g}",
     ),
+    "values_in_codes": Entry(
+        "{number:.0%} of the events have codes with a number in them, such as '{first}' and '{second}': {codes:,} "
+        "codes of {names} names, each seldom. They look like values glued to codes, and no model knows which of them "
+        "are near.",
+        "split the column: the name into the code, the number into the column of data.events.value",
+        "{number:.0%} 的事件的编码里带着数字，例如“{first}”和“{second}”：{names} 个名称有 {codes:,} 种编码，"
+        "每种都很少。像是把数值粘在了编码上，模型无法知道哪些彼此接近。",
+        "拆开这一列：名称作编码，数字放进 data.events.value 指定的列",
+    ),
     "rare_codes": Entry(
         "{number:.0%} of the events have codes that one patient alone has, {codes:,} of {all_codes:,} codes: nothing "
         "of them holds for others.",

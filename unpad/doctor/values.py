@@ -1,6 +1,10 @@
-"""Values of patients' tests that are two things in one column, or stand for none; and patients that a join has lost."""
+"""Values of patients' tests that are two things in one column, stand for none, or are a part of codes; and patients
+that a join has lost."""
 
 from __future__ import annotations
+
+import re
+from collections import defaultdict
 
 import numpy as np
 
@@ -14,6 +18,14 @@ GAP, ALIKE = 5.0, 5.0  # deviations of the sides between their means, and times 
 EMPTY_MIDDLE = 0.35  # of the distance between the means, without a value
 STAND_IN, BESIDE = 0.04, 1.0  # share of one exact value, and deviations of the others from their nearest to it
 LOST, MOSTLY_LOST = 0.4, 0.8  # of the patients
+# A name with a value behind it: after a sign or blank, and a decimal number also after letters.
+WITH_VALUE = re.compile(
+    r"(?P<name>.*[^\W\d_].*?)(?:\s*[=:<>|~]+\s*|\s+|[_-]+|(?<=[^\W\d_]{3}))[+-]?(?:\d+[.,]\d+|(?<![^\W\d_])\d+)"
+    r"\s*(?P<unit>[^\W\d_%/]*[%/]?[^\W\d]*)"
+)
+VOCABULARY = re.compile(r"\b(?:icd|snomed|sct|loinc|rxn|atc|cpt|hcpcs|drg|ndc|omop)|\d{4,}$", re.IGNORECASE)
+MANY_CODES, GLUED, MOSTLY_GLUED = 20, 0.2, 0.5  # of one name, and shares of the events with such codes
+RECUR, TO_CODE = 1.05, 20.0  # events of such a code, on average: numbers of orders never recur, and classes always
 
 
 def check_values(subject: Subject) -> list[Finding]:
@@ -22,7 +34,8 @@ def check_values(subject: Subject) -> list[Finding]:
     if not isinstance(data, EventData):
         return []
     by_code = _values_of(data, subject.stage.train_ids)
-    return [*_two_scales(data, by_code), *_stand_ins(data, by_code), *_flat(data, by_code), *_lost(subject, data)]
+    found = [*_two_scales(data, by_code), *_stand_ins(data, by_code), *_flat(data, by_code)]
+    return [*found, *_in_codes(data, subject.stage.train_ids), *_lost(subject, data)]
 
 
 def _values_of(data: EventData, ids: np.ndarray) -> dict[int, np.ndarray]:
@@ -84,6 +97,34 @@ def _flat(data: EventData, by_code: dict[int, np.ndarray]) -> list[Finding]:
         return []
     told: dict[str, Value] = {"code": data.codes[small[0]], "codes": len(small), "field": "events.std_floor"}
     return [Finding("floored", "warning", floor, ("events.std_floor",), told)]
+
+
+def _in_codes(data: EventData, ids: np.ndarray) -> list[Finding]:
+    """Codes that are a name and a number, many for each name, so that no two values of a test are known to be near."""
+    owner = np.repeat(np.arange(len(data.sets.events_of) - 1), np.diff(data.sets.events_of))
+    events = np.bincount(data.code[np.isin(owner, ids)], minlength=len(data.codes))
+    of_name: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for code, text in enumerate(data.codes):
+        parts = WITH_VALUE.fullmatch(text) if code and events[code] and not VOCABULARY.search(text) else None
+        if parts:
+            of_name[parts["name"], parts["unit"]].append(code)
+    glued = {
+        name: codes
+        for name, codes in of_name.items()
+        if len(codes) >= MANY_CODES and RECUR <= events[codes].mean() <= TO_CODE
+    }
+    share = sum(int(events[codes].sum()) for codes in glued.values()) / max(int(events.sum()), 1)
+    if share < GLUED:
+        return []
+    most = max(glued.values(), key=len)
+    told: dict[str, Value] = {
+        "codes": sum(map(len, glued.values())),
+        "names": len(glued),
+        "first": data.codes[most[0]],
+        "second": data.codes[most[len(most) // 2]],
+    }
+    severity: Severity = "fault" if share >= MOSTLY_GLUED else "warning"
+    return [Finding("values_in_codes", severity, share, ("data.events",), told)]
 
 
 def _lost(subject: Subject, data: EventData) -> list[Finding]:

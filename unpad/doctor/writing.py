@@ -7,6 +7,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
+from unicodedata import combining, normalize
 
 import numpy as np
 
@@ -44,6 +46,14 @@ AFTER = re.compile(r"[^\W\d_][.,;!?](?:\s|$)")
 REVERSED, LEAST_ENDS = 0.8, 30
 LEAST_WORDS, MOST_WORDS = 3000, 40_000
 NO_ORDER = 0.99  # of the different pairs of neighbours, that shuffled words have
+LISTED, MANY_LISTED = ",;|/、，；", 0.4  # marks of lists, and share of the words that end with one
+UNIT = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\s\u3040-\u30ff\u3400-\u9fff]+")  # a word, or such a character
+CLAUSE = re.compile(r"(?<=[.!?])\s+|[。！？；\n]")
+PLAIN_WORD = re.compile(r"(?<!\S)[^\W\d_]+(?:['’-][^\W\d_]+)*(?=[.!?]?(?:\s|$))")  # lists have a comma behind it
+LEAST_RUN, IN_ORDER = 5, 0.9  # words of a line, and share of neighbours that rise, or fall
+LETTERS, LONG_SORTED = re.compile(r"[^\W\d_]+"), 5  # letters of a word that are looked at
+FORMS, LEAST_LETTERS = 1.5, 15  # words of the same letters, and different letters of a language
+BACKWARDS, FINAL = 0.7, ".!?。！？"  # of the lines
 REPEATING = 0.3  # of the texts, that say all of it twice
 
 
@@ -63,7 +73,9 @@ def check_writing(rows: dict[str, list[Example]]) -> list[Finding]:
             if size > MOST_CHARACTERS:
                 break
         if size >= LEAST_CHARACTERS:
-            found += [*_escaped(texts, size, fields), *_order(texts, fields), *_repeating(learnt, fields)]
+            others = [(turn.content, row.where) for row in examples for turn in row.turns if not _is_learnt(turn.role)]
+            order = _order(learnt, fields) or (_order(others, fields) if others else [])
+            found += [*_escaped(texts, size, fields), *order, *_repeating(learnt, fields)]
     return found
 
 
@@ -136,20 +148,22 @@ def _escape(
 
 
 def _order(texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list[Finding]:
-    """Words without blanks, texts from right to left, and words in any order, of scripts with blanks."""
+    """Words without blanks, texts from right to left, and words or letters in an order that nobody writes."""
     whole = " ".join(text for text, _ in texts)
-    if len(LATIN.findall(whole)) < MOSTLY * len(whole.replace(" ", "")):
-        return []
-    long = [text for text, _ in texts if len(text) >= 40]
-    if len(long) >= LEAST:
-        blanks = sum(text.count(" ") for text in long) / sum(map(len, long))
-        words = sum(map(len, long)) / sum(len(text.split()) for text in long)
-        if blanks < APART and words > LONG_WORD and not any("http" in text for text in long[:20]):
-            return [_changed("@joined", 1 - blanks, texts, fields)]
-    before, after = len(BEFORE.findall(whole)), len(AFTER.findall(whole))
-    if before + after >= LEAST_ENDS and before >= REVERSED * (before + after):
-        return [_changed("@reversed", before / (before + after), texts, fields)]
-    return _any_order([text.casefold().split() for text, _ in texts], texts, fields)
+    if len(LATIN.findall(whole)) >= MOSTLY * len(whole.replace(" ", "")):
+        long = [text for text, _ in texts if len(text) >= 40]
+        if len(long) >= LEAST:
+            blanks = sum(text.count(" ") for text in long) / sum(map(len, long))
+            words = sum(map(len, long)) / sum(len(text.split()) for text in long)
+            if blanks < APART and words > LONG_WORD and not any("http" in text for text in long[:20]):
+                return [_changed("@joined", 1 - blanks, texts, fields)]
+        before, after = len(BEFORE.findall(whole)), len(AFTER.findall(whole))
+        if before + after >= LEAST_ENDS and before >= REVERSED * (before + after):
+            return [_changed("@reversed", before / (before + after), texts, fields)]
+    for look in (_sorted, _backwards, _letters_shuffled, _any_order):
+        if found := look(texts):
+            return [_changed(*found, texts, fields)]
+    return []
 
 
 def _changed(how: str, share: float, texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> Finding:
@@ -157,26 +171,102 @@ def _changed(how: str, share: float, texts: Sequence[tuple[str, str]], fields: t
     return Finding("changed_words", "warning", share, fields, values)
 
 
-def _any_order(words: Sequence[list[str]], texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list[Finding]:
-    """Pairs of neighbours recur in a text, and hardly more in a shuffled one than chance has it."""
-    if sum(map(len, words)) < LEAST_WORDS:
-        return []
-    taken, size = list[list[str]](), 0
-    for own in words:
-        taken.append(own)
-        size += len(own)
-        if size > MOST_WORDS:
-            break
-    taken = list(map(list, dict.fromkeys(map(tuple, taken))))
-    draw = np.random.default_rng(0)
+def _lines(texts: Sequence[tuple[str, str]]) -> list[str]:
+    """Different lines of texts, up to MOST_CHARACTERS."""
+    lines = list(dict.fromkeys(line for text, _ in texts for line in text.splitlines() if line.strip()))
+    sizes = np.cumsum([len(line) for line in lines])
+    return lines[: int(np.searchsorted(sizes, MOST_CHARACTERS)) + 1]
 
-    def pairs(lists: Sequence[Sequence[str]]) -> int:
-        return len({pair for own in lists for pair in pairwise(own)})
 
-    shuffled = float(np.mean([pairs([draw.permutation(own).tolist() for own in taken]) for _ in range(3)]))
-    share = pairs(taken) / max(shuffled, 1)
-    recurring = 1 - shuffled / max(sum(len(own) - 1 for own in taken if own), 1)
-    return [_changed("@shuffled", share, texts, fields)] if share >= NO_ORDER and recurring >= 0.05 else []
+def _sorted(texts: Sequence[tuple[str, str]]) -> tuple[str, float] | None:
+    """Words of a line that rise or fall by the alphabet or their length, as those of no language do; or letters of a
+    word that do. Lists with commas may."""
+    runs = [own for line in _lines(texts) if len(own := PLAIN_WORD.findall(line)) >= LEAST_RUN]
+    if len(runs) < LEAST or sum(map(len, runs)) < MOSTLY * len(" ".join(text for text, _ in texts).split()):
+        return None
+    if share := _in_one_order(runs, (str, str.casefold, _plain_letters)):
+        return "@sorted", share
+    if share := _in_one_order(runs, (len,)):
+        return "@by_length", share
+    letters = [list(word.casefold()) for own in runs for word in own if len(set(word)) >= LONG_SORTED]
+    if len(letters) >= 10 * LEAST and (share := _in_one_order(letters, (str,))):
+        return "@letters_sorted", share
+    return None
+
+
+def _in_one_order(runs: Sequence[Sequence[str]], keys: Sequence[Callable[[str], Any]]) -> float:
+    """The share of neighbours that rise, or that fall, by one of the keys; 0 where fewer do than IN_ORDER."""
+    for key in keys:
+        pairs = [(key(one), key(other)) for own in runs for one, other in pairwise(own)]
+        different = [one < other for one, other in pairs if one != other]
+        if len(different) >= 5 * LEAST:
+            rising = sum(different) / len(different)
+            if max(rising, 1 - rising) >= IN_ORDER:
+                return max(rising, 1 - rising)
+    return 0.0
+
+
+def _plain_letters(word: str) -> str:
+    return "".join(one for one in normalize("NFKD", word.casefold()) if not combining(one))
+
+
+def _backwards(texts: Sequence[tuple[str, str]]) -> tuple[str, float] | None:
+    """Lines of words from the last to the first: the mark and the capital that belong to their ends have changed
+    places."""
+    lines = [line.split() for line in _lines(texts)]
+    lines = [words for words in lines if len(words) >= LEAST_RUN and not words[0].startswith(("http", "#", "*", "-"))]
+    if len(lines) < LEAST:
+        return None
+    marked = [(words[0][-1] in FINAL, words[-1][-1] in FINAL) for words in lines]
+    capital = [(words[0][:1].isupper(), words[-1][:1].isupper()) for words in lines]
+    by_mark = float(np.mean([first and not last for first, last in marked]))
+    by_capital = float(np.mean([last and not first for first, last in capital]))
+    neither = float(np.mean([last for _, last in marked])) <= 1 - BACKWARDS
+    share = max(by_mark, by_capital if neither else 0.0)
+    return ("@word_by_word", share) if share >= BACKWARDS else None
+
+
+def _letters_shuffled(texts: Sequence[tuple[str, str]]) -> tuple[str, float] | None:
+    """Long words of which the same letters occur in many orders; in a language hardly any two words are so."""
+    words = {word.casefold() for line in _lines(texts) for word in LETTERS.findall(line) if len(word) >= LONG_SORTED}
+    letters = {letter for word in words for letter in word}
+    alike = {"".join(sorted(word)) for word in words}
+    if len(alike) < 2 * LEAST or len(letters) < LEAST_LETTERS or len(words) < FORMS * len(alike):
+        return None
+    return "@letters_shuffled", len(words) / len(alike)
+
+
+def _any_order(texts: Sequence[tuple[str, str]]) -> tuple[str, float] | None:
+    """Words, or characters of scripts without blanks, in no order: pairs of neighbours recur, and hardly more in a
+    text, a line or a sentence than in a shuffled one. Lists may be so."""
+    for parts in (
+        [text for text, _ in texts],
+        _lines(texts),
+        [part for text, _ in texts for part in CLAUSE.split(text)],
+    ):
+        words, size = list[list[str]](), 0
+        for own in dict.fromkeys(tuple(UNIT.findall(part.casefold())) for part in parts):
+            words.append(list(own))
+            size += len(own)
+            if size > MOST_WORDS:
+                break
+        listed = sum(word[-1] in LISTED for own in words for word in own) / max(size, 1)
+        spoken = sum(any(map(str.isalpha, word)) for own in words for word in own) / max(size, 1)
+        letters = {letter for own in words for word in own for letter in word if letter.isalpha()}
+        if size < LEAST_WORDS or listed >= MANY_LISTED or spoken < MOSTLY or len(letters) < LEAST_LETTERS:
+            continue
+        draw = np.random.default_rng(0)
+        shuffled = [_num_pairs([draw.permutation(own).tolist() for own in words]) for _ in range(3)]
+        usual = float(np.mean(shuffled))
+        recurring = 1 - usual / max(sum(len(own) - 1 for own in words if own), 1)
+        share = _num_pairs(words) / max(usual, 1)
+        if share >= NO_ORDER and recurring >= 0.05:
+            return "@shuffled", share
+    return None
+
+
+def _num_pairs(lists: Sequence[Sequence[str]]) -> int:
+    return len({pair for own in lists for pair in pairwise(own)})
 
 
 def _repeating(texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list[Finding]:
