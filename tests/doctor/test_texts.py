@@ -158,3 +158,56 @@ def test_choices_that_a_question_lists_do_not_give_its_answer_away() -> None:
     assert (
         check_talks(talks([(f"{i}: which of {', '.join(some)}?", some[i % 12]) for i, some in enumerate(listed)])) == []
     )
+
+
+def longer(rows: list[list[str]], system: str = "") -> dict[str, list[Example]]:
+    """Conversations of messages in turn, the first of the user, below a system message."""
+    made = []
+    for i, said in enumerate(rows):
+        turns = [Turn(("user", "assistant")[at % 2], text) for at, text in enumerate(said)]  # type: ignore[arg-type]
+        made.append(Example(f"a.jsonl:{i}", (*([Turn("system", system)] if system else []), *turns)))
+    return {"chat": made}
+
+
+def test_roles_are_told_by_who_greets_and_by_what_differs() -> None:
+    lines, asked = lines_of(WORDS), [f"Could you tell me of number {i}?" for i in range(80)]
+    greeting, bye = "This is the help desk. What can I do for you?", "Thank you, and goodbye."
+    sound = [[ask, line, bye, "You are welcome."] for ask, line in zip(asked, lines, strict=True)]
+    assert check_talks(longer(sound)) == []
+    (found,) = [one for one in check_talks(longer([[greeting, line, ask, bye] for ask, line, *_ in sound]))
+                if one.code != "two_answers"]  # fmt: skip
+    assert (found.code, found.values["why"]) == ("roles_alike", "@greets")
+    few = [[line, "Could be. Tell me more about all of it.", ask, "I see, thank you."] for ask, line, *_ in sound]
+    assert "few_said" in str(check_talks(longer(few))[0].values)
+    game = [["Let us play a game.", f"You wake up. {line}", f"I go {i}.", line] for i, line in enumerate(lines)]
+    assert "roles_alike" not in codes(check_talks(longer(game)))
+    tutor = [[line, f"I see. {lines[-i]} And what is number {i}?"] for i, line in enumerate(lines)]
+    assert codes(check_talks(longer(tutor))) == [], "a reply may end with a question"
+
+
+def test_replies_that_stand_before_them_or_repeat_what_does_are_told() -> None:
+    lines, asked = lines_of(WORDS), [f"What is to be said of {i}, please" for i in range(80)]
+    rows = [Example(f"a:{i}", (Turn("system", f"You help people. Expected: {line}"), Turn("user", ask),
+                               Turn("assistant", line)))
+            for i, (ask, line) in enumerate(zip(asked, lines, strict=True))]  # fmt: skip
+    assert codes(check_talks({"chat": rows})) == ["given_before"]
+    assert codes(
+        check_talks({"chat": rows[:50] + longer(list(map(list, zip(asked, lines, strict=True))))["chat"][50:]})
+    )
+    whole = " ".join(lines)
+    context = [Example(f"a:{i}", (Turn("system", whole[20 * i : 20 * i + 600]), Turn("user", ask),
+                                  Turn("assistant", whole[20 * i + 200 : 20 * i + 240])))
+               for i, ask in enumerate(asked)]  # fmt: skip
+    assert codes(check_talks({"chat": context})) == [], "a passage of a longer context"
+    assert codes(check_talks(talks([(ask, f"{ask}: {line}") for ask, line in zip(asked, lines, strict=True)]))) == [
+        "repeats_question"
+    ]
+
+
+def test_a_text_to_be_read_does_not_give_its_answers_away() -> None:
+    draw, places = random.Random(5), ["Oslo", "Cork", "Perth", "Kiel", "Turin"]
+    rows = []
+    for i in range(80):
+        one, other = draw.sample(places, 2)
+        rows.append((f"Anna {i} lives in {one}, and Ben in {other}. Where does Anna live?", one))
+    assert check_talks(talks(rows)) == []

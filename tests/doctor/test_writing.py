@@ -138,7 +138,15 @@ def test_replies_of_empty_cells_are_told(reply: str) -> None:
     assert (found.code, found.severity) == ("no_value", "warning")
 
 
-@pytest.mark.parametrize("mark", ["<|im_start|>user\n{}<|im_end|>", "[INST] {} [/INST]", "Human: {}\nAssistant:"])
+@pytest.mark.parametrize(
+    "mark",
+    [
+        "<|im_start|>user\n{}<|im_end|>",
+        "[INST] {} [/INST]",
+        "Human: {}\nAssistant:",
+        "### Instruction: {} ### Response:",
+    ],
+)
 def test_a_template_inside_of_messages_is_told(mark: str) -> None:
     pairs = [(mark.format(f"What is {i}?"), text) for i, text in enumerate(sentences(60))]
     assert told(check_writing(talks(pairs))) == ["other_marks"]
@@ -163,6 +171,7 @@ CODE = [f"def f{i}(x):\n    return x + '{i}\\n' if x % {i} else '\\t'\n" for i i
         texts([f"https://example.org/a/{i}?q=1 {text}" for i, text in enumerate(sentences())]),
         talks([(f"Is {text[:30]} known?", ("yes", "no", "unknown")[i % 3]) for i, text in enumerate(sentences())]),
         talks([(f"What is {i} plus 1?", str(i + 1)) for i in range(90)]),
+        talks([(f"What is {i} plus 1?", f"One more than {i}.\nAnswer: {i + 1}") for i in range(90)]),
     ],
     ids=[
         "sentences",
@@ -178,6 +187,7 @@ CODE = [f"def f{i}(x):\n    return x + '{i}\\n' if x % {i} else '\\t'\n" for i i
         "addresses",
         "classes",
         "numbers",
+        "reasoning",
     ],
 )
 def test_sound_texts_are_not(rows: dict) -> None:  # type: ignore[type-arg]

@@ -125,6 +125,28 @@ OF_ROWS: dict[str, Entry] = {
         "{number:.0%} 的回复在提问，例如 {shown!r}，而用户消息中只有 {asked:.0%} 在提问：角色看起来反了。",
         "在文件中交换 user 和 assistant，或交换对应的字段",
     ),
+    "roles_alike": Entry(
+        "The roles of user and assistant look swapped: {why}, {different:,} of them; such as {shown!r}.",
+        "exchange user and assistant in the files, or the fields that hold them",
+        "user 与 assistant 两个角色像是反了：{why}（{different:,} 种），例如 {shown!r}。",
+        "在文件中交换 user 和 assistant，或交换对应的字段",
+    ),
+    "given_before": Entry(
+        "{number:.0%} of the conversations hold their own reply in a system or user message before it, such as "
+        "{answer!r} in {question!r}, and {others:.0%} that of another: the answer is given away, and the model only "
+        "learns to copy it.",
+        "take the answer out of the system message or question; a low loss is no success here",
+        "{number:.0%} 的对话在回答之前的 system 或用户消息里已写着自己的回答，例如 {question!r} 里的 {answer!r}，"
+        "写着别的回答的占 {others:.0%}：模型只会照抄。",
+        "从 system 消息或问题中去掉答案；这时损失低并不说明学会了",
+    ),
+    "repeats_question": Entry(
+        "{number:.0%} of the replies repeat their whole question, such as {question!r} in {shown!r}: the model learns "
+        "to say the prompt again before it answers.",
+        "keep only what comes after the prompt: programs that generate text often return the prompt as well",
+        "{number:.0%} 的回复重复了整个问题，例如 {shown!r} 里有 {question!r}：模型会学着先把问题再说一遍。",
+        "只保留提示之后的部分：生成程序常把提示也一起返回",
+    ),
     "slipped": Entry(
         "The replies belong to other questions: from {first} to {last} the one {distance} rows {way} matches "
         "better than the own ({number:.1f} standard errors). The column of replies has slipped.",

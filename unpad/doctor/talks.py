@@ -1,5 +1,5 @@
-"""Questions and their replies: roles that are swapped, answers that stand in the question, questions with two answers,
-and parts that every row repeats."""
+"""Questions and their replies: roles that are swapped, answers that stand in what comes before them, replies that
+repeat their question, questions with two answers, and parts that every row repeats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from unpad.data.sources.example import Example
+from unpad.data.sources.example import Example, Turn
 from unpad.doctor.finding import Finding, Severity, Value
 
 LEAST = 20  # conversations or texts
@@ -19,7 +19,15 @@ ASKS = re.compile(
     re.IGNORECASE,
 )
 MOSTLY, HARDLY = 0.6, 0.2  # shares of replies and of questions that ask
+MANY, NEARLY_NONE = 0.4, 0.05  # of them, which say the same
+SENTENCE = re.compile(r"[^.!?。！？\n]*[.!?。！？\n]?")
+ALIKE, DIFFER = 0.05, 0.5  # different first messages and replies, as shares of the conversations
+GREETINGS = 5  # different first messages
+POOR, RICH, LONG_REPLY = 0.05, 0.5, 20  # different messages among trained and other ones, and characters of the former
 GIVEN, BY_CHANCE = 0.8, 0.3  # shares of questions that hold their own answer, and that of another
+GIVEN_BEFORE, OF_CONTEXT, LEAST_WORDS = 0.4, 0.3, 4  # of the rows; of what is their own in the message; of the reply
+REPEATED, LEAST_QUESTION = 0.5, 15  # share of replies that hold their question, and its characters
+OTHER_CHOICES = 0.5  # of the questions, that hold the answers of others, too, as texts to be read do
 LONG_QUESTION = 300  # characters, from which on an answer may be looked up in its question
 TWO_ANSWERS, MANY_TWO = 0.2, 0.5  # shares of the questions
 ONE_REPLY = 0.9
@@ -34,13 +42,18 @@ def check_talks(rows: dict[str, list[Example]]) -> list[Finding]:
     """Findings on the first rows of every kind of texts, conversations and questions."""
     findings = []
     for kind, examples in rows.items():
-        if len(examples) < LEAST or kind == "pairs":
+        if len(examples) < LEAST:
             continue
         fields = (f"data.{kind}",)
-        findings += _common(examples, fields)
         talks = [pair for row in examples if (pair := _first_pair(row)) is not None]
         if len(talks) >= LEAST:
-            findings += [*_swapped(talks, fields), *_given(talks, fields), *_one_reply(talks, fields)]
+            findings += _given(talks, fields) or _given_before(examples, fields)
+            findings += _repeats_question(talks, fields)
+        if kind == "pairs":
+            continue
+        findings += _common(examples, fields)
+        if len(talks) >= LEAST:
+            findings += [*_swapped(examples, talks, fields), *_one_reply(talks, fields)]
             findings += _two_answers(talks, fields) if kind == "chat" else []  # alike.py compares pictures
     return findings
 
@@ -53,13 +66,44 @@ def _first_pair(row: Example) -> tuple[str, str] | None:
     return None
 
 
-def _swapped(talks: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list[Finding]:
-    """Replies that ask, and questions that do not."""
-    asked, replied = (float(np.mean([bool(ASKS.search(pair[i])) for pair in talks])) for i in (0, 1))
-    if replied < MOSTLY or asked > HARDLY:
-        return []
-    values: dict[str, Value] = {"asked": asked, "shown": talks[0][1][:40]}
-    return [Finding("swapped_roles", "warning", replied, fields, values)]
+def _swapped(examples: Sequence[Example], talks: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list[Finding]:
+    """Replies that ask and messages of users that do not, a user who greets as a service does, or trained messages that
+    are all alike where the others differ."""
+    asked, replied = (
+        float(np.mean([_asks(turn.content) for row in examples for turn in row.turns if turn.role == role]))
+        for role in ("user", "assistant")
+    )
+    values: dict[str, Value] = {"asked": asked, "shown": talks[0][1][:40], "replied": replied}
+    if (replied >= MOSTLY and asked <= HARDLY) or (replied >= MANY and asked <= NEARLY_NONE):
+        return [Finding("swapped_roles", "warning", replied, fields, values)]
+    if greeting := _greets(examples, talks):
+        values = {"why": "@greets", "shown": greeting[:60], "different": len({reply for _, reply in talks})}
+        return [Finding("roles_alike", "warning", 1.0, fields, values)]
+    trained, others = ([turn.content.strip() for row in examples for turn in row.turns if turn.role == role]
+                       for role in ("assistant", "user"))  # fmt: skip
+    variety = len(set(trained)) / max(len(trained), 1)
+    several = len(trained) >= 2 * len(examples) and float(np.mean([len(text) for text in trained])) >= LONG_REPLY
+    if several and variety <= POOR and len(set(others)) >= RICH * len(others):
+        values = {"why": "@few_said", "shown": trained[0][:60], "different": len(set(others))}
+        return [Finding("roles_alike", "warning", variety, fields, values)]
+    return []
+
+
+def _asks(text: str) -> bool:
+    """True for a message that begins by asking; a reply may end with a question after what it says."""
+    first = next((part for part in SENTENCE.findall(text.strip()) if len(part.strip()) > 1), "")
+    return bool(ASKS.search(first.strip()))
+
+
+def _greets(examples: Sequence[Example], talks: Sequence[tuple[str, str]]) -> str:
+    """The question with which users begin nearly all of some longer conversations, whose replies differ; else ""."""
+    first = Counter(question for question, _ in talks)
+    greeting, _ = first.most_common(1)[0]
+    longer = sum(sum(turn.role == "user" for turn in row.turns) > 1 for row in examples)
+    few = len(first) <= min(GREETINGS, max(ALIKE * len(talks), 1))
+    differ = len({reply for _, reply in talks}) >= DIFFER * len(talks)
+    asks = sum(num for question, num in first.items() if re.search("[?？吗呢]", question)) >= MOSTLY * len(talks)
+    return greeting if few and differ and asks and longer >= MOSTLY * len(examples) else ""
 
 
 def _given(talks: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list[Finding]:
@@ -70,11 +114,72 @@ def _given(talks: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list[Fi
     shifted = [short[(i + 1 + len(short) // 2) % len(short)][1] for i in range(len(short))]
     own = float(np.mean([_holds(question, answer) for question, answer in short]))
     other = float(np.mean([_holds(pair[0], answer) for pair, answer in zip(short, shifted, strict=True)]))
-    if own < GIVEN or other > BY_CHANCE:
+    if own < GIVEN or other > BY_CHANCE or _has_choices(short):
         return []
     question, answer = next(pair for pair in short if _holds(*pair))
     values: dict[str, Value] = {"answer": answer[:40], "question": question[:60], "others": other}
     return [Finding("given_answer", "warning", own, fields, values)]
+
+
+def _has_choices(talks: Sequence[tuple[str, str]]) -> bool:
+    """True if most questions hold answers of other questions as well, as a text to be read does."""
+    answers = {answer.casefold().rstrip(" .。!！") for _, answer in talks}
+    if len(answers) > len(talks) / 4:
+        return False
+
+    def others(question: str, answer: str) -> bool:
+        own, rest = answer.casefold().rstrip(" .。!！"), question.casefold()
+        return any(one in rest for one in answers if one != own and one not in own and own not in one)
+
+    return sum(others(*pair) for pair in talks) >= OTHER_CHOICES * len(talks)
+
+
+def _given_before(examples: Sequence[Example], fields: tuple[str, ...]) -> list[Finding]:
+    """Replies that stand word for word in a system message, or an earlier one of the user, that says little else."""
+    rows = [(before, reply) for row in examples if (before := _before_reply(row)) and (reply := _long_reply(row))]
+    if len(rows) < max(LEAST, GIVEN_BEFORE * len(examples)):
+        return []
+    systems = [row.turns[0].content for row in examples if row.turns[0].role == "system"]
+    common = len(_shared_start(systems)) + len(_shared_start([text[::-1] for text in systems]))
+
+    def given(before: Sequence[Turn], reply: str) -> str:
+        """The message that gives the reply, where it is most of what this row alone has in it; else ""."""
+        for turn in before:
+            own = len(turn.content) - (common if turn.role == "system" else 0)
+            if _holds(turn.content, reply) and len(reply) >= OF_CONTEXT * own:
+                return turn.content
+        return ""
+
+    shifted = [rows[(i + 1 + len(rows) // 2) % len(rows)][1] for i in range(len(rows))]
+    own = [(text, reply) for before, reply in rows if (text := given(before, reply))]
+    other = float(np.mean([bool(given(row[0], reply)) for row, reply in zip(rows, shifted, strict=True)]))
+    if len(own) < GIVEN_BEFORE * len(examples) or other > BY_CHANCE:
+        return []
+    values: dict[str, Value] = {"answer": own[0][1][:40], "question": own[0][0][:80], "others": other}
+    return [Finding("given_before", "warning", len(own) / len(examples), fields, values)]
+
+
+def _before_reply(row: Example) -> tuple[Turn, ...]:
+    """The messages before the last reply that are not learnt."""
+    return tuple(turn for turn in row.turns[:-1] if not _is_learnt(turn.role))
+
+
+def _long_reply(row: Example) -> str:
+    """The last reply, where it is more than a word or two, which a text may well hold; else ""."""
+    reply = row.turns[-1].content.strip()
+    return reply if len(reply.split()) >= LEAST_WORDS or len(reply) >= LONG_REPLY else ""
+
+
+def _repeats_question(talks: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list[Finding]:
+    """Replies that hold their whole question, as the output of a program does that returns the prompt as well."""
+    long = [pair for pair in talks if len(pair[0]) >= LEAST_QUESTION and len(pair[1]) > len(pair[0])]
+    own = [pair for pair in long if _holds(pair[1], pair[0])]
+    questions = {question for question, _ in own}
+    if len(own) < max(REPEATED * len(talks), LEAST) or len(questions) < LEAST:
+        return []
+    question, reply = own[0]
+    values: dict[str, Value] = {"question": question[:40], "shown": reply[:80]}
+    return [Finding("repeats_question", "warning", len(own) / len(talks), fields, values)]
 
 
 def _holds(question: str, answer: str) -> bool:

@@ -33,6 +33,15 @@ WORDS: dict[str, tuple[str, str]] = {
     "json": ("JSON", "JSON 数据"),
     "apart": ("letters that stand apart", "被空格隔开的字母"),
     "end": ("end", "末尾"),
+    "greets": (
+        "nearly all conversations begin with the same question of the user, as a service greets, and the first replies "
+        "differ",
+        "几乎所有对话都以用户的同一个问题开头，像是客服的问候，而第一条回复各不相同",
+    ),
+    "few_said": (
+        "what is trained says the same few things in all conversations, and what users say differs",
+        "训练的消息在所有对话中都是同样几句，而用户说的各不相同",
+    ),
     "after": ("after it", "之后"),
     "before": ("before it", "之前"),
     "length": ("their length", "长度"),

@@ -31,9 +31,14 @@ NOTHING = re.compile(
     re.IGNORECASE,
 )
 SOME_CELLS, MANY_CELLS = 0.05, 0.2  # of the texts, or of the replies
-MARKS = re.compile(
+TOKENS = re.compile(
     r"<\|[a-z_]+\|>|\[/?INST\]|<</?SYS>>|</?s>|\[(?:CLS|SEP|PAD|UNK|MASK)\]|<(?:pad|unk|eos|bos|start_of_turn|"
-    r"end_of_turn)>|^\W{0,3}(?:human|user|assistant|system|instruction|response|question|answer|q|a|用户|助手|问|答)\s*[:：]",
+    r"end_of_turn)>",
+    re.IGNORECASE,
+)
+SPEAKERS = re.compile(
+    r"(?:^\W{0,6}|#{2,}\s*)(human|user|assistant|ai|bot|system|instruction|input|response|output|question|answer|prompt|"
+    r"completion|q|a|用户|助手|系统|问|答|问题|回答)\s*[:：]",
     re.IGNORECASE | re.MULTILINE,
 )
 MANY_MARKS = 0.3  # of the rows
@@ -105,19 +110,24 @@ def _nothing(texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list[
 
 
 def _marks(kind: str, examples: Sequence[Example], fields: tuple[str, ...]) -> list[Finding]:
-    """Roles and ends as another program writes them, inside of messages or of texts."""
+    """Roles and ends as another program writes them, inside of messages or of texts. One name before a colon, such as
+    that of an answer at the end of its reasoning, is a part of many texts: a dialogue has two."""
     if kind == "vqa":
         return []
-    texts = [("\n".join(turn.content for turn in row.turns), row.where) for row in examples]
-    several = 1 if kind != "text" else 2  # a text may begin with a word and a colon
-    bad = [(text, where) for text, where in texts if len(MARKS.findall(text)) >= several]
-    if len(bad) < max(MANY_MARKS * len(texts), LEAST):
+    bad = list[tuple[re.Match[str], str]]()
+    for row in examples:
+        text = "\n".join(turn.content for turn in row.turns)
+        tokens, speakers = TOKENS.search(text), list(SPEAKERS.finditer(text))
+        several = len({one[1].casefold() for one in speakers}) > 1
+        first = tokens or (speakers[0] if several else None)
+        if first is not None and (kind != "text" or several or len(TOKENS.findall(text)) > 1):
+            bad.append((first, row.where))
+    if len(bad) < max(MANY_MARKS * len(examples), LEAST):
         return []
-    found = MARKS.search(bad[0][0])
-    assert found is not None, "counted before"
-    shown = " ".join(bad[0][0][found.start() : found.start() + 40].split())
+    found, where = bad[0]
+    shown = " ".join(found.string[found.start() : found.start() + 40].split())
     severity: Severity = "note" if kind == "text" else "warning"
-    return [Finding("other_marks", severity, len(bad) / len(texts), fields, {"shown": shown, "where": bad[0][1]})]
+    return [Finding("other_marks", severity, len(bad) / len(examples), fields, {"shown": shown, "where": where})]
 
 
 def _escaped(texts: Sequence[tuple[str, str]], size: int, fields: tuple[str, ...]) -> list[Finding]:
@@ -200,7 +210,7 @@ def _in_one_order(runs: Sequence[Sequence[str]], keys: Sequence[Callable[[str], 
         pairs = [(key(one), key(other)) for own in runs for one, other in pairwise(own)]
         different = [one < other for one, other in pairs if one != other]
         if len(different) >= 5 * LEAST:
-            rising = sum(different) / len(different)
+            rising: float = sum(different) / len(different)
             if max(rising, 1 - rising) >= IN_ORDER:
                 return max(rising, 1 - rising)
     return 0.0
