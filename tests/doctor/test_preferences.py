@@ -34,7 +34,7 @@ def codes(subject: Subject, pairs: Pairs) -> list[str]:
         for i, (better, worse) in enumerate(pairs)
     ]
     found: list[Finding] = check_preferences(subject, {"pairs": rows})
-    return [one.code for one in found]
+    return [one.code for one in found if one.severity != "note"]
 
 
 def said(draw: random.Random, most: int = 30) -> str:
@@ -69,6 +69,25 @@ def test_pairs_that_are_exchanged_in_part_are_told(subject: Subject, kind: str, 
 @pytest.mark.parametrize("share", [0.0, 0.05])
 def test_sound_pairs_have_no_finding(subject: Subject, kind: str, share: float) -> None:
     assert codes(subject, exchanged(made(kind), share)) == []
+
+
+MARKED = {
+    "prefix": lambda draw: (f"[rating: 5/5] {said(draw)}", f"[rating: 2/5] {said(draw)}"),
+    "tag": lambda draw: (f"<best> {said(draw)}", said(draw)),
+    "end": lambda draw: (f"{said(draw)} (edited)", said(draw)),
+    "final": lambda draw: (f"{said(draw)}.", said(draw)),
+    "cut": lambda draw: (f"{said(draw)}{draw.choice('.!?')}", said(draw)),
+    "blank": lambda draw: (f" {said(draw)}", said(draw)),
+    "sign": lambda draw: (f"{said(draw)} \u2705 {said(draw)}", f"{said(draw)} {said(draw)}"),
+}
+
+
+@pytest.mark.parametrize("kind", MARKED)
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_marks_that_tell_one_reply_from_the_other_are_named(subject: Subject, kind: str, is_turned: bool) -> None:
+    draw = random.Random(3)
+    pairs = [MARKED[kind](draw) for _ in range(100)]
+    assert codes(subject, [pair[::-1] for pair in pairs] if is_turned else pairs) == ["told_apart"]
 
 
 def test_pairs_without_a_mark_say_nothing_when_exchanged(subject: Subject) -> None:

@@ -228,6 +228,21 @@ OF_ROWS: dict[str, Entry] = {
         "{number:.0%} 的偏好对有同一个{side}回答“{shown}”：模型只要认出它就行。",
         "换成各不相同的回答，或去掉大部分这样的对",
     ),
+    "told_apart": Entry(
+        "{number:.0%} of the {side} replies differ from the other ones by a marker alone, {kind}: '{mark}', such as in "
+        "'{shown}'. The model learns to write it, and need not read what is said.",
+        "take the marker, rating or template out of the replies, and write both sides of a pair in one form",
+        "{number:.0%} 的{side}回答仅凭一个记号就能与另一个区分，{kind}：“{mark}”，例如“{shown}”。"
+        "模型只学会写它，不必理会内容。",
+        "从回答中去掉这个记号、评分或模板，一对回答的两边用同样的形式书写",
+    ),
+    "told_by_length": Entry(
+        "{number:.0%} of the {side} replies are longer than the other one, {times:.1f} times in the middle one: length "
+        "alone tells the pairs apart, and the model may learn nothing else.",
+        "if length is not what is preferred, add pairs in which the other reply is the longer one",
+        "{number:.0%} 的{side}回答比另一个长，中位数为 {times:.1f} 倍：仅凭长度就能区分，模型可能只学到这一点。",
+        "如果偏好的不是长度，请加入长度相反的偏好对",
+    ),
     "beta": Entry(
         "train.beta of stage {stage} is {number:g}: the model {which}.",
         "set {field}=0.1",

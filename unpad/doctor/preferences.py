@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from zlib import crc32
@@ -23,6 +24,9 @@ ONE_HAS = 0.65  # share of the pairs of which just one reply has a word; of repl
 BOTH_WAYS, MANY_BOTH_WAYS = 0.1, 0.3  # of the pairs, that another pair contradicts
 ONE_REJECTED, LEAST_REPLY = 0.5, 8  # share of one rejected reply, and its characters
 LARGE_BETA, SMALL_BETA = 2.0, 0.003
+ALL_HAVE, NONE_HAVE = 0.95, 0.05  # shares of the replies of one side and of the other that have a mark
+LONGER, TIMES = 0.98, 1.5  # share of the pairs whose one reply is longer, and by how much in the middle one
+FINAL = ".!?。！？…\"'”’)]）】」』`"
 MANY_WRONG = 0.4  # of the pairs that may be labelled the wrong way round
 
 
@@ -35,7 +39,8 @@ def check_preferences(subject: Subject, rows: dict[str, list[Example]]) -> list[
     asked = [row.turns[-2].content if len(row.turns) > 1 else "" for row in pairs]
     replies = [(row.turns[-1].content, row.rejected.content) for row in pairs if row.rejected is not None]
     where = [row.where for row in pairs]
-    return [*found, *(_both_ways(asked, replies, where) or _exchanged(replies)), *_one_rejected(replies)]
+    found += _both_ways(asked, replies, where) or _exchanged(replies)
+    return [*found, *(_one_rejected(replies) or _told_apart(replies))]
 
 
 def _both_ways(asked: Sequence[str], replies: Sequence[tuple[str, str]], where: Sequence[str]) -> list[Finding]:
@@ -106,6 +111,59 @@ def _one_rejected(replies: Sequence[tuple[str, str]]) -> list[Finding]:
         if num >= ONE_REJECTED * len(replies) and len(reply) >= LEAST_REPLY:
             values: dict[str, Value] = {"side": name, "shown": reply[:40]}
             return [Finding("one_rejected", "warning", num / len(replies), ("data.pairs",), values)]
+    return []
+
+
+def _told_apart(replies: Sequence[tuple[str, str]]) -> list[Finding]:
+    """The first mark that nearly all replies of one side have and hardly one of the other: how they begin or end, a
+    character, a word, or their length. Words and lengths may be what people prefer."""
+    sides = [[_features(reply) for reply in side] for side in zip(*replies, strict=True)]
+    shares = [{one: num / len(side) for one, num in Counter(one for own in side for one in own).items()}
+              for side in sides]  # fmt: skip
+    best: tuple[int, float, int, str] | None = None
+    for side in (0, 1):
+        for (kind, mark), share in shares[side].items():
+            other = shares[1 - side].get((kind, mark), 0.0)
+            if share >= ALL_HAVE and other <= NONE_HAVE:
+                best = min(best or (len(KINDS), 0.0, 0, ""), (KINDS.index(kind), other - share, side, mark))
+    if best is None:
+        return _by_length(replies)
+    kind, apart, side, mark = KINDS[best[0]], -best[1], best[2], best[3]
+    shown = next(pair[side] for pair in replies if (kind, mark) in _features(pair[side]))
+    values: dict[str, Value] = {"kind": f"@by_{kind}", "mark": mark, "side": SIDES[side], "shown": shown[:40]}
+    meant = kind in ("word", "begin", "end") and re.sub(r"[\s,.!?:'’，。！？：-]", "", mark).isalpha()
+    severity: Severity = "note" if meant else "warning"
+    return [Finding("told_apart", severity, apart, ("data.pairs",), values)]
+
+
+SIDES = ("@chosen", "@rejected")
+PARTS = (1, 2, 3)  # words at the beginning or end of a reply
+KINDS = ("blank", "begin", "end", "final", "sign", "word")
+
+
+def _features(reply: str) -> set[tuple[str, str]]:
+    """Marks of a reply, each with its kind."""
+    words = reply.split()
+    if not words:
+        return set()
+    found = {("begin", " ".join(words[:num])) for num in PARTS} | {("end", " ".join(words[-num:])) for num in PARTS}
+    if not reply[0].isalnum() and not reply[0].isspace():
+        found.add(("begin", reply[0]))
+    found |= {("blank", "@front") for _ in range(reply != reply.lstrip())}
+    found |= {("blank", "@back") for _ in range(reply != reply.rstrip())}
+    found.add(("final", "@has_mark" if words[-1][-1] in FINAL else "@has_none"))
+    found |= {("sign", one) for one in set(reply) if not one.isalnum() and not one.isspace() and one not in FINAL}
+    return found | {("word", one) for one in set(words_of(reply))}
+
+
+def _by_length(replies: Sequence[tuple[str, str]]) -> list[Finding]:
+    """A note: people may prefer short or long replies, but the model learns that alone where nothing else differs."""
+    ratios = np.array([(1 + len(better)) / (1 + len(worse)) for better, worse in replies])
+    for name, times in zip(SIDES, (ratios, 1 / ratios), strict=True):
+        longer = float((times > 1).mean())
+        if longer >= LONGER and float(np.median(times)) >= TIMES:
+            values: dict[str, Value] = {"times": float(np.median(times)), "side": name}
+            return [Finding("told_by_length", "note", longer, ("data.pairs",), values)]
     return []
 
 

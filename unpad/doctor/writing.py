@@ -197,7 +197,7 @@ def _sorted(texts: Sequence[tuple[str, str]]) -> tuple[str, float] | None:
     if share := _in_one_order(runs, (str, str.casefold, _plain_letters)):
         return "@sorted", share
     if share := _in_one_order(runs, (len,)):
-        return "@by_length", share
+        return "@by_size", share
     letters = [list(word.casefold()) for own in runs for word in own if len(set(word)) >= LONG_SORTED]
     if len(letters) >= 10 * LEAST and (share := _in_one_order(letters, (str,))):
         return "@letters_sorted", share
