@@ -307,6 +307,15 @@ OF_ROWS: dict[str, Entry] = {
         "{property}本身就能说出 {number:.0%} 图像的类别：{shown} 就是“{target}”。模型可能学这条捷径，而不学图像内容。",
         "所有类别的图像用同一方式保存：同一格式、同一大小、同一程序",
     ),
+    "marked_region": Entry(
+        "A small region of the pictures, near {place}, alone tells {number:.0%} of the classes in training; {where}. "
+        "It looks like a mark, border or watermark of the class. The model may learn that shortcut "
+        "in place of what pictures show.",
+        "crop or paint over this region, or take the pictures from before they were marked",
+        "仅凭图像中{place}附近的一小块，就能说出训练图像 {number:.0%} 的类别；{where}。"
+        "那里像是有按类别画上的记号、边框或水印。模型可能学这条捷径，而不学图像内容。",
+        "裁去或盖住这一块，或使用加记号之前的图像",
+    ),
     "without_picture": Entry(
         "{number:.0%} of the answers follow from the words of their question alone: '{question}' always has '"
         "{answer}'. Nobody needs the picture, and the model may ignore it.",

@@ -22,6 +22,7 @@ from unpad.doctor.lines import drawing, fact_lines, finding_lines, fold
 from unpad.doctor.machine import check_memory, check_neighbours, check_threads
 from unpad.doctor.pictures import check_pictures
 from unpad.doctor.preferences import check_preferences
+from unpad.doctor.regions import check_regions
 from unpad.doctor.rows import check_rows
 from unpad.doctor.settings import (
     check_betas,
@@ -233,7 +234,7 @@ def examine(
         findings = [*check_targets(subject), *check_rows(subject), *check_tokens(subject), *check_histories(subject)]
         findings += [*check_alike(subject), *check_texts(rows), *check_talks(rows)]
         findings += [*check_writing(rows), *check_joins(subject, rows), *check_preferences(subject, rows)]
-        findings += [*check_pictures(subject), *check_sides(subject), *check_values(subject)]
+        findings += [*check_pictures(subject), *check_regions(subject), *check_sides(subject), *check_values(subject)]
     findings += [*check_schedule(subject), *check_decay(subject), *check_betas(subject), *check_step_size(subject)]
     findings += [*check_aims(subject), *check_shapes(subject), *check_files(subject)]
     findings += check_course(subject)
