@@ -17,6 +17,7 @@ from tests.doctor.recipes import images, patients, questions, text, write_rows
 from tests.doctor.troubles import Recipe, Row, with_tables
 from unpad.doctor.course import check_course
 from unpad.doctor.finding import Finding
+from unpad.doctor.pictures import check_pictures
 from unpad.doctor.sides import check_sides
 from unpad.doctor.subject import Clock, Subject, open_subject
 from unpad.doctor.values import check_values
@@ -93,6 +94,20 @@ def of_eye_colour(row: Row, number: int) -> Row:
 )  # fmt: skip
 def test_classes_and_sides(recipe: Recipe, expected: list[str], tmp_path: Path) -> None:
     assert codes(check_sides, recipe(tmp_path / "data")) == expected
+
+
+@pytest.mark.parametrize(("side", "expected"), [(8, []), (12, []), (32, ["one_patch"])])
+def test_pictures_of_one_patch_lose_their_detail_where_they_were_shrunk(
+    side: int, expected: list[str], tmp_path: Path
+) -> None:
+    recipe = rewritten(
+        labelled(lambda row, i: row, lambda label: side)(tmp_path / "data"), {"images": {"max_tokens": 1}}
+    )
+    for path in (tmp_path / "data").glob("p*.png"):
+        with Image.open(path) as picture:
+            small = picture.resize((side, side))
+        small.save(path)
+    assert codes(check_pictures, recipe) == expected
 
 
 def test_answers_that_questions_alone_tell(tmp_path: Path) -> None:

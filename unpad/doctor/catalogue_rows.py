@@ -412,9 +412,11 @@ OF_ROWS: dict[str, Entry] = {
         "检查这些文件，以及它们的解码方式",
     ),
     "one_patch": Entry(
-        "{number:.0%} of the pictures are one patch: the model sees each as one vector, and nothing of its parts.",
+        "{number:.0%} of the pictures are one patch: the model sees each as one vector, and nothing of its parts; "
+        "{lost:.0%} were shrunk to it from three times the pixels or more.",
         "change {field}; a patch has {patch} pixels a side, and a picture should have 16 patches or more",
-        "{number:.0%} 的图像只有一个图块：模型把每张图看成一个向量，看不到其中的部分。",
+        "{number:.0%} 的图像只有一个图块：模型把每张图看成一个向量，看不到其中的部分；"
+        "{lost:.0%} 是从三倍以上的像素缩小而成。",
         "修改 {field}；图块边长为 {patch} 像素，一张图最好有 16 个以上图块",
     ),
     "picture_scale": Entry(

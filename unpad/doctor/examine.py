@@ -273,6 +273,6 @@ def _tried(subject: Subject, system: System, meter: LoadMeter, layers: Layers) -
 
 
 def _causes(findings: list[Finding]) -> list[Finding]:
-    """Leave out what only follows from a finding that says why."""
-    codes = {found.code for found in findings}
+    """Leave out what only follows from a finding that says why, and that is no note."""
+    codes = {found.code for found in findings if found.severity != "note"}
     return [found for found in findings if found.code not in FOLLOWS or not codes & FOLLOWS[found.code]]

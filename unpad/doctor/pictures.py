@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from unpad.data.images import ImageData
@@ -12,7 +13,7 @@ from unpad.doctor.subject import Subject
 
 SAMPLE, LEAST_PICTURES = 60, 8
 LARGE, SMALL = 10.0, 0.01  # root mean square of a picture's numbers, and their spread over all pictures
-ONE_PATCH = 0.5  # of the pictures
+ONE_PATCH, SHRUNK = 0.5, 3.0  # of the pictures, and times the pixels of a patch that they had
 
 
 def check_pictures(subject: Subject) -> list[Finding]:
@@ -41,13 +42,16 @@ def _scale(numbers: torch.Tensor) -> list[Finding]:
 
 
 def _patches(subject: Subject, data: ImageData | VqaData) -> list[Finding]:
-    num = data.grids.prod(1)
-    share = float((num <= 1).mean())
+    """Pictures of one patch that were shrunk to it; one that is as small as a patch keeps its detail: a note."""
+    examples = data.examples if isinstance(data, ImageData) else data.images
+    shrunk = np.array([one.width * one.height for one in examples]) >= SHRUNK * data.patch**2
+    one_patch = data.grids.prod(1) <= 1
+    share, lost = float(one_patch.mean()), float((one_patch & shrunk).mean())
     if share < ONE_PATCH:
         return []
     images = subject.setup.recipe.images
     limits = ["images.max_tokens"] if images.max_tokens == 1 and images.size in ("native", "adaptive") else []
     limits += ["images.square"] if images.size in ("square", "letterbox") else []
     patch = "model.patch" if "patch" in type(subject.setup.model.config).model_fields else "model.vision.patch"
-    values: dict[str, Value] = {"patch": data.patch, "field": (limits or [patch])[0]}
-    return [Finding("one_patch", "fault", share, (*limits, patch), values)]
+    values: dict[str, Value] = {"patch": data.patch, "field": (limits or [patch])[0], "lost": lost}
+    return [Finding("one_patch", "fault" if lost >= ONE_PATCH else "note", share, (*limits, patch), values)]
