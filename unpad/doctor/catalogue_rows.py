@@ -64,6 +64,14 @@ OF_ROWS: dict[str, Entry] = {
         "{number:.0%} 的行不是正文，而是{why}，例如 {where} 的 {shown!r}。",
         "检查正文取自哪个字段、列或分隔符：用 {{path: FILE, field: NAME}} 指定；JSON 行文件应以 .jsonl 结尾",
     ),
+    "unread_text": Entry(
+        "The field {read!r} is read, with {words:.1f} words a row, such as {shown!r}; {other!r} of the same rows has "
+        "{number:.0f} and is not read, such as {beside!r}: the text may be there.",
+        "name the field that holds the text: {{path: FILE, field: {other}}}",
+        "读取的是字段 {read!r}，每行 {words:.1f} 个词，例如 {shown!r}；同一行的 {other!r} 有 {number:.0f} 个词"
+        "却没有读，例如 {beside!r}：正文可能在那里。",
+        "指定存放正文的字段：{{path: FILE, field: {other}}}",
+    ),
     "no_order": Entry(
         "The order of characters says nothing: packed, the text takes {number:.0%} of the room of the same characters "
         "shuffled; such as {shown!r} at {where}. It is no language, or was scrambled.",

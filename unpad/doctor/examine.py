@@ -44,6 +44,7 @@ from unpad.doctor.targets import check_targets
 from unpad.doctor.terms import check_terms
 from unpad.doctor.texts import check_texts, originals
 from unpad.doctor.tokens import check_tokens
+from unpad.doctor.unread import check_unread
 from unpad.doctor.values import check_values
 from unpad.doctor.words import Language, sentences, word
 from unpad.doctor.writing import check_writing
@@ -92,7 +93,7 @@ FOLLOWS = {
     "changed_words": {"escaped", "no_text", "read_as", "bytes_as_letters"},
     "escaped": {"no_text"},
     "two_answers": {"slipped", "other_replies", "swapped_roles", "roles_alike"},
-    "common_part": {"repeats_question"},
+    "common_part": {"repeats_question", "unread_text"},
     "other_marks": {"repeats_question"},
     "sides_apart": {"held_out_unlike", "other_classes", "far_values", "stand_in", "two_scales"},
     "two_scales": {"far_values", "dates_as_values"},
@@ -233,7 +234,12 @@ def examine(
         rows = originals(subject)
         findings = [*check_targets(subject), *check_rows(subject), *check_tokens(subject), *check_histories(subject)]
         findings += [*check_alike(subject), *check_texts(rows), *check_talks(rows)]
-        findings += [*check_writing(rows), *check_joins(subject, rows), *check_preferences(subject, rows)]
+        findings += [
+            *check_unread(subject),
+            *check_writing(rows),
+            *check_joins(subject, rows),
+            *check_preferences(subject, rows),
+        ]
         findings += [*check_pictures(subject), *check_regions(subject), *check_sides(subject), *check_values(subject)]
     findings += [*check_schedule(subject), *check_decay(subject), *check_betas(subject), *check_step_size(subject)]
     findings += [*check_aims(subject), *check_shapes(subject), *check_files(subject)]
