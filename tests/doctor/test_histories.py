@@ -59,9 +59,16 @@ def skewed(rows: list[Row]) -> list[Row]:
     return [{**row, "value": float(np.exp(2 * row["value"]))} for row in rows]
 
 
+def at_one_visit(rows: list[Row]) -> list[Row]:
+    """All tests of a patient are of one day, and each is there once."""
+    first = {(row["id"], f"{row['test']}{i % 3}"): row for i, row in enumerate(rows)}
+    return [{**row, "test": test, "days": -30} for (_, test), row in first.items()]
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
+        (at_one_visit, []),
         (some_ill_have_it, [("leaking_code", "warning")]),
         (many_have_it, []),
         (with_placeholder, [("far_values", "warning")]),

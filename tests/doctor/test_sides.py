@@ -81,6 +81,7 @@ def of_eye_colour(row: Row, number: int) -> Row:
         (labelled(lambda row, i: row), []),
         (labelled(split_evenly), []),
         (labelled(lambda row, i: {**row, "label": row["label"].upper() if i % 3 else row["label"]}), ["spelt_twice"]),
+        (labelled(lambda row, i: {**row, "label": "Aa"[row["label"] == "dark"]}), []),
         (labelled(lambda row, i: {**row, "label": f"id {i}"}), ["lone_classes"]),
         (labelled(split_by_class), ["other_classes", "sides_apart"]),
         (labelled(lambda row, i: row, lambda label: len(label) * 6), ["shortcut"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 
@@ -32,6 +33,7 @@ WORDS = [
     "château",
     "naïf",
 ]
+PLAIN = [word for word in WORDS if word.isascii()]
 CHINESE = "今天天气很好我们一起去公园散步看见许多花草树木孩子们在湖边玩水"
 RUSSIAN = [
     "сегодня",
@@ -126,6 +128,27 @@ def test_talks_that_are_swapped_given_away_or_contradict_each_other_are_named() 
     assert [one.severity for one in check_talks(talks(some))] == ["note"]
     most = [(ask, "I do not know." if i % 20 else say) for i, (ask, say) in enumerate(pairs)]
     assert "imbalance" in codes(check_talks(talks(most)))
+
+
+def test_structured_texts_and_stock_phrases_are_sound() -> None:
+    draw = random.Random(8)
+    lines = lines_of(WORDS)
+    sums = [(draw.randint(100, 999), draw.randint(100, 999)) for _ in lines]
+    assert check_texts(texts([f"{a}+{b}={a + b}" for a, b in sums])) == []
+    things = [json.dumps({"name": draw.choice(PLAIN), "price": a, "sizes": [a, b]}) for a, b in sums]
+    assert check_texts(texts(things)) == []
+    assert codes(check_texts(texts([json.dumps({"id": i, "body": line}) for i, line in enumerate(lines)]))) == [
+        "no_text"
+    ]
+    calls = [json.dumps({"intent": {"name": draw.choice(PLAIN), "number": a}}) for a, _ in sums]
+    assert check_talks(talks(list(zip(lines, calls, strict=True)))) == []
+    fenced = [f"Page {i}:\n```html\n<p>{line}</p><br/><b>{line}</b>\n```" for i, line in enumerate(lines)]
+    assert check_texts(talks([(f"Write {i}", page) for i, page in enumerate(fenced)])) == []
+    hello = [(("hi", "hello", "hey")[i % 3], ("Hello!", "Hi there!", "Good day!")[i % 7 % 3]) for i in range(120)]
+    assert [one.severity for one in check_talks(talks(hello))] == ["note"]
+    assert check_talks(talks([(line, line.upper()) for line in lines])) == []
+    bases = ["".join(draw.choices("ACGT", k=draw.randint(60, 90))) for _ in range(200)]
+    assert [one.severity for one in check_texts(texts(bases))] == ["note"]
 
 
 def test_texts_that_end_at_one_length_are_named_and_those_that_may_are_not() -> None:

@@ -171,6 +171,14 @@ CODE = [f"def f{i}(x):\n    return x + '{i}\\n' if x % {i} else '\\t'\n" for i i
         texts([f"https://example.org/a/{i}?q=1 {text}" for i, text in enumerate(sentences())]),
         talks([(f"Is {text[:30]} known?", ("yes", "no", "unknown")[i % 3]) for i, text in enumerate(sentences())]),
         talks([(f"What is {i} plus 1?", str(i + 1)) for i in range(90)]),
+        talks([(text, f"Good. What comes after {text.split()[0]}?") for text in rich_sentences(200)]),
+        texts(["".join(random.Random(i).choices("ACGT", k=80)) for i in range(200)]),
+        talks(
+            [
+                (f"Who is in it, or none? {text}", "None" if i % 3 else text.split()[i % 9])
+                for i, text in enumerate(sentences())
+            ]
+        ),
         talks([(f"What is {i} plus 1?", f"One more than {i}.\nAnswer: {i + 1}") for i in range(90)]),
     ],
     ids=[
@@ -187,6 +195,9 @@ CODE = [f"def f{i}(x):\n    return x + '{i}\\n' if x % {i} else '\\t'\n" for i i
         "addresses",
         "classes",
         "numbers",
+        "a tutor",
+        "bases",
+        "none of them",
         "reasoning",
     ],
 )

@@ -26,7 +26,7 @@ DATES = ((6e8, 2.2e9), (6e11, 2.2e12))  # seconds and milliseconds from 1970 to 
 SPREAD_OF_DATES = 0.2  # of their mean
 FP32_STEP, LEAST_STEPS = 2.0**-23, 4  # the distance of neighbouring numbers, and how many a spread must have
 MANY_EQUAL = 0.5  # of all values
-SEVERAL = 4  # events
+SEVERAL, RECURRING = 4, 0.02  # events, and share of them whose code their patient has again
 
 
 def check_histories(subject: Subject) -> list[Finding]:
@@ -287,6 +287,7 @@ def _one_time(told: _Told) -> list[Finding]:
     if several.sum() < LEAST_PATIENTS:
         return []
     share = float((sets.times[first[several]] == sets.times[last[several]]).mean())
-    if share < MOSTLY_EMPTY:
+    recurring = 1 - len(told.last_of(np.arange(len(told.code)))) / max(len(told.code), 1)
+    if share < MOSTLY_EMPTY or recurring < RECURRING:  # one visit has each test once
         return []
     return [Finding("one_time", "warning", share, ("data.events", "events.unit"), {"sequences": int(several.sum())})]

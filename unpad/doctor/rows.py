@@ -23,7 +23,7 @@ SAMPLE = 200  # sequences that are looked at
 MOST_COMPARED = 3000  # of training, with those held out
 LEAST_SEQUENCES = 8
 LEAST_CONTENT = {"text": 8, "patients": 8}  # positions below which equal rows are no copies, by family
-CONSTANT, MOSTLY_ONE = 0.999, 0.95
+CONSTANT, MOSTLY_ONE, ENOUGH = 0.999, 0.95, 100  # shares of one class, and rows of others
 EMPTY_INPUTS, MOSTLY_EMPTY = 0.1, 0.5
 COPIES, MANY_COPIES, FEW_COPIES = 0.02, 0.05, 3  # shares of what is held out, and rows
 LOST, MOSTLY_LOST = 0.1, 0.5
@@ -63,7 +63,9 @@ def _targets(subject: Subject) -> list[Finding]:
         values: dict[str, Value] = {"sequences": len(labels), "target": most}
         if share >= CONSTANT:
             return [Finding("constant_labels", "fault", share, label_fields(subject), values)]
-        return [Finding("imbalance", "warning", share, label_fields(subject), values)] if share >= MOSTLY_ONE else []
+        rare = int(counts.sum() - counts.max())
+        severity: Severity = "note" if rare >= ENOUGH else "warning"  # so many rows of other classes can be learnt from
+        return [Finding("imbalance", severity, share, label_fields(subject), values)] if share >= MOSTLY_ONE else []
     found = Counter(_target_of(subject, seq) for seq in sampled(subject.stage.train_ids).tolist())
     (most_bytes, num), total = found.most_common(1)[0], sum(found.values())
     if total < LEAST_SEQUENCES or num / total < CONSTANT:

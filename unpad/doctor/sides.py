@@ -23,6 +23,7 @@ from unpad.doctor.tokens import tokens_of
 
 LEAST_ROWS, LEAST_HELD, MOST_PICTURES = 40, 16, 3000
 SPELT_TWICE = 0.03  # of the rows, whose class or answer is mostly spelt in another way
+LEAST_LETTERS = 3  # of a name
 LONE, FEW_OF_CLASS = 0.3, 2  # share of the rows that are of classes with so few
 UNSEEN_CLASS, LACKING, PER_CLASS = 0.1, 0.5, 4  # shares of held-out rows and of classes, and rows for each class
 OTHER_SHARES = 0.4  # of the rows, that would have to change class
@@ -58,7 +59,7 @@ def _spelt_twice(subject: Subject, names: Sequence[str]) -> list[Finding]:
     counts = Counter(names)
     spellings: dict[str, list[str]] = defaultdict(list)
     for name, _ in counts.most_common():
-        if _plain(name):
+        if len(_plain(name)) >= LEAST_LETTERS:  # letters, signs and short codes differ by less
             spellings[_plain(name)].append(name)
     several = [own for own in spellings.values() if len(own) > 1]
     other = sum(counts[name] for own in several for name in own[1:])

@@ -30,6 +30,7 @@ REPEATED, LEAST_QUESTION = 0.5, 15  # share of replies that hold their question,
 OTHER_CHOICES = 0.5  # of the questions, that hold the answers of others, too, as texts to be read do
 LONG_QUESTION = 300  # characters, from which on an answer may be looked up in its question
 TWO_ANSWERS, MANY_TWO = 0.2, 0.5  # shares of the questions
+FEW_ASKED, SAID_OFTEN = 20, 3  # different questions, and rows for each of their answers
 ONE_REPLY = 0.9
 SAME_REPLY, LEAST_REPLY, OTHER_REPLIES = 0.4, 8, 0.5  # share, characters, and share of different ones among the others
 ALL = 0.9  # of the rows, which begin or end alike
@@ -183,6 +184,8 @@ def _repeats_question(talks: Sequence[tuple[str, str]], fields: tuple[str, ...])
 
 
 def _holds(question: str, answer: str) -> bool:
+    if len(answer.split()) >= LEAST_WORDS:  # a sentence in capitals may be what was asked for
+        return answer.rstrip(" .。!！") in question
     return answer.casefold().rstrip(" .。!！") in question.casefold()
 
 
@@ -197,7 +200,8 @@ def _two_answers(talks: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> l
     question = next(question for question, _ in talks if len(answers[question]) > 1)
     first, second, *_ = sorted(answers[question])
     values: dict[str, Value] = {"question": question[:60], "first": first[:30], "second": second[:30]}
-    return [Finding("two_answers", "warning" if share >= MANY_TWO else "note", share, fields, values)]
+    few = len(answers) <= FEW_ASKED and len(talks) >= SAID_OFTEN * sum(map(len, answers.values()))  # as greetings are
+    return [Finding("two_answers", "warning" if share >= MANY_TWO and not few else "note", share, fields, values)]
 
 
 def _one_reply(talks: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list[Finding]:
@@ -221,6 +225,8 @@ def _common(rows: Sequence[Example], fields: tuple[str, ...]) -> list[Finding]:
     learnt = [turn.content for row in rows for turn in row.turns if _is_learnt(turn.role)]
     findings = []
     for place, texts in (("@begin", learnt), ("@end", [text[::-1] for text in learnt])):
+        if sum(text.strip()[:1] in "{[" and text.strip()[-1:] in "}]" for text in learnt) >= ALL * len(learnt):
+            break  # values of one form, as calls of a tool are
         common = _whole_part(_shared_start(texts))
         share = len(common) * len(texts) / max(sum(map(len, texts)), 1)
         if len(common) < LEAST_COMMON or share < SOME_COMMON:

@@ -34,13 +34,15 @@ TAGS = (
     "p|br|div|span|a|td|tr|th|table|tbody|li|ul|ol|b|i|u|em|strong|h[1-6]|img|html|body|head|script|style|font|sup|sub"
 )
 MARKUP = re.compile(rf"</?(?:{TAGS})(?:\s[^<>]*)?/?>|&(?:[a-z]{{2,8}}|#\d{{2,6}}|#x[0-9a-f]{{2,6}});", re.IGNORECASE)
+FENCED = re.compile(r"```.*?```", re.DOTALL)
 SOME_MARKUP, MUCH_MARKUP = 0.02, 0.08  # of the characters
 UNSEEN, MANY_UNSEEN = 0.001, 0.005
 USUAL_CONTROLS = "\t\n\r\f\u200c\u200d"  # the joiners are part of writing in Persian and of signs
 NO_TEXT = 0.5  # of the rows
+IN_JSON = 0.4  # of the characters of a row that is JSON
 DIGITS, SPACES = 0.7, 0.4  # of the characters of a row
 LEAST_ORDERED, MOST_ORDERED = 3000, 60_000  # characters
-NO_ORDER = 0.95
+NO_ORDER, FEW_LETTERS = 0.95, 22  # letters of genes or proteins, which are packed no smaller
 CUT_ALIKE, LEAST_CUT, LEAST_LONG = 0.25, 20, 20  # share of the rows, rows, and characters of a row
 MARKS = ",.;:!?，。；：！？、…\"'”’)]}）》」』`"
 FINAL, INSIDE = 0.15, 0.3  # shares of cut rows that end with a mark, at most, and that have one inside, at least
@@ -138,7 +140,7 @@ def _around(found: re.Match[str]) -> str:
 
 
 def _markup(whole: str, fields: tuple[str, ...]) -> list[Finding]:
-    tags = list(MARKUP.finditer(whole))
+    tags = list(MARKUP.finditer(FENCED.sub("", whole)))  # code between fences is to be written
     share = sum(len(tag.group()) for tag in tags) / len(whole)
     if share < SOME_MARKUP:
         return []
@@ -181,7 +183,8 @@ def _no_order(texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list
     if packed < NO_ORDER * other:
         return []
     values: dict[str, Value] = {"shown": " ".join(texts[0][0].split())[:SHOWN], "where": texts[0][1]}
-    return [Finding("no_order", "warning", packed / other, fields, values)]
+    few = len({one for one in whole.casefold() if one.isalpha()}) <= FEW_LETTERS and whole.count(" ") < len(whole) / 50
+    return [Finding("no_order", "note" if few else "warning", packed / other, fields, values)]
 
 
 def _cut_alike(examples: Sequence[Example], fields: tuple[str, ...]) -> list[Finding]:
@@ -215,6 +218,8 @@ def _cut_alike(examples: Sequence[Example], fields: tuple[str, ...]) -> list[Fin
 
 
 def _is_digits(text: str) -> bool:
+    if any(one in "=<>≈" for one in text):  # an equation says something
+        return False
     return sum(one.isdecimal() for one in text) >= DIGITS * sum(not one.isspace() for one in text)
 
 
@@ -222,9 +227,11 @@ def _is_json(text: str) -> bool:
     if not text.startswith("{"):
         return False
     try:
-        return isinstance(json.loads(text.splitlines()[0]), dict)
+        row = json.loads(text.splitlines()[0])
     except ValueError:
         return False
+    longest = max((len(one) for one in row.values() if isinstance(one, str)), default=0)
+    return longest >= IN_JSON * len(text)  # a row with its text; other objects may be what is to be written
 
 
 def _stands_apart(text: str) -> bool:

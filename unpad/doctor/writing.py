@@ -41,6 +41,7 @@ SPEAKERS = re.compile(
     r"completion|q|a|用户|助手|系统|问|答|问题|回答)\s*[:：]",
     re.IGNORECASE | re.MULTILINE,
 )
+WORDS = re.compile(r"[^\W_]+(?:/[^\W_]+)?")
 MANY_MARKS = 0.3  # of the rows
 SHOWN = 30  # characters
 LATIN = re.compile(r"[A-Za-z\u00c0-\u024f\u0400-\u04ff]")
@@ -55,6 +56,7 @@ LISTED, MANY_LISTED = ",;|/、，；", 0.4  # marks of lists, and share of the w
 UNIT = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\s\u3040-\u30ff\u3400-\u9fff]+")  # a word, or such a character
 CLAUSE = re.compile(r"(?<=[.!?])\s+|[。！？；\n]")
 PLAIN_WORD = re.compile(r"(?<!\S)[^\W\d_]+(?:['’-][^\W\d_]+)*(?=[.!?]?(?:\s|$))")  # lists have a comma behind it
+MANY_RUNS, MANY_DIFFERENT = 0.5, 60  # share of the lines with a word, and words of which letters are not
 LEAST_RUN, IN_ORDER = 5, 0.9  # words of a line, and share of neighbours that rise, or fall
 LETTERS, LONG_SORTED = re.compile(r"[^\W\d_]+"), 5  # letters of a word that are looked at
 FORMS, LEAST_LETTERS = 1.5, 15  # words of the same letters, and different letters of a language
@@ -70,7 +72,10 @@ def check_writing(rows: dict[str, list[Example]]) -> list[Finding]:
         learnt = [(turn.content, row.where) for row in examples for turn in row.turns if _is_learnt(turn.role)]
         if len(learnt) < LEAST:
             continue
-        found += [*_nothing(learnt, fields), *_marks(kind, examples, fields)]
+        learnt_unasked = [
+            pair for pair, asked in zip(learnt, _asked(examples), strict=True) if not _offers(asked, pair[0])
+        ]
+        found += [*_nothing(learnt_unasked, fields), *_marks(kind, examples, fields)]
         texts, size = list[tuple[str, str]](), 0
         for row in examples:
             texts += [(turn.content, row.where) for turn in row.turns]
@@ -86,6 +91,21 @@ def check_writing(rows: dict[str, list[Example]]) -> list[Finding]:
 
 def _is_learnt(role: str) -> bool:
     return role in ("text", "assistant")
+
+
+def _asked(examples: Sequence[Example]) -> list[str]:
+    """What stands before each learnt message."""
+    return [
+        "\n".join(turn.content for turn in row.turns[:at])
+        for row in examples
+        for at, turn in enumerate(row.turns)
+        if _is_learnt(turn.role)
+    ]
+
+
+def _offers(asked: str, reply: str) -> bool:
+    """True if a question names its reply, such as `none`, as one that may be given."""
+    return len(reply) <= SHOWN and reply.strip().casefold().strip(".") in WORDS.findall(asked.casefold())
 
 
 def _share(
@@ -165,7 +185,13 @@ def _order(texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list[Fi
         if len(long) >= LEAST:
             blanks = sum(text.count(" ") for text in long) / sum(map(len, long))
             words = sum(map(len, long)) / sum(len(text.split()) for text in long)
-            if blanks < APART and words > LONG_WORD and not any("http" in text for text in long[:20]):
+            few_letters = len({letter for letter in whole.casefold() if letter.isalpha()}) < LEAST_LETTERS
+            if (
+                blanks < APART
+                and words > LONG_WORD
+                and not few_letters
+                and not any("http" in text for text in long[:20])
+            ):
                 return [_changed("@joined", 1 - blanks, texts, fields)]
         before, after = len(BEFORE.findall(whole)), len(AFTER.findall(whole))
         if before + after >= LEAST_ENDS and before >= REVERSED * (before + after):
@@ -206,8 +232,15 @@ def _sorted(texts: Sequence[tuple[str, str]]) -> tuple[str, float] | None:
 
 def _in_one_order(runs: Sequence[Sequence[str]], keys: Sequence[Callable[[str], Any]]) -> float:
     """The share of neighbours that rise, or that fall, by one of the keys; 0 where fewer do than IN_ORDER."""
+    having = Counter(one for own in runs for one in set(own))
+    common = (
+        {one for one, num in having.items() if num > MANY_RUNS * len(runs)} if len(having) > MANY_DIFFERENT else set()
+    )
+    neighbours = [pair for own in runs for pair in pairwise(own) if not any(one in common for one in pair)]
+    if len(set(neighbours)) < 2 * LEAST:  # one sentence in all lines says nothing
+        return 0.0
     for key in keys:
-        pairs = [(key(one), key(other)) for own in runs for one, other in pairwise(own)]
+        pairs = [(key(one), key(other)) for one, other in neighbours]
         different = [one < other for one, other in pairs if one != other]
         if len(different) >= 5 * LEAST:
             rising: float = sum(different) / len(different)
