@@ -152,6 +152,15 @@ def test_a_template_inside_of_messages_is_told(mark: str) -> None:
     assert told(check_writing(talks(pairs))) == ["other_marks"]
 
 
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [("{}<|user|>And then?", ["other_marks"]), ("{} Visitor: And then?", ["other_marks"]), ("{} A visitor: then", [])],
+)
+def test_prefixes_of_the_template_inside_of_some_replies_are_told(reply: str, expected: list[str]) -> None:
+    pairs = [(f"What is {i}?", reply.format(text) if i % 5 == 0 else text) for i, text in enumerate(sentences(200))]
+    assert told(check_writing(talks(pairs), ("", "Visitor: ", "Desk: "))) == expected
+
+
 CODE = [f"def f{i}(x):\n    return x + '{i}\\n' if x % {i} else '\\t'\n" for i in range(90)]
 
 

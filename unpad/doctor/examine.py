@@ -236,7 +236,7 @@ def examine(
         findings += [*check_alike(subject), *check_texts(rows), *check_talks(rows)]
         findings += [
             *check_unread(subject),
-            *check_writing(rows),
+            *check_writing(rows, _prefixes(subject)),
             *check_joins(subject, rows),
             *check_preferences(subject, rows),
         ]
@@ -251,6 +251,12 @@ def examine(
         findings += tried.findings
     ordered = ranked(_causes(findings), list(CATALOGUE))
     return Examination(subject, ordered, layers, tried, system.threads(), system.cores(), clock.spent)
+
+
+def _prefixes(subject: Subject) -> tuple[str, ...]:
+    """What the template of the recipe writes before messages."""
+    template = subject.setup.recipe.data.template
+    return template.system, template.user, template.assistant
 
 
 def _tried(subject: Subject, system: System, meter: LoadMeter, layers: Layers) -> Tried:

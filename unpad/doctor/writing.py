@@ -42,7 +42,7 @@ SPEAKERS = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 WORDS = re.compile(r"[^\W_]+(?:/[^\W_]+)?")
-MANY_MARKS = 0.3  # of the rows
+MANY_MARKS, MARKED_REPLIES = 0.3, 0.1  # of the rows, and of them those with tokens or own prefixes inside a reply
 SHOWN = 30  # characters
 LATIN = re.compile(r"[A-Za-z\u00c0-\u024f\u0400-\u04ff]")
 MOSTLY = 0.6  # of the characters
@@ -64,8 +64,12 @@ BACKWARDS, FINAL = 0.7, ".!?。！？"  # of the lines
 REPEATING = 0.3  # of the texts, that say all of it twice
 
 
-def check_writing(rows: dict[str, list[Example]]) -> list[Finding]:
-    """Findings on the first rows of every kind."""
+def check_writing(rows: dict[str, list[Example]], prefixes: Sequence[str] = ()) -> list[Finding]:
+    """Findings on the first rows of every kind.
+
+    Args:
+        prefixes: of the roles, as the template of the recipe writes them.
+    """
     found = []
     for kind, examples in rows.items():
         fields = (f"data.{kind}",)
@@ -75,7 +79,7 @@ def check_writing(rows: dict[str, list[Example]]) -> list[Finding]:
         learnt_unasked = [
             pair for pair, asked in zip(learnt, _asked(examples), strict=True) if not _offers(asked, pair[0])
         ]
-        found += [*_nothing(learnt_unasked, fields), *_marks(kind, examples, fields)]
+        found += [*_nothing(learnt_unasked, fields), *_marks(kind, examples, prefixes, fields)]
         texts, size = list[tuple[str, str]](), 0
         for row in examples:
             texts += [(turn.content, row.where) for turn in row.turns]
@@ -129,13 +133,17 @@ def _nothing(texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list[
             for one in found]  # fmt: skip
 
 
-def _marks(kind: str, examples: Sequence[Example], fields: tuple[str, ...]) -> list[Finding]:
+def _marks(kind: str, examples: Sequence[Example], prefixes: Sequence[str], fields: tuple[str, ...]) -> list[Finding]:
     """Roles and ends as another program writes them, inside of messages or of texts. One name before a colon, such as
     that of an answer at the end of its reasoning, is a part of many texts: a dialogue has two."""
     if kind == "vqa":
         return []
-    bad = list[tuple[re.Match[str], str]]()
+    bad, own = list[tuple[re.Match[str], str]](), list[tuple[re.Match[str], str]]()
+    written = "|".join(re.escape(one.strip()) for one in prefixes if len(one.strip()) > 1)
+    in_reply = re.compile("|".join(one for one in (written, f"(?i:{TOKENS.pattern})") if one))
     for row in examples:
+        replies = (in_reply.search(turn.content) for turn in row.turns if turn.role == "assistant")
+        own += [(mark, row.where) for mark in replies if mark][:1]
         text = "\n".join(turn.content for turn in row.turns)
         tokens, speakers = TOKENS.search(text), list(SPEAKERS.finditer(text))
         several = len({one[1].casefold() for one in speakers}) > 1
@@ -143,6 +151,8 @@ def _marks(kind: str, examples: Sequence[Example], fields: tuple[str, ...]) -> l
         if first is not None and (kind != "text" or several or len(TOKENS.findall(text)) > 1):
             bad.append((first, row.where))
     if len(bad) < max(MANY_MARKS * len(examples), LEAST):
+        bad = own
+    if len(bad) < max(MARKED_REPLIES * len(examples), LEAST):
         return []
     found, where = bad[0]
     shown = " ".join(found.string[found.start() : found.start() + 40].split())
