@@ -69,6 +69,7 @@ FOLLOWS = {
         "no_history",
         "rare_codes",
         "values_in_codes",
+        "marked_region",
         "clashing_labels",
         "one_patch",
         "picture_scale",
