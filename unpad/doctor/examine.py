@@ -255,7 +255,7 @@ def examine(
 
 
 def _prefixes(subject: Subject) -> tuple[str, ...]:
-    """What the template of the recipe writes before messages."""
+    """Prefixes of messages, as the template of the recipe writes them."""
     template = subject.setup.recipe.data.template
     return template.system, template.user, template.assistant
 

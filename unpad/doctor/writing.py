@@ -98,7 +98,7 @@ def _is_learnt(role: str) -> bool:
 
 
 def _asked(examples: Sequence[Example]) -> list[str]:
-    """What stands before each learnt message."""
+    """The text before each learnt message."""
     return [
         "\n".join(turn.content for turn in row.turns[:at])
         for row in examples
