@@ -83,8 +83,8 @@ def _regions(cells: np.ndarray, size: int) -> np.ndarray:
 def _telling(
     ours: np.ndarray, labels: np.ndarray, theirs: np.ndarray, wanted: np.ndarray
 ) -> tuple[float, bool, int] | None:
-    """The share that the best region names rightly in training, whether that is lost in held-out pictures, and its place, if it
-    is a mark."""
+    """The share that the best region names rightly in training, whether that is lost in held-out pictures, and its
+    place, if it is a mark."""
     halves = np.arange(len(labels)) % 2 == 0
     named = np.empty((len(ours), len(labels)), np.int64)
     for half in (halves, ~halves):
