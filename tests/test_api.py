@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from unpad.models.decoder import PRESETS, Decoder
 from unpad.recipes.training import PlanSettings, strategy_names
 from unpad.training.step import accumulate
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:unpad.train_monitored:DeprecationWarning")]
 
 WEIGHTS = {"cross_entropy": 1.0}
 TEXTS = [f"第{n}天，小猫看见一座桥。" for n in "一二三四五六七八九十"]
@@ -111,6 +112,35 @@ def test_accumulation_computes_one_text_at_a_time(tmp_path: Path, monkeypatch: p
     num = len(TEXTS) - 1  # one text is held out
     assert passes == [1] * num
     assert [row["sequences"] for row in rows(tmp_path / "run", "train")] == [4] * (num // 4) + [num % 4] * (num % 4 > 0)
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "instead"),
+    [
+        (
+            lambda out: unpad.train_monitored(TEXTS, 2, 1e-3, 30, 4, out=out),
+            "train_monitored",
+            lambda out: unpad.train_texts(TEXTS, 2, 1e-3, out, patience=30, batch_size=4),
+        ),
+        (
+            lambda out: unpad.train_monitored_batch(TEXTS, 2, 1e-3, 30, 4, out=out),
+            "train_monitored_batch",
+            lambda out: unpad.train_texts(TEXTS, 2, 1e-3, out, patience=30, batch_size=4, bucket=True),
+        ),
+    ],
+    ids=["train_monitored", "train_monitored_batch"],
+)
+def test_a_deprecated_name_warns_with_its_replacement_which_trains_alike(
+    call: Callable[[Path], int], name: str, instead: Callable[[Path], int], tmp_path: Path
+) -> None:
+    """The loss of the last step is that of the replacement, to the rounding of bf16 and of another order of sums."""
+    with pytest.warns(DeprecationWarning, match=rf"^unpad\.{name} is deprecated .*unpad\.train_texts\(") as caught:
+        assert call(tmp_path / "old") == 2
+    assert {one.filename for one in caught} == {__file__}
+    assert instead(tmp_path / "new") == 2
+    old, new = (rows(tmp_path / run, "train") for run in ("old", "new"))
+    assert [row["step"] for row in old] == [row["step"] for row in new]
+    assert old[-1]["loss"] == pytest.approx(new[-1]["loss"], rel=2e-2)
 
 
 def test_texts_are_kept_beside_the_run_as_training_read_them(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -175,14 +176,21 @@ def _train_texts(
     return run_training("zh_chat", folder, overrides, console=Console(quiet=True)).epochs
 
 
+def _deprecated(name: str, arguments: str) -> None:
+    """Warn the caller of `name`, which the next minor version removes, of what to call in its place."""
+    what = f"unpad.{name} is deprecated and goes in 0.3.0; call unpad.train_texts({arguments})"
+    warnings.warn(what, DeprecationWarning, stacklevel=3)
+
+
 def train_monitored(
     texts: Sequence[str], epochs: int, lr: float, patience: int, accumulation_steps: int, out: str | Path | None = None
 ) -> int:
-    """`train_texts` by the name and arguments of an earlier program.
+    """Deprecated: `train_texts` by the name and arguments of an earlier program.
 
     Texts are computed one at a time, so memory is that of one text; a step adds up the gradients of
-    `accumulation_steps` of them.
+    `accumulation_steps` of them. `train_texts` with as large a batch takes the same updates, to rounding.
     """
+    _deprecated("train_monitored", "texts, epochs, lr, out, patience=patience, batch_size=accumulation_steps")
     alone = "plan.strategy=dynamic", "plan.batch_size=1"
     return _train_texts(texts, epochs, lr, out, patience, *alone, f"plan.batches_per_step={accumulation_steps}")
 
@@ -195,5 +203,9 @@ def train_monitored_batch(
     batch_size: int,
     out: str | Path | None = None,
 ) -> int:
-    """`train_texts` with `bucket`, by the name and arguments of an earlier program."""
+    """Deprecated: `train_texts` with `bucket`, by the name and arguments of an earlier program."""
+    _deprecated(
+        "train_monitored_batch",
+        "texts, max_epochs, initial_lr, out, patience=patience, batch_size=batch_size, bucket=True",
+    )
     return train_texts(texts, max_epochs, initial_lr, out, patience=patience, batch_size=batch_size, bucket=True)
