@@ -55,6 +55,26 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_the_fingerprint_of_texts_and_conversations_is_that_of_version_0_1_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs go on under a later version only if it finds the data that they were trained on."""
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "plain.txt").write_text("".join(f"This is number {i} of some short texts.\n\n" for i in range(20)))
+    rows = [{"messages": messages(f"Who is number {i}?", f"Number {i} is the one after {i - 1}.")} for i in range(20)]
+    (tmp_path / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokens = prepare(make_recipe(tmp_path, data={"text": "plain.txt"}))[0]
+    assert tokens.fingerprint() == "9c8034f8493ace94873b4a3743c979802c5f47df8d7d56a008e84fda7306c643"
+
+
+def test_what_was_read_under_a_named_format_is_refused_without_it(folder: Path) -> None:
+    (folder / "rows.txt").write_text("".join(json.dumps({"text": text}) + "\n\n" for text in TEXTS))
+    tokens, _, _ = prepare(make_recipe(folder, data={"text": {"path": "rows.txt", "format": "text"}}))
+    assert len(tokens) > len(TEXTS)
+    with pytest.raises(SourceError, match="JSON"):
+        prepare(make_recipe(folder, data={"text": "rows.txt"}))
+
+
 def contents(tokens: TokenSet) -> list[tuple[list[int], list[bool]]]:
     return [(tokens.tokens(i).tolist(), tokens.loss_mask(i).tolist()) for i in range(len(tokens))]
 

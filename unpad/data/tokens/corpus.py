@@ -303,7 +303,8 @@ def _tokenizer_path(work: Work) -> Path:
 
 def open_originals(work: Work, tokenizer: Tokenizer) -> None:
     """Open the shards of this tokenizer in the cache."""
-    settings = [sha256(tokenizer.to_bytes()), work.recipe.data.template.model_dump(mode="json")]
+    # Without the fields of later versions that are not set: a run goes on if its data has the key that it had.
+    settings = [sha256(tokenizer.to_bytes()), work.recipe.data.template.model_dump(mode="json", exclude_none=True)]
     work.keys = [make_key("originals", file.key, settings) for file in work.files]
     work.shards = [_open(work, index, key) for index, key in enumerate(work.keys)]
 
@@ -313,7 +314,7 @@ def _originals(work: Work, tokenizer: Tokenizer) -> list[Part]:
     for index, (file, key) in enumerate(zip(work.files, work.keys, strict=True)):
         shard = work.shards[index]
         if shard is None:
-            shard = _store(work, key, encode_rows(work, index, work.rows(index), tokenizer))
+            shard = _store(work, index, key, encode_rows(work, index, work.rows(index), tokenizer))
         parts.append(part_of(file, shard, key, work.sides[index], work.units[index]))
     return parts
 
@@ -343,7 +344,7 @@ def _copies(work: Work, tokenizer: Tokenizer) -> list[Part]:
                 declared=np.tile(rows.declared[kept], augment.multiplier),
                 copy=np.repeat(np.arange(1, augment.multiplier + 1, dtype=np.uint8), kept.size),
             )
-            shard = _store(work, key, encode_rows(work, index, copies, tokenizer))
+            shard = _store(work, index, key, encode_rows(work, index, copies, tokenizer))
         unit = np.tile(work.units[index][work.sides[index] == Split.TRAIN], augment.multiplier)
         parts.append(part_of(file, shard, key, np.full(shard.num_rows, Split.TRAIN, np.uint8), unit))
     return parts
@@ -354,8 +355,13 @@ def part_of(file: CorpusFile, shard: Shard, data_key: str, split: np.ndarray, un
     return Part(shard, str(file.file.path), data_key, TEXT_KINDS.index(file.kind), file.source, split, unit)
 
 
+def _shard_name(work: Work, index: int, data_key: str) -> str:
+    """Name of a shard in the cache. A file whose format nobody named may be refused where a named one is read."""
+    return make_key(code_key(), data_key, work.files[index].file.by_ending)
+
+
 def _open(work: Work, index: int, data_key: str) -> Shard | None:
-    shard, damage = open_shard(work.folder, make_key(code_key(), data_key))
+    shard, damage = open_shard(work.folder, _shard_name(work, index, data_key))
     if damage:
         path = work.files[index].file.path
         work.events.append(f"cache: the shard of {path} {damage}; it is built again from the file")
@@ -363,11 +369,11 @@ def _open(work: Work, index: int, data_key: str) -> Shard | None:
     return shard
 
 
-def _store(work: Work, data_key: str, shard: Shard) -> Shard:
+def _store(work: Work, index: int, data_key: str, shard: Shard) -> Shard:
     """Write a shard and open it like a later run: mapped, so that its memory can be released."""
     work.misses += 1
     work.encoded += shard.num_rows
-    key = make_key(code_key(), data_key)
+    key = _shard_name(work, index, data_key)
     write_shard(work.folder, key, shard)
     return open_shard(work.folder, key)[0] or shard
 

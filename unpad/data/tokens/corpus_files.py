@@ -105,8 +105,7 @@ def list_files(recipe: Recipe, kinds: Sequence[str]) -> list[CorpusFile]:
         first = sum(len(getattr(data, before)) for before in TEXT_KINDS[: TEXT_KINDS.index(kind)])
         for file in expand(getattr(data, kind), partial(resolve_path, data)):
             digest = hash_file(file.path)
-            plain = (data.separator, file.by_ending) if file.format == "text" else None
-            key = make_key(digest, kind, file.format, file.field, plain)
+            key = make_key(digest, kind, file.format, file.field, data.separator if file.format == "text" else None)
             files.append(CorpusFile(kind, file, first + file.source, digest, key))
     if not files:
         raise SourceError(
