@@ -30,7 +30,8 @@ MACHINE = re.compile(
 )
 
 
-WORDS_ALONE = ("doctor.md",)  # what is tried there depends on the time that trials take
+# What the doctor tries depends on the time that trials take, and what examples learn on the kind of processor.
+WORDS_ALONE = ("doctor.md", "examples.md")
 NUMBER = re.compile(r"\d[\d.,]*(?:e[+-]\d+)?%?|\|.*|\+[-=]{2,}")  # or a line of a drawing
 OF_A_RUN = ("$ unpad replay ", "$ unpad trace ")  # that the block before has made
 
@@ -81,8 +82,10 @@ def run(block: list[Shown]) -> Iterator[tuple[Shown, str]]:
                 words = ["make", "--silent", "--no-print-directory", "-C", str(ROOT), "demo", f"RUN={folder}/demo"]
             elif words[0] == "unpad":
                 words = [sys.executable, "-m", "unpad", *words[1:]]
+            elif words[0] == "python" and words[1].startswith("examples/"):
+                words = [sys.executable, str(ROOT / words[1]), *words[2:]]
             else:
-                raise ValueError(f"{shown.page}:{shown.line}: only unpad, cat and make demo can be run")
+                raise ValueError(f"{shown.page}:{shown.line}: only unpad, cat, make demo and examples can be run")
             done = subprocess.run(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
             yield shown, done.stdout.decode("utf-8")
 

@@ -40,6 +40,8 @@ def name(block: list[Any]) -> str:
 
 
 QUICK = [block for block in BLOCKS if block[-1].command.startswith(("unpad data", "unpad prove"))]
+EXAMPLES = [block for block in BLOCKS if block[-1].command.startswith("python ")]
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 @pytest.mark.slow
@@ -91,6 +93,23 @@ def native_lines(request: pytest.FixtureRequest) -> None:
     block = request.getfixturevalue("block")
     if any(shown.command.startswith("unpad prove") for shown in block) and not (library.computes(torch.bfloat16)):
         pytest.skip("the page shows the certificate of a processor with native kernels in bf16")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", EXAMPLES, ids=name)
+def test_an_example_prints_what_its_page_shows_and_learns_as_much(block: list[Any]) -> None:
+    """Words are compared, and numbers to a tenth: what a model has learnt depends on the kind of processor."""
+    for shown, printed in OUTPUTS["run"](block):
+        assert OUTPUTS["drift"](shown, printed) is None, printed
+        numbers = [list(map(float, NUMBER.findall(text))) for text in ("\n".join(shown.expected), printed)]
+        assert numbers[1] == pytest.approx(numbers[0], rel=0.1, abs=0.1), printed
+
+
+def test_every_example_stands_on_its_page_with_its_output() -> None:
+    shown = {block[-1].command.removeprefix("python ") for block in EXAMPLES}
+    root = OUTPUTS["ROOT"]
+    assert shown == {str(path.relative_to(root)) for path in (root / "examples").glob("*.py")}
+    assert all(block[-1].expected for block in EXAMPLES)
 
 
 @pytest.mark.parametrize(
