@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 from pathlib import Path
 from zipfile import ZipFile
@@ -19,6 +20,7 @@ from unpad.nn.native import library
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 KERNELS = "unpad/nn/native/_kernels" + sysconfig.get_config_var("EXT_SUFFIX")
 PLATFORM = sysconfig.get_platform()
 
@@ -99,7 +101,7 @@ def test_the_wheel_of_this_platform_has_the_whole_package_and_its_own_kernels_an
     assert contents(wheel) == package_files() | {KERNELS}
 
     commands = install(wheel, tmp_path / "fresh", extras="[hf]")
-    assert run(tmp_path, commands / "unpad", "--version") == "unpad 0.1.0\n"
+    assert run(tmp_path, commands / "unpad", "--version") == f"unpad {VERSION}\n"
     where = run(tmp_path, commands / "python", "-c", "import unpad; print(unpad.__file__)")
     assert Path(where).is_relative_to(tmp_path / "fresh")
     assert "zh_chat" in run(tmp_path, commands / "unpad", "recipes")

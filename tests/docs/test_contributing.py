@@ -1,0 +1,46 @@
+"""What those who change unpad are given: hooks that run the linters, and templates that ask for what a report needs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_hooks_before_a_commit_run_the_commands_of_make_lint() -> None:
+    recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)", read("Makefile"), re.MULTILINE)
+    assert recipe is not None
+    commands = [line.strip().removeprefix("@").replace("$(VENV)", ".venv") for line in recipe[1].splitlines()]
+    (repository,) = yaml.safe_load(read(".pre-commit-config.yaml"))["repos"]
+    assert repository["repo"] == "local"
+    assert [hook["entry"] for hook in repository["hooks"]] == commands
+    assert all(hook["language"] == "system" and not hook["pass_filenames"] for hook in repository["hooks"])
+
+
+def test_a_report_is_asked_for_version_recipe_and_error() -> None:
+    for name in ("fault", "wish"):
+        _, head, text = read(f".github/ISSUE_TEMPLATE/{name}.md").split("---\n", 2)
+        assert yaml.safe_load(head).keys() == {"name", "about"}
+        assert "`unpad --version`" in text
+    fault = read(".github/ISSUE_TEMPLATE/fault.md")
+    assert all(word in fault for word in ("recipe", "Error", "exit code", "SECURITY.md"))
+
+
+def test_pages_outside_of_docs_link_to_what_is_there() -> None:
+    for name in ("CHANGELOG.md", "SECURITY.md"):
+        for target in re.findall(r"\]\(([^)\s]+)\)", read(name)):
+            path, _, anchor = target.partition("#")
+            if not target.startswith("https://"):
+                assert (ROOT / path).is_file(), target
+                headings = re.findall(r"^#+ (.*)$", read(path), re.MULTILINE)
+                known = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+                assert not anchor or anchor in known, target
+    for fact in ("unpickled", "private advisory", "chat templates", "no code of a repository is run"):
+        assert fact in read("SECURITY.md")
