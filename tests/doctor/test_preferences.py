@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.doctor.recipes import text, write_rows
+from tests.doctor.recipes import codes, examined, text, write_rows
 from unpad.data.sources.example import Example, Turn
 from unpad.doctor.finding import Finding
 from unpad.doctor.preferences import check_preferences
@@ -26,7 +26,7 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
         return open_subject(str(text(folder / "data")), (), Clock(600.0, time.monotonic))
 
 
-def codes(subject: Subject, pairs: Pairs) -> list[str]:
+def codes_of(subject: Subject, pairs: Pairs) -> list[str]:
     rows = [
         Example(
             f"a:{i}", (Turn("user", f"question {i % 70}"), Turn("assistant", better)), rejected=Turn("assistant", worse)
@@ -62,13 +62,13 @@ def exchanged(pairs: Pairs, share: float) -> Pairs:
 @pytest.mark.parametrize("share", [0.35, 0.5, 0.65])
 @pytest.mark.parametrize("kind", ["short", "polite"])
 def test_pairs_that_are_exchanged_in_part_are_told(subject: Subject, kind: str, share: float) -> None:
-    assert codes(subject, exchanged(made(kind), share)) == ["exchanged"]
+    assert codes_of(subject, exchanged(made(kind), share)) == ["exchanged"]
 
 
 @pytest.mark.parametrize("kind", ["short", "polite", "two marks", "no mark", "topics"])
 @pytest.mark.parametrize("share", [0.0, 0.05])
 def test_sound_pairs_have_no_finding(subject: Subject, kind: str, share: float) -> None:
-    assert codes(subject, exchanged(made(kind), share)) == []
+    assert codes_of(subject, exchanged(made(kind), share)) == []
 
 
 MARKED = {
@@ -87,17 +87,19 @@ MARKED = {
 def test_marks_that_tell_one_reply_from_the_other_are_named(subject: Subject, kind: str, is_turned: bool) -> None:
     draw = random.Random(3)
     pairs = [MARKED[kind](draw) for _ in range(100)]
-    assert codes(subject, [pair[::-1] for pair in pairs] if is_turned else pairs) == ["told_apart"]
+    assert codes_of(subject, [pair[::-1] for pair in pairs] if is_turned else pairs) == ["told_apart"]
 
 
 def test_pairs_without_a_mark_say_nothing_when_exchanged(subject: Subject) -> None:
-    assert codes(subject, exchanged(made("no mark"), 0.5)) == []
+    assert codes_of(subject, exchanged(made("no mark"), 0.5)) == []
 
 
 def test_pairs_that_contradict_each_other_or_share_a_reply_are_told(subject: Subject) -> None:
     pairs = [(f"first {i} {said(random.Random(i))}", f"other {i}") for i in range(70)]
-    assert "both_ways" in codes(subject, pairs + [(worse, better) for better, worse in pairs])
-    assert codes(subject, [(better, "I cannot help with that.") for better, _ in made("no mark")]) == ["one_rejected"]
+    assert "both_ways" in codes_of(subject, pairs + [(worse, better) for better, worse in pairs])
+    assert codes_of(subject, [(better, "I cannot help with that.") for better, _ in made("no mark")]) == [
+        "one_rejected"
+    ]
 
 
 @pytest.mark.parametrize(("beta", "expected"), [(50.0, ["beta"]), (1e-4, ["beta"]), (0.1, []), (0.5, [])])
@@ -115,3 +117,17 @@ def test_a_factor_of_the_reward_that_is_far_off_is_told(
     recipe = text(tmp_path / "data", data={"pairs": path}, stages=stages)
     subject = open_subject(str(recipe), (), Clock(600.0, time.monotonic))
     assert [one.code for one in check_preferences(subject, {})] == expected
+
+
+def test_of_a_recipe_of_pairs_alone_rows_and_settings_are_looked_at_and_no_steps_are_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    pairs = [{"prompt": f"问题{i}", "chosen": f"答案{i}好", "rejected": f"答案{i}好[不要]"} for i in range(60)]
+    path = write_rows(tmp_path / "data" / "pairs.jsonl", pairs)
+    stages = [{"name": "prefer", "use": ["pairs"], "train": {"max_epochs": 2, "beta": 40.0}}]
+    found = examined(text(tmp_path / "data", data={"pairs": path, "text": [], "chat": []}, stages=stages))
+    assert codes(found) == ["told_apart", "beta"]
+    assert found.tried is None
+    assert any("not tried" in line for line in found.lines("en"))

@@ -148,6 +148,8 @@ class Examination:
         if subject.other_stages:
             others = ", ".join(subject.other_stages)
             lines += fold(word("others", language, others=others, stage=subject.stage.name))
+        if subject.stage.of_pairs:
+            lines += fold(word("of_pairs", language))
         lines.append(word("seconds", language, verdict=verdict, number=self.seconds))
         for number, found in enumerate(self.findings, 1):
             lines += ["", *finding_lines(number, found, language)]
@@ -233,18 +235,12 @@ def examine(
         subject = open_subject(name, overrides, clock)
     with progress("looking at the data"):
         rows = originals(subject)
-        findings = [*check_targets(subject), *check_rows(subject), *check_tokens(subject), *check_histories(subject)]
-        findings += [*check_alike(subject), *check_texts(rows), *check_talks(rows)]
-        findings += [
-            *check_unread(subject),
-            *check_writing(rows, _prefixes(subject)),
-            *check_joins(subject, rows),
-            *check_preferences(subject, rows),
-        ]
-        findings += [*check_pictures(subject), *check_regions(subject), *check_sides(subject), *check_values(subject)]
+        findings = [*check_texts(rows), *check_talks(rows), *check_writing(rows, _prefixes(subject))]
+        findings += [*check_joins(subject, rows), *check_preferences(subject, rows)]
+        if not subject.stage.of_pairs:  # the replies of a pair share their prompt
+            findings += _of_sequences(subject)
     findings += [*check_schedule(subject), *check_decay(subject), *check_betas(subject), *check_step_size(subject)]
-    findings += [*check_aims(subject), *check_shapes(subject), *check_files(subject)]
-    findings += check_course(subject)
+    findings += [*check_aims(subject), *check_files(subject), *check_course(subject)]
     layers = check_layers(subject)
     findings += layers.findings
     tried = _tried(subject, system, meter, layers) if layers.finite else None
@@ -252,6 +248,23 @@ def examine(
         findings += tried.findings
     ordered = ranked(_causes(findings), list(CATALOGUE))
     return Examination(subject, ordered, layers, tried, system.threads(), system.cores(), clock.spent)
+
+
+def _of_sequences(subject: Subject) -> list[Finding]:
+    """Findings on the sequences of the stage, one by one and beside each other."""
+    return [
+        *check_targets(subject),
+        *check_rows(subject),
+        *check_tokens(subject),
+        *check_histories(subject),
+        *check_alike(subject),
+        *check_unread(subject),
+        *check_pictures(subject),
+        *check_regions(subject),
+        *check_sides(subject),
+        *check_values(subject),
+        *check_shapes(subject),
+    ]
 
 
 def _prefixes(subject: Subject) -> tuple[str, ...]:

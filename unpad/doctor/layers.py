@@ -67,10 +67,13 @@ class Layers:
 
 
 def check_layers(subject: Subject) -> Layers:
-    """Look at every layer of the model with the weights of the run, or those that training starts from."""
+    """Look at every layer of the model with the weights of the run, or those that training starts from; of a stage of
+    pairs at the weights alone."""
     broken = _weights(subject.model)
     if broken:
         return Layers(broken, math.nan, finite=False, blocks=[], without=[], left_out=[])
+    if subject.stage.of_pairs:
+        return Layers([], math.nan, finite=False, blocks=[], without=[], left_out=[])
     trial = Trial(subject, drops=False, model=subject.model)
     batch = subject.small_batch(SEQUENCES, TOKENS)
     precision = subject.setup.precision

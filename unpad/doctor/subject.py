@@ -65,7 +65,8 @@ class Subject:
         step: of the run's checkpoint; 0 for a recipe.
         setup: its model has the weights that training starts from.
         model: with the weights of the checkpoint; of a recipe that of `setup`.
-        stage: whose steps are tried, the first that trains on anything but pairs; plan: of its first epoch.
+        stage: whose steps are tried, the first that trains on anything but pairs, or else the first of pairs, of which
+            no steps are tried; plan: of its first epoch.
         num_steps: of the stage.
         clock: time left.
     """
@@ -94,7 +95,7 @@ class Subject:
     def other_stages(self) -> list[str]:
         """Names of the stages after the one that is tried, which train on anything but pairs."""
         names = [one.name for one in self.setup.stages if one.train_ids.size and not one.of_pairs]
-        return names[names.index(self.stage.name) + 1 :]
+        return [] if self.stage.of_pairs else names[names.index(self.stage.name) + 1 :]
 
     def field(self, name: str) -> str:
         """Name of a field as an override gives it: of the stage, where the stage sets it itself."""
@@ -153,15 +154,15 @@ def open_subject(name: str, overrides: Sequence[str], clock: Clock) -> Subject:
 
 
 def _at_stage(name: str, folder: Path | None, step: int, setup: Setup, model: Model, clock: Clock) -> Subject:
-    for stage in setup.stages:
-        if stage.train_ids.size == 0 or stage.recipe.train.max_epochs == 0 or stage.of_pairs:
+    for stage in sorted(setup.stages, key=lambda one: one.of_pairs):
+        if stage.train_ids.size == 0 or stage.recipe.train.max_epochs == 0:
             continue
         plan = epoch_plan(stage, 0)
         if plan.num_steps:
             num_steps = last_step(stage, 0, stage_epochs(stage, plan))
             return Subject(name, folder, step, setup, model, stage, plan, num_steps, clock)
-    what = "no stage has a step on data other than pairs, and the doctor tries steps of such"
-    raise RecipeError(what, where="stages", fix="give data to train on; `unpad plan` counts what a plan leaves out")
+    fix = "give data to train on; `unpad plan` counts what a plan leaves out"
+    raise RecipeError("no stage has a step", where="stages", fix=fix)
 
 
 def _copied(model: Model) -> Model:

@@ -37,7 +37,10 @@ def tokens_of(data: TextData | VqaData, seq: int) -> np.ndarray:
     if isinstance(data, VqaData):
         start, stop = data.rows.offsets[seq : seq + 2].tolist()
         return data.rows.tokens[start:stop].astype(np.int64)
-    return data.tokens.tokens(seq)
+    if data.replies is None:
+        return data.tokens.tokens(seq)
+    document, first = data.replies.place(seq)
+    return data.tokens.tokens(document)[first : first + int(data.replies.lengths[seq])]
 
 
 def _lost(data: TextData | VqaData) -> list[Finding]:

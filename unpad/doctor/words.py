@@ -104,6 +104,10 @@ WORDS: dict[str, tuple[str, str]] = {
         "{name}：阶段 {stage}，{parameters:,} 个参数，{steps:,} 步",
     ),
     "of_run": (", weights of step {step:,}", "，第 {step:,} 步的权重"),
+    "of_pairs": (
+        "Steps of pairs are not tried: rows, settings and weights are looked at.",
+        "偏好对的训练步不作试验：只检查数据、设置和权重。",
+    ),
     "others": (
         "Not looked at: stage {others}. stages.{stage}.train.max_epochs=0 goes on to it.",
         "未检查阶段 {others}；加上 stages.{stage}.train.max_epochs=0 就检查下一个。",
