@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from tests.data.test_alike_pictures import write as write_pictures
+from tests.data.pictures.test_alike import write as write_pictures
 from tests.helpers.event_tables import put
 from tests.helpers.shell import Shell
 from unpad.data.check import check

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.data.test_alike_pictures import write as write_scenes
+from tests.data.pictures.test_alike import write as write_scenes
 from tests.data.test_images import SMALL, recipe_of, write_folder, write_recipe
 from tests.data.test_vqa import recipe_of as questions_recipe
 from tests.helpers.shell import Shell

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from tests.helpers.damage import DEEP, damage, damages, finished_runs, mutations
 from tests.helpers.toy import LOOP, events, run
 from unpad import storage
-from unpad.data.seen_pictures import seen_pictures
+from unpad.data.pictures.seen import seen_pictures
 from unpad.data.tokens.tokenizer import TOKENIZER
 from unpad.errors import CheckpointError, DiskError, SourceError, UnpadError
 from unpad.inference.loaded import load

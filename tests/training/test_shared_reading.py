@@ -16,7 +16,7 @@ from tests.helpers.pairs import write_pairs
 from tests.helpers.ranks import run_ranks
 from tests.helpers.toy import write_toy
 from tests.helpers.turns import outcomes_in_turns
-from unpad.data import alike_pictures
+from unpad.data.pictures import alike
 from unpad.data.sources import drawn
 from unpad.data.text import TextData
 from unpad.errors import DiskError, LostProcessError, SourceError
@@ -59,7 +59,7 @@ def test_one_process_reads_for_all_and_one_writes(tmp_path: Path, monkeypatch: p
         calls: list[str] = []
         for place, name in (
             (drawn, "_draw_all"),
-            (alike_pictures, "_small"),
+            (alike, "_small"),
             (reference, "log_probabilities"),
             (reference, "write_reference"),
         ):

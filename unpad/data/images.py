@@ -23,16 +23,16 @@ from typing_extensions import TypedDict
 
 from unpad.batching.batch import RaggedBatch, from_vectors
 from unpad.batching.plan import Micro
-from unpad.data.alike_pictures import Pictures, tie_alike
 from unpad.data.family import PICTURES, Data, SequenceTable, refuse_cuts, sequence_table
-from unpad.data.image_grids import DECODERS, grids_of, largest_grids, pixels_of
 from unpad.data.near_duplicates import NearDuplicates
+from unpad.data.pictures.alike import Pictures, tie_alike
+from unpad.data.pictures.grids import DECODERS, grids_of, largest_grids, pixels_of
+from unpad.data.pictures.seen import SeenPictures, Unlike, compare_pictures, seen_pictures, summarise
 from unpad.data.pixels.augment import augment
 from unpad.data.pixels.cache import PixelCache
 from unpad.data.pixels.header import NOTES
 from unpad.data.pixels.patches import prepare, resize
 from unpad.data.pixels.sizes import Grid, scaled_grid
-from unpad.data.seen_pictures import SeenPictures, Unlike, compare_pictures, seen_pictures, summarise
 from unpad.data.sources.bad_rows import apply_policy, fault_lines, refuse_empty
 from unpad.data.sources.example import BadRow, count_bad
 from unpad.data.sources.images import ImageExample, content_key, expand, read_all

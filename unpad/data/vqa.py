@@ -20,16 +20,16 @@ import torch
 
 from unpad.batching.batch import RaggedBatch, from_prompts, from_sequences
 from unpad.batching.plan import Micro
-from unpad.data.alike_pictures import Pictures
 from unpad.data.family import PICTURES, Data, SequenceTable, sequence_table
-from unpad.data.image_grids import DECODERS, grids_of, pixels_of
 from unpad.data.images import image_batch, refuse_image_cuts
 from unpad.data.near_duplicates import NearDuplicates
+from unpad.data.pictures.alike import Pictures
+from unpad.data.pictures.grids import DECODERS, grids_of, pixels_of
+from unpad.data.pictures.questions import pictures_of, shown_by, split_rows
+from unpad.data.pictures.seen import SeenPictures, Unlike, compare_pictures, seen_pictures, summarise
 from unpad.data.pixels.augment import augment
 from unpad.data.pixels.cache import PixelCache
 from unpad.data.pixels.patches import prepare, unpatch
-from unpad.data.question_images import pictures_of, shown_by, split_rows
-from unpad.data.seen_pictures import SeenPictures, Unlike, compare_pictures, seen_pictures, summarise
 from unpad.data.sources.bad_rows import apply_policy, fault_lines, refuse_empty
 from unpad.data.sources.example import BadRow, Example, Turn, count_bad
 from unpad.data.sources.files import expand

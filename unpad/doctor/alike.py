@@ -7,10 +7,10 @@ from collections import Counter, defaultdict
 
 import numpy as np
 
-from unpad.data.alike_pictures import near_pictures, small_copies
 from unpad.data.images import ImageData
 from unpad.data.patients import EventData
-from unpad.data.question_images import shown_by
+from unpad.data.pictures.alike import near_pictures, small_copies
+from unpad.data.pictures.questions import shown_by
 from unpad.data.sources.alike import Near, Search
 from unpad.data.sources.windows import plain
 from unpad.data.text import TextData

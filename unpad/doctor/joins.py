@@ -15,7 +15,7 @@ from zlib import crc32
 
 import numpy as np
 
-from unpad.data.alike_pictures import small_copies
+from unpad.data.pictures.alike import small_copies
 from unpad.data.sources.example import Example
 from unpad.data.vqa import VqaData
 from unpad.doctor.finding import Finding, Value

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from unpad.data.alike_pictures import small_copies
 from unpad.data.images import ImageData
 from unpad.data.patients import EventData
+from unpad.data.pictures.alike import small_copies
 from unpad.data.sources.images import ImageExample
 from unpad.data.text import TextData
 from unpad.data.vqa import VqaData

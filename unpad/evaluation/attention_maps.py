@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from unpad.data.family import Data
-from unpad.data.image_grids import pixels_of
 from unpad.data.images import ImageData
+from unpad.data.pictures.grids import pixels_of
 from unpad.data.sources.split import Split
 from unpad.data.text import TOKENIZER, TextData
 from unpad.data.tokens.tokenizer import load_tokenizer

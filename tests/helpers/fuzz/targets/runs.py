@@ -21,7 +21,7 @@ from tests.helpers.toy import write_toy
 from unpad import storage
 from unpad.data.histories.assemble import load_codes
 from unpad.data.images import read_classes
-from unpad.data.seen_pictures import compare_pictures, seen_pictures
+from unpad.data.pictures.seen import compare_pictures, seen_pictures
 from unpad.errors import CheckpointError, RecipeError, ResumeError, SourceError, UnpadError
 from unpad.inference.prompts import count_system_turns
 from unpad.interchange.origin import open_recipe

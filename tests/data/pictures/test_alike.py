@@ -10,10 +10,10 @@ from PIL import Image
 
 from tests.data.test_images import recipe_of
 from tests.data.test_vqa import recipe_of as questions_recipe
-from unpad.data import alike_pictures as alike
-from unpad.data.alike_pictures import COLUMNS, ROWS, near_pictures, small_copies
 from unpad.data.family import open_data
 from unpad.data.images import ImageData
+from unpad.data.pictures import alike
+from unpad.data.pictures.alike import COLUMNS, ROWS, near_pictures, small_copies
 from unpad.data.sources.split import Wanted
 from unpad.errors import SourceError
 from unpad.recipes.recipe import Recipe

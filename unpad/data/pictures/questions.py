@@ -6,7 +6,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from unpad.data.alike_pictures import Pictures, tie_alike
+from unpad.data.pictures.alike import Pictures, tie_alike
 from unpad.data.sources.images import ImageExample
 from unpad.data.sources.picture_groups import group_names
 from unpad.data.sources.split import Split, Wanted, declared_splits, divide, groups_on_both_sides, numbered, units
