@@ -143,7 +143,7 @@ def scored(data: VqaData) -> tuple[np.ndarray, np.ndarray]:
     """The held-out rows that count, (num_rows,) int64 ids, and the number of each one's icon, (num_rows,) int64."""
     rows, names = [], []
     for row in np.flatnonzero(data.table.split == Split.HOLDOUT).tolist():
-        image = data.images[data.examples[row].images[0]]
+        image = data.album.images[data.examples[row].images[0]]
         if min(image.width, image.height) >= SMALLEST:
             rows.append(row)
             names.append(image.path.stem.rpartition("_")[0])

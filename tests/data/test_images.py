@@ -84,7 +84,7 @@ def test_every_image_is_used_split_or_named(tmp_path: Path) -> None:
     assert data.classes == ("dark", "light")
     assert len(data.examples) == data.read_rows == 24
     assert 0 < int((data.table.split == Split.HOLDOUT).sum()) < 12
-    assert data.table.positions.tolist() == [int(rows * columns) for rows, columns in data.grids]
+    assert data.table.positions.tolist() == [int(rows * columns) for rows, columns in data.album.grids]
     (folder / "dark" / "broken.png").write_bytes(b"")
     with pytest.raises(SourceError, match="E_EMPTY") as caught:
         open_data(recipe_of(folder), None)
@@ -279,7 +279,7 @@ def test_bad_rows_count_among_all_and_the_table_is_of_the_images(tmp_path: Path)
     kept = images_of(recipe_of(folder, data={**data, "max_bad": 0.04}))
     assert kept.read_rows == 25
     table = kept.table
-    assert table.positions.tolist() == kept.grids.prod(1).tolist()
+    assert table.positions.tolist() == kept.album.grids.prod(1).tolist()
     assert (table.weights, table.source.tolist(), table.num_test) == ((2.0,), [0] * 24, 0)
     assert table.file_hashes == tuple((one.where, one.sha256) for one in kept.examples)
     assert len(np.unique(table.group)) == 24

@@ -424,10 +424,10 @@ def test_the_table_is_of_the_rows_of_all_files(tmp_path: Path) -> None:
     assert table.num_test >= 2
     assert table.weights == (0.5, 3.0)
     assert table.source.tolist() == [int(one.where.startswith(str(second))) for one in data.examples]
-    patches = [sum(int(data.grids[image].prod()) for image in one.images) for one in data.examples]
+    patches = [sum(int(data.album.grids[image].prod()) for image in one.images) for one in data.examples]
     assert table.positions.tolist() == [length - 1 + n for length, n in zip(data.rows.lengths(), patches, strict=True)]
     files = [(str(file), sha256_file(file)) for file in (first, second)]
-    assert table.file_hashes == (*files, *((one.where, one.sha256) for one in data.images))
+    assert table.file_hashes == (*files, *((one.where, one.sha256) for one in data.album.images))
     without = [i for i, one in enumerate(data.examples) if not one.images and one.where.startswith(str(first))]
     assert len(without) == 3, "the fourth goes with its copy of the test part"
     assert len({int(table.group[i]) for i in without}) == 3, "rows without pictures are units by their question"

@@ -10,29 +10,22 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 import numpy as np
-import torch
 from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
-from unpad.batching.batch import RaggedBatch, from_vectors
+from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
-from unpad.data.family import PICTURES, Data, SequenceTable, refuse_cuts, sequence_table
+from unpad.data.family import Data, SequenceTable, refuse_cuts, sequence_table
 from unpad.data.near_duplicates import NearDuplicates
+from unpad.data.pictures.album import Album, image_batch, open_album
 from unpad.data.pictures.alike import Pictures, tie_alike
-from unpad.data.pictures.grids import DECODERS, grids_of, largest_grids, pixels_of
-from unpad.data.pictures.seen import SeenPictures, Unlike, compare_pictures, seen_pictures, summarise
-from unpad.data.pixels.augment import augment
-from unpad.data.pixels.cache import PixelCache
 from unpad.data.pixels.header import NOTES
-from unpad.data.pixels.patches import prepare, resize
-from unpad.data.pixels.sizes import Grid, scaled_grid
 from unpad.data.sources.bad_rows import apply_policy, fault_lines, refuse_empty
 from unpad.data.sources.example import BadRow, count_bad
 from unpad.data.sources.images import ImageExample, content_key, expand, read_all
@@ -51,9 +44,6 @@ from unpad.data.sources.split import (
     units,
 )
 from unpad.errors import SourceError
-from unpad.models import model_config
-from unpad.models.contract import PixelConfig
-from unpad.recipes.data import ImageSettings
 from unpad.recipes.recipe import Recipe
 from unpad.storage.reading import shaped
 from unpad.terminal.table import number_of
@@ -64,7 +54,6 @@ CLASSES = "classes.json"
 FILES = (CLASSES,)
 NO_TEXT = "this run classifies images and writes no text", "use `unpad infer {run} --image FILE`"
 open_sample = None
-WITH_OPACITY = 4  # channels
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,37 +61,30 @@ class ImageData(Data):
     """Images of a run. A sequence is an image, a position one of its patches.
 
     Args:
-        examples: place and header of every image.
+        album: the images; that of a sequence has its number.
         labels: (num_images,) int64, index into `classes`.
-        grids: (num_images, 2) int64, rows and columns of patches.
-        patch: side of a patch, in pixels.
-        channels: of a pixel, 4 with opacity.
         read_rows: images read; bad: images that cannot be used; left_out: usable images of the test part.
         unknown_classes: class of new images that the run does not know -> their number; they are left out as well.
         shared_groups: groups with images both in training and held out.
-        pictures: images of every part, to compare with others.
-        seen: what the run trained on, if it keeps that.
     """
 
     table: SequenceTable
-    examples: list[ImageExample]
+    album: Album
     classes: tuple[str, ...]
     labels: np.ndarray
-    grids: np.ndarray
-    settings: ImageSettings
-    patch: int
-    channels: int
     read_rows: int
     bad: list[BadRow]
     left_out: int
     unknown_classes: dict[str, int]
     shared_groups: int
-    cache: PixelCache
-    pictures: Pictures
-    seen: SeenPictures | None
     compares: ClassVar[bool] = True
     family: ClassVar[str] = "images"
     kinds: ClassVar[tuple[str, ...]] = KINDS
+
+    @property
+    def examples(self) -> list[ImageExample]:
+        """Place and header of every image."""
+        return self.album.images
 
     @property
     def num_outputs(self) -> int:
@@ -111,45 +93,23 @@ class ImageData(Data):
     @property
     def files(self) -> dict[str, bytes]:
         classes = json.dumps({"classes": self.classes}, ensure_ascii=False, indent=1).encode()
-        trained = [self.examples[i] for i in np.flatnonzero(self.table.split == Split.TRAIN).tolist()]
-        factor = 1 + self.settings.scale if self.settings.draws_sizes else 1.0
-        return {CLASSES: classes} | ({PICTURES: summarise(trained, factor).to_bytes()} if trained else {})
+        return {CLASSES: classes} | self.album.files(self.table.split == Split.TRAIN)
 
     def lengths(self, epoch_seed: tuple[int, int]) -> np.ndarray:
-        patches: np.ndarray = self.drawn_grids(np.arange(len(self.examples)), epoch_seed).prod(1)
+        patches: np.ndarray = self.album.drawn_grids(np.arange(len(self.examples)), epoch_seed).prod(1)
         return patches
-
-    def drawn_grids(self, ids: np.ndarray, epoch_seed: tuple[int, int]) -> np.ndarray:
-        """Rows and columns of images at the sizes that an epoch draws, (num_ids, 2) int64.
-
-        A training image has its own size times a factor from 1 / (1 + scale) to 1 + scale, small factors as often as
-        large ones; a held-out image keeps its size.
-        """
-        if not self.settings.draws_sizes:
-            own: np.ndarray = self.grids[ids]
-            return own
-        # A stream of its own: the changes of pixels draw from the number of an image, which is smaller.
-        drawn = np.random.default_rng([*epoch_seed, len(self.examples)]).uniform(-1, 1, len(self.examples))[ids]
-        factors = np.where(self.table.split[ids] == Split.TRAIN, (1 + self.settings.scale) ** drawn, 1.0).tolist()
-        grids = [
-            scaled_grid(self.examples[i].width, self.examples[i].height, factor, self.patch, self.settings)
-            for i, factor in zip(ids.tolist(), factors, strict=True)
-        ]
-        return np.array(grids, np.int64).reshape(-1, 2)
 
     def load(self, micro: Micro) -> RaggedBatch:
         ids = micro.seq_ids
-        grids = self.drawn_grids(ids, micro.epoch_seed)
+        grids = self.album.drawn_grids(ids, micro.epoch_seed)
         assert np.array_equal(micro.stops - micro.starts, grids.prod(1)), "an image is never cut"
-        with ThreadPoolExecutor(DECODERS, thread_name_prefix="unpad-decoder") as pool:
-            patches = list(pool.map(partial(self._changed, micro.epoch_seed), ids.tolist(), map(tuple, grids.tolist())))
-        batch = self._batch(patches, grids, ids)
+        split = self.table.split
+        keys = [(*micro.epoch_seed, image) if split[image] == Split.TRAIN else None for image in ids.tolist()]
+        batch = self._batch(self.album.load(ids.tolist(), grids, keys), grids, ids)
         return batch.pad(pad_to=micro.pad_to) if micro.pad_to else batch
 
     def alone(self, seq_id: int, start: int, stop: int, first_target: int) -> RaggedBatch:
-        rows, columns = self.grids[seq_id].tolist()
-        patches = [prepare(self._pixels(seq_id), (rows, columns), self.patch, self.settings)]
-        return self._batch(patches, self.grids[[seq_id]], np.array([seq_id]))
+        return self._batch([self.album.decode(seq_id)], self.album.grids[[seq_id]], np.array([seq_id]))
 
     def where(self, seq_id: int) -> str:
         return self.examples[seq_id].where
@@ -159,15 +119,15 @@ class ImageData(Data):
         return self.bad
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(self.settings.identity().encode())
-        for part in (self.labels, self.table.split, self.grids):
+        digest = hashlib.sha256(self.album.settings.identity().encode())
+        for part in (self.labels, self.table.split, self.album.grids):
             digest.update(np.ascontiguousarray(part).astype("<i8").tobytes())
         for example in self.examples:
             digest.update(example.sha256.encode())
         return digest.hexdigest()
 
     def lines(self) -> list[str]:
-        used = len(self.examples)
+        used, patch = len(self.examples), self.album.patch
         notes = Counter(note for example in self.examples for note in example.notes)
         counts = Counter(self.classes[label] for label in self.labels.tolist())
         shown = ", ".join(f"{name} {count:,}" for name, count in counts.most_common(12))
@@ -178,9 +138,9 @@ class ImageData(Data):
             + _describe_unknown(self.unknown_classes),
             f"{describe_split(self.table.split)}; {number_of(len(self.classes), 'classes')}: {shown}{more}",
             *describe_groups(self.table.group, self.shared_groups, "images"),
-            *self.pictures.lines(),
-            f"{number_of(int(self.table.positions.sum()), 'patches')} of {self.patch} x {self.patch} pixels, "
-            f"{self.table.positions.min()} to {self.table.positions.max()} per image ({self.settings.size})",
+            *self.album.pictures.lines(),
+            f"{number_of(int(self.table.positions.sum()), 'patches')} of {patch} x {patch} pixels, "
+            f"{self.table.positions.min()} to {self.table.positions.max()} per image ({self.album.settings.size})",
         ]
         lines += [f"  {count:,} with {NOTES[note]} ({note})" for note, count in sorted(notes.items())]
         return lines + fault_lines(self.bad, "  quarantined: ")
@@ -189,68 +149,17 @@ class ImageData(Data):
         return number_of(len(self.classes), "classes")
 
     def compare(self) -> list[str]:
-        self.pictures.refuse()
+        self.album.pictures.refuse()
         return []  # `lines` has them
-
-    def unlike_training(self) -> Unlike | None:
-        """Images whose mode or size training had not; None if the run does not record these."""
-        return compare_pictures(self.seen, [(one.mode, (one.width, one.height)) for one in self.examples])
 
     def near_training(self, run: Data, seq_ids: np.ndarray) -> NearDuplicates:
         assert isinstance(run, ImageData), "data of one family"
         own = Pictures(self.examples, [example.where for example in self.examples], {}, "report")
-        return run.pictures.compare_new(own, np.isin(np.arange(len(self.table)), seq_ids))
+        return run.album.pictures.compare_new(own, np.isin(np.arange(len(self.table)), seq_ids))
 
     def _batch(self, patches: list[np.ndarray], grids: np.ndarray, ids: np.ndarray) -> RaggedBatch:
         sizes = [(self.examples[i].height, self.examples[i].width) for i in ids.tolist()]
-        return image_batch(patches, grids, self.channels * self.patch**2, sizes, self.labels[ids], ids)
-
-    def _pixels(self, image: int) -> np.ndarray:
-        return pixels_of(self.examples[image], self.channels == WITH_OPACITY)
-
-    def _changed(self, epoch_seed: tuple[int, int], image: int, grid: Grid) -> np.ndarray:
-        """Patches of an image; those of a training image are changed as this epoch draws."""
-        patches = self._patches(image, grid)
-        if not self.settings.augments or self.table.split[image] != Split.TRAIN:
-            return patches
-        return augment(patches, grid, self.patch, self.settings, np.random.default_rng([*epoch_seed, image]))
-
-    def _patches(self, image: int, grid: Grid) -> np.ndarray:
-        """Patches of an image, (num_patches, channels * patch * patch) float32."""
-        if self.settings.draws_sizes and self.table.split[image] == Split.TRAIN:
-            pixels = self.cache.get(image, lambda: self._shrunk(self._pixels(image)))
-            return prepare(pixels, grid, self.patch, self.settings)
-        return self.cache.get(image, lambda: prepare(self._pixels(image), grid, self.patch, self.settings))
-
-    def _shrunk(self, pixels: np.ndarray) -> np.ndarray:
-        """Shrink an image to the largest size that any epoch draws, if it is larger."""
-        height, width = pixels.shape[:2]
-        rows, columns = scaled_grid(width, height, 1 + self.settings.scale, self.patch, self.settings)
-        return resize(pixels, min(height, rows * self.patch), min(width, columns * self.patch))
-
-
-def image_batch(
-    patches: Sequence[np.ndarray],
-    grids: np.ndarray,
-    num_values: int,
-    sizes: Sequence[tuple[int, int]] | None = None,
-    labels: np.ndarray | None = None,
-    seq_ids: np.ndarray | None = None,
-) -> RaggedBatch:
-    """Build a flat batch of the patches of several images.
-
-    Args:
-        patches: per image (rows * columns, num_values) float32, row by row, from `prepare`.
-        grids: (num_images, 2) int, rows and columns.
-        sizes: height and width of every image in pixels.
-        labels: (num_images,) class of every image; None if they are unknown.
-    """
-    assert [len(one) for one in patches] == grids.prod(1).tolist(), "a row for every patch"
-    return replace(
-        from_vectors(patches, num_values, labels, seq_ids),
-        grid=torch.from_numpy(np.asarray(grids, np.int64)),
-        image_sizes=None if sizes is None else torch.tensor(sizes, dtype=torch.int64).reshape(-1, 2),
-    )
+        return image_batch(patches, grids, self.album.num_values, sizes, self.labels[ids], ids)
 
 
 def num_outputs(files: dict[str, bytes]) -> int:
@@ -316,14 +225,12 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
     classes = classes or tuple(sorted({example.label for example in used}))
     _check_classes(used, classes)
     number = {name: index for index, name in enumerate(classes)}
-    config, settings = model_config(recipe.model), recipe.images
-    assert isinstance(config, PixelConfig), "a model of images says what its patches are"
-    grids = grids_of(used, config.patch, settings)
-    largest = largest_grids(used, config.patch, settings) if settings.draws_sizes else grids
-    refuse_image_cuts(recipe, int(largest.prod(1).max()), "an image")
+    pictures = _pictures([example for example, _ in listed], None if wanted is Wanted.NEW else split, recipe)
+    album = open_album(recipe, used, pictures, kept, resized=split[chosen] == Split.TRAIN)
+    refuse_image_cuts(recipe, int(album.largest_grids().prod(1).max()), "an image")
     return ImageData(
         table=sequence_table(
-            grids.prod(1),
+            album.grids.prod(1),
             split[chosen],
             source=np.array([listed[row][1] for row in kept_rows], np.int16),
             weights=[source.weight for source in recipe.data.images],
@@ -331,21 +238,14 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
             num_test=num_test,
             group=unit[chosen],
         ),
-        examples=used,
+        album=album,
         classes=classes,
         labels=np.array([number[example.label] for example in used], np.int64),
-        grids=grids,
-        settings=settings,
-        patch=config.patch,
-        channels=config.channels,
         read_rows=num_rows,
         bad=bad,
         left_out=num_test,
         unknown_classes=dict(unknown.most_common()),
         shared_groups=shared,
-        cache=PixelCache(settings.cache_mib << 20),
-        pictures=_pictures([example for example, _ in listed], None if wanted is Wanted.NEW else split, recipe),
-        seen=seen_pictures(kept),
     )
 
 

@@ -32,16 +32,15 @@ def near_duplicate_lines(recipe: Recipe) -> list[str]:
     if data.text or data.converses:
         check_near_duplicates(recipe, TextData)
         lines += _of_texts(recipe)
-    if data.images:
-        check_near_duplicates(recipe, ImageData)
-        pictures = images.open_pictures(recipe)
-        pictures.refuse()
-        lines += pictures.lines()
-    if data.vqa:
-        check_near_duplicates(recipe, VqaData)
-        pictures = vqa.open_pictures(recipe)
-        pictures.refuse()
-        lines += pictures.lines()
+    for given, family, open_pictures in (
+        (data.images, ImageData, images.open_pictures),
+        (data.vqa, VqaData, vqa.open_pictures),
+    ):
+        if given:
+            check_near_duplicates(recipe, family)
+            pictures = open_pictures(recipe)
+            pictures.refuse()
+            lines += pictures.lines()
     return lines
 
 

@@ -7,14 +7,14 @@ code that has one span for all samples.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch, from_prompts, from_sequences
-from unpad.data.images import image_batch
+from unpad.data.pictures.album import image_batch, with_images
 from unpad.errors import SourceError
 from unpad.models.vision_language.tower import Tower
 from unpad.terminal.table import number_of
@@ -209,9 +209,6 @@ def _with_images(batch: RaggedBatch, images: Sequence[Sequence[Image]], image_id
         return batch
     assert batch.input_ids is not None, "made from text"
     patches, grids = [np.asarray(patches, np.float32) for patches, _ in flat], np.array([grid for _, grid in flat])
-    return replace(
-        batch,
-        media=image_batch(patches, grids, patches[0].shape[1]),
-        media_index=(batch.input_ids == image_id).nonzero().flatten(),
-        media_seqs=torch.from_numpy(np.repeat(np.arange(len(images)), [len(own) for own in images])),
-    )
+    places = np.flatnonzero(batch.input_ids.numpy() == image_id)
+    media = image_batch(patches, grids, patches[0].shape[1])
+    return with_images(batch, media, places, [len(own) for own in images])

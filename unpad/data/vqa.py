@@ -10,26 +10,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import ClassVar
 
 import numpy as np
-import torch
 
 from unpad.batching.batch import RaggedBatch, from_prompts, from_sequences
 from unpad.batching.plan import Micro
-from unpad.data.family import PICTURES, Data, SequenceTable, sequence_table
-from unpad.data.images import image_batch, refuse_image_cuts
+from unpad.data.family import Data, SequenceTable, sequence_table
+from unpad.data.images import refuse_image_cuts
 from unpad.data.near_duplicates import NearDuplicates
+from unpad.data.pictures.album import Album, image_batch, open_album, with_images
 from unpad.data.pictures.alike import Pictures
-from unpad.data.pictures.grids import DECODERS, grids_of, pixels_of
 from unpad.data.pictures.questions import pictures_of, shown_by, split_rows
-from unpad.data.pictures.seen import SeenPictures, Unlike, compare_pictures, seen_pictures, summarise
-from unpad.data.pixels.augment import augment
 from unpad.data.pixels.cache import PixelCache
-from unpad.data.pixels.patches import prepare, unpatch
 from unpad.data.sources.bad_rows import apply_policy, fault_lines, refuse_empty
 from unpad.data.sources.example import BadRow, Example, Turn, count_bad
 from unpad.data.sources.files import expand
@@ -42,8 +37,7 @@ from unpad.data.tokens.lost import LostCharacters, commonest
 from unpad.data.tokens.tokenizer import Tokenizer, kept_tokenizer, open_tokenizer_file, train_tokenizer
 from unpad.errors import RecipeError
 from unpad.models import model_config
-from unpad.models.contract import MarksImages, ModelConfig, PatchConfig
-from unpad.recipes.data import ImageSettings
+from unpad.models.contract import MarksImages
 from unpad.recipes.recipe import Recipe
 from unpad.storage import sha256_file
 from unpad.terminal.table import number_of
@@ -95,28 +89,20 @@ class VqaData(Data):
     """Questions of a run.
 
     Args:
-        grids: (num_images, 2) int64, rows and columns of patches.
+        album: the images of all questions, those of other parts included.
         bad: rows that cannot be used; left_out: usable rows that are not asked for, which are of the test part.
         shared_groups: groups with rows both in training and held out.
-        pictures: images of every part, to compare with others.
-        seen: what the run trained on, if it keeps that.
         placeholder: id in the place of every patch.
     """
 
     table: SequenceTable
     examples: list[VqaExample]
-    images: list[ImageExample]
+    album: Album
     rows: Rows
     tokenizer: Tokenizer
-    grids: np.ndarray
-    settings: ImageSettings
-    patch: int
     bad: list[BadRow]
     left_out: int
     shared_groups: int
-    cache: PixelCache
-    pictures: Pictures
-    seen: SeenPictures | None
     placeholder: int
     compares: ClassVar[bool] = True
     family: ClassVar[str] = "vqa"
@@ -125,7 +111,7 @@ class VqaData(Data):
     @cached_property
     def num_patches(self) -> np.ndarray:
         """Positions of all images of a row, (num_sequences,) int64."""
-        return count_patches(self.examples, self.grids)
+        return count_patches(self.examples, self.album.grids)
 
     @property
     def num_outputs(self) -> int:
@@ -133,34 +119,22 @@ class VqaData(Data):
 
     @property
     def files(self) -> dict[str, bytes]:
-        shown = shown_by(self.examples, self.images, np.flatnonzero(self.table.split == Split.TRAIN))
-        trained = [self.images[i] for i in np.flatnonzero(shown).tolist()]
-        kept = {PICTURES: summarise(trained).to_bytes()} if trained else {}
-        return {TOKENIZER: self.tokenizer.to_bytes()} | kept
+        shown = shown_by(self.examples, self.album.images, np.flatnonzero(self.table.split == Split.TRAIN))
+        return {TOKENIZER: self.tokenizer.to_bytes()} | self.album.files(shown)
 
     def load(self, micro: Micro) -> RaggedBatch:
         ids = micro.seq_ids
         assert np.array_equal(micro.stops - micro.starts, self.table.positions[ids]), "a row with images is never cut"
-        shown = [(seq, image) for seq in ids.tolist() for image in self.examples[seq].images]
-        with ThreadPoolExecutor(DECODERS, thread_name_prefix="unpad-decoder") as pool:
-            known = dict(pool.map(lambda image: (image, self._patches(image)), {image for _, image in shown}))
-        patches = [self._changed(known[image], seq, image, micro.epoch_seed) for seq, image in shown]
-        batch = self._batch(ids.tolist(), patches, answered=True)
+        batch = self._batch(ids.tolist(), self._patches(ids.tolist(), micro.epoch_seed), answered=True)
         return batch.pad(pad_to=micro.pad_to, pad_id=self.tokenizer.pad_id) if micro.pad_to else batch
 
     def alone(self, seq_id: int, start: int, stop: int, first_target: int) -> RaggedBatch:
-        patches = [self._decode(image) for image in self.examples[seq_id].images]
+        patches = [self.album.decode(image) for image in self.examples[seq_id].images]
         return self._batch([seq_id], patches, answered=True)
 
     def prompts(self, seq_ids: Sequence[int]) -> RaggedBatch:
         """Build a batch of rows up to their answers, for generation."""
-        patches = [self._patches(image) for seq in seq_ids for image in self.examples[seq].images]
-        return self._batch(seq_ids, patches, answered=False)
-
-    def picture(self, image: int) -> np.ndarray:
-        """An image as the model reads it, (rows * patch, columns * patch, 3) uint8."""
-        rows, columns = self.grids[image].tolist()
-        return unpatch(self._patches(image), (rows, columns), self.patch, self.settings)
+        return self._batch(seq_ids, self._patches(seq_ids), answered=False)
 
     def where(self, seq_id: int) -> str:
         return self.examples[seq_id].where
@@ -170,30 +144,30 @@ class VqaData(Data):
         return self.bad
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(self.settings.identity().encode())
-        for part in (self.rows.tokens, self.rows.offsets, self.rows.counts, self.table.split, self.grids):
+        digest = hashlib.sha256(self.album.settings.identity().encode())
+        for part in (self.rows.tokens, self.rows.offsets, self.rows.counts, self.table.split, self.album.grids):
             digest.update(np.ascontiguousarray(part).astype("<i8").tobytes())
         for example in self.examples:
             digest.update(repr(example.images).encode())
-        for image in self.images:
+        for image in self.album.images:
             digest.update(image.sha256.encode())
         return digest.hexdigest()
 
     def lines(self) -> list[str]:
         used, num_bad = len(self.examples), count_bad(self.bad)
         captions = sum(example.caption for example in self.examples)
-        patches = self.grids.prod(1)
+        patches = self.album.grids.prod(1)
         lines = [
             f"{number_of(used + num_bad + self.left_out, 'rows')} read = {used:,} used + {num_bad:,} quarantined"
             + (f" + {self.left_out:,} of the test part, for `unpad eval` alone" if self.left_out else ""),
             f"{describe_split(self.table.split)}; "
             f"{number_of(used - captions, 'questions')} and {number_of(captions, 'captions')} about "
-            f"{number_of(len(self.images), 'images')}",
+            f"{number_of(len(self.album.images), 'images')}",
             *describe_groups(self.table.group, self.shared_groups, "rows"),
-            *self.pictures.lines(),
+            *self.album.pictures.lines(),
             f"{number_of(int(self.table.positions.sum()), 'positions')}, "
             f"{int(self.num_patches.sum()):,} of them patches of "
-            f"{self.patch} x {self.patch} pixels"
+            f"{self.album.patch} x {self.album.patch} pixels"
             + (f", {patches.min()} to {patches.max()} per image" if len(patches) else ""),
             *(self.rows.lost.lines() if self.rows.lost.lost or self.tokenizer.kind == "file" else []),
         ]
@@ -206,16 +180,13 @@ class VqaData(Data):
         self.rows.lost.refuse("tokenizer")
 
     def compare(self) -> list[str]:
-        self.pictures.refuse()
+        self.album.pictures.refuse()
         return []  # `lines` has them
-
-    def unlike_training(self) -> Unlike | None:
-        """Images whose mode or size training had not; None if the run does not record these."""
-        return compare_pictures(self.seen, [(one.mode, (one.width, one.height)) for one in self.images])
 
     def near_training(self, run: Data, seq_ids: np.ndarray) -> NearDuplicates:
         assert isinstance(run, VqaData), "data of one family"
-        return run.pictures.compare_new(self.pictures, shown_by(self.examples, self.images, seq_ids))
+        shown = shown_by(self.examples, self.album.images, seq_ids)
+        return run.album.pictures.compare_new(self.album.pictures, shown)
 
     # ----------------------------------------------------------------------- batches
 
@@ -227,14 +198,22 @@ class VqaData(Data):
         lengths = batch.layout.lengths().numpy()
         first = np.cumsum(lengths) - lengths + self.rows.place
         places = [start + np.arange(self.num_patches[seq]) for start, seq in zip(first, seq_ids, strict=True)]
-        images = [self.examples[seq].images for seq in seq_ids]
-        grids = self.grids[[image for row in images for image in row]].reshape(-1, 2)
-        return replace(
-            batch,
-            media=image_batch(patches, grids, 3 * self.patch**2),
-            media_index=torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *places])),
-            media_seqs=torch.from_numpy(np.repeat(np.arange(len(images)), [len(row) for row in images])),
-        )
+        media = image_batch(patches, self.album.grids[self._images(seq_ids)], self.album.num_values)
+        shown = [len(self.examples[seq].images) for seq in seq_ids]
+        return with_images(batch, media, np.concatenate([np.zeros(0, np.int64), *places]), shown)
+
+    def _images(self, seq_ids: Sequence[int]) -> list[int]:
+        return [image for seq in seq_ids for image in self.examples[seq].images]
+
+    def _patches(self, seq_ids: Sequence[int], epoch_seed: tuple[int, int] | None = None) -> list[np.ndarray]:
+        """Patches of the images of rows; those of a training row are changed as an epoch draws."""
+        images, split = self._images(seq_ids), self.table.split
+        keys = [
+            None if epoch_seed is None or split[seq] != Split.TRAIN else (*epoch_seed, seq, image)
+            for seq in seq_ids
+            for image in self.examples[seq].images
+        ]
+        return self.album.load(images, self.album.grids[images], keys)
 
     def _row(self, seq: int, answered: bool) -> tuple[np.ndarray, np.ndarray]:
         """Tokens of a row with placeholders for its patches, and True for the tokens that count in the loss."""
@@ -249,22 +228,6 @@ class VqaData(Data):
             np.concatenate([ids[:place], placeholders, ids[place:]]),
             np.concatenate([counts[:place], np.zeros(size, np.bool_), counts[place:]]),
         )
-
-    def _changed(self, patches: np.ndarray, seq: int, image: int, epoch_seed: tuple[int, int]) -> np.ndarray:
-        """Patches of an image; for a training row they are changed as this epoch draws."""
-        if not self.settings.augments or self.table.split[seq] != Split.TRAIN:
-            return patches
-        rows, columns = self.grids[image].tolist()
-        rng = np.random.default_rng([*epoch_seed, seq, image])
-        return augment(patches, (rows, columns), self.patch, self.settings, rng)
-
-    def _patches(self, image: int) -> np.ndarray:
-        return self.cache.get(image, lambda: self._decode(image))
-
-    def _decode(self, image: int) -> np.ndarray:
-        """Patches of an image, (num_patches, 3 * patch * patch) float32."""
-        rows, columns = self.grids[image].tolist()
-        return prepare(pixels_of(self.images[image]), (rows, columns), self.patch, self.settings)
 
 
 def num_outputs(files: dict[str, bytes]) -> int:
@@ -297,11 +260,9 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
     refuse_empty(len(used), "vqa", files)
     training = [example for example, side in zip(used, split, strict=True) if side == Split.TRAIN]
     tokenizer = _tokenizer(recipe, kept, training)
-    config, settings = model_config(recipe.model), recipe.images
-    assert isinstance(config, PatchConfig), "a model of images says what its patches are"
-    rows, grids = _encode(used, tokenizer, recipe), grids_of(images, config.patch, settings)
+    rows, album = _encode(used, tokenizer, recipe), open_album(recipe, images, pictures, kept)
     table = sequence_table(
-        rows.lengths() - 1 + count_patches(used, grids),
+        rows.lengths() - 1 + count_patches(used, album.grids),
         split,
         num_targets=rows.num_targets(),
         source=np.array(source, np.int16)[keep],
@@ -317,19 +278,13 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
     return VqaData(
         table=table,
         examples=used,
-        images=images,
+        album=album,
         rows=rows,
         tokenizer=tokenizer,
-        grids=grids,
-        settings=settings,
-        patch=config.patch,
         bad=bad,
         left_out=table.num_test,
         shared_groups=shared,
-        cache=PixelCache(settings.cache_mib << 20),
-        pictures=pictures,
-        seen=seen_pictures(kept),
-        placeholder=_placeholder(config, tokenizer),
+        placeholder=_placeholder(recipe, tokenizer),
     )
 
 
@@ -346,27 +301,21 @@ def open_pictures(recipe: Recipe) -> Pictures:
 
 def questions_about(recipe: Recipe, tokenizer: Tokenizer, images: list[ImageExample], question: str) -> VqaData:
     """One question about each of several images, without answers to train on, for `VqaData.prompts`."""
-    config, settings = model_config(recipe.model), recipe.images
-    assert isinstance(config, PatchConfig), "a model of images says what its patches are"
     examples = [VqaExample(image.where, (i,), question, ("?",), None, False) for i, image in enumerate(images)]
-    rows, grids = _encode(examples, tokenizer, recipe), grids_of(images, config.patch, settings)
-    positions = rows.lengths() - 1 + count_patches(examples, grids)
+    rows = _encode(examples, tokenizer, recipe)
+    album = open_album(recipe, images, pictures_of(recipe, examples, images, {}), None)
+    album = replace(album, cache=PixelCache(0))  # every image is read once
+    positions = rows.lengths() - 1 + count_patches(examples, album.grids)
     return VqaData(
         table=sequence_table(positions, np.full(len(images), Split.HOLDOUT, np.uint8)),
         examples=examples,
-        images=images,
+        album=album,
         rows=rows,
         tokenizer=tokenizer,
-        grids=grids,
-        settings=settings,
-        patch=config.patch,
         bad=[],
         left_out=0,
         shared_groups=0,
-        cache=PixelCache(0),
-        pictures=pictures_of(recipe, examples, images, {}),
-        seen=None,
-        placeholder=_placeholder(config, tokenizer),
+        placeholder=_placeholder(recipe, tokenizer),
     )
 
 
@@ -383,8 +332,9 @@ def _read(recipe: Recipe) -> tuple[list[VqaExample], list[ImageExample], list[in
     return examples, images, source, bad, [one.weight for one in recipe.data.vqa]
 
 
-def _placeholder(config: ModelConfig, tokenizer: Tokenizer) -> int:
+def _placeholder(recipe: Recipe, tokenizer: Tokenizer) -> int:
     """Id in the place of every patch: that of the model if it has one, such as an imported model."""
+    config = model_config(recipe.model)
     own = config.image_id if isinstance(config, MarksImages) else None
     return tokenizer.pad_id if own is None else own
 

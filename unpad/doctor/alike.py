@@ -73,7 +73,7 @@ def _parts(subject: Subject, seq: int, content: bytes) -> tuple[object, object]:
         return content, int(np.asarray(data.labels)[seq])
     if isinstance(data, VqaData):
         example = data.examples[seq]
-        return (tuple(data.images[image].sha256 for image in example.images), example.question), example.answer
+        return (tuple(data.album.images[image].sha256 for image in example.images), example.question), example.answer
     return content, content
 
 
@@ -149,8 +149,8 @@ def _near_pictures(subject: Subject) -> list[Finding]:
         held, trained = (np.isin(np.arange(len(data.examples)), ids) for ids in _sides(subject))
         examples = data.examples
     elif isinstance(data, VqaData):
-        held, trained = (shown_by(data.examples, data.images, ids) for ids in _sides(subject))
-        held, examples = held & ~trained, data.images
+        held, trained = (shown_by(data.examples, data.album.images, ids) for ids in _sides(subject))
+        held, examples = held & ~trained, data.album.images
     else:
         return []
     if len(examples) > MOST_PICTURES or not held.any():

@@ -304,7 +304,7 @@ def _pictures(subject: Subject) -> list[Finding]:
     rows = [row for row in data.examples if len(row.images) == 1 and row.question][:MOST_ROWS]
     if len(rows) < LEAST_ROWS:
         return []
-    copies = small_copies(data.images).reshape(len(data.images), -1).astype(np.float32)
+    copies = small_copies(data.album.images).reshape(len(data.album.images), -1).astype(np.float32)
     shown = np.array([row.images[0] for row in rows])
     pictures = np.concatenate([copies, copies.reshape(len(copies), 24, -1).mean(1)], 1)[shown]
     pictures = (pictures - pictures.mean(0)) / np.maximum(pictures.std(0), 1)

@@ -43,9 +43,9 @@ def _scale(numbers: torch.Tensor) -> list[Finding]:
 
 def _patches(subject: Subject, data: ImageData | VqaData) -> list[Finding]:
     """Pictures of one patch that were shrunk to it; one that is as small as a patch keeps its detail: a note."""
-    examples = data.examples if isinstance(data, ImageData) else data.images
-    shrunk = np.array([one.width * one.height for one in examples]) >= SHRUNK * data.patch**2
-    one_patch = data.grids.prod(1) <= 1
+    album = data.album
+    shrunk = np.array([one.width * one.height for one in album.images]) >= SHRUNK * album.patch**2
+    one_patch = album.grids.prod(1) <= 1
     share, lost = float(one_patch.mean()), float((one_patch & shrunk).mean())
     if share < ONE_PATCH:
         return []
@@ -53,5 +53,5 @@ def _patches(subject: Subject, data: ImageData | VqaData) -> list[Finding]:
     limits = ["images.max_tokens"] if images.max_tokens == 1 and images.size in ("native", "adaptive") else []
     limits += ["images.square"] if images.size in ("square", "letterbox") else []
     patch = "model.patch" if "patch" in type(subject.setup.model.config).model_fields else "model.vision.patch"
-    values: dict[str, Value] = {"patch": data.patch, "field": (limits or [patch])[0], "lost": lost}
+    values: dict[str, Value] = {"patch": album.patch, "field": (limits or [patch])[0], "lost": lost}
     return [Finding("one_patch", "fault" if lost >= ONE_PATCH else "note", share, (*limits, patch), values)]

@@ -181,7 +181,7 @@ def _properties(subject: Subject, ids: np.ndarray) -> dict[str, np.ndarray]:
         return _of_pictures([data.examples[seq] for seq in sampled(ids).tolist()])
     if isinstance(data, VqaData):
         shown = sorted({image for seq in sampled(ids).tolist() for image in data.examples[seq].images})
-        return _of_pictures([data.images[image] for image in shown])
+        return _of_pictures([data.album.images[image] for image in shown])
     return _of_patients(data, ids) if isinstance(data, EventData) else {}
 
 

@@ -73,7 +73,7 @@ def _shown(data: TextData | ImageData, chosen: int, ids: torch.Tensor | None) ->
     image, out = Image.fromarray(pixels_of(data.examples[chosen])), io.BytesIO()
     image.thumbnail((PICTURE, PICTURE))
     image.save(out, "PNG")
-    return {"grid": data.grids[chosen].tolist(), "picture": base64.b64encode(out.getvalue()).decode()}
+    return {"grid": data.album.grids[chosen].tolist(), "picture": base64.b64encode(out.getvalue()).decode()}
 
 
 def _digits(values: np.ndarray, is_text: bool) -> str:

@@ -102,8 +102,7 @@ def evaluate(run: LoadedRun, over: Measuring[ImageData], num_shown: int) -> Eval
 
 def check_new(data: ImageData, path: Path) -> NewFacts:
     """Tell of images whose mode or size training had not; unknown classes are in `data.lines()`."""
-    unlike = data.unlike_training()
-    return ([], {}) if unlike is None else ([*unlike.lines], {"unlike_training": unlike.to_json()})
+    return data.album.unlike_training()
 
 
 def summarise(

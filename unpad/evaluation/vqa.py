@@ -94,8 +94,7 @@ def check_new(data: VqaData, path: Path) -> NewFacts:
         SourceError: as `LostCharacters.refuse`.
     """
     data.rows.lost.refuse(str(path), FIX_OF_RUN)
-    unlike = data.unlike_training()
-    return ([], {}) if unlike is None else ([*unlike.lines], {"unlike_training": unlike.to_json()})
+    return data.album.unlike_training()
 
 
 def _pictures(run: LoadedRun, data: VqaData, rows: list[int]) -> list[tuple[Kept, str]]:

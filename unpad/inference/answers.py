@@ -58,7 +58,7 @@ def answer_shown(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> list[Kep
             for block, of_rows in zip(blocks, rows, strict=True):
                 stays[block][of_rows[place] - first[place]] = True
             example = data.examples[seq]
-            shown[seq] = Kept(data.picture(example.images[0]), data.patch, stays, example.question, text)
+            shown[seq] = Kept(data.album.picture(example.images[0]), data.album.patch, stays, example.question, text)
     return [shown[seq] for seq in seq_ids.tolist()]
 
 

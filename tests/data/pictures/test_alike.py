@@ -74,9 +74,9 @@ def test_small_copies_are_kept_and_a_changed_picture_is_looked_at_again(
         patch.setattr(alike, "decode", lambda *_: pytest.fail("decoded again"))
         assert np.array_equal(small_copies(data.examples), first)
     monkeypatch.setattr(alike, "MOST_PAIRS", 1)
-    assert "pairs of equal brightness are too many" in data.pictures.lines()[0]
+    assert "pairs of equal brightness are too many" in data.album.pictures.lines()[0]
     monkeypatch.setattr(alike, "MOST_PIXELS", 1000)
-    assert "are not looked for" in data.pictures.lines()[0]
+    assert "are not looked for" in data.album.pictures.lines()[0]
     for rule in ("together", "refuse"):  # and are not passed over where the recipe asks for them
         with pytest.raises(SourceError, match="cannot be looked for"):
             open_data(recipe_of(tmp_path / "set/images.jsonl", data={"near_duplicates": rule}), None)

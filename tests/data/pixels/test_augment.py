@@ -190,9 +190,9 @@ def test_an_epoch_draws_the_size_of_training_images_and_the_plan_knows(tmp_path:
 
 def _drawn_alone(data: ImageData, image: int, epoch_seed: tuple[int, int]) -> torch.Tensor:
     """The patches of an image at the size that an epoch draws, straight from its file."""
-    rows, columns = data.drawn_grids(np.array([image]), epoch_seed)[0].tolist()
+    rows, columns = data.album.drawn_grids(np.array([image]), epoch_seed)[0].tolist()
     pixels = pixels_of(data.examples[image])
-    return torch.from_numpy(prepare(pixels, (rows, columns), data.patch, data.settings))
+    return torch.from_numpy(prepare(pixels, (rows, columns), data.album.patch, data.album.settings))
 
 
 def test_squares_keep_their_size(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from unpad.data.pixels.decode import decode
 from unpad.data.pixels.header import ImageError
-from unpad.data.pixels.sizes import detail, grid_of, scaled_grid
+from unpad.data.pixels.sizes import detail, grid_of
 from unpad.data.sources.images import ImageExample, read_bytes
 from unpad.recipes.data import ImageSettings
 from unpad.terminal.progress import counted
@@ -27,12 +27,6 @@ def pixels_of(example: ImageExample, opacity: bool = False) -> np.ndarray:
         return decode(read_bytes(example), opacity).pixels
     except ImageError as error:
         raise ImageError(error.code, error.what, error.fix, error.where or example.where) from None
-
-
-def largest_grids(examples: list[ImageExample], patch: int, settings: ImageSettings) -> np.ndarray:
-    """Rows and columns of every image at the largest size that an epoch may draw, (num_images, 2) int64."""
-    grids = [scaled_grid(image.width, image.height, 1 + settings.scale, patch, settings) for image in examples]
-    return np.array(grids, np.int64).reshape(-1, 2)
 
 
 def grids_of(examples: list[ImageExample], patch: int, settings: ImageSettings) -> np.ndarray:
