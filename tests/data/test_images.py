@@ -82,7 +82,8 @@ def test_every_image_is_used_split_or_named(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "pictures")
     data = images_of(recipe_of(folder))
     assert data.classes == ("dark", "light")
-    assert len(data.examples) == data.read_rows == 24
+    assert len(data.examples) == 24
+    assert data.lines()[0] == "24 images read = 24 used + 0 quarantined"
     assert 0 < int((data.table.split == Split.HOLDOUT).sum()) < 12
     assert data.table.positions.tolist() == [int(rows * columns) for rows, columns in data.album.grids]
     (folder / "dark" / "broken.png").write_bytes(b"")
@@ -90,7 +91,7 @@ def test_every_image_is_used_split_or_named(tmp_path: Path) -> None:
         open_data(recipe_of(folder), None)
     assert "broken.png" in str(caught.value)
     kept = images_of(recipe_of(folder, data={"images": str(folder), "on_bad_row": "quarantine", "max_bad": 0.1}))
-    assert (len(kept.examples), len(kept.bad)) == (24, 1)
+    assert (len(kept.examples), len(kept.bad_rows)) == (24, 1)
     assert any("broken.png" in line for line in kept.lines())
 
 
@@ -133,7 +134,8 @@ def test_a_manifest_declares_its_split_and_a_changed_file_changes_the_fingerprin
     manifest.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     data = images_of(recipe_of(manifest))
     assert [int((data.table.split == side).sum()) for side in (Split.TRAIN, Split.HOLDOUT)] == [8, 8]
-    assert data.left_out == 8
+    assert data.table.num_test == data.chosen.num_test == 8
+    assert data.lines()[0].endswith("read = 16 used + 0 quarantined + 8 of the test part, for `unpad eval` alone")
     before = data.fingerprint()
     assert images_of(recipe_of(manifest)).fingerprint() == before
     Image.new("RGB", (16, 16)).save(folder / rows[0]["image"])
@@ -277,7 +279,7 @@ def test_bad_rows_count_among_all_and_the_table_is_of_the_images(tmp_path: Path)
     with pytest.raises(SourceError, match="1 of 25 rows"):
         open_data(recipe_of(folder, data={**data, "max_bad": 0.0399}), None)
     kept = images_of(recipe_of(folder, data={**data, "max_bad": 0.04}))
-    assert kept.read_rows == 25
+    assert kept.lines()[0] == "25 images read = 24 used + 1 quarantined"
     table = kept.table
     assert table.positions.tolist() == kept.album.grids.prod(1).tolist()
     assert (table.weights, table.source.tolist(), table.num_test) == ((2.0,), [0] * 24, 0)

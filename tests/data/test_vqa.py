@@ -420,7 +420,7 @@ def test_the_table_is_of_the_rows_of_all_files(tmp_path: Path) -> None:
     assert len(rows) + len(first.read_text("utf-8").splitlines()) == 80
     with pytest.raises(SourceError, match="1 of 80 rows"):
         open_data(recipe_of(first, data={**recipe.data.model_dump(), "max_bad": 0.0124}), None)
-    assert (len(table) + table.num_test, data.left_out) == (79, table.num_test)
+    assert (len(table) + table.num_test, data.chosen.num_test) == (79, table.num_test)
     assert table.num_test >= 2
     assert table.weights == (0.5, 3.0)
     assert table.source.tolist() == [int(one.where.startswith(str(second))) for one in data.examples]

@@ -11,7 +11,6 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -21,28 +20,17 @@ from typing_extensions import TypedDict
 
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
-from unpad.data.family import Data, SequenceTable, refuse_cuts, sequence_table
+from unpad.data.family import Data, SequenceTable, refuse_cuts
 from unpad.data.near_duplicates import NearDuplicates
 from unpad.data.pictures.album import Album, image_batch, open_album
 from unpad.data.pictures.alike import Pictures, tie_alike
 from unpad.data.pixels.header import NOTES
-from unpad.data.sources.bad_rows import apply_policy, fault_lines, refuse_empty
-from unpad.data.sources.example import BadRow, count_bad
+from unpad.data.rows import Chosen, choose_rows, list_rows
+from unpad.data.sources.bad_rows import fault_lines
+from unpad.data.sources.example import BadRow
 from unpad.data.sources.images import ImageExample, content_key, expand, read_all
 from unpad.data.sources.picture_groups import group_names
-from unpad.data.sources.places import resolve_path
-from unpad.data.sources.split import (
-    Split,
-    Wanted,
-    declared_splits,
-    describe_groups,
-    describe_split,
-    divide,
-    groups_on_both_sides,
-    numbered,
-    taken,
-    units,
-)
+from unpad.data.sources.split import Split, Wanted
 from unpad.errors import SourceError
 from unpad.recipes.recipe import Recipe
 from unpad.storage.reading import shaped
@@ -63,20 +51,15 @@ class ImageData(Data):
     Args:
         album: the images; that of a sequence has its number.
         labels: (num_images,) int64, index into `classes`.
-        read_rows: images read; bad: images that cannot be used; left_out: usable images of the test part.
         unknown_classes: class of new images that the run does not know -> their number; they are left out as well.
-        shared_groups: groups with images both in training and held out.
     """
 
     table: SequenceTable
+    chosen: Chosen[ImageExample]
     album: Album
     classes: tuple[str, ...]
     labels: np.ndarray
-    read_rows: int
-    bad: list[BadRow]
-    left_out: int
     unknown_classes: dict[str, int]
-    shared_groups: int
     compares: ClassVar[bool] = True
     family: ClassVar[str] = "images"
     kinds: ClassVar[tuple[str, ...]] = KINDS
@@ -116,7 +99,7 @@ class ImageData(Data):
 
     @property
     def bad_rows(self) -> Sequence[BadRow]:
-        return self.bad
+        return self.chosen.listed.bad
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.album.settings.identity().encode())
@@ -127,23 +110,20 @@ class ImageData(Data):
         return digest.hexdigest()
 
     def lines(self) -> list[str]:
-        used, patch = len(self.examples), self.album.patch
+        patch = self.album.patch
         notes = Counter(note for example in self.examples for note in example.notes)
         counts = Counter(self.classes[label] for label in self.labels.tolist())
         shown = ", ".join(f"{name} {count:,}" for name, count in counts.most_common(12))
         more = f" and {len(counts) - 12} more" if len(counts) > 12 else ""
+        others, why = sum(self.unknown_classes.values()), _describe_unknown(self.unknown_classes)
         lines = [
-            f"{number_of(self.read_rows, 'images')} read = {used:,} used + {count_bad(self.bad):,} quarantined"
-            + (f" + {self.left_out:,} of the test part, for `unpad eval` alone" if self.left_out else "")
-            + _describe_unknown(self.unknown_classes),
-            f"{describe_split(self.table.split)}; {number_of(len(self.classes), 'classes')}: {shown}{more}",
-            *describe_groups(self.table.group, self.shared_groups, "images"),
+            *self.chosen.lines("images", f"{number_of(len(self.classes), 'classes')}: {shown}{more}", others, why),
             *self.album.pictures.lines(),
             f"{number_of(int(self.table.positions.sum()), 'patches')} of {patch} x {patch} pixels, "
             f"{self.table.positions.min()} to {self.table.positions.max()} per image ({self.album.settings.size})",
         ]
         lines += [f"  {count:,} with {NOTES[note]} ({note})" for note, count in sorted(notes.items())]
-        return lines + fault_lines(self.bad, "  quarantined: ")
+        return lines + fault_lines(self.bad_rows, "  quarantined: ")
 
     def describe_outputs(self) -> str:
         return number_of(len(self.classes), "classes")
@@ -200,52 +180,31 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
         SourceError: a file is missing or unusable, bad images are refused, there is no image to train on, or an image
             has a class that is unknown to the run.
     """
-    files = expand(recipe.data.images, partial(resolve_path, recipe.data))
-    read = [read_all(file, recipe.data) for file in files]
-    listed = [(example, file.source) for file, (examples, _) in zip(files, read, strict=True) for example in examples]
-    bad = [row for _, rows in read for row in rows]
-    num_rows = len(listed) + count_bad(bad)
-    apply_policy(bad, num_rows, recipe.data)
-    unit, shared, split = _split(recipe, [example for example, _ in listed], wanted)
-    chosen = taken(split, wanted)
-    num_test = int((split == Split.TEST).sum()) if wanted is Wanted.LEARNING else 0
+    chosen = _choose(recipe, wanted)
     classes = read_classes(kept) if kept is not None else None
     unknown: Counter[str] = Counter()
     if classes is not None and wanted is not Wanted.LEARNING:
-        known = np.array([example.label in classes for example, _ in listed], np.bool_)
-        unknown.update(listed[row][0].label for row in np.flatnonzero(chosen & ~known).tolist())
-        if unknown and not (chosen & known).any():
+        known = np.array([example.label in classes for example in chosen.rows], np.bool_)
+        unknown.update(example.label for example in chosen.only(~known).rows)
+        if unknown and not known.any():
             what = f"the run knows none of the classes: {', '.join(sorted(unknown)[:8])}"
             fix = f"name them as the run does: {', '.join(classes[:8])}"
-            raise SourceError(what, where=str(files[0].path), fix=fix)
-        chosen &= known
-    kept_rows = np.flatnonzero(chosen).tolist()
-    used = [listed[row][0] for row in kept_rows]
-    refuse_empty(len(used), "images", files)
+            raise SourceError(what, where=str(chosen.listed.files[0].path), fix=fix)
+        chosen = chosen.only(known)
+    chosen.refuse_empty()
+    used = chosen.rows
     classes = classes or tuple(sorted({example.label for example in used}))
     _check_classes(used, classes)
     number = {name: index for index, name in enumerate(classes)}
-    pictures = _pictures([example for example, _ in listed], None if wanted is Wanted.NEW else split, recipe)
-    album = open_album(recipe, used, pictures, kept, resized=split[chosen] == Split.TRAIN)
+    album = open_album(recipe, used, _pictures(recipe, chosen), kept, resized=chosen.split == Split.TRAIN)
     refuse_image_cuts(recipe, int(album.largest_grids().prod(1).max()), "an image")
     return ImageData(
-        table=sequence_table(
-            album.grids.prod(1),
-            split[chosen],
-            source=np.array([listed[row][1] for row in kept_rows], np.int16),
-            weights=[source.weight for source in recipe.data.images],
-            file_hashes=[(example.where, example.sha256) for example in used],
-            num_test=num_test,
-            group=unit[chosen],
-        ),
+        table=chosen.table(album.grids.prod(1), [(example.where, example.sha256) for example in used]),
+        chosen=chosen,
         album=album,
         classes=classes,
         labels=np.array([number[example.label] for example in used], np.int64),
-        read_rows=num_rows,
-        bad=bad,
-        left_out=num_test,
         unknown_classes=dict(unknown.most_common()),
-        shared_groups=shared,
     )
 
 
@@ -255,39 +214,32 @@ def open_pictures(recipe: Recipe) -> Pictures:
     Raises:
         SourceError: a file is missing or unusable.
     """
-    files = expand(recipe.data.images, partial(resolve_path, recipe.data))
-    examples = [example for file in files for example in read_all(file, recipe.data)[0]]
-    return _pictures(examples, _split(recipe, examples, Wanted.LEARNING)[2], recipe)
+    return _pictures(recipe, _choose(recipe, Wanted.LEARNING))
 
 
-def _pictures(examples: list[ImageExample], split: np.ndarray | None, recipe: Recipe) -> Pictures:
-    parts = {} if split is None else {part: split == part for part in Split}
-    return Pictures(examples, [example.where for example in examples], parts, recipe.data.near_duplicates)
+def _pictures(recipe: Recipe, chosen: Chosen[ImageExample]) -> Pictures:
+    images = chosen.listed.rows
+    return Pictures(images, [image.where for image in images], chosen.sides(), recipe.data.near_duplicates)
 
 
-def _split(recipe: Recipe, examples: list[ImageExample], wanted: Wanted) -> tuple[np.ndarray, int, np.ndarray]:
-    """Choose the part of every image.
-
-    Returns:
-        The independent unit of each image, copies and groups together, (num_images,) int64; the number of groups on
-        both sides; and the parts, (num_images,) uint8 of `Split`.
-    """
-    declared = declared_splits(example.split for example in examples)
-    keys = np.array([content_key(example) for example in examples], np.uint64)
-    groups = numbered(group_names(examples))
-    links = [(np.arange(len(examples)), groups)]
-    if recipe.data.near_duplicates == "together" and wanted is not Wanted.NEW:
-        links.append((np.arange(len(examples)), tie_alike(examples)))
-    labels = np.unique([example.label for example in examples], return_inverse=True)[1].astype(np.int64)
-    split = divide(keys, declared, recipe.data, recipe.train.seed, wanted, links=links, classes=labels)
-    return units(keys, links), groups_on_both_sides(groups, split), split
+def _choose(recipe: Recipe, wanted: Wanted) -> Chosen[ImageExample]:
+    """List the images of a recipe, and choose by content, group and class."""
+    listed = list_rows(recipe, "images", read_all, expand)
+    images = listed.rows
+    together = recipe.data.near_duplicates == "together" and wanted is not Wanted.NEW
+    return choose_rows(
+        listed,
+        wanted,
+        map(content_key, images),
+        groups=group_names(images),
+        links=[(np.arange(len(images)), tie_alike(images))] if together else [],
+        classes=[image.label for image in images],
+    )
 
 
 def _describe_unknown(classes: dict[str, int]) -> str:
-    if not classes:
-        return ""
     shown = ", ".join(list(classes)[:5]) + (f" and {len(classes) - 5} more" if len(classes) > 5 else "")
-    return f" + {sum(classes.values()):,} of classes that the run does not know ({shown})"
+    return f"of classes that the run does not know ({shown})"
 
 
 def _check_classes(examples: list[ImageExample], classes: tuple[str, ...]) -> None:

@@ -11,26 +11,27 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 
 from unpad.batching.batch import RaggedBatch, from_prompts, from_sequences
 from unpad.batching.plan import Micro
-from unpad.data.family import Data, SequenceTable, sequence_table
+from unpad.data.family import Data, SequenceTable
 from unpad.data.images import refuse_image_cuts
 from unpad.data.near_duplicates import NearDuplicates
 from unpad.data.pictures.album import Album, image_batch, open_album, with_images
 from unpad.data.pictures.alike import Pictures
-from unpad.data.pictures.questions import pictures_of, shown_by, split_rows
+from unpad.data.pictures.questions import choose_questions, pictures_of, shown_by
 from unpad.data.pixels.cache import PixelCache
-from unpad.data.sources.bad_rows import apply_policy, fault_lines, refuse_empty
-from unpad.data.sources.example import BadRow, Example, Turn, count_bad
-from unpad.data.sources.files import expand
+from unpad.data.rows import Chosen, Listed, list_rows
+from unpad.data.sources.bad_rows import fault_lines
+from unpad.data.sources.example import BadRow, Example, Turn
+from unpad.data.sources.files import SourceFile
 from unpad.data.sources.images import ImageExample
 from unpad.data.sources.places import resolve_path
-from unpad.data.sources.split import Split, Wanted, describe_groups, describe_split, taken
+from unpad.data.sources.split import Split, Wanted
 from unpad.data.sources.vqa import VqaExample, read_all
 from unpad.data.tokens.encode import encode_examples, encode_prompt, reserved_texts
 from unpad.data.tokens.lost import LostCharacters, commonest
@@ -38,8 +39,8 @@ from unpad.data.tokens.tokenizer import Tokenizer, kept_tokenizer, open_tokenize
 from unpad.errors import RecipeError
 from unpad.models import model_config
 from unpad.models.contract import MarksImages
+from unpad.recipes.data import DataSettings
 from unpad.recipes.recipe import Recipe
-from unpad.storage import sha256_file
 from unpad.terminal.table import number_of
 
 KINDS = ("vqa",)
@@ -90,19 +91,15 @@ class VqaData(Data):
 
     Args:
         album: the images of all questions, those of other parts included.
-        bad: rows that cannot be used; left_out: usable rows that are not asked for, which are of the test part.
-        shared_groups: groups with rows both in training and held out.
         placeholder: id in the place of every patch.
     """
 
     table: SequenceTable
+    chosen: Chosen[VqaExample]
     examples: list[VqaExample]
     album: Album
     rows: Rows
     tokenizer: Tokenizer
-    bad: list[BadRow]
-    left_out: int
-    shared_groups: int
     placeholder: int
     compares: ClassVar[bool] = True
     family: ClassVar[str] = "vqa"
@@ -141,7 +138,7 @@ class VqaData(Data):
 
     @property
     def bad_rows(self) -> Sequence[BadRow]:
-        return self.bad
+        return self.chosen.listed.bad
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.album.settings.identity().encode())
@@ -154,16 +151,10 @@ class VqaData(Data):
         return digest.hexdigest()
 
     def lines(self) -> list[str]:
-        used, num_bad = len(self.examples), count_bad(self.bad)
-        captions = sum(example.caption for example in self.examples)
-        patches = self.album.grids.prod(1)
+        captions, patches = sum(example.caption for example in self.examples), self.album.grids.prod(1)
+        asked = f"{number_of(len(self.examples) - captions, 'questions')} and {number_of(captions, 'captions')}"
         lines = [
-            f"{number_of(used + num_bad + self.left_out, 'rows')} read = {used:,} used + {num_bad:,} quarantined"
-            + (f" + {self.left_out:,} of the test part, for `unpad eval` alone" if self.left_out else ""),
-            f"{describe_split(self.table.split)}; "
-            f"{number_of(used - captions, 'questions')} and {number_of(captions, 'captions')} about "
-            f"{number_of(len(self.album.images), 'images')}",
-            *describe_groups(self.table.group, self.shared_groups, "rows"),
+            *self.chosen.lines("rows", f"{asked} about {number_of(len(self.album.images), 'images')}"),
             *self.album.pictures.lines(),
             f"{number_of(int(self.table.positions.sum()), 'positions')}, "
             f"{int(self.num_patches.sum()):,} of them patches of "
@@ -171,7 +162,7 @@ class VqaData(Data):
             + (f", {patches.min()} to {patches.max()} per image" if len(patches) else ""),
             *(self.rows.lost.lines() if self.rows.lost.lost or self.tokenizer.kind == "file" else []),
         ]
-        return lines + fault_lines(self.bad, "  quarantined: ")
+        return lines + fault_lines(self.bad_rows, "  quarantined: ")
 
     def describe_outputs(self) -> str:
         return f"vocabulary {self.num_outputs:,}"
@@ -249,43 +240,13 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
         SourceError: a file is missing or unusable, bad rows are refused, or there is no row to train on.
         RecipeError: a row does not fit the model's context and would be cut.
     """
-    examples, images, source, bad, weights = _read(recipe)
-    apply_policy(bad, len(examples) + count_bad(bad), recipe.data)
-    unit, shared, split = split_rows(recipe, examples, images, wanted)
-    pictures = pictures_of(recipe, examples, images, {} if wanted is Wanted.NEW else {p: split == p for p in Split})
-    keep = np.flatnonzero(taken(split, wanted))
-    split = split[keep]
-    used = [examples[i] for i in keep.tolist()]
-    files = expand(recipe.data.vqa, partial(resolve_path, recipe.data))
-    refuse_empty(len(used), "vqa", files)
-    training = [example for example, side in zip(used, split, strict=True) if side == Split.TRAIN]
-    tokenizer = _tokenizer(recipe, kept, training)
-    rows, album = _encode(used, tokenizer, recipe), open_album(recipe, images, pictures, kept)
-    table = sequence_table(
-        rows.lengths() - 1 + count_patches(used, album.grids),
-        split,
-        num_targets=rows.num_targets(),
-        source=np.array(source, np.int16)[keep],
-        weights=weights,
-        file_hashes=[
-            *((str(file.path), sha256_file(file.path)) for file in files),
-            *((image.where, image.sha256) for image in images),
-        ],
-        num_test=len(examples) - len(used) if wanted is Wanted.LEARNING else 0,
-        group=unit[keep],
-    )
-    refuse_image_cuts(recipe, int(table.positions.max()), "a question with its images")
-    return VqaData(
-        table=table,
-        examples=used,
-        album=album,
-        rows=rows,
-        tokenizer=tokenizer,
-        bad=bad,
-        left_out=table.num_test,
-        shared_groups=shared,
-        placeholder=_placeholder(recipe, tokenizer),
-    )
+    listed, images = _read(recipe)
+    chosen = choose_questions(listed, images, wanted)
+    chosen.refuse_empty()
+    training = chosen.only(chosen.split == Split.TRAIN).rows
+    data = _lay_out(chosen, images, _tokenizer(recipe, kept, training), kept)
+    refuse_image_cuts(recipe, int(data.table.positions.max()), "a question with its images")
+    return data
 
 
 def open_pictures(recipe: Recipe) -> Pictures:
@@ -294,42 +255,40 @@ def open_pictures(recipe: Recipe) -> Pictures:
     Raises:
         SourceError: a file is missing or unusable.
     """
-    examples, images, *_ = _read(recipe)
-    split = split_rows(recipe, examples, images, Wanted.LEARNING)[2]
-    return pictures_of(recipe, examples, images, {part: split == part for part in Split})
+    listed, images = _read(recipe)
+    return pictures_of(choose_questions(listed, images, Wanted.LEARNING), images)
 
 
 def questions_about(recipe: Recipe, tokenizer: Tokenizer, images: list[ImageExample], question: str) -> VqaData:
     """One question about each of several images, without answers to train on, for `VqaData.prompts`."""
     examples = [VqaExample(image.where, (i,), question, ("?",), None, False) for i, image in enumerate(images)]
-    rows = _encode(examples, tokenizer, recipe)
-    album = open_album(recipe, images, pictures_of(recipe, examples, images, {}), None)
-    album = replace(album, cache=PixelCache(0))  # every image is read once
-    positions = rows.lengths() - 1 + count_patches(examples, album.grids)
-    return VqaData(
-        table=sequence_table(positions, np.full(len(images), Split.HOLDOUT, np.uint8)),
-        examples=examples,
-        album=album,
-        rows=rows,
-        tokenizer=tokenizer,
-        bad=[],
-        left_out=0,
-        shared_groups=0,
-        placeholder=_placeholder(recipe, tokenizer),
-    )
+    listed = Listed(recipe, "vqa", [], examples, [0] * len(examples), [])
+    chosen = choose_questions(listed, images, Wanted.NEW)
+    data = _lay_out(chosen, images, tokenizer, None)
+    return replace(data, album=replace(data.album, cache=PixelCache(0)))  # every image is read once
 
 
-def _read(recipe: Recipe) -> tuple[list[VqaExample], list[ImageExample], list[int], list[BadRow], list[float]]:
-    examples: list[VqaExample] = []
+def _read(recipe: Recipe) -> tuple[Listed[VqaExample], list[ImageExample]]:
     images: list[ImageExample] = []
-    source: list[int] = []
-    bad: list[BadRow] = []
-    for file in expand(recipe.data.vqa, partial(resolve_path, recipe.data)):
-        rows, pictures, faults = read_all(file, recipe.data)
+
+    def read_file(file: SourceFile, data: DataSettings) -> tuple[list[VqaExample], list[BadRow]]:
+        rows, pictures, faults = read_all(file, data)
         shifted = [replace(row, images=tuple(image + len(images) for image in row.images)) for row in rows]
-        examples, images, bad = examples + shifted, images + pictures, bad + faults
-        source += [file.source] * len(rows)
-    return examples, images, source, bad, [one.weight for one in recipe.data.vqa]
+        images.extend(pictures)
+        return shifted, faults
+
+    return list_rows(recipe, "vqa", read_file), images
+
+
+def _lay_out(
+    chosen: Chosen[VqaExample], images: list[ImageExample], tokenizer: Tokenizer, kept: dict[str, bytes] | None
+) -> VqaData:
+    recipe, examples = chosen.listed.recipe, chosen.rows
+    rows, album = _encode(examples, tokenizer, recipe), open_album(recipe, images, pictures_of(chosen, images), kept)
+    positions = rows.lengths() - 1 + count_patches(examples, album.grids)
+    hashes = [*chosen.file_hashes(), *((image.where, image.sha256) for image in images)]
+    table = chosen.table(positions, hashes, rows.num_targets())
+    return VqaData(table, chosen, examples, album, rows, tokenizer, _placeholder(recipe, tokenizer))
 
 
 def _placeholder(recipe: Recipe, tokenizer: Tokenizer) -> int:

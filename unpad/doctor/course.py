@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from unpad.data.notes import not_held_out
+from unpad.data.patients import EventData
 from unpad.data.text import TextData
 from unpad.doctor.aims import MUCH_SMOOTHED
 from unpad.doctor.finding import Finding, Severity, Value
@@ -56,7 +57,9 @@ def _unused(subject: Subject) -> list[Finding]:
 def _left_out(subject: Subject) -> list[Finding]:
     """Rows that were quarantined."""
     data = subject.setup.data
-    bad = data.report.rows_quarantined if isinstance(data, TextData) else len(getattr(data, "bad", ()))
+    if isinstance(data, EventData):
+        return []  # rows of tables, not of sequences
+    bad = data.report.rows_quarantined if isinstance(data, TextData) else len(data.bad_rows)
     whole = data.report.rows_read if isinstance(data, TextData) else bad + len(data.table.split)
     share = bad / max(whole, 1)
     if share < MANY_BAD:

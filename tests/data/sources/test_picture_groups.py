@@ -73,8 +73,8 @@ def test_the_sizes_of_an_icon_share_a_side_and_count_as_one(tmp_path: Path) -> N
     assert any("40 images are in 20 groups" in line and "each is on one side" in line for line in data.lines())
     earlier = open_data(recipe_of(tmp_path / "icons", data={"split_version": 1}), None)
     assert isinstance(earlier, ImageData)
-    assert earlier.shared_groups > 0
-    assert any(f"{earlier.shared_groups} of them are both in training" in line for line in earlier.lines())
+    assert earlier.chosen.shared_groups > 0
+    assert any(f"{earlier.chosen.shared_groups} of them are both in training" in line for line in earlier.lines())
 
 
 @pytest.mark.parametrize("declared", [False, True])
@@ -101,4 +101,4 @@ def test_groups_of_rows_hold_for_images_and_questions_and_declared_exceptions_ar
     split = seen.table.split
     mixed = [group for group in range(8) if len(set(split[groups == group].tolist())) > 1]
     assert mixed == ([0] if declared else [])
-    assert seen.shared_groups == asked.shared_groups == int(declared)
+    assert seen.chosen.shared_groups == asked.chosen.shared_groups == int(declared)

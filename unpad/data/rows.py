@@ -1,0 +1,199 @@
+"""Rows that a family takes from the files of a recipe: read, divided into parts, chosen, and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unpad.data.family import SequenceTable, sequence_table
+from unpad.data.sources.bad_rows import apply_policy, refuse_empty
+from unpad.data.sources.example import BadRow, SplitName, count_bad
+from unpad.data.sources.files import SourceFile, expand
+from unpad.data.sources.places import resolve_path
+from unpad.data.sources.split import (
+    Split,
+    Wanted,
+    declared_splits,
+    describe_groups,
+    describe_split,
+    divide,
+    groups_on_both_sides,
+    numbered,
+    taken,
+    units,
+)
+from unpad.recipes.data import DataSettings, Source
+from unpad.recipes.recipe import Recipe
+from unpad.storage import sha256_file
+from unpad.terminal.table import number_of
+
+
+class Declares(Protocol):
+    """A row that may declare its part."""
+
+    @property
+    def split(self) -> SplitName | None:
+        """The part; None leaves it to the seed."""
+
+
+R = TypeVar("R", bound=Declares)
+
+
+@dataclass(frozen=True, eq=False)
+class Listed(Generic[R]):
+    """Rows of all files of a kind of data, in order.
+
+    Args:
+        kind: section of the recipe's `data`.
+        rows: those that can be used; sources: index of the source of each; bad: those that cannot.
+    """
+
+    recipe: Recipe
+    kind: str
+    files: list[SourceFile]
+    rows: list[R]
+    sources: list[int]
+    bad: list[BadRow]
+
+
+def list_rows(
+    recipe: Recipe,
+    kind: str,
+    read_all: Callable[[SourceFile, DataSettings], tuple[list[R], list[BadRow]]],
+    list_files: Callable[[list[Source], Callable[[str], Path]], list[SourceFile]] = expand,
+) -> Listed[R]:
+    """Read the files of a kind of data.
+
+    Args:
+        read_all: reads one file to its usable and its bad rows.
+
+    Raises:
+        SourceError: a file is missing or unusable, or bad rows are refused.
+    """
+    files = list_files(getattr(recipe.data, kind), partial(resolve_path, recipe.data))
+    listed = Listed[R](recipe, kind, files, [], [], [])
+    for file in files:
+        rows, bad = read_all(file, recipe.data)
+        listed.rows.extend(rows)
+        listed.sources.extend([file.source] * len(rows))
+        listed.bad.extend(bad)
+    apply_policy(listed.bad, len(listed.rows) + count_bad(listed.bad), recipe.data)
+    return listed
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen(Generic[R]):
+    """Rows that are asked for.
+
+    Args:
+        listed: rows of every part.
+        parts: (num_listed,) uint8 of `Split`; units: (num_listed,) int64, rows of one number belong together.
+        index: (num_rows,) int64 into these, of the rows that are asked for.
+        shared_groups: groups with rows both in training and in another part.
+    """
+
+    listed: Listed[R]
+    wanted: Wanted
+    parts: NDArray[np.uint8]
+    units: NDArray[np.int64]
+    index: NDArray[np.int64]
+    shared_groups: int
+
+    @property
+    def rows(self) -> list[R]:
+        return [self.listed.rows[row] for row in self.index.tolist()]
+
+    @property
+    def split(self) -> NDArray[np.uint8]:
+        """Part of each row, (num_rows,) of `Split`."""
+        return self.parts[self.index]
+
+    @property
+    def num_test(self) -> int:
+        """Rows of the test part that are left out of those to learn from."""
+        return int((self.parts == Split.TEST).sum()) if self.wanted is Wanted.LEARNING else 0
+
+    def sides(self) -> dict[Split, NDArray[np.bool_]]:
+        """Rows of every part among all that were listed, (num_listed,) bool; no parts where all rows are new."""
+        return {} if self.wanted is Wanted.NEW else {part: self.parts == part for part in Split}
+
+    def only(self, mask: NDArray[np.bool_]) -> Chosen[R]:
+        """Leave out the rows where a mask, (num_rows,), is False."""
+        return replace(self, index=self.index[mask])
+
+    def refuse_empty(self) -> None:
+        """Refuse data without a row that is asked for.
+
+        Raises:
+            SourceError: there is none.
+        """
+        refuse_empty(len(self.index), self.listed.kind, self.listed.files)
+
+    def file_hashes(self) -> list[tuple[str, str]]:
+        """Path and sha256 of every file."""
+        return [(str(file.path), sha256_file(file.path)) for file in self.listed.files]
+
+    def table(
+        self, positions: np.ndarray, file_hashes: Sequence[tuple[str, str]], num_targets: np.ndarray | None = None
+    ) -> SequenceTable:
+        """Build the table of the rows, a sequence each; see `sequence_table`."""
+        return sequence_table(
+            positions,
+            self.split,
+            num_targets=num_targets,
+            source=np.array(self.listed.sources, np.int16)[self.index],
+            weights=[source.weight for source in getattr(self.listed.recipe.data, self.listed.kind)],
+            file_hashes=file_hashes,
+            num_test=self.num_test,
+            group=self.units[self.index],
+        )
+
+    def lines(self, what: str, details: str, others: int = 0, why: str = "") -> list[str]:
+        """Lines on the rows that were read, on their parts, and on those that belong together.
+
+        Args:
+            what: name of the rows, plural.
+            details: what else is to be said beside the numbers of the parts.
+            others: rows that are left out for another reason; why: the reason.
+        """
+        used, bad = len(self.index), count_bad(self.listed.bad)
+        return [
+            f"{number_of(used + bad + self.num_test + others, what)} read = {used:,} used + {bad:,} quarantined"
+            + (f" + {self.num_test:,} of the test part, for `unpad eval` alone" if self.num_test else "")
+            + (f" + {others:,} {why}" if others else ""),
+            f"{describe_split(self.split)}; {details}",
+            *describe_groups(self.units[self.index], self.shared_groups, what),
+        ]
+
+
+def choose_rows(
+    listed: Listed[R],
+    wanted: Wanted,
+    keys: Iterable[int],
+    *,
+    groups: Sequence[str] = (),
+    links: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]] = (),
+    classes: Sequence[str] | None = None,
+) -> Chosen[R]:
+    """Divide rows into parts, and choose those that `wanted` asks for.
+
+    Args:
+        keys: 64-bit hash of the content of each row.
+        groups: group of each row, "" for none.
+        links: further ties between rows, as of `split.assign`.
+        classes: class of each row, every one of which gives its share to each part.
+    """
+    recipe = listed.recipe
+    hashes, declared = np.array(list(keys), np.uint64), declared_splits(row.split for row in listed.rows)
+    numbers = numbered(groups or [""] * len(hashes))
+    ties = [(np.arange(len(hashes)), numbers), *links]
+    labels = None if classes is None else np.unique(classes, return_inverse=True)[1].astype(np.int64)
+    parts = divide(hashes, declared, recipe.data, recipe.train.seed, wanted, links=ties, classes=labels)
+    index, shared = np.flatnonzero(taken(parts, wanted)), groups_on_both_sides(numbers, parts)
+    return Chosen(listed, wanted, parts, units(hashes, ties), index, shared)
