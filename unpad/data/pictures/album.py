@@ -112,7 +112,7 @@ class Album:
         return unpatch(patches, (rows, columns), self.patch, self.settings)
 
     def files(self, trained: np.ndarray) -> dict[str, bytes]:
-        """What a run keeps of the images that it trains on, (num_images,) bool, by the name of the file."""
+        """Files that a run keeps of the images that it trains on, (num_images,) bool, by name."""
         examples = [self.images[image] for image in np.flatnonzero(trained).tolist()]
         factor = 1 + self.settings.scale if self.resized.any() else 1.0
         return {PICTURES: summarise(examples, factor).to_bytes()} if examples else {}
