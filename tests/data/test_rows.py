@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unpad.data.rows import Chosen, choose_rows, list_rows
+from unpad.data.rows import ChosenRows, choose_rows, list_rows
 from unpad.data.sources.example import BadRow, Example, SplitName
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.split import Split, Wanted
@@ -33,7 +33,7 @@ def read_all(file: SourceFile, data: DataSettings) -> tuple[list[Example], list[
     return rows, [BadRow(places[-1], "E_TYPE", "no text", "write one")]
 
 
-def chosen_of(recipe: Recipe, wanted: Wanted, groups: list[str] | None = None) -> Chosen[Example]:
+def chosen_of(recipe: Recipe, wanted: Wanted, groups: list[str] | None = None) -> ChosenRows[Example]:
     listed = list_rows(recipe, "text", read_all)
     return choose_rows(listed, wanted, range(len(listed.rows)), groups=groups or ())
 

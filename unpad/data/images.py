@@ -25,7 +25,7 @@ from unpad.data.near_duplicates import NearDuplicates
 from unpad.data.pictures.album import Album, image_batch, open_album
 from unpad.data.pictures.alike import Pictures, tie_alike
 from unpad.data.pixels.header import NOTES
-from unpad.data.rows import Chosen, choose_rows, list_rows
+from unpad.data.rows import ChosenRows, choose_rows, list_rows
 from unpad.data.sources.bad_rows import fault_lines
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.images import ImageExample, content_key, expand, read_all
@@ -55,7 +55,7 @@ class ImageData(Data):
     """
 
     table: SequenceTable
-    chosen: Chosen[ImageExample]
+    chosen: ChosenRows[ImageExample]
     album: Album
     classes: tuple[str, ...]
     labels: np.ndarray
@@ -217,12 +217,12 @@ def open_pictures(recipe: Recipe) -> Pictures:
     return _pictures(recipe, _choose(recipe, Wanted.LEARNING))
 
 
-def _pictures(recipe: Recipe, chosen: Chosen[ImageExample]) -> Pictures:
+def _pictures(recipe: Recipe, chosen: ChosenRows[ImageExample]) -> Pictures:
     images = chosen.listed.rows
     return Pictures(images, [image.where for image in images], chosen.sides(), recipe.data.near_duplicates)
 
 
-def _choose(recipe: Recipe, wanted: Wanted) -> Chosen[ImageExample]:
+def _choose(recipe: Recipe, wanted: Wanted) -> ChosenRows[ImageExample]:
     """List the images of a recipe, and choose by content, group and class."""
     listed = list_rows(recipe, "images", read_all, expand)
     images = listed.rows

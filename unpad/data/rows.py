@@ -46,7 +46,7 @@ R = TypeVar("R", bound=Declares)
 
 
 @dataclass(frozen=True, eq=False)
-class Listed(Generic[R]):
+class ListedRows(Generic[R]):
     """Rows of all files of a kind of data, in order.
 
     Args:
@@ -67,7 +67,7 @@ def list_rows(
     kind: str,
     read_all: Callable[[SourceFile, DataSettings], tuple[list[R], list[BadRow]]],
     list_files: Callable[[list[Source], Callable[[str], Path]], list[SourceFile]] = expand,
-) -> Listed[R]:
+) -> ListedRows[R]:
     """Read the files of a kind of data.
 
     Args:
@@ -77,7 +77,7 @@ def list_rows(
         SourceError: a file is missing or unusable, or bad rows are refused.
     """
     files = list_files(getattr(recipe.data, kind), partial(resolve_path, recipe.data))
-    listed = Listed[R](recipe, kind, files, [], [], [])
+    listed = ListedRows[R](recipe, kind, files, [], [], [])
     for file in files:
         rows, bad = read_all(file, recipe.data)
         listed.rows.extend(rows)
@@ -88,7 +88,7 @@ def list_rows(
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen(Generic[R]):
+class ChosenRows(Generic[R]):
     """Rows that are asked for.
 
     Args:
@@ -98,7 +98,7 @@ class Chosen(Generic[R]):
         shared_groups: groups with rows both in training and in another part.
     """
 
-    listed: Listed[R]
+    listed: ListedRows[R]
     wanted: Wanted
     parts: NDArray[np.uint8]
     units: NDArray[np.int64]
@@ -123,7 +123,7 @@ class Chosen(Generic[R]):
         """Rows of every part among all that were listed, (num_listed,) bool; no parts where all rows are new."""
         return {} if self.wanted is Wanted.NEW else {part: self.parts == part for part in Split}
 
-    def only(self, mask: NDArray[np.bool_]) -> Chosen[R]:
+    def only(self, mask: NDArray[np.bool_]) -> ChosenRows[R]:
         """Leave out the rows where a mask, (num_rows,), is False."""
         return replace(self, index=self.index[mask])
 
@@ -173,14 +173,14 @@ class Chosen(Generic[R]):
 
 
 def choose_rows(
-    listed: Listed[R],
+    listed: ListedRows[R],
     wanted: Wanted,
     keys: Iterable[int],
     *,
     groups: Sequence[str] = (),
     links: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]] = (),
     classes: Sequence[str] | None = None,
-) -> Chosen[R]:
+) -> ChosenRows[R]:
     """Divide rows into parts, and choose those that `wanted` asks for.
 
     Args:
@@ -196,4 +196,4 @@ def choose_rows(
     labels = None if classes is None else np.unique(classes, return_inverse=True)[1].astype(np.int64)
     parts = divide(hashes, declared, recipe.data, recipe.train.seed, wanted, links=ties, classes=labels)
     index, shared = np.flatnonzero(taken(parts, wanted)), groups_on_both_sides(numbers, parts)
-    return Chosen(listed, wanted, parts, units(hashes, ties), index, shared)
+    return ChosenRows(listed, wanted, parts, units(hashes, ties), index, shared)

@@ -25,7 +25,7 @@ from unpad.data.pictures.album import Album, image_batch, open_album, with_image
 from unpad.data.pictures.alike import Pictures
 from unpad.data.pictures.questions import choose_questions, pictures_of, shown_by
 from unpad.data.pixels.cache import PixelCache
-from unpad.data.rows import Chosen, Listed, list_rows
+from unpad.data.rows import ChosenRows, ListedRows, list_rows
 from unpad.data.sources.bad_rows import fault_lines
 from unpad.data.sources.example import BadRow, Example, Turn
 from unpad.data.sources.files import SourceFile
@@ -95,7 +95,7 @@ class VqaData(Data):
     """
 
     table: SequenceTable
-    chosen: Chosen[VqaExample]
+    chosen: ChosenRows[VqaExample]
     examples: list[VqaExample]
     album: Album
     rows: Rows
@@ -262,13 +262,13 @@ def open_pictures(recipe: Recipe) -> Pictures:
 def questions_about(recipe: Recipe, tokenizer: Tokenizer, images: list[ImageExample], question: str) -> VqaData:
     """One question about each of several images, without answers to train on, for `VqaData.prompts`."""
     examples = [VqaExample(image.where, (i,), question, ("?",), None, False) for i, image in enumerate(images)]
-    listed = Listed(recipe, "vqa", [], examples, [0] * len(examples), [])
+    listed = ListedRows(recipe, "vqa", [], examples, [0] * len(examples), [])
     chosen = choose_questions(listed, images, Wanted.NEW)
     data = _lay_out(chosen, images, tokenizer, None)
     return replace(data, album=replace(data.album, cache=PixelCache(0)))  # every image is read once
 
 
-def _read(recipe: Recipe) -> tuple[Listed[VqaExample], list[ImageExample]]:
+def _read(recipe: Recipe) -> tuple[ListedRows[VqaExample], list[ImageExample]]:
     images: list[ImageExample] = []
 
     def read_file(file: SourceFile, data: DataSettings) -> tuple[list[VqaExample], list[BadRow]]:
@@ -281,7 +281,7 @@ def _read(recipe: Recipe) -> tuple[Listed[VqaExample], list[ImageExample]]:
 
 
 def _lay_out(
-    chosen: Chosen[VqaExample], images: list[ImageExample], tokenizer: Tokenizer, kept: dict[str, bytes] | None
+    chosen: ChosenRows[VqaExample], images: list[ImageExample], tokenizer: Tokenizer, kept: dict[str, bytes] | None
 ) -> VqaData:
     recipe, examples = chosen.listed.recipe, chosen.rows
     rows, album = _encode(examples, tokenizer, recipe), open_album(recipe, images, pictures_of(chosen, images), kept)

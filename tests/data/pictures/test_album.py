@@ -10,11 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data.pixels.test_augment import ALL
-from tests.data.test_images import images_of, micro_of, write_folder
-from tests.data.test_images import recipe_of as recipe_of_images
-from tests.data.test_vqa import questions_of, write_questions
-from tests.data.test_vqa import recipe_of as recipe_of_questions
+from tests.data import test_vqa as questions
+from tests.data.test_images import images_of, micro_of, recipe_of, write_folder
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
 from unpad.data.pictures import album
@@ -27,7 +24,7 @@ from unpad.data.sources.split import Split
 from unpad.data.vqa import VqaData
 
 EPOCH = (7, 3)
-CHANGES = {**ALL, "scale": 0.0}
+CHANGES = {"flip": 0.5, "shift": 0.2, "zoom": 0.5, "color": 0.3, "erase": 0.5}
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +50,7 @@ def load_rows(data: VqaData, rows: list[int]) -> RaggedBatch:
 
 
 def test_changes_of_an_image_are_drawn_by_the_epoch_and_its_number(tmp_path: Path) -> None:
-    data = images_of(recipe_of_images(write_folder(tmp_path / "pictures"), images=CHANGES))
+    data = images_of(recipe_of(write_folder(tmp_path / "pictures"), images=CHANGES))
     ids = [5, 0, 17, 8, 11, 20]
     batch = data.load(replace(micro_of(data, ids), epoch_seed=EPOCH))
     assert set(data.table.split[ids].tolist()) == {Split.TRAIN, Split.HOLDOUT}
@@ -63,7 +60,7 @@ def test_changes_of_an_image_are_drawn_by_the_epoch_and_its_number(tmp_path: Pat
 
 
 def test_changes_of_an_image_in_a_question_are_drawn_by_the_epoch_the_row_and_the_image(tmp_path: Path) -> None:
-    data = questions_of(recipe_of_questions(write_questions(tmp_path / "pictures"), images=CHANGES))
+    data = questions.questions_of(questions.recipe_of(questions.write_questions(tmp_path / "pictures"), images=CHANGES))
     rows = list(range(len(data.examples)))
     wanted = [
         own(data.album, image, [*EPOCH, row, image] if data.table.split[row] == Split.TRAIN else None)
@@ -75,7 +72,7 @@ def test_changes_of_an_image_in_a_question_are_drawn_by_the_epoch_the_row_and_th
 
 def test_an_image_of_several_rows_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = {**CHANGES, "cache_mib": 0}
-    data = questions_of(recipe_of_questions(write_questions(tmp_path / "pictures"), images=images))
+    data = questions.questions_of(questions.recipe_of(questions.write_questions(tmp_path / "pictures"), images=images))
     decoded: Counter[str] = Counter()
 
     def counting(example: ImageExample, opacity: bool = False) -> np.ndarray:
@@ -89,7 +86,7 @@ def test_an_image_of_several_rows_is_decoded_once(tmp_path: Path, monkeypatch: p
 
 
 def test_a_picture_is_what_the_model_reads(tmp_path: Path) -> None:
-    data = questions_of(recipe_of_questions(write_questions(tmp_path / "pictures"), images=CHANGES))
+    data = questions.questions_of(questions.recipe_of(questions.write_questions(tmp_path / "pictures"), images=CHANGES))
     rows, columns = data.album.grids[3].tolist()
     patches = own(data.album, 3, None).numpy()
     assert np.array_equal(
@@ -99,5 +96,5 @@ def test_a_picture_is_what_the_model_reads(tmp_path: Path) -> None:
 
 
 def test_images_of_no_row_are_an_empty_list(tmp_path: Path) -> None:
-    data = questions_of(recipe_of_questions(write_questions(tmp_path / "pictures")))
+    data = questions.questions_of(questions.recipe_of(questions.write_questions(tmp_path / "pictures")))
     assert data.album.load([], data.album.grids[[]]) == []

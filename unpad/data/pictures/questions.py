@@ -7,14 +7,16 @@ from hashlib import blake2b
 import numpy as np
 
 from unpad.data.pictures.alike import Pictures, tie_alike
-from unpad.data.rows import Chosen, Listed, choose_rows
+from unpad.data.rows import ChosenRows, ListedRows, choose_rows
 from unpad.data.sources.images import ImageExample
 from unpad.data.sources.picture_groups import group_names
 from unpad.data.sources.split import Wanted, numbered
 from unpad.data.sources.vqa import VqaExample
 
 
-def choose_questions(listed: Listed[VqaExample], images: list[ImageExample], wanted: Wanted) -> Chosen[VqaExample]:
+def choose_questions(
+    listed: ListedRows[VqaExample], images: list[ImageExample], wanted: Wanted
+) -> ChosenRows[VqaExample]:
     """Choose rows by content and group; rows with a picture in common, or with pictures of one thing, are together."""
     examples = listed.rows
     things, same = numbered(group_names(images)), numbered([image.sha256 for image in images])
@@ -27,7 +29,7 @@ def choose_questions(listed: Listed[VqaExample], images: list[ImageExample], wan
     return choose_rows(listed, wanted, keys, groups=[example.group for example in examples], links=links)
 
 
-def pictures_of(chosen: Chosen[VqaExample], images: list[ImageExample]) -> Pictures:
+def pictures_of(chosen: ChosenRows[VqaExample], images: list[ImageExample]) -> Pictures:
     """Images with the first row that shows each, and the parts of these rows."""
     examples = chosen.listed.rows
     first = {image: example.where for example in reversed(examples) for image in example.images}
