@@ -335,7 +335,8 @@ OF_ROWS: dict[str, Entry] = {
         "{number:.0%} of what is learnt is a part that nearly all rows share at their {place}, {characters} "
         "characters: "
         "{shown!r}. The loss looks low for it.",
-        "take this boilerplate (a header, footer or prefix) out of the files; in conversations its place is a system message",
+        "take this boilerplate (a header, footer or prefix) out of the files; in conversations it belongs into a "
+        "system message",
         "学习的内容中有 {number:.0%} 是几乎所有行{place}共有的 {characters} 个字符：{shown!r}。损失会因此显得低。",
         "从文件中去掉这段页眉、前缀或结尾；对话可把它放进 system 消息",
     ),
