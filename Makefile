@@ -104,7 +104,7 @@ $(VENV)/bin/python:
 SOURCES = pyproject.toml constraints.txt setup.py $(wildcard unpad/nn/native/*.cpp unpad/nn/native/*.h)
 
 $(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
-	$(call install,.)
+	$(call install,.[tensorboard])
 	@touch $@
 
 # Not after .installed: each of the two compiles the kernels.

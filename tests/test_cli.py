@@ -383,12 +383,12 @@ def test_losses_of_training_and_of_held_out_text_stand_beside_each_other_every_e
 
 def test_plan_and_prove_speak_json(unpad: Shell, tmp_path: Path) -> None:
     recipe = write_toy(tmp_path / "toy")
-    planned = unpad("plan", recipe, "--json", "--plot", tmp_path / "plan.png")
+    planned = unpad("plan", recipe, "--json", "--plot", tmp_path / "plan.svg")
     assert planned.code == 0, planned.err
     values = json.loads(planned.out)
     assert {"strategies", "ledger"} <= set(values)
     assert all({"name", "pad_share"} <= set(row) for row in values["strategies"])
-    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "plan.svg").read_text("utf-8").startswith("<svg")
     proved = unpad("prove", recipe, "--json")
     assert proved.code == 0, proved.err
     certificate = json.loads(proved.out)

@@ -156,12 +156,12 @@ def test_search_passes_its_options_on(unpad: Shell, calls: Calls) -> None:
 def test_plan_shows_itself_or_is_json(unpad: Shell, calls: Calls) -> None:
     calls.replace("unpad.trials.preview.preview", shown(strategies=[]))
     assert unpad("plan", "mine").out == ""
-    told = unpad("plan", "mine", "optim.lr=1", "--json", "--plot", "plan.png")
+    told = unpad("plan", "mine", "optim.lr=1", "--json", "--plot", "plan.svg")
     assert json.loads(told.out) == {"strategies": []}
     assert unpad("plan", "mine", "--processes", "2,8", "--json").code == 0
     assert calls.made == [
         ("preview", ("mine", [], None, "console", ())),
-        ("preview", ("mine", ["optim.lr=1"], Path("plan.png"), None, ())),
+        ("preview", ("mine", ["optim.lr=1"], Path("plan.svg"), None, ())),
         ("preview", ("mine", [], None, None, (2, 8))),
     ]
 

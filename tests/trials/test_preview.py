@@ -187,10 +187,17 @@ def test_a_row_too_short_is_refused_in_its_own_line(tmp_path: Path, monkeypatch:
     assert "refused" in shown(result)
 
 
-def test_the_picture_is_a_png(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_picture_is_an_svg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-    preview(str(write_toy(tmp_path / "toy")), ROWS, tmp_path / "plan.png")
-    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    preview(str(write_toy(tmp_path / "toy")), ROWS, tmp_path / "plan.svg")
+    assert "Attention cells" in (tmp_path / "plan.svg").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", ["plan.png", "plan.pdf", "plan"])
+def test_a_picture_of_another_format_is_refused_before_anything_is_read(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RecipeError, match="is an SVG") as caught:
+        preview("no recipe of this name", [], tmp_path / name)
+    assert (caught.value.where, "end in .svg" in caught.value.fix) == (str(tmp_path / name), True)
 
 
 def test_memory_advice_is_the_micro_batch_that_fits_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +232,7 @@ def test_patients_are_counted_as_patients_and_padded_to_the_longest_of_them(tmp_
         "train": {"max_epochs": 1, "threads": 1}, "precision": "fp32",
     }  # fmt: skip
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    result = preview(str(tmp_path / "recipe.yaml"), [], tmp_path / "plan.png")
+    result = preview(str(tmp_path / "recipe.yaml"), [], tmp_path / "plan.svg")
     (stage,) = result.stages
     lengths, longest = stage.lengths, int(result.setup.data.table.positions.max())
     assert 0 < longest < 20
@@ -245,7 +252,7 @@ def test_patients_are_counted_as_patients_and_padded_to_the_longest_of_them(tmp_
     assert not re.search("attention(?! through torch)", text)
     (cells,) = [line.split() for line in text.splitlines() if line.startswith("pack *")][:1]
     assert cells[4:7] == [str(len(lengths)), str(lengths.sum()), "0"]
-    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    assert "Length of patients" in (tmp_path / "plan.svg").read_text("utf-8")
     few = preview(str(tmp_path / "recipe.yaml"), ["plan.max_tokens=3", "plan.overflow=drop"])
     long = few.stages[0].lengths > 3
     dropped = rf"dropped +too_long +{long.sum()} patients with {lengths[long].sum()} events\s+\S*people.parquet:"

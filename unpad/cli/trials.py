@@ -18,12 +18,12 @@ from unpad.terminal.progress import progress
 verbs = typer.Typer()
 
 
-@verbs.command(epilog="Example: unpad plan zh_chat plan.tokens_per_step=4096 --plot plan.png")
+@verbs.command(epilog="Example: unpad plan zh_chat plan.tokens_per_step=4096 --plot plan.svg")
 def plan(
     recipe: RecipeArgument,
     overrides: Overrides = None,
     as_json: Json = False,
-    plot: Annotated[Path | None, typer.Option(parser=new_path, help="Write a picture to this PNG file.")] = None,
+    plot: Annotated[Path | None, typer.Option(parser=new_path, help="Write a picture to this SVG file.")] = None,
     processes: Annotated[
         str | None, typer.Option(help="Also how busy so many processes would be, as 2,8,64.", metavar="N,N")
     ] = None,

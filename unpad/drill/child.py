@@ -22,7 +22,7 @@ from unpad import errors
 from unpad.errors import UnpadError
 from unpad.processes import forking
 
-MODULES = ["unpad.drill.train", "unpad.drill.probe", "torch.utils.tensorboard"]
+MODULES = ["unpad.drill.train", "unpad.drill.probe", "unpad.run.board"]
 LAST_LINES = 3  # of the output of a child that failed
 
 

@@ -461,6 +461,10 @@ class Monitor:
                 self._board = Board(self.folder / "tensorboard", self._purge_step)
                 self._files.append(self._board)
             self._board.scalars({f"{group}/{name}": value for name, value in values.items()}, step)
+        except ImportError:
+            self._has_board = False
+            remedy = "pip install 'unpad[tensorboard]', or leave it out of log.to"
+            self.log("warning", message=f"TensorBoard is not installed, so the run has no files of it: {remedy}")
         except (OSError, DiskError) as error:
             self._has_board = False
             reason = error.what if isinstance(error, DiskError) else error.strerror or error

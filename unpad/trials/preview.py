@@ -102,11 +102,17 @@ def preview(
     """Plan every strategy for every stage of a recipe, and try one micro-batch of each.
 
     Args:
-        picture: path for a PNG of lengths, padding and attention cells.
+        picture: path for an SVG of lengths, padding and attention cells.
         console: shows tables over a sample of large data first, then each stage's table of padding as soon as it is
             planned, each trial as it is done, and last how much of the held-out data occurs in training.
         processes: numbers of processes that each stage is shared out among.
+
+    Raises:
+        RecipeError: the picture has another suffix, or no stage has data.
     """
+    if picture is not None and picture.suffix.lower() != ".svg":
+        fix = "let the name end in .svg; browsers open it"
+        raise RecipeError("the picture of a plan is an SVG", where=str(picture), fix=fix)
     console = console or Console(quiet=True)
     loaded = open_recipe(recipe, overrides)
     estimates = [] if console.quiet else estimates_of(loaded)

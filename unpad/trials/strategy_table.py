@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,9 +16,9 @@ from unpad.batching.plan import Plan, plan
 from unpad.batching.strategies import bucket
 from unpad.errors import PlanError
 from unpad.recipes.training import PlanSettings, strategy_names
+from unpad.run.report.svg import Bar, Bars, bars_picture
 
 BARS = " ▏▎▍▌▋▊▉█"
-BLUE = "#3b6ea5"
 RESAMPLES = 20  # a standard deviation within a sixth of its own
 
 
@@ -267,62 +266,30 @@ def histogram_lines(lengths: np.ndarray, bins: int = 12, width: int = 40) -> lis
     return lines
 
 
-def plot(rows: Sequence[StrategyRow], lengths: np.ndarray, attention: bool = True, units: Units = TEXT) -> bytes:
-    """PNG of the length histogram, the pad share and the attention cells of each strategy.
+def plot(rows: Sequence[StrategyRow], lengths: np.ndarray, attention: bool = True, units: Units = TEXT) -> str:
+    """SVG of the length histogram, the pad share and the attention cells of each strategy.
 
     Args:
         attention: whether the model attends over whole sequences; the cells are left out where it does not.
     """
-    # Imported here because it takes longer than the planning of most corpora.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
     rows = [row for row in rows if not row.refused]
-    names, blue = [row.name for row in rows], BLUE
-    figure = Figure(figsize=(13 if attention else 8.7, 3.8), layout="constrained")
-    FigureCanvasAgg(figure)
-    left, middle, *rest = figure.subplots(1, 3 if attention else 2)
-    bars = histogram(lengths, bins=30)
-    left.bar(
-        [low for low, _, _ in bars],
-        [c for _, _, c in bars],
-        [h - lo + 1 for lo, h, _ in bars],
-        align="edge",
-        color=blue,
-    )
-    left.set(title=f"Length of {units.sequences}", xlabel=units.tokens, ylabel=units.sequences)
-    left.yaxis.set_major_locator(MaxNLocator(integer=True))
-    shares = middle.bar(names, [100 * row.pad_share for row in rows], color=blue)
-    middle.bar_label(shares, fmt="{:.1f}", padding=2)
-    middle.set(title="Padding", ylabel=f"% of computed {units.tokens}")
-    for right in rest:
-        _plot_attention(right, rows)
-    for axes in (left, middle, *rest):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(labelsize=9)
-        axes.margins(y=0.12)
-        axes.set_ylim(bottom=0)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
-    return buffer.getvalue()
+    names = [(float(place), row.name) for place, row in enumerate(rows)]
+    found = [Bar(low, high - low + 1, count) for low, high, count in histogram(lengths, bins=30)]
+    shares = [Bar(i - 0.4, 0.8, 100 * row.pad_share, note=f"{100 * row.pad_share:.1f}") for i, row in enumerate(rows)]
+    needed = [Bar(i - 0.4, 0.4, row.attention_cells_needed) for i, row in enumerate(rows)]
+    computed = [Bar(i, 0.4, row.attention_cells_computed, "miss", _ratio(row)) for i, row in enumerate(rows)]
+    figures = [
+        Bars(f"Length of {units.sequences}", units.sequences, found, over=units.tokens),
+        Bars("Padding", f"% of computed {units.tokens}", shares, names=names),
+    ]
+    if attention:
+        legend = [("hit", "needed"), ("miss", "computed")]
+        figures.append(Bars("Attention cells", "query-key pairs", needed + computed, names=names, legend=legend))
+    return bars_picture(figures)
 
 
-def _plot_attention(axes: Any, rows: Sequence[StrategyRow]) -> None:
-    """Bars of the attention cells that each strategy needs and computes."""
-    from matplotlib.ticker import EngFormatter
-
-    places, blue, orange = np.arange(len(rows)), BLUE, "#d9822b"
-    axes.bar(places - 0.2, [row.attention_cells_needed for row in rows], 0.4, label="needed", color=blue)
-    computed = axes.bar(
-        places + 0.2, [row.attention_cells_computed for row in rows], 0.4, label="computed", color=orange
-    )
-    ratios = [f"{row.attention_cells_computed / max(row.attention_cells_needed, 1):.2f}×" for row in rows]
-    axes.bar_label(computed, ratios, padding=2)
-    axes.set(title="Attention cells", ylabel="query-key pairs")
-    axes.set_xticks(places, [row.name for row in rows])
-    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.legend(frameon=False)
+def _ratio(row: StrategyRow) -> str:
+    return f"{row.attention_cells_computed / max(row.attention_cells_needed, 1):.2f}×"
 
 
 def to_json(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
+from fontTools.ttLib.tables._g_l_y_f import Glyph
 from PIL import Image
 from rich.cells import cell_len
 
@@ -69,9 +73,12 @@ def test_a_png_has_a_panel_per_layer_and_says_what_was_asked(tmp_path: Path) -> 
 
 
 def test_no_letter_is_drawn_that_the_font_does_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_font("plain") == show.builtin_font()
+    plain = find_font("plain?")
+    assert plain is not None
+    assert plain.getname() == show.builtin_font().getname()
     monkeypatch.setattr(show, "_system_fonts", list)
     assert find_font(QUESTION) is None, "the font that is always there has no Chinese"
+    assert find_font("é") is None
     lines = write_pictures([kept(QUESTION, "圆形")], tmp_path / "out.png")
     assert [line.partition(" ")[0] for line in lines] == [str(tmp_path / "out.png"), str(tmp_path / "out.svg")]
     assert "no font" in lines[0]
@@ -83,13 +90,69 @@ def test_no_letter_is_drawn_that_the_font_does_not_have(tmp_path: Path, monkeypa
     assert "圆形" in text
 
 
-def test_a_font_of_the_machine_is_used_where_it_has_all_letters(monkeypatch: pytest.MonkeyPatch) -> None:
-    letters = {Path("latin.ttf"): "abc", Path("chinese.ttf"): QUESTION + "abc"}
-    monkeypatch.setattr(show, "_system_fonts", lambda: list(letters))
-    monkeypatch.setattr(show, "_letters", lambda path: frozenset(map(ord, letters.get(path, "xyz"))))
-    assert find_font(f"abc {QUESTION}") == Path("chinese.ttf")
-    assert find_font("abc") == Path("latin.ttf")
-    assert find_font("é") is None
+@pytest.fixture
+def fonts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of fonts, the only one of this machine."""
+    for name, value in (("HOME", "home"), ("XDG_DATA_HOME", "home/data"), ("XDG_DATA_DIRS", "share")):
+        monkeypatch.setenv(name, str(tmp_path / value))
+    folder = tmp_path / "share/fonts/some/deeper"
+    folder.mkdir(parents=True)
+    show._system_fonts.cache_clear()
+    yield folder
+    show._system_fonts.cache_clear()
+
+
+def test_a_font_of_the_machine_is_used_where_it_has_all_letters(fonts: Path) -> None:
+    make_font(fonts / "Sans-latin.ttf", "abcé")
+    make_font(fonts / "chinese.TTF", QUESTION + "abc")
+    (fonts / "broken.ttf").write_bytes(b"\x00\x01\x00\x00 damaged")
+    (fonts / "fonts.dir").write_text("0")
+    assert font_of(f"abc {QUESTION}") == "chinese.TTF"
+    assert font_of("abé") == "Sans-latin.ttf"
+    assert font_of(f"é {QUESTION}") is None
+
+
+def test_a_picture_with_a_font_of_the_machine_shows_its_question(fonts: Path, tmp_path: Path) -> None:
+    make_font(fonts / "chinese.ttf", QUESTION + "圆形")
+    assert write_pictures([kept(QUESTION, "圆形")], tmp_path / "out.png") == [f"{tmp_path / 'out.png'} written"]
+    with Image.open(tmp_path / "out.png") as picture:
+        under = np.array(picture)[GAP + kept().size[1] :]
+    assert (under < 128).any()
+
+
+def test_upright_fonts_without_serifs_are_tried_first(fonts: Path) -> None:
+    for name in ("Serif.ttf", "Sans-Bold.otf", "Sans-Regular.ttc"):
+        (fonts / name).touch()
+    assert [path.name for path in show._system_fonts()] == ["Sans-Regular.ttc", "Sans-Bold.otf", "Serif.ttf"]
+
+
+def font_of(text: str) -> str | None:
+    """Name of the font file that a text is drawn with."""
+    font = find_font(text)
+    return None if font is None else Path(str(font.path)).name
+
+
+def make_font(path: Path, letters: str) -> None:
+    """A font file in which every letter is a box of its own width, and all others are a narrow one."""
+    builder = FontBuilder(1000)
+    glyphs = {".notdef": 100} | {f"u{ord(letter):04x}": 300 + 20 * n for n, letter in enumerate(dict.fromkeys(letters))}
+    builder.setupGlyphOrder(list(glyphs))
+    builder.setupCharacterMap({ord(letter): f"u{ord(letter):04x}" for letter in letters})
+    builder.setupGlyf({name: box(width) for name, width in glyphs.items()})
+    builder.setupHorizontalMetrics({name: (width + 50, 0) for name, width in glyphs.items()})
+    builder.setupHorizontalHeader(ascent=800, descent=-200)
+    builder.setupNameTable({"familyName": path.stem, "styleName": "Regular"})
+    builder.setupOS2()
+    builder.setupPost()
+    builder.save(path)
+
+
+def box(width: int) -> Glyph:
+    pen = TTGlyphPen(None)
+    for place, corner in enumerate(((0, 0), (0, 700), (width, 700), (width, 0))):
+        (pen.lineTo if place else pen.moveTo)(corner)
+    pen.closePath()
+    return pen.glyph()
 
 
 def test_svg_shows_the_same_with_text_as_text() -> None:

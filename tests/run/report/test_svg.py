@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from unpad.run.report.images import section
-from unpad.run.report.svg import NARROW, Axes, Curve, matrix, plot
+from unpad.run.report.svg import NARROW, Axes, Bar, Bars, Curve, bars_picture, matrix, plot
 
 X, Y = np.array([0.0, 25.0, 100.0]), np.array([4.0, 0.0, 10.0])
 
@@ -129,3 +129,28 @@ def test_the_page_of_images_has_confusion_and_calibration_in_percent() -> None:
     assert re.findall(r"<title>([^<]*)</title>", figure) == ["confidence 50: 25", "confidence 90: 100"]
     [even] = re.findall(r'<path class="raw" d="([^"]*)"', figure)
     assert even == "M52.0 194.0L502.0 10.0"
+
+
+def test_bars_stand_on_the_axis_at_their_places_and_are_as_high_as_their_numbers() -> None:
+    bars = [Bar(0, 2, 10, note="a<b"), Bar(2, 2, 20, "miss"), Bar(4, 2, 0)]
+    drawn = bars_picture([Bars("Other", "", []), Bars("Some", "of these", bars, over="words")], (400, 300))
+    assert 'width="800" height="330"' in drawn
+    other, some = drawn.split("<g transform=")[1:]
+    assert "translate(400 0)" in some
+    assert "<rect" not in other
+    found = re.findall(r'class="(hit|miss)" x="([\d.]+)" y="([\d.]+)" width="([\d.]+)" height="([\d.]+)"', some)
+    left, right, top, bottom = 52, 400 - 18, 34, 300 - 44
+    assert [css for css, *_ in found] == ["hit", "miss", "hit"]
+    for (_, *sides), bar in zip(found, bars, strict=True):  # the axis ends at 25, above the notes
+        x, y, width, height = map(float, sides)
+        assert x == pytest.approx(left + bar.left / 6 * (right - left), abs=0.06)
+        assert width == pytest.approx((right - left) / 3, abs=0.06)
+        assert y + height == pytest.approx(bottom, abs=0.11)
+        assert height == pytest.approx(bar.height / 25 * (bottom - top), abs=0.06)
+    assert "a&lt;b" in some
+    assert ">25<" in some
+
+
+def test_bars_of_few_sequences_have_marks_of_whole_numbers() -> None:
+    drawn = bars_picture([Bars("Few", "", [Bar(0, 1, 1)])])
+    assert re.findall(r'class="end" x="44" [^>]*>([^<]*)<', drawn) == ["0", "1", "2", "3", "4", "5"]

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from html import escape
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
+from PIL.ImageFont import FreeTypeFont
 from rich.cells import cell_len
 
 from unpad import storage
@@ -23,6 +27,7 @@ LINE, GAP, SIZE = 22, 16, 15  # pixels: height of a line of text, space around, 
 CELL = 8.2  # width of a narrow letter; one of Chinese is twice as wide
 PAPER, INK, SOFT = (255, 255, 255), (28, 29, 31), (105, 109, 116)
 VEIL, DIMMED = np.array((226, 227, 230), np.float64), 0.82  # what a removed patch fades to, and how far
+NO_LETTER = "\uffff"  # a number that stands for no letter, and never will
 Lines = list[tuple[str, tuple[int, int, int]]]
 
 
@@ -163,7 +168,7 @@ def write_pictures(shown: Sequence[Kept], path: Path) -> list[str]:
 # --------------------------------------------------------------------------- drawing
 
 
-def to_png(shown: Kept, font: Path | None) -> bytes:
+def to_png(shown: Kept, font: FreeTypeFont | None) -> bytes:
     """Panels side by side, with question and answer below and in the file's Description.
 
     Args:
@@ -172,16 +177,14 @@ def to_png(shown: Kept, font: Path | None) -> bytes:
     lines = shown.lines if font is not None else []
     width, height = shown.size
     page = Image.new("RGB", (width + 2 * GAP, height + 2 * GAP + LINE * len(lines) + (GAP // 2 if lines else 0)), PAPER)
-    pen, titles = ImageDraw.Draw(page), ImageFont.truetype(str(builtin_font()), SIZE - 2)
+    pen, titles = ImageDraw.Draw(page), builtin_font(SIZE - 2)
     for x, title, picture in placed(shown):
         pen.text((x, GAP), title, SOFT, titles)
         scaled = Image.fromarray(picture)
         scaled = scaled.resize((shown.scale * scaled.width, shown.scale * scaled.height), Image.Resampling.NEAREST)
         page.paste(scaled, (x, GAP + LINE))
-    if font is not None:
-        letters = ImageFont.truetype(str(font), SIZE)
-        for place, (text, colour) in enumerate(lines):
-            pen.text((GAP, GAP + height + GAP // 2 + LINE * place), text, colour, letters)
+    for place, (text, colour) in enumerate(lines):
+        pen.text((GAP, GAP + height + GAP // 2 + LINE * place), text, colour, font)
     about, out = PngImagePlugin.PngInfo(), io.BytesIO()
     about.add_itxt("Description", f"{shown.question}\n{shown.answer}")
     page.save(out, "PNG", pnginfo=about)
@@ -230,22 +233,40 @@ def _hex(colour: tuple[int, int, int]) -> str:
 # --------------------------------------------------------------------------- fonts
 
 
-def builtin_font() -> Path:
-    """Path of matplotlib's own font; it has no Chinese."""
-    from matplotlib import get_data_path
+def builtin_font(size: int = SIZE) -> FreeTypeFont:
+    """Pillow's own font; it has no letters beyond those of English."""
+    font = ImageFont.load_default(size)
+    assert isinstance(font, FreeTypeFont)
+    return font
 
-    return Path(get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
 
-
-def find_font(text: str) -> Path | None:
+def find_font(text: str) -> FreeTypeFont | None:
     """Find a font of this machine with every letter of a text, upright and sans serif if possible; None without one."""
-    needed = {ord(letter) for letter in text if not letter.isspace()}
-    return next((path for path in (builtin_font(), *_system_fonts()) if needed <= _letters(path)), None)
+    needed = sorted({letter for letter in text if not letter.isspace()}, reverse=True)  # the rarest first
+    fonts = chain([builtin_font()], filter(None, map(_opened, _system_fonts())))
+    return next((font for font in fonts if _has_all(font, needed)), None)
+
+
+def _opened(path: Path) -> FreeTypeFont | None:
+    """The font in a file; None if it cannot be read."""
+    with suppress(OSError):
+        return ImageFont.truetype(str(path), SIZE)
+    return None
+
+
+def _has_all(font: FreeTypeFont, letters: Sequence[str]) -> bool:
+    """A font draws one and the same sign for all letters that it lacks."""
+    lacking = bytes(font.getmask(NO_LETTER))
+    return all(bytes(font.getmask(letter)) != lacking for letter in letters)
 
 
 @cache
 def _system_fonts() -> list[Path]:
-    from matplotlib import font_manager
+    """Font files where Linux and macOS keep them."""
+    home, system = os.environ.get("XDG_DATA_HOME"), os.environ.get("XDG_DATA_DIRS")
+    shared = [home or "~/.local/share", *(system or "/usr/local/share:/usr/share").split(":")]
+    folders = [*(f"{folder}/fonts" for folder in shared), "~/.fonts", "~/Library/Fonts", "/Library/Fonts"]
+    found = (path for folder in (*folders, "/System/Library/Fonts") for path in Path(folder).expanduser().rglob("*"))
 
     def rank(path: Path) -> tuple[bool, bool, str]:
         name = path.name.lower()
@@ -255,15 +276,4 @@ def _system_fonts() -> list[Path]:
             name,
         )
 
-    return sorted(map(Path, font_manager.findSystemFonts()), key=rank)
-
-
-@cache
-def _letters(path: Path) -> frozenset[int]:
-    """Code points that a font file has; none of a file that cannot be read."""
-    from matplotlib.ft2font import FT2Font
-
-    try:
-        return frozenset(FT2Font(str(path)).get_charmap())
-    except (RuntimeError, OSError):
-        return frozenset()
+    return sorted((path for path in found if path.suffix.lower() in (".ttf", ".ttc", ".otf")), key=rank)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import pairwise
 
@@ -232,14 +232,90 @@ def picture(title: str, line: Curve, axes: Axes, marks: list[tuple[str, float]])
         at = frame.x(np.array([place]))[0]
         body += f'<path class=limit d="M{at:.1f} {frame.top}V{frame.bottom}"/>'
         body += f"<text x={at + 5:.1f} y={frame.top + 14 + 16 * row}>{escape(name)}</text>"
-    width, height = axes.size
+    return _file(f"<text class=name x=52 y=-8>{escape(title)}</text>{body}", axes.size)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar over part of the horizontal axis: `css` is hit or miss, `note` the text above it."""
+
+    left: float
+    width: float
+    height: float
+    css: str = "hit"
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Bars side by side in one figure.
+
+    Args:
+        unit: of the vertical axis; over: of the horizontal one.
+        names: below the middle of a place of the horizontal axis; without them it is an axis of numbers.
+        legend: class and meaning of each kind of bar.
+    """
+
+    title: str
+    unit: str
+    bars: list[Bar]
+    over: str = ""
+    names: list[tuple[float, str]] = field(default_factory=list)
+    legend: list[tuple[str, str]] = field(default_factory=list)
+
+
+def bars_picture(figures: list[Bars], size: tuple[int, int] = (420, 330)) -> str:
+    """Draw figures of bars side by side as an SVG file of its own, in the light colours of the page.
+
+    Args:
+        size: width and height of each in pixels.
+    """
+    width, height = size
+    body = "".join(
+        f"<g transform='translate({place * width} 0)'>{_bars(figure, size)}</g>" for place, figure in enumerate(figures)
+    )
+    return _file(body, (width * len(figures), height))
+
+
+def _bars(figure: Bars, size: tuple[int, int]) -> str:
+    width, height = size
+    bars = figure.bars
+    begin = min((bar.left for bar in bars), default=0.0)
+    end = max((bar.left + bar.width for bar in bars), default=1.0)
+    highest = max((bar.height for bar in bars), default=0.0)
+    marks = ticks(0.0, max(1.1 * highest, 5.0))  # room for the notes, and no half of a sequence
+    frame = _Frame(52, width - 18, 34, height - 44, begin, end, marks, log=False, powers=False)
+    body = f"<text class=name x={frame.left} y=-8>{escape(figure.title)}</text>"
+    body += f"<text x={frame.left} y=12>{escape(figure.unit)}</text>"
+    for row, (css, label) in enumerate(figure.legend):
+        x = frame.right - 84 * (len(figure.legend) - row)
+        body += (
+            f'<rect class="{css}" x={x:.1f} y=3 width=10 height=10 /><text x={x + 15:.1f} y=12>{escape(label)}</text>'
+        )
+    body += _levels(frame) + ("" if figure.names else _places(frame))
+    for x, name in zip(frame.x(np.array([at for at, _ in figure.names])), figure.names, strict=True):
+        body += f"<text class=mid x={x:.1f} y={frame.bottom + 18}>{escape(name[1])}</text>"
+    if figure.over:
+        body += f"<text class=end x={frame.right} y={frame.bottom + 36}>{escape(figure.over)}</text>"
+    for bar in bars:
+        left, right = frame.x(np.array([bar.left, bar.left + bar.width]))
+        top = frame.y(np.array([bar.height]))[0]
+        sides = f"x={left:.1f} y={top:.1f} width={right - left:.1f} height={frame.bottom - top:.1f}"
+        body += f'<rect class="{bar.css}" {sides}><title>{bar.height:,.6g}</title></rect>'
+        if bar.note:
+            body += f"<text class=mid x={(left + right) / 2:.1f} y={top - 4:.1f}>{escape(bar.note)}</text>"
+    return body
+
+
+def _file(body: str, size: tuple[int, int]) -> str:
+    """An SVG file of a drawing of this size, with room for a title above it."""
+    width, height = size
     style = f"text{{font-family:sans-serif}}svg{{background:{COLOURS['card']}}}{STYLE}"
     for name, colour in COLOURS.items():
         style = style.replace(f"var(--{name})", colour)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height + 30}"'
-    title_text = f'<text class="name" x="52" y="-8">{escape(title)}</text>'
     quoted = re.sub(r"(?<=[a-z0-9]=)([^\s\"'>]+)(?=[\s/>])", r'"\1"', body)  # a file of XML wants quotes
-    return f'{head} viewBox="0 -30 {width} {height + 30}"><style>{style}</style>{title_text}{quoted}</svg>\n'
+    return f'{head} viewBox="0 -30 {width} {height + 30}"><style>{style}</style>{quoted}</svg>\n'
 
 
 def _caption(title: str, unit: str, lines: list[Curve]) -> str:
@@ -319,11 +395,22 @@ def matrix(title: str, names: list[str], counts: Array, unit: str = "") -> str:
 
 def _grid(frame: _Frame) -> str:
     """Draw the marks of both axes."""
+    return _levels(frame) + _places(frame)
+
+
+def _levels(frame: _Frame) -> str:
+    """Draw the marks of the vertical axis."""
     body = ""
     labels = [f"{mark:g}" for mark in frame.marks] if frame.log else tick_labels(frame.marks)
     for label, y in zip(labels, frame.y(np.array(frame.marks)), strict=True):
         body += f'<path class=grid d="M{frame.left} {y:.1f}H{frame.right}"/>'
         body += f"<text class=end x={frame.left - 8} y={y + 4:.1f}>{label}</text>"
+    return body
+
+
+def _places(frame: _Frame) -> str:
+    """Draw the marks of the horizontal axis."""
+    body = ""
     for mark in ticks(frame.begin, frame.end, 8 if frame.wide else 4):
         if frame.begin <= mark <= frame.end and mark == int(mark):
             x = frame.x(np.array([mark]))[0]
