@@ -17,8 +17,9 @@ from pathlib import Path
 
 from workloads import NAMES, Ours, workload
 
+from unpad.machine.memory import peak_memory
 from unpad.nn.native import library
-from unpad.training.memory import choose_allocator, peak_memory
+from unpad.training.memory import choose_allocator
 from unpad.trials.bench.measure import describe_machine, spread
 
 SETTINGS = ("system", "keep")

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol
 
-from unpad.training.memory import peak_memory, process_memory, restart_peak, return_freed_memory
+from unpad.machine.memory import peak_memory, process_memory, restart_peak
+from unpad.training.memory import return_freed_memory
 from unpad.trials.bench.measure import Contender, TimedTurn
 
 

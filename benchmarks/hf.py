@@ -28,8 +28,9 @@ import torch
 from gates import interval
 from torch import Tensor
 
+from unpad.machine.load import load_average
 from unpad.nn.native import library
-from unpad.trials.bench.measure import describe_machine, load_average, spread
+from unpad.trials.bench.measure import describe_machine, spread
 
 VOCAB, LONGEST, SHORTEST = 4000, 512, 8
 OURS = "Trainer, our batches"

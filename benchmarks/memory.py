@@ -21,13 +21,14 @@ import torch
 from unpad.batching.batch import RaggedBatch, from_sequences, from_vectors, make_batch
 from unpad.batching.layout import build_layout
 from unpad.batching.parts import in_parts
+from unpad.machine.memory import peak_memory, process_memory, restart_peak
 from unpad.models import build_model, model_config
 from unpad.models.contract import Model
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.recipes.training import OptimSettings
 from unpad.training.auto_size import SHARE, measured
 from unpad.training.footprint import KEPT, OVERHEAD, cells_of, process_bytes, state_bytes
-from unpad.training.memory import choose_allocator, peak_memory, process_memory, restart_peak, return_freed_memory
+from unpad.training.memory import choose_allocator, return_freed_memory
 from unpad.training.optim import make_optimizer
 from unpad.training.parallel.share import whole_share
 from unpad.training.step import train_step

@@ -31,6 +31,7 @@ from unpad.batching.layout import build_layout
 from unpad.batching.plan import Micro
 from unpad.data.family import open_data
 from unpad.data.sources.split import Split
+from unpad.machine.memory import peak_memory, process_memory, restart_peak
 from unpad.models import build_model, model_config
 from unpad.models.contract import Trainable
 from unpad.models.objective import Objective
@@ -41,7 +42,7 @@ from unpad.nn.precision_choice import choose_precision
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
 from unpad.storage import write_atomic
-from unpad.training.memory import peak_memory, process_memory, restart_peak, return_freed_memory
+from unpad.training.memory import return_freed_memory
 from unpad.training.optim import make_optimizer, set_rate
 from unpad.training.step import accumulate, train_step
 from unpad.trials.bench.measure import Contender, Rounds, Spread, Work, describe_machine, measure_rounds, spread

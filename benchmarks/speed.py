@@ -52,17 +52,18 @@ from tables import markdown
 from tuning import Tuning, fitting_strata
 from workloads import NAMES, Workload, our_sides, workload
 
+from unpad.machine.load import load_average
+from unpad.machine.memory import available_memory, process_memory
 from unpad.nn.native import library
 from unpad.nn.precision import DTYPES
 from unpad.nn.precision_choice import choose_precision
 from unpad.storage import write_atomic
-from unpad.training.memory import available_memory, keep_freed_memory, process_memory, return_freed_memory
+from unpad.training.memory import keep_freed_memory, return_freed_memory
 from unpad.trials.bench.measure import (
     Contender,
     Rounds,
     ceiling_size,
     describe_machine,
-    load_average,
     matrix_ceiling,
     measure_rounds,
 )

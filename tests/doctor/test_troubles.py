@@ -17,7 +17,7 @@ from unpad.doctor import carry, heart, rows, steps, sweep
 from unpad.doctor.examine import Examination
 from unpad.doctor.words import sentences
 from unpad.interchange.origin import open_recipe
-from unpad.run import cores
+from unpad.machine import load
 
 pytestmark = pytest.mark.slow
 SETTING = re.compile(r"\b([a-z_]+(?:\.[\w-]+)+)=(\S+)")
@@ -33,7 +33,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(carry, "FIRST_STEPS", 60)
     monkeypatch.setattr(carry, "EVERY", 10)
     monkeypatch.setattr(steps, "STEPS", 3)
-    monkeypatch.setattr(cores, "SHORTEST", 0.0)
+    monkeypatch.setattr(load, "SHORTEST", 0.0)
     monkeypatch.setattr(rows, "SAMPLE", 60)
 
 

@@ -24,9 +24,9 @@ from unpad.drill import files
 from unpad.drill.drill import drill
 from unpad.drill.findings import GAP, HEAD, WIDTHS, Finding
 from unpad.drill.measure import Measured, judge, measure
-from unpad.drill.memory import Limit
 from unpad.drill.probe import Read, Repeated, Stepped
 from unpad.errors import DRILL_FOUND_FAULT, DiskError, RecipeError, SourceError
+from unpad.machine.memory import MemoryLimit
 from unpad.processes import forking
 from unpad.storage import RunLock
 from unpad.training.memory import return_freed_memory
@@ -34,7 +34,7 @@ from unpad.training.memory import return_freed_memory
 torch.set_num_threads(1)  # a forked child must not wait for threads that did not come along
 
 GIB = 1 << 30
-PLENTY = Limit(1 << 50, "free")
+PLENTY = MemoryLimit(1 << 50, "free")
 READ = Read(1.0, "fp32", False, ("train",), 100, 4 * GIB, 12 * GIB, 17 * GIB, 0.5)
 STEPPED = Stepped(20 * GIB, 0.1, 12 * GIB, 12)
 REPEATED = Repeated(("a", "a", "a"), "cpu")
@@ -112,7 +112,7 @@ def test_a_recipe_that_cannot_be_trained_is_refused_as_training_does(tmp_path: P
 @pytest.mark.slow
 def test_weights_that_do_not_fit_are_not_tried_and_slow_data_is_given_up(tmp_path: Path) -> None:
     recipe = write_toy(tmp_path / "data")
-    found = measure(recipe, tmp_path, Limit(1000, "left to the container"), 120.0)
+    found = measure(recipe, tmp_path, MemoryLimit(1000, "left to the container"), 120.0)
     assert (found.stepped, found.fits) == (None, False)
     memory = next(one for one in judge(found, tmp_path, 2, 0) if one.check == "memory")
     assert (memory.verdict, "left to the container" in memory.measured) == ("fault", True)
@@ -125,9 +125,14 @@ def test_weights_that_do_not_fit_are_not_tried_and_slow_data_is_given_up(tmp_pat
         (Measured(PLENTY, READ, STEPPED, Repeated(("a", "b", "a"), "cpu")), "same step", "fault", "2 results"),
         (Measured(PLENTY, READ, STEPPED, Repeated(("a", "b", "a"), "cuda")), "same step", "warning", "2 results"),
         (Measured(PLENTY, READ, STEPPED, None, "it took longer"), "same step", "warning", "it took longer"),
-        (Measured(Limit(19 * GIB, "free"), READ, STEPPED, REPEATED), "memory", "fault", "a step and a checkpoint"),
-        (Measured(Limit(22 * GIB, "free"), READ, STEPPED, REPEATED), "memory", "warning", "22.0 GiB free"),
-        (Measured(Limit(10 * GIB, "free"), READ), "memory", "fault", "weights and optimizer"),
+        (
+            Measured(MemoryLimit(19 * GIB, "free"), READ, STEPPED, REPEATED),
+            "memory",
+            "fault",
+            "a step and a checkpoint",
+        ),
+        (Measured(MemoryLimit(22 * GIB, "free"), READ, STEPPED, REPEATED), "memory", "warning", "22.0 GiB free"),
+        (Measured(MemoryLimit(10 * GIB, "free"), READ), "memory", "fault", "weights and optimizer"),
         (Measured(PLENTY, READ, why="it took longer"), "memory", "warning", "17.0 GiB for weights and optimizer"),
         (Measured(PLENTY, READ, why="the system killed it", failed=True), "memory", "fault", "the system killed it"),
         (Measured(PLENTY, None, why="it took longer"), "memory", "warning", "not known"),

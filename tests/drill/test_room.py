@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from unpad.drill import memory, room
-from unpad.drill.memory import Limit, check_memory, memory_limit
+from unpad.drill import room
+from unpad.drill.memory import check_memory
 from unpad.drill.room import GIB, MIB, Needs, check_room, check_space, folder_bytes, reserve, size_text
+from unpad.machine.memory import MemoryLimit
 from unpad.storage import disk
 
 Patch = pytest.MonkeyPatch
@@ -100,34 +101,6 @@ def test_the_size_of_a_folder_is_that_of_its_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("needed", "verdict"), [(7 * GIB, "ok"), (9 * GIB, "warning"), (11 * GIB, "fault")])
 def test_a_step_that_does_not_fit_into_memory_is_found(needed: int, verdict: str) -> None:
-    found = check_memory(needed, "a step", Limit(10 * GIB, "free"))
+    found = check_memory(needed, "a step", MemoryLimit(10 * GIB, "free"))
     assert found.verdict == verdict
     assert ("plan.tokens_per_micro" in found.meaning) is (verdict != "ok")
-
-
-@pytest.mark.parametrize(
-    ("line", "files"),
-    [
-        ("0::/job/step", {"job/memory.max": 500, "job/memory.current": 200, "job/step/memory.max": "max"}),
-        ("0::/job", {"job/memory.max": 400, "job/memory.current": 200, "job/memory.stat": "anon 5\ninactive_file 100"}),
-        ("4:cpu,memory:/job", {"memory/job/memory.limit_in_bytes": 300, "memory/job/memory.usage_in_bytes": 0}),
-    ],
-)
-def test_a_container_limits_memory_by_either_version_of_control_groups(
-    tmp_path: Path, monkeypatch: Patch, line: str, files: dict[str, Any]
-) -> None:
-    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
-    monkeypatch.setattr(memory, "CGROUP", tmp_path / "cgroup")
-    (tmp_path / "cgroup").write_text(f"1:name=systemd:/\n{line}\n")
-    for name, value in files.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{value}\n")
-    assert memory_limit() == Limit(300, "left to the container")
-
-
-def test_ulimit_limits_memory(monkeypatch: Patch) -> None:
-    none = resource.RLIM_INFINITY
-    limits = {resource.RLIMIT_AS: (5000, none), resource.RLIMIT_DATA: (none, none)}
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits[kind])
-    assert memory_limit() == Limit(5000, "allowed by ulimit -v")

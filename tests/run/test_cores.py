@@ -1,42 +1,11 @@
-"""Cores: the work of others on those of this process, and what it makes of the steps of a run."""
+"""Cores: what the work of others makes of the steps of a run."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from unpad.run import cores
-from unpad.run.cores import Load, LoadMeter, StepShare
-
-
-def test_the_work_of_this_process_s_cores_leaves_out_what_is_idle_and_other_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cores, "STAT", tmp_path / "stat")
-    monkeypatch.setattr(cores, "usable", lambda: {0, 3})
-    assert cores.busy_seconds() is None
-    rows = ["cpu  999 9 9 9 9 9 9", "cpu0 100 0 50 9000 700 0 50 0 0 0", "cpu1 5000 0 0 1", "cpu3 10 0 0 7 0 0 0 5"]
-    (tmp_path / "stat").write_text("\n".join([*rows, "intr 1 2"]))
-    ticks = cores.os.sysconf("SC_CLK_TCK")
-    assert cores.busy_seconds() == 215 / ticks
-    (tmp_path / "stat").write_text("cpu 0 0 0 0\ncpu0 0 0 0 0\n")  # a sandbox that counts nothing
-    assert cores.busy_seconds() is None
-
-
-@pytest.mark.parametrize(
-    ("busy", "own", "expected"),
-    [(20.0, 10.0, Load(1.0, 1.0)), (9.0, 10.0, Load(1.0, 0.0)), (None, 10.0, None), (4.0, 10.0, None)],
-)
-def test_work_of_others_is_what_this_process_did_not_do(busy: float | None, own: float, expected: Load | None) -> None:
-    clock, worked, mine = iter([0.0, 10.0]), iter([0.0, busy]), iter([0.0, own])
-    meter = LoadMeter(lambda: next(worked), lambda: next(mine), lambda: next(clock))
-    assert meter.read() == expected
-
-
-def test_a_reading_of_an_instant_says_nothing() -> None:
-    clock = iter([0.0, 0.1])
-    assert LoadMeter(lambda: 1.0, lambda: 1.0, lambda: next(clock)).read() is None
+from unpad.machine.load import Load
+from unpad.run.cores import StepShare
 
 
 class Meter:

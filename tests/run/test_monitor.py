@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console
 
 from unpad.errors import DiskError
+from unpad.machine.memory import peak_memory, process_memory
 from unpad.run.monitor import COLUMNS, Monitor, StepRecord, perplexity
 from unpad.run.report.history import load_metrics, read_rows
 from unpad.run.timers import Timers
 from unpad.storage import disk
-from unpad.training.memory import peak_memory, process_memory
 
 pytestmark = pytest.mark.slow
 

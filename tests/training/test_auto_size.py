@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,7 +20,7 @@ from unpad.errors import RecipeError
 from unpad.models.contract import Model
 from unpad.recipes.recipe import Recipe
 from unpad.run.report.history import read_log
-from unpad.training import auto_size, memory
+from unpad.training import auto_size
 from unpad.training.auto_size import measured
 from unpad.training.footprint import TensorMemory, cells_of, fit, peak_of
 from unpad.training.step import accumulate
@@ -118,32 +116,3 @@ def test_auto_is_a_number_or_this_word() -> None:
     for wrong in (0, -1, "much", 1.5):
         with pytest.raises((RecipeError, ValueError)):
             size(wrong)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
-def test_limits_of_groups_and_of_the_process_bound_what_is_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   8388608 kB\n")
-    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(memory, "CGROUP", tmp_path / "cgroup")
-    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
-    assert memory.available_memory() == 8 << 30
-    (tmp_path / "cgroup").write_text("4:memory:/a/b\n1:cpu:/\n0::/c\n")
-    for folder, limit, used, cached in (("memory/a", 5 << 30, 2 << 30, 1 << 30), ("memory/a/b", 9 << 30, 0, 0)):
-        (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "memory.limit_in_bytes").write_text(f"{limit}\n")
-        (tmp_path / folder / "memory.usage_in_bytes").write_text(f"{used}\n")
-        (tmp_path / folder / "memory.stat").write_text(f"cache 5\ntotal_inactive_file {cached}\n")
-    assert memory.available_memory() == 4 << 30
-    (tmp_path / "c").mkdir()
-    for name, text in (("memory.max", f"{2 << 30}"), ("memory.current", "100"), ("memory.stat", "inactive_file 50\n")):
-        (tmp_path / "c" / name).write_text(text)
-    assert memory.available_memory() == (2 << 30) - 50
-    pages = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (pages + (1 << 30), before[1]))
-    try:
-        assert 0.9 * (1 << 30) < memory.available_memory() <= 1 << 30
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 from unpad.errors import OutOfMemoryError
+from unpad.machine.limits import limit_of
 
 # Of all libraries of a training but torch's own files: 847 MB in all, with a torch of 447 MB (Linux, x86-64).
 OTHERS_MB = 400
@@ -19,7 +19,7 @@ def watch_address_space() -> None:
 
     With less than they need, some libraries load and some fail: torch by a signal, or tokenizers by an abort.
     """
-    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+    if limit_of("AS") is not None:
         sys.meta_path.insert(0, _BeforeTorch)
 
 
@@ -44,10 +44,10 @@ def _check() -> None:
         return
     files = (Path(found.origin).parent / "lib").glob("*.so*")
     needed = sum(file.stat().st_size for file in files) // 10**6 + OTHERS_MB
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0] // 10**6
-    if limit < needed:
+    limit = limit_of("AS")
+    if limit is not None and limit // 10**6 < needed:
         raise OutOfMemoryError(
-            f"the libraries take about {needed:,} MB of address space to load, and the limit is {limit:,} MB",
+            f"the libraries take about {needed:,} MB of address space to load, and the limit is {limit // 10**6:,} MB",
             where="ulimit -v",
             fix="raise it, or limit the memory instead of addresses, as `systemd-run -p MemoryMax=2G` does",
         )

@@ -48,7 +48,7 @@ from unpad.doctor.unread import check_unread
 from unpad.doctor.values import check_values
 from unpad.doctor.words import Language, sentences, word
 from unpad.doctor.writing import check_writing
-from unpad.run.cores import LoadMeter
+from unpad.machine.load import LoadMeter
 from unpad.terminal.progress import progress
 
 SECONDS = 120.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unpad.doctor.finding import Finding, Value
 from unpad.doctor.subject import Subject
 from unpad.doctor.system import System
-from unpad.run.cores import Load
+from unpad.machine.load import Load
 
 FIELD = "train.threads"
 BUSY = 0.25  # of the cores, from which on others make times too long

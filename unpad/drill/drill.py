@@ -14,7 +14,6 @@ from unpad.drill.files import check_files
 from unpad.drill.findings import Drilled, Finding
 from unpad.drill.kills import Calm, Plan, Train, check_kills, kill_and_compare, undisturbed
 from unpad.drill.measure import Measured, judge, measure
-from unpad.drill.memory import memory_limit
 from unpad.drill.mounts import check_mount
 from unpad.drill.names import check_names
 from unpad.drill.place import left_behind, working_folder
@@ -22,6 +21,7 @@ from unpad.drill.room import folder_bytes
 from unpad.drill.train import train_here
 from unpad.errors import DiskError
 from unpad.interchange.origin import open_recipe
+from unpad.machine.memory import memory_limit
 from unpad.recipes.recipe import Recipe
 from unpad.run.folder import RUNS, as_run, run_recipe
 from unpad.storage.disk import free_bytes
@@ -94,7 +94,7 @@ def drill(
             work.findings += _disk(work)
         with progress("measuring a step"):
             path = work.write(alone(recipe), "measured")
-            measured = measure(path, folder, memory_limit(), PROBED * work.left)
+            measured = measure(path, folder, memory_limit(of_new_process=True), PROBED * work.left)
         used = 0 if run is None else folder_bytes(run)
         work.findings += judge(measured, folder, recipe.checkpoint.keep, used)
         work.facts |= {

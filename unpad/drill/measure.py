@@ -10,11 +10,12 @@ from pathlib import Path
 
 from unpad.drill.child import Child, started
 from unpad.drill.findings import Finding
-from unpad.drill.memory import Limit, check_memory
+from unpad.drill.memory import check_memory
 from unpad.drill.names import check_permissions
 from unpad.drill.probe import Read, Repeated, Stepped, probe
 from unpad.drill.room import Needs, check_room
 from unpad.errors import OutOfMemoryError
+from unpad.machine.memory import MemoryLimit
 from unpad.processes import forking
 
 OPEN_FILES = 32  # of a step that could not be measured
@@ -30,7 +31,7 @@ class Measured:
         failed: whether it ended by itself before it had told everything.
     """
 
-    limit: Limit
+    limit: MemoryLimit
     read: Read | None = None
     stepped: Stepped | None = None
     repeated: Repeated | None = None
@@ -66,7 +67,7 @@ class Measured:
         )
 
 
-def measure(recipe: Path, folder: Path, limit: Limit, seconds: float) -> Measured:
+def measure(recipe: Path, folder: Path, limit: MemoryLimit, seconds: float) -> Measured:
     """Read the data and take steps in another process, for at most so many seconds.
 
     Raises:

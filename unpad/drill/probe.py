@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 from unpad.interchange.origin import open_recipe
+from unpad.machine.memory import process_memory
 from unpad.models.adapters import kept_weights
 from unpad.training.length import run_length
-from unpad.training.memory import process_memory
 from unpad.training.optim import optimizer_tensors
 from unpad.training.rehearsal import Rehearsal
 from unpad.training.setup import Setup, check_stages, prepare_setup

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import resource
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from unpad.drill.findings import Finding, attempt
 from unpad.drill.mounts import is_in_memory
+from unpad.machine.limits import limit_of
 from unpad.storage import disk
 
 BYTES_PER_STEP = 3_000  # of metrics, timing, log and TensorBoard
@@ -88,11 +88,11 @@ def check_space(folder: Path, needs: Needs, used_bytes: int = 0) -> Finding:
     missing = max(needs.disk_bytes - used_bytes, needs.checkpoint_bytes)
     free = disk.free_bytes(folder)
     measured = f"{size_text(missing)} needed, {size_text(free)} free"
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    limit = limit_of("FSIZE")
     fix = "free some, lower checkpoint.keep, or choose another disk by --out"
     if missing > free:
         return Finding("space", "fault", measured, f"the disk fills during the run: {fix}")
-    if limit != resource.RLIM_INFINITY and limit < needs.largest_file:
+    if limit is not None and limit < needs.largest_file:
         told = f"a file of {size_text(needs.largest_file)} needed, {size_text(limit)} allowed"
         return Finding("space", "fault", told, "checkpoints cannot be written: raise `ulimit -f`")
     if missing <= free // 2 and not is_in_memory(folder) and not reserve(folder / "reserved", missing):
@@ -143,9 +143,9 @@ def check_inodes(folder: Path, needs: Needs) -> Finding:
 
 def check_open_files(needs: Needs) -> Finding:
     """Compare the open files of a training with the limit of a process."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    allowed = "no limit" if limit == resource.RLIM_INFINITY else f"{limit:,} allowed"
+    limit = limit_of("NOFILE")
+    allowed = "no limit" if limit is None else f"{limit:,} allowed"
     measured = f"{needs.open_files} in a step, {allowed}"
-    if limit != resource.RLIM_INFINITY and limit < needs.open_files + MARGIN:
+    if limit is not None and limit < needs.open_files + MARGIN:
         return Finding("open files", "fault", measured, "too few: raise `ulimit -n` to 1024")
     return Finding("open files", "ok", measured, "files and pipes of the process")

@@ -24,6 +24,7 @@ from types import FrameType
 import torch
 
 from unpad.errors import SIGNALS, UNFORESEEN, LostProcessError
+from unpad.machine.load import cores
 from unpad.processes.own_log import LOGS, log_of, shown
 from unpad.processes.worker import LAUNCHER
 from unpad.terminal.commands import resume_run
@@ -68,10 +69,10 @@ def launch(processes: int, arguments: Sequence[str], folder: Path) -> int:
 
 def crowded(processes: int) -> str:
     """Note that there are more processes than cores; empty if there are enough, or GPUs, of which each takes one."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or processes
-    if processes <= cores or torch.cuda.is_available():
+    here = cores()
+    if processes <= here or torch.cuda.is_available():
         return ""
-    return f"note  {processes} processes share {number_of(cores, 'cores')}, which is slower than --processes {cores}"
+    return f"note  {processes} processes share {number_of(here, 'cores')}, which is slower than --processes {here}"
 
 
 @dataclass

@@ -1,87 +1,12 @@
-"""Cores of the machine: those that this process may use, their work, and whether the steps of a run get their share."""
+"""Share of the cores that the steps of a run get."""
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from unpad.machine.load import Load, LoadMeter, cores
 
-STAT = Path("/proc/stat")
-IDLE = (3, 4)  # columns of /proc/stat: idle, and waiting for a disk
-SHORTEST = 0.5  # seconds of a reading; the system counts in hundredths
 FIRST_STEPS, LEAST_STEPS, LEAST_SECONDS = 5, 20, 20.0  # left out, and of a judgement
 STARVED, FED = 0.6, 0.8  # of the time of all threads
 OTHERS = 0.25  # of the cores
-
-
-def usable() -> set[int] | None:
-    """Numbers of the cores that this process may run on; None where the system does not say."""
-    return set(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-
-
-def cores() -> int:
-    """Number of cores that this process may run on."""
-    return len(usable() or range(os.cpu_count() or 1))
-
-
-def busy_seconds() -> float | None:
-    """Seconds that the cores of this process have worked, for whichever process; None where the system does not say."""
-    own, ticks = usable(), 0
-    if own is None:
-        return None
-    try:
-        rows = [line.split() for line in STAT.read_text().splitlines() if line.startswith("cpu")]
-        for name, *columns in rows:
-            if name[3:].isdecimal() and int(name[3:]) in own:
-                ticks += sum(int(value) for index, value in enumerate(columns[:8]) if index not in IDLE)
-    except (OSError, ValueError):
-        return None
-    return ticks / os.sysconf("SC_CLK_TCK") if ticks else None
-
-
-def own_seconds() -> float:
-    """Seconds that the threads of this process have worked."""
-    times = os.times()
-    return times.user + times.system
-
-
-@dataclass(frozen=True)
-class Load:
-    """Work of the cores over some time, in cores.
-
-    Args:
-        own: of this process; others: of all others.
-    """
-
-    own: float
-    others: float
-
-
-class LoadMeter:
-    """The work of the cores between two readings."""
-
-    def __init__(
-        self,
-        busy: Callable[[], float | None] = busy_seconds,
-        own: Callable[[], float] = own_seconds,
-        now: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._busy, self._own, self._now = busy, own, now
-        self._last = (busy(), own(), now())
-
-    def read(self) -> Load | None:
-        """The load since the last reading, or since the start; None where the system does not tell it, or
-        that is less than half a second ago."""
-        before, self._last = self._last, (self._busy(), self._own(), self._now())
-        (busy_before, own_before, began), (busy, own, now) = before, self._last
-        if busy is None or busy_before is None or now - began < SHORTEST:
-            return None
-        mine, all_work = own - own_before, busy - busy_before
-        if all_work < mine / 2:  # a sandbox that counts no core's work, or not that of this process
-            return None
-        return Load(mine / (now - began), max(all_work - mine, 0.0) / (now - began))
 
 
 class StepShare:

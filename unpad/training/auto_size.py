@@ -16,6 +16,7 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Plan, plan
 from unpad.batching.shares import micro_costs
 from unpad.errors import RecipeError
+from unpad.machine.memory import available_memory
 from unpad.models.contract import Model
 from unpad.nn.draws import GeneratorState
 from unpad.nn.precision import Precision
@@ -23,7 +24,6 @@ from unpad.processes.group import Group
 from unpad.recipes.recipe import Recipe, stages_of
 from unpad.recipes.training import AUTO
 from unpad.training.footprint import Footprint, cells_of, fit, peak_of, process_bytes, state_bytes
-from unpad.training.memory import available_memory
 from unpad.training.parallel.divisions import parallelism_of
 from unpad.training.stage import StageSetup, plan_inputs, prepare_model
 from unpad.training.step import accumulate

@@ -1,41 +1,11 @@
-"""Memory of the process: in use, at its peak since a chosen moment, and how the heap keeps freed memory."""
+"""The heap of the process: how it keeps freed memory."""
 
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
 
-CLEAR_REFS, STATUS, STATM = Path("/proc/self/clear_refs"), Path("/proc/self/status"), Path("/proc/self/statm")
-MEMINFO, CGROUP, CGROUPS = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-
-
-def process_memory() -> int:
-    """Resident bytes of this process; on systems without /proc, its peak."""
-    try:
-        return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError, ValueError):
-        return _largest_ever()
-
-
-def peak_memory() -> int:
-    """Largest resident bytes since `restart_peak`, or since the process began."""
-    try:
-        # Not ru_maxrss: a forked or executed process inherits its parent's.
-        return next(int(line.split()[1]) for line in STATUS.read_text().splitlines() if line.startswith("VmHWM")) * 1024
-    except (OSError, StopIteration):
-        return _largest_ever()
-
-
-def restart_peak() -> None:
-    """Reset `peak_memory` to the memory in use now, if the system can."""
-    try:
-        CLEAR_REFS.write_text("5")
-    except OSError:
-        return
-
+from unpad.machine.memory import process_memory
 
 # Of glibc's malloc.h: free memory above which the heap shrinks, and the number of separately mapped blocks.
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
@@ -102,71 +72,3 @@ class HeapKeeper:
             return_freed_memory()
             self._normal = None
         return used
-
-
-def _largest_ever() -> int:
-    try:
-        import resource
-    except ImportError:  # Windows
-        return 0
-    scale = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
-
-
-def available_memory() -> int:
-    """Bytes that this process can allocate without swapping, within the limits of its control groups and its own."""
-    return max(min([free_memory(), *_left_of_groups(), *_left_of_limits()]), 0)
-
-
-def free_memory() -> int:
-    """Bytes that the system can give without swapping; 4 GiB if it does not tell."""
-    try:
-        lines = MEMINFO.read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return 4 << 30
-
-
-def _left_of_groups() -> Iterator[int]:
-    """Bytes left of the limits of this process's control groups, of both versions, and of those around them."""
-    try:
-        lines = CGROUP.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        root, names = (
-            (CGROUPS, ("memory.max", "memory.current", "inactive_file"))
-            if not controllers
-            else (
-                CGROUPS / "memory",
-                ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-            )
-        )
-        place = PurePosixPath(path)
-        for group in (place, *place.parents):
-            try:
-                folder = root / str(group).lstrip("/")
-                most = int((folder / names[0]).read_text())
-                used = int((folder / names[1]).read_text())
-                rows = dict(row.split() for row in (folder / "memory.stat").read_text().splitlines())
-                yield most - used + int(rows.get(names[2], 0))  # cached files give way
-            except (OSError, ValueError):  # no such group is seen from here, or "max"
-                continue
-
-
-def _left_of_limits() -> Iterator[int]:
-    """Bytes left of the limits that `ulimit` sets, of address space and of data."""
-    try:
-        import resource
-
-        pages = [int(number) for number in STATM.read_text().split()]
-    except (ImportError, OSError, ValueError):
-        return
-    size = os.sysconf("SC_PAGE_SIZE")
-    for kind, used in ((resource.RLIMIT_AS, pages[0]), (resource.RLIMIT_DATA, pages[5])):
-        most = resource.getrlimit(kind)[0]
-        if most != resource.RLIM_INFINITY:
-            yield most - used * size

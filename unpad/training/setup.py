@@ -15,6 +15,7 @@ from unpad.data.notes import DECLARE, Cause, not_held_out, notes
 from unpad.data.sources.listing import source_lines
 from unpad.errors import PlanError, RecipeError, needs_memory
 from unpad.interchange.origin import starting_files
+from unpad.machine.processor import processor_name
 from unpad.models import build_model, lower_sizes, model_config
 from unpad.models.adapters import adapt, adapter_names, lower_base
 from unpad.models.contract import Model
@@ -23,7 +24,6 @@ from unpad.nn.kernel import runs_native
 from unpad.nn.native import library
 from unpad.nn.precision import DTYPES, Precision
 from unpad.nn.precision_choice import choose_precision
-from unpad.nn.processor import processor_name
 from unpad.processes.group import ALONE, Group
 from unpad.recipes.adapters import LoraSettings
 from unpad.recipes.recipe import Recipe, ResolvedStage, stages_of

@@ -17,10 +17,10 @@ from unpad.batching.ledger import Ledger
 from unpad.batching.plan import Plan, plan
 from unpad.errors import OutOfMemoryError, RecipeError
 from unpad.interchange.origin import open_recipe
+from unpad.machine.memory import available_memory
 from unpad.models.cost import cells_per_token
 from unpad.terminal.progress import progress
 from unpad.terminal.table import cells, columns, wrapped
-from unpad.training.memory import available_memory
 from unpad.training.rehearsal import Rehearsal, StepCost
 from unpad.training.setup import Setup, describe, prepare_setup
 from unpad.training.stage import StageSetup, plan_inputs

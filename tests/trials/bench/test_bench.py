@@ -18,10 +18,10 @@ from tests.helpers import event_tables
 from tests.helpers.toy import write_toy
 from unpad.batching.layout import PaddedLayout
 from unpad.errors import PlanError, RecipeError
+from unpad.machine.memory import process_memory
 from unpad.nn.flops import sizes_of, training_operations
 from unpad.nn.native import library as native
 from unpad.recipes.file import load_recipe
-from unpad.training.memory import process_memory
 from unpad.training.rehearsal import Rehearsal
 from unpad.training.setup import Setup, prepare_setup
 from unpad.training.step import StepResult

@@ -31,6 +31,7 @@ from unpad.data.tokens.chat_encode import encode_chat, encode_chat_prompt
 from unpad.data.tokens.chat_template import THOUGHTS_IN_TEXT
 from unpad.data.tokens.tokenizer import Tokenizer
 from unpad.errors import OutOfMemoryError, RecipeError, SourceError
+from unpad.machine.load import cores
 from unpad.recipes.data import PACKAGED_TEMPLATES, Template
 from unpad.terminal.progress import progress
 
@@ -190,7 +191,7 @@ def _spans(examples: Sequence[Example]) -> tuple[list[ExampleSpan], int]:
 def _workers(job: _Job, most: int) -> Iterator[tuple[Executor, Callable[[ExampleSpan], Encoded]]]:
     """Executor that encodes parts: processes if they can be forked, which share neither the interpreter's lock nor the
     library's, otherwise threads."""
-    num = min(len(os.sched_getaffinity(0)), most) if sys.platform == "linux" and _may_run_beside_others() else 1
+    num = min(cores(), most) if sys.platform == "linux" and _may_run_beside_others() else 1
     if num < 2:
         with ThreadPoolExecutor(THREADS, thread_name_prefix="unpad-tokenizer") as pool:
             yield pool, partial(_encode_part, job)

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from unpad.nn.processor import full_processor_name
+from unpad.machine.load import load_average
+from unpad.machine.memory import machine_memory
+from unpad.machine.processor import full_processor_name
 from unpad.terminal.progress import counted
-from unpad.training.memory import available_memory
 
 CEILING_SIZE = 4096  # rows, columns and depth, at most, of the product that measures the machine's limit
 CEILING_SECONDS = 0.25  # which one such product takes at most
@@ -228,26 +229,13 @@ def describe_machine(packages: Sequence[str] = ()) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": gpu,
-        "memory_gib": round(_memory() / 2**30, 1),
+        "memory_gib": round(machine_memory() / 2**30, 1),
         "load": load_average(),
         "system": platform.system(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "packages": {name: _version(name) for name in packages},
     }
-
-
-def load_average() -> float | None:
-    """Runnable processes, mean of the last minute; None where the system does not say."""
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-
-
-def _memory() -> int:
-    """Bytes of the machine's memory; where it does not say, what is available."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return available_memory()
 
 
 def _version(name: str) -> str | None:

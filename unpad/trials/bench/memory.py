@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from unpad.machine.memory import peak_memory, process_memory, restart_peak
 from unpad.terminal.progress import counted, held
 from unpad.terminal.table import text_table, wrapped
-from unpad.training.memory import peak_memory, process_memory, restart_peak, return_freed_memory
+from unpad.training.memory import return_freed_memory
 from unpad.training.rehearsal import Rehearsal
 from unpad.trials.bench.speed import MIB, SpeedRow
 from unpad.trials.bench.variants import BenchVariant, prepare, size_variants, strategy_variants

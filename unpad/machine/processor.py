@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import platform
-from pathlib import Path
+
+from unpad.machine.files import lines_of, system_file
 
 
 def processor_fields() -> dict[str, str]:
     """Fields of the last processor of /proc/cpuinfo by name; empty without that file."""
-    try:
-        content = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return {}
-    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in content.splitlines())}
+    lines = lines_of(system_file("proc/cpuinfo"))
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
 def processor_name() -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from unpad.nn import processor
-from unpad.nn.processor import full_processor_name, processor_name
+from tests.machine.conftest import Tell
+from unpad.machine import processor
+from unpad.machine.processor import full_processor_name, processor_name
 
 
 @pytest.mark.parametrize(
@@ -19,11 +18,9 @@ from unpad.nn.processor import full_processor_name, processor_name
     ],
 )  # fmt: skip
 def test_a_processor_has_the_name_that_the_system_gives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, info: str | None, named: str, name: str
+    tell: Tell, monkeypatch: pytest.MonkeyPatch, info: str | None, named: str, name: str
 ) -> None:
-    if info is not None:
-        (tmp_path / "cpuinfo").write_text(info)
-    monkeypatch.setattr(processor, "Path", lambda _: tmp_path / "cpuinfo")
+    tell({} if info is None else {"proc/cpuinfo": info})
     monkeypatch.setattr(processor.platform, "processor", lambda: named)
     monkeypatch.setattr(processor.platform, "machine", lambda: "machine")
     assert full_processor_name() == name

@@ -1,0 +1,26 @@
+"""A system whose files a test writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from unpad.machine import files
+
+Tell = Callable[..., None]
+
+
+@pytest.fixture
+def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tell:
+    """Writes files of the system by name; nothing else is told."""
+    monkeypatch.setattr(files, "ROOT", tmp_path / "root")
+
+    def tell(texts: dict[str, object]) -> None:
+        for name, text in texts.items():
+            path = tmp_path / "root" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{text}\n", encoding="utf-8")
+
+    return tell

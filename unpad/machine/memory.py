@@ -1,0 +1,109 @@
+"""Memory: in use by this process, at its peak since a chosen moment, and what may still be taken."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from unpad.machine.files import control_groups, lines_of, number_of, system_file
+from unpad.machine.limits import limit_of
+
+FILES = {  # of a control group, by version: its limit, what is used, and the cached files among that
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
+UNKNOWN = 4 << 30  # bytes that are taken for free where the system does not tell
+
+
+@dataclass(frozen=True)
+class MemoryLimit:
+    """Memory that may still be taken; `reason` names what limits it."""
+
+    num_bytes: int
+    reason: str
+
+
+def process_memory() -> int:
+    """Resident bytes of this process; on systems without /proc, its peak."""
+    pages = _pages()
+    return pages[1] * os.sysconf("SC_PAGE_SIZE") if len(pages) > 1 else _largest_ever()
+
+
+def peak_memory() -> int:
+    """Largest resident bytes since `restart_peak`, or since the process began."""
+    # Not ru_maxrss: a forked or executed process inherits its parent's.
+    peak = number_of(system_file("proc/self/status"), "VmHWM")
+    return _largest_ever() if peak is None else peak * 1024
+
+
+def restart_peak() -> None:
+    """Reset `peak_memory` to the memory in use now, if the system can."""
+    with suppress(OSError):
+        system_file("proc/self/clear_refs").write_text("5")
+
+
+def swapped_bytes() -> int:
+    """Bytes of this process that are swapped out."""
+    return (number_of(system_file("proc/self/status"), "VmSwap") or 0) * 1024
+
+
+def machine_memory() -> int:
+    """Bytes of the machine's memory; where it does not say, what is available."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return available_memory()
+
+
+def available_memory() -> int:
+    """Bytes that this process can allocate without swapping, within the limits of its control groups and its own."""
+    return memory_limit().num_bytes
+
+
+def memory_limit(*, of_new_process: bool = False) -> MemoryLimit:
+    """The smallest of what is free, what every control group leaves, and what `ulimit` leaves this process.
+
+    Args:
+        of_new_process: `ulimit` counts each process on its own, so that a new one has all that it allows.
+    """
+    free = number_of(system_file("proc/meminfo"), "MemAvailable")
+    limits = [MemoryLimit(UNKNOWN if free is None else free * 1024, "free"), *_left_of_groups()]
+    return min([*limits, *_left_of_ulimits(of_new_process)], key=lambda limit: limit.num_bytes)
+
+
+def _left_of_groups() -> Iterator[MemoryLimit]:
+    """Limits of the control groups less what is used; the system gives cached files up when memory is short."""
+    for folder, version in control_groups("memory"):
+        most, used, cached = FILES[version]
+        with suppress(OSError, ValueError):  # no such group is seen from here, or "max"
+            left = int((folder / most).read_text()) - int((folder / used).read_text())
+            left += number_of(folder / "memory.stat", cached) or 0
+            yield MemoryLimit(max(left, 0), "left to the container")
+
+
+def _left_of_ulimits(of_new_process: bool) -> Iterator[MemoryLimit]:
+    """Limits of the address space and of data, less what this process uses of them."""
+    pages, size = _pages(), os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+    for name, flag, column in (("AS", "-v", 0), ("DATA", "-d", 5)):
+        most = limit_of(name)
+        if most is not None:
+            used = 0 if of_new_process or len(pages) <= column else pages[column] * size
+            yield MemoryLimit(max(most - used, 0), f"allowed by ulimit {flag}")
+
+
+def _pages() -> list[int]:
+    """Columns of /proc/self/statm, in pages: address space, resident, shared, code, 0, data and stack, 0."""
+    words = " ".join(lines_of(system_file("proc/self/statm"))).split()
+    return [int(word) for word in words] if all(word.isdecimal() for word in words) else []
+
+
+def _largest_ever() -> int:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    scale = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
