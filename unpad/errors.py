@@ -8,7 +8,7 @@ with a code of their own, without an exception, when they found it wrong. docs/r
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import ClassVar
+from typing import Any, ClassVar
 
 UNFORESEEN = 1  # an exception that is none of these: a fault of the program
 PLEASE_REPORT = "this is a fault of unpad: please report it with the lines above, the command and `unpad --version`"
@@ -54,6 +54,20 @@ class UnpadError(Exception):
 
     def __str__(self) -> str:
         return "\n".join(self.lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values by which another process raises the error: its kind, of those of this file, and its texts."""
+        kind = next(kind for kind in type(self).__mro__ if kind.__module__ == __name__)
+        texts = {"what": self.summary, "where": self.where, "fix": self.fix, "details": list(self.details)}
+        return {"kind": kind.__name__, **texts}
+
+    @staticmethod
+    def from_json(told: dict[str, Any]) -> "UnpadError":
+        """The error of `to_json`."""
+        error: UnpadError = globals()[told["kind"]](
+            told["what"], where=told["where"], fix=told["fix"], details=told["details"]
+        )
+        return error
 
 
 class ProofError(UnpadError):

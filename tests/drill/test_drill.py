@@ -27,7 +27,7 @@ from unpad.drill.measure import Measured, judge, measure
 from unpad.drill.probe import Read, Repeated, Stepped
 from unpad.errors import DRILL_FOUND_FAULT, DiskError, RecipeError, SourceError
 from unpad.machine.memory import MemoryLimit
-from unpad.processes import forking
+from unpad.processes import children
 from unpad.storage import RunLock
 from unpad.training.memory import return_freed_memory
 
@@ -43,7 +43,7 @@ REPEATED = Repeated(("a", "a", "a"), "cpu")
 @pytest.fixture(autouse=True)
 def _forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Children of this process, which has imported everything already."""
-    monkeypatch.setattr(forking, "CONTEXT", get_context("fork"))
+    monkeypatch.setattr(children, "CONTEXT", get_context("fork"))
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(files, "BLOCK", 1 << 16)
     monkeypatch.setattr(files, "RENAMES", 60)

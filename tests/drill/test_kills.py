@@ -18,7 +18,7 @@ from unpad.drill import kills
 from unpad.drill.kills import Calm, Plan, Tally, check_kills, difference, kill_and_compare, undisturbed, unlike_steps
 from unpad.drill.train import train_here
 from unpad.errors import CheckpointError
-from unpad.processes import forking
+from unpad.processes import children
 
 torch.set_num_threads(1)  # a forked child must not wait for threads that did not come along
 
@@ -141,7 +141,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path,
     """Recipe, folder and undisturbed run."""
     folder = tmp_path_factory.mktemp("drill")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forking, "CONTEXT", get_context("fork"))  # which has imported everything already
+        patch.setattr(children, "CONTEXT", get_context("fork"))  # which has imported everything already
         patch.setenv("UNPAD_CACHE", str(folder / "cache"))
         recipe = write_toy(folder, train={"max_steps": STEPS, "threads": 1}, checkpoint={"every": 2})
         yield recipe, folder, undisturbed(recipe, folder, 120.0)

@@ -59,7 +59,7 @@ def test_unequal_bits_fail(unpad: Shell, tmp_path: Path, monkeypatch: pytest.Mon
     assert processes._num_unlike(one, one.clone()) == 0
     assert processes._num_unlike(one, torch.tensor([1.0, 2.5, 3.0])) == 2
     line = Line("an update by 2 processes = by one", "", 2.0, 0.0, False, "")
-    monkeypatch.setattr(processes, "_run", lambda job, folder: [line])
+    monkeypatch.setattr(processes, "_run", lambda job: [line])
     done = unpad("prove", str(write_toy(tmp_path / "toy")), "--processes", "2")
     assert done.code == 12
     assert "2, not exact" in done.out

@@ -13,10 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from unpad.drill.child import Child, started
+from unpad.drill.child import started
 from unpad.drill.findings import Finding
 from unpad.drill.train import train_here
 from unpad.errors import Terminated, UnpadError
+from unpad.processes.children import Child
 from unpad.run.folder import CHECKPOINTS
 from unpad.run.identity import without_id
 from unpad.terminal.progress import Bar, progress

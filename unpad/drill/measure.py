@@ -6,9 +6,10 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing import Pipe
 from pathlib import Path
 
-from unpad.drill.child import Child, started
+from unpad.drill.child import started
 from unpad.drill.findings import Finding
 from unpad.drill.memory import check_memory
 from unpad.drill.names import check_permissions
@@ -16,7 +17,7 @@ from unpad.drill.probe import Read, Repeated, Stepped, probe
 from unpad.drill.room import Needs, check_room
 from unpad.errors import OutOfMemoryError
 from unpad.machine.memory import MemoryLimit
-from unpad.processes import forking
+from unpad.processes.children import Child
 
 OPEN_FILES = 32  # of a step that could not be measured
 ENDS = 10.0  # seconds that a process takes to end, once it has closed its pipe
@@ -74,7 +75,7 @@ def measure(recipe: Path, folder: Path, limit: MemoryLimit, seconds: float) -> M
         UnpadError: the recipe or its data cannot be trained.
     """
     found, until = Measured(limit), time.monotonic() + seconds
-    here, there = forking.CONTEXT.Pipe()
+    here, there = Pipe()
     with here, started(folder, probe, recipe, there) as child:
         there.close()
         while found.repeated is None:

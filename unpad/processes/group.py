@@ -20,7 +20,6 @@ import safetensors.numpy
 import torch
 from torch import Tensor
 
-from unpad import errors
 from unpad.errors import LostProcessError, UnpadError
 from unpad.processes.start import refuse_under_torchrun, started_by_torchrun
 
@@ -115,8 +114,7 @@ class Group:
 
     def _fail(self, error: UnpadError) -> None:
         """Tell the others an error of this process, and raise that of the lowest rank that has one."""
-        told = [type(error).__name__, error.summary, error.where, error.fix, *error.details]
-        self._exchange_bytes(json.dumps(told).encode(), error)
+        self._exchange_bytes(json.dumps(error.to_json()).encode(), error)
 
     def exchange(self, value: T) -> list[T]:
         """Tell a JSON value to all processes, and return the values of all by rank.
@@ -149,7 +147,8 @@ class Group:
         for rank, part in enumerate(told):
             if part[0]:
                 if error is None or rank != self.rank:
-                    error = _error(rank, *json.loads(part[1:]))
+                    found = json.loads(part[1:])
+                    error = UnpadError.from_json({**found, "what": f"{found['what']} (process {rank})"})
                 error.is_agreed = True
                 raise error
         return [part[1:] for part in told]
@@ -295,13 +294,6 @@ ALONE = Group()
 
 def _bytes(text: bytes) -> Tensor:
     return torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
-
-
-def _error(rank: int, name: str, what: str, where: str, fix: str, *details: str) -> UnpadError:
-    """The error that another process raised."""
-    kind = getattr(errors, name, UnpadError)
-    error: UnpadError = kind(f"{what} (process {rank})", where=where, fix=fix, details=details)
-    return error
 
 
 @contextmanager

@@ -8,31 +8,25 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 import os
 import socket
-import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from multiprocessing import connection
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from unpad import errors
 from unpad.batching.loader import load_steps
 from unpad.batching.plan import Plan
-from unpad.errors import LostProcessError, RecipeError, UnpadError
+from unpad.errors import RecipeError
 from unpad.interchange.origin import open_named
 from unpad.models.adapters import draw_adapters
 from unpad.models.cost import cells_per_token
 from unpad.nn.native import library
 from unpad.nn.precision import DTYPES
-from unpad.processes import forking
+from unpad.processes.children import run_all
 from unpad.processes.group import Group, joined
 from unpad.processes.start import refuse_under_torchrun
 from unpad.proof.line import Certificate, Line
@@ -88,8 +82,8 @@ def prove_processes(name: str, overrides: Sequence[str], numbers: Sequence[int])
         raise RecipeError("one process has nothing to equal", where="--processes", fix="name more, as in 1,2,3")
     threads = recipe.train.threads or max(torch.get_num_threads() // wanted[-1], 1)
     job = Job(name, tuple(overrides), {number: _free_port() for number in wanted}, threads)
-    with tempfile.TemporaryDirectory(prefix="unpad-") as folder, progress("proving"):
-        return Certificate(tuple(_run(job, Path(folder))))
+    with progress("proving"):
+        return Certificate(tuple(_run(job)))
 
 
 def _free_port() -> int:
@@ -99,51 +93,16 @@ def _free_port() -> int:
         return port
 
 
-def _run(job: Job, folder: Path) -> list[Line]:
+def _run(job: Job) -> list[Line]:
     """Start the processes and return the lines of the first."""
-    processes = [
-        forking.prepare([__name__], _process, job, rank, folder, daemon=True) for rank in range(max(job.ports))
-    ]
-    try:
-        for process in processes:
-            forking.start(process)
-        running = {process.sentinel: process for process in processes}
-        patience = None
-        while running:
-            ended = connection.wait(list(running), patience)
-            if not ended:
-                break
-            for sentinel in ended:
-                if isinstance(sentinel, int) and running.pop(sentinel).exitcode != 0:
-                    patience = GRACE_S
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
-    failed = [rank for rank, process in enumerate(processes) if process.exitcode != 0]
-    told = [json.loads(path.read_text("utf-8")) for rank in failed if (path := folder / f"{rank}.error").is_file()]
-    for name, *texts in told:
-        if name != LostProcessError.__name__:  # which is but what another's end has caused
-            raise getattr(errors, name)(texts[0], where=texts[1], fix=texts[2], details=texts[3:])
-    if failed:
-        what = f"process {failed[0]} ended with exit code {processes[failed[0]].exitcode}"
-        raise LostProcessError(what, fix="run it again; with fewer processes if memory is short")
-    return [Line(**line) for line in json.loads((folder / "lines").read_text("utf-8"))]
+    calls = [(job, rank) for rank in range(max(job.ports))]
+    fix = "run it again; with fewer processes if memory is short"
+    lines, *_ = run_all(_compare, calls, modules=[__name__], grace=GRACE_S, fix=fix)
+    found: list[Line] = lines
+    return found
 
 
 # --------------------------------------------------------------------------- in every process
-
-
-def _process(job: Job, rank: int, folder: Path) -> None:
-    torch.set_num_threads(job.threads)
-    try:
-        lines = _compare(job, rank)
-        if rank == 0:
-            (folder / "lines").write_text(json.dumps([asdict(line) for line in lines]), "utf-8")
-    except UnpadError as error:
-        told = [type(error).__name__, error.summary, error.where, error.fix, *error.details]
-        (folder / f"{rank}.error").write_text(json.dumps(told), "utf-8")
-        sys.exit(error.exit_code)
 
 
 @contextmanager
@@ -157,6 +116,7 @@ def _group(job: Job, rank: int, size: int) -> Iterator[Group]:
 
 def _compare(job: Job, rank: int) -> list[Line]:
     """Take the update by every number of processes, the largest first, which also reads the data."""
+    torch.set_num_threads(job.threads)
     sizes = sorted(job.ports, reverse=True)
     with _group(job, rank, sizes[0]) as group:
         case = _Case.of(job, group)

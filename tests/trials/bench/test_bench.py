@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -21,6 +21,7 @@ from unpad.errors import PlanError, RecipeError
 from unpad.machine.memory import process_memory
 from unpad.nn.flops import sizes_of, training_operations
 from unpad.nn.native import library as native
+from unpad.processes.children import run_all
 from unpad.recipes.file import load_recipe
 from unpad.training.rehearsal import Rehearsal
 from unpad.training.setup import Setup, prepare_setup
@@ -44,6 +45,11 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_toy(tmp_path_factory.mktemp("bench")))
 
 
+def called_here(function: Callable[..., Any], calls: Sequence[Sequence[Any]], **_: Any) -> Iterator[Any]:
+    """Stands for `run_all`."""
+    return (function(*call) for call in calls)
+
+
 SMALL = Effort(rounds=3, seconds=0.02, updates=3, ceiling_size=128)
 
 
@@ -51,7 +57,7 @@ SMALL = Effort(rounds=3, seconds=0.02, updates=3, ceiling_size=128)
 def result(toy: str) -> Bench:
     """Memory is measured in this process: one test below has a process of its own, eleven would take half a minute."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench_memory, "_in_children", lambda function, calls: [function(*call) for call in calls])
+        patch.setattr(bench_memory, "run_all", called_here)
         return bench(toy, ["plan.batch_size=4"], SMALL)
 
 
@@ -170,7 +176,7 @@ def test_the_column_torch_is_measured_without_native_kernels(setup: Setup, monke
 
 def test_memory_is_that_of_a_process_of_its_own(toy: str) -> None:
     ballast = torch.ones(128 << 20, dtype=torch.uint8)  # would show in the base of a forked process, or of this one
-    ((peak, base),) = bench_memory._in_children(bench_memory._peak_of, [(toy, [], 0)])
+    ((peak, base),) = run_all(bench_memory._peak_of, [(toy, [], 0)])
     own = process_memory()
     assert ballast.numel() + base <= own + (64 << 20)
     assert 0 < base <= peak < own
@@ -268,7 +274,7 @@ def test_every_family_is_measured_in_its_own_units(
     write: Callable[[Path], str], units: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(bench_memory, "_in_children", lambda function, calls: [function(*call) for call in calls])
+    monkeypatch.setattr(bench_memory, "run_all", called_here)
     for module in (variants, bench_module):  # the least that the trained sizes are among
         monkeypatch.setattr(module, "BATCH_SIZES", bench_module.TRAINED_SIZES)
     measured = bench(

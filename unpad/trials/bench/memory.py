@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
-from typing import Any
 
 import numpy as np
 import torch
 
 from unpad.machine.memory import peak_memory, process_memory, restart_peak
+from unpad.processes.children import run_all
 from unpad.terminal.progress import counted, held
 from unpad.terminal.table import text_table, wrapped
 from unpad.training.memory import return_freed_memory
@@ -31,21 +28,9 @@ def peaks(recipe: str, overrides: Sequence[str], variants: Sequence[BenchVariant
     """
     if variants[0].setup.device.type == "cuda":
         return [_peak(variant) for variant in variants]
-    return _in_children(_peak_of, [(recipe, list(overrides), row) for row in range(len(variants))])
-
-
-def _in_children(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Results of calling a function of this module, each in a new process, two at a time."""
-    # Not forked: threads of a parallel product do not live on in a fork, and what waits for them never ends.
-    context = get_context("spawn")
-    with ProcessPoolExecutor(2, mp_context=context, initializer=_end_silently, max_tasks_per_child=1) as pool:
-        futures = [pool.submit(function, *call) for call in calls]
-        return [future.result() for future in counted(futures, "measuring memory", len(futures), "rows")]
-
-
-def _end_silently() -> None:
-    """Let a Ctrl-C end this process without a word; the one that waits for it has the last."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    calls = [(recipe, list(overrides), row) for row in range(len(variants))]
+    found = run_all(_peak_of, calls, at_once=2)
+    return list(counted(found, "measuring memory", len(calls), "rows"))
 
 
 def _peak_of(recipe: str, overrides: list[str], row: int) -> tuple[int, int]:

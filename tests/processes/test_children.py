@@ -1,0 +1,252 @@
+"""Child processes: what they tell, how they end, and that none outlives its parent."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from unpad import errors
+from unpad.data.pixels.header import ImageError
+from unpad.errors import DiskError, LostProcessError, RecipeError, SourceError, UnpadError
+from unpad.processes import children
+from unpad.processes.children import Child, run_all
+
+MODULES = ["unpad.processes.children"]
+started = partial(children.started, modules=MODULES)
+together = partial(run_all, modules=MODULES)
+
+
+def sleeps(told: Path) -> None:
+    """Tell the process and its folder, and go on for long, with a process of its own that does, too."""
+    os.environ["OF_THE_CHILD"] = "1"
+    grandchild = os.fork()
+    if grandchild:
+        told.write_text(f"{grandchild} {os.getcwd()} {os.environ['OF_THE_PARENT']} {os.getpgid(0) == os.getpid()}")
+    time.sleep(600)
+
+
+def fails(where: str) -> None:
+    raise DiskError("no room", where=where, fix="free some", details=["a", "b"])
+
+
+def breaks(word: str) -> None:
+    print("one\n\ntwo")
+    raise ValueError(word)
+
+
+def squared(number: int) -> int:
+    return number**2
+
+
+class OddError(Exception):
+    """It cannot be made of its arguments."""
+
+    def __init__(self, one: int, other: int) -> None:
+        super().__init__(f"{one} and {other}")
+
+
+def ends(how: str) -> str:
+    if how == "lost":
+        raise LostProcessError("another is gone")
+    if how == "fails":
+        fails("/data")
+    if how == "asks":
+        raise RecipeError("no such field")
+    if how == "lacks memory":
+        raise MemoryError
+    if how == "odd":
+        raise OddError(1, 2)
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "sleeps":
+        time.sleep(600)
+    return how
+
+
+def is_there(pid: int) -> bool:
+    """True if a process runs; one that has ended and waits to be fetched does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until_gone(pid: int) -> None:
+    until = time.monotonic() + 60
+    while is_there(pid) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not is_there(pid)
+
+
+def said(told: Path, one: Child | None = None) -> list[str]:
+    """Words of `sleeps`, once it has told them."""
+    while not (told.is_file() and len(told.read_text().split()) == 4):
+        assert one is None or one.wait(0.0) is None, one.last_words()
+        time.sleep(0.02)
+    return told.read_text().split()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_process_is_ended_with_all_that_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OF_THE_PARENT", "yes")
+    with started(sleeps, tmp_path / "told", output=tmp_path / "output") as one:
+        pid, folder, variable, leads = said(tmp_path / "told", one)
+        assert (folder, variable, leads) == (str(tmp_path), "yes", "True")
+    assert one.exit_code == -signal.SIGKILL
+    wait_until_gone(int(pid))
+    assert [path.name for path in tmp_path.iterdir()] == ["told"]
+    assert "OF_THE_CHILD" not in os.environ
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from tests.processes.test_children import sleeps, together
+if __name__ == "__main__":
+    try:
+        list(together(sleeps, [(Path(sys.argv[1]),)]))
+    except KeyboardInterrupt:
+        print("stopped")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_processes_end_without_a_word_when_their_parent_is_stopped_or_killed(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    root = Path(__file__).parents[2]
+    variables = {**os.environ, "PYTHONPATH": str(root), "OF_THE_PARENT": "yes"}
+    command = [sys.executable, "-c", PARENT, str(tmp_path / "told")]
+    parent = subprocess.Popen(
+        command, env=variables, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    grandchild = int(said(tmp_path / "told")[0])
+    if number == signal.SIGINT:
+        os.killpg(parent.pid, number)  # as a terminal does
+    else:
+        parent.kill()
+    out, err = parent.communicate(timeout=60)
+    assert (out.decode(), err.decode()) == ("stopped\n" if number == signal.SIGINT else "", "")
+    wait_until_gone(grandchild)
+
+
+IMPORTS = """
+import time
+from pathlib import Path
+Path("importing").touch()
+while not Path("go").exists():
+    time.sleep(0.02)
+"""
+PARENT_OF_IMPORTS = """
+import sys
+from unpad.processes.children import run_all
+if __name__ == "__main__":
+    try:
+        list(run_all(print, [()], modules=["slow_to_import"]))
+    except KeyboardInterrupt:
+        print("stopped")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="others import in the child")
+def test_a_stop_while_the_modules_are_imported_shows_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "slow_to_import.py").write_text(IMPORTS)
+    variables = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}:{tmp_path}"}
+    command = [sys.executable, "-c", PARENT_OF_IMPORTS]
+    parent = subprocess.Popen(
+        command, env=variables, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    while not (tmp_path / "importing").exists():
+        assert parent.poll() is None
+        time.sleep(0.02)
+    os.killpg(parent.pid, signal.SIGINT)
+    (tmp_path / "go").touch()
+    out, err = parent.communicate(timeout=60)
+    assert (out.decode(), err.decode()) == ("stopped\n", "")
+
+
+def test_an_error_of_a_user_comes_back_as_it_was(tmp_path: Path) -> None:
+    with started(fails, "/data", output=tmp_path / "output") as one:
+        assert one.wait(60) == DiskError.exit_code
+        error = one.user_error()
+        assert isinstance(error, DiskError)
+        assert (error.what, error.where, error.fix) == ("no room\na\nb", "/data", "free some")
+        assert one.last_words() == "DiskError: no room\na\nb"
+
+
+def test_another_error_is_told_by_the_last_lines(tmp_path: Path) -> None:
+    with started(breaks, "of this kind", output=tmp_path / "output") as one:
+        assert one.wait(60) == 1
+        assert one.user_error() is None
+        assert "ValueError: of this kind" in one.last_words()
+
+
+@pytest.mark.parametrize("at_once", [None, 1, 2])
+def test_results_come_in_the_order_of_the_calls(at_once: int | None) -> None:
+    assert list(together(squared, [(3,), (1,), (2,)], at_once=at_once)) == [9, 1, 4]
+    assert list(together(ends, [("x" * 1_000_000,)])) == ["x" * 1_000_000], "more than a pipe holds"
+
+
+def start_of_this_process() -> int:
+    """Process that started this one."""
+    return os.getppid()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others start new processes alone")
+def test_a_process_without_modules_is_new_and_with_some_is_forked_from_one_that_has_them() -> None:
+    assert list(run_all(start_of_this_process, [()])) == [os.getpid()]
+    one, other = together(start_of_this_process, [(), ()])
+    assert one == other != os.getpid()
+
+
+def test_the_error_of_the_first_call_that_has_one_is_raised_and_not_what_it_caused_in_others(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(DiskError, match="no room") as caught:
+        list(together(ends, [("lost",), ("fine",), ("fails",), ("asks",)], grace=60.0))
+    assert (caught.value.where, caught.value.details) == ("/data", ("a", "b"))
+    with pytest.raises(RecipeError, match="no such field"):
+        list(together(ends, [("sleeps",), ("asks",)]))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_process_that_is_killed_is_told_by_its_number() -> None:
+    with pytest.raises(LostProcessError, match="process 1 ended with exit code -9") as caught:
+        list(together(ends, [("fine",), ("killed",)], at_once=1, fix="try again"))
+    assert caught.value.fix == "try again"
+
+
+def test_an_unforeseen_exception_is_raised_with_its_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(MemoryError) as caught:
+        list(together(ends, [("lost",), ("lacks memory",)], grace=60.0))
+    assert "in ends\n    raise MemoryError" in caught.value.__notes__[0]
+    with pytest.raises(RuntimeError, match="OddError: 1 and 2"):
+        list(together(ends, [("odd",)]))
+    assert capfd.readouterr() == ("", "")
+
+
+KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, UnpadError)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_of_every_kind_crosses_as_json(kind: type[UnpadError]) -> None:
+    error = kind("was", where="a.json:1", fix="mend it", details=("one", "两"))
+    other = UnpadError.from_json(json.loads(json.dumps(error.to_json())))
+    assert (type(other), str(other), other.exit_code) == (kind, str(error), kind.exit_code)
+
+
+def test_an_error_of_a_kind_of_its_own_crosses_as_the_one_that_it_extends() -> None:
+    other = UnpadError.from_json(ImageError("E_FORMAT", "no picture").to_json())
+    assert (type(other), other.exit_code) == (SourceError, ImageError.exit_code)

@@ -1,0 +1,259 @@
+"""Child processes that do a part of a command's work: a function of a module each, with its result or its error.
+
+They are new processes, or forked from one that has all modules and has computed nothing: threads of a parallel product
+would not live on in a fork of this one. They leave Ctrl-C to this process, and none outlives it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing import connection, get_context, parent_process, resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from unpad.errors import UNFORESEEN, LostProcessError, UnpadError
+
+CONTEXT: Any = get_context("forkserver" if sys.platform == "linux" else "spawn")
+FRESH: Any = get_context("spawn")
+LAST_LINES = 3  # of the output of a child that failed
+
+
+class Child:
+    """A process that works for this one.
+
+    Args:
+        told: gets the end of its work: its result, an error of a user, or another exception.
+        output: file of what it prints; None where it prints where this process does.
+    """
+
+    def __init__(self, process: BaseProcess, told: Connection, output: Path | None) -> None:
+        self.process = process
+        self._told, self._output = told, output
+        self._end: tuple[str, Any] | None = None
+        self._is_open = True
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code, or minus the signal that ended it; None while it runs."""
+        return self.process.exitcode
+
+    @property
+    def signs(self) -> list[Any]:
+        """Objects of which one is ready when the process has ended or tells the end of its work."""
+        return [self.process.sentinel, *([self._told] if self._is_open else [])]
+
+    def listen(self) -> tuple[str, Any]:
+        """Kind and value of the end of its work, if it has told it: "result", "told" or "raised"; else "" and None."""
+        if self._is_open and self._told.poll(0):
+            with suppress(EOFError, ConnectionError):
+                self._end = self._told.recv()
+            self._is_open = False
+        return self._end or ("", None)
+
+    def close(self) -> None:
+        """Kill it, and hear what it has told."""
+        self.kill()
+        self.listen()
+        self._is_open = False
+        self._told.close()
+        if self._output is not None:
+            self._output.unlink(missing_ok=True)
+
+    def wait(self, seconds: float) -> int | None:
+        """`exit_code`, after it has ended or so many seconds."""
+        self.process.join(max(seconds, 0))
+        return self.exit_code
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process alone; none if it has ended."""
+        if self.exit_code is None and self.process.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self.process.pid, number)
+
+    def kill(self) -> int | None:
+        """End it as SIGKILL does, and all that it has started."""
+        if self.process.pid is None:  # it did not begin
+            return None
+        self.signal(signal.SIGKILL)
+        self.process.join()
+        with suppress(ProcessLookupError, PermissionError):  # it leads a group of its own
+            os.killpg(self.process.pid, signal.SIGKILL)
+        return self.exit_code
+
+    def user_error(self) -> UnpadError | None:
+        """The error of a user that it ended with."""
+        kind, value = self.listen()
+        return UnpadError.from_json(value) if kind == "told" else None
+
+    def last_words(self) -> str:
+        """Its last lines of output, or its error, in one line."""
+        if (error := self.user_error()) is not None:
+            return f"{type(error).__name__}: {error.what}"
+        with suppress(OSError):
+            text = "" if self._output is None else self._output.read_text("utf-8", "replace")
+            lines = [line.strip() for line in text.splitlines() if line.strip()]
+            return " ".join(lines[-LAST_LINES:])[-300:]
+        return ""
+
+
+@contextmanager
+def started(
+    function: Callable[..., object],
+    *arguments: object,
+    modules: Sequence[str] | None = None,
+    output: Path | None = None,
+) -> Iterator[Child]:
+    """Call a function in a process of its own, in the folder and with the variables of this one; kill it at the end.
+
+    Args:
+        function: of a module; arguments: picklable.
+        modules: imported once, by the process that forks the others, where the system can; None: the process imports
+            what it needs, so that its memory is that of a program of its own.
+        output: file that gets what it prints, the traceback of an unforeseen exception too; it is deleted at the end.
+    """
+    if modules is not None:
+        CONTEXT.set_forkserver_preload(list(modules))
+    world, context = (os.getcwd(), dict(os.environ)), FRESH if modules is None else CONTEXT
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(world, there, output, function, arguments))
+    child = Child(process, here, output)
+    try:
+        with there:
+            _start(process)
+        yield child
+    finally:
+        child.close()
+
+
+def run_all(
+    function: Callable[..., Any],
+    calls: Sequence[Sequence[object]],
+    *,
+    modules: Sequence[str] | None = None,
+    at_once: int | None = None,
+    grace: float = 0.0,
+    fix: str = "run it again, with more memory free",
+) -> Iterator[Any]:
+    """Results of calling a function with each of several arguments, in their order, each in a process of its own.
+
+    Args:
+        function, calls, modules: as in `started`.
+        at_once: processes at a time, in the order of the calls; None for all.
+        grace: seconds that the others have to end, or to tell their own errors, once one has failed.
+        fix: the user's next step if a process is killed.
+
+    Raises:
+        UnpadError: that of the first call that has one; LostProcessError only if none has another.
+        LostProcessError: a process was killed.
+        Exception: as a call has raised it, with its traceback as a note.
+    """
+    children, shown, has_failed = list[Child](), 0, False
+    with ExitStack() as stack:
+        while shown < len(calls):
+            running = [child for child in children if child.exit_code is None]
+            while not has_failed and len(children) < len(calls) and len(running) < (at_once or len(calls)):
+                child = stack.enter_context(started(function, *calls[len(children)], modules=modules))
+                children.append(child)
+                running.append(child)
+            if not running:
+                break
+            if not connection.wait([sign for child in running for sign in child.signs], grace if has_failed else None):
+                break
+            for child in running:
+                child.listen()
+            has_failed |= any(child.exit_code not in (None, 0) for child in children)
+            while shown < len(children) and children[shown].exit_code == 0:
+                yield children[shown].listen()[1]
+                shown += 1
+    if shown < len(calls):
+        raise _failure(children, fix)
+
+
+def _failure(children: Sequence[Child], fix: str) -> Exception:
+    """The exception that tells best why processes have failed."""
+    errors: list[Exception] = [one for child in children if (one := child.user_error()) is not None]
+    raised: list[Exception] = [value for kind, value in map(Child.listen, children) if kind == "raised"]
+    for error in (*errors, *raised):
+        if not isinstance(error, LostProcessError):  # which is but what another's end has caused
+            return error
+    number, code = next((number, child.exit_code) for number, child in enumerate(children) if child.exit_code != 0)
+    return LostProcessError(f"process {number} ended with exit code {code}", fix=fix)
+
+
+def _start(process: BaseProcess) -> None:
+    """Start a process.
+
+    It, or the one that forks it, is of the terminal's group at first: a Ctrl-C while it imports would be a traceback.
+    """
+    if sys.platform == "win32":
+        process.start()
+        return
+    resource_tracker.ensure_running()  # it unblocks the signal when it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+# --------------------------------------------------------------------------- in the child
+
+
+def _work(
+    world: tuple[str, dict[str, str]],
+    told: Connection,
+    output: Path | None,
+    function: Callable[..., object],
+    arguments: Sequence[object],
+) -> None:
+    """Call the function apart from the terminal, and tell how that ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(OSError):
+        os.setsid()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.chdir(world[0])
+    os.environ.clear()
+    os.environ |= world[1]
+    if output is not None:
+        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+    try:
+        told.send(("result", function(*arguments)))
+    except UnpadError as error:
+        told.send(("told", error.to_json()))
+        sys.exit(error.exit_code)
+    except Exception as error:
+        if output is not None:
+            raise
+        told.send(("raised", _portable(error)))
+        sys.exit(UNFORESEEN)
+
+
+def _portable(error: Exception) -> Exception:
+    """An exception that another process can raise, with the traceback as a note."""
+    note = f"It was raised in another process:\n{traceback.format_exc()}"
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # its class cannot be made of its arguments
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    error.add_note(note)
+    return error
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        with suppress(OSError):
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
