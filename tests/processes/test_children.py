@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -197,6 +198,15 @@ def test_another_error_is_told_by_the_last_lines(tmp_path: Path) -> None:
 def test_results_come_in_the_order_of_the_calls(at_once: int | None) -> None:
     assert list(together(squared, [(3,), (1,), (2,)], at_once=at_once)) == [9, 1, 4]
     assert list(together(ends, [("x" * 1_000_000,)])) == ["x" * 1_000_000], "more than a pipe holds"
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_process_that_ends_between_two_looks_at_it_has_its_result(
+    monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    looks = itertools.count(first)
+    monkeypatch.setattr(Child, "exit_code", property(lambda child: child.process.exitcode if next(looks) % 2 else None))
+    assert list(together(squared, [(3,)])) == [9]
 
 
 def start_of_this_process() -> int:

@@ -159,7 +159,12 @@ def run_all(
     children, shown, has_failed = list[Child](), 0, False
     with ExitStack() as stack:
         while shown < len(calls):
-            running = [child for child in children if child.exit_code is None]
+            codes = [child.exit_code for child in children]  # asked once: any of them may end meanwhile
+            has_failed |= any(code not in (None, 0) for code in codes)
+            while shown < len(codes) and codes[shown] == 0:
+                yield children[shown].listen()[1]
+                shown += 1
+            running = [child for child, code in zip(children, codes, strict=True) if code is None]
             while not has_failed and len(children) < len(calls) and len(running) < (at_once or len(calls)):
                 child = stack.enter_context(started(function, *calls[len(children)], modules=modules))
                 children.append(child)
@@ -170,10 +175,6 @@ def run_all(
                 break
             for child in running:
                 child.listen()
-            has_failed |= any(child.exit_code not in (None, 0) for child in children)
-            while shown < len(children) and children[shown].exit_code == 0:
-                yield children[shown].listen()[1]
-                shown += 1
     if shown < len(calls):
         raise _failure(children, fix)
 
