@@ -31,7 +31,7 @@ with warnings.catch_warnings():
     from trl import SFTConfig, SFTTrainer
 
 from unpad import prove_trainer
-from unpad.errors import ProofError, RecipeError
+from unpad.errors import ProofError, RecipeError, UnpadError
 from unpad.hf import UnpadMixin, attach, head, scored
 from unpad.hf import trainer as hf_trainer
 from unpad.hf.mixers import Boundaries
@@ -111,7 +111,9 @@ CASES = [
     ("plain", "gemma2", "targets"),
     ("plain", "qwen3_5", "chunks"),
     ("plain", "bloom", "chunks"),
+    ("plain", "opt", "chunks"),  # its head calls the decoder, and not the base model around it
     ("sft", "llama", "chunks"),
+    ("sft", "opt", "chunks"),
     ("sft", "gemma2", "targets"),
     ("sft", "gpt_oss", "chunks"),
 ]
@@ -140,6 +142,57 @@ def test_an_update_and_an_evaluation_are_those_of_one_sequence_at_a_time(
     for tokens in (40, 10_000):
         attachment.tokens_per_eval = tokens
         assert trainer.evaluate()["eval_loss"] == pytest.approx(wanted_evaluation, rel=1e-6)
+
+
+class OwnHead(type(make_model("llama"))):  # type: ignore[misc]
+    """A model of one's own: a head that nobody is told of, a backbone in parts, or no loss."""
+
+    has_head = has_loss = True
+
+    def get_output_embeddings(self) -> Any:
+        return super().get_output_embeddings() if self.has_head else None
+
+    def forward(self, input_ids: Any = None, labels: Any = None, num_items_in_batch: Any = None, **rest: Any) -> Any:
+        out = self.model(input_ids=input_ids, **rest)
+        logits = self.lm_head(out if isinstance(out, Tensor) else out[0])
+        if labels is None or not self.has_loss:
+            return {"logits": logits}
+        loss = self.loss_function(logits, labels, VOCAB, num_items_in_batch=num_items_in_batch)
+        return {"loss": loss, "logits": logits}
+
+
+class LossOutside(Trainer):
+    """A loss of one's own, since the model has none."""
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        out = model(**{name: value for name, value in inputs.items() if name != "labels"})
+        total = F.cross_entropy(out["logits"][:, :-1].flatten(0, 1), inputs["labels"][:, 1:].flatten(), reduction="sum")
+        return (total / num_items_in_batch, out) if return_outputs else total / num_items_in_batch
+
+
+@pytest.mark.parametrize("kind", ["no head", "no loss", "a tuple", "a tensor", "nothing"])
+def test_a_head_of_ones_own_is_kept_or_refused_by_name(kind: str, tmp_path: Path) -> None:
+    """Whatever a model does between its parts, `attach` finds a way, or says that there is none."""
+    model = make_model("llama")
+    wanted = truth(model, ROWS)[1]
+    model.__class__ = type("Own", (OwnHead,), {"has_head": kind != "no head", "has_loss": kind != "no loss"})
+    plain = model.model.forward
+    wraps = {"a tuple": lambda out: (out.last_hidden_state,), "a tensor": lambda out: out.last_hidden_state}
+    if kind in wraps:
+        model.model.forward = lambda *args, **kwargs: wraps[kind](plain(*args, **kwargs))
+    if kind == "nothing":
+        model.__class__.forward = lambda self, input_ids=None, **rest: {"hidden": self.model(input_ids, **rest)[0]}
+        with pytest.raises(UnpadError):
+            attach(make_trainer("plain", model, tmp_path))
+        return
+    trainer = make_trainer("plain", model, tmp_path, LossOutside if kind == "no loss" else None)
+    recorder = Recorder()
+    trainer.add_callback(recorder)
+    attach(trainer, tokens_per_micro=64)
+    trainer.train()
+    assert distance(recorder.gradient, wanted) < 1e-5
 
 
 def test_what_sft_trainer_logs_is_what_its_own_head_gives(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ class TargetHead:
 
     Args:
         model: what is called; inner: the model of transformers in it.
+        backbone: the part whose output is the hidden states that the head reads; None if none is known, so that all
+            logits are computed.
 
     Attributes:
         mode: "chunks", the head is a matrix product and its loss is computed by us; "targets", the model's own head and
@@ -40,7 +42,7 @@ class TargetHead:
         active: whether the model is called for its loss alone. Elsewhere all logits are computed.
     """
 
-    def __init__(self, model: nn.Module, inner: PreTrainedModel) -> None:
+    def __init__(self, model: nn.Module, inner: PreTrainedModel, backbone: nn.Module | None) -> None:
         self.mode: Mode = "all"
         self.active = False
         self.inner = inner
@@ -53,11 +55,12 @@ class TargetHead:
         self.scored: Scored | None = None  # what SFTTrainer logs of them besides
         self.fused = False  # whether the forward pass at hand is one of the head that TRL adds
         self.original: Callable[..., Tensor] = inner.loss_function
-        self.hooks = (
+        self.hooks = [
             model.register_forward_pre_hook(self._find_targets, with_kwargs=True),
             model.register_forward_hook(self._give_scores, with_kwargs=True),
-            inner.base_model.register_forward_hook(self._keep_targets),
-        )
+        ]
+        if backbone is not None:
+            self.hooks.append(backbone.register_forward_hook(self._keep_targets))
         inner.loss_function = self._loss
 
     def remove(self) -> None:
@@ -95,7 +98,9 @@ class TargetHead:
         return args, {**kwargs, "shift_labels": shown}
 
     def _keep_targets(self, module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
-        hidden = out[0]  # of the tuple, or of the object of transformers, the first is the last layer's
+        given = hidden = _hidden(out)
+        if hidden is None:
+            return None
         if self.amplify != 1:
             hidden = hidden * self.amplify
         if self.keep:
@@ -113,12 +118,7 @@ class TargetHead:
                     self.total = cross_entropy(hidden, weight, self.targets)[0]
                 hidden = hidden[:1].detach()
             hidden = hidden[None]
-        if hidden is out[0]:
-            return None
-        if isinstance(out, tuple):
-            return (hidden, *out[1:])
-        out["last_hidden_state"] = hidden
-        return out
+        return None if hidden is given else _with_hidden(out, hidden)
 
     def _give_scores(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Put our scores into the output of TRL's head, with (1, num_targets) of each."""
@@ -152,23 +152,85 @@ def add_target_head(model: nn.Module, inner: PreTrainedModel, batch: Mapping[str
         batch: of a few sequences with targets, on the model's device.
         trl: the loss of TRL's SFTTrainer, which adds a head to the model and calls it; None for other trainers.
     """
-    head = TargetHead(model, inner)
     batch = {**batch, **({} if trl is None else {"fused_lm_head": True})}
+    with untouched(model), no_router_loss(model):
+        model.eval()
+        backbone = _backbone(model, inner, batch)
+    head = TargetHead(model, inner, backbone)
     try:
         with untouched(model), no_router_loss(model):
             model.eval()
-            head.mode = _first_exact(head, model, inner, batch, trl)
+            head.mode = "all" if backbone is None else _first_exact(head, model, inner, batch, trl)
     except BaseException:
         head.remove()
         raise
     return head
 
 
+@torch.no_grad()
+def _backbone(model: nn.Module, inner: PreTrainedModel, batch: Mapping[str, Any]) -> nn.Module | None:
+    """The part of a model that is called for hidden states, with a loss and without, and gives them for every token.
+
+    Some heads call a part of the base model and not the base model itself. None for a model that computes no loss of
+    its own, whose head is unknown, or whose parts give nothing of that shape.
+    """
+    if inner.get_output_embeddings() is None:
+        return None
+    shape = batch["input_ids"].shape
+    called: list[nn.Module] = []
+
+    def note(module: nn.Module, _: object, out: Any) -> None:
+        hidden = _hidden(out)
+        if hidden is not None and hidden.shape[:-1] == shape:
+            called.append(module)
+
+    base = inner.base_model
+    decoders = [one.get_decoder() for one in (inner, base) if isinstance(one, PreTrainedModel)]
+    parts = [one for one in dict.fromkeys((base, *decoders)) if one not in (inner, model)]
+    hooks = [one.register_forward_hook(note) for one in parts]
+    try:
+        with_loss, without = batch, {name: batch[name] for name in batch if name not in ("labels", "fused_lm_head")}
+        found = []
+        for given in (with_loss, without):
+            called.clear()
+            model(**given)
+            found.append(set(called))
+    except Exception as error:
+        if is_memory_error(error):
+            raise
+        return None
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return next((one for one in parts if all(one in each for each in found)), None)
+
+
+def _hidden(out: Any) -> Tensor | None:
+    """The hidden states in the output of a backbone: the first of a tuple, or of an object of transformers."""
+    found = out.get("last_hidden_state") if isinstance(out, dict) else out[0] if isinstance(out, tuple) and out else out
+    return found if isinstance(found, Tensor) and found.dim() == 3 and found.is_floating_point() else None
+
+
+def _with_hidden(out: Any, hidden: Tensor) -> Any:
+    """The output of a backbone with other hidden states."""
+    if isinstance(out, Tensor):
+        return hidden
+    if isinstance(out, tuple):
+        return (hidden, *out[1:])
+    out["last_hidden_state"] = hidden
+    return out
+
+
 def _first_exact(
     head: TargetHead, model: nn.Module, inner: PreTrainedModel, batch: Mapping[str, Any], trl: str | None
 ) -> Mode:
     """The first mode that gives the loss and gradients of all positions."""
-    wanted = _loss_and_gradients(head, model, inner, batch)
+    try:
+        wanted = _loss_and_gradients(head, model, inner, batch)
+    except Exception as error:  # no loss, or none that can be followed: it is the trainer's own
+        if is_memory_error(error):
+            raise
+        return "all"
     # The chunks have the gradient of the sum of log-likelihoods, and TRL's other loss is none.
     modes: tuple[Mode, ...] = ("chunks", "targets") if trl in (None, "nll") else ("targets",)
     for mode in modes:
@@ -194,9 +256,8 @@ def _loss_and_gradients(
     head.keep = True
     try:
         loss = model(**batch).loss
-        assert head.hidden is not None
         learning = [weight for weight in inner.get_output_embeddings().parameters() if weight.requires_grad]
-        leaves = [*([head.hidden] if head.hidden.requires_grad else []), *learning]
+        leaves = [*([head.hidden] if head.hidden is not None and head.hidden.requires_grad else []), *learning]
         return (loss.detach(), *torch.autograd.grad(loss, leaves)) if leaves else (loss.detach(),)
     finally:
         head.keep, head.hidden = False, None
@@ -212,8 +273,7 @@ def _is_product(head: TargetHead, model: nn.Module, inner: PreTrainedModel, batc
     head.keep, head.amplify = True, LARGE
     try:
         logits = model(**batch).logits
-        assert head.hidden is not None
-        return _close(logits, F.linear(head.hidden, linear.weight))
+        return head.hidden is not None and _close(logits, F.linear(head.hidden, linear.weight))
     finally:
         head.keep, head.amplify, head.hidden = False, 1.0, None
 

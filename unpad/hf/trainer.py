@@ -107,9 +107,13 @@ class Attachment:
 
     @property
     def _trained_rows(self) -> CollatedRows:
-        assert self.trained is not None
-        assert isinstance(self.trained.data, CollatedRows)
-        return self.trained.data
+        rows = None if self.trained is None else self.trained.data
+        if not isinstance(rows, CollatedRows):
+            raise RecipeError(
+                "the trainer's batches are not those of unpad.hf.attach: another loader makes them since then",
+                fix="call unpad.hf.attach again after the change, or prove the trainer before it",
+            )
+        return rows
 
 
 class UnpadMixin(Trainer):
