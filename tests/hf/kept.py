@@ -34,6 +34,7 @@ with warnings.catch_warnings():
         DataCollatorForLanguageModeling,
         DataCollatorWithFlattening,
         DataCollatorWithPadding,
+        LlamaForCausalLM,
         Trainer,
         TrainerCallback,
         default_data_collator,
@@ -319,7 +320,7 @@ def weigh(name: str) -> Any:
         made = pad([{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in rows])
         width = made["input_ids"].shape[1]
         if name == "tokens":
-            own = [[0.5 + token % 3 for token in row["input_ids"]] for row in rows]
+            own = [[0.3 + token % 3 for token in row["input_ids"]] for row in rows]  # no number of fp32
             made["weights"] = torch.tensor([one + [0.0] * (width - len(one)) for one in own])
         else:
             made["weights"] = torch.tensor([float(len(row["input_ids"])) for row in rows])
@@ -338,12 +339,51 @@ class Weighted(Trainer):
 
 
 def weighted_loss(logits: Tensor, labels: Tensor, index: int) -> Tensor:
-    weights = torch.tensor([0.5 + token % 3 for token in labels[1:].tolist()])
+    weights = torch.tensor([0.3 + token % 3 for token in labels[1:].tolist()])
     return (F.cross_entropy(logits[:-1], labels[1:], reduction="none") * weights).sum()
 
 
 def columns_of_tokens(folder: Path) -> None:
     kept(plain(folder, alone(SEQUENCES), weigh("tokens"), Weighted), whole(SEQUENCES), weighted_loss)
+
+
+class TwoHeads(LlamaForCausalLM):
+    """The loss has a second term, of a second head that tells whether the next token is even."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.parity = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    def forward(self, input_ids=None, labels=None, num_items_in_batch=None, **kwargs):
+        kwargs["output_hidden_states"] = True
+        out = super().forward(input_ids, labels=labels, num_items_in_batch=num_items_in_batch, **kwargs)
+        if labels is not None:
+            targets = labels[:, 1:].flatten()
+            even = torch.where(targets == IGNORED, IGNORED, targets % 2)
+            total = F.cross_entropy(self.parity(out.hidden_states[-1][:, :-1]).flatten(0, 1), even, reduction="sum")
+            count = (even != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+            out.loss = out.loss + 0.5 * total / count
+        return out
+
+
+def second_head(folder: Path) -> None:
+    """transformers does not know that this class shifts labels, and counts the first token of each row as a target."""
+    torch.manual_seed(0)
+    model = TwoHeads(make_model("llama").config)
+    double = copy.deepcopy(model).double()
+    pairs = [
+        double(torch.tensor([ids]), torch.tensor([[IGNORED, *ids[1:]]])).loss * (len(ids) - 1) for ids in SEQUENCES
+    ]
+    (sum(pairs) / sum(len(ids) - 1 for ids in SEQUENCES)).backward()
+    wanted = {name: p.grad for name, p in double.named_parameters() if p.grad is not None}
+    options = {"train_dataset": alone(SEQUENCES), "per_device_train_batch_size": 3}
+    collator = DataCollatorForLanguageModeling(tokenizer(), mlm=False)
+    trainer = make_trainer("plain", model, folder, data_collator=collator, **options)
+    with pytest.warns(UserWarning, match="was not right, and is on flat batches: wrong loss"):
+        attach(trainer, tokens_per_micro=64)
+    assert prove_trainer(trainer).passed
+    assert error_of(trainer, wanted) < 1e-5
 
 
 def columns_of_rows(folder: Path) -> None:
@@ -736,6 +776,7 @@ SETUPS: dict[str, tuple[Callable[[Path], None], ...]] = {
     "a column that the collator gives, one number per token": (columns_of_tokens,),
     "a column that the collator gives, of another shape": (columns_of_rows,),
     "`compute_loss`, `compute_loss_func`, label smoothing": (right_losses, label_smoothing),
+    "a model class of one's own whose loss has further terms": (second_head,),
     "a loss of one's own that is not the mean over the update's targets": (ignores_the_count, weighs_sequences_alike),
     "a loss of one's own that forgets the shift": (forgets_the_shift,),
     "the usual loss, wrong in the trainer's own batches": (mended,),

@@ -16,7 +16,7 @@ from transformers import Trainer
 from unpad.errors import ProofError, RecipeError, SourceError
 from unpad.hf.layouts import BOUNDARIES
 from unpad.hf.loader import IGNORED, PACKED, collate, refuse_streams
-from unpad.proof.foreign.alone import sequences_alone
+from unpad.proof.foreign.alone import sequences_alone, without_first_label
 from unpad.proof.foreign.judge import describe, raise_memory
 from unpad.proof.foreign.known import listed
 from unpad.proof.foreign.model import untouched_generators
@@ -112,10 +112,13 @@ class CollatedRows:
         return sequences_alone(self.batch([row]), _lengths(row))
 
     def alone(self, number: int, part: int) -> Mapping[str, Any]:
-        """The collator's batch of the row of one sequence; the sequences of a packed row get a flat batch each."""
+        """The collator's batch of the row of one sequence; the sequences of a packed row get a flat batch each.
+
+        The first token has no label, as in a flat batch.
+        """
         sequences = self.sequences(number)
         if len(sequences) == 1:
-            return self.batch([self.data[number]])
+            return without_first_label(self.batch([self.data[number]]))
         return collate([{"input_ids": sequences[part].ids, "labels": sequences[part].labels}])
 
     def __getitem__(self, number: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -76,10 +76,8 @@ def take_own(trainer: Trainer, rows: CollatedRows, examples: Examples) -> OwnUpd
         truths: dict[bool, Measurement] = {}
         certificate = None
         if not failure:
-
-            def alone(index: int) -> Mapping[str, Any]:
-                return dict(send_to_device(dict(small.alone(*places[index])), trainer.args.device))
-
+            # Here, where numbers that a collator makes are as in training, and not in the precision of the proof.
+            alone = [dict(send_to_device(dict(small.alone(*place)), trainer.args.device)) for place in places]
             case = Case(trainer, model, first, known=known, alone=alone, truths=truths)
             certificate = judge(model, _precision(trainer), case.measure, notes)
             failure = certificate.refused or ""
@@ -216,10 +214,7 @@ def prove_ours(trainer: Trainer, own: OwnUpdate) -> ForeignCertificate:
         flat = [send_to_device(collate(part, own.rows.columns), device) for part in parts]
         batches, num_items = trainer.get_batch_samples(iter(flat), len(flat), device)
         first = FirstUpdate(batches, num_items, list(items), partial(collate, columns=own.rows.columns))
-
-        def alone(index: int) -> Mapping[str, Any]:
-            return dict(send_to_device(collate([items[index]], own.rows.columns), device))
-
+        alone = [dict(send_to_device(collate([item], own.rows.columns), device)) for item in items]
         known = [one for one in own.known if one.ids]
         case = Case(trainer, model, first, known=known, alone=alone, reference=own.truths)
         certificate = judge(model, _precision(trainer), case.measure, notes)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from unpad.errors import ProofError
@@ -47,3 +49,22 @@ def sequences_alone(collated: Collated, lengths: Sequence[int] | None = None) ->
         )
         for start, stop in pairwise(ends)
     ]
+
+
+def without_first_label(batch: Mapping[str, object]) -> dict[str, object]:
+    """The batch of one row without the label of its first token, which nothing predicts.
+
+    Some trainers count it among the targets of an update. Labels that are not the tokens at their places stay.
+    """
+    ids, labels = batch.get("input_ids"), batch.get("labels")
+    if not isinstance(ids, Tensor) or not isinstance(labels, Tensor) or ids.shape != labels.shape:
+        return dict(batch)
+    mask = batch.get("attention_mask")
+    hides = isinstance(mask, Tensor) and mask.shape == ids.shape
+    real = mask > 0 if isinstance(mask, Tensor) and hides else torch.ones_like(ids, dtype=torch.bool)
+    learnt = real & (labels != IGNORE)
+    if not bool(real.any()) or not torch.equal(labels[learnt], ids[learnt]):
+        return dict(batch)
+    made = labels.clone()
+    made.view(-1)[int(real.flatten().nonzero()[0])] = IGNORE
+    return {**batch, "labels": made}

@@ -207,7 +207,7 @@ def prove_trainer(
         if isinstance(trainer, HasOrigins) and trainer.attachment is not None and sequences is None:
             origins = trainer.attachment
             known = [origins.sequence_before(example) for example in first.examples]
-            case = replace(case, known=known, alone=lambda index: origins.batch_before(first.examples[index]))
+            case = replace(case, known=known, alone=[origins.batch_before(example) for example in first.examples])
         return judge(model, precision, case.measure, notes)
 
 
@@ -339,7 +339,7 @@ class Case:
     Args:
         sequences, loss_masks: as of `prove_trainer`.
         known: the sequences of the update with their targets; by default `sequences`, or those of its examples.
-        alone: batch of one of `known`, by its index, for the trainer's own loss of it; by default the collator's.
+        alone: batch of each of `known`, for the trainer's own loss of it; by default the collator's.
         reference: loss and gradient of the sequences one at a time, by `exact`, that were measured before; compared
             with in place of those that the model has now.
     """
@@ -350,7 +350,7 @@ class Case:
     sequences: Sequence[Sequence[int]] | None = None
     loss_masks: Sequence[Sequence[bool]] | None = None
     known: list[Known] | None = None
-    alone: Callable[[int], Batch] | None = None
+    alone: Sequence[Batch] | None = None
     reference: Mapping[bool, Measurement] = field(default_factory=dict)
     truths: dict[bool, Measurement] = field(default_factory=dict)  # that were measured here
 
@@ -393,7 +393,7 @@ class Case:
     def _batch_alone(self, one: Known) -> Batch:
         """The batch of a sequence alone."""
         if self.alone is not None and self.known is not None and one in self.known:
-            return self.alone(self.known.index(one))
+            return self.alone[self.known.index(one)]
         return listed(self.first.collate([example_of(one, self.first.examples[0])]))[0]
 
     def _step(self) -> Step:
