@@ -45,6 +45,7 @@ with warnings.catch_warnings():
 from unpad import prove_trainer
 from unpad.errors import UnpadError
 from unpad.hf import UnpadMixin, attach
+from unpad.proof.foreign.trainer import DRAWN
 
 SEQUENCES = make_sequences(16, seed=5, low=4, high=30)
 ROWS = make_rows(SEQUENCES)
@@ -265,6 +266,62 @@ def transformed(folder: Path) -> None:
 
     rows = data([{"text": " ".join(map(str, one))} for one in SEQUENCES]).with_transform(tokens)
     kept(plain(folder, rows, masking, remove_unused_columns=False), [(ids, masked_prompt(ids)) for ids in SEQUENCES])
+
+
+def drawn_anew(folder: Path) -> None:
+    def crops(least: int) -> Any:
+        def crop(rows: dict[str, Any]) -> dict[str, Any]:
+            sizes = [random.randint(least, 8) for _ in rows["input_ids"]]
+            starts = [random.randint(0, 9) for _ in sizes]
+            return {
+                "input_ids": [one[at : at + n] for one, at, n in zip(rows["input_ids"], starts, sizes, strict=True)]
+            }
+
+        return crop
+
+    long = alone(make_sequences(16, seed=6, low=18, high=30))
+    collator = DataCollatorForLanguageModeling(tokenizer(), mlm=False)
+    trainer = plain(folder, long.with_transform(crops(8)), collator, remove_unused_columns=False)
+    attach(trainer, tokens_per_micro=64)
+    certificate = prove_trainer(trainer)
+    assert certificate.passed, str(certificate)
+    assert DRAWN in certificate.notes
+    named(plain(folder, long.with_transform(crops(3)), collator, remove_unused_columns=False), "draw a row anew")
+
+
+def changes_the_data(folder: Path) -> None:
+    """The trainer that cannot go on is as it was, and trains by itself."""
+
+    class Staged(torch.utils.data.Dataset[dict[str, Any]]):
+        length = 100
+
+        def __len__(self) -> int:
+            return len(SEQUENCES)
+
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            return {"input_ids": SEQUENCES[index][: self.length]}
+
+    class Shortens(TrainerCallback):
+        def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            rows.length = 4
+
+    for kind, family in ((None, "llama"), (type("Mixed", (UnpadMixin, Trainer), {}), "lfm2")):
+        rows = Staged()
+        collator = DataCollatorForLanguageModeling(tokenizer(), mlm=False)
+        options = {"train_dataset": rows, "data_collator": collator}
+        model = make_model(family)
+        before = model.config._attn_implementation
+        trainer = make_trainer("plain", model, folder, kind, per_device_train_batch_size=3, **options)
+        trainer.add_callback(Shortens())
+        wanted = truth_of(make_model(family), [(one[:4], one[:4]) for one in SEQUENCES])[1]
+        if kind is None:
+            attach(trainer, tokens_per_micro=64)
+        with pytest.raises(UnpadError, match="the trainer is as before attach now"):
+            trainer.train()
+        assert type(trainer) is (kind or Trainer)
+        assert model.config._attn_implementation == before
+        assert not model._forward_pre_hooks
+        assert error_of(trainer, wanted) < 1e-5
 
 
 def random_collator(folder: Path) -> None:
@@ -769,7 +826,8 @@ SETUPS: dict[str, tuple[Callable[[Path], None], ...]] = {
     "the collators of transformers and TRL": (stock_collators, pads_with_the_end),
     "padding in the dataset": (pads_in_the_data,),
     "rows that are packed": (packed,),
-    "`with_transform`, `set_transform`": (transformed,),
+    "`with_transform`, `set_transform`": (transformed, drawn_anew),
+    "a callback that changes the lengths of rows": (changes_the_data,),
     "a collator that draws random numbers": (random_collator,),
     "a collator that gives a row other targets in a batch than alone": (other_in_batches,),
     "a collator that fails on a single row, or gives no labels": (no_single_rows, no_labels),

@@ -26,6 +26,12 @@ COLUMNS = ("input_ids", "labels", "attention_mask", PACKED)
 Row = Mapping[str, Sequence[int]]
 
 
+class ChangedRowError(SourceError):
+    """A row has another length or number of targets than when the plan was made."""
+
+    exit_code = SourceError.exit_code
+
+
 class Rows(Protocol):
     """A dataset whose rows can be read in any order."""
 
@@ -86,14 +92,14 @@ class Examples(Dataset[dict[str, Tensor]]):
         Example -1 - i is example i without a target, for a rank that has nothing else to compute.
 
         Raises:
-            SourceError: the row has another length or number of targets than it had at first.
+            ChangedRowError: the row has another length or number of targets than it had at first.
         """
         number = ~index if index < 0 else index
         place = self.places[number]
         example = self._read(self.data[place[0]], place)
         before = (int(self.lengths[number]), int(self.targets[number]))
         if _size(example) != before:
-            raise SourceError(
+            raise ChangedRowError(
                 f"a row has {_size(example)} tokens and targets, and had {before} when it was read first",
                 where=f"row {place[0]}",
                 fix="let the data and the collator give the same for a row every time, without random numbers",

@@ -30,12 +30,14 @@ class Prepared:
         inner: the model of transformers.
         attention: name of the attention that its layers use: "unpad", or another where they cannot use that.
         mixers: names of the layers that are isolated.
+        before: the attention that the model had; empty if it was ready before.
     """
 
     model: nn.Module
     inner: PreTrainedModel
     attention: str
     mixers: tuple[str, ...]
+    before: str = ""
 
 
 def prepare(model: nn.Module) -> Prepared:
@@ -67,18 +69,28 @@ def preparing(model: nn.Module) -> Iterator[Prepared]:
             yield Prepared(model, inner, _attention(inner), hook.isolated)
             return
     before = _attention(inner)
-    prepared, handle = _prepare(model, inner, before)
+    prepared = _prepare(model, inner, before)
     try:
         yield prepared
     except BaseException:
-        handle.remove()
-        join_mixers(inner, prepared.mixers)
-        inner.set_attn_implementation(before)
+        undo(prepared)
         raise
 
 
-def _prepare(model: nn.Module, inner: PreTrainedModel, before: str) -> tuple[Prepared, RemovableHandle]:
-    """The model, made ready with the first attention that computes a flat batch, and its hook."""
+def undo(prepared: Prepared) -> None:
+    """Let a model be as it was before `prepare`, unless another had made it ready then."""
+    if not prepared.before:
+        return
+    hooks = prepared.model._forward_pre_hooks
+    for key in [key for key, hook in hooks.items() if isinstance(hook, Boundaries)]:
+        del hooks[key]
+        prepared.model._forward_pre_hooks_with_kwargs.pop(key, None)
+    join_mixers(prepared.inner, prepared.mixers)
+    prepared.inner.set_attn_implementation(prepared.before)
+
+
+def _prepare(model: nn.Module, inner: PreTrainedModel, before: str) -> Prepared:
+    """The model, made ready with the first attention that computes a flat batch."""
     reason = ""
     for attention in dict.fromkeys((NAME, before if before != NAME else "sdpa", "eager")):
         with suppress(ValueError):  # the family has attention of its own alone
@@ -89,7 +101,7 @@ def _prepare(model: nn.Module, inner: PreTrainedModel, before: str) -> tuple[Pre
             boundaries.isolated = tuple(isolate_mixers(model, inner, boundaries))
             handle = model.register_forward_pre_hook(boundaries, with_kwargs=True)
             _try(model)
-            return Prepared(model, inner, _attention(inner), boundaries.isolated), handle
+            return Prepared(model, inner, _attention(inner), boundaries.isolated, before)
         except Exception as error:
             join_mixers(inner, boundaries.isolated)
             if handle is not None:

@@ -111,6 +111,11 @@ class CollatedRows:
         row = self.data[number]
         return sequences_alone(self.batch([row]), _lengths(row))
 
+    def draws_anew(self, number: int) -> bool:
+        """True if the data give another row each time that it is read, as a transform that crops at random."""
+        with untouched_generators():
+            return any(self.sequences(number) != self.sequences(number) for _ in range(2))
+
     def alone(self, number: int, part: int) -> Mapping[str, Any]:
         """The collator's batch of the row of one sequence; the sequences of a packed row get a flat batch each.
 
@@ -228,15 +233,17 @@ class CollatedRows:
         return tuple(_columns(self[0] if len(self) else {}))
 
     def check(self, batch_size: int) -> None:
-        """Try the collator on some rows twice, and in batches.
+        """Read some rows twice, and try the collator on them twice, and in batches.
 
         Raises:
-            RecipeError: it draws random numbers, or gives a row other targets in a batch than alone.
+            RecipeError: it draws random numbers, or gives a row other targets in a batch than alone; or the data draw
+                rows of other lengths each time.
         """
         numbers = sorted({int(at) for at in np.linspace(0, len(self) - 1, CHECKED).round()})
         rows = [self.data[number] for number in numbers]
         collate = _independent(self.collate)
         with untouched_generators():
+            self._check_lengths(numbers)
             for number, row in zip(numbers, rows, strict=True):
                 if not all(_alike(self.batch([row], collate), self.batch([row], collate)) for _ in range(2)):
                     raise RecipeError(
@@ -249,6 +256,20 @@ class CollatedRows:
                 return
             for start in range(0, len(rows), batch_size):
                 self._check_batch(rows[start : start + batch_size], collate)
+
+    def _check_lengths(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            sizes = {
+                tuple((len(one.ids), sum(label != IGNORED for label in one.labels)) for one in self.sequences(number))
+                for _ in range(2)
+            }
+            if len(sizes) > 1:
+                raise RecipeError(
+                    "the data draw a row anew each time that it is read, with another number of tokens or targets, and "
+                    "a plan needs the lengths before",
+                    where=f"row {number}",
+                    fix="draw rows of one length each, or draw them once, when the dataset is made",
+                )
 
     def _check_batch(self, rows: list[Any], collate: Collator) -> None:
         known = [one for row in rows for one in sequences_alone(self.batch([row], collate), _lengths(row)) if one.ids]

@@ -33,10 +33,10 @@ from unpad.hf.checks import (
 from unpad.hf.evaluation import MeanOverTargets
 from unpad.hf.group import cells_per_token, check_alike, group_of, own_counts
 from unpad.hf.head import TargetHead, add_target_head
-from unpad.hf.loader import IGNORED, PLACE, Examples, OrderedBatches, PlannedBatches, collate
+from unpad.hf.loader import IGNORED, PLACE, ChangedRowError, Examples, OrderedBatches, PlannedBatches, collate
 from unpad.hf.metrics import as_rows, inputs_as_rows
 from unpad.hf.neftune import add_noise
-from unpad.hf.prepare import Prepared, preparing
+from unpad.hf.prepare import Prepared, preparing, undo
 from unpad.hf.ranks import Ranks
 from unpad.hf.rows import CollatedRows
 from unpad.hf.update import OwnUpdate, prove_ours, take_own, warn_of_own
@@ -95,14 +95,26 @@ class Attachment:
         return PlannedBatches(self.examples_of(data), self.tokens_per_micro, epochs=1, seed=0).ledger
 
     def sequence_before(self, example: Any) -> Known:
-        """The sequence of an example with its targets, from the data's row by the collator that the trainer had."""
+        """The sequence of an example with its targets, from the data's row by the collator that the trainer had.
+
+        Of rows that the data draw anew each time, it is the example's own.
+        """
         number, part = example[PLACE].tolist()
+        if self.draws_anew(example):
+            return Known(example["input_ids"].tolist(), example["labels"].tolist())
         found: Known = self._trained_rows.sequences(number)[part]
         return found
+
+    def draws_anew(self, example: Any) -> bool:
+        """True if the data give another row each time that the one of this example is read."""
+        number = int(example[PLACE][0])
+        return self._trained_rows.draws_anew(number)
 
     def batch_before(self, example: Any) -> Mapping[str, Any]:
         """The batch of that sequence alone."""
         number, part = example[PLACE].tolist()
+        if self.draws_anew(example):
+            return collate([example], self._trained_rows.columns)
         return self._trained_rows.alone(number, part)
 
     @property
@@ -213,7 +225,18 @@ class UnpadMixin(Trainer):
         return prepared
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """Training, with noise on embeddings by the length of each sequence in place of the row's."""
+        """Training, with noise on embeddings by the length of each sequence in place of the row's.
+
+        Data that change later, as by a callback, fit no plan: the trainer has its own batches again for the next time.
+        """
+        try:
+            return self._train_with_noise(*args, **kwargs)
+        except ChangedRowError as error:
+            detach(self)
+            error.fix += "; the trainer is as before attach now, and trains on its own batches when train is called"
+            raise
+
+    def _train_with_noise(self, *args: Any, **kwargs: Any) -> Any:
         if self.attachment is None or self.neftune_noise_alpha is None:
             return super()._inner_training_loop(*args, **kwargs)
         handle = add_noise(self.attachment.prepared, self.neftune_noise_alpha)
@@ -376,6 +399,20 @@ def set_up(trainer: Trainer, tokens_per_micro: int, tokens_per_eval: int | None,
     if own is not None:
         warn_of_own(own)
     return attachment
+
+
+def detach(trainer: UnpadMixin) -> None:
+    """Let a trainer and its model be as before `attach`, but for what was trained since."""
+    attachment = trainer.attachment
+    if attachment is None:
+        return
+    attachment.before.restore(trainer)
+    attachment.head.remove()
+    undo(attachment.prepared)
+    vars(trainer)["attachment"] = None
+    if type(trainer) in _mixed.values():
+        trainer.__class__ = type(trainer).__bases__[1]
+        del vars(trainer)["attachment"]
 
 
 @contextmanager

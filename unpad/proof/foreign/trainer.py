@@ -48,6 +48,8 @@ Collate = Callable[[list[object]], Collated]
 STOCK = ("transformers", "trl", "unpad")  # packages whose `compute_loss` is the mean over targets
 LOSS_ONLY = ("fused_lm_head", "num_items_in_batch", "return_dict")  # inputs of a model that belong to its loss
 
+DRAWN = "the data draw rows anew each time that they are read: the update is compared with those that were read for it"
+
 
 @runtime_checkable
 class Arguments(Protocol):
@@ -144,6 +146,8 @@ class Origins(Protocol):
 
     def batch_before(self, example: object) -> Batch: ...
 
+    def draws_anew(self, example: object) -> bool: ...
+
 
 @runtime_checkable
 class HasOrigins(Protocol):
@@ -208,6 +212,8 @@ def prove_trainer(
             origins = trainer.attachment
             known = [origins.sequence_before(example) for example in first.examples]
             case = replace(case, known=known, alone=[origins.batch_before(example) for example in first.examples])
+            if any(map(origins.draws_anew, first.examples)):
+                notes.append(DRAWN)
         return judge(model, precision, case.measure, notes)
 
 
