@@ -16,6 +16,7 @@ from unpad.proof.foreign.update import Labels, Update, count_cut
 ALONE = "no batch of the update holds two sequences"
 ALIKE = "all sequences of the update are alike, so mixing them up would change nothing"
 CROSSING = "set the label of each sequence's first token to -100"
+LONGER = "raise the longest length, or leave them out"
 
 MEAN = "divide the sum over targets by the targets of the whole update (num_items_in_batch)"
 TAKEN: dict[Taken, str] = {  # by the distance from a position to the target that the loss takes
@@ -59,7 +60,7 @@ def findings(model: nn.Module, measured: Measured) -> tuple[Finding, ...]:
         good = value <= bound
         found.append(Finding(kind, value, bound, "" if good else advice, gap, applies=gap != ALONE))
 
-    add("cut", cut, 0, f"{cut} tokens of {num_cut} sequences; raise the longest length, or leave them out")
+    add("cut", cut, 0, f"{cut} tokens of {num_cut} sequences are missing or apart; {LONGER}")
     add("unknown", labels.unknown_tokens, 0, "the collator adds tokens; prove with the sequences as it writes them")
     add("crossing", labels.crossing, 0, f"targets predicted from another document: {labels.crossing}; {CROSSING}")
     add("padding", labels.padding_predicts + labels.padding_predicted, 0, _padding(labels))

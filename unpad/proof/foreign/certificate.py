@@ -61,7 +61,7 @@ class Finding:
         """The finding as a line of a certificate."""
         if self.kind in COUNTED:
             name = f"{self.claim}: {self.measured:g}" if self.passed is False else self.claim
-            return Line(name, "", None, None, self.passed, self.advice)
+            return Line(name, "", None, None, self.passed, self.advice or self.gap)
         if not self.applies:
             return not_applicable(self.claim, self.gap)
         return Line(self.claim, "", self.measured, self.bound, self.passed, self.advice or self.gap)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from unpad.errors import OutOfMemoryError, ProofError, is_memory_error
 from unpad.proof.content import is_zero
 from unpad.proof.foreign.advice import Measured, findings
-from unpad.proof.foreign.certificate import COUNTED, ForeignCertificate
+from unpad.proof.foreign.certificate import COUNTED, Finding, ForeignCertificate, Kind
 from unpad.proof.foreign.measure import Measurement, Moves
 from unpad.proof.foreign.model import untouched_generators
 from unpad.proof.foreign.precision import (
@@ -50,6 +50,8 @@ class Outcome:
         rounding: relative change of the truth by one rounding of all weights to fp32.
         again: computes tensors of the batches again, to see if they are smooth functions of the weights.
         taken: distance from a position to the token that the loss takes for its target, as far as it was looked for.
+        unjudged: kinds of findings that cannot be judged, with the reason.
+        doubts: what cannot be told is meant; with one, nothing is proved.
     """
 
     update: Update
@@ -60,6 +62,8 @@ class Outcome:
     again: Callable[[], list[Tensor]]
     notes: tuple[str, ...] = ()
     taken: Taken = 1
+    unjudged: Mapping[Kind, str] = field(default_factory=dict)
+    doubts: tuple[str, ...] = ()
 
 
 class RefusedError(Exception):
@@ -143,7 +147,13 @@ def _certificate(
     shown = {"hidden": (HIDDEN,), "unclear": (UNCLEAR,)}
     taken = shown[outcome.taken] if isinstance(outcome.taken, str) else ()
     remarks = (*notes, *outcome.notes, *taken, *_remarks(update))
-    return ForeignCertificate(findings(model, measured), name, None, remarks, *size)
+    found = tuple(
+        Finding(one.kind, 0, one.bound, "", reason) if (reason := outcome.unjudged.get(one.kind)) else one
+        for one in findings(model, measured)
+    )
+    doubt = "; ".join(outcome.doubts)
+    found = tuple(replace(one, gap=doubt) if doubt and one.kind == "targets" else one for one in found)
+    return ForeignCertificate(found, name, None, remarks, *size)
 
 
 def _remarks(update: Update) -> list[str]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from unpad.errors import ProofError
-from unpad.proof.foreign.certificate import ForeignCertificate
+from unpad.proof.foreign.certificate import ForeignCertificate, Kind
 from unpad.proof.foreign.judge import NO_ROUTER_LOSS, OWN_LOSS, Outcome, Precision, judge, refused
 from unpad.proof.foreign.kinds import no_trainer_of_tokens
 from unpad.proof.foreign.known import (
@@ -22,10 +22,8 @@ from unpad.proof.foreign.known import (
     Collated,
     Padding,
     example_of,
-    known_of_examples,
     known_of_masks,
     listed,
-    with_padding_token,
 )
 from unpad.proof.foreign.measure import (
     OWN,
@@ -40,6 +38,7 @@ from unpad.proof.foreign.measure import (
 from unpad.proof.foreign.model import called, no_router_loss, untouched, untouched_generators
 from unpad.proof.foreign.precision import EPS, Errors, by_rounding
 from unpad.proof.foreign.randomness import without_dropout
+from unpad.proof.foreign.script import Script, read_script, without_holes
 from unpad.proof.foreign.targets import Taken, are_shifted_before, logits_noted, target_taken
 from unpad.proof.foreign.undisturbed import Accelerator, undisturbed
 from unpad.proof.foreign.update import IGNORE, LABELS, Known, Update, read_batch, read_update, refuse_missing
@@ -214,6 +213,16 @@ def prove_trainer(
             case = replace(case, known=known, alone=[origins.batch_before(example) for example in first.examples])
             if any(map(origins.draws_anew, first.examples)):
                 notes.append(DRAWN)
+        elif sequences is None:
+            script = _script(trainer, first)
+            case = replace(
+                case,
+                known=script.known,
+                alone=script.alone,
+                unjudged=script.unjudged,
+                doubts=script.doubts,
+                any_mean=True,
+            )
         return judge(model, precision, case.measure, notes)
 
 
@@ -348,6 +357,8 @@ class Case:
         alone: batch of each of `known`, for the trainer's own loss of it; by default the collator's.
         reference: loss and gradient of the sequences one at a time, by `exact`, that were measured before; compared
             with in place of those that the model has now.
+        unjudged, doubts: as of `Outcome`.
+        any_mean: whether a loss of the trainer's own may weigh sequences alike or be a sum, if the batches do so.
     """
 
     trainer: ForeignTrainer
@@ -358,6 +369,9 @@ class Case:
     known: list[Known] | None = None
     alone: Sequence[Batch] | None = None
     reference: Mapping[bool, Measurement] = field(default_factory=dict)
+    unjudged: Mapping[Kind, str] = field(default_factory=dict)
+    doubts: tuple[str, ...] = ()
+    any_mean: bool = False
     truths: dict[bool, Measurement] = field(default_factory=dict)  # that were measured here
 
     def measure(self, exact: bool) -> Outcome:
@@ -366,15 +380,26 @@ class Case:
             step = self._step()
         except Exception as error:
             raise refused(error) from error
-        update = _read(self.trainer, self.first, step, self.sequences, self.loss_masks, self.known)
+        update = _read(self.trainer, self.first, step, self.sequences, self.loss_masks, self.known, self.unjudged)
         truth = plain = self._truth(update)
         notes: tuple[str, ...] = ()
         taken: Taken = 1
-        if _has_own_loss(self.trainer) or objective_of(self.model, update).own:
-            own = _alone_by_trainer(self.trainer, update, self._batch_alone, truth.logits)
-            if own.errors(truth).loss > OWN:
+        unjudged = self.unjudged
+        has_own = _has_own_loss(self.trainer) or objective_of(self.model, update).own
+        if has_own and "loss" not in unjudged:
+            # A loss may divide by it; attach fills updates with other numbers of micro-batches, and none may.
+            accumulation = 1 if self.any_mean else self.trainer.args.gradient_accumulation_steps
+            own, over_rows = _alone_by_trainer(self.trainer, update, self._batch_alone, truth.logits, accumulation)
+            is_own = own.errors(truth).loss > OWN
+            if is_own:
                 truth, notes = own, (OWN_LOSS,)
                 taken = target_taken(update, partial(_pull, self.trainer, self._batch_alone))
+            if self.any_mean:
+                batches = [self._batch_alone(one) for one in _targeted(update)]
+                probe = Probe(self.trainer, self.first, batches, update)
+                truth, note, reason = probe.fitting(step, truth, over_rows, is_own)
+                notes = (*notes, note) if note else notes
+                unjudged = {**unjudged, **dict.fromkeys(("loss", "gradient"), reason)} if reason else unjudged
         if taken == 0 and are_shifted_before(update):
             raise ProofError(
                 "labels are shifted before the loss, and the loss takes them as they are: the last target of a "
@@ -394,7 +419,9 @@ class Case:
             return [*logits_in_batches(forward, update), *self._step().gradient.values()]
 
         notes = (*notes, *_perhaps_cut(self.trainer, update)) if self.sequences is None else notes
-        return Outcome(update, truth, found, moves(forward, update), rounding, again, notes, taken)
+        return Outcome(
+            update, truth, found, moves(forward, update), rounding, again, notes, taken, unjudged, self.doubts
+        )
 
     def _batch_alone(self, one: Known) -> Batch:
         """The batch of a sequence alone."""
@@ -416,25 +443,31 @@ def _read(
     sequences: Sequence[Sequence[int]] | None,
     loss_masks: Sequence[Sequence[bool]] | None,
     known: list[Known] | None,
+    unjudged: Mapping[Kind, str],
 ) -> Update:
     """Find the sequences in what the model got."""
     labels = [{name: batch[name] for name in LABELS if name in batch} for batch in first.batches]
     batches = [read_batch({**inputs, **label}) for inputs, label in zip(step.inputs, labels, strict=True)]
+    if "logits" in unjudged:  # rows are taken whole, whatever a mask hides inside
+        batches = [without_holes(batch) for batch in batches]
     if known is not None:
         pass
     elif sequences is not None:
         known = known_of_masks(sequences, loss_masks)
-    elif not first.examples:
-        raise ProofError("the trainer's loader has no collator to watch", fix="pass the token ids as sequences=")
     else:
-        packed = isinstance(trainer.args, Packing) and trainer.args.packing
-        known, by_collator = known_of_examples(
-            first.examples, first.collate, packed=packed, padding=_padding_of(trainer, first.collate)
-        )
-        known = with_padding_token(known, batches) if by_collator else known
+        known = _script(trainer, first).known
     update = read_update(batches, known, complete=sequences is None)
     refuse_missing(update)
     return update
+
+
+def _script(trainer: ForeignTrainer, first: FirstUpdate) -> Script:
+    """What the trainer's collator makes of its rows."""
+    if not first.examples:
+        raise ProofError("the trainer's loader has no collator to watch", fix="pass the token ids as sequences=")
+    packed = isinstance(trainer.args, Packing) and trainer.args.packing
+    padding = _padding_of(trainer, first.collate)
+    return read_script(first.examples, first.collate, first.batches, packed=packed, padding=padding)
 
 
 def _padding_of(trainer: ForeignTrainer, collate: Collate) -> Padding:
@@ -458,7 +491,8 @@ def _has_own_loss(trainer: ForeignTrainer) -> bool:
     if trainer.label_smoother is not None or trainer.compute_loss_func is not None or "compute_loss" in vars(trainer):
         return True
     named = isinstance(trainer.args, NamedLoss) and trainer.args.loss_type != "nll"
-    return named or trainer.compute_loss.__module__.partition(".")[0] not in STOCK
+    methods = (trainer.compute_loss, trainer.get_batch_samples)
+    return named or any(one.__module__.partition(".")[0] not in STOCK for one in methods)
 
 
 def _alone_by_trainer(
@@ -466,26 +500,163 @@ def _alone_by_trainer(
     update: Update,
     alone: Callable[[Known], Batch],
     logits: list[Tensor],
-) -> Measurement:
-    """The trainer's own loss of every sequence as an update of its own, each weighted by its targets."""
+    accumulation: int,
+) -> tuple[Measurement, Measurement]:
+    """The trainer's own loss of every sequence as an update of its own: each weighted by its targets, and all alike."""
     loss, gradient, means = 0.0, dict[str, Tensor](), list[float]()
+    equal: dict[str, Tensor] = {}
+    num = len(_targeted(update))
     for piece in update.pieces:
         one = Known(update.ids_of(piece), update.labels_of(piece))
         count = sum(label != IGNORE for label in one.labels)
         if count:
-            step = _step_alone(trainer, alone(one))
+            step = _step_alone(trainer, alone(one), accumulation)
             share = count / update.num_wanted
             loss += share * step.loss
             means.append(step.loss)
             for name, value in step.gradient.items():
                 gradient[name] = gradient[name] + share * value if name in gradient else share * value
-    return Measurement(logits, loss, gradient, sum(means) / max(len(means), 1))
+                equal[name] = equal[name] + value / num if name in equal else value / num
+    mean = sum(means) / max(len(means), 1)
+    return Measurement(logits, loss, gradient, mean), Measurement(logits, mean, equal, mean)
 
 
-def _step_alone(trainer: ForeignTrainer, batch: Batch) -> Step:
-    """A batch as an update of its own."""
-    batches, num_items = trainer.get_batch_samples(iter([batch]), 1, trainer.args.device)
-    return _step(trainer, batches, num_items)
+def _targeted(update: Update) -> list[Known]:
+    """The pieces with a target."""
+    pieces = [Known(update.ids_of(piece), update.labels_of(piece)) for piece in update.pieces]
+    return [one for one in pieces if any(label != IGNORE for label in one.labels)]
+
+
+def _step_alone(trainer: ForeignTrainer, batch: Batch, accumulation: int = 1) -> Step:
+    """A batch as an update of its own, with a setting of the accumulation."""
+    before = trainer.args.gradient_accumulation_steps
+    trainer.args.gradient_accumulation_steps = accumulation
+    try:
+        batches, num_items = trainer.get_batch_samples(iter([dict(batch)]), 1, trainer.args.device)
+        return _step(trainer, batches, num_items)
+    finally:
+        trainer.args.gradient_accumulation_steps = before
+
+
+FITS = 1e-5  # relative difference of a loss and gradient from a mean that it is
+BY_ROWS = "the loss is a mean over rows, each of which weighs alike whatever its targets"
+BY_SUM = "the loss is a sum over rows, divided by nothing that depends on the batches"
+COUPLED = "the loss couples the rows of a batch, so that a row alone has none to compare with"
+OWN_SHARES = (
+    "the loss has a normalisation of its own: it is no mean over targets or rows, and no sum, of the rows' losses"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """Looks for what a loss of the trainer's own is, of the rows of an update.
+
+    Args:
+        alone: the batch of each sequence with a target.
+    """
+
+    trainer: ForeignTrainer
+    first: FirstUpdate
+    alone: list[Batch]
+    update: Update
+
+    def fitting(
+        self, step: Step, truth: Measurement, over_rows: Measurement, is_own: bool
+    ) -> tuple[Measurement, str, str]:
+        """The measurement that the update is to be compared with, a note on it, and the reason if there is none."""
+        found = Measurement(truth.logits, step.loss, step.gradient)
+
+        def fits(one: Measurement) -> bool:
+            errors = found.errors(one)
+            return max(errors.loss, errors.gradient) < FITS
+
+        if fits(truth) or len(self.alone) < 2:
+            return truth, "", ""
+        if fits(over_rows) and self._weighs_alike():
+            return over_rows, BY_ROWS, ""
+        num = len(self.alone)
+        total = {name: num * value for name, value in over_rows.gradient.items()}
+        in_sum = replace(over_rows, loss=num * over_rows.loss, gradient=total)
+        if is_own and fits(in_sum) and self._adds_up():
+            return in_sum, BY_SUM, ""
+        if not is_own or self._counts_padding() or self._depends_on_division():
+            return truth, "", ""
+        return truth, "", COUPLED if self._couples() else OWN_SHARES
+
+    def _weighs_alike(self) -> bool:
+        """True if a batch of two unlike rows has the mean of their losses, and not that of their targets."""
+        counts = [read_batch(one).num_targets for one in self.alone]
+        one, two = (self.alone[index] for index in (counts.index(min(counts)), counts.index(max(counts))))
+        if min(counts) == max(counts):
+            return False
+        losses = [_step_alone(self.trainer, batch).loss for batch in (one, two, _stacked(one, two))]
+        return abs(losses[2] - (losses[0] + losses[1]) / 2) < FITS * abs(losses[2])
+
+    def _adds_up(self) -> bool:
+        """True if a batch of a row twice has twice its loss."""
+        one = self.alone[0]
+        once, twice = (_step_alone(self.trainer, batch).loss for batch in (one, _stacked(one, one)))
+        return abs(twice - 2 * once) < FITS * abs(twice)
+
+    def _counts_padding(self) -> bool:
+        """True if more masked padding changes the loss of a row."""
+        one = {"attention_mask": torch.ones_like(read_batch(self.alone[0]).ids), **self.alone[0]}
+        plain, wider = (_step_alone(self.trainer, batch).loss for batch in (one, _widened(one, 7)))
+        return abs(plain - wider) > FITS * abs(plain)
+
+    def _depends_on_division(self) -> bool:
+        """True if the same rows, divided otherwise among as many and as large batches, have another loss."""
+        sizes = [len(read_batch(one).ids) for one in self.first.batches]
+        if len(sizes) < 2 or sum(sizes) != len(self.alone):
+            return False
+        counts = [read_batch(one).num_targets for one in self.alone]
+        ordered = [self.alone[index] for index in sorted(range(len(counts)), key=lambda index: counts[index])]
+        losses = []
+        for rows in (ordered, [*ordered[::2], *ordered[1::2]]):
+            starts = [sum(sizes[:index]) for index in range(len(sizes))]
+            made = [_stacked(*rows[start : start + size]) for start, size in zip(starts, sizes, strict=True)]
+            taken, num_items = self.trainer.get_batch_samples(iter(made), len(made), self.trainer.args.device)
+            losses.append(_step(self.trainer, taken, num_items).loss)
+        return abs(losses[0] - losses[1]) > FITS * abs(losses[0]) and not self._couples()
+
+    def _couples(self) -> bool:
+        """True if what a token of one row changes in the loss depends on another row."""
+        batch = next((one for one in self.first.batches if len(read_batch(one).ids) > 1), None)
+        if batch is None:
+            return False
+        read = read_batch(batch)
+        losses = []
+        for changed in ((), (0,), (1,), (0, 1)):
+            ids = read.ids.clone()
+            for row in changed:
+                real = read.real[row].nonzero().flatten()
+                cell = int(real[len(real) // 2])
+                ids[row, cell] = read.ids[row, int(real[-2])]
+            given = read.with_ids(ids)
+            losses.append(_step_alone(self.trainer, {**given, **read.labels}).loss)
+        mixed = losses[0] - losses[1] - losses[2] + losses[3]
+        return abs(mixed) > FITS * max(abs(losses[0] - losses[3]), FITS * abs(losses[0]))
+
+
+def _widened(batch: Batch, more: int) -> Batch:
+    """The batch of a row with more padding on the right."""
+    shape = read_batch(batch).ids.shape
+
+    def wide(name: str, value: object) -> object:
+        if not isinstance(value, Tensor) or value.shape != shape:
+            return value
+        return nn.functional.pad(value, (0, more), value=IGNORE if name in LABELS else 0)
+
+    return {name: wide(name, value) for name, value in batch.items()}
+
+
+def _stacked(*rows: Batch) -> Batch:
+    """Batches of one row each as one batch, padded on the right."""
+    width = max(read_batch(row).ids.shape[1] for row in rows)
+    full = [{**row, "attention_mask": torch.ones_like(read_batch(row).ids)} for row in rows]
+    padded = [_widened(row, width - read_batch(row).ids.shape[1]) for row in full]
+    names = [name for name, value in padded[0].items() if isinstance(value, Tensor)]
+    return {name: torch.cat([value for row in padded if isinstance(value := row[name], Tensor)]) for name in names}
 
 
 def _pull(

@@ -15,6 +15,8 @@ from unpad.proof.foreign.locate import Cells, Piece, locate
 
 IGNORE = -100
 LABELS = ("labels", "shift_labels")
+TURNED = "the batches have the tokens of the sequences in reverse order"
+TURNED_FIX = "keep the order of the tokens, or prove with the sequences as the collator writes them"
 NOBODY, OUTSIDE = -1, -2  # owners: a token of no sequence; beyond the end of a row
 
 
@@ -219,10 +221,7 @@ def refuse_missing(update: Update) -> None:
     if not update.pieces:
         turned = [Known(one.ids[::-1], one.labels) for one in update.known]
         if read_update(update.batches, turned).pieces:
-            raise ProofError(
-                "the batches have the tokens of the sequences in reverse order",
-                fix="keep the order of the tokens, or prove with the sequences as the collator writes them",
-            )
+            raise ProofError(TURNED, fix=TURNED_FIX)
         raise ProofError(
             "none of the sequences is in the batches: the collator writes other tokens, or in another order",
             fix="prove with the sequences as the collator writes them",

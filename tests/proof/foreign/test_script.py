@@ -1,0 +1,175 @@
+"""What a script means by a row is said by its own collator: no verdict accuses what batching does not change."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import Trainer
+
+import unpad
+from tests.proof.foreign.hugging_face import IGNORE, build, dataset, pad, quiet, sequences, trainer
+from tests.proof.foreign.test_targets import own, shifted
+from unpad.proof.foreign.trainer import BY_SUM, COUPLED, OWN_SHARES
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and TRL
+quiet()
+
+IDS = sequences(8)
+ROWS = dataset(IDS).remove_columns("labels")
+Rows = list[dict[str, Any]]
+
+
+def batch(rows: list[list[int]], labels: list[list[int]] | None = None) -> Any:
+    made = rows if labels is None else labels
+    return pad()([{"input_ids": one, "labels": own} for one, own in zip(rows, made, strict=True)])
+
+
+def cuts(rows: Rows) -> Any:
+    return batch([one["input_ids"][-9:] for one in rows])
+
+
+def drops(rows: Rows) -> Any:
+    return batch([[token for token in one["input_ids"] if token % 5] for one in rows])
+
+
+def appends(rows: Rows) -> Any:
+    return batch([[*one["input_ids"], 2] for one in rows])
+
+
+def relabels(rows: Rows) -> Any:
+    return batch([one["input_ids"] for one in rows], [[IGNORE] * 3 + one["input_ids"][3:] for one in rows])
+
+
+def shifts(rows: Rows) -> Any:
+    return batch([one["input_ids"] for one in rows], [[*one["input_ids"][1:], IGNORE] for one in rows])
+
+
+def draws(rows: Rows) -> Any:
+    return batch([[token if random.random() < 0.7 else 3 for token in one["input_ids"]] for one in rows])
+
+
+def joins(rows: Rows) -> Any:
+    one, two = (row["input_ids"] for row in rows)
+    return batch([[*one, *two]])
+
+
+def doubles(rows: Rows) -> Any:
+    return batch([part for one in rows for part in (one["input_ids"], one["input_ids"][::-1])])
+
+
+def hides(rows: Rows) -> Any:
+    made = batch([one["input_ids"] for one in rows])
+    made["attention_mask"][:, 2] = 0
+    return made
+
+
+def places(rows: Rows) -> Any:
+    made = batch([one["input_ids"] for one in rows])
+    made["position_ids"] = 5 + 2 * torch.arange(made["input_ids"].shape[1]).expand(made["input_ids"].shape)
+    return made
+
+
+COLLATORS: dict[str, tuple[Callable[[Rows], Any], str, str]] = {
+    "cuts": (cuts, "sound", ""),
+    "drops": (drops, "sound", ""),
+    "appends": (appends, "sound", ""),
+    "relabels": (relabels, "sound", ""),
+    "shifts": (shifts, "not proven", "are they shifted twice?"),
+    "draws": (draws, "not proven", "draws random numbers"),
+    "joins": (joins, "not proven", "takes no row alone"),
+    "doubles": (doubles, "not proven", "makes several rows of one"),
+    "hides": (hides, "not proven", "attention_mask hides tokens in the middle"),
+    "places": (places, "not proven", "position_ids are of the script's own making"),
+}
+
+
+def proved(folder: Path, collator: Any = None, kind: type[Trainer] = Trainer, **changes: Any) -> Any:
+    return unpad.prove_trainer(
+        trainer(build("llama"), folder, ROWS, collator=collator or batch_of, kind=kind, **changes)
+    )
+
+
+def batch_of(rows: Rows) -> Any:
+    return batch([one["input_ids"] for one in rows])
+
+
+@pytest.mark.parametrize("name", COLLATORS)
+def test_what_a_collator_does_to_a_row_alone_is_the_scripts(name: str, tmp_path: Path) -> None:
+    collator, verdict, reason = COLLATORS[name]
+    certificate = proved(tmp_path, collator)
+    assert certificate.verdict == verdict, str(certificate)
+    assert not reason or any(reason in finding.gap for finding in certificate.findings)
+
+
+class MeanOfMeans(Trainer):
+    """Mean over micro-batches of their means."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        self.loss_is_scaled_for_ga = False
+        return model(**inputs).loss
+
+
+@pytest.mark.parametrize("collator", [cuts, drops, draws, doubles])
+def test_a_wrong_mean_is_found_behind_any_collator(collator: Any, tmp_path: Path) -> None:
+    certificate = proved(tmp_path, collator, MeanOfMeans)
+    assert certificate.verdict == "wrong loss", str(certificate)
+    assert [finding.kind for finding in certificate.failed] == ["loss", "gradient"]
+
+
+def test_what_a_collator_does_in_a_batch_alone_is_found(tmp_path: Path) -> None:
+    def to_the_shortest(rows: Rows) -> Any:
+        least = min(len(row["input_ids"]) for row in rows)
+        return batch([row["input_ids"][:least] for row in rows])
+
+    assert proved(tmp_path, to_the_shortest).verdict == "cut"
+
+
+def by_a_constant(model, inputs, num):
+    return shifted(model, inputs)[0].sum() / 100
+
+
+def with_the_last(model, inputs, num):
+    each, logits, targets = shifted(model, inputs)
+    last = (targets != IGNORE).sum(1) - 1
+    return each.sum() / num + logits[torch.arange(len(last)), last, 5].square().sum() / 50
+
+
+def contrasting(model, inputs, num):
+    each, logits, targets = shifted(model, inputs)
+    ends = F.normalize(logits[torch.arange(len(logits)), (targets != IGNORE).sum(1) - 1], dim=-1)
+    return each.sum() / num + (ends @ ends.T * 5).logsumexp(-1).mean()
+
+
+def over_padding(model, inputs, num):
+    each, logits, _ = shifted(model, inputs)
+    return each.sum() / num + 0.1 * logits.logsumexp(-1).square().mean()
+
+
+def with_a_mean(model, inputs, num):
+    each, _, targets = shifted(model, inputs)
+    return ((1 - (-each).exp()) ** 2 * each).sum() / (targets != IGNORE).sum() / 2
+
+
+LOSSES: dict[str, tuple[Any, str, str]] = {
+    "a sum": (by_a_constant, "sound", BY_SUM),
+    "a term per row": (with_the_last, "not proven", OWN_SHARES),
+    "between rows": (contrasting, "not proven", COUPLED),
+    "over padding": (over_padding, "wrong loss", ""),
+    "a mean of means": (with_a_mean, "wrong loss", ""),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_of_ones_own_is_accused_only_where_batches_change_it(name: str, tmp_path: Path) -> None:
+    loss, verdict, reason = LOSSES[name]
+    sizes = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1} if name == "between rows" else {}
+    certificate = proved(tmp_path, kind=own(loss), **sizes)
+    assert certificate.verdict == verdict, str(certificate)
+    said = [*certificate.notes, *(finding.gap for finding in certificate.findings)]
+    assert not reason or reason in said
