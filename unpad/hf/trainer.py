@@ -409,10 +409,10 @@ def detach(trainer: UnpadMixin) -> None:
     attachment.before.restore(trainer)
     attachment.head.remove()
     undo(attachment.prepared)
-    vars(trainer)["attachment"] = None
+    trainer.attachment = None
     if type(trainer) in _mixed.values():
         trainer.__class__ = type(trainer).__bases__[1]
-        del vars(trainer)["attachment"]
+        del trainer.attachment
 
 
 @contextmanager

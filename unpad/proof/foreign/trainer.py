@@ -397,7 +397,7 @@ class Case:
             if self.any_mean:
                 batches = [self._batch_alone(one) for one in _targeted(update)]
                 probe = Probe(self.trainer, self.first, batches, update)
-                truth, note, reason = probe.fitting(step, truth, over_rows, is_own)
+                truth, note, reason = probe.fitting(step, truth, over_rows, plain.loss if is_own else None)
                 notes = (*notes, note) if note else notes
                 unjudged = {**unjudged, **dict.fromkeys(("loss", "gradient"), reason)} if reason else unjudged
         if taken == 0 and are_shifted_before(update):
@@ -561,9 +561,14 @@ class Probe:
     update: Update
 
     def fitting(
-        self, step: Step, truth: Measurement, over_rows: Measurement, is_own: bool
+        self, step: Step, truth: Measurement, over_rows: Measurement, usual: float | None
     ) -> tuple[Measurement, str, str]:
-        """The measurement that the update is to be compared with, a note on it, and the reason if there is none."""
+        """The measurement that the update is to be compared with, a note on it, and the reason if there is none.
+
+        Args:
+            usual: the mean cross-entropy over targets, if the loss is another; a sum of it that is divided by nothing
+                is a division that was forgotten.
+        """
         found = Measurement(truth.logits, step.loss, step.gradient)
 
         def fits(one: Measurement) -> bool:
@@ -577,9 +582,10 @@ class Probe:
         num = len(self.alone)
         total = {name: num * value for name, value in over_rows.gradient.items()}
         in_sum = replace(over_rows, loss=num * over_rows.loss, gradient=total)
-        if is_own and fits(in_sum) and self._adds_up():
-            return in_sum, BY_SUM, ""
-        if not is_own or self._counts_padding() or self._depends_on_division():
+        if usual is not None and fits(in_sum) and self._adds_up():
+            forgotten = abs(in_sum.loss / (usual * self.update.num_wanted) - 1) < FITS
+            return (truth, "", "") if forgotten else (in_sum, BY_SUM, "")
+        if usual is None or self._counts_padding() or self._depends_on_division():
             return truth, "", ""
         return truth, "", COUPLED if self._couples() else OWN_SHARES
 
