@@ -243,7 +243,6 @@ class CollatedRows:
         rows = [self.data[number] for number in numbers]
         collate = _independent(self.collate)
         with untouched_generators():
-            self._check_lengths(numbers)
             for number, row in zip(numbers, rows, strict=True):
                 if not all(_alike(self.batch([row], collate), self.batch([row], collate)) for _ in range(2)):
                     raise RecipeError(
@@ -252,6 +251,7 @@ class CollatedRows:
                         where=f"row {number}",
                         fix="draw them once, when the dataset is made",
                     )
+            self._check_lengths(numbers)
             if is_stock(self.collator) or batch_size < 2:
                 return
             for start in range(0, len(rows), batch_size):
