@@ -1,4 +1,4 @@
-"""What a script means by a row is said by its own collator: no verdict accuses what batching does not change."""
+"""A row is what its own collator makes of it alone: no verdict accuses what batching does not change."""
 
 from __future__ import annotations
 

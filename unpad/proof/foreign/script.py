@@ -1,4 +1,4 @@
-"""What a script means by each row of its data: the batch that its own collator makes of the row alone.
+"""Meaning of the rows of a script: the batch that its own collator makes of each row alone.
 
 Tokens that the collator drops, adds, moves or masks belong to the script. Where it draws random numbers, joins rows or
 makes several of one, no row has a meaning of its own, and the rows of the batches are taken in the place of the data's.

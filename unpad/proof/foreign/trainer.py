@@ -462,7 +462,7 @@ def _read(
 
 
 def _script(trainer: ForeignTrainer, first: FirstUpdate) -> Script:
-    """What the trainer's collator makes of its rows."""
+    """The trainer's rows, as its collator makes them."""
     if not first.examples:
         raise ProofError("the trainer's loader has no collator to watch", fix="pass the token ids as sequences=")
     packed = isinstance(trainer.args, Packing) and trainer.args.packing
