@@ -139,7 +139,10 @@ FAULTS = [
         "targets of the last block off by one", "vqa", DECODER,
         "keep_index=between.places(wanted)", "keep_index=between.places(wanted).add(1).clamp_max(len(stream.x) - 1)",
     ),
-    Fault("images of other rows", "vqa", "data/vqa.py", "np.arange(len(images)), [", "np.arange(len(images))[::-1], ["),
+    Fault(
+        "images of other rows", "vqa", "data/pictures/album.py",
+        "np.repeat(np.arange(len(counts)), ", "np.repeat(np.arange(len(counts))[::-1], ",
+    ),
     Fault(
         "places of images not moved by padding", "vqa", BATCH, PADDED,
         PADDED.replace("PaddedLayout(mask)", "PaddedLayout(mask), media_index=self.media_index"),

@@ -78,7 +78,13 @@ def test_the_doctors_page_has_the_words_of_an_examination() -> None:
         carry=None,
     )
     setup = SimpleNamespace(environment={"kernels": "native kernels (AVX-512 BF16)"})
-    known = {"name": "zh_chat", "stage": SimpleNamespace(name="pretrain"), "folder": None, "rate": 0.3, "setup": setup}
+    known = {
+        "name": "zh_chat",
+        "stage": SimpleNamespace(name="pretrain", of_pairs=False),
+        "folder": None,
+        "rate": 0.3,
+        "setup": setup,
+    }
     values: dict[str, Any] = {"rate": 0.3, "low": 1e-3, "high": 1e-2, "middle": 3e-3, "field": "optim.lr"}
     high = Finding("lr_high", "fault", 30.0, ("optim.lr",), values)
     layers = Layers([], 1.0, finite=True, blocks=[], without=[], left_out=[])
