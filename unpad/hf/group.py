@@ -64,7 +64,7 @@ def check_alike(what: str, told: Sequence[object]) -> None:
 
 
 def cells_per_token(inner: PreTrainedModel) -> float:
-    """As of `models.cost`, for a model of transformers: all of its blocks attend, and to all tokens before."""
+    """The cost of a model of transformers, see `models.cost`: every block attends to all tokens before."""
     config = inner.config.get_text_config()
     embedded = sum(p.numel() for p in inner.get_input_embeddings().parameters())
     weights = max(sum(p.numel() for p in inner.parameters()) - embedded, 1)

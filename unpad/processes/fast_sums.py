@@ -60,7 +60,7 @@ class FastSum:
         self._takes_left, self._scale = 0, 1.0
 
     def begin(self, *, rounded: bool, takes: int) -> None:
-        """As of GradientSum; nothing is rounded."""
+        """See `GradientSum`; nothing is rounded."""
         for wait in self._sent:  # of an update that was given up
             wait()
         if not self._buckets:
@@ -71,14 +71,14 @@ class FastSum:
         self._listen_to_last()
 
     def take(self, scale: float = 1.0) -> None:
-        """As of GradientSum."""
+        """See `GradientSum`."""
         self.used = {index for index, parameter in enumerate(self.parameters) if parameter.grad is not None}
         self._scale = scale
         self._takes_left -= 1
         self._listen_to_last()
 
     def finish(self, group: Group, used: set[int]) -> None:
-        """As of GradientSum; `.grad` is a view of memory that the next update writes to."""
+        """See `GradientSum`; `.grad` is a view of memory that the next update writes to."""
         self._send_rest()
         for wait in self._sent:
             wait()
@@ -91,7 +91,7 @@ class FastSum:
         self._buckets.sort(key=lambda bucket: not used.issuperset(bucket.indices))
 
     def give_up(self) -> None:
-        """As of GradientSum: sends what is left, so that no process waits for this one."""
+        """See `GradientSum`: sends what is left, so that no process waits for this one."""
         with suppress(LostProcessError):  # the error at hand is the one to tell
             self._send_rest()
 

@@ -116,14 +116,14 @@ class ExactSum:
         self._summed: set[int] = set()
 
     def begin(self, *, rounded: bool, takes: int) -> None:
-        """As of GradientSum."""
+        """See `GradientSum`."""
         self.give_up()
         self._rounded, self.used, self._summed = rounded, set(), set()
         if self._device.type == "cpu":
             self._together = takes + 1 if takes <= _FEW and self._flat is None else 2
 
     def take(self, scale: float = 1.0) -> None:
-        """As of GradientSum; `.grad` is cleared, unless it is that of the only micro-batch.
+        """See `GradientSum`; `.grad` is cleared, unless it is that of the only micro-batch.
 
         Args:
             scale: a power of two, the same for all micro-batches of an update.
@@ -141,7 +141,7 @@ class ExactSum:
             torch._foreach_mul_(list(given.values()), self._factor)
 
     def finish(self, group: Group, used: set[int]) -> None:
-        """As of GradientSum."""
+        """See `GradientSum`."""
         if group.size == 1 and not self._rounded:
             return
         if group.size > 1:
@@ -163,7 +163,7 @@ class ExactSum:
             parameter.grad = gradient
 
     def give_up(self) -> None:
-        """As of GradientSum; nothing has been sent."""
+        """See `GradientSum`; nothing has been sent."""
         self._held = []
 
     def _sums(self) -> tuple[Tensor, Sequence[Tensor]]:

@@ -207,23 +207,23 @@ class Replicas(Parallelism):
     def divide(
         cls, recipe: Recipe, model: Model, stages: Sequence[StageSetup], group: Group, device: torch.device
     ) -> tuple[Model, Parallelism]:
-        """As of Parallelism: the model stays whole."""
+        """See `Parallelism`: the model stays whole."""
         return model, cls(group)
 
     @classmethod
     def telling(cls, group: Group) -> AbstractContextManager[None]:
-        """As of Parallelism: they wait for messages alone."""
+        """See `Parallelism`: they wait for messages alone."""
         return group.failing_together()
 
     def gradient_sum(self, kind: str, model: Trainable) -> GradientSum | None:
-        """As of Parallelism."""
+        """See `Parallelism`."""
         parameters = list(model.parameters())
         if kind == "exact":
             return ExactSum(parameters)
         return FastSum(parameters, self.group) if self.group.size > 1 else None
 
     def compute(self, model: Trainable, passes: Passes) -> dict[int, MicroResult]:
-        """As of Parallelism; where a pass does not fit and may be cut, again from the first, in smaller passes."""
+        """See `Parallelism`; where a pass does not fit and may be cut, again from the first, in smaller passes."""
         if passes.room is None:
             return passes.run(model)
         state = GeneratorState(passes.device)
@@ -238,12 +238,12 @@ class Replicas(Parallelism):
             state.restore()
 
     def room(self, kind: str, most: int | None) -> Room | None:
-        """As of Parallelism: fast sums send gradients within the backward pass."""
+        """See `Parallelism`: fast sums send gradients within the backward pass."""
         return Room(most) if kind == "exact" or self.group.size == 1 else None
 
     @contextmanager
     def evaluating(self) -> Iterator[Group]:
-        """As of Parallelism: passes are shared out like micro-batches."""
+        """See `Parallelism`: passes are shared out like micro-batches."""
         yield self.group
 
 

@@ -77,7 +77,7 @@ class PipelinedDecoder(ScoresTokens):
         return 0 if part in ("embed", "position_embed") else self.group.size - 1
 
     def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
-        """As of `Decoder`."""
+        """See `Decoder`."""
         return self.part.decoder.count_targets(batch)
 
     # ----------------------------------------------------------------------- passes
@@ -91,7 +91,7 @@ class PipelinedDecoder(ScoresTokens):
 
     @torch.no_grad()
     def losses(self, batch: RaggedBatch) -> Terms:
-        """As of `Decoder`, but for the gradients: these come from `pipeline_schedule.run_update`."""
+        """See `Decoder`; the gradients come from `pipeline_schedule.run_update`."""
 
         def measured(stream: Stream) -> Tensor:
             terms = self.part.losses(stream, batch, self.label_smoothing)
@@ -102,7 +102,7 @@ class PipelinedDecoder(ScoresTokens):
 
     @torch.no_grad()
     def token_nll(self, batch: RaggedBatch) -> Tensor:
-        """As of `Decoder`, in every process."""
+        """See `Decoder`, in every process."""
 
         def measured(stream: Stream) -> Tensor:
             assert self.part.head is not None, "the last stage has the head"

@@ -41,7 +41,7 @@ class PipelineStages(Parallelism):
 
     @classmethod
     def check_recipe(cls, recipe: Recipe, group: Group) -> None:
-        """As of Parallelism: the processes, the model and its training fit the stages."""
+        """See `Parallelism`: the processes, the model and its training fit the stages."""
         num = recipe.train.pipeline_stages
         kind, blocks, stages = recipe.model["kind"], recipe.model.get("blocks", 0), stages_of(recipe)
         settings = [stage.recipe for stage in stages]
@@ -73,7 +73,7 @@ class PipelineStages(Parallelism):
 
     @classmethod
     def check_sums(cls) -> None:
-        """As of Parallelism."""
+        """See `Parallelism`."""
         what = "the stages of a model compute every micro-batch together, and share none out"
         raise RecipeError(what, where=FIELD, fix=f"set {FIELD}=1 to prove the sums of whole models")
 
@@ -81,18 +81,18 @@ class PipelineStages(Parallelism):
     def divide(
         cls, recipe: Recipe, model: Model, stages: Sequence[StageSetup], group: Group, device: torch.device
     ) -> tuple[Model, Parallelism]:
-        """As of Parallelism."""
+        """See `Parallelism`."""
         assert isinstance(model, Decoder), "`check_recipe` refuses others"
         with needs_memory("a pipeline stage", lower_sizes(model.config)):
             part = PipelinedDecoder(model, group, device, recipe.train.timeout)
             return part, cls(part)
 
     def gradient_sum(self, kind: str, model: Trainable) -> GradientSum | None:
-        """As of Parallelism."""
+        """See `Parallelism`."""
         return _OfStage(list(model.parameters())) if kind == "exact" else None
 
     def compute(self, model: Trainable, passes: Passes) -> dict[int, MicroResult]:
-        """As of Parallelism; the last stage has the results, the others none.
+        """See `Parallelism`; the last stage has the results, the others none.
 
         Raises:
             LostProcessError: another stage is gone or silent.
@@ -106,7 +106,7 @@ class PipelineStages(Parallelism):
         return {number: MicroResult(sums, {}) for number, sums in terms.items()}
 
     def total_norm(self, gradients: Iterable[Tensor]) -> Tensor:
-        """As of Parallelism: that of the norms of all gradients, in the order of the whole model."""
+        """Norm of the norms of all gradients, in the order of the whole model; see `Parallelism`."""
         own, parameters = list(gradients), self.model.parameters()
         numbers = [number for number, parameter in enumerate(parameters) if parameter.grad is not None]
         norms = torch._foreach_norm(own) if own else ()
@@ -133,22 +133,22 @@ class PipelineStages(Parallelism):
                 part.head.copy_(received)
 
     def gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """As of Parallelism."""
+        """See `Parallelism`."""
         return self.model.gathered(tensors)
 
     def whole_model(self, model: Model) -> Model | None:
-        """As of Parallelism: on the processor, and None in all other processes."""
+        """See `Parallelism`: on the processor, and None in all other processes."""
         return self.model.whole_decoder()
 
     def describe(self) -> list[str]:
-        """As of Parallelism: the stages."""
+        """See `Parallelism`: the stages."""
         spans = [
             f"{blocks.start} to {blocks[-1]}" if len(blocks) > 1 else f"{blocks.start}" for blocks in self.model.spans
         ]
         return [f"pipeline stages of blocks {', '.join(spans[:-1])} and {spans[-1]}, each in a process of its own"]
 
     def advice(self, made: Plan) -> str:
-        """As of Parallelism: where stages have nothing to do for more than IDLE of the time."""
+        """See `Parallelism`: where stages have nothing to do for more than IDLE of the time."""
         share, num = share_at_work(made, self.group.size), made.num_micros / max(made.num_steps, 1)
         if share >= 1 - IDLE:
             return ""
@@ -168,16 +168,16 @@ class _OfStage:
         self.used: set[int] = set()  # none that another process has
 
     def begin(self, *, rounded: bool, takes: int) -> None:
-        """As of GradientSum."""
+        """See `GradientSum`."""
         self.inner.begin(rounded=rounded, takes=takes)
 
     def take(self, scale: float = 1.0) -> None:
-        """As of GradientSum."""
+        """See `GradientSum`."""
         self.inner.take(scale)
 
     def finish(self, group: Group, used: set[int]) -> None:
-        """As of GradientSum; `group` and `used` are those of all stages."""
+        """See `GradientSum`; `group` and `used` are those of all stages."""
         self.inner.finish(ALONE, self.inner.used)
 
     def give_up(self) -> None:
-        """As of GradientSum; nothing is sent."""
+        """See `GradientSum`; nothing is sent."""

@@ -135,7 +135,7 @@ class Sharding(Parallelism):
 
     @classmethod
     def check_model(cls, recipe: Recipe, model: Model, num_processes: int, *, goes_on: bool) -> None:
-        """As of Parallelism."""
+        """See `Parallelism`."""
         if num_processes == 1 and not goes_on:
             raise _refused("one process has nobody to divide the model with", "add --processes 2 or more")
         if recipe.lora is not None:
@@ -148,7 +148,7 @@ class Sharding(Parallelism):
 
     @classmethod
     def check_sums(cls) -> None:
-        """As of Parallelism."""
+        """See `Parallelism`."""
         what = "a divided model adds its gradients in an order that depends on the number of processes"
         raise RecipeError(what, where="train.shard", fix="set train.shard=none to prove the sums of whole models")
 
@@ -156,7 +156,7 @@ class Sharding(Parallelism):
     def divide(
         cls, recipe: Recipe, model: Model, stages: Sequence[StageSetup], group: Group, device: torch.device
     ) -> tuple[Model, Parallelism]:
-        """As of Parallelism; a run without a step keeps its model whole."""
+        """See `Parallelism`; a run without a step keeps its model whole."""
         with group.together():
             empty = empty_batch(stages)
             if empty is not None:
@@ -170,29 +170,29 @@ class Sharding(Parallelism):
             return model, cls(model, empty.to(device), group, device)
 
     def gradient_sum(self, kind: str, model: Trainable) -> GradientSum | None:
-        """As of Parallelism."""
+        """See `Parallelism`."""
         return self
 
     def lockstep(self, num_passes: int) -> Lockstep | None:
-        """As of Parallelism."""
+        """See `Parallelism`."""
         return Lockstep(num_passes, self.empty)
 
     @contextmanager
     def evaluating(self) -> Iterator[Group]:
-        """As of Parallelism."""
+        """See `Parallelism`."""
         yield ALONE
         self.reshard()
 
     def gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """As of Parallelism."""
+        """See `Parallelism`."""
         return whole_tensors(tensors, self.group)
 
     def save(self, folder: Path, state: State, keep: int) -> Path:
-        """As of Parallelism: every process writes the rows that it holds."""
+        """See `Parallelism`: every process writes the rows that it holds."""
         return save_shards(folder, state, keep, self.group)
 
     def held(self, model: Model) -> Held:
-        """As of Parallelism: the weights, and for the name of a moment its weight."""
+        """See `Parallelism`: the weights, and for the name of a moment its weight."""
         weights = kept_weights(model)
         held = model_tensors(weights)
 
@@ -202,11 +202,11 @@ class Sharding(Parallelism):
         return find
 
     def whole_model(self, model: Model) -> Model | None:
-        """As of Parallelism."""
+        """See `Parallelism`."""
         return None
 
     def describe(self) -> list[str]:
-        """As of Parallelism."""
+        """See `Parallelism`."""
         num = self.num_blocks
         return [
             f"weights, gradients and optimizer divided among {self.group.size} processes by FSDP2, "
@@ -217,15 +217,15 @@ class Sharding(Parallelism):
     # ----------------------------------------------------------------------- as of GradientSum
 
     def begin(self, *, rounded: bool, takes: int) -> None:
-        """As of GradientSum; nothing is rounded."""
+        """See `GradientSum`; nothing is rounded."""
         self.used = set()
 
     def take(self, scale: float = 1.0) -> None:
-        """As of GradientSum; FSDP2 has added the gradients over the processes."""
+        """See `GradientSum`; FSDP2 has added the gradients over the processes."""
         self._scale = scale
 
     def finish(self, group: Group, used: set[int]) -> None:
-        """As of GradientSum. Where no process has a gradient FSDP2 leaves zeros, by which decay would move weights."""
+        """See `GradientSum`. Where no process has a gradient FSDP2 leaves zeros, by which decay would move weights."""
         for index, parameter in enumerate(self.model.parameters()):
             if index not in used:
                 parameter.grad = None
@@ -233,7 +233,7 @@ class Sharding(Parallelism):
                 parameter.grad.mul_(1.0 / self._scale)
 
     def give_up(self) -> None:
-        """As of GradientSum; FSDP2 sends within the passes, and nothing outside of them."""
+        """See `GradientSum`; FSDP2 sends within the passes, and nothing outside of them."""
 
 
 # --------------------------------------------------------------------------- what cannot be divided
