@@ -296,7 +296,7 @@ class Writes:
 
 def test_generate_draws_each_prompt_with_the_next_seed_unless_one_is_given(unpad: Shell, calls: Calls) -> None:
     calls.replace("unpad.inference.loaded.load", Writes())
-    calls.replace("unpad.evaluation.openings.heldout_openings", ["one", "two"])
+    calls.replace("unpad.evaluation.text.heldout_openings", ["one", "two"])
     assert unpad("generate", "mine", "--prompt", "a", "--prompt", "b").out == "a -> 5\n\nb -> 6\n\n"
     assert unpad("generate", "mine", "seed=5", stdin="a\n\n b\n").out == "a -> 5\n\n b -> 5\n\n"
     assert unpad("generate", "mine", "--heldout", 2).out == "one -> 5\n\ntwo -> 6\n\n"

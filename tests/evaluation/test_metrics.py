@@ -15,9 +15,10 @@ import torch
 from tests.helpers.untrained_patients import CODES, Guess, draw
 from unpad.data.measuring import Measuring
 from unpad.errors import RecipeError
-from unpad.evaluation import images, patients, preferences, sets, text, vqa_kept
+from unpad.evaluation import images, patients, preferences, sets, text, vqa
 from unpad.evaluation.binary import mean, measured
-from unpad.evaluation.metrics import Extremes, Metric, Refused, interval, known_metrics, mean_of, metric_lines
+from unpad.evaluation.family import measures_of
+from unpad.evaluation.metrics import Extremes, Metric, Refused, interval, mean_of, metric_lines
 from unpad.inference.patients import predict
 from unpad.recipes.training import PlanSettings
 from unpad.trials.search.metric import direction
@@ -29,7 +30,7 @@ LESS = ("loss", "perplexity", "bits_per", "brier", "calibration_error", "reconst
 
 def undeclared(family: str, metrics: Iterable[str]) -> list[str]:
     """Metrics that do not match exactly one pattern of their family."""
-    patterns = known_metrics(family)
+    patterns = measures_of(family).HIGHER_IS_BETTER
     return [name for name in metrics if sum(fnmatchcase(name, pattern) for pattern in patterns) != 1]
 
 
@@ -47,8 +48,8 @@ def of_images() -> list[str]:
 
 
 def of_vqa() -> list[str]:
-    kept = vqa_kept.kept_metrics(np.array([8, 8]), np.array([4, 4]), np.array([[4, 2], [4, 2]]))
-    modes = vqa_kept.mode_metrics({mode: np.ones(2) for mode in ("origin", "merge_only", "soft", "hard")})
+    kept = vqa.kept_metrics(np.array([8, 8]), np.array([4, 4]), np.array([[4, 2], [4, 2]]))
+    modes = vqa.mode_metrics({mode: np.ones(2) for mode in ("origin", "merge_only", "soft", "hard")})
     return ["loss", "perplexity", "accuracy", "caption_accuracy", "accuracy: 什么颜色？", *modes, *kept]
 
 
@@ -73,7 +74,7 @@ def guessed(metric: str) -> int | None:
 def test_every_metric_matches_one_declaration_and_none_is_idle(family: str) -> None:
     names = FAMILIES[family]()
     assert undeclared(family, names) == []
-    assert [p for p in known_metrics(family) if not any(fnmatchcase(name, p) for name in names)] == []
+    assert [p for p in measures_of(family).HIGHER_IS_BETTER if not any(fnmatchcase(name, p) for name in names)] == []
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -188,7 +189,7 @@ def test_a_metric_of_one_group_or_of_equal_ones_has_no_interval_and_says_so() ->
         assert (found["low"], found["high"]) == (None, None)
         assert str(found["reason"]).startswith("no interval")
         assert json.loads(json.dumps(found, allow_nan=False)) == found
-    kept = vqa_kept.mode_metrics({"soft": np.ones(2), "hard": np.ones(2)}, np.zeros(2))
+    kept = vqa.mode_metrics({"soft": np.ones(2), "hard": np.ones(2)}, np.zeros(2))
     assert (kept["accuracy_soft"].low, kept["accuracy_soft"].high) == (0.025, 1)
     assert (kept["soft_to_hard_gap"].low, kept["soft_to_hard_gap"].high) == (-0.975, 0.975)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.toy import run, write_toy
-from unpad.evaluation.openings import heldout_openings
+from unpad.evaluation.text import heldout_openings
 from unpad.inference.loaded import load
 
 pytestmark = pytest.mark.slow

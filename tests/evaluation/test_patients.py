@@ -258,7 +258,7 @@ def test_evaluation_leaves_what_the_report_draws_and_names_nobody(
 def test_courses_are_those_of_readable_patients_of_both_outcomes() -> None:
     data = draw(80)
     found = predict(Measuring(Guess(), data, np.arange(80), MANY))
-    chosen = courses(Guess(), data, np.arange(80), found.p, found.labels, found.num_sets)
+    chosen = courses(Measuring(Guess(), data, np.arange(80), MANY), found)
     assert [course["outcome"] for course in chosen] == [True, True, False, False]
     readable = (found.num_sets >= 3) & (found.labels == 1)
     assert chosen[0]["p"] == pytest.approx(found.p[readable].max(), abs=1e-4)
@@ -336,4 +336,4 @@ def test_one_outcome_alone_has_no_curve() -> None:
     judged = held_out(Measuring(Guess(), data, np.arange(12), MANY))
     assert set(judged.refused) == {"auroc", "average_precision"}
     assert not set(judged.refused) & set(judged.values)
-    assert courses(Guess(), data, np.arange(12), found.p, found.labels, found.num_sets) == []
+    assert courses(Measuring(Guess(), data, np.arange(12), MANY), found) == []

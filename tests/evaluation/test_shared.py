@@ -21,7 +21,7 @@ from unpad.data.measuring import Measuring
 from unpad.data.sources import drawn, simulated
 from unpad.data.sources.split import Split
 from unpad.errors import LostProcessError, OutOfMemoryError, SourceError
-from unpad.evaluation.metrics import held_out
+from unpad.evaluation.family import held_out
 from unpad.models.contract import LearnsPreferences
 from unpad.processes.group import ALONE, Group
 from unpad.recipes.file import load_recipe

@@ -13,8 +13,8 @@ from tests.helpers.vision import VOCAB, Row, prepare
 from tests.models.vision_language.test_merged import merging
 from tests.models.vision_language.test_pruned import pruned
 from unpad.evaluation.metrics import Extremes, Metric, metric_lines
+from unpad.evaluation.vqa import kept_metrics, mode_metrics
 from unpad.evaluation.vqa_cost import measure, prefill_operations
-from unpad.evaluation.vqa_kept import kept_metrics, mode_metrics
 from unpad.inference.generate import prefill
 from unpad.nn.flops import pruner_operations, reading_operations, sizes_of
 

@@ -120,7 +120,7 @@ def test_an_error_after_the_others_have_ended_stays_what_it_is(
     def full(*given: object) -> None:
         raise DiskError("no space left for samples")
 
-    monkeypatch.setattr("unpad.training.loop.keep_samples", full)
+    monkeypatch.setattr("unpad.evaluation.text.keep_samples", full)
     found = outcomes_in_turns(2, lambda group: run(recipe, tmp_path / "run", group))
     assert isinstance(found[0], DiskError)
     assert isinstance(found[1], Result)

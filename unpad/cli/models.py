@@ -222,12 +222,13 @@ def generate(
     Each prompt draws with the next seed, unless seed= is given."""
     fields = [_generate_field(text) for text in settings or []]
     check_run(run, fields)
-    from unpad.evaluation.openings import heldout_openings
     from unpad.inference.loaded import load
     from unpad.inference.prompts import gives_seed, prompt_warning, system_note
 
     loaded = load(run, fields)
     if heldout:
+        from unpad.evaluation.text import heldout_openings
+
         texts = heldout_openings(loaded, heldout)
     else:
         texts = prompt or [line.rstrip("\n") for line in sys.stdin if line.strip()]

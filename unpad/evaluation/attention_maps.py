@@ -7,9 +7,10 @@ import io
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
+from torch import Tensor
 
+from unpad.batching.batch import RaggedBatch
 from unpad.data.family import Data
 from unpad.data.images import ImageData
 from unpad.data.pictures.grids import pixels_of
@@ -24,34 +25,45 @@ MOST_TOKENS, MOST_HEADS, LEAST_TOKENS = 20, 6, 4
 PICTURE = 96  # pixels of the longer side
 
 
-def attention_maps(model: Model, data: Data, device: torch.device) -> dict[str, Any] | None:
-    """Maps of the heads of the first and the last block, as JSON values for the page.
-
-    Of a text, weights of its first tokens; of an image, what each patch receives from all of them on average, as a
-    multiple of an equal share.
+def maps_of_text(model: Model, data: TextData) -> dict[str, Any] | None:
+    """Weights that the first tokens of a text give to each other, as JSON values for the page.
 
     Returns:
-        `where`, and `tokens` or `grid` and `picture`; `blocks`, each with its number and `heads`, each a string with a
-        digit per cell, row by row: the number of LEVELS that it reaches. None without blocks of attention, or for other
-        data.
+        `where`, `tokens` and the `blocks` of `_blocks`; None without blocks of attention, or without an example.
     """
-    if not isinstance(data, TextData | ImageData):
-        return None
     chosen = _example(data)
     if chosen is None:
         return None
-    stop = int(data.table.positions[chosen])
-    is_text = isinstance(data, TextData)
-    batch = data.alone(chosen, 0, min(stop, MOST_TOKENS, model.config.longest) if is_text else stop, 0).to(device)
-    weights = attention_weights(model, batch)
-    if not weights or weights[0].shape[-1] != batch.total_tokens:
+    stop = min(int(data.table.positions[chosen]), MOST_TOKENS, model.config.longest)
+    batch = data.alone(chosen, 0, stop, 0)
+    weights = _weights(model, batch)
+    if not weights:
         return None
-    maps = [one if is_text else one.mean(1, keepdim=True) * batch.total_tokens for one in weights]
-    blocks = [
-        {"block": block, "heads": [_digits(head.cpu().numpy(), is_text) for head in maps[block][:MOST_HEADS]]}
-        for block in dict.fromkeys((0, len(maps) - 1))
-    ]
-    return {"where": data.where(chosen), **_shown(data, chosen, batch.input_ids), "blocks": blocks}
+    assert batch.input_ids is not None, "texts are tokens"
+    tokenizer = load_tokenizer(data.files[TOKENIZER])
+    tokens = [tokenizer.decode([one]) for one in batch.input_ids.tolist()]
+    return {"where": data.where(chosen), "tokens": tokens, "blocks": _blocks(weights, LEVELS["text"])}
+
+
+def maps_of_image(model: Model, data: ImageData) -> dict[str, Any] | None:
+    """What each patch of an image receives from all of them on average, as a multiple of an equal share, as JSON values
+    for the page.
+
+    Returns:
+        `where`, `grid`, `picture` and the `blocks` of `_blocks`; None as in `maps_of_text`.
+    """
+    chosen = _example(data)
+    if chosen is None:
+        return None
+    batch = data.alone(chosen, 0, int(data.table.positions[chosen]), 0)
+    received = [one.mean(1, keepdim=True) * batch.total_tokens for one in _weights(model, batch)]
+    if not received:
+        return None
+    image, out = Image.fromarray(pixels_of(data.examples[chosen])), io.BytesIO()
+    image.thumbnail((PICTURE, PICTURE))
+    image.save(out, "PNG")
+    shown = {"grid": data.album.grids[chosen].tolist(), "picture": base64.b64encode(out.getvalue()).decode()}
+    return {"where": data.where(chosen), **shown, "blocks": _blocks(received, LEVELS["image"])}
 
 
 def _example(data: Data) -> int | None:
@@ -65,17 +77,24 @@ def _example(data: Data) -> int | None:
     return None
 
 
-def _shown(data: TextData | ImageData, chosen: int, ids: torch.Tensor | None) -> dict[str, Any]:
-    if isinstance(data, TextData):
-        assert ids is not None, "texts are tokens"
-        tokenizer = load_tokenizer(data.files[TOKENIZER])
-        return {"tokens": [tokenizer.decode([one]) for one in ids.tolist()]}
-    image, out = Image.fromarray(pixels_of(data.examples[chosen])), io.BytesIO()
-    image.thumbnail((PICTURE, PICTURE))
-    image.save(out, "PNG")
-    return {"grid": data.album.grids[chosen].tolist(), "picture": base64.b64encode(out.getvalue()).decode()}
+def _weights(model: Model, batch: RaggedBatch) -> list[Tensor]:
+    """`attention_weights` of one sequence; none where the blocks attend to others than its tokens."""
+    weights = attention_weights(model, batch.to(next(model.parameters()).device))
+    return weights if weights and weights[0].shape[-1] == batch.total_tokens else []
 
 
-def _digits(values: np.ndarray, is_text: bool) -> str:
-    levels = LEVELS["text" if is_text else "image"]
+def _blocks(maps: list[Tensor], levels: tuple[float, ...]) -> list[dict[str, Any]]:
+    """The first and the last block, each with its number and `heads`, each a string with a digit per cell, row by row:
+    the number of levels that it reaches.
+
+    Args:
+        maps: of every block, (heads, rows, columns).
+    """
+    return [
+        {"block": block, "heads": [_digits(head.cpu().numpy(), levels) for head in maps[block][:MOST_HEADS]]}
+        for block in dict.fromkeys((0, len(maps) - 1))
+    ]
+
+
+def _digits(values: np.ndarray, levels: tuple[float, ...]) -> str:
     return "".join(map(str, np.searchsorted(levels, values.flatten(), side="right").tolist()))

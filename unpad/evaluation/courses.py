@@ -8,7 +8,9 @@ import numpy as np
 import torch
 
 from unpad.batching.plan import Micro
+from unpad.data.measuring import Measuring
 from unpad.data.patients import EventData
+from unpad.inference.patients import PatientPredictions
 from unpad.models.contract import PredictsSets
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.segments import real_tokens
@@ -17,23 +19,22 @@ FEWEST_SETS, MOST_EVENTS = 3, 400  # of a patient whose course can be read off a
 
 
 @torch.no_grad()
-def courses(
-    model: PredictsSets, data: EventData, seq_ids: np.ndarray, p: np.ndarray, labels: np.ndarray, num_sets: np.ndarray
-) -> list[dict[str, Any]]:
+def courses(over: Measuring[EventData], found: PatientPredictions) -> list[dict[str, Any]]:
     """Courses of the patients with and without the outcome with the highest and the lowest probability.
 
     Args:
-        seq_ids: (num_patients,) of the data, to choose from.
-        p: (num_patients,) probability of the outcome.
-        labels, num_sets: (num_patients,).
+        over: the patients to choose from.
+        found: predictions for them.
 
     Returns:
         JSON values per patient; nothing but the place in this list identifies a patient. `outcome`: whether it came;
         `days`: of the sets, None for facts without a time; `events`: [set, name of the code, standardised value or
         None].
     """
-    events = data.table.positions[seq_ids]
-    readable = (num_sets >= FEWEST_SETS) & (events <= MOST_EVENTS)
+    model, data, p, labels = over.model, over.data, found.p, found.labels
+    assert isinstance(model, PredictsSets), "a model of patients"
+    events = data.table.positions[over.seq_ids]
+    readable = (found.num_sets >= FEWEST_SETS) & (events <= MOST_EVENTS)
     chosen: list[int] = []
     for label, best in ((1, 1), (1, -1), (0, 1), (0, -1)):
         mine = [i for i in np.flatnonzero(readable & (labels == label)) if i not in chosen]
@@ -42,7 +43,9 @@ def courses(
     was_training = model.training
     model.eval()
     try:
-        return [_course(model, data, int(seq_ids[i])) | {"outcome": bool(labels[i]), "p": _short(p[i])} for i in chosen]
+        return [
+            _course(model, data, int(over.seq_ids[i])) | {"outcome": bool(labels[i]), "p": _short(p[i])} for i in chosen
+        ]
     finally:
         model.train(was_training)
 

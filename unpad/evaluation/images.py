@@ -12,9 +12,12 @@ import torch
 from unpad.batching.batch import RaggedBatch
 from unpad.data.images import ImageData
 from unpad.data.measuring import Measuring
+from unpad.evaluation.attention_maps import maps_of_image
+from unpad.evaluation.family import Ended
 from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, exact_share, interval, mean_of, resample
 from unpad.inference.loaded import LoadedRun
 from unpad.models.contract import Classifies
+from unpad.run.report.attention import has_attention, keep_attention
 
 NUM_BINS = 10  # of confidence, in the calibration error and its picture
 HIGHER_IS_BETTER: dict[str, bool | None] = {
@@ -103,6 +106,12 @@ def evaluate(run: LoadedRun, over: Measuring[ImageData], num_shown: int) -> Eval
 def check_new(data: ImageData, path: Path) -> NewFacts:
     """Tell of images whose mode or size training had not; unknown classes are in `data.lines()`."""
     return data.album.unlike_training()
+
+
+def keepsakes(ended: Ended[ImageData]) -> None:
+    """Keep attention maps of one held-out image."""
+    if ended.wants(has_attention) and (maps := maps_of_image(ended.model, ended.data)) is not None:
+        keep_attention(ended.folder, ended.step, maps)
 
 
 def summarise(

@@ -1,18 +1,15 @@
-"""Metrics of `unpad eval` with confidence intervals, and the evaluation of a model in training."""
+"""Metrics of `unpad eval` with confidence intervals, and results of evaluations."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from importlib import import_module
+from dataclasses import dataclass, field
 
 import numpy as np
 from rich.cells import cell_len
 
-from unpad.data.family import Data
-from unpad.data.measuring import Measuring
 from unpad.terminal.table import columns, number_of, wrapped
 
 NUM_RESAMPLES = 1000
@@ -120,12 +117,6 @@ class HeldOut:
     refused: dict[str, str] = field(default_factory=dict)
 
 
-def known_metrics(family: str) -> dict[str, bool | None]:
-    """Metrics of a family, by name pattern (fnmatch): whether more is better, None where neither more nor less is."""
-    metrics: dict[str, bool | None] = import_module(f"unpad.evaluation.{family}").HIGHER_IS_BETTER
-    return metrics
-
-
 def metric_lines(metrics: dict[str, Metric]) -> list[str]:
     """Lay out metrics as a table of a line each. Columns fit names of up to MAX_NAME cells, or half of a terminal; a
     longer name has a line to itself. A number that does not exist, such as a rank measure of one class, is shown as
@@ -187,13 +178,6 @@ def _rows(metrics: dict[str, Metric], units: dict[str, str], width: int) -> list
             bounds = f"{bounds}: {metric.reason}"
         rows.append((f"{start}  {value:>10}", f"{bounds}   {units[name]}".rstrip()))
     return rows
-
-
-def held_out(over: Measuring[Data]) -> HeldOut:
-    """Measure a model on held-out sequences, in its own precision (fp32 unless it was converted); processes that share
-    the work return the same."""
-    result: HeldOut = import_module(f"unpad.evaluation.{over.data.family}").held_out(over)
-    return replace(result, loss=float(result.loss))  # a comparison with a number of numpy is no bool of JSON
 
 
 def resample(columns: Sequence[np.ndarray], seed: int, groups: np.ndarray | None = None) -> np.ndarray:

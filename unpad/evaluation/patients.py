@@ -19,6 +19,7 @@ from unpad.data.patients import EventData
 from unpad.errors import SourceError
 from unpad.evaluation import binary, sets
 from unpad.evaluation.courses import courses
+from unpad.evaluation.family import Ended
 from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, Refused
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patient_marks import mark_patients, refuse_unknown, unknown_lines
@@ -112,7 +113,7 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> Eval
         if classifies:
             lines = _surest_wrong(found, data, ids, num_shown)
             drawn |= describe(found)
-            drawn["courses"] = courses(model, data, ids, found.p, found.labels, found.num_sets)
+            drawn["courses"] = courses(over, found)
     wanted = [trains(model, "reconstruction"), trains(model, "next_code")]
     if any(wanted):
         scores = sets.score_sets(over, *wanted)
@@ -130,6 +131,10 @@ def check_new(data: EventData, path: Path) -> NewFacts:
     """
     refuse_unknown(data)
     return unknown_lines(data, mark_patients(data)), {}
+
+
+def keepsakes(ended: Ended[EventData]) -> None:
+    """Keep nothing: what a page shows of patients comes with `evaluate`."""
 
 
 def count(found: PatientPredictions, labelled: bool) -> dict[str, int]:

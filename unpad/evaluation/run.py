@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from unpad.data.measuring import Measuring
 from unpad.data.near_duplicates import NearDuplicates, not_compared
 from unpad.data.sources.split import PARTS, Split, Wanted
 from unpad.errors import DiskError, RecipeError, SourceError
+from unpad.evaluation.family import measures_of
 from unpad.evaluation.metrics import Evaluation, Metric, NewFacts
 from unpad.evaluation.new_data import recipe_for
 from unpad.inference.loaded import LoadedRun, load
@@ -112,7 +112,7 @@ def evaluate_new(run: str, num_shown: int, part: str | None, path: Path) -> NewE
     if not len(seq_ids):
         raise SourceError(f"no row declares the part {part}", where=str(path), fix="leave --split out to measure all")
     name = str(path) if part is None else f"{path}, {part}"
-    unknown: NewFacts = import_module(f"unpad.evaluation.{new.family}").check_new(new, path)
+    unknown = measures_of(new.family).check_new(new, path)
     near, known = _near_training(loaded, new, seq_ids), _known(loaded, new, seq_ids)
     lines = [*new.lines(), *unknown[0], *(near.lines if near is not None else ()), *known[0]]
     facts = unknown[1] | ({} if near is None else {"near_duplicates": near.to_json()}) | known[1]
@@ -164,9 +164,8 @@ def _measure(
     loaded: LoadedRun, data: Data, seq_ids: np.ndarray, num_shown: int, part: str, best_of: int | None
 ) -> Evaluation:
     """Measure the model, and name the part in every metric that does not name one itself."""
-    family = import_module(f"unpad.evaluation.{data.family}")
     over = Measuring(loaded.model, data, seq_ids, loaded.recipe.plan)
-    found: Evaluation = family.evaluate(loaded, over, num_shown)
+    found = measures_of(data.family).evaluate(loaded, over, num_shown)
     metrics = {
         name: metric if metric.part else replace(metric, part=part, best_of=best_of)
         for name, metric in found.metrics.items()

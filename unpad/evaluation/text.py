@@ -1,6 +1,6 @@
 """Held-out perplexity, bits per byte and bits per character, from sums that no batching can change.
 
-Training calls `held_out`, `unpad eval` calls `evaluate`, for runs of texts and conversations.
+Training calls `held_out` and `keepsakes`, `unpad eval` calls `evaluate`, for runs of texts and conversations.
 """
 
 from __future__ import annotations
@@ -16,12 +16,17 @@ from unpad.data.sources.read import PAIRS
 from unpad.data.sources.split import PARTS, Split
 from unpad.data.text import TextData
 from unpad.data.tokens.lost import FIX_OF_RUN, LostCharacters
+from unpad.errors import SourceError
 from unpad.evaluation import preferences
+from unpad.evaluation.attention_maps import maps_of_text
+from unpad.evaluation.family import Ended
 from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, Refused, interval, resample
 from unpad.evaluation.per_sequence import token_sums
-from unpad.evaluation.replies import accuracy, answer, with_keywords
-from unpad.evaluation.start import put_reference
+from unpad.evaluation.replies import SHORTEST, accuracy, answer, opening, sample_replies, with_keywords
 from unpad.inference.loaded import LoadedRun
+from unpad.models.contract import Generates
+from unpad.run.report.attention import has_attention, keep_attention
+from unpad.run.report.samples import has_samples, keep_samples
 
 HIGHER_IS_BETTER: dict[str, bool | None] = {
     "*loss": False,
@@ -85,7 +90,7 @@ def evaluate(run: LoadedRun, over: Measuring[TextData], num_shown: int) -> Evalu
     for kind in kinds:
         ids = seq_ids[data.table.kind[seq_ids] == data.kinds.index(kind)]
         if kind == PAIRS:
-            put_reference(run, data, ids, is_own=is_own)
+            preferences.put_reference(run, data, ids, is_own=is_own)
             measured = preferences.summarise(preferences.margins(replace(over, seq_ids=ids)))
         else:
             measured = summarise(document_nll(replace(over, seq_ids=ids)), groups=data.table.group[ids])
@@ -119,6 +124,34 @@ def check_new(data: TextData, path: Path) -> NewFacts:
     """
     data.report.lost.refuse(str(path), FIX_OF_RUN)
     return [], {}
+
+
+def keepsakes(ended: Ended[TextData]) -> None:
+    """Keep replies to held-out prompts, and attention maps of one held-out text."""
+    model, data = ended.model, ended.data
+    if isinstance(model, Generates) and ended.wants(has_samples):
+        keep_samples(ended.folder, ended.step, sample_replies(model, data, ended.recipe, ended.kinds))
+    if ended.wants(has_attention) and (maps := maps_of_text(model, data)) is not None:
+        keep_attention(ended.folder, ended.step, maps)
+
+
+def heldout_openings(run: LoadedRun, num: int) -> list[str]:
+    """The first tokens of held-out texts, picked by the run's seed, to see how a model continues unseen text.
+
+    Raises:
+        SourceError: no held-out text is long enough to be cut.
+    """
+    data = run.data()
+    if not isinstance(data, TextData):
+        raise SourceError("the run holds no texts out", where=str(run.folder), fix="see `unpad eval`")
+    tokens = data.tokens
+    ids = np.flatnonzero((tokens.split == Split.HOLDOUT) & (tokens.kind == 0) & (tokens.lengths >= SHORTEST))
+    if ids.size == 0:
+        raise SourceError(
+            f"no held-out text has {SHORTEST} tokens", where="data.holdout", fix="give openings yourself with --prompt"
+        )
+    chosen = np.random.default_rng(run.recipe.train.seed).permutation(ids)[:num]
+    return [run.tokenizer.decode(opening(tokens, int(i))) for i in chosen]
 
 
 def document_nll(over: Measuring[TextData]) -> DocumentSums:

@@ -1,4 +1,4 @@
-"""Evaluation of answers about images: their accuracy, and the loss of the right ones."""
+"""Evaluation of answers about images: their accuracy, the loss of the right ones, and the visual tokens kept."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import numpy as np
 from unpad.data.measuring import Measuring
 from unpad.data.tokens.lost import FIX_OF_RUN
 from unpad.data.vqa import VqaData
-from unpad.evaluation import vqa_kept
-from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, interval, mean_of, resample
+from unpad.evaluation.family import Ended
+from unpad.evaluation.metrics import Evaluation, Extremes, HeldOut, Metric, NewFacts, interval, mean_of, resample
 from unpad.evaluation.per_sequence import token_sums
 from unpad.evaluation.vqa_accuracy import vqa_accuracy
-from unpad.evaluation.vqa_kept import kept_metrics, mode_metrics
 from unpad.inference.answers import answer, answer_counted, answer_shown
 from unpad.inference.loaded import LoadedRun
 from unpad.models.vision_language.model import VisionLanguage
@@ -30,7 +29,11 @@ HIGHER_IS_BETTER: dict[str, bool | None] = {
     "accuracy": True,
     "accuracy: *": True,
     "caption_accuracy": True,
-    **vqa_kept.HIGHER_IS_BETTER,
+    "accuracy_*": True,
+    "soft_to_hard_gap": None,
+    "visual_tokens": None,
+    "kept_*": None,
+    "keep_ratio_*": None,
 }
 
 
@@ -74,7 +77,8 @@ def evaluate(run: LoadedRun, over: Measuring[VqaData], num_shown: int) -> Evalua
     order = np.random.default_rng(run.recipe.train.seed).permutation(len(ids))
     drawn = None
     if len(run.model.modes) > 1:
-        metrics |= _mode_metrics(run, data, ids, right, ~captions)
+        if not captions.all():
+            metrics |= mode_metrics(_scores_by_mode(run, data, ids, right, ~captions), groups[~captions])
         metrics |= kept_metrics(data.num_patches[ids], given, kept, groups)
         about_one = [int(i) for i in ids[order] if not data.examples[i].caption and len(data.examples[i].images) == 1]
         drawn = to_json(metrics, _pictures(run, data, about_one[:NUM_PICTURES]))
@@ -97,6 +101,10 @@ def check_new(data: VqaData, path: Path) -> NewFacts:
     return data.album.unlike_training()
 
 
+def keepsakes(ended: Ended[VqaData]) -> None:
+    """Keep nothing: what a page shows of answers comes with `evaluate`."""
+
+
 def _pictures(run: LoadedRun, data: VqaData, rows: list[int]) -> list[tuple[Kept, str]]:
     """Kept patches of these rows, with the right answers; none if a token does not represent one patch."""
     model = run.model
@@ -112,12 +120,10 @@ def _judge(data: VqaData, seq_ids: np.ndarray, answers: list[str]) -> np.ndarray
     return np.array([vqa_accuracy(given, data.examples[seq].answers) for given, seq in pairs], np.float64)
 
 
-def _mode_metrics(
+def _scores_by_mode(
     run: LoadedRun, data: VqaData, seq_ids: np.ndarray, right: np.ndarray, chosen: np.ndarray
-) -> dict[str, Metric]:
-    """`mode_metrics` of the chosen rows, (num_rows,) bool; `right` are all scores in the model's own mode."""
-    if not chosen.any():
-        return {}
+) -> dict[str, np.ndarray]:
+    """Scores of the chosen rows, (num_rows,) bool, in every mode; `right` are all scores in the model's own."""
     model, scores = run.model, {}
     own = model.mode
     for mode in model.modes:
@@ -126,4 +132,63 @@ def _mode_metrics(
             right[chosen] if mode == own else _judge(data, seq_ids[chosen], answer(run, data, seq_ids[chosen]))
         )
     model.mode = None
-    return mode_metrics(scores, data.table.group[seq_ids[chosen]])
+    return scores
+
+
+# --------------------------------------------------------------------------- fewer visual tokens
+
+
+def mode_metrics(right: dict[str, np.ndarray], groups: np.ndarray | None = None) -> dict[str, Metric]:
+    """`accuracy_MODE` of every mode, and `soft_to_hard_gap`, the accuracy of hard removal less that of soft.
+
+    Args:
+        right: for every mode the scores of the same rows, (num_rows,).
+        groups: (num_rows,) as in `metrics.resample`.
+    """
+    found = {f"accuracy_{mode}": mean_of(scores, groups, share=True) for mode, scores in right.items()}
+    if "soft" in right and "hard" in right:  # of the same rows: the interval is that of the difference
+        gap = right["hard"] - right["soft"]
+        found["soft_to_hard_gap"] = mean_of(gap, groups)
+        if not gap.any():  # no resample differs; the mean is at most the share of rows whose answers differ
+            reach = mean_of(gap, groups, share=True)
+            found["soft_to_hard_gap"] = replace(reach, low=-reach.high)
+    return found
+
+
+def kept_metrics(
+    patches: np.ndarray, given: np.ndarray, kept: np.ndarray, groups: np.ndarray | None = None
+) -> dict[str, Metric]:
+    """Numbers of visual tokens of rows, over the rows with images.
+
+    `visual_tokens` counts the patches of their images, `kept_block_N` the tokens that enter block N, `kept_average` is
+    the mean over the blocks, and `kept_final` counts the tokens that enter the last: each the mean, the least and the
+    most of a row.
+    `keep_ratio_merge` is the number after merging over patches; `keep_ratio_average` and `keep_ratio_final` are the
+    average and the final number over the number after merging; these are ratios of totals, with 95 % confidence
+    intervals.
+
+    Args:
+        patches: (num_rows,) int64.
+        given: (num_rows,) int64, visual tokens before any was removed; fewer than patches where they were merged.
+        kept: (num_rows, blocks) int64, visual tokens that entered each block.
+        groups: (num_rows,) as in `metrics.resample`.
+    """
+    seen = patches > 0
+    groups = np.arange(len(patches)) if groups is None else groups
+    patches, given, kept, groups = patches[seen], given[seen], kept[seen], groups[seen]
+    if not len(patches) or not kept.shape[1]:
+        return {}
+    final, average = kept[:, -1], kept.mean(1)
+    counts = {"visual_tokens": patches}
+    counts |= {f"kept_block_{block}": column for block, column in enumerate(kept.T)}
+    counts |= {"kept_average": average, "kept_final": final}
+    found: dict[str, Metric] = {
+        name: Extremes(float(values.mean()), float(values.min()), float(values.max()), len(values))
+        for name, values in counts.items()
+    }
+    ratios = {"merge": (given, patches), "average": (average, given), "final": (final, given)}
+    for name, (left, of) in ratios.items():
+        sums = resample([left, of], 0, groups)
+        num_groups = len(np.unique(groups))
+        found[f"keep_ratio_{name}"] = interval(left.sum() / of.sum(), sums[0] / sums[1], len(patches), num_groups)
+    return found

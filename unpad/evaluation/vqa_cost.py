@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -58,8 +59,7 @@ def evaluate_cost(run: str) -> dict[str, Metric]:
     if not isinstance(loaded.model, VisionLanguage) or len(loaded.model.modes) < 2:
         fix = "use a run whose model has a merge or a prune section"
         raise RecipeError("there are no modes whose cost could differ", where=str(loaded.folder), fix=fix)
-    data = loaded.data()
-    assert isinstance(data, VqaData), "what models of vision and language read"
+    data = cast(VqaData, loaded.data())  # what models of vision and language read
     ids = np.flatnonzero((data.table.split == Split.HOLDOUT) & (data.num_patches > 0))[:MAX_PROMPTS]
     prompts = data.prompts(ids.tolist())
     precision = generation_precision(loaded.recipe.generate)

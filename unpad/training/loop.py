@@ -12,12 +12,10 @@ from typing import Any
 from rich.console import Console
 
 from unpad import storage
-from unpad.data.text import TextData
 from unpad.errors import DiskError, UnpadError
-from unpad.evaluation.attention_maps import attention_maps
-from unpad.evaluation.samples import sample_replies
+from unpad.evaluation.family import Ended, measures_of
 from unpad.interchange.origin import is_folder, keep_origin, open_recipe, starting_weights
-from unpad.models.contract import Generates, Model
+from unpad.models.contract import Model
 from unpad.processes import own_log
 from unpad.processes.group import ALONE, Group
 from unpad.recipes.changes import differences
@@ -29,8 +27,6 @@ from unpad.run.identity import new_id, run_id
 from unpad.run.kept import open_files
 from unpad.run.loggers import check_loggers
 from unpad.run.monitor import Monitor, silent_monitor
-from unpad.run.report.attention import has_attention, keep_attention
-from unpad.run.report.samples import has_samples, keep_samples
 from unpad.run.screen import open_console
 from unpad.run.timers import Timers, Timing, covered_steps
 from unpad.training.alike import check_alike, check_folder, check_recipe, check_weights
@@ -289,21 +285,11 @@ def _run_stages(run: RunContext, state: State | None, began: float) -> Result:
 
 
 def _keep_samples(run: RunContext, model: Model, kinds: tuple[str, ...], *, anew: bool) -> None:
-    """Keep what the page shows of the weights that the model ends with: of texts replies to held-out prompts, of texts
-    and images attention maps of one example.
-
-    Args:
-        anew: whether steps were taken; else only what is missing is made, as after a kill right after the last step.
-    """
-    data, folder, step = run.setup.data, run.setup.folder, run.progress.step
-    if isinstance(model, Generates) and isinstance(data, TextData) and (anew or not has_samples(folder, step)):
-        with run.timers("samples"):
-            keep_samples(folder, step, sample_replies(model, data, run.setup.recipe, kinds))
-    if anew or not has_attention(folder, step):
-        with run.timers("samples"):
-            maps = attention_maps(model, data, next(model.parameters()).device)
-            if maps is not None:
-                keep_attention(folder, step, maps)
+    """Keep what the page shows of the weights that the model ends with, as its family does; `anew` as in `Ended`."""
+    setup = run.setup
+    with run.timers("samples"):
+        ended = Ended(model, setup.data, setup.recipe, kinds, setup.folder, run.progress.step, anew)
+        measures_of(setup.data.family).keepsakes(ended)
 
 
 def _has_work(run: RunContext, stage: StageSetup) -> bool:

@@ -12,7 +12,7 @@ from unpad.batching.describe import describe_batch
 from unpad.batching.plan import Micro, rows_digest
 from unpad.data.measuring import Measuring
 from unpad.errors import OutOfMemoryError, Stopped, needs_memory
-from unpad.evaluation.metrics import held_out
+from unpad.evaluation.family import held_out
 from unpad.models.cost import cells_per_token
 from unpad.models.objective import Objective
 from unpad.run.checkpoint import State

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from unpad.data.measuring import Measuring
-from unpad.evaluation.metrics import held_out
+from unpad.evaluation.family import held_out
 from unpad.terminal.progress import counted
 from unpad.terminal.table import number_of, text_table
 from unpad.training.rehearsal import Rehearsal

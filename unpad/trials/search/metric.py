@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from unpad.errors import RecipeError, nearest
-from unpad.evaluation.metrics import known_metrics
+from unpad.evaluation.family import measures_of
 from unpad.trials.search.prune_score import prune_score
 
 SCORE = "score"
@@ -23,7 +23,7 @@ def direction(metric: str, family: str) -> int:
     """
     if metric == SCORE:
         return -1
-    known = known_metrics(family)
+    known = measures_of(family).HIGHER_IS_BETTER
     better = next((more for pattern, more in known.items() if fnmatchcase(metric, pattern)), None)
     if better is None:
         names = [pattern.replace("*", "NAME") for pattern, more in known.items() if more is not None]

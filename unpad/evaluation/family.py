@@ -1,0 +1,77 @@
+"""Measures of each family of data: one file each in this folder, and what these have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Generic, Protocol
+
+from unpad.data.family import Data
+from unpad.data.measuring import DataType, Measuring
+from unpad.evaluation.metrics import Evaluation, HeldOut, NewFacts
+from unpad.inference.loaded import LoadedRun
+from unpad.models.contract import Model
+from unpad.recipes.recipe import Recipe
+
+
+@dataclass(frozen=True, eq=False)
+class Ended(Generic[DataType]):
+    """A model with the weights that its run ends with.
+
+    Args:
+        kinds: parts of the data that the last stage trained on.
+        anew: whether steps were taken; else only what is missing is made, as after a kill right after the last step.
+    """
+
+    model: Model
+    data: DataType
+    recipe: Recipe
+    kinds: tuple[str, ...]
+    folder: Path
+    step: int
+    anew: bool
+
+    def wants(self, is_kept: Callable[[Path, int], bool]) -> bool:
+        """True if a keepsake is to be made; `is_kept` tells whether a run keeps that of a step."""
+        return self.anew or not is_kept(self.folder, self.step)
+
+
+class FamilyMeasures(Protocol):
+    """Members of a module such as `evaluation/text.py`.
+
+    Attributes:
+        HIGHER_IS_BETTER: for metrics, by name pattern (fnmatch), whether more is better; None where neither more nor
+            less is.
+    """
+
+    HIGHER_IS_BETTER: dict[str, bool | None]
+
+    def held_out(self, over: Measuring[Any]) -> HeldOut:
+        """Measure a model in training; processes that share the work return the same."""
+
+    def evaluate(self, run: LoadedRun, over: Measuring[Any], num_shown: int) -> Evaluation:
+        """Measure a run, for `unpad eval`, with `num_shown` examples."""
+
+    def check_new(self, data: Any, path: Path) -> NewFacts:
+        """Refuse new data of which the run knows nothing, or tell what it does not know."""
+
+    def keepsakes(self, ended: Ended[Any]) -> None:
+        """Keep in the run what its page shows of the model that training ends with, such as replies.
+
+        Raises:
+            DiskError: it cannot be written.
+        """
+
+
+def measures_of(family: str) -> FamilyMeasures:
+    """Return the module of this folder that measures a family."""
+    return import_module(f"unpad.evaluation.{family}")
+
+
+def held_out(over: Measuring[Data]) -> HeldOut:
+    """Measure a model on held-out sequences, in its own precision (fp32 unless it was converted); processes that share
+    the work return the same."""
+    result = measures_of(over.data.family).held_out(over)
+    return replace(result, loss=float(result.loss))  # a comparison with a number of numpy is no bool of JSON
