@@ -46,8 +46,8 @@ def maps_of_text(model: Model, data: TextData) -> dict[str, Any] | None:
 
 
 def maps_of_image(model: Model, data: ImageData) -> dict[str, Any] | None:
-    """What each patch of an image receives from all of them on average, as a multiple of an equal share, as JSON values
-    for the page.
+    """Attention that each patch of an image receives from all of them on average, as a multiple of an equal share, as
+    JSON values for the page.
 
     Returns:
         `where`, `grid`, `picture` and the `blocks` of `_blocks`; None as in `maps_of_text`.
