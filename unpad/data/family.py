@@ -22,7 +22,7 @@ from unpad.data.sources.split import Wanted
 from unpad.errors import RecipeError
 from unpad.models import model_config, model_module
 from unpad.models.contract import Model
-from unpad.recipes.data import KINDS
+from unpad.recipes.data import KINDS, is_packaged
 from unpad.recipes.recipe import Recipe, stages_of
 
 # Optional file of a run: the random key of the pseudonyms of the people in its data.
@@ -257,6 +257,25 @@ class Data(ABC):
         a message."""
         return None
 
+    def single_row(self, recipe: Recipe, kind: str) -> tuple[str, str] | None:
+        """Cause and remedy where the only row of a kind is a file that was not divided; by default it was meant so."""
+        return None
+
+    @classmethod
+    def source_lines(cls, recipe: Recipe) -> list[str]:
+        """A line per source of a recipe, for the screen, with the package's own marked.
+
+        Files in folders are not listed by default: there may be thousands, and their names may be patients' ids.
+        """
+        given = [(f"data.{kind}", source.path) for kind in KINDS for source in recipe.data.sources(kind)]
+        if recipe.data.events:
+            given += [(f"events.{field}", path) for field, path in recipe.events.tables.items()]
+        return [line for field, path in given for line in (_source_line(field, path), *cls._listed(recipe, path))]
+
+    @classmethod
+    def _listed(cls, recipe: Recipe, path: str) -> list[str]:
+        return []
+
     def facts(self) -> dict[str, int]:
         """Counts that the run's log keeps for those who use the run later, by name; by default none."""
         return {}
@@ -264,6 +283,10 @@ class Data(ABC):
     def initialize(self, model: Model) -> None:
         """Load into a new model the parameters that come with the data; by default there are none."""
         return None
+
+
+def _source_line(field: str, path: str) -> str:
+    return f"reads {field}: {path}" + (" (comes with unpad)" if is_packaged(path) else "")
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 from unpad.data.family import Data, family_of
-from unpad.data.sources.documents import single_document
-from unpad.data.sources.files import expand
-from unpad.data.sources.places import resolve_path
 from unpad.data.sources.split import Split
 from unpad.recipes.recipe import Recipe
 
@@ -42,10 +38,8 @@ def not_held_out(recipe: Recipe, data: Data, kind: str) -> Cause | None:
         return None
     if recipe.data.holdout == 0:
         return Cause("data.holdout is 0, so nothing is held out", "set data.holdout=0.05")
-    if kind == "text" and num == 1:
-        for file in expand(recipe.data.text, partial(resolve_path, recipe.data)):
-            if found := single_document(file, recipe.data.separator, 1):
-                return Cause(f"{found.what}, of which nothing can be held out", found.fix)
+    if num == 1 and (cause := data.single_row(recipe, kind)) is not None:
+        return Cause(*cause)
     unit = family_of(recipe).UNITS[0]
     return Cause(
         f"nothing of data.{kind} is held out, of {num:,} {unit if num != 1 else unit.removesuffix('s')}", DECLARE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -14,7 +15,10 @@ from unpad.batching.plan import Micro
 from unpad.data.family import Data, RowSpan, Sample, SequenceTable, refuse_cuts, sequence_table
 from unpad.data.near_duplicates import NearDuplicates, not_compared
 from unpad.data.replies import Replies
+from unpad.data.sources.documents import single_document
 from unpad.data.sources.example import BadRow
+from unpad.data.sources.files import expand, list_paths
+from unpad.data.sources.places import resolve_path
 from unpad.data.sources.read import PAIRS, TEXT_KINDS
 from unpad.data.sources.split import Split, Wanted
 from unpad.data.tokens.corpus import Corpus, CorpusReport, open_corpus
@@ -31,6 +35,7 @@ TOKENIZER = "tokenizer.json"
 FILES = (TOKENIZER,)
 NO_TEXT = None
 MOST_CHARACTERS = 1 << 27  # of a run's data that new texts are compared with, for about a minute or two
+MOST_LISTED = 20  # files of one folder or pattern
 SYSTEM_TURNS = "system_turns"  # of the training conversations, in `facts`
 
 
@@ -140,6 +145,21 @@ class TextData(Data):
         leaks, places = compare_new(run.recipe, run.tokens, self.recipe, self.tokens, documents)
         counts = leaks.num_holdout, leaks.num_exact, leaks.num_near
         return NearDuplicates("documents", *counts, tuple(places), tuple(leaks.lines(places)))
+
+    def single_row(self, recipe: Recipe, kind: str) -> tuple[str, str] | None:
+        files = expand(recipe.data.text, partial(resolve_path, recipe.data)) if kind == "text" else []
+        found = [document for file in files if (document := single_document(file, recipe.data.separator, 1))]
+        return (f"{found[0].what}, of which nothing can be held out", found[0].fix) if found else None
+
+    @classmethod
+    def _listed(cls, recipe: Recipe, path: str) -> list[str]:
+        """Files of a folder or pattern."""
+        place = resolve_path(recipe.data, path)
+        if place.is_file():
+            return []
+        paths = list_paths(place)
+        more = [f"  and {len(paths) - MOST_LISTED:,} more"] if len(paths) > MOST_LISTED else []
+        return [*(f"  {path}" for path in paths[:MOST_LISTED]), *more]
 
     def facts(self) -> dict[str, int]:
         report = self.report

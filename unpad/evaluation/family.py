@@ -6,14 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Generic, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 from unpad.data.family import Data
 from unpad.data.measuring import DataType, Measuring
 from unpad.evaluation.metrics import Evaluation, HeldOut, NewFacts
-from unpad.inference.loaded import LoadedRun
 from unpad.models.contract import Model
 from unpad.recipes.recipe import Recipe
+
+if TYPE_CHECKING:  # training measures models, and loads no runs
+    from unpad.inference.loaded import LoadedRun
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from unpad import storage
 from unpad.data.family import NAMES_KEY, family_name
-from unpad.data.tokens.folder_tokenizer import folder_tokenizer
 from unpad.errors import CheckpointError, RecipeError
 from unpad.interchange.hub import download_model, is_hub_name, kept_folder
 from unpad.recipes.data import ImageSettings, TokenizerSettings
@@ -177,6 +176,8 @@ def starting_files(recipe: Recipe, name: str) -> dict[str, bytes]:
     if family not in ("text", "vqa"):
         what = f"{name} is a folder of a model of texts, and a model of kind {recipe.model['kind']} reads {family}"
         raise RecipeError(what, where="train.init_from", fix="set model.from instead")
+    from unpad.data.tokens.folder_tokenizer import folder_tokenizer
+
     return {TOKENIZER: folder_tokenizer(user_path(name), chat=family == "text")}
 
 

@@ -12,7 +12,6 @@ import torch
 
 from unpad.data.family import Data, check_near_duplicates, open_data
 from unpad.data.notes import DECLARE, Cause, not_held_out, notes
-from unpad.data.sources.listing import source_lines
 from unpad.errors import PlanError, RecipeError, needs_memory
 from unpad.interchange.origin import starting_files
 from unpad.machine.processor import processor_name
@@ -260,7 +259,7 @@ def describe(setup: Setup, *, verbose: bool = False) -> list[str]:
         adapters = [f"adapters on the weights of {setup.recipe.train.init_from}: {share}"]
         weights = f"its base in {setup.base.precision}, adapters and optimizer in fp32"
     return [
-        *source_lines(setup.recipe),
+        *setup.data.source_lines(setup.recipe),
         *setup.data.lines(),
         *notes(setup.recipe, setup.data),
         f"model {setup.recipe.model.get('preset') or setup.recipe.model['kind']}: {parameters:,} parameters, "

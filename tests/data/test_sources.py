@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from unpad.data.sources.listing import MOST_LISTED, source_lines
+from unpad.data.images import ImageData
+from unpad.data.patients import EventData
 from unpad.data.sources.places import DRAWN, OURS, SIMULATED
+from unpad.data.text import MOST_LISTED, TextData
 from unpad.recipes.data import PACKAGED
 from unpad.recipes.file import load_recipe, parse_recipe
 
@@ -15,12 +17,14 @@ def test_every_place_of_the_package_counts_as_its_own() -> None:
 
 
 def test_packaged_files_are_marked_and_given_ones_are_not() -> None:
-    assert source_lines(load_recipe("zh_chat")) == [
+    assert TextData.source_lines(load_recipe("zh_chat")) == [
         "reads data.text: unpad:examples/zh/facts.jsonl (comes with unpad)",
         "reads data.chat: unpad:examples/zh/chat.jsonl (comes with unpad)",
     ]
-    assert source_lines(load_recipe("images", ["data.images=mine"])) == ["reads data.images: mine"]
-    events = source_lines(load_recipe("events", ["data.events=mine.csv", "events.labels.path=unpad:deaths.csv"]))
+    assert ImageData.source_lines(load_recipe("images", ["data.images=mine"])) == ["reads data.images: mine"]
+    events = EventData.source_lines(
+        load_recipe("events", ["data.events=mine.csv", "events.labels.path=unpad:deaths.csv"])
+    )
     assert events == [
         "reads data.events: mine.csv",
         "reads events.labels.path: unpad:deaths.csv (comes with unpad)",
@@ -31,12 +35,12 @@ def test_the_files_of_a_folder_and_of_a_pattern_are_listed(tmp_path: Path) -> No
     for number in range(MOST_LISTED + 3):
         (tmp_path / f"t{number}.txt").write_text("一")
     files = [f"  {tmp_path}/t{number}.txt" for number in range(MOST_LISTED)]
-    assert source_lines(parse_recipe({"data": {"text": str(tmp_path)}})) == [
+    assert TextData.source_lines(parse_recipe({"data": {"text": str(tmp_path)}})) == [
         f"reads data.text: {tmp_path}",
         *files,
         "  and 3 more",
     ]
-    found = source_lines(parse_recipe({"data": {"text": "t1*.txt", "root": str(tmp_path)}}))
+    found = TextData.source_lines(parse_recipe({"data": {"text": "t1*.txt", "root": str(tmp_path)}}))
     assert found[0] == "reads data.text: t1*.txt"
     assert found[1] == files[1]
     assert len(found) == 1 + 1 + 10
@@ -44,4 +48,6 @@ def test_the_files_of_a_folder_and_of_a_pattern_are_listed(tmp_path: Path) -> No
 
 def test_names_of_patients_files_stay_off_the_screen(tmp_path: Path) -> None:
     (tmp_path / "4711.csv").write_text("minute,variable,value\n")
-    assert source_lines(parse_recipe({"data": {"events": str(tmp_path)}})) == [f"reads data.events: {tmp_path}"]
+    assert EventData.source_lines(parse_recipe({"data": {"events": str(tmp_path)}})) == [
+        f"reads data.events: {tmp_path}"
+    ]
