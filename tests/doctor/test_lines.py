@@ -9,22 +9,11 @@ import numpy as np
 import pytest
 
 from unpad.doctor.finding import Finding, ranked
-from unpad.doctor.lines import drawing, fact_lines, finding_lines, fold
+from unpad.doctor.lines import drawing, fact_lines, finding_lines
 from unpad.doctor.subject import Subject
 from unpad.doctor.sweep import HIGHEST, LOWEST, Sweep
 from unpad.doctor.words import Language
 from unpad.terminal.table import WIDTH, cells
-
-CHINESE = "学习率是损失最低处学习率的很多倍，每一步都跨得太大。" * 4
-
-
-def test_lines_break_between_words_and_between_chinese_characters_but_not_before_a_closing_mark() -> None:
-    lines = fold(CHINESE, 41, indent=4)
-    assert "".join(line.strip() for line in lines) == CHINESE
-    assert all(cells(line) <= 42 and line.startswith("    ") for line in lines)
-    assert not [line for line in lines if line.strip()[0] in "，。"]
-    assert fold("a word and another", 8) == ["a word", "and", "another"]
-    assert fold("", 8) == [""]
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

@@ -86,9 +86,32 @@ def test_words_fill_a_line_to_its_last_cell() -> None:
     assert wrapped("aa bb cc", 4) == ["aa", "bb", "cc"]
     assert wrapped("aa bb cc", 8) == ["aa bb cc"]
     assert wrapped("长度 长度", 9) == ["长度 长度"]
-    assert wrapped("长度 长度", 8) == ["长度", "长度"]
+    assert wrapped("长度 长度", 8) == ["长度 长", "度"]
     assert wrapped("  aa   bb ") == ["aa bb"]
     assert wrapped("") == [""]
+
+
+def test_lines_break_between_chinese_characters_but_not_before_a_closing_mark() -> None:
+    chinese = "学习率是损失最低处学习率的很多倍，每一步都跨得太大。" * 4
+    lines = wrapped(chinese, 41, indent=4)
+    assert "".join(line.strip() for line in lines) == chinese
+    assert all(cells(line) <= 41 and line.startswith("    ") for line in lines)
+    assert not [line for line in lines if line.strip()[0] in "，。"]
+    assert wrapped("损失（例如）", 6) == ["损失", "（例", "如）"]
+    assert wrapped("把 optim.lr 设为3e-4。", 11) == ["把 optim.lr", "设为3e-4。"]
+
+
+def test_paths_stay_whole_and_the_text_behind_them_does_not() -> None:
+    assert wrapped("看 data/中文/很长.jsonl 再试", 10) == ["看", "data/中文/很长.jsonl", "再试"]
+    assert wrapped("data/a.jsonl：第三行，第四行", 16) == ["data/a.jsonl：第", "三行，第四行"]
+
+
+@given(st.text("abc /，。（é长度\u0301", max_size=60), st.integers(4, 30))
+@settings(deadline=None, max_examples=60)
+def test_where_words_may_be_broken_every_line_fits_and_nothing_is_lost(text: str, width: int) -> None:
+    lines = wrapped(text, width, breaks_words=True)
+    assert all(cells(line) <= width for line in lines)
+    assert "".join(lines).replace(" ", "") == "".join(text.split())
 
 
 def test_columns_are_aligned_as_asked_and_gaps_are_as_wide_as_asked() -> None:

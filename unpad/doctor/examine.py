@@ -18,7 +18,7 @@ from unpad.doctor.histories import check_histories
 from unpad.doctor.joins import check_joins
 from unpad.doctor.layers import Layers, check_layers, check_unchanged
 from unpad.doctor.length import check_length
-from unpad.doctor.lines import drawing, fact_lines, finding_lines, fold
+from unpad.doctor.lines import drawing, fact_lines, finding_lines
 from unpad.doctor.machine import check_memory, check_neighbours, check_threads
 from unpad.doctor.pictures import check_pictures
 from unpad.doctor.preferences import check_preferences
@@ -50,6 +50,7 @@ from unpad.doctor.words import Language, sentences, word
 from unpad.doctor.writing import check_writing
 from unpad.machine.load import LoadMeter
 from unpad.terminal.progress import progress
+from unpad.terminal.table import wrapped
 
 SECONDS = 120.0
 OF_STEPS, OF_SWEEP, OF_HEART, OF_CARRY = 0.2, 0.4, 0.5, 0.7  # of the time that is left
@@ -144,12 +145,12 @@ class Examination:
         if subject.folder is not None:
             head += word("of_run", language, step=subject.step)
         verdict = word("nothing" if num == 0 else "one_trouble" if num == 1 else "troubles", language, number=num)
-        lines = [*fold(head)]
+        lines = wrapped(head)
         if subject.other_stages:
             others = ", ".join(subject.other_stages)
-            lines += fold(word("others", language, others=others, stage=subject.stage.name))
+            lines += wrapped(word("others", language, others=others, stage=subject.stage.name))
         if subject.stage.of_pairs:
-            lines += fold(word("of_pairs", language))
+            lines += wrapped(word("of_pairs", language))
         lines.append(word("seconds", language, verdict=verdict, number=self.seconds))
         for number, found in enumerate(self.findings, 1):
             lines += ["", *finding_lines(number, found, language)]

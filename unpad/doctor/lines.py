@@ -3,53 +3,25 @@
 from __future__ import annotations
 
 import math
-import unicodedata
 
 import numpy as np
 
 from unpad.doctor.finding import Finding
 from unpad.doctor.sweep import HIGHEST, LOWEST, Sweep
 from unpad.doctor.words import Language, sentences, severity_name, word
-from unpad.terminal.table import cells, columns
+from unpad.terminal.table import cells, columns, wrapped
 
 INDENT = 4
 COLUMNS, ROWS = 60, 9  # of the drawing, at most
 LEFT = 7  # cells of what stands at its left
 MARK = 6  # cells of a learning rate below it, with a blank
-CLOSING = "，。；：、！？）》」』”’,.;:!?)"
-
-
-def fold(text: str, width: int | None = None, indent: int = 0) -> list[str]:
-    """Break a text into lines: between words at blanks, and between Chinese characters, but not before a mark that
-    closes.
-
-    Args:
-        width: in cells; default that of the terminal, at most 80.
-    """
-    width = width or columns()
-    parts: list[str] = []
-    for letter in text:
-        wide = unicodedata.east_asian_width(letter) in "WF"
-        new = not parts or letter == " " or (wide and letter not in CLOSING)
-        after_wide = bool(parts) and unicodedata.east_asian_width(parts[-1][-1]) in "WF" and letter not in CLOSING
-        if new or parts[-1] == " " or after_wide:
-            parts.append(letter)
-        else:
-            parts[-1] += letter
-    lines, here = [], ""
-    for part in parts:
-        if here.strip() and part != " " and cells(here + part) > width - indent:
-            lines.append(here.rstrip())
-            here = ""
-        here += part if here or part != " " else ""
-    return [(" " * indent + line).rstrip() for line in [*lines, here]]
 
 
 def finding_lines(number: int, finding: Finding, language: Language) -> list[str]:
     """A finding: its rank, severity and fields, the reason, and what to do."""
     reason, advice = sentences(finding, language)
     head = f"{number:>2}  {severity_name(finding.severity, language)}  {', '.join(finding.fields)}"
-    return [head, *fold(reason, indent=INDENT), *fold(f"{word('do', language)}{advice}", indent=INDENT)]
+    return [head, *wrapped(reason, indent=INDENT), *wrapped(f"{word('do', language)}{advice}", indent=INDENT)]
 
 
 def fact_lines(facts: list[tuple[str, str]]) -> list[str]:
@@ -57,7 +29,7 @@ def fact_lines(facts: list[tuple[str, str]]) -> list[str]:
     column = max((cells(name) for name, _ in facts), default=0) + 2
     lines = []
     for name, value in facts:
-        first, *more = fold(value, columns() - column)
+        first, *more = wrapped(value, columns() - column)
         lines.append(f"{name}{' ' * (column - cells(name))}{first}")
         lines += [" " * column + line for line in more]
     return lines

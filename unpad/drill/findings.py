@@ -96,7 +96,7 @@ def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
         return [line for row in rows[1:] for line in _below_each_other(row)]
     lines = []
     for row in rows:
-        parts = [_pieces(text, size) for text, size in zip(row, WIDTHS, strict=True)]
+        parts = [wrapped(text, size, breaks_words=True) for text, size in zip(row, WIDTHS, strict=True)]
         for index in range(max(map(len, parts))):
             here = [part[index] if index < len(part) else "" for part in parts]
             padded = [text + " " * (size - cells(text)) for text, size in zip(here, WIDTHS, strict=True)]
@@ -106,20 +106,5 @@ def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _below_each_other(row: Sequence[str]) -> list[str]:
     check, verdict, *texts = row
-    below = [f"  {piece}" for text in texts for piece in _pieces(text, columns() - 2)]
-    return [*_pieces(f"{check}: {verdict}", columns()), *below]
-
-
-def _pieces(text: str, width: int) -> list[str]:
-    return [piece for line in wrapped(text, width) for piece in broken(line, width)]
-
-
-def broken(line: str, width: int) -> list[str]:
-    """Break a line that is wider than `width` cells, such as a long path."""
-    pieces, here = [], ""
-    for letter in line:
-        if here and cells(here + letter) > width:
-            pieces.append(here)
-            here = ""
-        here += letter
-    return [*pieces, here]
+    below = [line for text in texts for line in wrapped(text, columns(), indent=2, breaks_words=True)]
+    return [*wrapped(f"{check}: {verdict}", columns(), breaks_words=True), *below]

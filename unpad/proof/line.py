@@ -76,9 +76,9 @@ class Certificate:
             beside = f"{against:<{room}}  {line.kernel}" if len(name) <= width else f"{against}  {line.kernel}".strip()
             one = f"{name:<{width}}  {beside}".rstrip()
             # What does not fit beside a claim stands below it.
-            below = [" " * INDENT + part for part in wrapped(f"{against}  {line.kernel}", columns() - INDENT)]
+            below = wrapped(f"{against}  {line.kernel}", indent=INDENT)
             lines += [one] if len(one) <= columns() else [name, *below]
-            lines += [" " * INDENT + part for part in wrapped(line.note, columns() - INDENT) if line.note]
+            lines += wrapped(line.note, indent=INDENT) if line.note else []
         return [*lines, self._verdict()]
 
     def _verdict(self) -> str:

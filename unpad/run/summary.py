@@ -50,8 +50,7 @@ class RunSummary:
         alone = narrow or cells(self.name) > NAME_CELLS
         name = " " * NAME_CELLS if alone else self.name + " " * (NAME_CELLS - cells(self.name))
         first = f"{'' if narrow else f'{name} '}{self.state:<9} {date:<16} {self.step:>9,} {loss:>9} {size:>9}"
-        command = [f"  {part}" for part in wrapped(self.command, columns() - 2)]
-        return [*([self.name] if alone else []), first, *command]
+        return [*([self.name] if alone else []), first, *wrapped(self.command, indent=2)]
 
 
 def describe_runs(root: Path | None = None) -> list[str]:

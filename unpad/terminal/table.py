@@ -10,6 +10,8 @@ WIDTH = 80
 NARROWEST = 40  # what is narrower is broken by the terminal
 GAP = 2
 LONGEST_NAME = 28  # cells of a first column; a longer name has a line to itself
+CLOSING, OPENING = "，。；：、！？）》」』”’,.;:!?)", "（《「『“‘("
+_PATH = re.compile(r"[!-~]*/[^，。；：、！？（）《》「」]*")
 
 
 def columns() -> int:
@@ -104,17 +106,52 @@ def folded(line: str, width: int) -> list[str]:
     return [*lines, here.rstrip()]
 
 
-def wrapped(text: str, width: int | None = None) -> list[str]:
-    """Break a text into lines at its spaces; a word wider than the width stays whole, so that paths can be copied."""
+def wrapped(text: str, width: int | None = None, *, indent: int = 0, breaks_words: bool = False) -> list[str]:
+    """Break a text into lines at its spaces and between Chinese characters, which take two cells each; no line begins
+    with a mark that closes or ends with one that opens. A word or path wider than a line stays whole, for copying.
+
+    Args:
+        width: in cells, indent included; default that of the terminal, at most 80.
+        indent: blanks before each line.
+        breaks_words: break what is wider than a line anywhere.
+    """
+    room = (width or columns()) - indent
     lines, here = [], ""
-    width = width or columns()
     for word in text.split():
-        if here and cells(f"{here} {word}") > width:
-            lines.append(here)
-            here = word
+        gap = " " if here else ""
+        for part in _parts(word):
+            if here and cells(here + gap + part) > room:
+                lines.append(here)
+                here = gap = ""
+            *full, part = _broken(part, room) if breaks_words else [part]
+            lines += full
+            here, gap = here + gap + part, ""
+    return [" " * indent + line if line else "" for line in [*lines, here]]
+
+
+def _parts(word: str) -> list[str]:
+    """Parts of a word between which a line may end: a path, runs of narrow letters, and each Chinese character."""
+    if word.isascii():
+        return [word]
+    path = _PATH.match(word)
+    parts = [path[0] if path else word[0]]
+    for letter in word[len(parts[0]) :]:
+        before = parts[-1][-1]
+        if before in OPENING or letter in CLOSING or max(cells(before), cells(letter)) < 2 or cells(letter) == 0:
+            parts[-1] += letter
         else:
-            here = f"{here} {word}".strip()
-    return [*lines, here]
+            parts.append(letter)
+    return parts
+
+
+def _broken(part: str, room: int) -> list[str]:
+    """Pieces of at most so many cells."""
+    pieces = [""]
+    for letter in part:
+        if pieces[-1] and cells(pieces[-1] + letter) > room:
+            pieces.append("")
+        pieces[-1] += letter
+    return pieces
 
 
 def cells(text: str) -> int:

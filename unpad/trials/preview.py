@@ -240,7 +240,7 @@ def _token_lines(ledger: Ledger, setup: Setup, units: Units) -> list[str]:
 def _with_places(line: str, where: str) -> list[str]:
     """A line of the ledger with the places of its first sequences, which are on lines below if they do not fit."""
     one = f"{line}  {where}".rstrip()
-    return [one] if cells(one) <= columns() else [line, *(f"    {part}" for part in wrapped(where, columns() - 4))]
+    return [one] if cells(one) <= columns() else [line, *wrapped(where, indent=4)]
 
 
 def _sequence_lines(ledger: Ledger, setup: Setup, units: Units) -> list[str]:

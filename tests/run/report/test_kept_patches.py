@@ -28,6 +28,7 @@ from unpad.run.report.kept_patches import (
     to_svg,
     write_pictures,
 )
+from unpad.terminal.table import wrapped
 
 PATCH, GRID = 8, (3, 4)
 QUESTION = "图里是什么形状？"
@@ -171,7 +172,7 @@ def test_several_pictures_have_numbers(tmp_path: Path) -> None:
     "text", ["", "one", "several words that do not fit in a line", "a" * 50, "图里是什么形状？" * 5, "a 图 " * 20]
 )
 def test_lines_fit_and_nothing_is_lost(text: str) -> None:
-    lines = show.wrapped(text, 12)
+    lines = wrapped(text, 12, breaks_words=True)
     assert lines
     assert all(cell_len(line) <= 12 for line in lines)
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")

@@ -20,6 +20,7 @@ from rich.cells import cell_len
 
 from unpad import storage
 from unpad.errors import RecipeError
+from unpad.terminal.table import wrapped
 
 SUFFIXES = (".png", ".svg")
 PANEL = 240  # pixels of the longer side of an image, about
@@ -58,8 +59,8 @@ class Kept:
         """Question and answer in lines that fit under the panels, each with its colour."""
         cells = max(int(self.size[0] / CELL), 24)
         return [
-            *((line, SOFT) for line in wrapped(self.question, cells)),
-            *((line, INK) for line in wrapped(self.answer or "(no answer)", cells)),
+            *((line, SOFT) for line in wrapped(self.question, cells, breaks_words=True)),
+            *((line, INK) for line in wrapped(self.answer or "(no answer)", cells, breaks_words=True)),
         ]
 
     @property
@@ -109,18 +110,6 @@ def dimmed(pixels: np.ndarray, stays: np.ndarray, patch: int) -> np.ndarray:
     stays = stays.repeat(patch, 0).repeat(patch, 1)[:, :, None]
     faded = np.rint(pixels * (1 - DIMMED) + VEIL * DIMMED).astype(np.uint8)
     return np.where(stays, pixels, faded)
-
-
-def wrapped(text: str, cells: int) -> list[str]:
-    """Lines of at most so many cells, broken at spaces where there are any; a letter of Chinese takes two."""
-    lines, line = [], ""
-    for letter in " ".join(text.split()):
-        if cell_len(line + letter) > cells:
-            cut = line.rfind(" ") + 1 or len(line)
-            lines.append(line[:cut].rstrip())
-            line = line[cut:]
-        line += letter
-    return [*lines, line] if line or not lines else lines
 
 
 def check_request(path: Path, question: str | None) -> None:
