@@ -16,16 +16,16 @@ from tests.helpers.shell import Shell
 from tests.helpers.toy import write_toy
 from unpad.batching.ledger import Ledger
 from unpad.data.check_report import FileCheck
-from unpad.doctor import finding as examined
 from unpad.doctor.lines import drawing, fact_lines, finding_lines
 from unpad.doctor.sweep import HIGHEST, LOWEST, Sweep
-from unpad.drill.findings import Drilled, Finding
+from unpad.drill.findings import Drilled, finding
 from unpad.evaluation.metrics import Extremes, Metric, Refused, metric_lines
 from unpad.proof.line import Certificate, Line
 from unpad.recipes.find import describe_recipes
 from unpad.recipes.training import PlanSettings, strategy_names
 from unpad.run.screen import open_console
 from unpad.run.summary import HEAD, RunSummary
+from unpad.terminal.finding import Finding
 from unpad.terminal.progress import progress
 from unpad.terminal.table import WIDTH, cells
 from unpad.training.loop import train
@@ -207,10 +207,10 @@ def test_tables_follow_a_narrower_terminal(width: int, monkeypatch: pytest.Monke
         "kept_visual_tokens_after_the_last_layer": Extremes(1234.5, 1.0, 4321.0, 1_234_567),
         "loss": Metric(2.0, 1.0, 3.0, 4, num_groups=3, part="valid", best_of=7),
     }
-    drilled = Drilled("/data", "zh_chat", (Finding("file system", "warning", "qqq q " * 20, "qq qq " * 20),), (), 3.0)
+    drilled = Drilled("/data", "zh_chat", (finding("file system", "warning", "qqq q " * 20, "qq qq " * 20),), (), 3.0)
     rates = np.geomspace(LOWEST, HIGHEST, 100)
     sweep = Sweep(rates, 1 - 0.8 * np.exp(-((np.log10(rates) + 3) ** 2)), 1e-4, 1e-3)
-    trouble = examined.Finding("lr_high", "fault", 300.0, ("optim.lr",), {
+    trouble = Finding("lr_high", "fault", 300.0, ("optim.lr",), {
         "rate": 0.3, "low": 1e-4, "high": 1e-3, "middle": 3e-4, "field": "optim.lr",
     })  # fmt: skip
     shown = [

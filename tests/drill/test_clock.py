@@ -11,7 +11,7 @@ import pytest
 
 from unpad.drill import clock
 from unpad.drill.clock import Clock
-from unpad.drill.findings import Finding
+from unpad.terminal.finding import Finding
 
 Patch = pytest.MonkeyPatch
 
@@ -22,14 +22,14 @@ def _few_readings(monkeypatch: Patch) -> None:
 
 
 def findings(started: Clock, folder: Path, run: Path | None = None) -> dict[str, Finding]:
-    return {one.check: one for one in started.findings(folder, run)}
+    return {one.code: one for one in started.findings(folder, run)}
 
 
 def test_sound_clocks_pass(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     (run / "recipe.yaml").touch()
-    assert [one.verdict for one in findings(Clock(), tmp_path, run).values()] == ["ok", "ok"]
+    assert [one.severity for one in findings(Clock(), tmp_path, run).values()] == ["ok", "ok"]
 
 
 def stepping_back() -> Callable[[], float]:
@@ -47,7 +47,7 @@ def stepping_back() -> Callable[[], float]:
 def test_a_clock_that_goes_back_is_a_fault(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(time, "monotonic", stepping_back())
     found = findings(Clock(), tmp_path)["steady clock"]
-    assert (found.verdict, found.measured) == ("fault", "it went back by 0.500 s")
+    assert (found.severity, found.values["measured"]) == ("fault", "it went back by 0.500 s")
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,9 @@ def test_a_date_before_the_newest_file_is_a_warning(
     monkeypatch.setattr(clock, "BUILT", built)
     monkeypatch.setattr(time, "time", lambda: real() + shift)
     found = findings(Clock(), tmp_path, run)["date"]
-    assert found.verdict == "warning"
-    assert says in found.measured
-    assert "timedatectl" in found.meaning
+    assert found.severity == "warning"
+    assert says in found.values["measured"]
+    assert "timedatectl" in found.values["meaning"]
 
 
 def test_a_date_that_jumps_during_the_drill_is_a_warning(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -76,7 +76,7 @@ def test_a_date_that_jumps_during_the_drill_is_a_warning(tmp_path: Path, monkeyp
     monkeypatch.setattr(time, "time", lambda: real() + 3600)
     monkeypatch.setattr(clock, "_file_time", lambda folder: real() + 3600)
     found = findings(started, tmp_path)["date"]
-    assert (found.verdict, found.measured[:18]) == ("warning", "it jumped by +3600")
+    assert (found.severity, found.values["measured"][:18]) == ("warning", "it jumped by +3600")
 
 
 @pytest.mark.parametrize(("skew", "says"), [(7500.0, "2 h ahead"), (-90.0, "90.0 s behind")])
@@ -85,5 +85,5 @@ def test_a_disk_whose_files_have_other_times_is_a_warning(
 ) -> None:
     monkeypatch.setattr(clock, "_file_time", lambda folder: time.time() + skew)
     found = findings(Clock(), tmp_path)["date"]
-    assert found.verdict == "warning"
-    assert says in found.measured
+    assert found.severity == "warning"
+    assert says in found.values["measured"]

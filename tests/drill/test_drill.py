@@ -22,13 +22,14 @@ from tests.helpers.toy import write_recipe, write_toy
 from unpad.drill import drill as drilling
 from unpad.drill import files
 from unpad.drill.drill import drill
-from unpad.drill.findings import GAP, HEAD, WIDTHS, Finding
+from unpad.drill.findings import GAP, HEAD, WIDTHS, finding
 from unpad.drill.measure import Measured, judge, measure
 from unpad.drill.probe import Read, Repeated, Stepped
 from unpad.errors import DRILL_FOUND_FAULT, DiskError, RecipeError, SourceError
 from unpad.machine.memory import MemoryLimit
 from unpad.processes import children
 from unpad.storage import RunLock
+from unpad.terminal.finding import Finding
 from unpad.training.memory import return_freed_memory
 
 torch.set_num_threads(1)  # a forked child must not wait for threads that did not come along
@@ -36,7 +37,7 @@ torch.set_num_threads(1)  # a forked child must not wait for threads that did no
 GIB = 1 << 30
 PLENTY = MemoryLimit(1 << 50, "free")
 READ = Read(1.0, "fp32", False, ("train",), 100, 4 * GIB, 12 * GIB, 17 * GIB, 0.5)
-STEPPED = Stepped(20 * GIB, 0.1, 12 * GIB, 12)
+STEPPED = Stepped(20 * GIB, 0.1, 12 * GIB, 12, 21 * GIB)
 REPEATED = Repeated(("a", "a", "a"), "cpu")
 
 
@@ -96,8 +97,9 @@ def test_every_family_is_measured(tmp_path: Path, family: Callable[[Path], Path]
     assert found.read.private is (family is events)
     assert found.read.checkpoint_bytes == pytest.approx(found.stepped.checkpoint_bytes, rel=0.02)
     assert found.read.least_memory < found.stepped.peak_bytes < 4 * GIB
+    assert found.stepped.predicted_bytes == pytest.approx(found.stepped.peak_bytes, rel=0.3)
     assert len(set(found.repeated.digests)) == 1
-    verdicts = {one.check: one.verdict for one in judge(found, tmp_path, 2, 0)}
+    verdicts = {one.code: one.severity for one in judge(found, tmp_path, 2, 0)}
     assert set(verdicts.values()) == {"ok"}, verdicts
 
 
@@ -114,8 +116,8 @@ def test_weights_that_do_not_fit_are_not_tried_and_slow_data_is_given_up(tmp_pat
     recipe = write_toy(tmp_path / "data")
     found = measure(recipe, tmp_path, MemoryLimit(1000, "left to the container"), 120.0)
     assert (found.stepped, found.fits) == (None, False)
-    memory = next(one for one in judge(found, tmp_path, 2, 0) if one.check == "memory")
-    assert (memory.verdict, "left to the container" in memory.measured) == ("fault", True)
+    memory = next(one for one in judge(found, tmp_path, 2, 0) if one.code == "memory")
+    assert (memory.severity, "left to the container" in memory.values["measured"]) == ("fault", True)
     assert measure(recipe, tmp_path, PLENTY, 0.0).why == "it took longer than 0 s"
 
 
@@ -132,6 +134,7 @@ def test_weights_that_do_not_fit_are_not_tried_and_slow_data_is_given_up(tmp_pat
             "a step and a checkpoint",
         ),
         (Measured(MemoryLimit(22 * GIB, "free"), READ, STEPPED, REPEATED), "memory", "warning", "22.0 GiB free"),
+        (Measured(PLENTY, READ, STEPPED, REPEATED), "memory", "ok", "a step and a checkpoint, 21.0 GiB predicted"),
         (Measured(MemoryLimit(10 * GIB, "free"), READ), "memory", "fault", "weights and optimizer"),
         (Measured(PLENTY, READ, why="it took longer"), "memory", "warning", "17.0 GiB for weights and optimizer"),
         (Measured(PLENTY, READ, why="the system killed it", failed=True), "memory", "fault", "the system killed it"),
@@ -140,9 +143,9 @@ def test_weights_that_do_not_fit_are_not_tried_and_slow_data_is_given_up(tmp_pat
     ],
 )
 def test_what_was_measured_is_judged(tmp_path: Path, found: Measured, check: str, verdict: str, says: str) -> None:
-    judged = {one.check: one for one in judge(found, tmp_path, 2, 0)}
-    assert judged[check].verdict == verdict
-    assert says in judged[check].measured
+    judged = {one.code: one for one in judge(found, tmp_path, 2, 0)}
+    assert judged[check].severity == verdict
+    assert says in judged[check].values["measured"]
 
 
 # --------------------------------------------------------------------------- the whole
@@ -171,10 +174,10 @@ def without_figures(text: str) -> str:
 def assert_as_on_the_page(findings: Sequence[Finding]) -> None:
     """The page has the checks, and what it says of those that are sound; figures and plurals may differ."""
     shown = rows_of_the_page()
-    assert [row[0] for row in shown] == [one.check for one in findings]
+    assert [row[0] for row in shown] == [one.code for one in findings]
     for row, found in zip(shown, findings, strict=True):
-        if (row[1], found.verdict) == ("ok", "ok") and found.check != "file system":
-            shown_words, words = " ".join(row[2:]), f"{found.measured} {found.meaning}"
+        if (row[1], found.severity) == ("ok", "ok") and found.code != "file system":
+            shown_words, words = " ".join(row[2:]), " ".join(map(str, found.values.values()))
             assert without_figures(shown_words) == without_figures(words)
 
 
@@ -187,7 +190,7 @@ def test_a_run_is_drilled_beside_itself_and_only_read(unpad: Shell, tmp_path: Pa
         told = drill("mine", minutes=2, most_stops=2)
     assert told.passed, told.lines()
     assert told.facts["kills"]["kills"] + told.facts["kills"]["stops"] == 2
-    assert [one.check for one in told.findings][-3:] == ["kill, resume", "steady clock", "date"]
+    assert [one.code for one in told.findings][-3:] == ["kill, resume", "steady clock", "date"]
     assert told.notes == ("killed in its first 4 steps",)
     assert_as_on_the_page(told.findings)
     lock = tmp_path / "runs" / "mine" / "run.lock"
@@ -208,7 +211,7 @@ def with_parts(monkeypatch: pytest.MonkeyPatch, *findings: Finding) -> None:
 def test_the_exit_code_is_14_for_a_fault_and_0_for_a_warning(
     unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Any, code: int
 ) -> None:
-    with_parts(monkeypatch, Finding("lock", verdict, "given to a second process", "choose another disk"))
+    with_parts(monkeypatch, finding("lock", verdict, "given to a second process", "choose another disk"))
     told = unpad("drill", "zh_chat", "optim.lr=1e-3", "--out", tmp_path / "new" / "run")
     assert (told.code, told.err) == (code, "")
     assert "lock            " + verdict in told.out
@@ -235,10 +238,10 @@ def test_a_training_that_fails_unkilled_is_a_fault_and_an_error_of_the_user_his(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calm = drilling.Calm(tmp_path, 1.0, 0.5, 1, "ValueError: odd", None)
-    assert drilling._failed(calm).verdict == "fault"
+    assert drilling._failed(calm).severity == "fault"
     slow = drilling.Calm(tmp_path, 50.0, 0.5, None, "", None)
-    assert drilling._failed(slow).verdict == "warning"
+    assert drilling._failed(slow).severity == "warning"
     full = drilling._failed(drilling.Calm(tmp_path, 1.0, 0.5, 6, "", DiskError("the disk has too little space")))
-    assert (full.verdict, full.measured) == ("fault", "the disk has too little space")
+    assert (full.severity, full.values["measured"]) == ("fault", "the disk has too little space")
     with pytest.raises(SourceError):
         drilling._failed(drilling.Calm(tmp_path, 1.0, 0.5, 3, "", SourceError("gone")))

@@ -17,9 +17,10 @@ import pytest
 
 from unpad.drill import files, names
 from unpad.drill.files import TOO_FAST, check_files
-from unpad.drill.findings import Finding
+from unpad.drill.findings import finding
 from unpad.drill.mounts import is_in_memory
 from unpad.drill.names import check_names, check_permissions
+from unpad.terminal.finding import Finding
 
 Patch = pytest.MonkeyPatch
 
@@ -35,19 +36,19 @@ def quick(monkeypatch: Patch) -> None:
 @pytest.fixture
 def no_holder(monkeypatch: Patch) -> None:
     """The other process is not started: the test is of other checks."""
-    monkeypatch.setattr(files, "check_lock", lambda folder: Finding("lock", "ok", "", ""))
+    monkeypatch.setattr(files, "check_lock", lambda folder: finding("lock", "ok", "", ""))
 
 
 def verdicts(folder: Path) -> dict[str, Finding]:
-    return {one.check: one for one in check_files(folder)}
+    return {one.code: one for one in check_files(folder)}
 
 
 def test_a_sound_disk_passes_every_check(tmp_path: Path, quick: None) -> None:
     found = verdicts(tmp_path)
     assert list(found) == ["lock", "flush", "rename a file", "rename folders", "new files", "append, cut"]
-    assert {one.verdict for one in found.values()} == {"ok"}, found
-    assert check_names(tmp_path, ["a", "B"]).verdict == "ok"
-    assert check_permissions(tmp_path, private=True).verdict == "ok"
+    assert {one.severity for one in found.values()} == {"ok"}, found
+    assert check_names(tmp_path, ["a", "B"]).severity == "ok"
+    assert check_permissions(tmp_path, private=True).severity == "ok"
 
 
 # --------------------------------------------------------------------------- locks
@@ -89,8 +90,8 @@ def test_a_lock_that_lies_is_found(
     monkeypatch.setattr(fcntl, "flock", flock)
     monkeypatch.setattr(files, "_start_holder", Silent(told).start)
     found = files.attempt("lock", lambda: files.check_lock(tmp_path), "choose another disk")
-    assert found.verdict == "fault"
-    assert says in found.measured
+    assert found.severity == "fault"
+    assert says in found.values["measured"]
 
 
 def test_the_process_that_holds_the_lock_says_so_and_ends_with_its_parent(tmp_path: Path) -> None:
@@ -186,13 +187,13 @@ def test_a_disk_that_lies_is_found(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(os, name, stand_in)
     found = verdicts(tmp_path)[check]
-    assert found.verdict == verdict
-    assert says in found.measured
+    assert found.severity == verdict
+    assert says in found.values["measured"]
 
 
 def test_bytes_that_are_not_read_back_are_found(tmp_path: Path, quick: None, monkeypatch: Patch) -> None:
     monkeypatch.setattr(files, "_read_back", lambda path, data: path.read_bytes() == data[::-1])
-    assert files.check_flush(tmp_path).measured == "what was read is not what was written"
+    assert files.check_flush(tmp_path).values["measured"] == "what was read is not what was written"
 
 
 def test_a_disk_that_is_full_is_left_with_the_room_it_had(tmp_path: Path, quick: None, monkeypatch: Patch) -> None:
@@ -201,7 +202,7 @@ def test_a_disk_that_is_full_is_left_with_the_room_it_had(tmp_path: Path, quick:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(files.disk, "write_file", refuse)
-    assert verdicts(tmp_path)["flush"].verdict == "fault"
+    assert verdicts(tmp_path)["flush"].severity == "fault"
     assert not (tmp_path / "block").exists()
 
 
@@ -210,7 +211,10 @@ def test_flushes_are_said_to_be_accepted_and_no_more(tmp_path: Path, quick: None
     monkeypatch.setattr(files, "is_in_memory", lambda folder: False)
     monkeypatch.setattr(files, "_flush_times", lambda folder: (2e-3, 4e-3, 9e-3))
     found = files.check_flush(tmp_path)
-    assert (found.verdict, found.meaning) == ("ok", "flushes are accepted; only a power cut shows if they are kept")
+    assert (found.severity, found.values["meaning"]) == (
+        "ok",
+        "flushes are accepted; only a power cut shows if they are kept",
+    )
 
 
 @pytest.mark.parametrize(
@@ -227,8 +231,8 @@ def test_flushes_that_no_device_can_take_so_fast_are_a_warning(
     monkeypatch.setattr(files, "is_in_memory", lambda folder: False)
     monkeypatch.setattr(files, "_flush_times", lambda folder: times)
     found = files.check_flush(tmp_path)
-    assert (found.verdict, found.measured) == ("warning", says)
-    assert "dropped" in found.meaning
+    assert (found.severity, found.values["measured"]) == ("warning", says)
+    assert "dropped" in found.values["meaning"]
 
 
 def test_a_layer_that_drops_flushes_is_seen_on_a_disk(tmp_path: Path) -> None:
@@ -245,7 +249,7 @@ from unpad.drill import files
 files.BLOCK = 1 << 16
 print(*files._flush_times(Path({str(tmp_path)!r})))
 found = files.check_flush(Path({str(tmp_path)!r}))
-print(found.verdict, found.meaning)
+print(found.severity, found.values["meaning"])
 """
 
     def run(**more: str) -> tuple[list[float], str]:
@@ -267,20 +271,20 @@ print(found.verdict, found.meaning)
 def test_slow_flushes_are_a_warning(tmp_path: Path, quick: None, monkeypatch: Patch) -> None:
     monkeypatch.setattr(files, "SLOW_FLUSH", 0.0)
     found = files.check_flush(tmp_path)
-    assert found.verdict == "warning"
-    assert "checkpoint.every_seconds" in found.meaning
+    assert found.severity == "warning"
+    assert "checkpoint.every_seconds" in found.values["meaning"]
 
 
 def test_a_file_that_several_create_is_found(tmp_path: Path, quick: None, monkeypatch: Patch) -> None:
     create = os.open
     monkeypatch.setattr(os, "open", lambda path, flags, *more: create(path, flags & ~os.O_EXCL, *more))
-    assert files.check_exclusive(tmp_path).verdict == "fault"
+    assert files.check_exclusive(tmp_path).severity == "fault"
 
 
 def test_lines_that_are_not_appended_are_found(tmp_path: Path, quick: None, monkeypatch: Patch) -> None:
     create = os.open
     monkeypatch.setattr(os, "open", lambda path, flags, *more: create(path, flags & ~os.O_APPEND, *more))
-    assert files.check_append(tmp_path).measured == "lines were lost or mixed"
+    assert files.check_append(tmp_path).values["measured"] == "lines were lost or mixed"
 
 
 # --------------------------------------------------------------------------- names and permissions
@@ -293,23 +297,23 @@ def test_names_that_the_disk_changes_are_found(tmp_path: Path, monkeypatch: Patc
         patch.setattr(Path, "exists", lambda path: os.path.exists(path.with_name(path.name.lower())))
         (tmp_path / "one").mkdir()
         found = check_names(tmp_path / "one", ["Tune", "tune", "pretrain"])
-        assert found.verdict == "fault"
-        assert "Tune, tune" in found.meaning
+        assert found.severity == "fault"
+        assert "Tune, tune" in found.values["meaning"]
         (tmp_path / "two").mkdir()
-        assert check_names(tmp_path / "two", ["tune", "pretrain"]).verdict == "ok"
+        assert check_names(tmp_path / "two", ["tune", "pretrain"]).severity == "ok"
     monkeypatch.setattr(
         os, "listdir", lambda path: [name.encode("ascii", "replace").decode() for name in listdir(path)]
     )
     (tmp_path / "three").mkdir()
     found = check_names(tmp_path / "three", ["tune"])
-    assert (found.verdict, "Chinese is changed" in found.measured) == ("warning", True)
+    assert (found.severity, "Chinese is changed" in found.values["measured"]) == ("warning", True)
 
 
 @pytest.mark.parametrize(("longest", "verdict"), [(143, "ok"), (100, "ok"), (40, "fault")])
 def test_names_that_are_too_short_are_found(tmp_path: Path, monkeypatch: Patch, longest: int, verdict: str) -> None:
     can_make = names._can_make
     monkeypatch.setattr(names, "_can_make", lambda path: len(path.name.encode()) <= longest and can_make(path))
-    assert check_names(tmp_path, []).verdict == verdict
+    assert check_names(tmp_path, []).severity == verdict
 
 
 @pytest.mark.parametrize(("private", "verdict"), [(True, "fault"), (False, "warning")])
@@ -323,8 +327,8 @@ def test_a_disk_without_permissions_is_a_fault_for_data_about_people(
         found = check_permissions(tmp_path, private=private)
     finally:
         os.umask(mask)
-    assert found.verdict == verdict
-    assert "a private file 777" in found.measured
+    assert found.severity == verdict
+    assert "a private file 777" in found.values["measured"]
 
 
 def test_the_lock_process_needs_no_heavy_module() -> None:

@@ -6,18 +6,19 @@ import json
 
 import pytest
 
-from unpad.drill.findings import Drilled, Finding, attempt
+from unpad.drill.findings import Drilled, attempt, finding
 from unpad.errors import DiskError
+from unpad.terminal.finding import Finding
 from unpad.terminal.table import WIDTH, cells
 
-OK = Finding("lock", "ok", "held, refused, freed", "one training at a time")
-TMPFS = Finding("file system", "warning", "tmpfs at /dev/shm", "gone after a reboot")
-FAULT = Finding("space", "fault", "12 GiB needed, 1 GiB free", "the disk fills")
+OK = finding("lock", "ok", "held, refused, freed", "one training at a time")
+TMPFS = finding("file system", "warning", "tmpfs at /dev/shm", "gone after a reboot")
+FAULT = finding("space", "fault", "12 GiB needed, 1 GiB free", "the disk fills")
 
 
 def test_no_line_is_wider_than_80_columns() -> None:
     path = "/" + "很长的文件夹名" * 9 + "/" + "a" * 90
-    drilled = Drilled(path, "zh_chat", (OK, Finding("date", "ok", path, path)), (f"remove it: {path[:40]}",), 3.0)
+    drilled = Drilled(path, "zh_chat", (OK, finding("date", "ok", path, path)), (f"remove it: {path[:40]}",), 3.0)
     table = drilled.lines()[: drilled.lines().index("")]
     assert max(map(cells, table)) <= WIDTH
     assert "".join(table).count("很") == 18, "nothing is cut away"
@@ -37,7 +38,7 @@ def test_faults_fail_and_warnings_do_not(findings: tuple[Finding, ...], passed: 
     assert (drilled.passed, drilled.lines()[-1]) == (passed, said)
     shown = json.loads(json.dumps(drilled.to_json()))
     assert shown["passed"] is passed
-    assert [one["verdict"] for one in shown["findings"]] == [one.verdict for one in findings]
+    assert [one["verdict"] for one in shown["findings"]] == [one.severity for one in findings]
 
 
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), DiskError("Input/output error")])
@@ -46,5 +47,5 @@ def test_what_the_system_refuses_is_a_fault(error: Exception) -> None:
         raise error
 
     found = attempt("flush", refused, "choose another disk")
-    assert (found.check, found.verdict, found.meaning) == ("flush", "fault", "choose another disk")
-    assert "Input/output error" in found.measured
+    assert (found.code, found.severity, found.values["meaning"]) == ("flush", "fault", "choose another disk")
+    assert "Input/output error" in found.values["measured"]

@@ -15,7 +15,16 @@ import torch
 
 from tests.helpers.toy import write_toy
 from unpad.drill import kills
-from unpad.drill.kills import Calm, Plan, Tally, check_kills, difference, kill_and_compare, undisturbed, unlike_steps
+from unpad.drill.kills import (
+    Calm,
+    Plan,
+    Tally,
+    check_kills,
+    difference,
+    kill_and_compare,
+    undisturbed,
+    unlike_steps,
+)
 from unpad.drill.train import train_here
 from unpad.errors import CheckpointError
 from unpad.processes import children
@@ -93,8 +102,8 @@ def test_a_stop_that_did_not_save_its_last_step_is_a_fault(tmp_path: Path) -> No
 )
 def test_the_verdict_on_kills(tally: Tally, verdict: str, says: str) -> None:
     found = check_kills(tally, STEPS)
-    assert found.verdict == verdict
-    assert says in found.measured
+    assert found.severity == verdict
+    assert says in found.values["measured"]
 
 
 def test_where_a_step_has_other_bits_each_time_every_step_must_be_there_once(tmp_path: Path) -> None:
@@ -102,7 +111,7 @@ def test_where_a_step_has_other_bits_each_time_every_step_must_be_there_once(tmp
     with (other / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4}\n')
     assert unlike_steps(other, calm) == "the metrics lack steps, or have some twice"
-    assert check_kills(Tally(3, 1, 1), STEPS, exact=False).measured.endswith("every step once")
+    assert check_kills(Tally(3, 1, 1), STEPS, exact=False).values["measured"].endswith("every step once")
 
 
 # --------------------------------------------------------------------------- real trainings

@@ -41,8 +41,8 @@ def test_the_innermost_mount_is_told_and_a_later_one_hides_an_earlier(
     table: Path, folder: str, kind: str, verdict: str, says: str
 ) -> None:
     found = check_mount(Path(folder))
-    assert (found.measured, found.verdict) == (kind, verdict)
-    assert says in found.meaning
+    assert (found.values["measured"], found.severity) == (kind, verdict)
+    assert says in found.values["meaning"]
     assert is_in_memory(Path(folder)) is ("tmpfs" in kind)
 
 
@@ -65,12 +65,12 @@ def test_the_innermost_mount_is_told_and_a_later_one_hides_an_earlier(
 def test_what_kinds_and_options_mean(table: Path, root: str, options: str, verdict: str, says: str) -> None:
     table.write_text(TABLE.format(root=root, options=options))
     found = check_mount(Path("/home"))
-    assert found.verdict == verdict
-    assert says in found.meaning
+    assert found.severity == verdict
+    assert says in found.values["meaning"]
 
 
 def test_a_system_without_the_table_is_a_warning(table: Path) -> None:
     table.unlink()
     assert mount_of(Path("/")) is None
-    assert check_mount(Path("/")).verdict == "warning"
+    assert check_mount(Path("/")).severity == "warning"
     assert not is_in_memory(Path("/"))

@@ -24,7 +24,7 @@ NEEDS = Needs(
 
 
 def verdicts(folder: Path, used: int = 0) -> dict[str, str]:
-    return {one.check: one.verdict for one in check_room(folder, NEEDS, used)}
+    return {one.code: one.severity for one in check_room(folder, NEEDS, used)}
 
 
 def test_a_run_needs_one_checkpoint_and_one_best_more_than_it_keeps() -> None:
@@ -47,15 +47,15 @@ def test_a_disk_that_fills_during_the_run_is_found(
 ) -> None:
     """Bytes that the run has already are not needed once more."""
     monkeypatch.setattr(disk, "free_bytes", lambda folder: free)
-    assert check_space(tmp_path, NEEDS, used).verdict == verdict
+    assert check_space(tmp_path, NEEDS, used).severity == verdict
 
 
 @pytest.mark.parametrize(("number", "verdict"), [(errno.EDQUOT, "fault"), (errno.EOPNOTSUPP, "ok"), (0, "ok")])
 def test_a_quota_below_the_free_space_is_found(tmp_path: Path, monkeypatch: Patch, number: int, verdict: str) -> None:
     monkeypatch.setattr(room, "_fallocate", lambda descriptor, num_bytes: number)
     found = check_space(tmp_path, NEEDS)
-    assert found.verdict == verdict
-    assert ("quota" in found.meaning) is (verdict == "fault")
+    assert found.severity == verdict
+    assert ("quota" in found.values["meaning"]) is (verdict == "fault")
 
 
 def test_bytes_are_reserved_without_writing_them(tmp_path: Path) -> None:
@@ -67,10 +67,10 @@ def test_bytes_are_reserved_without_writing_them(tmp_path: Path) -> None:
 def test_limits_of_the_process_are_found(tmp_path: Path, monkeypatch: Patch) -> None:
     limits = {resource.RLIMIT_FSIZE: MIB, resource.RLIMIT_NOFILE: 70}
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (limits[kind], limits[kind]))
-    found = {one.check: one for one in check_room(tmp_path, NEEDS, 0)}
-    assert (found["space"].verdict, found["open files"].verdict) == ("fault", "fault")
-    assert "ulimit -f" in found["space"].meaning
-    assert "ulimit -n" in found["open files"].meaning
+    found = {one.code: one for one in check_room(tmp_path, NEEDS, 0)}
+    assert (found["space"].severity, found["open files"].severity) == ("fault", "fault")
+    assert "ulimit -f" in found["space"].values["meaning"]
+    assert "ulimit -n" in found["open files"].values["meaning"]
 
 
 @pytest.mark.parametrize(("files", "free", "verdict"), [(1000, 20, "fault"), (1000, 900, "ok"), (0, 0, "ok")])
@@ -78,7 +78,7 @@ def test_a_disk_without_inodes_is_found(
     tmp_path: Path, monkeypatch: Patch, files: int, free: int, verdict: str
 ) -> None:
     monkeypatch.setattr(os, "statvfs", lambda place: SimpleNamespace(f_files=files, f_favail=free))
-    assert room.check_inodes(tmp_path, NEEDS).verdict == verdict
+    assert room.check_inodes(tmp_path, NEEDS).severity == verdict
 
 
 def test_space_that_cannot_be_told_is_a_fault(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -102,5 +102,5 @@ def test_the_size_of_a_folder_is_that_of_its_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("needed", "verdict"), [(7 * GIB, "ok"), (9 * GIB, "warning"), (11 * GIB, "fault")])
 def test_a_step_that_does_not_fit_into_memory_is_found(needed: int, verdict: str) -> None:
     found = check_memory(needed, "a step", MemoryLimit(10 * GIB, "free"))
-    assert found.verdict == verdict
-    assert ("plan.tokens_per_micro" in found.meaning) is (verdict != "ok")
+    assert found.severity == verdict
+    assert ("plan.tokens_per_micro" in found.values["meaning"]) is (verdict != "ok")

@@ -21,11 +21,12 @@ from unpad.batching.plan import Plan
 from unpad.errors import OutOfMemoryError, RecipeError
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import strategy_names
+from unpad.training import auto_size
+from unpad.training.auto_size import StageMemory
 from unpad.training.rehearsal import StepCost
 from unpad.training.setup import Setup, prepare_setup
 from unpad.training.stage import StageSetup, epoch_plan
 from unpad.trials.preview import Preview, preview
-from unpad.trials.strategy_table import Units
 
 pytestmark = pytest.mark.slow
 
@@ -169,7 +170,7 @@ def test_the_table_of_padding_is_there_before_anything_is_tried(
         return StepCost(1, 2.0, 1, 3 << 30, 0)
 
     monkeypatch.setattr("unpad.trials.preview._try", tried)
-    monkeypatch.setattr(module, "available_memory", lambda: 10 << 30)
+    monkeypatch.setattr(module, "free_memory", lambda device: 10 << 30)
     result = preview(str(write_toy(tmp_path / "toy")), ROWS, console=Console(file=out, width=80))
     assert "padding" in seen[0]
     assert [text.count("3.0 GiB") for text in seen] == list(range(len(seen)))
@@ -200,12 +201,26 @@ def test_a_picture_of_another_format_is_refused_before_anything_is_read(tmp_path
     assert (caught.value.where, "end in .svg" in caught.value.fix) == (str(tmp_path / name), True)
 
 
-def test_memory_advice_is_the_micro_batch_that_fits_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "available_memory", lambda: 10 << 30)
-    trial = StepCost(tokens=1000, seconds=1.0, largest_tokens=500, peak_bytes=700 << 20, base_bytes=200 << 20)
-    advice = module._memory_advice(trial, Units())  # a MiB per token, and a fifth of what is free stays free
-    assert "tokens of a micro-batch take 1024 KiB each" in advice
-    assert "up to about 8,192" in advice
+def test_memory_advice_is_the_micro_batch_that_fits_what_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(auto_size, "process_bytes", lambda peak: peak)
+    recipe = str(write_toy(tmp_path / "toy"))
+
+    def advice(free: int) -> str:
+        monkeypatch.setattr(module, "free_memory", lambda device: free)
+        return " ".join(shown(preview(recipe, ROWS)).split())
+
+    assert "up to about a whole update, 200 tokens in 80% of 10.0 GiB" in advice(10 << 30)
+    found = re.search(
+        r"up to about (\d+) tokens in 80% .* predicted peak [\d.]+ GiB, measured [\d.]+ GiB", advice(740_000)
+    )
+    assert found is not None
+    setup = setup_of(recipe)
+    memory = StageMemory.measured(setup.stages[0], setup.model, setup.device, setup.precision)
+    assert 64 <= int(found[1]) < 200
+    assert memory.needed_with(int(found[1])) <= 0.8 * 740_000
 
 
 def test_a_trial_leaves_the_model_as_it_was(made: tuple[Preview, str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from unpad.drill.findings import Finding, attempt
+from unpad.drill.findings import attempt, finding
+from unpad.terminal.finding import Finding
 
 JUMP = 1.0  # seconds that the date may gain or lose during a drill
 SKEW = 2.0  # seconds between the times of files and the date; file systems keep whole seconds, some two
@@ -48,10 +49,10 @@ class Clock:
         passed = time.monotonic() - self.steady
         if self.back > 0 or passed < 0:
             told = f"it went back by {max(self.back, -passed):.3f} s"
-            return Finding(
+            return finding(
                 "steady clock", "fault", told, "time limits between processes may fail: mend the machine's clock"
             )
-        return Finding("steady clock", "ok", f"{READINGS:,} readings, none back", "time limits hold")
+        return finding("steady clock", "ok", f"{READINGS:,} readings, none back", "time limits hold")
 
     def _date(self, folder: Path, run: Path | None) -> Finding:
         jump = (time.time() - self.date) - (time.monotonic() - self.steady)
@@ -61,13 +62,13 @@ class Clock:
         shown = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
         orders = "dates of runs and logs are wrong: set the clock (timedatectl)"
         if behind > SKEW:
-            return Finding("date", "warning", f"{shown}, {_span(behind)} before {whose}", orders)
+            return finding("date", "warning", f"{shown}, {_span(behind)} before {whose}", orders)
         if abs(jump) > JUMP:
-            return Finding("date", "warning", f"it jumped by {jump:+.1f} s during the drill", orders)
+            return finding("date", "warning", f"it jumped by {jump:+.1f} s during the drill", orders)
         if abs(skew) > SKEW:
             told = f"files of this disk are {_span(abs(skew))} {'ahead' if skew > 0 else 'behind'}"
-            return Finding("date", "warning", told, "dates of runs and logs differ: set the server's clock or this one")
-        return Finding("date", "ok", f"{shown}, no jump; files {skew:+.2f} s", "after all files of run and package")
+            return finding("date", "warning", told, "dates of runs and logs differ: set the server's clock or this one")
+        return finding("date", "ok", f"{shown}, no jump; files {skew:+.2f} s", "after all files of run and package")
 
 
 def _file_time(folder: Path) -> float:

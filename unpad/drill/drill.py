@@ -11,7 +11,7 @@ from typing import Any
 from unpad.drill.bounded import FORWARD_SHARE, SAVE_RATE, Bounded, Cost, bounded, stand_in
 from unpad.drill.clock import Clock
 from unpad.drill.files import check_files
-from unpad.drill.findings import Drilled, Finding
+from unpad.drill.findings import Drilled, finding
 from unpad.drill.kills import Calm, Plan, Train, check_kills, kill_and_compare, undisturbed
 from unpad.drill.measure import Measured, judge, measure
 from unpad.drill.mounts import check_mount
@@ -25,6 +25,7 @@ from unpad.machine.memory import memory_limit
 from unpad.recipes.recipe import Recipe
 from unpad.run.folder import RUNS, as_run, run_recipe
 from unpad.storage.disk import free_bytes
+from unpad.terminal.finding import Finding
 from unpad.terminal.progress import progress
 from unpad.training.parallel.divisions import alone
 
@@ -165,10 +166,10 @@ def _chosen(work: _Work, measured: Measured) -> Bounded:
 def _failed(calm: Calm) -> Finding:
     """The finding of a training that did not come to its end by itself."""
     if calm.code is None:
-        return Finding("kill, resume", "warning", f"no training ended in {calm.seconds:.0f} s", "raise --minutes")
+        return finding("kill, resume", "warning", f"no training ended in {calm.seconds:.0f} s", "raise --minutes")
     if isinstance(calm.error, DiskError):
-        return Finding("kill, resume", "fault", calm.error.what, "no run can be saved here")
+        return finding("kill, resume", "fault", calm.error.what, "no run can be saved here")
     if calm.error is not None:
         raise calm.error
     told = f"a training that nobody killed ended with exit code {calm.code}: {calm.last_words}"
-    return Finding("kill, resume", "fault", told, "it cannot be trained here")
+    return finding("kill, resume", "fault", told, "it cannot be trained here")

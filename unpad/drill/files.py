@@ -18,10 +18,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from unpad import storage
-from unpad.drill.findings import Finding, attempt
+from unpad.drill.findings import attempt, finding
 from unpad.drill.mounts import is_in_memory
 from unpad.errors import RunInUseError
 from unpad.storage import disk
+from unpad.terminal.finding import Finding
 
 FREED_WITHIN = 5.0  # seconds after a SIGKILL
 BLOCK = 8 << 20  # bytes of the file that is written and read back
@@ -74,7 +75,7 @@ def check_lock(folder: Path) -> Finding:
         if time.perf_counter() - killed > FREED_WITHIN:
             return _lock_fault("held by a process that was killed", "a killed run cannot be resumed: remount the disk")
     freed = (time.perf_counter() - killed) * 1000
-    return Finding("lock", "ok", f"held, refused, freed {freed:.0f} ms after a kill", "one training at a time in a run")
+    return finding("lock", "ok", f"held, refused, freed {freed:.0f} ms after a kill", "one training at a time in a run")
 
 
 def _start_holder(folder: Path) -> tuple[str, subprocess.Popen[str]]:
@@ -96,7 +97,7 @@ def _start_holder(folder: Path) -> tuple[str, subprocess.Popen[str]]:
 
 
 def _lock_fault(measured: str, meaning: str) -> Finding:
-    return Finding("lock", "fault", measured, meaning)
+    return finding("lock", "fault", measured, meaning)
 
 
 # --------------------------------------------------------------------------- flushes
@@ -123,23 +124,23 @@ def _flush(folder: Path) -> Finding:
     median = statistics.median(times)
     measured = f"{rate:.0f} MB/s; {median * 1000:.1f} ms for a small file"
     if not _read_back(folder / "block", data):
-        return Finding("flush", "fault", "what was read is not what was written", "the disk or its driver is broken")
+        return finding("flush", "fault", "what was read is not what was written", "the disk or its driver is broken")
     began = time.perf_counter()
     if not _flush_names(folder):
         meaning = "names cannot be flushed: a power cut may take the newest checkpoints; a kill takes none"
-        return Finding("flush", "warning", measured, meaning)
+        return finding("flush", "warning", measured, meaning)
     measured += f", {(time.perf_counter() - began) * 1000:.1f} ms for names"
     if median > SLOW_FLUSH:
-        return Finding("flush", "warning", measured, "slow: save seldom, as by checkpoint.every_seconds=600")
+        return finding("flush", "warning", measured, "slow: save seldom, as by checkpoint.every_seconds=600")
     if is_in_memory(folder):
-        return Finding("flush", "ok", measured, "there is no device to flush to")
+        return finding("flush", "ok", measured, "there is no device to flush to")
     flush, through, name = _flush_times(folder)
     if flush * TOO_FAST < max(through, name):
         slow, what = (through, "a write through (O_SYNC)") if through >= name else (name, "one of names")
         told = f"a flush takes {flush * 1000:.3f} ms, {what} {slow * 1000:.1f} ms"
         meaning = "flushes seem to be dropped: a power cut may take a run; look for eatmydata, or another disk"
-        return Finding("flush", "warning", told, meaning)
-    return Finding("flush", "ok", measured, "flushes are accepted; only a power cut shows if they are kept")
+        return finding("flush", "warning", told, meaning)
+    return finding("flush", "ok", measured, "flushes are accepted; only a power cut shows if they are kept")
 
 
 def _flush_times(folder: Path) -> tuple[float, float, float]:
@@ -236,8 +237,8 @@ def check_rename_file(folder: Path) -> Finding:
             (folder / "new").write_bytes(bytes([number % 256]) * PAGE)
             disk.rename(folder / "new", target)
     if seen:
-        return Finding("rename a file", "fault", seen[0], "a kill may leave a run without its files")
-    return Finding("rename a file", "ok", f"{RENAMES} times, never gone nor mixed", "a file is the old or the new one")
+        return finding("rename a file", "fault", seen[0], "a kill may leave a run without its files")
+    return finding("rename a file", "ok", f"{RENAMES} times, never gone nor mixed", "a file is the old or the new one")
 
 
 def check_rename_folder(folder: Path) -> Finding:
@@ -261,8 +262,8 @@ def check_rename_folder(folder: Path) -> Finding:
     _fill(folder / "new", names)
     told = seen[0] if seen else _rename_onto(folder / "new", current, names)
     if told:
-        return Finding("rename folders", "fault", told, "a kill may leave half a checkpoint under its name")
-    return Finding("rename folders", "ok", "whole or absent; none onto a full one", "a checkpoint is whole or absent")
+        return finding("rename folders", "fault", told, "a kill may leave half a checkpoint under its name")
+    return finding("rename folders", "ok", "whole or absent; none onto a full one", "a checkpoint is whole or absent")
 
 
 def _fill(folder: Path, names: tuple[str, ...]) -> None:
@@ -303,8 +304,8 @@ def check_exclusive(folder: Path) -> Finding:
         thread.join()
     if sorted(made) != list(range(CREATED)):
         told = f"{len(made)} times made, of {CREATED} names"
-        return Finding("new files", "fault", told, "files of two processes may mix: choose another disk by --out")
-    return Finding("new files", "ok", f"{CREATED} names, each made once by {CREATORS} threads", "no file is made twice")
+        return finding("new files", "fault", told, "files of two processes may mix: choose another disk by --out")
+    return finding("new files", "ok", f"{CREATED} names, each made once by {CREATORS} threads", "no file is made twice")
 
 
 def check_append(folder: Path) -> Finding:
@@ -321,5 +322,5 @@ def check_append(folder: Path) -> Finding:
         log.close()
     expected = "".join(f'{{"step": {number}}}\n' for number in range(11))
     if path.read_text(encoding="utf-8") != expected:
-        return Finding("append, cut", "fault", "lines were lost or mixed", "the metrics of a run cannot be kept here")
-    return Finding("append, cut", "ok", "every line in its place", "metrics are cut to the checkpoint on a resume")
+        return finding("append, cut", "fault", "lines were lost or mixed", "the metrics of a run cannot be kept here")
+    return finding("append, cut", "ok", "every line in its place", "metrics are cut to the checkpoint on a resume")

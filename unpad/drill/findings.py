@@ -4,34 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from unpad.errors import UnpadError
+from unpad.terminal.finding import Finding, Severity
 from unpad.terminal.table import WIDTH, cells, columns, number_of, wrapped
 
-Verdict = Literal["ok", "warning", "fault"]
 HEAD = ("check", "verdict", "measured", "what it means")
 WIDTHS = (14, 7, 27, 26)  # cells of the columns; with the gaps as many as a terminal has
 GAP = 2
 assert sum(WIDTHS) + GAP * (len(WIDTHS) - 1) == WIDTH
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Finding of one check.
+def finding(check: str, severity: Severity, measured: str, meaning: str) -> Finding:
+    """Finding of one check, in words.
 
     Args:
-        check: name of the check.
-        verdict: ok; warning: a run can be lost here by something rarer than a kill, or this could not be measured;
+        severity: ok; warning: a run can be lost here by something rarer than a kill, or this could not be measured;
             fault: a run is not safe here.
-        measured: in words.
-        meaning: what it means for a run, and what to do unless it is ok.
+        meaning: of what was measured for a run, and what to do unless it is ok.
     """
-
-    check: str
-    verdict: Verdict
-    measured: str
-    meaning: str
+    return Finding(check, severity, values={"measured": measured, "meaning": meaning})
 
 
 def attempt(check: str, measure: Callable[[], Finding], meaning: str) -> Finding:
@@ -43,9 +36,9 @@ def attempt(check: str, measure: Callable[[], Finding], meaning: str) -> Finding
     try:
         return measure()
     except UnpadError as error:
-        return Finding(check, "fault", error.what, meaning)
+        return finding(check, "fault", error.what, meaning)
     except OSError as error:
-        return Finding(check, "fault", f"refused: {error.strerror or error}", meaning)
+        return finding(check, "fault", f"refused: {error.strerror or error}", meaning)
 
 
 @dataclass(frozen=True)
@@ -72,12 +65,13 @@ class Drilled:
         """True if no check found a fault."""
         return not self._num("fault")
 
-    def _num(self, verdict: Verdict) -> int:
-        return sum(one.verdict == verdict for one in self.findings)
+    def _num(self, severity: Severity) -> int:
+        return sum(one.severity == severity for one in self.findings)
 
     def lines(self) -> list[str]:
         """The table, what was cut, and a last line that counts."""
-        table = table_lines([HEAD, *((one.check, one.verdict, one.measured, one.meaning) for one in self.findings)])
+        rows = [(one.code, one.severity, *map(str, one.values.values())) for one in self.findings]
+        table = table_lines([HEAD, *rows])
         notes = [line for note in self.notes for line in wrapped(f"note: {note}")]
         faults, warnings = self._num("fault"), self._num("warning")
         verdict = "no fault found" if self.passed else f"{number_of(faults, 'faults')} found"
@@ -86,7 +80,8 @@ class Drilled:
         return [*table, "", *notes, *wrapped(last)]
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "passed": self.passed}
+        findings = [{"check": one.code, "verdict": one.severity, **one.values} for one in self.findings]
+        return {**asdict(self), "findings": findings, "passed": self.passed}
 
 
 def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:

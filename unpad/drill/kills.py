@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unpad.drill.child import started
-from unpad.drill.findings import Finding
+from unpad.drill.findings import finding
 from unpad.drill.train import train_here
 from unpad.errors import Terminated, UnpadError
 from unpad.processes.children import Child
 from unpad.run.folder import CHECKPOINTS
 from unpad.run.identity import without_id
+from unpad.terminal.finding import Finding
 from unpad.terminal.progress import Bar, progress
 from unpad.terminal.table import number_of
 
@@ -272,8 +273,8 @@ def check_kills(tally: Tally, steps: int, *, exact: bool = True) -> Finding:
     counted = f"{number_of(tally.kills, 'kills')}, {tally.stops} SIGTERM in {runs}"
     if tally.faults:
         told = f"{counted}: {tally.faults[0]}"
-        return Finding("kill, resume", "fault", told, "a resumed run is another run here")
+        return finding("kill, resume", "fault", told, "a resumed run is another run here")
     if tally.kills == 0:
-        return Finding("kill, resume", "warning", "no time for a kill", "raise --minutes")
+        return finding("kill, resume", "warning", "no time for a kill", "raise --minutes")
     cost = f"steps that a kill cost: at most {tally.most_repeated}"
-    return Finding("kill, resume", "ok", f"{counted}: every {'byte equal' if exact else 'step once'}", cost)
+    return finding("kill, resume", "ok", f"{counted}: every {'byte equal' if exact else 'step once'}", cost)

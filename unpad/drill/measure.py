@@ -10,14 +10,15 @@ from multiprocessing import Pipe
 from pathlib import Path
 
 from unpad.drill.child import started
-from unpad.drill.findings import Finding
+from unpad.drill.findings import finding
 from unpad.drill.memory import check_memory
 from unpad.drill.names import check_permissions
 from unpad.drill.probe import Read, Repeated, Stepped, probe
-from unpad.drill.room import Needs, check_room
+from unpad.drill.room import Needs, check_room, size_text
 from unpad.errors import OutOfMemoryError
 from unpad.machine.memory import MemoryLimit
 from unpad.processes.children import Child
+from unpad.terminal.finding import Finding
 
 OPEN_FILES = 32  # of a step that could not be measured
 ENDS = 10.0  # seconds that a process takes to end, once it has closed its pipe
@@ -119,7 +120,7 @@ def judge(measured: Measured, folder: Path, keep: int, used_bytes: int) -> Itera
     yield check_permissions(folder, private=measured.read is not None and measured.read.private)
     needs = measured.needs(keep)
     if needs is None:
-        yield Finding("space", "warning", f"not known: {measured.why}", "raise --minutes, or cut the data")
+        yield finding("space", "warning", f"not known: {measured.why}", "raise --minutes, or cut the data")
     else:
         yield from check_room(folder, needs, used_bytes)
     yield _memory(measured)
@@ -129,27 +130,25 @@ def judge(measured: Measured, folder: Path, keep: int, used_bytes: int) -> Itera
 def _memory(measured: Measured) -> Finding:
     read, stepped = measured.read, measured.stepped
     if measured.failed and stepped is None:
-        return Finding(
+        return finding(
             "memory", "fault", measured.why, "a first step fails: lower plan.tokens_per_micro or the model's sizes"
         )
     if stepped is not None:
-        return check_memory(stepped.peak_bytes, "a step and a checkpoint", measured.limit)
+        how = f"a step and a checkpoint, {size_text(stepped.predicted_bytes)} predicted"
+        return check_memory(stepped.peak_bytes, how, measured.limit)
     if read is None:
-        return Finding("memory", "warning", f"not known: {measured.why}", "raise --minutes, or cut the data")
-    found = check_memory(read.least_memory, "weights and optimizer", measured.limit)
-    if found.verdict == "fault":
-        return found
-    return Finding("memory", "warning", found.measured, f"a step was not measured: {measured.why}; raise --minutes")
+        return finding("memory", "warning", f"not known: {measured.why}", "raise --minutes, or cut the data")
+    return check_memory(read.least_memory, "weights and optimizer", measured.limit, measured.why)
 
 
 def _alike(measured: Measured) -> Finding:
     found = measured.repeated
     if found is None:
-        return Finding("same step", "warning", f"not compared: {measured.why or 'no memory'}", "raise --minutes")
+        return finding("same step", "warning", f"not compared: {measured.why or 'no memory'}", "raise --minutes")
     num, kinds = len(found.digests), len(set(found.digests))
     if kinds == 1:
-        return Finding("same step", "ok", f"taken {num} times, equal bits", "memory and threads compute alike")
+        return finding("same step", "ok", f"taken {num} times, equal bits", "memory and threads compute alike")
     told = f"taken {num} times, {kinds} results"
     if found.device != "cpu":
-        return Finding("same step", "warning", told, "this device adds in any order: a resumed run may differ in bits")
-    return Finding("same step", "fault", told, "memory or processor errs: run memtest86+, undo overclocking")
+        return finding("same step", "warning", told, "this device adds in any order: a resumed run may differ in bits")
+    return finding("same step", "fault", told, "memory or processor errs: run memtest86+, undo overclocking")

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from unpad.drill.findings import Finding, Verdict
+from unpad.drill.findings import finding
+from unpad.terminal.finding import Finding, Severity
 
 MOUNTS = Path("/proc/self/mountinfo")
 CHECK = "file system"
-Meaning = tuple[Verdict, str]
+Meaning = tuple[Severity, str]
 
 _MEMORY: Meaning = ("warning", "in memory: gone after a reboot, and it takes memory; name a disk by --out")
 _LOCAL: Meaning = ("ok", "a disk of this machine")
@@ -106,7 +107,7 @@ def check_mount(folder: Path) -> Finding:
     """Tell the file system of a folder."""
     mount = mount_of(folder)
     if mount is None:
-        return Finding(CHECK, "warning", "this system does not tell", UNKNOWN[1])
+        return finding(CHECK, "warning", "this system does not tell", UNKNOWN[1])
     verdict, meaning = MEANINGS.get(mount.kind, UNKNOWN)
     lacks = [
         f"{option}: {told}"
@@ -114,6 +115,6 @@ def check_mount(folder: Path) -> Finding:
         for option in mount.options
         if re.fullmatch(pattern, option) and (not kinds or mount.kind in kinds)
     ]
-    return Finding(
+    return finding(
         CHECK, "warning" if lacks else verdict, f"{mount.kind} at {mount.point}", "; ".join([meaning, *lacks])
     )

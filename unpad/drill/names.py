@@ -7,7 +7,8 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from unpad.drill.findings import Finding, attempt
+from unpad.drill.findings import attempt, finding
+from unpad.terminal.finding import Finding
 
 NEEDED_BYTES = 100  # of a name: `best-STAGE` of 40 letters, and temporary names
 LENGTHS = (255, 143, NEEDED_BYTES)  # of most file systems, of encrypted folders, and needed
@@ -43,7 +44,7 @@ def _names(folder: Path, stages: Sequence[str]) -> Finding:
     longest = next((length for length in LENGTHS if _can_make(folder / ("n" * length))), 0)
     if longest < NEEDED_BYTES:
         told = f"none of {NEEDED_BYTES} bytes"
-        return Finding("names", "fault", told, "checkpoints cannot be written: choose another disk by --out")
+        return finding("names", "fault", told, "checkpoints cannot be written: choose another disk by --out")
     (folder / "Case").touch()
     tells_case = not (folder / "case").exists()
     alike = [one for one in stages if sum(one.lower() == other.lower() for other in stages) > 1]
@@ -52,10 +53,10 @@ def _names(folder: Path, stages: Sequence[str]) -> Finding:
     measured += "; Chinese is kept" if keeps_chinese else "; Chinese is changed"
     if alike and not tells_case:
         told = f"the stages {', '.join(alike)} would share a checkpoint: rename one"
-        return Finding("names", "fault", measured, told)
+        return finding("names", "fault", measured, told)
     if not keeps_chinese:
-        return Finding("names", "warning", measured, "name runs and files in Latin letters")
-    return Finding("names", "ok", measured, "all that a run makes")
+        return finding("names", "warning", measured, "name runs and files in Latin letters")
+    return finding("names", "ok", measured, "all that a run makes")
 
 
 def _can_make(path: Path) -> bool:
@@ -75,7 +76,7 @@ def _permissions(folder: Path, private: bool) -> Finding:
     inner_mode = stat.S_IMODE(inner.stat().st_mode)
     measured = f"a private file {mode:03o}, folder {inner_mode:03o}"
     if not (mode | inner_mode) & 0o077:
-        return Finding("permissions", "ok", measured, "private data stays its owner's")
+        return finding("permissions", "ok", measured, "private data stays its owner's")
     if private:
-        return Finding("permissions", "fault", measured, "others can read this run about people: choose another disk")
-    return Finding("permissions", "warning", measured, "others can read whatever is written here")
+        return finding("permissions", "fault", measured, "others can read this run about people: choose another disk")
+    return finding("permissions", "warning", measured, "others can read whatever is written here")

@@ -16,6 +16,7 @@ import torch
 from unpad.interchange.origin import open_recipe
 from unpad.machine.memory import process_memory
 from unpad.models.adapters import kept_weights
+from unpad.training.auto_size import StageMemory
 from unpad.training.length import run_length
 from unpad.training.optim import optimizer_tensors
 from unpad.training.rehearsal import Rehearsal
@@ -63,12 +64,14 @@ class Stepped:
         seconds: of an update.
         checkpoint_bytes: counted from the optimizer's state.
         open_files: of the process.
+        predicted_bytes: `peak_bytes` as small passes foretell it.
     """
 
     peak_bytes: int
     seconds: float
     checkpoint_bytes: int
     open_files: int
+    predicted_bytes: int
 
 
 @dataclass(frozen=True)
@@ -123,14 +126,18 @@ def _size(tensors: dict[str, torch.Tensor]) -> int:
 
 
 def _stepped(setup: Setup, stage: StageSetup) -> Stepped:
-    """Measure the memory of a stage's largest micro-batch, and the time of its first step."""
+    """Predict and measure the memory of a stage's largest micro-batch, and measure the time of its first step."""
+    made = epoch_plan(stage, 0)
+    memory = StageMemory.measured(stage, setup.model, setup.device, setup.precision)
+    predicted = process_memory() + memory.needed(made)
     rehearsal = Rehearsal(setup, stage, copies=False)
-    cost = rehearsal.cost(epoch_plan(stage, 0))
+    cost = rehearsal.cost(made)
     saved = _size(kept_weights(rehearsal.model)) + _size(optimizer_tensors(rehearsal.model, rehearsal.optimizer))
-    peak, open_files = max(cost.peak_bytes, process_memory() + CHECKPOINT_COPIES * saved) + OTHER_BYTES, 0
+    saving, open_files = process_memory() + CHECKPOINT_COPIES * saved, 0
     with suppress(OSError):
         open_files = len(os.listdir("/proc/self/fd"))
-    return Stepped(peak, cost.seconds, saved, open_files)
+    peak, foretold = (max(step, saving) + OTHER_BYTES for step in (cost.peak_bytes, predicted))
+    return Stepped(peak, cost.seconds, saved, open_files, foretold)
 
 
 def _largest(stages: list[Stepped]) -> Stepped:
@@ -139,6 +146,7 @@ def _largest(stages: list[Stepped]) -> Stepped:
         max(stage.seconds for stage in stages),
         max(stage.checkpoint_bytes for stage in stages),
         max(stage.open_files for stage in stages),
+        max(stage.predicted_bytes for stage in stages),
     )
 
 

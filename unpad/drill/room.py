@@ -11,10 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from unpad.drill.findings import Finding, attempt
+from unpad.drill.findings import attempt, finding
 from unpad.drill.mounts import is_in_memory
 from unpad.machine.limits import limit_of
 from unpad.storage import disk
+from unpad.terminal.finding import Finding
 
 BYTES_PER_STEP = 3_000  # of metrics, timing, log and TensorBoard
 OTHER_BYTES = 16 << 20  # the page, vocabularies, samples
@@ -91,16 +92,16 @@ def check_space(folder: Path, needs: Needs, used_bytes: int = 0) -> Finding:
     limit = limit_of("FSIZE")
     fix = "free some, lower checkpoint.keep, or choose another disk by --out"
     if missing > free:
-        return Finding("space", "fault", measured, f"the disk fills during the run: {fix}")
+        return finding("space", "fault", measured, f"the disk fills during the run: {fix}")
     if limit is not None and limit < needs.largest_file:
         told = f"a file of {size_text(needs.largest_file)} needed, {size_text(limit)} allowed"
-        return Finding("space", "fault", told, "checkpoints cannot be written: raise `ulimit -f`")
+        return finding("space", "fault", told, "checkpoints cannot be written: raise `ulimit -f`")
     if missing <= free // 2 and not is_in_memory(folder) and not reserve(folder / "reserved", missing):
         told = f"{size_text(missing)} needed, and refused"
-        return Finding("space", "fault", told, "your quota is smaller than what is free: see `quota -s`")
+        return finding("space", "fault", told, "your quota is smaller than what is free: see `quota -s`")
     if missing > free // 2:
-        return Finding("space", "warning", measured, "enough, if nothing else is written meanwhile")
-    return Finding(
+        return finding("space", "warning", measured, "enough, if nothing else is written meanwhile")
+    return finding(
         "space", "ok", measured, f"{needs.keep} checkpoints of {size_text(needs.checkpoint_bytes)} and the best"
     )
 
@@ -134,11 +135,11 @@ def check_inodes(folder: Path, needs: Needs) -> Finding:
     """Compare the number of files that a run makes with what the file system has left."""
     status = os.statvfs(folder)
     if status.f_files == 0:
-        return Finding("files", "ok", "as many as there is space for", "no limit of their own")
+        return finding("files", "ok", "as many as there is space for", "no limit of their own")
     measured = f"{needs.files} needed, {status.f_favail:,} free"
     if status.f_favail < needs.files:
-        return Finding("files", "fault", measured, "no inode is left: remove small files, or choose another disk")
-    return Finding("files", "ok", measured, "inodes of the disk")
+        return finding("files", "fault", measured, "no inode is left: remove small files, or choose another disk")
+    return finding("files", "ok", measured, "inodes of the disk")
 
 
 def check_open_files(needs: Needs) -> Finding:
@@ -147,5 +148,5 @@ def check_open_files(needs: Needs) -> Finding:
     allowed = "no limit" if limit is None else f"{limit:,} allowed"
     measured = f"{needs.open_files} in a step, {allowed}"
     if limit is not None and limit < needs.open_files + MARGIN:
-        return Finding("open files", "fault", measured, "too few: raise `ulimit -n` to 1024")
-    return Finding("open files", "ok", measured, "files and pipes of the process")
+        return finding("open files", "fault", measured, "too few: raise `ulimit -n` to 1024")
+    return finding("open files", "ok", measured, "files and pipes of the process")

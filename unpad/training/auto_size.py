@@ -86,15 +86,13 @@ def resolved_size(
         what = "auto measures a whole model, and this one is divided among processes"
         raise RecipeError(what, where=FIELD, fix="give the number of tokens")
     asking = [one for one in stages if one.train_ids.size and one.recipe.plan.tokens_per_micro == AUTO]
-    footprints = [_measured_stage(stage, model, device, precision) for stage in asking]
+    memories = [StageMemory.measured(stage, model, device, precision, group.size) for stage in asking]
     free = free_memory(device)  # after the first passes: libraries have loaded what they need
-    parameters, most = list(model.parameters()), int(SHARE * free)
-    found = [largest_that_fits(*one, parameters, most, group.size) for one in zip(asking, footprints, strict=True)]
+    found = [memory.largest(int(SHARE * free)) for memory in memories]
     told = group.exchange(min((size for size in found if size is not None), default=None))
     cut = [size for size in told if size is not None]
-    tokens = min(cut) if cut else max((_largest_update(stage) for stage in asking), default=LEAST)
-    pairs = zip(asking, footprints, strict=True)
-    needed = max((needed_bytes(*one, parameters, tokens, group.size) for one in pairs), default=0)
+    tokens = min(cut) if cut else max((largest_update(stage) for stage in asking), default=LEAST)
+    needed = max((memory.needed_with(tokens) for memory in memories), default=0)
     peak, least = max(group.exchange(needed)), min(group.exchange(free))
     auto = AutoSize(tokens, not cut, peak, least, group.size)
     changed = with_size(recipe, tokens)
@@ -124,55 +122,58 @@ def free_memory(device: torch.device) -> int:
     return available_memory() // sharing
 
 
-def largest_that_fits(
-    stage: StageSetup, footprint: Footprint, parameters: Sequence[nn.Parameter], num_bytes: int, processes: int
-) -> int | None:
-    """Most tokens of a micro-batch with which a stage needs at most these bytes, LEAST where no number is that small;
-    None if whole updates fit.
+@dataclass(frozen=True)
+class StageMemory:
+    """Memory that training a stage takes beside the weights, predicted from small passes of its model.
 
     Args:
-        footprint: of the stage's passes; parameters: of the model; processes: that share an update.
+        footprint: of the stage's passes.
+        parameters: of the model.
+        processes: that share an update.
     """
 
-    def fits(tokens: int) -> bool:
-        return needed_bytes(stage, footprint, parameters, tokens, processes) <= num_bytes
+    stage: StageSetup
+    footprint: Footprint
+    parameters: Sequence[nn.Parameter]
+    processes: int = 1
 
-    low, high = LEAST, _largest_update(stage)
-    if fits(high):
-        return None
-    while high > 1.03 * low + 1:
-        middle = int((low * high) ** 0.5) + 1
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    @classmethod
+    def measured(
+        cls, stage: StageSetup, model: Model, device: torch.device, precision: Precision, processes: int = 1
+    ) -> StageMemory:
+        """Take small micro-batches of the stage through its model, which is prepared for it."""
+        weights = prepare_model(model, stage).objective.final(model)
+        footprint = measured(model, _probes(stage, device), weights, precision)
+        return cls(stage, footprint, list(model.parameters()), processes)
+
+    def needed(self, made: Plan) -> int:
+        """Bytes at the dearest micro-batch of a plan of the stage, optimizer and sums of gradients included."""
+        tokens = made.micro_cells.astype(np.float64)
+        cells = micro_costs(made, 1.0, self.stage.data.table.attended) - tokens
+        peak = max((self.footprint.of(*one) for one in zip(tokens.tolist(), cells.tolist(), strict=True)), default=0.0)
+        micros = int(np.diff(made.step_offsets).max(initial=0))
+        return int(process_bytes(peak)) + state_bytes(self.parameters, micros=micros, processes=self.processes)
+
+    def needed_with(self, tokens: int) -> int:
+        """Bytes with micro-batches of so many tokens."""
+        return self.needed(_cut(self.stage, tokens))
+
+    def largest(self, num_bytes: int) -> int | None:
+        """Most tokens of a micro-batch that need at most these bytes, LEAST where no number is that small; None if
+        whole updates fit."""
+        low, high = LEAST, largest_update(self.stage)
+        if self.needed_with(high) <= num_bytes:
+            return None
+        while high > 1.03 * low + 1:
+            middle = int((low * high) ** 0.5) + 1
+            low, high = (middle, high) if self.needed_with(middle) <= num_bytes else (low, middle)
+        return low
 
 
-def needed_bytes(
-    stage: StageSetup, footprint: Footprint, parameters: Sequence[nn.Parameter], tokens: int, processes: int
-) -> int:
-    """Bytes that training a stage takes beside the weights, with micro-batches of so many tokens."""
-    made = _cut(stage, tokens)
-    micros = int(np.diff(made.step_offsets).max(initial=0))
-    state = state_bytes(parameters, micros=micros, processes=processes)
-    return int(process_bytes(planned_peak(footprint, made, stage))) + state
-
-
-def _largest_update(stage: StageSetup) -> int:
+def largest_update(stage: StageSetup) -> int:
     """Real tokens of a stage's largest update."""
     settings = stage.recipe.plan
     return max(settings.tokens_per_step, *settings.grow.values(), LEAST)
-
-
-def planned_peak(footprint: Footprint, made: Plan, stage: StageSetup) -> float:
-    """Bytes at the peak of the dearest micro-batch of a plan."""
-    tokens = made.micro_cells.astype(np.float64)
-    cells = micro_costs(made, 1.0, stage.data.table.attended) - tokens
-    return max((footprint.of(*one) for one in zip(tokens.tolist(), cells.tolist(), strict=True)), default=0.0)
-
-
-def _measured_stage(stage: StageSetup, model: Model, device: torch.device, precision: Precision) -> Footprint:
-    """`measured` of small micro-batches of a stage."""
-    weights = prepare_model(model, stage).objective.final(model)
-    return measured(model, _probes(stage, device), weights, precision)
 
 
 def measured(

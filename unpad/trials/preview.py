@@ -17,13 +17,13 @@ from unpad.batching.ledger import Ledger
 from unpad.batching.plan import Plan, plan
 from unpad.errors import OutOfMemoryError, RecipeError
 from unpad.interchange.origin import open_recipe
-from unpad.machine.memory import available_memory
 from unpad.models.cost import cells_per_token
 from unpad.terminal.progress import progress
 from unpad.terminal.table import cells, columns, wrapped
+from unpad.training.auto_size import SHARE, StageMemory, free_memory, largest_update
 from unpad.training.rehearsal import Rehearsal, StepCost
 from unpad.training.setup import Setup, describe, prepare_setup
-from unpad.training.stage import StageSetup, plan_inputs
+from unpad.training.stage import StageSetup, epoch_plan, plan_inputs
 from unpad.trials.estimate import Estimate, estimates_of, show_estimate
 from unpad.trials.process_table import process_table
 from unpad.trials.stage_table import (
@@ -151,6 +151,7 @@ def _tried(setup: Setup, stage: StageSetup, console: Console, processes: Sequenc
             if trial is not None:
                 seen.trials[row.name] = trial
             show(console, [trial_line(seen, row)])
+    seen = replace(seen, memory=_memory_lines(setup, stage, seen))
     show(console, _notes(seen, setup))
     if processes:
         names = [row.name for row in seen.rows if not row.refused]
@@ -218,7 +219,7 @@ def _notes(stage: StagePreview, setup: Setup) -> list[str]:
         f"batch size for padded strategies: {size['value']} ({size['why']})"
         + ("" if size["helps"] else "; batching will not help here"),
         f"bucket width: {width['value']} ({width['why']}; padding by width {shares})",
-        _memory_advice(stage.trials[chosen.name], stage.units),
+        *stage.memory,
     ]
     return lines
 
@@ -255,13 +256,17 @@ def _sequence_lines(ledger: Ledger, setup: Setup, units: Units) -> list[str]:
     return lines
 
 
-def _memory_advice(trial: StepCost, units: Units) -> str:
-    per_token = max(trial.peak_bytes - trial.base_bytes, 0) / max(trial.largest_tokens, 1)
-    if per_token == 0:
-        return f"a micro-batch of {trial.largest_tokens:,} {units.tokens} needs no memory beyond what is in use"
-    free = available_memory()
-    largest = int(0.8 * free / per_token)
-    return (
-        f"{units.tokens} of a micro-batch take {per_token / 1024:.0f} KiB each: with {free / 2**30:.1f} GiB free, "
-        f"plan.tokens_per_micro can be up to about {largest:,}"
+def _memory_lines(setup: Setup, stage: StageSetup, seen: StagePreview) -> list[str]:
+    """The largest micro-batch that memory holds, and the peak of the recipe's plan, predicted and measured."""
+    made, trial = epoch_plan(stage, 0), seen.trials[seen.settings.strategy]
+    if not made.num_steps:
+        return []
+    memory = StageMemory.measured(stage, setup.model, setup.device, setup.precision)
+    free = free_memory(setup.device)
+    largest = memory.largest(int(SHARE * free))
+    most = f"{largest:,}" if largest else f"a whole update, {largest_update(stage):,}"
+    return wrapped(
+        f"plan.tokens_per_micro can be up to about {most} {seen.units.tokens} in {SHARE:.0%} of {free / 2**30:.1f} GiB "
+        f"of free memory; this plan beside the weights: predicted peak {memory.needed(made) / 2**30:.2f} GiB, measured "
+        f"{(trial.peak_bytes - trial.base_bytes) / 2**30:.2f} GiB"
     )

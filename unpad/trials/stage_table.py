@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +28,7 @@ class StagePreview:
         units: names of sequences and their tokens.
         attends: whether attention runs over tokens, so that its cells can be counted; otherwise sequences are never
             cut, and one target each is learned.
+        memory: lines on the memory that micro-batches need.
         shared: the stage on several processes, where asked for.
     """
 
@@ -39,6 +40,7 @@ class StagePreview:
     settings: PlanSettings
     units: Units
     attends: bool
+    memory: Sequence[str] = ()
     shared: ProcessTable | None = None
 
     def estimated_seconds(self, row: StrategyRow) -> float:

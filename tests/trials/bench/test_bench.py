@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from tests.data import test_images, test_vqa
 from tests.helpers import event_tables
@@ -23,6 +24,8 @@ from unpad.nn.flops import sizes_of, training_operations
 from unpad.nn.native import library as native
 from unpad.processes.children import run_all
 from unpad.recipes.file import load_recipe
+from unpad.training.auto_size import StageMemory
+from unpad.training.footprint import KEPT, OVERHEAD, Footprint
 from unpad.training.rehearsal import Rehearsal
 from unpad.training.setup import Setup, prepare_setup
 from unpad.training.step import StepResult
@@ -30,7 +33,7 @@ from unpad.trials.bench import memory as bench_memory
 from unpad.trials.bench import variants
 from unpad.trials.bench.bench import Bench, bench
 from unpad.trials.bench.measure import Spread, spread
-from unpad.trials.bench.memory import fit_memory
+from unpad.trials.bench.memory import predicted_memory
 from unpad.trials.bench.quality import train
 from unpad.trials.bench.speed import Effort, SpeedRow, _side, measure, to_row
 from unpad.trials.bench.variants import BATCH_SIZES, every_update, size_variants, strategy_variants
@@ -182,19 +185,21 @@ def test_memory_is_that_of_a_process_of_its_own(toy: str) -> None:
     assert 0 < base <= peak < own
 
 
-def test_the_memory_model_is_the_line_through_the_rows() -> None:
-    rows = [
-        _row(str(n), [1.0], largest_pass=100 * n, peak_bytes=500 + 1000 + 700 * n, base_bytes=500) for n in (1, 2, 4, 8)
-    ]
-    model = fit_memory(rows)
-    assert model is not None
-    assert (model.fixed_bytes, model.bytes_per_token) == (pytest.approx(1000), pytest.approx(7))
-    assert model.worst_error == pytest.approx(0, abs=1e-9)
-    assert model.predict(1600) == pytest.approx(1000 + 16 * 700)
-    assert model.fitting_tokens(500 + 1000 + 7001) == 1000
+def test_memory_is_predicted_from_small_passes_and_held_against_the_rows(setup: Setup) -> None:
+    footprint, parameters = Footprint(1000.0, 5.0, 0.5), [nn.Parameter(torch.zeros(10))]
+    memory = StageMemory(setup.stages[0], footprint, parameters)
+
+    def needed(tokens: int) -> float:  # weights and two moments, and a pass over sequences of 4 tokens
+        return 3 * 40 + KEPT + OVERHEAD * (1000 + 5 * tokens + 0.5 * 4 * tokens)
+
+    peaks = {n: 500 + int(needed(100 * n)) for n in (1, 2, 4)} | {8: 500 + int(2 * needed(800))}
+    rows = [_row(str(n), [1.0], largest_pass=100 * n, peak_bytes=peak, base_bytes=500) for n, peak in peaks.items()]
+    model = predicted_memory(memory, rows, longest=4)
+    assert model.bytes_per_token == pytest.approx(7 * OVERHEAD)
+    assert model.predict(1600) == pytest.approx(needed(1600))
+    assert model.fitting_tokens(500 + int(needed(1000)) + 1) == 1000
     assert model.fitting_tokens(10) == 0
-    flat = [_row(str(n), [1.0], largest_pass=n, peak_bytes=9, base_bytes=1) for n in (1, 2, 4)]
-    assert fit_memory(flat) is None
+    assert model.worst_error == pytest.approx(0.5, abs=1e-3)
 
 
 def test_equal_updates_learn_and_see_more_tokens_in_larger_batches(setup: Setup) -> None:

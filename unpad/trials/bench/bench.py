@@ -14,9 +14,10 @@ from typing import Any
 
 from unpad.data.family import family_of
 from unpad.terminal.table import wrapped
+from unpad.training.auto_size import StageMemory
 from unpad.training.setup import Setup
 from unpad.trials.bench.measure import describe_machine, spread
-from unpad.trials.bench.memory import MemoryModel, fit_memory, memory_lines, peaks
+from unpad.trials.bench.memory import MemoryModel, memory_lines, peaks, predicted_memory
 from unpad.trials.bench.quality import TRAINED_SIZES, Trained, train, trained_lines
 from unpad.trials.bench.speed import Effort, SpeedRow, measure, row_values, table, to_row
 from unpad.trials.bench.variants import BATCH_SIZES, all_data, prepare, size_variants, strategy_variants
@@ -30,7 +31,7 @@ class Bench:
 
     Args:
         ceilings: operations per second of a large matrix product, before every round and after the last.
-        memory: None if larger micro-batches did not measure as larger.
+        memory: predicted, beside what the rows of `batch_sizes` measured.
     """
 
     recipe: str
@@ -41,7 +42,7 @@ class Bench:
     ceilings: list[float]
     strategies: list[SpeedRow]
     batch_sizes: list[SpeedRow]
-    memory: MemoryModel | None
+    memory: MemoryModel
     trained: list[Trained]
 
     @property
@@ -108,8 +109,10 @@ def bench(recipe: str, overrides: Sequence[str] = (), effort: Effort = FULL) -> 
     compared = [len(strategies) + BATCH_SIZES.index(size) for size in TRAINED_SIZES] + [len(strategies) - 1]
     trained = [train(variants[i], effort.updates, rows[i].memory_bytes) for i in compared]
     machine = {**described, **setup.environment}
-    data, by_strategy, line = _describe_data(setup), rows[: len(strategies)], fit_memory(by_size)
-    return Bench(recipe, list(overrides), data, machine, effort, measured.ceilings, by_strategy, by_size, line, trained)
+    data, by_strategy = _describe_data(setup), rows[: len(strategies)]
+    small = StageMemory.measured(sizes[0].stage, setup.model, setup.device, setup.precision)
+    model, ceilings = predicted_memory(small, by_size, data["longest"]), measured.ceilings
+    return Bench(recipe, list(overrides), data, machine, effort, ceilings, by_strategy, by_size, model, trained)
 
 
 def _describe_data(setup: Setup) -> dict[str, Any]:

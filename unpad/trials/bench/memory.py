@@ -1,9 +1,9 @@
-"""Memory of ways to batch, in a process each, and a linear fit that predicts the batch that fits into a card."""
+"""Memory of ways to batch, in a process each, and the batch that is predicted to fit into a card."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,6 +12,8 @@ from unpad.machine.memory import peak_memory, process_memory, restart_peak
 from unpad.processes.children import run_all
 from unpad.terminal.progress import counted, held
 from unpad.terminal.table import text_table, wrapped
+from unpad.training.auto_size import StageMemory
+from unpad.training.footprint import process_bytes, state_bytes
 from unpad.training.memory import return_freed_memory
 from unpad.training.rehearsal import Rehearsal
 from unpad.trials.bench.speed import MIB, SpeedRow
@@ -61,14 +63,15 @@ def _step(variant: BenchVariant, number: int) -> None:
 
 @dataclass(frozen=True)
 class MemoryModel:
-    """Memory of training with padded batches: fixed_bytes + bytes_per_token * padded tokens of the largest pass.
+    """Memory of training with padded batches, from small passes: fixed_bytes + bytes_per_token * padded tokens of the
+    largest pass.
 
-    Least squares over the rows of batch sizes. All of them hold the corpus's longest sequence, so that the tokens of
-    a pass are a number of sequences times that length.
+    All batches hold the corpus's longest sequence, so that the tokens of a pass are a number of sequences times that
+    length.
 
     Args:
         process_bytes: what the libraries take before training adds anything.
-        worst_error: largest share by which the line through the other rows misses a row.
+        worst_error: largest share by which the prediction misses a row that was measured.
     """
 
     fixed_bytes: float
@@ -86,28 +89,25 @@ class MemoryModel:
         return max(int(free / self.bytes_per_token), 0)
 
 
-def fit_memory(rows: Sequence[SpeedRow]) -> MemoryModel | None:
-    """Fit a line through rows of batch sizes; None if larger micro-batches did not measure as larger."""
-    tokens = np.array([row.largest_pass for row in rows], np.float64)
-    measured = np.array([row.memory_bytes for row in rows], np.float64)
-    slope, fixed = np.polyfit(tokens, measured, 1)
-    if slope <= 0 or fixed <= 0:
-        return None
-    errors = []
-    for left_out in range(len(rows)):
-        others = np.arange(len(rows)) != left_out
-        line = np.polyfit(tokens[others], measured[others], 1)
-        errors.append(abs(np.polyval(line, tokens[left_out]) / measured[left_out] - 1))
-    return MemoryModel(float(fixed), float(slope), max(row.base_bytes for row in rows), float(max(errors)))
+def predicted_memory(memory: StageMemory, rows: Sequence[SpeedRow], longest: int) -> MemoryModel:
+    """Predict the memory of padded batches, an update each, and hold it against that of rows of batch sizes.
+
+    Args:
+        longest: positions of the longest sequence.
+    """
+    footprint, weights = memory.footprint, sum(p.numel() * p.element_size() for p in memory.parameters)
+    fixed = weights + state_bytes(memory.parameters, micros=1) + process_bytes(footprint.fixed)
+    slope = process_bytes(footprint.of(1, longest)) - process_bytes(footprint.fixed)
+    found = MemoryModel(fixed, slope, max(row.base_bytes for row in rows), 0.0)
+    errors = [abs(found.predict(row.largest_pass) / row.memory_bytes - 1) for row in rows]
+    return replace(found, worst_error=max(errors))
 
 
-def memory_lines(model: MemoryModel | None, longest: int) -> list[str]:
-    """The line as text, and what fits into `CARDS` of sequences as long as the `longest`."""
-    if model is None:
-        return ["memory by batch size: too little data to tell a pass's memory from the rest"]
+def memory_lines(model: MemoryModel, longest: int) -> list[str]:
+    """The prediction as text, and what fits into `CARDS` of sequences as long as the `longest`."""
     about = (
         f"memory of padded batches: {model.fixed_bytes / MIB:,.0f} MiB + {model.bytes_per_token / 1024:,.1f} KiB per "
-        f"token of the largest pass; every row predicted from the others, at worst {model.worst_error:.0%} off"
+        f"token of the largest pass; predicted from small passes, at worst {model.worst_error:.0%} off a row"
     )
     fitting = [(size, model.fitting_tokens(size * GIB)) for size in CARDS]
     rows = [[f"{size} GiB", f"{tokens:,}", f"{tokens // longest:,}"] for size, tokens in fitting]
