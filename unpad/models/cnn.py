@@ -7,21 +7,19 @@ result does not depend on the rest of the batch.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unpad.batching.batch import RaggedBatch
-from unpad.models.contract import Classifies, ModelConfig
+from unpad.models.contract import ClassifiesImages, ModelConfig
 from unpad.nn.block import init_weights
 from unpad.nn.draws import draw
 from unpad.nn.dropout import dropout
 from unpad.nn.linear import Linear
-from unpad.nn.losses import Terms, cross_entropy, token_nll
-from unpad.nn.precision import wide_dtype, widened
+from unpad.nn.precision import wide_dtype
 from unpad.nn.segments import segment_mean
 
 CHANNELS = (16, 32, 64, 128)
@@ -43,7 +41,7 @@ class Config(ModelConfig):
         return 1
 
 
-class Cnn(Classifies):
+class Cnn(ClassifiesImages):
     """Four convolutions, each with ReLU and a max-pool of 2, the average over places, and a head over classes.
 
     Args:
@@ -52,7 +50,6 @@ class Cnn(Classifies):
     """
 
     config: Config
-    computes: ClassVar[tuple[str, ...]] = ("nll",)
 
     def __init__(self, config: Config, num_classes: int) -> None:
         super().__init__()
@@ -77,28 +74,7 @@ class Cnn(Classifies):
         features: Tensor = x.mean((2, 3), dtype=wide_dtype(x.dtype)).to(x.dtype)
         return features
 
-    def classify(self, batch: RaggedBatch) -> Tensor:
-        """Scores of the classes of every image, (num_seqs, num_classes), fp32 or wider."""
-        logits = self.head(self._features(batch))
-        return widened(logits)
-
-    def losses(self, batch: RaggedBatch) -> Terms:
-        """Loss terms over the batch's images: `cross_entropy` trains, `nll` is the same without label smoothing."""
-        assert batch.seq_labels is not None, "a loss needs labels"
-        loss, nll = cross_entropy(self._features(batch), self.head.weight, batch.seq_labels, self.label_smoothing)
-        return {"cross_entropy": (loss, batch.num_targets), "nll": (nll, batch.num_targets)}
-
-    @torch.no_grad()
-    def nll(self, batch: RaggedBatch) -> Tensor:
-        """Negative log-likelihood of every image's label, (num_seqs,) in nats."""
-        assert batch.seq_labels is not None, "a likelihood needs labels"
-        return token_nll(self._features(batch), self.head.weight, batch.seq_labels)
-
-    def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
-        """The counts that `losses` will return, from the batch alone."""
-        return {"cross_entropy": batch.num_targets, "nll": batch.num_targets}
-
-    def _features(self, batch: RaggedBatch) -> Tensor:
+    def features(self, batch: RaggedBatch) -> Tensor:
         """Input of the head for every image, (num_seqs, 128), in the computing dtype."""
         hidden = self(batch)
         # With one token per image, the mean only leaves out the padding of a rectangle.

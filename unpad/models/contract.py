@@ -10,11 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from unpad.batching.batch import RaggedBatch
 from unpad.nn.block import Cache
-from unpad.nn.losses import Terms
+from unpad.nn.linear import Linear
+from unpad.nn.losses import Terms, cross_entropy, token_nll
+from unpad.nn.precision import widened
 from unpad.recipes.section import Section
 from unpad.recipes.training import Weight
 
@@ -263,6 +266,42 @@ class Classifies(Model):
     @abstractmethod
     def classify(self, batch: RaggedBatch) -> Tensor:
         """Scores of the classes of every sequence, (num_seqs, num_classes), fp32 or wider."""
+
+
+class ClassifiesImages(Classifies):
+    """A model whose head scores the classes of every image from one vector of it.
+
+    Attributes:
+        head: Linear without bias, from the vector to the classes.
+    """
+
+    computes: ClassVar[tuple[str, ...]] = ("nll",)
+    head: Linear
+
+    @abstractmethod
+    def features(self, batch: RaggedBatch) -> Tensor:
+        """Input of the head for every image, (num_seqs, width), in the computing dtype."""
+
+    def classify(self, batch: RaggedBatch) -> Tensor:
+        """Scores of the classes of every image, (num_seqs, num_classes), fp32 or wider."""
+        logits = self.head(self.features(batch))
+        return widened(logits)
+
+    def losses(self, batch: RaggedBatch) -> Terms:
+        """Loss terms over the batch's images: `cross_entropy` trains, `nll` is the same without label smoothing."""
+        assert batch.seq_labels is not None, "a loss needs labels"
+        loss, nll = cross_entropy(self.features(batch), self.head.weight, batch.seq_labels, self.label_smoothing)
+        return {"cross_entropy": (loss, batch.num_targets), "nll": (nll, batch.num_targets)}
+
+    @torch.no_grad()
+    def nll(self, batch: RaggedBatch) -> Tensor:
+        """Negative log-likelihood of every image's label, (num_seqs,) in nats."""
+        assert batch.seq_labels is not None, "a likelihood needs labels"
+        return token_nll(self.features(batch), self.head.weight, batch.seq_labels)
+
+    def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
+        """The counts that `losses` will return, from the batch alone."""
+        return {"cross_entropy": batch.num_targets, "nll": batch.num_targets}
 
 
 class HasLatent(Model):

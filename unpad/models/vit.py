@@ -7,7 +7,7 @@ patches of one image.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -15,17 +15,15 @@ from torch import Tensor, nn
 
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import PaddedLayout
-from unpad.models.contract import Classifies, ModelConfig
+from unpad.models.contract import ClassifiesImages, ModelConfig
 from unpad.nn.activation import Kind
 from unpad.nn.block import Block, BlockConfig, Stream, init_weights
 from unpad.nn.convolution import ConvolutionalStem, neighbours
 from unpad.nn.draws import random_like
 from unpad.nn.linear import Linear
-from unpad.nn.losses import Terms, cross_entropy, token_nll
 from unpad.nn.norm import Norm
 from unpad.nn.pool import AttentionPool
 from unpad.nn.positions import GridPositions, SizeEmbedding, seq_of_cell
-from unpad.nn.precision import widened
 from unpad.nn.segments import segment_mean
 
 DATA = "images"
@@ -65,7 +63,7 @@ class Config(ModelConfig, BlockConfig):
         return self.context
 
 
-class Vit(Classifies):
+class Vit(ClassifiesImages):
     """Classifier of images of any size.
 
     Args:
@@ -74,7 +72,6 @@ class Vit(Classifies):
     """
 
     config: Config
-    computes: ClassVar[tuple[str, ...]] = ("nll",)
 
     def __init__(self, config: Config, num_classes: int) -> None:
         super().__init__()
@@ -101,27 +98,6 @@ class Vit(Classifies):
         Training with `token_drop` returns the states of the remaining patches.
         """
         return self._hidden(self._thinned(batch))
-
-    def classify(self, batch: RaggedBatch) -> Tensor:
-        """Scores of the classes of every image, (num_seqs, num_classes), fp32 or wider."""
-        logits = self.head(self._pooled(batch))
-        return widened(logits)
-
-    def losses(self, batch: RaggedBatch) -> Terms:
-        """Loss terms over the batch's images: `cross_entropy` trains, `nll` is the same without label smoothing."""
-        assert batch.seq_labels is not None, "a loss needs labels"
-        loss, nll = cross_entropy(self._pooled(batch), self.head.weight, batch.seq_labels, self.label_smoothing)
-        return {"cross_entropy": (loss, batch.num_targets), "nll": (nll, batch.num_targets)}
-
-    @torch.no_grad()
-    def nll(self, batch: RaggedBatch) -> Tensor:
-        """Negative log-likelihood of every image's label, (num_seqs,) in nats."""
-        assert batch.seq_labels is not None, "a likelihood needs labels"
-        return token_nll(self._pooled(batch), self.head.weight, batch.seq_labels)
-
-    def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
-        """The counts that `losses` will return, from the batch alone."""
-        return {"cross_entropy": batch.num_targets, "nll": batch.num_targets}
 
     def _thinned(self, batch: RaggedBatch) -> RaggedBatch:
         return drop_tokens(batch, self.config.token_drop) if self.training and self.config.token_drop else batch
@@ -152,7 +128,7 @@ class Vit(Classifies):
         embedded: Tensor = self.patch_embed(pixels, *touching)
         return embedded
 
-    def _pooled(self, batch: RaggedBatch) -> Tensor:
+    def features(self, batch: RaggedBatch) -> Tensor:
         """One vector per image, (num_seqs, width), in the computing dtype."""
         batch = self._thinned(batch)
         hidden = self._hidden(batch)
