@@ -74,7 +74,7 @@ class Cnn(ClassifiesImages):
         features: Tensor = x.mean((2, 3), dtype=wide_dtype(x.dtype)).to(x.dtype)
         return features
 
-    def features(self, batch: RaggedBatch) -> Tensor:
+    def _features(self, batch: RaggedBatch) -> Tensor:
         """Input of the head for every image, (num_seqs, 128), in the computing dtype."""
         hidden = self(batch)
         # With one token per image, the mean only leaves out the padding of a rectangle.

@@ -279,25 +279,25 @@ class ClassifiesImages(Classifies):
     head: Linear
 
     @abstractmethod
-    def features(self, batch: RaggedBatch) -> Tensor:
+    def _features(self, batch: RaggedBatch) -> Tensor:
         """Input of the head for every image, (num_seqs, width), in the computing dtype."""
 
     def classify(self, batch: RaggedBatch) -> Tensor:
         """Scores of the classes of every image, (num_seqs, num_classes), fp32 or wider."""
-        logits = self.head(self.features(batch))
+        logits = self.head(self._features(batch))
         return widened(logits)
 
     def losses(self, batch: RaggedBatch) -> Terms:
         """Loss terms over the batch's images: `cross_entropy` trains, `nll` is the same without label smoothing."""
         assert batch.seq_labels is not None, "a loss needs labels"
-        loss, nll = cross_entropy(self.features(batch), self.head.weight, batch.seq_labels, self.label_smoothing)
+        loss, nll = cross_entropy(self._features(batch), self.head.weight, batch.seq_labels, self.label_smoothing)
         return {"cross_entropy": (loss, batch.num_targets), "nll": (nll, batch.num_targets)}
 
     @torch.no_grad()
     def nll(self, batch: RaggedBatch) -> Tensor:
         """Negative log-likelihood of every image's label, (num_seqs,) in nats."""
         assert batch.seq_labels is not None, "a likelihood needs labels"
-        return token_nll(self.features(batch), self.head.weight, batch.seq_labels)
+        return token_nll(self._features(batch), self.head.weight, batch.seq_labels)
 
     def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
         """The counts that `losses` will return, from the batch alone."""

@@ -128,7 +128,7 @@ class Vit(ClassifiesImages):
         embedded: Tensor = self.patch_embed(pixels, *touching)
         return embedded
 
-    def features(self, batch: RaggedBatch) -> Tensor:
+    def _features(self, batch: RaggedBatch) -> Tensor:
         """One vector per image, (num_seqs, width), in the computing dtype."""
         batch = self._thinned(batch)
         hidden = self._hidden(batch)
