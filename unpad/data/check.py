@@ -207,9 +207,7 @@ def _check_recipe(overrides: Sequence[str], seen: _Seen, path: Path) -> CheckRep
     report = replace(_join(checks), skipped=skipped)
     if not report.passed:
         return report
-    from unpad.data.near_check import near_duplicate_lines
-
-    near = near_duplicate_lines(recipe)
+    near = _near_duplicates(recipe)
     if recipe.tokenizer.path is None or not (data.text or data.converses):
         return replace(report, notes=(*report.notes, *near))
     from unpad.data.tokens.corpus import open_corpus
@@ -217,6 +215,15 @@ def _check_recipe(overrides: Sequence[str], seen: _Seen, path: Path) -> CheckRep
     lost = open_corpus(recipe).report.lost  # of characters, by the tokenizer of a file
     lost.refuse(recipe.tokenizer.path)
     return replace(report, notes=(*report.notes, *lost.lines(), *near))
+
+
+def _near_duplicates(recipe: Recipe) -> list[str]:
+    """Lines on near-duplicates in the data of every family that the recipe names, whichever its model reads."""
+    from unpad.data.family import Family
+
+    families: list[Family] = [import_module(f"unpad.data.{name}") for name in ("patients", "text", "images", "vqa")]
+    named = [family for family in families if any(map(recipe.data.sources, family.KINDS))]
+    return [line for family in named for line in family.near_duplicates(recipe)]
 
 
 def guess_kind(path: Path) -> str:

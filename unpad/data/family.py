@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
 from unpad.data.near_duplicates import NearDuplicates
+from unpad.data.replies import Replies
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.split import Wanted
 from unpad.errors import RecipeError
@@ -142,14 +144,22 @@ class Data(ABC):
         kinds: sections of the recipe's `data` that the family reads; a stage may use some of them.
         private: whether the data is about people, so that only the owner may read what is made of it.
         compares: whether near-duplicates are looked for, so that `data.near_duplicates` applies.
+        label_fields: fields of the recipe that set the targets; () where the rows of the data have them.
+        least_content: positions below which equal sequences may be so by chance, and are no copies.
+        augmentation: section of the recipe with the changes of training sequences that epochs draw; "" for none.
         table: one row per sequence.
+        replies: sequences of data with pairs, of which each reply is one; None for other data.
     """
 
     family: ClassVar[str]
     kinds: ClassVar[tuple[str, ...]]
     private: ClassVar[bool] = False
     compares: ClassVar[bool] = False
+    label_fields: ClassVar[tuple[str, ...]] = ()
+    least_content: ClassVar[int] = 1
+    augmentation: ClassVar[str] = ""
     table: SequenceTable
+    replies: Replies | None = None
 
     @property
     @abstractmethod
@@ -220,6 +230,11 @@ class Data(ABC):
         Args:
             given: as a user names it.
         """
+        return None
+
+    def class_labels(self) -> tuple[np.ndarray, tuple[str, ...]] | None:
+        """Class of every sequence, (num_sequences,) int64, -1 where it is unknown, and the names of the classes; None
+        for data without classes, as by default."""
         return None
 
     def check_trainable(self) -> None:
@@ -316,6 +331,7 @@ class Family(Protocol):
         NO_TEXT: error message and fix when text generation is requested of a run; None where it generates text.
         open_sample: opens some training sequences of a recipe whose lengths take long to know, or returns None where
             they do not; None for a family whose lengths never do.
+        folder_files: the files that a run keeps, from a folder of Hugging Face; None for a family of other models.
     """
 
     KINDS: tuple[str, ...]
@@ -333,7 +349,16 @@ class Family(Protocol):
     def next_command(self, recipe: Recipe, run: str) -> str:
         """Command that uses a trained run."""
 
+    def near_duplicates(self, recipe: Recipe) -> list[str]:
+        """Lines on rows of valid and test that are near-duplicates of training rows, found without a model.
+
+        Raises:
+            SourceError: the data cannot be used, or the recipe refuses near-duplicates and there are some.
+            RecipeError: as `check_near_duplicates`.
+        """
+
     open_sample: Callable[[Recipe], Sample | None] | None
+    folder_files: Callable[[Path], dict[str, bytes]] | None
 
 
 def family_name(recipe: Recipe) -> str:

@@ -20,7 +20,7 @@ from typing_extensions import TypedDict
 
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
-from unpad.data.family import Data, SequenceTable, refuse_cuts
+from unpad.data.family import Data, SequenceTable, check_near_duplicates, refuse_cuts
 from unpad.data.near_duplicates import NearDuplicates
 from unpad.data.pictures.album import Album, image_batch, open_album
 from unpad.data.pictures.alike import Pictures, tie_alike
@@ -42,6 +42,7 @@ CLASSES = "classes.json"
 FILES = (CLASSES,)
 NO_TEXT = "this run classifies images and writes no text", "use `unpad infer {run} --image FILE`"
 open_sample = None
+folder_files = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +62,7 @@ class ImageData(Data):
     labels: np.ndarray
     unknown_classes: dict[str, int]
     compares: ClassVar[bool] = True
+    augmentation: ClassVar[str] = "images"
     family: ClassVar[str] = "images"
     kinds: ClassVar[tuple[str, ...]] = KINDS
 
@@ -77,6 +79,13 @@ class ImageData(Data):
     def files(self) -> dict[str, bytes]:
         classes = json.dumps({"classes": self.classes}, ensure_ascii=False, indent=1).encode()
         return {CLASSES: classes} | self.album.files(self.table.split == Split.TRAIN)
+
+    def class_labels(self) -> tuple[np.ndarray, tuple[str, ...]]:
+        return self.labels, self.classes
+
+    def shown(self, seq_ids: np.ndarray) -> np.ndarray:
+        """Pictures of the album that some sequences show, (num_images,) bool."""
+        return np.isin(np.arange(len(self.table)), seq_ids)
 
     def lengths(self, epoch_seed: tuple[int, int]) -> np.ndarray:
         patches: np.ndarray = self.album.drawn_grids(np.arange(len(self.examples)), epoch_seed).prod(1)
@@ -135,7 +144,7 @@ class ImageData(Data):
     def near_training(self, run: Data, seq_ids: np.ndarray) -> NearDuplicates:
         assert isinstance(run, ImageData), "data of one family"
         own = Pictures(self.examples, [example.where for example in self.examples], {}, "report")
-        return run.album.pictures.compare_new(own, np.isin(np.arange(len(self.table)), seq_ids))
+        return run.album.pictures.compare_new(own, self.shown(seq_ids))
 
     def _batch(self, patches: list[np.ndarray], grids: np.ndarray, ids: np.ndarray) -> RaggedBatch:
         sizes = [(self.examples[i].height, self.examples[i].width) for i in ids.tolist()]
@@ -208,13 +217,12 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
     )
 
 
-def open_pictures(recipe: Recipe) -> Pictures:
-    """List the images of a recipe and split them, without a model.
-
-    Raises:
-        SourceError: a file is missing or unusable.
-    """
-    return _pictures(recipe, _choose(recipe, Wanted.LEARNING))
+def near_duplicates(recipe: Recipe) -> list[str]:
+    """Lines on held-out images that are near-duplicates of training ones; see `Family`."""
+    check_near_duplicates(recipe, ImageData)
+    pictures = _pictures(recipe, _choose(recipe, Wanted.LEARNING))
+    pictures.refuse()
+    return pictures.lines()
 
 
 def _pictures(recipe: Recipe, chosen: ChosenRows[ImageExample]) -> Pictures:

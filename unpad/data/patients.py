@@ -21,7 +21,15 @@ import torch
 from unpad.batching.batch import RaggedBatch, make_batch
 from unpad.batching.layout import build_layout
 from unpad.batching.plan import Micro
-from unpad.data.family import NAMES_KEY, Data, FoundRow, SequenceTable, refuse_cuts, sequence_table
+from unpad.data.family import (
+    NAMES_KEY,
+    Data,
+    FoundRow,
+    SequenceTable,
+    check_near_duplicates,
+    refuse_cuts,
+    sequence_table,
+)
 from unpad.data.histories.assemble import (
     CODES,
     Codes,
@@ -57,6 +65,7 @@ UNITS = ("patients", "events")
 FILES = (CODES,)
 NO_TEXT = "this run is one of patients and writes no text", "use `unpad embed {run}`"
 open_sample = None
+folder_files = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +100,8 @@ class EventData(Data):
     family: ClassVar[str] = "patients"
     kinds: ClassVar[tuple[str, ...]] = KINDS
     private: ClassVar[bool] = True
+    label_fields: ClassVar[tuple[str, ...]] = ("events.labels", "events.landmark")
+    least_content: ClassVar[int] = 8
 
     @property
     def codes(self) -> tuple[str, ...]:
@@ -138,6 +149,9 @@ class EventData(Data):
         return self._batch(
             np.array([seq_id]), index, np.array(sizes, np.int64), np.array([len(sizes)]), sets.times[first:last]
         )
+
+    def class_labels(self) -> tuple[np.ndarray, tuple[str, ...]] | None:
+        return None if self.labels is None else (self.labels, ("0", "1"))
 
     def identities(self) -> list[str]:
         return [str(one) for one in self.ids.tolist()]
@@ -254,6 +268,12 @@ def num_outputs(files: dict[str, bytes]) -> int:
 def next_command(recipe: Recipe, run: str) -> str:
     """Command that uses a trained run."""
     return f"unpad embed {run} --out vectors.parquet"
+
+
+def near_duplicates(recipe: Recipe) -> list[str]:
+    """No lines, as patients are not compared; see `Family`."""
+    check_near_duplicates(recipe, EventData)
+    return []
 
 
 # --------------------------------------------------------------------------- reading

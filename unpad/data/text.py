@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -12,7 +13,15 @@ import numpy as np
 from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.batching.loader import load_micro
 from unpad.batching.plan import Micro
-from unpad.data.family import Data, RowSpan, Sample, SequenceTable, refuse_cuts, sequence_table
+from unpad.data.family import (
+    Data,
+    RowSpan,
+    Sample,
+    SequenceTable,
+    check_near_duplicates,
+    refuse_cuts,
+    sequence_table,
+)
 from unpad.data.near_duplicates import NearDuplicates, not_compared
 from unpad.data.replies import Replies
 from unpad.data.sources.documents import single_document
@@ -57,6 +66,8 @@ class TextData(Data):
     recipe: Recipe
     replies: Replies | None
     compares: ClassVar[bool] = True
+    least_content: ClassVar[int] = 8
+    augmentation: ClassVar[str] = "augment"
     family: ClassVar[str] = "text"
     kinds: ClassVar[tuple[str, ...]] = KINDS
 
@@ -92,6 +103,13 @@ class TextData(Data):
         if replies is None:
             return from_sequences([ids.tolist()], [counts.tolist()])
         return replies.with_pairs(from_sequences([ids.tolist()], [counts.tolist()], np.array([seq_id])))
+
+    def tokens_of(self, seq_id: int) -> np.ndarray:
+        """Tokens of a sequence, those that are labels only included, (length,) int64."""
+        if self.replies is None:
+            return self.tokens.tokens(seq_id)
+        document, first = self.replies.place(seq_id)
+        return self.tokens.tokens(document)[first : first + int(self.replies.lengths[seq_id])]
 
     def where(self, seq_id: int) -> str:
         return self.tokens.where(seq_id) if self.replies is None else self.replies.where(seq_id)
@@ -181,6 +199,25 @@ def num_outputs(files: dict[str, bytes]) -> int:
 def next_command(recipe: Recipe, run: str) -> str:
     """Command that uses a trained run."""
     return f"unpad chat {run}" if recipe.data.converses else f"unpad generate {run} --prompt TEXT"
+
+
+def near_duplicates(recipe: Recipe) -> list[str]:
+    """Lines on held-out documents that are near-duplicates of training ones; see `Family`."""
+    from unpad.data.tokens.near_texts import near_texts
+
+    check_near_duplicates(recipe, TextData)
+    return near_texts(recipe)
+
+
+def folder_files(folder: Path) -> dict[str, bytes]:
+    """The files that a run keeps, from a folder of Hugging Face.
+
+    Raises:
+        SourceError: as `folder_tokenizer`.
+    """
+    from unpad.data.tokens.folder_tokenizer import folder_tokenizer
+
+    return {TOKENIZER: folder_tokenizer(folder)}
 
 
 def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wanted.LEARNING) -> TextData:

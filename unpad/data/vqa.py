@@ -12,17 +12,17 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
 from unpad.batching.batch import RaggedBatch, from_prompts, from_sequences
 from unpad.batching.plan import Micro
-from unpad.data.family import Data, SequenceTable
+from unpad.data.family import Data, SequenceTable, check_near_duplicates
 from unpad.data.images import refuse_image_cuts
 from unpad.data.near_duplicates import NearDuplicates
 from unpad.data.pictures.album import Album, image_batch, open_album, with_images
-from unpad.data.pictures.alike import Pictures
 from unpad.data.pictures.questions import choose_questions, pictures_of, shown_by
 from unpad.data.pixels.cache import PixelCache
 from unpad.data.rows import ChosenRows, ListedRows, list_rows
@@ -102,6 +102,7 @@ class VqaData(Data):
     tokenizer: Tokenizer
     placeholder: int
     compares: ClassVar[bool] = True
+    augmentation: ClassVar[str] = "images"
     family: ClassVar[str] = "vqa"
     kinds: ClassVar[tuple[str, ...]] = KINDS
 
@@ -116,8 +117,17 @@ class VqaData(Data):
 
     @property
     def files(self) -> dict[str, bytes]:
-        shown = shown_by(self.examples, self.album.images, np.flatnonzero(self.table.split == Split.TRAIN))
+        shown = self.shown(np.flatnonzero(self.table.split == Split.TRAIN))
         return {TOKENIZER: self.tokenizer.to_bytes()} | self.album.files(shown)
+
+    def shown(self, seq_ids: np.ndarray) -> np.ndarray:
+        """Pictures of the album that some sequences show, (num_images,) bool."""
+        return shown_by(self.examples, self.album.images, seq_ids)
+
+    def tokens_of(self, seq_id: int) -> np.ndarray:
+        """Tokens of a sequence without the places of patches, those that are labels only included, (length,) int64."""
+        start, stop = self.rows.offsets[seq_id : seq_id + 2].tolist()
+        return self.rows.tokens[start:stop].astype(np.int64)
 
     def load(self, micro: Micro) -> RaggedBatch:
         ids = micro.seq_ids
@@ -176,8 +186,7 @@ class VqaData(Data):
 
     def near_training(self, run: Data, seq_ids: np.ndarray) -> NearDuplicates:
         assert isinstance(run, VqaData), "data of one family"
-        shown = shown_by(self.examples, self.album.images, seq_ids)
-        return run.album.pictures.compare_new(self.album.pictures, shown)
+        return run.album.pictures.compare_new(self.album.pictures, self.shown(seq_ids))
 
     # ----------------------------------------------------------------------- batches
 
@@ -208,8 +217,7 @@ class VqaData(Data):
 
     def _row(self, seq: int, answered: bool) -> tuple[np.ndarray, np.ndarray]:
         """Tokens of a row with placeholders for its patches, and True for the tokens that count in the loss."""
-        start, stop = self.rows.offsets[seq : seq + 2].tolist()
-        ids, counts = self.rows.tokens[start:stop].astype(np.int64), self.rows.counts[start:stop]
+        ids, counts = self.tokens_of(seq), self.rows.counts[slice(*self.rows.offsets[seq : seq + 2].tolist())]
         if not answered:
             begin = int(np.argmax(counts))  # of the answer
             ids, counts = ids[:begin], counts[:begin]
@@ -249,14 +257,24 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
     return data
 
 
-def open_pictures(recipe: Recipe) -> Pictures:
-    """List the images of a recipe's questions and split them, without a model.
+def near_duplicates(recipe: Recipe) -> list[str]:
+    """Lines on images of held-out questions that are near-duplicates of training ones; see `Family`."""
+    check_near_duplicates(recipe, VqaData)
+    listed, images = _read(recipe)
+    pictures = pictures_of(choose_questions(listed, images, Wanted.LEARNING), images)
+    pictures.refuse()
+    return pictures.lines()
+
+
+def folder_files(folder: Path) -> dict[str, bytes]:
+    """The files that a run keeps, from a folder of Hugging Face, whose chat template is no template of questions.
 
     Raises:
-        SourceError: a file is missing or unusable.
+        SourceError: as `folder_tokenizer`.
     """
-    listed, images = _read(recipe)
-    return pictures_of(choose_questions(listed, images, Wanted.LEARNING), images)
+    from unpad.data.tokens.folder_tokenizer import folder_tokenizer
+
+    return {TOKENIZER: folder_tokenizer(folder, chat=False)}
 
 
 def questions_about(recipe: Recipe, tokenizer: Tokenizer, images: list[ImageExample], question: str) -> VqaData:

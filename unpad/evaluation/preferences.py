@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from unpad.data.family import Data
 from unpad.data.measuring import Measuring
-from unpad.data.text import TextData
 from unpad.errors import CheckpointError, RecipeError, SourceError
 from unpad.evaluation.metrics import HeldOut, Metric, mean_of
 from unpad.evaluation.per_sequence import token_sums
@@ -40,7 +40,7 @@ class Margins(NamedTuple):
         return (self.margin > 0).astype(np.float64)
 
 
-def log_probabilities(over: Measuring[TextData], precision: Precision = "fp32") -> np.ndarray:
+def log_probabilities(over: Measuring[Data], precision: Precision = "fp32") -> np.ndarray:
     """Log-probability of the targets of every sequence, (num,) float64 in nats, summed in double.
 
     Args:
@@ -51,7 +51,7 @@ def log_probabilities(over: Measuring[TextData], precision: Precision = "fp32") 
     return -token_sums(replace(over, settings=whole), precision)[0]
 
 
-def whole_pairs(model: Model, data: TextData, seq_ids: np.ndarray) -> np.ndarray:
+def whole_pairs(model: Model, data: Data, seq_ids: np.ndarray) -> np.ndarray:
     """The replies among some sequences whose pair the model takes whole, (num,) int64 in order."""
     assert data.replies is not None, "data of pairs"
     pair = data.replies.pair
@@ -60,7 +60,7 @@ def whole_pairs(model: Model, data: TextData, seq_ids: np.ndarray) -> np.ndarray
     return kept
 
 
-def margins(over: Measuring[TextData]) -> Margins:
+def margins(over: Measuring[Data]) -> Margins:
     """Compare the replies of pairs by their implicit rewards, in the model's own precision.
 
     Args:
@@ -78,7 +78,7 @@ def margins(over: Measuring[TextData]) -> Margins:
     return Margins(np.logaddexp(0, -margin), margin, data.table.group[chosen])
 
 
-def held_out(over: Measuring[TextData]) -> HeldOut:
+def held_out(over: Measuring[Data]) -> HeldOut:
     """Loss per pair, share of pairs whose chosen reply has the larger reward, and the mean margin."""
     found = margins(over)
     values = {"loss": found.loss.mean(), "accuracy": found.right.mean(), "margin": found.margin.mean()}
@@ -97,7 +97,7 @@ def summarise(found: Margins) -> dict[str, Metric]:
 # --------------------------------------------------------------------------- weights that a run started from
 
 
-def put_reference(run: LoadedRun, data: TextData, seq_ids: np.ndarray, *, is_own: bool) -> None:
+def put_reference(run: LoadedRun, data: Data, seq_ids: np.ndarray, *, is_own: bool) -> None:
     """Give replies of pairs their log-probabilities under the weights that the run started from.
 
     Args:

@@ -16,7 +16,6 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.pieces import Pieces, TargetCount
 from unpad.batching.plan import Micro, Plan, plan
 from unpad.data.measuring import Measuring
-from unpad.data.text import TextData
 from unpad.errors import PlanError
 from unpad.evaluation.preferences import log_probabilities
 from unpad.models.contract import LearnsPreferences
@@ -230,7 +229,6 @@ def spread_margins(setup: Setup, sample: Sample) -> None:
     data, model, bundle = setup.data, setup.model, setup.data.table.bundle
     if not setup.stages[-1].of_pairs or bundle is None:
         return
-    assert isinstance(data, TextData), "pairs are texts"
     assert data.replies is not None, "pairs have replies"
     assert isinstance(model, LearnsPreferences), "set by set_objective"
     assert model.beta is not None, "set by set_objective"

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from unpad.data.family import Data
 from unpad.data.measuring import Measuring
 from unpad.data.sources.split import Split
-from unpad.data.text import TextData
 from unpad.data.tokens.cache import make_key
 from unpad.errors import ResumeError
 from unpad.evaluation.preferences import log_probabilities, whole_pairs
@@ -39,7 +39,7 @@ def put_reference(setup: Setup, stage: StageSetup, *, begins: bool) -> str:
         DiskError: a file cannot be written.
     """
     data = setup.data
-    if not stage.of_pairs or not isinstance(data, TextData) or data.replies is None:
+    if not stage.of_pairs or data.replies is None:
         return ""
     path, group = setup.folder / REFERENCE, setup.group
     if not begins:
@@ -75,7 +75,7 @@ def put_reference(setup: Setup, stage: StageSetup, *, begins: bool) -> str:
     return f"{stage.name}: log-probabilities of {number_of(num, 'replies')} under the weights it starts from, {how}"
 
 
-def log_probabilities_of_pairs(setup: Setup, stage: StageSetup, data: TextData) -> np.ndarray:
+def log_probabilities_of_pairs(setup: Setup, stage: StageSetup, data: Data) -> np.ndarray:
     """Log-probabilities of all replies of pairs, (num_sequences,) float64; 0 for all else and beyond the context."""
     replies = whole_pairs(setup.model, data, np.arange(len(data.table)))
     is_trained = data.table.split[replies] == Split.TRAIN

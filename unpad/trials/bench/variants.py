@@ -11,7 +11,6 @@ from typing import Any
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.loader import load_steps
 from unpad.batching.plan import Plan
-from unpad.data.text import TextData
 from unpad.errors import PlanError, RecipeError
 from unpad.interchange.origin import open_recipe
 from unpad.nn.native import library
@@ -33,7 +32,7 @@ def prepare(recipe: str, overrides: Sequence[str]) -> Setup:
     setup = prepare_setup(open_recipe(recipe, overrides), Path(), None)
     last = setup.stages[-1]
     prepare_model(setup.model, last)
-    if last.of_pairs and isinstance(setup.data, TextData) and setup.data.replies is not None:
+    if last.of_pairs and setup.data.replies is not None:
         setup.data.replies.reference[:] = log_probabilities_of_pairs(setup, last, setup.data)
     if not all_data(setup, last.recipe).train_ids.size:
         raise RecipeError("no stage has data to train on", where="stages", fix="set the data that they use")
