@@ -30,13 +30,15 @@ LEARNT, JUDGED = np.arange(30), np.arange(30, 60)
 def test_questions_are_judged_only_where_pictures_help_what_was_learnt_and_the_others_could_show_it(
     monkeypatch: pytest.MonkeyPatch, ours: tuple[float, float], theirs: tuple[float, float], is_judged: bool
 ) -> None:
-    monkeypatch.setattr(carry, "_help_of_pictures", lambda trial, ids: ours if ids[0] == 0 else theirs)
-    assert carry._pictures_are_seen(cast(Any, None), LEARNT, JUDGED) is is_judged
+    monkeypatch.setattr(carry, "_help_of_pictures", lambda data, trial, ids: ours if ids[0] == 0 else theirs)
+    assert carry._pictures_are_seen(cast(Any, None), cast(Any, None), LEARNT, JUDGED) is is_judged
 
 
 @pytest.mark.parametrize(("flip", "code"), [(0.0, "labels_random"), (0.5, "labels_flipped")])
 def test_labels_beside_mirrored_pictures_name_the_field_that_mirrors(flip: float, code: str) -> None:
     recipe = SimpleNamespace(images=SimpleNamespace(flip=flip))
-    subject = SimpleNamespace(setup=SimpleNamespace(data=object.__new__(ImageData), recipe=recipe))
+    data = object.__new__(ImageData)
+    vars(data).update(labels=np.zeros(2, np.int64), classes=("dark", "light"))
+    subject = SimpleNamespace(data=data, setup=SimpleNamespace(recipe=recipe))
     (found,) = judge_carry(cast(Any, subject), Carry(256, 64, 1.0, 0.1, -2.9, 120, by_heart=True))
     assert (found.code, found.fields[0]) == (code, "images.flip" if flip else "data.images")

@@ -17,6 +17,7 @@ from unpad.data.sources.example import Example, Turn
 from unpad.doctor.finding import Finding
 from unpad.doctor.joins import check_joins
 from unpad.doctor.subject import Clock, Subject, open_subject
+from unpad.doctor.vqa import check_originals
 
 PLACES = [f"{first}{last}" for first in ("Kar", "Bel", "Vor", "Tis", "Mun", "Dra", "Oste", "Pel", "Ria", "Sol")
           for last in ("dorf", "grad", "ville", "ton", "holm", "burg", "field", "stad", "pore", "minster")]  # fmt: skip
@@ -30,22 +31,13 @@ WORDED = [
 ]
 
 
-@pytest.fixture(scope="module")
-def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    """Questions about bright and dark pictures."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("subject")
-        patch.setenv("UNPAD_CACHE", str(folder / "cache"))
-        return opened(questions(folder / "data"))
-
-
 def opened(recipe: Path) -> Subject:
     return open_subject(str(recipe), (), Clock(600.0, time.monotonic))
 
 
-def found(subject: Subject, pairs: list[tuple[str, str]], kind: str = "chat") -> list[Finding]:
+def found(pairs: list[tuple[str, str]], kind: str = "chat") -> list[Finding]:
     rows = [Example(f"a:{i}", (Turn("user", ask), Turn("assistant", say))) for i, (ask, say) in enumerate(pairs)]
-    return check_joins(subject, {kind: rows})
+    return check_joins({kind: rows})
 
 
 def slipped(pairs: list[tuple[str, str]], by: int, begin: int = 0) -> list[tuple[str, str]]:
@@ -60,34 +52,32 @@ def in_disorder(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("pairs", [NAMED, in_disorder(WORDED)], ids=["words shared", "likeness alone"])
 @pytest.mark.parametrize("by", [1, -1, 3])
-def test_a_column_that_slipped_is_told_with_its_distance(
-    subject: Subject, pairs: list[tuple[str, str]], by: int
-) -> None:
-    (one,) = found(subject, slipped(pairs, by))
+def test_a_column_that_slipped_is_told_with_its_distance(pairs: list[tuple[str, str]], by: int) -> None:
+    (one,) = found(slipped(pairs, by))
     way = "@before" if by > 0 else "@after"
     assert (one.code, one.severity, one.values["distance"], one.values["way"]) == ("slipped", "fault", abs(by), way)
 
 
-def test_a_column_that_slipped_from_some_row_on_is_told_with_its_rows(subject: Subject) -> None:
-    (one,) = found(subject, slipped(NAMED, 1, 50))
+def test_a_column_that_slipped_from_some_row_on_is_told_with_its_rows() -> None:
+    (one,) = found(slipped(NAMED, 1, 50))
     assert (one.code, one.severity, one.values["first"]) == ("slipped", "warning", "a:50")
 
 
 @pytest.mark.parametrize("share", [0.4, 1.0])
-def test_replies_that_were_shuffled_in_part_or_whole_are_told(subject: Subject, share: float) -> None:
+def test_replies_that_were_shuffled_in_part_or_whole_are_told(share: float) -> None:
     draw = random.Random(5)
     rows = draw.sample(range(len(NAMED)), int(share * len(NAMED)))
     said = [say for _, say in NAMED]
     others = draw.sample(rows, len(rows))
     moved = [said[others[rows.index(i)]] if i in rows else say for i, say in enumerate(said)]
-    (one,) = found(subject, [(ask, say) for (ask, _), say in zip(NAMED, moved, strict=True)])
+    (one,) = found([(ask, say) for (ask, _), say in zip(NAMED, moved, strict=True)])
     assert (one.code, one.fields) == ("other_replies", ("data.chat",))
 
 
-def test_some_replies_unlike_those_of_the_same_question_are_told(subject: Subject) -> None:
+def test_some_replies_unlike_those_of_the_same_question_are_told() -> None:
     pairs, draw = in_disorder(WORDED), random.Random(1)
     said = [draw.choice(WORDED)[1] if draw.random() < 0.3 else say for _, say in pairs]
-    assert [one.code for one in found(subject, [(ask, say) for (ask, _), say in zip(pairs, said, strict=True)])] == [
+    assert [one.code for one in found([(ask, say) for (ask, _), say in zip(pairs, said, strict=True)])] == [
         "other_replies"
     ]
 
@@ -112,8 +102,8 @@ SOUND: dict[str, list[tuple[str, str]]] = {
 
 
 @pytest.mark.parametrize("name", SOUND)
-def test_sound_columns_have_no_finding(subject: Subject, name: str) -> None:
-    assert found(subject, SOUND[name]) == []
+def test_sound_columns_have_no_finding(name: str) -> None:
+    assert found(SOUND[name]) == []
 
 
 def asked_about_colours(folder: Path, by: int) -> Path:
@@ -139,6 +129,6 @@ def test_pictures_of_other_questions_are_told_and_own_ones_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-    (one,) = check_joins(opened(asked_about_colours(tmp_path / "one", 1)), {})
+    (one,) = check_originals(opened(asked_about_colours(tmp_path / "one", 1)))
     assert (one.code, one.values["distance"], one.fields) == ("slipped_pictures", 1, ("data.vqa",))
-    assert check_joins(opened(asked_about_colours(tmp_path / "own", 0)), {}) == []
+    assert check_originals(opened(asked_about_colours(tmp_path / "own", 0))) == []

@@ -16,10 +16,11 @@ from tests.doctor.missed import with_asked, with_rows
 from tests.doctor.recipes import images, patients, questions, text, write_rows
 from tests.doctor.troubles import Recipe, Row, with_tables
 from unpad.doctor.course import check_course
+from unpad.doctor.examine import checks_of
 from unpad.doctor.finding import Finding
 from unpad.doctor.pictures import check_pictures
-from unpad.doctor.sides import check_sides
 from unpad.doctor.subject import Clock, Subject, open_subject
+from unpad.doctor.text import check_originals
 from unpad.doctor.values import check_values
 
 
@@ -28,9 +29,15 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
 
 
-def codes(check: Callable[[Subject], list[Finding]], recipe: Path) -> list[str]:
+def codes(check: Callable[[Subject[Any]], list[Finding]], recipe: Path) -> list[str]:
     found = check(open_subject(str(recipe), (), Clock(600.0, time.monotonic)))
     return [one.code for one in found if one.severity != "note"]
+
+
+def check_sides(subject: Subject) -> list[Finding]:
+    """Findings of the family's checks on classes, answers and sides."""
+    told = {"spelt_twice", "lone_classes", "other_classes", "shortcut", "without_picture", "sides_apart"}
+    return [one for one in checks_of(subject).check_sequences(subject) if one.code in told]
 
 
 def labelled(change: Callable[[Row, int], Row], sides: Callable[[str], int] = lambda label: 24) -> Recipe:
@@ -259,4 +266,4 @@ def test_one_prefix_for_both_roles_and_rows_that_were_left_out(tmp_path: Path) -
         return [{"body": row["text"]} if i % 3 == 0 else row for i, row in enumerate(rows)]
 
     bad = with_rows("texts", some_bad)(tmp_path / "bad", data={"on_bad_row": "quarantine", "max_bad": 0.9})
-    assert codes(check_course, bad) == ["many_bad"]
+    assert codes(check_originals, bad) == ["many_bad"]

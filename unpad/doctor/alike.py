@@ -4,21 +4,19 @@ training ones."""
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 
 import numpy as np
 
 from unpad.data.images import ImageData
-from unpad.data.patients import EventData
 from unpad.data.pictures.alike import near_pictures, small_copies
-from unpad.data.pictures.questions import shown_by
 from unpad.data.sources.alike import Near, Search
 from unpad.data.sources.windows import plain
 from unpad.data.text import TextData
 from unpad.data.vqa import VqaData
 from unpad.doctor.finding import Finding, Severity, Value
-from unpad.doctor.rows import LEAST_CONTENT, SAMPLE, alone, content_of, label_fields, sampled
+from unpad.doctor.rows import SAMPLE, alone, content_of, label_fields, sampled
 from unpad.doctor.subject import Subject
-from unpad.doctor.tokens import tokens_of
 
 MOST_COMPARED = 1500  # training sequences
 MOST_PICTURES = 3000
@@ -31,23 +29,25 @@ DETAIL, SAME_COLOURS = 8.0, 3.0  # spread of a small copy's colours, and mean di
 USUAL_OVERLAP, UNLIKE = 0.3, 0.35  # of the tokens of two parts of training, and of that
 
 
-def check_alike(subject: Subject) -> list[Finding]:
-    """Findings on rows that are alike."""
-    return [*_equal(subject), *_near_texts(subject), *_near_pictures(subject), *_unlike(subject)]
+def check_alike(subject: Subject, asked: Callable[[int], tuple[object, object]] | None = None) -> list[Finding]:
+    """A finding on training inputs that occur again: with another target, or with the same one.
 
-
-def _equal(subject: Subject) -> list[Finding]:
-    """Training inputs that occur again: with another target, or with the same one."""
-    data, table = subject.setup.data, subject.setup.data.table
+    Args:
+        asked: input and target of a sequence; default all that it holds and its class, or the same twice where there
+            are no classes.
+    """
+    data, table = subject.data, subject.data.table
     ids = sampled(subject.stage.train_ids, MOST_COMPARED)
-    ids = ids[table.positions[ids] >= LEAST_CONTENT.get(data.family, 1)]
+    ids = ids[table.positions[ids] >= data.least_content]
     if len(ids) < LEAST:
         return []
     contents = {seq: content_of(alone(subject, seq)) for seq in ids.tolist()}
+    classes = data.class_labels()
     targets: dict[object, set[object]] = defaultdict(set)
     inputs: dict[int, object] = {}
     for seq, content in contents.items():
-        inputs[seq], target = _parts(subject, seq, content)
+        known = content if classes is None else int(classes[0][seq])
+        inputs[seq], target = (content, known) if asked is None else asked(seq)
         targets[inputs[seq]].add(target)
     clashing = [seq for seq in contents if len(targets[inputs[seq]]) > 1]
     share = len(clashing) / len(contents)
@@ -66,25 +66,15 @@ def _equal(subject: Subject) -> list[Finding]:
     return [Finding("repeats", severity, repeats, label_fields(subject), values)]
 
 
-def _parts(subject: Subject, seq: int, content: bytes) -> tuple[object, object]:
-    """Input of a sequence and its target; of texts, which have no such parts, the content is both."""
-    data = subject.setup.data
-    if isinstance(data, ImageData) or (isinstance(data, EventData) and data.labels is not None):
-        return content, int(np.asarray(data.labels)[seq])
-    if isinstance(data, VqaData):
-        example = data.examples[seq]
-        return (tuple(data.album.images[image].sha256 for image in example.images), example.question), example.answer
-    return content, content
-
-
-def _near_texts(subject: Subject) -> list[Finding]:
-    """Held-out texts that are near-duplicates of training ones in nearly all of their passages, and no copies."""
-    data = subject.setup.data
-    if not isinstance(data, TextData) or subject.recipe.plan.cross_documents:
+def check_near_texts(subject: Subject[TextData]) -> list[Finding]:
+    """A finding on held-out texts that are near-duplicates of training ones in nearly all of their passages, and no
+    copies."""
+    data = subject.data
+    if subject.recipe.plan.cross_documents:
         return []
 
     def read(ids: np.ndarray) -> list[str]:
-        return [data.tokenizer.decode(tokens_of(data, seq).tolist()) for seq in ids.tolist()]
+        return [data.tokenizer.decode(data.tokens_of(seq).tolist()) for seq in ids.tolist()]
 
     held = sampled(subject.stage.held_out_ids, SAMPLE)
     theirs, ours = read(held), read(sampled(subject.stage.train_ids, MOST_COMPARED))
@@ -106,18 +96,17 @@ def _near_texts(subject: Subject) -> list[Finding]:
     return [_near(subject, share, len(first), data.where(list(first.values())[min(near)]))]
 
 
-def _unlike(subject: Subject) -> list[Finding]:
-    """Held-out texts with hardly a token of the training ones, among which as many others share most of theirs."""
-    data = subject.setup.data
-    if not isinstance(data, TextData):
-        return []
+def check_unlike(subject: Subject[TextData]) -> list[Finding]:
+    """A finding on held-out texts with hardly a token of the training ones, among which as many others share most of
+    theirs."""
+    data = subject.data
     held, trained = sampled(subject.stage.held_out_ids), sampled(subject.stage.train_ids, MOST_COMPARED)
     num = min(len(held), len(trained) // 2)
     if num < LEAST / 2:
         return []
 
     def shares(ids: np.ndarray) -> np.ndarray:
-        tokens = np.concatenate([tokens_of(data, seq) for seq in ids.tolist()])
+        tokens = np.concatenate([data.tokens_of(seq) for seq in ids.tolist()])
         counts = np.bincount(tokens, minlength=data.tokenizer.vocab_size).astype(np.float64)
         share: np.ndarray = counts / max(counts.sum(), 1)
         return share
@@ -142,17 +131,11 @@ def _near(subject: Subject, share: float, num: int, where: str) -> Finding:
     return Finding("near_rows", severity, share, ("data.near_duplicates", *label_fields(subject)), values)
 
 
-def _near_pictures(subject: Subject) -> list[Finding]:
-    """Held-out pictures that are training ones, saved again or hardly changed."""
-    data = subject.setup.data
-    if isinstance(data, ImageData):
-        held, trained = (np.isin(np.arange(len(data.examples)), ids) for ids in _sides(subject))
-        examples = data.examples
-    elif isinstance(data, VqaData):
-        held, trained = (shown_by(data.examples, data.album.images, ids) for ids in _sides(subject))
-        held, examples = held & ~trained, data.album.images
-    else:
-        return []
+def check_near_pictures(subject: Subject[ImageData | VqaData]) -> list[Finding]:
+    """A finding on held-out pictures that are training ones, saved again or hardly changed."""
+    data, examples = subject.data, subject.data.album.images
+    trained = data.shown(subject.stage.train_ids)
+    held = data.shown(subject.stage.held_out_ids) & ~trained
     if len(examples) > MOST_PICTURES or not held.any():
         return []
     copies = small_copies(examples).astype(np.float64).reshape(len(examples), -1)
@@ -167,7 +150,3 @@ def _near_pictures(subject: Subject) -> list[Finding]:
     if num < LEAST / 2 or len(found) < NEAR * num:
         return []
     return [_near(subject, len(found) / num, num, examples[found[0]].where)]
-
-
-def _sides(subject: Subject) -> tuple[np.ndarray, np.ndarray]:
-    return subject.stage.held_out_ids, subject.stage.train_ids

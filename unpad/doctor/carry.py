@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from unpad.batching.plan import Micro
-from unpad.data.images import ImageData
 from unpad.data.vqa import VqaData
 from unpad.doctor.finding import Finding, Value
-from unpad.doctor.rows import class_labels
 from unpad.doctor.subject import Subject, Trial
 from unpad.doctor.sweep import Sweep
 from unpad.models.contract import Classifies
@@ -57,20 +57,43 @@ class Carry:
     is_short: bool = False
 
 
-def carry_over(subject: Subject, found: Sweep, seconds: float) -> Carry | None:
-    """Train on some sequences and judge on those held out; None without classes or pictures, or with too few."""
-    rng, data = np.random.default_rng(0), subject.setup.data
-    sides = rng.permutation(subject.stage.train_ids), rng.permutation(subject.stage.held_out_ids)
-    judge: Callable[[Trial, np.ndarray], float]
-    if isinstance(data, VqaData):
-        learnt, judged = (_about_one(data, ids) for ids in sides)
-        learnt, judged, judge = learnt[:MOST_LEARNT], judged[:MOST_SWAPPED], _errors_of_pictures
-    elif class_labels(subject) is not None and isinstance(subject.setup.model, Classifies):
-        learnt, judged = (_labelled(subject, ids) for ids in sides)
-        learnt, judged, judge = learnt[:MOST_LEARNT], judged[:MOST_JUDGED], _errors
-    else:
+class Transfer(NamedTuple):
+    """A way to judge what a model that learnt some sequences by heart knows of others.
+
+    Args:
+        usable: of some sequences, those that can be learnt and judged, in their order.
+        most: sequences that are judged at a time.
+        errors: how much likelier the own targets of sequences are than those of others, in standard errors.
+        is_seen: whether what was learnt rests on the inputs, given learnt and judged sequences.
+    """
+
+    usable: Callable[[np.ndarray], np.ndarray]
+    most: int
+    errors: Callable[[Trial, np.ndarray], float]
+    is_seen: Callable[[Trial, np.ndarray, np.ndarray], bool]
+
+
+def by_classes(subject: Subject) -> Transfer | None:
+    """Judge classes; None where the data have none, or the model names none."""
+    known = subject.data.class_labels()
+    if known is None or not isinstance(subject.setup.model, Classifies):
         return None
-    if min(len(learnt), len(judged)) < LEAST or not (data.table.positions[learnt] > 0).any():
+    is_usable = (known[0] >= 0) & (subject.data.table.positions > 0)
+    return Transfer(lambda ids: ids[is_usable[ids]], MOST_JUDGED, _errors, lambda *_: True)
+
+
+def by_pictures(data: VqaData) -> Transfer:
+    """Judge answers by their pictures."""
+    errors, is_seen = partial(_errors_of_pictures, data), partial(_pictures_are_seen, data)
+    return Transfer(partial(_about_one, data), MOST_SWAPPED, errors, is_seen)
+
+
+def carry_over(subject: Subject, transfer: Transfer, found: Sweep, seconds: float) -> Carry | None:
+    """Train on some sequences and judge on those held out; None with too few."""
+    rng = np.random.default_rng(0)
+    learnt = transfer.usable(rng.permutation(subject.stage.train_ids))[:MOST_LEARNT]
+    judged = transfer.usable(rng.permutation(subject.stage.held_out_ids))[: transfer.most]
+    if min(len(learnt), len(judged)) < LEAST or not (subject.data.table.positions[learnt] > 0).any():
         return None
     rate = found.middle if found.low is not None else USUAL_RATE
     trial = Trial(subject, drops=False, lr=rate, lr_scale=1.0, clip=1.0)
@@ -80,11 +103,10 @@ def carry_over(subject: Subject, found: Sweep, seconds: float) -> Carry | None:
     for step in counted(range(STEPS), "learning some labels", STEPS, "steps"):
         trial.step([subject.load(training[step % len(training)])])
         if (step + 1) % EVERY == 0:
-            moments.append(judge(trial, judged))
+            moments.append(transfer.errors(trial, judged))
             end = _mean_loss(trial, training)
             if end < 0.1 * start or step + 1 >= FIRST_STEPS:
-                seen = judge is not _errors_of_pictures or _pictures_are_seen(trial, learnt, judged)
-                by_heart = seen and end < LEARNT * start
+                by_heart = transfer.is_seen(trial, learnt, judged) and end < LEARNT * start
             if by_heart:
                 break
         if is_short := subject.clock.now() - began > seconds:
@@ -97,23 +119,18 @@ def judge_carry(subject: Subject, carry: Carry) -> list[Finding]:
     """A finding on labels that were learnt by heart, and of which nothing holds for others."""
     if not carry.by_heart or carry.errors >= NOTHING:
         return []
-    fields = {"patients": ("events.labels",), "vqa": ("data.vqa",)}.get(subject.setup.data.family, ("data.images",))
+    data = subject.data
+    fields = data.label_fields[:1] or (f"data.{data.kinds[0]}",)
     values: dict[str, Value] = {"learnt": carry.learnt, "sequences": carry.judged}
-    if isinstance(subject.setup.data, ImageData) and subject.setup.recipe.images.flip:
+    has_pictures = data.augmentation == "images" and data.class_labels() is not None
+    if has_pictures and subject.setup.recipe.images.flip:
         return [Finding("labels_flipped", "warning", carry.errors, ("images.flip", *fields), values)]
     return [Finding("labels_random", "warning", carry.errors, fields, values)]
 
 
-def _labelled(subject: Subject, ids: np.ndarray) -> np.ndarray:
-    labels = getattr(subject.setup.data, "labels", None)
-    assert labels is not None, "asked where classes are known"
-    chosen: np.ndarray = ids[(labels[ids] >= 0) & (subject.setup.data.table.positions[ids] > 0)]
-    return chosen
-
-
 def _batches(subject: Subject, ids: np.ndarray) -> list[Micro]:
     """Sequences in micro-batches of about BATCH_TOKENS positions."""
-    lengths = subject.setup.data.lengths((subject.recipe.train.seed, 0))[ids]
+    lengths = subject.data.lengths((subject.recipe.train.seed, 0))[ids]
     groups = np.cumsum(lengths) // BATCH_TOKENS
     micros = []
     for group in np.unique(groups).tolist():
@@ -138,30 +155,28 @@ def _about_one(data: VqaData, ids: np.ndarray) -> np.ndarray:
     return chosen
 
 
-def _errors_of_pictures(trial: Trial, ids: np.ndarray) -> float:
+def _errors_of_pictures(data: VqaData, trial: Trial, ids: np.ndarray) -> float:
     """Distance between the loss of answers beside the picture of another answer and beside their own, in standard
     errors."""
-    mean, error = _help_of_pictures(trial, ids)
+    mean, error = _help_of_pictures(data, trial, ids)
     return mean / error
 
 
-def _pictures_are_seen(trial: Trial, learnt: np.ndarray, judged: np.ndarray) -> bool:
+def _pictures_are_seen(data: VqaData, trial: Trial, learnt: np.ndarray, judged: np.ndarray) -> bool:
     """True if learnt answers rest on their pictures, and the others, were they as good, could not hide it.
 
     Answers that are learnt without pictures say nothing of them, and a chance among many looks is no help of theirs.
     """
-    ours, error = _help_of_pictures(trial, learnt[:MOST_SWAPPED])
+    ours, error = _help_of_pictures(data, trial, learnt[:MOST_SWAPPED])
     if not SEEN <= ours < math.inf or ours < SURELY * error:
         return False
-    theirs, error = _help_of_pictures(trial, judged)
+    theirs, error = _help_of_pictures(data, trial, judged)
     return theirs >= HOLDS * ours or theirs + 2 * error < HOLDS * ours
 
 
-def _help_of_pictures(trial: Trial, ids: np.ndarray) -> tuple[float, float]:
+def _help_of_pictures(data: VqaData, trial: Trial, ids: np.ndarray) -> tuple[float, float]:
     """Nats by which answers are likelier beside their own picture than beside that of another answer, and the standard
     error; inf for too few."""
-    data = trial.subject.setup.data
-    assert isinstance(data, VqaData), "chosen by it"
     differences, swapped = [], list(data.examples)
     for seq in ids.tolist():
         others = ids[(data.num_patches[ids] == data.num_patches[seq]) & (ids != seq)].tolist()

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from unpad.data.family import family_of
 from unpad.data.notes import not_held_out
-from unpad.data.patients import EventData
-from unpad.data.text import TextData
 from unpad.doctor.aims import MUCH_SMOOTHED
 from unpad.doctor.finding import Finding, Severity, Value
 from unpad.doctor.subject import Subject
@@ -30,7 +29,6 @@ def check_course(subject: Subject) -> list[Finding]:
     """Findings on the stages of a recipe and on what stands before and after them."""
     return [
         *_unused(subject),
-        *_left_out(subject),
         *_later(subject),
         *_ends(subject),
         *_epochs(subject),
@@ -54,13 +52,8 @@ def _unused(subject: Subject) -> list[Finding]:
     return [Finding("unused", "warning", len(left), (f"data.{left[0]}", "stages"), {"kind": left[0]})]
 
 
-def _left_out(subject: Subject) -> list[Finding]:
-    """Rows that were quarantined."""
-    data = subject.setup.data
-    if isinstance(data, EventData):
-        return []  # rows of tables, not of sequences
-    bad = data.report.rows_quarantined if isinstance(data, TextData) else len(data.bad_rows)
-    whole = data.report.rows_read if isinstance(data, TextData) else bad + len(data.table.split)
+def check_left_out(subject: Subject, bad: int, whole: int) -> list[Finding]:
+    """A finding on rows that were quarantined, `bad` of `whole` rows."""
     share = bad / max(whole, 1)
     if share < MANY_BAD:
         return []
@@ -129,7 +122,7 @@ def _epochs(subject: Subject) -> list[Finding]:
 
 def _windows(subject: Subject) -> list[Finding]:
     """Windows of long texts that overlap nearly whole: an epoch learns each token as often as they do."""
-    settings, table = subject.recipe.plan, subject.setup.data.table
+    settings, table = subject.recipe.plan, subject.data.table
     whole = int(np.minimum(table.positions[subject.stage.train_ids], 1 << 40).sum())
     times = float(subject.plan.pieces.lengths.sum()) / max(whole, 1)
     if settings.stride is None or times < OVERLAP:
@@ -152,7 +145,7 @@ def _grown(subject: Subject) -> list[Finding]:
 
 def _not_held_out(subject: Subject) -> list[Finding]:
     """A kind of data of which nothing is held out, though a share of it is asked for."""
-    recipe, data = subject.setup.recipe, subject.setup.data
+    recipe, data = subject.setup.recipe, subject.data
     used = [kind for kind in data.kinds if any(kind in stage.kinds for stage in subject.setup.stages)]
     for kind in used if recipe.data.holdout else []:
         cause = not_held_out(recipe, data, kind)
@@ -175,8 +168,8 @@ def _template(subject: Subject) -> list[Finding]:
 
 def _generation(subject: Subject) -> list[Finding]:
     """Settings with which replies are not what the model has learnt."""
-    settings, data = subject.setup.recipe.generate, subject.setup.data
-    if subject.setup.data.family not in ("text", "vqa"):
+    settings, data = subject.setup.recipe.generate, subject.data
+    if family_of(subject.setup.recipe).NO_TEXT is not None:
         return []
     found: list[tuple[str, float, str]] = []
     if settings.temperature >= HOT:
@@ -185,13 +178,10 @@ def _generation(subject: Subject) -> list[Finding]:
         found.append(("repetition_penalty", settings.repetition_penalty, "1.1"))
     if settings.top_p <= 0.05 and settings.temperature > 0:
         found.append(("top_p", settings.top_p, "0.9"))
-    if subject.setup.recipe.data.converses or data.family == "vqa":
-        table = data.table
-        replies = [kind for kind in ("chat", "vqa") if kind in data.kinds]
-        ids = [np.flatnonzero(table.kind == data.kinds.index(kind)) for kind in replies]
-        targets = table.num_targets[np.concatenate(ids)] if ids else np.zeros(0)
-        if len(targets) and float((targets > 2 * settings.max_new_tokens).mean()) >= TALL:
-            found.append(("max_new_tokens", settings.max_new_tokens, str(int(np.quantile(targets, 0.95)))))
+    replies = [data.kinds.index(kind) for kind in ("chat", "vqa") if kind in data.kinds]
+    targets = data.table.num_targets[np.isin(data.table.kind, replies)]
+    if len(targets) and float((targets > 2 * settings.max_new_tokens).mean()) >= TALL:
+        found.append(("max_new_tokens", settings.max_new_tokens, str(int(np.quantile(targets, 0.95)))))
     return [
         Finding("generation", "warning", number, (f"generate.{name}",), {"field": f"generate.{name}", "usual": usual})
         for name, number, usual in found

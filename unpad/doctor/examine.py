@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from importlib import import_module
+from typing import Any, Protocol
 
 from unpad.doctor.aims import check_aims
-from unpad.doctor.alike import check_alike
-from unpad.doctor.carry import Carry, carry_over, judge_carry
+from unpad.doctor.carry import Carry, Transfer, carry_over, judge_carry
 from unpad.doctor.catalogue import CATALOGUE
 from unpad.doctor.course import check_course
 from unpad.doctor.files import check_files
 from unpad.doctor.finding import Finding, Value, ranked
 from unpad.doctor.heart import Heart, judge, learn_by_heart
-from unpad.doctor.histories import check_histories
-from unpad.doctor.joins import check_joins
 from unpad.doctor.layers import Layers, check_layers, check_unchanged
 from unpad.doctor.length import check_length
 from unpad.doctor.lines import drawing, fact_lines, finding_lines
 from unpad.doctor.machine import check_memory, check_neighbours, check_threads
-from unpad.doctor.pictures import check_pictures
-from unpad.doctor.preferences import check_preferences
-from unpad.doctor.regions import check_regions
 from unpad.doctor.rows import check_rows
 from unpad.doctor.settings import (
     check_betas,
@@ -34,20 +29,13 @@ from unpad.doctor.settings import (
     check_step_size,
 )
 from unpad.doctor.shapes import check_shapes
-from unpad.doctor.sides import check_sides
 from unpad.doctor.steps import Steps, check_times, take_steps
 from unpad.doctor.subject import Clock, Subject, open_subject
 from unpad.doctor.sweep import Sweep, sweep
 from unpad.doctor.system import System
-from unpad.doctor.talks import check_talks
 from unpad.doctor.targets import check_targets
 from unpad.doctor.terms import check_terms
-from unpad.doctor.texts import check_texts, originals
-from unpad.doctor.tokens import check_tokens
-from unpad.doctor.unread import check_unread
-from unpad.doctor.values import check_values
 from unpad.doctor.words import Language, sentences, word
-from unpad.doctor.writing import check_writing
 from unpad.machine.load import LoadMeter
 from unpad.terminal.progress import progress
 from unpad.terminal.table import wrapped
@@ -102,6 +90,24 @@ FOLLOWS = {
     "stand_in": {"far_values", "dates_as_values"},
 }
 FOLLOWS["labels_flipped"] = FOLLOWS["labels_random"]
+
+
+class FamilyChecks(Protocol):
+    """Members of a module such as `doctor/images.py`, named after the family that it checks."""
+
+    def check_originals(self, subject: Subject[Any]) -> list[Finding]:
+        """Findings on the rows as the data files have them."""
+
+    def check_sequences(self, subject: Subject[Any]) -> list[Finding]:
+        """Findings on the sequences of the stage, one by one and beside each other."""
+
+    def transfer(self, subject: Subject[Any]) -> Transfer | None:
+        """The way to judge what the model learnt by heart; None where there is none."""
+
+
+def checks_of(subject: Subject) -> FamilyChecks:
+    """The module with the checks of the subject's family."""
+    return import_module(f"unpad.doctor.{subject.data.family}")
 
 
 @dataclass(frozen=True)
@@ -235,11 +241,11 @@ def examine(
     with progress("reading the data"):
         subject = open_subject(name, overrides, clock)
     with progress("looking at the data"):
-        rows = originals(subject)
-        findings = [*check_texts(rows), *check_talks(rows), *check_writing(rows, _prefixes(subject))]
-        findings += [*check_joins(subject, rows), *check_preferences(subject, rows)]
+        family = checks_of(subject)
+        findings = family.check_originals(subject)
         if not subject.stage.of_pairs:  # the replies of a pair share their prompt
-            findings += _of_sequences(subject)
+            findings += [*check_targets(subject), *check_rows(subject)]
+            findings += [*family.check_sequences(subject), *check_shapes(subject)]
     findings += [*check_schedule(subject), *check_decay(subject), *check_betas(subject), *check_step_size(subject)]
     findings += [*check_aims(subject), *check_files(subject), *check_course(subject)]
     layers = check_layers(subject)
@@ -251,36 +257,14 @@ def examine(
     return Examination(subject, ordered, layers, tried, system.threads(), system.cores(), clock.spent)
 
 
-def _of_sequences(subject: Subject) -> list[Finding]:
-    """Findings on the sequences of the stage, one by one and beside each other."""
-    return [
-        *check_targets(subject),
-        *check_rows(subject),
-        *check_tokens(subject),
-        *check_histories(subject),
-        *check_alike(subject),
-        *check_unread(subject),
-        *check_pictures(subject),
-        *check_regions(subject),
-        *check_sides(subject),
-        *check_values(subject),
-        *check_shapes(subject),
-    ]
-
-
-def _prefixes(subject: Subject) -> tuple[str, ...]:
-    """Prefixes of messages, as the template of the recipe writes them."""
-    template = subject.setup.recipe.data.template
-    return template.system, template.user, template.assistant
-
-
 def _tried(subject: Subject, system: System, meter: LoadMeter, layers: Layers) -> Tried:
     """Train copies of the model for some steps each."""
     clock = subject.clock
     steps = take_steps(subject, clock.share(OF_STEPS))
     found = sweep(subject, clock.share(OF_SWEEP))
     heart = learn_by_heart(subject, found, clock.share(OF_HEART))
-    carry = carry_over(subject, found, clock.share(OF_CARRY))
+    transfer = checks_of(subject).transfer(subject)
+    carry = None if transfer is None else carry_over(subject, transfer, found, clock.share(OF_CARRY))
     load = meter.read()
     findings = [
         *check_times(subject, steps),

@@ -29,19 +29,16 @@ MANY_EQUAL = 0.5  # of all values
 SEVERAL, RECURRING = 4, 0.02  # events, and share of them whose code their patient has again
 
 
-def check_histories(subject: Subject) -> list[Finding]:
-    """Findings on the histories of the training patients; none of other data."""
-    data = subject.setup.data
-    if not isinstance(data, EventData):
-        return []
-    told = _told(data, subject.stage.train_ids)
+def check_histories(subject: Subject[EventData]) -> list[Finding]:
+    """Findings on the histories of the training patients."""
+    told = _told(subject.data, subject.stage.train_ids)
     return [
         *_leaks(told),
         *_far_values(told),
         *_rare_codes(told),
         *_empty(told),
         *_too_long(told),
-        *_cut(subject, data),
+        *_cut(subject),
         *_scales(told),
         *_unknown(told),
         *_one_time(told),
@@ -227,8 +224,9 @@ def _too_long(told: _Told) -> list[Finding]:
     return [Finding("long_history", severity, share, ("data.events", "events.unit"), values)]
 
 
-def _cut(subject: Subject, data: EventData) -> list[Finding]:
+def _cut(subject: Subject[EventData]) -> list[Finding]:
     """Events beyond `events.max_events`, of all patients."""
+    data = subject.data
     kept, cut = len(data.code), data.report.counts.get("beyond events.max_events", 0)
     lost, num = cut / max(kept + cut, 1), len(data.ids)
     if lost < CUT:

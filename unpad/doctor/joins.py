@@ -19,7 +19,6 @@ from unpad.data.pictures.alike import small_copies
 from unpad.data.sources.example import Example
 from unpad.data.vqa import VqaData
 from unpad.doctor.finding import Finding, Value
-from unpad.doctor.subject import Subject
 
 MOST_ROWS, LEAST_ROWS = 1000, 40
 MOST_LETTERS = 1200  # of a question or reply
@@ -53,10 +52,9 @@ class _Slip:
     errors: float
 
 
-def check_joins(subject: Subject, rows: dict[str, list[Example]]) -> list[Finding]:
-    """Findings on replies and pictures of other rows."""
-    found = [one for kind in ("chat", "pairs") for one in _talks(rows.get(kind, []), f"data.{kind}")]
-    return [*found, *_pictures(subject)]
+def check_joins(rows: dict[str, list[Example]]) -> list[Finding]:
+    """Findings on replies of other rows."""
+    return [one for kind in ("chat", "pairs") for one in _talks(rows.get(kind, []), f"data.{kind}")]
 
 
 def _talks(examples: Sequence[Example], field: str) -> list[Finding]:
@@ -296,11 +294,8 @@ def _votes(words: Sequence[str], only: dict[str, str]) -> Iterator[str]:
 # --------------------------------------------------------------------------- pictures
 
 
-def _pictures(subject: Subject) -> list[Finding]:
-    """Answers to questions that recur, against the pictures of other rows."""
-    data = subject.setup.data
-    if not isinstance(data, VqaData):
-        return []
+def check_joined_pictures(data: VqaData) -> list[Finding]:
+    """A finding on pictures of other rows, by the answers to questions that recur."""
     rows = [row for row in data.examples if len(row.images) == 1 and row.question][:MOST_ROWS]
     if len(rows) < LEAST_ROWS:
         return []

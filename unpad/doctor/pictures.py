@@ -16,11 +16,8 @@ LARGE, SMALL = 10.0, 0.01  # root mean square of a picture's numbers, and their 
 ONE_PATCH, SHRUNK = 0.5, 3.0  # of the pictures, and times the pixels of a patch that they had
 
 
-def check_pictures(subject: Subject) -> list[Finding]:
-    """Findings on the pictures of the training sequences; none of other data."""
-    data = subject.setup.data
-    if not isinstance(data, ImageData | VqaData):
-        return []
+def check_pictures(subject: Subject[ImageData | VqaData]) -> list[Finding]:
+    """Findings on the pictures of the training sequences."""
     vectors = []
     for seq in sampled(subject.stage.train_ids, SAMPLE).tolist():
         batch = alone(subject, seq)
@@ -29,7 +26,7 @@ def check_pictures(subject: Subject) -> list[Finding]:
             vectors.append(shown.double())
     if len(vectors) < LEAST_PICTURES:
         return []
-    return [*_scale(torch.cat(vectors)), *_patches(subject, data)]
+    return [*_scale(torch.cat(vectors)), *_patches(subject)]
 
 
 def _scale(numbers: torch.Tensor) -> list[Finding]:
@@ -41,9 +38,9 @@ def _scale(numbers: torch.Tensor) -> list[Finding]:
     return [Finding("picture_scale", "warning", number, ("images.std", "images.mean"), values)]
 
 
-def _patches(subject: Subject, data: ImageData | VqaData) -> list[Finding]:
+def _patches(subject: Subject[ImageData | VqaData]) -> list[Finding]:
     """Pictures of one patch that were shrunk to it; one that is as small as a patch keeps its detail: a note."""
-    album = data.album
+    album = subject.data.album
     shrunk = np.array([one.width * one.height for one in album.images]) >= SHRUNK * album.patch**2
     one_patch = album.grids.prod(1) <= 1
     share, lost = float(one_patch.mean()), float((one_patch & shrunk).mean())

@@ -29,11 +29,9 @@ STEADY = 12.0  # deviation of the colours of a mark, of 255
 RIDGE = 1.0  # on colours of 0 to 1
 
 
-def check_regions(subject: Subject) -> list[Finding]:
-    """A finding on a region of the pictures that alone tells the class; none of other data."""
-    data = subject.setup.data
-    if not isinstance(data, ImageData):
-        return []
+def check_regions(subject: Subject[ImageData]) -> list[Finding]:
+    """A finding on a region of the pictures that alone tells the class."""
+    data = subject.data
     trained, held = (sampled(ids, num) for ids, num in (
         (subject.stage.train_ids, MOST_TRAINED), (subject.stage.held_out_ids, MOST_HELD)
     ))  # fmt: skip

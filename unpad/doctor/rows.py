@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -13,16 +13,12 @@ import numpy as np
 from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch
-from unpad.data.images import ImageData
-from unpad.data.patients import EventData
-from unpad.data.text import TextData
 from unpad.doctor.finding import Finding, Severity, Value
 from unpad.doctor.subject import Subject
 
 SAMPLE = 200  # sequences that are looked at
 MOST_COMPARED = 3000  # of training, with those held out
 LEAST_SEQUENCES = 8
-LEAST_CONTENT = {"text": 8, "patients": 8}  # positions below which equal rows are no copies, by family
 CONSTANT, MOSTLY_ONE, ENOUGH = 0.999, 0.95, 100  # shares of one class, and rows of others
 EMPTY_INPUTS, MOSTLY_EMPTY = 0.1, 0.5
 COPIES, MANY_COPIES, FEW_COPIES = 0.02, 0.05, 3  # shares of what is held out, and rows
@@ -35,18 +31,16 @@ SHOWN = 40  # letters of a target
 
 def check_rows(subject: Subject) -> list[Finding]:
     """Findings on the rows of the stage."""
-    return [*_targets(subject), *_inputs(subject), *_copies(subject), *_cuts(subject), *_sources(subject)]
+    return [*_targets(subject), *_copies(subject), *_cuts(subject), *_sources(subject)]
 
 
-def class_labels(subject: Subject) -> tuple[np.ndarray, list[str]] | None:
+def class_labels(subject: Subject) -> tuple[np.ndarray, tuple[str, ...]] | None:
     """Classes of the training sequences where they are known, (n,) int64, and their names; None for other data."""
-    data, ids = subject.setup.data, subject.stage.train_ids
-    if isinstance(data, ImageData):
-        return data.labels[ids], list(data.classes)
-    if isinstance(data, EventData) and data.labels is not None:
-        labels = data.labels[ids]
-        return labels[labels >= 0], ["0", "1"]
-    return None
+    known = subject.data.class_labels()
+    if known is None:
+        return None
+    labels = known[0][subject.stage.train_ids]
+    return labels[labels >= 0], known[1]
 
 
 # --------------------------------------------------------------------------- targets and inputs
@@ -75,9 +69,9 @@ def _targets(subject: Subject) -> list[Finding]:
 
 
 def label_fields(subject: Subject) -> tuple[str, ...]:
-    if subject.setup.data.family == "patients":
-        return ("events.labels", "events.landmark")
-    return tuple(f"data.{kind}" for kind in subject.stage.kinds if subject.setup.recipe.data.sources(kind))
+    """Fields of the recipe that give the targets."""
+    kinds = [kind for kind in subject.stage.kinds if subject.setup.recipe.data.sources(kind)]
+    return subject.data.label_fields or tuple(f"data.{kind}" for kind in kinds)
 
 
 def sampled(ids: np.ndarray, num: int = SAMPLE) -> np.ndarray:
@@ -86,7 +80,7 @@ def sampled(ids: np.ndarray, num: int = SAMPLE) -> np.ndarray:
 
 
 def alone(subject: Subject, seq: int) -> RaggedBatch:
-    return subject.setup.data.alone(seq, 0, int(subject.setup.data.table.positions[seq]), 0)
+    return subject.data.alone(seq, 0, int(subject.data.table.positions[seq]), 0)
 
 
 def _target_of(subject: Subject, seq: int) -> bytes:
@@ -95,29 +89,37 @@ def _target_of(subject: Subject, seq: int) -> bytes:
 
 
 def _shown(subject: Subject, target: bytes) -> str:
-    tokenizer = getattr(subject.setup.data, "tokenizer", None)
+    tokenizer = getattr(subject.data, "tokenizer", None)
     ids = np.frombuffer(target, np.int64).tolist()
     text: str = tokenizer.decode(ids) if tokenizer is not None else str(ids)
     return text[:SHOWN]
 
 
-def _inputs(subject: Subject) -> list[Finding]:
-    """Pictures, or other vectors, of which every row is equal; and texts of one token again and again."""
+def is_one_colour(batch: RaggedBatch) -> bool | None:
+    """True if all patches of a sequence's pictures are equal; None for fewer than two."""
+    vectors = batch.inputs_embeds if batch.media is None else batch.media.inputs_embeds
+    return None if vectors is None or len(vectors) < 2 else bool((vectors == vectors[:1]).all())
+
+
+def is_one_token(batch: RaggedBatch) -> bool | None:
+    """True if a text is one token again and again; None for a short one."""
+    assert batch.input_ids is not None, "texts are tokens"
+    return None if batch.total_tokens < LEAST_SEQUENCES else len(batch.input_ids[1:].unique()) == 1
+
+
+def check_inputs(subject: Subject, is_empty: Callable[[RaggedBatch], bool | None]) -> list[Finding]:
+    """A finding on sequences without content.
+
+    Args:
+        is_empty: judges a sequence by itself; None for one that is not counted.
+    """
     empty, where, total = 0, "", 0
     for seq in sampled(subject.stage.train_ids).tolist():
-        batch = alone(subject, seq)
-        vectors = batch.inputs_embeds if batch.media is None else batch.media.inputs_embeds
-        if vectors is not None:
-            if len(vectors) < 2:
-                continue
-            is_empty = bool((vectors == vectors[:1]).all())
-        elif isinstance(subject.setup.data, TextData) and batch.total_tokens >= LEAST_SEQUENCES:
-            assert batch.input_ids is not None, "texts are tokens"
-            is_empty = len(batch.input_ids[1:].unique()) == 1
-        else:
+        judged = is_empty(alone(subject, seq))
+        if judged is None:
             continue
-        total, empty = total + 1, empty + is_empty
-        where = where or (subject.setup.data.where(seq) if is_empty else "")
+        total, empty = total + 1, empty + judged
+        where = where or (subject.data.where(seq) if judged else "")
     if total < LEAST_SEQUENCES or empty / total < EMPTY_INPUTS:
         return []
     share = empty / total
@@ -131,9 +133,9 @@ def _inputs(subject: Subject) -> list[Finding]:
 
 def _copies(subject: Subject) -> list[Finding]:
     """Held-out sequences whose content is also trained on."""
-    data, table = subject.setup.data, subject.setup.data.table
-    least = LEAST_CONTENT.get(data.family, 1)
-    held_out = sampled(subject.stage.held_out_ids[table.positions[subject.stage.held_out_ids] >= least])
+    data, table = subject.data, subject.data.table
+    long = table.positions[subject.stage.held_out_ids] >= data.least_content
+    held_out = sampled(subject.stage.held_out_ids[long])
     if len(held_out) < LEAST_SEQUENCES:
         return []
     lengths = np.unique(table.positions[held_out])
@@ -173,7 +175,7 @@ def _numbers(value: Any) -> Iterator[Tensor]:
 
 
 def _cuts(subject: Subject) -> list[Finding]:
-    plan, table, ids = subject.plan, subject.setup.data.table, subject.stage.train_ids
+    plan, table, ids = subject.plan, subject.data.table, subject.stage.train_ids
     ledger, settings = plan.ledger, subject.recipe.plan
     cut = sum(ledger.truncated.values()) + ledger.dropped.get("too_long", 0)
     lost = cut / max(ledger.total, 1)
@@ -189,7 +191,7 @@ def _cuts(subject: Subject) -> list[Finding]:
 
 def _sources(subject: Subject) -> list[Finding]:
     """Sources with next to no share in the targets of an epoch."""
-    table, pieces = subject.setup.data.table, subject.plan.pieces
+    table, pieces = subject.data.table, subject.plan.pieces
     used = np.unique(table.source[subject.stage.train_ids])
     if len(used) < 2:
         return []
@@ -200,8 +202,8 @@ def _sources(subject: Subject) -> list[Finding]:
     if shares[least] >= SWALLOWED:
         return []
     data = subject.setup.recipe.data
-    listed = [(kind, source.path) for kind in subject.setup.data.kinds for source in data.sources(kind)]
-    kind, path = listed[least] if least < len(listed) else (subject.setup.data.kinds[0], "")
+    listed = [(kind, source.path) for kind in subject.data.kinds for source in data.sources(kind)]
+    kind, path = listed[least] if least < len(listed) else (subject.data.kinds[0], "")
     field = f"data.{kind}"
     values: dict[str, Value] = {"where": str(path), "field": f"{field}.{least}.weight"}
     return [Finding("swallowed", "warning", float(shares[least]), (field,), values)]

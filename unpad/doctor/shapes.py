@@ -73,7 +73,7 @@ def _heads(width: int) -> int:
 
 def _steps(subject: Subject) -> list[Finding]:
     """Steps of one sequence with few targets: their gradient is mostly chance."""
-    plan, table = subject.plan, subject.setup.data.table
+    plan, table = subject.plan, subject.data.table
     sequences = len(plan.pieces.lengths) / max(plan.num_steps, 1)
     targets = int(table.num_targets[subject.stage.train_ids].sum()) / max(plan.num_steps, 1)
     if sequences > FEW_SEQUENCES or targets > FEW_TARGETS or subject.num_steps < MANY_STEPS:
@@ -96,11 +96,10 @@ def _held_out(subject: Subject) -> list[Finding]:
 
 def _augmentation(subject: Subject) -> list[Finding]:
     recipe, found = subject.setup.recipe, list[Finding]()
-    family = subject.setup.data.family
     for field, largest in LARGEST.items():
         section, _, name = field.partition(".")
         given = getattr(getattr(recipe, section), name)
-        applies = family in ("images", "vqa") if section == "images" else recipe.augment.multiplier and family == "text"
+        applies = section == subject.data.augmentation and (section != "augment" or recipe.augment.multiplier)
         if given >= largest and applies:
             values: dict[str, Value] = {"field": field, "usual": largest / 4}
             found.append(Finding("augmentation", "warning", given, (field,), values))

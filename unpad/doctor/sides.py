@@ -19,7 +19,6 @@ from unpad.data.vqa import VqaData
 from unpad.doctor.finding import Finding, Severity, Value
 from unpad.doctor.rows import label_fields, sampled
 from unpad.doctor.subject import Subject
-from unpad.doctor.tokens import tokens_of
 
 LEAST_ROWS, LEAST_HELD, MOST_PICTURES = 40, 16, 3000
 SPELT_TWICE = 0.03  # of the rows, whose class or answer is mostly spelt in another way
@@ -33,19 +32,30 @@ FLOOR, LOG_FLOOR = 0.02, 0.15  # least deviation of a share, and of a logarithm:
 WITHOUT_PICTURE, LEAST_ASKED = 0.98, 3  # share of answers that their questions alone tell, and rows of a question
 
 
-def check_sides(subject: Subject) -> list[Finding]:
-    """Findings on classes and on the two sides of the split."""
-    data, found = subject.setup.data, list[Finding]()
-    if isinstance(data, ImageData):
-        names = np.array(data.classes)
-        found += [*_spelt_twice(subject, names[data.labels[subject.stage.train_ids]].tolist()), *_lone(subject, data)]
-        found += [*_shares(subject, data.labels), *_shortcut(subject, data)]
-    if isinstance(data, VqaData):
-        answers = [data.examples[seq].answer for seq in subject.stage.train_ids.tolist()]
-        found += [*_spelt_twice(subject, answers), *_without_picture(subject, data)]
-    if isinstance(data, EventData) and data.labels is not None:
-        found += _shares(subject, data.labels)
-    return [*found, *_apart(subject)]
+# Numbers of some rows of a side, by name; a name with @ is a word of the output.
+Properties = dict[str, np.ndarray]
+
+
+def check_sides(subject: Subject, properties: Callable[[np.ndarray], Properties]) -> list[Finding]:
+    """Findings on the two sides of the split.
+
+    Args:
+        properties: of the rows of some sequences, in which the sides are compared.
+    """
+    return [*_shares(subject), *_apart(subject, properties)]
+
+
+def check_classes(subject: Subject[ImageData]) -> list[Finding]:
+    """Findings on names of classes and files of pictures."""
+    data = subject.data
+    names = np.array(data.classes)[data.labels[subject.stage.train_ids]]
+    return [*_spelt_twice(subject, names.tolist()), *_lone(subject), *_shortcut(subject)]
+
+
+def check_answers(subject: Subject[VqaData]) -> list[Finding]:
+    """Findings on answers, by themselves and beside their questions."""
+    answers = [subject.data.examples[seq].answer for seq in subject.stage.train_ids.tolist()]
+    return [*_spelt_twice(subject, answers), *_without_picture(subject)]
 
 
 def _plain(name: str) -> str:
@@ -69,8 +79,9 @@ def _spelt_twice(subject: Subject, names: Sequence[str]) -> list[Finding]:
     return [Finding("spelt_twice", "warning", other / len(names), label_fields(subject), values)]
 
 
-def _lone(subject: Subject, data: ImageData) -> list[Finding]:
+def _lone(subject: Subject[ImageData]) -> list[Finding]:
     """Classes of one or two rows, as names of files or numbers of rows have them."""
+    data = subject.data
     labels = data.labels[subject.stage.train_ids]
     counts = np.bincount(labels, minlength=len(data.classes))
     share = float((counts[labels] <= FEW_OF_CLASS).mean()) if len(labels) else 0.0
@@ -81,8 +92,12 @@ def _lone(subject: Subject, data: ImageData) -> list[Finding]:
     return [Finding("lone_classes", "fault", share, label_fields(subject), values)]
 
 
-def _shares(subject: Subject, labels: np.ndarray) -> list[Finding]:
+def _shares(subject: Subject) -> list[Finding]:
     """Classes that one side lacks, or of which it has quite another share."""
+    known = subject.data.class_labels()
+    if known is None:
+        return []
+    labels = known[0]
     ours, theirs = (labels[ids][labels[ids] >= 0] for ids in (subject.stage.train_ids, subject.stage.held_out_ids))
     num = int(max(ours.max(initial=0), theirs.max(initial=0))) + 1
     if len(ours) < LEAST_ROWS or len(theirs) < max(LEAST_HELD, PER_CLASS * num):
@@ -97,9 +112,9 @@ def _shares(subject: Subject, labels: np.ndarray) -> list[Finding]:
     return [Finding("other_classes", severity, moved, (*label_fields(subject), "data.holdout"), values)]
 
 
-def _shortcut(subject: Subject, data: ImageData) -> list[Finding]:
+def _shortcut(subject: Subject[ImageData]) -> list[Finding]:
     """The size, the mode or the kind of the file alone tells the class."""
-    ids = subject.stage.train_ids
+    data, ids = subject.data, subject.stage.train_ids
     labels = data.labels[ids]
     if len(ids) < LEAST_ROWS or np.bincount(labels).max() > NOT_TOLD * len(labels):
         return []
@@ -125,11 +140,11 @@ def _shortcut(subject: Subject, data: ImageData) -> list[Finding]:
     return []
 
 
-def _without_picture(subject: Subject, data: VqaData) -> list[Finding]:
+def _without_picture(subject: Subject[VqaData]) -> list[Finding]:
     """Questions that recur with one answer each, whatever their picture."""
     answers: dict[str, Counter[str]] = defaultdict(Counter)
     for seq in subject.stage.train_ids.tolist():
-        one = data.examples[seq]
+        one = subject.data.examples[seq]
         if one.question:
             answers[one.question][one.answer] += 1
     known = [counts for counts in answers.values() if sum(counts.values()) >= LEAST_ASKED]
@@ -146,12 +161,12 @@ def _without_picture(subject: Subject, data: VqaData) -> list[Finding]:
 # --------------------------------------------------------------------------- both sides
 
 
-def _apart(subject: Subject) -> list[Finding]:
+def _apart(subject: Subject, properties: Callable[[np.ndarray], Properties]) -> list[Finding]:
     """The property in which held-out rows differ most from those to train on."""
-    kinds = subject.setup.data.table.kind
+    kinds = subject.data.table.kind
     held = subject.stage.held_out_ids
     kind = int(np.bincount(kinds[held]).argmax()) if len(held) else 0  # one kind of data may be held out alone
-    ours, theirs = (_properties(subject, ids[kinds[ids] == kind]) for ids in (subject.stage.train_ids, held))
+    ours, theirs = (properties(ids[kinds[ids] == kind]) for ids in (subject.stage.train_ids, held))
     worst: tuple[float, str, float, float] = (0.0, "", 0.0, 0.0)
     for name in ours.keys() & theirs.keys():
         one, other = ours[name], theirs[name]
@@ -171,21 +186,11 @@ def _apart(subject: Subject) -> list[Finding]:
     return [Finding("sides_apart", "warning", distance, fields, values)]
 
 
-def _properties(subject: Subject, ids: np.ndarray) -> dict[str, np.ndarray]:
-    """Numbers of some rows of a side, by name; a name with @ is a word of the output."""
-    data = subject.setup.data
-    if isinstance(data, TextData):
-        texts = [data.tokenizer.decode(tokens_of(data, seq).tolist()) for seq in sampled(ids).tolist()]
-        return _of_texts([text for text in texts if text])
-    if isinstance(data, ImageData):
-        return _of_pictures([data.examples[seq] for seq in sampled(ids).tolist()])
-    if isinstance(data, VqaData):
-        shown = sorted({image for seq in sampled(ids).tolist() for image in data.examples[seq].images})
-        return _of_pictures([data.album.images[image] for image in shown])
-    return _of_patients(data, ids) if isinstance(data, EventData) else {}
+def measure_texts(data: TextData, ids: np.ndarray) -> Properties:
+    """Lengths, and shares of kinds of characters."""
+    decoded = [data.tokenizer.decode(data.tokens_of(seq).tolist()) for seq in sampled(ids).tolist()]
+    texts = [text for text in decoded if text]
 
-
-def _of_texts(texts: Sequence[str]) -> dict[str, np.ndarray]:
     def shares(is_one: Callable[[str], bool]) -> np.ndarray:
         return np.array([sum(map(is_one, text)) / len(text) for text in texts])
 
@@ -198,7 +203,9 @@ def _of_texts(texts: Sequence[str]) -> dict[str, np.ndarray]:
     }
 
 
-def _of_pictures(examples: Sequence[ImageExample]) -> dict[str, np.ndarray]:
+def measure_pictures(data: ImageData | VqaData, ids: np.ndarray) -> Properties:
+    """Colours and sizes."""
+    examples = [data.album.images[image] for image in np.flatnonzero(data.shown(sampled(ids))).tolist()]
     if not examples:
         return {}
     copies = small_copies(examples).reshape(len(examples), -1, 3) / 255.0
@@ -210,7 +217,7 @@ def _of_pictures(examples: Sequence[ImageExample]) -> dict[str, np.ndarray]:
     }
 
 
-def _of_patients(data: EventData, ids: np.ndarray) -> dict[str, np.ndarray]:
+def measure_patients(data: EventData, ids: np.ndarray) -> Properties:
     """Values of every code, as the model gets them, and the events of a patient."""
     found = {"@log_events": np.log10(1 + np.diff(data.sets.events_of)[ids])}
     owner = np.repeat(np.arange(len(data.sets.events_of) - 1), np.diff(data.sets.events_of))

@@ -158,7 +158,7 @@ def _saving(subject: Subject, steps: Steps) -> list[Finding]:
 
 def _evaluating(subject: Subject) -> list[Finding]:
     """Estimate the time of evaluations from the lengths: a forward pass over what is held out."""
-    table, held_out = subject.setup.data.table, subject.stage.held_out_ids
+    table, held_out = subject.data.table, subject.stage.held_out_ids
     every = subject.recipe.train.eval_every or subject.plan.num_steps
     tokens = int(table.positions[held_out].sum())
     trained = every * subject.plan.padded_tokens / subject.plan.num_steps

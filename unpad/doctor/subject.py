@@ -6,14 +6,16 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro, Plan
-from unpad.data.family import check_near_duplicates, family_of
+from unpad.data.family import Data, check_near_duplicates, family_of
 from unpad.errors import RecipeError, needs_memory
 from unpad.interchange.origin import open_named, starting_weights
 from unpad.models import lower_sizes
@@ -29,6 +31,8 @@ from unpad.training.optim import freeze, make_optimizer, set_rate
 from unpad.training.setup import Setup, prepare_setup, resolved
 from unpad.training.stage import StageSetup, epoch_plan, last_step, stage_epochs
 from unpad.training.step import LossScaler, StepResult, train_step
+
+DataType = TypeVar("DataType", bound=Data, covariant=True, default=Data)
 
 
 @dataclass
@@ -56,14 +60,14 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A recipe or run.
+class Subject(Generic[DataType]):
+    """A recipe or run. A check of what one family has takes a subject of its data, such as `Subject[ImageData]`.
 
     Args:
         name: as the user gave it.
         folder: of the run; None for a recipe.
         step: of the run's checkpoint; 0 for a recipe.
-        setup: its model has the weights that training starts from.
+        setup: its model has the weights that training starts from; data: its sequences.
         model: with the weights of the checkpoint; of a recipe that of `setup`.
         stage: whose steps are tried, the first that trains on anything but pairs, or else the first of pairs, of which
             no steps are tried; plan: of its first epoch.
@@ -75,6 +79,7 @@ class Subject:
     folder: Path | None
     step: int
     setup: Setup
+    data: DataType
     model: Model
     stage: StageSetup
     plan: Plan
@@ -160,7 +165,7 @@ def _at_stage(name: str, folder: Path | None, step: int, setup: Setup, model: Mo
         plan = epoch_plan(stage, 0)
         if plan.num_steps:
             num_steps = last_step(stage, 0, stage_epochs(stage, plan))
-            return Subject(name, folder, step, setup, model, stage, plan, num_steps, clock)
+            return Subject(name, folder, step, setup, setup.data, model, stage, plan, num_steps, clock)
     fix = "give data to train on; `unpad plan` counts what a plan leaves out"
     raise RecipeError("no stage has a step", where="stages", fix=fix)
 

@@ -65,7 +65,7 @@ def _shifted(subject: Subject, batches: Sequence[RaggedBatch]) -> list[Finding]:
         wrong, total = wrong + int(bad.sum()), total + int(inner.sum())
         if not where and flat.seq_ids is not None and bool(bad.any()):
             sequence = int(flat.seq_ids[layout.seq_of_token()[int(bad.nonzero()[0])]])
-            where = subject.setup.data.where(sequence)
+            where = subject.data.where(sequence)
     if wrong <= LEAST_WRONG * total:
         return []
     return [Finding("targets_shifted", "fault", wrong / total, ("data",), {"where": where})]
@@ -84,8 +84,8 @@ def _seen(subject: Subject) -> list[Finding]:
     one = batch.select([seq])
     assert one.input_ids is not None, "as the batch has them"
     other = one.input_ids.clone()
-    other[-1] = (other[-1] + 1) % subject.setup.data.num_outputs
-    field = "model.language.causal" if subject.setup.data.family == "vqa" else "model.causal"
+    other[-1] = (other[-1] + 1) % subject.data.num_outputs
+    field = subject.setup.model.config.context_field.rpartition(".")[0] + ".causal"  # of the same section
     before, after = (model(changed)[:-1].float() for changed in (one, replace(one, input_ids=other)))
     change = float((before - after).abs().max() / before.abs().max().clamp_min(1e-12))
     if not change > SEEN:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from unpad.data.patients import EventData
 from unpad.doctor.finding import Finding, Value
 from unpad.doctor.subject import Subject, Trial
 from unpad.models.objective import LAST, Objective
@@ -60,9 +59,9 @@ def check_terms(subject: Subject) -> list[Finding]:
 
 def _untrained(subject: Subject, trial: Trial) -> list[Finding]:
     """An outcome that the recipe gives labels for, and that no stage trains."""
-    data, usual = subject.setup.data, subject.setup.model.weights
+    usual = subject.setup.model.weights
     own = [name for name in OUTCOME if name in usual]
-    if not own or not isinstance(data, EventData) or data.labels is None or not trial.weights:
+    if not own or subject.data.class_labels() is None or not trial.weights:
         return []
     if any(name in Objective.of(subject.setup.model, one.recipe.losses).at(LAST, LAST)
            for one in subject.setup.stages for name in own):  # fmt: skip

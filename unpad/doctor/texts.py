@@ -12,11 +12,10 @@ from itertools import islice
 
 import numpy as np
 
-from unpad.data.sources.example import Example, Turn
+from unpad.data.sources.example import Example
 from unpad.data.sources.read import TEXT_KINDS, read_rows
 from unpad.data.text import TextData
 from unpad.data.tokens.corpus_files import list_files
-from unpad.data.vqa import VqaData
 from unpad.doctor.finding import Finding, Severity, Value
 from unpad.doctor.subject import Subject
 
@@ -50,22 +49,15 @@ BEGUN, BEGUN_MARK = 0.3, 0.03  # shares of cut rows that begin inside a sentence
 SHOWN = 30
 
 
-def originals(subject: Subject) -> dict[str, list[Example]]:
-    """The first rows of every kind of texts, conversations, pairs or questions that a stage learns, as files have
-    them."""
-    data, found = subject.setup.data, dict[str, list[Example]]()
-    if isinstance(data, TextData):
-        recipe = subject.setup.recipe
-        learning = [stage for stage in subject.setup.stages if stage.recipe.train.max_epochs != 0]
-        kinds = {kind for stage in learning for kind in stage.kinds}
-        for file in list_files(recipe, TEXT_KINDS):
-            if file.kind in kinds:
-                rows = (row for row in read_rows(file.kind, file.file, recipe.data) if isinstance(row, Example))
-                found.setdefault(file.kind, []).extend(islice(rows, MOST_READ))
-    if isinstance(data, VqaData):
-        asked = [one for one in data.examples[:MOST_READ] if one.question]
-        turns = [(Turn("user", one.question), Turn("assistant", one.answer)) for one in asked]
-        found["vqa"] = [Example(one.where, pair) for one, pair in zip(asked, turns, strict=True)]
+def originals(subject: Subject[TextData]) -> dict[str, list[Example]]:
+    """The first rows of every kind of texts, conversations or pairs that a stage learns, as files have them."""
+    recipe, found = subject.setup.recipe, dict[str, list[Example]]()
+    learning = [stage for stage in subject.setup.stages if stage.recipe.train.max_epochs != 0]
+    kinds = {kind for stage in learning for kind in stage.kinds}
+    for file in list_files(recipe, TEXT_KINDS):
+        if file.kind in kinds:
+            rows = (row for row in read_rows(file.kind, file.file, recipe.data) if isinstance(row, Example))
+            found.setdefault(file.kind, []).extend(islice(rows, MOST_READ))
     return found
 
 

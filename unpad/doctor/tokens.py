@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from unpad.data.text import TextData
+from unpad.data.tokens.lost import LostCharacters
 from unpad.data.tokens.tokenizer import Tokenizer, train_tokenizer
 from unpad.data.vqa import VqaData
 from unpad.doctor.finding import Finding, Severity, Value
@@ -22,29 +23,15 @@ MOSTLY_OTHERS = 0.3  # characters beyond ASCII: `words` takes at most a token fo
 NAMED = 3  # lost characters
 
 
-def check_tokens(subject: Subject) -> list[Finding]:
-    """Findings on the tokens of the training sequences of texts and questions."""
-    data = subject.setup.data
-    if not isinstance(data, TextData | VqaData):
-        return []
+def check_tokens(subject: Subject[TextData | VqaData], lost: LostCharacters) -> list[Finding]:
+    """Findings on the tokens of the training sequences, and on characters that the tokenizer lost."""
+    data = subject.data
     ids = np.random.default_rng(0).permutation(subject.stage.train_ids)[:SAMPLE]
-    sequences = [tokens_of(data, seq) for seq in ids.tolist()]
-    return [*_lost(data), *_other(subject, data.tokenizer, sequences), *_doubled(data.tokenizer, sequences)]
+    sequences = [data.tokens_of(seq) for seq in ids.tolist()]
+    return [*_lost(lost), *_other(subject, data.tokenizer, sequences), *_doubled(data.tokenizer, sequences)]
 
 
-def tokens_of(data: TextData | VqaData, seq: int) -> np.ndarray:
-    """All tokens of a sequence, without the places of patches, (length,) int64."""
-    if isinstance(data, VqaData):
-        start, stop = data.rows.offsets[seq : seq + 2].tolist()
-        return data.rows.tokens[start:stop].astype(np.int64)
-    if data.replies is None:
-        return data.tokens.tokens(seq)
-    document, first = data.replies.place(seq)
-    return data.tokens.tokens(document)[first : first + int(data.replies.lengths[seq])]
-
-
-def _lost(data: TextData | VqaData) -> list[Finding]:
-    lost = data.report.lost if isinstance(data, TextData) else data.rows.lost
+def _lost(lost: LostCharacters) -> list[Finding]:
     if lost.share < LOST:
         return []
     values: dict[str, Value] = {"common": " ".join(lost.common[:NAMED])}

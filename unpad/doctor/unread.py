@@ -40,10 +40,8 @@ class _Column:
         return sum(text.rstrip()[-1:] in tuple(FINAL) for text in self.texts) / max(len(self.texts), 1)
 
 
-def check_unread(subject: Subject) -> list[Finding]:
-    """Findings on fields of rows of texts that are not read; none of other data."""
-    if not isinstance(subject.setup.data, TextData):
-        return []
+def check_unread(subject: Subject[TextData]) -> list[Finding]:
+    """Findings on fields of rows of texts that are not read."""
     recipe, found = subject.setup.recipe, list[Finding]()
     for file in list_files(recipe, ["text"]) if recipe.data.sources("text") else []:
         if file.file.format == "text" or found:

@@ -28,14 +28,12 @@ MANY_CODES, GLUED, MOSTLY_GLUED = 20, 0.2, 0.5  # of one name, and shares of the
 RECUR, TO_CODE = 1.05, 20.0  # events of such a code, on average: numbers of orders never recur, and classes always
 
 
-def check_values(subject: Subject) -> list[Finding]:
-    """Findings on the values of the training patients, and on patients that were left out; none of other data."""
-    data = subject.setup.data
-    if not isinstance(data, EventData):
-        return []
+def check_values(subject: Subject[EventData]) -> list[Finding]:
+    """Findings on the values of the training patients, and on patients that were left out."""
+    data = subject.data
     by_code = _values_of(data, subject.stage.train_ids)
     found = [*_two_scales(data, by_code), *_stand_ins(data, by_code), *_flat(data, by_code)]
-    return [*found, *_in_codes(data, subject.stage.train_ids), *_lost(subject, data)]
+    return [*found, *_in_codes(data, subject.stage.train_ids), *_lost(subject)]
 
 
 def _values_of(data: EventData, ids: np.ndarray) -> dict[int, np.ndarray]:
@@ -127,8 +125,9 @@ def _in_codes(data: EventData, ids: np.ndarray) -> list[Finding]:
     return [Finding("values_in_codes", severity, share, ("data.events",), told)]
 
 
-def _lost(subject: Subject, data: EventData) -> list[Finding]:
+def _lost(subject: Subject[EventData]) -> list[Finding]:
     """Patients that were left out, such as those whose id is in no row of the labels."""
+    data = subject.data
     left = {why: num for why, num in data.cohort.left_out.items() if num}
     unknown = int((data.labels[subject.stage.train_ids] < 0).sum()) if data.labels is not None else 0
     lost, whole = sum(left.values()) + unknown, sum(left.values()) + len(data.ids)

@@ -1,0 +1,62 @@
+"""Checks of questions about images."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from unpad.data.sources.example import Example, Turn
+from unpad.data.vqa import VqaData
+from unpad.doctor.alike import check_alike, check_near_pictures
+from unpad.doctor.carry import Transfer, by_pictures
+from unpad.doctor.course import check_left_out
+from unpad.doctor.finding import Finding
+from unpad.doctor.joins import check_joined_pictures
+from unpad.doctor.pictures import check_pictures
+from unpad.doctor.rows import check_inputs, is_one_colour
+from unpad.doctor.sides import check_answers, check_sides, measure_pictures
+from unpad.doctor.subject import Subject
+from unpad.doctor.talks import check_talks
+from unpad.doctor.texts import MOST_READ, check_texts
+from unpad.doctor.tokens import check_tokens
+from unpad.doctor.writing import check_writing
+
+
+def check_originals(subject: Subject[VqaData]) -> list[Finding]:
+    """Findings on the rows as the data files have them."""
+    data, template = subject.data, subject.setup.recipe.data.template
+    asked = [one for one in data.examples[:MOST_READ] if one.question]
+    turns = [(Turn("user", one.question), Turn("assistant", one.answer)) for one in asked]
+    rows = {"vqa": [Example(one.where, pair) for one, pair in zip(asked, turns, strict=True)]}
+    bad = len(data.bad_rows)
+    return [
+        *check_texts(rows),
+        *check_talks(rows),
+        *check_writing(rows, (template.system, template.user, template.assistant)),
+        *check_joined_pictures(data),
+        *check_left_out(subject, bad, bad + len(data.table)),
+    ]
+
+
+def check_sequences(subject: Subject[VqaData]) -> list[Finding]:
+    """Findings on the sequences of the stage."""
+    data = subject.data
+
+    def asked(seq_id: int) -> tuple[object, object]:
+        """Pictures and question of a sequence, and its answer."""
+        one = data.examples[seq_id]
+        return (tuple(data.album.images[image].sha256 for image in one.images), one.question), one.answer
+
+    return [
+        *check_inputs(subject, is_one_colour),
+        *check_tokens(subject, data.rows.lost),
+        *check_alike(subject, asked),
+        *check_near_pictures(subject),
+        *check_pictures(subject),
+        *check_answers(subject),
+        *check_sides(subject, partial(measure_pictures, data)),
+    ]
+
+
+def transfer(subject: Subject[VqaData]) -> Transfer:
+    """The way to judge what the model learnt by heart."""
+    return by_pictures(subject.data)
