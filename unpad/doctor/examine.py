@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Protocol
 
 from unpad.doctor.aims import check_aims
@@ -93,7 +94,7 @@ FOLLOWS["labels_flipped"] = FOLLOWS["labels_random"]
 
 
 class FamilyChecks(Protocol):
-    """Members of a module such as `doctor/images.py`, named after the family that it checks."""
+    """Members of a module such as `doctor/images.py`, named after the family that it checks; see `checks_of`."""
 
     def check_originals(self, subject: Subject[Any]) -> list[Finding]:
         """Findings on the rows as the data files have them."""
@@ -106,8 +107,9 @@ class FamilyChecks(Protocol):
 
 
 def checks_of(subject: Subject) -> FamilyChecks:
-    """The module with the checks of the subject's family."""
-    return import_module(f"unpad.doctor.{subject.data.family}")
+    """The module with the checks of the subject's family, or with those of any family where it has none."""
+    has_own = (Path(__file__).parent / f"{subject.data.family}.py").is_file()
+    return import_module(f"unpad.doctor.{subject.data.family if has_own else 'any_family'}")
 
 
 @dataclass(frozen=True)

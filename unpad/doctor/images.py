@@ -6,26 +6,21 @@ from functools import partial
 
 from unpad.data.images import ImageData
 from unpad.doctor.alike import check_alike, check_near_pictures
-from unpad.doctor.carry import Transfer, by_classes
-from unpad.doctor.course import check_left_out
+from unpad.doctor.any_family import check_originals, transfer
 from unpad.doctor.finding import Finding
 from unpad.doctor.pictures import check_pictures
 from unpad.doctor.regions import check_regions
-from unpad.doctor.rows import check_inputs, is_one_colour
+from unpad.doctor.rows import check_inputs, is_one_vector
 from unpad.doctor.sides import check_classes, check_sides, measure_pictures
 from unpad.doctor.subject import Subject
 
-
-def check_originals(subject: Subject[ImageData]) -> list[Finding]:
-    """A finding on the rows as the data files have them."""
-    bad = len(subject.data.bad_rows)
-    return check_left_out(subject, bad, bad + len(subject.data.table))
+__all__ = ["check_originals", "check_sequences", "transfer"]
 
 
 def check_sequences(subject: Subject[ImageData]) -> list[Finding]:
     """Findings on the sequences of the stage."""
     return [
-        *check_inputs(subject, is_one_colour),
+        *check_inputs(subject, is_one_vector),
         *check_alike(subject),
         *check_near_pictures(subject),
         *check_pictures(subject),
@@ -33,8 +28,3 @@ def check_sequences(subject: Subject[ImageData]) -> list[Finding]:
         *check_classes(subject),
         *check_sides(subject, partial(measure_pictures, subject.data)),
     ]
-
-
-def transfer(subject: Subject[ImageData]) -> Transfer | None:
-    """The way to judge what the model learnt by heart."""
-    return by_classes(subject)

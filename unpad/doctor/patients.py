@@ -6,12 +6,14 @@ from functools import partial
 
 from unpad.data.patients import EventData
 from unpad.doctor.alike import check_alike
-from unpad.doctor.carry import Transfer, by_classes
+from unpad.doctor.any_family import transfer
 from unpad.doctor.finding import Finding
 from unpad.doctor.histories import check_histories
 from unpad.doctor.sides import check_sides, measure_patients
 from unpad.doctor.subject import Subject
 from unpad.doctor.values import check_values
+
+__all__ = ["check_originals", "check_sequences", "transfer"]
 
 
 def check_originals(subject: Subject[EventData]) -> list[Finding]:
@@ -27,8 +29,3 @@ def check_sequences(subject: Subject[EventData]) -> list[Finding]:
         *check_sides(subject, partial(measure_patients, subject.data)),
         *check_values(subject),
     ]
-
-
-def transfer(subject: Subject[EventData]) -> Transfer | None:
-    """The way to judge what the model learnt by heart."""
-    return by_classes(subject)

@@ -95,8 +95,8 @@ def _shown(subject: Subject, target: bytes) -> str:
     return text[:SHOWN]
 
 
-def is_one_colour(batch: RaggedBatch) -> bool | None:
-    """True if all patches of a sequence's pictures are equal; None for fewer than two."""
+def is_one_vector(batch: RaggedBatch) -> bool | None:
+    """True if all vectors of a sequence, such as the patches of its pictures, are equal; None for fewer than two."""
     vectors = batch.inputs_embeds if batch.media is None else batch.media.inputs_embeds
     return None if vectors is None or len(vectors) < 2 else bool((vectors == vectors[:1]).all())
 

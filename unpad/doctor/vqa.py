@@ -6,13 +6,13 @@ from functools import partial
 
 from unpad.data.sources.example import Example, Turn
 from unpad.data.vqa import VqaData
+from unpad.doctor import any_family
 from unpad.doctor.alike import check_alike, check_near_pictures
 from unpad.doctor.carry import Transfer, by_pictures
-from unpad.doctor.course import check_left_out
 from unpad.doctor.finding import Finding
 from unpad.doctor.joins import check_joined_pictures
 from unpad.doctor.pictures import check_pictures
-from unpad.doctor.rows import check_inputs, is_one_colour
+from unpad.doctor.rows import check_inputs, is_one_vector
 from unpad.doctor.sides import check_answers, check_sides, measure_pictures
 from unpad.doctor.subject import Subject
 from unpad.doctor.talks import check_talks
@@ -27,13 +27,12 @@ def check_originals(subject: Subject[VqaData]) -> list[Finding]:
     asked = [one for one in data.examples[:MOST_READ] if one.question]
     turns = [(Turn("user", one.question), Turn("assistant", one.answer)) for one in asked]
     rows = {"vqa": [Example(one.where, pair) for one, pair in zip(asked, turns, strict=True)]}
-    bad = len(data.bad_rows)
     return [
         *check_texts(rows),
         *check_talks(rows),
         *check_writing(rows, (template.system, template.user, template.assistant)),
         *check_joined_pictures(data),
-        *check_left_out(subject, bad, bad + len(data.table)),
+        *any_family.check_originals(subject),
     ]
 
 
@@ -47,7 +46,7 @@ def check_sequences(subject: Subject[VqaData]) -> list[Finding]:
         return (tuple(data.album.images[image].sha256 for image in one.images), one.question), one.answer
 
     return [
-        *check_inputs(subject, is_one_colour),
+        *check_inputs(subject, is_one_vector),
         *check_tokens(subject, data.rows.lost),
         *check_alike(subject, asked),
         *check_near_pictures(subject),

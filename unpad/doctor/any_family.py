@@ -1,0 +1,31 @@
+"""Checks of a family without a file of its own here."""
+
+from __future__ import annotations
+
+from unpad.doctor.alike import check_alike
+from unpad.doctor.carry import Transfer, by_classes
+from unpad.doctor.course import check_left_out
+from unpad.doctor.finding import Finding
+from unpad.doctor.rows import check_inputs, is_one_vector
+from unpad.doctor.sides import check_sides
+from unpad.doctor.subject import Subject
+
+
+def check_originals(subject: Subject) -> list[Finding]:
+    """A finding on rows that were left out."""
+    bad = len(subject.data.bad_rows)
+    return check_left_out(subject, bad, bad + len(subject.data.table))
+
+
+def check_sequences(subject: Subject) -> list[Finding]:
+    """Findings on the sequences of the stage."""
+    return [
+        *check_inputs(subject, is_one_vector),
+        *check_alike(subject),
+        *check_sides(subject, lambda ids: {}),
+    ]
+
+
+def transfer(subject: Subject) -> Transfer | None:
+    """The way to judge what the model learnt by heart: by classes, where there are some."""
+    return by_classes(subject)
