@@ -79,7 +79,7 @@ def test_the_family_of_the_example_needs_six_files_and_one_field_and_works_with_
     shown = show(
         tmp_path,
         "data check series.jsonl --kind series", f"plan series {data}", f"prove series {data}",
-        f"train series {data} --out run", "eval run", "report run",
+        f"doctor series {data} --seconds 5", f"train series {data} --out run", "eval run", "report run",
     )  # fmt: skip
     assert "Error:" not in shown
     assert shown.count("unpad eval run") == 1, "the commands after training name each verb once"
