@@ -17,7 +17,7 @@ from tests.helpers.toy import write_toy
 from unpad.batching.ledger import Ledger
 from unpad.data.check_report import FileCheck
 from unpad.doctor.lines import drawing, fact_lines, finding_lines
-from unpad.doctor.sweep import HIGHEST, LOWEST, Sweep
+from unpad.doctor.trials.sweep import HIGHEST, LOWEST, Sweep
 from unpad.drill.findings import Drilled, finding
 from unpad.evaluation.metrics import Extremes, Metric, Refused, metric_lines
 from unpad.proof.line import Certificate, Line

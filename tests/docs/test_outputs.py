@@ -21,10 +21,10 @@ from rich.console import Console
 from unpad.cli import app
 from unpad.doctor.examine import Examination, Tried
 from unpad.doctor.finding import Finding
-from unpad.doctor.heart import Heart
-from unpad.doctor.layers import Layers
-from unpad.doctor.steps import Steps
-from unpad.doctor.sweep import Sweep
+from unpad.doctor.trials.heart import Heart
+from unpad.doctor.trials.layers import Layers
+from unpad.doctor.trials.steps import Steps
+from unpad.doctor.trials.sweep import Sweep
 from unpad.nn.native import library
 from unpad.recipes.file import load_recipe
 from unpad.recipes.find import recipe_names

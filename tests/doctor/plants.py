@@ -17,7 +17,7 @@ from unpad.batching.layout import Layout
 from unpad.data.images import ImageData
 from unpad.data.text import TextData
 from unpad.data.tokens.token_set import TokenSet
-from unpad.doctor import steps
+from unpad.doctor.trials import steps
 from unpad.models.decoder import Decoder
 from unpad.nn.block import Attention, FeedForward
 from unpad.training import setup

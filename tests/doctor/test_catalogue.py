@@ -35,7 +35,7 @@ def test_both_languages_have_every_further_word(name: str) -> None:
 
 def test_every_entry_is_found_by_a_check_and_every_finding_has_an_entry() -> None:
     sources = "".join(
-        path.read_text(encoding="utf-8") for path in DOCTOR.glob("*.py") if not path.stem.startswith("catalogue")
+        path.read_text(encoding="utf-8") for path in DOCTOR.rglob("*.py") if not path.stem.startswith("catalogue")
     )
     assert [code for code in CATALOGUE if f'"{code}"' not in sources] == []
     made = sources.split('Finding("')[1:]

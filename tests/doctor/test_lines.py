@@ -11,7 +11,7 @@ import pytest
 from unpad.doctor.finding import Finding, ranked
 from unpad.doctor.lines import drawing, fact_lines, finding_lines
 from unpad.doctor.subject import Subject
-from unpad.doctor.sweep import HIGHEST, LOWEST, Sweep
+from unpad.doctor.trials.sweep import HIGHEST, LOWEST, Sweep
 from unpad.doctor.words import Language
 from unpad.terminal.table import WIDTH, cells
 

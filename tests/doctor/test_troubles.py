@@ -13,8 +13,9 @@ from tests.doctor.missed import MISSED
 from tests.doctor.recipes import codes, examined, quiet_machine
 from tests.doctor.troubles import TROUBLES, Trouble
 from tests.helpers.toy import SMALL_MODEL
-from unpad.doctor import carry, heart, rows, steps, sweep
+from unpad.doctor.data import rows
 from unpad.doctor.examine import Examination
+from unpad.doctor.trials import carry, heart, steps, sweep
 from unpad.doctor.words import sentences
 from unpad.interchange.origin import open_recipe
 from unpad.machine import load

@@ -8,19 +8,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from unpad.doctor.aims import check_aims
-from unpad.doctor.carry import Carry, Transfer, carry_over, judge_carry
 from unpad.doctor.catalogue import CATALOGUE
-from unpad.doctor.course import check_course
+from unpad.doctor.data.rows import check_rows
+from unpad.doctor.data.targets import check_targets
 from unpad.doctor.files import check_files
 from unpad.doctor.finding import Finding, Value, ranked
-from unpad.doctor.heart import Heart, judge, learn_by_heart
-from unpad.doctor.layers import Layers, check_layers, check_unchanged
-from unpad.doctor.length import check_length
 from unpad.doctor.lines import drawing, fact_lines, finding_lines
-from unpad.doctor.machine import check_memory, check_neighbours, check_threads
-from unpad.doctor.rows import check_rows
-from unpad.doctor.settings import (
+from unpad.doctor.recipe.aims import check_aims
+from unpad.doctor.recipe.course import check_course
+from unpad.doctor.recipe.settings import (
     check_betas,
     check_clip,
     check_decay,
@@ -29,13 +25,17 @@ from unpad.doctor.settings import (
     check_schedule,
     check_step_size,
 )
-from unpad.doctor.shapes import check_shapes
-from unpad.doctor.steps import Steps, check_times, take_steps
+from unpad.doctor.recipe.shapes import check_shapes
 from unpad.doctor.subject import Clock, Subject, open_subject
-from unpad.doctor.sweep import Sweep, sweep
 from unpad.doctor.system import System
-from unpad.doctor.targets import check_targets
-from unpad.doctor.terms import check_terms
+from unpad.doctor.trials.carry import Carry, Transfer, carry_over, judge_carry
+from unpad.doctor.trials.heart import Heart, judge, learn_by_heart
+from unpad.doctor.trials.layers import Layers, check_layers, check_unchanged
+from unpad.doctor.trials.length import check_length
+from unpad.doctor.trials.machine import check_memory, check_neighbours, check_threads
+from unpad.doctor.trials.steps import Steps, check_times, take_steps
+from unpad.doctor.trials.sweep import Sweep, sweep
+from unpad.doctor.trials.terms import check_terms
 from unpad.doctor.words import Language, sentences, word
 from unpad.machine.load import LoadMeter
 from unpad.terminal.progress import progress

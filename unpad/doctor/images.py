@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 from unpad.data.images import ImageData
-from unpad.doctor.alike import check_alike, check_near_pictures
 from unpad.doctor.any_family import check_originals, transfer
+from unpad.doctor.data.alike import check_alike, check_near_pictures
+from unpad.doctor.data.pictures import check_pictures
+from unpad.doctor.data.regions import check_regions
+from unpad.doctor.data.rows import check_inputs, is_one_vector
+from unpad.doctor.data.sides import check_classes, check_sides, measure_pictures
 from unpad.doctor.finding import Finding
-from unpad.doctor.pictures import check_pictures
-from unpad.doctor.regions import check_regions
-from unpad.doctor.rows import check_inputs, is_one_vector
-from unpad.doctor.sides import check_classes, check_sides, measure_pictures
 from unpad.doctor.subject import Subject
 
 __all__ = ["check_originals", "check_sequences", "transfer"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 from unpad.data.patients import EventData
-from unpad.doctor.alike import check_alike
 from unpad.doctor.any_family import transfer
+from unpad.doctor.data.alike import check_alike
+from unpad.doctor.data.histories import check_histories
+from unpad.doctor.data.sides import check_sides, measure_patients
+from unpad.doctor.data.values import check_values
 from unpad.doctor.finding import Finding
-from unpad.doctor.histories import check_histories
-from unpad.doctor.sides import check_sides, measure_patients
 from unpad.doctor.subject import Subject
-from unpad.doctor.values import check_values
 
 __all__ = ["check_originals", "check_sequences", "transfer"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unpad.doctor.sweep import LOWEST, Sweep
+from unpad.doctor.trials.sweep import LOWEST, Sweep
 from unpad.doctor.words import Language, word
 from unpad.run.report.svg import WIDE, Axes, Curve, picture
 from unpad.storage import write_atomic

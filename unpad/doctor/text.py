@@ -5,19 +5,19 @@ from __future__ import annotations
 from functools import partial
 
 from unpad.data.text import TextData
-from unpad.doctor.alike import check_alike, check_near_texts, check_unlike
-from unpad.doctor.course import check_left_out
+from unpad.doctor.data.alike import check_alike, check_near_texts, check_unlike
+from unpad.doctor.data.joins import check_joins
+from unpad.doctor.data.preferences import check_preferences
+from unpad.doctor.data.rows import check_inputs, is_one_token
+from unpad.doctor.data.sides import check_sides, measure_texts
+from unpad.doctor.data.talks import check_talks
+from unpad.doctor.data.texts import check_texts, originals
+from unpad.doctor.data.tokens import check_tokens
+from unpad.doctor.data.unread import check_unread
+from unpad.doctor.data.writing import check_writing
 from unpad.doctor.finding import Finding
-from unpad.doctor.joins import check_joins
-from unpad.doctor.preferences import check_preferences
-from unpad.doctor.rows import check_inputs, is_one_token
-from unpad.doctor.sides import check_sides, measure_texts
+from unpad.doctor.recipe.course import check_left_out
 from unpad.doctor.subject import Subject
-from unpad.doctor.talks import check_talks
-from unpad.doctor.texts import check_texts, originals
-from unpad.doctor.tokens import check_tokens
-from unpad.doctor.unread import check_unread
-from unpad.doctor.writing import check_writing
 
 
 def check_originals(subject: Subject[TextData]) -> list[Finding]:

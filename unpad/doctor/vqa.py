@@ -7,18 +7,18 @@ from functools import partial
 from unpad.data.sources.example import Example, Turn
 from unpad.data.vqa import VqaData
 from unpad.doctor import any_family
-from unpad.doctor.alike import check_alike, check_near_pictures
-from unpad.doctor.carry import Transfer, by_pictures
+from unpad.doctor.data.alike import check_alike, check_near_pictures
+from unpad.doctor.data.joins import check_joined_pictures
+from unpad.doctor.data.pictures import check_pictures
+from unpad.doctor.data.rows import check_inputs, is_one_vector
+from unpad.doctor.data.sides import check_answers, check_sides, measure_pictures
+from unpad.doctor.data.talks import check_talks
+from unpad.doctor.data.texts import MOST_READ, check_texts
+from unpad.doctor.data.tokens import check_tokens
+from unpad.doctor.data.writing import check_writing
 from unpad.doctor.finding import Finding
-from unpad.doctor.joins import check_joined_pictures
-from unpad.doctor.pictures import check_pictures
-from unpad.doctor.rows import check_inputs, is_one_vector
-from unpad.doctor.sides import check_answers, check_sides, measure_pictures
 from unpad.doctor.subject import Subject
-from unpad.doctor.talks import check_talks
-from unpad.doctor.texts import MOST_READ, check_texts
-from unpad.doctor.tokens import check_tokens
-from unpad.doctor.writing import check_writing
+from unpad.doctor.trials.carry import Transfer, by_pictures
 
 
 def check_originals(subject: Subject[VqaData]) -> list[Finding]:

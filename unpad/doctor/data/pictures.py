@@ -7,8 +7,8 @@ import torch
 
 from unpad.data.images import ImageData
 from unpad.data.vqa import VqaData
+from unpad.doctor.data.rows import alone, sampled
 from unpad.doctor.finding import Finding, Value
-from unpad.doctor.rows import alone, sampled
 from unpad.doctor.subject import Subject
 
 SAMPLE, LEAST_PICTURES = 60, 8

@@ -14,8 +14,8 @@ from PIL import Image
 
 from tests.doctor.recipes import questions, write_rows
 from unpad.data.sources.example import Example, Turn
+from unpad.doctor.data.joins import check_joins
 from unpad.doctor.finding import Finding
-from unpad.doctor.joins import check_joins
 from unpad.doctor.subject import Clock, Subject, open_subject
 from unpad.doctor.vqa import check_originals
 

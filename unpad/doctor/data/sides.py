@@ -16,8 +16,8 @@ from unpad.data.pictures.alike import small_copies
 from unpad.data.sources.images import ImageExample
 from unpad.data.text import TextData
 from unpad.data.vqa import VqaData
+from unpad.doctor.data.rows import label_fields, sampled
 from unpad.doctor.finding import Finding, Severity, Value
-from unpad.doctor.rows import label_fields, sampled
 from unpad.doctor.subject import Subject
 
 LEAST_ROWS, LEAST_HELD, MOST_PICTURES = 40, 16, 3000

@@ -11,8 +11,8 @@ import pytest
 
 from tests.doctor.missed import OF_MORE_TABLES
 from tests.doctor.troubles import OF_TABLES, Row, Trouble, is_ill, with_tables
+from unpad.doctor.data.histories import check_histories
 from unpad.doctor.finding import Finding
-from unpad.doctor.histories import check_histories
 from unpad.doctor.subject import Clock, open_subject
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.doctor.data.test_sides import rewritten
 from tests.doctor.recipes import images, write_rows
-from tests.doctor.test_sides import rewritten
-from unpad.doctor.regions import check_regions
+from unpad.doctor.data.regions import check_regions
 from unpad.doctor.subject import Clock, open_subject
 
 SHADES = [(255, 0, 255), (0, 255, 255), (255, 128, 0)]

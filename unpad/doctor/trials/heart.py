@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from unpad.doctor.finding import Finding, Value
 from unpad.doctor.subject import Subject, Trial
-from unpad.doctor.sweep import Sweep
+from unpad.doctor.trials.sweep import Sweep
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import OptimSettings, TrainSettings
 from unpad.terminal.progress import counted

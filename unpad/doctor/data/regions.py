@@ -15,8 +15,8 @@ from unpad.data.images import ImageData
 from unpad.data.pixels.decode import decode
 from unpad.data.pixels.header import ImageError
 from unpad.data.sources.images import ImageExample, read_bytes
+from unpad.doctor.data.rows import label_fields, sampled
 from unpad.doctor.finding import Finding, Value
-from unpad.doctor.rows import label_fields, sampled
 from unpad.doctor.subject import Subject
 
 MOST_TRAINED, MOST_HELD, DECODERS = 400, 200, 4  # pictures, threads

@@ -10,9 +10,9 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.doctor.test_texts import CHINESE, RUSSIAN, WORDS, lines_of, talks, texts
+from tests.doctor.data.test_texts import CHINESE, RUSSIAN, WORDS, lines_of, talks, texts
+from unpad.doctor.data.writing import check_writing
 from unpad.doctor.finding import Finding
-from unpad.doctor.writing import check_writing
 
 # Words of which some follow others more often, as in any language.
 CHAIN = {word: [WORDS[(3 * i) % 18], WORDS[(3 * i + 1) % 18], WORDS[(5 * i + 2) % 18]] for i, word in enumerate(WORDS)}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from unpad.doctor.data.rows import class_labels
 from unpad.doctor.finding import Finding, Severity, Value
-from unpad.doctor.rows import class_labels
 from unpad.doctor.subject import Subject, Trial
 from unpad.models.objective import LAST, Objective
 from unpad.recipes.training import Ramp, Weight

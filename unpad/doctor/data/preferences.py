@@ -11,8 +11,8 @@ from zlib import crc32
 import numpy as np
 
 from unpad.data.sources.example import Example
+from unpad.doctor.data.joins import words_of
 from unpad.doctor.finding import Finding, Severity, Value
-from unpad.doctor.joins import words_of
 from unpad.doctor.subject import Subject
 
 LEAST = 60  # pairs

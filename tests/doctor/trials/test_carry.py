@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from unpad.data.images import ImageData
-from unpad.doctor import carry
-from unpad.doctor.carry import Carry, judge_carry
+from unpad.doctor.trials import carry
+from unpad.doctor.trials.carry import Carry, judge_carry
 
 LEARNT, JUDGED = np.arange(30), np.arange(30, 60)
 

@@ -14,8 +14,8 @@ from unpad.data.sources.alike import Near, Search
 from unpad.data.sources.windows import plain
 from unpad.data.text import TextData
 from unpad.data.vqa import VqaData
+from unpad.doctor.data.rows import SAMPLE, alone, content_of, label_fields, sampled
 from unpad.doctor.finding import Finding, Severity, Value
-from unpad.doctor.rows import SAMPLE, alone, content_of, label_fields, sampled
 from unpad.doctor.subject import Subject
 
 MOST_COMPARED = 1500  # training sequences

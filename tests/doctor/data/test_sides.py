@@ -15,13 +15,13 @@ from PIL import Image
 from tests.doctor.missed import with_asked, with_rows
 from tests.doctor.recipes import images, patients, questions, text, write_rows
 from tests.doctor.troubles import Recipe, Row, with_tables
-from unpad.doctor.course import check_course
+from unpad.doctor.data.pictures import check_pictures
+from unpad.doctor.data.values import check_values
 from unpad.doctor.examine import checks_of
 from unpad.doctor.finding import Finding
-from unpad.doctor.pictures import check_pictures
+from unpad.doctor.recipe.course import check_course
 from unpad.doctor.subject import Clock, Subject, open_subject
 from unpad.doctor.text import check_originals
-from unpad.doctor.values import check_values
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from unpad.data.sources.example import Example, Turn
+from unpad.doctor.data.talks import check_talks
+from unpad.doctor.data.texts import check_texts, mistaken_encoding
 from unpad.doctor.finding import Finding
-from unpad.doctor.talks import check_talks
-from unpad.doctor.texts import check_texts, mistaken_encoding
 
 WORDS = [
     "le",

@@ -15,7 +15,7 @@ from unpad.batching.plan import Micro
 from unpad.data.vqa import VqaData
 from unpad.doctor.finding import Finding, Value
 from unpad.doctor.subject import Subject, Trial
-from unpad.doctor.sweep import Sweep
+from unpad.doctor.trials.sweep import Sweep
 from unpad.models.contract import Classifies
 from unpad.nn.precision import autocast
 from unpad.terminal.progress import counted

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from unpad.doctor.carry import Carry
-from unpad.doctor.heart import Heart
-from unpad.doctor.length import check_length
-from unpad.doctor.sweep import Sweep
+from unpad.doctor.trials.carry import Carry
+from unpad.doctor.trials.heart import Heart
+from unpad.doctor.trials.length import check_length
+from unpad.doctor.trials.sweep import Sweep
 from unpad.doctor.words import sentences
 
 WHOLE = Sweep(np.ones(100), np.ones(100), 1e-3, 1e-2)

@@ -10,8 +10,8 @@ import pytest
 
 from tests.doctor.recipes import codes, examined, text, write_rows
 from unpad.data.sources.example import Example, Turn
+from unpad.doctor.data.preferences import check_preferences
 from unpad.doctor.finding import Finding
-from unpad.doctor.preferences import check_preferences
 from unpad.doctor.subject import Clock, Subject, open_subject
 
 WORDS = [f"{one}{other}" for one in ("ri", "ho", "wal", "se", "blu", "ol") for other in ("ver", "use", "king")]

@@ -1,0 +1,1 @@
+"""Checks of the rows and sequences that training reads."""

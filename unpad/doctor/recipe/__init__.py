@@ -1,0 +1,1 @@
+"""Checks of the fields of a recipe."""
