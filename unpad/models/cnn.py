@@ -14,13 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unpad.batching.batch import RaggedBatch
-from unpad.models.contract import ClassifiesImages, ModelConfig
+from unpad.models.contract import Classifier, ModelConfig
 from unpad.nn.block import init_weights
 from unpad.nn.draws import draw
 from unpad.nn.dropout import dropout
 from unpad.nn.linear import Linear
 from unpad.nn.precision import wide_dtype
-from unpad.nn.segments import segment_mean
 
 CHANNELS = (16, 32, 64, 128)
 
@@ -41,7 +40,7 @@ class Config(ModelConfig):
         return 1
 
 
-class Cnn(ClassifiesImages):
+class Cnn(Classifier):
     """Four convolutions, each with ReLU and a max-pool of 2, the average over places, and a head over classes.
 
     Args:
@@ -76,8 +75,7 @@ class Cnn(ClassifiesImages):
 
     def _features(self, batch: RaggedBatch) -> Tensor:
         """Input of the head for every image, (num_seqs, 128), in the computing dtype."""
-        hidden = self(batch)
-        # With one token per image, the mean only leaves out the padding of a rectangle.
-        features = segment_mean(hidden, batch.layout).to(hidden.dtype)
+        # With one token per image, the mean over tokens only leaves out the padding of a rectangle.
+        features = super()._features(batch)
         share = self.config.dropout if self.training else 0.0
         return dropout(features, share, draw(len(features))) if share else features

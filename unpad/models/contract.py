@@ -18,6 +18,7 @@ from unpad.nn.block import Cache
 from unpad.nn.linear import Linear
 from unpad.nn.losses import Terms, cross_entropy, token_nll
 from unpad.nn.precision import widened
+from unpad.nn.segments import segment_mean
 from unpad.recipes.section import Section
 from unpad.recipes.training import Weight
 
@@ -268,40 +269,40 @@ class Classifies(Model):
         """Scores of the classes of every sequence, (num_seqs, num_classes), fp32 or wider."""
 
 
-class ClassifiesImages(Classifies):
-    """A model whose head scores the classes of every image from one vector of it.
+class Classifier(Classifies):
+    """A model that scores the classes of a sequence from one vector of features.
 
     Attributes:
-        head: Linear without bias, from the vector to the classes.
+        head: from the features to the scores, without a bias.
     """
 
-    computes: ClassVar[tuple[str, ...]] = ("nll",)
     head: Linear
-
-    @abstractmethod
-    def _features(self, batch: RaggedBatch) -> Tensor:
-        """Input of the head for every image, (num_seqs, width), in the computing dtype."""
+    computes: ClassVar[tuple[str, ...]] = ("nll",)
 
     def classify(self, batch: RaggedBatch) -> Tensor:
-        """Scores of the classes of every image, (num_seqs, num_classes), fp32 or wider."""
         logits = self.head(self._features(batch))
         return widened(logits)
 
     def losses(self, batch: RaggedBatch) -> Terms:
-        """Loss terms over the batch's images: `cross_entropy` trains, `nll` is the same without label smoothing."""
+        """Loss terms over the sequences: `cross_entropy` trains, `nll` is the same without label smoothing."""
         assert batch.seq_labels is not None, "a loss needs labels"
         loss, nll = cross_entropy(self._features(batch), self.head.weight, batch.seq_labels, self.label_smoothing)
         return {"cross_entropy": (loss, batch.num_targets), "nll": (nll, batch.num_targets)}
 
     @torch.no_grad()
     def nll(self, batch: RaggedBatch) -> Tensor:
-        """Negative log-likelihood of every image's label, (num_seqs,) in nats."""
+        """Negative log-likelihood of the label of every sequence, (num_seqs,) in nats."""
         assert batch.seq_labels is not None, "a likelihood needs labels"
         return token_nll(self._features(batch), self.head.weight, batch.seq_labels)
 
     def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
-        """The counts that `losses` will return, from the batch alone."""
         return {"cross_entropy": batch.num_targets, "nll": batch.num_targets}
+
+    def _features(self, batch: RaggedBatch) -> Tensor:
+        """Input of the head for every sequence, (num_seqs, width), in the computing dtype; by default the mean of the
+        hidden states."""
+        hidden = self(batch)
+        return segment_mean(hidden, batch.layout).to(hidden.dtype)
 
 
 class HasLatent(Model):

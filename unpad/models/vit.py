@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import PaddedLayout
-from unpad.models.contract import ClassifiesImages, ModelConfig
+from unpad.models.contract import Classifier, ModelConfig
 from unpad.nn.activation import Kind
 from unpad.nn.block import Block, BlockConfig, Stream, init_weights
 from unpad.nn.convolution import ConvolutionalStem, neighbours
@@ -63,7 +63,7 @@ class Config(ModelConfig, BlockConfig):
         return self.context
 
 
-class Vit(ClassifiesImages):
+class Vit(Classifier):
     """Classifier of images of any size.
 
     Args:
