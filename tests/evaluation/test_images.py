@@ -11,24 +11,25 @@ import pytest
 
 from unpad.data.measuring import Measuring
 from unpad.evaluation import images
-from unpad.evaluation.images import ImagePredictions, describe, evaluate, summarise
+from unpad.evaluation.classes import ClassPredictions
+from unpad.evaluation.images import describe, evaluate, summarise
 from unpad.evaluation.metrics import draws
 from unpad.recipes.training import PlanSettings
 
 CLASSES = ("a", "b", "c", "d", "e", "f", "none of these")
 
 
-def predictions(num: int = 14, seed: int = 3) -> tuple[ImagePredictions, np.ndarray]:
+def predictions(num: int = 14, seed: int = 3) -> tuple[ClassPredictions, np.ndarray]:
     """Predictions for images of six of the classes, of which d has two and e one, and groups of one to three images."""
     rng = np.random.default_rng(seed)
     labels = np.array([0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 4, 5, 5])[:num]
     logits = rng.normal(size=(num, len(CLASSES))) + 1.5 * np.eye(len(CLASSES))[labels]
     logits[[9, 10], 3] = [5, -5]  # one of d is right
     log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
-    return ImagePredictions(log_p, labels), np.array([7, 7, 2, 2, 2, 9, 4, 4, 5, 1, 0, 6, 3, 3])[:num]
+    return ClassPredictions(log_p, labels), np.array([7, 7, 2, 2, 2, 9, 4, 4, 5, 1, 0, 6, 3, 3])[:num]
 
 
-def by_hand(found: ImagePredictions, items: list[int], classes: list[int]) -> dict[str, float]:
+def by_hand(found: ClassPredictions, items: list[int], classes: list[int]) -> dict[str, float]:
     """Metrics of some images, each as often as it occurs in `items`; not a number for a class without an image."""
     p = np.exp(found.log_p)
     right = {i: p[i].argmax() == found.labels[i] for i in set(items)}
@@ -78,15 +79,15 @@ def test_values_and_intervals_equal_those_of_plain_loops() -> None:
 def test_each_image_is_a_group_by_default_and_five_classes_have_no_top_five() -> None:
     found, _ = predictions(11)
     assert summarise(found, CLASSES) == summarise(found, CLASSES, groups=np.arange(11), seed=0)
-    few = ImagePredictions(found.log_p[:, :5], found.labels)
+    few = ClassPredictions(found.log_p[:, :5], found.labels)
     assert "top5_accuracy" not in summarise(few, CLASSES[:5])
-    six = ImagePredictions(found.log_p[:, :6], found.labels)
+    six = ClassPredictions(found.log_p[:, :6], found.labels)
     assert "top5_accuracy" in summarise(six, CLASSES[:6])
 
 
 def test_perfect_balance_is_as_sure_as_its_rarest_class() -> None:
     labels = np.array([0] * 30 + [1] * 3)
-    sure = ImagePredictions(np.log(np.where(labels[:, None] == [0, 1], 0.9, 0.1)), labels)
+    sure = ClassPredictions(np.log(np.where(labels[:, None] == [0, 1], 0.9, 0.1)), labels)
     metrics = summarise(sure, ("a", "b"))
     assert metrics["balanced_accuracy"].low == pytest.approx(0.025 ** (1 / 3))
     assert metrics["accuracy"].low == pytest.approx(0.025 ** (1 / 33))
@@ -95,7 +96,7 @@ def test_perfect_balance_is_as_sure_as_its_rarest_class() -> None:
 def test_what_the_page_draws_counts_every_image_once() -> None:
     p = np.array([[0.95, 0.05], [0.85, 0.15], [0.2, 0.8], [0.1, 0.9], [0.0, 1.0]])
     with np.errstate(divide="ignore"):
-        found = ImagePredictions(np.log(p), np.array([0, 1, 1, 1, 0]))
+        found = ClassPredictions(np.log(p), np.array([0, 1, 1, 1, 0]))
     drawn = describe(found, ("x", "y"))
     assert drawn["classes"] == ["x", "y"]
     assert drawn["confusion"] == [[1, 1], [1, 2]], "rows are the true classes"

@@ -17,6 +17,7 @@ from unpad.data.measuring import Measuring
 from unpad.errors import RecipeError
 from unpad.evaluation import images, patients, preferences, sets, text, vqa
 from unpad.evaluation.binary import mean, measured
+from unpad.evaluation.classes import ClassPredictions
 from unpad.evaluation.family import measures_of
 from unpad.evaluation.metrics import Extremes, Metric, Refused, interval, mean_of, metric_lines
 from unpad.inference.patients import predict
@@ -44,7 +45,7 @@ def of_text() -> list[str]:
 def of_images() -> list[str]:
     classes = ("loss", "brier", "a*b", "[c]", "冰", "e", "g")
     scores = np.log(np.random.default_rng(0).dirichlet(np.ones(7), 21))
-    return list(images.summarise(images.ImagePredictions(scores, np.arange(21) % 7), classes))
+    return list(images.summarise(ClassPredictions(scores, np.arange(21) % 7), classes))
 
 
 def of_vqa() -> list[str]:

@@ -140,12 +140,11 @@ def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: _S
         seen: in the files so far; what this file has is added.
     """
     kind = _kind_of(file, data, kind)
-    reader: Checked = import_module(f"unpad.data.sources.{kind}")
     bad: list[BadRow] = []
     characters, pictures = list[int](), Pictures()
     num_used = num_keys = num_repeated = 0
     with reading(file.path):
-        for row in counted(reader.check(file, data), f"reading {file.path.name}", unit="rows"):
+        for row in counted(_checked(kind, file, data), f"reading {file.path.name}", unit="rows"):
             if isinstance(row, BadRow):
                 bad.append(row)
                 continue
@@ -171,6 +170,17 @@ def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: _S
         note="; ".join(_remarks(kind, file, data, num_used)),
     )
     return CheckReport((found,), tuple(bad))
+
+
+def _checked(kind: str, file: SourceFile, data: DataSettings) -> Iterator[Usable | BadRow]:
+    """Rows of a file as its reader checks them, or without facts where it has `read` alone."""
+    reader = import_module(f"unpad.data.sources.{kind}")
+    if hasattr(reader, "check"):
+        checked: Checked = reader
+        yield from checked.check(file, data)
+    else:
+        for row in reader.read(file, data):
+            yield row if isinstance(row, BadRow) else Usable(where=row.where)
 
 
 def _remarks(kind: str, file: SourceFile, data: DataSettings, num_used: int) -> Iterator[str]:

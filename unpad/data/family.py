@@ -15,7 +15,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from unpad.batching.batch import RaggedBatch
+from unpad.batching.batch import RaggedBatch, concatenate
 from unpad.batching.plan import Micro
 from unpad.data.near_duplicates import NearDuplicates
 from unpad.data.replies import Replies
@@ -176,9 +176,12 @@ class Data(ABC):
         """Further files that a run keeps, drawn at random and for its owner alone; by default there are none."""
         return {}
 
-    @abstractmethod
     def load(self, micro: Micro) -> RaggedBatch:
-        """Load one micro-batch of a plan; called from the loader's own thread."""
+        """Load one micro-batch of a plan; called from the loader's own thread. By default its pieces as `alone` builds
+        them, joined: a family whose pieces are many and small has a faster way."""
+        spans = np.stack([micro.seq_ids, micro.starts, micro.stops, micro.first_target], 1)
+        batch = concatenate([self.alone(*span) for span in spans.tolist()])
+        return batch.pad(pad_to=micro.pad_to) if micro.pad_to else batch
 
     @abstractmethod
     def alone(self, seq_id: int, start: int, stop: int, first_target: int) -> RaggedBatch:
@@ -322,7 +325,7 @@ class Sample:
 
 
 class Family(Protocol):
-    """Members of a module such as `data/text.py`.
+    """Members of a module such as `data/text.py`; `open_sample`, `next_command` and `folder_files` may be absent.
 
     Attributes:
         KINDS: sections of the recipe's `data` that the family reads.
@@ -330,8 +333,9 @@ class Family(Protocol):
         FILES: names of the files that a run keeps.
         NO_TEXT: error message and fix when text generation is requested of a run; None where it generates text.
         open_sample: opens some training sequences of a recipe whose lengths take long to know, or returns None where
-            they do not; None for a family whose lengths never do.
-        folder_files: the files that a run keeps, from a folder of Hugging Face; None for a family of other models.
+            they do not; a family whose lengths never do has none.
+        next_command: command that uses a trained run of a recipe; without it, that is `unpad eval`.
+        folder_files: the files that a run keeps, from a folder of Hugging Face; a family of other models has none.
     """
 
     KINDS: tuple[str, ...]
@@ -346,9 +350,6 @@ class Family(Protocol):
         """Read the rows of a recipe's data that `wanted` asks for; `kept` are the files of an earlier run, None makes
         them from the data."""
 
-    def next_command(self, recipe: Recipe, run: str) -> str:
-        """Command that uses a trained run."""
-
     def near_duplicates(self, recipe: Recipe) -> list[str]:
         """Lines on rows of valid and test that are near-duplicates of training rows, found without a model.
 
@@ -356,9 +357,6 @@ class Family(Protocol):
             SourceError: the data cannot be used, or the recipe refuses near-duplicates and there are some.
             RecipeError: as `check_near_duplicates`.
         """
-
-    open_sample: Callable[[Recipe], Sample | None] | None
-    folder_files: Callable[[Path], dict[str, bytes]] | None
 
 
 def family_name(recipe: Recipe) -> str:
@@ -410,8 +408,22 @@ def open_sample(recipe: Recipe) -> Sample | None:
     Raises:
         SourceError: as `open_data`.
     """
-    opened = family_of(recipe).open_sample
-    return None if opened is None else opened(recipe)
+    opened: Callable[[Recipe], Sample | None] = getattr(family_of(recipe), "open_sample", lambda recipe: None)
+    return opened(recipe)
+
+
+def folder_files(recipe: Recipe) -> Callable[[Path], dict[str, bytes]] | None:
+    """Reader of the files that a run keeps, from a folder of Hugging Face; None for a family of other models."""
+    read: Callable[[Path], dict[str, bytes]] | None = getattr(family_of(recipe), "folder_files", None)
+    return read
+
+
+def next_command(recipe: Recipe, run: str) -> str:
+    """Command that uses a trained run."""
+    command: Callable[[Recipe, str], str] = getattr(
+        family_of(recipe), "next_command", lambda recipe, run: f"unpad eval {run}"
+    )
+    return command(recipe, run)
 
 
 def check_near_duplicates(recipe: Recipe, data: type[Data] | Data) -> None:

@@ -7,59 +7,46 @@ thread and a few more, and stay in memory while they fit.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from pydantic import AfterValidator, Field
-from typing_extensions import TypedDict
 
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
-from unpad.data.family import Data, SequenceTable, check_near_duplicates, refuse_cuts
+from unpad.data.classes import CLASSES, ClassData, label_rows, num_classes, read_classes
+from unpad.data.family import Data, check_near_duplicates, refuse_cuts
 from unpad.data.near_duplicates import NearDuplicates
 from unpad.data.pictures.album import Album, image_batch, open_album
 from unpad.data.pictures.alike import Pictures, tie_alike
 from unpad.data.pixels.header import NOTES
 from unpad.data.rows import ChosenRows, choose_rows, list_rows
 from unpad.data.sources.bad_rows import fault_lines
-from unpad.data.sources.example import BadRow
 from unpad.data.sources.images import ImageExample, content_key, expand, read_all
 from unpad.data.sources.picture_groups import group_names
 from unpad.data.sources.split import Split, Wanted
 from unpad.errors import SourceError
 from unpad.recipes.recipe import Recipe
-from unpad.storage.reading import shaped
 from unpad.terminal.table import number_of
 
 KINDS = ("images",)
 UNITS = ("images", "patches")
-CLASSES = "classes.json"
 FILES = (CLASSES,)
+num_outputs = num_classes
 NO_TEXT = "this run classifies images and writes no text", "use `unpad infer {run} --image FILE`"
-open_sample = None
-folder_files = None
 
 
 @dataclass(frozen=True, eq=False)
-class ImageData(Data):
+class ImageData(ClassData[ImageExample]):
     """Images of a run. A sequence is an image, a position one of its patches.
 
     Args:
         album: the images; that of a sequence has its number.
-        labels: (num_images,) int64, index into `classes`.
         unknown_classes: class of new images that the run does not know -> their number; they are left out as well.
     """
 
-    table: SequenceTable
-    chosen: ChosenRows[ImageExample]
     album: Album
-    classes: tuple[str, ...]
-    labels: np.ndarray
     unknown_classes: dict[str, int]
     compares: ClassVar[bool] = True
     augmentation: ClassVar[str] = "images"
@@ -72,16 +59,8 @@ class ImageData(Data):
         return self.album.images
 
     @property
-    def num_outputs(self) -> int:
-        return len(self.classes)
-
-    @property
     def files(self) -> dict[str, bytes]:
-        classes = json.dumps({"classes": self.classes}, ensure_ascii=False, indent=1).encode()
-        return {CLASSES: classes} | self.album.files(self.table.split == Split.TRAIN)
-
-    def class_labels(self) -> tuple[np.ndarray, tuple[str, ...]]:
-        return self.labels, self.classes
+        return super().files | self.album.files(self.table.split == Split.TRAIN)
 
     def shown(self, seq_ids: np.ndarray) -> np.ndarray:
         """Pictures of the album that some sequences show, (num_images,) bool."""
@@ -102,13 +81,6 @@ class ImageData(Data):
 
     def alone(self, seq_id: int, start: int, stop: int, first_target: int) -> RaggedBatch:
         return self._batch([self.album.decode(seq_id)], self.album.grids[[seq_id]], np.array([seq_id]))
-
-    def where(self, seq_id: int) -> str:
-        return self.examples[seq_id].where
-
-    @property
-    def bad_rows(self) -> Sequence[BadRow]:
-        return self.chosen.listed.bad
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.album.settings.identity().encode())
@@ -134,9 +106,6 @@ class ImageData(Data):
         lines += [f"  {count:,} with {NOTES[note]} ({note})" for note, count in sorted(notes.items())]
         return lines + fault_lines(self.bad_rows, "  quarantined: ")
 
-    def describe_outputs(self) -> str:
-        return number_of(len(self.classes), "classes")
-
     def compare(self) -> list[str]:
         self.album.pictures.refuse()
         return []  # `lines` has them
@@ -151,33 +120,9 @@ class ImageData(Data):
         return image_batch(patches, grids, self.album.num_values, sizes, self.labels[ids], ids)
 
 
-def num_outputs(files: dict[str, bytes]) -> int:
-    """Number of classes of a run."""
-    return len(read_classes(files))
-
-
 def next_command(recipe: Recipe, run: str) -> str:
     """Command that uses a trained run."""
     return f"unpad infer {run} --image FILE"
-
-
-def _each_once(names: list[str]) -> list[str]:
-    if len(set(names)) < len(names):
-        raise ValueError("names a class twice")
-    return names
-
-
-class _Classes(TypedDict):
-    classes: Annotated[list[str], Field(min_length=1), AfterValidator(_each_once)]
-
-
-def read_classes(files: dict[str, bytes]) -> tuple[str, ...]:
-    """Names of the classes of a run, in the order of the model's outputs.
-
-    Raises:
-        CheckpointError: the file is damaged.
-    """
-    return tuple(shaped(files[CLASSES], _Classes, Path(CLASSES))["classes"])
 
 
 def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wanted.LEARNING) -> ImageData:
@@ -190,9 +135,9 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
             has a class that is unknown to the run.
     """
     chosen = _choose(recipe, wanted)
-    classes = read_classes(kept) if kept is not None else None
     unknown: Counter[str] = Counter()
-    if classes is not None and wanted is not Wanted.LEARNING:
+    if kept is not None and wanted is not Wanted.LEARNING:
+        classes = read_classes(kept)
         known = np.array([example.label in classes for example in chosen.rows], np.bool_)
         unknown.update(example.label for example in chosen.only(~known).rows)
         if unknown and not known.any():
@@ -202,9 +147,7 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
         chosen = chosen.only(known)
     chosen.refuse_empty()
     used = chosen.rows
-    classes = classes or tuple(sorted({example.label for example in used}))
-    _check_classes(used, classes)
-    number = {name: index for index, name in enumerate(classes)}
+    classes, labels = label_rows(chosen, kept)
     album = open_album(recipe, used, _pictures(recipe, chosen), kept, resized=chosen.split == Split.TRAIN)
     refuse_image_cuts(recipe, int(album.largest_grids().prod(1).max()), "an image")
     return ImageData(
@@ -212,7 +155,7 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
         chosen=chosen,
         album=album,
         classes=classes,
-        labels=np.array([number[example.label] for example in used], np.int64),
+        labels=labels,
         unknown_classes=dict(unknown.most_common()),
     )
 
@@ -248,20 +191,6 @@ def _choose(recipe: Recipe, wanted: Wanted) -> ChosenRows[ImageExample]:
 def _describe_unknown(classes: dict[str, int]) -> str:
     shown = ", ".join(list(classes)[:5]) + (f" and {len(classes) - 5} more" if len(classes) > 5 else "")
     return f"of classes that the run does not know ({shown})"
-
-
-def _check_classes(examples: list[ImageExample], classes: tuple[str, ...]) -> None:
-    if len(classes) < 2:
-        raise SourceError(
-            f"all images are of one class, {classes[0]}", where="data.images", fix="give images of two classes or more"
-        )
-    for example in examples:
-        if example.label not in classes:
-            raise SourceError(
-                f'the class "{example.label}" is none of the run: {", ".join(classes[:8])}',
-                where=example.where,
-                fix="train again, or put back the images that the run was trained on",
-            )
 
 
 def refuse_image_cuts(recipe: Recipe, most: int, what: str) -> None:

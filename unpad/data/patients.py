@@ -64,8 +64,6 @@ KINDS = ("events",)
 UNITS = ("patients", "events")
 FILES = (CODES,)
 NO_TEXT = "this run is one of patients and writes no text", "use `unpad embed {run}`"
-open_sample = None
-folder_files = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import Field, dataclass, replace
+from functools import cached_property, partial
+from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unpad.data.family import SequenceTable, sequence_table
-from unpad.data.sources.bad_rows import apply_policy, refuse_empty
+from unpad.data.family import Data, SequenceTable, sequence_table
+from unpad.data.sources.bad_rows import apply_policy, fault_lines, refuse_empty
 from unpad.data.sources.example import BadRow, SplitName, count_bad
 from unpad.data.sources.files import SourceFile, expand
 from unpad.data.sources.places import resolve_path
+from unpad.data.sources.rows import collect
 from unpad.data.sources.split import (
     Split,
     Wanted,
@@ -34,15 +37,21 @@ from unpad.storage import sha256_file
 from unpad.terminal.table import number_of
 
 
-class Declares(Protocol):
-    """A row that may declare its part."""
+class Row(Protocol):
+    """A frozen dataclass with the content of a row, its place, and the part that it may declare."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def where(self) -> str:
+        """The place."""
 
     @property
     def split(self) -> SplitName | None:
         """The part; None leaves it to the seed."""
 
 
-R = TypeVar("R", bound=Declares)
+R = TypeVar("R", bound=Row)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,17 +74,18 @@ class ListedRows(Generic[R]):
 def list_rows(
     recipe: Recipe,
     kind: str,
-    read_all: Callable[[SourceFile, DataSettings], tuple[list[R], list[BadRow]]],
+    read_all: Callable[[SourceFile, DataSettings], tuple[list[R], list[BadRow]]] | None = None,
     list_files: Callable[[list[Source], Callable[[str], Path]], list[SourceFile]] = expand,
 ) -> ListedRows[R]:
     """Read the files of a kind of data.
 
     Args:
-        read_all: reads one file to its usable and its bad rows.
+        read_all: reads one file to its usable and its bad rows; default by `read` of `sources/<kind>.py`.
 
     Raises:
         SourceError: a file is missing or unusable, or bad rows are refused.
     """
+    read_all = read_all or partial(_read_all, kind)
     files = list_files(getattr(recipe.data, kind), partial(resolve_path, recipe.data))
     listed = ListedRows[R](recipe, kind, files, [], [], [])
     for file in files:
@@ -85,6 +95,10 @@ def list_rows(
         listed.bad.extend(bad)
     apply_policy(listed.bad, len(listed.rows) + count_bad(listed.bad), recipe.data)
     return listed
+
+
+def _read_all(kind: str, file: SourceFile, data: DataSettings) -> tuple[list[Any], list[BadRow]]:
+    return collect(import_module(f"unpad.data.sources.{kind}").read(file, data), file.path)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,8 +119,9 @@ class ChosenRows(Generic[R]):
     index: NDArray[np.int64]
     shared_groups: int
 
-    @property
+    @cached_property
     def rows(self) -> list[R]:
+        """Those that are asked for."""
         return [self.listed.rows[row] for row in self.index.tolist()]
 
     @property
@@ -197,3 +212,36 @@ def choose_rows(
     parts = divide(hashes, declared, recipe.data, recipe.train.seed, wanted, links=ties, classes=labels)
     index, shared = np.flatnonzero(taken(parts, wanted)), groups_on_both_sides(numbers, parts)
     return ChosenRows(listed, wanted, parts, units(hashes, ties), index, shared)
+
+
+def row_key(content: object) -> int:
+    """64-bit hash of what a row holds, by its representation."""
+    return int(sha256(repr(content).encode()).hexdigest()[:16], 16)
+
+
+@dataclass(frozen=True, eq=False)
+class RowData(Data, Generic[R]):
+    """Data whose every sequence is a row of a file.
+
+    Args:
+        chosen: the rows; that of a sequence has its number.
+    """
+
+    table: SequenceTable
+    chosen: ChosenRows[R]
+
+    @property
+    def bad_rows(self) -> Sequence[BadRow]:
+        return self.chosen.listed.bad
+
+    def where(self, seq_id: int) -> str:
+        return self.chosen.rows[seq_id].where
+
+    def fingerprint(self) -> str:
+        """By default of all fields of the rows but their places."""
+        content = [replace(row, where="") for row in self.chosen.rows]
+        return sha256(repr((content, self.table.split.tolist())).encode()).hexdigest()
+
+    def lines(self) -> list[str]:
+        counts = self.chosen.lines("rows", self.describe_outputs())
+        return [*counts, *fault_lines(self.bad_rows, "  quarantined: ")]

@@ -19,13 +19,13 @@ import numpy as np
 
 from unpad.batching.batch import RaggedBatch, from_prompts, from_sequences
 from unpad.batching.plan import Micro
-from unpad.data.family import Data, SequenceTable, check_near_duplicates
+from unpad.data.family import Data, check_near_duplicates
 from unpad.data.images import refuse_image_cuts
 from unpad.data.near_duplicates import NearDuplicates
 from unpad.data.pictures.album import Album, image_batch, open_album, with_images
 from unpad.data.pictures.questions import choose_questions, pictures_of, shown_by
 from unpad.data.pixels.cache import PixelCache
-from unpad.data.rows import ChosenRows, ListedRows, list_rows
+from unpad.data.rows import ChosenRows, ListedRows, RowData, list_rows
 from unpad.data.sources.bad_rows import fault_lines
 from unpad.data.sources.example import BadRow, Example, Turn
 from unpad.data.sources.files import SourceFile
@@ -48,7 +48,6 @@ UNITS = ("questions", "positions")
 TOKENIZER = "tokenizer.json"
 FILES = (TOKENIZER,)
 NO_TEXT = None
-open_sample = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +85,7 @@ def count_patches(examples: Sequence[VqaExample], grids: np.ndarray) -> np.ndarr
 
 
 @dataclass(frozen=True, eq=False)
-class VqaData(Data):
+class VqaData(RowData[VqaExample]):
     """Questions of a run.
 
     Args:
@@ -94,8 +93,6 @@ class VqaData(Data):
         placeholder: id in the place of every patch.
     """
 
-    table: SequenceTable
-    chosen: ChosenRows[VqaExample]
     examples: list[VqaExample]
     album: Album
     rows: Rows
@@ -142,13 +139,6 @@ class VqaData(Data):
     def prompts(self, seq_ids: Sequence[int]) -> RaggedBatch:
         """Build a batch of rows up to their answers, for generation."""
         return self._batch(seq_ids, self._patches(seq_ids), answered=False)
-
-    def where(self, seq_id: int) -> str:
-        return self.examples[seq_id].where
-
-    @property
-    def bad_rows(self) -> Sequence[BadRow]:
-        return self.chosen.listed.bad
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.album.settings.identity().encode())

@@ -41,7 +41,7 @@ class Ended(Generic[DataType]):
 
 
 class FamilyMeasures(Protocol):
-    """Members of a module such as `evaluation/text.py`.
+    """Members of a module such as `evaluation/text.py`; see also `check_new` and `keepsakes`, which it may have.
 
     Attributes:
         HIGHER_IS_BETTER: for metrics, by name pattern (fnmatch), whether more is better; None where neither more nor
@@ -56,16 +56,6 @@ class FamilyMeasures(Protocol):
     def evaluate(self, run: LoadedRun, over: Measuring[Any], num_shown: int) -> Evaluation:
         """Measure a run, for `unpad eval`, with `num_shown` examples."""
 
-    def check_new(self, data: Any, path: Path) -> NewFacts:
-        """Refuse new data of which the run knows nothing, or tell what it does not know."""
-
-    def keepsakes(self, ended: Ended[Any]) -> None:
-        """Keep in the run what its page shows of the model that training ends with, such as replies.
-
-        Raises:
-            DiskError: it cannot be written.
-        """
-
 
 def measures_of(family: str) -> FamilyMeasures:
     """Return the module of this folder that measures a family."""
@@ -77,3 +67,26 @@ def held_out(over: Measuring[Data]) -> HeldOut:
     the work return the same."""
     result = measures_of(over.data.family).held_out(over)
     return replace(result, loss=float(result.loss))  # a comparison with a number of numpy is no bool of JSON
+
+
+def check_new(data: Data, path: Path) -> NewFacts:
+    """Refuse new data that the run knows nothing about, or tell what it does not know; nothing for a family without
+    `check_new`.
+
+    Raises:
+        SourceError: the data is refused.
+    """
+    check: Callable[[Data, Path], NewFacts] | None = getattr(measures_of(data.family), "check_new", None)
+    return ([], {}) if check is None else check(data, path)
+
+
+def keepsakes(ended: Ended[Data]) -> None:
+    """Keep in the run what its page shows of the model that training ends with, such as replies; nothing for a family
+    without `keepsakes`.
+
+    Raises:
+        DiskError: it cannot be written.
+    """
+    keep: Callable[[Ended[Data]], None] | None = getattr(measures_of(ended.data.family), "keepsakes", None)
+    if keep is not None:
+        keep(ended)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from unpad.batching.batch import RaggedBatch
 from unpad.data.images import ImageData
 from unpad.data.measuring import Measuring
 from unpad.evaluation.attention_maps import maps_of_image
+from unpad.evaluation.classes import ClassPredictions, predict
+from unpad.evaluation.classes import held_out as held_out
 from unpad.evaluation.family import Ended
-from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, exact_share, interval, mean_of, resample
+from unpad.evaluation.metrics import Evaluation, Metric, NewFacts, exact_share, interval, mean_of, resample
 from unpad.inference.loaded import LoadedRun
-from unpad.models.contract import Classifies
 from unpad.run.report.attention import has_attention, keep_attention
 
 NUM_BINS = 10  # of confidence, in the calibration error and its picture
@@ -28,56 +26,6 @@ HIGHER_IS_BETTER: dict[str, bool | None] = {
     "balanced_accuracy": True,
     "calibration_error": False,
 }
-
-
-@dataclass(frozen=True)
-class ImagePredictions:
-    """Predictions of a model for images.
-
-    Args:
-        log_p: (num_images, num_classes) float64, log probabilities.
-        labels: (num_images,) int64.
-    """
-
-    log_p: np.ndarray
-    labels: np.ndarray
-
-    @property
-    def nll(self) -> np.ndarray:
-        """(num_images,) nats."""
-        nll: np.ndarray = -self.log_p[np.arange(len(self.labels)), self.labels]
-        return nll
-
-    @property
-    def chosen(self) -> np.ndarray:
-        """(num_images,) int64."""
-        chosen: np.ndarray = self.log_p.argmax(1)
-        return chosen
-
-    @property
-    def right(self) -> np.ndarray:
-        """(num_images,) float64, 1 where the likeliest class is the image's."""
-        right: np.ndarray = (self.chosen == self.labels).astype(np.float64)
-        return right
-
-
-@torch.no_grad()
-def predict(over: Measuring[ImageData]) -> ImagePredictions:
-    """Classify images, in the model's own precision; no result depends on the batching."""
-    model = over.model
-    assert isinstance(model, Classifies), "a model of images gives them classes"
-
-    def classify(batch: RaggedBatch) -> dict[str, np.ndarray]:
-        return {"log_p": model.classify(batch).double().log_softmax(-1).cpu().numpy()}
-
-    return ImagePredictions(over.collect(classify)["log_p"], over.data.labels[over.seq_ids])
-
-
-def held_out(over: Measuring[ImageData]) -> HeldOut:
-    """Loss per image and accuracy."""
-    found = predict(over)
-    loss = float(found.nll.mean())
-    return HeldOut(loss, {"loss": loss, "accuracy": float(found.right.mean())}, len(over.seq_ids))
 
 
 def evaluate(run: LoadedRun, over: Measuring[ImageData], num_shown: int) -> Evaluation:
@@ -115,7 +63,7 @@ def keepsakes(ended: Ended[ImageData]) -> None:
 
 
 def summarise(
-    found: ImagePredictions, classes: tuple[str, ...], seed: int = 0, groups: np.ndarray | None = None
+    found: ClassPredictions, classes: tuple[str, ...], seed: int = 0, groups: np.ndarray | None = None
 ) -> dict[str, Metric]:
     """Metrics with bootstrap intervals over groups of images, such as sizes of one icon.
 
@@ -153,7 +101,7 @@ def summarise(
     return metrics
 
 
-def _calibration_error(found: ImagePredictions, seed: int, groups: np.ndarray) -> Metric:
+def _calibration_error(found: ClassPredictions, seed: int, groups: np.ndarray) -> Metric:
     bins = _bins(found)
     confidence = np.exp(found.log_p.max(1))
     gaps = [np.where(bins == b, confidence - found.right, 0.0) for b in range(NUM_BINS)]
@@ -163,13 +111,13 @@ def _calibration_error(found: ImagePredictions, seed: int, groups: np.ndarray) -
     return interval(sum(abs(gap.sum()) for gap in gaps) / num, samples, num, len(np.unique(groups)))
 
 
-def _bins(found: ImagePredictions) -> np.ndarray:
+def _bins(found: ClassPredictions) -> np.ndarray:
     """The bin of confidence that each image falls into, (num_images,) int."""
     bins: np.ndarray = np.minimum((np.exp(found.log_p.max(1)) * NUM_BINS).astype(np.int64), NUM_BINS - 1)
     return bins
 
 
-def describe(found: ImagePredictions, classes: tuple[str, ...]) -> dict[str, Any]:
+def describe(found: ClassPredictions, classes: tuple[str, ...]) -> dict[str, Any]:
     """Contents of `evaluation.json`: the confusion matrix (rows: true classes), and confidence against accuracy."""
     size = len(classes)
     confusion = np.zeros((size, size), np.int64)

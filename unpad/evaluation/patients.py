@@ -19,7 +19,6 @@ from unpad.data.patients import EventData
 from unpad.errors import SourceError
 from unpad.evaluation import binary, sets
 from unpad.evaluation.courses import courses
-from unpad.evaluation.family import Ended
 from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, Refused
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patient_marks import mark_patients, refuse_unknown, unknown_lines
@@ -131,10 +130,6 @@ def check_new(data: EventData, path: Path) -> NewFacts:
     """
     refuse_unknown(data)
     return unknown_lines(data, mark_patients(data)), {}
-
-
-def keepsakes(ended: Ended[EventData]) -> None:
-    """Keep nothing: what a page shows of patients comes with `evaluate`."""
 
 
 def count(found: PatientPredictions, labelled: bool) -> dict[str, int]:

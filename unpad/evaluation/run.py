@@ -13,7 +13,7 @@ from unpad.data.measuring import Measuring
 from unpad.data.near_duplicates import NearDuplicates, not_compared
 from unpad.data.sources.split import PARTS, Split, Wanted
 from unpad.errors import DiskError, RecipeError, SourceError
-from unpad.evaluation.family import measures_of
+from unpad.evaluation.family import check_new, measures_of
 from unpad.evaluation.metrics import Evaluation, Metric, NewFacts
 from unpad.evaluation.new_data import recipe_for
 from unpad.inference.loaded import LoadedRun, load
@@ -112,7 +112,7 @@ def evaluate_new(run: str, num_shown: int, part: str | None, path: Path) -> NewE
     if not len(seq_ids):
         raise SourceError(f"no row declares the part {part}", where=str(path), fix="leave --split out to measure all")
     name = str(path) if part is None else f"{path}, {part}"
-    unknown = measures_of(new.family).check_new(new, path)
+    unknown = check_new(new, path)
     near, known = _near_training(loaded, new, seq_ids), _known(loaded, new, seq_ids)
     lines = [*new.lines(), *unknown[0], *(near.lines if near is not None else ()), *known[0]]
     facts = unknown[1] | ({} if near is None else {"near_duplicates": near.to_json()}) | known[1]

@@ -11,7 +11,6 @@ import numpy as np
 from unpad.data.measuring import Measuring
 from unpad.data.tokens.lost import FIX_OF_RUN
 from unpad.data.vqa import VqaData
-from unpad.evaluation.family import Ended
 from unpad.evaluation.metrics import Evaluation, Extremes, HeldOut, Metric, NewFacts, interval, mean_of, resample
 from unpad.evaluation.per_sequence import token_sums
 from unpad.evaluation.vqa_accuracy import vqa_accuracy
@@ -99,10 +98,6 @@ def check_new(data: VqaData, path: Path) -> NewFacts:
     """
     data.rows.lost.refuse(str(path), FIX_OF_RUN)
     return data.album.unlike_training()
-
-
-def keepsakes(ended: Ended[VqaData]) -> None:
-    """Keep nothing: what a page shows of answers comes with `evaluate`."""
 
 
 def _pictures(run: LoadedRun, data: VqaData, rows: list[int]) -> list[tuple[Kept, str]]:

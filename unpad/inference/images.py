@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from unpad.data.images import read_classes
+from unpad.data.classes import read_classes
 from unpad.data.pictures.album import WITH_OPACITY, image_batch
 from unpad.data.pictures.grids import pixels_of
 from unpad.data.pictures.seen import compare_pictures, seen_pictures

@@ -13,8 +13,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from unpad import storage
-from unpad.data.family import NAMES_KEY, family_name
-from unpad.data.family import family_of as data_family
+from unpad.data.family import NAMES_KEY, family_name, folder_files
 from unpad.errors import CheckpointError, RecipeError
 from unpad.interchange.hub import download_model, is_hub_name, kept_folder
 from unpad.recipes.data import ImageSettings, TokenizerSettings
@@ -173,12 +172,12 @@ def starting_files(recipe: Recipe, name: str) -> dict[str, bytes]:
         files = open_files(recipe, find_run(name))
         files.pop(NAMES_KEY, None)  # names in one run's messages tell nothing about those of another
         return files
-    folder_files = data_family(recipe).folder_files
-    if folder_files is None:
+    read_folder = folder_files(recipe)
+    if read_folder is None:
         kind = recipe.model["kind"]
         what = f"{name} is a folder of a model of texts, and a model of kind {kind} reads {family_name(recipe)}"
         raise RecipeError(what, where="train.init_from", fix="set model.from instead")
-    return folder_files(user_path(name))
+    return read_folder(user_path(name))
 
 
 def starting_weights(name: str) -> tuple[dict[str, Tensor], str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from unpad.data.family import OPTIONAL_FILES, family_of
+from unpad.data.family import OPTIONAL_FILES, family_of, next_command
 from unpad.errors import CheckpointError, SourceError
 from unpad.recipes.recipe import Recipe
 from unpad.run.folder import RUNS, made_by, run_recipe
@@ -45,6 +45,6 @@ def what_next(folder: Path) -> list[str]:
     """Commands that use a run, as lines to print after training."""
     name = folder.name if folder.parent.resolve() == RUNS.resolve() else str(folder)
     recipe = run_recipe(folder)
-    use = family_of(recipe).next_command(recipe, name)
+    use = next_command(recipe, name)
     commands = dict.fromkeys([use, f"unpad eval {name}", f"unpad report {name}"])  # each once
     return [f"{'' if index else 'next:':<7}{command}" for index, command in enumerate(commands)]

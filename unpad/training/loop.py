@@ -13,7 +13,7 @@ from rich.console import Console
 
 from unpad import storage
 from unpad.errors import DiskError, UnpadError
-from unpad.evaluation.family import Ended, measures_of
+from unpad.evaluation.family import Ended, keepsakes
 from unpad.interchange.origin import is_folder, keep_origin, open_recipe, starting_weights
 from unpad.models.contract import Model
 from unpad.processes import own_log
@@ -289,7 +289,7 @@ def _keep_samples(run: RunContext, model: Model, kinds: tuple[str, ...], *, anew
     setup = run.setup
     with run.timers("samples"):
         ended = Ended(model, setup.data, setup.recipe, kinds, setup.folder, run.progress.step, anew)
-        measures_of(setup.data.family).keepsakes(ended)
+        keepsakes(ended)
 
 
 def _has_work(run: RunContext, stage: StageSetup) -> bool:

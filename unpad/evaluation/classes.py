@@ -1,0 +1,65 @@
+"""Predictions for rows with a class each, and the evaluation of a classifier in training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from unpad.batching.batch import RaggedBatch
+from unpad.data.classes import ClassData
+from unpad.data.measuring import Measuring
+from unpad.evaluation.metrics import HeldOut
+from unpad.models.contract import Classifies
+
+
+@dataclass(frozen=True)
+class ClassPredictions:
+    """Predictions of a model for rows with a class each.
+
+    Args:
+        log_p: (num_rows, num_classes) float64, log probabilities.
+        labels: (num_rows,) int64.
+    """
+
+    log_p: np.ndarray
+    labels: np.ndarray
+
+    @property
+    def nll(self) -> np.ndarray:
+        """(num_rows,) nats."""
+        nll: np.ndarray = -self.log_p[np.arange(len(self.labels)), self.labels]
+        return nll
+
+    @property
+    def chosen(self) -> np.ndarray:
+        """(num_rows,) int64."""
+        chosen: np.ndarray = self.log_p.argmax(1)
+        return chosen
+
+    @property
+    def right(self) -> np.ndarray:
+        """(num_rows,) float64, 1 where the likeliest class is the row's."""
+        right: np.ndarray = (self.chosen == self.labels).astype(np.float64)
+        return right
+
+
+@torch.no_grad()
+def predict(over: Measuring[ClassData[Any]]) -> ClassPredictions:
+    """Classify rows, in the model's own precision; no result depends on the batching."""
+    model = over.model
+    assert isinstance(model, Classifies), "a model of rows with a class each"
+
+    def classify(batch: RaggedBatch) -> dict[str, np.ndarray]:
+        return {"log_p": model.classify(batch).double().log_softmax(-1).cpu().numpy()}
+
+    return ClassPredictions(over.collect(classify)["log_p"], over.data.labels[over.seq_ids])
+
+
+def held_out(over: Measuring[ClassData[Any]]) -> HeldOut:
+    """Loss per row and accuracy."""
+    found = predict(over)
+    loss = float(found.nll.mean())
+    return HeldOut(loss, {"loss": loss, "accuracy": float(found.right.mean())}, len(over.seq_ids))
