@@ -1,4 +1,4 @@
-"""The family of CONTRIBUTING.md, built from its own code blocks, works from `data check` to the report."""
+"""The family of docs/extending.md, built from its own code blocks, works from `data check` to the report."""
 
 from __future__ import annotations
 
@@ -27,15 +27,20 @@ for words in sys.stdin.read().splitlines():
 """
 
 
+def blocks() -> tuple[str, dict[str, str]]:
+    """The field, and the files by name, of the section."""
+    section = (ROOT / "docs" / "extending.md").read_text("utf-8").split("## Add a data family\n")[1].split("\n## ")[0]
+    (field, *files) = re.findall(r"```(?:python|yaml)\n(.*?)```", section, re.DOTALL)
+    return field, dict(re.fullmatch(r"# (\S+)\n(.*)", text, re.DOTALL).groups() for text in files)  # type: ignore[union-attr]
+
+
 def build(folder: Path) -> int:
     """Copy the package and add the section's files and its field to the copy; return the number of files."""
-    section = (ROOT / "CONTRIBUTING.md").read_text("utf-8").split("## Add a data family\n")[1].split("\n## ")[0]
+    field, files = blocks()
     shutil.copytree(ROOT / "unpad", folder / "unpad", ignore=shutil.ignore_patterns("__pycache__"))
-    (field, *files) = re.findall(r"```(?:python|yaml)\n(.*?)```", section, re.DOTALL)
     recipe = folder / "unpad/recipes/data.py"
     recipe.write_text(recipe.read_text("utf-8").replace("    root: UserPath", f"{field}    root: UserPath", 1), "utf-8")
-    for text in files:
-        name, body = re.fullmatch(r"# (\S+)\n(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
+    for name, body in files.items():
         assert not (folder / name).exists()
         (folder / name).write_text(body, "utf-8")
     return len(files)
@@ -70,6 +75,13 @@ def lint(folder: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_a_family_takes_at_most_150_lines_of_python() -> None:
+    field, files = blocks()
+    python = [field, *(body for name, body in files.items() if name.endswith(".py"))]
+    assert len(python) == 6
+    assert sum(len(body.splitlines()) for body in python) <= 150
+
+
 @pytest.mark.slow
 def test_the_family_of_the_example_needs_six_files_and_one_field_and_works_with_every_verb(tmp_path: Path) -> None:
     assert build(tmp_path) == 6
@@ -95,5 +107,5 @@ def test_the_family_of_the_example_needs_six_files_and_one_field_and_works_with_
     shown = show(tmp_path, "data check faults.jsonl --kind series", "eval run")
     assert 'faults.jsonl:1: E_MISSING no field "label"; there is "numbers"' in shown
     assert "faults.jsonl:2: E_RANGE" in shown
-    assert 'SourceError: the label "middle" is none of the run: high, low' in shown
+    assert 'SourceError: the class "middle" is none of the run: high, low' in shown
     assert "series.jsonl:121\n  do: train again" in shown

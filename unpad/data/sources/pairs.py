@@ -13,7 +13,7 @@ from unpad.data.sources.example import BadRow, Example, Turn, Usable
 from unpad.data.sources.fields import REQUESTS
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.jsonlines import RowFault, missing
-from unpad.data.sources.rows import examples, optional_fields, require_text, usable
+from unpad.data.sources.rows import examples, optional_fields, require_fields, require_text, usable
 from unpad.recipes.data import DataSettings
 
 PROMPTS = ("messages", *REQUESTS)
@@ -51,9 +51,7 @@ def looks_like_pair(value: object) -> bool:
 
 def _pair_of_row(row: dict[str, Any], field: str | None) -> tuple[list[Turn], dict[str, Turn]]:
     """The messages of the prompt, and the two replies by name."""
-    for name in REPLIES:
-        if name not in row:
-            raise missing((name,), list(row))
+    require_fields(row, REPLIES)
     named = field if field in row else next((name for name in PROMPTS if name in row), None) if not field else None
     if field and named is None:
         raise missing((field,), list(row))

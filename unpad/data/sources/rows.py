@@ -14,7 +14,7 @@ from unpad.data.sources.documents import read_documents
 from unpad.data.sources.example import SPLIT_NAMES, BadRow, Example, SplitName, Usable
 from unpad.data.sources.fields import SpellingError, advice, spelling
 from unpad.data.sources.files import SourceFile, unreadable
-from unpad.data.sources.jsonlines import FIXES, RowFault, read_lines, twice, type_name
+from unpad.data.sources.jsonlines import FIXES, RowFault, missing, read_lines, twice, type_name
 from unpad.data.sources.parquet import read_parquet
 from unpad.data.sources.split import content_key, turns_key
 from unpad.recipes.data import DataSettings
@@ -143,6 +143,20 @@ def reading(path: Path) -> Iterator[None]:
 
 
 # --------------------------------------------------------------------------- checks of one row
+
+
+def require_fields(row: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return a row that is an object with all of these fields.
+
+    Raises:
+        RowFault: it is another value, or lacks one of them.
+    """
+    if type(row) is not dict:
+        raise RowFault("E_NOT_OBJECT", f"the row is {type_name(row)}, expected an object")
+    for name in names:
+        if name not in row:
+            raise missing((name,), list(row))
+    return row
 
 
 def require_text(value: object, name: str) -> str:
