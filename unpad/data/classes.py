@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
-from unpad.data.rows import ChosenRows, Row, RowData
+from unpad.data.rows import ChosenRows, PlacedRow, RowData
 from unpad.errors import SourceError
 from unpad.storage.reading import shaped
 from unpad.terminal.table import number_of
@@ -19,7 +19,7 @@ from unpad.terminal.table import number_of
 CLASSES = "classes.json"
 
 
-class LabelledRow(Row, Protocol):
+class LabelledRow(PlacedRow, Protocol):
     """A row with a class."""
 
     @property

@@ -37,7 +37,7 @@ from unpad.storage import sha256_file
 from unpad.terminal.table import number_of
 
 
-class Row(Protocol):
+class PlacedRow(Protocol):
     """A frozen dataclass with the content of a row, its place, and the part that it may declare."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
@@ -51,7 +51,7 @@ class Row(Protocol):
         """The part; None leaves it to the seed."""
 
 
-R = TypeVar("R", bound=Row)
+R = TypeVar("R", bound=PlacedRow)
 
 
 @dataclass(frozen=True, eq=False)

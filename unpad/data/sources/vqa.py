@@ -13,16 +13,8 @@ from typing import Any
 from unpad.data.sources.example import BadRow, SplitName, Usable
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.images import Found, ImageExample, checked_path, examine
-from unpad.data.sources.jsonlines import RowFault, excerpt, type_name
-from unpad.data.sources.rows import (
-    OPTIONAL,
-    declared_group,
-    declared_split,
-    examples,
-    reading,
-    require_fields,
-    require_text,
-)
+from unpad.data.sources.jsonlines import RowFault, excerpt, missing, type_name
+from unpad.data.sources.rows import OPTIONAL, declared_group, declared_split, examples, reading, require_text
 from unpad.recipes.data import DataSettings
 from unpad.terminal.progress import counted
 
@@ -117,7 +109,10 @@ def read_all(file: SourceFile, data: DataSettings) -> tuple[list[VqaExample], li
 
 
 def _row(folder: Path, where: str, value: Any) -> _Row:
-    require_fields(value, ("image",))
+    if type(value) is not dict:
+        raise RowFault("E_NOT_OBJECT", f"the row is {type_name(value)}, expected an object")
+    if "image" not in value:
+        raise missing(("image",), list(value))
     names = value["image"] if isinstance(value["image"], list) else [] if value["image"] is None else [value["image"]]
     paths = tuple(folder / checked_path(require_text(name, '"image"')) for name in names)
     caption = "caption" in value and "question" not in value
