@@ -31,6 +31,12 @@ def parsed(text: str) -> ast.Module:
     return ast.parse(text)
 
 
+def sources_of_tests() -> dict[str, str]:
+    """Source text by name of the modules of tests, as `tests.data.test_images`."""
+    paths = sorted((ROOT / "tests").rglob("*.py"))
+    return {".".join(p.relative_to(ROOT).with_suffix("").parts): p.read_text(encoding="utf-8") for p in paths}
+
+
 def imports(files: dict[str, str]) -> Iterator[tuple[str, str]]:
     """(importing module, imported module) for every import of a module of the package."""
     for module, text in files.items():
@@ -84,6 +90,19 @@ def test_shared_layers_name_no_family_of_data() -> None:
             names = [getattr(node, "name", getattr(node, "arg", "")) or "" for node in nodes]
             names += [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
             assert not re.findall(r"(?<![a-z])(?:text|images|vqa|patients|events)", " ".join([module, *names]).lower())
+
+
+def test_no_test_file_is_imported_by_another() -> None:
+    """What tests share is in `tests/helpers/` or beside them, so that a test file is read and moved alone."""
+    files = sources_of_tests()
+    assert len(files) > 400
+    assert [edge for edge in imports(files) if edge[1].rpartition(".")[2].startswith("test_")] == []
+    # In a script that a test starts, too.
+    script = re.compile(r"^\s*(?:from|import)\s+tests\.(?:\w+\.)*test_", re.MULTILINE)
+    assert [module for module, text in files.items() if script.search(text)] == []
+    planted = files | {"tests.data.test_vqa": "from tests.data import test_images", "tests.one": "import tests.test_cli"}
+    found = [edge for edge in imports(planted) if edge[1].rpartition(".")[2].startswith("test_")]
+    assert found == [("tests.data.test_vqa", "tests.data.test_images"), ("tests.one", "tests.test_cli")]
 
 
 def test_one_folder_decides_how_a_model_is_divided() -> None:

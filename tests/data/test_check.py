@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from tests.data.pictures.test_alike import write as write_pictures
 from tests.helpers.event_tables import put
+from tests.helpers.pictures import write_scenes
 from tests.helpers.shell import Shell
 from unpad.data.check import check
 from unpad.data.sources.bad_rows import MAX_KINDS, fault_lines, faults_with_fixes
@@ -190,7 +190,7 @@ def test_near_duplicates_in_the_parts_of_a_recipe_are_told_and_refused_on_reques
 
 @pytest.mark.parametrize("kind", ["images", "vqa"])
 def test_near_duplicate_pictures_of_a_recipe_are_told(unpad: Shell, tmp_path: Path, kind: str) -> None:
-    write_pictures(tmp_path / "set")
+    write_scenes(tmp_path / "set")
     name = {"images": "images.jsonl", "vqa": "questions.jsonl"}[kind]
     told = unpad("data", "check", recipe_with(tmp_path / "r.yaml", **{kind: str(tmp_path / "set" / name)}))
     assert told.code == 0

@@ -13,7 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.evaluation.test_metrics import undeclared
+from tests.helpers.metrics import undeclared
+from tests.helpers.pictures import SMALL, images_of, micro_of, recipe_of, write_folder, write_recipe
 from tests.helpers.toy import quiet, rows
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro, plan
@@ -24,58 +25,13 @@ from unpad.errors import RecipeError, SourceError, UnpadError
 from unpad.proof import recipe as proof
 from unpad.proof.recipe import prove_recipe
 from unpad.recipes.data import ImageSettings
-from unpad.recipes.recipe import Recipe
 from unpad.training.loop import train
-
-SMALL = {"kind": "vit", "patch": 8, "width": 16, "blocks": 1, "heads": 2, "hidden": 24}
-SIZES = [(8, 8), (40, 16), (16, 40), (24, 24), (9, 30), (64, 8), (17, 17), (33, 12)]
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(proof, "choose", partial(proof.choose, most=6))  # of fewer sequences than users prove
-
-
-def write_folder(root: Path, num: int = 24) -> Path:
-    """Bright pictures in one folder, dark ones in another, of eight sizes."""
-    rng = np.random.default_rng(0)
-    for number in range(num):
-        label, (width, height) = ("dark", "light")[number % 2], SIZES[number % len(SIZES)]
-        low = 0 if label == "dark" else 150
-        pixels = rng.integers(low, low + 100, (height, width, 3)).astype(np.uint8)
-        path = root / label / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(path)
-    return root
-
-
-def recipe_of(folder: Path, **sections: Any) -> Recipe:
-    values: dict[str, Any] = {
-        "data": {"images": str(folder), "holdout": 0.25}, "model": SMALL, "precision": "fp32",
-        "plan": {"tokens_per_step": 64, "overflow": "error", "max_tokens": 64},
-        "train": {"max_epochs": 8, "threads": 1},
-    }  # fmt: skip
-    for name, fields in sections.items():
-        values[name] = {**values.get(name, {}), **fields} if isinstance(fields, dict) else fields
-    return Recipe(**values)
-
-
-def write_recipe(path: Path, recipe: Recipe) -> str:
-    path.write_text(recipe.to_yaml(), encoding="utf-8")
-    return str(path)
-
-
-def images_of(recipe: Recipe, files: dict[str, bytes] | None = None) -> ImageData:
-    data = open_data(recipe, files)
-    assert isinstance(data, ImageData)
-    return data
-
-
-def micro_of(data: ImageData, ids: list[int]) -> Micro:
-    seqs = np.array(ids, np.int64)
-    stops = data.table.positions[seqs].astype(np.int32)
-    return Micro(seqs, np.zeros_like(stops), stops, np.zeros_like(stops), 0, 0)
 
 
 def test_every_image_is_used_split_or_named(tmp_path: Path) -> None:

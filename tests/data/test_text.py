@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.data.tokens.test_corpus import CHATS, TEXTS, make_recipe, write_corpus
+from tests.helpers.corpus import CHATS, TEXTS, make_recipe, write_corpus
 from unpad.data.family import open_data
 from unpad.data.sources.split import Split, Wanted
 from unpad.data.text import TextData

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from tests.data.test_images import write_folder
-from tests.data.test_vqa import SMALL as SMALL_VQA
-from tests.data.test_vqa import write_questions
-from tests.evaluation.test_patients_run import FIRST, MODEL, write_tables
+from tests.helpers.patient_tables import FIRST, MODEL, write_tables
+from tests.helpers.pictures import write_folder
+from tests.helpers.questions import SMALL as SMALL_VQA
+from tests.helpers.questions import write_questions
 from tests.helpers.toy import SMALL_MODEL, write_recipe, write_toy
 from unpad.doctor.examine import Examination, examine
 from unpad.doctor.system import System
@@ -123,3 +123,13 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
 
 
 __all__ = ["SMALL_MODEL", "codes", "examined", "images", "patients", "questions", "quiet_machine", "text", "write_rows"]
+
+
+def rewritten(recipe: Path, sections: dict[str, Any]) -> Path:
+    import yaml
+
+    values = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    for name, fields in sections.items():
+        values[name] = {**values.get(name, {}), **fields} if isinstance(fields, dict) else fields
+    recipe.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
+    return recipe

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.data.test_images import write_folder
-from tests.data.test_vqa import SMALL, write_questions
 from tests.helpers.event_tables import draw_rows, put, table
+from tests.helpers.pictures import write_folder
+from tests.helpers.questions import SMALL, write_questions
 from tests.helpers.shell import Shell
 from tests.helpers.toy import write_recipe, write_toy
 from unpad.drill import drill as drilling

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.helpers.metrics import undeclared
 from tests.helpers.untrained_patients import CODES, Guess, draw
 from unpad.data.measuring import Measuring
 from unpad.errors import RecipeError
@@ -27,12 +27,6 @@ from unpad.trials.search.metric import direction
 # Parts of names by which a search told more from less before families declared it.
 MORE = ("accuracy", "auroc", "average_precision", "concordance", "keywords", "margin", "recall", "score")
 LESS = ("loss", "perplexity", "bits_per", "brier", "calibration_error", "reconstruction", "made_code")
-
-
-def undeclared(family: str, metrics: Iterable[str]) -> list[str]:
-    """Metrics that do not match exactly one pattern of their family."""
-    patterns = measures_of(family).HIGHER_IS_BETTER
-    return [name for name in metrics if sum(fnmatchcase(name, pattern) for pattern in patterns) != 1]
 
 
 def of_text() -> list[str]:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.data.test_images import recipe_of, write_folder
-from tests.evaluation.test_patients_run import FIRST, write_tables
+from tests.helpers.patient_tables import FIRST, write_tables
+from tests.helpers.pictures import recipe_of, write_folder
 from tests.helpers.toy import quiet, rows, run, write_toy
 from unpad.data.family import open_data
 from unpad.data.sources.split import Split, Wanted

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.helpers.run_folders import run_directory
 from tests.helpers.untrained_patients import CODES, Guess, Patients, draw
-from tests.run.report.test_page import run_directory
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
 from unpad.data.measuring import Measuring

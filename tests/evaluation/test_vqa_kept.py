@@ -9,9 +9,9 @@ import pytest
 import torch
 from rich.cells import cell_len
 
+from tests.helpers.merging import merging
+from tests.helpers.pruning import pruned
 from tests.helpers.vision import VOCAB, Row, prepare
-from tests.models.vision_language.test_merged import merging
-from tests.models.vision_language.test_pruned import pruned
 from unpad.evaluation.metrics import Extremes, Metric, metric_lines
 from unpad.evaluation.vqa import kept_metrics, mode_metrics
 from unpad.evaluation.vqa_cost import measure, prefill_operations

@@ -1,4 +1,4 @@
-"""Faults of a disk: the steps of durable writing, killed or failing one at a time."""
+"""Faults of a disk and of memory: the steps of durable writing, killed or failing one at a time."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from unpad.storage import disk
+
+NO_MEMORY = "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"  # what torch says
 
 
 def operations(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list[str]:

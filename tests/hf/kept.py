@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.hf.families import IGNORED, VOCAB, distance, make_model, make_rows, make_sequences
-from tests.hf.test_trainer import WHOLE, Recorder, make_trainer, tokenizer
+from tests.hf.trainers import WHOLE, Recorder, make_trainer, tokenizer
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

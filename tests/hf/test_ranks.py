@@ -13,10 +13,11 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
+from transformers import TrainerCallback
 
 from tests.helpers.ranks import run_processes
 from tests.hf.families import distance, make_model, truth
-from tests.hf.test_trainer import ROWS, WHOLE, Recorder, TrainerCallback, held_out_loss, make_trainer
+from tests.hf.trainers import ROWS, WHOLE, Recorder, held_out_loss, make_trainer
 from unpad.errors import UnlikeProcessesError, UnpadError
 from unpad.hf import attach
 from unpad.hf.loader import Examples, PlannedBatches

@@ -31,7 +31,7 @@ from tests.hf.kept import (
     plain,
     truth_of,
 )
-from tests.hf.test_trainer import make_trainer, tokenizer
+from tests.hf.trainers import make_trainer, tokenizer
 from unpad import prove_trainer
 from unpad.errors import ProofError, RecipeError, SourceError, UnpadError
 from unpad.hf import UnpadMixin, attach

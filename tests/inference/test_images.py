@@ -13,9 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.data.pictures.test_alike import write as write_scenes
-from tests.data.test_images import SMALL, recipe_of, write_folder, write_recipe
-from tests.data.test_vqa import recipe_of as questions_recipe
+from tests.helpers.pictures import SMALL, recipe_of, write_folder, write_recipe, write_scenes
+from tests.helpers.questions import recipe_of as questions_recipe
 from tests.helpers.shell import Shell
 from tests.helpers.toy import quiet, write_toy
 from unpad.data.images import ImageData

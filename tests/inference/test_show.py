@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from tests.data.test_images import write_recipe
-from tests.data.test_vqa import SMALL, questions_of, recipe_of, write_questions
+from tests.helpers.pictures import write_recipe
+from tests.helpers.questions import SMALL, questions_of, recipe_of, write_questions
 from tests.helpers.shell import Shell
 from tests.helpers.tokenizers import dropping_bpe
 from tests.helpers.toy import quiet

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.interchange.test_families import largest_error, load, make_theirs, our_logits, their_logits
-from tests.models.test_adapters import adapted
+from tests.helpers.tiny_models import adapted
+from tests.interchange.theirs import largest_error, load, make_theirs, our_logits, their_logits
 from unpad.interchange.adapters import adapter_files
 from unpad.interchange.families import DECODERS
 from unpad.models.adapters import kept_weights

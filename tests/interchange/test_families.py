@@ -6,30 +6,25 @@ import json
 import os
 import shlex
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import Tensor
 
-from tests.conftest import random_sequences, tiny_model
-from unpad.batching.batch import from_sequences
+from tests.conftest import tiny_model
+from tests.interchange.theirs import in_precision, largest_error, load, make_theirs, our_logits, their_logits
 from unpad.errors import CheckpointError
 from unpad.interchange import folder as folders
 from unpad.interchange.families import DECODERS, FAMILIES, family_of
-from unpad.interchange.folder import CONFIG, INDEX, WEIGHTS, load_model, save_model
-from unpad.models.decoder import Decoder
+from unpad.interchange.folder import CONFIG, INDEX, WEIGHTS, save_model
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")
 names_of_transformers = pytest.importorskip("transformers.models.auto.configuration_auto").CONFIG_MAPPING_NAMES
 
-VOCAB = 50
-LENGTHS = [5, 1, 23, 12]
 LLAMA3 = {
     "rope_parameters": {
         "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -37,16 +32,7 @@ LLAMA3 = {
     }
 }  # fmt: skip
 LINEAR = {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}}
-SIZES = {
-    "vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 6, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2,
-    "pad_token_id": 0,
-}  # fmt: skip
 PLAIN_HEADS = {"num_key_value_heads": 4, "head_dim": 4}
-OWN_SIZES: dict[str, dict[str, Any]] = {
-    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64},
-    "opt": {"ffn_dim": 24, "word_embed_proj_dim": 16},
-}
 SHAPES: dict[str, list[dict[str, Any]]] = {
     "llama": [
         {**LLAMA3, "tie_word_embeddings": True}, {**PLAIN_HEADS, "attention_bias": True, "mlp_bias": True},
@@ -88,57 +74,6 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
 }  # fmt: skip
 CASES = [(kind, index) for kind, shapes in SHAPES.items() for index in range(len(shapes))]
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-10}
-
-
-class InFp64(TorchFunctionMode):
-    """Code that asks for fp32, as norms and angles of transformers do, gets fp64."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        def wide(value: object) -> object:
-            return torch.float64 if value is torch.float32 else value
-
-        func = torch.Tensor.double if func is torch.Tensor.float else func
-        return func(*map(wide, args), **{key: wide(value) for key, value in (kwargs or {}).items()})
-
-
-def in_precision(dtype: torch.dtype) -> Any:
-    return InFp64() if dtype == torch.float64 else nullcontext()
-
-
-def make_theirs(kind: str, dtype: torch.dtype = torch.float32, **fields: Any) -> nn.Module:
-    """A small random model of transformers."""
-    torch.manual_seed(0)
-    sizes = {**SIZES, **OWN_SIZES.get(kind, {}), **fields}
-    with in_precision(dtype):
-        config = transformers.AutoConfig.for_model(kind, **sizes)
-        model = transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval()
-    for parameter in model.parameters():
-        parameter.data.add_(torch.randn_like(parameter) * 0.2)
-    return model
-
-
-@torch.no_grad()
-def their_logits(model: nn.Module, dtype: torch.dtype) -> list[Tensor]:
-    with in_precision(dtype):
-        return [model(input_ids=torch.tensor([ids])).logits[0] for ids in random_sequences(LENGTHS)]
-
-
-@torch.no_grad()
-def our_logits(model: Decoder) -> list[Tensor]:
-    batch = from_sequences([[*ids, 0] for ids in random_sequences(LENGTHS)])
-    return list(model.logits(model(batch)).split(LENGTHS))
-
-
-def largest_error(found: list[Tensor], expected: list[Tensor]) -> float:
-    pairs = zip(found, expected, strict=True)
-    return max(float((a.double() - b.double()).norm() / b.double().norm()) for a, b in pairs)
-
-
-def load(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
-    given = json.loads((folder / CONFIG).read_text())
-    model = load_model(folder, family_of(given, folder / CONFIG), given, dtype)
-    assert isinstance(model, Decoder)
-    return model
 
 
 def test_every_family_of_decoders_is_tested_in_three_shapes() -> None:

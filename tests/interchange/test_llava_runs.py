@@ -10,8 +10,8 @@ import pytest
 import torch
 import yaml
 
-from tests.data.test_images import write_folder
 from tests.helpers.chat_folder import byte_level
+from tests.helpers.pictures import write_folder
 from tests.helpers.shell import Shell
 from unpad.inference.loaded import load
 from unpad.interchange.llava import load_llava

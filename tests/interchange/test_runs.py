@@ -13,8 +13,8 @@ import tokenizers
 import torch
 import yaml
 
-from tests.helpers.chat_folder import CHATML, byte_level
 from tests.helpers.shell import Shell
+from tests.interchange.theirs import text_of, their_reply
 from unpad import storage
 from unpad.batching.batch import from_sequences
 from unpad.errors import CheckpointError, RecipeError, SourceError
@@ -25,67 +25,6 @@ from unpad.training.loop import train
 pytestmark = pytest.mark.slow
 
 transformers = pytest.importorskip("transformers")
-
-TALKS = [(f"what is {i} and {i}?", f"it is {2 * i}.") for i in range(12)]
-SIZES = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "tie_word_embeddings": True,
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Qwen3 with a byte-level tokenizer, ChatML, two stop ids and more rows than ids."""
-    folder = tmp_path_factory.mktemp("theirs")
-    library = byte_level([text for talk in TALKS for text in talk])
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=library, eos_token="<|im_end|>", pad_token="<|endoftext|>"
-    )
-    tokenizer.chat_template = CHATML
-    tokenizer.save_pretrained(folder)
-    ids = {name: library.token_to_id(name) for name in ("<|im_end|>", "<|endoftext|>")}
-    torch.manual_seed(1)
-    config = transformers.Qwen3Config(**SIZES, vocab_size=320, eos_token_id=ids["<|im_end|>"], bos_token_id=None)
-    model = transformers.Qwen3ForCausalLM(config).eval()
-    for parameter in model.parameters():
-        parameter.data.add_(torch.randn_like(parameter) * 0.1)
-    model.generation_config.eos_token_id = list(ids.values())
-    model.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture
-def theirs(made: Path, tmp_path: Path) -> Path:
-    shutil.copytree(made, tmp_path / "theirs")
-    return tmp_path / "theirs"
-
-
-@pytest.fixture
-def talks(tmp_path: Path) -> Path:
-    rows = [{"messages": [{"role": "user", "content": a}, {"role": "assistant", "content": b}]} for a, b in TALKS]
-    path = tmp_path / "talks.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def their_reply(folder: Path, question: str, max_new_tokens: int = 12) -> list[int]:
-    """Ids of a greedy reply by transformers, without those that stop."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    ids = tokenizer.apply_chat_template(
-        [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )["input_ids"]
-    # Rows that are no token are never said here.
-    banned = [[id] for id in range(len(tokenizer), model.config.vocab_size)]
-    out = model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_new_tokens, bad_words_ids=banned
-    )
-    stops = set(model.generation_config.eos_token_id)
-    return [id for id in out[0, ids.shape[1] :].tolist() if id not in stops]
-
-
-def text_of(folder: Path, ids: list[int]) -> str:
-    return str(transformers.AutoTokenizer.from_pretrained(folder).decode(ids, skip_special_tokens=True))
 
 
 def test_an_imported_model_replies_as_transformers_does_and_goes_out_as_it_came(theirs: Path, unpad: Shell) -> None:

@@ -14,7 +14,7 @@ import torch
 from tests.helpers.processes import in_child
 from tests.helpers.shell import Shell
 from tests.helpers.toy import LOOP, rows, same_tensors, weights
-from tests.interchange.test_runs import made, talks, text_of, their_reply, theirs
+from tests.interchange.theirs import text_of, their_reply
 from unpad.inference.loaded import load
 from unpad.training.loop import train
 
@@ -24,8 +24,6 @@ pytestmark = [
 ]
 
 transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
-
-__all__ = ["made", "talks", "theirs"]  # fixtures
 
 KILLED_AT = 5
 QUESTION = "what is 3 and 3?"

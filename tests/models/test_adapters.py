@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.conftest import random_batch, tiny_model
-from tests.models.test_contract import EXAMPLES
+from tests.helpers.tiny_models import EXAMPLES, adapted
 from unpad.batching.batch import RaggedBatch
 from unpad.errors import RecipeError
 from unpad.models.adapters import (
@@ -34,14 +34,6 @@ from unpad.recipes.adapters import LoraSettings
 
 VARIANTS = [LoraSettings(r=3, alpha=6), LoraSettings(r=3, alpha=5, rslora=True), LoraSettings(r=3, dora=True)]
 KINDS = sorted(set(EXAMPLES) - {"cnn"})  # which has no linear layer in its blocks
-
-
-def adapted(model: Model, settings: LoraSettings) -> Model:
-    """A copy with adapters that have an effect."""
-    copied = copy.deepcopy(model)
-    adapt(copied, settings)
-    draw_adapters(copied)
-    return copied
 
 
 def terms(model: Model, batch: RaggedBatch) -> dict[str, Tensor]:

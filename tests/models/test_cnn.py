@@ -12,45 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.helpers.image_models import CLASSES, SIDE, pack_squares, random_squares, small_cnn
 from unpad.batching.batch import RaggedBatch, from_padded
-from unpad.batching.layout import PaddedLayout, build_layout
+from unpad.batching.layout import PaddedLayout
 from unpad.errors import RecipeError
 from unpad.models import build_model, model_config
 from unpad.models.cnn import Cnn
 from unpad.models.contract import WEIGHTS
 from unpad.training.step import accumulate, train_step
-
-SIDE, CLASSES = 32, 5
-
-
-def pack_squares(squares: Tensor, labels: Sequence[int]) -> RaggedBatch:
-    """Squares (num_images, 3, side, side) as a batch of one token each."""
-    num = len(squares)
-    return RaggedBatch(
-        layout=build_layout(np.ones(num, np.int64)),
-        position_ids=torch.zeros(num, dtype=torch.int64),
-        input_ids=None,
-        labels=torch.zeros(num, dtype=torch.int64),
-        loss_mask=torch.zeros(num, dtype=torch.bool),
-        target_index=torch.zeros(0, dtype=torch.int64),
-        inputs_embeds=squares.flatten(1),
-        seq_labels=torch.tensor(labels, dtype=torch.int64),
-        grid=torch.ones(num, 2, dtype=torch.int64),
-    )
-
-
-def random_squares(num: int = 7, side: int = SIDE) -> RaggedBatch:
-    squares = torch.randn(num, 3, side, side, generator=torch.Generator().manual_seed(5))
-    return pack_squares(squares, [i % CLASSES for i in range(num)])
-
-
-def small_cnn(dtype: torch.dtype = torch.float64, **fields: Any) -> Cnn:
-    torch.manual_seed(0)
-    model = build_model(model_config({"kind": "cnn", "patch": SIDE, **fields}), CLASSES)
-    assert isinstance(model, Cnn)
-    for parameter in model.parameters():
-        parameter.data.add_(torch.randn_like(parameter) * 0.05)
-    return model.to(dtype)
 
 
 def gradients(model: Cnn, micros: Sequence[RaggedBatch]) -> tuple[Tensor, dict[str, float]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import reduce
 from importlib import import_module
 from inspect import getmembers, isfunction, signature
@@ -11,12 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.conftest import random_batch, tiny_model
+from tests.conftest import tiny_model
+from tests.helpers.image_models import CLASSES
 from tests.helpers.models import Stub
-from tests.helpers.patients import NUM_CODES, random_patients, tiny_patients_model
-from tests.helpers.vision import ROWS, prepare, tiny
-from tests.models.test_cnn import CLASSES, random_squares, small_cnn
-from tests.models.test_vit import random_images, tiny_vit
+from tests.helpers.patients import NUM_CODES
+from tests.helpers.tiny_models import EXAMPLES, Example
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout
 from unpad.models import model_kinds
@@ -34,24 +32,6 @@ from unpad.models.contract import (
     ScoresTokens,
 )
 from unpad.nn.cache import KeyValueCache
-
-TEXT = {ReadsTokens, ScoresTokens, Generates}
-Example = tuple[Callable[[], Model], Callable[[], RaggedBatch], set[type[Model]]]
-EXAMPLES: dict[str, Example] = {
-    "decoder": (tiny_model, lambda: random_batch([5, 1, 9]), TEXT),
-    "vit": (tiny_vit, random_images, {Classifies}),
-    "cnn": (small_cnn, random_squares, {Classifies}),
-    "vision_language": (
-        lambda: tiny(prune={"method": "random", "layers": [0], "keep": 0.5}),
-        lambda: prepare(ROWS).batch,
-        {*TEXT, PrunesTokens},
-    ),
-    "set_sequence": (
-        lambda: tiny_patients_model(code_vectors=4),
-        lambda: random_patients([7, 0, 30, 2]),
-        {Classifies, HasLatent, PredictsSets, ReadsCodeVectors},
-    ),
-}
 
 
 @pytest.fixture(params=sorted(EXAMPLES))

@@ -7,11 +7,10 @@ import math
 import pytest
 
 from tests.conftest import VOCAB, tiny_model
+from tests.helpers.image_models import small_cnn, tiny_vit
 from tests.helpers.patients import tiny_patients_model
+from tests.helpers.tiny_models import EXAMPLES
 from tests.helpers.vision import tiny
-from tests.models.test_cnn import small_cnn
-from tests.models.test_contract import EXAMPLES
-from tests.models.test_vit import tiny_vit
 from unpad.models.cost import cells_per_token
 from unpad.nn.flops import sizes_of, training_operations
 

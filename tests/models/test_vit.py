@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.helpers.image_models import CLASSES, PATCH, SIZES, pack_images, random_images, tiny_vit
 from unpad.batching.batch import RaggedBatch, from_padded
-from unpad.batching.layout import build_layout
 from unpad.errors import RecipeError
 from unpad.models import build_model, model_config
 from unpad.models.contract import WEIGHTS
@@ -23,54 +23,6 @@ from unpad.nn.native import library
 from unpad.training.step import accumulate, train_step
 
 pytestmark = pytest.mark.slow
-
-PATCH, CLASSES = 2, 5
-SIZES = [(1, 1), (16, 16), (2, 7), (6, 90), (1, 5), (9, 4), (12, 1)]
-
-
-def cut_patches(image: Tensor, patch: int) -> Tensor:
-    """The patches of an image (channels, rows * patch, columns * patch), row by row, (rows * columns, num_values)."""
-    rows, columns = image.shape[1] // patch, image.shape[2] // patch
-    cells = image.reshape(len(image), rows, patch, columns, patch).permute(1, 3, 0, 2, 4)
-    return cells.reshape(rows * columns, len(image) * patch**2)
-
-
-def pack_images(images: Sequence[Tensor], labels: Sequence[int] | None, patch: int) -> RaggedBatch:
-    """Images (channels, height, width), whose sides are multiples of `patch`, as a batch."""
-    num_values = (images[0].shape[0] if len(images) else 3) * patch**2
-    grid = [(image.shape[1] // patch, image.shape[2] // patch) for image in images]
-    # Shown at their own size, or shrunk to a third.
-    sizes = [[patch * side * (1 + 2 * (i % 2)) for side in sides] for i, sides in enumerate(grid)]
-    lengths = np.array([rows * columns for rows, columns in grid], np.int64)
-    total = int(lengths.sum())
-    return RaggedBatch(
-        layout=build_layout(lengths),
-        position_ids=torch.cat([torch.arange(0), *(torch.arange(n) for n in lengths.tolist())]),
-        input_ids=None,
-        labels=torch.zeros(total, dtype=torch.int64),
-        loss_mask=torch.zeros(total, dtype=torch.bool),
-        target_index=torch.zeros(0, dtype=torch.int64),
-        inputs_embeds=torch.cat([torch.zeros(0, num_values), *(cut_patches(image, patch) for image in images)]),
-        seq_labels=None if labels is None else torch.tensor(labels, dtype=torch.int64),
-        grid=torch.tensor(grid, dtype=torch.int64).reshape(-1, 2),
-        image_sizes=torch.tensor(sizes, dtype=torch.int64).reshape(-1, 2),
-    )
-
-
-def random_images(sizes: Sequence[tuple[int, int]] = SIZES, channels: int = 3) -> RaggedBatch:
-    generator = torch.Generator().manual_seed(5)
-    images = [torch.randn(channels, rows * PATCH, columns * PATCH, generator=generator) for rows, columns in sizes]
-    return pack_images(images, [i % CLASSES for i in range(len(sizes))], PATCH)
-
-
-def tiny_vit(dtype: torch.dtype = torch.float64, **fields: Any) -> Vit:
-    sizes = {"kind": "vit", "width": 16, "blocks": 2, "heads": 2, "hidden": 24, "patch": PATCH, **fields}
-    torch.manual_seed(0)
-    model = build_model(model_config(sizes), CLASSES)
-    assert isinstance(model, Vit)
-    for parameter in model.parameters():  # biases and norms away from zero and one, so that their gradients are tested
-        parameter.data.add_(torch.randn_like(parameter) * 0.1)
-    return model.to(dtype)
 
 
 def gradients(model: Vit, micros: Sequence[RaggedBatch]) -> tuple[dict[str, Tensor], dict[str, float]]:

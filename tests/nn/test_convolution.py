@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.helpers.image_models import cut_patches
 from tests.helpers.samples import moved
-from tests.models.test_vit import cut_patches
 from unpad.batching.batch import to_padded
 from unpad.batching.layout import Layout, PaddedLayout, build_layout
 from unpad.nn.convolution import ConvolutionalStem, neighbours, with_borders

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.helpers.paths import NATIVE_DTYPES, PATHS, Path, on
+from tests.helpers.scores import random_scores
 from unpad.nn.losses import _score
 from unpad.nn.native import library
 
@@ -28,16 +29,11 @@ def error(actual: Tensor, expected: Tensor) -> float:
     return float(difference / expected.double().norm().clamp_min(1.0)) if actual.numel() else 0.0
 
 
-def example(rows: int, vocab_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    torch.manual_seed(rows + vocab_size)
-    return (torch.randn(rows, vocab_size) * 4).to(dtype), torch.randint(0, vocab_size, (rows,))
-
-
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [BF16, FP32, DOUBLE], ids=["bf16", "fp32", "double"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_losses_and_gradient_are_those_of_torch(shape: tuple[int, int], dtype: torch.dtype, smoothing: float) -> None:
-    logits, labels = example(*shape, dtype)
+    logits, labels = random_scores(*shape, dtype)
     exact = logits.clone().double().requires_grad_()  # logits are overwritten
     loss, nll = _score(logits, labels, smoothing, True)
     expected = F.cross_entropy(exact, labels, label_smoothing=smoothing, reduction="none")
@@ -58,7 +54,7 @@ def test_losses_and_gradient_are_those_of_torch(shape: tuple[int, int], dtype: t
 
 @pytest.mark.parametrize("dtype", [BF16, FP32, DOUBLE], ids=["bf16", "fp32", "double"])
 def test_logits_stay_when_no_gradient_is_wanted(dtype: torch.dtype) -> None:
-    logits, labels = example(20, 33, dtype)
+    logits, labels = random_scores(20, 33, dtype)
     before = logits.clone()
     loss, nll = _score(logits, labels, 0.1, False)
     again = _score(logits, labels, 0.1, True)
@@ -87,7 +83,7 @@ def test_kernels_count_thousands_of_unlikely_tokens_beside_a_likely_one(path: Pa
 @pytest.mark.parametrize("column", [0, 15, 16, 32])
 @pytest.mark.parametrize("dtype", [BF16, FP32, DOUBLE], ids=["bf16", "fp32", "double"])
 def test_a_nan_anywhere_makes_its_row_nan(dtype: torch.dtype, column: int) -> None:
-    logits, labels = example(3, 33, dtype)
+    logits, labels = random_scores(3, 33, dtype)
     logits[1, column] = float("nan")
     loss, nll = _score(logits, labels, 0.0, True)
     assert loss.isnan().tolist() == nll.isnan().tolist() == [False, True, False]
@@ -96,7 +92,7 @@ def test_a_nan_anywhere_makes_its_row_nan(dtype: torch.dtype, column: int) -> No
 
 
 def test_infinite_logits_count_as_in_torch() -> None:
-    logits, _ = example(3, 33, BF16)
+    logits, _ = random_scores(3, 33, BF16)
     labels = torch.tensor([1, 2, 3])
     logits[0, 5], logits[1, 5] = float("-inf"), float("inf")
     expected = F.cross_entropy(logits.double(), labels, reduction="none")
@@ -114,7 +110,7 @@ def test_large_logits_do_not_overflow() -> None:
 
 
 def test_threads_change_nothing() -> None:
-    logits, labels = example(300, 500, BF16)
+    logits, labels = random_scores(300, 500, BF16)
     other = logits.clone()
     one = _score(logits, labels, 0.1, True)
     torch.set_num_threads(2)
@@ -127,7 +123,7 @@ def test_threads_change_nothing() -> None:
 
 
 def test_autograd_notices_that_logits_changed() -> None:
-    logits, labels = example(3, 7, DOUBLE)
+    logits, labels = random_scores(3, 7, DOUBLE)
     version = logits._version
     _score(logits, labels, 0.0, True)
     assert logits._version > version

@@ -14,24 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.sleeping import MODULES, sleeps, together
 from unpad import errors
 from unpad.data.pixels.header import ImageError
 from unpad.errors import DiskError, LostProcessError, RecipeError, SourceError, UnpadError
 from unpad.processes import children
 from unpad.processes.children import Child, run_all
 
-MODULES = ["unpad.processes.children"]
 started = partial(children.started, modules=MODULES)
-together = partial(run_all, modules=MODULES)
-
-
-def sleeps(told: Path) -> None:
-    """Tell the process and its folder, and go on for long, with a process of its own that does, too."""
-    os.environ["OF_THE_CHILD"] = "1"
-    grandchild = os.fork()
-    if grandchild:
-        told.write_text(f"{grandchild} {os.getcwd()} {os.environ['OF_THE_PARENT']} {os.getpgid(0) == os.getpid()}")
-    time.sleep(600)
 
 
 def fails(where: str) -> None:
@@ -111,7 +101,7 @@ def test_a_process_is_ended_with_all_that_it_started(tmp_path: Path, monkeypatch
 PARENT = """
 import sys
 from pathlib import Path
-from tests.processes.test_children import sleeps, together
+from tests.helpers.sleeping import sleeps, together
 if __name__ == "__main__":
     try:
         list(together(sleeps, [(Path(sys.argv[1]),)]))

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tests.conftest import random_batch, tiny_model
+from tests.helpers.models import Own
 from tests.helpers.paths import NATIVE_PRECISION
 from unpad.batching import batch as batch_module
 from unpad.batching.batch import RaggedBatch
@@ -68,23 +69,6 @@ def test_correct_code_passes(precision: str, fields: dict[str, Any]) -> None:
     applies = {line.name: line.applies for line in certificate.lines}
     assert applies["packed, torch alone = alone"] == library.enabled()
     assert applies["a token never changes an earlier output"] == fields.get("causal", True)
-
-
-class Own(nn.Module):
-    """A user's module, with the members that `prove` documents and no base class of ours."""
-
-    def __init__(self, inner: Decoder) -> None:
-        super().__init__()
-        self.inner, self.embed = inner, inner.embed
-
-    def forward(self, batch: RaggedBatch) -> Tensor:
-        return self.inner(batch)
-
-    def losses(self, batch: RaggedBatch) -> Terms:
-        return self.inner.losses(batch)
-
-    def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
-        return self.inner.count_targets(batch)
 
 
 def test_a_module_without_our_base_class_is_proved() -> None:

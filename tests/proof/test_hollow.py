@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.conftest import random_batch, tiny_model
+from tests.helpers.models import Own
 from tests.proof.foreign.toy import Causal
-from tests.proof.test_certificate import Own
 from unpad import prove_callable
 from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.proof.certificate import _groups, prove

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.helpers.pairs import write_pairs
-from tests.models.test_preference import example, learner
+from tests.helpers.replies import example, learner
 from unpad.batching.batch import RaggedBatch
 from unpad.data.replies import Replies
 from unpad.nn.preference import Pairs

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.merging import merging
+from tests.helpers.pruning import EARLY, METHODS, pruned
 from tests.helpers.vision import Row, prepare, tiny
-from tests.models.vision_language.test_merged import merging
-from tests.models.vision_language.test_pruned import EARLY, METHODS, pruned
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import PaddedLayout
 from unpad.models.vision_language import model as vision_language

@@ -13,9 +13,9 @@ import torch
 import yaml
 
 from benchmarks.equal_processes import CASES, write_small
+from tests.helpers.faults import NO_MEMORY
 from tests.helpers.shell import Shell
 from tests.helpers.toy import LOOP, events, quiet, rows, run, write_toy
-from tests.training.test_room import NO_MEMORY
 from unpad.batching.batch import RaggedBatch
 from unpad.data.sources.files import unreadable
 from unpad.data.sources.named import place_of

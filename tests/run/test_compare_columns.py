@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.run.report.test_page import run_directory
+from tests.helpers.run_folders import run_directory
 from unpad.run.compare import compare
 
 

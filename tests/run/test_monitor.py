@@ -8,33 +8,18 @@ from io import StringIO
 from mmap import mmap
 from pathlib import Path
 
-import numpy as np
 import pytest
 from rich.console import Console
 
+from tests.helpers.run_folders import STEPS_PER_EPOCH, record
 from unpad.errors import DiskError
 from unpad.machine.memory import peak_memory, process_memory
-from unpad.run.monitor import COLUMNS, Monitor, StepRecord, perplexity
+from unpad.run.monitor import COLUMNS, Monitor, perplexity
 from unpad.run.report.history import load_metrics, read_rows
 from unpad.run.timers import Timers
 from unpad.storage import disk
 
 pytestmark = pytest.mark.slow
-
-STEPS_PER_EPOCH = 5
-
-
-def record(step: int, **changes: object) -> StepRecord:
-    rng = np.random.default_rng(step)
-    loss = 3 * math.exp(-step / 10) + float(rng.uniform(0, 0.1)) + 1
-    terms = {"terms": {"nll": loss}, "weights": {}}
-    rest = {"loss": loss, "lr": 1e-3 / step, "grad_norm": float(rng.uniform(0.5, 1)), **terms}
-    values = {
-        "step": step, "stage": "pretrain" if step <= 10 else "tune", "epoch": (step - 1) // STEPS_PER_EPOCH,
-        "micros": 1,
-        "sequences": 20, "tokens": 2000 + step, "padded_tokens": 2100, "targets": int(rng.integers(1500, 2000)),
-    }  # fmt: skip
-    return StepRecord(**(values | rest | changes))  # type: ignore[arg-type]
 
 
 def monitor(folder: Path, console: Console | None = None, **changes: object) -> Monitor:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.run_folders import run_directory
 from tests.helpers.shell import Shell
-from tests.run.report.test_page import run_directory
 from unpad.errors import RunFileError
 from unpad.run.folder import COMMAND
 from unpad.run.report.history import load_metrics, read_history

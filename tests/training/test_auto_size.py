@@ -11,10 +11,10 @@ import torch
 import yaml
 
 from tests.conftest import random_batch, tiny_model
+from tests.helpers.image_models import random_images, tiny_vit
 from tests.helpers.patients import random_patients, tiny_patients_model
 from tests.helpers.toy import rows, run, same_tensors, weights, write_toy
 from tests.helpers.vision import GRIDS, prepare, tiny
-from tests.models.test_vit import random_images, tiny_vit
 from unpad.batching.batch import RaggedBatch, concatenate
 from unpad.errors import RecipeError
 from unpad.models.contract import Model

@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import random_batch, tiny_model
+from tests.helpers.faults import NO_MEMORY
+from tests.helpers.image_models import random_images, random_squares, small_cnn, tiny_vit
 from tests.helpers.paths import PATHS, on
 from tests.helpers.paths import Path as Kernels
 from tests.helpers.patients import random_patients, tiny_patients_model
 from tests.helpers.toy import LOOP, events, rows, run, same_tensors, weights, write_toy
 from tests.helpers.vision import GRIDS, prepare, tiny
-from tests.models.test_cnn import random_squares, small_cnn
-from tests.models.test_vit import random_images, tiny_vit
 from unpad.batching.batch import RaggedBatch
 from unpad.errors import OutOfMemoryError
 from unpad.models.contract import Model
@@ -30,7 +30,6 @@ from unpad.training.room import Room
 from unpad.training.step import accumulate
 from unpad.training.visual import VisualTokens
 
-NO_MEMORY = "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"
 DROPS: dict[str, Any] = {"dropout": 0.2, "attention_dropout": 0.3}
 HEADS: dict[str, Any] = {"width": 32, "heads": 2}  # of 16 channels, as native attention asks in fp32
 LEARNED = {"layers": [0], "inner": 8, "heads": 2, "discriminator": {"layers": [-1], "inner": 8}}

@@ -15,7 +15,7 @@ import yaml
 from rich.console import Console
 
 import unpad.trials.preview as module
-from tests.evaluation.test_patients_run import MODEL, write_tables
+from tests.helpers.patient_tables import MODEL, write_tables
 from tests.helpers.toy import write_toy
 from unpad.batching.plan import Plan
 from unpad.errors import OutOfMemoryError, RecipeError

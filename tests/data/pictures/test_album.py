@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data import test_vqa as questions
-from tests.data.test_images import images_of, micro_of, recipe_of, write_folder
+from tests.helpers import questions
+from tests.helpers.pictures import images_of, micro_of, recipe_of, write_folder
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
 from unpad.data.pictures import album

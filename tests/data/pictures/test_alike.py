@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from tests.data.test_images import recipe_of
-from tests.data.test_vqa import recipe_of as questions_recipe
+from tests.helpers.pictures import recipe_of, write_scenes
+from tests.helpers.questions import recipe_of as questions_recipe
 from unpad.data.family import open_data
 from unpad.data.images import ImageData
 from unpad.data.pictures import alike
@@ -19,39 +18,9 @@ from unpad.errors import SourceError
 from unpad.recipes.recipe import Recipe
 
 
-def scene(seed: int, size: tuple[int, int] = (64, 48)) -> Image.Image:
-    """A smooth picture, as photographs are."""
-    coarse = np.random.default_rng(seed).integers(0, 255, (6, 6, 3)).astype(np.uint8)
-    return Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
-
-
-def write(root: Path) -> None:
-    """Twenty training pictures and six held-out ones, of which four are changed copies of training pictures."""
-    root.mkdir()
-    rows, questions = [], []
-    for number in range(26):
-        if number == 20:
-            picture, name = scene(3, (128, 96)), "larger.png"
-        elif number == 21:
-            picture, name = scene(5), "quality.jpg"
-        elif number == 22:
-            pixels = np.asarray(scene(7)).astype(np.int16) + 4
-            picture, name = Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)), "brighter.png"
-        elif number == 23:
-            picture, name = scene(9).convert("RGBA"), "opaque.png"
-        else:
-            picture, name = scene(number), f"n{chr(97 + number)}.png"
-        picture.save(root / name, **({"quality": 60} if name.endswith("jpg") else {}))
-        row = {"image": name, "split": "valid" if number >= 20 else "train"}
-        rows.append({**row, "label": str(number % 2)})
-        questions.append({**row, "question": "what", "answer": str(number)})
-    (root / "images.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (root / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
-
-
 @pytest.mark.parametrize("family", ["images", "vqa"])
 def test_other_sizes_qualities_and_shades_are_found_and_nothing_else(tmp_path: Path, family: str) -> None:
-    write(tmp_path / "set")
+    write_scenes(tmp_path / "set")
     recipe = recipe_of(tmp_path / "set/images.jsonl") if family == "images" else questions_recipe(
         tmp_path / "set/questions.jsonl"
     )  # fmt: skip
@@ -65,7 +34,7 @@ def test_other_sizes_qualities_and_shades_are_found_and_nothing_else(tmp_path: P
 def test_small_copies_are_kept_and_a_changed_picture_is_looked_at_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(tmp_path / "set")
+    write_scenes(tmp_path / "set")
     data = open_data(recipe_of(tmp_path / "set/images.jsonl"), None)
     assert isinstance(data, ImageData)
     first = small_copies(data.examples)
@@ -83,9 +52,9 @@ def test_small_copies_are_kept_and_a_changed_picture_is_looked_at_again(
 
 
 def make(folder: Path, family: str, parts: dict[int, str | None] | None = None, **data: str) -> Recipe:
-    """Recipe of the pictures of `write` as classes or questions, with other parts of some rows."""
+    """Recipe of the pictures of `write_scenes` as classes or questions, with other parts of some rows."""
     if not folder.exists():
-        write(folder)
+        write_scenes(folder)
     name = {"images": "images.jsonl", "vqa": "questions.jsonl"}[family]
     rows = [json.loads(line) for line in (folder / name).read_text().splitlines()]
     for number, part in (parts or {}).items():
@@ -146,7 +115,7 @@ def test_pictures_of_the_test_part_are_compared_with_those_of_training(tmp_path:
 
 
 def test_a_picture_in_rows_of_both_parts_is_named(tmp_path: Path) -> None:
-    write(tmp_path / "set")
+    write_scenes(tmp_path / "set")
     questions = tmp_path / "set/questions.jsonl"
     rows = [json.loads(line) for line in questions.read_text().splitlines()]
     rows.append({**rows[0], "split": "valid", "question": "why"})

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data.test_images import images_of, micro_of, recipe_of, write_folder, write_recipe
+from tests.helpers.pictures import images_of, micro_of, recipe_of, write_folder, write_recipe
 from unpad.batching.plan import plan
 from unpad.data.images import ImageData
 from unpad.data.pictures.grids import pixels_of

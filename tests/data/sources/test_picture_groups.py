@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.test_images import recipe_of
-from tests.data.test_vqa import recipe_of as questions_recipe
+from tests.helpers.pictures import recipe_of
+from tests.helpers.questions import recipe_of as questions_recipe
 from unpad.data.family import open_data
 from unpad.data.images import ImageData
 from unpad.data.sources.images import ImageExample

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.doctor.data.test_sides import rewritten
-from tests.doctor.recipes import images, write_rows
+from tests.doctor.recipes import images, rewritten, write_rows
 from unpad.doctor.data.regions import check_regions
 from unpad.doctor.subject import Clock, open_subject
 

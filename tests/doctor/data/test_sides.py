@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from tests.doctor.missed import with_asked, with_rows
-from tests.doctor.recipes import images, patients, questions, text, write_rows
+from tests.doctor.recipes import images, patients, questions, rewritten, text, write_rows
 from tests.doctor.troubles import Recipe, Row, with_tables
 from unpad.doctor.data.pictures import check_pictures
 from unpad.doctor.data.values import check_values
@@ -56,16 +56,6 @@ def labelled(change: Callable[[Row, int], Row], sides: Callable[[str], int] = la
         return rewritten(recipe, {"data": {"images": path}})
 
     return written
-
-
-def rewritten(recipe: Path, sections: dict[str, Any]) -> Path:
-    import yaml
-
-    values = yaml.safe_load(recipe.read_text(encoding="utf-8"))
-    for name, fields in sections.items():
-        values[name] = {**values.get(name, {}), **fields} if isinstance(fields, dict) else fields
-    recipe.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
-    return recipe
 
 
 def split_by_class(row: Row, number: int) -> Row:

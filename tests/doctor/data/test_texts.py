@@ -8,63 +8,13 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.doctor.sentences import CHINESE, RUSSIAN, WORDS, lines_of, talks, texts
 from unpad.data.sources.example import Example, Turn
 from unpad.doctor.data.talks import check_talks
 from unpad.doctor.data.texts import check_texts, mistaken_encoding
 from unpad.doctor.finding import Finding
 
-WORDS = [
-    "le",
-    "café",
-    "où",
-    "déjà",
-    "une",
-    "forêt",
-    "très",
-    "après",
-    "l'été",
-    "garçon",
-    "élève",
-    "mange",
-    "voit",
-    "la",
-    "leçon",
-    "du",
-    "château",
-    "naïf",
-]
 PLAIN = [word for word in WORDS if word.isascii()]
-CHINESE = "今天天气很好我们一起去公园散步看见许多花草树木孩子们在湖边玩水"
-RUSSIAN = [
-    "сегодня",
-    "хорошая",
-    "погода",
-    "мы",
-    "идём",
-    "гулять",
-    "в",
-    "старый",
-    "парк",
-    "и",
-    "видим",
-    "много",
-    "деревьев",
-]
-
-
-def lines_of(words: list[str], num: int = 80, between: str = " ") -> list[str]:
-    draw = random.Random(1)
-    return [between.join(draw.choice(words) for _ in range(draw.randint(8, 20))) + "." for _ in range(num)]
-
-
-def texts(lines: list[str]) -> dict[str, list[Example]]:
-    return {"text": [Example(f"a.jsonl:{i}", (Turn("text", line),)) for i, line in enumerate(lines)]}
-
-
-def talks(pairs: list[tuple[str, str]]) -> dict[str, list[Example]]:
-    turns = [(Turn("system", "You are a helpful assistant who answers."), Turn("user", ask), Turn("assistant", say))
-             for ask, say in pairs]  # fmt: skip
-    return {"chat": [Example(f"a.jsonl:{i}", three) for i, three in enumerate(turns)]}
 
 
 def codes(found: list[Finding]) -> list[str]:

@@ -11,9 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.doctor.data.test_sides import rewritten
-from tests.doctor.data.test_writing import rich_sentences
-from tests.doctor.recipes import text, write_rows
+from tests.doctor.recipes import rewritten, text, write_rows
+from tests.doctor.sentences import rich_sentences
 from unpad.doctor.data.unread import check_unread
 from unpad.doctor.finding import Finding
 from unpad.doctor.subject import Clock, open_subject

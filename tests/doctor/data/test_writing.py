@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.doctor.data.test_texts import CHINESE, RUSSIAN, WORDS, lines_of, talks, texts
+from tests.doctor.sentences import CHINESE, RUSSIAN, WORDS, lines_of, rich_sentences, talks, texts
 from unpad.doctor.data.writing import check_writing
 from unpad.doctor.finding import Finding
 
@@ -26,40 +26,6 @@ def sentences(num: int = 300) -> list[str]:
             own.append(word)
             word = draw.choice(CHAIN[word])
         made.append(f"{' '.join(own[:7])}, {' '.join(own[7:])}.")
-    return made
-
-
-PARTS = [
-    "ba",
-    "con",
-    "dri",
-    "el",
-    "fu",
-    "gam",
-    "hos",
-    "in",
-    "jel",
-    "kor",
-    "lum",
-    "mi",
-    "nat",
-    "os",
-    "pre",
-    "qui",
-    "rul",
-]
-MANY_WORDS = sorted({f"{one}{other}{end}" for one in PARTS for other in PARTS if one < other for end in ("st", "e")})
-
-
-def rich_sentences(num: int = 500) -> list[str]:
-    """Of some hundred words, of which each follows few others."""
-    draw, made = random.Random(7), []
-    for _ in range(num):
-        at, own = draw.randrange(len(MANY_WORDS)), list[str]()
-        for _ in range(14):
-            own.append(MANY_WORDS[at])
-            at = (5 * at + draw.randrange(4)) % len(MANY_WORDS)
-        made.append(f"{' '.join(own[:7]).capitalize()}, {' '.join(own[7:])}.")
     return made
 
 

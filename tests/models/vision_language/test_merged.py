@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.vision import IMAGE, PATCH, VOCAB, Row, prepare, tiny
+from tests.helpers.merging import BLOCKS, MERGES, WIDTH, merging
+from tests.helpers.vision import IMAGE, PATCH, VOCAB, Row, prepare
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout
 from unpad.errors import RecipeError
@@ -22,7 +23,6 @@ from unpad.training.step import accumulate
 
 pytestmark = pytest.mark.slow
 
-WIDTH, BLOCKS = 16, 3
 # Images before, within and after the question, three in one row, none, a single patch, more slots than patches; the
 # answers of the last two are predicted from an image.
 ROWS: list[Row] = [
@@ -34,32 +34,10 @@ ROWS: list[Row] = [
     ("<image>", [(1, 1)], "3 4"),
     ("12 13 <image>", [(6, 2)], "8 2"),
 ]
-MERGES: dict[str, dict[str, Any]] = {
-    "simple": {"variant": "simple", "ratio": 0.4, "inner": 8},
-    "question": {"variant": "question", "ratio": 0.4, "inner": 8, "heads": 2},
-    "slots": {"variant": "slots", "slots": 5, "inner": 8, "heads": 2},
-    "similarity": {"variant": "similarity", "ratio": 0.4},
-    "class_token": {"variant": "class_token", "ratio": 0.4},
-}
 # Tokens that 0.4 leaves of the images of every row; 5 per image for slots.
 LEFT = [4, 0, 2 + 1 + 1, 10, 0, 1, 4]
-PRUNES: dict[str, dict[str, Any]] = {
-    "none": {},
-    "learned": {"prune": {"layers": [0, 1], "inner": 8, "heads": 2}},
-    "class_token": {"prune": {"layers": [0], "method": "class_token", "keep": 0.5}},
-    "uniform": {"prune": {"layers": [0], "method": "uniform", "keep": 0.5}},
-}
 every_merge = pytest.mark.parametrize("merge", MERGES)
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
-
-
-def merging(merge: str | None, mode: Mode | None = None, prune: str = "none", **fields: Any) -> VisionLanguage:
-    model = tiny(
-        {"positions": "grid"}, {"width": WIDTH, "blocks": BLOCKS, "heads": 2, "context": 96},
-        **({} if merge is None else {"merge": {**MERGES[merge], **fields}}), **PRUNES[prune],
-    )  # fmt: skip
-    model.mode = mode
-    return model
 
 
 @pytest.fixture(scope="module")

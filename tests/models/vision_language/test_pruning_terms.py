@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.pruning import ROWS, WIDTH, pruned
 from tests.helpers.vision import prepare
-from tests.models.vision_language.test_pruned import ROWS, WIDTH, pruned
 from unpad.batching.batch import RaggedBatch
 from unpad.errors import RecipeError
 from unpad.models.vision_language.adversary import TERMS as ADVERSARY

@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
+from tests.helpers.attention_cases import SEED, definition, error, in_double, make_case, parts
 from tests.helpers.paths import LOWEST, NATIVE_DTYPES
-from tests.nn.test_self_attention import SEED, definition, error, in_double, make_case, parts
 from unpad.nn import attention
 from unpad.nn.draws import Draw
 from unpad.nn.native import library

@@ -14,7 +14,7 @@ from transformers import Trainer
 
 import unpad
 from tests.proof.foreign.hugging_face import IGNORE, build, dataset, pad, quiet, sequences, trainer
-from tests.proof.foreign.test_targets import own, shifted
+from tests.proof.foreign.losses import own, shifted
 from unpad.proof.foreign.trainer import BY_SUM, COUPLED, OWN_SHARES
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and TRL

@@ -15,6 +15,7 @@ from fontTools.ttLib.tables._g_l_y_f import Glyph
 from PIL import Image
 from rich.cells import cell_len
 
+from tests.helpers.kept_patches import GRID, PATCH, QUESTION, kept
 from unpad.errors import RecipeError
 from unpad.run.report import kept_patches as show
 from unpad.run.report.kept_patches import (
@@ -29,16 +30,6 @@ from unpad.run.report.kept_patches import (
     write_pictures,
 )
 from unpad.terminal.table import wrapped
-
-PATCH, GRID = 8, (3, 4)
-QUESTION = "图里是什么形状？"
-
-
-def kept(question: str = "Which <shape>?", answer: str = "circle") -> Kept:
-    pixels = np.random.default_rng(0).integers(0, 256, (GRID[0] * PATCH, GRID[1] * PATCH, 3), np.uint8)
-    stays = np.zeros((2, 12), np.bool_)
-    stays[0, [0, 5, 7]], stays[1, 5] = True, True
-    return Kept(pixels, PATCH, {0: stays[0], 2: stays[1]}, question, answer)
 
 
 def test_patches_that_stay_are_untouched_and_the_others_fade() -> None:

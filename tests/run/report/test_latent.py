@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tests.run.test_monitor import record
+from tests.helpers.run_folders import record
 from unpad.errors import SourceError
 from unpad.recipes.file import parse_recipe
 from unpad.run.monitor import COLUMNS, Monitor

@@ -12,50 +12,14 @@ from hypothesis import settings as limits
 from hypothesis import strategies as some
 from rich.console import Console
 
+from tests.helpers.run_folders import run_directory
 from unpad.errors import SourceError
-from unpad.run.monitor import Monitor, StepRecord
+from unpad.run.monitor import Monitor
 from unpad.run.report.history import load_metrics, read_rows
 from unpad.run.report.page import write_report
 from unpad.run.report.section import family_section, part_note
 from unpad.run.report.svg import MAX_POINTS, Curve, plot, running_mean, short, span, thin, tick_labels, ticks
 from unpad.storage import RunLock
-
-
-def run_directory(folder: Path, steps: int = 60, stage: str = "tune", ending: str = "finished") -> Path:
-    """A run of two stages with a held-out evaluation every ten steps."""
-    folder.mkdir()
-    (folder / "recipe.yaml").write_text("train:\n  grad_norm_warning: 2.0\ndata:\n  text: a<secret> & 语料\n")
-    run = Monitor(folder, log_every=10, grad_norm_warning=2.0, console=Console(quiet=True), total_steps=steps)
-    run.log("environment", torch="2.13.0", threads=2, kernel="native bf16")
-    run.log("started", recipe="zh_chat")
-    rng = np.random.default_rng(0)
-    for step in range(1, steps + 1):
-        name = "pretrain" if step <= steps // 2 else stage
-        loss = 4 * math.exp(-step / 20) + 1 + float(rng.normal()) / 20
-        tokens = int(rng.integers(900, 1000))
-        record = StepRecord(
-            step,
-            name,
-            step // 10,
-            1,
-            30,
-            tokens,
-            1000,
-            tokens - 30,
-            loss,
-            1e-3 / step,
-            float(rng.uniform(0.5, 3)),
-            {"nll": loss},
-            {},
-        )
-        run.step(record, seconds=0.1, waited=0.02, processor=0.1, memory_bytes=600_000_000 + step)
-        if step % 10 == 0:
-            run.evaluation(step, name, {"loss": loss + 0.2, "bits_per_char": 2.5}, 4212, best=step < steps)
-    run.log("timers", rows=[{"name": "train", "seconds": 6.0, "share": 0.75}])
-    if ending:
-        run.log(ending)
-    run.close()
-    return folder
 
 
 def text_of(page: str) -> str:

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 
-from tests.run.report.test_kept_patches import QUESTION, kept
+from tests.helpers.kept_patches import QUESTION, kept
 from unpad.evaluation.metrics import Extremes, Metric
 from unpad.run.report.vqa import LEFT, WIDTH, picture_from_json, section, to_json
 

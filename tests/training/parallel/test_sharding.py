@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from tests.conftest import random_batch
+from tests.helpers.image_models import random_images, random_squares, small_cnn, tiny_vit
 from tests.helpers.patients import random_patients, tiny_patients_model
 from tests.helpers.ranks import run_ranks
 from tests.helpers.toy import run, write_toy
 from tests.helpers.vision import ROWS, prepare, tiny
-from tests.models.test_cnn import random_squares, small_cnn
-from tests.models.test_vit import random_images, tiny_vit
 from unpad.batching.batch import RaggedBatch
 from unpad.errors import RecipeError
 from unpad.models.contract import Model

@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.data import test_images, test_vqa
-from tests.helpers import event_tables
+from tests.helpers import event_tables, pictures, questions
 from tests.helpers.toy import write_toy
 from unpad.batching.layout import PaddedLayout
 from unpad.errors import PlanError, RecipeError
@@ -238,14 +237,12 @@ def test_json_and_lines_hold_every_number(result: Bench) -> None:
 
 
 def small_images(folder: Path) -> str:
-    return test_images.write_recipe(
-        folder / "small.yaml", test_images.recipe_of(test_images.write_folder(folder / "p"))
-    )
+    return pictures.write_recipe(folder / "small.yaml", pictures.recipe_of(pictures.write_folder(folder / "p")))
 
 
 def small_questions(folder: Path) -> str:
-    recipe = test_vqa.recipe_of(test_vqa.write_questions(folder / "p"))
-    return test_images.write_recipe(folder / "small.yaml", recipe)
+    recipe = questions.recipe_of(questions.write_questions(folder / "p"))
+    return pictures.write_recipe(folder / "small.yaml", recipe)
 
 
 def small_patients(folder: Path) -> str:
@@ -263,7 +260,7 @@ def small_patients(folder: Path) -> str:
     recipe = event_tables.recipe_of([{"path": str(path), "unit": "hours"}], train={"max_epochs": 1}).model_copy(
         update={"model": model, "precision": "fp32", "losses": {}}
     )
-    return test_images.write_recipe(folder / "small.yaml", recipe)
+    return pictures.write_recipe(folder / "small.yaml", recipe)
 
 
 @pytest.mark.parametrize(

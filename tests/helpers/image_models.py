@@ -1,0 +1,94 @@
+"""Small models of images, and batches of random images for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.layout import build_layout
+from unpad.models import build_model, model_config
+from unpad.models.cnn import Cnn
+from unpad.models.vit import Vit
+
+PATCH, SIDE, CLASSES = 2, 32, 5
+SIZES = [(1, 1), (16, 16), (2, 7), (6, 90), (1, 5), (9, 4), (12, 1)]
+
+
+def cut_patches(image: Tensor, patch: int) -> Tensor:
+    """The patches of an image (channels, rows * patch, columns * patch), row by row, (rows * columns, num_values)."""
+    rows, columns = image.shape[1] // patch, image.shape[2] // patch
+    cells = image.reshape(len(image), rows, patch, columns, patch).permute(1, 3, 0, 2, 4)
+    return cells.reshape(rows * columns, len(image) * patch**2)
+
+
+def pack_images(images: Sequence[Tensor], labels: Sequence[int] | None, patch: int) -> RaggedBatch:
+    """Images (channels, height, width), whose sides are multiples of `patch`, as a batch."""
+    num_values = (images[0].shape[0] if len(images) else 3) * patch**2
+    grid = [(image.shape[1] // patch, image.shape[2] // patch) for image in images]
+    # Shown at their own size, or shrunk to a third.
+    sizes = [[patch * side * (1 + 2 * (i % 2)) for side in sides] for i, sides in enumerate(grid)]
+    lengths = np.array([rows * columns for rows, columns in grid], np.int64)
+    total = int(lengths.sum())
+    return RaggedBatch(
+        layout=build_layout(lengths),
+        position_ids=torch.cat([torch.arange(0), *(torch.arange(n) for n in lengths.tolist())]),
+        input_ids=None,
+        labels=torch.zeros(total, dtype=torch.int64),
+        loss_mask=torch.zeros(total, dtype=torch.bool),
+        target_index=torch.zeros(0, dtype=torch.int64),
+        inputs_embeds=torch.cat([torch.zeros(0, num_values), *(cut_patches(image, patch) for image in images)]),
+        seq_labels=None if labels is None else torch.tensor(labels, dtype=torch.int64),
+        grid=torch.tensor(grid, dtype=torch.int64).reshape(-1, 2),
+        image_sizes=torch.tensor(sizes, dtype=torch.int64).reshape(-1, 2),
+    )
+
+
+def random_images(sizes: Sequence[tuple[int, int]] = SIZES, channels: int = 3) -> RaggedBatch:
+    generator = torch.Generator().manual_seed(5)
+    images = [torch.randn(channels, rows * PATCH, columns * PATCH, generator=generator) for rows, columns in sizes]
+    return pack_images(images, [i % CLASSES for i in range(len(sizes))], PATCH)
+
+
+def tiny_vit(dtype: torch.dtype = torch.float64, **fields: Any) -> Vit:
+    sizes = {"kind": "vit", "width": 16, "blocks": 2, "heads": 2, "hidden": 24, "patch": PATCH, **fields}
+    torch.manual_seed(0)
+    model = build_model(model_config(sizes), CLASSES)
+    assert isinstance(model, Vit)
+    for parameter in model.parameters():  # biases and norms away from zero and one, so that their gradients are tested
+        parameter.data.add_(torch.randn_like(parameter) * 0.1)
+    return model.to(dtype)
+
+
+def pack_squares(squares: Tensor, labels: Sequence[int]) -> RaggedBatch:
+    """Squares (num_images, 3, side, side) as a batch of one token each."""
+    num = len(squares)
+    return RaggedBatch(
+        layout=build_layout(np.ones(num, np.int64)),
+        position_ids=torch.zeros(num, dtype=torch.int64),
+        input_ids=None,
+        labels=torch.zeros(num, dtype=torch.int64),
+        loss_mask=torch.zeros(num, dtype=torch.bool),
+        target_index=torch.zeros(0, dtype=torch.int64),
+        inputs_embeds=squares.flatten(1),
+        seq_labels=torch.tensor(labels, dtype=torch.int64),
+        grid=torch.ones(num, 2, dtype=torch.int64),
+    )
+
+
+def random_squares(num: int = 7, side: int = SIDE) -> RaggedBatch:
+    squares = torch.randn(num, 3, side, side, generator=torch.Generator().manual_seed(5))
+    return pack_squares(squares, [i % CLASSES for i in range(num)])
+
+
+def small_cnn(dtype: torch.dtype = torch.float64, **fields: Any) -> Cnn:
+    torch.manual_seed(0)
+    model = build_model(model_config({"kind": "cnn", "patch": SIDE, **fields}), CLASSES)
+    assert isinstance(model, Cnn)
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn_like(parameter) * 0.05)
+    return model.to(dtype)
