@@ -22,11 +22,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.doctor import planted as unseen
-from tests.doctor import recipes
+from tests.doctor.examining import codes, examined, quiet_machine
 from tests.doctor.missed import MISSED
-from tests.doctor.recipes import codes, examined, quiet_machine
 from tests.doctor.test_troubles import HEALTHY
 from tests.doctor.troubles import TROUBLES, Trouble
+from tests.helpers.families import FAMILIES
 from unpad.doctor.examine import Examination
 from unpad.machine.processor import full_processor_name
 
@@ -58,7 +58,7 @@ def trouble_row(trouble: Trouble, folder: Path) -> tuple[str, int]:
 
 def healthy_row(family: str, sections: dict[str, object], folder: Path) -> tuple[str, int]:
     """A row of the table of healthy recipes, and the number of findings above a note."""
-    found = examined(getattr(recipes, family)(folder, **sections))
+    found = examined(FAMILIES[family](folder, **sections))
     changed = ", ".join(sorted(sections)) or "-"
     return f"| {family} | {changed} | {', '.join(codes(found)) or 'none'} |", len(codes(found))
 
@@ -147,7 +147,8 @@ def main() -> None:
         "",
         f"`python benchmarks/doctor.py`, {datetime.now(UTC):%Y-%m-%d}, {full_processor_name()}: of {len(rows)} planted "
         f"troubles {first} are found first or second; of {len(healthy)} healthy recipes {none} have no finding above a "
-        "note. Models and data are small (`tests/doctor/recipes.py`), faults of code are in `tests/doctor/plants.py`. "
+        "note. Models and data are small (`tests/helpers/families.py`), faults of code are in "
+        "`tests/doctor/plants.py`. "
         f"The last {len(MISSED)} were missed once (`tests/doctor/missed.py`). Seconds are of the processor.",
         "",
         "| planted | finding | rank | number | besides | seconds |",

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -16,6 +17,9 @@ from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.nn import product_speed
+
+if TYPE_CHECKING:
+    from tests.helpers.families import Finished
 
 VOCAB = 50
 
@@ -55,6 +59,16 @@ def _fixed_precision() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(product_speed, "product_speeds", lambda: speeds)
         yield
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
+    """Finished runs of the families, one of each for all tests of this process: a test that writes copies its own."""
+    from tests.helpers.families import Finished
+
+    made = Finished(tmp_path_factory.mktemp("families"))
+    yield made
+    assert made.changed() == []
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tests.doctor.recipes import images, patients, questions, text, write_rows
 from tests.doctor.troubles import Recipe, Row, Trouble, with_tables
+from tests.helpers.families import images, patients, questions, text, write_rows
 from tests.helpers.toy import SMALL_MODEL
 
 

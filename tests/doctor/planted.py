@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.doctor.recipes import SECONDS, quiet_machine
+from tests.doctor.examining import SECONDS, quiet_machine
 from unpad.doctor.examine import examine
 from unpad.doctor.finding import Finding
 from unpad.doctor.words import sentences

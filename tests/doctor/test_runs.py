@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.doctor.recipes import codes, examined, text
+from tests.doctor.examining import codes, examined
+from tests.helpers.families import text
 from tests.helpers.toy import run
 from unpad.doctor.files import check_files
 from unpad.errors import RunFileError

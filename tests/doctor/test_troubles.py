@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.doctor import recipes
+from tests.doctor.examining import codes, examined, quiet_machine
 from tests.doctor.missed import MISSED
-from tests.doctor.recipes import codes, examined, quiet_machine
 from tests.doctor.troubles import TROUBLES, Trouble
+from tests.helpers.families import FAMILIES
 from tests.helpers.toy import SMALL_MODEL
 from unpad.doctor.data import rows
 from unpad.doctor.examine import Examination
@@ -88,4 +88,4 @@ HEALTHY: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("family", "sections"), [one for one in HEALTHY if not one[1]])
 def test_a_healthy_recipe_has_no_finding_above_a_note(family: str, sections: dict[str, Any], tmp_path: Path) -> None:
-    assert codes(examined(getattr(recipes, family)(tmp_path, **sections))) == []
+    assert codes(examined(FAMILIES[family](tmp_path, **sections))) == []

@@ -8,7 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.doctor.recipes import quiet_machine, text
+from tests.doctor.examining import quiet_machine
+from tests.helpers.families import text
 from tests.helpers.shell import Shell
 from unpad.doctor import examine
 from unpad.errors import DOCTOR_FOUND_TROUBLE

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from tests.doctor import plants
-from tests.doctor.recipes import images, patients, questions, text, write_rows
+from tests.helpers.families import images, patients, questions, text, write_rows
 from tests.helpers.toy import SMALL_MODEL
 from unpad.data.tokens.tokenizer import train_tokenizer
 from unpad.recipes.data import TokenizerSettings

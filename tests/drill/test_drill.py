@@ -14,11 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers.event_tables import draw_rows, put, table
-from tests.helpers.pictures import write_folder
-from tests.helpers.questions import SMALL, write_questions
+from tests.helpers.families import images, patients, questions, text
 from tests.helpers.shell import Shell
-from tests.helpers.toy import write_recipe, write_toy
+from tests.helpers.toy import write_toy
 from unpad.drill import drill as drilling
 from unpad.drill import files
 from unpad.drill.drill import drill
@@ -50,51 +48,23 @@ def _forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "RENAMES", 60)
 
 
-def text(folder: Path) -> Path:
-    return write_toy(folder)
-
-
-def images(folder: Path) -> Path:
-    model = {"kind": "vit", "patch": 8, "width": 16, "blocks": 1, "heads": 2, "hidden": 24, "context": 64}
-    data = {"images": str(write_folder(folder)), "holdout": 0.2}
-    return small(folder, data=data, images={"max_tokens": 16}, model=model)
-
-
-def vqa(folder: Path) -> Path:
-    data = {"vqa": str(write_questions(folder)), "holdout": 0.2}
-    return small(folder, data=data, images={"max_tokens": 16}, model=SMALL, tokenizer={"kind": "words"})
-
-
-def events(folder: Path) -> Path:
-    rows = put(folder / "events.parquet", table(draw_rows(30, most=12)))
-    data = {"events": {"path": str(rows), "unit": "minutes"}, "holdout": 0.2}
-    model = {"kind": "set_sequence", "width": 16, "heads": 2, "levels": 1, "inducing": 2, "latent": 8, "blocks": 1}
-    return small(folder, data=data, model=model, losses={"classification": 0})
-
-
-def small(folder: Path, **sections: Any) -> Path:
-    recipe: dict[str, Any] = {
-        "plan": {"tokens_per_step": 64, "tokens_per_micro": 64},
-        "train": {"threads": 1, "max_epochs": 2},
-        "precision": "fp32",
-    }
-    return write_recipe(folder / "small.yaml", {**recipe, **sections})
+QUICK: dict[str, Any] = {"train": {"threads": 1, "max_epochs": 2}}
 
 
 # --------------------------------------------------------------------------- measured
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [text, images, vqa, events])
-def test_every_family_is_measured(tmp_path: Path, family: Callable[[Path], Path]) -> None:
+@pytest.mark.parametrize("family", [text, images, questions, patients], ids=["text", "images", "vqa", "events"])
+def test_every_family_is_measured(tmp_path: Path, family: Callable[..., Path]) -> None:
     gc.collect()
     return_freed_memory()  # of other tests, which children would begin with, and some of them without
-    found = measure(family(tmp_path / "data"), tmp_path, PLENTY, 120.0)
+    found = measure(family(tmp_path / "data", **QUICK), tmp_path, PLENTY, 120.0)
     assert (found.why, found.failed, found.fits) == ("", False, True)
     assert found.read is not None
     assert found.stepped is not None
     assert found.repeated is not None
-    assert found.read.private is (family is events)
+    assert found.read.private is (family is patients)
     assert found.read.checkpoint_bytes == pytest.approx(found.stepped.checkpoint_bytes, rel=0.02)
     assert found.read.least_memory < found.stepped.peak_bytes < 4 * GIB
     assert found.stepped.predicted_bytes == pytest.approx(found.stepped.peak_bytes, rel=0.3)

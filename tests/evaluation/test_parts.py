@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
+from tests.helpers.families import patients
 from tests.helpers.patient_tables import FIRST, write_tables
 from tests.helpers.pictures import recipe_of, write_folder
 from tests.helpers.toy import quiet, rows, run, write_toy
@@ -21,7 +22,7 @@ from unpad.errors import RecipeError, ResumeError, SourceError
 from unpad.evaluation.metrics import metric_lines
 from unpad.evaluation.run import SPLITS, evaluate_new, evaluate_run
 from unpad.inference.loaded import load
-from unpad.recipes.file import load_recipe, parse_recipe
+from unpad.recipes.file import load_recipe
 from unpad.training.loop import train
 
 pytestmark = pytest.mark.slow
@@ -217,17 +218,9 @@ def test_patients_of_the_test_part_teach_no_code_and_are_evaluated(tmp_path: Pat
     people = pq.read_table(tmp_path / "tables" / "people.parquet")
     parts = pa.array([("train", "tuning", "held_out", None)[n % 4] for n in range(40)], pa.string())
     pq.write_table(people.append_column("split", parts), tmp_path / "tables" / "people.parquet")
-    labels = {"path": "people.parquet", "event": "status", "duration": "futime", "horizon": 365}
-    recipe = parse_recipe({
-        "data": {
-            "root": str(tmp_path / "tables"), "holdout": 0.3,
-            "events": [{"path": "tests.parquet", "time": "days", "code": "test"}],
-        },
-        "events": {"landmark": 0, "labels": labels},
-        "model": {"kind": "set_sequence", "width": 16, "heads": 2, "hidden": 24, "blocks": 1, "levels": 1, "latent": 4},
-        "plan": {"tokens_per_step": 200, "tokens_per_micro": 90},
-        "train": {"max_steps": 2, "threads": 1}, "precision": "fp32",
-    })  # fmt: skip
+    measured = {"path": "tests.parquet", "time": "days", "code": "test"}
+    short = {"data": {"holdout": 0.3, "events": [measured]}, "train": {"max_steps": 2, "threads": 1}}
+    recipe = load_recipe(str(patients(tmp_path, **short)), [])
     data = open_data(recipe, None)
     assert data.table.num_test == 10
     assert any("10 left out as the test part" in line for line in data.lines())
@@ -236,8 +229,7 @@ def test_patients_of_the_test_part_teach_no_code_and_are_evaluated(tmp_path: Pat
     tested = open_data(recipe, data.files, Wanted.TEST)
     assert len(tested.table) == 10
     assert (tested.table.split == Split.TEST).all()
-    (tmp_path / "r.yaml").write_text(recipe.to_yaml(), "utf-8")
-    train(str(tmp_path / "r.yaml"), tmp_path / "run", [], console=quiet())
+    run(tmp_path / "patients.yaml", tmp_path / "run")
     found, _ = evaluate_run(str(tmp_path / "run"))
     assert (found["accuracy"].num, found["accuracy"].part) == (10, "test")
     write_tables(tmp_path / "new", FIRST + 100 + np.arange(20))

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 from tests.helpers.event_tables import FIRST_ID, draw_rows, put, put_meds
+from tests.helpers.families import patients
 from tests.helpers.patient_tables import FIRST, MODEL, PEOPLE, write_tables
 from tests.helpers.shell import Shell
 from tests.helpers.toy import quiet
@@ -40,29 +42,14 @@ pytestmark = pytest.mark.slow
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A run of a few steps, beside the tables that it was trained on."""
     root = tmp_path_factory.mktemp("patients")
-    write_tables(root / "tables", FIRST + np.arange(PEOPLE))
-    recipe = {
-        "data": {
-            "root": str(root / "tables"),
-            "holdout": 0.4,
-            "events": [
-                {"path": "tests.parquet", "time": "days", "code": "test"},
-                {"path": "people.parquet", "static": ["age"]},
-            ],
-        },
-        "events": {
-            "landmark": 0,
-            "labels": {"path": "people.parquet", "event": "status", "duration": "futime", "horizon": 365},
-        },
-        "model": {**MODEL, "bins": [0, 90, 365]},
-        "plan": {"tokens_per_step": 200, "tokens_per_micro": 90},
+    short: dict[str, Any] = {
+        "model": {"bins": [0, 90, 365]}, "losses": None, "optim": None, "plan": {"tokens_per_micro": 90},
         "train": {"max_steps": 6, "threads": 1},
-        "precision": "fp32",
-    }
-    (root / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    }  # fmt: skip
+    recipe = patients(root, PEOPLE, **short)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UNPAD_CACHE", str(root / "cache"))
-        train(str(root / "recipe.yaml"), root / "run", [], console=quiet())
+        train(str(recipe), root / "run", [], console=quiet())
         yield root / "run"
 
 
@@ -82,7 +69,7 @@ def test_everything_it_trains_is_measured(unpad: Shell, run: Path) -> None:
 def test_own_patients_are_checked_planned_and_proven(
     unpad: Shell, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = run.with_name("recipe.yaml")
+    recipe = run.with_name("patients.yaml")
     checked = unpad("data", "check", recipe)
     assert checked.code == 0, checked.out + checked.err
     assert f"{PEOPLE} of {PEOPLE} rows usable" in checked.out

@@ -1,4 +1,4 @@
-"""Small finished runs of three families, and damages of every kind to their files."""
+"""Damages of every kind to a file."""
 
 from __future__ import annotations
 
@@ -9,51 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image
-
-from tests.helpers.toy import run, write_recipe, write_toy
-
 WRONG: tuple[Any, ...] = (None, "x", -1, 10**400, [], {"a": [1]}, True, "\ud800", 1.5)
 DEEP = b"[" * 100_000
-SMALL = {"width": 16, "blocks": 1, "heads": 2}
-
-
-def finished_runs(folder: Path) -> dict[str, Path]:
-    """Train a run of a few steps for each of three families, in a folder of its own; {family: recipe}."""
-    recipes = {"text": write_toy(folder / "text"), "images": _images(folder), "events": _events(folder)}
-    for family, recipe in recipes.items():
-        run(recipe, folder / "runs" / family, "train.max_steps=3")
-    return recipes
-
-
-def _images(folder: Path) -> Path:
-    for number in range(16):
-        path = folder / "pictures" / "ab"[number % 2] / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.full((16, 16 + number, 3), 10 * number, np.uint8)).save(path)
-    model = {"kind": "vit", "patch": 8, "context": 32, "hidden": 24, **SMALL}
-    plan = {"tokens_per_step": 60, "tokens_per_micro": 200, "overflow": "error"}
-    data = {"images": str(folder / "pictures"), "holdout": 0.25}
-    return write_recipe(folder / "images.yaml", _recipe(data, model, plan))
-
-
-def _events(folder: Path) -> Path:
-    draw = np.random.default_rng(0)
-    lines = [
-        f"{p},{3 * k},{'abcd'[draw.integers(4)]},{draw.normal():.3f}" for p in range(1, 25) for k in range(1 + p % 5)
-    ]
-    (folder / "events.csv").write_text("\n".join(["id,time,code,value", *lines]) + "\n")
-    model = {"kind": "set_sequence", "levels": 1, "inducing": 2, "latent": 4, **SMALL}
-    data = {"events": [{"path": str(folder / "events.csv"), "unit": "days"}], "holdout": 0.25}
-    plan = {"tokens_per_step": 40, "tokens_per_micro": 200}
-    more = {"losses": {"classification": 0}, "collapse": {"every": 1, "policy": "warn"}, "events": {"min_count": 1}}
-    return write_recipe(folder / "events.yaml", {**_recipe(data, model, plan), **more})
-
-
-def _recipe(data: dict[str, Any], model: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
-    train = {"threads": 1, "max_epochs": 2, "eval_every": 2}
-    return {"data": data, "model": model, "plan": plan, "train": train, "precision": "fp32", "checkpoint": {"every": 2}}
 
 
 def damage(path: Path, content: bytes | str | None) -> None:

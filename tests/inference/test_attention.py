@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 
 from tests.conftest import random_batch, tiny_model
-from tests.helpers.toy import run, write_recipe, write_toy
+from tests.helpers.families import images
+from tests.helpers.toy import run, write_toy
 from unpad.inference.attention import attention_weights
 from unpad.nn.block import Attention
 from unpad.run.report.attention import ATTENTION, LEVELS, draw
@@ -78,18 +78,7 @@ def test_maps_keep_to_the_context_of_the_model(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_of_images_shows_the_image_and_what_patches_receive(tmp_path: Path) -> None:
-    for index in range(12):
-        folder = tmp_path / "pictures" / ("dark" if index % 2 else "bright")
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (16, 8), (index * 9, 90, 200 - index)).save(folder / f"{index}.png")
-    recipe = write_recipe(
-        tmp_path / "images.yaml",
-        {
-            "data": {"images": str(tmp_path / "pictures"), "holdout": 0.25},
-            "model": {"kind": "vit", "width": 16, "blocks": 3, "heads": 2, "hidden": 24, "patch": 4},
-            "train": {"max_steps": 2, "max_epochs": 2, "threads": 1}, "precision": "fp32",
-        },
-    )  # fmt: skip
+    recipe = images(tmp_path, 24, model={"blocks": 3, "patch": 4}, train={"max_steps": 2, "threads": 1})
     run(recipe, tmp_path / "run")
     found = json.loads((tmp_path / "run" / ATTENTION).read_text(encoding="utf-8"))
     rows, columns = found["grid"]

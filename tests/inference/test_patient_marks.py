@@ -16,15 +16,15 @@ import pytest
 import yaml
 
 from tests.helpers.event_tables import draw_rows, opened, put, table
+from tests.helpers.patient_tables import MODEL
 from tests.helpers.shell import Shell
-from tests.helpers.toy import quiet
+from tests.helpers.toy import quiet, write_recipe
 from unpad.data.histories.assemble import QUANTILES, load_codes
 from unpad.inference.patient_marks import beyond, mark_patients
 from unpad.training.loop import train
 
 pytestmark = pytest.mark.slow
 
-MODEL = {"kind": "set_sequence", "width": 16, "heads": 2, "hidden": 24, "blocks": 1, "levels": 1, "latent": 4}
 USUAL = {"temperature": (37.0, 0.5), "pulse": (80.0, 12.0), "lactate": (1.5, 0.4)}
 
 
@@ -56,7 +56,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "train": {"max_steps": 2, "threads": 1},
         "precision": "fp32",
     }
-    (root / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    write_recipe(root / "recipe.yaml", recipe)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UNPAD_CACHE", str(root / "cache"))
         train(str(root / "recipe.yaml"), root / "run", [], console=quiet())

@@ -13,9 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from tests.helpers.families import images
 from tests.helpers.pairs import write_pairs
 from tests.helpers.shell import Shell
-from tests.helpers.toy import LOOP, SMALL_MODEL, TWO_STAGES, quiet, rows, run, write_recipe, write_toy
+from tests.helpers.toy import LOOP, SMALL_MODEL, TWO_STAGES, quiet, rows, run, write_toy
 from unpad.batching.plan import Micro
 from unpad.data.family import Data
 from unpad.data.sources.simulated import draw_patients
@@ -165,11 +166,8 @@ def test_pictures_in_folders_are_found(tmp_path: Path, given: Given) -> None:
         path = tmp_path / "photos" / ("train", "test")[number > 13] / ("cat", "dog")[number % 2] / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(draw.integers(0, 255, (16, 8 + number, 3)).astype(np.uint8)).save(path)
-    fields = {"train": {"max_epochs": 2, "threads": 1}, "precision": "fp32", "plan": {"tokens_per_step": 12}}
-    recipe = write_recipe(
-        tmp_path / "images.yaml",
-        {"data": {"images": str(tmp_path / "photos")}, "model": {"kind": "vit", "patch": 8, **TINY}, **fields},
-    )
+    plan = {"tokens_per_step": 12}
+    recipe = images(tmp_path, data={"images": str(tmp_path / "photos")}, plan=plan, train={"max_epochs": 2})
     train(str(recipe), tmp_path / "run", [], console=quiet())
     history, learnt = open_history(tmp_path / "run"), 0
     for number in range(16):

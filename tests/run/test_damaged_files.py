@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from tests.helpers.damage import DEEP, damage, damages, finished_runs, mutations
+from tests.helpers.damage import DEEP, damage, damages, mutations
+from tests.helpers.families import STEPS, Family, Finished
 from tests.helpers.toy import LOOP, events, run
 from unpad import storage
 from unpad.data.pictures.seen import seen_pictures
@@ -31,30 +32,28 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, Path]]]:
-    folder = tmp_path_factory.mktemp("finished")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNPAD_CACHE", str(folder / "cache"))
-        recipes = finished_runs(folder)
-        evaluation = {"family": "images", "classes": ["a", "b"], "confusion": [[1, 2], [3, 4]], "part": "valid"}
-        bins = [{"confidence": 0.5, "accuracy": 0.5}]
-        kept = json.dumps({**evaluation, "calibration": bins, "best_of": 2})
-        (folder / "runs" / "images" / "evaluation.json").write_text(kept)
-        metrics = {"loss": {"value": 1.0, "low": 0.5, "high": None, "num": 3, "reason": "few", "part": "valid"}}
-        line = json.dumps({"time": "2026-01-01T00:00:00", "step": 3, "metrics": metrics, "lines": ["a"]})
-        (folder / "runs" / "text" / "evaluations.jsonl").write_text(line + "\n")
-        yield folder, recipes
+def text(finished: Finished) -> Family:
+    return finished("text")
 
 
 @pytest.fixture
-def copy(runs: tuple[Path, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """A copy of the finished run of a family."""
-    folder, _ = runs
-    monkeypatch.setenv("UNPAD_CACHE", str(folder / "cache"))
+def copy(finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """A copy of the finished run of a family, with evaluations."""
 
     def made(family: str) -> Path:
         shutil.rmtree(tmp_path / family, ignore_errors=True)
-        return shutil.copytree(folder / "runs" / family, tmp_path / family)
+        folder = shutil.copytree(finished(family).run, tmp_path / family)
+        monkeypatch.setenv("UNPAD_CACHE", str(finished(family).cache))
+        if family == "images":
+            evaluation = {"family": "images", "classes": ["a", "b"], "confusion": [[1, 2], [3, 4]], "part": "valid"}
+            bins = [{"confidence": 0.5, "accuracy": 0.5}]
+            kept = json.dumps({**evaluation, "calibration": bins, "best_of": 2})
+            (folder / "evaluation.json").write_text(kept)
+        if family == "text":
+            metrics = {"loss": {"value": 1.0, "low": 0.5, "high": None, "num": 3, "reason": "few", "part": "valid"}}
+            line = json.dumps({"time": "2026-01-01T00:00:00", "step": STEPS, "metrics": metrics, "lines": ["a"]})
+            (folder / "evaluations.jsonl").write_text(line + "\n")
+        return folder
 
     return made
 
@@ -78,7 +77,7 @@ FAMILIES = {
     "text": ("metrics.jsonl", "timing.jsonl", "log.jsonl", "run.json", "samples.jsonl", "evaluations.jsonl",
              "attention.json", "tokenizer.json", "run.lock"),
     "images": ("classes.json", "pictures.json", "evaluation.json", "attention.json"),
-    "events": ("metrics.jsonl", "events.json"),
+    "patients": ("metrics.jsonl", "events.json"),
 }  # fmt: skip
 
 
@@ -192,15 +191,13 @@ def test_no_text_of_any_file_reaches_the_page_as_markup(
         assert "<q" not in page, name
         assert POLICY in page
         num_drawn += "&lt;q a=&quot;1&quot;&gt;&amp;&#x27;x" in page
-    assert num_drawn >= {"text": 5, "images": 2, "events": 1}[family]
+    assert num_drawn >= {"text": 5, "images": 2, "patients": 1}[family]
 
 
 # --------------------------------------------------------------------------- resume
 
 
-def test_files_that_training_can_do_without_do_not_end_it(
-    runs: tuple[Path, dict[str, Path]], copy: Callable[[str], Path]
-) -> None:
+def test_files_that_training_can_do_without_do_not_end_it(text: Family, copy: Callable[[str], Path]) -> None:
     folder = copy("text")
     with (folder / "log.jsonl").open("a") as file:
         file.write('{"time": 5}\n[\n')
@@ -209,7 +206,7 @@ def test_files_that_training_can_do_without_do_not_end_it(
     for name in ("samples.jsonl", "attention.json", "evaluations.jsonl"):
         (folder / name).write_text("[")
     (folder / "report.html").unlink()
-    result = run(runs[1]["text"], folder, "train.max_steps=4", resume=True)
+    result = run(text.recipe, folder, "train.max_steps=4", resume=True)
     assert result.step == 4
     entries = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines() if line.endswith("}")]
     messages = [entry["message"] for entry in entries if entry.get("kind") in ("warning", "report_skipped")]
@@ -219,18 +216,14 @@ def test_files_that_training_can_do_without_do_not_end_it(
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "run.json", "tokenizer.json", "recipe.yaml"])
-def test_files_that_training_needs_end_a_resume_by_name(
-    runs: tuple[Path, dict[str, Path]], copy: Callable[[str], Path], name: str
-) -> None:
+def test_files_that_training_needs_end_a_resume_by_name(text: Family, copy: Callable[[str], Path], name: str) -> None:
     folder = copy("text")
     (folder / name).write_text("{}\n" + (folder / name).read_text() if name == "metrics.jsonl" else "[")
     with pytest.raises(UnpadError, match=name):
-        run(runs[1]["text"], folder, "train.max_steps=4", resume=True)
+        run(text.recipe, folder, "train.max_steps=4", resume=True)
 
 
-def test_a_checkpoint_of_somebody_else_is_refused_by_its_field(
-    runs: tuple[Path, dict[str, Path]], copy: Callable[[str], Path]
-) -> None:
+def test_a_checkpoint_of_somebody_else_is_refused_by_its_field(text: Family, copy: Callable[[str], Path]) -> None:
     folder = copy("text")
     found = checkpoint.load_newest(folder / "checkpoints")
     assert found is not None
@@ -256,7 +249,7 @@ def test_a_checkpoint_of_somebody_else_is_refused_by_its_field(
         storage.remove_folder(newest)
         storage.write_folder(newest, {**files, "state.json": json.dumps(state).encode()})
         with pytest.raises(CheckpointError, match=says):
-            run(runs[1]["text"], folder, "train.max_steps=4", resume=True)
+            run(text.recipe, folder, "train.max_steps=4", resume=True)
 
 
 def test_a_folder_of_checkpoints_that_cannot_be_listed_is_named(
@@ -276,9 +269,9 @@ def test_a_folder_of_checkpoints_that_cannot_be_listed_is_named(
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the thread of TensorBoard
 def test_a_run_directory_that_is_removed_while_it_trains_ends_the_run(
-    runs: tuple[Path, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(runs[0] / "cache"))
+    monkeypatch.setenv("UNPAD_CACHE", str(text.cache))
     update, num_steps = LOOP.train_step, 0
 
     def step(*args: object, **options: object) -> object:
@@ -290,14 +283,14 @@ def test_a_run_directory_that_is_removed_while_it_trains_ends_the_run(
 
     monkeypatch.setattr(LOOP, "train_step", step)
     with pytest.raises(DiskError, match=r"the folder was renamed, replaced or deleted while") as caught:
-        run(runs[1]["text"], tmp_path / "run")
+        run(text.recipe, tmp_path / "run")
     assert "--resume" in caught.value.fix
     assert num_steps == 2
     assert not (tmp_path / "run").exists(), "nothing comes back in its place"
 
 
 def test_what_tensorboard_cannot_write_does_not_end_a_run(
-    runs: tuple[Path, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of a record is written, and then nothing."""
     real = os.write
@@ -309,9 +302,9 @@ def test_what_tensorboard_cannot_write_does_not_end_a_run(
             return real(descriptor, data[:40])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setenv("UNPAD_CACHE", str(runs[0] / "cache"))
+    monkeypatch.setenv("UNPAD_CACHE", str(text.cache))
     monkeypatch.setattr(os, "write", full)
-    assert run(runs[1]["text"], tmp_path / "run", "train.max_steps=2").step == 2
+    assert run(text.recipe, tmp_path / "run", "train.max_steps=2").step == 2
     [warning] = events(tmp_path / "run", "warning")
     assert warning["message"] == ("TensorBoard's files end here and are incomplete: No space left on device")
     [board] = (tmp_path / "run" / "tensorboard").iterdir()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.doctor.recipes import questions, write_rows
+from tests.helpers.families import questions, write_rows
 from unpad.data.sources.example import Example, Turn
 from unpad.doctor.data.joins import check_joins
 from unpad.doctor.finding import Finding

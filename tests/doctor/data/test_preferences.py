@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.doctor.recipes import codes, examined, text, write_rows
+from tests.doctor.examining import codes, examined
+from tests.helpers.families import text, write_rows
 from unpad.data.sources.example import Example, Turn
 from unpad.doctor.data.preferences import check_preferences
 from unpad.doctor.finding import Finding

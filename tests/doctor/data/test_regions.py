@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.doctor.recipes import images, rewritten, write_rows
+from tests.helpers.families import images, rewritten, write_rows
 from unpad.doctor.data.regions import check_regions
 from unpad.doctor.subject import Clock, open_subject
 

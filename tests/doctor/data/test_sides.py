@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from tests.doctor.missed import with_asked, with_rows
-from tests.doctor.recipes import images, patients, questions, rewritten, text, write_rows
 from tests.doctor.troubles import Recipe, Row, with_tables
+from tests.helpers.families import images, patients, questions, rewritten, text, write_rows
 from unpad.doctor.data.pictures import check_pictures
 from unpad.doctor.data.values import check_values
 from unpad.doctor.examine import checks_of

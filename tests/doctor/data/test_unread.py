@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.doctor.recipes import rewritten, text, write_rows
 from tests.doctor.sentences import rich_sentences
+from tests.helpers.families import rewritten, text, write_rows
 from unpad.doctor.data.unread import check_unread
 from unpad.doctor.finding import Finding
 from unpad.doctor.subject import Clock, open_subject

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.helpers import event_tables, pictures, questions
+from tests.helpers.families import images, patients, questions
 from tests.helpers.toy import write_toy
 from unpad.batching.layout import PaddedLayout
 from unpad.errors import PlanError, RecipeError
@@ -236,51 +237,24 @@ def test_json_and_lines_hold_every_number(result: Bench) -> None:
         assert f"{row.pad_share:.1%}" in text
 
 
-def small_images(folder: Path) -> str:
-    return pictures.write_recipe(folder / "small.yaml", pictures.recipe_of(pictures.write_folder(folder / "p")))
-
-
-def small_questions(folder: Path) -> str:
-    recipe = questions.recipe_of(questions.write_questions(folder / "p"))
-    return pictures.write_recipe(folder / "small.yaml", recipe)
-
-
-def small_patients(folder: Path) -> str:
-    path = event_tables.put(folder / "events.parquet", event_tables.table(event_tables.draw_rows(8)))
-    model = {
-        "kind": "set_sequence",
-        "width": 16,
-        "levels": 1,
-        "inducing": 2,
-        "latent": 8,
-        "blocks": 1,
-        "heads": 2,
-        "context": 64,
-    }
-    recipe = event_tables.recipe_of([{"path": str(path), "unit": "hours"}], train={"max_epochs": 1}).model_copy(
-        update={"model": model, "precision": "fp32", "losses": {}}
-    )
-    return pictures.write_recipe(folder / "small.yaml", recipe)
-
-
 @pytest.mark.parametrize(
     ("write", "units"),
     [
-        (small_images, ("images", "patches")),
-        (small_questions, ("questions", "positions")),
-        (small_patients, ("patients", "events")),
+        (partial(images, num=24), ("images", "patches")),
+        (questions, ("questions", "positions")),
+        (partial(patients, num=12), ("patients", "events")),
     ],
     ids=["images", "vqa", "patients"],
 )
 def test_every_family_is_measured_in_its_own_units(
-    write: Callable[[Path], str], units: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write: Callable[[Path], Path], units: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(bench_memory, "run_all", called_here)
     for module in (variants, bench_module):  # the least that the trained sizes are among
         monkeypatch.setattr(module, "BATCH_SIZES", bench_module.TRAINED_SIZES)
     measured = bench(
-        write(tmp_path), ["plan.batch_size=4"], Effort(rounds=1, seconds=0.001, updates=2, ceiling_size=64)
+        str(write(tmp_path)), ["plan.batch_size=4"], Effort(rounds=1, seconds=0.001, updates=2, ceiling_size=64)
     )
     assert f"training {units[0]} of" in "\n".join(measured.lines())
     assert f"Tokens are real {units[1]}" in "\n".join(measured.lines())
