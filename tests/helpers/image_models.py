@@ -17,6 +17,13 @@ from unpad.models.vit import Vit
 
 PATCH, SIDE, CLASSES = 2, 32, 5
 SIZES = [(1, 1), (16, 16), (2, 7), (6, 90), (1, 5), (9, 4), (12, 1)]
+VITS: dict[str, dict[str, Any]] = {
+    "mean": {},
+    "attention": {"pool": "attention", "norm": "rmsnorm", "activation": "swiglu", "kv_heads": 1},
+    "convolutions": {"stem": (4,)},
+    "opacity and size": {"stem": (4,), "channels": 4, "size_embed": True},
+    "opacity": {"channels": 4},
+}
 
 
 def cut_patches(image: Tensor, patch: int) -> Tensor:
@@ -62,6 +69,17 @@ def tiny_vit(dtype: torch.dtype = torch.float64, **fields: Any) -> Vit:
     for parameter in model.parameters():  # biases and norms away from zero and one, so that their gradients are tested
         parameter.data.add_(torch.randn_like(parameter) * 0.1)
     return model.to(dtype)
+
+
+CLASSIFIERS: dict[str, dict[str, Any]] = {**{f"vit, {kind}": fields for kind, fields in VITS.items()}, "cnn": {}}
+
+
+def classifier(kind: str, dtype: torch.dtype = torch.float64, **fields: Any) -> tuple[Vit | Cnn, RaggedBatch]:
+    """A model of CLASSIFIERS, and images of several sizes, or of the one that it reads, with their classes."""
+    if kind == "cnn":
+        return small_cnn(dtype, **fields), random_squares()
+    model = tiny_vit(dtype, **CLASSIFIERS[kind], **fields)
+    return model, random_images(channels=model.config.channels)
 
 
 def pack_squares(squares: Tensor, labels: Sequence[int]) -> RaggedBatch:

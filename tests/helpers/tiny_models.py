@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 from tests.conftest import random_batch, tiny_model
 from tests.helpers.image_models import random_images, random_squares, small_cnn, tiny_vit
@@ -24,6 +25,21 @@ from unpad.models.contract import (
 )
 from unpad.recipes.adapters import LoraSettings
 
+DECODERS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "gpt": {"norm": "layernorm", "activation": "relu", "positions": "sinusoidal", "bias": True, "tied": False},
+    "learned": {"norm": "layernorm", "activation": "gelu", "positions": "learned"},
+    "grouped": {"kv_heads": 2, "activation": "geglu"},
+    "qwen": {"head_width": 6, "qk_norm": True, "qkv_bias": True, "kv_heads": 1},
+    "gemma": {
+        "head_width": 6, "qk_norm": True, "branch_norms": True, "activation": "geglu_tanh", "embed_scale": 4.0,
+        "sliding_window": 3, "sliding_blocks": [0], "sliding_rope_theta": 100.0,
+    },
+    "smollm": {
+        "no_rope_blocks": [0], "activation": "gelu_tanh",
+        "rope_scaling": {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_context": 8},
+    },
+}  # fmt: skip
 TEXT = {ReadsTokens, ScoresTokens, Generates}
 Example = tuple[Callable[[], Model], Callable[[], RaggedBatch], set[type[Model]]]
 EXAMPLES: dict[str, Example] = {

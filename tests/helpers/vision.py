@@ -31,6 +31,13 @@ GRIDS: list[Row] = [
     ("7 <image> 8 9 11 <image> <image>", [(2, 2), (4, 1), (1, 3)], "1"),
     ("6", [], "3"),
 ]
+LEARNED = {"positions": "learned", "side": 2, "pre_norm": True, "activation": "quick_gelu"}
+TOWERS: dict[str, dict[str, Any]] = {
+    "clip": {"vision": LEARNED},
+    "clip, last layer": {"vision": {**LEARNED, "feature_layer": -1}, "language": {"kv_heads": 2, "tied": False}},
+    "any size": {"vision": {"positions": "grid"}, "language": {"positions": "learned"}},
+}
+SAMPLES = {"clip": ROWS, "clip, last layer": ROWS, "any size": GRIDS}
 
 
 def encode(text: str) -> list[int]:

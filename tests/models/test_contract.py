@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from importlib import import_module
 from inspect import getmembers, isfunction, signature
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd import gradcheck
+from torch.func import functional_call
+from torch.nn import functional as F
 
-from tests.conftest import tiny_model
-from tests.helpers.image_models import CLASSES
+from tests.conftest import random_batch, tiny_model
+from tests.helpers.image_models import (
+    CLASSES,
+    CLASSIFIERS,
+    classifier,
+    pack_images,
+    pack_squares,
+    random_images,
+    tiny_vit,
+)
 from tests.helpers.models import Stub
-from tests.helpers.patients import NUM_CODES
-from tests.helpers.tiny_models import EXAMPLES, Example
-from unpad.batching.batch import RaggedBatch
-from unpad.batching.layout import Layout
-from unpad.models import model_kinds
+from tests.helpers.patients import NUM_CODES, random_patients, tiny_patients_model
+from tests.helpers.tiny_models import DECODERS, EXAMPLES, Example
+from tests.helpers.vision import ROWS, SAMPLES, TOWERS, prepare, tiny
+from unpad.batching.batch import RaggedBatch, from_padded
+from unpad.batching.layout import Layout, PaddedLayout
+from unpad.errors import RecipeError
+from unpad.models import build_model, model_config, model_kinds
+from unpad.models.cnn import Cnn
 from unpad.models.contract import (
     ORIGIN,
+    WEIGHTS,
     Classifies,
     Generates,
     HasLatent,
@@ -31,7 +50,10 @@ from unpad.models.contract import (
     ReadsTokens,
     ScoresTokens,
 )
+from unpad.models.vit import Vit
 from unpad.nn.cache import KeyValueCache
+from unpad.nn.native import library
+from unpad.training.step import accumulate, train_step
 
 
 @pytest.fixture(params=sorted(EXAMPLES))
@@ -156,3 +178,307 @@ def test_a_model_without_a_member_of_the_contract_cannot_be_built() -> None:
 
     with pytest.raises(TypeError, match="classify"):
         Incomplete()  # type: ignore[abstract]
+
+
+# --------------------------------------------------------------------------- batches of any composition
+
+
+def outputs(model: Model, batch: RaggedBatch) -> list[Tensor]:
+    """Hidden states of real positions; of a model of images also logits and likelihoods."""
+    with torch.no_grad():
+        hidden = model(batch)
+        if isinstance(batch.layout, PaddedLayout):
+            mask = batch.layout.attention_mask
+            hidden = from_padded(hidden.unflatten(0, mask.shape), mask)
+        return [hidden, model.classify(batch), model.nll(batch)] if isinstance(model, Vit | Cnn) else [hidden]
+
+
+def gradients(model: Model, micros: Sequence[RaggedBatch]) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Gradients of every parameter, and the mean of every term."""
+    model.zero_grad()
+    sums, counts = accumulate(model, micros, WEIGHTS, "fp32")
+    grads = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert grads.keys() == {name for name, _ in model.named_parameters()}
+    return {name: grad.clone() for name, grad in grads.items()}, {k: float(v) / counts[k] for k, v in sums.items()}
+
+
+def assert_same(
+    model: Model, expected: tuple[dict[str, Tensor], dict[str, float]], micros: Sequence[RaggedBatch]
+) -> None:
+    (grads, terms), (other_grads, other_terms) = expected, gradients(model, micros)
+    assert set(terms) == {"cross_entropy", "nll"}
+    assert other_terms == pytest.approx(terms, rel=1e-10)
+    for name, grad in grads.items():
+        error = (other_grads[name] - grad).norm()
+        assert error <= 1e-10 * max(float(grad.norm()), 1e-3), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [nullcontext, library.switched_off], ids=["native", "torch"])
+@pytest.mark.parametrize("kind", CLASSIFIERS)
+def test_images_in_one_batch_equal_each_alone_however_split_or_padded(
+    kind: str, path: Callable[[], AbstractContextManager[None]]
+) -> None:
+    model, batch = classifier(kind)
+    model.eval().label_smoothing = 0.1
+    alone = [batch.select([i]) for i in range(batch.num_seqs)]
+    with path():
+        truth = [torch.cat(parts) for parts in zip(*(outputs(model, one) for one in alone), strict=True)]
+        expected = gradients(model, alone)
+        longest = int(batch.layout.lengths().max())
+        for other in (batch, batch.pad("right"), batch.pad("left", pad_to=longest + 5)):
+            for got, wanted in zip(outputs(model, other), truth, strict=True):
+                torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
+            assert_same(model, expected, [other])
+        assert_same(model, expected, [batch.select([4, 1]), batch.select([]), batch.select([6, 0, 3, 5, 2])])
+
+
+PERMUTED = {
+    **{kind: EXAMPLES[kind][:2] for kind in sorted(EXAMPLES)},
+    "vit, attention": (lambda: tiny_vit(pool="attention"), random_images),
+    "vision_language": (lambda: tiny(**TOWERS["clip"]), lambda: prepare(ROWS).batch),
+}
+
+
+@pytest.mark.parametrize("kind", PERMUTED)
+def test_permuting_sequences_permutes_results(kind: str) -> None:
+    make, examples = PERMUTED[kind]
+    model, batch = make().eval(), examples()
+    order = torch.randperm(batch.num_seqs, generator=torch.Generator().manual_seed(3)).tolist()
+    (hidden, *answers), (other, *others) = outputs(model, batch), outputs(model, batch.select(order))
+    lengths = [1] * batch.num_seqs if isinstance(model, PredictsSets) else batch.layout.lengths().tolist()
+    parts = hidden.split(lengths)
+    torch.testing.assert_close(other, torch.cat([parts[i] for i in order]), rtol=1e-10, atol=1e-10)
+    for got, wanted in zip(others, answers, strict=True):
+        torch.testing.assert_close(got, wanted[order], rtol=1e-10, atol=1e-10)
+
+
+HISTORY: dict[str, Any] = {"prior": "history", "update": "product", "decoder_history": True, "levels": 3, "kv_heads": 1}
+EMPTIED: dict[str, tuple[Callable[[], Model], Callable[[], RaggedBatch]]] = {
+    **{kind: EXAMPLES[kind][:2] for kind in sorted(EXAMPLES)},
+    **{
+        kind: (
+            lambda kind=kind: classifier(kind, token_drop=0.5)[0],
+            lambda kind=kind: classifier(kind)[1],
+        )
+        for kind in CLASSIFIERS
+        if kind != "cnn"
+    },
+    "vision_language, clip": (lambda: tiny(**TOWERS["clip"]), lambda: prepare(ROWS).batch),
+    "set_sequence, history": (lambda: tiny_patients_model(**HISTORY), lambda: random_patients([3, 0])),
+}
+
+
+@pytest.mark.parametrize("kind", EMPTIED)
+def test_a_batch_without_sequences_is_legal(kind: str) -> None:
+    make, examples = EMPTIED[kind]
+    model, full = make(), examples()
+    width = model.eval()(full).shape[1]
+    empty = full.select([])
+    model.train()
+    for batch in (empty, empty.pad()):
+        assert model(batch).shape == (0, width)
+        if isinstance(model, Vit | Cnn):
+            assert model.classify(batch).shape == (0, CLASSES)
+            assert model.nll(batch).shape == (0,)
+        terms, counts = model.losses(batch), model.count_targets(batch)
+        assert all(float(total.detach()) == count == 0 for total, count in terms.values())
+        assert isinstance(model, PredictsSets) or {"cross_entropy", "nll"} <= terms.keys() & counts.keys()
+        assert set(counts.values()) == {0}
+        torch.stack([total for total, _ in terms.values() if total.requires_grad]).sum().backward()
+    assert all(p.grad is None or torch.equal(p.grad, torch.zeros_like(p)) for p in model.parameters())
+
+
+# --------------------------------------------------------------------------- losses and gradients
+
+
+@pytest.mark.parametrize("kind", ["vit, mean", "cnn"])
+def test_losses_of_classes_are_sums_over_images_with_and_without_smoothing(kind: str) -> None:
+    model, batch = classifier(kind)
+    model.eval().label_smoothing = 0.2
+    logits = model.classify(batch)
+    terms = model.losses(batch)
+    assert {name: count for name, (_, count) in terms.items()} == model.count_targets(batch)
+    assert model.count_targets(batch) == {"cross_entropy": 7, "nll": 7}
+    smoothed = F.cross_entropy(logits, batch.seq_labels, reduction="sum", label_smoothing=0.2)
+    torch.testing.assert_close(terms["cross_entropy"][0], smoothed, rtol=1e-12, atol=1e-12)
+    plain = F.cross_entropy(logits, batch.seq_labels, reduction="sum").detach()
+    torch.testing.assert_close(terms["nll"][0], plain, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(model.nll(batch).sum(), plain, rtol=1e-12, atol=1e-12)
+    # The loss forms its own gradients; those through the logits are autograd's.
+    expected = torch.autograd.grad(smoothed, list(model.parameters()))
+    got = torch.autograd.grad(terms["cross_entropy"][0], list(model.parameters()))
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["vit, mean", "vit, attention only", "vit, convolutions", "cnn"])
+def test_bf16_stays_close_to_fp64_and_scores_are_fp32(kind: str) -> None:
+    (exact, batch), (low, _) = (
+        (tiny_vit(dtype, pool="attention"), random_images())
+        if kind == "vit, attention only"
+        else classifier(kind, dtype)
+        for dtype in (torch.float64, torch.float32)
+    )
+    exact.eval(), low.eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert kind == "cnn" or low(batch).dtype == torch.bfloat16
+        logits, terms = low.classify(batch), low.losses(batch)
+    terms["cross_entropy"][0].backward()
+    assert logits.dtype == terms["nll"][0].dtype == torch.float32
+    truth = exact.classify(batch)
+    assert (logits.double() - truth).norm() <= 3e-2 * truth.norm()
+    exact.losses(batch)["cross_entropy"][0].backward()
+    pairs = zip(low.parameters(), exact.parameters(), strict=True)
+    got, expected = zip(*((a.grad.double().flatten(), b.grad.flatten()) for a, b in pairs), strict=True)
+    assert (torch.cat(got) - torch.cat(expected)).norm() <= 6e-2 * torch.cat(expected).norm()
+
+
+MINIATURE: dict[str, Any] = {"width": 4, "heads": 2, "hidden": 3, "blocks": 1}
+DIFFERENTIATED: dict[str, tuple[Callable[[], Model], Callable[[], RaggedBatch]]] = {
+    **{
+        f"decoder, {kind}": (
+            lambda fields=fields: tiny_model(**MINIATURE, **{**fields, "kv_heads": None}),
+            lambda: random_batch([4, 1, 6]),
+        )
+        for kind, fields in DECODERS.items()
+    },
+    **{
+        f"vision_language, {kind}": (
+            lambda kind=kind: tiny({**TOWERS[kind]["vision"], **MINIATURE, "feature_layer": -1}, MINIATURE),
+            lambda kind=kind: prepare(SAMPLES[kind][:3]).batch,
+        )
+        for kind in ("clip", "any size")
+    },
+}
+
+
+@pytest.mark.parametrize("kind", DIFFERENTIATED)
+def test_gradients_of_every_parameter_equal_finite_differences(kind: str) -> None:
+    make, examples = DIFFERENTIATED[kind]
+    model, batch = make(), examples()
+    names = [name for name, _ in model.named_parameters()]
+    values = tuple(p.detach().requires_grad_() for p in model.parameters())
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self) -> Tensor:
+            return self.model.losses(batch)["cross_entropy"][0]
+
+    loss = Loss()
+    assert gradcheck(
+        lambda *given: functional_call(loss, {f"model.{n}": v for n, v in zip(names, given, strict=True)}, ()),
+        values,
+        fast_mode=True,
+    )
+
+
+# --------------------------------------------------------------------------- learning
+
+
+def halves(kind: str, num: int, seed: int) -> RaggedBatch:
+    """Noisy images of many sizes, for a vit in patches of 4 and for a cnn brought to squares of 16; label 0 is brighter
+    on the left half, 1 on the right."""
+    generator = np.random.default_rng(seed)
+    images, labels = [], generator.integers(0, 2, num).tolist()
+    for label in labels:
+        height, width = (generator.integers(8, 49, 2) if kind == "cnn" else generator.integers(2, 7, 2) * 4).tolist()
+        image = generator.normal(0, 0.5, (3, height, width))
+        image[:, :, width // 2 :] += 1 if label else -1
+        images.append(torch.from_numpy(image).float())
+    if kind == "vit":
+        return pack_images(images, labels, 4)
+    return pack_squares(torch.stack([F.interpolate(one[None], (16, 16), mode="area")[0] for one in images]), labels)
+
+
+VIT = {"kind": "vit", "width": 32, "blocks": 2, "heads": 2, "hidden": 64, "patch": 4, "token_drop": 0.25}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "section", [VIT, {**VIT, "pool": "attention"}, {**VIT, "stem": (8, 16)}, {"kind": "cnn", "patch": 16}],
+    ids=["vit", "vit, attention", "vit, convolutions", "cnn"],
+)  # fmt: skip
+def test_it_learns_which_half_of_an_image_is_bright(section: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = build_model(model_config(section), 2)
+    assert isinstance(model, Classifies)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for step in range(60):
+        made = halves(section["kind"], 32, step)
+        train_step(model, [made], optimizer, weights=WEIGHTS, precision="fp32", clip=1.0)
+    model.eval()
+    fresh = halves(section["kind"], 300, 10_000)
+    with torch.no_grad():
+        right = model.classify(fresh).argmax(1) == fresh.seq_labels
+    assert right.double().mean() > 0.95
+
+
+# --------------------------------------------------------------------------- sections of a recipe that cannot be
+
+SCALING = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_context": 8}
+REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {  # by kind: a section, where it is wrong, and what is said
+    "decoder": [
+        ({"width": 30, "heads": 4}, "model", "width 30 is not a multiple of heads 4; heads 3 would fit"),
+        ({"width": 36, "heads": 5}, "model", "heads 6 would fit"),
+        ({"heads": 8, "kv_heads": 3}, "model", "kv_heads 3 does not divide heads 8; kv_heads 2 would fit"),
+        ({"width": 36, "heads": 4}, "model", "need an even head size"),
+        ({"positions": "learned", "context_method": "ntk"}, "model", "extends rotary positions"),
+        ({"heads": 0}, "model.heads", "greater than or equal to 1"),
+        ({"dropout": 1.0}, "model.dropout", "less than 1"),
+        ({"widht": 32}, "model.widht", 'unknown key "widht"'),
+        ({"blocks": 2, "no_rope_blocks": [2]}, "model", "no_rope_blocks names block 2; the blocks are 0 to 1"),
+        ({"positions": "learned", "no_rope_blocks": [0]}, "model", "no_rope_blocks is of rotary positions"),
+        ({"sliding_rope_theta": 100.0}, "model", "sliding_rope_theta goes with sliding_window"),
+        ({"sliding_window": 4, "causal": False}, "model", "sliding_window needs causal: true"),
+        ({"context_method": "linear", "rope_scaling": SCALING}, "model", "both scale frequencies"),
+        ({"preset": "large"}, "model.preset", "must be zh_gpt or llm"),
+        ({"kind": "decodr"}, "model.kind", 'no model kind "decodr"'),
+    ],
+    "vit": [
+        ({"patch": 0}, "model.patch", "greater than or equal to 1"),
+        ({"pool": "max"}, "model.pool", "must be mean or attention"),
+        ({"token_drop": 1.0}, "model.token_drop", "less than 1"),
+        ({"positions": "rotary"}, "model.positions", 'unknown key "positions"'),
+        ({"width": 30, "heads": 4}, "model", "width 30 is not a multiple of heads 4; heads 3 would fit"),
+        ({"patch": 12, "stem": [8, 8, 8]}, "model", "patch 12 cannot be halved 3 times"),
+        ({"stem": [0]}, "model.stem.0", "greater than or equal to 1"),
+    ],
+    "cnn": [
+        ({"patch": 8}, "model.patch", "a multiple of 16, got 8"),
+        ({"patch": 40}, "model.patch", "a multiple of 16, got 40"),
+        ({"dropout": 1.0}, "model.dropout", "less than 1"),
+        ({"width": 8}, "model.width", 'unknown key "width"'),
+    ],
+    "vision_language": [
+        ({"vision": {"heads": 3}}, "model.vision", "not a multiple of heads 3; heads 2 would fit"),
+        ({"language": {"widht": 3}}, "model.language.widht", 'unknown key "widht"'),
+    ],
+    "set_sequence": [
+        ({"width": 15, "heads": 3}, "model.width", "multiple of 2"),
+        ({"width": 30, "heads": 2}, "model", "even head size"),
+        ({"width": 32}, "model", "width 32 is not a multiple of heads 3; heads 2 would fit"),
+        ({"blocks": 0}, "model.blocks", "greater than or equal to 1"),
+        ({"causal": False}, "model.causal", "must be True"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("section", "where", "message"),
+    [({"kind": kind, **section}, *told) for kind, rows in REFUSED.items() for section, *told in rows],
+    ids=[f"{kind}-{number}" for kind, rows in REFUSED.items() for number in range(len(rows))],
+)
+def test_a_model_that_cannot_be_is_refused_by_name(section: dict[str, Any], where: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message) as caught:
+        model_config(section)
+    assert caught.value.where == where
+    assert caught.value.fix
+
+
+def test_every_kind_of_model_has_sections_that_are_refused() -> None:
+    assert sorted(REFUSED) == model_kinds()

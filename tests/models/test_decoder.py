@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.autograd import gradcheck
-from torch.func import functional_call
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from tests.conftest import VOCAB, random_batch, random_sequences, tiny_model
+from tests.helpers.tiny_models import DECODERS
 from unpad.batching.batch import RaggedBatch, from_padded, from_sequences, to_padded
 from unpad.batching.layout import PaddedLayout, build_layout
 from unpad.errors import RecipeError
@@ -30,21 +30,6 @@ from unpad.nn.norm import Norm
 from unpad.nn.rope import rotary_frequencies, rotary_table, rotate, sinusoidal_table
 from unpad.recipes.file import load_recipe
 
-KINDS: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "gpt": {"norm": "layernorm", "activation": "relu", "positions": "sinusoidal", "bias": True, "tied": False},
-    "learned": {"norm": "layernorm", "activation": "gelu", "positions": "learned"},
-    "grouped": {"kv_heads": 2, "activation": "geglu"},
-    "qwen": {"head_width": 6, "qk_norm": True, "qkv_bias": True, "kv_heads": 1},
-    "gemma": {
-        "head_width": 6, "qk_norm": True, "branch_norms": True, "activation": "geglu_tanh", "embed_scale": 4.0,
-        "sliding_window": 3, "sliding_blocks": [0], "sliding_rope_theta": 100.0,
-    },
-    "smollm": {
-        "no_rope_blocks": [0], "activation": "gelu_tanh",
-        "rope_scaling": {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_context": 8},
-    },
-}  # fmt: skip
 SIZES = {"width": 8, "blocks": 1, "heads": 2, "hidden": 6}
 
 
@@ -208,11 +193,11 @@ def test_grouped_queries_equal_full_heads_whose_keys_and_values_are_repeated() -
         torch.testing.assert_close(grouped(batch), full(batch), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DECODERS)
 @settings(deadline=None, max_examples=10)
 @given(length=st.integers(2, 30), data=st.data())
 def test_a_changed_token_changes_no_earlier_score(kind: str, length: int, data: st.DataObject) -> None:
-    model = tiny_model(**KINDS[kind]).eval()
+    model = tiny_model(**DECODERS[kind]).eval()
     sequence = random_sequences([length + 1])[0]
     at = data.draw(st.integers(1, length - 1))
     changed = [*sequence[:at], (sequence[at] + 1) % VOCAB, *sequence[at + 1 :]]
@@ -264,29 +249,6 @@ def test_gradients_of_every_layer_equal_finite_differences(name: str) -> None:
     assert gradcheck(lambda x: layer(x, layout), torch.randn(8, 8, dtype=torch.float64, requires_grad=True))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradients_of_every_parameter_of_the_model_equal_finite_differences(kind: str) -> None:
-    model = tiny_model(width=4, heads=2, hidden=3, blocks=1, **{**KINDS[kind], "kv_heads": None})
-    batch = random_batch([4, 1, 6])
-    names = [name for name, _ in model.named_parameters()]
-    values = tuple(p.detach().requires_grad_() for p in model.parameters())
-
-    class Loss(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self) -> Tensor:
-            return self.model.losses(batch)["cross_entropy"][0]
-
-    loss = Loss()
-    assert gradcheck(
-        lambda *given: functional_call(loss, {f"model.{n}": v for n, v in zip(names, given, strict=True)}, ()),
-        values,
-        fast_mode=True,
-    )
-
-
 # --------------------------------------------------------------------------- one matrix product per projection
 
 
@@ -299,11 +261,11 @@ def matrix_products(model: Decoder, batch: RaggedBatch) -> tuple[int, int]:
     return counts.get("aten::linear", 0), counts.get("aten::mm", 0) + counts.get("aten::addmm", 0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DECODERS)
 @pytest.mark.parametrize("form", ["flat", "rectangle"])
 def test_a_last_block_that_leaves_tokens_out_changes_nothing(kind: str, form: str) -> None:
     """Outputs, losses and gradients where half of the tokens predict something or less, and where most do."""
-    model = randomize(Decoder(Config(**{**SIZES, "blocks": 2}, **KINDS[kind]), VOCAB))
+    model = randomize(Decoder(Config(**{**SIZES, "blocks": 2}, **DECODERS[kind]), VOCAB))
     for share in (0.3, 0.8):
         batch = random_batch([5, 1, 9, 3], seed=2, share=share)
         batch = batch.pad("left") if form == "rectangle" else batch
@@ -343,40 +305,6 @@ def test_projections_are_one_matrix_product_each_however_many_sequences() -> Non
 
 
 # --------------------------------------------------------------------------- configuration
-
-
-@pytest.mark.parametrize(
-    ("section", "where", "message"),
-    [
-        ({"width": 30, "heads": 4}, "model", "width 30 is not a multiple of heads 4; heads 3 would fit"),
-        ({"width": 36, "heads": 5}, "model", "heads 6 would fit"),
-        ({"heads": 8, "kv_heads": 3}, "model", "kv_heads 3 does not divide heads 8; kv_heads 2 would fit"),
-        ({"width": 36, "heads": 4}, "model", "need an even head size"),
-        ({"positions": "learned", "context_method": "ntk"}, "model", "extends rotary positions"),
-        ({"heads": 0}, "model.heads", "greater than or equal to 1"),
-        ({"dropout": 1.0}, "model.dropout", "less than 1"),
-        ({"widht": 32}, "model.widht", 'unknown key "widht"'),
-        ({"blocks": 2, "no_rope_blocks": [2]}, "model", "no_rope_blocks names block 2; the blocks are 0 to 1"),
-        ({"positions": "learned", "no_rope_blocks": [0]}, "model", "no_rope_blocks is of rotary positions"),
-        ({"sliding_rope_theta": 100.0}, "model", "sliding_rope_theta goes with sliding_window"),
-        ({"sliding_window": 4, "causal": False}, "model", "sliding_window needs causal: true"),
-        (
-            {
-                "context_method": "linear",
-                "rope_scaling": {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_context": 8},
-            },
-            "model",
-            "both scale frequencies",
-        ),
-        ({"preset": "large"}, "model.preset", "must be zh_gpt or llm"),
-        ({"kind": "decodr"}, "model.kind", 'no model kind "decodr"'),
-    ],
-)
-def test_a_model_that_cannot_be_is_refused_by_name(section: dict[str, Any], where: str, message: str) -> None:
-    with pytest.raises(RecipeError, match=message) as caught:
-        model_config(section)
-    assert caught.value.where == where
-    assert caught.value.fix
 
 
 def test_a_misspelt_key_is_answered_with_the_nearest() -> None:

@@ -14,15 +14,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd import gradcheck
-from torch.func import functional_call
 
-from tests.helpers.vision import GRIDS, IMAGE, PATCH, ROWS, VOCAB, VOCABULARY, picture, prepare, tiny
+from tests.helpers.vision import IMAGE, LEARNED, PATCH, ROWS, SAMPLES, TOWERS, VOCAB, VOCABULARY, picture, prepare, tiny
 from unpad.batching.batch import RaggedBatch, from_padded, from_sequences
 from unpad.data.preprocess import preprocess
 from unpad.errors import RecipeError, SourceError
 from unpad.inference.generate import advance, generate
-from unpad.models import model_config
 from unpad.models.contract import WEIGHTS
 from unpad.models.decoder import Decoder
 from unpad.models.vision_language.model import VisionLanguage
@@ -33,14 +30,6 @@ from unpad.nn.native import library
 from unpad.recipes.training import GenerateSettings
 from unpad.training.optim import freeze
 from unpad.training.step import accumulate
-
-LEARNED = {"positions": "learned", "side": 2, "pre_norm": True, "activation": "quick_gelu"}
-KINDS: dict[str, dict[str, Any]] = {
-    "clip": {"vision": LEARNED},
-    "clip, last layer": {"vision": {**LEARNED, "feature_layer": -1}, "language": {"kv_heads": 2, "tied": False}},
-    "any size": {"vision": {"positions": "grid"}, "language": {"positions": "learned"}},
-}
-SAMPLES = {"clip": ROWS, "clip, last layer": ROWS, "any size": GRIDS}
 
 
 @pytest.fixture(autouse=True)
@@ -83,9 +72,9 @@ def assert_same(model: VisionLanguage, expected: Sequence[RaggedBatch], micros: 
 
 
 @pytest.mark.parametrize("path", [nullcontext, library.switched_off], ids=["native", "torch"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TOWERS)
 def test_every_sequence_equals_itself_alone_in_outputs_and_gradients(kind: str, path: Any) -> None:
-    model, batch = tiny(**KINDS[kind]), prepare(SAMPLES[kind]).batch
+    model, batch = tiny(**TOWERS[kind]), prepare(SAMPLES[kind]).batch
     num_seqs = batch.num_seqs
     with path():
         alone = [batch.select([i]) for i in range(num_seqs)]
@@ -102,21 +91,11 @@ def test_every_sequence_equals_itself_alone_in_outputs_and_gradients(kind: str, 
         assert_same(model, alone, [batch.select(order[:2]), batch.select([]), batch.select(order[2:])])
 
 
-def test_an_empty_batch_has_no_output_and_no_loss() -> None:
-    model = tiny(**KINDS["clip"])
-    batch = prepare(ROWS).batch.select([])
-    assert model(batch).shape == (0, 16)
-    terms = model.losses(batch)
-    assert terms["cross_entropy"][1] == 0
-    assert model.count_targets(batch) == {"cross_entropy": 0, "nll": 0}
-    terms["cross_entropy"][0].backward()
-
-
 def test_loss_curves_of_batches_and_of_single_samples_are_equal() -> None:
     batch = prepare(ROWS).batch
     curves = []
     for micros in ([batch], [batch.select([i]) for i in range(batch.num_seqs)]):
-        model = tiny(**KINDS["clip"])
+        model = tiny(**TOWERS["clip"])
         optimizer, curve = torch.optim.SGD(model.parameters(), lr=0.1), []
         for _ in range(8):
             optimizer.zero_grad()
@@ -129,35 +108,11 @@ def test_loss_curves_of_batches_and_of_single_samples_are_equal() -> None:
 
 
 def test_fp32_agrees_with_one_at_a_time_to_its_own_precision() -> None:
-    model, batch = tiny(**KINDS["clip"], dtype=torch.float32), prepare(ROWS).batch
+    model, batch = tiny(**TOWERS["clip"], dtype=torch.float32), prepare(ROWS).batch
     grads, _ = gradients(model, [batch.select([i]) for i in range(batch.num_seqs)])
     packed, _ = gradients(model, [batch])
     for name in grads:
         assert (grads[name] - packed[name]).norm() <= 1e-5 * grads[name].norm() + 1e-8, name
-
-
-@pytest.mark.parametrize("kind", ["clip", "any size"])
-def test_gradients_equal_finite_differences(kind: str) -> None:
-    sizes: dict[str, Any] = {"width": 4, "heads": 2, "hidden": 3, "blocks": 1}
-    model = tiny({**KINDS[kind]["vision"], **sizes, "feature_layer": -1}, sizes)
-    batch = prepare(SAMPLES[kind][:3]).batch
-    names = [name for name, _ in model.named_parameters()]
-    values = tuple(p.detach().requires_grad_() for p in model.parameters())
-
-    class Loss(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self) -> Tensor:
-            return self.model.losses(batch)["cross_entropy"][0]
-
-    loss = Loss()
-    assert gradcheck(
-        lambda *given: functional_call(loss, {f"model.{n}": v for n, v in zip(names, given, strict=True)}, ()),
-        values,
-        fast_mode=True,
-    )
 
 
 # --------------------------------------------------------------------------- text and images
@@ -177,7 +132,7 @@ def test_text_without_images_is_what_the_decoder_makes_of_it(positions: str) -> 
 
 
 def test_the_tower_does_not_run_for_text_alone() -> None:
-    model = tiny(**KINDS["clip"])
+    model = tiny(**TOWERS["clip"])
     model.tower.register_forward_hook(lambda *_: pytest.fail("the tower ran"))
     for batch in (prepare([ROWS[2], ROWS[5]]).batch, prepare(ROWS).batch.select([2, 5])):
         model.zero_grad()
@@ -187,7 +142,7 @@ def test_the_tower_does_not_run_for_text_alone() -> None:
 
 
 def test_an_image_changes_its_own_sequence_from_its_place_on_and_nothing_else() -> None:
-    model, batch = tiny(**KINDS["clip"]), prepare(ROWS).batch
+    model, batch = tiny(**TOWERS["clip"]), prepare(ROWS).batch
     assert batch.media is not None
     patches = batch.media.inputs_embeds.clone()
     patches[4:8] += 1  # the second image, which begins the second sequence
@@ -205,11 +160,11 @@ def test_any_id_may_stand_for_an_image() -> None:
     batch = prepare(ROWS).batch
     far = replace(batch, input_ids=torch.where(batch.input_ids == IMAGE, -200, batch.input_ids))
     with torch.no_grad():
-        assert torch.equal(tiny(**KINDS["clip"])(batch), tiny(**KINDS["clip"], image_id=-200)(far))
+        assert torch.equal(tiny(**TOWERS["clip"])(batch), tiny(**TOWERS["clip"], image_id=-200)(far))
 
 
 def test_embeddings_in_place_of_tokens_are_equal() -> None:
-    model, batch = tiny(**KINDS["clip"]), prepare(ROWS).batch
+    model, batch = tiny(**TOWERS["clip"]), prepare(ROWS).batch
     given = replace(batch, input_ids=None, inputs_embeds=model.embed(batch.input_ids).detach().requires_grad_())
     hidden = model(given)
     torch.testing.assert_close(hidden, model(batch), rtol=1e-12, atol=1e-12)
@@ -218,7 +173,7 @@ def test_embeddings_in_place_of_tokens_are_equal() -> None:
 
 
 def test_a_spliced_batch_holds_its_text_and_its_images_as_vectors_and_nothing_else() -> None:
-    model, batch = tiny(**KINDS["clip"]), prepare(ROWS).batch
+    model, batch = tiny(**TOWERS["clip"]), prepare(ROWS).batch
     assert batch.media is not None
     visual = model.encode(batch.media)
     spliced = model.splice(batch, visual)
@@ -233,7 +188,7 @@ def test_a_spliced_batch_holds_its_text_and_its_images_as_vectors_and_nothing_el
 
 
 def test_decoding_with_a_cache_equals_the_whole_pass() -> None:
-    model, batch = tiny(**KINDS["clip"]), prepare(ROWS).batch
+    model, batch = tiny(**TOWERS["clip"]), prepare(ROWS).batch
     # The last token of an answer is no input of the batch; in the whole pass a 3 takes its place.
     whole = prepare([(" ".join([row[0], *row[2].split()[:-1], "3"]), row[1], "1") for row in ROWS]).batch
     with torch.no_grad():
@@ -249,7 +204,7 @@ def test_decoding_with_a_cache_equals_the_whole_pass() -> None:
 
 
 def test_a_frozen_tower_builds_no_graph_and_changes_no_other_gradient() -> None:
-    model, batch = tiny(**KINDS["clip"]), prepare(ROWS).batch
+    model, batch = tiny(**TOWERS["clip"]), prepare(ROWS).batch
     expected, _ = gradients(model, [batch])
     modes: list[bool] = []
     model.tower.register_forward_hook(lambda *_: modes.append(torch.is_grad_enabled()))
@@ -268,7 +223,7 @@ def test_a_frozen_tower_builds_no_graph_and_changes_no_other_gradient() -> None:
 
 
 def test_autocast_leaves_the_residual_streams_in_fp32() -> None:
-    model, batch = tiny(**KINDS["clip"], dtype=torch.float32), prepare(ROWS).batch
+    model, batch = tiny(**TOWERS["clip"], dtype=torch.float32), prepare(ROWS).batch
     with torch.no_grad():
         exact = model.logits(model(batch))
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -279,7 +234,7 @@ def test_autocast_leaves_the_residual_streams_in_fp32() -> None:
 
 @torch.no_grad()
 def test_visual_tokens_may_come_in_low_precision() -> None:
-    model, batch = tiny(**KINDS["clip"], dtype=torch.float32), prepare(ROWS).batch
+    model, batch = tiny(**TOWERS["clip"], dtype=torch.float32), prepare(ROWS).batch
     visual = model.encode(batch.media).bfloat16()
     spliced = model.splice(batch, visual)
     assert spliced.inputs_embeds.dtype == torch.float32
@@ -316,7 +271,7 @@ def test_a_layer_the_tower_does_not_have_is_refused(layer: int) -> None:
 
 
 def test_the_class_token_of_every_image_is_before_its_own_patches() -> None:
-    tower = tiny(**KINDS["clip"]).tower
+    tower = tiny(**TOWERS["clip"]).tower
     media = prepare(ROWS).batch.media
     layout = media.layout
     run, longer, places = tower._with_class_tokens(torch.zeros(media.total_tokens, 8, dtype=torch.float64), layout)
@@ -348,7 +303,7 @@ def test_a_tower_has_the_parts_that_its_settings_name(fields: dict[str, Any], ex
 
 
 def test_a_sequence_with_another_number_of_placeholders_is_named() -> None:
-    model = tiny(**KINDS["clip"])
+    model = tiny(**TOWERS["clip"])
     batch = prepare(ROWS, sample_ids=[10, 11, 12, 13, 14, 15]).batch
     ids = batch.input_ids.clone()
     ids[int(batch.media_index[6])] = 3  # in the second sequence
@@ -362,7 +317,7 @@ def test_a_sequence_with_another_number_of_placeholders_is_named() -> None:
 
 @pytest.mark.parametrize("image_id", [IMAGE, None])
 def test_fewer_places_than_visual_tokens_are_named(image_id: int | None) -> None:
-    model = tiny(**KINDS["clip"], image_id=image_id)
+    model = tiny(**TOWERS["clip"], image_id=image_id)
     batch = prepare(ROWS).batch
     with pytest.raises(SourceError, match="3 placeholders for 4 visual tokens") as caught:
         model(replace(batch, media_index=batch.media_index[:-1]))
@@ -374,12 +329,12 @@ def test_visual_tokens_beside_their_placeholders_are_refused() -> None:
     index = batch.media_index.clone()
     index[:4] += 1
     with pytest.raises(SourceError, match="at other places") as caught:
-        tiny(**KINDS["clip"])(replace(batch, media_index=index))
+        tiny(**TOWERS["clip"])(replace(batch, media_index=index))
     assert "sequence 0" in str(caught.value)
 
 
 def test_images_that_do_not_fit_the_tower_are_refused() -> None:
-    model = tiny(**KINDS["clip"])
+    model = tiny(**TOWERS["clip"])
     with pytest.raises(SourceError, match="an image has 3 x 1 patches; learned positions know 2 x 2 alone"):
         model(prepare([("1 <image>", [(3, 1)], "2")]).batch)
     images = [[picture((2, 2), 3, 0)]]
@@ -391,13 +346,6 @@ def test_images_that_do_not_fit_the_tower_are_refused() -> None:
 def test_an_image_that_leads_past_the_context_is_refused() -> None:
     with pytest.raises(RecipeError, match="position 8 is outside the model's context of 5 tokens"):
         tiny(LEARNED, {"context": 5})(prepare(ROWS[:1]).batch)
-
-
-def test_settings_of_both_parts_are_checked() -> None:
-    for section, where in (({"vision": {"heads": 3}}, "model.vision"), ({"language": {"widht": 3}}, "model.language")):
-        with pytest.raises(RecipeError) as caught:
-            model_config({"kind": "vision_language", **section})
-        assert where in str(caught.value)
 
 
 def test_the_model_offers_what_training_and_generation_ask_for() -> None:
