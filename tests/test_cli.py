@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 
 from tests.helpers.processes import in_child
 from tests.helpers.shell import Outcome, Shell
 from tests.helpers.toy import write_toy
-from unpad.cli import app
+from tests.helpers.verbs import USAGE, VERBS, commands
 from unpad.cli.main import main
 from unpad.errors import NOT_PROVED, Interrupted
 from unpad.inference.loaded import load
@@ -31,30 +30,16 @@ from unpad.training.step import StepResult
 pytestmark = pytest.mark.slow
 
 
-def verbs() -> list[list[str]]:
-    """Every command, with the group it is in."""
-    root: Any = typer.main.get_command(app)
-    found = []
-    for name, command in root.commands.items():
-        found += [[name, sub] for sub in getattr(command, "commands", {})] or [[name]]
-        if getattr(command, "invoke_without_command", False):
-            found.append([name])
-    return found
-
-
 # --------------------------------------------------------------------------- help and usage
 
 
 def test_the_verbs_of_the_design_are_there() -> None:
-    names = {" ".join(verb) for verb in verbs()}
-    assert {
-        "train", "plan", "prove", "eval", "generate", "chat", "data check", "bench", "recipes", "recipes copy",
-        "recipes schema", "runs", "report", "compare", "search", "doctor",
-    } <= names  # fmt: skip
+    assert VERBS.keys() == commands().keys()
 
 
-@pytest.mark.parametrize("verb", verbs(), ids=" ".join)
-def test_every_verb_helps_with_an_example(unpad: Shell, verb: list[str]) -> None:
+@pytest.mark.parametrize("name", VERBS)
+def test_every_verb_helps_with_an_example(unpad: Shell, name: str) -> None:
+    verb = name.split()
     shown = unpad(*verb, "--help")
     assert unpad(*verb, "-h") == shown
     assert shown.code == 0
@@ -62,17 +47,17 @@ def test_every_verb_helps_with_an_example(unpad: Shell, verb: list[str]) -> None
     examples = re.findall(r"Example: unpad (.+)", shown.out)
     assert examples, "no example"
     assert examples[0].split()[: len(verb)] == verb
+    options = {option for parameter in commands()[name].params for option in parameter.opts}
+    assert ("--json" in options) == VERBS[name].json
 
 
 def test_no_verb_at_all_shows_the_verbs(unpad: Shell) -> None:
     shown = unpad()
     assert shown.code == 2
-    assert all(verb[0] in shown.out + shown.err for verb in verbs())
+    assert all(verb[0] in shown.out + shown.err for verb in map(str.split, VERBS))
 
 
-@pytest.mark.parametrize(
-    "arguments", [["trian"], ["train"], ["train", "zh_chat", "--oops"], ["eval"], ["data"], ["recipes", "copy"]]
-)
+@pytest.mark.parametrize("arguments", USAGE)
 def test_wrong_usage_is_code_2(unpad: Shell, arguments: list[str]) -> None:
     assert unpad(*arguments).code == 2
 

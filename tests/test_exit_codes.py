@@ -15,6 +15,7 @@ import pytest
 from tests.helpers.endings import ENDINGS, run_command
 from tests.helpers.shell import Shell
 from tests.helpers.toy import quiet, run, write_toy
+from tests.helpers.verbs import refused_calls
 from unpad import errors, storage
 from unpad.errors import Stopped, UnpadError
 from unpad.nn import attention
@@ -139,6 +140,7 @@ def test_every_code_of_an_error_is_on_the_page_and_of_one_kind_alone() -> None:
     assert errors.RunFileError.exit_code == errors.CheckpointError.exit_code
     assert len({kind.exit_code for kind in own}) == len(own)
     assert {kind.exit_code for kind in own} <= documented().keys()
+    assert {code for code, _ in refused_calls()} <= documented().keys()
     assert all((Path(__file__).parents[1] / test).is_file() for test in ELSEWHERE.values())
 
 

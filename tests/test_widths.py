@@ -14,6 +14,7 @@ from rich.console import Console
 
 from tests.helpers.shell import Shell
 from tests.helpers.toy import write_toy
+from tests.helpers.verbs import VERBS
 from unpad.batching.ledger import Ledger
 from unpad.data.check_report import FileCheck
 from unpad.doctor.lines import drawing, fact_lines, finding_lines
@@ -44,6 +45,12 @@ STRATEGIES = strategy_names()
 
 def too_wide(lines: list[str]) -> list[str]:
     return [line for part in lines for line in part.splitlines() if cells(line) > WIDTH]
+
+
+def test_the_help_of_every_verb_fits(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    shown = {name: Shell(monkeypatch, capsys)(*name.split(), "--help").out for name in VERBS}
+    assert {name: wide for name, text in shown.items() if (wide := too_wide([text]))} == {}
 
 
 def test_the_list_of_recipes_fits() -> None:

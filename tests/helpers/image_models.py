@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unpad.batching.batch import RaggedBatch
-from unpad.batching.layout import build_layout
+from unpad.batching.batch import RaggedBatch, from_padded
+from unpad.batching.layout import PaddedLayout, build_layout
 from unpad.models import build_model, model_config
 from unpad.models.cnn import Cnn
+from unpad.models.contract import Model
 from unpad.models.vit import Vit
 
 PATCH, SIDE, CLASSES = 2, 32, 5
@@ -110,3 +111,13 @@ def small_cnn(dtype: torch.dtype = torch.float64, **fields: Any) -> Cnn:
     for parameter in model.parameters():
         parameter.data.add_(torch.randn_like(parameter) * 0.05)
     return model.to(dtype)
+
+
+def outputs(model: Model, batch: RaggedBatch) -> list[Tensor]:
+    """Hidden states of real positions; of a model of images also logits and likelihoods."""
+    with torch.no_grad():
+        hidden = model(batch)
+        if isinstance(batch.layout, PaddedLayout):
+            mask = batch.layout.attention_mask
+            hidden = from_padded(hidden.unflatten(0, mask.shape), mask)
+        return [hidden, model.classify(batch), model.nll(batch)] if isinstance(model, Vit | Cnn) else [hidden]

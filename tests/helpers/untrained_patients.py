@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from tests.helpers.models import Stub
+from tests.helpers.patients import patient_batch
 from unpad.batching.batch import RaggedBatch
-from unpad.batching.layout import build_layout
 from unpad.batching.plan import Micro
 from unpad.data.family import SequenceTable, sequence_table
 from unpad.models.contract import PredictsSets
@@ -78,31 +78,23 @@ class Patients:
         values = [rng.normal(size=n) for rng, n in zip(rngs, lengths, strict=True)]
         has_value = [rng.random(n) < 0.8 for rng, n in zip(rngs, lengths, strict=True)]
         times = [np.sort(-rng.integers(0, 900, len(self.set_sizes[i]))) for rng, i in zip(rngs, ids, strict=True)]
-        total = int(lengths.sum())
-        nothing = torch.zeros(total, dtype=torch.int64)
-        layout = build_layout(lengths)
-        flags = np.concatenate([*has_value, np.zeros(0, bool)])
-        sizes = [size for i in ids for size in self.set_sizes[i]]
         outcomes = [self.outcome(i) for i in ids]
-        sets = EventSets(
-            values=torch.from_numpy(np.where(flags, np.concatenate([*values, np.zeros(0)]), 0).astype(np.float32)),
-            has_value=torch.from_numpy(flags),
-            members=build_layout(np.array(sizes, np.int64)),
-            history=build_layout(np.array([len(self.set_sizes[i]) for i in ids], np.int64)),
-            times=torch.from_numpy(np.concatenate([*times, np.zeros(0)]).astype(np.float32)),
+        batch = patient_batch(
+            [self.set_sizes[i] for i in ids],
+            codes=np.concatenate([*codes, np.zeros(0, np.int64)]),
+            values=np.concatenate([*values, np.zeros(0)]),
+            has_value=np.concatenate([*has_value, np.zeros(0, bool)]),
+            times=np.concatenate([*times, np.zeros(0)]),
+        )
+        sets = replace(
+            batch.require(EventSets),
             durations=torch.tensor([days for days, _ in outcomes]) if self.timed else None,
             observed=torch.tensor([event for _, event in outcomes]) if self.timed else None,
         )
-        return RaggedBatch(
-            layout=layout,
-            position_ids=torch.arange(total) - layout.cu_seqlens[:-1].long().repeat_interleave(layout.lengths()),
-            input_ids=torch.from_numpy(np.concatenate([*codes, np.zeros(0, np.int64)])),
-            labels=nothing,
-            loss_mask=nothing.bool(),
-            target_index=nothing[:0],
+        return replace(
+            batch.with_part(sets),
             seq_ids=torch.tensor(ids, dtype=torch.int64),
             seq_labels=None if self.labels is None else torch.from_numpy(self.labels[micro.seq_ids]),
-            parts=(sets,),
         )
 
 

@@ -10,15 +10,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from tests.helpers.families import Finished
 from tests.helpers.shell import Shell
-from tests.helpers.toy import quiet, write_toy
 from tests.helpers.untrained_patients import Guess, Patients, draw
 from unpad.batching.plan import Micro
 from unpad.inference.embed import embed, embed_file
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.recipes.data import EventLabels
 from unpad.recipes.training import PlanSettings
-from unpad.training.loop import train
 
 
 def opened(monkeypatch: pytest.MonkeyPatch, data: Any, tokens_per_micro: int = 50) -> Any:
@@ -102,12 +101,12 @@ def test_vectors_do_not_depend_on_the_batches(monkeypatch: pytest.MonkeyPatch, l
     assert one.embedding == pytest.approx(many.embedding, abs=1e-5)
 
 
-def test_a_run_of_texts_is_refused(unpad: Shell, tmp_path: Path) -> None:
-    train(str(write_toy(tmp_path / "toy")), tmp_path / "run", ["train.max_steps=1"], console=quiet())
-    refused = unpad("embed", tmp_path / "run", "--out", tmp_path / "out.parquet")
+def test_a_run_of_texts_is_refused(unpad: Shell, finished: Finished, tmp_path: Path) -> None:
+    run = finished("text").run
+    refused = unpad("embed", run, "--out", tmp_path / "out.parquet")
     assert refused.code == 2
     assert "this run is not one of patients" in refused.err
     assert not (tmp_path / "out.parquet").exists()
-    wrong = unpad("embed", tmp_path / "run", "--out", tmp_path / "out.parquet", "--level", "event")
+    wrong = unpad("embed", run, "--out", tmp_path / "out.parquet", "--level", "event")
     assert wrong.code == 2
     assert "patient" in wrong.err

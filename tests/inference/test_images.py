@@ -13,10 +13,11 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.helpers.families import Finished
 from tests.helpers.pictures import SMALL, recipe_of, write_folder, write_recipe, write_scenes
 from tests.helpers.questions import recipe_of as questions_recipe
 from tests.helpers.shell import Shell
-from tests.helpers.toy import quiet, write_toy
+from tests.helpers.toy import quiet
 from unpad.data.images import ImageData
 from unpad.data.sources.split import Split
 from unpad.inference.images import classify, list_images
@@ -137,16 +138,16 @@ def test_opacity_and_size_of_a_file_are_those_of_training(tmp_path: Path, monkey
     assert len({round(answer.top[0][1], 6) for answer in answers}) > 6, "the model tells pictures apart"
 
 
-def test_what_cannot_be_meant_is_refused(unpad: Shell, trained: tuple[Path, Path], tmp_path: Path) -> None:
+def test_what_cannot_be_meant_is_refused(
+    unpad: Shell, trained: tuple[Path, Path], finished: Finished, tmp_path: Path
+) -> None:
     run, _ = trained
     (tmp_path / "empty").mkdir()
     for path, message in ((tmp_path / "empty", "holds no image"), (tmp_path / "nowhere.png", "no such file")):
         outcome = unpad("infer", run, "--image", path)
         assert outcome.code == 3
         assert message in outcome.err
-    texts = tmp_path / "texts"
-    train(str(write_toy(tmp_path / "toy")), texts, ["train.max_steps=1"], console=quiet())
-    refused = unpad("infer", texts, "--image", trained[1])
+    refused = unpad("infer", finished("text").run, "--image", trained[1])
     assert refused.code == 2
     assert "classifies no images" in refused.err
     asked = unpad("generate", run, "--prompt", "你好")

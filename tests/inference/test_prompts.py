@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.families import Finished
 from tests.helpers.shell import Shell
 from tests.helpers.tokenizers import dropping_bpe
 from tests.helpers.toy import quiet, write_toy
@@ -24,13 +24,9 @@ STEPS = ["train.max_steps=2", "train.eval_every=100"]
 QUESTIONS = ["小猫喜欢什么？", "谁看见月亮", "一", "爷爷走过一座桥", "小猫喜欢什么？"]
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    root = tmp_path_factory.mktemp("prompts")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNPAD_CACHE", str(root / "cache"))
-        train(str(write_toy(root / "toy")), root / "run", STEPS, console=quiet())
-        yield root / "run"
+@pytest.fixture
+def run(finished: Finished) -> Path:
+    return finished("text").run
 
 
 def told_of_system(root: Path) -> Path:

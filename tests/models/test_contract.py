@@ -22,6 +22,7 @@ from tests.helpers.image_models import (
     CLASSES,
     CLASSIFIERS,
     classifier,
+    outputs,
     pack_images,
     pack_squares,
     random_images,
@@ -31,8 +32,8 @@ from tests.helpers.models import Stub
 from tests.helpers.patients import NUM_CODES, random_patients, tiny_patients_model
 from tests.helpers.tiny_models import DECODERS, EXAMPLES, Example
 from tests.helpers.vision import ROWS, SAMPLES, TOWERS, prepare, tiny
-from unpad.batching.batch import RaggedBatch, from_padded
-from unpad.batching.layout import Layout, PaddedLayout
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.layout import Layout
 from unpad.errors import RecipeError
 from unpad.models import build_model, model_config, model_kinds
 from unpad.models.cnn import Cnn
@@ -181,16 +182,6 @@ def test_a_model_without_a_member_of_the_contract_cannot_be_built() -> None:
 
 
 # --------------------------------------------------------------------------- batches of any composition
-
-
-def outputs(model: Model, batch: RaggedBatch) -> list[Tensor]:
-    """Hidden states of real positions; of a model of images also logits and likelihoods."""
-    with torch.no_grad():
-        hidden = model(batch)
-        if isinstance(batch.layout, PaddedLayout):
-            mask = batch.layout.attention_mask
-            hidden = from_padded(hidden.unflatten(0, mask.shape), mask)
-        return [hidden, model.classify(batch), model.nll(batch)] if isinstance(model, Vit | Cnn) else [hidden]
 
 
 def gradients(model: Model, micros: Sequence[RaggedBatch]) -> tuple[dict[str, Tensor], dict[str, float]]:

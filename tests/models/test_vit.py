@@ -6,26 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
-from tests.helpers.image_models import CLASSES, PATCH, SIZES, VITS, random_images, tiny_vit
-from unpad.batching.batch import RaggedBatch, from_padded
+from tests.helpers.image_models import CLASSES, PATCH, SIZES, VITS, outputs, random_images, tiny_vit
 from unpad.models import build_model, model_config
 from unpad.models.vit import Vit, drop_tokens
 from unpad.nn.block import Stream
 
 pytestmark = pytest.mark.slow
-
-
-def outputs(model: Vit, batch: RaggedBatch) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden states of real patches, logits and likelihoods of a batch."""
-    with torch.no_grad():
-        hidden = model(batch)
-        if not hasattr(batch.layout, "cu_seqlens"):
-            mask = batch.layout.attention_mask
-            hidden = from_padded(hidden.unflatten(0, mask.shape), mask)
-        return hidden, model.classify(batch), model.nll(batch)
 
 
 # --------------------------------------------------------------------------- equalities
