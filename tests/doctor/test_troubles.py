@@ -76,6 +76,8 @@ HEALTHY: list[tuple[str, dict[str, Any]]] = [
     ("text", {"stages": STAGES}),
     ("text", {"precision": "bf16"}),
     ("text", {"model": {**SMALL_MODEL, **OLDER, "blocks": 2}}),
+    ("conversations", {}),
+    ("pairs", {}),
     ("images", {}),
     ("images", {"model": {"pool": "attention", "norm": "rmsnorm", "activation": "swiglu"}}),
     ("images", {"images": {"flip": 0.5, "zoom": 0.2}, "train": {"label_smoothing": 0.1}, "model": {"blocks": 3}}),

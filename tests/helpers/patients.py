@@ -18,6 +18,14 @@ from unpad.models.set_sequence.model import SetSequence
 
 NUM_CODES = 7
 BINS = [0.0, 100.0, 400.0, 1000.0]
+SET_SEQUENCES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "filter": {
+        "prior": "history", "update": "product", "decoder_history": True, "rotary": False, "levels": 3,
+        "norm": "rmsnorm", "activation": "swiglu", "kv_heads": 1,
+    },
+    "vectors": {"code_vectors": 5, "reconstruction": "sinkhorn", "update": "product", "levels": 1, "bins": None},
+}  # fmt: skip
 
 
 def patient_batch(

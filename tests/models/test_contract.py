@@ -29,7 +29,7 @@ from tests.helpers.image_models import (
     tiny_vit,
 )
 from tests.helpers.models import Stub
-from tests.helpers.patients import NUM_CODES, random_patients, tiny_patients_model
+from tests.helpers.patients import NUM_CODES, SET_SEQUENCES, random_patients, tiny_patients_model
 from tests.helpers.tiny_models import DECODERS, EXAMPLES, Example
 from tests.helpers.vision import ROWS, SAMPLES, TOWERS, prepare, tiny
 from unpad.batching.batch import RaggedBatch
@@ -244,7 +244,6 @@ def test_permuting_sequences_permutes_results(kind: str) -> None:
         torch.testing.assert_close(got, wanted[order], rtol=1e-10, atol=1e-10)
 
 
-HISTORY: dict[str, Any] = {"prior": "history", "update": "product", "decoder_history": True, "levels": 3, "kv_heads": 1}
 EMPTIED: dict[str, tuple[Callable[[], Model], Callable[[], RaggedBatch]]] = {
     **{kind: EXAMPLES[kind][:2] for kind in sorted(EXAMPLES)},
     **{
@@ -256,7 +255,7 @@ EMPTIED: dict[str, tuple[Callable[[], Model], Callable[[], RaggedBatch]]] = {
         if kind != "cnn"
     },
     "vision_language, clip": (lambda: tiny(**TOWERS["clip"]), lambda: prepare(ROWS).batch),
-    "set_sequence, history": (lambda: tiny_patients_model(**HISTORY), lambda: random_patients([3, 0])),
+    "set_sequence, filter": (lambda: tiny_patients_model(**SET_SEQUENCES["filter"]), lambda: random_patients([3, 0])),
 }
 
 

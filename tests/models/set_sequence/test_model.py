@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.helpers.patients import NUM_CODES, patient_batch, permute_members, random_patients, tiny_patients_model
+from tests.helpers.patients import (
+    NUM_CODES,
+    SET_SEQUENCES,
+    patient_batch,
+    permute_members,
+    random_patients,
+    tiny_patients_model,
+)
 from unpad.batching.batch import RaggedBatch
 from unpad.errors import RecipeError
 from unpad.models import build_model, model_config
@@ -29,18 +36,10 @@ pytestmark = pytest.mark.slow
 
 TERMS = ("classification", "hazard", "reconstruction", "made_code", "kl", "next_code", "next_time", "next_value")
 LENGTHS = [0, 513, 1, 0, 2, 300, 40, *np.random.default_rng(1).integers(0, 40, 57).tolist()]  # of 64 patients
-KINDS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "filter": {
-        "prior": "history", "update": "product", "decoder_history": True, "rotary": False, "levels": 3,
-        "norm": "rmsnorm", "activation": "swiglu", "kv_heads": 1,
-    },
-    "vectors": {"code_vectors": 5, "reconstruction": "sinkhorn", "update": "product", "levels": 1, "bins": None},
-}  # fmt: skip
 
 
 def model_of(kind: str, dtype: torch.dtype = torch.float64, **fields: Any) -> SetSequence:
-    model = tiny_patients_model(dtype, **{**KINDS[kind], **fields})
+    model = tiny_patients_model(dtype, **{**SET_SEQUENCES[kind], **fields})
     if model.config.code_vectors:
         model.embedding.load_code_vectors(torch.randn(NUM_CODES, 5, generator=torch.Generator().manual_seed(4)))
     return model
@@ -106,7 +105,7 @@ def test_many_patients_of_0_to_513_events_in_one_batch_equal_each_alone() -> Non
 
 
 @pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SET_SEQUENCES)
 def test_all_ways_to_batch_patients_give_the_same(kind: str, native: bool) -> None:
     model, batch = model_of(kind), random_patients([0, 61, 1, 0, 17, 2])
     model.label_smoothing = 0.1
@@ -139,7 +138,7 @@ def test_training_without_noise_is_evaluation() -> None:
     assert all(torch.equal(a, b) for a, b in zip(grads, other_grads, strict=True))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SET_SEQUENCES)
 def test_the_order_of_the_events_of_a_set_changes_nothing(kind: str) -> None:
     model, batch = model_of(kind), random_patients([40, 3, 0, 21], largest=20)
     shuffled, order = permute_members(batch)

@@ -242,7 +242,7 @@ def test_json_and_lines_hold_every_number(result: Bench) -> None:
     [
         (partial(images, num=24), ("images", "patches")),
         (questions, ("questions", "positions")),
-        (partial(patients, num=12), ("patients", "events")),
+        (partial(patients, num=12, model={"context": 64}), ("patients", "events")),
     ],
     ids=["images", "vqa", "patients"],
 )
