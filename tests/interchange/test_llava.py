@@ -17,7 +17,7 @@ from tests.helpers.vision import IMAGE, ROWS, VOCAB, Row, prepare
 from unpad.batching.batch import RaggedBatch
 from unpad.data.preprocess import Prepared
 from unpad.errors import CheckpointError, SourceError
-from unpad.interchange.llava import load_llava, save_llava
+from unpad.interchange.llava import Llava, load_llava, save_llava
 from unpad.models import build_model, model_config
 from unpad.models.vision_language.model import VisionLanguage
 
@@ -319,9 +319,7 @@ def test_the_sizes_of_llava_1_5_are_known_where_the_file_leaves_them_out() -> No
         },
         "vision_feature_layer": -2, "vision_feature_select_strategy": "default", "vocab_size": 32064,
     }  # fmt: skip
-    from unpad.interchange.llava import _read_config
-
-    found, vocab_size = _read_config(config)
+    found, vocab_size = Llava().config(config)
     assert vocab_size == 32064
     assert (found.language.width, found.language.hidden, found.language.blocks, found.longest) == (
         4096,
@@ -330,7 +328,7 @@ def test_the_sizes_of_llava_1_5_are_known_where_the_file_leaves_them_out() -> No
         4096,
     )
     assert (found.vision.side, found.vision.width, found.vision.num_run) == (24, 1024, 23)
-    assert _read_config({**config, "vision_config": None}) == (found, vocab_size)
+    assert Llava().config({**config, "vision_config": None}) == (found, vocab_size)
 
 
 # --------------------------------------------------------------------------- refusals

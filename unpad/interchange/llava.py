@@ -3,26 +3,28 @@
 Supported is `LlavaForConditionalGeneration` with a CLIP vision tower and a Llama, as in LLaVA 1.5 (Liu et al. 2023,
 arXiv 2310.03744). Versions of transformers name tensors differently: all with or without the prefix `model.`, the head
 inside or outside the language model, the tower with or without `vision_model`. `load_llava` reads all of them;
-`save_llava` writes the names of versions up to 4.51, which later versions convert. Rotary positions rotate the same
-pairs of channels in both, so rows keep their order; here one matrix stacks queries, keys and values, and another gate
-and values.
+`save_llava` writes the names of versions up to 4.51, which later versions convert. The language model is a family of
+decoders, as in a folder of its own (`llama.py`); here are the tower and the projector.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import ValidationError
-from torch import Tensor
+from torch import Tensor, nn
 
 from unpad.errors import CheckpointError
+from unpad.interchange.decoders import DecoderFamily
 from unpad.interchange.folder import (
     ANOTHER_COPY,
     CONFIG,
     Fields,
+    NotCovered,
     Part,
     Table,
     check_covered,
@@ -35,14 +37,15 @@ from unpad.interchange.folder import (
     save_model,
     with_defaults,
 )
+from unpad.interchange.llama import LLAMA
+from unpad.interchange.readings import Reading
 from unpad.models import decoder
 from unpad.models.contract import Model, ModelConfig
-from unpad.models.vision_language.model import Config, VisionLanguage
-from unpad.models.vision_language.tower import TowerConfig
-from unpad.nn.block import BlockConfig
+from unpad.models.vision_language.model import Config, Projector, VisionLanguage
+from unpad.models.vision_language.tower import Tower, TowerConfig
 
-Shapes = dict[str, tuple[int, ...]]
 COVERED = "use a LLaVA 1.5 checkpoint: a CLIP vision tower, two linear layers and a Llama"
+LIKE_LLAVA = "build the model like LLaVA 1.5, or keep it as a checkpoint of unpad"
 
 # Values of the fields that config.json omits.
 LLAVA: Fields = {
@@ -59,27 +62,48 @@ LARGE_CLIP: Fields = {  # if all of vision_config is omitted
     **CLIP, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
     "image_size": 336, "patch_size": 14,
 }  # fmt: skip
-LLAMA: Fields = {
-    "model_type": "llama", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
-    "num_hidden_layers": 32, "num_attention_heads": 32, "hidden_act": "silu", "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6, "attention_dropout": 0.0, "attention_bias": False, "mlp_bias": False, "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-}  # fmt: skip
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 PLAIN = ("relu", "gelu", "quick_gelu")  # activations with equal names in both
-GATED = {"silu": "swiglu", "gelu": "geglu"}
-# Layers of a block besides to_qkv: ours, and the transformers layers that it stacks, the gate first.
-CLIP_LAYERS = {
-    "norm_1": ["layer_norm1"], "norm_2": ["layer_norm2"], "attention.to_out": ["self_attn.out_proj"],
-    "feed_forward.up": ["mlp.fc1"], "feed_forward.down": ["mlp.fc2"],
+# Layers here -> layers of transformers; one of a block may stack several.
+TOWER = {
+    "class_token": "embeddings.class_embedding", "patch_embed.weight": "embeddings.patch_embedding.weight",
+    "positions.weight": "embeddings.position_embedding.weight", "pre_norm.weight": "pre_layrnorm.weight",
+    "pre_norm.bias": "pre_layrnorm.bias",
 }  # fmt: skip
-LLAMA_LAYERS = {
-    "norm_1": ["input_layernorm"], "norm_2": ["post_attention_layernorm"], "attention.to_out": ["self_attn.o_proj"],
-    "feed_forward.up": ["mlp.gate_proj", "mlp.up_proj"], "feed_forward.down": ["mlp.down_proj"],
+TOWER_BLOCKS = {
+    "norm_1": ("layer_norm1",), "norm_2": ("layer_norm2",),
+    "attention.to_qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attention.to_out": ("self_attn.out_proj",), "feed_forward.up": ("mlp.fc1",), "feed_forward.down": ("mlp.fc2",),
 }  # fmt: skip
-HEAD, EMBED = "lm_head.weight", "language_model.embed_tokens.weight"
+PROJECTOR = {"first": "linear_1", "second": "linear_2"}
+HEAD = "lm_head.weight"
 POST_NORM = "vision_tower.post_layernorm"  # of CLIP's class token, which LLaVA never reads
+
+
+def _check_as_released(fields: Fields) -> Fields:
+    """Refuse positions and heads that no LLaVA 1.5 has, though a Llama may."""
+    head_dim = fields["hidden_size"] // fields["num_attention_heads"]
+    rules: list[tuple[str, object, Sequence[object]]] = [("head_dim", fields.get("head_dim", head_dim), [head_dim])]
+    for name in ("rope_scaling", "rope_parameters"):
+        rope = with_defaults({}, fields.get(name, {}), name)
+        rules.append((f"{name}.rope_type", rope.get("rope_type", rope.get("type", "default")), ["default"]))
+        rules.append((f"{name}.partial_rotary_factor", rope.get("partial_rotary_factor", 1), [1]))
+    check_covered(rules)
+    return {}
+
+
+LANGUAGE = replace(
+    LLAMA,
+    readings=(Reading(_check_as_released, lambda config: {}), *LLAMA.readings),
+    defaults={
+        **LLAMA.defaults, "model_type": "llama", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 2048,
+    },
+    covered={"model_type": ("llama",)},
+    prefix="language_model.",
+    top={"embed": "language_model.embed_tokens", "norm": "language_model.norm", "head": "lm_head"},
+)  # fmt: skip
 
 
 def load_llava(folder: str | Path) -> tuple[VisionLanguage, Fields]:
@@ -116,30 +140,66 @@ def save_llava(model: VisionLanguage, folder: str | Path, files: Mapping[str, An
     save_model(model, Path(folder), Llava(), files)
 
 
+@dataclass(frozen=True)
 class Llava:
     """The family of LLaVA; a `Family` of `folder.py`."""
 
-    architecture = "LlavaForConditionalGeneration"
-    model_type = "llava"
-    embedding = "decoder.embed.weight"
+    text: DecoderFamily = LANGUAGE
+    architecture: str = "LlavaForConditionalGeneration"
+    embedding: str = "decoder.embed.weight"
 
     def holds(self, kind: str) -> bool:
         return kind == "vision_language"
 
     def config(self, given: Fields) -> tuple[Config, int]:
-        return _read_config(given)
+        top = with_defaults(LLAVA, given, "the file")
+        large = top.get("vision_config") is None
+        vision = with_defaults(LARGE_CLIP if large else CLIP, top.get("vision_config") or {}, "vision_config")
+        _check_sizes(top, vision)
+        _check_covered(top, vision)
+        language, vocab_size = self._language(top)
+        try:
+            config = Config(
+                vision=_tower(top, vision),
+                language=language,
+                image_id=top.get("image_token_id", top["image_token_index"]),
+                projector_activation=top["projector_hidden_act"],
+                projector_bias=top["multimodal_projector_bias"],
+            )
+        except ValidationError as error:
+            first = error.errors()[0]
+            what = f"{'.'.join(map(str, first['loc'])) or error.title}: {first['msg'].removeprefix('Value error, ')}"
+            raise CheckpointError(what, fix=ANOTHER_COPY) from None
+        return config, vocab_size
+
+    def _language(self, top: Fields) -> tuple[decoder.Config, int]:
+        """Config of the language model and its vocabulary size, by the section `text_config`."""
+        section = with_defaults({}, top.get("text_config") or {}, "text_config")
+        tied = bool(top["tie_word_embeddings"] or section.get("tie_word_embeddings"))
+        try:
+            config, vocab_size = self.text.config({**section, "tie_word_embeddings": tied})
+        except CheckpointError as error:
+            fix = COVERED if isinstance(error, NotCovered) else ""
+            raise type(error)(f"text_config.{error.what}", fix=fix) from None
+        # As the file says it, also where it equals the number of heads: recipes of runs from such a folder have it so.
+        return config.model_copy(update={"kv_heads": section.get("num_key_value_heads")}), vocab_size
 
     def fields(self, model: Model, given: Fields) -> Fields:
         assert isinstance(model, VisionLanguage), "a family of models that read images"
         _check_expressible(model.config)
-        return merged(given, _config_fields(model))
+        try:
+            language = self.text.fields(model.decoder, {})
+        except CheckpointError as error:
+            where = f"model.language{error.where.removeprefix('model')}"
+            raise CheckpointError(f"language.{error.what}", where=where, fix=LIKE_LLAVA) from None
+        spare = ("architectures", "torch_dtype", "rope_scaling")  # said at the top of the file, and never set
+        section = {name: value for name, value in language.items() if name not in spare}
+        return merged(given, {**_config_fields(model), "text_config": section})
 
     def table(self, config: ModelConfig, vocab_size: int, fields: Fields) -> Table:
         assert isinstance(config, Config), "a family of models that read images"
-        return {
-            ours: tuple(Part(name, shape[0], shape) for name, shape in parts.items())
-            for ours, parts in _table(config, vocab_size).items()
-        }
+        language = self.text.table(config.language, vocab_size, fields.get("text_config") or {})
+        return _vision_table(config) | {f"decoder.{ours}": parts for ours, parts in language.items()}
 
     def canonical(self, name: str) -> str:
         return _in_memory(name)
@@ -167,63 +227,38 @@ class Llava:
 # --------------------------------------------------------------------------- names and shapes
 
 
-def _table(config: Config, vocab_size: int) -> dict[str, Shapes]:
-    """Map every parameter of a model to the tensors that it stacks, with their shapes.
-
-    Tensors have their names of transformers without the prefix `model.`.
-    """
-    vision, language = config.vision, config.language
-    patch = (vision.width, 3, vision.patch, vision.patch)  # a convolution in transformers, by channel, row and column
-    table: dict[str, Shapes] = {
-        "tower.class_token": {"vision_tower.embeddings.class_embedding": (vision.width,)},
-        "tower.patch_embed.weight": {"vision_tower.embeddings.patch_embedding.weight": patch},
-        "tower.positions.weight": {
-            "vision_tower.embeddings.position_embedding.weight": (1 + vision.side**2, vision.width)
-        },
-        "tower.pre_norm.weight": {"vision_tower.pre_layrnorm.weight": (vision.width,)},
-        "tower.pre_norm.bias": {"vision_tower.pre_layrnorm.bias": (vision.width,)},
-        "decoder.embed.weight": {EMBED: (vocab_size, language.width)},
-        "decoder.norm.weight": {"language_model.norm.weight": (language.width,)},
-    }
-    for ours, theirs, columns in (("first", "linear_1", vision.width), ("second", "linear_2", language.width)):
-        name = f"multi_modal_projector.{theirs}"
-        table |= _linear(f"projector.{ours}", {name: language.width}, columns, config.projector_bias)
-    for index in range(vision.blocks):
-        table |= _block(f"tower.blocks.{index}", f"vision_tower.encoder.layers.{index}", vision, CLIP_LAYERS)
-    for index in range(language.blocks):
-        table |= _block(f"decoder.blocks.{index}", f"language_model.layers.{index}", language, LLAMA_LAYERS)
-    if not language.tied:
-        table["decoder.head.weight"] = {HEAD: (vocab_size, language.width)}
+def _vision_table(config: Config) -> Table:
+    """Tensors of the tower and the projector, with their names of transformers without the prefix `model.`."""
+    with torch.device("meta"):
+        tower, projector = Tower(config.vision), Projector(config)
+    table = {f"tower.{ours}": _tower_parts(ours, shape, config.vision) for ours, shape in _shapes(tower).items()}
+    for ours, shape in _shapes(projector).items():
+        layer, kind = ours.split(".")
+        name = f"multi_modal_projector.{PROJECTOR[layer]}.{kind}"
+        table[f"projector.{ours}"] = (Part(name, shape[0], shape),)
     return table
 
 
-def _linear(ours: str, rows: dict[str, int], columns: int, bias: bool) -> dict[str, Shapes]:
-    """Entries of a linear layer that stacks `rows` rows of each of theirs."""
-    table: dict[str, Shapes] = {
-        f"{ours}.weight": {f"{name}.weight": (height, columns) for name, height in rows.items()}
-    }
-    if bias:
-        table[f"{ours}.bias"] = {f"{name}.bias": (height,) for name, height in rows.items()}
-    return table
+def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in module.state_dict().items()}
 
 
-def _block(ours: str, theirs: str, config: BlockConfig, layers: dict[str, list[str]]) -> dict[str, Shapes]:
-    heights = {"attention.to_out": config.width, "feed_forward.up": config.hidden, "feed_forward.down": config.width}
-    num_heads = {"q": config.heads, "k": config.num_kv_heads, "v": config.num_kv_heads}
-    qkv = {f"{theirs}.self_attn.{part}_proj": num * config.head_dim for part, num in num_heads.items()}
-    table = _linear(f"{ours}.attention.to_qkv", qkv, config.width, config.bias)
-    for layer, height in heights.items():
-        rows = {f"{theirs}.{name}": height for name in layers[layer]}
-        columns = config.hidden if layer == "feed_forward.down" else config.width
-        table |= _linear(f"{ours}.{layer}", rows, columns, config.bias)
-    for norm in ("norm_1", "norm_2"):
-        for kind in ("weight", "bias") if config.norm == "layernorm" else ("weight",):
-            table[f"{ours}.{norm}.{kind}"] = {f"{theirs}.{layers[norm][0]}.{kind}": (config.width,)}
-    return table
+def _tower_parts(ours: str, shape: tuple[int, ...], config: TowerConfig) -> tuple[Part, ...]:
+    """Tensors that a parameter of the tower stacks."""
+    if ours.startswith("blocks."):
+        _, index, inner = ours.split(".", 2)
+        layer, kind = inner.rsplit(".", 1)
+        names = [f"encoder.layers.{index}.{name}.{kind}" for name in TOWER_BLOCKS[layer]]
+    else:
+        names = [TOWER[ours]]
+    rows = shape[0] // len(names)
+    # Patches are embedded by a convolution in transformers: by channel, row and column.
+    columns = (3, config.patch, config.patch) if ours == "patch_embed.weight" else shape[1:]
+    return tuple(Part(f"vision_tower.{name}", rows, (rows, *columns)) for name in names)
 
 
 def _in_memory(name: str) -> str:
-    """Name in `_table` of a tensor of any version."""
+    """Name in the table of a tensor of any version."""
     name = name.removeprefix("model.")
     for outer, inner in (("language_model.", "model."), ("vision_tower.", "vision_model.")):
         if name.startswith(outer + inner):
@@ -232,7 +267,7 @@ def _in_memory(name: str) -> str:
 
 
 def _in_file(name: str) -> str:
-    """Name in the file, given the name in `_table`."""
+    """Name in the file, given the name in the table."""
     if name == HEAD:
         return f"language_model.{HEAD}"
     for outer, inner in (("language_model.", "model."), ("vision_tower.", "vision_model.")):
@@ -244,60 +279,27 @@ def _in_file(name: str) -> str:
 # --------------------------------------------------------------------------- config.json
 
 
-def _read_config(given: Fields) -> tuple[Config, int]:
-    """Return the model's config and its vocabulary size.
-
-    Raises:
-        CheckpointError: a field is not supported.
-    """
-    top = with_defaults(LLAVA, given, "the file")
-    large = top.get("vision_config") is None
-    vision = with_defaults(LARGE_CLIP if large else CLIP, top.get("vision_config") or {}, "vision_config")
-    text = with_defaults(LLAMA, top.get("text_config") or {}, "text_config")
-    _check_sizes(top, vision, text)
-    _check_covered(top, vision, text)
-    try:
-        tower = TowerConfig(
-            **_sizes(vision),
-            eps=vision["layer_norm_eps"],
-            activation=vision["hidden_act"],
-            attention_dropout=vision["attention_dropout"],
-            patch=vision["patch_size"],
-            positions="learned",
-            side=vision["image_size"] // vision["patch_size"],
-            pre_norm=True,
-            feature_layer=top["vision_feature_layer"],
-        )
-        language = decoder.Config(
-            **_sizes(text),
-            kv_heads=text.get("num_key_value_heads"),
-            eps=text["rms_norm_eps"],
-            activation=GATED[text["hidden_act"]],
-            attention_dropout=text["attention_dropout"],
-            bias=text["attention_bias"],
-            context=text["max_position_embeddings"],
-            rope_theta=_rope_theta(text),
-            tied=bool(top["tie_word_embeddings"] or text["tie_word_embeddings"]),
-            vocab_size=text["vocab_size"],
-        )
-        config = Config(
-            vision=tower,
-            language=language,
-            image_id=top.get("image_token_id", top["image_token_index"]),
-            projector_activation=top["projector_hidden_act"],
-            projector_bias=top["multimodal_projector_bias"],
-        )
-    except ValidationError as error:
-        first = error.errors()[0]
-        what = f"{'.'.join(map(str, first['loc'])) or error.title}: {first['msg'].removeprefix('Value error, ')}"
-        raise CheckpointError(what, fix=ANOTHER_COPY) from None
-    return config, text["vocab_size"]
+def _tower(top: Fields, vision: Fields) -> TowerConfig:
+    width, hidden, blocks, heads = (vision[name] for name in SIZES)
+    return TowerConfig(
+        width=width,
+        hidden=hidden,
+        blocks=blocks,
+        heads=heads,
+        eps=vision["layer_norm_eps"],
+        activation=vision["hidden_act"],
+        attention_dropout=vision["attention_dropout"],
+        patch=vision["patch_size"],
+        positions="learned",
+        side=vision["image_size"] // vision["patch_size"],
+        pre_norm=True,
+        feature_layer=top["vision_feature_layer"],
+    )
 
 
 def _config_fields(model: VisionLanguage) -> Fields:
-    """Fields of config.json that describe a model."""
-    config, vision, language = model.config, model.config.vision, model.config.language
-    gates = {ours: theirs for theirs, ours in GATED.items()}
+    """Fields of config.json that describe a model, besides its language model."""
+    config, vision = model.config, model.config.vision
     return {
         "architectures": ["LlavaForConditionalGeneration"],
         "model_type": "llava",
@@ -307,54 +309,23 @@ def _config_fields(model: VisionLanguage) -> Fields:
         "multimodal_projector_bias": config.projector_bias,
         "vision_feature_layer": vision.feature_layer,
         "vision_feature_select_strategy": "default",
-        "tie_word_embeddings": language.tied,
+        "tie_word_embeddings": config.language.tied,
         "torch_dtype": dtype_name(model),  # the name that all versions read
         "vision_config": {
-            **_their_sizes(vision), "model_type": "clip_vision_model", "num_channels": 3, "patch_size": vision.patch,
+            **dict(zip(SIZES, (vision.width, vision.hidden, vision.blocks, vision.heads), strict=True)),
+            "model_type": "clip_vision_model", "num_channels": 3, "patch_size": vision.patch,
             "image_size": vision.side * vision.patch, "hidden_act": vision.activation, "layer_norm_eps": vision.eps,
             "attention_dropout": vision.attention_dropout,
-        },
-        "text_config": {
-            **_their_sizes(language), "model_type": "llama", "vocab_size": model.vocab_size,
-            "num_key_value_heads": language.num_kv_heads, "head_dim": language.head_dim,
-            "hidden_act": gates[language.activation], "rms_norm_eps": language.eps, "attention_bias": language.bias,
-            "mlp_bias": language.bias, "attention_dropout": language.attention_dropout,
-            "max_position_embeddings": language.context, "tie_word_embeddings": language.tied,
-            # Versions before 5 read the first, later ones the second.
-            "rope_theta": language.rope_theta,
-            "rope_parameters": {"rope_type": "default", "rope_theta": language.rope_theta},
         },
     }  # fmt: skip
 
 
-def _sizes(section: Fields) -> Fields:
-    width, hidden, blocks, heads = (section[name] for name in SIZES)
-    return {"width": width, "hidden": hidden, "blocks": blocks, "heads": heads}
-
-
-def _their_sizes(config: BlockConfig) -> Fields:
-    return dict(zip(SIZES, (config.width, config.hidden, config.blocks, config.heads), strict=True))
-
-
-def _rope_theta(text: Fields) -> Any:
-    given = text.get("rope_parameters", {})
-    if not isinstance(given, dict):
-        raise refuse("text_config.rope_parameters", given, "a JSON object", COVERED)
-    return given.get("rope_theta", text["rope_theta"])
-
-
-def _check_sizes(top: Fields, vision: Fields, text: Fields) -> None:
+def _check_sizes(top: Fields, vision: Fields) -> None:
     """Raise CheckpointError if a size is not a positive integer, such as a list of sizes."""
-    needed = {
-        "vision_config": (vision, (*SIZES, "image_size", "patch_size")),
-        "text_config": (text, (*SIZES, "vocab_size", "max_position_embeddings")),
-    }
-    for section, (fields, names) in needed.items():
-        for name in names:
-            if type(fields[name]) is not int or not 1 <= fields[name] <= largest(name):
-                raise refuse(
-                    f"{section}.{name}", fields[name], f"a positive integer of at most {largest(name):,}", COVERED
-                )
+    for name in (*SIZES, "image_size", "patch_size"):
+        if type(vision[name]) is not int or not 1 <= vision[name] <= largest(name):
+            expected = f"a positive integer of at most {largest(name):,}"
+            raise refuse(f"vision_config.{name}", vision[name], expected, COVERED)
     for name in ("vision_feature_layer", "image_token_index"):
         if type(top[name]) is not int:
             raise refuse(name, top[name], "one integer", COVERED)
@@ -363,10 +334,9 @@ def _check_sizes(top: Fields, vision: Fields, text: Fields) -> None:
         raise refuse("vision_config.image_size", vision["image_size"], multiple, COVERED)
 
 
-def _check_covered(top: Fields, vision: Fields, text: Fields) -> None:
+def _check_covered(top: Fields, vision: Fields) -> None:
     """Raise CheckpointError if the file requires a feature that models here lack."""
-    head_dim = text["hidden_size"] // text["num_attention_heads"]
-    rules: list[tuple[str, Any, Sequence[Any]]] = [
+    rules: list[tuple[str, object, Sequence[object]]] = [
         ("model_type", top["model_type"], ["llava"]),
         ("quantization_config", top["quantization_config"], [None]),
         ("vision_feature_select_strategy", top["vision_feature_select_strategy"], ["default"]),
@@ -374,24 +344,14 @@ def _check_covered(top: Fields, vision: Fields, text: Fields) -> None:
         ("vision_config.model_type", vision["model_type"], ["clip_vision_model"]),
         ("vision_config.num_channels", vision["num_channels"], [3]),
         ("vision_config.hidden_act", vision["hidden_act"], PLAIN),
-        ("text_config.model_type", text["model_type"], ["llama"]),
-        ("text_config.hidden_act", text["hidden_act"], list(GATED)),
-        ("text_config.head_dim", text.get("head_dim", head_dim), [head_dim]),
-        ("text_config.mlp_bias", text["mlp_bias"], [text["attention_bias"]]),
     ]
-    for name in ("rope_scaling", "rope_parameters"):
-        rope = with_defaults({}, text.get(name, {}), f"text_config.{name}")
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        rules.append((f"text_config.{name}.rope_type", kind, ["default"]))
-        rules.append((f"text_config.{name}.partial_rotary_factor", rope.get("partial_rotary_factor", 1), [1]))
-        rules.append((f"text_config.{name}", [key for key, part in rope.items() if isinstance(part, dict)], [[]]))
     check_covered(rules, COVERED)
 
 
 def _check_expressible(config: Config) -> None:
-    """Raise CheckpointError if config.json cannot describe a part of the model."""
-    vision, language = config.vision, config.language
-    rules: list[tuple[str, Any, Sequence[Any]]] = [
+    """Raise CheckpointError if config.json cannot describe a part of the model besides its language model."""
+    vision = config.vision
+    rules: list[tuple[str, object, Sequence[object]]] = [
         ("vision.positions", vision.positions, ["learned"]),
         ("vision.pre_norm", vision.pre_norm, [True]),
         ("vision.norm", vision.norm, ["layernorm"]),
@@ -399,18 +359,13 @@ def _check_expressible(config: Config) -> None:
         ("vision.bias", vision.bias, [True]),
         ("vision.causal", vision.causal, [False]),
         ("vision.kv_heads", vision.num_kv_heads, [vision.heads]),
-        ("language.norm", language.norm, ["rmsnorm"]),
-        ("language.activation", language.activation, list(GATED.values())),
-        ("language.positions", language.positions, ["rotary"]),
-        ("language.context_method", language.context_method, ["none"]),
-        ("language.causal", language.causal, [True]),
     ]
     for field, value, allowed in rules:
         if value not in allowed:
             raise CheckpointError(
                 f"{field} is {value!r}; a LLaVA checkpoint knows {' or '.join(map(repr, allowed))} alone",
                 where=f"model.{field}",
-                fix="build the model like LLaVA 1.5, or keep it as a checkpoint of unpad",
+                fix=LIKE_LLAVA,
             )
     if config.image_id is None:
         raise CheckpointError(
