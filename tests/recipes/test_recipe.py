@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterator
 from inspect import isabstract
 from itertools import pairwise
@@ -21,7 +22,8 @@ from unpad.recipes.find import recipe_names
 from unpad.recipes.lines import LineLoader, to_yaml
 from unpad.recipes.recipe import Recipe, stages_of
 from unpad.recipes.section import Section, checked
-from unpad.run.folder import run_recipe
+from unpad.run.folder import read_command, run_recipe
+from unpad.run.upgrade import Yaml11Loader
 
 TWO_STAGES = "stages:\n  - name: pretrain\n    train: {max_epochs: 3}\n  - name: tune\n    optim: {lr_scale: 0.5}\n"
 
@@ -365,7 +367,7 @@ def test_numbers_of_yaml_1_2_are_numbers_and_words_and_dates_are_texts() -> None
 )
 def test_a_text_that_looks_like_something_else_is_quoted_on_writing(text: str) -> None:
     written = to_yaml({"path": text})
-    for read in (LineLoader(written).load(), LineLoader(written, earlier=True).load(), yaml.safe_load(written)):
+    for read in (LineLoader(written).load(), Yaml11Loader(written).load(), yaml.safe_load(written)):
         assert read == {"path": text}
 
 
@@ -375,8 +377,9 @@ def test_a_run_of_an_earlier_version_keeps_the_meaning_of_its_recipe_and_command
     recipe = run_recipe(tmp_path)
     assert (recipe.train.threads, recipe.data.text[0].path, recipe.optim.lr) == (8, "1e3", 1e-3)
     assert recipe.plan.drop_last is True
-    assert load_recipe("zh_chat", earlier=["train.threads=0o10"]).train.threads == 8
-    assert load_recipe("zh_chat", earlier=["train.threads=010"]).train.threads == 8
+    for text in ("0o10", "010"):
+        (tmp_path / "run.json").write_text(json.dumps({"recipe": "zh_chat", "overrides": [f"train.threads={text}"]}))
+        assert load_recipe("zh_chat", began=read_command(tmp_path)["overrides"]).train.threads == 8
 
 
 def test_a_recipe_of_very_many_keys_is_refused_before_it_is_read_to_its_end(write: object) -> None:

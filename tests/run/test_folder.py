@@ -71,7 +71,7 @@ def test_a_run_of_before_the_split_had_a_version_keeps_its_split(data: str, expe
                 {"recipe": "x", "overrides": 5}],
 )  # fmt: skip
 def test_a_command_that_cannot_be_typed_is_refused(command: Any) -> None:
-    run, good = make(Path("run")), {"recipe": "llm", "overrides": ["a=1"]}
+    run, good = make(Path("run")), {"recipe": "llm", "overrides": ["a=1"], "precision": "fp32", "id": "ab"}
     (run / COMMAND).write_text(json.dumps(good))
     assert read_command(run) == good
     (run / COMMAND).write_text(command if isinstance(command, str) else json.dumps(command))

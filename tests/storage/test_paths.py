@@ -12,7 +12,7 @@ from tests.helpers.toy import write_toy
 from unpad.errors import RecipeError
 from unpad.recipes.file import load_recipe, parse_recipe
 from unpad.recipes.recipe import Recipe
-from unpad.recipes.section import earlier_versions
+from unpad.recipes.section import kept_paths
 from unpad.storage import cache_folder
 from unpad.storage.paths import is_special, new_path, path_fault, user_path
 
@@ -77,7 +77,7 @@ def test_recipes_refuse_impossible_paths_and_runs_of_earlier_versions_may_keep_o
     with pytest.raises(RecipeError, match="the path is empty") as caught:
         parse_recipe(values)
     assert field in caught.value.where
-    with earlier_versions():
+    with kept_paths():
         Recipe(**values)  # type: ignore[arg-type]
 
 

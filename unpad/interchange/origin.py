@@ -35,12 +35,12 @@ def open_recipe(
     recipe: str,
     overrides: Sequence[str] = (),
     *,
-    earlier: Sequence[str] = (),
+    began: Sequence[str] = (),
     keep_packaged: bool = False,
     known: Recipe | None = None,
 ) -> Recipe:
     """Load a recipe as `load_recipe` does, and complete it as `with_origin` does; arguments and errors as theirs."""
-    return with_origin(load_recipe(recipe, overrides, earlier=earlier, keep_packaged=keep_packaged), known)
+    return with_origin(load_recipe(recipe, overrides, began=began, keep_packaged=keep_packaged), known)
 
 
 def open_named(name: str, overrides: Sequence[str], data_fix: str) -> tuple[Recipe, Path | None]:

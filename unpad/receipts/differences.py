@@ -97,7 +97,7 @@ def reasons(
         if key in was and was[key] != setup.environment.get(key):
             name = "version of unpad" if key == "version" else key
             found.append(f"{name} is {setup.environment.get(key)}, was {was[key]}")
-    if values.get("update_rule", 1) != UPDATE_RULE and newest is not None:
+    if newest is not None and values["update_rule"] != UPDATE_RULE:
         found.append("the run was begun by a version that drew dropout once for all micro-batches of an update")
     processes = was.get("processes")
     if session.recipe.train.sums == "fast" and processes not in (None, 1):

@@ -13,7 +13,7 @@ from unpad.recipes.data import KINDS, as_sources, is_packaged
 from unpad.recipes.file import parse_recipe
 from unpad.recipes.overrides import apply_override
 from unpad.recipes.recipe import Recipe
-from unpad.recipes.section import earlier_versions
+from unpad.recipes.section import kept_paths
 
 # Last parts of fields that name a file, a folder or a run.
 PLACES = ("path", "root", "split", "code_embeddings", "synonyms_file", "init_from")
@@ -35,7 +35,7 @@ def relocated(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
         new = as_sources(values["data"].get(kind))
         if isinstance(new, list) and len(new) == len(old):
             values["data"][kind] = [{**was, **now} for was, now in zip(old, new, strict=True)]
-    with earlier_versions():
+    with kept_paths():
         moved = parse_recipe(values)
     for key in differences(recipe, moved):
         if key.rpartition(".")[2] not in PLACES:

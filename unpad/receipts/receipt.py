@@ -42,7 +42,7 @@ class Receipt:
         damages: checkpoints that could not be read.
         micros: what the step learnt.
         units: names of a row's length, plural.
-        by_plan_alone: whether the run recorded no rows, as those of earlier versions, and the plan alone tells them.
+        by_plan_alone: whether the run recorded no rows, and the plan alone tells them.
         is_checked: whether a checkpoint told that the data is the run's.
         cut: the last step until this one in which memory ended, after which larger micro-batches were computed in
             parts, as they are here; None for none.

@@ -122,7 +122,7 @@ def _replay(folder: Path, steps: StageSteps, step: int, sessions: Sequence[Sessi
         damages=damages,
         micros=learnt(setup.data, plan.step(progress.epoch_step - 1)) if is_taken else [],
         units=family_of(recipe).UNITS[1],
-        by_plan_alone=steps.rows[step].get("rows") is None,
+        by_plan_alone=steps.rows[step]["rows"] is None,
         is_checked=newest is not None,
         cut=cuts[-1] if cuts else None,
     )

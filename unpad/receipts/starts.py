@@ -9,7 +9,7 @@ from typing import Any
 
 from unpad.errors import CheckpointError, RecipeError, SourceError
 from unpad.recipes.recipe import Recipe, stages_of
-from unpad.run import checkpoint
+from unpad.run import checkpoint, upgrade
 from unpad.run.checkpoint import State, put_weights
 from unpad.run.folder import CHECKPOINTS, MADE_BY, read_command
 from unpad.run.report.history import METRICS, metric_fault, read_rows
@@ -76,7 +76,7 @@ def recorded_steps(folder: Path, recipe: Recipe) -> list[StageSteps]:
     found: dict[str, dict[int, dict[str, Any]]] = {}
     for row in read_rows(folder / METRICS, metric_fault):
         if row["kind"] == "train" and row["stage"] in numbers:
-            found.setdefault(row["stage"], {})[row["step"]] = row
+            found.setdefault(row["stage"], {})[row["step"]] = upgrade.step_row(row)
     if not found:
         raise SourceError("the run has recorded no step", where=str(folder / METRICS), fix="name a run that trained")
     stages: list[StageSteps] = []

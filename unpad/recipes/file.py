@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from difflib import get_close_matches
 from functools import cache, lru_cache
@@ -15,26 +15,38 @@ from pydantic import ValidationError
 
 from unpad.errors import RecipeError, nearest
 from unpad.recipes.find import find_recipe
-from unpad.recipes.lines import YAML_FAULTS, LineLoader, TwoReadingsError
+from unpad.recipes.lines import YAML_FAULTS, LineLoader, Lines, TwoReadingsError
 from unpad.recipes.overrides import apply_override, refuse_shadowed, refuse_split, without_packaged
 from unpad.recipes.recipe import STAGE_SECTIONS, Recipe, stage_fields
-from unpad.recipes.section import Fault, all_faults, reads_earlier
+from unpad.recipes.section import Fault, all_faults
 
 MAX_RECIPE_BYTES = 1 << 20
 MOST_FAULTS = 8  # told of a recipe at once
 
 
+@lru_cache(maxsize=16)
+def parse_yaml(content: bytes) -> tuple[Any, Lines]:
+    """Values of YAML and the line of every key; a run reads its recipe several times, and parsing takes most of it."""
+    loader = LineLoader(content.decode())
+    return loader.load(), loader.lines
+
+
 def load_recipe(
-    recipe: str, overrides: Sequence[str] = (), *, earlier: Sequence[str] = (), keep_packaged: bool = False
+    recipe: str,
+    overrides: Sequence[str] = (),
+    *,
+    began: Sequence[str] = (),
+    keep_packaged: bool = False,
+    parse: Callable[[bytes], tuple[Any, Lines]] = parse_yaml,
 ) -> Recipe:
     """Load a recipe by packaged name or path, and apply `key.sub=value` overrides.
 
     A source that an override gives replaces the packaged sources of the recipe.
 
     Args:
-        earlier: overrides of the command that started a run, applied first; some may be shadowed by stages, as earlier
-            versions allowed.
-        keep_packaged: keep packaged sources beside given ones, as earlier versions did.
+        began: overrides of the command that started a run, applied first; some may be shadowed by stages.
+        keep_packaged: keep packaged sources beside given ones.
+        parse: values and lines of the file, which may be a run's.
 
     Raises:
         RecipeError: unknown recipe or key, wrong type or value, or a field that stages set themselves; names the file
@@ -42,15 +54,15 @@ def load_recipe(
     """
     refuse_split(overrides)
     path = find_recipe(recipe)
-    values, lines = _read(path)
-    began = [apply_override(values, given, earlier=True) for given in earlier]
+    values, lines = _read(path, parse)
+    first = [apply_override(values, given) for given in began]
     new = [apply_override(values, given) for given in overrides]
-    loaded = _validate(values, str(path), lines, {override.path for override in [*began, *new]})
+    loaded = _validate(values, str(path), lines, {override.path for override in [*first, *new]})
     refuse_shadowed(loaded, new)
-    return loaded if keep_packaged else without_packaged(loaded, [*began, *new])
+    return loaded if keep_packaged else without_packaged(loaded, [*first, *new])
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[tuple[str | int, ...], int]]:
+def _read(path: Path, parse: Callable[[bytes], tuple[Any, Lines]]) -> tuple[dict[str, Any], Lines]:
     """Values of a recipe file, and the line of every key."""
     try:
         with path.open("rb") as file:
@@ -61,7 +73,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[tuple[str | int, ...], int]]
     if len(content) > MAX_RECIPE_BYTES:
         raise RecipeError("the recipe is larger than 1 MB", where=str(path), fix="a recipe is a short YAML file")
     try:
-        values, lines = _parse(content, earlier=reads_earlier())
+        values, lines = parse(content)
     except YAML_FAULTS as error:
         marked = error if isinstance(error, yaml.MarkedYAMLError) else None
         mark = marked.problem_mark if marked else None
@@ -74,13 +86,6 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[tuple[str | int, ...], int]]
     return deepcopy(values), lines  # overrides change the values in place
 
 
-@lru_cache(maxsize=16)
-def _parse(content: bytes, *, earlier: bool) -> tuple[Any, dict[tuple[str | int, ...], int]]:
-    """Values of YAML and the line of every key; a run reads its recipe several times, and parsing takes most of it."""
-    loader = LineLoader(content.decode(), earlier=earlier)
-    return loader.load(), loader.lines
-
-
 def parse_recipe(values: dict[str, Any]) -> Recipe:
     """Build a recipe from a dictionary.
 
@@ -90,9 +95,7 @@ def parse_recipe(values: dict[str, Any]) -> Recipe:
     return _validate(values, "recipe", {}, set())
 
 
-def _validate(
-    values: dict[str, Any], origin: str, lines: dict[tuple[str | int, ...], int], overridden: set[tuple[str | int, ...]]
-) -> Recipe:
+def _validate(values: dict[str, Any], origin: str, lines: Lines, overridden: set[tuple[str | int, ...]]) -> Recipe:
     try:
         return Recipe(**values)
     except ValidationError as error:

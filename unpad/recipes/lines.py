@@ -37,6 +37,7 @@ _CORE = {
     "merge": (re.compile(r"<<$"), ["<"]),
 }
 _YAML_1_1 = yaml.resolver.Resolver()
+Lines = dict[tuple[str | int, ...], int]  # line of every key, by the keys and list indices that lead to it
 
 
 class TwoReadingsError(yaml.MarkedYAMLError):
@@ -58,18 +59,14 @@ class TwoReadingsError(yaml.MarkedYAMLError):
 
 
 class LineLoader(yaml.SafeLoader):
-    """YAML loader that refuses duplicate keys and bombs of aliases, and records the line of every key.
-
-    Args:
-        earlier: read numbers, truths and dates as YAML 1.1 does, as earlier versions did.
-    """
+    """YAML loader that refuses duplicate keys and bombs of aliases, and records the line of every key."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
 
-    def __init__(self, text: str, *, earlier: bool = False) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.lines: dict[tuple[str | int, ...], int] = {}
-        self._earlier, self._composed = earlier, 0
+        self.lines: Lines = {}
+        self._composed = 0
 
     def load(self) -> Any:
         node = self.get_single_node()
@@ -86,23 +83,31 @@ class LineLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
-        """Compose a scalar, and read a plain one without a tag, and a number with one, by the rules of YAML 1.2.
+        """Compose a scalar: a plain one has no tag of its own."""
+        is_plain = self.peek_event().implicit[0]
+        node = super().compose_scalar_node(anchor)
+        node.tag = self.scalar_tag(node, is_plain)
+        return node
+
+    def scalar_tag(self, node: yaml.ScalarNode, is_plain: bool) -> str:
+        """The tag of a scalar by the rules of YAML 1.2.
 
         Raises:
             TwoReadingsError: it is a number in YAML 1.1 alone.
         """
-        is_plain = self.peek_event().implicit[0]
-        node = super().compose_scalar_node(anchor)
-        if is_plain and not (self._earlier and _OCTAL.match(node.value)):
+        if is_plain:
             tag = _YAML_1_1.resolve(yaml.ScalarNode, node.value, (True, False))
-            if self._earlier:
-                node.tag = tag
-            elif tag in _NUMBERS and node.tag not in _NUMBERS:
+            if tag in _NUMBERS and node.tag not in _NUMBERS:
                 old = yaml.ScalarNode(tag, node.value, node.start_mark, node.end_mark)
                 raise TwoReadingsError(node, self.construct_object(old))
-        elif not is_plain and not self._earlier and node.tag in _NUMBERS and not self._is_number(node):
+        elif node.tag in _NUMBERS and not self._is_number(node):
             raise TwoReadingsError(node, self.construct_object(node))  # such as !!int 010
-        return node
+        return str(node.tag)
+
+    @staticmethod
+    def is_octal(node: yaml.ScalarNode) -> bool:
+        """True for an octal number of YAML 1.2."""
+        return _OCTAL.match(node.value) is not None
 
     def _is_number(self, node: yaml.ScalarNode) -> bool:
         return str(yaml.SafeLoader.resolve(self, yaml.ScalarNode, node.value, (True, False))) in _NUMBERS
@@ -154,6 +159,6 @@ for _name, (_pattern, _first) in _CORE.items():
 
 
 def to_yaml(values: Any) -> str:
-    """Write values so that `LineLoader` reads them back, and earlier versions do too."""
+    """Write values so that `LineLoader` reads them back, and readers of YAML 1.1 do too."""
     text: str = yaml.dump(values, Dumper=_Dumper, allow_unicode=True, sort_keys=False)
     return text

@@ -37,11 +37,8 @@ class Override:
     value: Any
 
 
-def apply_override(values: dict[str, Any], given: str, *, earlier: bool = False) -> Override:
+def apply_override(values: dict[str, Any], given: str) -> Override:
     """Apply one `key.sub=value` to the values of a recipe, in which stages may be named.
-
-    Args:
-        earlier: read the value as earlier versions did.
 
     Raises:
         RecipeError: it is not key=value, the value is not YAML, or the key leads into nothing.
@@ -51,7 +48,7 @@ def apply_override(values: dict[str, Any], given: str, *, earlier: bool = False)
         raise RecipeError(f'"{given}" is not key=value', where="command line", fix="write for example optim.lr=1e-4")
     where = f"command line: {key}"
     try:
-        value = LineLoader(text, earlier=earlier).load() if text.strip() else ""
+        value = LineLoader(text).load() if text.strip() else ""
     except TwoReadingsError as error:
         raise RecipeError(str(error.problem), where=where, fix=error.fix) from None
     except YAML_FAULTS:

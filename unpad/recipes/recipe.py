@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from unpad.recipes.adapters import LoraSettings
 from unpad.recipes.data import DataSections, Kind
 from unpad.recipes.lines import to_yaml
-from unpad.recipes.section import Fault, FaultError, Section, earlier_versions, first_fault
+from unpad.recipes.section import Fault, FaultError, Section, first_fault, kept_paths
 from unpad.recipes.training import (
     CheckpointSettings,
     CollapseSettings,
@@ -133,7 +133,7 @@ class Recipe(DataSections):
 
         `train.max_epochs` of the run limits every stage: the smaller of the two holds.
         """
-        with earlier_versions():  # the fields were checked as the recipe was read
+        with kept_paths():  # the fields were checked as the recipe was read
             return self._merged(stage)
 
     def _merged(self, stage: Stage) -> Recipe:

@@ -19,27 +19,22 @@ SectionType = TypeVar("SectionType", bound=BaseModel)
 NOT_A_NUMBER = PydanticCustomError("not_a_number", "is not a number")
 NOT_A_TRUTH = PydanticCustomError("not_a_truth", "is not true or false")
 UNION_TAGS = ("float", "str")  # of a field that takes a number or a text
-_reads_earlier = ContextVar("reads_earlier", default=False)
+_keeps_paths = ContextVar("keeps_paths", default=False)
 
 
 @contextmanager
-def earlier_versions() -> Iterator[None]:
-    """Inside, also read 1 or "yes" as true, as recipes and commands of runs of earlier versions may have it."""
-    token = _reads_earlier.set(True)
+def kept_paths() -> Iterator[None]:
+    """Inside, keep paths that no machine could open: a run may name such, of data that it does not read any more."""
+    token = _keeps_paths.set(True)
     try:
         yield
     finally:
-        _reads_earlier.reset(token)
-
-
-def reads_earlier() -> bool:
-    """True inside of `earlier_versions`."""
-    return _reads_earlier.get()
+        _keeps_paths.reset(token)
 
 
 def _sound_path(path: str) -> str:
-    """Refuse a path that no machine could open. Runs of earlier versions may keep one, of data that has gone since."""
-    if not reads_earlier() and (fault := path_fault(path)):
+    """Refuse a path that no machine could open."""
+    if not _keeps_paths.get() and (fault := path_fault(path)):
         raise ValueError(fault)
     return path
 
@@ -62,7 +57,6 @@ class Section(BaseModel):
                 for name, given in values.items()
                 if name in made.__dict__
                 for path, kind, value in _misread(given, made.__dict__[name], (name,))
-                if kind is NOT_A_NUMBER or not reads_earlier()
             ]
             if faults:
                 raise ValidationError.from_exception_data(cls.__name__, faults)

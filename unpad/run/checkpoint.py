@@ -30,6 +30,7 @@ from unpad import storage
 from unpad.errors import CheckpointError, ForeignCheckpointError, NonFiniteError, is_memory_error, needs_memory
 from unpad.models.adapters import kept_weights, load_kept
 from unpad.processes.divided import divided_like
+from unpad.run import upgrade
 from unpad.run.identity import STATE, refuse_foreign
 from unpad.run.shards import MOST_SHARDS, Held, JoinedRows, first_rows, nothing_held, shard_name
 from unpad.storage import check_space
@@ -294,6 +295,7 @@ def _parse_state(path: Path, data: bytes) -> tuple[int, dict[str, Any], int | No
     step, values = record.get("step"), record.get("values")
     if type(step) is not int or not 0 <= step < 1 << 60 or not isinstance(values, dict):
         raise CheckpointError(f"{STATE} holds no step and values", where=str(path), fix="use another copy")
+    values = upgrade.state(values)
     if record["format"] == STATE_FORMAT:
         return step, values, None
     num_shards = record.get("shards")

@@ -132,7 +132,7 @@ def _measures_of(folder: Path, run: RunHistory) -> dict[str, str]:
         column |= {f"{name.replace('_', ' ')} there": _number(value) for name, value in best["values"].items()}
     evaluation = newest_evaluation(folder)
     for name, metric in (evaluation or {"metrics": {}})["metrics"].items():
-        part = f" ({metric['part']})" if metric.get("part") else ""
+        part = f" ({metric['part']})" if metric["part"] else ""
         column[f"eval {name}{part}"] = _number(metric["value"])
     if busy:
         column |= {

@@ -16,7 +16,8 @@ from unpad.processes.start import refuse_under_torchrun
 from unpad.recipes.file import load_recipe
 from unpad.recipes.find import SUFFIXES, recipe_names
 from unpad.recipes.recipe import Recipe
-from unpad.recipes.section import earlier_versions
+from unpad.recipes.section import kept_paths
+from unpad.run import upgrade
 from unpad.storage.paths import user_path
 from unpad.storage.reading import read_shaped
 from unpad.terminal.commands import resume_run
@@ -65,16 +66,13 @@ def as_run(name: str) -> Path | None:
 
 
 def run_recipe(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Load the recipe that a run keeps. A run of a version without `data.split_version` was split by rule 1.
+    """Load the recipe that a run keeps.
 
     Raises:
         RecipeError: it is missing, or no recipe of this version.
     """
-    with earlier_versions():
-        recipe = load_recipe(str(folder / RECIPE), list(overrides))
-    if "split_version" in recipe.data.model_fields_set:
-        return recipe
-    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"split_version": 1})})
+    with kept_paths():
+        return upgrade.split_rule(load_recipe(str(folder / RECIPE), list(overrides), parse=upgrade.parse_recipe))
 
 
 def refuse_run(folder: Path, fix: str = "choose another --out") -> None:
@@ -181,7 +179,7 @@ def read_command(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: it is missing or damaged.
     """
-    return {**read_shaped(folder / COMMAND, _Command, fix="copy it from a backup")}
+    return upgrade.command(read_shaped(folder / COMMAND, _Command, fix="copy it from a backup"))
 
 
 def made_by(folder: Path) -> str:

@@ -17,9 +17,9 @@ STATE = "state.json"
 
 
 def run_id(folder: Path) -> str:
-    """Id of a run; "" for one of an earlier version, one that was not trained, and a folder without `run.json`."""
+    """Id of a run; "" for one that was not trained by this version, and for a folder without `run.json`."""
     with suppress(CheckpointError):
-        return str(read_command(folder).get(RUN_ID, ""))
+        return str(read_command(folder)[RUN_ID])
     return ""
 
 

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 from unpad.errors import SourceError
 from unpad.recipes.recipe import Recipe
-from unpad.recipes.section import earlier_versions
+from unpad.recipes.section import kept_paths
 from unpad.run.folder import run_recipe
 from unpad.run.report.history import log_file, read_log
+from unpad.run.upgrade import with_truths
 
 
 class Cut(NamedTuple):
@@ -54,14 +55,13 @@ def read_sessions(folder: Path) -> list[Session]:
     undescribed = ""
     for begin, end in reversed(list(zip(begins, [*begins[1:], len(log)], strict=True))):
         entry = log[begin]
-        after = entry.get("step", 0) if entry["kind"] == "resumed" else 0
+        after = entry["step"] if entry["kind"] == "resumed" else 0
         machine = next((one for one in log[begin:end] if one["kind"] == "environment"), {})
         environment = {key: value for key, value in machine.items() if key not in ("time", "kind")}
         sessions.insert(0, Session(after, recipe, environment, undescribed, _cuts(log[begin:end])))
         if entry["kind"] == "resumed":
-            recipe = _before(recipe, entry.get("changed", {}), log_file(folder))
-            if "changed" not in entry and ";" in str(entry.get("message", "")):
-                undescribed = str(entry["message"])
+            recipe = _before(recipe, entry["changed"], log_file(folder))
+            undescribed = entry.get("undescribed") or undescribed
     return sessions or [Session(0, recipe, {})]
 
 
@@ -106,8 +106,8 @@ def _before(recipe: Recipe, changed: dict[str, Any], where: Path) -> Recipe:
                 here.pop(name, None)
             else:
                 here[name] = old
-        with earlier_versions():
-            return Recipe(**values)
+        with kept_paths():
+            return Recipe(**with_truths(values))
     except (LookupError, ValueError, TypeError, AttributeError):
         what = "the fields that a resume changed, in its log, are not those of its recipe"
         raise SourceError(what, where=str(where), fix="put both files back from a copy of the run") from None

@@ -86,10 +86,10 @@ class _Values(TypedDict):
     data: str
     files: dict[str, str]
     environment: dict[str, Any]
-    update_rule: NotRequired[Count]
+    update_rule: Count
     sharded_among: NotRequired[Count]
     base: NotRequired[_Base]
-    run: NotRequired[str]
+    run: str
 
 
 def check_values(state: checkpoint.State, where: str) -> None:
@@ -239,7 +239,7 @@ def _restore(setup: Setup) -> tuple[Progress, checkpoint.State | None, list[str]
             warnings.append(
                 f"{key} is {setup.environment.get(key)}, was {value}: the run continues, and its bits may differ"
             )
-    if state.values.get("update_rule", 1) != UPDATE_RULE and any(map(_has_split_updates, setup.stages)):
+    if state.values["update_rule"] != UPDATE_RULE and any(map(_has_split_updates, setup.stages)):
         warnings.append(
             "the run was begun by a version that drew dropout once for all micro-batches of an update: updates of "
             "several micro-batches draw other values from here on, and add gradients exactly"

@@ -13,7 +13,8 @@ from unpad.interchange.origin import open_recipe
 from unpad.nn.precision import DTYPES, Precision
 from unpad.recipes.changes import differences, may_change_on_resume
 from unpad.recipes.recipe import Recipe, stages_of
-from unpad.recipes.section import earlier_versions
+from unpad.recipes.section import kept_paths
+from unpad.run import upgrade
 from unpad.run.folder import MADE_BY, read_command, run_recipe
 from unpad.run.report.history import read_log
 from unpad.training.auto_size import with_size
@@ -36,22 +37,22 @@ def resumed_recipe(recipe: str | None, overrides: Sequence[str], folder: Path) -
     Raises:
         ResumeError: a field differs that cannot change during a run, or the run was not trained but made from another.
     """
-    if made_by := read_command(folder).get(MADE_BY):
+    command = read_command(folder)
+    if made_by := command.get(MADE_BY):
         fix = f"start a new run from its weights: train.init_from={folder}"
         raise ResumeError(f'"{made_by}" made this run, which has no training to continue', where=str(folder), fix=fix)
-    saved = resolved(run_recipe(folder))  # written by an earlier version, it may lack fields
+    saved = resolved(run_recipe(folder))
     given = {override.partition("=")[0] for override in overrides}
-    earlier = [o for o in read_command(folder)["overrides"] if o.partition("=")[0] not in given]
+    began = [o for o in command["overrides"] if o.partition("=")[0] not in given]
     if recipe is None:
-        return [*earlier, *overrides], _refuse_changes(resolved(run_recipe(folder, overrides)), saved, folder), saved
-    with earlier_versions():
-        settings = _same_rule(resolved(open_recipe(recipe, overrides, earlier=earlier, known=saved)), saved)
-        if settings.data != saved.data:  # an earlier version kept packaged sources beside given ones
-            older = _same_rule(
-                resolved(open_recipe(recipe, overrides, earlier=earlier, keep_packaged=True, known=saved)), saved
-            )
-            settings = older if older.data == saved.data else settings
-    return [*earlier, *overrides], _refuse_changes(settings, saved, folder), saved
+        return [*began, *overrides], _refuse_changes(resolved(run_recipe(folder, overrides)), saved, folder), saved
+    with kept_paths():
+        settings = _same_rule(resolved(open_recipe(recipe, overrides, began=began, known=saved)), saved)
+        if settings.data != saved.data:  # the run may have kept packaged sources beside given ones
+            kept = resolved(open_recipe(recipe, overrides, began=began, keep_packaged=True, known=saved))
+            kept = _same_rule(kept, saved)
+            settings = kept if kept.data == saved.data else settings
+    return [*began, *overrides], _refuse_changes(settings, saved, folder), saved
 
 
 def _refuse_changes(settings: Recipe, saved: Recipe, folder: Path) -> Recipe:
@@ -65,13 +66,11 @@ def _refuse_changes(settings: Recipe, saved: Recipe, folder: Path) -> Recipe:
 
 
 def recorded_precision(folder: Path) -> Precision | None:
-    """Precision in which a run was begun; of an earlier version in which it went on last, by its log. None if neither
-    says."""
-    recorded = read_command(folder).get("precision")
+    """Precision in which a run was begun; None if neither its command nor its log says."""
+    recorded = read_command(folder)["precision"]
     if recorded is None:
         with suppress(SourceError):  # it ended before its log, or the log is damaged
-            environments = [row for row in read_log(folder) if row["kind"] == "environment"]
-            recorded = environments[-1].get("precision") if environments else None
+            recorded = upgrade.precision(read_log(folder))
     return recorded if isinstance(recorded, str) and recorded in DTYPES else None
 
 

@@ -14,7 +14,6 @@ from tests.helpers.toy import run, write_toy
 from unpad.inference.loaded import load
 from unpad.run.report.history import (
     LOG,
-    OLD_LOG,
     STEP_NUMBERS,
     TIME_NUMBERS,
     describe_gaps,
@@ -27,6 +26,7 @@ from unpad.run.report.history import (
 )
 from unpad.run.report.page import write_report
 from unpad.run.summary import describe_runs
+from unpad.run.upgrade import OLD_LOG
 from unpad.storage import LOCK, RunLock
 
 

@@ -154,7 +154,7 @@ def test_a_long_log_shows_its_newest_entries_and_says_how_many_there_are(tmp_pat
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        ({}, ""),
+        ({"part": None, "best_of": None}, ""),
         ({"part": "test", "best_of": None}, "These figures are of the part test."),
         (
             {"part": "valid", "best_of": 4},

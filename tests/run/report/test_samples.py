@@ -10,8 +10,9 @@ import pytest
 
 from unpad.run.report.samples import EVALUATIONS, keep_evaluation, newest_evaluation
 
-GOOD: dict[str, Any] = {"value": 1.5, "low": 1, "high": "inf", "num": 3}
-REFUSED: dict[str, Any] = {"value": None, "low": None, "high": None, "num": 3, "reason": "lossy"}
+OF: dict[str, Any] = {"num": 3, "part": "valid", "best_of": None}
+GOOD: dict[str, Any] = {"value": 1.5, "low": 1, "high": "inf", **OF}
+REFUSED: dict[str, Any] = {"value": None, "low": None, "high": None, "reason": "lossy", **OF}
 
 
 def test_the_newest_evaluation_is_read_back_as_it_was_kept(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NotRequired
 from typing_extensions import TypedDict
 
 from unpad.errors import CheckpointError
+from unpad.run import upgrade
 from unpad.storage import write_atomic
 from unpad.storage.reading import Count, read_shaped
 
@@ -39,9 +40,9 @@ def keep_attention(folder: Path, step: int, maps: dict[str, Any]) -> None:
 
 
 def has_attention(folder: Path, step: int) -> bool:
-    """True if a run keeps maps of this step; those of an earlier version name none."""
+    """True if a run keeps maps of this step."""
     try:
-        return bool(read_shaped(folder / ATTENTION, _Maps).get("step") == step)
+        return bool(upgrade.attention(read_shaped(folder / ATTENTION, _Maps))["step"] == step)
     except CheckpointError:
         return False
 

@@ -19,6 +19,7 @@ from typing_extensions import TypedDict
 from unpad import storage
 from unpad.errors import RecipeError, RunFileError, UnpadError
 from unpad.recipes.recipe import Recipe
+from unpad.run import upgrade
 from unpad.run.folder import made_by, run_recipe
 from unpad.storage.reading import Count, Finite, Number, misfit, opened, read_file, read_lines
 from unpad.storage.strict_json import strict_value
@@ -26,7 +27,6 @@ from unpad.terminal.table import number_of
 
 Array = NDArray[np.float64]
 METRICS, TIMING, LOG, RECIPE = "metrics.jsonl", "timing.jsonl", "log.jsonl", "recipe.yaml"
-OLD_LOG = "events.jsonl"  # the log of runs of earlier versions
 
 
 def read_rows(path: Path, fault: Callable[[dict[str, Any]], str] | None = None) -> Iterator[dict[str, Any]]:
@@ -118,7 +118,7 @@ class _TimeRow(TypedDict):
     waited: Finite
     tokens_per_second: Finite
     memory_bytes: Finite
-    peak_bytes: NotRequired[Finite]
+    peak_bytes: Finite
 
 
 def _is_time(text: str) -> str:
@@ -133,8 +133,8 @@ class _Entry(TypedDict):
 
 
 class _ResumedEntry(_Entry):
-    step: NotRequired[Count]
-    changed: NotRequired[dict[str, Annotated[list[Any], Len(2, 2)]]]
+    step: Count
+    changed: dict[str, Annotated[list[Any], Len(2, 2)]]
 
 
 class _Timer(TypedDict):
@@ -145,8 +145,8 @@ class _Timer(TypedDict):
 
 class _TimersEntry(_Entry):
     rows: list[_Timer]
-    after_step: NotRequired[Count]
-    step: NotRequired[Count]
+    after_step: Count | None
+    step: Count | None
 
 
 _ENTRIES: dict[str, Any] = {"timers": _TimersEntry, "resumed": _ResumedEntry}
@@ -166,7 +166,7 @@ def is_metric(row: dict[str, Any]) -> bool:
 
 def timing_fault(row: dict[str, Any]) -> str:
     """Reason why an object is no row of `timing.jsonl`; "" for one that is."""
-    return misfit(row, _TimeRow)
+    return misfit(upgrade.time_row(row), _TimeRow)
 
 
 def is_timing(row: dict[str, Any]) -> bool:
@@ -177,7 +177,7 @@ def is_timing(row: dict[str, Any]) -> bool:
 def entry_fault(row: dict[str, Any]) -> str:
     """Reason why an object is no entry of the log; "" for one that is."""
     kind = row.get("kind")
-    return misfit(row, _ENTRIES.get(kind, _Entry) if isinstance(kind, str) else _Entry)
+    return misfit(upgrade.entry(row), _ENTRIES.get(kind, _Entry) if isinstance(kind, str) else _Entry)
 
 
 def missing_steps(steps: Iterable[int], last: int) -> list[tuple[int, int]]:
@@ -200,9 +200,8 @@ def describe_gaps(file: str, gaps: list[tuple[int, int]]) -> str:
 
 
 def log_file(folder: Path) -> Path:
-    """Path of a run's log; a run of an earlier version keeps its old name, so that no entry moves or is lost."""
-    old = folder / OLD_LOG
-    return old if old.is_file() else folder / LOG
+    """Path of a run's log."""
+    return upgrade.old_log(folder) or folder / LOG
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
@@ -211,7 +210,7 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     Raises:
         RunFileError: the file is missing or damaged.
     """
-    return list(read_rows(log_file(folder), entry_fault))
+    return [upgrade.entry(row) for row in read_rows(log_file(folder), entry_fault)]
 
 
 @dataclass(frozen=True)
@@ -275,11 +274,10 @@ def read_history(folder: Path) -> RunHistory:
         raise RunFileError(
             "this run has not taken a step yet", where=str(folder), fix="train first, then look at the report"
         )
-    timing: dict[str, list[float]] = {name: [] for name in TIME_NUMBERS}
-    timing["peak_bytes"] = []
-    for row in read_rows(folder / TIMING, timing_fault):
-        for name, values in timing.items():  # runs of earlier versions have no peak
-            values.append(float(row.get(name, row["memory_bytes"])))
+    timing: dict[str, list[float]] = {name: [] for name in (*TIME_NUMBERS, "peak_bytes")}
+    for row in map(upgrade.time_row, read_rows(folder / TIMING, timing_fault)):
+        for name, values in timing.items():
+            values.append(float(row[name]))
     return RunHistory(
         steps={name: np.array(values) for name, values in steps.items()},
         stage_starts=stage_starts,

@@ -20,6 +20,7 @@ from unpad.data.family import family_name
 from unpad.errors import UnpadError
 from unpad.models import model_kinds
 from unpad.recipes.recipe import Recipe
+from unpad.run import upgrade
 from unpad.run.report import attention, samples, svg
 from unpad.run.report.history import Array, RunHistory, read_history, run_state
 from unpad.run.report.section import NO_SECTION, FamilySection, family_section, part_note, readings_section
@@ -211,10 +212,10 @@ def _column(name: str) -> str:
 def _evaluation(folder: Path, section: FamilySection) -> str:
     """Draw the evaluation of a run, or announce what `unpad eval` would add."""
     try:
-        found = read_shaped(folder / EVALUATION, dict[str, Any])
+        found = upgrade.evaluation(read_shaped(folder / EVALUATION, dict[str, Any]))
         return section.draw(found) + part_note(found)
     except (UnpadError, OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
-        # It is missing, damaged, or of an earlier version.
+        # It is missing, damaged, or lacks what is drawn today, which the next evaluation writes.
         if not section.adds:
             return ""
         hint = f"unpad eval {folder.resolve().name} adds {section.adds}."
@@ -224,7 +225,7 @@ def _evaluation(folder: Path, section: FamilySection) -> str:
 def _log(run: RunHistory) -> str:
     """Tables of where the time went, of the environment, and of everything else that happened."""
     known = {entry["kind"]: entry for entry in run.log}
-    timed = known.get("timers", {"rows": []})
+    timed = known.get("timers", {"rows": [], "after_step": None})
     timers = [[row["name"], f"{row['seconds']:,.1f}", f"{row['share']:.1%}"] for row in timed["rows"]]
     log = [entry for entry in run.log if entry["kind"] not in ("environment", "timers")]
     rows = [[_clock(entry["time"]), entry["kind"].replace("_", " "), _details(entry)] for entry in log]
@@ -236,10 +237,10 @@ def _log(run: RunHistory) -> str:
 
 
 def _timed_part(timed: dict[str, Any], run: RunHistory) -> str:
-    """The part of a resumed run that the times are of: its last process to finish; earlier versions kept no steps."""
+    """The part of a resumed run that the times are of: its last process to finish, with its steps if they are known."""
     if not any(entry["kind"] == "resumed" for entry in run.log):
         return ""
-    if "after_step" not in timed:
+    if timed["after_step"] is None:
         return " in its last process to finish"
     return f" in the process that {covered_steps(timed['after_step'], timed['step'])}"
 

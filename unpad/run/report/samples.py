@@ -12,6 +12,7 @@ from typing import Any, NotRequired
 from typing_extensions import TypedDict
 
 from unpad.errors import SourceError
+from unpad.run import upgrade
 from unpad.run.report.history import read_rows
 from unpad.storage import LineLog, write_atomic
 from unpad.storage.reading import Count, Number, misfit
@@ -69,7 +70,7 @@ def _step(line: bytes) -> float:
 def newest_evaluation(folder: Path) -> dict[str, Any] | None:
     """The newest evaluation that the run keeps; None without one."""
     kept = _read(folder / EVALUATIONS, _Evaluation)
-    return kept[-1] if kept else None
+    return {**kept[-1], "metrics": upgrade.metrics(kept[-1]["metrics"])} if kept else None
 
 
 class _Metric(TypedDict):
@@ -134,9 +135,9 @@ def _interval(metric: dict[str, Any]) -> str:
 
 
 def _part(metric: dict[str, Any]) -> str:
-    """The part of the data that a metric is of; entries of earlier versions name none."""
-    best_of = f", best of {metric['best_of']} evaluations" if metric.get("best_of") else ""
-    return f"{metric.get('part') or ''}{best_of}"
+    """The part of the data that a metric is of, if it is known."""
+    best_of = f", best of {metric['best_of']} evaluations" if metric["best_of"] else ""
+    return f"{metric['part'] or ''}{best_of}"
 
 
 def _number(value: Any) -> str:

@@ -21,7 +21,7 @@ class FamilySection:
     """Part of the page of a family: `SECTION` of `report/<family>.py`.
 
     Args:
-        draw: HTML of an evaluation, given `evaluation.json`; raises KeyError if an earlier version wrote the file.
+        draw: HTML of an evaluation, given `evaluation.json`; raises KeyError if the file lacks what is drawn.
         style: CSS of it.
         perplexity: whether exp of the loss means something.
         title, adds: heading and contents that the page promises before `unpad eval` has run; empty promises nothing.
@@ -51,8 +51,8 @@ def family_section(family: str) -> FamilySection:
 
 
 def part_note(found: dict[str, Any]) -> str:
-    """HTML that names the part of the data that `evaluation.json` measures; empty for one of an earlier version."""
-    if "part" not in found:
+    """HTML that names the part of the data that `evaluation.json` measures; empty if it does not say."""
+    if found["part"] is None:
         return ""
     note = f"These figures are of the part {found['part']}"
     if found["best_of"]:

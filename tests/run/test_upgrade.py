@@ -1,0 +1,87 @@
+"""Files of earlier versions as today's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from unpad.recipes.lines import to_yaml
+from unpad.run import upgrade
+
+
+@pytest.mark.parametrize(
+    ("given", "today"),
+    [
+        ("optim.lr=1e-4", "optim.lr=1e-4"),
+        ("stages.tune.optim.lr=1e-4", "stages.tune.optim.lr=1e-4"),
+        ("model.eps=1e-5", "model.eps=1e-5"),
+        ("data.text=1e3", 'data.text="1e3"'),
+        ("train.threads=010", "train.threads=8"),
+        ("train.threads=0o10", "train.threads=0o10"),
+        ("train.max_steps=1_000", "train.max_steps=1000"),
+        ("plan.drop_last=1", "plan.drop_last=true"),
+        ("plan.drop_last=yes", "plan.drop_last=true"),
+        ("stages.tune.plan.drop_last=0", "stages.tune.plan.drop_last=false"),
+        ("model.tied=1", "model.tied=true"),
+        ("model.width=1", "model.width=1"),
+        ("data.text={path: a.txt}", "data.text={path: a.txt}"),
+        ("train.max_steps=null", "train.max_steps=null"),
+        ("data.root=", "data.root="),
+        ("data.text={", "data.text={"),
+    ],
+)
+def test_an_override_is_written_as_it_was_read(given: str, today: str) -> None:
+    assert upgrade.override(given) == today
+    assert upgrade.override(today) == today
+
+
+def test_a_command_with_an_id_is_todays() -> None:
+    values = {"recipe": "a.yaml", "overrides": ["plan.drop_last=1", "data.text=no"], "precision": "bf16", "id": "ab"}
+    assert upgrade.command(values) == values
+    today = upgrade.command({"recipe": "a.yaml", "overrides": ["plan.drop_last=1"]})
+    assert today == {"recipe": "a.yaml", "overrides": ["plan.drop_last=true"], "precision": None, "id": ""}
+
+
+@pytest.mark.parametrize(
+    ("function", "old", "added"),
+    [
+        (upgrade.entry, {"kind": "warning", "message": "a; b"}, {}),
+        (upgrade.entry, {"kind": "resumed", "step": 3, "changed": {}}, {"undescribed": ""}),
+        (
+            upgrade.entry,
+            {"kind": "resumed", "message": "at step 3; optim.lr is 1, was 2"},
+            {"step": 0, "changed": {}, "undescribed": "at step 3; optim.lr is 1, was 2"},
+        ),
+        (upgrade.entry, {"kind": "timers", "rows": []}, {"after_step": None, "step": None}),
+        (upgrade.step_row, {"step": 1}, {"rows": None}),
+        (upgrade.time_row, {"memory_bytes": 7}, {"peak_bytes": 7}),
+        (upgrade.time_row, {"memory_bytes": 7, "peak_bytes": 9}, {}),
+        (upgrade.time_row, {}, {}),
+        (upgrade.state, {"data": "", "imported": "x"}, {}),
+        (upgrade.evaluation, {}, {"part": None, "best_of": None}),
+        (upgrade.attention, {"step": 2}, {}),
+    ],
+)
+def test_what_is_missing_is_added_and_what_is_there_stays(function: Any, old: dict[str, Any], added: Any) -> None:
+    today = function(old)
+    assert today == {**old, **added}
+    assert function(today) == today
+
+
+def test_a_state_gets_its_rule_and_counters() -> None:
+    today = upgrade.state({"progress": {"step": 4}})
+    assert today == {"update_rule": 1, "run": "", "progress": {"step": 4, "most_tokens": None}}
+    assert upgrade.state({**today, "update_rule": 2})["update_rule"] == 2
+
+
+def test_a_recipe_is_read_with_its_truths() -> None:
+    old = {
+        "plan": {"drop_last": "yes", "tokens_per_step": 1},
+        "stages": [{"name": "a", "plan": {"drop_last": 1}, "train": {"max_epochs": 1}}],
+        "model": {"tied": True},
+    }
+    values, lines = upgrade.parse_recipe(to_yaml(old).encode())
+    assert values["plan"] == {"drop_last": True, "tokens_per_step": 1}
+    assert values["stages"] == [{"name": "a", "plan": {"drop_last": True}, "train": {"max_epochs": 1}}]
+    assert lines["plan", "drop_last"] == 2
