@@ -17,6 +17,7 @@ from unpad.run import upgrade
         ("stages.tune.optim.lr=1e-4", "stages.tune.optim.lr=1e-4"),
         ("model.eps=1e-5", "model.eps=1e-5"),
         ("data.text=1e3", 'data.text="1e3"'),
+        ("data.text=no", "data.text=no"),
         ("train.threads=010", "train.threads=8"),
         ("train.threads=0o10", "train.threads=0o10"),
         ("train.max_steps=1_000", "train.max_steps=1000"),
@@ -36,8 +37,8 @@ def test_an_override_is_written_as_it_was_read(given: str, today: str) -> None:
     assert upgrade.override(today) == today
 
 
-def test_a_command_with_an_id_is_todays() -> None:
-    values = {"recipe": "a.yaml", "overrides": ["plan.drop_last=1", "data.text=no"], "precision": "bf16", "id": "ab"}
+def test_a_command_is_completed() -> None:
+    values = {"recipe": "a.yaml", "overrides": ["plan.drop_last=true", "data.text=no"], "precision": "bf16", "id": "ab"}
     assert upgrade.command(values) == values
     today = upgrade.command({"recipe": "a.yaml", "overrides": ["plan.drop_last=1"]})
     assert today == {"recipe": "a.yaml", "overrides": ["plan.drop_last=true"], "precision": None, "id": ""}

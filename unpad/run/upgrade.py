@@ -20,7 +20,6 @@ from unpad.recipes.lines import YAML_FAULTS, LineLoader, Lines, TwoReadingsError
 from unpad.recipes.recipe import STAGE_SECTIONS, Recipe
 
 OLD_LOG = "events.jsonl"
-UPDATE_RULE = 1  # random draws by update, gradients added by autograd
 _YAML_1_1 = yaml.resolver.Resolver()
 _TRUTH = TypeAdapter(bool)
 
@@ -80,8 +79,11 @@ def override(given: str) -> str:
         return given
     path = tuple(key.split("."))
     schema = field_schema(path[2:] if path[0] == "stages" and path[2:3] and path[2] in STAGE_SECTIONS else path)
-    if schema.get("type") == "boolean" or (path[0] == "model" and _is_truth_of_model(path[-1])):
-        meant = _as_truth(meant)
+    if isinstance(truth := _as_truth(meant), bool):  # what is none decides before a model is asked
+        is_truth = schema.get("type") == "boolean" or (path[0] == "model" and _is_truth_of_model(path[-1]))
+        if isinstance(meant, bool) and not is_truth:
+            return given  # a text such as `no`
+        meant = truth if is_truth else meant
     # Which number a text such as 1e-4, by YAML 1.1, stands for is the field's to say.
     if isinstance(meant, dict | list) or (isinstance(meant, str) and not _is_text(schema)):
         return given
@@ -111,9 +113,7 @@ def _is_truth_of_model(name: str) -> bool:
 
 
 def command(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`run.json`: without an id, and then with overrides as they once were read; or without a precision."""
-    if "id" in values:
-        return {"precision": None, **values}
+    """`run.json`: without an id or a precision. Overrides of a run that went on since stand beside an id."""
     return {"precision": None, "id": "", **values, "overrides": list(map(override, values["overrides"]))}
 
 
@@ -168,7 +168,7 @@ def state(values: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(progress := values.get("progress"), dict):
         return values
     progress = {"most_tokens": None, **progress}
-    return {"update_rule": UPDATE_RULE, "run": "", **values, "progress": progress}
+    return {"update_rule": 1, "run": "", **values, "progress": progress}
 
 
 # --------------------------------------------------------------------------- what an evaluation leaves
