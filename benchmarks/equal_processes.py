@@ -29,7 +29,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from unpad.data.sources.simulated import draw_patients
+from unpad.examples.simulated import draw_patients
 from unpad.nn.native import library
 from unpad.processes.group import Group, joined
 from unpad.training.loop import train

@@ -31,7 +31,7 @@ from rich.console import Console
 from unpad.data.sources.split import Split
 from unpad.data.vqa import VqaData
 from unpad.errors import SourceError
-from unpad.evaluation.vqa_accuracy import vqa_accuracy
+from unpad.evaluation.vqa import vqa_accuracy
 from unpad.inference.answers import answer
 from unpad.inference.generate import prefill
 from unpad.inference.loaded import LoadedRun, generation_precision, load

@@ -31,8 +31,7 @@ from unpad.terminal.progress import progress
 from unpad.terminal.table import WIDTH, cells
 from unpad.training.loop import train
 from unpad.training.rehearsal import StepCost
-from unpad.trials.bench.memory import MemoryModel, memory_lines
-from unpad.trials.bench.quality import Trained, trained_lines
+from unpad.trials.bench.bench import MemoryModel, Trained, memory_lines, trained_lines
 from unpad.trials.bench.speed import SpeedRow, table
 from unpad.trials.preview import _with_places
 from unpad.trials.search.search import Search, _summary

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.toy import write_toy
-from unpad.drill.bounded import FEWEST, MOST, STAND_IN_STEPS, Cost, bounded, stand_in
+from unpad.drill.drill import FEWEST, MOST, STAND_IN_STEPS, Cost, bounded, stand_in
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe, stages_of
 

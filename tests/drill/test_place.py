@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from unpad.drill.place import PREFIX, left_behind, working_folder
+from unpad.drill.drill import PREFIX, left_behind, working_folder
 from unpad.errors import DiskError, HungUp, Terminated
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from unpad.drill import room
-from unpad.drill.memory import check_memory
+from unpad.drill.measure import check_memory
 from unpad.drill.room import GIB, MIB, Needs, check_room, check_space, folder_bytes, reserve, size_text
 from unpad.machine.memory import MemoryLimit
 from unpad.storage import disk

@@ -22,7 +22,7 @@ from unpad.evaluation.family import measures_of
 from unpad.evaluation.metrics import Extremes, Metric, Refused, interval, mean_of, metric_lines
 from unpad.inference.patients import predict
 from unpad.recipes.training import PlanSettings
-from unpad.trials.search.metric import direction
+from unpad.trials.search.search import direction
 
 # Parts of names by which a search told more from less before families declared it.
 MORE = ("accuracy", "auroc", "average_precision", "concordance", "keywords", "margin", "recall", "score")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from unpad.evaluation.new_data import recipe_for
+from unpad.evaluation.run import recipe_for
 from unpad.recipes.recipe import Recipe
 
 

@@ -21,9 +21,8 @@ from unpad.data.measuring import Measuring
 from unpad.data.sources.split import Split
 from unpad.errors import SourceError
 from unpad.evaluation import binary
-from unpad.evaluation.courses import courses
 from unpad.evaluation.metrics import Refused, metric_lines
-from unpad.evaluation.patients import _thin, count, describe, evaluate, held_out, summarise
+from unpad.evaluation.patients import _thin, count, courses, describe, evaluate, held_out, summarise
 from unpad.evaluation.run import evaluate_run
 from unpad.evaluation.sets import SetScores, score_sets, summarise_sets
 from unpad.inference.patients import PatientPredictions, predict

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unpad.evaluation.vqa_accuracy import normalise, vqa_accuracy
+from unpad.evaluation.vqa import normalise, vqa_accuracy
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import torch
 
 from tests.helpers.tiny_models import adapted
 from tests.interchange.theirs import largest_error, load, make_theirs, our_logits, their_logits
-from unpad.interchange.adapters import adapter_files
 from unpad.interchange.families import DECODERS
+from unpad.interchange.runs import adapter_files
 from unpad.models.adapters import kept_weights
 from unpad.models.decoder import Decoder
 from unpad.recipes.adapters import LoraSettings

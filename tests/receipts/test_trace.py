@@ -19,8 +19,8 @@ from tests.helpers.shell import Shell
 from tests.helpers.toy import LOOP, SMALL_MODEL, TWO_STAGES, quiet, rows, run, write_toy
 from unpad.batching.plan import Micro
 from unpad.data.family import Data
-from unpad.data.sources.simulated import draw_patients
 from unpad.errors import RecipeError
+from unpad.examples.simulated import draw_patients
 from unpad.receipts.trace import Trace, open_history, trace, trace_row
 from unpad.training.loop import train
 

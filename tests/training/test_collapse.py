@@ -35,9 +35,9 @@ from unpad.training.latent import LatentReading, Sample, draw_sample, read_laten
 from unpad.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from unpad.training.progress import Progress
 from unpad.training.stage import StageSetup
+from unpad.training.stage_loop import start_watches
 from unpad.training.step import train_step
 from unpad.training.watch import SavedWatches, Verdict
-from unpad.training.watches import start_watches
 
 pytestmark = pytest.mark.slow
 

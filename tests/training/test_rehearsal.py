@@ -21,7 +21,7 @@ from unpad.proof.processes import Job, _Case
 from unpad.training.rehearsal import Rehearsal
 from unpad.training.setup import prepare_setup
 from unpad.training.stage import epoch_plan
-from unpad.trials.bench.memory import _peak
+from unpad.trials.bench.bench import _peak
 from unpad.trials.bench.variants import prepare, strategy_variants
 from unpad.trials.preview import preview
 

@@ -17,9 +17,8 @@ from unpad.recipes.file import load_recipe
 from unpad.recipes.training import PlanSettings
 from unpad.training.rehearsal import StepCost
 from unpad.training.setup import Setup
-from unpad.trials import estimate as module
-from unpad.trials.estimate import estimates_of
-from unpad.trials.preview import preview
+from unpad.trials import preview as module
+from unpad.trials.preview import estimates_of, preview
 from unpad.trials.strategy_table import compare, padding_spread
 
 
@@ -52,7 +51,7 @@ def test_the_estimate_comes_first_and_says_what_it_is_of(toy: str, monkeypatch: 
     assert first < text.index("estimate from 20 of 36 documents") < exact < text.index("\npretrain: 54", exact)
     assert "with a vocabulary learned from them alone" in " ".join(text[:exact].split())
     assert text.count("95 % intervals of the drawing: ") == text[:exact].count("95 % intervals of the drawing: ") == 2
-    assert text.index("held out 10 documents: ") > text.rindex("of a micro-batch take"), "the search comes last"
+    assert text.index("held out 10 documents: ") > text.rindex("predicted peak"), "the search comes last"
 
 
 def test_without_a_terminal_nothing_is_drawn(toy: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +113,7 @@ def test_refused_near_duplicates_end_the_preview_after_its_tables(toy: str, monk
     monkeypatch.setattr("unpad.trials.preview._try", tried)
     with pytest.raises(SourceError, match="E_LEAK"):
         preview(toy, ["data.near_duplicates=refuse"], console=Console(file=out, width=200))
-    assert "of a micro-batch take" in out.getvalue()
+    assert "predicted peak" in out.getvalue()
 
 
 def test_the_spread_is_that_of_samples_drawn_anew() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.pairs import write_pairs
-from unpad.trials.bench.quality import train
+from unpad.trials.bench.bench import train
 from unpad.trials.bench.variants import prepare, strategy_variants
 from unpad.trials.preview import preview
 

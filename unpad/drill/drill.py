@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
-from unpad.drill.bounded import FORWARD_SHARE, SAVE_RATE, Bounded, Cost, bounded, stand_in
 from unpad.drill.clock import Clock
 from unpad.drill.files import check_files
 from unpad.drill.findings import Drilled, finding
@@ -16,18 +22,181 @@ from unpad.drill.kills import Calm, Plan, Train, check_kills, kill_and_compare, 
 from unpad.drill.measure import Measured, judge, measure
 from unpad.drill.mounts import check_mount
 from unpad.drill.names import check_names
-from unpad.drill.place import left_behind, working_folder
 from unpad.drill.room import folder_bytes
 from unpad.drill.train import train_here
-from unpad.errors import DiskError
+from unpad.errors import DiskError, HungUp, Terminated, UnpadError
 from unpad.interchange.origin import open_recipe
 from unpad.machine.memory import memory_limit
+from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
 from unpad.run.folder import RUNS, as_run, run_recipe
+from unpad.storage import RunLock
 from unpad.storage.disk import free_bytes
 from unpad.terminal.finding import Finding
 from unpad.terminal.progress import progress
 from unpad.training.parallel.divisions import alone
+
+PREFIX = ".unpad-drill-"
+
+
+@contextmanager
+def working_folder(beside: Path) -> Iterator[Path]:
+    """Make a folder beside a run, and remove it at the end with the parents that were made for it.
+
+    Args:
+        beside: the run directory, which need not exist and is not touched.
+
+    Raises:
+        DiskError: none can be made there.
+        Terminated, HungUp: SIGTERM or SIGHUP ended the work.
+    """
+    parent = beside.absolute().parent
+    missing = []
+    for folder in (parent, *parent.parents):
+        if folder.exists():
+            break
+        missing.append(folder)
+    made: list[Path] = []
+    with _signals():
+        try:
+            try:
+                for folder in reversed(missing):
+                    folder.mkdir()
+                    made.append(folder)
+                made.append(Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent)))
+            except OSError as error:
+                what = f"no folder can be made there: {error.strerror}"
+                raise DiskError(what, where=str(parent), fix="name a folder that is yours, with --out") from None
+            with ExitStack() as stack:
+                with suppress(UnpadError):  # whether the disk has locks is a check of its own
+                    stack.enter_context(RunLock(made[-1]))
+                yield made[-1]
+        finally:
+            _remove(made)
+
+
+def left_behind(folder: Path) -> list[Path]:
+    """Folders beside `folder` of drills that were killed: no process has their lock."""
+    found = []
+    for path in sorted(folder.parent.glob(f"{PREFIX}*")):
+        with suppress(UnpadError):
+            if path != folder:
+                with RunLock(path):
+                    found.append(path)
+    return found
+
+
+def _remove(made: list[Path]) -> None:
+    if made and made[-1].name.startswith(PREFIX):
+        shutil.rmtree(made.pop(), ignore_errors=True)
+    for folder in reversed(made):
+        with suppress(OSError):  # it holds something else by now
+            folder.rmdir()
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """Let Ctrl-C, SIGTERM and SIGHUP raise, so that the folder is removed. During imports Ctrl-C otherwise ends the
+    process at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: dict[int, Any] = {}
+    for number in map(int, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as a shell's background jobs do
+            interrupts = number == signal.SIGINT
+            before[number] = signal.signal(number, signal.default_int_handler if interrupts else _terminated)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _terminated(number: int, frame: FrameType | None) -> NoReturn:
+    kind, name = (Terminated, "SIGTERM") if number == signal.SIGTERM else (HungUp, "SIGHUP")
+    raise kind(f"stopped by {name}; the folder of the drill is removed", where=os.getcwd(), fix="drill again")
+
+
+SHARING = 6  # undisturbed runs that the time of a drill is shared among
+CHECKPOINTS = 6  # of a run
+FEWEST, MOST = 8, 60  # steps of a run
+LEAST_TOKENS = 64  # of an update
+SAVE_RATE = 100e6  # bytes a second, with checksums
+FORWARD_SHARE = 1 / 3  # of the time of a step, for as many tokens
+STAND_IN, STAND_IN_STEPS = "zh_chat", 20
+SMALL = ["model.width=64", "model.blocks=1", "model.heads=2", "model.hidden=128", "plan.tokens_per_step=512"]
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """A recipe to train again and again; `notes` say what was changed."""
+
+    recipe: Recipe
+    notes: tuple[str, ...]
+    is_own: bool
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of the parts of a training: its start, a step, an evaluation, a checkpoint."""
+
+    start: float
+    step: float
+    evaluation: float
+    checkpoint: float
+
+
+def bounded(recipe: Recipe, cost: Cost, precision: str, seconds: float, whole: int) -> Bounded:
+    """Shorten a recipe to a share of `seconds`; one that cannot be is replaced by a small packaged recipe.
+
+    Args:
+        recipe: the user's.
+        precision: fixed, since a measurement may choose another in another process.
+        whole: steps of the recipe.
+    """
+    room = seconds / SHARING - cost.start - 2 * cost.evaluation - (CHECKPOINTS + 2) * cost.checkpoint
+    most = int(room / max(cost.step, 1e-3))
+    steps = min(max(most, FEWEST), MOST, whole)
+    if most >= FEWEST:
+        return Bounded(shortened(recipe, steps, precision), (f"killed in its first {steps} steps",), True)
+    tokens = int(recipe.plan.tokens_per_step * most / FEWEST)
+    if recipe.plan.batches_per_step is None and tokens >= max(LEAST_TOKENS, recipe.plan.tokens_per_step // 64):
+        cut = f"killed in its first {steps} steps, with updates of {tokens:,} tokens: one takes {cost.step:.1f} s"
+        return Bounded(shortened(recipe, steps, precision, tokens), (cut,), True)
+    return stand_in(
+        f"a start takes {cost.start:.0f} s, a step {cost.step:.1f} s, an evaluation {cost.evaluation:.0f} s; "
+        "--minutes gives more time"
+    )
+
+
+def stand_in(why: str) -> Bounded:
+    """The small packaged recipe that is killed in place of the user's."""
+    note = f"killed was the packaged recipe {STAND_IN}, made small, in place of yours: {why}"
+    return Bounded(shortened(load_recipe(STAND_IN, SMALL), STAND_IN_STEPS, "fp32"), (note,), False)
+
+
+def shortened(recipe: Recipe, steps: int, precision: str, tokens: int | None = None) -> Recipe:
+    """The recipe with fewer steps, in one process.
+
+    Args:
+        tokens: of an update; None: as the recipe has them.
+    """
+    fewer: dict[str, Any] = {} if tokens is None else {"tokens_per_step": tokens, "grow": {}}
+    stages = [stage.model_copy(update={"plan": {**stage.plan, **fewer}}) for stage in recipe.stages]
+    whole = alone(recipe)
+    return whole.model_copy(
+        update={
+            "plan": recipe.plan.model_copy(update=fewer),
+            "stages": stages,
+            "train": whole.train.model_copy(update={"max_steps": steps}),
+            "checkpoint": recipe.checkpoint.model_copy(
+                update={"every": max(steps // CHECKPOINTS, 1), "every_seconds": None}
+            ),
+            "precision": precision,
+        }
+    )
+
 
 MINUTES = 3.0
 PROBED = 0.35  # of the time, at most, is for reading the data and measuring a step

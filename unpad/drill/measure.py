@@ -11,7 +11,6 @@ from pathlib import Path
 
 from unpad.drill.child import started
 from unpad.drill.findings import finding
-from unpad.drill.memory import check_memory
 from unpad.drill.names import check_permissions
 from unpad.drill.probe import Read, Repeated, Stepped, probe
 from unpad.drill.room import Needs, check_room, size_text
@@ -19,6 +18,29 @@ from unpad.errors import OutOfMemoryError
 from unpad.machine.memory import MemoryLimit
 from unpad.processes.children import Child
 from unpad.terminal.finding import Finding
+
+NEARLY = 0.8  # of what is free
+
+
+def check_memory(needed: int, how: str, limit: MemoryLimit, unknown: str = "") -> Finding:
+    """Compare the memory that a run needs with what there is.
+
+    Args:
+        needed: bytes of the whole process.
+        how: that was found out, such as "a step".
+        unknown: why a step was not measured; what fits is then a warning.
+    """
+    measured = f"{size_text(needed)} for {how}, {size_text(limit.num_bytes)} {limit.reason}"
+    if needed > limit.num_bytes:
+        return finding(
+            "memory", "fault", measured, "it does not fit: lower plan.tokens_per_micro, or the model's sizes"
+        )
+    if unknown:
+        return finding("memory", "warning", measured, f"a step was not measured: {unknown}; raise --minutes")
+    if needed > NEARLY * limit.num_bytes:
+        return finding("memory", "warning", measured, "little is left for other programs: lower plan.tokens_per_micro")
+    return finding("memory", "ok", measured, "it fits")
+
 
 OPEN_FILES = 32  # of a step that could not be measured
 ENDS = 10.0  # seconds that a process takes to end, once it has closed its pipe

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +15,74 @@ from unpad.data.tokens.lost import FIX_OF_RUN
 from unpad.data.vqa import VqaData
 from unpad.evaluation.metrics import Evaluation, Extremes, HeldOut, Metric, NewFacts, interval, mean_of, resample
 from unpad.evaluation.per_sequence import token_sums
-from unpad.evaluation.vqa_accuracy import vqa_accuracy
 from unpad.inference.answers import answer, answer_counted, answer_shown
 from unpad.inference.loaded import LoadedRun
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.run.report.kept_patches import Kept
 from unpad.run.report.vqa import to_json
+
+COUNTED = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+NUMBERS = {"none": "0", **{word: str(number) for number, word in enumerate(COUNTED)}}
+ARTICLES = ("a", "an", "the")
+PUNCTUATION = re.compile(r"[;/\[\]\"{}()=+\\_\-><@`,?!。，、？！；：“”（）《》]")
+NUMBER_COMMA = re.compile(r"(?<=\d),(?=\d)")
+PERIOD = re.compile(r"\.(?!\d)")
+# Contractions written without their apostrophe mean the same.
+CONTRACTIONS = {
+    word.replace("'", ""): word
+    for word in [
+        "ain't",
+        "aren't",
+        "can't",
+        "couldn't",
+        "didn't",
+        "doesn't",
+        "don't",
+        "hadn't",
+        "hasn't",
+        "haven't",
+        "he's",
+        "isn't",
+        "it's",
+        "she's",
+        "shouldn't",
+        "that's",
+        "there's",
+        "they're",
+        "wasn't",
+        "weren't",
+        "what's",
+        "won't",
+        "wouldn't",
+        "you're",
+    ]
+}
+NEEDED = 3  # people who must agree for a full point
+
+
+def normalise(answer: str) -> str:
+    """An answer in lower case, without punctuation and articles, number words as digits."""
+    text = answer.replace("\n", " ").replace("\t", " ").strip().lower()
+    text = PUNCTUATION.sub(" ", NUMBER_COMMA.sub("", text))
+    text = PERIOD.sub("", text)
+    words = [NUMBERS.get(word, word) for word in text.split()]
+    return " ".join(CONTRACTIONS.get(word, word) for word in words if word not in ARTICLES)
+
+
+def vqa_accuracy(given: str, answers: Sequence[str]) -> float:
+    """Score of one given answer, from 0 to 1.
+
+    Args:
+        answers: of people, usually ten; a single answer must be matched.
+    """
+    wanted, mine = [normalise(answer) for answer in answers], normalise(given)
+    if len(wanted) == 1:
+        return float(mine == wanted[0])
+    matches = sum(answer == mine for answer in wanted)
+    needed = min(NEEDED, len(wanted) - 1)  # of fewer people all the others must agree
+    scores = [min(1.0, (matches - (answer == mine)) / needed) for answer in wanted]
+    return sum(scores) / len(scores)
+
 
 MAX_QUESTIONS = 12  # different questions with an accuracy of their own
 NUM_PICTURES = 3  # held-out images with their kept patches on the run's page

@@ -10,21 +10,23 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from unpad import storage
 from unpad.data.family import family_of as data_family
 from unpad.data.tokens.folder_tokenizer import folder_tokenizer
 from unpad.data.tokens.tokenizer import LibraryTokenizer, Tokenizer, kept_tokenizer, load_tokenizer
 from unpad.errors import CheckpointError, RecipeError, SourceError, nearest
-from unpad.interchange.adapters import adapter_files
 from unpad.interchange.families import FAMILIES, family_of
-from unpad.interchange.folder import CONFIG, Family, Fields, load_model, read_json_files, save_model
+from unpad.interchange.folder import CONFIG, Family, Fields, Table, load_model, read_json_files, save_model
 from unpad.interchange.gguf_file import save_gguf
 from unpad.interchange.hub import download_model, is_hub_name
 from unpad.interchange.origin import TOKENIZER, folder_of, folder_recipe, origin_files
-from unpad.interchange.templates import prefix_template
 from unpad.models import build_model, model_config
+from unpad.models.adapters import DOWN, NORM, UP, peft_files
 from unpad.models.contract import Model
-from unpad.recipes.data import TokenizerSettings
+from unpad.recipes.adapters import LoraSettings
+from unpad.recipes.data import Template, TokenizerSettings
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import OptimSettings, TrainSettings
 from unpad.run import checkpoint
@@ -44,6 +46,53 @@ from unpad.run.folder import (
 from unpad.run.kept import open_files
 from unpad.run.report.history import LOG
 from unpad.storage.reading import shaped
+
+
+def adapter_files(kept: Mapping[str, Tensor], settings: LoraSettings, table: Table, base: str) -> dict[str, bytes]:
+    """Files of adapters; a layer here that stacks several there becomes an adapter for each.
+
+    Args:
+        kept: `kept_weights` of an adapted decoder.
+        table: of the decoder's family.
+        base: place of the model there.
+    """
+    theirs: dict[str, Tensor] = {}
+    transposed = False
+    for layer in (name.removesuffix(UP) for name in kept if name.endswith(UP)):
+        parts = table[f"{layer}.weight"]
+        heights = [part.rows for part in parts]
+        ups, norm = kept[layer + UP].split(heights), kept.get(layer + NORM)
+        norms = [None] * len(parts) if norm is None else norm.split(heights)
+        for part, up, own_norm in zip(parts, ups, norms, strict=True):
+            there = part.name.removesuffix(".weight")
+            theirs[there + DOWN] = kept[layer + DOWN].clone()  # the format refuses two names for one memory
+            theirs[there + UP] = up / part.change.scale
+            if own_norm is not None:
+                theirs[there + NORM] = own_norm / part.change.scale
+            transposed |= part.change.transposed
+    return peft_files(theirs, settings, base, {"task_type": "CAUSAL_LM", "fan_in_fan_out": transposed})
+
+
+def prefix_template(template: Template, marks: bool = True) -> str:
+    """The text that `data/tokens/encode.py` encodes piece by piece: BOS, and a prefix before each message.
+
+    Args:
+        marks: say which part of the text is a reply, for those that train; other readers may not know these marks.
+    """
+    begin, end = ("{%- generation %}", "{%- endgeneration %}") if marks else ("", "")
+    roles = {"system": template.system, "user": template.user, "assistant": template.assistant}
+    separator = json.dumps(template.separator, ensure_ascii=False)
+    prefixes = json.dumps(roles, ensure_ascii=False)
+    return (
+        f"{{%- set prefixes = {prefixes} %}}{{{{- bos_token }}}}"
+        f"{{%- for message in messages %}}{{%- if not loop.first %}}{{{{- {separator} }}}}{{%- endif %}}"
+        "{{- prefixes[message.role] }}"
+        f"{{%- if message.role == 'assistant' %}}{begin}{{{{- message.content + eos_token }}}}"
+        f"{end}"
+        "{%- else %}{{- message.content }}{%- endif %}{%- endfor %}"
+        f"{{%- if add_generation_prompt %}}{{{{- {separator} + prefixes['assistant'] }}}}{{%- endif %}}"
+    )
+
 
 # Of the imported run's recipe, with which a trained model is tuned further: far below the peak of training anew.
 TUNING_LR, TUNING_EPOCHS = 2e-5, 3

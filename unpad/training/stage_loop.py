@@ -13,15 +13,18 @@ from unpad.batching.plan import Micro, rows_digest
 from unpad.data.measuring import Measuring
 from unpad.errors import OutOfMemoryError, Stopped, needs_memory
 from unpad.evaluation.family import held_out
+from unpad.models.contract import HasLatent, Model
 from unpad.models.cost import cells_per_token
 from unpad.models.objective import Objective
 from unpad.run.checkpoint import State
 from unpad.run.folder import CHECKPOINTS
 from unpad.run.monitor import StepRecord
 from unpad.run.reference import REFERENCE
+from unpad.run.timers import Timers
 from unpad.terminal.commands import resume_run
 from unpad.terminal.table import number_of
 from unpad.training.alike import check_weights
+from unpad.training.collapse import CollapseMonitor
 from unpad.training.context import RunContext, StageRun
 from unpad.training.memory import HeapKeeper
 from unpad.training.optim import Schedule, load_optimizer_tensors, make_optimizer, optimizer_tensors
@@ -33,7 +36,15 @@ from unpad.training.stage import StageSetup, epoch_plan, last_step, prepare_mode
 from unpad.training.step import OPTIMIZER_FIX, StepResult, non_finite, train_step
 from unpad.training.updates import Update, epoch_updates
 from unpad.training.watch import SavedWatches, Watch
-from unpad.training.watches import start_watches
+
+
+def start_watches(stage: StageSetup, model: Model, saved: SavedWatches, timers: Timers) -> list[Watch]:
+    """Start the watches of a stage; the time it takes counts as theirs."""
+    watches: list[Watch] = []
+    if isinstance(model, HasLatent):
+        with timers(CollapseMonitor.subject):
+            watches.append(CollapseMonitor.start(stage, model, saved))
+    return watches
 
 
 def run_stage(run: RunContext, setup: StageSetup, state: State | None) -> tuple[int, float | None]:

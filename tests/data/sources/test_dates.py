@@ -2,7 +2,7 @@
 
 import pytest
 
-from unpad.data.sources.dates import is_date_like, layout_advice, layouts_of
+from unpad.data.sources.fields import is_date_like, layout_advice, layouts_of
 
 
 @pytest.mark.parametrize(

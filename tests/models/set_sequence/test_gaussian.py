@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from tests.helpers.samples import moved
-from unpad.models.set_sequence.gaussian import Gate, product_of_experts
+from unpad.models.set_sequence.belief import Gate, product_of_experts
 
 F64 = torch.float64
 DIM = 5

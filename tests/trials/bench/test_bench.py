@@ -29,12 +29,10 @@ from unpad.training.footprint import KEPT, OVERHEAD, Footprint
 from unpad.training.rehearsal import Rehearsal
 from unpad.training.setup import Setup, prepare_setup
 from unpad.training.step import StepResult
-from unpad.trials.bench import memory as bench_memory
+from unpad.trials.bench import bench as bench_verb
 from unpad.trials.bench import variants
-from unpad.trials.bench.bench import Bench, bench
+from unpad.trials.bench.bench import Bench, bench, predicted_memory, train
 from unpad.trials.bench.measure import Spread, spread
-from unpad.trials.bench.memory import predicted_memory
-from unpad.trials.bench.quality import train
 from unpad.trials.bench.speed import Effort, SpeedRow, _side, measure, to_row
 from unpad.trials.bench.variants import BATCH_SIZES, every_update, size_variants, strategy_variants
 
@@ -60,7 +58,7 @@ SMALL = Effort(rounds=3, seconds=0.02, updates=3, ceiling_size=128)
 def result(toy: str) -> Bench:
     """Memory is measured in this process: one test below has a process of its own, eleven would take half a minute."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench_memory, "run_all", called_here)
+        patch.setattr(bench_verb, "run_all", called_here)
         return bench(toy, ["plan.batch_size=4"], SMALL)
 
 
@@ -179,7 +177,7 @@ def test_the_column_torch_is_measured_without_native_kernels(setup: Setup, monke
 
 def test_memory_is_that_of_a_process_of_its_own(toy: str) -> None:
     ballast = torch.ones(128 << 20, dtype=torch.uint8)  # would show in the base of a forked process, or of this one
-    ((peak, base),) = run_all(bench_memory._peak_of, [(toy, [], 0)])
+    ((peak, base),) = run_all(bench_verb._peak_of, [(toy, [], 0)])
     own = process_memory()
     assert ballast.numel() + base <= own + (64 << 20)
     assert 0 < base <= peak < own
@@ -250,7 +248,7 @@ def test_every_family_is_measured_in_its_own_units(
     write: Callable[[Path], Path], units: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(bench_memory, "run_all", called_here)
+    monkeypatch.setattr(bench_verb, "run_all", called_here)
     for module in (variants, bench_module):  # the least that the trained sizes are among
         monkeypatch.setattr(module, "BATCH_SIZES", bench_module.TRAINED_SIZES)
     measured = bench(

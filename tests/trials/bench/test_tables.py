@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from unpad.trials.bench.bench import Bench
+from unpad.trials.bench.bench import CARDS, Bench, MemoryModel, Trained, memory_lines
 from unpad.trials.bench.measure import Rounds, Spread, TimedTurn
-from unpad.trials.bench.memory import CARDS, MemoryModel, memory_lines
-from unpad.trials.bench.quality import Trained
 from unpad.trials.bench.speed import COLUMNS, Effort, SpeedRow, _cells, row_values, table, to_row
 
 MIB = 2**20
@@ -115,7 +113,7 @@ def test_all_tables_are_shown_and_are_json() -> None:
         "ceiling: 2 GFLOP/s (2 to 3), a product of large matrices in bf16",
         "after 20 updates held-out loss tokens seconds memory",
         "memory of padded batches: 10 MiB + 1.5 KiB per token of the largest pass;",
-        "at worst 5% off card tokens a pass sequences of 40",
+        "at worst 5% off a row card tokens a pass sequences of 40",
         "packed 2.7183 4,000 3.2 5 MiB",
         "alone - 300 3.0 1 MiB",
         " ".join(" ".join(table("strategy", [SLOW, FAST])).split()),
@@ -135,4 +133,3 @@ def test_cards_hold_what_memory_leaves_beside_the_libraries() -> None:
         [str(size), "GiB", f"{left // 1536:,}", f"{left // 1536 // 40:,}"]
         for size, left in zip(CARDS, free, strict=True)
     ]
-    assert memory_lines(None, 40) == ["memory by batch size: too little data to tell a pass's memory from the rest"]

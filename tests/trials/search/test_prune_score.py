@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unpad.trials.search.prune_score import prune_score
+from unpad.trials.search.search import prune_score
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,7 @@ from unpad.recipes.file import load_recipe
 from unpad.run.report.history import read_rows
 from unpad.training.loop import train
 from unpad.trials.search.journal import Journal, open_study
-from unpad.trials.search.metric import direction, judge
-from unpad.trials.search.prune_score import prune_score
-from unpad.trials.search.search import JOURNAL, Search, search
+from unpad.trials.search.search import JOURNAL, Search, direction, judge, prune_score, search
 from unpad.trials.search.space import Choice, Range, split_fields, written
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from unpad.data.histories.columns import NOTHING, Faults, matches, numbers, utf8, valid
 from unpad.data.histories.tables import Table
-from unpad.data.sources.dates import is_date_like, layout_advice, parse
+from unpad.data.sources.fields import is_date_like, layout_advice, parse
 from unpad.errors import SourceError
 
 # Divisors rather than factors, so that 90 minutes and 1.5 hours are the same number of days.

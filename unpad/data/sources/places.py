@@ -20,11 +20,11 @@ def resolve_path(data: DataSettings, path: str) -> Path:
     """
     # Imported where they are drawn: the libraries for pictures and tables take long to load.
     if path.startswith(DRAWN):
-        from unpad.data.sources.drawn import drawn_folder
+        from unpad.examples.drawn import drawn_folder
 
         return drawn_folder() / path.removeprefix(DRAWN)
     if path.startswith(SIMULATED):
-        from unpad.data.sources.simulated import simulated_folder
+        from unpad.examples.simulated import simulated_folder
 
         return simulated_folder() / path.removeprefix(SIMULATED)
     if path.startswith(OURS):

@@ -36,7 +36,6 @@ from unpad.data.tokens.corpus_leaks import find_leaks, leak_places, near_documen
 from unpad.data.tokens.corpus_report import CorpusReport, describe_followed
 from unpad.data.tokens.encode import LOSS_ROLES, encode_examples, lossy_texts, reserved_texts
 from unpad.data.tokens.lost import LostCharacters, commonest
-from unpad.data.tokens.pair_rows import both_replies, keep_last_reply
 from unpad.data.tokens.token_set import Part, TokenSet, build_token_set, rows_of
 from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer, open_tokenizer_file, train_tokenizer
 from unpad.data.tokens.words import segment
@@ -44,6 +43,37 @@ from unpad.errors import SourceError
 from unpad.recipes.recipe import Recipe
 from unpad.storage import cache_folder, sha256
 from unpad.terminal.progress import counted
+
+
+def both_replies(examples: Sequence[Example]) -> list[Example]:
+    """Every pair as two conversations, one with the chosen and one with the rejected reply at its end."""
+    every = []
+    for example in examples:
+        assert example.rejected is not None, "an example of a pair"
+        every += [example, replace(example, turns=(*example.turns[:-1], example.rejected))]
+    return every
+
+
+def keep_last_reply(examples: Sequence[Example], loss_mask: np.ndarray, offsets: np.ndarray) -> None:
+    """Leave loss on the last reply of every conversation alone, in place; those before it belong to the prompt.
+
+    Args:
+        loss_mask: (num_tokens,) bool; offsets: (num_examples + 1,) int64.
+
+    Raises:
+        SourceError: the tokens with loss of one of several replies are not in one run.
+    """
+    for example, (start, stop) in zip(examples, pairwise(offsets.tolist()), strict=True):
+        mask, num_replies = loss_mask[start:stop], sum(turn.role == "assistant" for turn in example.turns)
+        if num_replies == 1:
+            continue
+        begins = np.flatnonzero(mask[1:] & ~mask[:-1]) + 1  # the first token, BOS or of a prompt, carries no loss
+        if len(begins) != num_replies:
+            what = f"{num_replies} replies have {len(begins)} runs of tokens to learn, so the last reply is not known"
+            fix = "use prompts with one message, or another chat template"
+            raise SourceError(f"E_TEMPLATE {what}", where=example.where, fix=fix)
+        mask[: begins[-1]] = False
+
 
 __all__ = ["Corpus", "CorpusReport", "TokenSet", "open_corpus", "prepare"]
 

@@ -98,7 +98,7 @@ def course(title: str, one: dict[str, Any]) -> str:
     """Draw one patient over time: the probability after every set, its weight in the last one, and every event.
 
     Args:
-        one: a course of `evaluation/courses.py`.
+        one: a course of `evaluation/patients.py`.
     """
     days = _places(one["days"])
     codes = [code for code, _ in Counter(code for _, code, _ in one["events"]).most_common()]

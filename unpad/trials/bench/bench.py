@@ -8,19 +8,181 @@ where no leftover of an earlier row can hide the memory of this one.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from typing import Any
 
+import numpy as np
+import torch
+
 from unpad.data.family import family_of
-from unpad.terminal.table import wrapped
+from unpad.data.measuring import Measuring
+from unpad.evaluation.family import held_out
+from unpad.machine.memory import peak_memory, process_memory, restart_peak
+from unpad.processes.children import run_all
+from unpad.terminal.progress import counted, held
+from unpad.terminal.table import number_of, text_table, wrapped
 from unpad.training.auto_size import StageMemory
+from unpad.training.footprint import process_bytes, state_bytes
+from unpad.training.memory import return_freed_memory
+from unpad.training.rehearsal import Rehearsal
 from unpad.training.setup import Setup
 from unpad.trials.bench.measure import describe_machine, spread
-from unpad.trials.bench.memory import MemoryModel, memory_lines, peaks, predicted_memory
-from unpad.trials.bench.quality import TRAINED_SIZES, Trained, train, trained_lines
-from unpad.trials.bench.speed import Effort, SpeedRow, measure, row_values, table, to_row
-from unpad.trials.bench.variants import BATCH_SIZES, all_data, prepare, size_variants, strategy_variants
+from unpad.trials.bench.speed import MIB, Effort, SpeedRow, measure, row_values, table, to_row
+from unpad.trials.bench.variants import (
+    BATCH_SIZES,
+    BenchVariant,
+    all_data,
+    every_update,
+    prepare,
+    size_variants,
+    strategy_variants,
+)
+
+CARDS = (8, 16, 32)  # GiB
+GIB = 2**30
+
+
+def peaks(recipe: str, overrides: Sequence[str], variants: Sequence[BenchVariant]) -> list[tuple[int, int]]:
+    """Bytes at the peak of every variant's largest step, and before it: `Row.peak_bytes` and `base_bytes`.
+
+    Each in a process of its own; on a GPU in this one, where its allocator counts exactly.
+    """
+    if variants[0].setup.device.type == "cuda":
+        return [_peak(variant) for variant in variants]
+    calls = [(recipe, list(overrides), row) for row in range(len(variants))]
+    found = run_all(_peak_of, calls, at_once=2)
+    return list(counted(found, "measuring memory", len(calls), "rows"))
+
+
+def _peak_of(recipe: str, overrides: list[str], row: int) -> tuple[int, int]:
+    with held():  # the process that waits shows the progress
+        setup = prepare(recipe, overrides)
+    return _peak((strategy_variants(setup) + size_variants(setup))[row])
+
+
+def _peak(variant: BenchVariant) -> tuple[int, int]:
+    """Bytes at the peak of a step with the largest micro-batch of the first epoch, and bytes before it."""
+    setup, made = variant.setup, variant.plan
+    on_gpu = setup.device.type == "cuda"
+    _step(variant, int(np.argmin(made.micro_cells)))  # libraries load what they need
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(setup.device)
+    return_freed_memory()
+    base = torch.cuda.memory_allocated(setup.device) if on_gpu else process_memory()
+    restart_peak()
+    _step(variant, int(np.argmax(made.micro_cells)))
+    return torch.cuda.max_memory_allocated(setup.device) if on_gpu else max(peak_memory(), base), base
+
+
+def _step(variant: BenchVariant, number: int) -> None:
+    """Take a step of one micro-batch of the first epoch, with a new copy of the model."""
+    rehearsal = Rehearsal(variant.setup, variant.stage)
+    rehearsal.step(rehearsal.load([variant.plan.micro(number)]))
+
+
+@dataclass(frozen=True)
+class MemoryModel:
+    """Memory of training with padded batches, from small passes: fixed_bytes + bytes_per_token * padded tokens of the
+    largest pass.
+
+    All batches hold the corpus's longest sequence, so that the tokens of a pass are a number of sequences times that
+    length.
+
+    Args:
+        process_bytes: what the libraries take before training adds anything.
+        worst_error: largest share by which the prediction misses a row that was measured.
+    """
+
+    fixed_bytes: float
+    bytes_per_token: float
+    process_bytes: int
+    worst_error: float
+
+    def predict(self, tokens: int) -> float:
+        """Bytes that training adds, for micro-batches of so many padded tokens."""
+        return self.fixed_bytes + self.bytes_per_token * tokens
+
+    def fitting_tokens(self, total_bytes: int) -> int:
+        """Padded tokens of a pass that fit into a memory of this size, libraries included."""
+        free = total_bytes - self.process_bytes - self.fixed_bytes
+        return max(int(free / self.bytes_per_token), 0)
+
+
+def predicted_memory(memory: StageMemory, rows: Sequence[SpeedRow], longest: int) -> MemoryModel:
+    """Predict the memory of padded batches, an update each, and hold it against that of rows of batch sizes.
+
+    Args:
+        longest: positions of the longest sequence.
+    """
+    footprint, weights = memory.footprint, sum(p.numel() * p.element_size() for p in memory.parameters)
+    fixed = weights + state_bytes(memory.parameters, micros=1) + process_bytes(footprint.fixed)
+    slope = process_bytes(footprint.of(1, longest)) - process_bytes(footprint.fixed)
+    found = MemoryModel(fixed, slope, max(row.base_bytes for row in rows), 0.0)
+    errors = [abs(found.predict(row.largest_pass) / row.memory_bytes - 1) for row in rows]
+    return replace(found, worst_error=max(errors))
+
+
+def memory_lines(model: MemoryModel, longest: int) -> list[str]:
+    """The prediction as text, and what fits into `CARDS` of sequences as long as the `longest`."""
+    about = (
+        f"memory of padded batches: {model.fixed_bytes / MIB:,.0f} MiB + {model.bytes_per_token / 1024:,.1f} KiB per "
+        f"token of the largest pass; predicted from small passes, at worst {model.worst_error:.0%} off a row"
+    )
+    fitting = [(size, model.fitting_tokens(size * GIB)) for size in CARDS]
+    rows = [[f"{size} GiB", f"{tokens:,}", f"{tokens // longest:,}"] for size, tokens in fitting]
+    return [*wrapped(about), *text_table(["card", "tokens a pass", f"sequences of {longest}"], rows)]
+
+
+TRAINED_SIZES = (1, 4, 8)  # batch sizes of the table of equal steps
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Result of one batch size after a number of steps that is equal for all.
+
+    Args:
+        tokens: real tokens trained on.
+        seconds: of all steps, the loader included.
+        heldout_loss: nats per target after the last step; None without held-out data.
+    """
+
+    name: str
+    updates: int
+    tokens: int
+    seconds: float
+    heldout_loss: float | None
+    memory_bytes: int
+
+
+def train(variant: BenchVariant, updates: int, memory_bytes: int) -> Trained:
+    """Train a copy with initial weights for some steps at the recipe's learning rate; evaluate its held-out loss."""
+    setup, stage = variant.setup, variant.stage
+    rehearsal = Rehearsal(setup, stage)
+    tokens, began = 0, time.perf_counter()
+    for micros in counted(islice(every_update(setup, stage), updates), "training", updates, "updates"):
+        rehearsal.step(micros)
+        tokens += sum(int(batch.layout.lengths().sum()) for batch in micros)
+    seconds = time.perf_counter() - began
+    loss = None
+    if stage.held_out_ids.size:
+        over = Measuring(rehearsal.model, setup.data, stage.held_out_ids, stage.recipe.plan, setup.device)
+        loss = held_out(over).loss
+    return Trained(variant.name, updates, tokens, seconds, loss, memory_bytes)
+
+
+def trained_lines(trained: Sequence[Trained]) -> list[str]:
+    """Rows as lines of text."""
+    title = f"after {number_of(trained[0].updates, 'updates')}"
+    rows = []
+    for row in trained:
+        loss = "-" if row.heldout_loss is None else f"{row.heldout_loss:.4f}"
+        memory = f"{row.memory_bytes / MIB:,.0f} MiB"
+        rows.append([row.name, loss, f"{row.tokens:,}", f"{row.seconds:.1f}", memory])
+    return text_table([title, "held-out loss", "tokens", "seconds", "memory"], rows)
+
 
 FULL, QUICK = Effort(), Effort(rounds=3, seconds=0.3, updates=20)
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ from unpad.errors import (
     Signalled,
     Stopped,
     UnpadError,
+    nearest,
 )
+from unpad.evaluation.family import measures_of
 from unpad.evaluation.metrics import HeldOut
 from unpad.evaluation.run import evaluate_run
 from unpad.recipes.changes import differences
@@ -43,8 +46,67 @@ from unpad.terminal.progress import progress
 from unpad.terminal.table import number_of, text_table
 from unpad.training.loop import train
 from unpad.training.setup import resolved
-from unpad.trials.search.metric import direction, judge
 from unpad.trials.search.space import Choice, Space, check_space, split_fields, written
+
+KEEP_RANGE = (0.10, 0.60)  # shares of visual tokens among which fewer are only a little better
+OUTSIDE, INSIDE = 10.0, 0.1  # penalty per distance from that range, and per share kept within it
+STEEPNESS = 50.0
+
+
+def prune_score(accuracy_origin: float, accuracy: float, keep: float) -> float:
+    """Higher is better: -drop (1 + 50 drop) for a drop in accuracy, and the gain as it is where there is none; less a
+    penalty of 10 times the distance of `keep` from 0.10 to 0.60, or within these of a tenth of it.
+
+    Args:
+        accuracy_origin, accuracy: without pruning and with it, from 0 to 1.
+        keep: share of the visual tokens that stays, from 0 to 1.
+    """
+    drop = accuracy_origin - accuracy
+    worth = -drop * (1 + STEEPNESS * drop) if drop > 0 else -drop
+    low, high = KEEP_RANGE
+    distance = max(low - keep, keep - high, 0.0)
+    return worth - (OUTSIDE * distance if distance else INSIDE * keep)
+
+
+SCORE = "score"
+
+
+def direction(metric: str, family: str) -> int:
+    """1 where less of a metric is better, -1 where more is.
+
+    Args:
+        family: of the data of the trials.
+
+    Raises:
+        RecipeError: the family has no such metric, or neither more nor less of it is better.
+    """
+    if metric == SCORE:
+        return -1
+    known = measures_of(family).HIGHER_IS_BETTER
+    better = next((more for pattern, more in known.items() if fnmatchcase(metric, pattern)), None)
+    if better is None:
+        names = [pattern.replace("*", "NAME") for pattern, more in known.items() if more is not None]
+        what = f'more or less of "{metric}": which is better is not known'
+        raise RecipeError(what, where="--for", fix="name a metric of `unpad eval`: " + ", ".join(names))
+    return -1 if better else 1
+
+
+def judge(metrics: dict[str, float], metric: str, folder: Path) -> float:
+    """The value of a trial by the metrics of its run.
+
+    Raises:
+        RecipeError: the run has no such metric.
+    """
+    needed = ("accuracy_origin", "accuracy_hard", "keep_ratio_final") if metric == SCORE else (metric,)
+    for name in needed:
+        if name not in metrics:
+            what = f'there is no "{name}" among the metrics of these runs'
+            hint = "score is of models that make visual tokens fewer, as those of vqa_prune are."
+            known = hint if metric == SCORE else nearest(name, list(metrics))
+            fix = f"{known} Then run the same command with --resume --for METRIC"
+            raise RecipeError(what, where=f"--for {metric}: {folder}", fix=fix)
+    return prune_score(*(metrics[name] for name in needed)) if metric == SCORE else metrics[metric]
+
 
 try:
     import optuna

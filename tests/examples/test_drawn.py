@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from unpad.data.sources import drawn
-from unpad.data.sources.drawn import CHINESE, COLORS, SHAPES, draw, drawn_folder
+from unpad.examples import drawn
 from unpad.errors import DiskError
+from unpad.examples.drawn import CHINESE, COLORS, SHAPES, draw, drawn_folder
 from unpad.storage import disk
 
 
