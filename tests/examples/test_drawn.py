@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from unpad.examples import drawn
 from unpad.errors import DiskError
+from unpad.examples import drawn
 from unpad.examples.drawn import CHINESE, COLORS, SHAPES, draw, drawn_folder
 from unpad.storage import disk
 

@@ -28,7 +28,7 @@ from unpad.models.decoder import Decoder
 from unpad.run.monitor import Monitor
 from unpad.storage import disk
 from unpad.training import alike
-from unpad.training.watch import Verdict
+from unpad.training.watches.watch import Verdict
 
 SETUP = import_module("unpad.training.setup")
 LIMIT_S = 120.0

@@ -13,15 +13,15 @@ from unpad.processes.sums import GradientSum
 from unpad.run.monitor import Monitor
 from unpad.run.timers import Timers
 from unpad.training.length import RunLength
-from unpad.training.memory import HeapKeeper
+from unpad.training.memory.heap import HeapKeeper
+from unpad.training.memory.room import Room
 from unpad.training.optim import Schedule
 from unpad.training.progress import Progress
-from unpad.training.room import Room
 from unpad.training.save_clock import SaveClock
 from unpad.training.setup import Setup
 from unpad.training.signals import Signals
 from unpad.training.stage import StageSetup
-from unpad.training.watch import Watch
+from unpad.training.watches.watch import Watch
 
 # Called after every evaluation with the stage's name, the step and the result; True ends the run there.
 AfterEvaluation = Callable[[str, int, HeldOut], bool]

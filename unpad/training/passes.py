@@ -17,7 +17,7 @@ from unpad.nn.draws import GeneratorState, SplitDraws
 from unpad.nn.losses import Terms
 from unpad.nn.precision import Precision, autocast
 from unpad.processes.sums import GradientSum
-from unpad.training.room import DoesNotFitError, Room
+from unpad.training.memory.room import DoesNotFitError, Room
 from unpad.training.visual import visual_tokens
 
 

@@ -25,7 +25,7 @@ from unpad.nn.native import library as native
 from unpad.processes.children import run_all
 from unpad.recipes.file import load_recipe
 from unpad.training.auto_size import StageMemory
-from unpad.training.footprint import KEPT, OVERHEAD, Footprint
+from unpad.training.memory.footprint import KEPT, OVERHEAD, Footprint
 from unpad.training.rehearsal import Rehearsal
 from unpad.training.setup import Setup, prepare_setup
 from unpad.training.step import StepResult

@@ -26,8 +26,8 @@ from unpad.processes.group import ALONE, Group
 from unpad.processes.sums import ExactSum, GradientSum
 from unpad.recipes.recipe import Recipe
 from unpad.run import checkpoint
+from unpad.training.memory.room import DoesNotFitError, Room
 from unpad.training.passes import MicroResult, Passes
-from unpad.training.room import DoesNotFitError, Room
 from unpad.training.stage import StageSetup
 
 

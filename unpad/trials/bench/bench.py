@@ -25,8 +25,8 @@ from unpad.processes.children import run_all
 from unpad.terminal.progress import counted, held
 from unpad.terminal.table import number_of, text_table, wrapped
 from unpad.training.auto_size import StageMemory
-from unpad.training.footprint import process_bytes, state_bytes
-from unpad.training.memory import return_freed_memory
+from unpad.training.memory.footprint import process_bytes, state_bytes
+from unpad.training.memory.heap import return_freed_memory
 from unpad.training.rehearsal import Rehearsal
 from unpad.training.setup import Setup
 from unpad.trials.bench.measure import describe_machine, spread

@@ -27,9 +27,9 @@ from unpad.recipes.training import CollapseSettings
 from unpad.run import checkpoint
 from unpad.storage.reading import known_fields, misfit
 from unpad.terminal.table import number_of
-from unpad.training.latent import LatentReading, Sample, draw_sample, read_latent
 from unpad.training.stage import StageSetup
-from unpad.training.watch import Action, SavedWatches, Verdict
+from unpad.training.watches.latent import LatentReading, Sample, draw_sample, read_latent
+from unpad.training.watches.watch import Action, SavedWatches, Verdict
 
 LIGHTS = ("green", "yellow", "orange")  # by the number of signs; a confirmed collapse is red
 KL = "kl"  # the loss term that recovery lowers

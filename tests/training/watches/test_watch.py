@@ -17,7 +17,7 @@ from unpad.run import checkpoint
 from unpad.run.timers import Timers
 from unpad.training.stage import StageSetup
 from unpad.training.step import StepResult
-from unpad.training.watch import Action, SavedWatches, Verdict
+from unpad.training.watches.watch import Action, SavedWatches, Verdict
 
 pytestmark = pytest.mark.slow
 

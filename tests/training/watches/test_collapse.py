@@ -30,14 +30,14 @@ from unpad.recipes.file import parse_recipe
 from unpad.recipes.training import CollapseSettings, OptimSettings
 from unpad.run import checkpoint
 from unpad.run.timers import Timers
-from unpad.training.collapse import CollapseMonitor, CollapseState
-from unpad.training.latent import LatentReading, Sample, draw_sample, read_latent
 from unpad.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from unpad.training.progress import Progress
 from unpad.training.stage import StageSetup
 from unpad.training.stage_loop import start_watches
 from unpad.training.step import train_step
-from unpad.training.watch import SavedWatches, Verdict
+from unpad.training.watches.collapse import CollapseMonitor, CollapseState
+from unpad.training.watches.latent import LatentReading, Sample, draw_sample, read_latent
+from unpad.training.watches.watch import SavedWatches, Verdict
 
 pytestmark = pytest.mark.slow
 
@@ -332,7 +332,7 @@ def reading(active: float, dead: float, gap: float) -> LatentReading:
 def test_one_sign_is_yellow_several_orange_and_two_for_long_red(
     active: float, dead: float, gap: float, light: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unpad.training.collapse.read_latent", lambda *_: reading(active, dead, gap))
+    monkeypatch.setattr("unpad.training.watches.collapse.read_latent", lambda *_: reading(active, dead, gap))
     settings = CollapseSettings(warmup=30, every=10, patience=2)
     monitor = CollapseMonitor(settings, TopicVae(), SAMPLE, SavedWatches())
     verdicts = [monitor.check(step) for step in (10, 20, 30, 40, 50)]
@@ -346,7 +346,7 @@ def test_one_sign_is_yellow_several_orange_and_two_for_long_red(
 def test_a_collapse_that_ends_is_told_and_counts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     bad, good = reading(0.0, 1.0, 0.0), reading(0.5, 0.2, 0.5)
     following = iter([bad, bad, good, bad, bad, bad, good])
-    monkeypatch.setattr("unpad.training.collapse.read_latent", lambda *_: next(following))
+    monkeypatch.setattr("unpad.training.watches.collapse.read_latent", lambda *_: next(following))
     settings = CollapseSettings(warmup=0, every=1, patience=3)
     monitor = CollapseMonitor(settings, TopicVae(), SAMPLE, SavedWatches())
     verdicts = [monitor.check(step) for step in range(1, 8)]

@@ -25,8 +25,8 @@ from unpad.errors import OutOfMemoryError
 from unpad.models.contract import Model
 from unpad.models.decoder import Decoder
 from unpad.processes.sums import ExactSum
+from unpad.training.memory.room import Room
 from unpad.training.parallel.share import Share, whole_share
-from unpad.training.room import Room
 from unpad.training.step import accumulate
 from unpad.training.visual import VisualTokens
 

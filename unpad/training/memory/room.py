@@ -13,7 +13,7 @@ from unpad.batching.parts import in_parts
 from unpad.errors import OutOfMemoryError
 from unpad.machine.memory import peak_memory
 from unpad.nn.draws import UnmeasuredError
-from unpad.training.memory import return_freed_memory
+from unpad.training.memory.heap import return_freed_memory
 
 
 class DoesNotFitError(Exception):

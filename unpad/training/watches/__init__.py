@@ -1,0 +1,1 @@
+"""Watches of a stage that look at a model while it trains."""
