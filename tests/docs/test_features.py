@@ -1,26 +1,65 @@
-"""docs/features.md names tests that exist, one at least for every promise."""
+"""docs/features.md and the tests name the same promises."""
 
 from __future__ import annotations
 
-import ast
 import re
+import runpy
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "features.md").read_text(encoding="utf-8")
+import pytest
+
+TOOL: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "promises.py"))
+TEXT = TOOL["PAGE"].read_text(encoding="utf-8")
+IDS = [name for name, _ in TOOL["promises"](TEXT)]
+SHOWN: dict[str, list[str]] = TOOL["tests"]()
+MOST_BYTES = 45_000
 
 
-def test_every_promise_names_a_test() -> None:
-    promises = re.split(r"^- ", TEXT, flags=re.MULTILINE)[1:]
-    assert len(promises) > 110
-    assert [promise for promise in promises if "`tests/" not in promise] == []
+def test_every_promise_has_an_id_that_no_other_has() -> None:
+    assert len(IDS) == len(re.findall(r"^- ", TEXT, flags=re.MULTILINE))
+    assert [name for name, count in Counter(IDS).items() if count > 1] == []
+    assert len(IDS) >= 263  # shortened, never left out
 
 
-def test_every_test_that_is_named_exists() -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", TEXT)
-    assert len(named) == TEXT.count("`tests/") - TEXT.count("`tests/docs/test_features.py`") + 1
-    defined: dict[str, set[str]] = {}
-    for path in {path for path, _ in named}:
-        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-        defined[path] = {"", *(node.name for node in tree.body if isinstance(node, ast.FunctionDef))}
-    assert [f"{path}::{name}" for path, name in named if name not in defined[path]] == []
+def test_ids_of_a_section_begin_with_its_topic_and_those_of_no_other_do() -> None:
+    topics = [{name.partition(".")[0] for name, _ in TOOL["promises"](part)} for part in TEXT.split("\n## ")[1:]]
+    assert [len(topic) for topic in topics] == [1] * len(topics)
+    assert len(set.union(*topics)) == len(topics)
+
+
+def test_every_promise_has_a_test() -> None:
+    assert sorted(set(IDS) - set(SHOWN)) == []
+
+
+def test_every_promise_that_a_test_names_is_on_the_page() -> None:
+    assert {name: tests for name, tests in SHOWN.items() if name not in IDS} == {}
+
+
+def test_the_page_is_short_and_names_no_tests() -> None:
+    assert len(TEXT.encode()) < MOST_BYTES
+    assert "tests/" not in TEXT
+
+
+def test_marks_of_tests_of_their_cases_and_of_files_are_read() -> None:
+    source = """
+pytestmark = [pytest.mark.slow, pytest.mark.promise("a.file")]
+
+@pytest.mark.promise("a.one", "a.two")
+@pytest.mark.slow
+def test_one(): ...
+
+@pytest.mark.parametrize("case", [pytest.param(1, marks=pytest.mark.promise("a.case"))])
+def test_two(case): ...
+"""
+    wanted = [("a.file", ""), ("a.one", "test_one"), ("a.two", "test_one"), ("a.case", "test_two")]
+    assert list(TOOL["marks"](source)) == wanted
+
+
+def test_promises_are_listed_with_their_tests_by_the_beginning_of_their_ids(capsys: pytest.CaptureFixture[str]) -> None:
+    assert TOOL["main"](["batch.mean", "drill.clock"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == ["batch.mean-loss", "drill.clock"]
+    assert "  tests/drill/test_clock.py::test_a_clock_that_goes_back_is_a_fault" in lines
+    assert TOOL["main"](["xyz"]) == 1
