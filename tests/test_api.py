@@ -47,6 +47,7 @@ def gradients(model: Decoder, steps: list[list[RaggedBatch]]) -> dict[str, torch
 # --------------------------------------------------------------------------- one call
 
 
+@pytest.mark.promise("batch.train-texts")
 def test_the_three_trainings_return_the_epochs_they_ran(tmp_path: Path) -> None:
     assert unpad.train_texts(TEXTS, 3, 1e-3, out=tmp_path / "a") == 3
     assert unpad.train_monitored(TEXTS, 3, 1e-3, 30, 4, out=tmp_path / "b") == 3
@@ -67,6 +68,7 @@ def test_batches_of_the_batched_training_have_like_lengths(tmp_path: Path) -> No
     assert [(plan.strategy, plan.batch_size) for plan in plans] == [("bucket", 4), ("dynamic", 4)]
 
 
+@pytest.mark.promise("train.patience")
 def test_a_training_without_progress_stops_before_its_last_epoch(tmp_path: Path) -> None:
     """At this rate nothing improves after the first checks, so patience 2 ends the run and the count says when."""
     epochs = unpad.train_monitored(TEXTS, 50, 1.0, 2, 4, out=tmp_path / "run")
@@ -74,6 +76,7 @@ def test_a_training_without_progress_stops_before_its_last_epoch(tmp_path: Path)
     assert epochs == rows(tmp_path / "run", "train")[-1]["epoch"]
 
 
+@pytest.mark.promise("batch.train-texts")
 def test_accumulation_over_one_example_is_the_single_example_training(tmp_path: Path) -> None:
     unpad.train_texts(TEXTS, 2, 1e-3, out=tmp_path / "single")
     unpad.train_monitored(TEXTS, 2, 1e-3, 30, 1, out=tmp_path / "monitored")
@@ -82,6 +85,7 @@ def test_accumulation_over_one_example_is_the_single_example_training(tmp_path: 
     assert same_tensors(weights(tmp_path / "single"), weights(tmp_path / "monitored"))
 
 
+@pytest.mark.promise("batch.train-texts")
 def test_accumulated_and_batched_training_are_the_same(tmp_path: Path) -> None:
     """All texts have one length, so one batch of all is one step of all accumulated, to the rounding of bf16."""
     unpad.train_monitored(TEXTS, 3, 1e-3, 30, len(TEXTS), tmp_path / "accumulated")
@@ -97,6 +101,7 @@ def test_accumulated_and_batched_training_are_the_same(tmp_path: Path) -> None:
         assert (tensor - after[name]).norm() <= 2e-2 * tensor.norm() + 1e-3, name
 
 
+@pytest.mark.promise("batch.train-texts")
 def test_accumulation_computes_one_text_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory of accumulated training is that of one text, whatever the number of texts in a step."""
     passes = []
@@ -114,6 +119,7 @@ def test_accumulation_computes_one_text_at_a_time(tmp_path: Path, monkeypatch: p
     assert [row["sequences"] for row in rows(tmp_path / "run", "train")] == [4] * (num // 4) + [num % 4] * (num % 4 > 0)
 
 
+@pytest.mark.promise("batch.train-texts", "versions.deprecated")
 @pytest.mark.parametrize(
     ("call", "name", "instead"),
     [
@@ -152,6 +158,7 @@ def test_texts_are_kept_beside_the_run_as_training_read_them(tmp_path: Path) -> 
 # --------------------------------------------------------------------------- batches for another loop
 
 
+@pytest.mark.promise("batch.train-texts")
 @pytest.mark.parametrize("strategy", strategy_names())
 def test_single_examples_and_batches_give_the_same_gradients(strategy: str) -> None:
     model = tiny_model().eval()

@@ -37,6 +37,7 @@ def test_the_verbs_of_the_design_are_there() -> None:
     assert VERBS.keys() == commands().keys()
 
 
+@pytest.mark.promise("llm.your-data")
 @pytest.mark.parametrize("name", VERBS)
 def test_every_verb_helps_with_an_example(unpad: Shell, name: str) -> None:
     verb = name.split()
@@ -57,6 +58,7 @@ def test_no_verb_at_all_shows_the_verbs(unpad: Shell) -> None:
     assert all(verb[0] in shown.out + shown.err for verb in map(str.split, VERBS))
 
 
+@pytest.mark.promise("llm.your-data")
 @pytest.mark.parametrize("arguments", USAGE)
 def test_wrong_usage_is_code_2(unpad: Shell, arguments: list[str]) -> None:
     assert unpad(*arguments).code == 2
@@ -117,6 +119,7 @@ def test_missing_data_is_code_3_and_names_the_path(unpad: Shell, tmp_path: Path)
     assert "absent.jsonl" in outcome.err
 
 
+@pytest.mark.promise("llm.your-data")
 def test_a_directory_with_a_run_is_not_overwritten(unpad: Shell, tmp_path: Path) -> None:
     recipe = write_toy(tmp_path / "toy")
     arguments = ["train", recipe, "train.max_steps=1", "--out", tmp_path / "run"]
@@ -128,6 +131,7 @@ def test_a_directory_with_a_run_is_not_overwritten(unpad: Shell, tmp_path: Path)
     assert {path: path.read_bytes() for path in before} == before
 
 
+@pytest.mark.promise("cli.resume")
 def test_the_printed_command_continues_the_run_when_it_is_pasted(unpad: Shell, tmp_path: Path) -> None:
     recipe = write_toy(tmp_path / "toy", stages=[])
     arguments = ["train", recipe, "train.max_epochs=9", "train.max_steps=2", "--out"]
@@ -170,6 +174,7 @@ def test_a_run_without_checkpoint_is_code_4(unpad: Shell, tmp_path: Path) -> Non
     assert_three_lines(unpad("eval", tmp_path / "run"), 4, "CheckpointError")
 
 
+@pytest.mark.promise("memory.sequence")
 def test_out_of_memory_is_code_8_and_names_sequence_peak_and_setting(
     unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,6 +315,7 @@ def test_a_run_from_data_to_answers(unpad: Shell, tmp_path: Path) -> None:
     assert Path(reported.out.strip()).read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
+@pytest.mark.promise("llm.tokenizer", "llm.your-data")
 def test_the_language_model_takes_a_tokenizer_file_and_every_option_of_model_and_training(
     unpad: Shell, tmp_path: Path
 ) -> None:
@@ -347,6 +353,7 @@ def test_the_language_model_takes_a_tokenizer_file_and_every_option_of_model_and
     assert len(model.blocks) == 3
 
 
+@pytest.mark.promise("llm.epochs")
 def test_losses_of_training_and_of_held_out_text_stand_beside_each_other_every_epoch(
     unpad: Shell, tmp_path: Path
 ) -> None:

@@ -51,6 +51,7 @@ def test_what_does_not_fit_says_why_on_one_line_and_what_to_lower(error: Excepti
     assert caught.value.__cause__ is error
 
 
+@pytest.mark.promise("input.long-lines")
 def test_the_middle_of_a_long_line_is_left_out_and_its_ends_stay() -> None:
     error = RecipeError(f"no key {'a' * 9000} is known", where="x" * LONGEST_LINE, fix="shorten it")
     what, where, fix = str(error).split("\n")

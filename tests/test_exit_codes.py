@@ -118,6 +118,7 @@ class Endings:
         return process.returncode
 
 
+@pytest.mark.promise("cli.exit-codes")
 @pytest.mark.parametrize("code", [code for code in documented() if code not in ELSEWHERE])
 def test_an_ending_has_the_code_that_the_page_says(
     code: int, unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -133,6 +134,7 @@ def test_an_ending_has_the_code_that_the_page_says(
         assert method() == code
 
 
+@pytest.mark.promise("cli.exit-codes")
 def test_every_code_of_an_error_is_on_the_page_and_of_one_kind_alone() -> None:
     kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, UnpadError)]
     own = [kind for kind in kinds if "exit_code" in vars(kind)]
@@ -144,6 +146,7 @@ def test_every_code_of_an_error_is_on_the_page_and_of_one_kind_alone() -> None:
     assert all((Path(__file__).parents[1] / test).is_file() for test in ELSEWHERE.values())
 
 
+@pytest.mark.promise("cli.exit-codes")
 def test_the_page_lists_the_codes_of_verdicts() -> None:
     verdicts = [
         errors.UNFORESEEN,

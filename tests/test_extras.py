@@ -40,6 +40,7 @@ def without(folder: Path, *words: object) -> str:
     return done.stdout
 
 
+@pytest.mark.promise("install.packages")
 @pytest.mark.slow
 def test_without_matplotlib_and_tensorboard_a_run_keeps_its_other_curves_and_says_so_once(tmp_path: Path) -> None:
     recipe = write_toy(tmp_path / "toy")
@@ -59,6 +60,7 @@ def test_without_matplotlib_and_tensorboard_a_run_keeps_its_other_curves_and_say
     assert "TensorBoard" not in told, "it was not asked for"
 
 
+@pytest.mark.promise("install.packages")
 @pytest.mark.slow
 def test_without_matplotlib_a_plan_is_drawn(tmp_path: Path) -> None:
     without(tmp_path, "plan", write_toy(tmp_path / "toy"), "--plot", "plan.svg")
@@ -75,6 +77,7 @@ def names(requirements: list[str]) -> set[str]:
     return found - {"unpad"}
 
 
+@pytest.mark.promise("install.packages")
 def test_few_packages_are_required_and_each_direct_one_is_pinned() -> None:
     required, extras = project()["dependencies"], project()["optional-dependencies"]
     assert len(required) <= 11

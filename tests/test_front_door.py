@@ -68,10 +68,12 @@ def loaded_by(folder: Path, watched: tuple[str, ...], *verbs: list[str]) -> dict
 # --------------------------------------------------------------------------- modules
 
 
+@pytest.mark.promise("speed.imports")
 def test_help_and_the_package_load_the_standard_library_and_typer_only(tmp_path: Path) -> None:
     assert loaded_by(tmp_path, (*HEAVY, *PARSERS), ["--help"]) == {"--help": []}
 
 
+@pytest.mark.promise("speed.imports")
 def test_verbs_that_need_no_model_load_no_heavy_module(tmp_path: Path) -> None:
     run = write_files(tmp_path)
     calls = light_calls()
@@ -108,6 +110,7 @@ print("\\n" + json.dumps(ended))
 """
 
 
+@pytest.mark.promise("cli.early")
 def test_errors_of_names_fields_and_places_are_told_before_a_heavy_module_is_loaded(tmp_path: Path) -> None:
     write_files(tmp_path)
     calls = refused_calls()
@@ -148,6 +151,7 @@ def test_recipes_complete_to_packaged_names_and_files(tmp_path: Path, monkeypatc
     assert complete_recipe("nowhere/") == []
 
 
+@pytest.mark.promise("cli.completion")
 def test_fields_complete_section_by_section_and_then_their_values() -> None:
     def names(incomplete: str) -> list[str]:
         return [name for name, _ in complete_field("vqa", incomplete)]
@@ -184,6 +188,7 @@ def test_an_override_completes_in_shells_that_split_words_at_the_sign_and_in_oth
     assert texts(["optim.lr=1e-3"], "optim.schedule=co") == ["optim.schedule=constant", "optim.schedule=cosine"]
 
 
+@pytest.mark.promise("cli.completion")
 def test_the_shell_completes_recipes_runs_and_fields_once_installed(tmp_path: Path) -> None:
     """As bash asks: it sources the installed script, whose function calls `unpad` with the words typed so far."""
     for name in ("runs/first-1", "runs/other-1"):

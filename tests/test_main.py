@@ -60,6 +60,7 @@ def test_ctrl_c_while_a_module_is_imported_is_one_line_and_code_130(module: str)
     assert done.stderr == "Interrupted: stopped by Ctrl-C\n"
 
 
+@pytest.mark.promise("cli.utf-8")
 def test_names_and_texts_are_utf8_whatever_the_locale(tmp_path: Path) -> None:
     (tmp_path / "中文.jsonl").write_text('{"text": "a b c"}\n', encoding="utf-8")
     ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -71,6 +72,7 @@ def test_names_and_texts_are_utf8_whatever_the_locale(tmp_path: Path) -> None:
     assert done.stdout.decode().count("中文.jsonl: text, 1 of 1 row usable") >= 1
 
 
+@pytest.mark.promise("processes.ctrl-c")
 def test_ctrl_c_that_the_launcher_held_back_is_one_line_and_code_130() -> None:
     assert __main__.LAUNCHER == LAUNCHER
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -89,6 +91,7 @@ def test_ctrl_c_that_the_launcher_held_back_is_one_line_and_code_130() -> None:
     assert (started.returncode, *said) == (Interrupted.exit_code, "", "Interrupted: stopped by Ctrl-C\n")
 
 
+@pytest.mark.promise("input.addresses")
 def test_a_limit_of_addresses_that_libraries_do_not_fit_into_is_named_before_they_load() -> None:
     """With 650 MB torch ends by a signal, with 800 MB tokenizers aborts."""
 

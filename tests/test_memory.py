@@ -61,6 +61,7 @@ def with_room(folder: Path, *commands: list[object]) -> list[tuple[int, str]]:
     return [(code, errors) for code, errors in json.loads(done.stdout)]
 
 
+@pytest.mark.promise("memory.sequence")
 @pytest.mark.parametrize("verb", ["train", "plan", "prove"])
 def test_a_model_that_no_memory_holds_names_its_sizes(unpad: Shell, tmp_path: Path, verb: str) -> None:
     outcome = unpad(verb, write_toy(tmp_path / "toy"), *HUGE)
@@ -71,6 +72,7 @@ def test_a_model_that_no_memory_holds_names_its_sizes(unpad: Shell, tmp_path: Pa
     assert not list(tmp_path.glob("runs/*"))
 
 
+@pytest.mark.promise("memory.sequence")
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are of Linux")
 def test_memory_that_ends_in_the_middle_is_code_8(tmp_path: Path) -> None:
     """The weights take 200 MiB: with less room the model is not built, with more a copy, gradients or moments fail."""
@@ -85,6 +87,7 @@ def test_memory_that_ends_in_the_middle_is_code_8(tmp_path: Path) -> None:
         assert "Traceback" not in errors, given
 
 
+@pytest.mark.promise("memory.cut")
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are of Linux")
 def test_a_run_goes_on_in_parts_where_memory_ends(tmp_path: Path) -> None:
     """The largest micro-batch takes about a gigabyte: with 600 MiB it is computed in two parts, and the run ends."""
@@ -100,6 +103,7 @@ def test_a_run_goes_on_in_parts_where_memory_ends(tmp_path: Path) -> None:
     assert found[-1]["tokens"] < 4000
 
 
+@pytest.mark.promise("memory.sequence")
 def test_a_batch_and_a_checkpoint_without_room_are_code_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     recipe = write_toy(tmp_path / "toy")

@@ -49,6 +49,7 @@ def _unquoted(line: ast.JoinedStr) -> bool:
     return False
 
 
+@pytest.mark.promise("install.any-place")
 def test_no_source_guesses_where_the_checkout_stands() -> None:
     found = []
     for path in SOURCES:
@@ -57,6 +58,7 @@ def test_no_source_guesses_where_the_checkout_stands() -> None:
     assert not found
 
 
+@pytest.mark.promise("install.any-place")
 @pytest.mark.parametrize(
     "line",
     [

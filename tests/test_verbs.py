@@ -345,6 +345,7 @@ def test_an_error_of_another_file_is_not_one_of_the_output(error: OSError) -> No
         end_output(error)
 
 
+@pytest.mark.promise("cli.exit-codes")
 def test_the_traceback_of_an_error_is_printed_only_if_asked(unpad: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise MemoryError("\n")

@@ -206,6 +206,7 @@ def test_the_version_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert (outcome.code, outcome.out) == (0, f"unpad {version('unpad')}\n")
 
 
+@pytest.mark.promise("proof.narrow")
 @pytest.mark.parametrize("width", [40, 55, 72])
 def test_tables_follow_a_narrower_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))

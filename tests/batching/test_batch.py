@@ -38,6 +38,7 @@ def mean_nll(model: Decoder, *micros: object) -> float:
 # --------------------------------------------------------------------------- round trips
 
 
+@pytest.mark.promise("batch.worked-example")
 def test_the_worked_example_of_lengths_2_3_4() -> None:
     sequences = [[5, 6], [7, 8, 9], [1, 2, 3, 4]]
     flat = np.concatenate([np.array(s) for s in sequences])
@@ -55,6 +56,7 @@ def test_the_worked_example_of_lengths_2_3_4() -> None:
     assert from_padded(tokens, mask).tolist() == flat.tolist()
 
 
+@pytest.mark.promise("batch.worked-example")
 @settings(deadline=None)
 @given(lengths=LENGTHS, side=SIDES, pad_to=st.integers(0, 20), width=st.integers(0, 3))
 def test_padding_and_back_is_exact(lengths: list[int], side: Side, pad_to: int, width: int) -> None:
@@ -86,6 +88,7 @@ def test_any_choice_of_sequences_is_those_sequences(lengths: list[int], data: st
 # --------------------------------------------------------------------------- labels
 
 
+@pytest.mark.promise("batch.labels")
 def test_inputs_are_all_but_the_last_token_and_labels_all_but_the_first() -> None:
     batch = from_sequences([[3, 4, 5], [6, 7], [8, 9, 1, 2]])
     assert batch.input_ids is not None
@@ -95,6 +98,7 @@ def test_inputs_are_all_but_the_last_token_and_labels_all_but_the_first() -> Non
     assert batch.loss_mask.all()
 
 
+@pytest.mark.promise("batch.labels")
 def test_the_end_of_a_short_row_is_no_target() -> None:
     """The last token of a short row has no successor in the rectangle but padding, which nobody has to predict."""
     rectangle = from_sequences([[3, 4, 5], [6, 7], [8, 9, 1, 2]]).pad(pad_to=6, pad_id=0)
@@ -105,6 +109,7 @@ def test_the_end_of_a_short_row_is_no_target() -> None:
     assert rectangle.num_targets == 6
 
 
+@pytest.mark.promise("batch.labels")
 def test_a_sequence_of_one_token_gives_no_position_and_changes_nothing() -> None:
     model = tiny_model().eval()
     with_single, without = from_sequences([[3, 4, 5], [6], []]), from_sequences([[3, 4, 5]])
@@ -121,6 +126,7 @@ def test_only_the_tokens_chosen_for_the_loss_are_targets() -> None:
         from_sequences([[1, 2, 3]], [[True]])
 
 
+@pytest.mark.promise("train.replies-only")
 def test_a_label_that_does_not_count_can_be_anything() -> None:
     model = tiny_model().eval()
     batch = random_batch([6, 9], share=0.5)
@@ -132,6 +138,7 @@ def test_a_label_that_does_not_count_can_be_anything() -> None:
 # --------------------------------------------------------------------------- padding
 
 
+@pytest.mark.promise("batch.pad-share")
 @settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=8), pad_to=st.integers(0, 60))
 def test_a_rectangle_is_as_long_as_its_own_longest_sequence(lengths: list[int], pad_to: int) -> None:
@@ -143,6 +150,7 @@ def test_a_rectangle_is_as_long_as_its_own_longest_sequence(lengths: list[int], 
     assert padded_mask(batch.pad(pad_to=pad_to).layout).shape[1] == max(pad_to, *lengths)
 
 
+@pytest.mark.promise("batch.mean-loss")
 @settings(deadline=None, max_examples=25)
 @given(lengths=LENGTHS.filter(any), side=SIDES, pad_to=st.integers(0, 30), pad_id=st.integers(0, 49))
 def test_the_mean_loss_is_that_of_the_sequences_one_by_one(
@@ -156,6 +164,7 @@ def test_the_mean_loss_is_that_of_the_sequences_one_by_one(
     assert mean_nll(model, batch.pad(side, pad_to, pad_id)) == pytest.approx(expected, rel=1e-10)
 
 
+@pytest.mark.promise("batch.pad-id")
 def test_the_pad_id_is_the_callers_and_changes_no_gradient() -> None:
     """Token 0 is a word of this corpus; padding with it or with any other id must give the same training."""
     model = tiny_model().eval()
@@ -174,6 +183,7 @@ def test_the_pad_id_is_the_callers_and_changes_no_gradient() -> None:
         assert all(torch.equal(other[name], grad) for name, grad in gradients[0].items())
 
 
+@pytest.mark.promise("batch.pad-gradient")
 def test_no_gradient_reaches_the_embedding_of_the_pad_id() -> None:
     model = tiny_model(tied=False).eval()
     batch = random_batch([4, 9, 2], share=1.0)
@@ -186,6 +196,7 @@ def test_no_gradient_reaches_the_embedding_of_the_pad_id() -> None:
     assert model.embed.weight.grad[8].abs().sum() > 0
 
 
+@pytest.mark.promise("batch.pad-gradient")
 def test_a_padded_query_without_any_key_gives_finite_values_and_no_gradient() -> None:
     model = tiny_model().eval()
     batch = random_batch([1, 9]).pad()  # its first row is padding from end to end
@@ -214,6 +225,7 @@ def test_every_strategy_feeds_the_same_sequences_and_targets(strategy: str) -> N
     assert sorted(found) == sorted(s for s in sequences if len(s) > 1)
 
 
+@pytest.mark.promise("batch.buckets", "llm.windows")
 def test_sections_of_a_recipe_refuse_batches_that_cannot_be() -> None:
     for field in ("batch_size", "bucket_width", "tokens_per_step", "tokens_per_micro", "max_tokens", "stride"):
         with pytest.raises(ValueError, match=r"greater than or equal to 1|at least 1"):
@@ -314,6 +326,7 @@ def test_labels_of_sequences_are_the_targets_where_there_are_any() -> None:
 # --------------------------------------------------------------------------- layouts without some tokens
 
 
+@pytest.mark.promise("vqa.hard-pruning")
 @settings(deadline=None)
 @given(lengths=LENGTHS, data=st.data())
 def test_a_layout_without_some_tokens_counts_those_that_are_left(lengths: list[int], data: st.DataObject) -> None:

@@ -27,6 +27,7 @@ def micros(of: Plan) -> list[list[int]]:
     return [micro.seq_ids.tolist() for step in range(of.num_steps) for micro in of.step(step)]
 
 
+@pytest.mark.promise("pairs.together")
 @pytest.mark.parametrize("name", strategy_names())
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_a_bundle_is_never_split(name: str, drop_last: bool) -> None:
@@ -62,6 +63,7 @@ def test_a_bundle_larger_than_a_micro_batch_has_one_to_itself() -> None:
     assert [sorted(one) for one in micros(planned)] == [[0, 1, 2]]
 
 
+@pytest.mark.promise("pairs.together")
 def test_a_bundle_is_dropped_as_a_whole() -> None:
     bundles = np.array([0, 1, 2, 0, 1, 2])
     planned = plan(
@@ -71,6 +73,7 @@ def test_a_bundle_is_dropped_as_a_whole() -> None:
     assert planned.ledger.tokens("dropped") == 9 + 5 + 5 + 10
 
 
+@pytest.mark.promise("pairs.together")
 @pytest.mark.parametrize("overflow", ["split", "truncate_right", "truncate_left"])
 def test_a_bundle_is_never_cut(overflow: str) -> None:
     lengths, bundles = np.array([9, 5, 20]), np.array([0, 0, -1])

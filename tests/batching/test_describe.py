@@ -36,6 +36,7 @@ def test_parts_of_a_family_are_named_too() -> None:
     assert any("members.cu_seqlens" in line for line in lines)
 
 
+@pytest.mark.promise("run.verbose")
 @pytest.mark.slow
 def test_verbose_training_shows_them_under_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))

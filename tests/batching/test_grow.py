@@ -36,6 +36,7 @@ def one_stage(folder: Path, **sections: Any) -> Path:
     return write_toy(folder, **fields)
 
 
+@pytest.mark.promise("plan.grow")
 @pytest.mark.parametrize("strategy", ["pack", "rows", "budget", "bucket", "dynamic", "fixed"])
 def test_an_epoch_is_that_of_the_size_that_holds_in_it(strategy: str) -> None:
     base = {"strategy": strategy, "tokens_per_step": 200, "tokens_per_micro": 80, "row_tokens": 64, "batch_size": 2}
@@ -46,6 +47,7 @@ def test_an_epoch_is_that_of_the_size_that_holds_in_it(strategy: str) -> None:
         assert found[0] == found[1], epoch
 
 
+@pytest.mark.promise("plan.grow")
 @pytest.mark.parametrize("strategy", ["pack", "rows", "budget", "bucket", "dynamic", "fixed"])
 def test_steps_grow_within_an_epoch_and_every_sequence_is_planned_once(strategy: str) -> None:
     base = {"strategy": strategy, "tokens_per_step": 200, "tokens_per_micro": 80, "row_tokens": 64, "batch_size": 2}
@@ -115,6 +117,7 @@ def test_rates_by_epoch_and_by_decay_follow_epochs_of_any_length() -> None:
     assert rates(cosine) == [1] * 4 + [0.75] * 2 + [0.5] * 2
 
 
+@pytest.mark.promise("plan.grow")
 @pytest.mark.slow
 def test_a_run_grows_its_updates_and_its_schedule_ends_with_it(tmp_path: Path) -> None:
     recipe = one_stage(tmp_path, optim={"lr": 0.01, "warmup": 0, "schedule": "cosine", "floor": 0.1})
@@ -132,6 +135,7 @@ def test_a_run_grows_its_updates_and_its_schedule_ends_with_it(tmp_path: Path) -
     assert found[-2]["lr"] > 0.001  # not before
 
 
+@pytest.mark.promise("plan.grow")
 @pytest.mark.slow
 def test_a_run_grows_by_steps_and_a_resumed_one_is_the_uninterrupted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -167,6 +171,7 @@ def test_a_run_grows_by_steps_and_a_resumed_one_is_the_uninterrupted_one(
     assert same_tensors(weights(tmp_path / "run"), weights(tmp_path / "calm"))
 
 
+@pytest.mark.promise("plan.grow")
 @pytest.mark.slow
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = one_stage(tmp_path)

@@ -66,6 +66,7 @@ def test_labels_are_shifted_within_each_sequence(tokens: TokenSet) -> None:
     assert batch.target_index.tolist() == batch.loss_mask.nonzero().flatten().tolist()
 
 
+@pytest.mark.promise("train.replies-only")
 def test_conversations_count_replies_only(tokens: TokenSet) -> None:
     chats = np.flatnonzero(tokens.kind == 1)[:5].tolist()
     batch = load_micro(tokens, whole(tokens, chats), PAD)
@@ -93,6 +94,7 @@ def test_positions_that_an_earlier_window_has_shown_are_context(tokens: TokenSet
     assert other[2] == [True] * 4
 
 
+@pytest.mark.promise("llm.windows")
 def test_windows_with_stride_show_every_target_once(tokens: TokenSet) -> None:
     settings = PlanSettings(max_tokens=12, stride=5, overflow="split", tokens_per_step=60, tokens_per_micro=40)
     planned = plan(tokens.lengths - 1, settings, seed=0, epoch=0, targets=tokens.count_targets)

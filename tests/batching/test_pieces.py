@@ -44,6 +44,7 @@ def spans(pieces: Pieces) -> list[tuple[int, int, int, int]]:
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
+@pytest.mark.promise("batch.too-long")
 @given(corpora(), st.integers(1, 12), st.sampled_from(POLICIES), st.integers(1, 12), st.booleans())
 @settings(deadline=None)
 def test_the_ledger_equals_a_walk_over_every_position(corpus, limit, overflow, stride, masked):
@@ -98,6 +99,7 @@ def test_a_sequence_without_positions_stays_where_it_has_a_target():
     assert (spans(pieces), ledger.dropped) == ([(0, 0, 3, 0), (2, 0, 2, 0)], {"no_target": 0})
 
 
+@pytest.mark.promise("llm.windows")
 def test_windows_start_every_stride_and_keep_the_tail():
     pieces, ledger = cut(np.array([10]), max_tokens=4, overflow="split")
     assert spans(pieces) == [(0, 0, 4, 0), (0, 4, 8, 4), (0, 8, 10, 8)]
@@ -107,6 +109,7 @@ def test_windows_start_every_stride_and_keep_the_tail():
     assert (ledger.trained, ledger.repeated) == ({"split": 9}, 6)
 
 
+@pytest.mark.promise("batch.too-long")
 def test_each_truncation_keeps_its_side():
     lengths = np.array([3, 7])
     right, ledger = cut(lengths, max_tokens=4, overflow="truncate_right")
@@ -150,6 +153,7 @@ def test_a_stride_that_leaves_gaps_is_refused():
         cut(np.array([10]), max_tokens=4, overflow="split", stride=5)
 
 
+@pytest.mark.promise("batch.labels")
 def test_documents_of_one_token_and_pieces_without_a_target_are_counted():
     masks = [np.zeros(0, bool), np.array([True, False]), np.array([False] * 3)]
     pieces, ledger = cut(np.array([0, 2, 3]), targets_of(masks), overflow="split")

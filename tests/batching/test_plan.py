@@ -48,6 +48,7 @@ def triples(micros) -> list[tuple[int, int, int]]:
     return [t for m in micros for t in zip(m.seq_ids.tolist(), m.starts.tolist(), m.stops.tolist(), strict=True)]
 
 
+@pytest.mark.promise("batch.buckets")
 @given(cases())
 @settings(deadline=None, max_examples=200)
 def test_every_piece_is_planned_exactly_once(case):
@@ -83,6 +84,7 @@ def test_the_numbers_of_a_plan_equal_a_recount(case):
     assert planned.ledger.total == lengths.sum()
 
 
+@pytest.mark.promise("batch.buckets")
 @pytest.mark.parametrize("strategy", ALL)
 def test_the_same_seed_and_epoch_give_the_same_plan_and_others_another(strategy):
     lengths, chosen = many(500), PlanSettings(strategy=strategy)
@@ -94,6 +96,7 @@ def test_the_same_seed_and_epoch_give_the_same_plan_and_others_another(strategy)
     assert len({found(3, 0), found(3, 1), found(4, 0), found(1, 3)}) == 4
 
 
+@pytest.mark.promise("receipts.rows")
 def test_the_digest_of_rows_knows_spans_and_not_their_order():
     chosen = PlanSettings(tokens_per_step=300, tokens_per_micro=300, max_tokens=40)
     (whole,) = plan(many(20), chosen, seed=0, epoch=0).step(0)
@@ -110,6 +113,7 @@ def test_the_digest_of_rows_knows_spans_and_not_their_order():
     assert all(len(digest) == 16 for digest in others)
 
 
+@pytest.mark.promise("vqa.row-by-row")
 @given(LENGTHS, st.integers(1, 150), st.integers(1, 100))
 @settings(deadline=None)
 def test_pack_never_exceeds_its_budgets_unless_with_a_single_sequence(lengths, per_step, per_micro):
@@ -143,6 +147,7 @@ def test_a_step_is_complete_with_exactly_its_tokens(strategy):
     assert [sum(len(m.seq_ids) for m in planned.step(i)) for i in range(planned.num_steps)] == [3, 3, 3, 3]
 
 
+@pytest.mark.promise("batch.pad-share")
 def test_fixed_pads_to_the_cap_and_dynamic_to_the_longest_of_the_batch():
     lengths, ids = np.array([2, 3, 4]), np.array([0, 1, 2])
     fixed = plan(lengths, PlanSettings(strategy="fixed"), seed=0, epoch=0, max_tokens=16, seq_ids=ids)
@@ -156,6 +161,7 @@ def test_fixed_pads_to_the_cap_and_dynamic_to_the_longest_of_the_batch():
     )
 
 
+@pytest.mark.promise("batch.buckets")
 @given(st.lists(st.integers(1, 60), max_size=60), st.integers(1, 20), st.integers(1, 9))
 @settings(deadline=None)
 def test_a_batch_comes_from_one_bucket(lengths, width, batch_size):
@@ -168,6 +174,7 @@ def test_a_batch_comes_from_one_bucket(lengths, width, batch_size):
         assert len(set((part // width).tolist())) == 1
 
 
+@pytest.mark.promise("batch.buckets")
 @given(st.integers(2, 64))
 @settings(deadline=None)
 def test_lengths_width_minus_one_and_width_are_in_different_buckets(width):
@@ -180,6 +187,7 @@ def test_lengths_width_minus_one_and_width_are_in_different_buckets(width):
     assert sorted(batches, key=min) == [{0}, {1, 2}]
 
 
+@pytest.mark.promise("batch.buckets")
 @pytest.mark.parametrize("strategy", ALL)
 def test_lengths_do_not_drift_over_an_epoch(strategy):
     planned = plan(many(20_000), PlanSettings(strategy=strategy, tokens_per_step=512), seed=0, epoch=0)
@@ -247,6 +255,7 @@ def test_a_piece_longer_than_a_row_is_refused_with_the_fix():
     assert "plan.row_tokens" in caught.value.fix
 
 
+@pytest.mark.promise("batch.buckets")
 @pytest.mark.parametrize("strategy", ALL)
 def test_drop_last_leaves_out_a_short_last_step_and_says_so(strategy):
     lengths = np.append(np.full(50, 10), 7)

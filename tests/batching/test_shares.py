@@ -33,6 +33,7 @@ def test_every_piece_goes_to_one_process_and_equal_costs_give_equal_shares(costs
     assert assign(list(costs), num) == shares
 
 
+@pytest.mark.promise("processes.shares")
 @given(COSTS, st.integers(1, 9))
 def test_the_dearest_share_is_within_four_thirds_of_a_bound_on_the_best(costs: list[float], num: int) -> None:
     """The best is at least the mean, the dearest piece, and two of the `num` + 1 dearest, which share a process."""

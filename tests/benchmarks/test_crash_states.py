@@ -54,12 +54,14 @@ def states(recording: Recording, folder: Path, passes: Iterable[int], resume_eve
     return examine(recording.operations, oracle, left, lambda done: passes, begin=recording.begin, resume=resume)
 
 
+@pytest.mark.promise("run.power-cut")
 def test_functions_of_storage_keep_what_they_promise(place: Path) -> None:
     found = states(record_small(place), place, range(len(MODES)))
     assert found.faults == {}
     assert found.distinct > 500
 
 
+@pytest.mark.promise("run.power-cut")
 @pytest.mark.parametrize(
     ("kind", "passes"), [("images", [*FEW, MODES.index(("any", "first"))]), ("patients", [LOST_AND_KEPT, FEW[-1]])]
 )
@@ -69,12 +71,14 @@ def test_a_power_cut_loses_nothing_of_a_run(place: Path, kind: str, passes: list
     assert found.distinct > 200
 
 
+@pytest.mark.promise("run.power-cut")
 def test_a_power_cut_loses_nothing_of_a_run_that_was_killed_before_and_resumed(place: Path) -> None:
     recording = record("images", place, BEFORE_THE_NAME_IS_FLUSHED)
     assert 0 < recording.begin < len(recording.operations)
     assert states(recording, place, FEW[:1]).faults == {}
 
 
+@pytest.mark.promise("run.power-cut")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_found(place: Path, fault: Fault) -> None:
     passes = FEW
@@ -87,6 +91,7 @@ def test_a_planted_fault_is_found(place: Path, fault: Fault) -> None:
     assert states(recording, place, passes).faults
 
 
+@pytest.mark.promise("run.calls")
 def test_a_call_that_fails_ends_a_run_with_an_error_of_its_own_and_a_resume_is_the_same(place: Path) -> None:
     runs = failing("images", place)
     for name, error in (("listdir", "EIO"), ("fsync", "ENOSPC"), ("rename", "EROFS")):
@@ -140,6 +145,7 @@ def left(disk: Disk, names: str, seed: int = 0, contents: str = "lost") -> dict[
     return disk.after_power_cut(contents, names, random.Random(seed))[0]
 
 
+@pytest.mark.promise("run.calls")
 def test_a_run_that_a_signal_had_save_elsewhere_differs_in_old_checkpoints_alone() -> None:
     whole = {"metrics.jsonl": "m", "checkpoints/step-04/a": "4", "checkpoints/step-06/a": "6"}
     elsewhere = {"metrics.jsonl": "m", "checkpoints/step-05/a": "5", "checkpoints/step-06/a": "6"}

@@ -51,6 +51,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         yield lambda name: builders()[name](tmp_path)
 
 
+@pytest.mark.promise("input.fuzz")
 @pytest.mark.parametrize("name", builders())
 def test_a_reader_of_outside_bytes_keeps_its_promises(name: str, opened: Callable[[str], Target]) -> None:
     target = opened(name)
@@ -60,6 +61,7 @@ def test_a_reader_of_outside_bytes_keeps_its_promises(name: str, opened: Callabl
         assert not verdict.signature, f"{verdict.signature}: {verdict.detail}; once more: {again}"
 
 
+@pytest.mark.promise("input.fuzz")
 @pytest.mark.parametrize("name", sorted({found["target"] for found in KEPT.values()}))
 def test_what_was_found_once_stays_mended(name: str, opened: Callable[[str], Target]) -> None:
     target = opened(name)
@@ -128,6 +130,7 @@ class _Same:
     __hash__ = None  # type: ignore[assignment]
 
 
+@pytest.mark.promise("input.fuzz")
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_is_found_and_reduced(
     fault: str, opened: Callable[[str], Target], monkeypatch: pytest.MonkeyPatch
@@ -173,6 +176,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.promise("input.fuzz")
 @pytest.mark.parametrize("name", ENDINGS)
 def test_a_reader_that_fails_hangs_dies_or_takes_too_much_memory_is_found_and_its_case_reduced(
     name: str, tmp_path: Path
@@ -186,6 +190,7 @@ def test_a_reader_that_fails_hangs_dies_or_takes_too_much_memory_is_found_and_it
     assert total.failed > 0
 
 
+@pytest.mark.promise("input.fuzz")
 def test_runs_add_up_and_a_killed_one_loses_only_its_last_seconds(tmp_path: Path) -> None:
     first = fuzz_toys(tmp_path, 300, "sound", "key_error")
     first.communicate(timeout=300)

@@ -38,6 +38,7 @@ def test_ranges_double_and_end_at_the_factor(bench: Any) -> None:
     assert bench.ranges(64, 4) == [(0, 64), (64, 128), (128, 256)]
 
 
+@pytest.mark.promise("llm.context")
 def test_every_way_reads_the_same_targets_and_one_time_the_context_is_the_models_own(
     bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ COUNTS = re.compile(r"rows read (\d+) = rows used (\d+) \+ bad rows (\d+)")
 CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
+@pytest.mark.promise("input.kinds")
 def test_the_table_has_every_kind() -> None:
     wanted = {f"{letter}-{number:02d}" for letter, most in KINDS.items() for number in range(1, most + 1)}
     found = {case.kind.split()[0] for case in CASES}
@@ -39,6 +40,7 @@ def test_the_table_has_every_kind() -> None:
     assert said in (Path(__file__).parents[2] / "docs/features.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.promise("input.kinds")
 @pytest.mark.parametrize("case", CASES, ids=[case.kind for case in CASES])
 def test_bad_input_has_its_code_its_place_and_rows_that_add_up(
     case: Bad, unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -70,6 +72,7 @@ def test_bad_input_has_its_code_its_place_and_rows_that_add_up(
 READ = [case for case in CASES if case.reads in (*TEXT_KINDS, "images", "vqa")]
 
 
+@pytest.mark.promise("input.kinds")
 @pytest.mark.parametrize("case", READ, ids=[case.kind for case in READ])
 def test_training_reads_what_the_check_has_read(case: Bad, tmp_path: Path) -> None:
     path = case.write(tmp_path)

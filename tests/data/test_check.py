@@ -209,6 +209,7 @@ def test_texts_too_large_to_compare_in_a_check_are_named(
 # --------------------------------------------------------------------------- what a folder or a file has
 
 
+@pytest.mark.promise("data.check")
 def test_files_of_a_folder_that_are_not_read_are_named(unpad: Shell, tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", {"text": "一"})
     for name in ("b.docx", "sub/c.html", ".hidden", "d.log", "e.log", "f.log", "g.log"):
@@ -224,6 +225,7 @@ def test_files_of_a_folder_that_are_not_read_are_named(unpad: Shell, tmp_path: P
     assert "with its tags" in check(tmp_path / "sub/c.html").files[0].note
 
 
+@pytest.mark.promise("data.check")
 def test_classes_sizes_and_modes_of_pictures_are_counted(unpad: Shell, tmp_path: Path) -> None:
     for name, mode, size in (("cat/1", "RGB", (9, 7)), ("cat/2", "RGB", (9, 7)), ("dog/1", "L", (5, 8))):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -247,6 +249,7 @@ def test_classes_sizes_and_modes_of_pictures_are_counted(unpad: Shell, tmp_path:
     assert (told.code, "all pictures are of the class cat; training needs" in told.out) == (0, True)
 
 
+@pytest.mark.promise("data.check")
 def test_questions_with_different_answers_are_counted_with_their_places(unpad: Shell, tmp_path: Path) -> None:
     def turn(question: str, answer: str, **more: str) -> dict[str, str]:
         return {"prompt": question, "completion": answer, **more}
@@ -264,6 +267,7 @@ def test_questions_with_different_answers_are_counted_with_their_places(unpad: S
     assert found["places"][1] == [f"{first}:3", f"{second}[2]"]
 
 
+@pytest.mark.promise("data.check")
 @pytest.mark.parametrize(
     ("given", "told"),
     [

@@ -34,6 +34,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proof, "choose", partial(proof.choose, most=6))  # of fewer sequences than users prove
 
 
+@pytest.mark.promise("images.classes")
 def test_every_image_is_used_split_or_named(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "pictures")
     data = images_of(recipe_of(folder))
@@ -51,6 +52,7 @@ def test_every_image_is_used_split_or_named(tmp_path: Path) -> None:
     assert any("broken.png" in line for line in kept.lines())
 
 
+@pytest.mark.promise("images.own-size")
 def test_a_batch_holds_what_each_image_has_alone(tmp_path: Path) -> None:
     data = images_of(recipe_of(write_folder(tmp_path / "pictures")))
     ids = [5, 0, 17, 8]
@@ -68,6 +70,7 @@ def test_a_batch_holds_what_each_image_has_alone(tmp_path: Path) -> None:
     assert (nothing.total_tokens, nothing.num_targets) == (0, 0)
 
 
+@pytest.mark.promise("images.classes")
 def test_equal_pictures_share_a_side_whatever_their_names(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "pictures")
     for path in sorted(folder.rglob("*.png")):
@@ -126,6 +129,7 @@ def test_plans_keep_every_image_whole(tmp_path: Path) -> None:
     assert made.ledger.tokens("dropped") == 0
 
 
+@pytest.mark.promise("images.own-size", "images.classes")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "images"),
@@ -163,6 +167,7 @@ def test_runs_train_resume_and_answer(tmp_path: Path, model: dict[str, Any], ima
     assert "Confusion" in (tmp_path / "whole" / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.promise("images.own-size")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
@@ -181,6 +186,7 @@ def test_the_certificate_covers_images(tmp_path: Path, model: dict[str, Any]) ->
     assert any(line.name == "plan pack = alone" for line in certificate.lines)
 
 
+@pytest.mark.promise("images.own-size")
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["inputs_embeds", "image_sizes"])
 def test_patches_and_sizes_of_another_image_are_caught(

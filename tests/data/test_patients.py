@@ -113,6 +113,7 @@ def in_meds(root: Path, rows: list[Row], sides: dict[int, str]) -> EventData:
 LAYOUTS = (in_a_folder, in_one_table, in_csv, in_two_tables, in_meds)
 
 
+@pytest.mark.promise("patients.layouts")
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
 def test_every_layout_gives_the_same_patients(layout: Callable[..., EventData], tmp_path: Path) -> None:
     rows = draw_rows(30)
@@ -195,6 +196,7 @@ def test_nothing_after_the_landmark_is_read_and_all_rows_are_accounted_for(tmp_p
     assert (after.fingerprint(), after.files) == (cut.fingerprint(), cut.files), "what comes later changes nothing"
 
 
+@pytest.mark.promise("patients.max-events")
 @pytest.mark.parametrize("keep", ["latest", "earliest"])
 def test_max_events_leaves_out_whole_sets_and_counts_them(keep: str, tmp_path: Path) -> None:
     rows: list[Row] = [(A, m, c, None) for m in (0, 10, 20) for c in ("a", "b")] + [
@@ -349,6 +351,7 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
 # --------------------------------------------------------------------------- codes and scales
 
 
+@pytest.mark.promise("patients.values")
 def test_values_are_scaled_by_training_patients_alone(tmp_path: Path) -> None:
     rows = draw_rows(40, seed=5)
     sides = sides_of(rows)
@@ -366,6 +369,7 @@ def test_values_are_scaled_by_training_patients_alone(tmp_path: Path) -> None:
     assert not np.array_equal(again.values, data.values, equal_nan=True)
 
 
+@pytest.mark.promise("patients.values")
 def test_a_value_that_never_changes_does_not_divide_by_zero(tmp_path: Path) -> None:
     rows: list[Row] = [(p, p - A, c, v) for p in (A, B) for c, v in (("flag", 1.0), ("none", 0.0))]
     rows += [(C, 0, "flag", 0.0), (C, 0, "none", 2.0)]
@@ -414,6 +418,7 @@ def test_a_run_keeps_its_codes_and_scales(tmp_path: Path) -> None:
         opened(long(tmp_path, others), events=split_file(tmp_path / "s.parquet", {r[0]: "valid" for r in others}))
 
 
+@pytest.mark.promise("patients.values")
 def test_vectors_of_codes_stand_in_the_order_of_the_codes(tmp_path: Path) -> None:
     rows: list[Row] = [(A, 0, "a", None), (A, 1, "b", None), (A, 2, "b", None), (A, 2, "c", None)]
     (tmp_path / "v.csv").write_text("Key,0,1\na,1,2\nelse,9,9\nb,3,4\n", encoding="utf-8")
@@ -466,6 +471,7 @@ def assert_equal(one: RaggedBatch, two: RaggedBatch) -> None:
         assert torch.equal(getattr(ours, name).cu_seqlens, getattr(theirs, name).cu_seqlens), name
 
 
+@pytest.mark.promise("patients.flat")
 def test_a_batch_holds_what_each_patient_has_alone(tmp_path: Path) -> None:
     data = with_empty(tmp_path)
     ids = np.random.default_rng(0).permutation(len(data.ids)).tolist()
@@ -487,6 +493,7 @@ def test_a_batch_holds_what_each_patient_has_alone(tmp_path: Path) -> None:
     assert nothing.require(EventSets).num_sets == 0
 
 
+@pytest.mark.promise("patients.flat")
 @pytest.mark.parametrize("strategy", strategy_names())
 def test_plans_carry_patients_without_events(strategy: str, tmp_path: Path) -> None:
     data = with_empty(tmp_path)

@@ -22,6 +22,7 @@ def per_sample(values: torch.Tensor, lengths: torch.Tensor) -> list[list[int]]:
     return [part.tolist() for part in values.split(lengths.tolist())]
 
 
+@pytest.mark.promise("vqa.preprocess")
 def test_spans_are_where_placeholders_stand_and_answers_are_predicted() -> None:
     prepared = prepare(GRIDS, vocabulary=replace(VOCABULARY, bos=BOS, eos=EOS))
     batch = prepared.batch
@@ -40,6 +41,7 @@ def test_spans_are_where_placeholders_stand_and_answers_are_predicted() -> None:
     assert batch.num_targets == sum(len(encode(row[2])) + 1 for row in GRIDS)
 
 
+@pytest.mark.promise("vqa.visual-tokens")
 def test_every_visual_token_has_the_place_of_its_patch() -> None:
     prepared = prepare(GRIDS)
     batch, media = prepared.batch, prepared.batch.media
@@ -58,6 +60,7 @@ def test_every_visual_token_has_the_place_of_its_patch() -> None:
     assert torch.equal(third, torch.from_numpy(picture((2, 2), 2, 30)[0]))
 
 
+@pytest.mark.promise("vqa.preprocess")
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_on_either_side_gives_the_same_spans_after_unpadding(side: Any) -> None:
     prepared = prepare(GRIDS)
@@ -84,6 +87,7 @@ def test_without_answers_every_token_of_the_prompts_is_there() -> None:
     assert texts[0] == [1, 5, IMAGE, IMAGE, IMAGE, IMAGE, 7, 8]
 
 
+@pytest.mark.promise("vqa.preprocess")
 def test_raw_features_are_the_towers() -> None:
     torch.manual_seed(0)
     tower = Tower(TowerConfig(width=8, blocks=2, heads=2, hidden=12, patch=2, positions="learned", side=2))
@@ -117,6 +121,7 @@ BAD: dict[str, tuple[Row, str]] = {
 }
 
 
+@pytest.mark.promise("vqa.preprocess")
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_sample_is_named(case: str) -> None:
     row, message = BAD[case]
@@ -132,6 +137,7 @@ def test_an_image_that_does_not_fill_its_grid_is_named() -> None:
     assert "sample 0" in str(caught.value)
 
 
+@pytest.mark.promise("vqa.preprocess")
 @pytest.mark.parametrize(
     ("cut", "message"),
     [("images", "2 images, 3 questions, 3 answers"), ("questions", "3 images, 2 questions, 3 answers"),
@@ -158,6 +164,7 @@ def test_aligned_samples_share_their_spans() -> None:
     assert prepared.vision_spans == (((2, 5),), ((2, 5),))
 
 
+@pytest.mark.promise("vqa.aligned")
 def test_spans_that_are_not_aligned_are_named_with_both_samples_and_the_remedies() -> None:
     rows: list[Row] = [("1 2 <image> 4", [SQUARE], "3"), ("5 6 <image>", [SQUARE], "3"), ("5 <image> 7", [SQUARE], "3")]
     with pytest.raises(SourceError) as caught:
@@ -169,6 +176,7 @@ def test_spans_that_are_not_aligned_are_named_with_both_samples_and_the_remedies
     assert len(prepare(rows).vision_spans) == 3
 
 
+@pytest.mark.promise("vqa.aligned")
 def test_images_of_different_sizes_are_not_aligned() -> None:
     rows: list[Row] = [("1 <image>", [SQUARE], "3"), ("5 <image>", [(3, 1)], "3")]
     message = r"sample 4 has \(1, 4\), sample 9 has \(1, 3\); their images have 4 and 3 tokens"

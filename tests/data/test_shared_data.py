@@ -79,6 +79,7 @@ def test_pack_has_no_padding_and_every_ledger_adds_up_to_the_token(name: str) ->
     assert shares["fixed"] > shares["dynamic"] > shares["bucket"] > 0
 
 
+@pytest.mark.promise("plan.table")
 @pytest.mark.parametrize("name", CORPORA)
 def test_pad_share_and_attention_cells_equal_a_recount(name: str) -> None:
     recipe = recipe_of(name)

@@ -53,6 +53,7 @@ def assert_equal(one: RaggedBatch, other: RaggedBatch) -> None:
         assert torch.equal(getattr(one.media, name), getattr(other.media, name)), name
 
 
+@pytest.mark.promise("vqa.any-images", "vqa.captions")
 def test_a_batch_holds_what_each_row_has_alone(tmp_path: Path) -> None:
     data = questions_of(recipe_of(write_questions(tmp_path / "pictures")))
     ids = [3, 0, 4, 1, 2]  # no picture, one, a caption, one with a long question, two pictures
@@ -111,6 +112,7 @@ def test_the_fingerprint_is_of_the_pictures_and_not_of_their_names(tmp_path: Pat
     assert questions_of(recipe_of(moved)).fingerprint() != before
 
 
+@pytest.mark.promise("vqa.visual-tokens")
 def test_only_answers_count_and_prompts_end_where_they_begin(tmp_path: Path) -> None:
     data = questions_of(recipe_of(write_questions(tmp_path / "pictures")))
     whole = data.load(micro_of(data, [1]))  # type: ignore[arg-type]
@@ -163,6 +165,7 @@ def test_a_row_that_does_not_fit_the_context_is_refused_not_cut(tmp_path: Path) 
         open_data(recipe_of(file, plan={"overflow": "split", "max_tokens": 12}), None)
 
 
+@pytest.mark.promise("llm.your-data", "vqa.any-images", "vqa.captions", "vqa.answers")
 @pytest.mark.slow
 def test_runs_learn_resume_and_answer(tmp_path: Path) -> None:
     from unpad.evaluation.run import evaluate_run
@@ -187,6 +190,7 @@ def test_runs_learn_resume_and_answer(tmp_path: Path) -> None:
     assert sum(answer.text == "暗" for answer in together) >= 8
 
 
+@pytest.mark.promise("vqa.row-by-row", "vqa.any-images")
 @pytest.mark.slow
 def test_the_certificate_covers_images_among_text(tmp_path: Path) -> None:
     name = write_recipe(tmp_path / "r.yaml", recipe_of(write_questions(tmp_path / "pictures")))
@@ -203,6 +207,7 @@ def _faulty(monkeypatch: pytest.MonkeyPatch, fault: Any) -> None:
     monkeypatch.setattr(VqaData, "load", broken)
 
 
+@pytest.mark.promise("vqa.visual-tokens")
 @pytest.mark.slow
 def test_the_place_of_the_first_row_used_for_all_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def first_place(batch: RaggedBatch) -> RaggedBatch:
@@ -216,6 +221,7 @@ def test_the_place_of_the_first_row_used_for_all_is_caught(tmp_path: Path, monke
     assert "plan pack = alone" in failed
 
 
+@pytest.mark.promise("vqa.visual-tokens")
 @pytest.mark.slow
 def test_pictures_given_to_other_rows_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def swapped(batch: RaggedBatch) -> RaggedBatch:
@@ -236,6 +242,7 @@ def test_no_rows_at_all_is_an_empty_batch(tmp_path: Path) -> None:
     assert np.array_equal(data.count_targets(np.arange(3), np.zeros(3), table.positions[:3]), table.num_targets[:3])
 
 
+@pytest.mark.promise("vqa.modes")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "modes"),
@@ -279,6 +286,7 @@ def test_runs_with_fewer_visual_tokens_train_answer_and_are_proven(
     assert proven == set(modes)
 
 
+@pytest.mark.promise("vqa.init-from")
 @pytest.mark.slow
 def test_a_run_that_prunes_starts_from_one_that_does_not(tmp_path: Path) -> None:
     recipe = recipe_of(write_questions(tmp_path / "pictures"), train={"max_epochs": 1, "threads": 1})

@@ -19,6 +19,7 @@ def census(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return import_module("census")
 
 
+@pytest.mark.promise("hf.census")
 def test_the_page_is_that_of_the_saved_results(census: ModuleType) -> None:
     results = json.loads(census.SAVED.read_text(encoding="utf-8"))
     assert census.PAGE.read_text(encoding="utf-8") == census.page(results)
@@ -26,6 +27,7 @@ def test_the_page_is_that_of_the_saved_results(census: ModuleType) -> None:
         assert number in census.page(results).partition("## Summary")[0]
 
 
+@pytest.mark.promise("hf.census")
 def test_every_class_has_a_verdict_of_every_way_or_a_reason(census: ModuleType) -> None:
     results = json.loads(census.SAVED.read_text(encoding="utf-8"))
     if results["versions"]["transformers"] == version("transformers"):

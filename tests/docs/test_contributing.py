@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
@@ -14,6 +15,7 @@ def read(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
+@pytest.mark.promise("versions.hooks")
 def test_hooks_before_a_commit_run_the_commands_of_make_lint() -> None:
     recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)", read("Makefile"), re.MULTILINE)
     assert recipe is not None
@@ -24,6 +26,7 @@ def test_hooks_before_a_commit_run_the_commands_of_make_lint() -> None:
     assert all(hook["language"] == "system" and not hook["pass_filenames"] for hook in repository["hooks"])
 
 
+@pytest.mark.promise("versions.hooks")
 def test_a_report_is_asked_for_version_recipe_and_error() -> None:
     for name in ("fault", "wish"):
         _, head, text = read(f".github/ISSUE_TEMPLATE/{name}.md").split("---\n", 2)

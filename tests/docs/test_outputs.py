@@ -101,6 +101,7 @@ def native_lines(request: pytest.FixtureRequest) -> None:
         pytest.skip("the page shows the certificate of a processor with native kernels in bf16")
 
 
+@pytest.mark.promise("versions.examples")
 @pytest.mark.slow
 @pytest.mark.parametrize("block", EXAMPLES, ids=name)
 def test_an_example_prints_what_its_page_shows_and_learns_as_much(block: list[Any]) -> None:
@@ -111,6 +112,7 @@ def test_an_example_prints_what_its_page_shows_and_learns_as_much(block: list[An
         assert numbers[1] == pytest.approx(numbers[0], rel=0.1, abs=0.1), printed
 
 
+@pytest.mark.promise("versions.examples")
 def test_every_example_stands_on_its_page_with_its_output() -> None:
     shown = {block[-1].command.removeprefix("python ") for block in EXAMPLES}
     root = OUTPUTS["ROOT"]

@@ -112,6 +112,7 @@ def test_the_table_of_the_first_pages_is_that_of_the_page_that_runs_the_command(
     assert "155 decoders, 26 leak" in (ROOT / "docs" / "census.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.promise("llm.chat-example")
 def test_the_dialogue_of_the_first_pages_answers_questions_that_are_not_trained() -> None:
     rows = [json.loads(line) for line in (ROOT / "unpad/examples/en/chat.jsonl").read_text("utf-8").splitlines()]
     asked, replies = ({row["messages"][index]["content"] for row in rows} for index in (0, 1))

@@ -36,12 +36,14 @@ def public(cell: str) -> str:
     return found[1]
 
 
+@pytest.mark.promise("versions.numbers")
 @pytest.mark.parametrize(("value", "name", "module"), ROWS)
 def test_a_number_of_the_page_is_that_of_the_code(value: str, name: str, module: str) -> None:
     number = getattr(import_module(f"unpad.{module.replace('/', '.')}"), name)
     assert (number.decode() if isinstance(number, bytes) else str(number)) == value
 
 
+@pytest.mark.promise("versions.numbers")
 def test_every_number_of_a_format_is_on_the_page() -> None:
     listed = {(f"unpad/{module}.py", name) for _, name, module in ROWS}
     found = set()
@@ -52,12 +54,14 @@ def test_every_number_of_a_format_is_on_the_page() -> None:
     assert found == listed
 
 
+@pytest.mark.promise("versions.numbers")
 def test_rules_of_the_split_are_those_of_the_field() -> None:
     field = DataSettings.model_fields["split_version"]
     versions = " or ".join(f"`{version}`" for version in get_args(field.annotation))
     assert f"`data.split_version`: {versions}, by default `{field.default}`." in re.sub(r"\s+", " ", PAGE)
 
 
+@pytest.mark.promise("versions.numbers")
 def test_public_names_of_the_page_are_those_of_the_packages() -> None:
     pytest.importorskip("transformers")
     ours, of_hf = re.findall(r"`unpad(?:\.hf)?`: ([^;]+);", public("Python"))
@@ -74,10 +78,12 @@ def verbs(command: Any, before: str = "") -> Iterator[str]:
             yield from verbs(one, f"{before}{name} ")
 
 
+@pytest.mark.promise("versions.numbers")
 def test_verbs_of_the_page_are_those_of_the_program() -> None:
     assert re.findall(r"`([^`]+)`", public("verbs")) == list(verbs(typer.main.get_command(app)))
 
 
+@pytest.mark.promise("versions.deprecated")
 def test_deprecated_names_of_the_page_are_those_that_warn_and_go_in_a_later_version() -> None:
     rows = re.findall(r"^\| `unpad\.(\w+)\(.*?\)` \| ([\d.]+) \| ([\d.]+) \| `(.+)` \|$", PAGE, re.MULTILINE)
     warn = {
@@ -91,6 +97,7 @@ def test_deprecated_names_of_the_page_are_those_that_warn_and_go_in_a_later_vers
         assert f"`unpad.{name}`" in CHANGES.partition(f"## [{since}]")[2].partition("\n## ")[0]
 
 
+@pytest.mark.promise("versions.numbers")
 def test_the_version_stands_in_the_changelog_and_in_the_page_that_installs_it() -> None:
     newest = re.findall(r"^## \[([\d.]+)\] - \d{4}-\d\d-\d\d$", CHANGES, re.MULTILINE)
     assert newest[0] == VERSION

@@ -18,6 +18,7 @@ def names(text: str) -> set[str]:
     return {name for _, name, _, _ in Formatter().parse(text) if name}
 
 
+@pytest.mark.promise("doctor.findings")
 @pytest.mark.parametrize("code", CATALOGUE)
 def test_both_languages_name_the_same_values_and_speak_their_own_tongue(code: str) -> None:
     entry = CATALOGUE[code]
@@ -33,6 +34,7 @@ def test_both_languages_have_every_further_word(name: str) -> None:
     assert names(english) == names(chinese)
 
 
+@pytest.mark.promise("doctor.findings")
 def test_every_entry_is_found_by_a_check_and_every_finding_has_an_entry() -> None:
     sources = "".join(
         path.read_text(encoding="utf-8") for path in DOCTOR.rglob("*.py") if not path.stem.startswith("catalogue")

@@ -19,6 +19,7 @@ TROUBLES, HEALTHY = [a_refused_field, another_cause], []
 """
 
 
+@pytest.mark.promise("doctor.unseen")
 @pytest.mark.parametrize(
     ("own", "text", "right"),
     [
@@ -33,6 +34,7 @@ def test_a_right_finding_names_a_field_and_says_a_word(own: list[str], text: str
     assert is_right(own, text, ["optim.lr"], ["rate"]) == right
 
 
+@pytest.mark.promise("doctor.unseen")
 def test_an_error_that_refuses_the_recipe_is_judged_like_a_finding(tmp_path: Path) -> None:
     (tmp_path / "module.py").write_text(MODULE)
     (refused, another), healthy = load(tmp_path / "module.py")

@@ -34,6 +34,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+@pytest.mark.promise("doctor.writes-nothing")
 def test_a_run_is_examined_and_left_as_it_is(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNPAD_CACHE", str(trained.parent / "cache"))
     before = contents(trained)
@@ -58,6 +59,7 @@ def spoilt(kind: str, row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
+@pytest.mark.promise("doctor.writes-nothing")
 @pytest.mark.parametrize("kind", ["run_nan", "run_flat", "run_spikes", "overfit"])
 def test_a_course_that_went_wrong_is_named(trained: Path, tmp_path: Path, kind: str) -> None:
     lines = (trained / "metrics.jsonl").read_text(encoding="utf-8").splitlines()

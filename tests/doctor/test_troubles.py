@@ -38,6 +38,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "SAMPLE", 60)
 
 
+@pytest.mark.promise("doctor.troubles")
 @pytest.mark.parametrize(
     "trouble", [one for one in (*TROUBLES, *MISSED) if not one.is_more], ids=lambda trouble: trouble.name
 )
@@ -88,6 +89,7 @@ HEALTHY: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.promise("doctor.troubles")
 @pytest.mark.parametrize(("family", "sections"), [one for one in HEALTHY if not one[1]])
 def test_a_healthy_recipe_has_no_finding_above_a_note(family: str, sections: dict[str, Any], tmp_path: Path) -> None:
     assert codes(examined(FAMILIES[family](tmp_path, **sections))) == []

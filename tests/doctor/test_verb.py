@@ -19,6 +19,7 @@ from unpad.terminal.table import WIDTH, cells
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.promise("doctor.findings")
 def test_a_trouble_is_told_in_both_languages_drawn_and_written_and_is_the_exit_code(
     unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ def recipe(tmp_path: Path) -> Recipe:
     return load_recipe(str(path))
 
 
+@pytest.mark.promise("drill.kills")
 @pytest.mark.parametrize(
     ("step", "steps", "tokens", "is_own"),
     [

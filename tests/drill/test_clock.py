@@ -44,12 +44,14 @@ def stepping_back() -> Callable[[], float]:
     return readings().__next__
 
 
+@pytest.mark.promise("drill.clock")
 def test_a_clock_that_goes_back_is_a_fault(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(time, "monotonic", stepping_back())
     found = findings(Clock(), tmp_path)["steady clock"]
     assert (found.severity, found.values["measured"]) == ("fault", "it went back by 0.500 s")
 
 
+@pytest.mark.promise("drill.clock")
 @pytest.mark.parametrize(
     ("shift", "says"), [(-10 * 86400.0, "days before the package"), (-300.0, "5 min before the run's newest file")]
 )
@@ -79,6 +81,7 @@ def test_a_date_that_jumps_during_the_drill_is_a_warning(tmp_path: Path, monkeyp
     assert (found.severity, found.values["measured"][:18]) == ("warning", "it jumped by +3600")
 
 
+@pytest.mark.promise("drill.clock")
 @pytest.mark.parametrize(("skew", "says"), [(7500.0, "2 h ahead"), (-90.0, "90.0 s behind")])
 def test_a_disk_whose_files_have_other_times_is_a_warning(
     tmp_path: Path, monkeypatch: Patch, skew: float, says: str

@@ -51,6 +51,7 @@ def _forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # --------------------------------------------------------------------------- measured
 
 
+@pytest.mark.promise("drill.space")
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [text, images, questions, patients], ids=["text", "images", "vqa", "events"])
 def test_every_family_is_measured(tmp_path: Path, family: Callable[..., Path]) -> None:
@@ -91,6 +92,7 @@ def test_weights_that_do_not_fit_are_not_tried_and_slow_data_is_given_up(tmp_pat
     assert measure(recipe, tmp_path, PLENTY, 0.0).why == "it took longer than 0 s"
 
 
+@pytest.mark.promise("drill.space")
 @pytest.mark.parametrize(
     ("found", "check", "verdict", "says"),
     [
@@ -151,6 +153,7 @@ def assert_as_on_the_page(findings: Sequence[Finding]) -> None:
             assert without_figures(shown_words) == without_figures(words)
 
 
+@pytest.mark.promise("drill.check")
 @pytest.mark.slow
 def test_a_run_is_drilled_beside_itself_and_only_read(unpad: Shell, tmp_path: Path) -> None:
     recipe = write_toy(tmp_path / "data", train={"threads": 1})
@@ -177,6 +180,7 @@ def with_parts(monkeypatch: pytest.MonkeyPatch, *findings: Finding) -> None:
     monkeypatch.setattr(drilling, "_kill", lambda *_: None)
 
 
+@pytest.mark.promise("drill.check")
 @pytest.mark.parametrize(("verdict", "code"), [("ok", 0), ("warning", 0), ("fault", DRILL_FOUND_FAULT)])
 def test_the_exit_code_is_14_for_a_fault_and_0_for_a_warning(
     unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Any, code: int

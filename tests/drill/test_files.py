@@ -43,6 +43,7 @@ def verdicts(folder: Path) -> dict[str, Finding]:
     return {one.code: one for one in check_files(folder)}
 
 
+@pytest.mark.promise("drill.file-systems")
 def test_a_sound_disk_passes_every_check(tmp_path: Path, quick: None) -> None:
     found = verdicts(tmp_path)
     assert list(found) == ["lock", "flush", "rename a file", "rename folders", "new files", "append, cut"]
@@ -74,6 +75,7 @@ class Silent:
         return self.told, subprocess.Popen(["true"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
+@pytest.mark.promise("drill.file-systems")
 @pytest.mark.parametrize(
     ("flock", "told", "says"),
     [
@@ -168,6 +170,7 @@ def replacing_rename(source: Any, target: Any) -> None:
     os.replace(source, target)
 
 
+@pytest.mark.promise("drill.file-systems")
 @pytest.mark.parametrize(
     ("name", "stand_in", "check", "verdict", "says"),
     [
@@ -206,6 +209,7 @@ def test_a_disk_that_is_full_is_left_with_the_room_it_had(tmp_path: Path, quick:
     assert not (tmp_path / "block").exists()
 
 
+@pytest.mark.promise("drill.flushes")
 def test_flushes_are_said_to_be_accepted_and_no_more(tmp_path: Path, quick: None, monkeypatch: Patch) -> None:
     monkeypatch.setattr(files, "TOO_FAST", TOO_FAST)
     monkeypatch.setattr(files, "is_in_memory", lambda folder: False)
@@ -217,6 +221,7 @@ def test_flushes_are_said_to_be_accepted_and_no_more(tmp_path: Path, quick: None
     )
 
 
+@pytest.mark.promise("drill.flushes")
 @pytest.mark.parametrize(
     ("times", "says"),
     [
@@ -235,6 +240,7 @@ def test_flushes_that_no_device_can_take_so_fast_are_a_warning(
     assert "dropped" in found.values["meaning"]
 
 
+@pytest.mark.promise("drill.flushes")
 def test_a_layer_that_drops_flushes_is_seen_on_a_disk(tmp_path: Path) -> None:
     """As eatmydata: the library's fsync returns at once, and a write by O_SYNC still goes to the device."""
     compiler = shutil.which("cc")
@@ -290,6 +296,7 @@ def test_lines_that_are_not_appended_are_found(tmp_path: Path, quick: None, monk
 # --------------------------------------------------------------------------- names and permissions
 
 
+@pytest.mark.promise("drill.file-systems")
 def test_names_that_the_disk_changes_are_found(tmp_path: Path, monkeypatch: Patch) -> None:
     touch, listdir = Path.touch, os.listdir
     monkeypatch.setattr(Path, "touch", lambda path, *more: touch(path.with_name(path.name.lower())))
@@ -316,6 +323,7 @@ def test_names_that_are_too_short_are_found(tmp_path: Path, monkeypatch: Patch, 
     assert check_names(tmp_path, []).severity == verdict
 
 
+@pytest.mark.promise("drill.file-systems")
 @pytest.mark.parametrize(("private", "verdict"), [(True, "fault"), (False, "warning")])
 def test_a_disk_without_permissions_is_a_fault_for_data_about_people(
     tmp_path: Path, monkeypatch: Patch, private: bool, verdict: str

@@ -16,6 +16,7 @@ TMPFS = finding("file system", "warning", "tmpfs at /dev/shm", "gone after a reb
 FAULT = finding("space", "fault", "12 GiB needed, 1 GiB free", "the disk fills")
 
 
+@pytest.mark.promise("drill.check")
 def test_no_line_is_wider_than_80_columns() -> None:
     path = "/" + "很长的文件夹名" * 9 + "/" + "a" * 90
     drilled = Drilled(path, "zh_chat", (OK, finding("date", "ok", path, path)), (f"remove it: {path[:40]}",), 3.0)

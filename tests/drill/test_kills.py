@@ -76,6 +76,7 @@ def test_every_byte_that_a_run_leaves_is_compared(tmp_path: Path, change: str, s
     assert unlike_steps(other, calm) == "", "where bits may differ, steps alone count"
 
 
+@pytest.mark.promise("drill.kills")
 def test_a_saved_checkpoint_that_a_resume_does_not_find_is_a_fault(tmp_path: Path) -> None:
     write_log(tmp_path, ("checkpoint", 3), ("resumed", 3), ("checkpoint", 6), ("resumed", 6))
     assert kills._lost(tmp_path) == ""
@@ -156,6 +157,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path,
         yield recipe, folder, undisturbed(recipe, folder, 120.0)
 
 
+@pytest.mark.promise("drill.kills")
 @pytest.mark.slow
 def test_a_sound_training_leaves_the_same_bytes_however_often_it_is_killed(calm: tuple[Path, Path, Calm]) -> None:
     recipe, folder, run = calm
@@ -167,6 +169,7 @@ def test_a_sound_training_leaves_the_same_bytes_however_often_it_is_killed(calm:
     assert not list(folder.glob("run-*"))
 
 
+@pytest.mark.promise("drill.kills")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("train", "says"), [(goes_on_elsewhere, "differs"), (cannot_resume, "exit code 4: CheckpointError")]

@@ -46,6 +46,7 @@ def test_the_innermost_mount_is_told_and_a_later_one_hides_an_earlier(
     assert is_in_memory(Path(folder)) is ("tmpfs" in kind)
 
 
+@pytest.mark.promise("drill.file-systems")
 @pytest.mark.parametrize(
     ("root", "options", "verdict", "says"),
     [

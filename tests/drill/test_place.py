@@ -13,6 +13,7 @@ from unpad.drill.drill import PREFIX, left_behind, working_folder
 from unpad.errors import DiskError, HungUp, Terminated
 
 
+@pytest.mark.promise("drill.check")
 @pytest.mark.parametrize("number", [None, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_folder_and_the_parents_made_for_it_are_removed(tmp_path: Path, number: int | None) -> None:
     before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]

@@ -38,6 +38,7 @@ def test_room_enough_passes_and_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.promise("drill.space")
 @pytest.mark.parametrize(
     ("free", "used", "verdict"),
     [(100 * MIB, 0, "fault"), (130 * MIB, 0, "warning"), (300 * MIB, 0, "ok"), (100 * MIB, 80 * MIB, "ok")],
@@ -50,6 +51,7 @@ def test_a_disk_that_fills_during_the_run_is_found(
     assert check_space(tmp_path, NEEDS, used).severity == verdict
 
 
+@pytest.mark.promise("drill.space")
 @pytest.mark.parametrize(("number", "verdict"), [(errno.EDQUOT, "fault"), (errno.EOPNOTSUPP, "ok"), (0, "ok")])
 def test_a_quota_below_the_free_space_is_found(tmp_path: Path, monkeypatch: Patch, number: int, verdict: str) -> None:
     monkeypatch.setattr(room, "_fallocate", lambda descriptor, num_bytes: number)

@@ -42,6 +42,7 @@ MEASURES = [auroc, average_precision, brier, accuracy]
 KNOWN = json.loads(FILE.read_text(encoding="utf-8"))  # made by scikit-learn
 
 
+@pytest.mark.promise("patients.outcomes")
 @pytest.mark.parametrize("kind", ["plain", "ties"])
 def test_measures_equal_those_of_scikit_learn(kind: str) -> None:
     known = KNOWN[kind]
@@ -234,6 +235,7 @@ def by_pairs(risk: np.ndarray, durations: np.ndarray, observed: np.ndarray, weig
     return right / total if total else math.nan
 
 
+@pytest.mark.promise("patients.outcomes")
 @settings(deadline=None, max_examples=60)
 @given(some.integers(0, 40), some.integers(1, 9), some.integers(1, 9), some.integers(0, 1000))
 def test_concordance_equals_that_of_all_pairs(num: int, risks: int, times: int, seed: int) -> None:

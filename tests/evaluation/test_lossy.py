@@ -38,6 +38,7 @@ def without(characters: str) -> bytes:
     return dropping_bpe("".join(letter for letter in LETTERS if letter not in characters))
 
 
+@pytest.mark.promise("llm.unknown")
 def test_every_verb_says_what_is_lost_and_gives_no_bits(unpad: Shell, tmp_path: Path) -> None:
     recipe = lossy(tmp_path / "toy", without(UNKNOWN))
     for again in range(2):  # read, and from the cache
@@ -86,6 +87,7 @@ def test_bits_of_a_tokenizer_that_loses_little_are_of_the_characters_it_keeps() 
     assert "1.1% of the characters are lost to unknown tokens" in " ".join("".join(metric_lines(much)).split())
 
 
+@pytest.mark.promise("llm.unknown")
 def test_training_is_refused_when_next_to_nothing_survives(unpad: Shell, tmp_path: Path) -> None:
     recipe = lossy(tmp_path / "toy", dropping_bpe("ab"))
     with pytest.raises(SourceError, match="next to nothing of the text survives"):
@@ -111,6 +113,7 @@ def test_new_text_is_refused_when_next_to_nothing_survives(unpad: Shell, tmp_pat
     assert "warning: 5 of 7 characters" in some.out
 
 
+@pytest.mark.promise("llm.unknown")
 def test_a_prompt_that_is_mostly_unknown_is_warned_of_and_marked(unpad: Shell, tmp_path: Path) -> None:
     recipe = lossy(tmp_path / "toy", without(UNKNOWN))
     train(str(recipe), tmp_path / "run", STEPS, console=Console(file=StringIO()))

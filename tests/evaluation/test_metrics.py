@@ -96,6 +96,7 @@ def test_a_metric_of_another_family_or_without_a_direction_is_refused_with_those
         direction("prevalence", "patients")
 
 
+@pytest.mark.promise("data.holdout")
 def test_an_interval_is_of_ninety_five_percent_and_of_no_other_share() -> None:
     values = np.random.default_rng(0).normal(3, 0.5, 4000)
     error = values.std() / math.sqrt(len(values))
@@ -104,6 +105,7 @@ def test_an_interval_is_of_ninety_five_percent_and_of_no_other_share() -> None:
         assert reach == pytest.approx(1.96, abs=0.12)
 
 
+@pytest.mark.promise("data.holdout")
 @pytest.mark.parametrize(("num", "limit"), [(1, 0.025), (10, 0.6915), (15, 0.7820), (50, 0.9289), (100, 0.9638)])
 def test_all_or_none_right_has_the_exact_interval(num: int, limit: float) -> None:
     # Limits of Clopper and Pearson for n of n, as tables have them.
@@ -152,6 +154,7 @@ def test_a_table_says_of_each_metric_its_interval_its_rows_and_its_units() -> No
     assert metric_lines({}) == []
 
 
+@pytest.mark.promise("data.parts")
 def test_a_table_has_a_line_per_metric_within_80_columns_and_says_once_what_most_are_of() -> None:
     of = {"num_groups": 41, "part": "/data/of/the/other/hospital/measurements", "best_of": None}
     names = ["loss", "balanced_accuracy", "accuracy_of_all_applications"]
@@ -168,6 +171,7 @@ def test_a_table_has_a_line_per_metric_within_80_columns_and_says_once_what_most
     assert all(len(line) <= 80 for line in told)
 
 
+@pytest.mark.promise("data.holdout")
 def test_a_metric_of_one_group_or_of_equal_ones_has_no_interval_and_says_so() -> None:
     values, one = np.array([1.0, 2.0, 4.0]), np.zeros(3)
     draws = np.ones(1000)

@@ -54,6 +54,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.mark.promise("data.parts")
 def test_the_test_part_is_scored_if_there_is_one_and_a_chosen_part_is_the_best_of_its_checks(texts: Path) -> None:
     folder = str(texts / "run")
     found, _ = evaluate_run(folder)
@@ -73,6 +74,7 @@ def test_the_test_part_is_scored_if_there_is_one_and_a_chosen_part_is_the_best_o
     assert not any("best of" in line for line in metric_lines(found))
 
 
+@pytest.mark.promise("data.parts")
 def test_neither_the_tokenizer_nor_a_step_sees_the_test_part(texts: Path) -> None:
     data = open_data(load_recipe(str(texts / "toy.yaml")), None)
     assert data.table.num_test == 5
@@ -88,6 +90,7 @@ def test_neither_the_tokenizer_nor_a_step_sees_the_test_part(texts: Path) -> Non
     assert "龘".encode() not in b"".join(opened.files.values())
 
 
+@pytest.mark.promise("data.parts")
 def test_new_data_is_read_as_the_run_reads_its_own(texts: Path, tmp_path: Path, unpad: Any) -> None:
     lines = (texts / "texts.jsonl").read_text("utf-8").splitlines()
     new = tmp_path / "new.jsonl"
@@ -111,6 +114,7 @@ def test_new_data_is_read_as_the_run_reads_its_own(texts: Path, tmp_path: Path, 
     assert unpad("eval", texts / "run", "--split", "some").code == 2
 
 
+@pytest.mark.promise("data.parts")
 @pytest.mark.parametrize("joined", [False, True])
 def test_new_texts_that_are_near_duplicates_of_training_ones_are_named(
     texts: Path, tmp_path: Path, unpad: Any, monkeypatch: pytest.MonkeyPatch, joined: bool
@@ -156,6 +160,7 @@ def _without_split(path: Path, out: Path) -> Path:
     return out
 
 
+@pytest.mark.promise("data.parts")
 def test_a_run_of_an_earlier_version_keeps_the_part_it_held_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +188,7 @@ def test_a_run_of_an_earlier_version_keeps_the_part_it_held_out(
         train(str(recipe), tmp_path / "run", ["data.split_version=2"], resume=True, console=quiet())
 
 
+@pytest.mark.promise("data.parts")
 def test_images_of_the_test_part_are_counted_and_evaluated_and_unknown_classes_are_named(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "pictures", 32)
     listed = [
@@ -210,6 +216,7 @@ def test_images_of_the_test_part_are_counted_and_evaluated_and_unknown_classes_a
         evaluate_run(str(tmp_path / "run"), data=tmp_path / "new")
 
 
+@pytest.mark.promise("data.parts")
 def test_patients_of_the_test_part_teach_no_code_and_are_evaluated(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -62,6 +62,7 @@ def test_risk_is_the_probability_where_there_are_no_hazards() -> None:
     assert np.array_equal(np.argsort(found.risk), np.argsort(found.p))
 
 
+@pytest.mark.promise("patients.outcomes")
 def test_patients_of_unknown_outcome_are_left_out_and_counted() -> None:
     data, model = draw(), Guess()
     found = predict(Measuring(model, data, np.arange(40), MANY))
@@ -169,6 +170,7 @@ def test_patients_with_nothing_to_judge_by_are_an_error() -> None:
         held_out(Measuring(Guess(hazard=1.0), draw(timed=False), np.arange(40), MANY))
 
 
+@pytest.mark.promise("patients.next-set")
 def test_the_next_set_is_compared_with_what_came_and_never_with_another_patient() -> None:
     data, model = draw(), Guess()
     found = score_sets(Measuring(model, data, np.arange(40), MANY), True, True)

@@ -66,6 +66,7 @@ def test_everything_it_trains_is_measured(unpad: Shell, run: Path) -> None:
     assert not [person for person in range(FIRST, FIRST + PEOPLE) if str(person) in told]
 
 
+@pytest.mark.promise("patients.verbs")
 def test_own_patients_are_checked_planned_and_proven(
     unpad: Shell, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +144,7 @@ def test_the_recipe_for_own_tables_reads_such_tables_and_every_field_and_measure
         assert f"`{name}`" in page, name
 
 
+@pytest.mark.promise("patients.missing")
 def test_a_missing_table_is_named(unpad: Shell, run: Path, tmp_path: Path) -> None:
     refused = unpad("embed", run, "--data", tmp_path, "--out", tmp_path / "out.parquet")
     assert refused.code == 2

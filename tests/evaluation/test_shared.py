@@ -83,6 +83,7 @@ def measure(setup: Setup, group: Group, seen: list[tuple[int, ...]]) -> str:
     return repr(asdict(found))
 
 
+@pytest.mark.promise("processes.eval")
 @pytest.mark.parametrize(
     ("family", "term"),
     [

@@ -68,6 +68,7 @@ def numbers(metric: Metric) -> list[float]:
     return [metric.value, metric.low, metric.high, metric.num]
 
 
+@pytest.mark.promise("train.perplexity")
 def test_no_batching_changes_a_number(corpus: tuple[TextData, int]) -> None:
     data, vocab_size = corpus
     tokens = data.tokens
@@ -82,6 +83,7 @@ def test_no_batching_changes_a_number(corpus: tuple[TextData, int]) -> None:
     assert model.training, "the model is given back as it was"
 
 
+@pytest.mark.promise("train.perplexity")
 def test_the_sums_equal_those_of_every_strategy_training_has(corpus: tuple[TextData, int]) -> None:
     data, vocab_size = corpus
     tokens = data.tokens
@@ -100,6 +102,7 @@ def test_the_sums_equal_those_of_every_strategy_training_has(corpus: tuple[TextD
         assert math.exp(nll / count) == pytest.approx(math.exp(sums.mean_nll()), rel=1e-6)
 
 
+@pytest.mark.promise("train.perplexity")
 def test_values_equal_those_computed_by_hand(corpus: tuple[TextData, int]) -> None:
     data, vocab_size = corpus
     tokens = data.tokens
@@ -127,6 +130,7 @@ def test_an_even_distribution_has_the_perplexity_of_the_vocabulary(corpus: tuple
     assert values["perplexity"].value == pytest.approx(vocab_size, rel=1e-5)
 
 
+@pytest.mark.promise("train.perplexity")
 @pytest.mark.parametrize("stride", [None, 1, 3, 5])
 @pytest.mark.parametrize("context", [5, 8])
 def test_windows_leave_no_target_out_and_count_none_twice(
@@ -169,12 +173,14 @@ def test_loss_is_weighted_by_targets_not_by_documents() -> None:
     assert values["loss"].num == 2
 
 
+@pytest.mark.promise("train.perplexity")
 def test_a_loss_beyond_numbers_is_infinite_perplexity_and_no_crash() -> None:
     values = summarise(sums_of([1e6, 2e6], [10, 10]))
     assert values["perplexity"].value == math.inf
     assert values["loss"].value == pytest.approx(1.5e5)
 
 
+@pytest.mark.promise("train.perplexity")
 def test_intervals_hold_the_value_and_narrow_with_more_documents() -> None:
     rng = np.random.default_rng(0)
     widths = []
@@ -212,6 +218,7 @@ def test_resamples_draw_as_many_documents_as_there_are() -> None:
     assert first.mean() == pytest.approx(1, abs=0.15)
 
 
+@pytest.mark.promise("data.near-duplicates")
 def test_a_held_out_part_is_measured_apart_from_training(corpus: tuple[TextData, int]) -> None:
     data, vocab_size = corpus
     tokens = data.tokens

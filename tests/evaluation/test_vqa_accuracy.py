@@ -7,6 +7,7 @@ import pytest
 from unpad.evaluation.vqa import normalise, vqa_accuracy
 
 
+@pytest.mark.promise("vqa.answers")
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
@@ -39,6 +40,7 @@ def test_every_contraction_number_article_and_mark_is_known() -> None:
     assert normalise("it's 5'") == "it's 5'", "an apostrophe stays"
 
 
+@pytest.mark.promise("vqa.answers")
 def test_three_who_agree_are_enough_and_each_is_left_out_once() -> None:
     people = ["yes"] * 3 + ["no"] * 7
     # Of ten subsets of nine people, three have two "yes" left and seven have all three.
@@ -50,6 +52,7 @@ def test_three_who_agree_are_enough_and_each_is_left_out_once() -> None:
     assert vqa_accuracy("yes", ["yes", *["no"] * 9]) == pytest.approx((0 + 9 / 3) / 10)
 
 
+@pytest.mark.promise("vqa.answers")
 def test_a_part_of_an_answer_earns_nothing() -> None:
     assert vqa_accuracy("it is a cat on a mat", ["cat"] * 10) == 0.0
     assert vqa_accuracy("cat", ["catfish"]) == 0.0

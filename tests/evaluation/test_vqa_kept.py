@@ -21,6 +21,7 @@ from unpad.nn.flops import pruner_operations, reading_operations, sizes_of
 ROWS: list[Row] = [("1 5 <image> 7 8", [(3, 4)], ""), ("2 3 4", [], ""), ("1 <image> <image> 3", [(2, 2), (1, 3)], "")]
 
 
+@pytest.mark.promise("vqa.cost")
 def test_kept_tokens_equal_a_count_by_hand() -> None:
     """Three rows, of which the second has no image, in a model of four blocks that merges and prunes, after block 1 or
     before the first as well."""
@@ -43,6 +44,7 @@ def test_kept_tokens_equal_a_count_by_hand() -> None:
     assert kept_metrics(patches, given, kept[:, :0]) == {}
 
 
+@pytest.mark.promise("vqa.modes")
 def test_the_gap_between_soft_and_hard_is_of_the_same_rows() -> None:
     soft, hard = np.array([1.0, 0, 1, 0]), np.array([0.0, 0, 1, 0])
     found = mode_metrics({"origin": np.ones(4), "soft": soft, "hard": hard})
@@ -54,6 +56,7 @@ def test_the_gap_between_soft_and_hard_is_of_the_same_rows() -> None:
     assert (same.value, same.low, same.high) == pytest.approx((0, -0.3085, 0.3085), abs=1e-4)
 
 
+@pytest.mark.promise("vqa.cost")
 @torch.no_grad()
 def test_operations_of_every_mode_equal_a_count_by_hand() -> None:
     """After block 1 of four a head leaves some of 12 and 7 patches; text has 4, 3 and 2 tokens."""
@@ -78,6 +81,7 @@ def test_operations_of_every_mode_equal_a_count_by_hand() -> None:
     assert prefill_operations(merged, prompts) == reading_operations(sizes, [[8, 3, 4]] * 3, 3)
 
 
+@pytest.mark.promise("vqa.cost")
 @torch.no_grad()
 def test_modes_are_measured_in_turn_on_the_same_prompts() -> None:
     model, prompts, ticks = pruned(layers=[0], keep=0.25), prepare(ROWS, answers=None).batch, count()

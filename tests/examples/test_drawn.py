@@ -72,6 +72,7 @@ def test_a_small_set_is_pinned_and_is_drawn_once(tmp_path: Path, monkeypatch: py
 PINNED = ["8428a61441a223a6", "d18443fba6cfa177", "759ea5a0a08b055c"]  # the rows of both files, and the pixels
 
 
+@pytest.mark.promise("input.drawn")
 def test_a_picture_that_is_lost_emptied_or_zeroed_is_drawn_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_picture_that_is_lost_emptied_or_zeroed_is_drawn_again(
         assert (drawn_folder() / name).is_file()
 
 
+@pytest.mark.promise("input.drawn")
 def test_pictures_are_flushed_before_the_files_that_name_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[tuple[str, str]] = []
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path))
@@ -105,6 +107,7 @@ def test_pictures_are_flushed_before_the_files_that_name_them(tmp_path: Path, mo
     assert not list(tmp_path.rglob(".tmp*"))
 
 
+@pytest.mark.promise("input.drawn")
 def test_a_full_disk_while_drawing_is_an_error_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fill(name: str, path: Path) -> None:
         if name == "write":

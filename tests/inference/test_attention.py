@@ -17,6 +17,7 @@ from unpad.nn.block import Attention
 from unpad.run.report.attention import ATTENTION, LEVELS, draw
 
 
+@pytest.mark.promise("run.compare")
 @pytest.mark.parametrize("fields", [{}, {"kv_heads": 2}, {"positions": "sinusoidal"}])
 def test_weights_times_values_are_what_attention_returns(fields: dict[str, object]) -> None:
     model, batch = tiny_model(**fields).eval(), random_batch([9])
@@ -76,6 +77,7 @@ def test_maps_keep_to_the_context_of_the_model(tmp_path: Path) -> None:
     assert len(json.loads((tmp_path / "run" / ATTENTION).read_text(encoding="utf-8"))["tokens"]) == 8
 
 
+@pytest.mark.promise("run.compare")
 @pytest.mark.slow
 def test_a_run_of_images_shows_the_image_and_what_patches_receive(tmp_path: Path) -> None:
     recipe = images(tmp_path, 24, model={"blocks": 3, "patch": 4}, train={"max_steps": 2, "threads": 1})

@@ -319,6 +319,7 @@ def test_ctrl_c_stops_the_reply_and_the_conversation_goes_on(trained: Trained) -
     assert shown.endswith("\n> \n")
 
 
+@pytest.mark.promise("llm.system-text")
 def test_a_system_text_leads_the_conversation_until_it_is_removed(trained: Trained) -> None:
     conversation, talk = Conversation(*trained, TEMPLATE, SETTINGS), turns(*TALKS[1])
     conversation.history = list(talk)
@@ -371,6 +372,7 @@ def test_a_reply_may_be_longer_than_the_context_and_half_of_it_is_the_questions(
     assert conversation.num_forgotten == 0
 
 
+@pytest.mark.promise("llm.generation")
 def test_every_reply_draws_with_the_next_seed_unless_one_is_given(trained: Trained) -> None:
     drawn = GenerateSettings(max_new_tokens=12, temperature=5.0, seed=3)
     advancing = run(trained, ["你好"] * 4, interactive=False, settings=drawn).split("\n")[:4]

@@ -113,6 +113,7 @@ def test_rows_of_the_model_that_are_no_token_are_never_said(parrot: tuple[Decode
 # --------------------------------------------------------------------------- the cache
 
 
+@pytest.mark.promise("llm.generation")
 @pytest.mark.parametrize("kind", KINDS)
 def test_cached_decoding_equals_the_full_forward(kind: str) -> None:
     model = tiny_model(**KINDS[kind]).eval()
@@ -137,6 +138,7 @@ def test_cached_decoding_equals_the_full_forward(kind: str) -> None:
             hidden = advance(model, cache, torch.from_numpy(tokens))
 
 
+@pytest.mark.promise("llm.grouped")
 def test_the_cache_of_grouped_heads_is_smaller_by_their_ratio() -> None:
     sizes = []
     for kv_heads in (4, 2, 1):
@@ -160,6 +162,7 @@ def test_in_bf16_cached_scores_are_near_those_in_fp32() -> None:
 # --------------------------------------------------------------------------- batch = alone
 
 
+@pytest.mark.promise("llm.generation")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_of_prompts_gives_the_same_tokens_as_each_alone(kind: str) -> None:
     model = tiny_model(**KINDS[kind])
@@ -191,6 +194,7 @@ def test_draws_are_the_same_alone_and_in_a_batch(
         assert generate(model, [prompt], settings, eos_id=eos_id) == [ids]
 
 
+@pytest.mark.promise("llm.generation")
 @pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2, 4, 0, 3, 1]])
 def test_a_draw_depends_on_the_prompt_and_its_seed_and_not_on_its_place(order: list[int]) -> None:
     model, prompts, seeds = tiny_model(), random_sequences([7, 1, 20, 3, 7]), [5, 0, 0, 9, 5]
@@ -214,6 +218,7 @@ def test_greedy_equals_the_likeliest_token_of_the_full_forward() -> None:
         assert len(sequence) == 15
 
 
+@pytest.mark.promise("llm.generation")
 def test_the_same_seed_draws_the_same_and_another_seed_does_not() -> None:
     model, settings = tiny_model(), generate_settings(temperature=2.0)
     first, second = generate(model, [[1, 2], [1, 2]], settings, eos_id=NO_EOS, seeds=[0, 7])
@@ -234,6 +239,7 @@ def drawn(probabilities: list[float], **fields: object) -> list[float]:
     return (torch.bincount(tokens, minlength=len(probabilities)) / 3000).tolist()
 
 
+@pytest.mark.promise("llm.generation")
 def test_draws_follow_temperature_top_k_and_top_p() -> None:
     p = [0.1, 0.4, 0.0, 0.3, 0.2]
     assert drawn(p) == pytest.approx(p, abs=1e-3)
@@ -314,6 +320,7 @@ def score(model: Decoder, prompt: list[int], text: tuple[int, ...], penalty: flo
     return total / len(text)
 
 
+@pytest.mark.promise("llm.generation")
 @pytest.mark.parametrize("penalty", [1.0, 1.6])
 @pytest.mark.parametrize("seed", range(6))
 def test_beams_find_what_exhaustive_search_finds(seed: int, penalty: float) -> None:
@@ -440,6 +447,7 @@ def test_generation_ends_where_the_context_ends(fields: dict[str, int]) -> None:
     assert lengths == [1, 5, 12]  # the last position of the context predicts one more token
 
 
+@pytest.mark.promise("llm.context")
 def test_ntk_generates_at_four_times_the_trained_context_and_none_refuses() -> None:
     long = [random_sequences([60])[0]]
     stretched = tiny_model(context=16, context_method="ntk", context_factor=4)

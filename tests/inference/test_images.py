@@ -39,6 +39,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return root / "run", folder
 
 
+@pytest.mark.promise("llm.your-data", "images.classes")
 def test_a_file_says_its_class_and_probability(unpad: Shell, trained: tuple[Path, Path]) -> None:
     run, folder = trained
     outcome = unpad("infer", run, "--image", folder / "dark" / "0.png", "--top", "1")
@@ -50,6 +51,7 @@ def test_a_file_says_its_class_and_probability(unpad: Shell, trained: tuple[Path
     assert sum(row["probability"] for row in both[0]["top"]) == pytest.approx(1)
 
 
+@pytest.mark.promise("llm.your-data", "images.classes")
 def test_a_folder_becomes_a_table_and_a_bad_file_a_row_of_it(
     unpad: Shell,
     trained: tuple[Path, Path],
@@ -72,6 +74,7 @@ def test_a_folder_becomes_a_table_and_a_bad_file_a_row_of_it(
     assert all(0 < float(row["probability"]) <= 1 for row in rows if not row["fault"])
 
 
+@pytest.mark.promise("input.pipes")
 def test_pipes_devices_and_odd_names_are_faults_of_their_own_file(
     unpad: Shell, trained: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -106,6 +109,7 @@ def test_an_image_of_one_colour_is_a_fault_and_not_a_class(
     assert row["top"] == []
 
 
+@pytest.mark.promise("images.classes")
 def test_an_image_gets_what_it_would_get_alone(trained: tuple[Path, Path]) -> None:
     run, folder = load(trained[0]), trained[1]
     paths = list_images([folder])
@@ -138,6 +142,7 @@ def test_opacity_and_size_of_a_file_are_those_of_training(tmp_path: Path, monkey
     assert len({round(answer.top[0][1], 6) for answer in answers}) > 6, "the model tells pictures apart"
 
 
+@pytest.mark.promise("llm.your-data")
 def test_what_cannot_be_meant_is_refused(
     unpad: Shell, trained: tuple[Path, Path], finished: Finished, tmp_path: Path
 ) -> None:
@@ -155,6 +160,7 @@ def test_what_cannot_be_meant_is_refused(
     assert "writes no text" in asked.err
 
 
+@pytest.mark.promise("llm.your-data")
 def test_pictures_of_another_mode_or_size_than_those_of_training_are_marked_and_warned_of(
     unpad: Shell, trained: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -200,6 +206,7 @@ def test_pictures_of_another_mode_or_size_than_those_of_training_are_marked_and_
     assert "unlike_training" not in json.loads(unpad("eval", old, "--data", inside.parent, "--json").out)
 
 
+@pytest.mark.promise("data.parts")
 def test_new_pictures_that_are_near_duplicates_of_training_ones_are_named(
     unpad: Shell, trained: tuple[Path, Path], tmp_path: Path
 ) -> None:

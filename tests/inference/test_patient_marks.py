@@ -81,6 +81,7 @@ def embedded(unpad: Shell, run: Path, data: Path, level: str = "patient") -> Emb
     return Embedded(told.code, told.out, told.err, pq.read_table(file).to_pydict() if file.exists() else {})
 
 
+@pytest.mark.promise("patients.embed")
 def test_patients_like_those_of_training_are_read_without_a_warning(unpad: Shell, run: Path, tmp_path: Path) -> None:
     found = embedded(unpad, run, write(tmp_path / "new.parquet", 500))
     assert found.code == 0
@@ -95,6 +96,7 @@ def test_patients_like_those_of_training_are_read_without_a_warning(unpad: Shell
     assert 0 <= sum(found.rows["outside_range"]) < 30
 
 
+@pytest.mark.promise("patients.embed")
 def test_values_of_another_unit_are_noticed(unpad: Shell, run: Path, tmp_path: Path) -> None:
     found = embedded(unpad, run, write(tmp_path / "new.parquet", 500, factor=88))
     assert found.code == 0
@@ -132,6 +134,7 @@ def test_a_file_that_is_not_named_parquet_is_refused(unpad: Shell, run: Path, tm
     assert not (tmp_path / "vectors.csv").exists()
 
 
+@pytest.mark.promise("patients.embed")
 def test_a_table_of_unknown_codes_is_refused_and_some_are_marked(unpad: Shell, run: Path, tmp_path: Path) -> None:
     renamed = {name: f"LOINC-{name}" for name in USUAL}
     refused = embedded(unpad, run, write(tmp_path / "new.parquet", 500, **renamed))
@@ -146,6 +149,7 @@ def test_a_table_of_unknown_codes_is_refused_and_some_are_marked(unpad: Shell, r
     assert some.rows["mark"] == ["unknown codes"] * 40
 
 
+@pytest.mark.promise("patients.embed")
 def test_patients_without_events_before_the_landmark_are_marked_or_refused(
     unpad: Shell, run: Path, tmp_path: Path
 ) -> None:
@@ -237,6 +241,7 @@ def test_quantiles_are_those_of_the_values_of_training_patients(tmp_path: Path) 
     assert load_codes(old).to_bytes() == old, "the fingerprint of an old run stays"
 
 
+@pytest.mark.promise("data.near-duplicates")
 @pytest.mark.parametrize("rule", ["together", "refuse"])
 def test_a_new_run_of_patients_refuses_a_rule_for_near_duplicates_and_an_earlier_one_is_read(
     unpad: Shell, run: Path, tmp_path: Path, rule: str

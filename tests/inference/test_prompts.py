@@ -41,6 +41,7 @@ def told_of_system(root: Path) -> Path:
     return root / "run"
 
 
+@pytest.mark.promise("llm.generation")
 @pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2, 0, 4, 1, 3]])
 def test_a_prompt_gets_what_it_gets_alone_also_at_a_temperature(run: Path, order: list[int]) -> None:
     loaded, settings = load(run), {"temperature": 1.5, "max_new_tokens": 10, "precision": "fp32"}
@@ -56,6 +57,7 @@ def test_a_prompt_gets_what_it_gets_alone_also_at_a_temperature(run: Path, order
         loaded.generate(QUESTIONS, seeds=[1])
 
 
+@pytest.mark.promise("llm.system-text")
 def test_json_says_all_of_a_reply_and_its_seed_gives_it_again(unpad: Shell, run: Path) -> None:
     settings = ["temperature=1.5", "max_new_tokens=6"]
     asked = [word for question in QUESTIONS[::4] for word in ("--prompt", question)]
@@ -78,6 +80,7 @@ def test_json_says_all_of_a_reply_and_its_seed_gives_it_again(unpad: Shell, run:
     assert given[0]["reply"] == given[1]["reply"]
 
 
+@pytest.mark.promise("llm.system-text")
 def test_a_system_text_becomes_the_system_turn_of_training(unpad: Shell, run: Path) -> None:
     loaded = load(run)
     shown = loaded.tokenizer.decode(loaded.prompt("你好", "简短").ids)
@@ -116,6 +119,7 @@ def test_what_is_lost_of_a_prompt_is_of_its_system_text_too(tmp_path: Path) -> N
         assert (found.lost, found.total) == (lost, total)
 
 
+@pytest.mark.promise("llm.system-text")
 def test_runs_without_a_place_for_a_system_text_refuse_it(unpad: Shell, tmp_path: Path) -> None:
     texts = [{"name": "pretrain", "use": ["text"], "train": {"max_epochs": 1}}]
     write_toy(tmp_path / "a", data={"chat": []}, stages=texts)

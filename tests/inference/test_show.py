@@ -95,6 +95,7 @@ def test_a_question_that_is_mostly_unknown_and_a_blank_image_are_named(
     assert second["fault"].startswith("E_BLANK")
 
 
+@pytest.mark.promise("vqa.hard-pruning")
 def test_every_image_keeps_what_it_keeps_alone(run: Path, pictures: Path) -> None:
     """A quarter of a grid, evenly: of every second row every second patch comes first."""
     loaded, paths = load(run), sorted((pictures.parent / "dark").glob("*.png"))[:4]
@@ -123,6 +124,7 @@ def test_answers_are_those_that_are_shown(run: Path) -> None:
     assert [one.answer for one in answer_shown(loaded, data, rows)] == answer(loaded, data, rows)
 
 
+@pytest.mark.promise("vqa.modes")
 def test_eval_leaves_pictures_for_the_page(unpad: Shell, run: Path) -> None:
     outcome = unpad("eval", run)
     assert outcome.code == 0

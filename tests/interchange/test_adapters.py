@@ -28,6 +28,7 @@ FIELDS: dict[str, dict[str, object]] = {
 SETTINGS = {"plain": LoraSettings(r=3, alpha=5), "dora": LoraSettings(r=2, dora=True, rslora=True)}
 
 
+@pytest.mark.promise("adapters.export")
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [(kind, "plain") for kind in DECODERS] + [(kind, "dora") for kind in ("qwen3", "granite", "gpt2")],

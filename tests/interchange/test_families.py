@@ -80,6 +80,7 @@ def test_every_family_of_decoders_is_tested_in_three_shapes() -> None:
     assert {kind: len(shapes) for kind, shapes in SHAPES.items()} == dict.fromkeys(DECODERS, 3)
 
 
+@pytest.mark.promise("models.families")
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize(("kind", "index"), CASES)
 def test_folders_keep_their_logits_in_and_out(
@@ -114,6 +115,7 @@ OLDER: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.promise("models.families")
 @pytest.mark.parametrize("kind", OLDER)
 def test_spellings_of_versions_before_5_are_read_as_transformers_reads_them(kind: str, tmp_path: Path) -> None:
     shape = {**SHAPES[kind][0], "num_hidden_layers": 4, "sliding_window": 7}
@@ -176,6 +178,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.promise("models.families")
 @pytest.mark.parametrize(("kind", "fields", "message"), REFUSED)
 def test_what_is_not_covered_is_refused_by_the_name_of_its_field(
     kind: str, fields: dict[str, Any], message: str, tmp_path: Path
@@ -201,6 +204,7 @@ def refusal(tmp_path: Path, kind: str, fields: dict[str, Any]) -> CheckpointErro
     return caught.value
 
 
+@pytest.mark.promise("proof.unread")
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
@@ -227,6 +231,7 @@ def test_a_field_that_no_model_can_have_is_damage(fields: dict[str, Any], tmp_pa
     assert "another copy" in error.fix
 
 
+@pytest.mark.promise("proof.unread")
 def test_an_architecture_of_its_own_is_no_typing_error(tmp_path: Path) -> None:
     for kind in ("mixtral", "mamba", "qwen3_moe", "gemma2", "mllama", "ministral", "qwen4", "bert"):
         error = refusal(tmp_path, "llama", {"model_type": kind})
@@ -240,6 +245,7 @@ def test_an_architecture_of_its_own_is_no_typing_error(tmp_path: Path) -> None:
     assert "did you mean" not in refusal(tmp_path, "llama", {"model_type": 7}).fix
 
 
+@pytest.mark.promise("proof.unread")
 @pytest.mark.parametrize("is_installed", [True, False])
 def test_no_architecture_of_transformers_is_taken_for_a_typing_error(
     is_installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -252,6 +258,7 @@ def test_no_architecture_of_transformers_is_taken_for_a_typing_error(
         assert "did you mean" not in caught.value.fix
 
 
+@pytest.mark.promise("proof.unread")
 def test_pickled_weights_become_safetensors_by_the_advice(tmp_path: Path) -> None:
     theirs = make_theirs("llama")
     theirs.config.save_pretrained(tmp_path)
@@ -263,6 +270,7 @@ def test_pickled_weights_become_safetensors_by_the_advice(tmp_path: Path) -> Non
     assert largest_error(our_logits(load(tmp_path)), their_logits(theirs, torch.float32)) < 1e-5
 
 
+@pytest.mark.promise("models.families")
 @pytest.mark.parametrize(
     ("change", "message"),
     [

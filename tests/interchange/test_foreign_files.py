@@ -54,6 +54,7 @@ def test_the_folder_is_sound_as_it_is(theirs: Path, tmp_path: Path) -> None:
     assert "context 32" in import_folder(str(theirs), tmp_path / "run")[0]
 
 
+@pytest.mark.promise("models.files")
 @pytest.mark.parametrize("make", [pipe, endless, sparse, directory])
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_no_file_of_a_bounded_size_is_refused_or_left_alone(
@@ -83,6 +84,7 @@ ABSURD = {
 }
 
 
+@pytest.mark.promise("models.files")
 @pytest.mark.parametrize("name", ABSURD)
 def test_sizes_beyond_reason_are_refused_before_anything_is_made_of_them(
     name: str, theirs: Path, tmp_path: Path
@@ -94,6 +96,7 @@ def test_sizes_beyond_reason_are_refused_before_anything_is_made_of_them(
         import_folder(str(theirs), tmp_path / "run")
 
 
+@pytest.mark.promise("models.files")
 def test_many_values_and_long_headers_are_refused_before_they_are_parsed(
     theirs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

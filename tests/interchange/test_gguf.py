@@ -131,6 +131,7 @@ def error_of_file(model: Decoder, path: Path) -> float:
     return worst
 
 
+@pytest.mark.promise("models.gguf")
 @pytest.mark.parametrize("name", MODELS)
 def test_the_definition_of_the_architecture_gives_equal_logits(name: str, tmp_path: Path) -> None:
     architecture, fields = MODELS[name]
@@ -142,6 +143,7 @@ def test_the_definition_of_the_architecture_gives_equal_logits(name: str, tmp_pa
     assert error_of_file(model, path) < 3e-6
 
 
+@pytest.mark.promise("models.gguf")
 @pytest.mark.parametrize("name", MODELS)
 def test_names_and_types_of_tensors_are_those_of_the_architecture(name: str, tmp_path: Path) -> None:
     architecture, fields = MODELS[name]
@@ -170,6 +172,7 @@ def test_gelu_is_written_as_its_approximation_and_said_so(name: str, exact: str,
 READ_BACK = ("llama", "llama 3", "mistral", "qwen2", "qwen3")
 
 
+@pytest.mark.promise("models.gguf")
 @pytest.mark.parametrize("precision", TOLERANCES)
 @pytest.mark.parametrize("name", READ_BACK)
 def test_logits_and_ids_read_back_are_equal(name: str, precision: str, tmp_path: Path) -> None:
@@ -231,6 +234,7 @@ REFUSED: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.promise("models.gguf")
 @pytest.mark.parametrize(("fields", "message", "instead"), REFUSED)
 def test_what_llama_cpp_computes_otherwise_is_refused_with_the_fields_that_it_computes(
     fields: dict[str, Any], message: str, instead: dict[str, Any], tmp_path: Path
@@ -274,6 +278,7 @@ def packaged(name: str) -> Config:
     return config
 
 
+@pytest.mark.promise("models.gguf")
 @pytest.mark.parametrize("name", ["llm", "small", "chat"])
 def test_a_packaged_recipe_trains_a_model_that_llama_cpp_computes(name: str) -> None:
     assert architecture_of(packaged(name), "m.gguf") == "gemma"
@@ -287,6 +292,7 @@ def test_zh_chat_is_refused_with_the_fields_that_make_it_a_gpt2() -> None:
     assert architecture_of(config.model_copy(update={"activation": "gelu_tanh"}), "m.gguf") == "gpt2"
 
 
+@pytest.mark.promise("models.gguf")
 def test_other_tokenizers_are_refused_by_name(tmp_path: Path) -> None:
     model, out = make(), tmp_path / "m.gguf"
     with pytest.raises(CheckpointError, match="a tokenizer of kind words is unpad's own"):

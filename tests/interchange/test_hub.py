@@ -73,6 +73,7 @@ def hub(served: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> H
     return served
 
 
+@pytest.mark.promise("models.hub")
 def test_a_name_is_imported_with_its_commit_and_no_other_files_come(
     hub: HubServer, contents: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +94,7 @@ def test_a_name_is_imported_with_its_commit_and_no_other_files_come(
     assert import_folder("owner/tiny", Path("runs/offline"))[0] == lines[0]
 
 
+@pytest.mark.promise("models.hub")
 def test_a_download_that_breaks_goes_on_where_it_was(
     hub: HubServer, contents: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +106,7 @@ def test_a_download_that_breaks_goes_on_where_it_was(
     assert [wanted for _, path, wanted in hub.asked if path.endswith(shard) and wanted] == ["bytes=1000-"]
 
 
+@pytest.mark.promise("models.hub")
 @pytest.mark.parametrize(
     ("fault", "kind", "said"),
     [
@@ -132,6 +135,7 @@ def test_a_command_that_was_ended_goes_on_with_the_file_it_was_at(
     assert all(name.startswith("model-0000") and not name.startswith("model-00001") for name in hub.got())
 
 
+@pytest.mark.promise("models.hub")
 @pytest.mark.parametrize(
     ("name", "what", "fix"),
     [
@@ -151,6 +155,7 @@ def test_what_a_hub_does_not_give_is_said(name: str, what: str, fix: str, hub: H
     assert not Path("runs/x").exists()
 
 
+@pytest.mark.promise("models.hub")
 def test_without_a_network_and_a_cache_the_folder_is_asked_for(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(SourceError, match="the hub cannot be reached") as caught:
@@ -162,12 +167,14 @@ def test_without_a_network_and_a_cache_the_folder_is_asked_for(hub: HubServer, m
     assert "pip install 'unpad[hf]'" in caught_too.value.fix
 
 
+@pytest.mark.promise("models.hub")
 def test_only_the_configuration_is_brought_for_a_proof(hub: HubServer) -> None:
     found = download_config("owner/tiny", SourceError)
     assert hub.got() == ["config.json"]
     assert (found.folder / "config.json").is_file()
 
 
+@pytest.mark.promise("models.hub")
 def test_a_recipe_may_name_a_model_of_a_hub_and_a_resume_asks_no_hub(hub: HubServer) -> None:
     Path("mine.yaml").write_text("model: {from: owner/tiny}\n")
     first = open_recipe("mine.yaml")
@@ -178,6 +185,7 @@ def test_a_recipe_may_name_a_model_of_a_hub_and_a_resume_asks_no_hub(hub: HubSer
     assert hub.asked == []
 
 
+@pytest.mark.promise("proof.names")
 def test_train_init_from_names_a_model_of_a_hub_as_well(hub: HubServer) -> None:
     text = "Alpha beta gamma. " * 20
     Path("texts.jsonl").write_text("".join(json.dumps({"text": f"{i} {text}"}) + "\n" for i in range(30)))

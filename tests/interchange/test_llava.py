@@ -113,6 +113,7 @@ def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[nn.Module, Pa
 # --------------------------------------------------------------------------- equal logits
 
 
+@pytest.mark.promise("vqa.llava")
 @torch.no_grad()
 def test_logits_equal_those_of_transformers_row_by_row(saved: tuple[nn.Module, Path]) -> None:
     theirs, folder = saved
@@ -158,6 +159,7 @@ def test_every_row_equals_the_row_alone(saved: tuple[nn.Module, Path]) -> None:
         torch.testing.assert_close(other_grads[name], grad, rtol=1e-10, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
 
 
+@pytest.mark.promise("vqa.visual-tokens")
 @torch.no_grad()
 def test_the_first_samples_span_for_all_would_be_wrong(tmp_path: Path) -> None:
     theirs = make_theirs("grouped")
@@ -183,6 +185,7 @@ def test_the_first_samples_span_for_all_would_be_wrong(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- written back
 
 
+@pytest.mark.promise("vqa.llava")
 @torch.no_grad()
 def test_what_is_written_back_gives_the_same_logits_in_transformers(
     saved: tuple[nn.Module, Path], tmp_path: Path
@@ -202,6 +205,7 @@ def test_what_is_written_back_gives_the_same_logits_in_transformers(
         assert torch.equal(value, ours.state_dict()[name]), name
 
 
+@pytest.mark.promise("vqa.llava")
 @torch.no_grad()
 def test_a_model_made_here_runs_in_transformers(tmp_path: Path) -> None:
     sizes = {"width": 16, "blocks": 2, "heads": 2, "hidden": 24}
@@ -382,6 +386,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.promise("vqa.llava")
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_not_covered_is_refused_by_the_name_of_its_field(case: str, small: Path, tmp_path: Path) -> None:
     changes, message = REFUSED[case]

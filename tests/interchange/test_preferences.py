@@ -103,6 +103,7 @@ def flat(batch: dict[str, Tensor], reference: Decoder) -> RaggedBatch:
     return made.with_part(Pairs(number, torch.arange(2 * NUM_PAIRS) < NUM_PAIRS, log_p)).select(order)
 
 
+@pytest.mark.promise("pairs.gradient")
 @pytest.mark.parametrize("tied", [False, True])
 def test_loss_and_gradient_equal_those_of_trl(tmp_path: Path, tied: bool) -> None:
     theirs, reference = model_of(0, tie_word_embeddings=tied), model_of(1, tie_word_embeddings=tied)

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.slow
 transformers = pytest.importorskip("transformers")
 
 
+@pytest.mark.promise("models.imported")
 def test_an_imported_model_replies_as_transformers_does_and_goes_out_as_it_came(theirs: Path, unpad: Shell) -> None:
     assert "with its chat template" in unpad("import", str(theirs), "--out", "runs/qwen").out
     for question in ("what is 1 and 1?", "你好", "<|im_end|>"):
@@ -55,6 +56,7 @@ def test_an_imported_model_replies_as_transformers_does_and_goes_out_as_it_came(
     assert their_reply(Path("out"), "what is 2 and 2?") == their_reply(theirs, "what is 2 and 2?")
 
 
+@pytest.mark.promise("models.imported")
 def test_a_recipe_trains_from_a_folder_or_a_run_and_both_begin_alike(theirs: Path, talks: Path, unpad: Shell) -> None:
     Path("tune.yaml").write_text(yaml.safe_dump({
         "data": {"chat": str(talks), "holdout": 0.2}, "model": {"from": str(theirs), "dropout": 0.1},
@@ -139,6 +141,7 @@ def test_an_imported_run_is_not_resumed_but_started_from(theirs: Path, talks: Pa
 # --------------------------------------------------------------------------- runs that were trained here
 
 
+@pytest.mark.promise("models.exported")
 @pytest.mark.parametrize(
     ("recipe", "overrides", "kind"),
     [
@@ -198,6 +201,7 @@ def test_a_chat_recipe_is_written_for_llama_cpp_with_the_template_that_it_traine
     assert "a GGUF file has no family" in refused.err
 
 
+@pytest.mark.promise("models.exported")
 def test_a_run_that_no_family_holds_says_why_of_each(unpad: Shell) -> None:
     small = ["model.width=32", "model.hidden=48", "model.heads=4", "model.blocks=1", "tokenizer.vocab_size=300"]
     unpad("train", "llm", *small, "model.norm=layernorm", "train.max_steps=1", "--out", "runs/own")

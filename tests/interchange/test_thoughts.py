@@ -48,6 +48,7 @@ def folder_with(template: str, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.promise("models.reasoning")
 @pytest.mark.parametrize("kind", ["qwen3 of trl", *FAMILIES])
 def test_a_reasoning_model_is_tuned_and_asked(kind: str, tmp_path: Path, unpad: Shell) -> None:
     template = trl_template("qwen3") if kind == "qwen3 of trl" else FAMILIES[kind]
@@ -73,6 +74,7 @@ def test_a_reasoning_model_is_tuned_and_asked(kind: str, tmp_path: Path, unpad: 
     assert unpad("eval", "tuned").code == 0
 
 
+@pytest.mark.promise("models.reasoning")
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_the_history_of_a_chat_goes_through_the_template_as_rows_do(
     kind: str, tmp_path: Path, unpad: Shell, monkeypatch: pytest.MonkeyPatch

@@ -28,6 +28,7 @@ def test_the_work_of_this_process_s_cores_leaves_out_what_is_idle_and_other_core
     assert load.busy_seconds() is None
 
 
+@pytest.mark.promise("doctor.machine")
 @pytest.mark.parametrize(
     ("groups", "texts", "cores"),
     [
@@ -53,6 +54,7 @@ def test_this_process_has_cores_and_has_worked() -> None:
     assert load.cores() >= 1
 
 
+@pytest.mark.promise("doctor.machine")
 @pytest.mark.parametrize(
     ("busy", "own", "expected"),
     [(20.0, 10.0, Load(1.0, 1.0)), (9.0, 10.0, Load(1.0, 0.0)), (None, 10.0, None), (4.0, 10.0, None)],

@@ -33,6 +33,7 @@ def test_without_a_limit_memory_is_what_the_system_can_give(tell: Tell) -> None:
     assert memory_limit() == MemoryLimit(8 << 30, "free")
 
 
+@pytest.mark.promise("memory.auto", "drill.space")
 @pytest.mark.parametrize(
     ("groups", "texts"),
     [
@@ -66,6 +67,7 @@ def test_a_group_that_uses_more_than_it_may_leaves_nothing(tell: Tell) -> None:
     assert memory_limit() == MemoryLimit(0, CONTAINER)
 
 
+@pytest.mark.promise("memory.auto")
 @pytest.mark.parametrize(("kind", "flag", "used"), [("RLIMIT_AS", "-v", 900), ("RLIMIT_DATA", "-d", 20)])
 def test_ulimit_leaves_this_process_what_it_does_not_use_and_a_new_one_all(
     tell: Tell, ulimits: dict[int, int], kind: str, flag: str, used: int

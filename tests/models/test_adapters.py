@@ -45,6 +45,7 @@ def backward(model: Model, batch: RaggedBatch) -> None:
     torch.stack([value.double() for value, _ in model.losses(batch).values() if value.requires_grad]).sum().backward()
 
 
+@pytest.mark.promise("adapters.lora")
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_every_kind_of_model_adapters_begin_without_effect_then_learn_alone_and_merge(kind: str) -> None:
     base, batch = EXAMPLES[kind][0]().double().eval(), EXAMPLES[kind][1]()
@@ -65,6 +66,7 @@ def test_in_every_kind_of_model_adapters_begin_without_effect_then_learn_alone_a
     assert any(not torch.allclose(before[name], value, rtol=1e-6) for name, value in wanted.items())
 
 
+@pytest.mark.promise("adapters.bf16")
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_model_learns_on_a_base_in_bf16(kind: str) -> None:
     base, batch = EXAMPLES[kind][0]().float().eval(), EXAMPLES[kind][1]()
@@ -82,6 +84,7 @@ def test_every_kind_of_model_learns_on_a_base_in_bf16(kind: str) -> None:
     assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {torch.float32}
 
 
+@pytest.mark.promise("adapters.merge")
 @pytest.mark.parametrize("settings", VARIANTS, ids=["plain", "rslora", "dora"])
 def test_merged_weights_and_the_folder_compute_what_peft_does(settings: LoraSettings, tmp_path: Path) -> None:
     from peft import PeftModel
@@ -109,6 +112,7 @@ def test_targets_are_whole_names_or_last_parts() -> None:
     assert layers == {"blocks.0.attention.to_qkv", "blocks.1.attention.to_qkv", "blocks.1.feed_forward.down"}
 
 
+@pytest.mark.promise("adapters.lora")
 def test_a_target_that_is_no_linear_layer_is_refused_with_names() -> None:
     for target in ("q_proj", "embed", "norm"):
         with pytest.raises(RecipeError, match=f'"{target}" matches no linear layer') as caught:
@@ -119,6 +123,7 @@ def test_a_target_that_is_no_linear_layer_is_refused_with_names() -> None:
     assert caught.value.fix == "train without the section lora"
 
 
+@pytest.mark.promise("adapters.lora")
 def test_without_peft_the_section_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(RecipeError, match="need the package peft") as caught:
@@ -126,6 +131,7 @@ def test_without_peft_the_section_says_what_to_install(monkeypatch: pytest.Monke
     assert "pip install 'unpad[lora]'" in caught.value.fix
 
 
+@pytest.mark.promise("adapters.bf16")
 def test_a_base_in_bf16_is_multiplied_without_copies_and_its_adapters_learn_in_fp32(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -152,6 +158,7 @@ def test_a_base_in_bf16_is_multiplied_without_copies_and_its_adapters_learn_in_f
     assert {gradient.dtype for gradient in gradients.values()} == {torch.float32}
 
 
+@pytest.mark.promise("adapters.certificate")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_an_adapted_model_is_proved_and_an_adapter_that_mixes_tokens_is_not(precision: str) -> None:
     model, batch = adapted(tiny_model(torch.float32), LoraSettings(r=2)), random_batch([9, 4, 12])

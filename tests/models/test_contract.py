@@ -204,6 +204,7 @@ def assert_same(
         assert error <= 1e-10 * max(float(grad.norm()), 1e-3), name
 
 
+@pytest.mark.promise("images.own-size")
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [nullcontext, library.switched_off], ids=["native", "torch"])
 @pytest.mark.parametrize("kind", CLASSIFIERS)
@@ -344,6 +345,7 @@ DIFFERENTIATED: dict[str, tuple[Callable[[], Model], Callable[[], RaggedBatch]]]
 }
 
 
+@pytest.mark.promise("batch.layers")
 @pytest.mark.parametrize("kind", DIFFERENTIATED)
 def test_gradients_of_every_parameter_equal_finite_differences(kind: str) -> None:
     make, examples = DIFFERENTIATED[kind]
@@ -388,6 +390,7 @@ def halves(kind: str, num: int, seed: int) -> RaggedBatch:
 VIT = {"kind": "vit", "width": 32, "blocks": 2, "heads": 2, "hidden": 64, "patch": 4, "token_drop": 0.25}
 
 
+@pytest.mark.promise("images.classes")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "section", [VIT, {**VIT, "pool": "attention"}, {**VIT, "stem": (8, 16)}, {"kind": "cnn", "patch": 16}],
@@ -458,6 +461,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {  # by kind: a sect
 }
 
 
+@pytest.mark.promise("cli.overrides")
 @pytest.mark.parametrize(
     ("section", "where", "message"),
     [({"kind": kind, **section}, *told) for kind, rows in REFUSED.items() for section, *told in rows],

@@ -72,6 +72,7 @@ def test_sinusoidal_positions_are_as_small_as_the_embeddings_that_they_are_added
 # --------------------------------------------------------------------------- norms
 
 
+@pytest.mark.promise("llm.rmsnorm")
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-14), (torch.float32, 1e-6)])
 def test_rmsnorm_is_g_times_x_over_the_root_of_the_mean_square(dtype: torch.dtype, tolerance: float) -> None:
     torch.manual_seed(0)
@@ -100,6 +101,7 @@ def test_layernorm_takes_out_mean_and_variance(dtype: torch.dtype, tolerance: fl
 # --------------------------------------------------------------------------- positions
 
 
+@pytest.mark.promise("llm.rotary")
 @settings(deadline=None, max_examples=30)
 @given(i=st.integers(0, 300), j=st.integers(0, 300), shift=st.integers(0, 3000), factor=st.sampled_from([1.0, 4.0]))
 def test_rotary_scores_depend_on_the_distance_alone(i: int, j: int, shift: int, factor: float) -> None:
@@ -124,6 +126,7 @@ def test_rotary_turns_each_pair_by_position_times_its_frequency() -> None:
     assert float(turned[5]) == pytest.approx(math.sin(0.7), abs=1e-12)
 
 
+@pytest.mark.promise("llm.context")
 def test_context_extension_keeps_new_positions_within_the_angles_of_training() -> None:
     plain = rotary_frequencies(16, 10000.0, "none", 1.0)
     linear = rotary_frequencies(16, 10000.0, "linear", 4.0)
@@ -143,6 +146,7 @@ def test_sinusoidal_positions_follow_their_formula() -> None:
             assert float(table[position, 2 * i + 1]) == pytest.approx(math.cos(angle), abs=1e-12)
 
 
+@pytest.mark.promise("llm.rotary")
 def test_positions_past_the_context_are_refused_unless_it_is_extended() -> None:
     batch = from_sequences(random_sequences([66]))
     with pytest.raises(RecipeError, match=r"position 64 is outside the model's context of 64"):
@@ -165,6 +169,7 @@ FORMULAS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.promise("llm.geglu")
 @pytest.mark.parametrize("activation", FORMULAS)
 def test_feed_forward_follows_its_formula(activation: str) -> None:
     layer = FeedForward(BlockConfig(**SIZES, activation=activation, bias=True))
@@ -178,6 +183,7 @@ def test_feed_forward_follows_its_formula(activation: str) -> None:
     torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.promise("llm.grouped")
 def test_grouped_queries_equal_full_heads_whose_keys_and_values_are_repeated() -> None:
     grouped = tiny_model(kv_heads=2).eval()
     full = tiny_model().eval()
@@ -193,6 +199,7 @@ def test_grouped_queries_equal_full_heads_whose_keys_and_values_are_repeated() -
         torch.testing.assert_close(grouped(batch), full(batch), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.promise("llm.causal")
 @pytest.mark.parametrize("kind", DECODERS)
 @settings(deadline=None, max_examples=10)
 @given(length=st.integers(2, 30), data=st.data())
@@ -227,6 +234,7 @@ def layers() -> dict[str, Callable[[Tensor, Any], Tensor]]:
     return made
 
 
+@pytest.mark.promise("batch.layers")
 @pytest.mark.parametrize("name", list(layers()))
 def test_every_layer_gives_a_rectangle_what_it_gives_each_row_alone(name: str) -> None:
     layer = layers()[name]
@@ -242,6 +250,7 @@ def test_every_layer_gives_a_rectangle_what_it_gives_each_row_alone(name: str) -
         torch.testing.assert_close(from_padded(rectangle, mask), alone, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.promise("batch.layers")
 @pytest.mark.parametrize("name", list(layers()))
 def test_gradients_of_every_layer_equal_finite_differences(name: str) -> None:
     layer, layout = layers()[name], build_layout(np.array([3, 1, 0, 4]))
@@ -295,6 +304,7 @@ def test_the_last_block_ends_with_the_tokens_that_predict_something() -> None:
     assert seen == [18, 18]
 
 
+@pytest.mark.promise("batch.projections")
 def test_projections_are_one_matrix_product_each_however_many_sequences() -> None:
     model = tiny_model(torch.float32, context=128, tied=False).eval()
     found = {matrix_products(model, random_batch(lengths, share=1.0)) for lengths in ([121], [13] * 10, [2] * 120)}
@@ -313,6 +323,7 @@ def test_a_misspelt_key_is_answered_with_the_nearest() -> None:
     assert "width" in caught.value.fix
 
 
+@pytest.mark.promise("cli.overrides")
 def test_presets_are_the_published_sizes_and_every_field_overrides_them() -> None:
     small, large = (model_config({"preset": name}) for name in ("zh_gpt", "llm"))
     assert (small.width, small.blocks, small.heads, small.hidden, small.context) == (256, 2, 8, 512, 128)
@@ -337,6 +348,7 @@ def test_the_recipe_small_has_the_parameters_its_comment_states() -> None:
     assert sum(p.numel() for p in model.parameters()) == 9_542_720
 
 
+@pytest.mark.promise("cli.overrides")
 @pytest.mark.parametrize("field", [f for f in Config.model_fields if f not in ("kind", "preset")])
 def test_every_default_can_be_overridden(field: str) -> None:
     values: dict[str, Any] = {
@@ -380,6 +392,7 @@ def test_a_token_sees_no_further_back_than_the_windows_of_all_blocks_reach() -> 
     assert changed.tolist() == [True] * 5 + [False] * 6  # two blocks, each two places back
 
 
+@pytest.mark.promise("train.refusals")
 def test_ids_outside_of_the_vocabulary_are_an_error_and_never_a_number() -> None:
     model = tiny_model().eval()
     with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):

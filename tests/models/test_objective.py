@@ -34,11 +34,13 @@ class TwoTerms(Stub):
         return [self.fresh]
 
 
+@pytest.mark.promise("patients.kl")
 @pytest.mark.parametrize(("step", "weight"), [(0, 0.0), (2500, 0.05), (5000, 0.1), (9000, 0.1)])
 def test_linear_ramp_over_steps(step: int, weight: float) -> None:
     assert Ramp(start=0.0, end=0.1, steps=5000).at(step, 10) == pytest.approx(weight, abs=1e-15)
 
 
+@pytest.mark.promise("vqa.loss-ramps")
 @pytest.mark.parametrize("progress", [0.0, 0.15, 0.3, 1.0])
 def test_cosine_ramp_over_a_share_of_the_stage(progress: float) -> None:
     ramp = Ramp(start=100, end=70, share=0.3, shape="cosine")
@@ -74,6 +76,7 @@ def test_the_model_learns_of_every_update_and_says_what_it_drew_anew() -> None:
     assert Objective.of(model).final(model) == {"a": 1.0, "b": 0.1}
 
 
+@pytest.mark.promise("patients.weights")
 def test_a_recipe_may_hold_numbers_and_ramps(tmp_path: Path) -> None:
     recipe = load_recipe("zh_chat", ["losses.cross_entropy=0.5", "losses.other={end: 2, steps: 10, shape: cosine}"])
     assert recipe.losses == {"cross_entropy": 0.5, "other": Ramp(end=2, steps=10, shape="cosine")}
@@ -88,6 +91,7 @@ def test_a_recipe_may_hold_numbers_and_ramps(tmp_path: Path) -> None:
         assert "(" not in str(error.value.where).replace("(command line)", "")
 
 
+@pytest.mark.promise("patients.weights")
 def test_every_parameter_is_in_the_first_group_that_names_it() -> None:
     model = tiny_model()
     settings = OptimSettings(
@@ -110,6 +114,7 @@ def test_every_parameter_is_in_the_first_group_that_names_it() -> None:
         make_optimizer(model, OptimSettings(groups=[ParameterGroup(parameters=["nothing.*"])]))
 
 
+@pytest.mark.promise("patients.weights")
 def test_a_group_with_a_rate_of_0_stands_still_and_a_clip_of_its_own_holds() -> None:
     model = tiny_model()
     groups = [
@@ -129,6 +134,7 @@ def test_a_group_with_a_rate_of_0_stands_still_and_a_clip_of_its_own_holds() -> 
     assert torch.nn.utils.get_total_norm(others) > 1e-3
 
 
+@pytest.mark.promise("vqa.reinit")
 def test_forgotten_parameters_start_anew() -> None:
     model = tiny_model()
     optimizer = make_optimizer(model, OptimSettings())

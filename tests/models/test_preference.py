@@ -51,6 +51,7 @@ def error(got: Tensor, wanted: Tensor) -> float:
     return float((got - wanted).norm() / wanted.norm())
 
 
+@pytest.mark.promise("pairs.gradient")
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_batched_pairs_have_the_gradient_of_pair_by_pair(smoothing: float) -> None:
     model, batch = learner(), example()
@@ -71,6 +72,7 @@ def test_batched_pairs_have_the_gradient_of_pair_by_pair(smoothing: float) -> No
         assert terms["preference"] == pytest.approx(float(loss.detach()), rel=1e-12), name
 
 
+@pytest.mark.promise("pairs.gradient")
 def test_crossed_pairs_have_another_gradient() -> None:
     model, batch = learner(), example()
     part = batch.require(Pairs)

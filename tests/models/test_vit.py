@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
 # --------------------------------------------------------------------------- equalities
 
 
+@pytest.mark.promise("images.own-size")
 def test_the_size_of_an_image_is_known_however_it_is_shown() -> None:
     model, blind, batch = tiny_vit(size_embed=True).eval(), tiny_vit().eval(), random_images()
     assert batch.image_sizes is not None

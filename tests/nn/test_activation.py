@@ -13,6 +13,8 @@ from tests.helpers.paths import PATHS, Path, on, taken
 from unpad.nn.activation import GATED, Kind, activate
 from unpad.nn.native.activation import KINDS
 
+pytestmark = pytest.mark.promise("speed.kernels")
+
 BF16, DOUBLE = torch.bfloat16, torch.float64
 # Relative error of bf16: a native kernel rounds once, torch's gated kinds once more between.
 ROUNDING: dict[Path, float] = {"native": 1 / 256, "torch": 1 / 128}

@@ -38,6 +38,7 @@ def torch_attention(
         return self_attention(torch.cat([q, k, v], 1), layout, q.shape[1], causal)
 
 
+@pytest.mark.promise("batch.any-mask", "batch.attention")
 @settings(deadline=None, max_examples=40)
 @given(
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=12),
@@ -80,6 +81,7 @@ def test_a_window_hides_what_is_further_back_in_every_layout(
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.promise("batch.any-mask")
 @settings(deadline=None, max_examples=40)
 @given(
     rows=st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=1, max_size=5),
@@ -118,6 +120,7 @@ def test_both_bf16_kernels_stay_within_bf16_of_the_definition(
         assert (a.double() - b).norm() <= 0.012 * b.norm()
 
 
+@pytest.mark.promise("batch.attention")
 def test_no_quadratic_tensor_is_made_for_a_long_sequence() -> None:
     length = 4096
     layout = build_layout(np.array([length]))
@@ -221,6 +224,7 @@ class Largest(TorchDispatchMode):
         return out
 
 
+@pytest.mark.promise("batch.attention")
 @pytest.mark.parametrize("padded", [False, True])
 def test_key_bias_and_dropout_make_no_quadratic_tensor(padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither forward nor backward; what both keep is no larger than what they make."""
@@ -249,6 +253,7 @@ def kept_bytes(length: int) -> int:
     return sum(sizes.values())
 
 
+@pytest.mark.promise("batch.attention")
 def test_what_is_kept_for_backward_grows_with_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "WHOLE_LENGTH", 64)
     assert kept_bytes(2000) <= 2.2 * kept_bytes(1000)

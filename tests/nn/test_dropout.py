@@ -41,6 +41,7 @@ def test_evaluation_drops_nothing(path: Path) -> None:
         assert not torch.equal(drops.train()(batch), drops(batch))
 
 
+@pytest.mark.promise("speed.model")
 @pytest.mark.skipif(not library.enabled(), reason="no native kernels here")
 @pytest.mark.parametrize("causal", [True, False])
 def test_native_kernels_drop_what_torch_drops(causal: bool) -> None:

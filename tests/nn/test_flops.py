@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from unpad.models.decoder import Config
 from unpad.nn.block import BlockConfig
 from unpad.nn.flops import pruner_operations, reading_operations, sizes_of, training_operations
+
+pytestmark = pytest.mark.promise("speed.operations")
 
 
 def test_decoder_equals_a_count_by_hand() -> None:
@@ -53,6 +57,7 @@ def test_blocks_that_read_fewer_tokens_equal_a_count_by_hand() -> None:
     assert 3 * everywhere == training_operations(sizes, [5, 2], 7)
 
 
+@pytest.mark.promise("vqa.cost")
 def test_a_head_that_prunes_equals_a_count_by_hand() -> None:
     # Samples of 6 and 1 visual tokens with 3 and 2 of a question, of width 8, in a head of 4 channels.
     into = 8 * 4 * (7 + 5)

@@ -95,6 +95,7 @@ def test_biases_apart_change_no_gradient_of_a_model(monkeypatch: pytest.MonkeyPa
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.promise("speed.copies")
 def test_a_copy_is_made_anew_when_its_parameter_changes() -> None:
     weight = nn.Parameter(torch.ones(3, 3))
     with keep_copies():
@@ -121,6 +122,7 @@ def test_copies_are_there_again_as_long_as_their_owner() -> None:
     assert found[0] is not found[2]
 
 
+@pytest.mark.promise("speed.copies")
 def test_copies_follow_every_update_of_the_optimizer() -> None:
     """As where a text is generated meanwhile; torch's fused optimizers do not tell autograd that they write."""
     model, batch, owner = tiny_model(torch.float32), random_batch([5, 9]), nn.Identity()

@@ -60,6 +60,7 @@ def test_value_and_gradients_equal_the_plain_loss(num: int, smoothing: float, se
     torch.testing.assert_close(each, F.cross_entropy(logits, labels, reduction="none").detach(), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.promise("train.smoothing")
 def test_label_smoothing_has_its_closed_form() -> None:
     """Uniform logits: every target costs log(vocabulary), smoothed or not; else (1 - e) nll + e mean(-log p)."""
     hidden, weight = (values.detach() for values in problem(7)[:2])
@@ -95,6 +96,7 @@ def test_frozen_inputs_get_no_gradient_and_the_others_the_same() -> None:
         assert not cross_entropy(hidden, weight, labels)[0].requires_grad
 
 
+@pytest.mark.promise("train.precisions")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sums_are_at_least_fp32_and_gradients_have_the_inputs_dtype(dtype: torch.dtype) -> None:
     hidden, weight, labels = problem(300, dtype=dtype)
@@ -171,6 +173,7 @@ def gradients(*arguments: Any) -> tuple[Tensor, ...]:
     return torch.autograd.grad(cross_entropy(*arguments)[0], [hidden, weight])
 
 
+@pytest.mark.promise("train.bf16-head")
 def test_bf16_leaves_out_targets_whose_gradient_is_below_its_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     leave_out_of_small_problems(monkeypatch)
     problem = sure(torch.bfloat16)
@@ -185,6 +188,7 @@ def test_bf16_leaves_out_targets_whose_gradient_is_below_its_rounding(monkeypatc
         assert float((fewer.double() - truth).norm()) < 1.1 * float((every.double() - truth).norm())
 
 
+@pytest.mark.promise("train.bf16-head")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_fp32_and_fp64_leave_out_no_target(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     leave_out_of_small_problems(monkeypatch)

@@ -21,6 +21,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, gain: float, decoding: float = 1.0)
     monkeypatch.setattr(product_speed, "product_speeds", lambda: Speeds(training=of_training, decoding=of_decoding))
 
 
+@pytest.mark.promise("train.precision-auto")
 @pytest.mark.parametrize(
     ("gain", "chosen", "reason"),
     [
@@ -64,6 +65,7 @@ def test_a_run_that_goes_on_keeps_its_precision_and_says_what_a_new_one_would_ta
     assert choose_precision("auto", CPU, other) == kept
 
 
+@pytest.mark.promise("train.precision-auto")
 @pytest.mark.parametrize(("training", "decoding", "chosen"), [(0.5, 3.0, "bf16"), (2.0, 0.7, "fp32")])
 def test_generation_has_a_choice_of_its_own(
     monkeypatch: pytest.MonkeyPatch, training: float, decoding: float, chosen: str

@@ -47,6 +47,7 @@ def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_measured", {})
 
 
+@pytest.mark.promise("train.precision-auto")
 def test_a_machine_is_measured_once(measured: list[Speeds], monkeypatch: pytest.MonkeyPatch) -> None:
     assert [product_speeds() for _ in range(3)] == [SPEEDS] * 3
     new_process(monkeypatch)
@@ -64,6 +65,7 @@ def test_a_deleted_file_makes_the_next_process_measure_anew(
     assert len(measured) == 2
 
 
+@pytest.mark.promise("train.precision-auto")
 @pytest.mark.parametrize("variable", module.VARIABLES)
 def test_limits_of_instructions_are_measured_apart(
     measured: list[Speeds], monkeypatch: pytest.MonkeyPatch, variable: str
@@ -91,6 +93,7 @@ def test_threads_libraries_and_processors_are_measured_apart(
     assert len(measured) == 1 + len(others)
 
 
+@pytest.mark.promise("train.precision-auto")
 @pytest.mark.parametrize(
     "damage",
     [
@@ -190,6 +193,7 @@ def test_the_gain_is_that_of_the_best_products(monkeypatch: pytest.MonkeyPatch, 
     assert set(calls) == {(s, d) for s in (PROBE, *TRAINING, *DECODING) for d in (torch.float32, torch.bfloat16)}
 
 
+@pytest.mark.promise("train.precision-auto")
 def test_emulated_bf16_is_timed_on_small_products_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = timed(monkeypatch, as_fast(1 / 20), as_fast(1 / 20))
     assert measure().training.gain == pytest.approx(1 / 20)

@@ -14,6 +14,8 @@ from tests.helpers.scores import random_scores
 from unpad.nn.losses import _score
 from unpad.nn.native import library
 
+pytestmark = pytest.mark.promise("speed.kernels")
+
 BF16, FP32, DOUBLE = torch.bfloat16, torch.float32, torch.float64
 SHAPES = [(0, 16), (1, 1), (1, 512), (3, 7), (17, 16), (50, 33), (9, 1000), (5, 8003)]
 

@@ -19,7 +19,7 @@ from unpad.nn.attention import reference_attention
 from unpad.nn.draws import Draw
 from unpad.nn.rope import rotate
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.promise("speed.kernels")]
 
 
 @pytest.fixture(params=PATHS, autouse=True)

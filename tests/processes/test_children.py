@@ -110,6 +110,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.promise("cli.children")
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -150,6 +151,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.promise("cli.children")
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="others import in the child")
 def test_a_stop_while_the_modules_are_imported_shows_no_traceback(tmp_path: Path) -> None:
@@ -211,6 +213,7 @@ def test_a_process_without_modules_is_new_and_with_some_is_forked_from_one_that_
     assert one == other != os.getpid()
 
 
+@pytest.mark.promise("cli.children")
 def test_the_error_of_the_first_call_that_has_one_is_raised_and_not_what_it_caused_in_others(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -240,6 +243,7 @@ def test_an_unforeseen_exception_is_raised_with_its_traceback(capfd: pytest.Capt
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, UnpadError)]
 
 
+@pytest.mark.promise("cli.children")
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_error_of_every_kind_crosses_as_json(kind: type[UnpadError]) -> None:
     error = kind("was", where="a.json:1", fix="mend it", details=("one", "两"))

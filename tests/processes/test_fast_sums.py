@@ -131,6 +131,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return run_ranks(tmp_path_factory.mktemp("fast") / "ranks", 2, work)
 
 
+@pytest.mark.promise("processes.fast-sums")
 @pytest.mark.parametrize("case", [*SHARES, "one bucket", "scaled", "after an error"])
 def test_gradients_are_those_of_exact_sums(told: list[Any], case: str) -> None:
     found = told[0][case]
@@ -141,6 +142,7 @@ def test_gradients_are_those_of_exact_sums(told: list[Any], case: str) -> None:
     assert found["hooks"] == 0
 
 
+@pytest.mark.promise("processes.fast-sums")
 def test_gradients_are_sent_before_the_backward_pass_ends(told: list[Any]) -> None:
     unused = 2  # process 1 has the micro-batch that uses `rare`
     assert told[0]["by rank"][1]["scaled"]["sent_early"] == told[0]["buckets"] - unused

@@ -86,6 +86,7 @@ def test_a_killed_process_ends_the_others_and_is_named(tmp_path: Path) -> None:
     assert (ended.codes[1], ended.first, ended.silent, ended.code()) == (-signal.SIGKILL, 1, [], 10)
 
 
+@pytest.mark.promise("processes.ctrl-c")
 def test_ctrl_c_waits_for_a_process_that_is_starting(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     source = """
 open(f'{folder}/{rank}', 'w').close()
@@ -132,6 +133,7 @@ sys.exit(10)
     assert (ended.codes, ended.first, ended.silent, ended.code()) == ({0: 10, 1: -signal.SIGKILL}, 0, [1], 10)
 
 
+@pytest.mark.promise("cli.exit-codes")
 @pytest.mark.parametrize(
     ("number", "num", "codes"),
     [

@@ -92,6 +92,7 @@ numbers = st.one_of(
 rows = st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(numbers, min_size=n, max_size=n), min_size=2, max_size=4))
 
 
+@pytest.mark.promise("processes.sums")
 @pytest.mark.parametrize("path", PATHS)
 @settings(deadline=None, max_examples=60)
 @example(TELLING, [3, 2, 1, 0], [0, 0, 0, 0])
@@ -161,6 +162,7 @@ any_number = st.one_of(
 column = st.lists(st.one_of(st.none(), st.lists(any_number, min_size=9, max_size=9)), min_size=7, max_size=7)
 
 
+@pytest.mark.promise("processes.sums")
 @pytest.mark.parametrize("path", PATHS)
 @settings(deadline=None, max_examples=150)
 @example([[[2.0**80] * 9, [-(2.0**80)] * 9, [1.0] * 9, *[None] * 4]] * 2, 3, [0, 1, 2, 3, 4, 5, 6], [0] * 7, True, 1.0)
@@ -199,6 +201,7 @@ def test_gradients_that_are_held_have_the_bits_of_each_added_by_itself(
         assert torch.equal(one.signbit() & ~one.isnan(), other.signbit() & ~other.isnan())
 
 
+@pytest.mark.promise("processes.sums")
 @pytest.mark.parametrize(("micros", "processes"), [(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (8, 1), (4, 4), (4, 2)])
 def test_no_more_is_held_during_a_pass_than_is_foretold(micros: int, processes: int) -> None:
     parameters = [nn.Parameter(torch.zeros(size)) for size in (10, 300)]
@@ -227,6 +230,7 @@ def test_an_update_of_one_micro_batch_keeps_its_gradient_whoever_computes_it(pat
                 assert bits(added([[gradient]], shares, scale=scale)) == bits([gradient])
 
 
+@pytest.mark.promise("processes.sums")
 def test_one_process_with_one_micro_batch_makes_no_copy() -> None:
     parameter = nn.Parameter(torch.zeros(3))
     exact, gradient = ExactSum([parameter]), torch.ones(3)

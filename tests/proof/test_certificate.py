@@ -78,6 +78,7 @@ def test_a_module_without_our_base_class_is_proved() -> None:
     assert [line.name for line in certificate.lines] == [line.name for line in ours.lines]
 
 
+@pytest.mark.promise("certificate.faults")
 def test_a_mask_that_lets_one_key_across_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def leak(qkv: Tensor, layout: Layout | PaddedLayout, heads: int, causal: bool, **options: Any) -> Tensor:
         out = attention.self_attention(qkv, layout, heads, causal, **options)
@@ -98,6 +99,7 @@ def test_a_mask_that_lets_one_key_across_is_caught(monkeypatch: pytest.MonkeyPat
     assert "fp32 sequences are isolated, bit for bit" in names
 
 
+@pytest.mark.promise("speed.model")
 @pytest.mark.skipif(not library.enabled(), reason="no native kernels here")
 @pytest.mark.parametrize("scale", [1.001, 1.05])
 def test_a_native_kernel_that_is_a_little_off_is_caught(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +113,7 @@ def test_a_native_kernel_that_is_a_little_off_is_caught(scale: float, monkeypatc
     assert (f"{NATIVE_PRECISION} gradient error over that of torch's kernels" in names) == seen
 
 
+@pytest.mark.promise("train.bf16-head")
 @pytest.mark.parametrize("share", [losses.NEGLIGIBLE, 1.0])
 def test_targets_that_are_wrongly_left_out_are_caught(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(losses, "LEAST_VOCAB", 1)
@@ -122,12 +125,14 @@ def test_targets_that_are_wrongly_left_out_are_caught(share: float, monkeypatch:
     assert (name in [line.name for line in certificate.lines]) == (share == 1.0), "none is left out by a new model"
 
 
+@pytest.mark.promise("certificate.faults")
 def test_positions_that_are_not_reset_are_caught() -> None:
     good = random_batch(LENGTHS)
     bad = replace(good, position_ids=torch.arange(good.total_tokens))
     assert "packed = alone" in failed(prove(tiny_model(torch.float32, positions="learned"), bad))
 
 
+@pytest.mark.promise("certificate.faults")
 def test_a_label_across_a_boundary_is_caught() -> None:
     good = random_batch(LENGTHS, share=1.0)
     assert good.input_ids is not None
@@ -135,6 +140,7 @@ def test_a_label_across_a_boundary_is_caught() -> None:
     assert "labels stay within their sequence" in failed(prove(tiny_model(torch.float32), bad))
 
 
+@pytest.mark.promise("certificate.faults")
 def test_padding_that_counts_in_the_loss_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     right = RaggedBatch.pad
 
@@ -148,6 +154,7 @@ def test_padding_that_counts_in_the_loss_is_caught(monkeypatch: pytest.MonkeyPat
     assert {"padded right = alone", "padded left = alone", "padded further = alone"} <= set(names)
 
 
+@pytest.mark.promise("certificate.faults")
 def test_a_mean_of_micro_batch_means_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def mean_of_means(
         model: Any, micros: Sequence[RaggedBatch], weights: Any, precision: str, scale: float = 1.0
@@ -168,6 +175,7 @@ def test_a_mean_of_micro_batch_means_is_caught(monkeypatch: pytest.MonkeyPatch) 
     assert names == ["padded right = alone", "padded left = alone", "split into micro-batches, one empty = alone"]
 
 
+@pytest.mark.promise("certificate.faults")
 def test_dropout_left_on_is_caught() -> None:
     model = tiny_model(torch.float32, dropout=0.3)
 
@@ -177,6 +185,7 @@ def test_dropout_left_on_is_caught() -> None:
     assert "the same batch twice is bit-equal (no dropout left on)" in names
 
 
+@pytest.mark.promise("certificate.faults")
 def test_right_padding_that_changes_results_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     right = attention._padded
     monkeypatch.setattr(attention, "_padded", lambda q, k, v, mask, *rest: right(q, k, v, torch.ones_like(mask), *rest))

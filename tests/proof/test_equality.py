@@ -52,6 +52,7 @@ def assert_same(model: Decoder, expected: Sequence[RaggedBatch], micros: Sequenc
         torch.testing.assert_close(other_grads[name], grad, rtol=1e-9, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
 
 
+@pytest.mark.promise("batch.any-mask")
 @pytest.mark.parametrize("kind", KINDS)
 @settings(deadline=None, max_examples=15)
 @given(lengths=LENGTHS, seed=st.integers(0, 100))
@@ -123,6 +124,7 @@ def test_a_later_token_never_changes_an_earlier_output() -> None:
     assert torch.equal(before[5:], after[5:])
 
 
+@pytest.mark.promise("batch.pad-contents", "batch.pad-gradient")
 def test_what_padding_holds_changes_nothing_and_receives_no_gradient() -> None:
     model = tiny_model().eval()
     batch = random_batch([3, 9, 5])

@@ -46,6 +46,7 @@ def test_a_name_that_is_wider_than_the_column_moves_no_other(length: int) -> Non
     assert text[1:-1] == ([beside] if len(beside) <= WIDTH else [name, " " * INDENT + "0.5 <= 1 group sdpa"])
 
 
+@pytest.mark.promise("certificate.not-proven")
 def test_a_certificate_passes_if_every_line_was_shown_and_is_json() -> None:
     assert Certificate((HOLDS, NEAR, ELSEWHERE)).passed is True
     assert Certificate((HOLDS, OPEN)).passed is None

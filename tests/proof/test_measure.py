@@ -159,6 +159,7 @@ def shapes(variant: Variant) -> list[tuple[int, ...]]:
     return [tuple(micro.layout.attention_mask.shape) for micro in variant.micros]
 
 
+@pytest.mark.promise("certificate.every-line")
 @pytest.mark.parametrize("num", [2, 3, 4, 5])
 def test_rectangles_of_sequences_of_one_length_have_padding(num: int) -> None:
     made = {name: make() for name, make in more_variants(random_batch([6] * num)).items()}
@@ -168,6 +169,7 @@ def test_rectangles_of_sequences_of_one_length_have_padding(num: int) -> None:
         assert num < 4 or name == "padded further" or bool(masks[0].all()), "and one that is full"
 
 
+@pytest.mark.promise("certificate.every-line")
 @pytest.mark.parametrize("lengths", [[6] * 3, [6] * 4, [6] * 16, [9, 5, 9, 5], [3, 4, 8]])
 def test_a_split_has_unlike_numbers_of_targets(lengths: list[int]) -> None:
     split = more_variants(random_batch(lengths, share=1.0))["split into micro-batches, one empty"]()

@@ -30,6 +30,7 @@ def failed(certificate: Certificate) -> list[str]:
     return [line.name for line in certificate.lines if line.passed is False]
 
 
+@pytest.mark.promise("pairs.certificate")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_recipe_of_pairs_passes_with_every_strategy(tmp_path: Path, precision: str) -> None:
     certificate = prove_recipe(str(write_pairs(tmp_path)), [*SMALL, f"precision={precision}"])
@@ -50,6 +51,7 @@ def crossed(part: Pairs) -> Pairs:
     return replace(part, pair=pair)
 
 
+@pytest.mark.promise("pairs.certificate")
 def test_replies_crossed_between_neighbouring_pairs_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def with_crossed_pairs(self: Replies, batch: RaggedBatch) -> RaggedBatch:
         made = original(self, batch)
@@ -61,6 +63,7 @@ def test_replies_crossed_between_neighbouring_pairs_fail(tmp_path: Path, monkeyp
     assert "plan pack = alone" in failed(certificate)
 
 
+@pytest.mark.promise("pairs.certificate")
 def test_references_of_other_replies_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def with_moved_references(self: Replies, batch: RaggedBatch) -> RaggedBatch:
         made = original(self, batch)
@@ -72,6 +75,7 @@ def test_references_of_other_replies_fail(tmp_path: Path, monkeypatch: pytest.Mo
     assert "plan pack = alone" in failed(prove_recipe(str(write_pairs(tmp_path)), SMALL))
 
 
+@pytest.mark.promise("pairs.certificate")
 def test_a_plan_that_splits_pairs_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unpad.proof.sample.plan", lambda *args, bundles, **known: split_plan(*args, **known))
     from unpad.batching.plan import plan as split_plan

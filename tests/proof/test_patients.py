@@ -53,6 +53,7 @@ def first_of_two(lengths: np.ndarray) -> int:
     return int(np.flatnonzero(lengths[:-1] > 1)[0])
 
 
+@pytest.mark.promise("patients.verbs")
 def test_patients_pass_and_no_line_is_left_open() -> None:
     certificate = prove_recipe("events", SMALL)
     assert certificate.passed

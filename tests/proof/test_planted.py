@@ -256,6 +256,7 @@ FAULTS = {
 NEEDS_NATIVE = {"torch is off", "native is off"}
 
 
+@pytest.mark.promise("certificate.every-line")
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_fails_its_lines_on_every_shape_of_data(name: str, shape: str, monkeypatch: Patch) -> None:
@@ -272,6 +273,7 @@ def test_a_fault_fails_its_lines_on_every_shape_of_data(name: str, shape: str, m
 APART = {"sorted": [13, 11, 9, 8, 6, 4, 3], "equal ones apart": [9, 3, 13, 6, 11, 4, 9]}
 
 
+@pytest.mark.promise("certificate.orders")
 @pytest.mark.parametrize(
     ("shape", "plant", "lines"),
     [
@@ -314,6 +316,7 @@ def runs_on(from_seq: int, native: bool) -> Callable[[Patch], None]:
     return plant
 
 
+@pytest.mark.promise("certificate.orders")
 @pytest.mark.parametrize(
     ("from_seq", "native", "line"),
     [
@@ -336,6 +339,7 @@ def test_a_fault_from_some_number_of_sequences_on_fails_a_line(
     assert not {PLAN, TORCH} & failed, "micro-batches of a plan have fewer"
 
 
+@pytest.mark.promise("certificate.every-line")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_without_a_fault_every_line_is_shown_on_every_shape_and_has_a_fault(shape: str) -> None:
     certificate = certified(shape, precision=NATIVE_PRECISION, **OFF)

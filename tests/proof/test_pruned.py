@@ -49,6 +49,7 @@ def certificate_of(model: VisionLanguage, batch: RaggedBatch, precision: str = "
     return prove(model.float(), batch, precision=precision)
 
 
+@pytest.mark.promise("vqa.prune-layers")
 @pytest.mark.parametrize(
     ("model", "precision"),
     [
@@ -79,6 +80,7 @@ def test_correct_code_passes_in_every_mode(model: Any, precision: str, batch: Ra
     assert made.mode == made.modes[-1], "the model is as it was"
 
 
+@pytest.mark.promise("vqa.prune-layers")
 def test_positions_counted_anew_after_a_removal_are_caught(batch: RaggedBatch, monkeypatch: pytest.MonkeyPatch) -> None:
     model, keep = pruned(), Stream.keep
 
@@ -114,6 +116,7 @@ def test_a_mask_that_is_cut_off_from_its_gradient_is_caught(
     assert "soft: packed = plain reference" in failed(certificate_of(pruned(), batch))
 
 
+@pytest.mark.promise("vqa.hard-pruning")
 def test_the_first_samples_choice_for_all_is_caught(batch: RaggedBatch, monkeypatch: pytest.MonkeyPatch) -> None:
     choose = PrunePass._choose
 

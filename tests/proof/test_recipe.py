@@ -46,6 +46,7 @@ def failed(certificate: Certificate) -> list[str]:
     return [line.name for line in certificate.lines if line.passed is False]
 
 
+@pytest.mark.promise("proof.names")
 def test_a_run_is_proved_by_its_name_with_what_it_kept(
     unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

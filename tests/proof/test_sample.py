@@ -74,6 +74,7 @@ def contents(setup: Setup, strategy: str, sample: Sample) -> list[set[bytes]]:
     return [{content_of(setup.data.alone(*piece)) for piece in pieces_of(micro)} for micro in micros]
 
 
+@pytest.mark.promise("certificate.orders")
 def test_the_sample_has_two_of_one_length_where_the_data_has_them(tmp_path: Path) -> None:
     setup = setup_of(write_texts(tmp_path / "toy", texts_of("ragged")))
     pieces = [[Piece(seq, 0, int(n), 0)] for seq, n in enumerate(setup.data.table.positions)]
@@ -88,6 +89,7 @@ def test_the_sample_has_two_of_one_length_where_the_data_has_them(tmp_path: Path
     assert len(choose(setup, unlike, most=6).pieces) == 6
 
 
+@pytest.mark.promise("certificate.orders")
 def test_many_short_sequences_are_unlike_and_the_shortest(tmp_path: Path) -> None:
     setup = setup_of(write_texts(tmp_path / "toy", texts_of("ragged")))
     candidates = candidates_of(setup)
@@ -98,6 +100,7 @@ def test_many_short_sequences_are_unlike_and_the_shortest(tmp_path: Path) -> Non
     assert sizes == sorted(sizes)
 
 
+@pytest.mark.promise("certificate.batches")
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(
     "overrides",
@@ -127,6 +130,7 @@ def test_every_micro_batch_holds_unlike_sequences_and_there_are_several(
         assert strategy != "fixed" or padded or "plan.max_tokens=5" in overrides or "model.context=8" in overrides
 
 
+@pytest.mark.promise("certificate.batches")
 def test_pieces_are_few_where_documents_are_long(tmp_path: Path) -> None:
     text = "".join(WORDS[i * i % 16] + WORDS[i % 7] for i in range(4000))
     setup = setup_of(write_texts(tmp_path / "toy", [text]), "model.context=16")
@@ -145,6 +149,7 @@ def test_a_small_budget_takes_short_sequences_and_no_fewer_than_four(tmp_path: P
     assert (max(sizes[0]), min(sizes[0])) == (max(sizes[1]), min(sizes[1]))
 
 
+@pytest.mark.promise("certificate.batches")
 def test_pairs_meet_other_pairs_in_every_micro_batch(tmp_path: Path) -> None:
     setup = setup_of(write_pairs(tmp_path), "tokenizer.vocab_size=400", "plan.tokens_per_micro=1", "plan.batch_size=1")
     sample, bundle = choose(setup, candidates_of(setup)), setup.data.table.bundle
@@ -158,6 +163,7 @@ def test_pairs_meet_other_pairs_in_every_micro_batch(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- nothing to compare
 
 
+@pytest.mark.promise("certificate.not-proven")
 def test_copies_are_not_proven_and_end_with_a_code_unless_it_is_allowed(unpad: Shell, tmp_path: Path) -> None:
     recipe = str(write_texts(tmp_path / "toy", ["春天的河水"] * 12))
     done = unpad("prove", recipe, "--json")
@@ -175,6 +181,7 @@ def test_copies_are_not_proven_and_end_with_a_code_unless_it_is_allowed(unpad: S
     assert "NOT PROVEN" in allowed.out.splitlines()[-1]
 
 
+@pytest.mark.promise("certificate.not-proven")
 @pytest.mark.parametrize("num", [2, 3])
 def test_two_sequences_make_no_split_and_three_do(tmp_path: Path, num: int) -> None:
     certificate = prove_recipe(str(write_texts(tmp_path / "toy", texts_of("two lengths")[:num])), [])

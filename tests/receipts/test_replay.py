@@ -73,6 +73,7 @@ def alter_checkpoint(path: Path, factor: float = 1 + 1e-6) -> None:
     checkpoint.save(path.parent, state, 99)
 
 
+@pytest.mark.promise("receipts.replay")
 def test_a_step_of_every_start_is_equal_and_the_run_stays_as_it_is(place: Path) -> None:
     """By default the step after a checkpoint; a later one of the same; after the first stage; from the seed."""
     before = state_of(place / "run")
@@ -91,6 +92,7 @@ def test_a_step_of_every_start_is_equal_and_the_run_stays_as_it_is(place: Path) 
     assert state_of(place / "run") == before
 
 
+@pytest.mark.promise("receipts.rows")
 def test_the_rows_are_those_that_the_loader_gave_to_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[list[tuple[list[int], list[int]]]] = []
     take = LOOP.train_step
@@ -110,6 +112,7 @@ def test_the_rows_are_those_that_the_loader_gave_to_training(tmp_path: Path, mon
         ]
 
 
+@pytest.mark.promise("receipts.rows")
 def test_joined_documents_are_named_one_by_one(tmp_path: Path) -> None:
     plan = {**PLAN, "cross_documents": True}
     recipe = write_toy(tmp_path, plan=plan, model={"context": 40}, stages=[])
@@ -123,6 +126,7 @@ def test_joined_documents_are_named_one_by_one(tmp_path: Path) -> None:
     assert len({span.where for span in spans}) > row["sequences"]
 
 
+@pytest.mark.promise("receipts.resume")
 def test_steps_on_both_sides_of_a_resume_that_changed_the_rate_are_equal(tmp_path: Path) -> None:
     recipe = write_toy(tmp_path, stages=[], optim={"lr": 0.01, "schedule": "cosine"}, checkpoint={"every": 100})
     run(recipe, tmp_path / "run", "train.max_steps=4")
@@ -146,6 +150,7 @@ def test_steps_on_both_sides_of_a_resume_that_changed_the_rate_are_equal(tmp_pat
     assert "train.max_steps is 8, was 4" in receipt.why[0]
 
 
+@pytest.mark.promise("receipts.changed", "receipts.moved")
 def test_moved_data_is_taken_from_its_new_place_and_changed_data_refused(tmp_path: Path, unpad: Shell) -> None:
     recipe = write_toy(tmp_path)
     run(recipe, tmp_path / "run", "train.max_steps=2")
@@ -208,6 +213,7 @@ def test_a_moved_table_beside_the_events_is_named(tmp_path: Path) -> None:
     assert caught.value.fix.endswith(" unpad replay mine events.labels.path=NEW")
 
 
+@pytest.mark.promise("receipts.changed")
 def test_altered_weights_and_another_rate_are_found_with_exit_code_16(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -228,6 +234,7 @@ def test_altered_weights_and_another_rate_are_found_with_exit_code_16(
     assert replay(altered, 1).comparison.differing[0][0] == "lr"
 
 
+@pytest.mark.promise("receipts.changed")
 def test_a_step_that_fails_is_said_and_nothing_is_written(place: Path, tmp_path: Path) -> None:
     """Training would save where a loss is not finite."""
     altered = copied(place, tmp_path)
@@ -241,6 +248,7 @@ def test_a_step_that_fails_is_said_and_nothing_is_written(place: Path, tmp_path:
     assert state_of(altered) == before
 
 
+@pytest.mark.promise("receipts.changed")
 def test_another_machine_is_named_as_the_reason(place: Path, tmp_path: Path) -> None:
     altered = copied(place, tmp_path)
     log = altered / "log.jsonl"
@@ -250,6 +258,7 @@ def test_another_machine_is_named_as_the_reason(place: Path, tmp_path: Path) -> 
     assert replay(altered).why == [f"torch is {torch.__version__}, was 2.0"]
 
 
+@pytest.mark.promise("receipts.resume")
 def test_a_run_is_replayed_with_its_own_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = write_toy(tmp_path, train={"threads": None})
     run(recipe, tmp_path / "run", "train.max_steps=1")
@@ -268,6 +277,7 @@ def test_a_run_is_replayed_with_its_own_threads(tmp_path: Path, monkeypatch: pyt
         torch.set_num_threads(1)
 
 
+@pytest.mark.promise("receipts.rows")
 def test_a_run_of_an_earlier_version_is_replayed_by_the_plan_alone(place: Path, tmp_path: Path) -> None:
     older = copied(place, tmp_path)
     path = older / "metrics.jsonl"
@@ -279,6 +289,7 @@ def test_a_run_of_an_earlier_version_is_replayed_by_the_plan_alone(place: Path, 
     assert "by the plan alone" in "\n".join(receipt.lines())
 
 
+@pytest.mark.promise("receipts.rows")
 def test_other_rows_than_recorded_are_the_first_difference(place: Path, tmp_path: Path) -> None:
     altered = copied(place, tmp_path)
     path = altered / "metrics.jsonl"
@@ -287,6 +298,7 @@ def test_other_rows_than_recorded_are_the_first_difference(place: Path, tmp_path
     assert replay(altered).comparison.differing == [("rows", "0" * 16, last)]
 
 
+@pytest.mark.promise("receipts.changed")
 def test_damaged_checkpoints_are_passed_over_and_missing_ones_said(place: Path, tmp_path: Path) -> None:
     altered = copied(place, tmp_path)
     model = altered / "checkpoints/step-00000016/model.safetensors"
@@ -300,6 +312,7 @@ def test_damaged_checkpoints_are_passed_over_and_missing_ones_said(place: Path, 
         replay(altered, 17)
 
 
+@pytest.mark.promise("receipts.changed")
 def test_steps_without_a_record_and_divided_models_are_refused(place: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="no record of step 99; its last one is 18"):
         replay(place / "run", 99)
@@ -324,6 +337,7 @@ def test_a_step_of_pipeline_stages_is_computed_again_by_one_process(place: Path,
     assert replay(staged, 1).equal
 
 
+@pytest.mark.promise("receipts.replay")
 def test_a_skipped_step_is_skipped_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     take = LOOP.train_step
 
@@ -344,6 +358,7 @@ def test_a_skipped_step_is_skipped_again(tmp_path: Path, monkeypatch: pytest.Mon
     assert replay(tmp_path / "run", 2).equal
 
 
+@pytest.mark.promise("receipts.memory")
 def test_steps_that_memory_cut_are_computed_in_the_same_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory ends once in step 3, in its second pass; later micro-batches are cut, earlier ones are not."""
     compute, calls = Decoder.losses, list[int]()
@@ -378,6 +393,7 @@ def test_steps_that_memory_cut_are_computed_in_the_same_parts(tmp_path: Path, mo
     assert replay(folder, 6).equal, "its checkpoint knows"
 
 
+@pytest.mark.promise("receipts.memory")
 def test_a_step_that_was_taken_again_after_a_kill_has_the_parts_of_the_last_time() -> None:
     recipe: Any = "as it was"
     first = Session(0, recipe, {}, cuts=(Cut(3, 80), Cut(6, 40)))
@@ -386,6 +402,7 @@ def test_a_step_that_was_taken_again_after_a_kill_has_the_parts_of_the_last_time
     assert found == {2: [], 3: [(3, 80)], 6: [(3, 80)], 8: [(3, 80), (7, 60)]}
 
 
+@pytest.mark.promise("receipts.memory")
 @pytest.mark.parametrize(
     ("processes", "after", "most", "says"),
     [
@@ -404,6 +421,7 @@ def test_the_step_in_which_memory_ended_may_differ_for_several_processes(
     assert [says in one for one in found] == [True] if says else found == []
 
 
+@pytest.mark.promise("receipts.memory")
 def test_memory_that_ends_in_a_replay_is_said_to_be_the_reason(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compute = Decoder.losses
 
@@ -418,6 +436,7 @@ def test_memory_that_ends_in_a_replay_is_said_to_be_the_reason(place: Path, monk
     assert "memory did not hold micro-batches here" in receipt.why[0]
 
 
+@pytest.mark.promise("receipts.replay", "receipts.trace")
 @pytest.mark.parametrize("name", ["events", "images", "vqa_hard"])
 def test_other_families_are_equal(name: str, place: Path) -> None:
     """Patients with recoveries of a collapsed latent on the way, augmented images, questions with removed tokens; the

@@ -64,6 +64,7 @@ def places(found: Trace) -> list[tuple[int, int, int, int]]:
     return [(one.step, one.micro, one.start, one.stop) for one in found.learnt]
 
 
+@pytest.mark.promise("receipts.trace")
 def test_rows_of_every_kind_of_text_are_those_of_the_loader(tmp_path: Path, given: Given) -> None:
     """Split documents and drawn ones; a stopped run of two stages."""
     recipe = write_toy(
@@ -89,6 +90,7 @@ def test_rows_of_every_kind_of_text_are_those_of_the_loader(tmp_path: Path, give
     assert targets == sum(row["targets"] for row in rows(tmp_path / "run", "train"))
 
 
+@pytest.mark.promise("receipts.never-learnt")
 def test_every_reason_for_not_learning_from_a_row_is_told(tmp_path: Path) -> None:
     recipe = write_toy(
         tmp_path,
@@ -124,6 +126,7 @@ def test_every_reason_for_not_learning_from_a_row_is_told(tmp_path: Path) -> Non
         trace_row(history, "other.jsonl:1")
 
 
+@pytest.mark.promise("receipts.trace")
 def test_joined_documents_and_lines_within_documents_are_found(tmp_path: Path) -> None:
     text = tmp_path / "story.txt"
     text.parent.mkdir(exist_ok=True)
@@ -147,6 +150,7 @@ def test_joined_documents_and_lines_within_documents_are_found(tmp_path: Path) -
     assert inside.row.remark == "the row that begins there is the one with line 5"
 
 
+@pytest.mark.promise("receipts.trace")
 def test_both_replies_of_a_pair_are_learnt_from_together(tmp_path: Path, unpad: Shell, given: Given) -> None:
     run(write_toy(tmp_path / "base", stages=TWO_STAGES[:1]), tmp_path / "base/run", "train.max_steps=1")
     recipe = write_pairs(tmp_path / "pairs", train={"init_from": str(tmp_path / "base/run"), "max_epochs": 1})
@@ -160,6 +164,7 @@ def test_both_replies_of_a_pair_are_learnt_from_together(tmp_path: Path, unpad: 
         assert outcome.out.count("chosen") == outcome.out.count("rejected") == 1
 
 
+@pytest.mark.promise("receipts.trace")
 def test_pictures_in_folders_are_found(tmp_path: Path, given: Given) -> None:
     draw = np.random.default_rng(3)
     for number in range(16):
@@ -179,6 +184,7 @@ def test_pictures_in_folders_are_found(tmp_path: Path, given: Given) -> None:
     assert learnt == sum(row["sequences"] for row in rows(tmp_path / "run", "train"))
 
 
+@pytest.mark.promise("receipts.trace")
 def test_patients_are_found_by_event_label_and_id_which_is_not_repeated(tmp_path: Path, unpad: Shell) -> None:
     for name, table in zip(("events", "patients"), draw_patients(30, np.random.default_rng(5)), strict=True):
         pq.write_table(table, tmp_path / f"{name}.parquet")
@@ -211,6 +217,7 @@ def test_patients_are_found_by_event_label_and_id_which_is_not_repeated(tmp_path
     assert secret not in outcome.out + outcome.err
 
 
+@pytest.mark.promise("receipts.trace")
 def test_a_row_is_traced_without_a_model_and_without_a_change(tmp_path: Path, unpad: Shell) -> None:
     run(write_toy(tmp_path), tmp_path / "run", "train.max_steps=2")
     shutil.rmtree(tmp_path / "run/checkpoints")

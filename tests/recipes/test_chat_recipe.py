@@ -59,6 +59,7 @@ def tokenizer() -> Tokenizer:
 # --------------------------------------------------------------------------- the packaged example
 
 
+@pytest.mark.promise("llm.chat-example")
 def test_the_example_asks_25_facts_in_eight_ways_of_which_two_are_held_out() -> None:
     report = check(ENGLISH)
     assert (report.num_used, report.num_rows, ENGLISH.stat().st_size < 60_000) == (200, 200, True)
@@ -75,6 +76,7 @@ def test_the_example_asks_25_facts_in_eight_ways_of_which_two_are_held_out() -> 
 # --------------------------------------------------------------------------- its tokenizer and its marks
 
 
+@pytest.mark.promise("llm.chat-recipe")
 @given(st.lists(st.sampled_from([*SCRIPTS, *MARKS, "<|eos|>", "  " * 14]) | st.text(max_size=8), max_size=8))
 def test_text_of_any_script_comes_back_to_the_character(tokenizer: Tokenizer, parts: list[str]) -> None:
     text = "".join(parts)
@@ -84,6 +86,7 @@ def test_text_of_any_script_comes_back_to_the_character(tokenizer: Tokenizer, pa
     assert "".join(map(stream.push, ids)) + stream.flush() == text
 
 
+@pytest.mark.promise("llm.chat-recipe")
 def test_a_role_is_one_token_that_no_message_can_spell(tokenizer: Tokenizer) -> None:
     marks = [id for (id,) in tokenizer.encode_batch(list(MARKS))]
     assert len({*marks, tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id}) == 6
@@ -97,12 +100,14 @@ def test_a_role_is_one_token_that_no_message_can_spell(tokenizer: Tokenizer) -> 
     assert tokenizer.decode(prompt) == f"{MARKS[0]}Be kind.{MARKS[1]}Hi{MARKS[2]}"
 
 
+@pytest.mark.promise("llm.chat-recipe")
 def test_only_marks_of_this_form_are_tokens_of_their_own() -> None:
     plain = load_recipe("llm", ["data.chat=x.jsonl"])
     made = train_tokenizer(plain.tokenizer, ["hello hello"], reserved_texts(plain.data.template))
     assert len(made.encode_batch(["用户："])[0]) > 1
 
 
+@pytest.mark.promise("llm.chat-recipe")
 def test_other_programs_read_the_marks_as_the_same_tokens(tokenizer: Tokenizer) -> None:
     from tokenizers import Tokenizer as Library
 
@@ -143,6 +148,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> LoadedRun:
         return load(folder / "run")
 
 
+@pytest.mark.promise("llm.chat-recipe")
 @pytest.mark.slow
 def test_every_trained_reply_is_equal_to_the_character(run: LoadedRun) -> None:
     asked = [row["messages"][0]["content"] for row in GERMAN]
@@ -151,6 +157,7 @@ def test_every_trained_reply_is_equal_to_the_character(run: LoadedRun) -> None:
     assert sum(a == b for a, b in zip(told, wanted, strict=True)) >= 15  # of 16: processors round differently
 
 
+@pytest.mark.promise("llm.chat-recipe")
 @pytest.mark.slow
 def test_conversations_of_several_turns_a_system_text_and_long_replies_work(run: LoadedRun) -> None:
     assert run.generate(["Was muss ich vor der Fahrt tun?"]) == [LONG]
@@ -161,6 +168,7 @@ def test_conversations_of_several_turns_a_system_text_and_long_replies_work(run:
     assert (talk.num_forgotten, len(talk.history)) == (0, 5)
 
 
+@pytest.mark.promise("llm.chat-recipe")
 @pytest.mark.slow
 def test_exported_and_imported_it_encodes_alike_by_its_own_chat_template(
     run: LoadedRun, unpad: Shell, tmp_path: Path

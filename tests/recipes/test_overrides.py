@@ -70,6 +70,7 @@ def value_in(recipe: Recipe, stage: int, field: str) -> Any:
     return values.get(key)
 
 
+@pytest.mark.promise("cli.overrides")
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_field_that_stages_set_is_refused_and_named_in_each_of_them(tmp_path: Path, field: str) -> None:
     value = some_value(field)
@@ -86,6 +87,7 @@ def test_a_field_that_stages_set_is_refused_and_named_in_each_of_them(tmp_path: 
     assert len({json.dumps(value_in(changed, stage, field)) for stage in range(3)}) == 1
 
 
+@pytest.mark.promise("cli.overrides")
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_field_that_no_stage_sets_reaches_all_of_them(tmp_path: Path, field: str) -> None:
     value = some_value(field)
@@ -184,6 +186,7 @@ def paths(recipe: Recipe) -> dict[str, list[str]]:
     return {kind: [source.path for source in recipe.data.sources(kind)] for kind in kinds if recipe.data.sources(kind)}
 
 
+@pytest.mark.promise("cli.overrides")
 def test_a_given_source_takes_the_place_of_all_packaged_ones() -> None:
     facts, chats = "unpad:examples/zh/facts.jsonl", "unpad:examples/zh/chat.jsonl"
     assert paths(load_recipe("zh_chat")) == {"text": [facts], "chat": [chats]}
@@ -249,6 +252,7 @@ def test_a_field_is_given_alone_within_its_section_or_by_a_part_of_it(given: str
     assert not _gives([], tuple(field.split(".")))
 
 
+@pytest.mark.promise("data.field-names")
 @pytest.mark.parametrize(
     "given",
     [

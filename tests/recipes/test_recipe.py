@@ -137,6 +137,7 @@ def test_a_bomb_of_aliases_is_refused_at_once(write: object) -> None:
     assert calls < 1_000_000  # three million nodes are not walked
 
 
+@pytest.mark.promise("cli.overrides")
 def test_unknown_keys_and_recipes_list_the_nearest(write: object) -> None:
     assert "lr" in refusal(write("optim: {lrr: 3}")).fix
     assert "optim" in refusal(write("optm: {lr: 3}")).fix
@@ -257,6 +258,7 @@ PYDANTIC = (
 )
 
 
+@pytest.mark.promise("cli.values")
 def test_no_wrong_value_of_any_field_is_told_in_words_of_the_library_that_checks_them() -> None:
     for kind in model_kinds():
         model_module(kind)
@@ -301,6 +303,7 @@ def test_a_wrong_value_is_told_in_plain_words(write: object, override: str, what
     assert fix in error.fix
 
 
+@pytest.mark.promise("cli.values")
 def test_all_faults_of_a_recipe_are_told_at_once(write: object) -> None:
     path = write("train:\n  threads: two\n  max_epoch: 3\noptim: {lr: x}\n")
     error = refusal(path)
@@ -316,6 +319,7 @@ def test_all_faults_of_a_recipe_are_told_at_once(write: object) -> None:
 # --------------------------------------------------------------------------- YAML 1.2
 
 
+@pytest.mark.promise("cli.numbers")
 @pytest.mark.parametrize(
     ("written", "what", "fix"),
     [
@@ -361,6 +365,7 @@ def test_numbers_of_yaml_1_2_are_numbers_and_words_and_dates_are_texts() -> None
     assert load_recipe("zh_chat", ["data.text=no"]).data.text[0].path == "no"
 
 
+@pytest.mark.promise("cli.numbers")
 @pytest.mark.parametrize(
     "text",
     ["1e3", "1:30", "010", "08", "yes", "off", "2021-06-01", "0o7", "~", "null", "1_0", "=", "<<", ".5", "true", ""],
@@ -371,6 +376,7 @@ def test_a_text_that_looks_like_something_else_is_quoted_on_writing(text: str) -
         assert read == {"path": text}
 
 
+@pytest.mark.promise("cli.numbers")
 def test_a_run_of_an_earlier_version_keeps_the_meaning_of_its_recipe_and_command(tmp_path: Path) -> None:
     old = "train: {threads: 010}\ndata: {split_version: 1, text: 1e3}\noptim: {lr: 1e-3}\nplan: {drop_last: yes}\n"
     (tmp_path / "recipe.yaml").write_text(old, encoding="utf-8")
@@ -382,6 +388,7 @@ def test_a_run_of_an_earlier_version_keeps_the_meaning_of_its_recipe_and_command
         assert load_recipe("zh_chat", began=read_command(tmp_path)["overrides"]).train.threads == 8
 
 
+@pytest.mark.promise("cli.numbers")
 def test_a_recipe_of_very_many_keys_is_refused_before_it_is_read_to_its_end(write: object) -> None:
     path = write("\n".join(f"k{number}: 1" for number in range(20_000)))
     refused, calls = counted(lambda: refusal(path))

@@ -39,6 +39,7 @@ def load(folder: Path, text: str) -> Recipe:
     return recipe
 
 
+@pytest.mark.promise("cli.overrides")
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_packaged_recipe_its_copy_and_what_a_run_saves_are_accepted(
     schema: Draft202012Validator, tmp_path: Path, name: str
@@ -130,6 +131,7 @@ def test_what_the_program_accepts_is_accepted(schema: Draft202012Validator, tmp_
     assert faults(schema, text) == []
 
 
+@pytest.mark.promise("cli.overrides")
 @pytest.mark.parametrize("text", REFUSED)
 def test_what_both_refuse(schema: Draft202012Validator, tmp_path: Path, text: str) -> None:
     with pytest.raises(RecipeError):

@@ -129,6 +129,7 @@ def test_a_non_finite_parameter_is_never_saved(tmp_path, value):
 # --------------------------------------------------------------------------- which are kept
 
 
+@pytest.mark.promise("run.checkpoints")
 def test_the_newest_are_kept_by_number_whatever_their_times(tmp_path):
     for number, step in enumerate([8, 9, 10, 11, 99_998, 99_999, 100_000, 99_999_999, 100_000_000]):
         path = save(tmp_path, state(step), keep=2)
@@ -137,6 +138,7 @@ def test_the_newest_are_kept_by_number_whatever_their_times(tmp_path):
     assert names_in(tmp_path) == ["step-100000000", "step-99999999"]
 
 
+@pytest.mark.promise("run.checkpoints")
 def test_the_best_checkpoint_is_never_deleted(tmp_path):
     save_named(tmp_path, "best", state(1))
     for step in range(1, 6):
@@ -394,6 +396,7 @@ def assert_old_or_new(folder: Path, kind: str) -> bool:
     return new
 
 
+@pytest.mark.promise("run.checkpoints")
 @pytest.mark.parametrize("kind", SAVES)
 def test_a_kill_at_every_operation_leaves_the_old_or_the_new(tmp_path, monkeypatch, kind):
     count = len(operations(lambda: SAVES[kind](folder_with_two(tmp_path / "count")), monkeypatch))

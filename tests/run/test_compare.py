@@ -38,6 +38,7 @@ def two(unpad: Shell, tmp_path: Path, trained: Path) -> list[Path]:
     return [tmp_path / "runs" / name for name in ("fast", "slow")]
 
 
+@pytest.mark.promise("run.compare")
 def test_runs_show_date_step_loss_and_size(unpad: Shell, two: list[Path]) -> None:
     head, *lines = unpad("runs").out.splitlines()
     assert head.split() == ["run", "state", "started", "step", "held", "out", "size"]
@@ -76,6 +77,7 @@ class Checker(HTMLParser):
         self.words.append(data)
 
 
+@pytest.mark.promise("run.compare")
 def test_compared_runs_show_where_they_differ_and_what_they_reached(unpad: Shell, two: list[Path]) -> None:
     assert unpad("eval", "fast").code == 0
     shown = unpad("compare", "fast", "slow", "--out", "both.html")
@@ -123,6 +125,7 @@ def test_one_run_alone_or_one_that_is_not_there_is_refused(unpad: Shell, two: li
 # --------------------------------------------------------------------------- what a run keeps
 
 
+@pytest.mark.promise("run.compare")
 def test_a_run_keeps_replies_at_its_end_and_every_evaluation(unpad: Shell, two: list[Path]) -> None:
     fast = two[0]
     kept = [json.loads(line) for line in (fast / SAMPLES).read_text(encoding="utf-8").splitlines()]

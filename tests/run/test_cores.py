@@ -21,6 +21,7 @@ def lines_of(share: StepShare, seconds: float, processor: float, steps: int = 25
     return [line for _ in range(steps) if (line := share.step(seconds, processor)) is not None]
 
 
+@pytest.mark.promise("doctor.threads")
 def test_steps_that_starve_are_told_once_and_again_when_the_cores_are_free() -> None:
     meter = Meter()
     share = StepShare(2, meter, 2)  # type: ignore[arg-type]
@@ -36,6 +37,7 @@ def test_steps_that_starve_are_told_once_and_again_when_the_cores_are_free() -> 
     assert lines_of(share, 1.0, 1.9, 100) == []
 
 
+@pytest.mark.promise("doctor.threads")
 @pytest.mark.parametrize("load", [None, Load(0.9, 0.3)])
 def test_steps_that_leave_cores_idle_by_themselves_are_not_told(load: Load | None) -> None:
     meter = Meter()

@@ -95,6 +95,7 @@ def ending(reader: Callable[[Path], object], folder: Path) -> str:
     return ""
 
 
+@pytest.mark.promise("input.run-files")
 @pytest.mark.parametrize(("family", "name"), [(family, name) for family, names in FAMILIES.items() for name in names])
 def test_a_damaged_file_is_used_or_named(copy: Callable[[str], Path], family: str, name: str) -> None:
     folder = copy(family)
@@ -108,6 +109,7 @@ def test_a_damaged_file_is_used_or_named(copy: Callable[[str], Path], family: st
     assert len(said) > (0 if name in OPTIONAL else 5)
 
 
+@pytest.mark.promise("input.run-files")
 @pytest.mark.parametrize(
     ("name", "wrong", "said"),
     [
@@ -130,6 +132,7 @@ def test_the_file_the_field_and_the_place_are_named(
     assert caught.value.fix
 
 
+@pytest.mark.promise("input.run-files")
 def test_a_damaged_line_is_named_with_its_field(copy: Callable[[str], Path]) -> None:
     folder = copy("text")
     lines = (folder / "metrics.jsonl").read_text().splitlines()
@@ -142,6 +145,7 @@ def test_a_damaged_line_is_named_with_its_field(copy: Callable[[str], Path]) -> 
     assert caught.value.where == f"{folder / 'metrics.jsonl'}:2"
 
 
+@pytest.mark.promise("input.run-files")
 def test_runs_and_compare_go_on_beside_a_damaged_run(copy: Callable[[str], Path]) -> None:
     folder, other = copy("text"), copy("images")
     for path in (folder / "checkpoints").glob("*/state.json"):
@@ -166,6 +170,7 @@ def marked(value: Any, name: str = "") -> Any:
     return [marked(one, name) for one in value] if isinstance(value, list) else value
 
 
+@pytest.mark.promise("input.pages")
 @pytest.mark.parametrize(("family", "names"), FAMILIES.items())
 def test_no_text_of_any_file_reaches_the_page_as_markup(
     copy: Callable[[str], Path], family: str, names: tuple[str, ...]
@@ -197,6 +202,7 @@ def test_no_text_of_any_file_reaches_the_page_as_markup(
 # --------------------------------------------------------------------------- resume
 
 
+@pytest.mark.promise("input.run-files")
 def test_files_that_training_can_do_without_do_not_end_it(text: Family, copy: Callable[[str], Path]) -> None:
     folder = copy("text")
     with (folder / "log.jsonl").open("a") as file:
@@ -215,6 +221,7 @@ def test_files_that_training_can_do_without_do_not_end_it(text: Family, copy: Ca
     assert any("log.jsonl" in message and "delete the line" in message for message in messages)
 
 
+@pytest.mark.promise("input.run-files")
 @pytest.mark.parametrize("name", ["metrics.jsonl", "run.json", "tokenizer.json", "recipe.yaml"])
 def test_files_that_training_needs_end_a_resume_by_name(text: Family, copy: Callable[[str], Path], name: str) -> None:
     folder = copy("text")
@@ -223,6 +230,7 @@ def test_files_that_training_needs_end_a_resume_by_name(text: Family, copy: Call
         run(text.recipe, folder, "train.max_steps=4", resume=True)
 
 
+@pytest.mark.promise("input.run-files")
 def test_a_checkpoint_of_somebody_else_is_refused_by_its_field(text: Family, copy: Callable[[str], Path]) -> None:
     folder = copy("text")
     found = checkpoint.load_newest(folder / "checkpoints")
@@ -252,6 +260,7 @@ def test_a_checkpoint_of_somebody_else_is_refused_by_its_field(text: Family, cop
             run(text.recipe, folder, "train.max_steps=4", resume=True)
 
 
+@pytest.mark.promise("input.run-files")
 def test_a_folder_of_checkpoints_that_cannot_be_listed_is_named(
     copy: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +276,7 @@ def test_a_folder_of_checkpoints_that_cannot_be_listed_is_named(
         checkpoint.remove_old(folder, 3, 1)
 
 
+@pytest.mark.promise("input.run-files")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the thread of TensorBoard
 def test_a_run_directory_that_is_removed_while_it_trains_ends_the_run(
     text: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -289,6 +299,7 @@ def test_a_run_directory_that_is_removed_while_it_trains_ends_the_run(
     assert not (tmp_path / "run").exists(), "nothing comes back in its place"
 
 
+@pytest.mark.promise("input.tensorboard")
 def test_what_tensorboard_cannot_write_does_not_end_a_run(
     text: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

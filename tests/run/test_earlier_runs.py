@@ -35,6 +35,7 @@ def kept(request: pytest.FixtureRequest, unpad: Shell, monkeypatch: pytest.Monke
     return commit, family
 
 
+@pytest.mark.promise("versions.earlier-runs")
 def test_a_kept_run_opens_evaluates_reports_and_resumes(kept: tuple[str, str], unpad: Shell) -> None:
     commit, family = kept
     run = Path("run")
@@ -69,6 +70,7 @@ def test_a_kept_run_opens_evaluates_reports_and_resumes(kept: tuple[str, str], u
     assert unpad("report", "run").code == 0
 
 
+@pytest.mark.promise("versions.earlier-runs")
 def test_a_kept_run_is_resumed_by_its_recipe_as_well(kept: tuple[str, str], unpad: Shell) -> None:
     _, family = kept
     recipe = Path(f"{family}.yaml")
@@ -78,6 +80,7 @@ def test_a_kept_run_is_resumed_by_its_recipe_as_well(kept: tuple[str, str], unpa
     assert "resumed  at step 3" in resumed.out
 
 
+@pytest.mark.promise("versions.earlier-runs")
 def test_the_rows_of_a_step_of_a_kept_run_are_told_and_its_numbers_compared(
     kept: tuple[str, str], unpad: Shell
 ) -> None:

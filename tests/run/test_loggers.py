@@ -112,6 +112,7 @@ def warnings(folder: Path) -> list[str]:
     return [row["message"] for row in rows if row["kind"] == "warning"]
 
 
+@pytest.mark.promise("run.loggers")
 def test_both_get_the_recipe_and_every_number_and_a_resumed_run_goes_on_under_its_ids(
     servers: Servers, tmp_path: Path
 ) -> None:
@@ -146,6 +147,7 @@ def breaks() -> None:
     raise RuntimeError("502 Bad Gateway\nof a proxy")
 
 
+@pytest.mark.promise("run.loggers")
 @pytest.mark.parametrize("fault", [exits, breaks])
 @pytest.mark.parametrize("call", ["wandb.init", "wandb.log", "mlflow.create_run", "mlflow.log_batch"])
 def test_a_logger_that_fails_changes_nothing_and_is_told_once(
@@ -164,6 +166,7 @@ def test_a_logger_that_fails_changes_nothing_and_is_told_once(
     assert len(other) > 6, "the other one has everything"
 
 
+@pytest.mark.promise("run.loggers")
 def test_a_server_that_never_answers_holds_up_neither_steps_nor_the_end(
     servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +186,7 @@ def test_a_server_that_never_answers_holds_up_neither_steps_nor_the_end(
         answers.set()
 
 
+@pytest.mark.promise("run.loggers")
 @pytest.mark.parametrize("text", ["", "[1]", '{"wandb": 3}', "[" * 100_000])
 def test_damaged_ids_are_made_again(servers: Servers, tmp_path: Path, text: str) -> None:
     folder = tmp_path / "run"
@@ -193,6 +197,7 @@ def test_damaged_ids_are_made_again(servers: Servers, tmp_path: Path, text: str)
     assert warnings(folder) == []
 
 
+@pytest.mark.promise("run.loggers")
 def test_a_run_hands_its_recipe_over(servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     quiet = Console(quiet=True)
@@ -202,6 +207,7 @@ def test_a_run_hands_its_recipe_over(servers: Servers, tmp_path: Path, monkeypat
     assert (made["given"]["name"], made["exit_code"], made["logged"][0][0]) == ("run", 0, 1)
 
 
+@pytest.mark.promise("run.loggers")
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
 def test_a_logger_that_is_not_installed_is_refused_with_its_extra(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

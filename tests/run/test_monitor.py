@@ -76,6 +76,7 @@ def test_rows_of_the_checkpoint_step_are_written_once(tmp_path: Path, done: str)
     assert [row["kind"] for row in load_metrics(tmp_path)] == ["train", "eval", "epoch"]
 
 
+@pytest.mark.promise("run.metrics")
 def test_epoch_row_weighs_steps_by_their_targets(tmp_path: Path) -> None:
     run = monitor(tmp_path)
     run.step(record(1, loss=1.0, targets=100), seconds=1, waited=0, processor=1, memory_bytes=1)
@@ -92,6 +93,7 @@ def test_epoch_row_weighs_steps_by_their_targets(tmp_path: Path) -> None:
     assert epoch["targets"] == 400
 
 
+@pytest.mark.promise("run.metrics")
 def test_columns_are_the_same_in_every_row_of_both_files(tmp_path: Path) -> None:
     run = monitor(tmp_path)
     train(run, 1, 10)
@@ -137,6 +139,7 @@ def test_times_stay_out_of_the_metrics(tmp_path: Path) -> None:
     assert not set(row) & set(COLUMNS) - {"step", "stage"}
 
 
+@pytest.mark.promise("run.lines")
 def test_plain_line_holds_recomputable_numbers(tmp_path: Path) -> None:
     with (tmp_path / "out").open("w") as out:
         run = monitor(tmp_path, Console(file=out))
@@ -173,6 +176,7 @@ def test_the_share_of_waiting_is_that_of_all_seconds_in_steps(tmp_path: Path) ->
     assert run.waited_share == 0.25
 
 
+@pytest.mark.promise("memory.peak")
 def test_the_peak_of_memory_runs_along(tmp_path: Path) -> None:
     with (tmp_path / "out").open("w") as out:
         run = monitor(tmp_path, Console(file=out), log_every=1)
@@ -185,6 +189,7 @@ def test_the_peak_of_memory_runs_along(tmp_path: Path) -> None:
     assert "9.00 GB" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.promise("run.lines")
 def test_time_left_counts_what_evaluations_add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr("unpad.run.screen.perf_counter", lambda: clock[0])
@@ -201,6 +206,7 @@ def test_time_left_counts_what_evaluations_add(tmp_path: Path, monkeypatch: pyte
     assert "40,020 tok/s" in line  # speed leaves it out
 
 
+@pytest.mark.promise("train.gradient-norm")
 def test_large_gradient_norm_is_marked_and_warned_of_once_in_100_steps(tmp_path: Path) -> None:
     with (tmp_path / "out").open("w") as out:
         run = monitor(tmp_path, Console(file=out), log_every=1, total_steps=None)
@@ -273,6 +279,7 @@ def test_full_screen_device_does_not_stop_training(tmp_path: Path) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())
 
 
+@pytest.mark.promise("input.tensorboard")
 def test_tensorboard_hides_what_a_kill_lost(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -291,6 +298,7 @@ def test_tensorboard_hides_what_a_kill_lost(tmp_path: Path) -> None:
     assert {"train/lr", "train/grad_norm", "train/tokens_per_second", "heldout/loss"} <= set(read.Tags()["scalars"])
 
 
+@pytest.mark.promise("input.run-directory")
 def test_a_report_that_cannot_be_written_at_the_end_leaves_the_log_open(tmp_path: Path, monkeypatch) -> None:
     run = monitor(tmp_path)
     train(run, 1, 3)
@@ -308,6 +316,7 @@ def test_a_report_that_cannot_be_written_at_the_end_leaves_the_log_open(tmp_path
         run.log("stopped")
 
 
+@pytest.mark.promise("run.timers")
 def test_timers_sum_to_the_wall_time_and_nested_parts_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr("unpad.run.timers.perf_counter", lambda: clock[0])
@@ -324,6 +333,7 @@ def test_timers_sum_to_the_wall_time_and_nested_parts_count_once(monkeypatch: py
     assert [row["share"] for row in rows] == pytest.approx([6 / 11, 3 / 11, 2 / 11])
 
 
+@pytest.mark.promise("memory.peak")
 def test_memory_follows_what_is_allocated() -> None:
     before = process_memory()
     block = mmap(-1, 64_000_000)  # not of the heap, which may have as much to spare
@@ -333,6 +343,7 @@ def test_memory_follows_what_is_allocated() -> None:
     assert peak_memory() >= before + 50_000_000
 
 
+@pytest.mark.promise("run.verbose")
 def test_verbose_shows_shapes_and_events(tmp_path: Path) -> None:
     screen = StringIO()
     run = monitor(tmp_path, verbose=True, log_every=100, console=Console(file=screen, width=200))
@@ -355,6 +366,7 @@ def test_a_run_that_is_over_has_flushed_its_logs(tmp_path: Path, monkeypatch: py
     assert {last[name] for name in ("metrics.jsonl", "timing.jsonl", "log.jsonl")} == {"fsync"}
 
 
+@pytest.mark.promise("run.power-cut")
 def test_lines_of_the_log_that_a_power_cut_has_damaged_are_left_out_and_named(tmp_path: Path) -> None:
     run = monitor(tmp_path)
     run.log("started")

@@ -137,6 +137,7 @@ def test_one_process_reads_what_two_wrote_to_the_bit(saved: tuple[Path, list[Any
     assert weights.keys() == {name for name in state.tensors if name.startswith("model.")}
 
 
+@pytest.mark.promise("processes.shard")
 def test_three_processes_read_what_two_wrote_to_the_bit(saved: tuple[Path, list[Any]], tmp_path: Path) -> None:
     def work(group: Group) -> str:
         forbid_pickles()

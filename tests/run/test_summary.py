@@ -74,6 +74,7 @@ TIME, END = "'time': '2026-01-02T03:04:05+00:00'", "'kind': 'finished'"
 MADE = {"recipe": "runs/qwen/recipe.yaml", "overrides": [], "family": "Qwen3ForCausalLM"}
 
 
+@pytest.mark.promise("models.listed")
 @pytest.mark.parametrize(
     ("log", "made_by", "state", "started"),
     [
@@ -104,6 +105,7 @@ def test_a_run_that_was_made_says_from_what(log: str, made_by: str, state: str, 
     assert "unpad train" in caught.value.fix
 
 
+@pytest.mark.promise("models.listed")
 def test_runs_are_listed_from_inside_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "runs").mkdir()
     folder = run_directory(tmp_path / "runs" / "mine", steps=9)
@@ -114,6 +116,7 @@ def test_runs_are_listed_from_inside_their_folder(tmp_path: Path, monkeypatch: p
     assert [line.split()[0] for line in describe_runs()[1::2]] == ["mine"]
 
 
+@pytest.mark.promise("proof.names")
 def test_runs_of_another_folder_are_listed_by_their_paths_in_it(tmp_path: Path, unpad: Shell) -> None:
     for name in ("disk/mine", "disk/search/trial-1", "disk/a/b/c/deep", "disk/.hidden/run"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ from unpad.recipes.lines import to_yaml
 from unpad.run import upgrade
 
 
+@pytest.mark.promise("versions.earlier-runs")
 @pytest.mark.parametrize(
     ("given", "today"),
     [
@@ -44,6 +45,7 @@ def test_a_command_is_completed() -> None:
     assert today == {"recipe": "a.yaml", "overrides": ["plan.drop_last=true"], "precision": None, "id": ""}
 
 
+@pytest.mark.promise("versions.earlier-runs")
 @pytest.mark.parametrize(
     ("function", "old", "added"),
     [

@@ -183,6 +183,7 @@ def test_space_is_checked_before_writing(tmp_path):
         storage.check_space(tmp_path / "not/yet/made", 10**18)
 
 
+@pytest.mark.promise("input.shared")
 def test_cleaning_touches_only_what_dead_processes_of_ours_left(tmp_path):
     dead = os.fork()
     if dead == 0:
@@ -206,6 +207,7 @@ def test_cleaning_touches_only_what_dead_processes_of_ours_left(tmp_path):
     assert names_in(tmp_path) == sorted(others)
 
 
+@pytest.mark.promise("input.shared")
 def test_what_another_host_writes_is_left_until_it_has_not_changed_for_a_day(tmp_path, monkeypatch):
     machine, _ = disk._place()
     monkeypatch.setattr(disk, "_since_start_s", lambda: 3600.0)
@@ -245,6 +247,7 @@ def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatc
     assert storage.cache_folder() == Path("/fast/cache")
 
 
+@pytest.mark.promise("input.disk")
 def test_a_full_disk_says_what_is_lacking_and_never_that_there_is_enough(tmp_path, monkeypatch):
     def fill(name, path):
         if name == "write":

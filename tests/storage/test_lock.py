@@ -94,6 +94,7 @@ def test_a_lock_that_is_a_link_is_not_written_through(tmp_path):
     assert (tmp_path / "precious").read_text() == "data"
 
 
+@pytest.mark.promise("input.disk")
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP])
 def test_a_file_system_without_locks_is_named_as_the_cause(tmp_path, monkeypatch, number):
     def refuse(descriptor, operation):

@@ -30,6 +30,7 @@ PATH_FIELDS = (
 )
 
 
+@pytest.mark.promise("input.paths")
 @pytest.mark.parametrize(("path", "what"), IMPOSSIBLE.items(), ids=[what for what in IMPOSSIBLE.values()])
 def test_an_impossible_path_is_refused_by_both_functions(path: str, what: str) -> None:
     assert what in path_fault(path)
@@ -47,6 +48,7 @@ def test_sound_paths_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         assert user_path(path) == Path(path)
 
 
+@pytest.mark.promise("input.paths")
 def test_the_home_of_an_unknown_user_is_refused_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     for use in (user_path, new_path):
         with pytest.raises(RecipeError, match="there is no user ~nosuchuser"):
@@ -60,12 +62,14 @@ def test_the_home_of_an_unknown_user_is_refused_where_it_is_used(monkeypatch: py
         cache_folder()
 
 
+@pytest.mark.promise("input.paths")
 @pytest.mark.parametrize("path", ["a\nb", "a\x1b[31m", "a\u202eb", "a\x7f"])
 def test_nothing_is_written_under_a_name_with_control_characters(path: str) -> None:
     with pytest.raises(RecipeError, match="control character"):
         new_path(path)
 
 
+@pytest.mark.promise("input.paths")
 @pytest.mark.parametrize("field", PATH_FIELDS)
 def test_recipes_refuse_impossible_paths_and_runs_of_earlier_versions_may_keep_one(field: str) -> None:
     values: dict[str, object] = {}
@@ -81,6 +85,7 @@ def test_recipes_refuse_impossible_paths_and_runs_of_earlier_versions_may_keep_o
         Recipe(**values)  # type: ignore[arg-type]
 
 
+@pytest.mark.promise("input.paths")
 def test_the_command_line_refuses_impossible_paths_with_code_2(unpad: Shell, tmp_path: Path) -> None:
     recipe, home, long = write_toy(tmp_path / "toy"), "~nosuchuser/x", "a" * 300
     for arguments in (
@@ -107,6 +112,7 @@ def test_the_command_line_refuses_impossible_paths_with_code_2(unpad: Shell, tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["toy"]
 
 
+@pytest.mark.promise("input.paths")
 def test_a_recipe_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = write_toy(tmp_path)
 

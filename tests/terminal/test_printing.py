@@ -19,6 +19,7 @@ HOSTILE = "a\x1b[31m\x9bm\n\u2028\u202e\u2066\x07\r\udcd6z"
 SHOWN = r"a\x1b[31m\x9bm\n\u2028\u202e\u2066\x07\r\xd6z"
 
 
+@pytest.mark.promise("input.control")
 def test_control_characters_are_shown_and_other_characters_stay() -> None:
     assert escaped(HOSTILE) == SHOWN
     whole = "中文　全角 é 👩\u200d👩 שלום\u200f العربية \u00a0"
@@ -26,6 +27,7 @@ def test_control_characters_are_shown_and_other_characters_stay() -> None:
     assert escaped(escaped(HOSTILE)) == SHOWN
 
 
+@pytest.mark.promise("input.control")
 def test_every_way_to_print_escapes(capsys: pytest.CaptureFixture[str]) -> None:
     print_lines([HOSTILE])
     print_lines([HOSTILE], to_errors=True)
@@ -37,6 +39,7 @@ def test_every_way_to_print_escapes(capsys: pytest.CaptureFixture[str]) -> None:
     assert console.file.getvalue() == f"{SHOWN} :cat: [bold]\n"  # type: ignore[attr-defined]
 
 
+@pytest.mark.promise("input.control")
 def test_json_holds_escapes_and_reads_back(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({HOSTILE: ["中", HOSTILE]})
     out = capsys.readouterr().out
@@ -45,6 +48,7 @@ def test_json_holds_escapes_and_reads_back(capsys: pytest.CaptureFixture[str]) -
     assert "中" in out
 
 
+@pytest.mark.promise("input.control")
 def test_an_error_has_its_lines_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
     error = SourceError(f"odd {HOSTILE}", where=HOSTILE, fix="do\nit", details=("  one", f"  {HOSTILE}"))
     print_error(error)
@@ -53,6 +57,7 @@ def test_an_error_has_its_lines_and_no_others(capsys: pytest.CaptureFixture[str]
     assert error.what == f"odd {HOSTILE}\n  one\n  {HOSTILE}"
 
 
+@pytest.mark.promise("input.control")
 def test_nothing_else_of_the_package_prints() -> None:
     found = []
     for path in sorted(SOURCES.rglob("*.py")):

@@ -131,6 +131,7 @@ def test_without_a_terminal_work_below_30_s_writes_nothing(clock: Clock, capfd: 
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.promise("cli.no-terminal")
 def test_without_a_terminal_a_plain_line_on_standard_error_tells_every_30_s_what_is_done_and_how_far(
     clock: Clock, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,6 +150,7 @@ def test_without_a_terminal_a_plain_line_on_standard_error_tells_every_30_s_what
     )
 
 
+@pytest.mark.promise("cli.no-terminal")
 def test_work_that_counts_nothing_is_told_by_a_thread_until_it_ends(
     clock: Clock, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,6 +182,7 @@ def test_a_line_printed_elsewhere_counts(clock: Clock, capfd: pytest.CaptureFixt
         assert capfd.readouterr().err == "after 1m28s: training 3/9 steps, left 2m56s\n"
 
 
+@pytest.mark.promise("cli.no-terminal")
 @pytest.mark.parametrize("variables", [{"UNPAD_PROGRESS": "0"}, {"RANK": "1"}])
 def test_progress_can_be_silenced_and_one_process_of_several_tells(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], variables: dict[str, str]
@@ -275,6 +278,7 @@ VERBS = {
 }
 
 
+@pytest.mark.promise("cli.long-work")
 @pytest.mark.parametrize("verb", VERBS)
 def test_long_work_is_shown_on_a_terminal_without_colour_and_erased(tmp_path: Path, verb: str) -> None:
     recipe = write_toy(tmp_path / "toy")
@@ -295,6 +299,7 @@ def test_a_terminal_without_control_sequences_is_left_alone(tmp_path: Path, give
     assert (code, shown) == (0, "")
 
 
+@pytest.mark.promise("cli.long-work")
 @pytest.mark.parametrize("where", ["reading texts.jsonl", "trying a step of"])
 def test_ctrl_c_ends_with_one_line(tmp_path: Path, where: str) -> None:
     code, _, shown = on_terminal(tmp_path, "plan", str(write_toy(tmp_path / "toy")), stop_at=where)

@@ -124,6 +124,7 @@ def test_columns_are_aligned_as_asked_and_gaps_are_as_wide_as_asked() -> None:
     assert text_table(["a", "b"], []) == ["a  b"]
 
 
+@pytest.mark.promise("cli.narrow")
 def test_a_narrow_terminal_gets_narrow_tables_and_a_wide_one_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     for has, used in ((60, 60), (200, 80), (10, 40)):
         monkeypatch.setenv("COLUMNS", str(has))
@@ -152,6 +153,7 @@ def test_one_of_a_thing_is_singular(number: int, plural: str, said: str) -> None
     assert number_of(number, plural) == said
 
 
+@pytest.mark.promise("cli.narrow")
 def test_a_long_line_is_broken_at_words_and_keeps_its_gaps() -> None:
     assert folded("step 3/9  train epoch 1  loss 2.5  12 tok/s", 30) == [
         "step 3/9  train epoch 1  loss",

@@ -76,6 +76,7 @@ def answers(folder: Path) -> torch.Tensor:
         return loaded.generator.logits(loaded.generator.last_hidden(batch))[0]
 
 
+@pytest.mark.promise("adapters.run")
 @pytest.mark.parametrize("more", [["precision=fp32"], ["precision=bf16", "lora.dora=true"]], ids=["fp32", "bf16-dora"])
 def test_a_resumed_run_equals_a_whole_one_and_evaluates_as_it_trained(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
@@ -103,6 +104,7 @@ def test_the_screen_says_what_trains_and_in_which_precision(made: Path, tmp_path
     assert "its base in bf16, adapters and optimizer in fp32" in lines[1]
 
 
+@pytest.mark.promise("adapters.certificate")
 def test_the_recipe_with_adapters_is_proved_with_adapters_that_have_an_effect(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +131,7 @@ def test_adapters_that_mix_tokens_fail_the_proof_of_the_recipe(made: Path, monke
     assert not prove_recipe(str(made / "toy.yaml"), tuning(made, END)).passed
 
 
+@pytest.mark.promise("adapters.merge")
 def test_a_merged_run_computes_the_same_without_the_base_and_every_verb_takes_it(
     copied: Path, made: Path, unpad: Shell
 ) -> None:
@@ -167,6 +170,7 @@ def test_what_is_private_stays_private_when_merged(copied: Path) -> None:
     assert all(path.stat().st_mode & 0o077 == 0 for path in merged.rglob("*") if path.is_file())
 
 
+@pytest.mark.promise("adapters.run")
 def test_the_base_is_found_beside_the_run_and_refused_when_it_is_gone_or_changed(
     copied: Path, made: Path, tmp_path: Path
 ) -> None:
@@ -184,6 +188,7 @@ def test_the_base_is_found_beside_the_run_and_refused_when_it_is_gone_or_changed
         load(copied / "tuned")
 
 
+@pytest.mark.promise("adapters.run")
 def test_a_run_whose_base_changed_is_not_resumed(made: Path, copied: Path) -> None:
     recipe = made / "toy.yaml"
     run(recipe, copied / "run", *tuning(copied), "train.max_steps=3")
@@ -207,6 +212,7 @@ def test_adapters_without_a_trained_model_are_refused(made: Path, tmp_path: Path
     assert caught.value.fix == "name the model's run: train.init_from=RUN"
 
 
+@pytest.mark.promise("adapters.merge")
 def test_peft_opens_the_folder_of_the_run(made: Path) -> None:
     from peft import PeftModel
 

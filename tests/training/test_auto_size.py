@@ -55,6 +55,7 @@ def test_coefficients_are_found_and_none_is_negative() -> None:
     assert min(shrinking.fixed, shrinking.per_token, shrinking.per_cell) >= 0
 
 
+@pytest.mark.promise("memory.auto")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_small_passes_tell_the_peak_of_a_large_one(family: str) -> None:
     """Within 20 % of the counted bytes at eight times the size; of processes see benchmarks/memory.md."""
@@ -75,6 +76,7 @@ def sizes_of(folder: Path) -> int:
     return int(saved["plan"]["tokens_per_micro"])
 
 
+@pytest.mark.promise("memory.auto")
 def test_auto_is_found_once_kept_as_a_number_and_changes_no_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def train(folder: Path, *more: str) -> list[str]:
     return ["train", str(folder.parent / "toy.yaml"), "--out", str(folder), *more]
 
 
+@pytest.mark.promise("processes.endings")
 def test_a_run_that_ends_in_every_way_has_the_bytes_of_one_that_does_not(tmp_path: Path) -> None:
     assert run_command(train(tmp_path / "calm"), 1, tmp_path / "outputs").codes == [0]
     folder = tmp_path / "run"
@@ -84,6 +85,7 @@ def test_a_script_whose_processes_torchrun_has_started_trains_one_run(tmp_path: 
     assert [row["step"] for row in rows(folder, "train")] == [1, 2, 3]
 
 
+@pytest.mark.promise("processes.endings")
 def test_the_command_passes_ctrl_c_on_and_shows_one_error_of_three_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +111,7 @@ def test_the_command_passes_ctrl_c_on_and_shows_one_error_of_three_lines(
     assert 0 < ended.seconds < SECONDS
 
 
+@pytest.mark.promise("processes.endings")
 @pytest.mark.parametrize("ending", UNLIKE, ids=lambda ending: ending.name)
 def test_processes_that_are_not_alike_are_named_before_they_write_a_checkpoint(tmp_path: Path, ending: Ending) -> None:
     (tmp_path / "changed").mkdir()

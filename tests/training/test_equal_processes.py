@@ -46,17 +46,20 @@ def trained(name: str, folder: Path, size: int, *, native: bool = True) -> dict[
     return digests(runs / name)
 
 
+@pytest.mark.promise("processes.bytes")
 def test_texts_and_conversations_are_equal_at_every_number_of_processes(folder: Path) -> None:
     expected = trained("zh_chat", folder, 1)
     for size in (2, 3, 4):
         assert trained("zh_chat", folder, size) == expected, size
 
 
+@pytest.mark.promise("processes.bytes")
 @pytest.mark.skipif(not library.enabled(), reason="no native kernels, which the other tests run without then")
 def test_they_are_equal_with_the_kernels_of_torch(folder: Path) -> None:
     assert trained("zh_chat", folder, 1, native=False) == trained("zh_chat", folder, 3, native=False)
 
 
+@pytest.mark.promise("processes.bytes")
 @pytest.mark.parametrize("name", IN_TURNS)
 def test_runs_of_other_kinds_are_equal(name: str, folder: Path) -> None:
     if BY_NAME[name].starts:
@@ -66,6 +69,7 @@ def test_runs_of_other_kinds_are_equal(name: str, folder: Path) -> None:
     assert trained(name, folder, 1) == trained(name, folder, 2)
 
 
+@pytest.mark.promise("receipts.replay")
 def test_one_process_takes_a_step_of_several_again(folder: Path) -> None:
     """With adapters, pairs and removed visual tokens."""
     for name in IN_TURNS:
@@ -76,6 +80,7 @@ def test_one_process_takes_a_step_of_several_again(folder: Path) -> None:
         assert receipt.equal, receipt.lines()
 
 
+@pytest.mark.promise("processes.bytes")
 def test_processes_of_the_system_write_equal_bytes_for_all_families(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -122,6 +122,7 @@ def test_what_no_cut_can_share_out_is_said(recipe: Path) -> None:
     assert "no plan.tokens_per_micro gives all of them some; updates of plan.tokens_per_step=" in notes[0]
 
 
+@pytest.mark.promise("processes.shares")
 def test_a_new_run_keeps_the_cut_and_goes_on_with_it(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.promise("run.missing-rows")
 @pytest.mark.parametrize("file", ["metrics.jsonl", "timing.jsonl"])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_resume_names_the_steps_whose_rows_are_lost(trained: Path, tmp_path: Path, loss: str, file: str) -> None:
@@ -98,6 +99,7 @@ def test_a_line_without_its_fields_is_refused_by_place(tmp_path: Path, line: dic
     assert caught.value.where == f"{path}:1"
 
 
+@pytest.mark.promise("run.missing-rows")
 def test_a_resume_on_another_processor_says_that_bits_may_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

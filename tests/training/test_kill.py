@@ -136,6 +136,7 @@ THREADS = int(os.environ.get("UNPAD_KILL_THREADS", "1"))
 NUM_KILLS = 10 if THREADS == 1 else 3  # beside other work two threads wait for each other
 
 
+@pytest.mark.promise("speed.resumed", "train.exponential", "run.resumed")
 @pytest.mark.parametrize(("precision", "model"), [("fp32", {}), ("bf16", {}), ("bf16", NATIVE)])
 def test_a_run_that_was_killed_again_and_again_equals_one_that_was_not(
     tmp_path: Path, precision: str, model: dict[str, int]
@@ -184,6 +185,7 @@ def test_kills_before_the_first_checkpoint_and_during_every_resume_change_nothin
     assert_same_run(folder, tmp_path / "calm")
 
 
+@pytest.mark.promise("cli.exit-codes")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_saves_and_ends_with_its_code_and_resume_goes_on_identically(
     tmp_path: Path, number: int, code: int
@@ -208,6 +210,7 @@ def test_a_signal_saves_and_ends_with_its_code_and_resume_goes_on_identically(
     assert [event["exit_code"] for event in events(folder, "stopped")] == [code, code]
 
 
+@pytest.mark.promise("cli.exit-codes")
 def test_a_closed_terminal_saves_though_its_shell_sends_a_second_signal_and_nothing_can_be_printed(
     tmp_path: Path,
 ) -> None:
@@ -230,6 +233,7 @@ def test_a_closed_terminal_saves_though_its_shell_sends_a_second_signal_and_noth
     assert checkpoint.load_newest(folder / "checkpoints")[0].step == 5
 
 
+@pytest.mark.promise("cli.exit-codes")
 def test_a_run_under_nohup_goes_on_when_the_terminal_is_closed(tmp_path: Path) -> None:
     def action() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -40,6 +40,7 @@ def totals(recipe: Path, folder: Path) -> tuple[list[str], int]:
     return re.findall(r"^step \d+/(\S+|about \d+)  ", out.getvalue(), re.M), result.step
 
 
+@pytest.mark.promise("run.lines")
 @pytest.mark.parametrize("case", UNEVEN)
 def test_every_line_names_the_last_step_of_the_whole_run(tmp_path: Path, case: str) -> None:
     sections = dict(UNEVEN[case])
@@ -54,6 +55,7 @@ def test_every_line_names_the_last_step_of_the_whole_run(tmp_path: Path, case: s
     assert all(entry["total_exact"] for entry in events(tmp_path / "run", "stage"))
 
 
+@pytest.mark.promise("run.lines")
 def test_a_total_that_is_not_planned_to_the_end_says_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = write_toy(tmp_path, plan={"tokens_per_step": 70})
     monkeypatch.setattr(length, "MOST_PLANNED", 0)

@@ -62,6 +62,7 @@ def test_the_same_run_twice_writes_the_same_bytes_and_learns(tmp_path: Path) -> 
     assert rows(tmp_path / "c", "train")[0]["loss"] != losses[0]
 
 
+@pytest.mark.promise("train.stages")
 def test_the_second_stage_starts_from_the_best_weights_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshots: list[dict[str, Any]]
 ) -> None:
@@ -98,6 +99,7 @@ def test_checkpoints_count_the_steps_of_the_run_and_ramps_those_of_the_stage(
     assert saved & {5, 10, 15, 17, 20, 22} == {5, 10, 15, 20}
 
 
+@pytest.mark.promise("train.stages")
 def test_a_stage_of_no_epochs_is_skipped_by_name(tmp_path: Path) -> None:
     recipe = write_toy(tmp_path)
     run(recipe, tmp_path / "first", "stages.tune.train.max_epochs=0")
@@ -110,6 +112,7 @@ def test_a_stage_of_no_epochs_is_skipped_by_name(tmp_path: Path) -> None:
     assert skipped["message"] == "pretrain: max_epochs is 0"
 
 
+@pytest.mark.promise("train.patience")
 def test_patience_counts_checks_and_the_best_weights_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshots: list[dict[str, Any]]
 ) -> None:
@@ -123,6 +126,7 @@ def test_patience_counts_checks_and_the_best_weights_come_back(
     assert "best 4.8000 at step 3, stopped at step 5, after epoch 0 of 50" in stop["message"]
 
 
+@pytest.mark.promise("train.frozen")
 def test_frozen_parameters_stay_and_have_no_optimizer_state(tmp_path: Path) -> None:
     recipe = write_toy(tmp_path, stages=[], train={"max_epochs": 1})
     run(recipe, tmp_path / "free")
@@ -141,6 +145,7 @@ def test_frozen_parameters_stay_and_have_no_optimizer_state(tmp_path: Path) -> N
         run(recipe, tmp_path / "wrong", "train.freeze=[nothing]")
 
 
+@pytest.mark.promise("train.smoothing")
 def test_label_smoothing_trains_and_the_reported_loss_is_plain(tmp_path: Path) -> None:
     recipe = write_toy(tmp_path, model={**SMALL_MODEL, "dropout": 0.0}, train={"max_steps": 3, "max_epochs": 1})
     run(recipe, tmp_path / "plain")
@@ -189,6 +194,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.promise("train.refusals")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_step_that_is_not_finite_stops_by_name_and_the_step_before_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
@@ -207,6 +213,7 @@ def test_a_step_that_is_not_finite_stops_by_name_and_the_step_before_is_saved(
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == (tmp_path / "calm/metrics.jsonl").read_bytes()
 
 
+@pytest.mark.promise("train.clipping")
 def test_skipping_leaves_the_weights_alone_and_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshots: list[dict[str, Any]]
 ) -> None:
@@ -239,6 +246,7 @@ def test_an_overflow_of_fp16_is_no_fault_halves_the_scale_and_is_not_counted(
     assert (saved["num_skipped"], saved["scaler"]["scale"], saved["scaler"]["good_steps"]) == (0, 2.0**15, 2)
 
 
+@pytest.mark.promise("memory.sequence")
 def test_a_sequence_without_memory_is_named_with_its_place_and_the_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,6 +297,7 @@ def test_every_strategy_reaches_the_same_held_out_loss_with_the_same_steps(tmp_p
         assert other_loss == pytest.approx(loss, rel=1e-5), strategy
 
 
+@pytest.mark.promise("train.precisions")
 def test_bf16_follows_fp32(tmp_path: Path) -> None:
     recipe = write_toy(tmp_path, stages=[], train={"max_epochs": 2})
     losses = {
@@ -300,6 +309,7 @@ def test_bf16_follows_fp32(tmp_path: Path) -> None:
     assert all(value.dtype == torch.float32 for value in weights(tmp_path / "bf16").values())
 
 
+@pytest.mark.promise("memory.low-power")
 def test_the_low_power_profile_bounds_threads_precision_and_micro_batches(
     tmp_path: Path, snapshots: list[dict[str, Any]]
 ) -> None:
@@ -313,6 +323,7 @@ def test_the_low_power_profile_bounds_threads_precision_and_micro_batches(
     assert low.heldout_loss == pytest.approx(full.heldout_loss, rel=1e-4)
 
 
+@pytest.mark.promise("run.timers")
 def test_the_timed_parts_add_up_to_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that goes on where work is done: each part has its own, and nothing is left over."""
     clock = [100.0]

@@ -27,6 +27,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.mark.promise("processes.one")
 def test_one_process_uses_nothing_of_torch_distributed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*given: object, **options: object) -> None:
         raise AssertionError("torch.distributed was used")
@@ -40,6 +41,7 @@ def test_one_process_uses_nothing_of_torch_distributed(tmp_path: Path, monkeypat
     assert not dist.is_initialized()
 
 
+@pytest.mark.promise("processes.one")
 def test_one_process_loads_nothing_that_divides_a_model(tmp_path: Path) -> None:
     recipe, folder = write_toy(tmp_path), tmp_path / "run"
     code = f"""

@@ -33,6 +33,7 @@ def rates(total: int, steps_per_epoch: int = 10, **fields: Any) -> list[float]:
     return [schedule.rate(step, step // steps_per_epoch) for step in range(total)]
 
 
+@pytest.mark.promise("train.exponential")
 def test_exponential_decay_has_the_documented_values() -> None:
     by_update = rates(1000, 10, schedule="exponential")
     assert by_update[0] == 1e-3
@@ -44,6 +45,7 @@ def test_exponential_decay_has_the_documented_values() -> None:
     assert by_epoch[100] == by_update[100]
 
 
+@pytest.mark.promise("train.exponential")
 def test_warm_up_reaches_its_peak_at_the_stated_step() -> None:
     found = rates(200, schedule="warmup", warmup=0.1)
     assert found[:3] == pytest.approx([0.5e-4, 1e-4, 1.5e-4])
@@ -61,6 +63,7 @@ def test_cosine_warms_up_then_falls_to_the_floor() -> None:
     assert found[20 + 79 // 3] == pytest.approx(1e-4 + 9e-4 * (1 + math.cos(math.pi * 26 / 79)) / 2)
 
 
+@pytest.mark.promise("train.restarts")
 def test_restarts_come_at_exact_steps_with_one_percent_just_before_each() -> None:
     found = rates(120, schedule="restarts", restarts=3)
     assert [step for step, rate in enumerate(found) if rate == 1e-3] == [0, 30, 60, 90]
@@ -71,6 +74,7 @@ def test_restarts_come_at_exact_steps_with_one_percent_just_before_each() -> Non
     assert by_epoch[39] == by_epoch[119] == pytest.approx(1e-5)
 
 
+@pytest.mark.promise("train.restarts", "patients.weights")
 def test_cycles_that_grow_restart_where_sgdr_does() -> None:
     fields: dict[str, Any] = {"schedule": "restarts", "first_cycle": 1000, "cycle_factor": 2, "floor": 0.01}
     found = rates(15000, **fields)
@@ -94,6 +98,7 @@ def test_cycles_that_grow_restart_where_sgdr_does() -> None:
     assert [step for step, rate in enumerate(third) if rate == 1e-3] == [0, 4, 10, 19]
 
 
+@pytest.mark.promise("train.restarts")
 def test_a_first_cycle_that_leaves_no_restart_is_refused() -> None:
     chosen = OptimSettings(schedule="restarts", first_cycle=5, cycle_factor=2)
     Schedule(chosen, ONE, 6).check()
@@ -105,6 +110,7 @@ def test_a_first_cycle_that_leaves_no_restart_is_refused() -> None:
             OptimSettings(schedule="restarts", **fields)
 
 
+@pytest.mark.promise("train.restarts")
 @settings(deadline=None)
 @given(
     schedule=st.sampled_from(["cosine", "restarts"]),
@@ -134,6 +140,7 @@ def test_a_run_of_one_step_trains_at_the_peak() -> None:
     assert rates(1, schedule="cosine") == rates(1, schedule="restarts", restarts=0) == [1e-3]
 
 
+@pytest.mark.promise("train.restarts")
 def test_as_many_restarts_as_steps_are_refused() -> None:
     chosen = OptimSettings(schedule="restarts", restarts=5)
     Schedule(chosen, ONE, 6).check()
@@ -194,6 +201,7 @@ def test_only_matrices_decay_and_never_embeddings() -> None:
         assert decay == (0.3 if is_matrix else 0.0), name
 
 
+@pytest.mark.promise("train.frozen")
 def test_freezing_by_pattern_counts_and_can_be_undone() -> None:
     model = tiny_model()
     total = sum(parameter.numel() for parameter in model.parameters())

@@ -51,6 +51,7 @@ def metrics_of(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [row for row in map(json.loads, lines) if row["kind"] == kind]
 
 
+@pytest.mark.promise("pairs.reference")
 def test_training_begins_at_the_reference_and_prefers_chosen_replies_in_the_end(place: Path) -> None:
     steps, checks = metrics_of(place / "tuned", "train"), metrics_of(place / "tuned", "eval")
     first = steps[0]["values"]
@@ -68,6 +69,7 @@ def test_training_begins_at_the_reference_and_prefers_chosen_replies_in_the_end(
     assert "log-probabilities of 80 replies under the weights it starts from, computed once" in log
 
 
+@pytest.mark.promise("pairs.reference")
 def test_a_killed_run_resumes_with_equal_bits(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start = f"train.init_from={place / 'start'}"
     recipe, halted = place / "toy.yaml", place / "halted"
@@ -93,6 +95,7 @@ def shown(found: dict[str, Metric]) -> dict[str, float]:
     return {name: metric.value for name, metric in found.items()}
 
 
+@pytest.mark.promise("pairs.eval")
 def test_eval_has_accuracy_and_margin_with_intervals(place: Path) -> None:
     held, _ = evaluate_run(str(place / "tuned"), part="valid")
     last = metrics_of(place / "tuned", "eval")
@@ -106,6 +109,7 @@ def test_eval_has_accuracy_and_margin_with_intervals(place: Path) -> None:
     assert test["accuracy"].num == 4
 
 
+@pytest.mark.promise("pairs.eval")
 def test_new_pairs_are_compared_with_the_weights_that_training_started_from(place: Path) -> None:
     own, _ = evaluate_run(str(place / "tuned"), part="test")
     new = place / "new.jsonl"
@@ -120,6 +124,7 @@ def test_new_pairs_are_compared_with_the_weights_that_training_started_from(plac
         shutil.move(place / "away", place / "start")
 
 
+@pytest.mark.promise("pairs.reference")
 def test_a_stage_of_pairs_starts_from_the_weights_of_the_stage_before(place: Path) -> None:
     stages = [
         {"name": "tune", "use": ["chat"], "train": {"max_epochs": 1}},
@@ -138,6 +143,7 @@ def test_a_stage_of_pairs_starts_from_the_weights_of_the_stage_before(place: Pat
     assert found["accuracy"].num == 4
 
 
+@pytest.mark.promise("pairs.eval")
 @pytest.mark.slow  # imports peft
 def test_adapters_learn_pairs_against_their_base(place: Path) -> None:
     start, recipe, folder = f"train.init_from={place / 'start'}", place / "toy.yaml", place / "adapted"
@@ -160,6 +166,7 @@ def test_adapters_learn_pairs_against_their_base(place: Path) -> None:
     assert certificate.passed, [line.name for line in certificate.lines if line.passed is False]
 
 
+@pytest.mark.promise("pairs.reference")
 def test_without_learned_weights_to_start_from_it_is_refused(place: Path) -> None:
     with pytest.raises(RecipeError, match="random"):
         run(place / "toy.yaml", place / "random")

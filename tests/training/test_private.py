@@ -38,6 +38,7 @@ def readable(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.promise("patients.private")
 def test_what_a_run_of_patients_writes_is_for_its_owner(unpad: Shell, tmp_path: Path) -> None:
     assert unpad("train", "events", *SMALL, "--out", "runs/people").code == 0
     run = tmp_path / "runs/people"

@@ -169,6 +169,7 @@ def test_the_newest_word_on_a_field_holds(tmp_path: Path) -> None:
     assert "train.max_steps is 6, was 9" in events(tmp_path / "run", "resumed")[-1]["message"]
 
 
+@pytest.mark.promise("run.resumed")
 @pytest.mark.parametrize(
     ("change", "old"),
     [
@@ -295,6 +296,7 @@ def test_a_run_that_stopped_before_its_first_step_resumes(tmp_path: Path, monkey
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == (tmp_path / "calm/metrics.jsonl").read_bytes()
 
 
+@pytest.mark.promise("run.keepsakes")
 def test_a_run_that_ended_after_its_last_checkpoint_gets_what_is_made_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,6 +322,7 @@ def test_a_run_that_ended_after_its_last_checkpoint_gets_what_is_made_at_the_end
     assert (tmp_path / "run/samples.jsonl").stat().st_ino == made  # and not made again
 
 
+@pytest.mark.promise("run.keepsakes")
 def test_a_run_that_ended_as_soon_as_it_was_one_keeps_the_files_of_the_model_that_it_began_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ def setup_of(recipe: Path, *overrides: str) -> Setup:
 # --------------------------------------------------------------------------- threads, precision, kernels
 
 
+@pytest.mark.promise("memory.low-power")
 def test_low_power_keeps_to_the_memory_that_the_documentation_promises(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from unpad.training.loop import train\n"
@@ -111,6 +112,7 @@ def test_a_run_says_which_allocator_it_got(monkeypatch: pytest.MonkeyPatch) -> N
     assert memory.choose_allocator("system", may_keep=False)[0] == "keep"
 
 
+@pytest.mark.promise("speed.kernels-named")
 def test_a_run_says_what_it_computes_with(tmp_path: Path) -> None:
     setup = setup_of(write_toy(tmp_path / "toy"))
     assert {"torch", "threads", "device", "precision", "precision_reason", "matmul", "blas"} <= set(setup.environment)
@@ -128,6 +130,7 @@ def losses_and_gradients(model: Decoder, batch: RaggedBatch) -> tuple[float, dic
     return float(sums["nll"]), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.promise("speed.kernels-named")
 def test_plain_kernels_give_what_the_fast_ones_give() -> None:
     model, batch = tiny_model(torch.float32, width=64, heads=4, hidden=96).eval(), random_batch([40, 9, 60, 3, 25])
     loss, grads = losses_and_gradients(model, batch)
@@ -142,6 +145,7 @@ def test_plain_kernels_give_what_the_fast_ones_give() -> None:
         assert (plain_grads[name] - grad).norm() <= 1e-5 * grad.norm(), name
 
 
+@pytest.mark.promise("data.parallel")
 def test_more_threads_give_what_one_gives() -> None:
     model, batch = tiny_model(torch.float32, width=64, heads=4, hidden=96).eval(), random_batch([40, 9, 60, 3, 25])
     loss, grads = losses_and_gradients(model, batch)
@@ -177,6 +181,7 @@ def test_every_epoch_has_an_order_of_its_own_that_seed_and_number_decide(tmp_pat
     assert all(sorted(i for micro in order for i in micro) == wanted for order in orders)
 
 
+@pytest.mark.promise("data.near-duplicates")
 def test_a_stage_sees_its_own_kinds_and_never_the_held_out_part(tmp_path: Path) -> None:
     setup = setup_of(write_toy(tmp_path / "toy"))
     for stage, kind in zip(setup.stages, (0, 1), strict=True):
@@ -199,6 +204,7 @@ def test_a_source_of_half_weight_is_seen_half_as_often(tmp_path: Path) -> None:
     assert all(abs(count - num / 2) <= 1 for count in drawn)
 
 
+@pytest.mark.promise("llm.windows")
 def test_joined_documents_become_one_sequence_per_kind_and_side(tmp_path: Path) -> None:
     recipe = write_toy(tmp_path / "toy")
     apart, joined = setup_of(recipe), setup_of(recipe, "plan.cross_documents=true")

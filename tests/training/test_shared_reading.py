@@ -48,6 +48,7 @@ def corpus_of(setup: Setup) -> TextData:
     return setup.data
 
 
+@pytest.mark.promise("processes.eval")
 def test_one_process_reads_for_all_and_one_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(drawn, "NUM_IMAGES", 40)

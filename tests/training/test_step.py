@@ -39,6 +39,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 
 # Adam divides a gradient by its own size: below eps that would show the rounding of gradients that are nearly zero.
+@pytest.mark.promise("train.micro-batches")
 @pytest.mark.parametrize(("dtype", "eps", "tolerance"), [(torch.float64, 1e-6, 1e-12), (torch.float32, 1e-3, 1e-6)])
 @settings(deadline=None, max_examples=15)
 @given(
@@ -64,6 +65,7 @@ def test_any_split_into_micro_batches_is_the_same_adam_step(
         assert (values(split)[name] - value).abs().max() <= tolerance, name
 
 
+@pytest.mark.promise("train.micro-batches")
 def test_the_divisor_is_the_step_s_own_number_of_targets() -> None:
     """A short last micro-batch weighs by its targets; a mean of means would give it the weight of a full one."""
     batch = random_batch([30, 30, 2], share=1.0)
@@ -114,6 +116,7 @@ def test_every_term_is_divided_by_its_own_count() -> None:
     assert float(sums["b"]) / counts["b"] == pytest.approx(3.0)
 
 
+@pytest.mark.promise("train.micro-batches")
 def test_parameters_do_not_move_before_the_update() -> None:
     model = tiny_model()
     before = values(model)
@@ -121,6 +124,7 @@ def test_parameters_do_not_move_before_the_update() -> None:
     assert same(values(model), before)
 
 
+@pytest.mark.promise("train.gradient-norm", "train.clipping")
 @pytest.mark.parametrize("limit", [1e-3, 0.5, 1e3])
 def test_the_reported_norm_is_before_clipping_and_what_is_applied_is_within_the_limit(limit: float) -> None:
     model = tiny_model()
@@ -134,6 +138,7 @@ def test_the_reported_norm_is_before_clipping_and_what_is_applied_is_within_the_
     assert applied == pytest.approx(min(limit, float(norm)), rel=1e-5)
 
 
+@pytest.mark.promise("train.clipping")
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("where", ["loss", "gradient"])
 def test_a_step_that_is_not_finite_changes_nothing(value: float, where: str) -> None:
@@ -173,6 +178,7 @@ def test_an_infinite_loss_with_finite_gradients_changes_nothing() -> None:
     assert same(values(model), before)
 
 
+@pytest.mark.promise("train.refusals")
 def test_a_step_without_targets_is_legal_and_changes_nothing() -> None:
     model = tiny_model()
     before = values(model)
@@ -237,6 +243,7 @@ def test_the_scale_halves_on_overflow_and_doubles_after_a_while() -> None:
     assert scaler.scale == 1.0
 
 
+@pytest.mark.promise("train.precisions")
 def test_fp16_scales_the_loss_and_not_the_result() -> None:
     batch = random_batch([12, 8, 15])
     exact, half = tiny_model(torch.float32), tiny_model(torch.float32)
@@ -249,6 +256,7 @@ def test_fp16_scales_the_loss_and_not_the_result() -> None:
     assert all(parameter.grad.dtype == torch.float32 for parameter in half.parameters())
 
 
+@pytest.mark.promise("train.precisions")
 def test_an_fp16_overflow_skips_the_step_and_the_next_scale_is_smaller() -> None:
     model = tiny_model(torch.float32)
     scaler = LossScaler(scale=2.0**60)

@@ -34,6 +34,7 @@ def three(name: str, values: list[float]) -> dict[str, float]:
     return {f"{name}_{key}": pytest.approx(value) for key, value in found.items()}
 
 
+@pytest.mark.promise("vqa.logged")
 @pytest.mark.parametrize("method", ["random", "uniform"])
 def test_ranked_tokens_are_counted_by_block_over_the_samples_of_all_micro_batches(method: str) -> None:
     model = tiny(prune={**LAYER, "method": method, "keep": 0.5}, dtype=torch.float32).train()
@@ -52,6 +53,7 @@ def test_ranked_tokens_are_counted_by_block_over_the_samples_of_all_micro_batche
                            for end in ("mean", "min", "max")}  # fmt: skip
 
 
+@pytest.mark.promise("vqa.logged")
 def test_hidden_tokens_count_by_their_probability() -> None:
     model = tiny(prune={"layers": [0], "inner": 8, "method": "learned"}, dtype=torch.float32).train()
     assert model.mode == "soft"

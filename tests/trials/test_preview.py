@@ -66,6 +66,7 @@ def setup_of(recipe: str, *overrides: str) -> Setup:
     return prepare_setup(load_recipe(recipe, [*ROWS, *overrides]), Path(), None)
 
 
+@pytest.mark.promise("plan.table")
 def test_every_number_equals_a_recount_over_the_plans_of_training(
     made: tuple[Preview, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +127,7 @@ def test_the_ledger_adds_up_to_the_token(made: tuple[Preview, str], monkeypatch:
     assert values["corpus"]["tokens"] == int(setup.data.table.positions.sum())
 
 
+@pytest.mark.promise("batch.too-long")
 def test_what_is_cut_is_named_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     recipe = str(write_toy(tmp_path / "toy"))
@@ -159,6 +161,7 @@ def test_the_screen_shows_histogram_table_and_advice(made: tuple[Preview, str]) 
     assert max(map(len, rows)) <= 80
 
 
+@pytest.mark.promise("cli.long-work")
 def test_the_table_of_padding_is_there_before_anything_is_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +197,7 @@ def test_the_picture_is_an_svg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "Attention cells" in (tmp_path / "plan.svg").read_text("utf-8")
 
 
+@pytest.mark.promise("install.packages")
 @pytest.mark.parametrize("name", ["plan.png", "plan.pdf", "plan"])
 def test_a_picture_of_another_format_is_refused_before_anything_is_read(tmp_path: Path, name: str) -> None:
     with pytest.raises(RecipeError, match="is an SVG") as caught:
@@ -201,6 +205,7 @@ def test_a_picture_of_another_format_is_refused_before_anything_is_read(tmp_path
     assert (caught.value.where, "end in .svg" in caught.value.fix) == (str(tmp_path / name), True)
 
 
+@pytest.mark.promise("plan.batch-size")
 def test_memory_advice_is_the_micro_batch_that_fits_what_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,6 +281,7 @@ def test_patients_are_counted_as_patients_and_padded_to_the_longest_of_them(tmp_
     assert cells[4:7] == [str((~long).sum()), str(lengths[~long].sum()), str(long.sum())]
 
 
+@pytest.mark.promise("plan.does-not-fit")
 def test_a_strategy_that_does_not_fit_is_said_and_only_that_of_the_recipe_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

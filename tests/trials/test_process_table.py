@@ -38,6 +38,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Preview, st
         yield preview(recipe, [], console=Console(file=out, width=80), processes=COUNTS), out.getvalue(), recipe
 
 
+@pytest.mark.promise("processes.shares")
 def test_efficiency_of_every_strategy_equals_a_recount_of_its_shares(made: tuple[Preview, str, str]) -> None:
     stages = made[0].to_json()["stages"]
     for name in strategy_names():

@@ -38,6 +38,7 @@ def cells_of(micro) -> int:
     return attention_cells(sizes, length_groups(sizes))
 
 
+@pytest.mark.promise("plan.table")
 @pytest.mark.parametrize("name", strategy_names())
 def test_a_row_of_the_table_equals_a_recount(name):
     chosen = PlanSettings(overflow="truncate_right", max_tokens=300, tokens_per_micro=1000)
@@ -72,6 +73,7 @@ def test_rows_that_cannot_hold_a_sequence_are_listed_as_refused():
         compare(LENGTHS, PlanSettings(overflow="error", max_tokens=10), seed=0)
 
 
+@pytest.mark.promise("plan.batch-size")
 @pytest.mark.parametrize(
     ("num", "value"), [(50, 2), (99, 2), (100, 4), (499, 4), (500, 8), (1000, 8), (1001, 16), (10**6, 16)]
 )
@@ -80,17 +82,20 @@ def test_batch_size_follows_the_size_of_the_corpus(num, value):
     assert (advice.value, advice.helps) == (value, True)
 
 
+@pytest.mark.promise("plan.batch-size")
 def test_batching_is_not_advised_where_it_cannot_help():
     assert not advise_batch_size(49, np.array([3, 9])).helps
     assert not advise_batch_size(800, np.array([9, 9])).helps
     assert not advise_batch_size(0, np.zeros(0, np.int64)).helps
 
 
+@pytest.mark.promise("plan.bucket-width")
 @pytest.mark.parametrize(("median", "value"), [(49, 8), (50, 16), (100, 16), (101, 32)])
 def test_bucket_width_follows_the_median_length(median, value):
     assert advise_bucket_width(np.array([1, median, 500])).value == value
 
 
+@pytest.mark.promise("plan.bucket-width")
 def test_bucket_width_shows_the_pad_share_of_a_plan_of_each_width():
     shares = advise_bucket_width(LENGTHS).pad_shares
     for width, share in shares.items():

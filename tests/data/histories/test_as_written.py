@@ -40,6 +40,7 @@ def recipe(folder: Path, rows: str = ROWS, labels: str = "", events: Any = None,
 # --------------------------------------------------------------------------- dates
 
 
+@pytest.mark.promise("patients.long-table")
 @pytest.mark.parametrize(
     ("text", "layout", "iso"),
     [
@@ -59,6 +60,7 @@ def test_a_date_in_a_format_is_the_same_time_as_in_that_of_iso(
     assert not mine.bad
 
 
+@pytest.mark.promise("patients.long-table")
 @pytest.mark.parametrize("unit", ["auto", "timestamp"])
 def test_dates_of_a_common_layout_are_proposed_and_the_first_is_shown(tmp_path: Path, unit: str) -> None:
     rows = ROWS.replace("01.12.2023", "31.12.2023")
@@ -75,6 +77,7 @@ def test_dates_of_a_common_layout_are_proposed_and_the_first_is_shown(tmp_path: 
     assert not tables(tmp_path, rows, unit="timestamp", format=GERMAN).bad
 
 
+@pytest.mark.promise("patients.long-table")
 def test_days_and_months_that_no_row_tells_apart_are_not_guessed(tmp_path: Path) -> None:
     with pytest.raises(SourceError) as caught:
         tables(tmp_path, "1,01/02/2023,Na,1\n1,03/04/2023,Na,2\n")
@@ -116,6 +119,7 @@ def test_times_of_labels_have_a_format_of_their_own(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- outcomes in words
 
 
+@pytest.mark.promise("patients.long-table")
 def test_outcomes_in_words_are_labels_by_a_map(tmp_path: Path, unpad: Shell) -> None:
     words = "mrn,state\n0,alive\n1,Dead\n2, alive\n3,lost\n"
     labels = {"path": "l.csv", "id": "mrn", "label": "state", "missing": "keep"}
@@ -152,6 +156,7 @@ def test_a_map_also_reads_numbers_and_columns_of_numbers(tmp_path: Path) -> None
     assert label.tolist() == [0, 1, 0, 1]
 
 
+@pytest.mark.promise("patients.long-table")
 def test_words_that_may_name_somebody_are_in_no_message(tmp_path: Path) -> None:
     names = "mrn,state\n" + "".join(f"{n},{name}\n" for n, name in enumerate(("Miller", "Smith", "Jones", "Brown")))
     labels = {"path": "l.csv", "id": "mrn", "label": "state"}
@@ -160,6 +165,7 @@ def test_words_that_may_name_somebody_are_in_no_message(tmp_path: Path) -> None:
     assert not [name for name in ("miller", "smith", "jones") if name in said.lower()]
 
 
+@pytest.mark.promise("patients.long-table")
 def test_labels_that_contradict_each_other_are_told_from_repeated_ones(tmp_path: Path) -> None:
     twice = "mrn,died\n0,1\n1,0\n0,0\n1,0\n2,1\n"
     labels = {"path": "l.csv", "id": "mrn", "label": "died", "missing": "keep"}
@@ -172,6 +178,7 @@ def test_labels_that_contradict_each_other_are_told_from_repeated_ones(tmp_path:
 # --------------------------------------------------------------------------- ids
 
 
+@pytest.mark.promise("patients.long-table")
 @pytest.mark.parametrize("given", [{"id": "patient"}, {"id": "mnr"}, {"id": "auto"}])
 def test_a_mistyped_id_is_named_and_never_makes_a_file_of_one_patient(tmp_path: Path, given: dict[str, str]) -> None:
     with pytest.raises(SourceError) as caught:
@@ -180,6 +187,7 @@ def test_a_mistyped_id_is_named_and_never_makes_a_file_of_one_patient(tmp_path: 
     assert caught.value.fix == "name yours with `id:` in data.events; did you mean mrn?"
 
 
+@pytest.mark.promise("patients.long-table")
 @pytest.mark.parametrize("field", ["time", "code", "value", "label", "event", "duration", "static"])
 def test_a_mistyped_column_is_named_by_the_field_that_has_it(tmp_path: Path, field: str) -> None:
     labels: dict[str, Any] = {"path": "l.csv", "id": "mrn", "event": "died", "duration": "until"}
@@ -203,6 +211,7 @@ def test_columns_of_other_capitals_are_read_and_of_two_near_ones_none(tmp_path: 
         tables(tmp_path, path="two.csv", id="auto", time="auto", code="auto", value="auto", unit="days")
 
 
+@pytest.mark.promise("patients.long-table")
 def test_an_id_among_the_facts_is_warned_of(tmp_path: Path, unpad: Shell) -> None:
     facts = "mrn,nhs,sex\n" + "".join(f"{n},X{n},{'mf'[n % 2]}\n" for n in range(30))
     path = recipe(tmp_path, labels=facts, format=GERMAN)

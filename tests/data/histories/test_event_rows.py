@@ -147,6 +147,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.promise("patients.layouts")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_fault_has_a_code_a_place_and_a_remedy_and_names_nobody(case: Case, tmp_path: Path) -> None:
     sources, events = case.make(tmp_path)
@@ -273,6 +274,7 @@ def test_the_unit_of_time_is_told_or_asked_for(tmp_path: Path) -> None:
         read(tmp_path / "b.parquet", unit="timestamp")
 
 
+@pytest.mark.promise("patients.missing")
 def test_a_wrong_table_is_refused_as_a_whole(tmp_path: Path) -> None:
     path = put(tmp_path / "a.parquet", table(ROWS, time="day"))
     with pytest.raises(SourceError, match=r'E_MISSING no column "time"; there is "id", "day"') as caught:
@@ -307,6 +309,7 @@ def test_texts_that_are_not_utf8_are_bad_rows(tmp_path: Path) -> None:
     assert part.codes.to_pylist() == ["fever", "cough"]
 
 
+@pytest.mark.promise("patients.layouts")
 def test_meds_is_read_as_its_schema_says(tmp_path: Path) -> None:
     static: list[Row] = [(A, 0, "GENDER//F", None), (B, 0, "HEIGHT", 170.0)]
     root = put_meds(tmp_path / "meds", ROWS, static, {A: "train", B: "tuning"})
@@ -342,6 +345,7 @@ def test_clocks_and_sets_of_tables_that_are_joined_go_together(tmp_path: Path) -
         opened([hours, long(tmp_path, ROWS)], events={"landmark": 3.0})
 
 
+@pytest.mark.promise("patients.layouts")
 def test_data_check_names_every_bad_row_of_events(unpad: Shell, tmp_path: Path) -> None:
     good = put(tmp_path / "good.parquet", table(draw_rows(), time="time"))
     path = tmp_path / "bad.csv"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 
+import pytest
+
 from unpad.data.histories.tables import alias, named_by
 
 IDS = [str(number) for number in range(10_000)]
 KEYS = b"a" * 32, b"b" * 32
 
 
+@pytest.mark.promise("patients.private")
 def test_trying_every_number_does_not_find_the_patient() -> None:
     plain = {hashlib.sha256(one.encode()).hexdigest()[:10] for one in IDS}
     with named_by(KEYS[0]):

@@ -18,6 +18,7 @@ from unpad.errors import SourceError
 from unpad.recipes.recipe import Recipe
 
 
+@pytest.mark.promise("data.near-duplicates")
 @pytest.mark.parametrize("family", ["images", "vqa"])
 def test_other_sizes_qualities_and_shades_are_found_and_nothing_else(tmp_path: Path, family: str) -> None:
     write_scenes(tmp_path / "set")
@@ -65,6 +66,7 @@ def make(folder: Path, family: str, parts: dict[int, str | None] | None = None, 
     return (recipe_of if family == "images" else questions_recipe)(changed, data=data)
 
 
+@pytest.mark.promise("data.near-duplicates")
 @pytest.mark.parametrize("family", ["images", "vqa"])
 def test_pictures_that_are_alike_stay_together_on_request(tmp_path: Path, family: str) -> None:
     free = dict.fromkeys(range(26))
@@ -85,6 +87,7 @@ def test_pictures_that_are_alike_stay_together_on_request(tmp_path: Path, family
     assert len(open_data(follows, None, Wanted.TEST).table) == 2
 
 
+@pytest.mark.promise("data.near-duplicates")
 @pytest.mark.parametrize("family", ["images", "vqa"])
 def test_pictures_that_are_alike_are_refused_on_request(tmp_path: Path, family: str) -> None:
     recipe = make(tmp_path / "set", family, near_duplicates="refuse")
@@ -104,6 +107,7 @@ def test_pictures_that_are_alike_are_refused_on_request(tmp_path: Path, family: 
     open_data(make(tmp_path / "set", family, sound, near_duplicates="refuse"), None)
 
 
+@pytest.mark.promise("data.near-duplicates")
 @pytest.mark.parametrize("family", ["images", "vqa"])
 def test_pictures_of_the_test_part_are_compared_with_those_of_training(tmp_path: Path, family: str) -> None:
     data = open_data(make(tmp_path / "set", family, {20: "test", 21: "test", 24: "test"}), None)

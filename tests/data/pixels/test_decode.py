@@ -212,6 +212,7 @@ FAULTS: list[Case] = [
 ]  # fmt: skip
 
 
+@pytest.mark.promise("images.classes")
 @pytest.mark.parametrize(("name", "make", "expected"), FAULTS, ids=[name for name, _, _ in FAULTS])
 def test_every_fault_of_an_image_has_its_code_and_place(
     tmp_path: Path, name: str, make: Callable[[], bytes | None], expected: str | Seen
@@ -403,6 +404,7 @@ def test_a_transparent_grey_or_colour_is_white_at_any_depth() -> None:
         assert decode(content).pixels[0].tolist() == [[v] * 3 for v in (0, 255, 170, 255)]
 
 
+@pytest.mark.promise("images.own-size")
 def test_opacity_comes_as_a_fourth_channel_beside_the_same_colours() -> None:
     picture = Image.new("RGBA", (3, 2), (200, 100, 50, 0))
     picture.putpixel((1, 0), (10, 20, 30, 128))

@@ -55,6 +55,7 @@ FILES = {
 }
 
 
+@pytest.mark.promise("llm.your-data")
 @pytest.mark.parametrize("name", FILES)
 def test_the_mode_of_a_file_is_that_of_its_pixels(name: str) -> None:
     data, mode = FILES[name]

@@ -63,6 +63,7 @@ def test_opacity_is_resized_on_its_own_and_goes_from_minus_one_to_one() -> None:
     assert np.array_equal(shown, unpatch(colours.reshape(6, 192), (2, 3), 8, settings))
 
 
+@pytest.mark.promise("images.square")
 def test_letterbox_keeps_the_aspect_and_fills_with_the_mean_colour() -> None:
     settings = ImageSettings(size="letterbox", square=32, mean=(0.2, 0.4, 0.6))
     for pixels, inner in ((np.full((20, 40, 3), 250, np.uint8), np.s_[8:24, :]),
@@ -80,6 +81,7 @@ def test_letterbox_keeps_the_aspect_and_fills_with_the_mean_colour() -> None:
         assert ((opacity == -1).sum(), (opacity == 1).sum()) == (border.sum(), (~border).sum())
 
 
+@pytest.mark.promise("images.square")
 def test_square_fills_the_square() -> None:
     settings = ImageSettings(size="square", square=32)
     pixels = np.full((20, 40, 3), 250, np.uint8)

@@ -17,6 +17,7 @@ from unpad.recipes.data import ImageSettings
 SIDES = st.integers(1, 16_384)
 
 
+@pytest.mark.promise("images.square")
 @pytest.mark.parametrize(("side", "num_tokens"), [(224, 256), (336, 576), (448, 1024)])
 def test_a_square_of_patches_of_14_has_the_tokens_of_clip(side: int, num_tokens: int) -> None:
     for size in ("square", "letterbox", "native"):
@@ -27,6 +28,7 @@ def test_a_square_of_patches_of_14_has_the_tokens_of_clip(side: int, num_tokens:
     assert grid_of(1000, 30, 14, ImageSettings(size="square", square=side)) == (side // 14, side // 14)
 
 
+@pytest.mark.promise("images.square")
 def test_a_square_that_no_patches_fill_is_refused() -> None:
     for size in ("square", "letterbox"):
         with pytest.raises(RecipeError, match="not a multiple of the patch") as caught:
@@ -52,6 +54,7 @@ def test_a_strip_stays_a_strip() -> None:
     assert grid_of(179, 19, 10, ImageSettings(max_tokens=34)) == (2, 17)  # and not 1 x 17, which is twice as long
 
 
+@pytest.mark.promise("images.own-size")
 @given(SIDES, SIDES, st.integers(1, 64), st.integers(1, 1024))
 def test_a_grid_fits_its_budget_and_is_never_larger_than_the_image(w: int, h: int, patch: int, most: int) -> None:
     rows, columns = grid_of(w, h, patch, ImageSettings(max_tokens=most))
@@ -85,6 +88,7 @@ def test_enlarging_keeps_the_aspect_ratio() -> None:
     assert grid_of(4, 100, 8, settings) == (21, 1)
 
 
+@pytest.mark.promise("images.own-size")
 @given(st.integers(200, 4_000), st.integers(200, 4_000))
 def test_scaling_down_keeps_the_aspect_ratio(width: int, height: int) -> None:
     rows, columns = grid_of(width, height, 8, ImageSettings(max_tokens=256))
@@ -94,6 +98,7 @@ def test_scaling_down_keeps_the_aspect_ratio(width: int, height: int) -> None:
     assert rows * columns > 256 * 0.6
 
 
+@pytest.mark.promise("images.own-size")
 @given(SIDES, SIDES, st.floats(0, 1), st.floats(0, 1))
 def test_adaptive_lies_between_its_bounds_and_reaches_native(w: int, h: int, low: float, high: float) -> None:
     adaptive, native = ImageSettings(size="adaptive", min_tokens=4), ImageSettings()
@@ -104,6 +109,7 @@ def test_adaptive_lies_between_its_bounds_and_reaches_native(w: int, h: int, low
     assert grid_of(w, h, 16, adaptive, 1.0) == grid_of(w, h, 16, native)
 
 
+@pytest.mark.promise("images.own-size")
 def test_more_detail_gives_more_tokens() -> None:
     settings = ImageSettings(size="adaptive", min_tokens=4)
     counts = [math.prod(grid_of(640, 480, 16, settings, value / 20)) for value in range(21)]

@@ -44,6 +44,7 @@ def matched(texts: list[str]) -> set[frozenset[int]]:
 PART = st.sampled_from(["abcdefghijklmnop", "qrstuvwxyzabcdefgh", "aaaaabbbbbcccccddddd", "ab"])
 
 
+@pytest.mark.promise("data.near-duplicates")
 @settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.lists(PART, max_size=4).map("".join), max_size=12, unique=True),
@@ -90,11 +91,13 @@ def test_short_texts_about_other_things_are_no_near_duplicates(pair: tuple[str, 
     assert len(set(near_sets(list(pair)).tolist())) == 2
 
 
+@pytest.mark.promise("data.near-duplicates")
 @pytest.mark.parametrize("pair", COPIES)
 def test_copies_with_a_few_changes_are_near_duplicates_in_every_script(pair: tuple[str, str]) -> None:
     assert len(set(near_sets(list(pair)).tolist())) == 1
 
 
+@pytest.mark.promise("data.near-duplicates")
 def test_a_passage_of_many_texts_makes_no_copies_and_hides_none() -> None:
     random = np.random.default_rng(0)
     bodies = ["".join(map(chr, random.integers(97, 123, 40))) for _ in range(80)]

@@ -109,6 +109,7 @@ CASES: list[tuple[Any, Any]] = [
 ]
 
 
+@pytest.mark.promise("data.conversations")
 @pytest.mark.parametrize(("row", "expected"), CASES)
 def test_a_row_becomes_turns_or_is_named(tmp_path: Path, row: Any, expected: Any) -> None:
     path = tmp_path / "c.jsonl"
@@ -116,6 +117,7 @@ def test_a_row_becomes_turns_or_is_named(tmp_path: Path, row: Any, expected: Any
     assert conversations(path) == [expected]
 
 
+@pytest.mark.promise("models.thoughts")
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
 def test_thoughts_of_a_reply_are_read_from_their_field(tmp_path: Path, key: str) -> None:
     path = tmp_path / "c.jsonl"

@@ -63,6 +63,7 @@ def test_faults_of_csv_count_the_rows_that_they_take_along(tmp_path: Path, conte
     assert rows_of(tmp_path / "a.csv", raw) == ([], bad)
 
 
+@pytest.mark.promise("data.conversations")
 def test_columns_of_csv_hold_conversations(tmp_path: Path) -> None:
     content = "prompt,completion,system\nhi,ho,\n你好,你好！,be kind\n,x,\n"
     used, bad = rows_of(tmp_path / "a.csv", content, "chat")

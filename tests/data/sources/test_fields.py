@@ -42,6 +42,7 @@ def put_text(path: Path, content: str) -> Path:
 # --------------------------------------------------------------------------- near names
 
 
+@pytest.mark.promise("data.field-names")
 @pytest.mark.parametrize("name", ["Text", " text ", "TEXT", "te xt", "Ｔｅｘｔ", "\ufefftext", "_text"])
 def test_a_name_is_read_whatever_its_capitals_blanks_and_underscores(tmp_path: Path, name: str) -> None:
     assert folded(name) == "text"
@@ -56,6 +57,7 @@ def test_a_name_is_read_whatever_its_capitals_blanks_and_underscores(tmp_path: P
         assert guess_kind(path) == "text"
 
 
+@pytest.mark.promise("data.field-names")
 def test_the_exact_name_comes_first_and_of_two_near_ones_none_is_chosen() -> None:
     assert spelling(("Text", "text"), ("text",)) == {}
     assert spelling(("Question", "ANSWER"), ("question", "answer")) == {"Question": "question", "ANSWER": "answer"}
@@ -75,6 +77,7 @@ def test_pictures_of_parquet_are_found_again_by_a_near_name(tmp_path: Path) -> N
 # --------------------------------------------------------------------------- the setting for another name
 
 
+@pytest.mark.promise("data.field-names")
 @pytest.mark.parametrize("path", ["my reviews.csv", "a,b: {c}.csv", "it's.csv", "no", "-x.csv", "评论.csv", "12"])
 @pytest.mark.parametrize("field", ["comment", "no", "my text", "a: b", 'say "x"', "1"])
 def test_a_setting_that_is_printed_names_the_file_and_the_field(path: str, field: str) -> None:
@@ -82,6 +85,7 @@ def test_a_setting_that_is_printed_names_the_file_and_the_field(path: str, field
     assert apply_override({}, word).value == {"path": path, "field": field}
 
 
+@pytest.mark.promise("data.field-names")
 def test_a_table_of_other_names_leads_to_the_setting_that_works(unpad: Shell, tmp_path: Path) -> None:
     path = put_text(tmp_path / "reviews.csv", REVIEWS)
     wanted = f"'data.text={{path: {path}, field: comment}}'"
@@ -99,6 +103,7 @@ def test_a_table_of_other_names_leads_to_the_setting_that_works(unpad: Shell, tm
     assert read(path, field="coment")[1][0].fix == f'did you mean "comment"? {wanted}'
 
 
+@pytest.mark.promise("data.field-names")
 def test_rows_of_json_and_parquet_have_the_same_advice(tmp_path: Path) -> None:
     rows = pa.table({"stars": [1, 2], "review": ["it was long", "it was not"]})
     for name in ("a.parquet", "a.jsonl"):
@@ -125,6 +130,7 @@ def test_advice_knows_conversations_pictures_and_rows_without_a_header() -> None
     assert not looks_like_data(["id", "the text", "label 1", "2nd"])
 
 
+@pytest.mark.promise("patients.long-table")
 def test_a_table_without_a_header_names_none_of_its_values(unpad: Shell, tmp_path: Path) -> None:
     path = put_text(tmp_path / "a.csv", "90210001,Na,5.5\n90210002,K,3.5\n")
     for kind in ((), ("--kind", "text"), ("--kind", "events")):
@@ -136,6 +142,7 @@ def test_a_table_without_a_header_names_none_of_its_values(unpad: Shell, tmp_pat
 # --------------------------------------------------------------------------- one table of a hospital
 
 
+@pytest.mark.promise("patients.long-table")
 def test_one_long_table_of_a_hospital_leads_to_a_recipe_that_reads_it(unpad: Shell, tmp_path: Path) -> None:
     path = put_text(tmp_path / "export.csv", LABS)
     refused = unpad("data", "check", path)

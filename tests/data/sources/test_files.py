@@ -24,6 +24,7 @@ def names(folder: Path, path: str) -> list[str]:
     return [file.path.relative_to(folder).as_posix() for file in expand([Source(path=path)], lambda p: folder / p)]
 
 
+@pytest.mark.promise("data.files")
 def test_numbers_in_names_are_ordered_as_numbers(tmp_path: Path) -> None:
     write(tmp_path, "p10.json", "p2.json", "p1.json", "b10/a.txt", "b9/a.txt", "P3.json")
     assert names(tmp_path, ".") == ["b9/a.txt", "b10/a.txt", "p1.json", "p2.json", "P3.json", "p10.json"]
@@ -92,6 +93,7 @@ def zeros(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
+@pytest.mark.promise("input.pipes")
 @pytest.mark.parametrize(
     ("read", "make"),
     [

@@ -72,6 +72,7 @@ def fault(path: Path) -> str:
 # --------------------------------------------------------------------------- folders
 
 
+@pytest.mark.promise("images.classes")
 def test_each_sub_folder_is_a_class_in_natural_order(tmp_path: Path) -> None:
     for name in ("Dog/10.jpg", "Dog/9.jpg", "Cat/1.png", "Cat/deep/er/2.webp", "Cat/noextension"):
         put(tmp_path / name)
@@ -110,6 +111,7 @@ def test_folders_named_like_parts_of_a_split_hold_the_classes(tmp_path: Path) ->
         items(tmp_path / "a")
 
 
+@pytest.mark.promise("images.classes")
 def test_what_is_no_image_in_a_class_is_named(tmp_path: Path) -> None:
     put(tmp_path / "Cat/a.png", b"<html>")
     put(tmp_path / "Cat/b.png", png()[:-20])
@@ -162,6 +164,7 @@ def test_sources_keep_their_order_weight_and_field(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- manifests
 
 
+@pytest.mark.promise("images.classes")
 def test_a_manifest_gives_labels_splits_and_sizes(tmp_path: Path) -> None:
     put(tmp_path / "images/a.png")
     put(tmp_path / "images/b.png", png(2, 9, 8))
@@ -262,6 +265,7 @@ def test_sizes_are_those_after_exif_turns_the_image(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- parquet
 
 
+@pytest.mark.promise("images.classes")
 def test_parquet_holds_bytes_or_hugging_faces_struct(tmp_path: Path) -> None:
     pictures = [png(width, 3) for width in range(1, 8)]
     labels = [0, 1, 0, 1, 0, 1, 0]

@@ -195,6 +195,7 @@ def test_an_array_is_read_in_order(tmp_path: Path) -> None:
     assert array_of(tmp_path, b"[]") == ({}, [])
 
 
+@pytest.mark.promise("data.files")
 @pytest.mark.parametrize(
     ("content", "used", "bad"),
     [

@@ -16,6 +16,7 @@ def random_texts(count: int, length: int, seed: int = 0) -> list[str]:
     return ["".join(map(chr, row)) for row in points]
 
 
+@pytest.mark.promise("data.near-duplicates")
 def test_planted_duplicates_are_found_and_nothing_else() -> None:
     texts = random_texts(200, 60)
     split = np.zeros(200, np.uint8)
@@ -101,6 +102,7 @@ def test_blocks_of_training_documents_give_the_same_report_and_other_parts_are_n
     assert report(texts, split, groups, part=Split.TEST) == found
 
 
+@pytest.mark.promise("data.near-duplicates")
 def test_new_texts_that_the_corpus_holds_get_the_report_of_training() -> None:
     words = random_texts(12, 9, seed=5)
     draw = np.random.default_rng(2)
@@ -130,6 +132,7 @@ PHRASES = [
 ]
 
 
+@pytest.mark.promise("data.near-duplicates")
 @settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.lists(st.sampled_from(PHRASES), max_size=6).map("".join), min_size=2, max_size=20),

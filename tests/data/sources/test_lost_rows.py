@@ -41,6 +41,7 @@ def write_broken_page(path: Path, table: pa.Table, group: int) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.promise("data.conversations")
 def test_a_row_group_that_cannot_be_read_counts_with_its_rows_and_the_others_are_read(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     write_broken_page(path, pa.table({"text": [f"row {i} of the text" for i in range(1000)]}), group=2)
@@ -77,6 +78,7 @@ ROWS = [json.dumps({"text": f"row {i}"}) for i in range(500)]
 ARRAY = "[" + ", ".join(ROWS) + "]"
 
 
+@pytest.mark.promise("data.conversations")
 @pytest.mark.parametrize(
     ("name", "content"),
     [

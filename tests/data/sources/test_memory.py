@@ -38,6 +38,7 @@ def write(path: Path, mebibytes: int) -> int:
     return count + 1
 
 
+@pytest.mark.promise("llm.windows")
 @pytest.mark.parametrize("name", FORMS)
 def test_memory_of_reading_does_not_grow_with_the_file(tmp_path: Path, name: str) -> None:
     paths = [tmp_path / folder / name for folder in ("small", "large")]

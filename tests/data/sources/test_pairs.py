@@ -78,6 +78,7 @@ CASES: list[tuple[dict[str, Any], Any]] = [
 ]
 
 
+@pytest.mark.promise("pairs.forms")
 @pytest.mark.parametrize(("row", "wanted"), CASES)
 def test_a_row_is_a_pair_or_a_fault(tmp_path: Path, row: dict[str, Any], wanted: Any) -> None:
     (item,) = items(write(tmp_path / "pairs.jsonl", [row]))
@@ -87,6 +88,7 @@ def test_a_row_is_a_pair_or_a_fault(tmp_path: Path, row: dict[str, Any], wanted:
         assert item.fix
 
 
+@pytest.mark.promise("pairs.forms")
 def test_pairs_of_one_prompt_are_one_group_unless_they_name_another(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"prompt": "问", "chosen": "好", "rejected": "坏"},
@@ -107,6 +109,7 @@ def test_a_source_names_its_prompt(tmp_path: Path) -> None:
     assert [pair(item) for item in items(path, "other")] == ["E_MISSING"]
 
 
+@pytest.mark.promise("pairs.forms")
 def test_data_check_knows_pairs_and_counts_what_it_puts_aside(tmp_path: Path) -> None:
     good = {"prompt": "问", "chosen": "好", "rejected": "坏的"}
     rows = [good, {**good, "rejected": "好"}, good, {**good, "rejected": "更坏"}]

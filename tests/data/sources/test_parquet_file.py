@@ -42,6 +42,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_file, "MOST_AT_ONCE", 1 << 19)
 
 
+@pytest.mark.promise("input.parquet")
 @pytest.mark.usefixtures("strict")
 @pytest.mark.parametrize("kind", ["dictionary", "nested", "pages", "rows"])
 def test_a_bomb_is_refused_before_it_takes_memory_and_its_rows_are_counted(
@@ -65,6 +66,7 @@ def test_a_bomb_is_refused_before_it_takes_memory_and_its_rows_are_counted(
     assert max(decoded) < 4 << 20, "bytes of a batch or two, of forty million"
 
 
+@pytest.mark.promise("input.parquet")
 @pytest.mark.usefixtures("strict")
 def test_a_bomb_among_tables_of_patients_is_refused(tmp_path: Path, unpad: Shell) -> None:
     numbers = np.arange(40_000)
@@ -75,6 +77,7 @@ def test_a_bomb_among_tables_of_patients_is_refused(tmp_path: Path, unpad: Shell
     assert "E_PARQUET the rows would take" in done.err
 
 
+@pytest.mark.promise("input.parquet")
 def test_sound_files_of_every_form_are_read_whole(tmp_path: Path) -> None:
     words = [f"word {number % 7} of a text" for number in range(3000)]
     for number, (table, options) in enumerate(
@@ -94,6 +97,7 @@ def test_sound_files_of_every_form_are_read_whole(tmp_path: Path) -> None:
         assert read == table.column("text").to_pylist()
 
 
+@pytest.mark.promise("input.parquet")
 def test_batches_get_shorter_where_every_row_may_be_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_file, "MOST_AT_ONCE", 5 * len(LONG))
     path, _ = bomb("dictionary", tmp_path / "bomb.parquet")

@@ -60,6 +60,7 @@ def draw(root: Path) -> None:
             Image.fromarray(rng.integers(0, 255, (size, size, 3)).astype(np.uint8)).save(path)
 
 
+@pytest.mark.promise("data.holdout")
 def test_the_sizes_of_an_icon_share_a_side_and_count_as_one(tmp_path: Path) -> None:
     draw(tmp_path / "icons")
     data = open_data(recipe_of(tmp_path / "icons"), None)

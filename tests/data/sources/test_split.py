@@ -34,6 +34,7 @@ def grouped(groups: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(np.arange(len(groups)), groups)]
 
 
+@pytest.mark.promise("data.holdout")
 @settings(deadline=None)
 @given(st.integers(2, 300), st.floats(0.001, 0.999), st.integers(0, 9))
 def test_the_share_is_exact_and_depends_on_the_seed(num: int, holdout: float, seed: int) -> None:
@@ -44,6 +45,7 @@ def test_the_share_is_exact_and_depends_on_the_seed(num: int, holdout: float, se
     assert not np.array_equal(assign(keys(40), undeclared(40), 0.25, 0), assign(keys(40), undeclared(40), 0.25, 1))
 
 
+@pytest.mark.promise("data.holdout")
 def test_every_class_has_its_share_and_none_is_held_out_as_a_whole() -> None:
     classes = np.repeat([0, 1, 2, 3], [50, 30, 19, 1])
     side = assign(keys(100), undeclared(100), 0.2, 0, classes=classes)
@@ -54,6 +56,7 @@ def test_every_class_has_its_share_and_none_is_held_out_as_a_whole() -> None:
     assert assign(keys(4), undeclared(4), 0.9, 0, classes=np.arange(4)).sum() == 3
 
 
+@pytest.mark.promise("data.holdout")
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 6), min_size=2, max_size=40), st.floats(0.05, 0.95), st.integers(0, 5))
 def test_groups_stay_whole_and_come_as_near_to_the_share_as_they_allow(
@@ -111,6 +114,7 @@ def test_the_rule_of_earlier_runs_gives_the_parts_it_gave() -> None:
 OLD_HOLDOUT = [1, 7, 8, 12, 15, 16, 18, 19, 27, 29, 30, 37]
 
 
+@pytest.mark.promise("data.near-duplicates")
 @settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 8), st.sampled_from([-1, 0, 1, 2])), min_size=1),

@@ -46,6 +46,7 @@ def test_plain_text_is_split_at_its_separator(
     assert documents(tmp_path / "a.txt", content, separator=separator) == expected
 
 
+@pytest.mark.promise("data.files")
 def test_strings_of_an_array_are_documents(tmp_path: Path) -> None:
     content = '["\\n甲 \\n\\n乙\\n", "", "\u3000", null, 3, ["x"], "\\u0000", {"text": "丙"}]'.encode()
     assert documents(tmp_path / "a.json", content) == [

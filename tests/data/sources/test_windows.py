@@ -47,6 +47,7 @@ def test_every_arrangement_of_characters_has_a_hash_of_its_own() -> None:
     assert len(np.unique(hashes)) == sum(2**left for left in range(1, 11))
 
 
+@pytest.mark.promise("data.near-duplicates")
 @pytest.mark.parametrize(
     ("text", "number"),
     [

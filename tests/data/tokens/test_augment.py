@@ -38,10 +38,12 @@ def changed(content: str, rates: AugmentSettings, seed: int = 0, copy: int = 1) 
     return augment(text(content), rates, segment, SYNONYMS, seed, copy).turns[0].content
 
 
+@pytest.mark.promise("chinese.synonyms")
 def test_zero_rates_change_nothing() -> None:
     assert changed(LONG, only()) == LONG
 
 
+@pytest.mark.promise("chinese.synonyms")
 def test_synonyms_at_one_replace_every_known_word() -> None:
     result = changed(LONG, only(synonyms=1.0))
     assert not any(word in result for word in SYNONYMS)
@@ -62,6 +64,7 @@ def test_synonyms_come_at_their_rate(rate: float) -> None:
     assert abs(replaced / 4000 - rate) < 5 * (rate * (1 - rate) / 4000) ** 0.5
 
 
+@pytest.mark.promise("chinese.deletion")
 @pytest.mark.parametrize("rate", [0.05, 0.3, 0.8])
 def test_words_are_deleted_at_their_rate_and_punctuation_stays(rate: float) -> None:
     content = "老师喜欢公园，3天！" * 1000
@@ -71,6 +74,7 @@ def test_words_are_deleted_at_their_rate_and_punctuation_stays(rate: float) -> N
     assert [result.count(mark) for mark in "，！3"] == [1000, 1000, 1000]
 
 
+@pytest.mark.promise("chinese.deletion")
 @settings(deadline=None, max_examples=300)
 @given(chinese, st.integers(0, 2**31 - 1))
 def test_deletion_never_takes_the_last_word(content: str, seed: int) -> None:
@@ -79,6 +83,7 @@ def test_deletion_never_takes_the_last_word(content: str, seed: int) -> None:
     assert any(map(str.isalpha, result)) == any(map(str.isalpha, content))
 
 
+@pytest.mark.promise("chinese.insertion")
 @pytest.mark.parametrize("rate", [0.1, 0.6, 1.0])
 def test_function_words_are_inserted_at_word_ends_at_their_rate(rate: float) -> None:
     content = "老师喜欢公园，ok 12！" * 1000
@@ -94,6 +99,7 @@ def test_function_words_are_inserted_at_word_ends_at_their_rate(rate: float) -> 
     assert pieces <= runs  # never inside a word
 
 
+@pytest.mark.promise("chinese.clauses")
 @settings(deadline=None, max_examples=300)
 @given(chinese, st.integers(0, 2**31 - 1))
 def test_reordering_keeps_every_character(content: str, seed: int) -> None:
@@ -109,11 +115,13 @@ def test_reordering_moves_clauses_and_leaves_their_ends() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.promise("chinese.clauses")
 @pytest.mark.parametrize("content", ["今天天气很好。", "今天天气很好", "\n今天天气很好！\n", "，。！", "好，好。"])
 def test_a_single_clause_stays(content: str) -> None:
     assert changed(content, only(reorder=1.0)) == content
 
 
+@pytest.mark.promise("chinese.deletion")
 def test_markers_inside_a_text_stay_in_their_places() -> None:
     content = "用户：老师喜欢公园，学生散步。助手：高兴<|endoftext|>老师"
     for seed in range(50):
@@ -135,6 +143,7 @@ def conversation() -> Example:
     return Example("chat.jsonl:7", turns, split="train", group="g", keywords=("高兴",))
 
 
+@pytest.mark.promise("chinese.insertion")
 def test_only_what_users_say_is_changed() -> None:
     before = conversation()
     after = augment(before, AugmentSettings(multiplier=1, synonyms=1, insert=1, reorder=1), segment, SYNONYMS, 0, 1)
@@ -145,6 +154,7 @@ def test_only_what_users_say_is_changed() -> None:
     assert after.where == "chat.jsonl:7#1"
 
 
+@pytest.mark.promise("chinese.copies")
 def test_copies_follow_the_originals() -> None:
     examples = [text("老师喜欢，学生高兴。"), conversation()]
     result = with_copies(examples, ALL_ON, segment, SYNONYMS, 0)
@@ -154,6 +164,7 @@ def test_copies_follow_the_originals() -> None:
     assert with_copies(examples, AugmentSettings(), segment, SYNONYMS, 0) == examples
 
 
+@pytest.mark.promise("chinese.synonyms")
 def test_a_copy_depends_on_seed_and_number_and_content_alone() -> None:
     one, two = text(LONG), text(LONG + "好")
     copy = partial(augment, settings=ALL_ON, words=segment, synonyms=SYNONYMS)
@@ -191,6 +202,7 @@ def test_packaged_groups_are_words_without_repeats() -> None:
     assert set(load_synonyms(None)["高兴"]) == {"开心", "愉快", "欢喜"}
 
 
+@pytest.mark.promise("chinese.synonyms")
 def test_the_users_groups_win(tmp_path: Path) -> None:
     path = tmp_path / "mine.txt"
     path.write_bytes("\ufeff# mine\n\n高兴 乐呵\r\n显卡　图形处理器 GPU\nGPU 加速卡\n".encode())

@@ -246,12 +246,14 @@ def test_sealed_bytes_come_back_or_are_refused(tmp_path: Path) -> None:
         assert reason
 
 
+@pytest.mark.promise("input.tokens")
 @pytest.mark.parametrize("wrong", [{"num_chars": np.zeros(2, np.int32)}, {"offsets": np.array([0, 9, 5, 9])}])
 def test_columns_that_do_not_fit_each_other_are_made_again(tmp_path: Path, wrong: dict[str, np.ndarray]) -> None:
     write_shard(tmp_path, KEY, replace(make_shard(), **wrong))
     assert open_shard(tmp_path, KEY) == (None, "has columns that do not fit each other")
 
 
+@pytest.mark.promise("input.tokens")
 @pytest.mark.parametrize("details", [b"[", b"[]", b'{"where": []}', b'{"where": [1, 2, 3]}'])
 def test_details_of_another_program_are_refused(tmp_path: Path, details: bytes) -> None:
     write_shard(tmp_path, KEY, replace(make_shard(), details=np.frombuffer(details, np.uint8)))

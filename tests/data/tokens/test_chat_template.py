@@ -53,6 +53,7 @@ def cases() -> list[tuple[str, int]]:
     return [(kind, i) for kind in TEMPLATES for i, talk in enumerate(TALKS) if (kind, i) != ("no system", 2)]
 
 
+@pytest.mark.promise("models.template-ids")
 @pytest.mark.parametrize(("kind", "index"), cases())
 def test_ids_are_those_of_transformers(kind: str, index: int) -> None:
     tokenizer, other = tokenizer_with(TEMPLATES[kind]), theirs(TEMPLATES[kind])
@@ -68,6 +69,7 @@ def test_ids_are_those_of_transformers(kind: str, index: int) -> None:
     assert encode_prompt(turns[: len(asked)], tokenizer, Template()) == prompt
 
 
+@pytest.mark.promise("models.template-ids")
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_the_loss_is_on_replies_and_the_token_that_ends_each(kind: str) -> None:
     tokenizer = tokenizer_with(TEMPLATES[kind])
@@ -172,6 +174,7 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.promise("models.template-ids")
 @pytest.mark.parametrize("fault", REFUSED)
 def test_what_a_template_leaves_open_is_refused_with_the_place_of_the_row(fault: str) -> None:
     source, message = REFUSED[fault]

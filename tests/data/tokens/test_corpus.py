@@ -34,6 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.promise("versions.fingerprint")
 def test_the_fingerprint_of_texts_and_conversations_is_that_of_version_0_1_0(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +80,7 @@ class Counting:
 # --------------------------------------------------------------------------- what a sequence holds
 
 
+@pytest.mark.promise("train.replies-only")
 def test_texts_carry_loss_on_all_but_bos_and_chats_on_replies_alone(folder: Path) -> None:
     tokens, tokenizer, _ = prepare(make_recipe(folder))
     bos, eos = tokenizer.bos_id, tokenizer.eos_id
@@ -151,6 +153,7 @@ def test_role_tags_and_special_tokens_in_a_message_are_ordinary_text(folder: Pat
 # --------------------------------------------------------------------------- cache
 
 
+@pytest.mark.promise("data.encoded-once")
 def test_a_document_is_encoded_once_and_a_warm_start_reads_no_row(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +185,7 @@ def test_a_warm_start_neither_reads_nor_trains_a_tokenizer(folder: Path, monkeyp
     assert report.leaks is not None
 
 
+@pytest.mark.promise("data.encoded-once")
 def test_one_changed_file_is_encoded_alone(folder: Path) -> None:
     recipe = make_recipe(folder)
     _, tokenizer, _ = prepare(recipe)
@@ -194,6 +198,7 @@ def test_one_changed_file_is_encoded_alone(folder: Path) -> None:
     assert tokenizer.decode(tokens.tokens(20).tolist()) == TEXTS[20].replace("山谷", "平原")
 
 
+@pytest.mark.promise("data.encoded-once")
 @pytest.mark.parametrize(
     "change",
     [
@@ -324,6 +329,7 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
 }
 
 
+@pytest.mark.promise("data.encoded-once")
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_cache_is_built_again_to_the_same_bytes(folder: Path, damage: str) -> None:
     recipe = make_recipe(folder, augment={"multiplier": 1})
@@ -399,6 +405,7 @@ def test_quarantined_rows_are_counted_cold_and_warm(folder: Path) -> None:
         prepare(make_recipe(folder))
 
 
+@pytest.mark.promise("train.refusals")
 def test_an_empty_corpus_and_one_without_training_part_are_refused(folder: Path) -> None:
     with pytest.raises(SourceError, match="names no data"):
         prepare(make_recipe(folder, data={"text": [], "chat": []}))
@@ -456,6 +463,7 @@ def test_the_tokenizer_sees_the_training_part_alone(folder: Path) -> None:
     assert "龘".encode() not in tokenizer.pieces
 
 
+@pytest.mark.promise("chinese.copies")
 def test_only_training_originals_get_copies(folder: Path) -> None:
     augment = {"multiplier": 2, "delete": 0.3}
     plain, _, _ = prepare(make_recipe(folder))
@@ -498,6 +506,7 @@ def test_leaks_are_reported_with_their_places(folder: Path) -> None:
         }))  # fmt: skip
 
 
+@pytest.mark.promise("data.near-duplicates")
 def test_leaks_of_the_test_part_are_reported_with_their_places_and_refused_on_request(folder: Path) -> None:
     text = "一段很长的话，说的是河水怎样从山上流到海里，再变成云。"
     rows = [
@@ -521,6 +530,7 @@ def test_leaks_of_the_test_part_are_reported_with_their_places_and_refused_on_re
         prepare(refusing)
 
 
+@pytest.mark.promise("data.near-duplicates")
 def test_near_duplicates_stay_together_on_request_and_groups_always_do(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -547,6 +557,7 @@ def test_near_duplicates_stay_together_on_request_and_groups_always_do(
     assert np.array_equal(apart.split[40::2], apart.split[41::2])
 
 
+@pytest.mark.promise("data.near-duplicates")
 def test_near_duplicates_of_texts_and_conversations_are_in_one_part(folder: Path) -> None:
     """Each kind is divided by itself, so what belongs to a row of the other kind follows it."""
     draw = np.random.default_rng(0)
@@ -672,6 +683,7 @@ def test_joined_documents_keep_their_order_ends_and_sums(tokens: TokenSet) -> No
 # --------------------------------------------------------------------------- characters that a tokenizer loses
 
 
+@pytest.mark.promise("llm.unknown")
 def test_lost_characters_are_counted_cold_and_warm_and_named(folder: Path) -> None:
     path = folder / "words.json"
     path.write_bytes(word_list(["水", "好"]))
@@ -715,6 +727,7 @@ def test_a_template_that_the_tokenizer_cannot_spell_is_warned_of(folder: Path) -
     )
 
 
+@pytest.mark.promise("data.parts")
 def test_a_part_of_whole_groups_is_told_from_one_of_other_phrasings(folder: Path) -> None:
     rows = [{"text": f"第{n // 4}件事的第{n % 4}种说法", "group": f"fact {n // 4}"} for n in range(40)]
     (folder / "facts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -56,6 +56,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return here
 
 
+@pytest.mark.promise("data.parallel")
 @forks
 def test_processes_give_what_one_gives(
     tokenizer: Tokenizer, processes: list[int], monkeypatch: pytest.MonkeyPatch
@@ -83,6 +84,7 @@ def test_an_error_in_a_process_is_the_error_of_the_row(tokenizer: Tokenizer, pro
     assert found.value.fix == "write the text as valid UTF-8"
 
 
+@pytest.mark.promise("data.parallel")
 @forks
 def test_a_process_that_is_killed_is_told_in_words(
     tokenizer: Tokenizer, processes: list[int], monkeypatch: pytest.MonkeyPatch

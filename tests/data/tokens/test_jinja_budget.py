@@ -113,6 +113,7 @@ def template(source: str) -> ChatTemplate:
     return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "<|im_end|>"}, ["<|im_end|>"])
 
 
+@pytest.mark.promise("models.template-bounds")
 @pytest.mark.parametrize("name", WITHOUT_END)
 def test_a_template_that_goes_on_without_end_is_stopped(name: str) -> None:
     with pytest.raises(UnusableTemplateError, match="not usable: it") as caught:
@@ -120,6 +121,7 @@ def test_a_template_that_goes_on_without_end_is_stopped(name: str) -> None:
     assert "import it again" in caught.value.fix
 
 
+@pytest.mark.promise("models.template-bounds")
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_multiplies_or_nests_is_refused(name: str) -> None:
     with pytest.raises(SourceError) as caught:
@@ -127,6 +129,7 @@ def test_what_multiplies_or_nests_is_refused(name: str) -> None:
     assert caught.value.fix
 
 
+@pytest.mark.promise("models.template-bounds")
 def test_a_template_that_is_stopped_has_used_little_memory() -> None:
     tracemalloc.start()
     try:
@@ -138,6 +141,7 @@ def test_a_template_that_is_stopped_has_used_little_memory() -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.promise("models.template-bounds")
 def test_long_conversations_and_long_messages_are_within_the_budget() -> None:
     turns = [Turn("user", "word " * 40), Turn("assistant", "answer " * 40)] * 300
     assert len(template(CHATML).marked(turns[:60]).replies) == 30
@@ -171,6 +175,7 @@ FEATURES = {
 }
 
 
+@pytest.mark.promise("models.template-bounds")
 @pytest.mark.parametrize("source", FEATURES)
 def test_what_templates_use_gives_what_transformers_gives(source: str) -> None:
     utils = pytest.importorskip("transformers.utils.chat_template_utils")

@@ -93,6 +93,7 @@ SAID = {
 TALKS = {"one": ONE, "two": TWO, "plain": PLAIN}
 
 
+@pytest.mark.promise("models.reasoning")
 @pytest.mark.parametrize(("kind", "talk"), SAID)
 def test_the_loss_is_on_what_the_model_says_after_its_prompt(kind: str, talk: str) -> None:
     source, turns = FAMILIES[kind], turns_of(TALKS[talk])
@@ -105,6 +106,7 @@ def test_the_loss_is_on_what_the_model_says_after_its_prompt(kind: str, talk: st
     assert ids[:start] == encode_prompt(turns[:-1], tokenizer_with(source), Template())
 
 
+@pytest.mark.promise("models.reasoning")
 @pytest.mark.parametrize(("kind", "talk"), [one for one in SAID if one[0] != "dropped"])
 def test_the_ids_are_those_of_transformers(kind: str, talk: str) -> None:
     source = FAMILIES[kind]
@@ -116,6 +118,7 @@ def test_the_ids_are_those_of_transformers(kind: str, talk: str) -> None:
         assert ids == expected
 
 
+@pytest.mark.promise("models.reasoning")
 def test_thoughts_that_a_template_drops_are_learned_after_the_prompt_that_opens_them() -> None:
     kept = DROPPED.replace(".split('</think>')[-1]", "")
     for content in (THOUGHT, "hm\n</think>\n\nyes", "<think>hm\n</think>\n\nyes"):
@@ -140,6 +143,7 @@ def test_a_chat_goes_on_as_training_did(kind: str, content: str) -> None:
     assert prompt == asked["input_ids"]
 
 
+@pytest.mark.promise("models.reasoning")
 def test_a_model_that_is_told_not_to_think_has_the_empty_thoughts_in_its_prompt() -> None:
     turns = turns_of(PLAIN)
     assert said(LATE, turns, thinking=False) == ["no<|im_end|>", "yes<|im_end|>"]
@@ -174,6 +178,7 @@ def test_thoughts_in_a_field_are_those_in_the_text(kind: str) -> None:
     assert encoded(FAMILIES[kind], fielded)[0] == expected
 
 
+@pytest.mark.promise("models.thoughts")
 @pytest.mark.parametrize("source", [CHATML, MARKED, DROPPED], ids=["chatml", "marked", "dropped"])
 def test_thoughts_in_a_field_that_the_template_does_not_read_are_refused(source: str) -> None:
     with pytest.raises(SourceError, match="leaves out the thoughts of the last reply") as caught:
@@ -196,6 +201,7 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.promise("models.reasoning")
 @pytest.mark.parametrize("fault", REFUSED)
 def test_what_cannot_be_placed_is_refused_by_role_and_row(fault: str) -> None:
     source, content, message = REFUSED[fault]
@@ -245,6 +251,7 @@ def test_empty_thoughts_and_empty_answers_have_their_place(content: str) -> None
     assert ("yes" in text) == ("yes" in content)
 
 
+@pytest.mark.promise("models.reasoning")
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "nemotron_3_nano"])
 def test_the_loss_is_where_training_templates_of_trl_have_it(name: str) -> None:
     own, marked = trl_template(name), theirs(trl_template(f"{name}_training"))

@@ -105,6 +105,7 @@ OWN = ["words", "small words", "bpe", "gpt"]  # those that can spell every strin
 WITH_BYTES = [*OWN, "llama"]  # whose decoder drops a space at the beginning
 
 
+@pytest.mark.promise("chinese.words", "llm.tokenizer")
 @settings(deadline=None, max_examples=300)
 @given(unicode_text, st.sampled_from(OWN))
 def test_decode_restores_every_text(text: str, name: str) -> None:
@@ -115,6 +116,7 @@ def test_decode_restores_every_text(text: str, name: str) -> None:
     assert {tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id}.isdisjoint(ids)
 
 
+@pytest.mark.promise("chinese.words")
 @pytest.mark.parametrize("name", OWN)
 def test_chinese_comes_back_without_stray_spaces(name: str) -> None:
     text = "　全角，标点！“引号” 两个  空格\n换行\r\n\ttab 😀👨‍👩‍👧 e\u0301 ＡＢ１２ \x00\x7f\u2028龘𠮷"
@@ -199,6 +201,7 @@ def test_segments_joined_are_the_text(text: str) -> None:
 # --------------------------------------------------------------------------- saving, loading, sameness
 
 
+@pytest.mark.promise("llm.tokenizer")
 @pytest.mark.parametrize("name", ALL)
 def test_saved_and_loaded_is_the_same_tokenizer(name: str) -> None:
     tokenizer = ALL[name]
@@ -209,6 +212,7 @@ def test_saved_and_loaded_is_the_same_tokenizer(name: str) -> None:
     assert again.encode_batch(TEXTS) == tokenizer.encode_batch(TEXTS)
 
 
+@pytest.mark.promise("chinese.words")
 def test_training_is_the_same_in_another_process() -> None:
     code = (
         "import hashlib, json, sys; from unpad.recipes import data as recipe_data\n"
@@ -230,6 +234,7 @@ def test_training_is_the_same_in_another_process() -> None:
     assert len(prints[0].split()) == 2
 
 
+@pytest.mark.promise("data.parallel")
 @pytest.mark.parametrize("name", ["words", "bpe"])
 def test_parallel_encoding_gives_the_serial_ids(name: str) -> None:
     draws = random.Random(0)
@@ -253,6 +258,7 @@ def test_large_batches_are_cut_and_lose_nothing(monkeypatch: pytest.MonkeyPatch)
 # --------------------------------------------------------------------------- files of other projects
 
 
+@pytest.mark.promise("batch.pad-id")
 def test_foreign_file_names_its_own_special_tokens() -> None:
     bert = load(foreign_bert())
     assert (bert.kind, bert.pad_id, bert.bos_id, bert.eos_id, bert.added) == ("file", 0, 2, 3, [])
@@ -275,6 +281,7 @@ def test_post_processor_truncation_and_padding_of_a_file_do_nothing() -> None:
     assert load(foreign_bert()).encode_batch(["今天 天气 很好 a a", "a"]) == [[4, 5, 6, 7, 7], [7]]
 
 
+@pytest.mark.promise("llm.tokenizer")
 def test_foreign_file_encodes_as_the_library_does() -> None:
     library = foreign_gpt()
     expected = [library.encode(text, add_special_tokens=False).ids for text in TEXTS]
@@ -442,6 +449,7 @@ LOSSY: list[tuple[bytes, str, str]] = [
 ]
 
 
+@pytest.mark.promise("llm.unknown")
 @pytest.mark.parametrize(("data", "text", "lost"), LOSSY)
 def test_lost_characters_are_those_of_unknown_tokens_and_of_none(data: bytes, text: str, lost: str) -> None:
     tokenizer = load_tokenizer(data)
@@ -468,6 +476,7 @@ def test_white_space_between_words_is_not_lost_and_special_names_in_a_text_are()
     assert tokenizer.encode_counted(["a [SEP] a"])[1] == ["[SEP]"]
 
 
+@pytest.mark.promise("llm.unknown")
 @pytest.mark.parametrize("unknown", ["[SEP]", "[CLS]", "[PAD]"])
 def test_an_unknown_token_that_is_also_a_control_token_never_comes_of_a_text(unknown: str) -> None:
     tokenizer = load_tokenizer(word_list(["今天"], unknown))

@@ -25,6 +25,7 @@ def found_in(recipe: Path) -> list[Finding]:
     return check_histories(open_subject(str(recipe), (), Clock(600.0, time.monotonic)))
 
 
+@pytest.mark.promise("doctor.patients")
 @pytest.mark.parametrize("trouble", [*OF_TABLES, *OF_MORE_TABLES], ids=lambda trouble: trouble.name)
 def test_a_trouble_of_tables_is_the_only_finding(trouble: Trouble, tmp_path: Path) -> None:
     assert [one.code for one in found_in(trouble.recipe(tmp_path, **trouble.sections))] == [trouble.code]
@@ -65,6 +66,7 @@ def at_one_visit(rows: list[Row]) -> list[Row]:
     return [{**row, "test": test, "days": -30} for (_, test), row in first.items()]
 
 
+@pytest.mark.promise("doctor.patients")
 @pytest.mark.parametrize(
     ("change", "expected"),
     [

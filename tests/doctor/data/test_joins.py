@@ -50,6 +50,7 @@ def in_disorder(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
     return random.Random(3).sample(pairs, len(pairs))
 
 
+@pytest.mark.promise("doctor.questions")
 @pytest.mark.parametrize("pairs", [NAMED, in_disorder(WORDED)], ids=["words shared", "likeness alone"])
 @pytest.mark.parametrize("by", [1, -1, 3])
 def test_a_column_that_slipped_is_told_with_its_distance(pairs: list[tuple[str, str]], by: int) -> None:

@@ -60,6 +60,7 @@ def exchanged(pairs: Pairs, share: float) -> Pairs:
     return [(worse, better) if draw.random() < share else (better, worse) for better, worse in pairs]
 
 
+@pytest.mark.promise("doctor.questions")
 @pytest.mark.parametrize("share", [0.35, 0.5, 0.65])
 @pytest.mark.parametrize("kind", ["short", "polite"])
 def test_pairs_that_are_exchanged_in_part_are_told(subject: Subject, kind: str, share: float) -> None:
@@ -83,6 +84,7 @@ MARKED = {
 }
 
 
+@pytest.mark.promise("doctor.questions")
 @pytest.mark.parametrize("kind", MARKED)
 @pytest.mark.parametrize("is_turned", [False, True])
 def test_marks_that_tell_one_reply_from_the_other_are_named(subject: Subject, kind: str, is_turned: bool) -> None:
@@ -120,6 +122,7 @@ def test_a_factor_of_the_reward_that_is_far_off_is_told(
     assert [one.code for one in check_preferences(subject, {})] == expected
 
 
+@pytest.mark.promise("doctor.questions")
 def test_of_a_recipe_of_pairs_alone_rows_and_settings_are_looked_at_and_no_steps_are_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

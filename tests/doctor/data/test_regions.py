@@ -72,6 +72,7 @@ def bar(pixels: np.ndarray, label: int, is_held: bool) -> None:
     pixels[(slice(at, at + 8), slice(None), slice(at, at + 14))[label]] = 20
 
 
+@pytest.mark.promise("doctor.questions")
 @pytest.mark.parametrize(
     ("paint", "place"),
     [(corner, "@at_lower_right"), (border, "@at_upper_left"), (watermark, "@at_upper_left")],

@@ -72,6 +72,7 @@ def of_eye_colour(row: Row, number: int) -> Row:
     return {**row, "question": "Is it so?" if number % 2 else "Is it not so?", "answer": answer}
 
 
+@pytest.mark.promise("doctor.questions")
 @pytest.mark.parametrize(
     ("recipe", "expected"),
     [

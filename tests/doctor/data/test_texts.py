@@ -101,6 +101,7 @@ def test_structured_texts_and_stock_phrases_are_sound() -> None:
     assert [one.severity for one in check_texts(texts(bases))] == ["note"]
 
 
+@pytest.mark.promise("doctor.questions")
 def test_texts_that_end_at_one_length_are_named_and_those_that_may_are_not() -> None:
     lines = [f"The {line[:-1]}, {line}" for line in lines_of(WORDS)]
     for cut in ([line[:50] for line in lines], [line.encode()[:60].decode(errors="ignore") for line in lines]):
@@ -115,6 +116,7 @@ def test_texts_that_end_at_one_length_are_named_and_those_that_may_are_not() -> 
     assert codes(check_texts(texts(["".join(draw.choices("ACGT", k=50)) for _ in range(60)]))) in ([], ["no_order"])
 
 
+@pytest.mark.promise("doctor.questions")
 def test_one_reply_to_many_questions_is_named_unless_it_is_a_class() -> None:
     lines = lines_of(WORDS)
     some = [(f"What is {i}?", "I cannot answer this now." if i % 2 else line) for i, line in enumerate(lines)]
@@ -142,6 +144,7 @@ def longer(rows: list[list[str]], system: str = "") -> dict[str, list[Example]]:
     return {"chat": made}
 
 
+@pytest.mark.promise("doctor.questions")
 def test_roles_are_told_by_who_greets_and_by_what_differs() -> None:
     lines, asked = lines_of(WORDS), [f"Could you tell me of number {i}?" for i in range(80)]
     greeting, bye = "This is the help desk. What can I do for you?", "Thank you, and goodbye."
@@ -158,6 +161,7 @@ def test_roles_are_told_by_who_greets_and_by_what_differs() -> None:
     assert codes(check_talks(longer(tutor))) == [], "a reply may end with a question"
 
 
+@pytest.mark.promise("doctor.questions")
 def test_replies_that_stand_before_them_or_repeat_what_does_are_told() -> None:
     lines, asked = lines_of(WORDS), [f"What is to be said of {i}, please" for i in range(80)]
     rows = [Example(f"a:{i}", (Turn("system", f"You help people. Expected: {line}"), Turn("user", ask),

@@ -62,6 +62,7 @@ def articles(short: str) -> Rows:
     ]
 
 
+@pytest.mark.promise("doctor.questions")
 @pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet"])
 @pytest.mark.parametrize("short", ["address", "title"])
 def test_a_longer_text_beside_what_is_read_is_told(short: str, kind: str, tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def in_disorder(text: str) -> str:
     return " ".join(random.Random(len(text)).sample(text.split(), len(text.split())))
 
 
+@pytest.mark.promise("doctor.questions")
 @pytest.mark.parametrize(
     ("change", "code"),
     [
@@ -75,6 +76,7 @@ def test_changed_texts_are_told(change: Callable[[str], str], code: str) -> None
     assert code in told(check_writing(texts([change(text) for text in sentences()])))
 
 
+@pytest.mark.promise("doctor.questions")
 @pytest.mark.parametrize(
     ("change", "how"),
     [

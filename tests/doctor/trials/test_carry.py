@@ -16,6 +16,7 @@ from unpad.doctor.trials.carry import Carry, judge_carry
 LEARNT, JUDGED = np.arange(30), np.arange(30, 60)
 
 
+@pytest.mark.promise("doctor.questions")
 @pytest.mark.parametrize(
     ("ours", "theirs", "is_judged"),
     [

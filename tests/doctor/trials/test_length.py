@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from unpad.doctor.trials.carry import Carry
 from unpad.doctor.trials.heart import Heart
@@ -16,6 +17,7 @@ from unpad.doctor.words import sentences
 WHOLE = Sweep(np.ones(100), np.ones(100), 1e-3, 1e-2)
 
 
+@pytest.mark.promise("doctor.cut-short")
 def test_trials_that_were_too_short_say_so_and_how_much_time_they_take() -> None:
     subject: Any = SimpleNamespace(clock=SimpleNamespace(seconds=20.0))
     cut = Sweep(np.zeros(0), np.zeros(0), None, None, short=6)

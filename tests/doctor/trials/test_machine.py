@@ -12,6 +12,7 @@ from unpad.doctor.trials.machine import check_neighbours, check_threads
 from unpad.machine.load import Load
 
 
+@pytest.mark.promise("doctor.threads")
 @pytest.mark.parametrize(
     ("load", "threads", "neighbours"),
     [

@@ -117,6 +117,7 @@ def attend(attention: torch.nn.Module, x: Tensor, context: Tensor) -> Tensor:
     return attention.to_out(torch.einsum("hqk,khd->qhd", weights, v).flatten(1))
 
 
+@pytest.mark.promise("patients.sets")
 def test_a_block_is_two_residual_attentions_through_the_points() -> None:
     block, members = moved(InducedBlock(CONFIG, POINTS)), members_of(SIZES)
     x = events(sum(SIZES))

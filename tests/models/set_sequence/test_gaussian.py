@@ -47,6 +47,7 @@ def test_it_is_the_product_of_the_densities() -> None:
     assert got_log_var.exp().item() == pytest.approx((density * (x - at).square()).sum().item(), rel=1e-8)
 
 
+@pytest.mark.promise("patients.product")
 def test_with_gate_one_it_is_a_step_of_the_kalman_filter() -> None:
     """Of a scalar that is observed directly: gain K = P / (P + R), mean + K (z - mean), P (1 - K)."""
     state, variance, noise = 1.5, 0.8, 0.3

@@ -109,6 +109,7 @@ def test_a_set_costs_in_a_batch_what_it_costs_alone(loss: Loss) -> None:
         torch.testing.assert_close(grads[start:stop], found, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.promise("patients.distances")
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_order_of_members_and_of_sets_does_not_matter(loss: Loss) -> None:
     made, target = sets(LENGTHS)
@@ -134,6 +135,7 @@ def test_gradients_are_those_of_the_values(loss: Loss) -> None:
     assert torch.autograd.gradcheck(lambda x: loss(x, target, layout_of(lengths)), (made,))
 
 
+@pytest.mark.promise("patients.distances")
 @pytest.mark.parametrize("loss", LOSSES)
 def test_no_gradient_reaches_the_target(loss: Loss) -> None:
     made, target = sets([3, 2])
@@ -206,6 +208,7 @@ def test_low_precision_is_computed_wide(loss: Loss) -> None:
 # --------------------------------------------------------------------------- Chamfer
 
 
+@pytest.mark.promise("patients.distances")
 @settings(deadline=None, max_examples=60)
 @given(
     lengths=st.lists(st.integers(0, 12), max_size=8),
@@ -317,6 +320,7 @@ def test_with_much_entropy_it_is_the_mean_of_all_pairs() -> None:
     torch.testing.assert_close(got, torch.stack(wanted), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.promise("patients.distances")
 def test_it_is_the_transport_of_the_plain_iteration() -> None:
     """Scaling of exp(-C / epsilon) by rows and columns as it was published, and the plan's cost and entropy."""
     made, target = sets([6])
@@ -352,6 +356,7 @@ def test_it_counts_members_where_chamfer_does_not() -> None:
 # --------------------------------------------------------------------------- beliefs
 
 
+@pytest.mark.promise("patients.kl")
 def test_the_divergence_is_its_closed_form() -> None:
     mean, log_var, prior_mean, prior_log_var = torch.randn(
         4, 5, 3, generator=torch.Generator().manual_seed(0), dtype=F64
@@ -377,6 +382,7 @@ def test_the_divergence_of_a_belief_near_its_prior_keeps_its_digits() -> None:
     assert gaussian_kl(torch.zeros(0, 4), torch.zeros(0, 4)).shape == (0, 4)
 
 
+@pytest.mark.promise("patients.kl")
 def test_a_dimension_above_the_floor_keeps_its_gradient_whatever_the_others_do() -> None:
     kl = torch.tensor([[0.01, 0.5], [0.3, 0.02], [0.0, 0.0]], dtype=F64, requires_grad=True)
     got = free_bits(kl, 0.1)

@@ -94,6 +94,7 @@ def assert_same_terms(model: SetSequence, alone: list[RaggedBatch], others: list
 # --------------------------------------------------------------------------- equalities
 
 
+@pytest.mark.promise("patients.batch")
 def test_many_patients_of_0_to_513_events_in_one_batch_equal_each_alone() -> None:
     model, batch = model_of("plain"), random_patients(LENGTHS)
     alone = [batch.select([i]) for i in range(batch.num_seqs)]
@@ -104,6 +105,7 @@ def test_many_patients_of_0_to_513_events_in_one_batch_equal_each_alone() -> Non
     torch.testing.assert_close(divergence, torch.cat([one[2] for one in each]), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.promise("patients.flat")
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("kind", SET_SEQUENCES)
 def test_all_ways_to_batch_patients_give_the_same(kind: str, native: bool) -> None:
@@ -138,6 +140,7 @@ def test_training_without_noise_is_evaluation() -> None:
     assert all(torch.equal(a, b) for a, b in zip(grads, other_grads, strict=True))
 
 
+@pytest.mark.promise("patients.sets")
 @pytest.mark.parametrize("kind", SET_SEQUENCES)
 def test_the_order_of_the_events_of_a_set_changes_nothing(kind: str) -> None:
     model, batch = model_of(kind), random_patients([40, 3, 0, 21], largest=20)
@@ -178,6 +181,7 @@ def change_events(batch: RaggedBatch, chosen: Tensor) -> RaggedBatch:
     return replace(batch, input_ids=input_ids).with_part(changed)
 
 
+@pytest.mark.promise("patients.causal")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("kind", ["plain", "filter"])
 def test_a_later_set_changes_no_earlier_output(kind: str, training: bool) -> None:
@@ -198,6 +202,7 @@ def test_a_later_set_changes_no_earlier_output(kind: str, training: bool) -> Non
         assert (before[chosen] != after[chosen]).any(1).all()
 
 
+@pytest.mark.promise("patients.batch")
 def test_no_gradient_crosses_between_patients() -> None:
     model, batch = model_of("filter"), random_patients([12, 30, 5])
     events = events_of(batch)
@@ -243,6 +248,7 @@ def test_a_readout_attends_as_the_last_block_does() -> None:
 # --------------------------------------------------------------------------- terms
 
 
+@pytest.mark.promise("patients.next-set")
 def test_terms_are_what_they_say() -> None:
     """Every one by a loop over patients, sets and events."""
     model, batch = model_of("plain", positive_weight=3.0, free_bits=0.4), random_patients([22, 0, 9, 1, 30])
@@ -338,6 +344,7 @@ def test_other_latents_are_decoded_where_they_are_given() -> None:
         assert (others != model.reconstruct(batch)).all()
 
 
+@pytest.mark.promise("patients.sets")
 def test_nothing_is_drawn_in_eval_and_training_draws_from_torch() -> None:
     model, batch = model_of("filter"), random_patients([22, 0, 9])
     before = torch.get_rng_state()
@@ -408,6 +415,7 @@ def test_the_prior_of_a_set_is_predicted_from_the_sets_before() -> None:
     assert (before[2][2:] != after[2][2:]).any(1).all()
 
 
+@pytest.mark.promise("patients.product")
 def test_the_product_adds_precisions() -> None:
     model, batch = model_of("plain", update="product", levels=1), random_patients([30, 2])
     reading = model._read(batch)

@@ -85,6 +85,7 @@ def test_the_probabilities_of_all_outcomes_add_up_to_one() -> None:
     torch.testing.assert_close(probability.view(6, -1).sum(1), torch.ones(6, dtype=F64), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.promise("patients.outcomes")
 def test_minimising_it_gives_the_kaplan_meier_estimate() -> None:
     """With ends of observation on the edges, one set of hazards for all people has that closed form."""
     outcomes = [(30.0, True)] * 2 + [(30.0, False)] * 3 + [(100.0, True)] * 4 + [(365.0, False)] * 2

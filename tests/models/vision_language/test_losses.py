@@ -33,6 +33,7 @@ def value(term: Term) -> float:
     return float(term[0]) / term[1]
 
 
+@pytest.mark.promise("vqa.prune-losses")
 def test_sparsity_is_the_square_of_the_gap() -> None:
     layout = build_layout(np.array([10]))
     keep = torch.full((10,), 0.6, dtype=F64)
@@ -44,6 +45,7 @@ def test_sparsity_is_the_square_of_the_gap() -> None:
     assert value(sparsity(keep, layout, 200, "tokens", one_sided=False)) == pytest.approx(0.16, abs=1e-15)
 
 
+@pytest.mark.promise("vqa.prune-losses")
 def test_each_sample_has_its_own_share_and_target() -> None:
     """Sums over samples: the second keeps half of 4, the third has none and is not counted."""
     layout = build_layout(np.array([10, 4, 0]))
@@ -57,6 +59,7 @@ def test_each_sample_has_its_own_share_and_target() -> None:
         assert float(term[0]) == pytest.approx(wanted, abs=1e-14)
 
 
+@pytest.mark.promise("vqa.prune-losses")
 def test_binarisation_is_lowest_where_tokens_are_kept_or_not() -> None:
     layout = build_layout(np.array([4]))
     torch.manual_seed(0)
@@ -73,6 +76,7 @@ def test_binarisation_is_lowest_where_tokens_are_kept_or_not() -> None:
             assert binarisation(m, layout)[0] > decided
 
 
+@pytest.mark.promise("vqa.prune-losses")
 def test_the_variance_is_within_a_sample() -> None:
     """Two samples, each with one probability for all tokens: across the batch they would vary, within they do not."""
     layout = build_layout(np.array([5, 5]))
@@ -88,6 +92,7 @@ LOSSES: dict[str, Callable[[Tensor, Layout], Term]] = {
 }
 
 
+@pytest.mark.promise("vqa.prune-layers", "vqa.prune-heads", "vqa.prune-losses")
 @pytest.mark.parametrize("name", list(LOSSES))
 def test_every_loss_trains_every_head(name: str) -> None:
     samples = make_samples()
@@ -101,6 +106,7 @@ def test_every_loss_trains_every_head(name: str) -> None:
             assert layer.weight.grad.norm() > 1e-7
 
 
+@pytest.mark.promise("vqa.prune-losses")
 @pytest.mark.parametrize("name", list(LOSSES))
 def test_the_sum_over_a_batch_is_the_sum_over_its_samples(name: str) -> None:
     samples = make_samples()
@@ -122,6 +128,7 @@ def test_the_sum_over_a_batch_is_the_sum_over_its_samples(name: str) -> None:
 # --------------------------------------------------------------------------- pooled text
 
 
+@pytest.mark.promise("vqa.text-pool")
 def test_weights_rise_from_the_first_real_token_to_the_last() -> None:
     samples = make_samples()
     pooled = TextPool(0.3, 1.0).eval()(samples.question, samples.question_layout)
@@ -132,6 +139,7 @@ def test_weights_rise_from_the_first_real_token_to_the_last() -> None:
         torch.testing.assert_close(row, wanted, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.promise("vqa.text-pool")
 def test_a_sample_is_pooled_as_alone() -> None:
     pool = TextPool().eval()
     check_alone(
@@ -139,6 +147,7 @@ def test_a_sample_is_pooled_as_alone() -> None:
     )
 
 
+@pytest.mark.promise("vqa.text-pool")
 def test_noise_falls_along_the_text_and_eval_has_none() -> None:
     layout = build_layout(np.array([3]))
     x = torch.zeros(3, 20000, dtype=F64)
@@ -166,6 +175,7 @@ def test_a_sample_is_judged_as_alone() -> None:
     check_alone(lambda s: (judge(s.vision[:, None] * torch.arange(1, LAYERS + 1)[:, None]), s.vision_layout), judge)
 
 
+@pytest.mark.promise("vqa.discriminator")
 def test_one_backward_pass_gives_each_side_only_its_own_gradients() -> None:
     judge = Discriminator(WIDTH, LAYERS, 8).double().eval()
     real, fake = (pooled(5, seed).requires_grad_() for seed in (0, 1))
@@ -184,6 +194,7 @@ def test_one_backward_pass_gives_each_side_only_its_own_gradients() -> None:
     assert real.grad is None
 
 
+@pytest.mark.promise("vqa.discriminator")
 def test_terms_are_their_closed_forms() -> None:
     judge = moved(Discriminator(WIDTH, LAYERS, 8))
     real, fake = pooled(7, 0), pooled(7, 1)
@@ -199,6 +210,7 @@ def test_terms_are_their_closed_forms() -> None:
     torch.testing.assert_close(total, -torch.sigmoid(on_fake).log().sum())
 
 
+@pytest.mark.promise("vqa.discriminator")
 def test_it_learns_to_tell_a_fixed_pair_apart() -> None:
     """Hidden states of usual size that differ in their mean, 60 steps; on states it has not seen."""
     torch.manual_seed(0)
@@ -214,6 +226,7 @@ def test_it_learns_to_tell_a_fixed_pair_apart() -> None:
         assert float(terms[name][0]) / terms[name][1] > 0.9
 
 
+@pytest.mark.promise("vqa.discriminator")
 def test_a_generator_step_changes_nothing_in_the_discriminator() -> None:
     """And lets its fakes pass for real."""
     torch.manual_seed(0)
@@ -230,6 +243,7 @@ def test_a_generator_step_changes_nothing_in_the_discriminator() -> None:
     assert all(torch.equal(p, before[name]) for name, p in judge.state_dict().items())
 
 
+@pytest.mark.promise("vqa.reinit")
 def test_reinitialising_draws_all_weights_anew() -> None:
     judge = moved(Discriminator(WIDTH, LAYERS, 8), torch.float32)
     before = {name: p.detach().clone() for name, p in judge.named_parameters()}

@@ -52,6 +52,7 @@ def test_slots_have_any_width_that_their_heads_divide() -> None:
     assert PoolMerger(WIDTH, WIDTH, 2, inner=6, heads=3).attention.heads == 3
 
 
+@pytest.mark.promise("vqa.merge-simple", "vqa.merge-question", "vqa.merge-slots")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sample_in_a_batch_is_merged_as_alone(kind: str) -> None:
     merger = moved(make(kind))
@@ -63,6 +64,7 @@ def test_a_sample_in_a_batch_is_merged_as_alone(kind: str) -> None:
     check_alone(merged_of, merger)
 
 
+@pytest.mark.promise("vqa.merge-simple", "vqa.merge-slots")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_number_of_tokens_is_the_promised_one(kind: str) -> None:
     merged = run(make(kind).double().eval(), make_samples())
@@ -72,6 +74,7 @@ def test_the_number_of_tokens_is_the_promised_one(kind: str) -> None:
     assert len(merged.features) == sum(wanted)
 
 
+@pytest.mark.promise("vqa.merge-simple")
 def test_a_ratio_gives_the_integer_it_means() -> None:
     lengths = [100, 576, 1, 0, 3]
     layout = build_layout(np.array(lengths))
@@ -79,6 +82,7 @@ def test_a_ratio_gives_the_integer_it_means() -> None:
     assert num_merged(layout, 1.0).tolist() == lengths
 
 
+@pytest.mark.promise("vqa.merge-simple")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("training", [False, True])
 def test_weights_are_means_of_the_samples_own_tokens(kind: str, training: bool) -> None:
@@ -91,6 +95,7 @@ def test_weights_are_means_of_the_samples_own_tokens(kind: str, training: bool) 
         torch.testing.assert_close(weights[a:b, c:d].sum(1), torch.ones(b - a, dtype=torch.float64))
 
 
+@pytest.mark.promise("vqa.merge-slots")
 @pytest.mark.parametrize("kind", KINDS)
 def test_at_the_start_tokens_are_convex_means_of_raw_features(kind: str) -> None:
     """So whatever follows, frozen and trained on raw features, sees features of their size."""
@@ -102,6 +107,7 @@ def test_at_the_start_tokens_are_convex_means_of_raw_features(kind: str) -> None
     torch.testing.assert_close(run(make(kind).double().eval(), same).features, torch.full_like(merged.features, 3.0))
 
 
+@pytest.mark.promise("vqa.merge-question")
 @pytest.mark.parametrize("kind", ["question", "pool"])
 def test_another_samples_question_changes_nothing_and_ones_own_does(kind: str) -> None:
     merger, samples = moved(make(kind)), make_samples()
@@ -115,6 +121,7 @@ def test_another_samples_question_changes_nothing_and_ones_own_does(kind: str) -
         assert torch.equal(before.features[start:stop], after.features[start:stop]) == (seq != 2 or start == stop)
 
 
+@pytest.mark.promise("vqa.merge-question")
 def test_a_different_question_chooses_different_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     merger, samples = moved(make("question")), make_samples([40], [6])
     chosen = []
@@ -131,6 +138,7 @@ def test_a_different_question_chooses_different_tokens(monkeypatch: pytest.Monke
     assert not torch.equal(chosen[0], chosen[1])
 
 
+@pytest.mark.promise("vqa.merge-simple")
 @pytest.mark.parametrize("kind", ["top", "question"])
 def test_the_scorer_learns(kind: str) -> None:
     """From the first step: the choice itself has no gradient."""
@@ -143,6 +151,7 @@ def test_the_scorer_learns(kind: str) -> None:
         assert layer.weight.grad.norm() > 1e-6
 
 
+@pytest.mark.promise("vqa.merge-question")
 @pytest.mark.parametrize("kind", ["question", "pool"])
 def test_without_a_question_its_layers_do_nothing(kind: str) -> None:
     merger, samples = moved(make(kind)), make_samples([9, 5], [0, 0])
@@ -153,6 +162,7 @@ def test_without_a_question_its_layers_do_nothing(kind: str) -> None:
     assert names
 
 
+@pytest.mark.promise("vqa.merge-simple")
 @pytest.mark.parametrize("kind", KINDS)
 def test_eval_draws_nothing_and_training_by_torchs_generator(kind: str) -> None:
     merger, samples = moved(make(kind)), make_samples()
@@ -171,6 +181,7 @@ def test_eval_draws_nothing_and_training_by_torchs_generator(kind: str) -> None:
         torch.testing.assert_close(found[0], first)
 
 
+@pytest.mark.promise("vqa.merge-slots")
 def test_slots_are_trained_and_saved() -> None:
     merger, samples = make("pool").double(), make_samples()
     assert merger.state_dict()["slots"].shape == (SLOTS, 8)
@@ -217,6 +228,7 @@ def merge_by_hand(x: Tensor, budget: int) -> Tensor:
     return x
 
 
+@pytest.mark.promise("vqa.methods")
 @settings(deadline=None, max_examples=40)
 @given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=5), data=st.data())
 def test_similar_tokens_merge_as_the_paper_says(lengths: list[int], data: st.DataObject) -> None:

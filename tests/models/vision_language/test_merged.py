@@ -62,6 +62,7 @@ def gradients(model: VisionLanguage, micros: list[RaggedBatch]) -> dict[str, Ten
 # --------------------------------------------------------------------------- alone = together = a plain reference
 
 
+@pytest.mark.promise("vqa.merge-simple", "vqa.merge-slots", "vqa.methods")
 @pytest.mark.parametrize(
     ("merge", "prune", "mode"),
     [
@@ -97,6 +98,7 @@ def test_every_sample_equals_itself_alone_and_the_reference(
         assert all(grads[f"merger.{name}"].norm() > 1e-12 for name, _ in model.merger.named_parameters())
 
 
+@pytest.mark.promise("vqa.visual-tokens")
 @every_merge
 @torch.no_grad()
 def test_the_language_model_reads_as_many_tokens_as_promised(merge: str, batch: RaggedBatch) -> None:
@@ -111,6 +113,7 @@ def test_the_language_model_reads_as_many_tokens_as_promised(merge: str, batch: 
     assert model.kept == []
 
 
+@pytest.mark.promise("vqa.visual-tokens")
 @every_merge
 @torch.no_grad()
 def test_an_image_stays_at_its_own_place_and_text_where_it_was(merge: str, batch: RaggedBatch) -> None:
@@ -142,6 +145,7 @@ def test_leaving_all_is_no_merging(batch: RaggedBatch) -> None:
         torch.testing.assert_close(merged, model(batch), **CLOSE)
 
 
+@pytest.mark.promise("vqa.merge-question")
 @pytest.mark.parametrize("merge", ["question", "slots"])
 @torch.no_grad()
 def test_the_question_has_a_say_and_the_answer_has_none(merge: str) -> None:
@@ -156,6 +160,7 @@ def test_the_question_has_a_say_and_the_answer_has_none(merge: str) -> None:
     assert (seen[3] - seen[0]).abs().max() > 1e-4
 
 
+@pytest.mark.promise("vqa.methods")
 def test_the_class_token_ranks_by_its_own_weights() -> None:
     """In a tower that has one; the patches that are left are those that it looks at most."""
     section = {
@@ -216,6 +221,7 @@ def test_decoding_with_a_cache_equals_the_whole_pass(merge: str, prune: str, mod
         hidden = advance(model, cache, torch.full((cache.num_rows,), 3 + step))
 
 
+@pytest.mark.promise("vqa.merge-slots")
 @torch.no_grad()
 def test_a_cache_grows_as_far_as_it_must_where_slots_are_more_than_patches() -> None:
     model, asked = merging("slots"), GenerateSettings(max_new_tokens=40, temperature=0)

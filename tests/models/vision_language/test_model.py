@@ -71,6 +71,7 @@ def assert_same(model: VisionLanguage, expected: Sequence[RaggedBatch], micros: 
 # --------------------------------------------------------------------------- alone = together
 
 
+@pytest.mark.promise("vqa.row-by-row", "vqa.any-images")
 @pytest.mark.parametrize("path", [nullcontext, library.switched_off], ids=["native", "torch"])
 @pytest.mark.parametrize("kind", TOWERS)
 def test_every_sequence_equals_itself_alone_in_outputs_and_gradients(kind: str, path: Any) -> None:
@@ -91,6 +92,7 @@ def test_every_sequence_equals_itself_alone_in_outputs_and_gradients(kind: str, 
         assert_same(model, alone, [batch.select(order[:2]), batch.select([]), batch.select(order[2:])])
 
 
+@pytest.mark.promise("vqa.eight-steps")
 def test_loss_curves_of_batches_and_of_single_samples_are_equal() -> None:
     batch = prepare(ROWS).batch
     curves = []
@@ -107,6 +109,7 @@ def test_loss_curves_of_batches_and_of_single_samples_are_equal() -> None:
     assert curves[0][-1] < curves[0][0]
 
 
+@pytest.mark.promise("vqa.row-by-row")
 def test_fp32_agrees_with_one_at_a_time_to_its_own_precision() -> None:
     model, batch = tiny(**TOWERS["clip"], dtype=torch.float32), prepare(ROWS).batch
     grads, _ = gradients(model, [batch.select([i]) for i in range(batch.num_seqs)])
@@ -302,6 +305,7 @@ def test_a_tower_has_the_parts_that_its_settings_name(fields: dict[str, Any], ex
     }  # fmt: skip
 
 
+@pytest.mark.promise("vqa.visual-tokens")
 def test_a_sequence_with_another_number_of_placeholders_is_named() -> None:
     model = tiny(**TOWERS["clip"])
     batch = prepare(ROWS, sample_ids=[10, 11, 12, 13, 14, 15]).batch
@@ -324,6 +328,7 @@ def test_fewer_places_than_visual_tokens_are_named(image_id: int | None) -> None
     assert "sequence 4" in str(caught.value)
 
 
+@pytest.mark.promise("vqa.visual-tokens")
 def test_visual_tokens_beside_their_placeholders_are_refused() -> None:
     batch = prepare(ROWS).batch
     index = batch.media_index.clone()
@@ -333,6 +338,7 @@ def test_visual_tokens_beside_their_placeholders_are_refused() -> None:
     assert "sequence 0" in str(caught.value)
 
 
+@pytest.mark.promise("images.square")
 def test_images_that_do_not_fit_the_tower_are_refused() -> None:
     model = tiny(**TOWERS["clip"])
     with pytest.raises(SourceError, match="an image has 3 x 1 patches; learned positions know 2 x 2 alone"):

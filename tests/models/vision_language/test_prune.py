@@ -45,11 +45,13 @@ def head(**settings: Any) -> PrunerHead:
 # --------------------------------------------------------------------------- heads
 
 
+@pytest.mark.promise("vqa.prune-heads")
 def test_a_sample_in_a_batch_is_judged_as_alone() -> None:
     pruner = moved(head(dropout=0.0))
     check_alone(lambda s: (pruner(*s.arguments), s.vision_layout), pruner)
 
 
+@pytest.mark.promise("vqa.prune-heads")
 def test_another_samples_question_changes_nothing_and_ones_own_does() -> None:
     pruner, samples = moved(head()), make_samples()
     before = pruner(*samples.arguments)
@@ -60,6 +62,7 @@ def test_another_samples_question_changes_nothing_and_ones_own_does() -> None:
         assert torch.equal(before[start:stop], after[start:stop]) == (seq != 2 or start == stop)
 
 
+@pytest.mark.promise("vqa.temperature")
 @pytest.mark.parametrize("logit", [-1.5, 0.0, 2.0])
 def test_noise_keeps_a_token_as_often_as_the_logit_says(logit: float) -> None:
     """At any temperature a binary concrete variable exceeds one half with probability sigmoid(logit)."""
@@ -72,6 +75,7 @@ def test_noise_keeps_a_token_as_often_as_the_logit_says(logit: float) -> None:
         assert float(((kept > 0.01) & (kept < 0.99)).double().mean()) < 0.5, "a low temperature decides"
 
 
+@pytest.mark.promise("vqa.prune-heads", "vqa.temperature")
 def test_the_draw_of_evaluation_depends_on_layer_and_place_alone() -> None:
     place = torch.tensor([0, 1, 2, 0, 1, 5])
     noise = drawn_noise(2, place, torch.float64)
@@ -84,6 +88,7 @@ def test_the_draw_of_evaluation_depends_on_layer_and_place_alone() -> None:
         assert float((many > 0).float().mean()) == pytest.approx(0.5, abs=0.03)
 
 
+@pytest.mark.promise("vqa.prune-heads")
 def test_gradient_reaches_every_parameter_of_the_head() -> None:
     pruner, samples = head().double().train(), make_samples()
     logits = pruner(*samples.arguments)
@@ -93,6 +98,7 @@ def test_gradient_reaches_every_parameter_of_the_head() -> None:
         assert parameter.grad.norm() > 1e-9, name
 
 
+@pytest.mark.promise("vqa.prune-attention")
 def test_the_attention_signal_is_added_as_it_is() -> None:
     samples = make_samples()
     signal = torch.rand(len(samples.vision), dtype=torch.float64)
@@ -144,6 +150,7 @@ def rotary_of(layout: Layout) -> Rotary:
     return rotary_table(places, rotary_frequencies(HEAD_DIM, 10000.0, "none", 1.0), torch.float64)
 
 
+@pytest.mark.promise("vqa.prune-layers", "vqa.hard-pruning")
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("scaled", [True, False])
 def test_probability_zero_is_removal(causal: bool, scaled: bool, kernels: str) -> None:
@@ -203,6 +210,7 @@ def test_the_logarithm_is_safe_at_zero(dtype: torch.dtype) -> None:
     torch.testing.assert_close(grad[2:], 1 / p[2:].detach())
 
 
+@pytest.mark.promise("vqa.prune-layers")
 def test_heads_together_keep_what_each_of_them_keeps() -> None:
     torch.manual_seed(0)
     heads = [torch.rand(9, dtype=torch.float64).requires_grad_() for _ in range(3)]
@@ -219,6 +227,7 @@ def test_heads_together_keep_what_each_of_them_keeps() -> None:
 # --------------------------------------------------------------------------- hard removal
 
 
+@pytest.mark.promise("vqa.hard-pruning")
 def test_a_threshold_removes_and_leaves_the_best() -> None:
     layout = build_layout(np.array([4, 3, 0, 1]))
     probability = torch.tensor([0.5, 0.51, 0.9, 0.1, 0.2, 0.4, 0.4, 0.0])
@@ -229,6 +238,7 @@ def test_a_threshold_removes_and_leaves_the_best() -> None:
     assert hard_keep(probability, layout, 0.0).all(), "a probability of 0 is one that has underflowed"
 
 
+@pytest.mark.promise("vqa.hard-pruning")
 def test_a_budget_is_kept_per_sample() -> None:
     layout = build_layout(np.array([4, 3, 0, 1]))
     scores = torch.tensor([0.5, 0.51, 0.9, 0.1, 0.2, 0.4, 0.4, 0.0])
@@ -241,6 +251,7 @@ def test_a_budget_is_kept_per_sample() -> None:
 # --------------------------------------------------------------------------- attention as a signal
 
 
+@pytest.mark.promise("vqa.prune-attention")
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("biased", [True, False])
 def test_the_signal_is_the_mean_of_the_layers_own_weights(causal: bool, biased: bool) -> None:
@@ -266,6 +277,7 @@ def test_the_signal_is_the_mean_of_the_layers_own_weights(causal: bool, biased: 
     torch.testing.assert_close(got, torch.stack(wanted), rtol=1e-11, atol=1e-13)
 
 
+@pytest.mark.promise("vqa.prune-attention")
 def test_the_signal_of_a_sample_does_not_depend_on_the_batch() -> None:
     def signal(samples: Samples) -> tuple[Tensor, Layout]:
         q = samples.vision.unflatten(-1, (4, 4))
@@ -301,6 +313,7 @@ def test_the_last_token_stands_for_the_text_in_fastv_and_all_tokens_for_a_class_
 # --------------------------------------------------------------------------- rankings
 
 
+@pytest.mark.promise("vqa.methods")
 def test_random_is_decided_by_seed_and_sample_alone() -> None:
     lengths, ids = [5, 40, 0, 12], torch.tensor([7, 3, 1 << 40, 9])
     layout = build_layout(np.array(lengths))
@@ -317,6 +330,7 @@ def test_random_is_decided_by_seed_and_sample_alone() -> None:
     assert float(best.mean()) == pytest.approx(10000, rel=0.03)
 
 
+@pytest.mark.promise("vqa.methods")
 @pytest.mark.parametrize(("budget", "step"), [(144, 2), (36, 4), (9, 8)])
 def test_uniform_keeps_a_lattice(budget: int, step: int) -> None:
     layout = build_layout(np.array([576]))
@@ -339,6 +353,7 @@ def test_uniform_is_even_for_any_budget_and_grid(budget: int) -> None:
     assert int(kept.sum()) == budget
 
 
+@pytest.mark.promise("vqa.methods")
 def test_attention_ranks_by_what_it_is_given_and_unknown_names_are_told() -> None:
     layout, signal = build_layout(np.array([4])), torch.rand(4)
     assert torch.equal(select("attention", VisionTokens(layout, text_attention=signal)), signal)

@@ -61,6 +61,7 @@ def gradients(model: VisionLanguage, micros: Sequence[RaggedBatch]) -> tuple[dic
 ROWS_FOR_ATTENTION = [row for row in ROWS if row[0] != "<image>"]  # that question has no token to look with
 
 
+@pytest.mark.promise("vqa.hard-pruning")
 @both_paths
 @pytest.mark.parametrize("method", ["learned", "learned, top share", "attention"])
 @pytest.mark.parametrize("positions", ["rotary", "learned"])
@@ -85,6 +86,7 @@ def test_removal_equals_a_mask_over_what_is_removed(method: str, positions: str,
     assert len({*(images[3] / images[0]).tolist()}) > 2, "samples keep different shares"
 
 
+@pytest.mark.promise("vqa.prune-layers")
 @both_paths
 @pytest.mark.parametrize("method", EARLY)
 @torch.no_grad()
@@ -121,6 +123,7 @@ def test_text_never_sees_what_is_removed_before_the_first_block(prepared: Prepar
     assert outputs[0] > 1e-6
 
 
+@pytest.mark.promise("vqa.hard-pruning")
 @torch.no_grad()
 def test_tokens_that_are_left_keep_their_positions(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted anew after a removal they would give something else, and the reference would tell."""
@@ -143,6 +146,7 @@ def test_tokens_that_are_left_keep_their_positions(prepared: Prepared, monkeypat
 # --------------------------------------------------------------------------- nothing removed, nothing changed
 
 
+@pytest.mark.promise("vqa.modes")
 @both_paths
 @pytest.mark.parametrize(
     "settings", [{"threshold": 0.0}, *({**METHODS[name], "keep": 1.0} for name in METHODS)], ids=["threshold", *METHODS]
@@ -161,6 +165,7 @@ def test_keeping_all_is_no_pruning(settings: dict[str, Any], path: Any, prepared
             assert model.kept == []
 
 
+@pytest.mark.promise("vqa.prune-layers")
 @torch.no_grad()
 def test_samples_without_images_are_untouched_and_every_other_keeps_a_token(prepared: Prepared) -> None:
     model, batch = pruned(threshold=0.9999), prepared.batch
@@ -183,6 +188,7 @@ def test_samples_without_images_are_untouched_and_every_other_keeps_a_token(prep
 # --------------------------------------------------------------------------- alone = together
 
 
+@pytest.mark.promise("vqa.prune-layers")
 @pytest.mark.parametrize(
     ("mode", "method", "kernels"),
     [
@@ -218,6 +224,7 @@ def test_every_sample_equals_itself_alone_in_outputs_losses_and_gradients(
         assert all(grads[name].norm() > 1e-12 for name in grads if name.startswith("pruners."))
 
 
+@pytest.mark.promise("vqa.prune-heads")
 @torch.no_grad()
 def test_the_answer_has_no_say_and_the_question_has() -> None:
     model, seen = pruned("soft"), []
@@ -276,6 +283,7 @@ def test_probabilities_of_zero_and_one_are_removal(
         assert (soft - model(batch)).abs().max() > 0.01
 
 
+@pytest.mark.promise("vqa.prune-heads")
 def test_the_loss_of_the_task_reaches_every_parameter_of_the_heads(prepared: Prepared) -> None:
     model = pruned().train()
     assert model.mode == "soft"
@@ -287,6 +295,7 @@ def test_the_loss_of_the_task_reaches_every_parameter_of_the_heads(prepared: Pre
     assert all(torch.equal(entered, model.kept[0]) for entered in model.kept), "nothing is taken out"
 
 
+@pytest.mark.promise("vqa.prune-layers")
 def test_beside_frozen_heads_the_rest_learns_from_what_is_left(prepared: Prepared) -> None:
     """Which is what evaluation keeps; nothing is asked of how much that is."""
     model, batch, left = pruned(keep=0.4).train(), prepared.batch, []
@@ -369,6 +378,7 @@ def prompts_and_whole(length: int) -> tuple[RaggedBatch, RaggedBatch]:
     return prepare(ROWS, answers=None).batch, prepare([(row[0], row[1], ids) for row in ROWS]).batch
 
 
+@pytest.mark.promise("vqa.modes", "vqa.hard-pruning")
 @both_paths
 @pytest.mark.parametrize(
     ("mode", "method"), [("hard", "learned"), ("hard", "attention"), ("hard", "early"), ("soft", "learned")]
@@ -401,6 +411,7 @@ def test_decoding_with_a_cache_equals_the_whole_pass(mode: str, method: str, pat
         assert [one.tolist() for one in model.kept] == counted
 
 
+@pytest.mark.promise("vqa.hard-pruning")
 @torch.inference_mode()
 def test_the_cache_is_smaller_by_what_was_removed() -> None:
     model, prompts = pruned(method="uniform", keep=0.25, layers=[0]), prepare(ROWS, answers=None).batch
@@ -486,6 +497,7 @@ def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message:
         pruned(**settings)
 
 
+@pytest.mark.promise("vqa.hard-pruning")
 @torch.no_grad()
 @torch.no_grad()
 @pytest.mark.parametrize("method", METHODS)

@@ -51,6 +51,7 @@ def changed(model: VisionLanguage, batch: RaggedBatch, weights: dict[str, float]
     return {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
 
 
+@pytest.mark.promise("vqa.prune-heads")
 @pytest.mark.parametrize("name", ["cross_entropy", "sparsity", "token_count", "binarisation", "adversarial"])
 def test_every_term_reaches_every_parameter_of_every_head(name: str, batch: RaggedBatch) -> None:
     model = asked(name, target=0.01)
@@ -60,6 +61,7 @@ def test_every_term_reaches_every_parameter_of_every_head(name: str, batch: Ragg
         assert parameter.grad.norm() > 1e-12, head
 
 
+@pytest.mark.promise("vqa.discriminator")
 def test_a_step_of_the_discriminator_changes_only_it_and_one_against_it_all_but_it(batch: RaggedBatch) -> None:
     model = pruned(**JUDGED).train()
     names = {name for name, _ in model.named_parameters()}
@@ -70,6 +72,7 @@ def test_a_step_of_the_discriminator_changes_only_it_and_one_against_it_all_but_
     assert {name for name in names if name.startswith("pruners.")} <= against
 
 
+@pytest.mark.promise("vqa.discriminator")
 def test_one_backward_pass_gives_each_side_its_own(batch: RaggedBatch) -> None:
     found = []
     for names in (ADVERSARY, ["adversarial"], ["discriminator"]):
@@ -82,6 +85,7 @@ def test_one_backward_pass_gives_each_side_its_own(batch: RaggedBatch) -> None:
         assert not found[1][name].any() or not found[2][name].any(), name
 
 
+@pytest.mark.promise("vqa.discriminator")
 def test_the_adversary_is_asked_only_where_an_update_wants_it(batch: RaggedBatch) -> None:
     model, passes = asked("cross_entropy", "sparsity"), []
     model.decoder.register_forward_hook(lambda *_: passes.append(1))
@@ -108,6 +112,7 @@ def test_without_a_discriminator_its_terms_are_none_of_the_models() -> None:
     assert [pruned(**JUDGED).weights[name] for name in ADVERSARY] == [0, 0]
 
 
+@pytest.mark.promise("vqa.discriminator")
 @torch.no_grad()
 def test_what_it_compares_is_the_text_of_both_passes(batch: RaggedBatch) -> None:
     """Text of the whole model, and of the pruned one; block 0 prunes, so what block 1 and the last make differs."""
@@ -130,6 +135,7 @@ def test_what_it_compares_is_the_text_of_both_passes(batch: RaggedBatch) -> None
     assert (seen[0] - seen[1]).abs().max() > 1e-4
 
 
+@pytest.mark.promise("vqa.prune-losses")
 def test_terms_of_a_batch_are_those_of_its_samples(batch: RaggedBatch) -> None:
     model = asked(*ADVERSARY).eval()
     model.mode = "soft"
@@ -154,6 +160,7 @@ def test_terms_of_a_batch_are_those_of_its_samples(batch: RaggedBatch) -> None:
 # --------------------------------------------------------------------------- the course of an update
 
 
+@pytest.mark.promise("vqa.temperature")
 @pytest.mark.parametrize(("step", "wanted"), [(0, 1.0), (25, 0.55), (50, 0.1), (99, 0.1)])
 def test_the_temperature_follows_the_update(step: int, wanted: float) -> None:
     model = pruned(temperature={"start": 1, "end": 0.1, "share": 0.5})
@@ -162,6 +169,7 @@ def test_the_temperature_follows_the_update(step: int, wanted: float) -> None:
     assert float(model.state_dict()["temperature"]) == float(model.temperature), "a checkpoint knows it"
 
 
+@pytest.mark.promise("vqa.temperature")
 def test_by_default_the_temperature_stays_and_evaluation_draws_nothing(batch: RaggedBatch) -> None:
     model = pruned()
     model.begin_step(70, 100, {})
@@ -173,6 +181,7 @@ def test_by_default_the_temperature_stays_and_evaluation_draws_nothing(batch: Ra
     assert torch.equal(state, torch.get_rng_state())
 
 
+@pytest.mark.promise("vqa.reinit")
 def test_the_discriminator_is_drawn_anew_as_often_as_asked(batch: RaggedBatch) -> None:
     model = asked("discriminator", discriminator={"layers": [1], "inner": 8, "reinit": 1.0})
     assert model.discriminator is not None
@@ -200,6 +209,7 @@ def test_the_target_is_what_keep_leaves_unless_it_is_said() -> None:
     assert PruneConfig(layers=[0], target=12).wanted == (12, "tokens")
 
 
+@pytest.mark.promise("vqa.prune-losses")
 @pytest.mark.parametrize(
     ("settings", "wanted"), [({"target": 3}, "tokens"), ({"target": 0.2, "one_sided": False}, "share")]
 )
@@ -217,6 +227,7 @@ def test_sparsity_of_the_model_is_its_closed_form(settings: dict[str, Any], want
     torch.testing.assert_close(terms["token_count"][0], shares[tokens > 0].sum())
 
 
+@pytest.mark.promise("vqa.prune-losses")
 def test_updates_with_sparsity_bring_the_share_to_its_target(batch: RaggedBatch) -> None:
     model = pruned(layers=[1], target=0.25, one_sided=False).float().train()
     optimizer = torch.optim.AdamW(model.pruners.parameters(), lr=3e-3)
@@ -233,6 +244,7 @@ def test_updates_with_sparsity_bring_the_share_to_its_target(batch: RaggedBatch)
     assert sum(shares[-5:]) / 5 < 0.42
 
 
+@pytest.mark.promise("vqa.prune-attention")
 @pytest.mark.parametrize("weight", ["fixed", "learned"])
 @pytest.mark.parametrize("mode", ["soft", "hard"])
 def test_the_attention_of_the_question_has_a_say_in_soft_and_hard(weight: str, mode: str, batch: RaggedBatch) -> None:

@@ -14,7 +14,11 @@ from unpad.nn.draws import Draw
 from unpad.nn.native import library
 from unpad.nn.native.attention import native_attention, supports
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not library.enabled(), reason=library.describe())]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not library.enabled(), reason=library.describe()),
+    pytest.mark.promise("speed.kernels"),
+]
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,10 @@ from unpad.nn.native.decode import decode_attention
 from unpad.nn.native.small_linear import small_linear
 from unpad.nn.rope import rotary_frequencies, rotary_table, rotate
 
-pytestmark = pytest.mark.skipif(not library.enabled(), reason=library.describe())
+pytestmark = [
+    pytest.mark.skipif(not library.enabled(), reason=library.describe()),
+    pytest.mark.promise("speed.kernels"),
+]
 
 BF16 = torch.bfloat16
 ERROR = {BF16: 3e-3, torch.float32: 1e-6, torch.float64: 1e-13}

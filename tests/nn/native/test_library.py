@@ -35,6 +35,7 @@ def run(folder: Path, *command: str, **environment: str) -> subprocess.Completed
     return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.promise("speed.no-kernels")
 def test_an_installation_without_a_compiler_succeeds_and_trains(
     bare_copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,6 +68,7 @@ def switched(*asked: str) -> list[str]:
     return run(ROOT, sys.executable, "-c", SWITCHED, *asked).stdout.splitlines()
 
 
+@pytest.mark.promise("speed.no-kernels")
 def test_the_switch_turns_the_kernels_off() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(library.SWITCH, "0")
@@ -82,6 +84,7 @@ def test_where_the_kernels_can_be_compiled_and_run_they_are() -> None:
     assert library.enabled(), library.describe()
 
 
+@pytest.mark.promise("speed.instructions")
 def test_the_best_target_of_the_processor_is_taken_unless_the_switch_names_another() -> None:
     if not library.enabled():
         pytest.skip("no native kernels here")
@@ -108,6 +111,7 @@ def test_the_table_of_kernels_is_the_same_in_all_three_files() -> None:
     assert f"#define UNPAD_INTERFACE {library.INTERFACE}\n" in header
 
 
+@pytest.mark.promise("speed.instructions")
 @pytest.mark.skipif(shutil.which("g++") is None or shutil.which("nm") is None, reason="no g++ or no nm")
 def test_no_function_compiled_for_a_target_is_shared_with_the_others(tmp_path: Path) -> None:
     """The linker keeps one of several weak functions of a name, and a processor with less would run it."""
@@ -137,6 +141,7 @@ def test_one_openmp_runtime_serves_torch_and_the_kernels() -> None:
     assert len(library._openmp_runtimes()) == 1
 
 
+@pytest.mark.promise("speed.no-kernels")
 def test_a_second_openmp_runtime_turns_the_kernels_off(monkeypatch: pytest.MonkeyPatch) -> None:
     if not library.enabled():
         pytest.skip("no native kernels here")
@@ -151,6 +156,7 @@ def test_a_second_openmp_runtime_turns_the_kernels_off(monkeypatch: pytest.Monke
         assert library.enabled()
 
 
+@pytest.mark.promise("speed.no-kernels")
 def test_a_processor_without_the_instructions_takes_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     if not library.enabled():
         pytest.skip("no native kernels here")

@@ -24,6 +24,7 @@ EMULATOR = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
 FLAGS = ["-std=c++17", "-O3", "-g0", "-fopenmp", "-fno-math-errno", "-Wno-psabi"]  # of setup.py
 
 
+@pytest.mark.promise("speed.arm")
 @pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"no {COMPILER}: the kernels were not compiled for ARM")
 @pytest.mark.skipif(EMULATOR is None, reason="no qemu-aarch64: the kernels were not run on ARM")
 def test_every_kernel_in_float_equals_double_on_arm(tmp_path: Path) -> None:

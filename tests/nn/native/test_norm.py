@@ -11,7 +11,10 @@ from tests.helpers.paths import LOWEST, NATIVE_DTYPES
 from unpad.nn.native import library
 from unpad.nn.native.norm import add_norm
 
-pytestmark = pytest.mark.skipif(not library.enabled(), reason=library.describe())
+pytestmark = [
+    pytest.mark.skipif(not library.enabled(), reason=library.describe()),
+    pytest.mark.promise("speed.kernels"),
+]
 
 BF16, FLOAT, DOUBLE = torch.bfloat16, torch.float32, torch.float64
 WIDE = {BF16: FLOAT, FLOAT: FLOAT, DOUBLE: DOUBLE}

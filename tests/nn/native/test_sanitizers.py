@@ -23,6 +23,7 @@ SANITIZERS = ["-fsanitize=address,undefined", REPEATED, "-fno-sanitize-recover=a
 FLAGS = ["-std=c++17", "-g1", "-Og", "-fopenmp", "-Wno-psabi", *SANITIZERS]
 
 
+@pytest.mark.promise("speed.bounds")
 @pytest.mark.skipif(not library.enabled(), reason=library.describe())
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 def test_no_kernel_leaves_its_arrays(tmp_path: Path) -> None:

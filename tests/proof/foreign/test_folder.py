@@ -30,6 +30,7 @@ def rows(found: Outcome) -> dict[str, list[str]]:
     return {name.strip(): [cell.strip() for cell in rest] for name, *rest in cells}
 
 
+@pytest.mark.promise("hf.judged")
 def test_packing_of_a_sound_architecture_passes(unpad: Shell, tmp_path: Path) -> None:
     found = prove(unpad, tmp_path, LLAMA)
     assert (found.code, found.err) == (0, "")
@@ -45,6 +46,7 @@ def test_packing_of_a_sound_architecture_passes(unpad: Shell, tmp_path: Path) ->
     assert max(map(len, found.out.splitlines())) <= 80
 
 
+@pytest.mark.promise("hf.judged")
 def test_a_silent_leak_fails_and_says_what_to_do_instead(unpad: Shell, tmp_path: Path) -> None:
     found = prove(unpad, tmp_path, GPT_OSS, "--json")
     proof = json.loads(found.out)
@@ -59,6 +61,7 @@ def test_a_silent_leak_fails_and_says_what_to_do_instead(unpad: Shell, tmp_path:
     assert "TRL padding_free" in proof["advice"].partition("Do not use")[2]
 
 
+@pytest.mark.promise("hf.judged")
 def test_a_mixer_that_refuses_packed_rows_does_no_silent_harm(unpad: Shell, tmp_path: Path) -> None:
     found = prove(unpad, tmp_path, {"model_type": "qwen3_5_text", "num_hidden_layers": 4})
     verdicts = {name: cells[0] for name, cells in rows(found).items()}
@@ -67,6 +70,7 @@ def test_a_mixer_that_refuses_packed_rows_does_no_silent_harm(unpad: Shell, tmp_
     assert (found.code, verdicts["flattening"]) == (NOT_PROVED, "LEAKING")  # the convolution sees no boundaries
 
 
+@pytest.mark.promise("hf.judged")
 def test_a_way_that_proves_first_refuses_where_it_fails(unpad: Shell, tmp_path: Path) -> None:
     found = prove(unpad, tmp_path, {"model_type": "bart"})
     text = " ".join(found.out.split())
@@ -85,6 +89,7 @@ def test_ways_that_are_not_installed_are_shown_as_such(
     assert found.code == 0
 
 
+@pytest.mark.promise("hf.judged")
 def test_bad_input_is_an_error_of_three_lines(unpad: Shell, tmp_path: Path) -> None:
     missing = unpad("prove", "--hf", tmp_path / "nowhere")
     assert (missing.code, missing.err.count("\n")) == (3, 3)
@@ -99,6 +104,7 @@ def test_bad_input_is_an_error_of_three_lines(unpad: Shell, tmp_path: Path) -> N
     assert (neither.code, "nothing to prove" in neither.err) == (2, True)
 
 
+@pytest.mark.promise("hf.judged")
 def test_without_the_extra_the_command_says_what_to_install(
     unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

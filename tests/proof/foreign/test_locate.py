@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ tokens = st.lists(st.integers(1, 4), min_size=1, max_size=6)  # so few that sequ
 MODEL = Causal(width=8)
 
 
+@pytest.mark.promise("proof.formats")
 @given(st.lists(tokens, min_size=2, max_size=6), st.randoms(use_true_random=False))
 @settings(deadline=None, max_examples=80)
 def test_whole_sequences_are_found_between_their_boundaries(sequences: list[list[int]], random: object) -> None:
@@ -30,6 +32,7 @@ def test_whole_sequences_are_found_between_their_boundaries(sequences: list[list
         assert row[piece.start : piece.start + piece.length] == sequences[piece.sequence]
 
 
+@pytest.mark.promise("proof.formats")
 @given(st.lists(tokens, min_size=2, max_size=5), st.sampled_from(["packed", "right", "left"]))
 @settings(deadline=None, max_examples=25)
 def test_repeated_and_nested_sequences_raise_no_alarm(sequences: list[list[int]], kind: str) -> None:

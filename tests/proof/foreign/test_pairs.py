@@ -40,6 +40,7 @@ SOUND: dict[str, Collate] = {
 }
 
 
+@pytest.mark.promise("proof.formats")
 @pytest.mark.parametrize("name", SOUND)
 def test_sound_batches_of_any_format_pass(name: str) -> None:
     certificate = unpad.prove_callable(Causal(), SOUND[name], sequences())
@@ -87,6 +88,7 @@ FAULTS: dict[str, tuple[Collate, str, str, str]] = {  # collator, verdict, kind,
 }  # fmt: skip
 
 
+@pytest.mark.promise("proof.faults")
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found_and_named(name: str) -> None:
     collate, verdict, kind, advice = FAULTS[name]
@@ -102,6 +104,7 @@ def test_a_model_that_refuses_a_batch_is_not_sound() -> None:
     assert not certificate.passed
 
 
+@pytest.mark.promise("proof.changes-nothing")
 def test_nothing_of_the_model_and_of_the_generators_changes() -> None:
     model = Causal()
     model.head.weight.grad = torch.ones_like(model.head.weight)
@@ -122,6 +125,7 @@ def test_a_model_that_does_not_learn_is_judged_without_a_gradient() -> None:
     assert certificate.finding("gradient") is None
 
 
+@pytest.mark.promise("proof.precision")
 def test_fp32_has_bounds_of_the_model_s_own_error() -> None:
     exact = unpad.prove_callable(Causal(), flat, sequences())
     own = unpad.prove_callable(Causal(), flat, sequences(), precision="fp32")

@@ -99,6 +99,7 @@ def batch_of(rows: Rows) -> Any:
     return batch([one["input_ids"] for one in rows])
 
 
+@pytest.mark.promise("proof.trainers")
 @pytest.mark.parametrize("name", COLLATORS)
 def test_what_a_collator_does_to_a_row_alone_is_the_scripts(name: str, tmp_path: Path) -> None:
     collator, verdict, reason = COLLATORS[name]
@@ -115,6 +116,7 @@ class MeanOfMeans(Trainer):
         return model(**inputs).loss
 
 
+@pytest.mark.promise("proof.trainers")
 @pytest.mark.parametrize("collator", [cuts, drops, draws, doubles])
 def test_a_wrong_mean_is_found_behind_any_collator(collator: Any, tmp_path: Path) -> None:
     certificate = proved(tmp_path, collator, MeanOfMeans)
@@ -165,6 +167,7 @@ LOSSES: dict[str, tuple[Any, str, str]] = {
 }
 
 
+@pytest.mark.promise("proof.trainers")
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_of_ones_own_is_accused_only_where_batches_change_it(name: str, tmp_path: Path) -> None:
     loss, verdict, reason = LOSSES[name]

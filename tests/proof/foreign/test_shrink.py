@@ -57,6 +57,7 @@ def test_a_head_size_unlike_width_over_heads_stays_so(size: int, expected: int) 
     assert shrink({**LLAMA, "head_dim": size})["head_dim"] == expected
 
 
+@pytest.mark.promise("hf.small-model")
 def test_one_block_of_each_type_stays_in_its_order() -> None:
     types = ["sliding"] * 5 + ["full"] + ["sliding"] * 5 + ["full"]
     small = shrink(
@@ -121,6 +122,7 @@ FAMILIES: dict[str, tuple[Fields, Fields]] = {
 }
 
 
+@pytest.mark.promise("hf.small-model")
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_small_models_of_many_architectures_compute(kind: str) -> None:
     fields, kept = FAMILIES[kind]
@@ -159,6 +161,7 @@ def test_configurations_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     assert "code of a folder is never run" in refusal(json.dumps(own))
 
 
+@pytest.mark.promise("hf.small-model")
 def test_a_known_type_with_code_of_its_own_is_built_without_it(tmp_path: Path) -> None:
     own = {**LLAMA, "auto_map": {"AutoConfig": "configuration.Mine", "AutoModelForCausalLM": "modeling.Mine"}}
     (tmp_path / "config.json").write_text(json.dumps(own))

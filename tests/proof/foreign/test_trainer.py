@@ -92,6 +92,7 @@ SOUND: dict[str, Make] = {
 }  # fmt: skip
 
 
+@pytest.mark.promise("proof.precision")
 @pytest.mark.parametrize("name", SOUND)
 def test_a_sound_trainer_passes(name: str, tmp_path: Path) -> None:
     made = SOUND[name](tmp_path)
@@ -140,6 +141,7 @@ FAULTS: dict[str, tuple[Make, str, str, str]] = {  # trainer, verdict, kind, par
 }  # fmt: skip
 
 
+@pytest.mark.promise("proof.faults")
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found_and_named(name: str, tmp_path: Path) -> None:
     make, verdict, kind, advice = FAULTS[name]
@@ -186,6 +188,7 @@ def trained(make: Make, folder: Path, prove: bool) -> tuple[dict[str, Tensor], F
     return one.model.state_dict(), certificate
 
 
+@pytest.mark.promise("proof.changes-nothing")
 @pytest.mark.parametrize(
     "make",
     [

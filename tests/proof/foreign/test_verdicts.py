@@ -22,6 +22,7 @@ def certificate_of(pair: Pair) -> ForeignCertificate:
     return unpad.prove_callable(model, pair.collate, pair.rows, loss_masks=pair.masks)
 
 
+@pytest.mark.promise("proof.verdicts")
 @pytest.mark.parametrize("name", TUNED_SOUND)
 def test_a_sound_set_up_is_sound(name: str) -> None:
     certificate = certificate_of(TUNED_SOUND[name])
@@ -30,6 +31,7 @@ def test_a_sound_set_up_is_sound(name: str) -> None:
     assert (NO_ROUTER_LOSS in certificate.notes) == (name == "experts with a router loss")
 
 
+@pytest.mark.promise("proof.verdicts")
 @pytest.mark.parametrize("name", TUNED_FAULTS)
 def test_a_fault_is_found(name: str) -> None:
     pair, verdict = TUNED_FAULTS[name]
@@ -42,12 +44,14 @@ def held_out_certificate_of(way: held_out.Way) -> ForeignCertificate:
     return unpad.prove_callable(model, way.collate, way.rows, loss_masks=way.masks)
 
 
+@pytest.mark.promise("proof.verdicts")
 @pytest.mark.parametrize("name", held_out.SOUND)
 def test_a_sound_set_up_that_was_held_out_is_sound(name: str) -> None:
     certificate = held_out_certificate_of(held_out.SOUND[name])
     assert certificate.verdict == "sound", str(certificate)
 
 
+@pytest.mark.promise("proof.verdicts")
 @pytest.mark.parametrize("name", held_out.FAULTS)
 def test_a_fault_that_was_held_out_is_found(name: str) -> None:
     way, verdict = held_out.FAULTS[name]
@@ -55,12 +59,14 @@ def test_a_fault_that_was_held_out_is_found(name: str) -> None:
     assert certificate.verdict == verdict, str(certificate)
 
 
+@pytest.mark.promise("proof.verdicts")
 @pytest.mark.parametrize("name", held_out.TRAINERS_SOUND)
 def test_a_sound_trainer_that_was_held_out_is_sound(name: str, tmp_path: Path) -> None:
     certificate = unpad.prove_trainer(held_out.TRAINERS_SOUND[name](tmp_path))
     assert certificate.verdict == "sound", str(certificate)
 
 
+@pytest.mark.promise("proof.verdicts")
 @pytest.mark.parametrize("name", held_out.TRAINERS_FAULTY)
 def test_a_faulty_trainer_that_was_held_out_is_found(name: str, tmp_path: Path) -> None:
     make, verdict = held_out.TRAINERS_FAULTY[name]

@@ -32,6 +32,7 @@ from unpad.run.report.kept_patches import (
 from unpad.terminal.table import wrapped
 
 
+@pytest.mark.promise("vqa.hard-pruning")
 def test_patches_that_stay_are_untouched_and_the_others_fade() -> None:
     one = kept()
     stays = one.stays[0].reshape(GRID)

@@ -73,6 +73,7 @@ def test_a_run_with_a_latent_has_its_plots_with_their_thresholds(tmp_path: Path)
     assert len(shown) < 200_000
 
 
+@pytest.mark.promise("patients.report")
 def test_what_is_drawn_is_what_the_log_holds(tmp_path: Path) -> None:
     folder = run_directory(tmp_path / "run")
     logged = [row["values"] for row in load_metrics(folder) if row["kind"] == "latent"]
@@ -95,6 +96,7 @@ def test_what_is_drawn_is_what_the_log_holds(tmp_path: Path) -> None:
         assert [float(value) for _, value in dots] == pytest.approx(drawn, rel=1e-3)
 
 
+@pytest.mark.promise("patients.report")
 def test_a_run_without_readings_shows_none_and_one_without_a_log_is_an_error(tmp_path: Path) -> None:
     folder = run_directory(tmp_path / "run", latent=False)
     assert "Latent" not in write_report(folder).read_text()

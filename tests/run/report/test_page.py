@@ -35,6 +35,7 @@ def test_page_needs_no_network_and_no_scripts(tmp_path: Path) -> None:
     assert "nan" not in page.split("</style>")[1].lower().replace("finance", "")
 
 
+@pytest.mark.promise("run.metrics")
 def test_key_figures_equal_those_counted_from_the_files(tmp_path: Path) -> None:
     folder = run_directory(tmp_path / "run")
     rows, timing = load_metrics(folder), list(read_rows(folder / "timing.jsonl"))

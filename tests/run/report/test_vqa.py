@@ -6,6 +6,7 @@ import json
 import re
 
 import numpy as np
+import pytest
 
 from tests.helpers.kept_patches import QUESTION, kept
 from unpad.evaluation.metrics import Extremes, Metric
@@ -28,6 +29,7 @@ def test_pictures_are_read_back_as_they_were() -> None:
     assert all(np.array_equal(one.stays[block], back.stays[block]) for block in one.stays)
 
 
+@pytest.mark.promise("vqa.modes")
 def test_the_page_has_tokens_of_every_block_and_accuracies_of_every_mode() -> None:
     found = to_json(METRICS, [(kept("<b>?</b>", "x"), "y"), (kept(), "circle")])
     assert found["kept"] == [[12, 4, 20], [3, 1, 5]]

@@ -96,6 +96,7 @@ def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
         assert float((found[name] - value).abs().max()) <= 1e-12 * scale, name
 
 
+@pytest.mark.promise("memory.cut")
 @pytest.mark.parametrize(
     ("kind", "path"),
     [*((kind, PATHS[-1]) for kind in MODELS), *((kind, path) for path in PATHS[:-1] for kind in ("text", "questions"))],
@@ -115,6 +116,7 @@ def test_a_micro_batch_without_memory_is_cut_and_has_the_same_gradient(kind: str
             assert_same(found, wanted)
 
 
+@pytest.mark.promise("memory.cut")
 @ALL
 def test_parts_of_single_sequences_have_the_same_gradient(kind: str) -> None:
     make, batch = MODELS[kind][0], MODELS[kind][1]()
@@ -122,6 +124,7 @@ def test_parts_of_single_sequences_have_the_same_gradient(kind: str) -> None:
     assert_same(gradients(model, [batch], Room(most=1)), gradients(model, [batch], None))
 
 
+@pytest.mark.promise("memory.cut")
 @pytest.mark.parametrize("exact", [True, False])
 def test_an_update_of_several_micro_batches_begins_again_with_the_first(exact: bool) -> None:
     """Memory ends in a backward pass, when later layers have their gradients: that pass, and those before it, leave
@@ -144,6 +147,7 @@ def test_an_update_of_several_micro_batches_begins_again_with_the_first(exact: b
         assert len(passes) > failing + len(micros)
 
 
+@pytest.mark.promise("memory.cut")
 def test_the_parts_of_a_micro_batch_are_added_before_they_are_rounded() -> None:
     """A sum of rounded parts is another number: parts far below the quantum would be lost."""
     model = tiny_model(torch.float32)
@@ -225,6 +229,7 @@ def small_machine(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return failed
 
 
+@pytest.mark.promise("memory.cut")
 def test_a_run_learns_what_fits_says_so_and_goes_on_as_it_would_have(tmp_path: Path, small_machine: list[int]) -> None:
     """Dropout is on; a resumed run knows the bound, and ends with the bytes of one that was not interrupted."""
     recipe = write_toy(tmp_path)

@@ -178,6 +178,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     return folder, found
 
 
+@pytest.mark.promise("processes.pipeline")
 @pytest.mark.parametrize("case", [name for name in CASES if name != "tied, fast sums"])
 def test_two_stages_give_every_bit_of_one_process(case: str, told: Told) -> None:
     first, last = (found[case] for found in told[1])
@@ -203,6 +204,7 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+@pytest.mark.promise("processes.pipeline")
 def test_a_run_over_two_stages_writes_the_bytes_of_one_process(told: Told) -> None:
     one, two = told[0] / "one", told[0] / "two"
     names = [str(path.relative_to(one)) for path in sorted(one.glob("checkpoints/*/*.safetensors"))]

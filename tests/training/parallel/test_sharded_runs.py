@@ -83,6 +83,7 @@ def test_losses_are_those_of_one_process_but_for_rounding(runs: Path, name: str)
     assert values(runs / name) == pytest.approx(values(runs / "one"), rel=1e-5)
 
 
+@pytest.mark.promise("processes.shard")
 def test_a_resumed_run_of_as_many_processes_has_the_bytes_of_the_whole(runs: Path) -> None:
     for file in FILES:
         assert (runs / "again" / file).read_bytes() == (runs / "whole" / file).read_bytes(), file
@@ -118,6 +119,7 @@ def test_a_new_run_of_one_process_is_refused_and_a_resumed_one_goes_on(runs: Pat
     assert rows(runs / "by_one", "train")[-1]["step"] == 9
 
 
+@pytest.mark.promise("processes.failing")
 def test_a_process_of_a_resumed_run_that_fails_in_an_evaluation_does_not_wait_for_the_others(runs: Path) -> None:
     """Nor if the command does not repeat `train.shard`, which the run keeps: the others wait within a pass."""
 

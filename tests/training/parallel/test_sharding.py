@@ -155,6 +155,7 @@ def forbid_pickles() -> None:
     pickle.load = pickle.loads = trap  # type: ignore[assignment]
 
 
+@pytest.mark.promise("processes.shard")
 def test_gradients_of_a_divided_model_are_those_of_one_process(tmp_path: Path) -> None:
     def work(group: Group) -> None:
         forbid_pickles()
@@ -164,6 +165,7 @@ def test_gradients_of_a_divided_model_are_those_of_one_process(tmp_path: Path) -
     assert run_ranks(tmp_path / "two", 2, work) == [None, None]
 
 
+@pytest.mark.promise("processes.failing")
 def test_a_process_that_fails_within_a_pass_ends_by_its_own_error_and_the_others_notice(tmp_path: Path) -> None:
     def work(group: Group) -> None:
         model, micros = decoder(), cut(random_batch([5, 1, 9]))

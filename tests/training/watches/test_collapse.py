@@ -232,6 +232,7 @@ def one_set_each(ids: list[int]) -> RaggedBatch:
     return replace(batch, seq_ids=torch.tensor(ids))
 
 
+@pytest.mark.promise("patients.monitor")
 def test_a_reading_equals_the_sums_by_hand() -> None:
     rng = np.random.default_rng(3)
     mean, log_var = rng.normal(size=(7, 3)) * [2, 0.05, 0], rng.normal(size=(7, 3)) * [1, 0.01, 0]
@@ -355,6 +356,7 @@ def test_a_collapse_that_ends_is_told_and_counts_anew(monkeypatch: pytest.Monkey
     assert [v.step for v in verdicts if v.changed] == [1, 3, 4, 6, 7]
 
 
+@pytest.mark.promise("patients.monitor")
 def test_a_decoder_that_ignores_its_latent_is_found_within_the_window(tmp_path: Path) -> None:
     run = Run(TopicVae(listens=False), FAST, tmp_path)
     run.train(60)
@@ -364,12 +366,14 @@ def test_a_decoder_that_ignores_its_latent_is_found_within_the_window(tmp_path: 
     assert any("latent red at step 50" in line for line in run.told)
 
 
+@pytest.mark.promise("patients.monitor")
 def test_a_weight_of_the_kl_that_drowns_the_latent_is_found(tmp_path: Path) -> None:
     run = Run(TopicVae(), FAST, tmp_path, kl=5.0)
     run.train(60)
     assert run.lights[60] == "red"
 
 
+@pytest.mark.promise("patients.monitor")
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_healthy_training_is_never_suspected(seed: int, tmp_path: Path) -> None:
     run = Run(TopicVae(seed=seed), FAST, tmp_path)
@@ -386,6 +390,7 @@ def changed(policy: str, **fields: Any) -> CollapseSettings:
     return FAST.model_copy(update={"policy": policy, **fields})
 
 
+@pytest.mark.promise("patients.collapse")
 def test_save_keeps_the_weights_of_the_last_healthy_reading_once(tmp_path: Path) -> None:
     run = Run(TopicVae(), changed("save"), tmp_path)
     run.train(60)
@@ -426,6 +431,7 @@ def test_one_process_keeps_weights_aside_and_all_know(tmp_path: Path, monkeypatc
     assert saved == [path.name]
 
 
+@pytest.mark.promise("patients.collapse")
 def test_stop_says_what_where_and_what_to_do(tmp_path: Path) -> None:
     run = Run(TopicVae(listens=False), changed("stop"), tmp_path)
     with pytest.raises(CollapseError) as caught:
@@ -437,6 +443,7 @@ def test_stop_says_what_where_and_what_to_do(tmp_path: Path) -> None:
     assert "collapse.policy=warn" in caught.value.fix
 
 
+@pytest.mark.promise("patients.collapse")
 def test_the_fast_preset_finds_a_collapse_sooner_and_suspects_nothing_healthy(tmp_path: Path) -> None:
     fast = parse_recipe({"collapse": {"preset": "fast", "policy": "stop", "window": 120}}).collapse
     assert (fast.every, fast.patience, fast.warmup) == (20, 2, 200)
@@ -453,6 +460,7 @@ def test_the_fast_preset_finds_a_collapse_sooner_and_suspects_nothing_healthy(tm
     assert (own.every, own.patience) == (7, 2)
 
 
+@pytest.mark.promise("patients.collapse")
 def test_recovery_goes_back_and_training_goes_on(tmp_path: Path) -> None:
     run = Run(TopicVae(), changed("recover", factor=0.1), tmp_path, kl=5.0)
     while not run.state.num_recoveries:
@@ -493,6 +501,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
+@pytest.mark.promise("patients.collapse")
 @pytest.mark.parametrize("cut", [45, 70, 130])
 def test_a_resumed_run_is_the_uninterrupted_one(cut: int, whole: Run, tmp_path: Path) -> None:
     begun = Run(TopicVae(), LONG, tmp_path, kl=5.0)

@@ -102,6 +102,7 @@ def test_readings_are_rows_events_and_weights_of_the_loss(
     assert trained == [1, 1, 1 / 2, 1 / 2, 1 / 4, 1 / 4]
 
 
+@pytest.mark.promise("patients.collapse")
 def test_a_resumed_run_gives_a_watch_its_state_and_tensors_back(tmp_path: Path, started: list[Pulse]) -> None:
     recipe = write_toy(tmp_path, optim={"lr": 1e-2, "schedule": "constant"})
     run(recipe, tmp_path / "whole", "train.max_steps=16")

@@ -75,6 +75,7 @@ def _row(name: str, rates: list[float], torch_rates: list[float] | None = None, 
     return SpeedRow(name, rates=rates, torch_rates=torch_rates or [], **(values | fields))
 
 
+@pytest.mark.promise("bench.strategies")
 def test_rows_are_the_strategies_and_the_batch_sizes(result: Bench) -> None:
     strategies = ["pack", "pack", "fixed", "dynamic", "bucket", "pack"]
     assert [row.plan["strategy"] for row in result.strategies] == strategies
@@ -158,6 +159,7 @@ def test_a_step_counts_real_tokens_and_their_operations(setup: Setup) -> None:
     assert work.operations == training_operations(sizes, lengths, sum(batch.num_targets for batch in micros))
 
 
+@pytest.mark.promise("bench.strategies")
 def test_the_column_torch_is_measured_without_native_kernels(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether or not this machine has them: what counts is that they are off during every one of its updates."""
     monkeypatch.setattr(native, "_load", lambda: (object(), "for the test"))
@@ -175,6 +177,7 @@ def test_the_column_torch_is_measured_without_native_kernels(setup: Setup, monke
     assert gain == spread([fast / slow for fast, slow in zip(row.rates, row.torch_rates, strict=True)])
 
 
+@pytest.mark.promise("bench.memory")
 def test_memory_is_that_of_a_process_of_its_own(toy: str) -> None:
     ballast = torch.ones(128 << 20, dtype=torch.uint8)  # would show in the base of a forked process, or of this one
     ((peak, base),) = run_all(bench_verb._peak_of, [(toy, [], 0)])
@@ -183,6 +186,7 @@ def test_memory_is_that_of_a_process_of_its_own(toy: str) -> None:
     assert 0 < base <= peak < own
 
 
+@pytest.mark.promise("bench.memory")
 def test_memory_is_predicted_from_small_passes_and_held_against_the_rows(setup: Setup) -> None:
     footprint, parameters = Footprint(1000.0, 5.0, 0.5), [nn.Parameter(torch.zeros(10))]
     memory = StageMemory(setup.stages[0], footprint, parameters)
@@ -200,6 +204,7 @@ def test_memory_is_predicted_from_small_passes_and_held_against_the_rows(setup: 
     assert model.worst_error == pytest.approx(0.5, abs=1e-3)
 
 
+@pytest.mark.promise("bench.steps")
 def test_equal_updates_learn_and_see_more_tokens_in_larger_batches(setup: Setup) -> None:
     sizes = size_variants(setup)
     trained = [train(sizes[i], 25, 1) for i in (0, 3)]
@@ -221,6 +226,7 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert spread([1.0, 2.0, 3.0, 4.0, 5.0]) == Spread(3.0, 2.0, 4.0)
 
 
+@pytest.mark.promise("bench.strategies")
 def test_json_and_lines_hold_every_number(result: Bench) -> None:
     values = json.loads(json.dumps(result.to_json()))
     assert values["machine"]["processor"]
@@ -235,6 +241,7 @@ def test_json_and_lines_hold_every_number(result: Bench) -> None:
         assert f"{row.pad_share:.1%}" in text
 
 
+@pytest.mark.promise("bench.strategies")
 @pytest.mark.parametrize(
     ("write", "units"),
     [

@@ -7,6 +7,7 @@ import pytest
 from unpad.trials.search.search import prune_score
 
 
+@pytest.mark.promise("vqa.search")
 @pytest.mark.parametrize(
     ("origin", "accuracy", "keep", "wanted"),
     [

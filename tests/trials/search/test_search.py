@@ -80,6 +80,7 @@ def facts(folder: Path) -> list[Any]:
     ]
 
 
+@pytest.mark.promise("vqa.search")
 def test_values_lie_in_their_ranges_and_are_those_of_the_runs(whole: Path) -> None:
     assert len(trials_of(whole)) == TRIALS
     for trial in trials_of(whole):
@@ -93,6 +94,7 @@ def test_values_lie_in_their_ranges_and_are_those_of_the_runs(whole: Path) -> No
     assert len({trial.params["optim.lr"] for trial in trials_of(whole)}) == TRIALS
 
 
+@pytest.mark.promise("vqa.search")
 def test_an_interrupted_and_resumed_search_equals_one_in_one_go(
     recipe: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +133,7 @@ def test_another_seed_draws_other_values(recipe: Path, whole: Path, tmp_path: Pa
     assert trials_of(tmp_path / "other")[0].params != trials_of(whole)[0].params
 
 
+@pytest.mark.promise("vqa.search")
 def test_trials_that_fall_behind_end_early(whole: Path) -> None:
     trials = trials_of(whole)
     behind = [t for t in trials if t.state == TrialState.PRUNED]
@@ -212,6 +215,7 @@ def test_a_trial_that_was_ended_early_can_be_trained_on(recipe: Path, tmp_path: 
     assert rows(tmp_path / "run") == rows(tmp_path / "calm")
 
 
+@pytest.mark.promise("vqa.search")
 def test_the_recipe_of_the_best_trial_is_kept_and_trains(whole: Path, tmp_path: Path) -> None:
     best = min((t for t in trials_of(whole) if t.state == TrialState.COMPLETE), key=lambda t: t.value or 0.0)
     kept = load_recipe(str(whole / "best.yaml"))
@@ -252,6 +256,7 @@ def test_fields_are_read_as_ranges_choices_or_one_value() -> None:
         split_fields(["a=1", "a=2..3"])
 
 
+@pytest.mark.promise("vqa.search")
 def test_a_trial_that_fails_is_counted_and_the_search_goes_on(recipe: Path, tmp_path: Path) -> None:
     fields = ("model.context=8,64", "plan.overflow=error", "train.max_epochs=1")
     lines = look(recipe, tmp_path / "search", *fields, trials=4)
@@ -294,6 +299,7 @@ def test_a_metric_that_the_runs_do_not_have_can_be_mended(recipe: Path, tmp_path
     assert lines[0].split() == ["trial", "bits_per_char", "optim.lr"]
 
 
+@pytest.mark.promise("vqa.search")
 def test_the_score_is_of_accuracy_and_kept_share() -> None:
     metrics = {"accuracy_origin": 0.8, "accuracy_hard": 0.75, "keep_ratio_final": 0.3}
     assert judge(metrics, "score", Path()) == prune_score(0.8, 0.75, 0.3)
@@ -351,6 +357,7 @@ def judged(folder: str, part: str) -> tuple[dict[str, Metric], list[str]]:
     return {"loss": Metric(loss, loss, loss, 1)}, []
 
 
+@pytest.mark.promise("vqa.search")
 def test_after_random_trials_draws_come_closer_and_resume_equals_one_go(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
