@@ -18,10 +18,10 @@ from tests.helpers.turns import in_turns, outcomes_in_turns
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
 from unpad.data.measuring import Measuring
-from unpad.data.sources import drawn, simulated
 from unpad.data.sources.split import Split
 from unpad.errors import LostProcessError, OutOfMemoryError, SourceError
 from unpad.evaluation.family import held_out
+from unpad.examples import drawn, simulated
 from unpad.models.contract import LearnsPreferences
 from unpad.processes.group import ALONE, Group
 from unpad.recipes.file import load_recipe

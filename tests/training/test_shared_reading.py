@@ -17,9 +17,9 @@ from tests.helpers.ranks import run_ranks
 from tests.helpers.toy import write_toy
 from tests.helpers.turns import outcomes_in_turns
 from unpad.data.pictures import alike
-from unpad.data.sources import drawn
 from unpad.data.text import TextData
 from unpad.errors import DiskError, LostProcessError, SourceError
+from unpad.examples import drawn
 from unpad.processes import group as groups
 from unpad.processes.group import Group
 from unpad.recipes.file import load_recipe
