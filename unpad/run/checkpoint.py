@@ -335,12 +335,16 @@ def _tensors(path: Path, name: str, data: bytes) -> dict[str, torch.Tensor]:
         raise CheckpointError(f"{name} is not usable: {reason}", where=str(path), fix="use another copy") from None
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    """What tells a folder from another that takes its place; None for no folder.
+
+    With the time of its last change: a writer that replaces a folder twice may have the number of the first one again.
+    """
     try:
         status = path.stat()
     except OSError:
         return None
-    return status.st_dev, status.st_ino
+    return status.st_dev, status.st_ino, status.st_ctime_ns
 
 
 def saved_steps(folder: Path) -> list[tuple[int, Path]]:
