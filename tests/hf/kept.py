@@ -24,7 +24,7 @@ from tests.hf.trainers import WHOLE, Recorder, make_trainer, tokenizer
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from peft import PrefixTuningConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
+    from peft import LoraConfig, PrefixTuningConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
     from transformers import (
         AutoConfig,
         AutoModelForMaskedLM,
@@ -40,6 +40,7 @@ with warnings.catch_warnings():
         default_data_collator,
     )
     from transformers import DataCollatorForSeq2Seq as Padded
+    from transformers.loss.loss_utils import ForCausalLMLoss
     from trl import SFTTrainer
 
 from unpad import prove_trainer
@@ -613,6 +614,64 @@ def changed_later(folder: Path) -> None:
         trainer.train()
 
 
+def made_anew(folder: Path) -> None:
+    """`train` makes another model than the one that was there for `attach`, in a search one for each trial."""
+    made = []
+
+    def make(trial: Any = None) -> nn.Module:
+        made.append(make_model("llama", hidden_size=64 if trial else 32, head_dim=8))
+        return made[-1]
+
+    def from_a_function(**given: Any) -> Trainer:
+        return Trainer(model_init=make, **{**given, "model": None})
+
+    for trial in (None, {"wide": 1}):
+        trainer = plain(folder, data(ROWS), None, from_a_function)
+        recorder = Recorder()
+        trainer.add_callback(recorder)
+        attachment = attach(trainer, tokens_per_micro=64)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("transformers.integrations.hp_params", dict)  # which asks for the package of a search
+            trainer.train(trial=trial)
+        assert recorder.num_steps == 1
+        wanted = truth_of(make(trial), labelled(ROWS))[1]
+        del made[-1]
+        assert distance(recorder.gradient, wanted) < 1e-5
+        assert trainer.model is made[-1]
+        assert trainer.attachment is not attachment
+        assert trainer.attachment.update.passed
+        assert not made[-2]._forward_pre_hooks
+        assert trainer.evaluate()["eval_loss"] > 0
+
+
+def liger(folder: Path) -> None:
+    trainer = plain(folder, data(ROWS))
+    trainer.args.use_liger_kernel = True
+    named(trainer, "use_liger_kernel exchanges layers")
+
+
+def other_model_later(folder: Path) -> None:
+    def is_another(trainer: Trainer) -> None:
+        recorder = Recorder()
+        trainer.add_callback(recorder)
+        with pytest.raises(UnpadError, match=r"the model is another than when unpad.hf.attach proved it"):
+            trainer.train()
+        assert recorder.num_steps == 0
+
+    for number, change in enumerate(CHANGES_OF_THE_MODEL):
+        trainer = plain(folder, data(ROWS))
+        attach(trainer, tokens_per_micro=64, prove=False)
+        if number % 2:
+            change(trainer)
+            with pytest.raises(UnpadError, match="the model is another"):
+                trainer.evaluate()
+        else:
+            trainer.add_callback(Changing(trainer, change))
+        is_another(trainer)
+    attach(trainer, tokens_per_micro=64)
+    assert trainer.attachment.update.passed
+
+
 def streams(folder: Path) -> None:
     named(plain(folder, alone(SEQUENCES).to_iterable_dataset(), masking, max_steps=2), "IterableDataset has no length")
 
@@ -641,6 +700,58 @@ def callbacks(folder: Path) -> None:
     assert error_of(trainer, wanted) < 1e-5
     assert set(shapes) == {1}
 
+
+def other_model(trainer: Trainer) -> None:
+    trainer.model = trainer.model_wrapped = make_model("llama")
+
+
+def other_model_alone(trainer: Trainer) -> None:
+    trainer.model = make_model("llama")
+
+
+def other_attention(trainer: Trainer) -> None:
+    trainer.model.set_attn_implementation("sdpa")
+
+
+def other_layer(trainer: Trainer) -> None:
+    trainer.model.model.layers[1].mlp = copy.deepcopy(trainer.model.model.layers[1].mlp)
+
+
+def adapted(trainer: Trainer) -> None:
+    trainer.model.add_adapter(LoraConfig(target_modules=["q_proj"]))
+
+
+def other_loss_function(trainer: Trainer) -> None:
+    trainer.model.loss_function = ForCausalLMLoss
+
+
+def hooked_head(trainer: Trainer) -> None:
+    trainer.model.lm_head.register_forward_hook(lambda module, given, made: made / 2)
+
+
+def no_hooks(trainer: Trainer) -> None:
+    trainer.model._forward_pre_hooks.clear()
+
+
+def other_forward(trainer: Trainer) -> None:
+    layer = trainer.model.model.layers[0].self_attn
+    layer.forward = layer.forward
+
+
+class Changing(TrainerCallback):
+    """Makes a change when training begins."""
+
+    def __init__(self, trainer: Trainer, change: Callable[[Trainer], None]) -> None:
+        self.trainer, self.change = trainer, change
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.change(self.trainer)
+
+
+CHANGES_OF_THE_MODEL = (
+    *(other_model, other_model_alone, other_attention, other_layer, adapted, other_loss_function),
+    *(hooked_head, no_hooks, other_forward),
+)
 
 # --------------------------------------------------------------------------- evaluation
 
@@ -851,6 +962,9 @@ SETUPS: dict[str, tuple[Callable[[Path], None], ...]] = {
     "`predict`": (predicts,),
     "`neftune_noise_alpha`": (noise,),
     "another collator, loss or accumulation after `attach`": (changed_later,),
+    "`model_init`, `hyperparameter_search`": (made_anew,),
+    "another model, attention, layer, adapter or loss function in it after `attach`": (other_model_later,),
+    "`use_liger_kernel`": (liger,),
     "masked language models, `mlm=True`": (hides_tokens,),
     "T5, sequence and token classification": (other_models,),
     "DPO, Reward, ORPO, GRPO and GKD trainers": (other_trainers,),

@@ -32,8 +32,8 @@ def refuse(trainer: Trainer) -> None:
     """Refuse trainers, models and settings that flat batches of our plan contradict.
 
     Raises:
-        RecipeError: several devices in a process, rows without boundaries, a sampling strategy, methods of the user's
-            own that make batches, a trainer or a model of another task.
+        RecipeError: several devices in a process, rows without boundaries, a sampling strategy, kernels of Liger,
+            methods of the user's own that make batches, a trainer or a model of another task.
     """
     args = trainer.args
     _refuse_other_tasks(trainer)
@@ -49,6 +49,11 @@ def refuse(trainer: Trainer) -> None:
         raise RecipeError(
             f"flat batches are trained on one device, and this process sees {args.n_gpu}",
             fix="start one process for each by torchrun, or set CUDA_VISIBLE_DEVICES to one of them",
+        )
+    if args.use_liger_kernel:
+        raise RecipeError(
+            "use_liger_kernel exchanges layers and the loss when train begins, behind every proof",
+            fix="leave use_liger_kernel out, or train with the trainer's own batches",
         )
     if args.train_sampling_strategy != "random":
         raise RecipeError(

@@ -63,6 +63,10 @@ class TargetHead:
             self.hooks.append(backbone.register_forward_hook(self._keep_targets))
         inner.loss_function = self._loss
 
+    def is_there(self) -> bool:
+        """True if all hooks are where they were put."""
+        return all(hook.id in (hook.hooks_dict_ref() or ()) for hook in self.hooks)
+
     def remove(self) -> None:
         """Take the hooks away, and give the model its loss function back."""
         for hook in self.hooks:

@@ -37,6 +37,7 @@ from unpad.hf.loader import IGNORED, PLACE, ChangedRowError, Examples, OrderedBa
 from unpad.hf.metrics import as_rows, inputs_as_rows
 from unpad.hf.neftune import add_noise
 from unpad.hf.prepare import Prepared, preparing, undo
+from unpad.hf.proved import ProvedModel
 from unpad.hf.ranks import Ranks
 from unpad.hf.rows import CollatedRows
 from unpad.hf.update import OwnUpdate, prove_ours, take_own, warn_of_own
@@ -53,6 +54,7 @@ class Attachment:
         tokens_per_micro, tokens_per_eval: most tokens of a micro-batch in training and evaluation.
         prepared: the model, and its isolated layers.
         head: mode in which the loss is computed; see `TargetHead`.
+        model: the model as it was proved, which must compute what flat batches give.
         certificate: the proof of the model on sequences of the training data; None if it was not asked for.
         own: the trainer's own first update, before anything was replaced; None if no proof was asked for.
         update: the proof of the same update on flat batches; None if no proof was asked for.
@@ -69,6 +71,7 @@ class Attachment:
     tokens_per_eval: int
     prepared: Prepared
     head: TargetHead
+    model: ProvedModel
     certificate: ForeignCertificate | None
     own: OwnUpdate | None
     update: ForeignCertificate | None
@@ -89,6 +92,11 @@ class Attachment:
             rows = self.rows_of(data)
             self.examples[id(data)] = (data, Examples(rows, rows.columns))
         return self.examples[id(data)][1]
+
+    def check(self, trainer: Trainer, called: nn.Module | None = None) -> None:
+        """Refuse a trainer whose update is another than was proved; `called` as of `ProvedModel.check`."""
+        self.promised.check(trainer)
+        self.model.check(trainer, called)
 
     def ledger(self, data: Any) -> Ledger:
         """The fate of every token of a dataset in one epoch."""
@@ -161,7 +169,7 @@ class UnpadMixin(Trainer):
         if attachment is None:
             own: DataLoader[Any] = super().get_train_dataloader()
             return own
-        attachment.promised.check(self)
+        attachment.check(self)
         examples = attachment.trained = attachment.examples_of(self.train_dataset)
         tokens, args = attachment.tokens_per_micro, self.args
         epochs = math.ceil(args.num_train_epochs)
@@ -182,7 +190,7 @@ class UnpadMixin(Trainer):
         if attachment is None or attachment.keeps_evaluation:
             own: DataLoader[Any] = super().get_eval_dataloader(eval_dataset)
             return own
-        attachment.promised.check(self)
+        attachment.check(self)
         data = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(eval_dataset, str):
             data = self.eval_dataset[eval_dataset]
@@ -229,12 +237,24 @@ class UnpadMixin(Trainer):
 
         Data that change later, as by a callback, fit no plan: the trainer has its own batches again for the next time.
         """
+        self._attach_to_new_model()
         try:
             return self._train_with_noise(*args, **kwargs)
         except ChangedRowError as error:
             detach(self)
             error.fix += "; the trainer is as before attach now, and trains on its own batches when train is called"
             raise
+
+    def _attach_to_new_model(self) -> None:
+        """Attach anew where `train` has made another model by `model_init`, as each trial of a search does."""
+        before = self.attachment
+        if before is None or self.model_init is None or self.model is before.prepared.model:
+            return
+        is_read = vars(self).get("data_collator") is before.promised.values["data_collator"]
+        read = before.examples_of(self.train_dataset) if is_read else None
+        set_up(self, before.tokens_per_micro, before.tokens_per_eval, before.certificate is not None, read)
+        before.head.remove()
+        undo(before.prepared)
 
     def _train_with_noise(self, *args: Any, **kwargs: Any) -> Any:
         if self.attachment is None or self.neftune_noise_alpha is None:
@@ -247,10 +267,12 @@ class UnpadMixin(Trainer):
         finally:
             handle.remove()
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+    def training_step(self, model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
         """A micro-batch, forward and backward, with logits of targets alone."""
+        if self.attachment is not None:
+            self.attachment.model.check(self, model)
         with self._targets_alone():
-            loss: Tensor = super().training_step(*args, **kwargs)
+            loss: Tensor = super().training_step(model, *args, **kwargs)
         return loss
 
     def prediction_step(
@@ -263,6 +285,8 @@ class UnpadMixin(Trainer):
                 model, inputs, prediction_loss_only, ignore_keys=ignore_keys
             )
             return own
+        if "cu_seq_lens_q" in inputs:
+            attachment.model.check(self, model)
         labels = inputs.get("labels")
         num_targets = 0 if labels is None else int((labels[..., 1:] != IGNORED).sum())
         with self._targets_alone() if prediction_loss_only else nullcontext(), own_counts(self.args):
@@ -342,10 +366,15 @@ def _with_mixin(kind: type[Trainer]) -> type[UnpadMixin]:
     return _mixed[kind]
 
 
-def set_up(trainer: Trainer, tokens_per_micro: int, tokens_per_eval: int | None, prove: bool) -> Attachment:
+def set_up(
+    trainer: Trainer, tokens_per_micro: int, tokens_per_eval: int | None, prove: bool, read: Examples | None = None
+) -> Attachment:
     """Check the trainer, prove its update and its model, and give it an attachment.
 
     Nothing is changed if any of it fails on a rank.
+
+    Args:
+        read: examples of the training data, if they were read before.
     """
     group, args = group_of(trainer), trainer.args
     before = Before.of(trainer)
@@ -359,7 +388,7 @@ def set_up(trainer: Trainer, tokens_per_micro: int, tokens_per_eval: int | None,
                 fix = "set tokens_per_micro and tokens_per_eval to 1 or more"
                 raise RecipeError("a micro-batch of no tokens", fix=fix)
             rows = CollatedRows.of(trainer, trainer.train_dataset)
-            examples = Examples(rows, rows.columns)
+            examples = Examples(rows, rows.columns) if read is None else read
             rows.check(args.per_device_train_batch_size)
             warn_of_cuts(trainer, examples)
             with before.restored(trainer):
@@ -379,6 +408,7 @@ def set_up(trainer: Trainer, tokens_per_micro: int, tokens_per_eval: int | None,
                 *tokens,
                 prepared,
                 head,
+                ProvedModel.of(prepared, head),
                 certificate,
                 own,
                 None,

@@ -19,11 +19,11 @@ from unpad.hf.checks import has_standard_loss, is_sft, name_of_loss
 from unpad.hf.group import own_counts
 from unpad.hf.loader import IGNORED, Examples, collate
 from unpad.hf.rows import CollatedRows, is_stock
-from unpad.proof.foreign.advice import TAKEN
+from unpad.proof.foreign.advice import MEAN, TAKEN
 from unpad.proof.foreign.certificate import ForeignCertificate
 from unpad.proof.foreign.judge import Precision, describe, judge, raise_memory
 from unpad.proof.foreign.measure import Measurement
-from unpad.proof.foreign.trainer import Case, FirstUpdate, first_update, proving
+from unpad.proof.foreign.trainer import Case, FirstUpdate, begin, first_update, proving
 from unpad.proof.foreign.update import Known
 
 UNLIKE = 3  # least number of unlike sequences with a target, so that mixing them up, or their weights, shows
@@ -41,6 +41,7 @@ class OwnUpdate:
         known: the sequences of these rows with the targets that the collator gives them alone.
         num_batches: micro-batches of the update.
         certificate: of the update; None if it cannot be computed, and `failure` says why.
+        state: what the trainer's training begins with, which a loss may read.
         truths: loss and gradient of the sequences one at a time, by whether they were computed in fp64; empty after
             `prove_ours`, since they are as large as the model.
         is_standard: whether the loss is that of transformers or TRL.
@@ -52,6 +53,7 @@ class OwnUpdate:
     num_batches: int
     certificate: ForeignCertificate | None
     failure: str
+    state: object
     truths: dict[bool, Measurement]
     is_standard: bool
     loss: str
@@ -81,7 +83,8 @@ def take_own(trainer: Trainer, rows: CollatedRows, examples: Examples) -> OwnUpd
             case = Case(trainer, model, first, known=known, alone=alone, truths=truths)
             certificate = judge(model, _precision(trainer), case.measure, notes)
             failure = certificate.refused or ""
-    own = OwnUpdate(small, known, len(first.batches), certificate, failure, truths, standard, loss)
+        state = trainer.state
+    own = OwnUpdate(small, known, len(first.batches), certificate, failure, state, truths, standard, loss)
     _refuse_own(own)
     return own
 
@@ -112,7 +115,9 @@ def _first(trainer: Trainer, rows: CollatedRows, examples: Examples) -> tuple[Fi
     Several processes make it of rows of the data by the collator, since their loaders wait for each other.
     """
     first, failure = FirstUpdate([], None, [], rows.collate), ""
-    if trainer.accelerator.num_processes == 1:
+    if trainer.accelerator.num_processes > 1:
+        begin(trainer, trainer.get_train_dataloader())
+    else:
         try:
             first = first_update(trainer)
         except ProofError:
@@ -185,10 +190,12 @@ def _refuse_own(own: OwnUpdate) -> None:
             fix="let the collator give a row in a batch the tokens and labels that it has alone",
         )
     if own.certificate.passed is False and not own.is_standard:
+        reasons = _reasons(own.certificate)
+        divide = "divide the sum over targets by num_items_in_batch, which counts those of the whole update"
         raise RecipeError(
             f"the trainer's first update is not that of its sequences one at a time, and its loss is your own "
-            f"({own.loss}): {_reasons(own.certificate)}",
-            fix="divide the sum over targets by num_items_in_batch, which counts those of the whole update",
+            f"({own.loss}): {reasons}",
+            fix=divide if MEAN in reasons else "mend that, or train with the trainer's own batches",
         )
 
 
@@ -206,7 +213,9 @@ def prove_ours(trainer: Trainer, own: OwnUpdate) -> ForeignCertificate:
     Raises:
         ProofError: it has other targets, another loss or another gradient than the rows have one at a time.
     """
-    with _alone(trainer) as (model, notes):
+    longest = max(len(one.ids) for one in own.known)
+    with _alone(trainer) as (model, notes), _noting(model, longest) as called:
+        vars(trainer)["state"] = own.state
         examples = Examples(own.rows, own.rows.columns)
         items = [examples[index] for index in range(len(examples)) if len(examples[index]["input_ids"])]
         parts = unequal(items, max(1, min(own.num_batches, len(items) // 2)))
@@ -221,11 +230,48 @@ def prove_ours(trainer: Trainer, own: OwnUpdate) -> ForeignCertificate:
     own.truths.clear()
     if certificate.passed is False:
         reason = f"refused: {certificate.refused}" if certificate.refused else _reasons(certificate)
+        reason += "".join(f"; {hint}" for hint in _hints(own, called, certificate.refused or ""))
         raise ProofError(
             f"the update on flat batches is not that of its sequences one at a time, with {own.loss}: {reason}",
             fix="train with the trainer's own batches; unpad.prove_trainer(trainer) says whether these are right",
         )
     return certificate
+
+
+@contextmanager
+def _noting(model: nn.Module, longest: int) -> Iterator[list[dict[str, Any]]]:
+    """Note the named arguments with which a model is called to train on more tokens than the longest sequence has."""
+    called: list[dict[str, Any]] = []
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        ids = kwargs.get("input_ids")
+        if torch.is_grad_enabled() and isinstance(ids, torch.Tensor) and ids.numel() > longest:
+            called.append({name: isinstance(value, bool) and value for name, value in kwargs.items()})
+
+    hook = model.register_forward_pre_hook(note, with_kwargs=True, prepend=True)
+    try:
+        yield called
+    finally:
+        hook.remove()
+
+
+def _hints(own: OwnUpdate, called: list[dict[str, Any]], refused: str) -> Iterator[str]:
+    """What a loss of the user's own asks for, or leaves out, that flat batches do not have, or need.
+
+    Args:
+        called: of `_noting`.
+        refused: its exception, if it raised one.
+    """
+    if own.is_standard:
+        return
+    if refused == "KeyError: 'attention_mask'":
+        yield "a flat batch has no padding and no attention_mask; pass on what the batch has, as model(**inputs) does"
+    if f"Target {IGNORED} is out of bounds" in refused:
+        yield f"in a flat batch the first label of each sequence is {IGNORED}, which the loss has to ignore"
+    if any(call.get("output_attentions") for call in called):
+        yield 'it asks for attention weights (output_attentions=True), and attention "unpad" computes none'
+    if any("cu_seq_lens_q" not in call for call in called):
+        yield "it calls the model without the boundaries of a flat batch: pass on what the batch has, as model(**inputs) does"
 
 
 def warn_of_own(own: OwnUpdate) -> None:

@@ -36,6 +36,7 @@ class Measured:
         is_flat: whether the gradient of the sequences alone is 0.
         weighs_alike: whether the reported loss is the mean over sequences of each one's mean over its targets.
         taken: distance from a position to the token that the loss takes for its target, if that was shown.
+        cause: why the loss is wrong, if that was shown.
     """
 
     update: Update
@@ -48,6 +49,7 @@ class Measured:
     is_flat: bool = False
     weighs_alike: bool = False
     taken: Taken = 1
+    cause: str = ""
 
 
 def findings(model: nn.Module, measured: Measured) -> tuple[Finding, ...]:
@@ -164,7 +166,7 @@ def _loss(measured: Measured) -> str:
     for factor, cause in ((num, "not divided"), (1 / num, "divided twice")):
         if num > 1 and abs(scale / factor - 1) < 0.05:  # means of micro-batches differ a little
             return f"the loss is {scale:.3g} times the mean over targets: {cause} by the {num} micro-batches"
-    return f"{MEAN}, not of a micro-batch"
+    return measured.cause or f"{MEAN}, not of a micro-batch"
 
 
 def _padded_left(update: Update, index: int) -> bool:

@@ -38,7 +38,13 @@ MOST_REFUSED = 300  # characters of an exception's message
 NO_ROUTER_LOSS = "the router's auxiliary loss is left out: a mean per batch, it depends on batching by definition"
 HIDDEN = "the loss computes no logits that could be followed: it is not shown which targets it takes"
 UNCLEAR = "the gradient of the loss does not show which targets it takes"
+IGNORED_PADDING = "{} labels are padding, and the loss ignores them: they change neither it nor its gradient"
 OWN_LOSS = "the loss is not the mean cross-entropy of the logits; it is compared with itself, one at a time"
+
+
+def no_cause() -> str:
+    """No cause that is known."""
+    return ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +58,8 @@ class Outcome:
         taken: distance from a position to the token that the loss takes for its target, as far as it was looked for.
         unjudged: kinds of findings that cannot be judged, with the reason.
         doubts: what cannot be told is meant; with one, nothing is proved.
+        cause: computes why the loss is wrong, in words; empty where nothing shows.
+        own: whether the loss is the trainer's own, which may ignore labels that the usual one takes.
     """
 
     update: Update
@@ -64,6 +72,8 @@ class Outcome:
     taken: Taken = 1
     unjudged: Mapping[Kind, str] = field(default_factory=dict)
     doubts: tuple[str, ...] = ()
+    cause: Callable[[], str] = no_cause
+    own: bool = False
 
 
 class RefusedError(Exception):
@@ -130,6 +140,11 @@ def _certificate(
     gradient = list(outcome.truth.gradient.values())
     labels = read_labels(update)
     alike = outcome.found.loss / outcome.truth.mean_of_means if outcome.truth.mean_of_means else 1.0
+    is_right = errors.loss <= bounds.loss and errors.gradient <= bounds.gradient
+    ignored = labels.padding_predicts + labels.padding_predicted if outcome.own and is_right else 0
+    if ignored and not outcome.unjudged.get("loss"):
+        labels = replace(labels, padding_predicts=0, padding_predicted=0)
+        notes = (*notes, IGNORED_PADDING.format(ignored))
     measured = Measured(
         update,
         labels,
@@ -141,6 +156,7 @@ def _certificate(
         is_zero(gradient),
         abs(alike - 1) < ALIKE,
         outcome.taken,
+        outcome.cause() if errors.loss > bounds.loss and not outcome.unjudged.get("loss") else "",
     )
     sequences = {piece.sequence for piece in update.pieces}
     size = (len(sequences), sum(piece.length for piece in update.pieces), update.num_wanted)

@@ -10,7 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unpad.proof.foreign.model import Inputs, accepts, alone_inputs, called, logits_of, loss_of, taken_labels
+from unpad.proof.foreign.locate import Piece
+from unpad.proof.foreign.model import (
+    Inputs,
+    accepts,
+    alone_inputs,
+    called,
+    logits_alone,
+    logits_of,
+    loss_of,
+    taken_labels,
+)
 from unpad.proof.foreign.precision import Errors, relative
 from unpad.proof.foreign.update import IGNORE, ForeignBatch, Update
 
@@ -80,15 +90,20 @@ def objective_of(model: nn.Module, update: Update) -> Objective:
     tried = [piece for piece in update.pieces if any(label != IGNORE for label in update.labels_of(piece))]
     worst = 0.0
     for piece in sorted(tried, key=lambda piece: piece.length)[:TRIED]:
-        inputs, labels = alone_inputs(model, update.ids_of(piece)), update.labels_of(piece)
+        inputs, labels = _alone(model, update, piece), update.labels_of(piece)
         target = torch.tensor([labels], device=next(model.parameters()).device)
         output = called(model, {**inputs, "labels": target})
         returned = loss_of(output)
         if returned is None:
             return Objective(returned=False, own=False)
-        expected = float(cross_entropy(logits_of(output)[0], target[0])) / max(sum(x != IGNORE for x in labels), 1)
+        count = max(sum(label != IGNORE for label in labels), 1)
+        expected = float(cross_entropy(logits_alone(output, target), target[0])) / count
         worst = max(worst, abs(float(returned) - expected) / max(abs(expected), 1e-30))
     return Objective(returned=bool(tried), own=worst > OWN)
+
+
+def _alone(model: nn.Module, update: Update, piece: Piece) -> dict[str, object]:
+    return {**alone_inputs(model, update.ids_of(piece)), **update.given_of(piece)}
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -105,11 +120,11 @@ def one_at_a_time(model: nn.Module, update: Update, objective: Objective) -> Mea
         labels = torch.tensor([update.labels_of(piece)], device=device)
         count = int((labels != IGNORE).sum())
         given = {"labels": labels} if objective.own and count else {}
-        output = called(model, {**alone_inputs(model, update.ids_of(piece)), **given})
-        one = logits_of(output)
-        logits.append(_columns(one[0]))
+        output = called(model, {**_alone(model, update, piece), **given})
+        one = logits_alone(output, labels)
+        logits.append(_columns(one))
         returned = loss_of(output) if given else None
-        share = cross_entropy(one[0], labels[0]) if returned is None else returned * count
+        share = cross_entropy(one, labels[0]) if returned is None else returned * count
         if count:
             loss += _backward(share / total)
             means.append(float(share.detach()) / count)

@@ -107,6 +107,22 @@ def logits_of(output: object, batch: ForeignBatch | None = None) -> Tensor:
     return output.reshape(*batch.ids.shape, output.shape[-1])
 
 
+def logits_alone(output: object, ids: Tensor) -> Tensor:
+    """Logits of a sequence alone, (length, vocabulary), of `ids`, (1, length).
+
+    Raises:
+        ProofError: there are more or fewer than tokens.
+    """
+    logits = logits_of(output)[0]
+    if len(logits) != ids.numel():
+        raise ProofError(
+            f"the model computes {len(logits)} logits for a sequence of {ids.numel()} tokens, as one does that puts "
+            "learnt vectors before each row",
+            fix="return the logits of the tokens alone",
+        )
+    return logits
+
+
 @runtime_checkable
 class Prompted(Protocol):
     """Adapter of peft that may set learnt vectors before each sequence; `active_peft_config` says how many."""

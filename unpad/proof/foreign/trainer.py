@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,8 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from unpad.errors import ProofError
+from unpad.proof.foreign.causes import FITS, cause_of
 from unpad.proof.foreign.certificate import ForeignCertificate, Kind
-from unpad.proof.foreign.judge import NO_ROUTER_LOSS, OWN_LOSS, Outcome, Precision, judge, refused
+from unpad.proof.foreign.judge import (
+    NO_ROUTER_LOSS,
+    OWN_LOSS,
+    Outcome,
+    Precision,
+    judge,
+    no_cause,
+    raise_memory,
+    refused,
+)
 from unpad.proof.foreign.kinds import no_trainer_of_tokens
 from unpad.proof.foreign.known import (
     Batch,
@@ -25,6 +35,7 @@ from unpad.proof.foreign.known import (
     known_of_masks,
     listed,
 )
+from unpad.proof.foreign.locate import Piece
 from unpad.proof.foreign.measure import (
     OWN,
     Measurement,
@@ -45,6 +56,10 @@ from unpad.proof.foreign.update import IGNORE, LABELS, Known, Update, read_batch
 
 Collate = Callable[[list[object]], Collated]
 STOCK = ("transformers", "trl", "unpad")  # packages whose `compute_loss` is the mean over targets
+OF_TOKENS = (  # inputs of a model that say which tokens there are, and where sequences begin
+    *("input_ids", "attention_mask", "position_ids", "use_cache", "seq_idx"),
+    *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
+)
 LOSS_ONLY = ("fused_lm_head", "num_items_in_batch", "return_dict")  # inputs of a model that belong to its loss
 
 DRAWN = "the data draw rows anew each time that they are read: the update is compared with those that were read for it"
@@ -304,6 +319,7 @@ def first_update(trainer: ForeignTrainer) -> FirstUpdate:
         ProofError: the loader is empty.
     """
     loader = trainer.get_train_dataloader()
+    begin(trainer, loader)
     with recording(loader) as recorded:
         iterator = iter(loader)
         wanted = trainer.args.gradient_accumulation_steps
@@ -315,6 +331,38 @@ def first_update(trainer: ForeignTrainer) -> FirstUpdate:
     # Loaders of accelerate are one batch ahead.
     examples = [example for call in recorded.examples[: len(batches)] for example in call]
     return FirstUpdate(batches, num_items, examples, recorded.collate)
+
+
+@runtime_checkable
+class Beginning(Protocol):
+    """A trainer that makes the state of its training from a loader, as those of transformers 5."""
+
+    args: Arguments
+
+    def set_initial_training_values(
+        self, args: Arguments, dataloader: object
+    ) -> tuple[int, int, int, int, int, int | None, int]: ...
+
+    def _init_training_state(
+        self,
+        max_steps: int,
+        num_update_steps_per_epoch: int,
+        num_train_epochs: int,
+        resume_from_checkpoint: None,
+        trial: None,
+    ) -> object: ...
+
+
+def begin(trainer: object, loader: object) -> None:
+    """Give a trainer the state that `train` begins with, which a loss may read."""
+    if not isinstance(trainer, Beginning):
+        return
+    try:
+        num_epochs, steps_per_epoch, *_, max_steps = trainer.set_initial_training_values(trainer.args, loader)
+    except ValueError:  # neither max_steps nor a length: `train` raises it too
+        return
+    trainer._init_training_state(max_steps, steps_per_epoch, num_epochs, None, None)
+    vars(trainer)["is_in_train"] = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -381,25 +429,15 @@ class Case:
         except Exception as error:
             raise refused(error) from error
         update = _read(self.trainer, self.first, step, self.sequences, self.loss_masks, self.known, self.unjudged)
+        update = replace(update, given=self._given(update))
         truth = plain = self._truth(update)
         notes: tuple[str, ...] = ()
         taken: Taken = 1
         unjudged = self.unjudged
         has_own = _has_own_loss(self.trainer) or objective_of(self.model, update).own
-        if has_own and "loss" not in unjudged:
-            # A loss may divide by it; attach fills updates with other numbers of micro-batches, and none may.
-            accumulation = 1 if self.any_mean else self.trainer.args.gradient_accumulation_steps
-            own, over_rows = _alone_by_trainer(self.trainer, update, self._batch_alone, truth.logits, accumulation)
-            is_own = own.errors(truth).loss > OWN
-            if is_own:
-                truth, notes = own, (OWN_LOSS,)
-                taken = target_taken(update, partial(_pull, self.trainer, self._batch_alone))
-            if self.any_mean:
-                batches = [self._batch_alone(one) for one in _targeted(update)]
-                probe = Probe(self.trainer, self.first, batches, update)
-                truth, note, reason = probe.fitting(step, truth, over_rows, plain.loss if is_own else None)
-                notes = (*notes, note) if note else notes
-                unjudged = {**unjudged, **dict.fromkeys(("loss", "gradient"), reason)} if reason else unjudged
+        if (has_own or _is_own(self.trainer.training_step)) and "loss" not in unjudged:
+            truth, notes, taken, reasons = self._by_own_loss(update, step, plain, has_own)
+            unjudged = {**unjudged, **reasons}
         if taken == 0 and are_shifted_before(update):
             raise ProofError(
                 "labels are shifted before the loss, and the loss takes them as they are: the last target of a "
@@ -420,8 +458,110 @@ class Case:
 
         notes = (*notes, *_perhaps_cut(self.trainer, update)) if self.sequences is None else notes
         return Outcome(
-            update, truth, found, moves(forward, update), rounding, again, notes, taken, unjudged, self.doubts
+            update,
+            truth,
+            found,
+            moves(forward, update),
+            rounding,
+            again,
+            notes,
+            taken,
+            unjudged,
+            self.doubts,
+            partial(self._cause, update, truth.loss) if has_own else no_cause,
+            has_own,
         )
+
+    def _by_own_loss(
+        self, update: Update, step: Step, plain: Measurement, has_own: bool
+    ) -> tuple[Measurement, tuple[str, ...], Taken, dict[Kind, str]]:
+        """The truth of a loss or a step of the trainer's own: with notes, its target, and reasons not to judge it.
+
+        Args:
+            plain: the truth of the mean cross-entropy.
+            has_own: whether the loss may be another.
+        """
+        # A loss may divide by it; attach fills updates with other numbers of micro-batches, and none may.
+        accumulation = 1 if self.any_mean else self.trainer.args.gradient_accumulation_steps
+        pieces = _targeted(update)
+        alone = [self._batch_of(update, piece) for piece in pieces]
+        shares = _own_shares(self.trainer, alone, self.first.num_items)
+        own, over_rows = _alone_by_trainer(self.trainer, update, pieces, alone, shares, plain.logits, accumulation)
+        truth, notes = plain, tuple[str, ...]()
+        taken: Taken = 1
+        is_own = has_own and own.errors(plain).loss > OWN
+        if is_own:
+            truth, notes = own, (OWN_LOSS,)
+            taken = target_taken(update, partial(_pull, self.trainer, self._batch_alone))
+        if not self.any_mean:
+            return truth, notes, taken, {}
+        probe, reasons = Probe(self.trainer, self.first, alone, update), dict[Kind, str]()
+        if has_own:
+            truth, note, reason = probe.fitting(step, truth, over_rows, plain.loss if is_own else None)
+            notes = (*notes, note) if note else notes
+            reasons = dict.fromkeys(("loss", "gradient"), reason) if reason else {}
+        if not reasons and _is_own(self.trainer.training_step) and probe.makes_another_gradient(step, truth, own):
+            reasons = {"gradient": OWN_STEP}
+        return truth, notes, taken, reasons
+
+    def _cause(self, update: Update, truth: float) -> str:
+        """Why a loss of the trainer's own is wrong, as far as it shows."""
+        batches = [self._batch_of(update, piece) for piece in _targeted(update)]
+        if divisor := _own_divisor(self.trainer):
+            counts = _divisors(self.trainer, batches)
+            if counts and self.first.num_items is not None and not _adds_up(counts, float(self.first.num_items)):
+                return (
+                    f"{divisor} is {float(self.first.num_items):g} for the update, and {sum(counts):g} for its "
+                    "sequences one at a time: the loss depends on how they are batched"
+                )
+        num_items, args = self.first.num_items, self.trainer.args
+
+        def loss(tried: Sequence[Batch], factor: int, accumulation: int) -> float:
+            before = args.gradient_accumulation_steps
+            args.gradient_accumulation_steps = accumulation * before
+            try:
+                return _step(self.trainer, tried, None if num_items is None else factor * num_items).loss
+            finally:
+                args.gradient_accumulation_steps = before
+
+        rows = [(index, row) for index in range(len(update.batches)) for _, row, _ in update.places(index)]
+        return cause_of(loss, self.first.batches, batches, truth, len(rows) > len(set(rows)))
+
+    def _given(self, update: Update) -> dict[int, dict[str, object]]:
+        """What the model gets of each sequence besides its tokens, as the batch of the sequence alone has it."""
+        names = {name for batch in update.batches for name, value in batch.inputs.items() if value is not None}
+        names -= {*OF_TOKENS, *LABELS, *LOSS_ONLY}
+        masks = [batch.inputs.get("attention_mask") for batch in update.batches]
+        names |= {"attention_mask"} if all(isinstance(one, Tensor) and one.dim() > 2 for one in masks) else set()
+        return {index: self._given_of(update, index, names) for index in range(len(update.known))} if names else {}
+
+    def _given_of(self, update: Update, index: int, names: Collection[str]) -> dict[str, object]:
+        one = update.known[index]
+        try:
+            batch = self.alone[index] if self.alone is not None else self._batch_alone(one)
+            read = read_batch(batch)
+        except Exception as error:  # a collator that lacks columns of rows that were given as sequences=
+            raise_memory(error)
+            return {}
+        places = read_update([read], [one]).places(0)
+        if len(places) != 1:
+            return {}
+        _, row, cells = places[0]
+        is_whole = read.ids.shape == (1, len(one.ids))
+        values = {name: batch[name] for name in names if name in batch}
+        return {
+            name: value[row : row + 1, cells]
+            if isinstance(value, Tensor) and value.shape[:2] == read.ids.shape and value.dim() < 4
+            else value
+            for name, value in values.items()
+            if is_whole or (isinstance(value, Tensor) and value.shape[:2] == read.ids.shape and value.dim() < 4)
+        }
+
+    def _batch_of(self, update: Update, piece: Piece) -> Batch:
+        """The batch of a piece alone."""
+        if self.alone is not None and piece.length == len(update.known[piece.sequence].ids):
+            return self.alone[piece.sequence]
+        return self._batch_alone(Known(update.ids_of(piece), update.labels_of(piece)))
 
     def _batch_alone(self, one: Known) -> Batch:
         """The batch of a sequence alone."""
@@ -491,40 +631,83 @@ def _has_own_loss(trainer: ForeignTrainer) -> bool:
     if trainer.label_smoother is not None or trainer.compute_loss_func is not None or "compute_loss" in vars(trainer):
         return True
     named = isinstance(trainer.args, NamedLoss) and trainer.args.loss_type != "nll"
-    methods = (trainer.compute_loss, trainer.get_batch_samples)
-    return named or any(one.__module__.partition(".")[0] not in STOCK for one in methods)
+    return named or _is_own(trainer.compute_loss) or bool(_own_divisor(trainer))
+
+
+def _is_own(method: Callable[..., object]) -> bool:
+    """True for a method of a user's own."""
+    return str(getattr(method, "__module__", "")).partition(".")[0] not in STOCK
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A trainer with a method that counts what a loss is divided by, as those of transformers."""
+
+    _get_num_items_in_batch: Callable[..., object]
+
+
+def _own_divisor(trainer: ForeignTrainer) -> str:
+    """Name of the user's own method that makes the number of items of an update; empty if there is none."""
+    methods: list[Callable[..., object]] = [trainer.get_batch_samples]
+    methods += [trainer._get_num_items_in_batch] if isinstance(trainer, Counting) else []
+    return next((getattr(one, "__qualname__", "get_batch_samples") for one in methods if _is_own(one)), "")
+
+
+def _divisors(trainer: ForeignTrainer, alone: Sequence[Batch]) -> list[float]:
+    """The number of items of each batch as an update of its own; none if one has none."""
+    device = trainer.args.device
+    counts = [trainer.get_batch_samples(iter([dict(batch)]), 1, device)[1] for batch in alone]
+    return [] if any(count is None for count in counts) else [float(count) for count in counts if count is not None]
+
+
+def _adds_up(counts: Sequence[float], total: float) -> bool:
+    return abs(sum(counts) - total) <= FITS * abs(total)
+
+
+def _own_shares(trainer: ForeignTrainer, alone: Sequence[Batch], num_items: Tensor | int | None) -> list[float] | None:
+    """The share of each sequence in the update by a divisor of the trainer's own; None where targets are counted.
+
+    A divisor that is not the sum of those of the sequences is none: it depends on the batches.
+    """
+    if num_items is None or not _own_divisor(trainer):
+        return None
+    counts, total = _divisors(trainer, alone), float(num_items)
+    return [count / total for count in counts] if counts and total and _adds_up(counts, total) else None
 
 
 def _alone_by_trainer(
     trainer: ForeignTrainer,
     update: Update,
-    alone: Callable[[Known], Batch],
+    pieces: Sequence[Piece],
+    alone: Sequence[Batch],
+    shares: Sequence[float] | None,
     logits: list[Tensor],
     accumulation: int,
 ) -> tuple[Measurement, Measurement]:
-    """The trainer's own loss of every sequence as an update of its own: each weighted by its targets, and all alike."""
+    """The trainer's own loss of every sequence as an update of its own: each by its share, and all alike.
+
+    Args:
+        pieces, alone: the pieces with a target, and the batch of each alone.
+        shares: of the pieces, by default those of their targets.
+    """
     loss, gradient, means = 0.0, dict[str, Tensor](), list[float]()
     equal: dict[str, Tensor] = {}
-    num = len(_targeted(update))
-    for piece in update.pieces:
-        one = Known(update.ids_of(piece), update.labels_of(piece))
-        count = sum(label != IGNORE for label in one.labels)
-        if count:
-            step = _step_alone(trainer, alone(one), accumulation)
-            share = count / update.num_wanted
-            loss += share * step.loss
-            means.append(step.loss)
-            for name, value in step.gradient.items():
-                gradient[name] = gradient[name] + share * value if name in gradient else share * value
-                equal[name] = equal[name] + value / num if name in equal else value / num
-    mean = sum(means) / max(len(means), 1)
+    num = len(pieces)
+    counts = [sum(label != IGNORE for label in update.labels_of(piece)) / update.num_wanted for piece in pieces]
+    for share, batch in zip(shares or counts, alone, strict=True):
+        step = _step_alone(trainer, batch, accumulation)
+        loss += share * step.loss
+        means.append(step.loss)
+        for name, value in step.gradient.items():
+            gradient[name] = gradient[name] + share * value if name in gradient else share * value
+            equal[name] = equal[name] + value / num if name in equal else value / num
+    mean = sum(means) / max(num, 1)
     return Measurement(logits, loss, gradient, mean), Measurement(logits, mean, equal, mean)
 
 
-def _targeted(update: Update) -> list[Known]:
+def _targeted(update: Update) -> list[Piece]:
     """The pieces with a target."""
-    pieces = [Known(update.ids_of(piece), update.labels_of(piece)) for piece in update.pieces]
-    return [one for one in pieces if any(label != IGNORE for label in one.labels)]
+    return [piece for piece in update.pieces if any(label != IGNORE for label in update.labels_of(piece))]
 
 
 def _step_alone(trainer: ForeignTrainer, batch: Batch, accumulation: int = 1) -> Step:
@@ -538,12 +721,15 @@ def _step_alone(trainer: ForeignTrainer, batch: Batch, accumulation: int = 1) ->
         trainer.args.gradient_accumulation_steps = before
 
 
-FITS = 1e-5  # relative difference of a loss and gradient from a mean that it is
 BY_ROWS = "the loss is a mean over rows, each of which weighs alike whatever its targets"
 BY_SUM = "the loss is a sum over rows, divided by nothing that depends on the batches"
 COUPLED = "the loss couples the rows of a batch, so that a row alone has none to compare with"
 OWN_SHARES = (
     "the loss has a normalisation of its own: it is no mean over targets or rows, and no sum, of the rows' losses"
+)
+OWN_STEP = (
+    "training_step makes a gradient of its own, which of several rows is not the sum of theirs: there is none to "
+    "compare with"
 )
 
 
@@ -589,6 +775,20 @@ class Probe:
             return truth, "", ""
         return truth, "", COUPLED if self._couples() else OWN_SHARES
 
+    def makes_another_gradient(self, step: Step, truth: Measurement, own: Measurement) -> bool:
+        """True if the trainer's step makes another gradient than that of its loss, as an adversarial one does.
+
+        A gradient that is the sum of those of the rows is compared with that of the loss: a part of it may be lost.
+
+        Args:
+            truth: of the loss; own: of the trainer's steps of the rows alone.
+        """
+        found = Measurement(truth.logits, step.loss, step.gradient)
+        errors = found.errors(truth)
+        if errors.loss >= FITS or errors.gradient < OWN or own.errors(truth).gradient < OWN:
+            return False
+        return found.errors(own).gradient > OWN and not self._depends_on_division(by_gradient=True)
+
     def _weighs_alike(self) -> bool:
         """True if a batch of two unlike rows has the mean of their losses, and not that of their targets."""
         counts = [read_batch(one).num_targets for one in self.alone]
@@ -610,20 +810,28 @@ class Probe:
         plain, wider = (_step_alone(self.trainer, batch).loss for batch in (one, _widened(one, 7)))
         return abs(plain - wider) > FITS * abs(plain)
 
-    def _depends_on_division(self) -> bool:
-        """True if the same rows, divided otherwise among as many and as large batches, have another loss."""
+    def _depends_on_division(self, by_gradient: bool = False) -> bool:
+        """True if the same rows, divided otherwise among as many and as large batches, have another loss.
+
+        Args:
+            by_gradient: compare the gradient too.
+        """
         sizes = [len(read_batch(one).ids) for one in self.first.batches]
         if len(sizes) < 2 or sum(sizes) != len(self.alone):
             return False
         counts = [read_batch(one).num_targets for one in self.alone]
         ordered = [self.alone[index] for index in sorted(range(len(counts)), key=lambda index: counts[index])]
-        losses = []
+        steps = []
         for rows in (ordered, [*ordered[::2], *ordered[1::2]]):
             starts = [sum(sizes[:index]) for index in range(len(sizes))]
             made = [_stacked(*rows[start : start + size]) for start, size in zip(starts, sizes, strict=True)]
             taken, num_items = self.trainer.get_batch_samples(iter(made), len(made), self.trainer.args.device)
-            losses.append(_step(self.trainer, taken, num_items).loss)
-        return abs(losses[0] - losses[1]) > FITS * abs(losses[0]) and not self._couples()
+            steps.append(_step(self.trainer, taken, num_items))
+        one, two = (Measurement([], step.loss, step.gradient) for step in steps)
+        errors = two.errors(one)
+        if by_gradient and errors.gradient > OWN:
+            return True
+        return errors.loss > FITS and not self._couples()
 
     def _couples(self) -> bool:
         """True if what a token of one row changes in the loss depends on another row."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
@@ -108,6 +108,8 @@ class Update:
         pieces: runs of the sequences; their rows are counted over all batches.
         owners: per batch, index into `pieces` of each cell's owner, or NOBODY, (rows, width) int64.
         filler: per batch, True where a cell is padding, (rows, width) bool.
+        given: what the model gets of a sequence alone besides its tokens, by index into `known`; each with a batch of
+            1, and entries for every token in its second dimension.
         complete: True if all sequences are in the batches; else those of which nothing is there are left out.
     """
 
@@ -117,6 +119,7 @@ class Update:
     owners: list[Tensor]
     filler: list[Tensor]
     complete: bool = True
+    given: Mapping[int, Mapping[str, object]] = field(default_factory=dict)
 
     @property
     def num_labelled(self) -> int:
@@ -129,6 +132,18 @@ class Update:
 
     def ids_of(self, piece: Piece) -> list[int]:
         return self.known[piece.sequence].ids[piece.offset : piece.offset + piece.length]
+
+    def given_of(self, piece: Piece) -> dict[str, object]:
+        """What the model gets of a piece alone besides its tokens; of a part, only what has one entry per token."""
+        given, length = self.given.get(piece.sequence, {}), len(self.known[piece.sequence].ids)
+        if piece.length == length:
+            return dict(given)
+        cells = slice(piece.offset, piece.offset + piece.length)
+        return {
+            name: value[:, cells]
+            for name, value in given.items()
+            if isinstance(value, Tensor) and value.shape == (1, length)
+        }
 
     @property
     def num_wanted(self) -> int:
