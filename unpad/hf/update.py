@@ -265,13 +265,13 @@ def _hints(own: OwnUpdate, called: list[dict[str, Any]], refused: str) -> Iterat
     if own.is_standard:
         return
     if refused == "KeyError: 'attention_mask'":
-        yield "a flat batch has no padding and no attention_mask; pass on what the batch has, as model(**inputs) does"
+        yield "a flat batch has no padding and no attention_mask; hand it all of the batch"
     if f"Target {IGNORED} is out of bounds" in refused:
         yield f"in a flat batch the first label of each sequence is {IGNORED}, which the loss has to ignore"
     if any(call.get("output_attentions") for call in called):
         yield 'it asks for attention weights (output_attentions=True), and attention "unpad" computes none'
     if any("cu_seq_lens_q" not in call for call in called):
-        yield "it calls the model without the boundaries of a flat batch: pass on what the batch has, as model(**inputs) does"
+        yield "it calls the model without the boundaries of a flat batch: hand it all of the batch"
 
 
 def warn_of_own(own: OwnUpdate) -> None:
