@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
-from transformers import Trainer
+from transformers import LlamaForCausalLM, Trainer
 
 import unpad
-from tests.proof.foreign.hugging_face import IGNORE, build, dataset, pad, quiet, sequences, trainer
+from tests.proof.foreign.hugging_face import IGNORE, VOCABULARY, build, dataset, pad, quiet, sequences, trainer
 from tests.proof.foreign.losses import own, shifted
-from unpad.proof.foreign.trainer import BY_SUM, COUPLED, OWN_SHARES
+from unpad.errors import ProofError
+from unpad.proof.foreign.trainer import BY_SUM, COUPLED, OWN_SHARES, OWN_STEP
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and TRL
 quiet()
@@ -176,3 +178,186 @@ def test_a_loss_of_ones_own_is_accused_only_where_batches_change_it(name: str, t
     assert certificate.verdict == verdict, str(certificate)
     said = [*certificate.notes, *(finding.gap for finding in certificate.findings)]
     assert not reason or reason in said
+
+
+# --------------------------------------------------------------------------- what a row has besides its tokens
+
+
+def with_types(rows: Rows) -> Any:
+    made = relabels(rows)
+    made["token_type_ids"] = made["input_ids"] % 7 + 40
+    return made
+
+
+def with_scales(rows: Rows) -> Any:
+    return {**relabels(rows), "scale": torch.tensor([1.0 + one["input_ids"][0] / 99 for one in rows])}
+
+
+def sees_its_begin(rows: Rows) -> Any:
+    made = batch_of(rows)
+    width = made["input_ids"].shape[1]
+    sees = torch.ones(width, width, dtype=torch.bool).tril()
+    sees[:3, :3] = True
+    return {**made, "attention_mask": sees.expand(len(rows), 1, width, width)}
+
+
+class Scaled(LlamaForCausalLM):
+    """Logits of each row by a number of its own."""
+
+    def forward(self, input_ids, scale=None, labels=None, num_items_in_batch=None, **kwargs):
+        out = super().forward(input_ids, **kwargs)
+        out.logits = out.logits * (1.0 if scale is None else scale[:, None, None])
+        if labels is not None:
+            out.loss = self.loss_function(out.logits, labels, VOCABULARY, num_items_in_batch)
+        return out
+
+
+class Prompted(LlamaForCausalLM):
+    """Two learnt vectors before each row, whose logits it returns too."""
+
+    def forward(self, input_ids, attention_mask=None, labels=None, **kwargs):
+        before = self.model.embed_tokens.weight[:2].expand(len(input_ids), -1, -1)
+        embedded = torch.cat([before, self.model.embed_tokens(input_ids)], 1)
+        labels = None if labels is None else F.pad(labels, (2, 0), value=IGNORE)
+        return super().forward(inputs_embeds=embedded, labels=labels, **kwargs)
+
+
+def of_kind(kind: type[nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return kind(build("llama").config)
+
+
+BESIDE: dict[str, tuple[Any, Any]] = {
+    "per token": (lambda: build("gpt2"), with_types),
+    "per row": (lambda: of_kind(Scaled), with_scales),
+    "a mask per pair of tokens": (lambda: build("llama"), sees_its_begin),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_row_alone_has_its_own_columns(name: str, tmp_path: Path) -> None:
+    model, collator = BESIDE[name]
+    certificate = unpad.prove_trainer(trainer(model(), tmp_path, ROWS, collator=collator, remove_unused_columns=False))
+    assert certificate.verdict == "sound", str(certificate)
+
+
+@pytest.mark.parametrize(("name", "column"), [("per token", "token_type_ids"), ("per row", "scale")])
+def test_a_column_that_another_row_gets_is_found(name: str, column: str, tmp_path: Path) -> None:
+    model, collator = BESIDE[name]
+
+    def mixed(rows: Rows) -> Any:
+        made = collator(rows)
+        return {**made, column: made[column].flip(0)}
+
+    certificate = unpad.prove_trainer(trainer(model(), tmp_path, ROWS, collator=mixed, remove_unused_columns=False))
+    assert certificate.verdict == "wrong loss", str(certificate)
+
+
+def test_a_model_with_more_logits_than_tokens_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ProofError, match=r"computes \d+ logits for a sequence of \d+ tokens"):
+        unpad.prove_trainer(trainer(of_kind(Prompted), tmp_path, ROWS, collator=batch_of))
+
+
+def test_labels_of_padding_that_the_loss_ignores_are_no_fault(tmp_path: Path) -> None:
+    def padded(rows: Rows) -> Any:
+        made = batch_of(rows)
+        made["labels"] = made["input_ids"].clone()
+        return made
+
+    def ignoring(model, inputs, num):
+        inputs = dict(inputs)
+        labels = inputs.pop("labels")
+        return F.cross_entropy(model(**inputs).logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=0)
+
+    sizes = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+    certificate = proved(tmp_path, padded, own(ignoring), **sizes)
+    assert certificate.verdict == "sound", str(certificate)
+    assert any("labels are padding, and the loss ignores them" in note for note in certificate.notes)
+    certificate = proved(tmp_path, padded, **sizes)
+    assert [finding.kind for finding in certificate.failed] == ["padding", "loss", "gradient"]
+
+
+class Adversarial(Trainer):
+    """Adds the gradient at a moved embedding."""
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        loss = super().training_step(model, dict(inputs), num_items_in_batch)
+        weight = model.get_input_embeddings().weight
+        kept = weight.data.clone()
+        weight.data.add_(weight.grad / weight.grad.norm())
+        super().training_step(model, dict(inputs), num_items_in_batch)
+        weight.data.copy_(kept)
+        return loss
+
+
+def test_a_step_with_a_gradient_of_its_own_is_accused_only_where_batches_change_it(tmp_path: Path) -> None:
+    whole = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+    certificate = proved(tmp_path, kind=Adversarial, **whole)
+    assert certificate.verdict == "not proven", str(certificate)
+    assert certificate.finding("gradient").gap == OWN_STEP
+    parts = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    assert proved(tmp_path, kind=Adversarial, **parts).verdict == "wrong loss"
+
+
+class Counting(Trainer):
+    """A mean by weights, which the divisor adds up."""
+
+    def _get_num_items_in_batch(self, batch_samples, device):
+        return sum(self.weights(one["labels"]).sum() for one in batch_samples)
+
+    def weights(self, labels):
+        return torch.where(labels[:, 1:] == IGNORE, 0.0, 0.5 + labels[:, 1:] % 3)
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        each, _, _ = shifted(model, inputs)
+        return (each * self.weights(inputs["labels"])).sum() / num_items_in_batch
+
+
+class CountsCells(Counting):
+    """A divisor that counts padding."""
+
+    def _get_num_items_in_batch(self, batch_samples, device):
+        return sum(one["labels"].numel() for one in batch_samples)
+
+
+class Fading(Trainer):
+    """A loss that reads how far the training is."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        assert self.is_in_train
+        share = 1 - self.state.global_step / self.state.max_steps
+        assert self.state.num_train_epochs >= 1
+        assert self.state.train_batch_size >= 1
+        assert self.state.logging_steps >= 1
+        return share * shifted(model, inputs)[0].sum() / num_items_in_batch
+
+
+def test_a_divisor_of_ones_own_is_that_of_the_rows_alone_too(tmp_path: Path) -> None:
+    assert proved(tmp_path, kind=Counting).verdict == "sound"
+    assert proved(tmp_path, kind=CountsCells).verdict != "sound"
+
+
+def test_a_loss_sees_the_state_of_training_which_is_as_before_afterwards(tmp_path: Path) -> None:
+    made = trainer(build("llama"), tmp_path, ROWS, collator=batch_of, kind=Fading)
+    state, before = made.state, repr(made.state)
+    assert unpad.prove_trainer(made).verdict == "sound"
+    assert made.state is state
+    assert repr(made.state) == before
+    assert made.state.max_steps == 0
+    assert not made.is_in_train
+
+
+class OfHidden(Trainer):
+    """A loss that reads hidden states, for which transformers adds hooks."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        out = model(**inputs, output_hidden_states=True, num_items_in_batch=num_items_in_batch)
+        self.num_hidden = len(out.hidden_states)
+        return out.loss
+
+
+def test_a_proof_leaves_no_hooks_for_hidden_states(tmp_path: Path) -> None:
+    made = trainer(build("llama"), tmp_path, ROWS, collator=batch_of, kind=OfHidden)
+    assert unpad.prove_trainer(made).verdict == "sound"
+    made.train()
+    assert made.num_hidden == made.model.config.num_hidden_layers + 1
