@@ -405,6 +405,76 @@ def columns_of_tokens(folder: Path) -> None:
     kept(plain(folder, alone(SEQUENCES), weigh("tokens"), Weighted), whole(SEQUENCES), weighted_loss)
 
 
+def speakers(folder: Path) -> None:
+    """Each token's embedding is added to that of its speaker."""
+
+    def spoken(rows: list[dict[str, Any]]) -> Any:
+        made = masking(rows)
+        return {**made, "token_type_ids": made["input_ids"] % 2 + 5}
+
+    options = {"train_dataset": alone(SEQUENCES), "per_device_train_batch_size": 3, "data_collator": spoken}
+    trainer = make_trainer("plain", make_model("gpt2"), folder, **options)
+    double = make_model("gpt2").double()
+    for ids in SEQUENCES:
+        given = {"token_type_ids": torch.tensor([ids]) % 2 + 5, "use_cache": False}
+        loss = plain_loss(double(torch.tensor([ids]), **given).logits[0], torch.tensor(masked_prompt(ids)), 0)
+        (loss / sum(label != IGNORED for ids in SEQUENCES for label in masked_prompt(ids)[1:])).backward()
+    assert prove_trainer(trainer).passed
+    attach(trainer, tokens_per_micro=64)
+    assert prove_trainer(trainer).passed
+    assert error_of(trainer, {name: p.grad for name, p in double.named_parameters()}) < 1e-5
+
+
+class ByWeights(Weighted):
+    """Divides by the weights of the whole update."""
+
+    def _get_num_items_in_batch(self, batch_samples, device):
+        return sum((one["weights"] * (one["labels"] != IGNORED))[:, 1:].sum() for one in batch_samples)
+
+
+class ByCells(Trainer):
+    """Divides by cells, padding among them."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs["labels"]
+        logits = model(**{name: x for name, x in inputs.items() if name != "labels"}).logits[:, :-1]
+        return F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), reduction="sum") / num_items_in_batch
+
+    def _get_num_items_in_batch(self, batch_samples, device):
+        return sum(one["labels"].numel() for one in batch_samples)
+
+
+def own_divisors(folder: Path) -> None:
+    pairs = whole(SEQUENCES)
+    weights = sum(0.3 + token % 3 for ids, _ in pairs for token in ids[1:])
+    factor = sum(len(ids) - 1 for ids, _ in pairs) / weights
+    trainer = plain(folder, alone(SEQUENCES), weigh("tokens"), ByWeights)
+    kept(trainer, pairs, lambda *given: factor * weighted_loss(*given))
+    message = r"ByCells._get_num_items_in_batch is \d+ for the update, and \d+ for its sequences one at a time"
+    refused(plain(folder, data(ROWS), None, ByCells, gradient_accumulation_steps=3), message)
+
+
+class Fading(Trainer):
+    """A second term fades while training goes on."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        inputs = dict(inputs)
+        labels = inputs.pop("labels")
+        logits = model(**inputs).logits[:, :-1].flatten(0, 1)
+        nll = F.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum")
+        share = 1 - self.state.global_step / self.state.max_steps
+        real = labels[:, 1:].flatten() != IGNORED
+        return (nll + 0.1 * share * logits[real].logsumexp(-1).square().sum()) / num_items_in_batch
+
+
+def reads_the_state(folder: Path) -> None:
+    def faded(logits: Tensor, labels: Tensor, index: int) -> Tensor:
+        real = labels[1:] != IGNORED
+        return plain_loss(logits, labels, index) + 0.1 * logits[:-1][real].logsumexp(-1).square().sum()
+
+    kept(plain(folder, data(ROWS), None, Fading), labelled(ROWS), faded)
+
+
 class TwoHeads(LlamaForCausalLM):
     """The loss has a second term, of a second head that tells whether the next token is even."""
 
@@ -502,6 +572,43 @@ class Unshifted(Trainer):
 def forgets_the_shift(folder: Path) -> None:
     rows = [{"input_ids": one, "labels": masked_prompt(one)} for one in SEQUENCES]
     refused(plain(folder, data(rows), None, Unshifted), "shift")
+
+
+class TwoAhead(Trainer):
+    """Learns the token after the next one too."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs["labels"]
+        logits = model(**{name: x for name, x in inputs.items() if name != "labels"}).logits.transpose(1, 2)
+        total = F.cross_entropy(logits[:, :, :-1], labels[:, 1:], reduction="sum")
+        return (total + F.cross_entropy(logits[:, :, :-2], labels[:, 2:], reduction="sum")) / num_items_in_batch
+
+
+class ReadsAttention(Trainer):
+    """Punishes attention to the first token."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        out = model(**inputs, output_attentions=True, num_items_in_batch=num_items_in_batch)
+        real = inputs["labels"][:, 1:] != IGNORED
+        return out.loss + out.attentions[-1][..., 0].mean(1)[:, 1:][real].sum() / num_items_in_batch
+
+
+class ByArguments(Trainer):
+    """A penalty of weights, shared out among the micro-batches of the arguments."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss = super().compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+        penalty = model.lm_head.weight.square().sum()
+        return loss + 0.01 * penalty / self.args.gradient_accumulation_steps
+
+
+def reads_across_ends(folder: Path) -> None:
+    refused(plain(folder, data(ROWS), None, TwoAhead), "TwoAhead.*reads tokens or labels across their ends")
+    model = make_model("llama", "eager")
+    trainer = make_trainer("plain", model, folder, ReadsAttention, train_dataset=data(ROWS))
+    refused(trainer, r"it asks for attention weights \(output_attentions=True\)")
+    trainer = plain(folder, data(ROWS), None, ByArguments, gradient_accumulation_steps=3)
+    refused(trainer, r"the loss divides by args.gradient_accumulation_steps")
 
 
 class PerSequence(Trainer):
@@ -942,9 +1049,12 @@ SETUPS: dict[str, tuple[Callable[[Path], None], ...]] = {
     "a collator that draws random numbers": (random_collator,),
     "a collator that gives a row other targets in a batch than alone": (other_in_batches,),
     "a collator that fails on a single row, or gives no labels": (no_single_rows, no_labels),
-    "a column that the collator gives, one number per token": (columns_of_tokens,),
+    "a column that the collator gives, one number per token": (columns_of_tokens, speakers),
     "a column that the collator gives, of another shape": (columns_of_rows,),
     "`compute_loss`, `compute_loss_func`, label smoothing": (right_losses, label_smoothing),
+    "`_get_num_items_in_batch`": (own_divisors,),
+    "a loss that reads how far the training is": (reads_the_state,),
+    "a loss that reads across the ends of sequences, or attention weights": (reads_across_ends,),
     "a model class of one's own whose loss has further terms": (second_head,),
     "a loss of one's own that is not the mean over the update's targets": (ignores_the_count, weighs_sequences_alike),
     "a loss of one's own that forgets the shift": (forgets_the_shift,),
