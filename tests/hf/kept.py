@@ -777,6 +777,11 @@ def other_model_later(folder: Path) -> None:
         is_another(trainer)
     attach(trainer, tokens_per_micro=64)
     assert trainer.attachment.update.passed
+    hooked_head(trainer)
+    with pytest.raises(UnpadError, match="the head computes other logits than its weights"):
+        trainer.train()
+    attach(trainer, tokens_per_micro=64)
+    assert trainer.attachment.head.mode == "targets"
 
 
 def streams(folder: Path) -> None:
@@ -836,6 +841,10 @@ def hooked_head(trainer: Trainer) -> None:
     trainer.model.lm_head.register_forward_hook(lambda module, given, made: made / 2)
 
 
+def hooked_backward(trainer: Trainer) -> None:
+    trainer.model.lm_head.register_full_backward_hook(lambda module, given, made: None)
+
+
 def no_hooks(trainer: Trainer) -> None:
     trainer.model._forward_pre_hooks.clear()
 
@@ -857,7 +866,7 @@ class Changing(TrainerCallback):
 
 CHANGES_OF_THE_MODEL = (
     *(other_model, other_model_alone, other_attention, other_layer, adapted, other_loss_function),
-    *(hooked_head, no_hooks, other_forward),
+    *(hooked_backward, no_hooks, other_forward),
 )
 
 # --------------------------------------------------------------------------- evaluation

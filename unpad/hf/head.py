@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from unpad.errors import is_memory_error
+from unpad.errors import RecipeError, is_memory_error
 from unpad.hf.loader import IGNORED
 from unpad.hf.scored import Scored, scored_cross_entropy
 from unpad.nn.losses import cross_entropy
@@ -40,11 +40,13 @@ class TargetHead:
         mode: "chunks", the head is a matrix product and its loss is computed by us; "targets", the model's own head and
             loss on the hidden states of targets; "all", logits of all tokens, since the others give another loss.
         active: whether the model is called for its loss alone. Elsewhere all logits are computed.
+        verifies: whether a loss in chunks asks that the head itself, as it is called, still is the matrix product.
     """
 
     def __init__(self, model: nn.Module, inner: PreTrainedModel, backbone: nn.Module | None) -> None:
         self.mode: Mode = "all"
         self.active = False
+        self.verifies = False
         self.inner = inner
         self.hidden: Tensor | None = None  # of all tokens, kept in the trial
         self.amplify = 1.0
@@ -52,6 +54,7 @@ class TargetHead:
         self.places: Tensor | None = None  # cells of the batch with a target, (num_targets,) int64
         self.targets: Tensor | None = None  # their target tokens, (num_targets,) int64
         self.total: Tensor | None = None  # sum of their losses
+        self.first: Tensor | None = None  # product of the first hidden state and the head's weights, if verified
         self.scored: Scored | None = None  # what SFTTrainer logs of them besides
         self.fused = False  # whether the forward pass at hand is one of the head that TRL adds
         self.original: Callable[..., Tensor] = inner.loss_function
@@ -121,6 +124,7 @@ class TargetHead:
                 else:
                     self.total = cross_entropy(hidden, weight, self.targets)[0]
                 hidden = hidden[:1].detach()
+                self.first = F.linear(hidden, weight.detach()) if self.verifies else None
             hidden = hidden[None]
         return None if hidden is given else _with_hidden(out, hidden)
 
@@ -142,6 +146,11 @@ class TargetHead:
     ) -> Tensor:
         """The loss function of the model: of the targets that the hooks kept, or as it was."""
         if self.total is not None and self.targets is not None:
+            if self.first is not None and not _close(logits[0].detach(), self.first):
+                raise RecipeError(
+                    "the head computes other logits than its weights do, by a hook that came after unpad.hf.attach",
+                    fix="call unpad.hf.attach again, which then computes the loss behind the head",
+                )
             count = len(self.targets) if num_items_in_batch is None else num_items_in_batch
             return self.total / (count.to(self.total.device) if isinstance(count, Tensor) else count)
         if self.targets is not None:

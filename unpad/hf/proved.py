@@ -22,7 +22,7 @@ class ProvedModel:
     Args:
         parts: its modules by name, each with the `forward` that the object has of its own.
         attentions: configurations in it, each with the name of its attention.
-        on_head: numbers of hooks behind and before the head, which a loss in chunks does not call with all targets.
+        on_head: numbers of hooks of the head, forward and backward; a loss in chunks does not call it with all targets.
         loss_function: that of the model of transformers.
     """
 
@@ -77,8 +77,9 @@ class ProvedModel:
                 return f"its part {name} was exchanged, or has another forward"
         if len(now) != len(self.parts):
             return f"it has {len(now)} parts, and had {len(self.parts)}"
-        if self.head.mode == "chunks" and _on_head(self.prepared) != self.on_head:
-            return "its head has other hooks"
+        if self.head.mode == "chunks" and (hooks := _on_head(self.prepared)) != self.on_head:
+            self.head.verifies = True
+            return "its head has other backward hooks" if hooks[1] != self.on_head[1] else ""
         return ""
 
 
@@ -103,4 +104,7 @@ def _parts(prepared: Prepared) -> Iterator[tuple[str, nn.Module, object]]:
 
 def _on_head(prepared: Prepared) -> tuple[int, int]:
     head = prepared.inner.get_output_embeddings()
-    return (0, 0) if head is None else (len(head._forward_hooks), len(head._forward_pre_hooks))
+    if head is None:
+        return 0, 0
+    forward = len(head._forward_hooks) + len(head._forward_pre_hooks)
+    return forward, len(head._backward_hooks) + len(head._backward_pre_hooks)

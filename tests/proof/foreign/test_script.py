@@ -201,6 +201,11 @@ def sees_its_begin(rows: Rows) -> Any:
     return {**made, "attention_mask": sees.expand(len(rows), 1, width, width)}
 
 
+def adds_to_scores(rows: Rows) -> Any:
+    made = sees_its_begin(rows)
+    return {**made, "attention_mask": torch.where(made["attention_mask"], 0.0, -1e9)}  # in fp32, whatever attention is
+
+
 class Scaled(LlamaForCausalLM):
     """Logits of each row by a number of its own."""
 
@@ -231,6 +236,7 @@ BESIDE: dict[str, tuple[Any, Any]] = {
     "per token": (lambda: build("gpt2"), with_types),
     "per row": (lambda: of_kind(Scaled), with_scales),
     "a mask per pair of tokens": (lambda: build("llama"), sees_its_begin),
+    "an added mask per pair of tokens": (lambda: build("llama"), adds_to_scores),
 }
 
 

@@ -423,7 +423,14 @@ class Case:
     truths: dict[bool, Measurement] = field(default_factory=dict)  # that were measured here
 
     def measure(self, exact: bool) -> Outcome:
-        """Both ways to compute the update; `exact` changes nothing, the weights are already in their precision."""
+        """Both ways to compute the update, where weights are in their precision already; `exact` for fp64."""
+        if exact:
+            alone = None if self.alone is None else [_in_fp64(batch) for batch in self.alone]
+            first = replace(self.first, batches=[_in_fp64(batch) for batch in self.first.batches])
+            return replace(self, alone=alone, first=first)._measured(exact)
+        return self._measured(exact)
+
+    def _measured(self, exact: bool) -> Outcome:
         try:
             step = self._step()
         except Exception as error:
@@ -574,6 +581,14 @@ class Case:
 
     def _truth(self, update: Update) -> Measurement:
         return one_at_a_time(self.model, update, Objective(returned=False, own=False))
+
+
+def _in_fp64(batch: Batch) -> Batch:
+    """A batch with its numbers in fp64: attention reads a mask of another precision than its own wrongly."""
+    return {
+        name: value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+        for name, value in batch.items()
+    }
 
 
 def _read(
