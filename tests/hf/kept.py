@@ -845,6 +845,19 @@ def hooked_backward(trainer: Trainer) -> None:
     trainer.model.lm_head.register_full_backward_hook(lambda module, given, made: None)
 
 
+class Wrapper(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.inner = model
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.inner(**inputs)
+
+
+def wrapped(trainer: Trainer) -> None:
+    trainer._wrap_model = lambda model, **kwargs: Wrapper(model)
+
+
 def no_hooks(trainer: Trainer) -> None:
     trainer.model._forward_pre_hooks.clear()
 
@@ -866,7 +879,7 @@ class Changing(TrainerCallback):
 
 CHANGES_OF_THE_MODEL = (
     *(other_model, other_model_alone, other_attention, other_layer, adapted, other_loss_function),
-    *(hooked_backward, no_hooks, other_forward),
+    *(hooked_backward, wrapped, other_forward, no_hooks),
 )
 
 # --------------------------------------------------------------------------- evaluation

@@ -175,6 +175,29 @@ def test_logits_of_tokens_without_a_target_never_exist(tmp_path: Path) -> None:
         assert max(rows, default=0) == most
 
 
+def test_a_batch_size_that_is_looked_for_trains_the_proved_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model("llama")
+    wanted = truth(model, ROWS)[1]
+    trainer = make_trainer("plain", model, tmp_path, auto_find_batch_size=True)
+    recorder = Recorder()
+    trainer.add_callback(recorder)
+    attach(trainer, tokens_per_micro=64)
+    step = Trainer.training_step
+    calls: list[int] = []
+
+    def failing(self: Trainer, *args: Any, **kwargs: Any) -> Tensor:
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("CUDA out of memory.")
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(Trainer, "training_step", failing)
+    trainer.train()
+    assert distance(recorder.gradient, wanted) < 1e-5
+
+
 def test_an_adapter_of_peft_learns_as_on_one_sequence_at_a_time(tmp_path: Path) -> None:
     gradients = []
     for with_us in (False, True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -542,7 +542,7 @@ class Case:
         names |= {"attention_mask"} if all(isinstance(one, Tensor) and one.dim() > 2 for one in masks) else set()
         return {index: self._given_of(update, index, names) for index in range(len(update.known))} if names else {}
 
-    def _given_of(self, update: Update, index: int, names: Collection[str]) -> dict[str, object]:
+    def _given_of(self, update: Update, index: int, names: set[str]) -> dict[str, object]:
         one = update.known[index]
         try:
             batch = self.alone[index] if self.alone is not None else self._batch_alone(one)
@@ -554,15 +554,14 @@ class Case:
         if len(places) != 1:
             return {}
         _, row, cells = places[0]
-        is_whole = read.ids.shape == (1, len(one.ids))
-        values = {name: batch[name] for name in names if name in batch}
-        return {
-            name: value[row : row + 1, cells]
-            if isinstance(value, Tensor) and value.shape[:2] == read.ids.shape and value.dim() < 4
-            else value
-            for name, value in values.items()
-            if is_whole or (isinstance(value, Tensor) and value.shape[:2] == read.ids.shape and value.dim() < 4)
-        }
+        given: dict[str, object] = {}
+        for name in names.intersection(batch):
+            value = batch[name]
+            if isinstance(value, Tensor) and value.shape[:2] == read.ids.shape and value.dim() < 4:
+                given[name] = value[row : row + 1, cells]
+            elif read.ids.shape == (1, len(one.ids)):  # of the row, which is this sequence
+                given[name] = value
+        return given
 
     def _batch_of(self, update: Update, piece: Piece) -> Batch:
         """The batch of a piece alone."""
