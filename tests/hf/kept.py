@@ -879,7 +879,7 @@ class Changing(TrainerCallback):
 
 CHANGES_OF_THE_MODEL = (
     *(other_model, other_model_alone, other_attention, other_layer, adapted, other_loss_function),
-    *(hooked_backward, wrapped, other_forward, no_hooks),
+    *(hooked_backward, wrapped, no_hooks, other_forward),
 )
 
 # --------------------------------------------------------------------------- evaluation
