@@ -140,6 +140,38 @@ CATALOGUE: dict[str, Entry] = {
         "阶段 {stage} 的学习率是 {rate:.1e}，为前一阶段（{before:.1e}）的 {number:.0f} 倍：最初几步就会毁掉已学到的。",
         "调低 {field}：后面的阶段通常是前面的十分之一到一倍",
     ),
+    "faster_than_origin": Entry(
+        "The learning rate {rate:.1e} is {number:.0f} times that of the run whose weights it starts from, {before:.1e}: "
+        "the first steps undo (unlearn) what these know.",
+        "lower {field}, such as to {usual:.1e}: fine-tuning usually has a hundredth to one of the rate before it",
+        "学习率 {rate:.1e} 是起始权重所在训练的 {number:.0f} 倍（{before:.1e}）：最初几步就会毁掉已学到的。",
+        "调低 {field}，例如 {usual:.1e}：微调的学习率通常是之前的百分之一到一倍",
+    ),
+    "stage_order": Entry(
+        "Stage {stage} learns {kind} alone, in {number:.0f} steps, after stage {earlier} has learnt {other} in "
+        "{steps}: the order of stages is the wrong way round. The last stage makes the model forget what the one before "
+        "it taught.",
+        "let {earlier} come after {stage} in stages, or give {stage} some of data.{other} as well",
+        "阶段 {stage} 只学 {kind}（{number:.0f} 步），排在学 {other} 的阶段 {earlier}（{steps} 步）之后："
+        "阶段的顺序反了，后一阶段会让模型忘记前一阶段教的。",
+        "在 stages 中把 {earlier} 放到 {stage} 之后，或让 {stage} 也用 data.{other}",
+    ),
+    "other_template": Entry(
+        "The run to start from was trained with other role marks: data.template.{part} is {ours!r} here and {theirs!r} "
+        "there ({number:.0f} prefixes differ). Its weights know the roles by those.",
+        "give data.template the values of that run, or leave out train.init_from",
+        "起始权重是用别的角色前缀训练的：这里 data.template.{part} 是 {ours!r}，那里是 {theirs!r}"
+        "（{number:.0f} 处不同）。那些权重靠原来的前缀识别角色。",
+        "data.template 用那次训练的值，或去掉 train.init_from",
+    ),
+    "other_colours": Entry(
+        "images.mean and images.std are {mean} and {std} here, and {their_mean} and {their_std} in the run to start "
+        "from (a difference of {number:.2g}): its weights know pictures in that scale of colours.",
+        "give images.mean and images.std the values of that run",
+        "这里的 images.mean 和 images.std 是 {mean} 和 {std}，起始权重所在的训练是 {their_mean} 和 {their_std}"
+        "（相差 {number:.2g}）：那些权重只认识那种颜色尺度。",
+        "images.mean 和 images.std 用那次训练的值",
+    ),
     "later_slow": Entry(
         "Stage {stage} has the learning rate {rate:.1e}, {number:.1e} of that of the stage before it, "
         "{before:.1e}: it learns next to nothing.",
@@ -374,6 +406,21 @@ CATALOGUE: dict[str, Entry] = {
         "lower optim.lr, or optim.clip; `unpad report` shows the steps",
         "训练中有 {number:,.0f} 步的损失或梯度远高于邻近的步，例如第 {step:,} 步。",
         "调低 optim.lr 或 optim.clip；`unpad report` 会画出这些步",
+    ),
+    "chosen_unlearned": Entry(
+        "In stage {stage} the loss of the chosen replies themselves ({name}) rose from {start:.3g} to {end:.3g}, "
+        "{number:.1f} times: the model unlearned to say them too, while it learnt to avoid the rejected ones.",
+        "lower optim.lr, raise train.beta, or give losses.cross_entropy a weight, and begin anew",
+        "阶段 {stage} 中被选中回答自身的损失（{name}）从 {start:.3g} 升到 {end:.3g}，为 {number:.1f} 倍："
+        "模型在避开被拒回答的同时也忘了怎么说被选中的。",
+        "调低 optim.lr、调大 train.beta，或给 losses.cross_entropy 一个权重，重新训练",
+    ),
+    "term_worse": Entry(
+        "In stage {stage} the term {name} rose from {start:.3g} to {end:.3g}, {number:.1f} times its start: the stage "
+        "unlearned it.",
+        "look at losses.{name}, and lower optim.lr",
+        "阶段 {stage} 中 {name} 一项从 {start:.3g} 升到 {end:.3g}，是开始时的 {number:.1f} 倍：这一阶段反而忘了它。",
+        "检查 losses.{name}，并调低 optim.lr",
     ),
     "overfit": Entry(
         "The held-out loss rose by {number:.0%} since step {step:,}, while the training loss fell to {end:.3g}: "

@@ -13,6 +13,14 @@ OF_ROWS: dict[str, Entry] = {
         " {others:.1%}。它可能就是结局本身。",
         "从事件中去掉它，或用 events.landmark 在它之前预测；这时损失接近 0 并不说明学会了",
     ),
+    "one_set": Entry(
+        "events.window={number:g} makes {sets:.1f} sets of the {events:.0f} events of a patient, at the median: events "
+        "of one window are a single set without an order of time, so that whether a value rises or falls is lost.",
+        "leave events.window out, or set it to a small part of a history",
+        "events.window={number:g} 把每位病人的 {events:.0f} 个事件（中位数）并成 {sets:.1f} 个集合："
+        "一个窗口内的事件没有先后，数值上升还是下降就丢失了。",
+        "去掉 events.window，或设为病程的一小部分",
+    ),
     "leaking_value": Entry(
         "The value of {code} alone tells the label of {sequences:,} patients, AUROC {number:.3f}: it may be written "
         "after the outcome.",
@@ -171,6 +179,15 @@ OF_ROWS: dict[str, Entry] = {
         "“{reply}”。回答接错了行，或被打乱了。",
         "用键而不是行的顺序来连接问题和回答",
     ),
+    "pictures_apart": Entry(
+        "Answers name colours that their pictures do not show more than other pictures do ({number:.1f} standard errors "
+        "over {rows:,} rows; the best order of the same pictures has {best:.0f}), such as '{answer}' at {where}: "
+        "pictures were shuffled, or sorted apart from the questions, and belong to other rows.",
+        "join the pictures to the questions by a key, not by their place in a list",
+        "答案中的颜色在自己的图像里并不比在别的图像里更多（{rows:,} 行，{number:.1f} 个标准误；"
+        "同样的图像最好的排列有 {best:.0f}），例如 {where} 的“{answer}”：图像被打乱或单独排过序，属于别的行。",
+        "按键而不是按列表中的位置把图像和问题对应起来",
+    ),
     "slipped_pictures": Entry(
         "The pictures belong to other questions: from {first} to {last} the picture {distance} rows {way} "
         "matches the answer better than the own ({number:.1f} standard errors). The column of images has slipped.",
@@ -213,6 +230,15 @@ OF_ROWS: dict[str, Entry] = {
         "look at how labels are matched with rows, and at what makes the inputs alike",
         "{sequences:,} 个训练输入中有 {number:.0%} 与标签或答案不同的另一个完全相同，例如 {where}：任何模型都分不开。",
         "检查标签与样本的对应关系，以及输入为何相同",
+    ),
+    "wrapped_lines": Entry(
+        "{number:.0%} of the rows are lines that end in the middle of a sentence, which the next row goes on with: "
+        "'{shown}' at {where}, then '{next}'. A text that was wrapped at about {width:.0f} characters was cut at every "
+        "line break (newline), and each line is a document.",
+        "set data.separator=auto, which cuts at blank lines, or join the lines of a paragraph before training",
+        "{number:.0%} 的行在句子中间断开，由下一行接着：{where} 的“{shown}”，然后是“{next}”。"
+        "原文按约 {width:.0f} 个字符折行，却在每个换行处被切开，每一行都成了一篇文档。",
+        "设置 data.separator=auto（按空行切分），或在训练前把一段的各行连起来",
     ),
     "cut_alike": Entry(
         "{number:.0%} of the texts are cut after exactly {most:,} {unit}, the largest length there is, and end without "
@@ -308,6 +334,14 @@ OF_ROWS: dict[str, Entry] = {
         "{number:.0%} 的图像所属的类只有一两张，例如“{shown}”：共 {classes} 个类，像是把文件名或编号当成了标签。",
         "把类别那一列命名为 label；每类需要几十张图像",
     ),
+    "lost_aspect": Entry(
+        "{property} alone tells the class of {number:.0%} of the pictures, and images.size={size} brings all of them to "
+        "one size: the model does not see the width and height (proportion, aspect) that the classes differ in.",
+        "set images.size=native, or letterbox, which keeps the aspect",
+        "{property}本身就能说出 {number:.0%} 图像的类别，而 images.size={size} 把所有图像变成同一大小："
+        "模型看不到区分各类的宽高（比例）。",
+        "设置 images.size=native，或保留比例的 letterbox",
+    ),
     "shortcut": Entry(
         "{property} alone tells the class of {number:.0%} of the pictures: with {shown} it is '{target}'. The "
         "model may learn that shortcut in place of what pictures show.",
@@ -393,6 +427,36 @@ OF_ROWS: dict[str, Entry] = {
         "lower events.min_count, or map codes to coarser ones",
         "{number:.0%} 的事件的编码模型不认识；它认识的只有 {codes} 种。",
         "调低 events.min_count，或把编码归并成更粗的",
+    ),
+    "beyond_follow_up": Entry(
+        "{number:.0%} of {sequences:,} patients are left out, censored before the horizon of {horizon:g} {unit}: they "
+        "were not observed for so long. {positive:.0%} of the others have the outcome, as survivors are left out most.",
+        "set events.labels.horizon to a time for which most were followed; events.labels.censored=keep keeps them "
+        "without a label",
+        "{sequences:,} 位病人中有 {number:.0%} 在 {horizon:g} {unit} 的预测期之前失访（删失）而被略去：观察时间没有那么长。"
+        "剩下的人中 {positive:.0%} 有结局，因为被略去的多是存活者。",
+        "把 events.labels.horizon 设为多数人随访到的时间；events.labels.censored=keep 会保留他们但没有标签",
+    ),
+    "late_landmark": Entry(
+        "{number:.0%} of {sequences:,} patients are left out, as their observation ended before the landmark "
+        "({landmark}).",
+        "compare events.landmark with events.labels.duration: both in events.unit, and counted from the same day",
+        "{sequences:,} 位病人中有 {number:.0%} 因为观察在预测时点（{landmark}）之前结束而被略去。",
+        "对照 events.landmark 与 events.labels.duration：两者单位同为 events.unit，并从同一天算起",
+    ),
+    "map_reversed": Entry(
+        "events.labels.map gives '{bad}' the label 0 and '{good}' the label 1 in the column {column!r}: the map looks "
+        "the wrong way round (reversed). Label 1 means that the outcome came.",
+        "swap them: events.labels.map={{{bad}: 1, {good}: 0}}",
+        "events.labels.map 在列 {column!r} 中把“{bad}”设为 0、“{good}”设为 1：看来反了。标签 1 表示结局发生。",
+        "交换它们：events.labels.map={{{bad}: 1, {good}: 0}}",
+    ),
+    "event_is_censoring": Entry(
+        "events.labels.event reads the column {column!r}, whose name says that observation ended without the outcome: "
+        "event is to be 1 for those with the outcome, so labels are the wrong way round (reversed).",
+        "name the column of the outcome, or exchange 0 and 1",
+        "events.labels.event 读取的列 {column!r}，从名称看表示没有发生结局：event 应为 1 表示结局发生，标签因此反了。",
+        "改为结局所在的列，或互换 0 和 1",
     ),
     "lost_patients": Entry(
         "{number:.0%} of {sequences:,} patients are left out or have no label ({why}): tables may not match by "
@@ -496,11 +560,12 @@ OF_ROWS: dict[str, Entry] = {
         "调大 tokenizer.vocab_size，例如 4000",
     ),
     "same_rows": Entry(
-        "{number:.0%} of {sequences:,} held-out sequences looked at are also trained on, such as {where}: the "
-        "held-out loss is too good.",
-        "take them out of one part; or leave out `split` and let data.holdout divide the rows",
-        "看过的 {sequences:,} 个验证样本中有 {number:.0%} 也在训练集里，例如 {where}：验证损失好得不真实。",
-        "从其中一边删掉它们；或者不写 split，由 data.holdout 来划分",
+        "{number:.0%} of {sequences:,} held-out {unit} looked at are also trained on, such as {where}: the same content "
+        "twice, as identical copies (duplicates) under another id or row. The held-out loss is too good.",
+        "take the copies out of one part; or leave out `split` and let data.holdout divide the rows",
+        "看过的 {sequences:,} 个验证样本（{unit}）中有 {number:.0%} 也在训练集里，例如 {where}："
+        "相同内容以另一个编号或另一行出现了两次。验证损失好得不真实。",
+        "从其中一边删掉副本；或者不写 split，由 data.holdout 来划分",
     ),
     "near_rows": Entry(
         "{number:.0%} of {sequences:,} held-out rows are training rows with hardly a change, such as {where}: the "

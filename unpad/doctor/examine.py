@@ -16,6 +16,7 @@ from unpad.doctor.finding import Finding, Value, ranked
 from unpad.doctor.lines import drawing, fact_lines, finding_lines
 from unpad.doctor.recipe.aims import check_aims
 from unpad.doctor.recipe.course import check_course
+from unpad.doctor.recipe.origin import check_origin
 from unpad.doctor.recipe.settings import (
     check_betas,
     check_clip,
@@ -68,6 +69,11 @@ FOLLOWS = {
         "without_picture",
         "lone_classes",
         "other_classes",
+        "lost_aspect",
+        "pictures_apart",
+        "map_reversed",
+        "beyond_follow_up",
+        "one_set",
         *SETTINGS,
     },
     "decay": {"lr_high", "step_size"},
@@ -80,7 +86,11 @@ FOLLOWS = {
     "constant_labels": {"clashing_labels"},
     "repeats": {"clashing_labels"},
     "near_rows": {"same_rows"},
-    "imbalance": {"constant_labels"},
+    "imbalance": {"constant_labels", "beyond_follow_up"},
+    "leaking_value": {"one_set"},
+    "one_time": {"one_set"},
+    "slipped_pictures": {"pictures_apart"},
+    "run_spikes": {"chosen_unlearned"},
     "changed_words": {"escaped", "no_text", "read_as", "bytes_as_letters"},
     "escaped": {"no_text"},
     "two_answers": {"slipped", "other_replies", "swapped_roles", "roles_alike"},
@@ -249,7 +259,7 @@ def examine(
             findings += [*check_targets(subject), *check_rows(subject)]
             findings += [*family.check_sequences(subject), *check_shapes(subject)]
     findings += [*check_schedule(subject), *check_decay(subject), *check_betas(subject), *check_step_size(subject)]
-    findings += [*check_aims(subject), *check_files(subject), *check_course(subject)]
+    findings += [*check_aims(subject), *check_files(subject), *check_course(subject), *check_origin(subject)]
     layers = check_layers(subject)
     findings += layers.findings
     tried = _tried(subject, system, meter, layers) if layers.finite else None

@@ -15,6 +15,8 @@ FLAT = 0.03  # of the first loss
 WINDOW = 25  # steps around one that it is compared with
 HIGH_LOSS, HIGH_NORM = 2.0, 20.0  # times the median of the neighbours
 SPIKES = 3
+LEAST_LOGGED, WORSE = 10, 1.5  # steps, and times its start that a term ends at
+LIKE_LOSSES = ("cross_entropy", "nll", "classification", "reconstruction", "next_code", "next_value", "next_time")
 ROSE, ROSE_MUCH = 0.1, 0.3  # of the best held-out loss
 
 
@@ -33,6 +35,7 @@ def check_files(subject: Subject) -> list[Finding]:
         own = [row for row in train if row["stage"] == stage]
         if len(own) >= LEAST_STEPS:
             found += [*_flat(stage, own), *_spikes(own)]
+        found += _worse(stage, own)
     return [*found, *_overfit(subject, rows)]
 
 
@@ -75,6 +78,24 @@ def _spikes(own: list[dict[str, Any]]) -> list[Finding]:
     values: dict[str, Value] = {"step": high[0]}
     severity: Severity = "warning" if len(high) >= SPIKES else "note"
     return [Finding("run_spikes", severity, len(high), ("optim.lr", "optim.clip", METRICS), values)]
+
+
+def _worse(stage: str, own: list[dict[str, Any]]) -> list[Finding]:
+    """A term that a stage logs beside the loss, or trains, and that ends far above its start; that of rejected replies
+    is meant to rise."""
+    part = max(len(own) // 10, 1)
+    for name in own[0]["values"] if len(own) >= LEAST_LOGGED else ():
+        known = [float(row["values"][name]) for row in own if row["values"].get(name) is not None]
+        if name not in LIKE_LOSSES or len(known) < LEAST_LOGGED:
+            continue
+        start, end = float(np.mean(known[:part])), float(np.mean(known[-part:]))
+        if end >= WORSE * start and end >= start + 0.5 and start > 0:
+            of_pairs = "rejected" in own[0]["values"]
+            values: dict[str, Value] = {"stage": stage, "name": name, "start": start, "end": end}
+            fields = ("optim.lr", "train.beta", f"losses.{name}", METRICS)
+            code = "chosen_unlearned" if of_pairs else "term_worse"
+            return [Finding(code, "warning", end / start, fields, values)]
+    return []
 
 
 def _overfit(subject: Subject, rows: list[dict[str, Any]]) -> list[Finding]:

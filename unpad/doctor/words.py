@@ -75,6 +75,7 @@ WORDS: dict[str, tuple[str, str]] = {
     ),
     "shuffled": ("Words stand in no order, as if shuffled", "词语没有顺序，像被打乱了"),
     "picture_size": ("The size of a picture", "图像的大小"),
+    "picture_aspect": ("The ratio of width and height", "宽高比"),
     "picture_mode": ("The colour mode of a picture", "图像的颜色模式"),
     "picture_file": ("The kind of file", "文件的格式"),
     "log_length": ("the logarithm (base 10) of the length in characters", "字符长度的对数（以 10 为底）"),

@@ -15,7 +15,9 @@ from unpad.evaluation.binary import auroc
 LEAST_PATIENTS = 20  # with a code or of a class, below which neither says anything about the others
 PURE, SEPARATES, RANKS = 0.98, 0.9, 0.9995  # shares of patients, their difference, and an AUROC
 RARE_CLASS, LEAST_COVERED = 0.5, 0.1  # shares of patients: at most with the label, at least of these with the code
+TAKEN_AGAIN = 3.0  # values of a code and patient, on average
 LEAST_VALUES = 50  # of a code
+FEW_SETS, MANY_EVENTS = 2.0, 8.0  # of a patient, with a window
 FAR, WIDENED = 5.0, 10.0  # times the distance of all others from the median, and times their standard deviation
 RARE, MOSTLY_RARE = 0.2, 0.5  # shares of events
 EMPTY, MOSTLY_EMPTY = 0.5, 0.9  # shares of patients
@@ -33,6 +35,7 @@ def check_histories(subject: Subject[EventData]) -> list[Finding]:
     """Findings on the histories of the training patients."""
     told = _told(subject.data, subject.stage.train_ids)
     return [
+        *_one_set(subject, told),
         *_leaks(told),
         *_far_values(told),
         *_rare_codes(told),
@@ -142,7 +145,11 @@ def _leaking_value(told: _Told, labels: np.ndarray, known: np.ndarray) -> list[F
     if not code:
         return []
     values: dict[str, Value] = {"code": told.data.codes[code], "sequences": num}
-    return [Finding("leaking_value", "warning", area, ("data.events", "events.landmark"), values)]
+    # A test that is taken again and again may well tell the label by its course: what is written afterwards is not.
+    taken = np.flatnonzero((told.code == code) & ~np.isnan(told.value))
+    again = len(taken) / max(len(np.unique(told.patient[taken])), 1)
+    severity: Severity = "warning" if again < TAKEN_AGAIN else "note"
+    return [Finding("leaking_value", severity, area, ("data.events", "events.landmark"), values)]
 
 
 # --------------------------------------------------------------------------- values and codes
@@ -274,6 +281,19 @@ def _unknown(told: _Told) -> list[Finding]:
     severity: Severity = "fault" if share >= MOSTLY_RARE else "warning"
     values: dict[str, Value] = {"codes": told.num_codes - 1}
     return [Finding("unknown_codes", severity, share, ("events.min_count", "data.events"), values)]
+
+
+def _one_set(subject: Subject[EventData], told: _Told) -> list[Finding]:
+    """A window in which the whole history of most patients is one set or two."""
+    window, sets = subject.setup.recipe.events.window, told.data.sets
+    if window is None or len(told.ids) < LEAST_PATIENTS:
+        return []
+    num_sets = float(np.median(np.diff(sets.sets_of)[told.ids]))
+    num_events = float(np.median(np.bincount(told.patient, minlength=len(told.ids))))
+    if num_sets > FEW_SETS + 1 or num_events < MANY_EVENTS or num_events < 4 * num_sets:
+        return []
+    values: dict[str, Value] = {"sets": num_sets, "events": num_events}
+    return [Finding("one_set", "warning", window, ("events.window",), values)]
 
 
 def _one_time(told: _Told) -> list[Finding]:

@@ -147,8 +147,10 @@ def _copies(subject: Subject) -> list[Finding]:
         return []
     some = share >= COPIES and len(same) >= FEW_COPIES
     severity: Severity = "note" if not some else "fault" if share >= MANY_COPIES else "warning"
-    values: dict[str, Value] = {"sequences": len(held_out), "where": data.where(same[0])}
-    return [Finding("same_rows", severity, share, label_fields(subject), values)]
+    values: dict[str, Value] = {"sequences": len(held_out), "where": data.where(same[0]), "unit": subject.units[0]}
+    kinds = tuple(f"data.{kind}" for kind in data.kinds)
+    fields = tuple(dict.fromkeys((*label_fields(subject), *kinds, "data.holdout")))
+    return [Finding("same_rows", severity, share, fields, values)]
 
 
 def content_of(batch: RaggedBatch) -> bytes:

@@ -27,6 +27,7 @@ LONE, FEW_OF_CLASS = 0.3, 2  # share of the rows that are of classes with so few
 UNSEEN_CLASS, LACKING, PER_CLASS = 0.1, 0.5, 4  # shares of held-out rows and of classes, and rows for each class
 OTHER_SHARES = 0.4  # of the rows, that would have to change class
 TOLD, NOT_TOLD, RECURS = 0.97, 0.75, 8  # shares of rows that a property, or no knowledge, names; rows per value
+TOLD_BY_SHAPE, NEIGHBOURS = 0.9, 2  # share of rows, and of neighbours on either side
 APART, SURELY = 2.0, 6.0  # deviations between the sides, and standard errors
 FLOOR, LOG_FLOOR = 0.02, 0.15  # least deviation of a share, and of a logarithm: twice as long is no other kind
 WITHOUT_PICTURE, LEAST_ASKED = 0.98, 3  # share of answers that their questions alone tell, and rows of a question
@@ -49,7 +50,7 @@ def check_classes(subject: Subject[ImageData]) -> list[Finding]:
     """Findings on names of classes and files of pictures."""
     data = subject.data
     names = np.array(data.classes)[data.labels[subject.stage.train_ids]]
-    return [*_spelt_twice(subject, names.tolist()), *_lone(subject), *_shortcut(subject)]
+    return [*_spelt_twice(subject, names.tolist()), *_lone(subject), *_shortcut(subject), *_lost_aspect(subject)]
 
 
 def check_answers(subject: Subject[VqaData]) -> list[Finding]:
@@ -138,6 +139,35 @@ def _shortcut(subject: Subject[ImageData]) -> list[Finding]:
             }
             return [Finding("shortcut", "warning", told, label_fields(subject), values)]
     return []
+
+
+def _lost_aspect(subject: Subject[ImageData]) -> list[Finding]:
+    """Classes that the width and height of the files tell, where all pictures are brought to one size."""
+    data, size = subject.data, subject.setup.recipe.images.size
+    ids = subject.stage.train_ids
+    counts = np.bincount(data.labels[ids], minlength=len(data.classes))
+    ids = ids[counts[data.labels[ids]] >= RECURS]
+    if len(ids) < LEAST_ROWS or len(np.unique(data.labels[ids])) < 2 or size not in ("square", "letterbox"):
+        return []
+    shapes = np.array([(data.examples[seq].width, data.examples[seq].height) for seq in ids.tolist()], float)
+    measures = [("@picture_aspect", np.log(shapes[:, 0] / shapes[:, 1])), ("@picture_size", np.log(shapes.prod(1)))]
+    most = float(np.bincount(data.labels[ids]).max() / len(ids))
+    for name, numbers in measures[: 2 if size == "square" else 0] + measures[1:]:
+        told = _told_by(numbers, data.labels[ids])
+        if told >= TOLD_BY_SHAPE and told >= 1 - (1 - most) / 4:
+            fields = ("images.size", "images.square", *label_fields(subject))
+            return [Finding("lost_aspect", "warning", told, fields, {"property": name, "size": size})]
+    return []
+
+
+def _told_by(numbers: np.ndarray, labels: np.ndarray) -> float:
+    """The share of rows that a number names the class of, by the classes of the nearest other rows."""
+    order = np.argsort(numbers, kind="stable")
+    own, right = labels[order], 0
+    for at in range(len(own)):
+        near = np.concatenate([own[max(at - NEIGHBOURS, 0) : at], own[at + 1 : at + 1 + NEIGHBOURS]])
+        right += int(np.bincount(near).argmax() == own[at])
+    return right / len(own)
 
 
 def _without_picture(subject: Subject[VqaData]) -> list[Finding]:

@@ -47,6 +47,9 @@ MARKS = ",.;:!?，。；：！？、…\"'”’)]}）》」』`"
 FINAL, INSIDE = 0.15, 0.3  # shares of cut rows that end with a mark, at most, and that have one inside, at least
 BEGUN, BEGUN_MARK = 0.3, 0.03  # shares of cut rows that begin inside a sentence, or with a mark, as pieces of one text
 SHOWN = 30
+ENDED = re.compile(r"[.!?。！？…][\"'”’)\]）】」』]*(?=\s|$)|[。！？]")  # ends of sentences
+SHORT_LINE, OF_ONE_WIDTH, GOES_ON = 160, 0.5, 0.4  # characters, and shares of the rows
+UP_TO, INSIDE_ROWS = 0.75, 0.6  # of the width, and share of the sentences that end inside a row
 
 
 def originals(subject: Subject[TextData]) -> dict[str, list[Example]]:
@@ -75,6 +78,7 @@ def check_texts(rows: dict[str, list[Example]]) -> list[Finding]:
         if len(whole) >= LEAST_CHARACTERS:
             found += [*_encoding(whole, texts, fields), *_markup(whole, fields)]
             found += [*_unseen(whole, fields), *(_no_text(texts, fields) or _no_order(texts, fields))]
+            found += _wrapped(examples, fields) if kind == "text" else []
             found += _cut_alike(examples, fields)
     return found
 
@@ -207,6 +211,35 @@ def _cut_alike(examples: Sequence[Example], fields: tuple[str, ...]) -> list[Fin
             values: dict[str, Value] = {"most": most, "unit": unit, "shown": " ".join(text[-SHOWN:].split())}
             return [Finding("cut_alike", "warning", len(cut) / len(ends), fields, {**values, "where": where})]
     return []
+
+
+def _wrapped(examples: Sequence[Example], fields: tuple[str, ...]) -> list[Finding]:
+    """Rows that are lines of a text with a break at one width: sentences go on in the next row, and end inside rows.
+
+    Verses end sentences at the end of lines, and lists have none.
+    """
+    rows = [(row.turns[-1].content.strip(), row.where) for row in examples if row.turns]
+    rows = [row for row in rows if row[0]]
+    lengths = np.array([len(text) for text, _ in rows])
+    if len(rows) < 2 * LEAST_LONG or not LEAST_LONG <= np.median(lengths) <= SHORT_LINE:
+        return []
+    width = float(np.quantile(lengths, 0.95))
+    at_width = float(((lengths >= UP_TO * width) & (lengths <= 1.05 * width)).mean())
+    ends = [[one.end() for one in ENDED.finditer(text)] for text, _ in rows]
+    inside = sum(end < len(text) for (text, _), own in zip(rows, ends, strict=True) for end in own)
+    closing = sum(end == len(text) for (text, _), own in zip(rows, ends, strict=True) for end in own)
+    cut = [not own or own[-1] < len(text) for (text, _), own in zip(rows, ends, strict=True)]
+    cased = [text[0].islower() or not text[0].isalpha() or text[0].lower() == text[0].upper() for text, _ in rows[1:]]
+    going = [at for at, (one, low) in enumerate(zip(cut, cased, strict=False)) if one and low]
+    few_ends = inside + closing < len(rows) / 8
+    if at_width < OF_ONE_WIDTH or few_ends or inside < INSIDE_ROWS * (inside + closing):
+        return []
+    if len(going) < GOES_ON * len(rows):
+        return []
+    text, where = rows[going[0]]
+    values: dict[str, Value] = {"width": width, "shown": text[-SHOWN:], "next": rows[going[0] + 1][0][:SHOWN]}
+    values["where"] = where
+    return [Finding("wrapped_lines", "warning", len(going) / len(rows), ("data.separator", *fields), values)]
 
 
 def _is_digits(text: str) -> bool:

@@ -18,6 +18,19 @@ GAP, ALIKE = 5.0, 5.0  # deviations of the sides between their means, and times 
 EMPTY_MIDDLE = 0.35  # of the distance between the means, without a value
 STAND_IN, BESIDE = 0.04, 1.0  # share of one exact value, and deviations of the others from their nearest to it
 LOST, MOSTLY_LOST = 0.4, 0.8  # of the patients
+CENSORED, ENDED_BEFORE = "censored before the horizon", "whose observation ended before the landmark"
+# Words of an outcome that came, and of one that did not; and columns in which they mean the other.
+BAD_WORDS = frozenset(
+    "dead died death deceased exitus expired mortality yes y true t 1 positive pos present case event relapse relapsed "
+    "readmitted sepsis septic ill sick tot gestorben verstorben ja décédé oui muerto fallecido sí "
+    "死亡 死 已故 去世 是 阳性 有 复发 患病".split()
+)
+GOOD_WORDS = frozenset(
+    "alive living survived survivor lebt lebend vivant vivo no n false f 0 negative neg absent control none censored "
+    "healthy well recovered discharged nein non 存活 生存 活着 否 阴性 无 未 健康 治愈 出院 未复发".split()
+)
+GOOD_COLUMN = re.compile(r"surviv|alive|censor|healthy|recover|remission|free|生存|存活|删失|治愈", re.IGNORECASE)
+ENDED_WELL = re.compile(r"(?<!un)(?<!not_)(?<!not )censored|survived|alive|存活|删失", re.IGNORECASE)
 # A name with a value behind it: after a sign or blank, and a decimal number also after letters.
 WITH_VALUE = re.compile(
     r"(?P<name>.*[^\W\d_].*?)(?:\s*[=:<>|~]+\s*|\s+|[_-]+|(?<=[^\W\d_]{3}))[+-]?(?:\d+[.,]\d+|(?<![^\W\d_])\d+)"
@@ -33,7 +46,7 @@ def check_values(subject: Subject[EventData]) -> list[Finding]:
     data = subject.data
     by_code = _values_of(data, subject.stage.train_ids)
     found = [*_two_scales(data, by_code), *_stand_ins(data, by_code), *_flat(data, by_code)]
-    return [*found, *_in_codes(data, subject.stage.train_ids), *_lost(subject)]
+    return [*found, *_in_codes(data, subject.stage.train_ids), *_lost(subject), *check_outcome(subject)]
 
 
 def _values_of(data: EventData, ids: np.ndarray) -> dict[int, np.ndarray]:
@@ -136,5 +149,48 @@ def _lost(subject: Subject[EventData]) -> list[Finding]:
         return []
     why = max(left, key=lambda one: left[one]) if left else "@no_label"
     severity: Severity = "fault" if share >= MOSTLY_LOST else "warning"
-    told: dict[str, Value] = {"sequences": whole, "why": why}
-    return [Finding("lost_patients", severity, share, ("events.labels", "data.events", "events.split"), told)]
+    told: dict[str, Value] = {"sequences": whole}
+    events, labels = subject.setup.recipe.events, subject.setup.recipe.events.labels
+    censored = left.get(CENSORED, 0) + (unknown if labels is not None and labels.horizon is not None else 0)
+    if labels is not None and labels.horizon is not None and censored >= lost / 2:
+        known = data.labels[data.labels >= 0] if data.labels is not None else np.zeros(1)
+        told |= {"horizon": labels.horizon, "unit": _unit(subject), "positive": float(known.mean()) if len(known) else 0}
+        fields = ("events.labels.horizon", "events.labels.censored", "events.labels.duration", "events.labels")
+        return [Finding("beyond_follow_up", severity, share, fields, told)]
+    if why == ENDED_BEFORE:
+        told |= {"landmark": str(events.landmark)}
+        fields = ("events.landmark", "events.labels.duration", "events.unit", "events.labels")
+        return [Finding("late_landmark", severity, share, fields, told)]
+    told |= {"why": why}
+    fields = ("events.labels", "events.labels.missing", "events.labels.id", "data.events", "events.split")
+    return [Finding("lost_patients", severity, share, fields, told)]
+
+
+def _unit(subject: Subject[EventData]) -> str:
+    """The unit of times in the recipe, as it names it or its tables do."""
+    recipe = subject.setup.recipe
+    given = [recipe.events.unit, *(source.unit for source in recipe.data.events)]
+    return next((one for one in given if one in ("minutes", "hours", "days")), "days")
+
+
+def check_outcome(subject: Subject[EventData]) -> list[Finding]:
+    """Findings on outcomes that are labelled the wrong way round, by the words of their map and the name of their
+    column. A column of survivors has its own words the other way."""
+    labels = subject.setup.recipe.events.labels
+    if labels is None:
+        return []
+    column, told = str(labels.label or labels.event), dict[str, Value]()
+    if labels.event is not None and labels.map is None and ENDED_WELL.search(column):
+        fields = ("events.labels.event", "events.labels.map", "events.labels")
+        return [Finding("event_is_censoring", "warning", 1.0, fields, {"column": column})]
+    if GOOD_COLUMN.search(column):
+        return []
+    given = labels.map or {}
+    bad = [word for word, label in given.items() if label == 0 and word in BAD_WORDS]
+    good = [word for word, label in given.items() if label == 1 and word in GOOD_WORDS]
+    right = any(word in (BAD_WORDS if label else GOOD_WORDS) for word, label in given.items() if label is not None)
+    if not bad or not good or right:
+        return []
+    told |= {"bad": bad[0], "good": good[0], "column": column}
+    fields = ("events.labels.map", "events.labels.label", "events.labels.event", "events.labels")
+    return [Finding("map_reversed", "fault", 1.0, fields, told)]

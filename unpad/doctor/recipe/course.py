@@ -23,6 +23,7 @@ FEW_STEPS, GROWN = 10, 0.5  # steps, and share of an epoch that a step may grow 
 HOT, REPEATS = 2.0, 2.0  # temperature, and penalty of what was said
 TALL = 0.9  # of the replies, that are longer than what is generated
 LORA_SCALE = 64.0
+LEARNT_IN_ORDER, UNDOES = ("text", "chat", "pairs"), 0.3  # kinds, and steps times rate over those of an earlier stage
 
 
 def check_course(subject: Subject) -> list[Finding]:
@@ -30,6 +31,7 @@ def check_course(subject: Subject) -> list[Finding]:
     return [
         *_unused(subject),
         *_later(subject),
+        *_order(subject),
         *_ends(subject),
         *_epochs(subject),
         *_windows(subject),
@@ -94,6 +96,28 @@ def _later(subject: Subject) -> list[Finding]:
             values = {"field": fields[0], "longer": fields[1], "stage": stage.name}
             found.append(Finding("later_few_steps", "warning", steps, fields, values))
         before = max(before, rate)
+    return found
+
+
+def _order(subject: Subject) -> list[Finding]:
+    """A stage of plain text after one of conversations, or one of either after one of pairs, that is as long as a
+    third of it: it undoes what was learnt last."""
+    found, before = list[Finding](), list[tuple[int, str, str, int, float]]()
+    for stage in subject.setup.stages:
+        kinds = [kind for kind in stage.kinds if kind in LEARNT_IN_ORDER]
+        plan = epoch_plan(stage, 0) if stage.train_ids.size and stage.recipe.train.max_epochs != 0 else None
+        if not kinds or plan is None or not plan.num_steps:
+            continue
+        last = max(kinds, key=LEARNT_IN_ORDER.index)
+        at, steps = LEARNT_IN_ORDER.index(last), last_step(stage, 0, stage_epochs(stage, plan))
+        rate = stage.recipe.optim.lr * stage.recipe.optim.lr_scale
+        undone = [one for one in before if one[0] > at and steps * rate >= UNDOES * one[3] * one[4]]
+        if undone and not found:
+            _, name, kind, own_steps, _ = undone[-1]
+            fields = ("stages", f"stages.{stage.name}.use", f"stages.{name}.use")
+            values: dict[str, Value] = {"stage": stage.name, "kind": last, "earlier": name, "other": kind}
+            found.append(Finding("stage_order", "warning", steps, fields, {**values, "steps": own_steps}))
+        before.append((at, stage.name, last, steps, rate))
     return found
 
 
