@@ -35,6 +35,19 @@ NEAREST, LIKE, RARE_REPLY = 6, 0.2, 0.03  # questions that are compared, their c
 UNLIKE_OTHERS = 0.08  # of the rows, whose reply is none of those of similar questions
 BY_ONE, ONE_EACH = 0.3, 0.9  # of the questions, where one word is enough, if each points to a reply of its own
 SHORT = 25  # words of a question or reply, on average
+LEAST_NAMED, LEAST_OF_COLOUR, NEAR_HUE = 40, 6, 25.0  # rows with a colour, and degrees of its hue
+FITS_NOT, COULD_FIT = 1.5, 8.0  # standard errors of the own order, and of the best one
+# Names of colours with a hue, and its degrees.
+COLOURS = {
+    word: hue
+    for hue, words in (
+        (0, "red rot rouge rojo rosso vermelho красный 红 赤"),
+        (55, "yellow gelb jaune amarillo giallo amarelo жёлтый желтый 黄"),
+        (130, "green grün vert verde зелёный зеленый 绿 緑"),
+        (230, "blue blau bleu azul blu синий 蓝 青"),
+    )
+    for word in words.split()
+}
 CHAIN = 0.1  # of the replies that are the next question, as in a talk that was cut into its lines
 
 
@@ -311,7 +324,55 @@ def check_joined_pictures(data: VqaData) -> list[Finding]:
         by_question[row.question].append(place)
     for places in by_question.values():
         said[places] -= said[places].mean(0)
+    where = [row.where for row in rows]
     slip = _slip(_alike(_centred(pictures), said))
-    if slip is None:
+    if slip is not None:
+        return [_slipped("slipped_pictures", slip, where, "data.vqa")]
+    return _colours_apart(copies[shown].reshape(len(rows), -1, 3), [row.answer for row in rows], where)
+
+
+def _colours_apart(pictures: np.ndarray, answers: Sequence[str], where: Sequence[str]) -> list[Finding]:
+    """Answers with the name of a colour whose pictures show it no more than those of other such answers do, though
+    the same pictures could be put in an order in which they do.
+
+    Args:
+        pictures: (num_rows, num_pixels, 3) float32, from 0 to 255.
+    """
+    named = [(row, colours.pop()) for row, answer in enumerate(answers)
+             if len(colours := {COLOURS[word] for word in _colour_words(answer)}) == 1]  # fmt: skip
+    used = [hue for hue, num in Counter(hue for _, hue in named).items() if num >= LEAST_OF_COLOUR]
+    named = [(row, hue) for row, hue in named if hue in used]
+    if len(named) < LEAST_NAMED or len(used) < 2:
         return []
-    return [_slipped("slipped_pictures", slip, [row.where for row in rows], "data.vqa")]
+    shown = _shares_of_hues(pictures[[row for row, _ in named]], used)  # (num_named, num_used)
+    shown = np.sqrt(shown)
+    shown -= shown.mean(0)
+    own = np.array([used.index(hue) for _, hue in named])
+    fits = shown[np.arange(len(own)), own]
+    error = max(float(np.sqrt((shown**2).mean(0)[own].sum())), 1e-9)
+    counts = np.bincount(own)
+    best = float(sum(np.sort(shown[:, hue])[::-1][:num].sum() for hue, num in enumerate(counts)))
+    errors, most = float(fits.sum()) / error, best / error
+    if errors >= FITS_NOT or most < COULD_FIT:
+        return []
+    row, _ = named[0]
+    values: dict[str, Value] = {"rows": len(named), "best": most, "answer": answers[row][:40], "where": where[row]}
+    return [Finding("pictures_apart", "warning", errors, ("data.vqa",), values)]
+
+
+def _colour_words(answer: str) -> list[str]:
+    plain = answer.casefold()
+    return [word for word in COLOURS if (word in plain if EASTERN.match(word) else word in WORD.findall(plain))]
+
+
+def _shares_of_hues(pictures: np.ndarray, hues: Sequence[int]) -> np.ndarray:
+    """The share of each picture's pixels that have a hue and a strong colour, (num_pictures, num_hues)."""
+    high, low = pictures.max(2), pictures.min(2)
+    spread = np.maximum(high - low, 1e-6)
+    red, green, blue = pictures[..., 0], pictures[..., 1], pictures[..., 2]
+    turn = np.where(high == red, (green - blue) / spread % 6, np.where(high == green, (blue - red) / spread + 2,
+                    (red - green) / spread + 4)) * 60  # fmt: skip
+    strong = (spread >= 0.35 * np.maximum(high, 1)) & (high >= 60)
+    away = [np.minimum(np.abs(turn - hue), 360 - np.abs(turn - hue)) for hue in hues]
+    shares: np.ndarray = np.stack([((one <= NEAR_HUE) & strong).mean(1) for one in away], 1)
+    return shares
