@@ -108,6 +108,64 @@ OF_ROWS: dict[str, Entry] = {
         "{number:.1%} 的字符是{kind}，例如 {where} 处的“{shown}”：文本为别的程序编码过，却没有解码。",
         "训练前先解码：按它的来源用 json.loads、urllib.parse.unquote 或 base64.b64decode",
     ),
+    "lost_letters": Entry(
+        "{number:.0%} of the rows have question marks inside words, such as '{shown}' at {where}, and no letters beyond "
+        "ASCII: accents and other characters were replaced by '?' when the text was encoded. They are lost.",
+        "write the file again from its source as UTF-8, without errors='replace' and without an ASCII column",
+        "{number:.0%} 的行在词中间有问号，例如 {where} 处的“{shown}”，而没有 ASCII 以外的字母："
+        "带重音的字符在编码时被替换成了“?”，已经丢失。",
+        "从源文件以 UTF-8 重新写出，不要用 errors='replace' 或 ASCII 列",
+    ),
+    "word_pieces": Entry(
+        "{number:.0%} of the rows hold the pieces of another tokenizer (subwords, as @@, ## or a low line mark them), "
+        "such as '{shown}' at {where}: the model learns to write tokens and their marks in place of words.",
+        "join the pieces to words again (detokenize), or take the text from before it was tokenized",
+        "{number:.0%} 的行里是别的分词器的子词（带 @@、## 或 ▁ 记号），例如 {where} 处的“{shown}”：模型学到的是记号而不是词。",
+        "把子词还原成词，或使用分词之前的文本",
+    ),
+    "masked_words": Entry(
+        "{number:.0%} of the rows have masks or unknown tokens in place of words, such as '{shown}' at {where}: the "
+        "words are lost (replaced), and the model learns to write the placeholder.",
+        "take the text from before words were masked, or leave these rows out",
+        "{number:.0%} 的行中词被掩码或未知记号代替，例如 {where} 处的“{shown}”：词已丢失，模型会学着写占位符。",
+        "使用掩码之前的文本，或去掉这些行",
+    ),
+    "marks_apart": Entry(
+        "{number:.0%} of the rows have blanks before commas and full stops, such as '{shown}' at {where}: the text was "
+        "tokenized by another program, and its punctuation was not joined again.",
+        "detokenize the text, or take it from before it was split",
+        "{number:.0%} 的行在逗号和句号前有空格，例如 {where} 处的“{shown}”：文本被别的程序切分过，标点没有还原。",
+        "还原标点，或使用切分之前的文本",
+    ),
+    "hyphens": Entry(
+        "{number:.0%} of the rows have words that a hyphen divides at the end of a line, such as '{shown}' at {where}: "
+        "the line breaks of a printed page or PDF are still in the text.",
+        "join the divided words and the lines of a paragraph before training",
+        "{number:.0%} 的行里有在行末用连字符断开的词，例如 {where} 处的“{shown}”：印刷页面或 PDF 的换行还留在文本中。",
+        "训练前把断开的词和一段中的各行连起来",
+    ),
+    "padded_text": Entry(
+        "{number:.0%} of the rows end in one sign again and again, such as '{shown}' at {where}: they were filled up "
+        "(padded) to a length, and the padding is learnt as text.",
+        "cut the padding off: plan.strategy=pack needs none, and batches pad by themselves",
+        "{number:.0%} 的行以同一记号的不断重复结尾，例如 {where} 处的“{shown}”：它们被填充到某个长度，填充被当成了文本。",
+        "去掉填充：plan.strategy=pack 不需要它，批次会自己填充",
+    ),
+    "row_numbers": Entry(
+        "Rows or lines begin with a number that rises through the whole file ({number:.0%} of them), such as '{shown}' "
+        "at {where}: it is the number (id, index) of the row, and the model learns to count.",
+        "take the number out of the text, and name the column of the text: data.text.field",
+        "行首的数字在整个文件中递增（{number:.0%}），例如 {where} 处的“{shown}”：那是行号（编号），模型学到的是数数。",
+        "从正文中去掉编号，并指定正文所在的列：data.text.field",
+    ),
+    "grown_rows": Entry(
+        "{number:.0%} of the rows are the beginning of another row, such as '{shown}' at {where}: versions (prefixes) "
+        "of one text, or a conversation exported after each of its turns. What they share is learnt again and again.",
+        "keep the longest row of each; a conversation learns all of its replies at once",
+        "{number:.0%} 的行是另一行的开头（前缀），例如 {where} 处的“{shown}”：同一文本的多个版本，或每一轮都导出一次的对话。"
+        "共有的部分会被反复学习。",
+        "每组只留最长的一行；一段对话会同时学习其中所有回复",
+    ),
     "changed_words": Entry(
         "{how} (a measure of {number:.2f}), such as '{shown}' at {where}: the model learns what nobody writes.",
         "look at the program that wrote the rows: at how it splits, joins, sorts or reverses words",
@@ -255,6 +313,13 @@ OF_ROWS: dict[str, Entry] = {
         "{sequences:,} 段对话中有 {number:.0%} 对不同的问题给出同一回答 {target!r}，"
         "其余回答各不相同：模型会学着对什么都这样说。",
         "如果它是推托或错误信息，请从文件中去掉这些行，或只留少数",
+    ),
+    "same_pair": Entry(
+        "{number:.0%} of the pairs have the same reply on both sides (identical but for blanks, marks or capitals), such "
+        "as '{shown}' at {where}: there is nothing to prefer.",
+        "leave these pairs out",
+        "{number:.0%} 的偏好对两边是同一个回答（只差空格、标点或大小写），例如 {where} 处的“{shown}”：没有可比较的。",
+        "去掉这些偏好对",
     ),
     "one_rejected": Entry(
         "{number:.0%} of the pairs have one and the same {side} reply, '{shown}': the model only has to know it again.",
@@ -585,6 +650,13 @@ OF_ROWS: dict[str, Entry] = {
         "lower data.holdout, such as to 0.05, or look at `split` in the rows",
         "{number:.0%} 的行留作验证，只剩 {trained:,} 行用于训练。",
         "调小 data.holdout，例如 0.05，或检查行中的 `split`",
+    ),
+    "split_talks": Entry(
+        "{number:.0%} of the conversations are longer than {most} tokens and are split: the reply, or a part of it, is "
+        "learnt in a window that does not hold its question.",
+        "raise {field}, or set plan.overflow=drop; truncate_left keeps the end of the question and the reply",
+        "{number:.0%} 的对话长于 {most} 个词元而被切开：回复或其一部分所在的窗口里没有它的问题。",
+        "调大 {field}，或设 plan.overflow=drop；truncate_left 会保留问题的末尾和回复",
     ),
     "cut_short": Entry(
         "Sequences of {whole:,.0f} {unit} on average are cut to {number:,.1f}; {lost:.0%} of what there is is "

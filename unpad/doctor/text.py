@@ -8,6 +8,7 @@ from unpad.data.text import TextData
 from unpad.doctor.data.alike import check_alike, check_near_texts, check_unlike
 from unpad.doctor.data.joins import check_joins
 from unpad.doctor.data.preferences import check_preferences
+from unpad.doctor.data.residue import check_residue
 from unpad.doctor.data.rows import check_inputs, is_one_token
 from unpad.doctor.data.sides import check_sides, measure_texts
 from unpad.doctor.data.talks import check_talks
@@ -27,6 +28,7 @@ def check_originals(subject: Subject[TextData]) -> list[Finding]:
         *check_texts(rows),
         *check_talks(rows),
         *check_writing(rows, (template.system, template.user, template.assistant)),
+        *check_residue(rows),
         *check_joins(rows),
         *check_preferences(subject, rows),
         *check_left_out(subject, report.rows_quarantined, report.rows_read),

@@ -63,6 +63,8 @@ WORDS: dict[str, tuple[str, str]] = {
     "backslashes": ("escapes with a backslash", "反斜杠转义"),
     "percents": ("escapes with a percent sign", "百分号转义"),
     "base64": ("base64", "base64 编码"),
+    "doubled": ("Words stand twice, one after the other", "每个词都连写了两遍"),
+    "literal": ("a literal of a program, with its brackets and quotes", "程序里的字面量（带括号和引号）"),
     "joined": ("Words stand without blanks between them", "词与词之间没有空格"),
     "reversed": ("Texts run backwards, from their last letter to their first", "文本是倒着写的"),
     "sorted": ("Words stand in alphabetical order: they were sorted", "词语按字母顺序排列：它们被排过序"),

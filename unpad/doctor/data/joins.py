@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from zlib import crc32
 
 import numpy as np
@@ -67,7 +67,11 @@ class _Slip:
 
 def check_joins(rows: dict[str, list[Example]]) -> list[Finding]:
     """Findings on replies of other rows."""
-    return [one for kind in ("chat", "pairs") for one in _talks(rows.get(kind, []), f"data.{kind}")]
+    found = [one for kind in ("chat", "pairs") for one in _talks(rows.get(kind, []), f"data.{kind}")]
+    if any(one.code == "slipped" for one in found):
+        return found
+    other = [replace(row, turns=(*row.turns[:-1], row.rejected)) for row in rows.get("pairs", []) if row.rejected]
+    return [*found, *(one for one in _talks(other, "data.pairs") if one.code == "slipped")]
 
 
 def _talks(examples: Sequence[Example], field: str) -> list[Finding]:
@@ -97,7 +101,7 @@ def words_of(text: str) -> list[str]:
     parts = [part.casefold() for part in WORD.findall(text)]
     return [
         part + after if EASTERN.match(part) and EASTERN.match(after) else part
-        for part, after in zip(parts, [*parts[1:], ""], strict=True)
+        for part, after in zip(parts, [*parts[1:], ""], strict=False)
     ]
 
 

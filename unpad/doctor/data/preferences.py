@@ -22,6 +22,7 @@ TWO_SIDES = 0.9  # mean size over root mean square: 0.80 of a bell, 0.87 of a bo
 BALANCED = 0.25  # share of the pairs on the smaller side
 ONE_HAS = 0.65  # share of the pairs of which just one reply has a word; of replies that know nothing of each other 0.5
 BOTH_WAYS, MANY_BOTH_WAYS = 0.1, 0.3  # of the pairs, that another pair contradicts
+SAME = 0.1  # of the pairs
 ONE_REJECTED, LEAST_REPLY = 0.5, 8  # share of one rejected reply, and its characters
 LARGE_BETA, SMALL_BETA = 2.0, 0.003
 ALL_HAVE, NONE_HAVE = 0.95, 0.05  # shares of the replies of one side and of the other that have a mark
@@ -40,7 +41,17 @@ def check_preferences(subject: Subject, rows: dict[str, list[Example]]) -> list[
     replies = [(row.turns[-1].content, row.rejected.content) for row in pairs if row.rejected is not None]
     where = [row.where for row in pairs]
     found += _both_ways(asked, replies, where) or _exchanged(replies)
+    found += _same(replies, where)
     return [*found, *(_one_rejected(replies) or _told_apart(replies))]
+
+
+def _same(replies: Sequence[tuple[str, str]], where: Sequence[str]) -> list[Finding]:
+    """Pairs of one reply, up to blanks, marks and capitals."""
+    same = [at for at, pair in enumerate(replies) if len({re.sub(r"[\W_]+", "", one).casefold() for one in pair}) == 1]
+    if len(same) < max(SAME * len(replies), 5):
+        return []
+    values: dict[str, Value] = {"shown": replies[same[0]][0][:40], "where": where[same[0]]}
+    return [Finding("same_pair", "warning", len(same) / len(replies), ("data.pairs",), values)]
 
 
 def _both_ways(asked: Sequence[str], replies: Sequence[tuple[str, str]], where: Sequence[str]) -> list[Finding]:

@@ -24,6 +24,7 @@ EMPTY_INPUTS, MOSTLY_EMPTY = 0.1, 0.5
 COPIES, MANY_COPIES, FEW_COPIES = 0.02, 0.05, 3  # shares of what is held out, and rows
 LOST, MOSTLY_LOST = 0.1, 0.5
 CUT, TINY_PIECE = 0.25, 16.0  # of the mean length, and positions of a piece
+MANY_SPLIT = 0.5  # of the conversations
 SWALLOWED = 0.01  # of the targets of an epoch
 IDENTITIES = ("seq_ids", "seq_labels")  # of a batch, which are no content
 SHOWN = 40  # letters of a target
@@ -31,7 +32,7 @@ SHOWN = 40  # letters of a target
 
 def check_rows(subject: Subject) -> list[Finding]:
     """Findings on the rows of the stage."""
-    return [*_targets(subject), *_copies(subject), *_cuts(subject), *_sources(subject)]
+    return [*_targets(subject), *_copies(subject), *_cuts(subject), *_split(subject), *_sources(subject)]
 
 
 def class_labels(subject: Subject) -> tuple[np.ndarray, tuple[str, ...]] | None:
@@ -189,6 +190,22 @@ def _cuts(subject: Subject) -> list[Finding]:
     values: dict[str, Value] = {"whole": whole, "unit": subject.units[1], "lost": lost, "field": field}
     severity: Severity = "fault" if tiny or lost >= MOSTLY_LOST else "warning"
     return [Finding("cut_short", severity, piece, (field,), values)]
+
+
+def _split(subject: Subject) -> list[Finding]:
+    """Conversations that are cut into windows, so that a reply stands in another one than its question."""
+    plan, table, settings = subject.plan, subject.data.table, subject.recipe.plan
+    chats = [at for at, kind in enumerate(subject.data.kinds) if kind == "chat"]
+    ids = subject.stage.train_ids[np.isin(table.kind[subject.stage.train_ids], chats)]
+    if settings.overflow != "split" or len(ids) < LEAST_SEQUENCES:
+        return []
+    pieces = np.bincount(plan.pieces.seq_ids, minlength=len(table.kind))
+    share = float((pieces[ids] > 1).mean())
+    if share < MANY_SPLIT:
+        return []
+    field = subject.field("plan.max_tokens") if settings.max_tokens else subject.setup.model.config.context_field
+    values: dict[str, Value] = {"most": int(plan.pieces.lengths.max()), "field": field}
+    return [Finding("split_talks", "warning", share, (field, "plan.overflow", "data.chat"), values)]
 
 
 def _sources(subject: Subject) -> list[Finding]:

@@ -161,7 +161,7 @@ def _is_unseen(character: str) -> bool:
 
 def _no_text(texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list[Finding]:
     """Rows of digits, JSON that was read as text, and words whose letters stand apart."""
-    for why, is_bad in (("@digits", _is_digits), ("@json", _is_json), ("@apart", _stands_apart)):
+    for why, is_bad in (("@digits", _is_digits), ("@json", _is_json), ("@literal", _is_literal), ("@apart", _stands_apart)):
         bad = [(text, where) for text, where in texts if is_bad(text.strip())]
         if len(bad) >= max(NO_TEXT * len(texts), 2):
             values: dict[str, Value] = {"why": why, "where": bad[0][1], "shown": " ".join(bad[0][0].split())[:SHOWN]}
@@ -257,6 +257,12 @@ def _is_json(text: str) -> bool:
         return False
     longest = max((len(one) for one in row.values() if isinstance(one, str)), default=0)
     return longest >= IN_JSON * len(text)  # a row with its text; other objects may be what is to be written
+
+
+def _is_literal(text: str) -> bool:
+    """A list, mapping or bytes of texts as Python prints them."""
+    ends = (("['", "']"), ('["', '"]'), ("{'", "}"), ("b'", "'"), ('b"', '"'), ("('", ")"))
+    return any(text.startswith(begin) and text.endswith(end) for begin, end in ends)
 
 
 def _stands_apart(text: str) -> bool:
