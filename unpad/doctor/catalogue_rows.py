@@ -28,6 +28,23 @@ OF_ROWS: dict[str, Entry] = {
         "单凭 {code} 的数值就能分出 {sequences:,} 个病人的标签，AUROC 为 {number:.3f}：它可能是结局之后才写入的。",
         "从事件和 `static` 中去掉它，或用 events.landmark 在它之前预测",
     ),
+    "leaking_course": Entry(
+        "{what} alone tells the label, AUROC {number:.3f}: {first:.4g} at the median with label 0, and {second:.4g} with "
+        "label 1. How much is written, and until when, follows from the outcome: it leaks, or the two classes were "
+        "exported in different ways.",
+        "read both classes in the same way, and only up to a landmark before the outcome: events.landmark",
+        "仅凭{what}就能分出标签，AUROC 为 {number:.3f}：中位数在标签 0 是 {first:.4g}，在标签 1 是 {second:.4g}。"
+        "记录多少、记录到何时取决于结局：这是泄漏，或两类的导出方式不同。",
+        "两类用同样方式读取，并且只读到结局之前的预测时点：events.landmark",
+    ),
+    "far_landmark": Entry(
+        "The landmark, {landmark:g}, is {gap:.3g} days after the last event of a patient, {number:.0f} times the length "
+        "of the histories, {span:.3g} days: it looks given in another unit, and outcomes of that time are long known.",
+        "give events.landmark in events.unit, within the histories",
+        "预测时点 {landmark:g} 在病人最后一个事件之后 {gap:.3g} 天，是病程长度（{span:.3g} 天）的 {number:.0f} 倍："
+        "像是用了别的单位，那时结局早已知道。",
+        "用 events.unit 的单位给出 events.landmark，并落在病程之内",
+    ),
     "no_history": Entry(
         "{number:.0%} of {sequences:,} patients have no event with a time up to the landmark; {late:,} events are "
         "after it.",
@@ -321,6 +338,24 @@ OF_ROWS: dict[str, Entry] = {
         "{number:.0%} 的偏好对两边是同一个回答（只差空格、标点或大小写），例如 {where} 处的“{shown}”：没有可比较的。",
         "去掉这些偏好对",
     ),
+    "reply_elsewhere": Entry(
+        "The {side} replies fit the prompts of other rows and not their own ({number:.1f} standard errors), such as "
+        "'{shown}' at {where}, while those of the other side fit theirs: they were shuffled, or joined to the wrong rows, "
+        "and the model only learns which reply is about the question.",
+        "join both replies to the prompt by a key",
+        "{side}回答与别的行的提示相配，与自己的提示不配（{number:.1f} 个标准误），例如 {where} 的“{shown}”，"
+        "而另一边的回答与自己的提示相配：它们被打乱或接错了行，模型只会学哪个回答与问题有关。",
+        "按键把两个回答接到提示上",
+    ),
+    "untrained_reference": Entry(
+        "Stage {stage} learns preferences from weights drawn at random ({number:.0f} of 1): neither model.from nor "
+        "train.init_from names a run, and no stage before it learns to answer. It would compare with an untrained "
+        "reference.",
+        "set model.from=RUN, a run that has learnt to answer, or put a stage of conversations first",
+        "阶段 {stage} 从随机权重开始学偏好（{number:.0f}/1）：没有 model.from 或 train.init_from，前面也没有学回答的阶段。"
+        "它比较的参考模型没有训练过。",
+        "设置 model.from=RUN（已学会回答的一次训练），或在前面加一个学对话的阶段",
+    ),
     "one_rejected": Entry(
         "{number:.0%} of the pairs have one and the same {side} reply, '{shown}': the model only has to know it again.",
         "give replies that differ, or leave most of these pairs out",
@@ -447,6 +482,41 @@ OF_ROWS: dict[str, Entry] = {
         "{code} 的数值是日期而不是测量值：均值 {mean:.6g} 是 1970 年以来的时间。这样的编码有 {codes} 种，占全部数值的"
         " {number:.0%}。",
         "把这一列设为 `time`，或不要放进 data.events 的数值",
+    ),
+    "id_value": Entry(
+        "{code} is another one for each patient ({number:.0%} of them): an id, a name or a number of the list, among "
+        "the features (static facts). It says nothing of other patients, and a model learns patients by heart with it.",
+        "leave the column out of `static` and of the events",
+        "{code} 对每个病人都不同（{number:.0%}）：特征（static）里混进了编号、姓名或序号。"
+        "它对别的病人没有意义，模型会借它死记病人。",
+        "从 `static` 和事件中去掉这一列",
+    ),
+    "times_as_values": Entry(
+        "The values of {number:.0%} of the codes, such as {code}, are the times of their events: the column of times is "
+        "read as that of values.",
+        "name the column of the measurements as data.events.value",
+        "{number:.0%} 的编码（例如 {code}）的数值就是事件的时间：时间列被当成了数值列。",
+        "用 data.events.value 指定测量值所在的列",
+    ),
+    "one_value": Entry(
+        "{number:.0%} of {sequences:,} patients have the same value in all of their tests: the column of values is one "
+        "of the patient (such as the age or weight), or was filled by a join.",
+        "name the column of the measurements as data.events.value",
+        "{sequences:,} 位病人中有 {number:.0%} 的各种检查数值完全相同：数值列其实是病人的属性（如年龄、体重），或由连接填充。",
+        "用 data.events.value 指定测量值所在的列",
+    ),
+    "events_twice": Entry(
+        "{number:.0%} of the events with a value are there twice, the copy always {hours:g} hours later: two exports, or "
+        "two time zones, were joined, and duplicates are only found at equal times.",
+        "take the copies out of the tables",
+        "{number:.0%} 的带值事件出现两次，副本总是晚 {hours:g} 小时：合并了两次导出或两个时区，而重复只在时间相同时才会去掉。",
+        "从表中去掉副本",
+    ),
+    "no_values": Entry(
+        "{number:.0%} of the events have no value, though the recipe names {column!r} as their column: it is empty.",
+        "look at that column, and at its decimal sign; data.events.value names another one",
+        "{number:.0%} 的事件没有数值，尽管配方指定了列 {column!r}：它是空的。",
+        "检查这一列及其小数点；可用 data.events.value 指定别的列",
     ),
     "equal_values": Entry(
         "All values of {code} are {mean:.6g}, or differ by less than single precision tells apart: they say nothing. "

@@ -92,6 +92,7 @@ FOLLOWS = {
     "leaking_value": {"one_set"},
     "one_time": {"one_set"},
     "slipped_pictures": {"pictures_apart"},
+    "given_answer": {"repeats_question"},
     "run_spikes": {"chosen_unlearned"},
     "changed_words": {"escaped", "no_text", "read_as", "bytes_as_letters"},
     "escaped": {"no_text"},

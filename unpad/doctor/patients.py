@@ -7,6 +7,7 @@ from functools import partial
 from unpad.data.patients import EventData
 from unpad.doctor.any_family import transfer
 from unpad.doctor.data.alike import check_alike
+from unpad.doctor.data.columns import check_columns
 from unpad.doctor.data.histories import check_histories
 from unpad.doctor.data.sides import check_sides, measure_patients
 from unpad.doctor.data.values import check_values
@@ -25,6 +26,7 @@ def check_sequences(subject: Subject[EventData]) -> list[Finding]:
     """Findings on the sequences of the stage."""
     return [
         *check_histories(subject),
+        *check_columns(subject),
         *check_alike(subject),
         *check_sides(subject, partial(measure_patients, subject.data)),
         *check_values(subject),

@@ -100,6 +100,8 @@ WORDS: dict[str, tuple[str, str]] = {
     "contrast": ("the contrast", "对比度"),
     "colour": ("the strength of colours", "色彩的浓度"),
     "log_pixels": ("the logarithm (base 10) of the number of pixels", "像素数的对数（以 10 为底）"),
+    "num_events": ("The number of events", "事件数"),
+    "last_event": ("The time of the last event, in days before the landmark (below 0)", "最后一个事件距预测时点的天数（负数）"),
     "log_events": ("the logarithm (base 10) of the number of events", "事件数的对数（以 10 为底）"),
     "no_label": ("without a label", "没有标签"),
     "subject": (

@@ -82,7 +82,7 @@ def _talks(examples: Sequence[Example], field: str) -> list[Finding]:
     if np.mean([one == other for one, other in zip(replied, asked[1:], strict=False)]) >= CHAIN:
         return []
     asked_words, replied_words = [words_of(text) for text in asked], [words_of(text) for text in replied]
-    slip = _slip(_shared(asked_words, replied_words)) or _slip(_alike(_bags(asked_words), _bags(replied_words)))
+    slip = _slip(shared_words(asked_words, replied_words)) or _slip(_alike(_bags(asked_words), _bags(replied_words)))
     if slip is not None:
         return [_slipped("slipped", slip, where, field)]
     return _elsewhere(asked, replied, asked_words, replied_words, where, field)
@@ -138,7 +138,7 @@ def _centred(features: np.ndarray) -> np.ndarray:
     return unit
 
 
-def _shared(asked: Sequence[list[str]], replied: Sequence[list[str]]) -> np.ndarray:
+def shared_words(asked: Sequence[list[str]], replied: Sequence[list[str]]) -> np.ndarray:
     """Overlap of each question with each reply: rare words, as a share of the reply's, (num_rows, num_rows)."""
     bags = []
     for words in (asked, replied):

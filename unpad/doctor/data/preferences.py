@@ -11,7 +11,7 @@ from zlib import crc32
 import numpy as np
 
 from unpad.data.sources.example import Example
-from unpad.doctor.data.joins import words_of
+from unpad.doctor.data.joins import shared_words, words_of
 from unpad.doctor.finding import Finding, Severity, Value
 from unpad.doctor.subject import Subject
 
@@ -23,6 +23,7 @@ BALANCED = 0.25  # share of the pairs on the smaller side
 ONE_HAS = 0.65  # share of the pairs of which just one reply has a word; of replies that know nothing of each other 0.5
 BOTH_WAYS, MANY_BOTH_WAYS = 0.1, 0.3  # of the pairs, that another pair contradicts
 SAME = 0.1  # of the pairs
+MOST_COMPARED, DIFFERENT = 600, 0.8  # pairs, and share of different replies
 ONE_REJECTED, LEAST_REPLY = 0.5, 8  # share of one rejected reply, and its characters
 LARGE_BETA, SMALL_BETA = 2.0, 0.003
 ALL_HAVE, NONE_HAVE = 0.95, 0.05  # shares of the replies of one side and of the other that have a mark
@@ -41,7 +42,7 @@ def check_preferences(subject: Subject, rows: dict[str, list[Example]]) -> list[
     replies = [(row.turns[-1].content, row.rejected.content) for row in pairs if row.rejected is not None]
     where = [row.where for row in pairs]
     found += _both_ways(asked, replies, where) or _exchanged(replies)
-    found += _same(replies, where)
+    found += _same(replies, where) or _elsewhere(asked, replies, where)
     return [*found, *(_one_rejected(replies) or _told_apart(replies))]
 
 
@@ -52,6 +53,24 @@ def _same(replies: Sequence[tuple[str, str]], where: Sequence[str]) -> list[Find
         return []
     values: dict[str, Value] = {"shown": replies[same[0]][0][:40], "where": where[same[0]]}
     return [Finding("same_pair", "warning", len(same) / len(replies), ("data.pairs",), values)]
+
+
+def _elsewhere(asked: Sequence[str], replies: Sequence[tuple[str, str]], where: Sequence[str]) -> list[Finding]:
+    """Replies of one side that fit the questions of other rows, and their own no better than any, where those of the
+    other side fit their own: whether a reply is about its question tells which is better."""
+    num = min(len(asked), MOST_COMPARED)
+    words = [words_of(text) for text in asked[:num]]
+    fits = [shared_words(words, [words_of(pair[side]) for pair in replies[:num]]) for side in (0, 1)]
+    own = [float(np.mean(np.diag(one)) - one.mean()) for one in fits]
+    errors = [max(float(one.std()) / num**0.5, 1e-9) for one in fits]
+    for side in (0, 1):
+        best = float(np.median(fits[side].max(0)))
+        others = float(np.median(np.diag(fits[1 - side])))
+        different = len({pair[side] for pair in replies[:num]}) >= DIFFERENT * num
+        if own[side] < 3 * errors[side] and own[1 - side] >= 15 * errors[1 - side] and different and best >= others / 2:
+            values: dict[str, Value] = {"side": SIDES[side], "shown": replies[0][side][:40], "where": where[0]}
+            return [Finding("reply_elsewhere", "warning", own[side] / errors[side], ("data.pairs",), values)]
+    return []
 
 
 def _both_ways(asked: Sequence[str], replies: Sequence[tuple[str, str]], where: Sequence[str]) -> list[Finding]:
@@ -180,15 +199,20 @@ def _by_length(replies: Sequence[tuple[str, str]]) -> list[Finding]:
 
 def _settings(subject: Subject) -> list[Finding]:
     """The factor of the reward, and the smoothing, of the stages of pairs."""
-    found = []
+    found, values = list[Finding](), dict[str, Value]()
     for stage in subject.setup.stages:
         train = stage.recipe.train
         if not stage.of_pairs or not stage.train_ids.size or train.max_epochs == 0:
             continue
+        is_first = stage.name == next(one.name for one in subject.setup.stages if one.train_ids.size)
+        given = train.init_from is not None or "from" in subject.setup.recipe.model or subject.setup.base is not None
+        if is_first and not given:
+            values = {"stage": stage.name}
+            found.append(Finding("untrained_reference", "fault", 1.0, ("model.from", "train.init_from", "stages"), values))
         if not SMALL_BETA <= train.beta < LARGE_BETA:
             field = subject.setup.recipe.field_of(stage.name, "train.beta")
             which = "@stay" if train.beta >= LARGE_BETA else "@wander"
-            values: dict[str, Value] = {"stage": stage.name, "field": field, "which": which}
+            values = {"stage": stage.name, "field": field, "which": which}
             found.append(Finding("beta", "warning", train.beta, (field,), values))
         if train.label_smoothing >= MANY_WRONG:
             field = subject.setup.recipe.field_of(stage.name, "train.label_smoothing")

@@ -199,8 +199,8 @@ def _split(subject: Subject) -> list[Finding]:
     ids = subject.stage.train_ids[np.isin(table.kind[subject.stage.train_ids], chats)]
     if settings.overflow != "split" or len(ids) < LEAST_SEQUENCES:
         return []
-    pieces = np.bincount(plan.pieces.seq_ids, minlength=len(table.kind))
-    share = float((pieces[ids] > 1).mean())
+    split = plan.pieces.seq_ids[plan.pieces.starts > 0]  # pieces without targets are in no plan
+    share = float(np.isin(ids, split).mean())
     if share < MANY_SPLIT:
         return []
     field = subject.field("plan.max_tokens") if settings.max_tokens else subject.setup.model.config.context_field

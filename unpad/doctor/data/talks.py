@@ -173,7 +173,7 @@ def _long_reply(row: Example) -> str:
 
 def _repeats_question(talks: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list[Finding]:
     """Replies that hold their whole question, as the output of a program does that returns the prompt as well."""
-    long = [pair for pair in talks if len(pair[0]) >= LEAST_QUESTION and len(pair[1]) > len(pair[0])]
+    long = [pair for pair in talks if len(pair[0]) >= LEAST_QUESTION and len(pair[1]) >= len(pair[0])]
     own = [pair for pair in long if _holds(pair[1], pair[0])]
     questions = {question for question, _ in own}
     if len(own) < max(REPEATED * len(talks), LEAST) or len(questions) < LEAST:
