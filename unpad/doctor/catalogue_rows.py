@@ -635,6 +635,21 @@ OF_ROWS: dict[str, Entry] = {
         "经过 images.mean 和 images.std 之后，图像数值的大小是 {number:.3g}，离散程度 {spread:.3g}：模型期望约为 1。",
         "把 images.std 和 images.mean 设为 0 到 1 的颜色的统计值，例如都是 0.5",
     ),
+    "shrunk": Entry(
+        "{number:.0%} of the pictures are shrunk to {patches:.0f} patches, {kept:.1%} of their pixels: hardly any detail "
+        "is left to see.",
+        "raise {field}; a picture should have 16 patches or more",
+        "{number:.0%} 的图像被缩小到 {patches:.0f} 个图块，只剩 {kept:.1%} 的像素：几乎看不到细节。",
+        "调大 {field}；一张图最好有 16 个以上图块",
+    ),
+    "lost_colour": Entry(
+        "Colours alone tell the class of {number:.0%} of the pictures, grey copies of {grey:.0%}, and images.color="
+        "{strength:g} changes hue and saturation of training pictures at random: what the classes differ in is lost.",
+        "set images.color=0",
+        "仅凭颜色就能说出 {number:.0%} 图像的类别，灰度副本只有 {grey:.0%}，而 images.color={strength:g} 随机改变训练图像的"
+        "色相和饱和度：各类的区别就丢失了。",
+        "设置 images.color=0",
+    ),
     "augmentation": Entry(
         "{field} is {number:g}: little is left of what training is to see.",
         "set {field}={usual:.2g}",
@@ -714,6 +729,14 @@ OF_ROWS: dict[str, Entry] = {
         "keep one copy of each row; to train on some more often, give their source a weight",
         "{sequences:,} 个训练样本中有 {number:.0%} 与前面的完全相同；{where} 出现了 {times} 次。",
         "每行只留一份；要多训练某些数据，可给来源设 weight",
+    ),
+    "few_held_out": Entry(
+        "{number:.0f} rows with {targets} targets are held out beside {trained:,} to train on: their loss is chance, and "
+        "it chooses the weights that are kept, or the end of training.",
+        "raise data.holdout, such as to 0.1, so that tens of rows are held out",
+        "只留出了 {number:.0f} 行（{targets} 个目标），而训练有 {trained:,} 行：它们的损失是偶然的，却用来选择保留的权重或"
+        "决定何时停止。",
+        "调大 data.holdout，例如 0.1，使验证有几十行",
     ),
     "held_out": Entry(
         "{number:.0%} of the rows are held out, and {trained:,} are left to train on.",

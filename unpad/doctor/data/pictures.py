@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from unpad.data.images import ImageData
+from unpad.data.pictures.alike import small_copies
 from unpad.data.vqa import VqaData
 from unpad.doctor.data.rows import alone, sampled
 from unpad.doctor.finding import Finding, Value
@@ -13,6 +14,9 @@ from unpad.doctor.subject import Subject
 
 SAMPLE, LEAST_PICTURES = 60, 8
 LARGE, SMALL = 10.0, 0.01  # root mean square of a picture's numbers, and their spread over all pictures
+FEW_PATCHES, LITTLE_KEPT = 4, 0.1  # patches of a picture, and share of its pixels
+CHANGED, TOLD_BY_COLOUR = 0.25, 0.9  # least images.color, and share of pictures whose class a colour tells
+MOST_COLOURS, LEAST_COLOURS = 600, 60  # pictures
 ONE_PATCH, SHRUNK = 0.5, 3.0  # of the pictures, and times the pixels of a patch that they had
 
 
@@ -26,7 +30,7 @@ def check_pictures(subject: Subject[ImageData | VqaData]) -> list[Finding]:
             vectors.append(shown.double())
     if len(vectors) < LEAST_PICTURES:
         return []
-    return [*_scale(torch.cat(vectors)), *_patches(subject)]
+    return [*_scale(torch.cat(vectors)), *(_patches(subject) or _shrunk(subject))]
 
 
 def _scale(numbers: torch.Tensor) -> list[Finding]:
@@ -52,3 +56,45 @@ def _patches(subject: Subject[ImageData | VqaData]) -> list[Finding]:
     patch = "model.patch" if "patch" in type(subject.setup.model.config).model_fields else "model.vision.patch"
     values: dict[str, Value] = {"patch": album.patch, "field": (limits or [patch])[0], "lost": lost}
     return [Finding("one_patch", "fault" if lost >= ONE_PATCH else "note", share, (*limits, patch), values)]
+
+
+def _shrunk(subject: Subject[ImageData | VqaData]) -> list[Finding]:
+    """Pictures of which a few patches are left, a small part of their pixels."""
+    album, images = subject.data.album, subject.setup.recipe.images
+    patches = album.grids.prod(1)
+    kept = patches * album.patch**2 / np.array([one.width * one.height for one in album.images])
+    few = (patches <= FEW_PATCHES) & (kept <= LITTLE_KEPT)
+    if float(few.mean()) < ONE_PATCH:
+        return []
+    field = "images.square" if images.size in ("square", "letterbox") else "images.max_tokens"
+    values: dict[str, Value] = {"field": field, "patches": float(np.median(patches)), "kept": float(np.median(kept))}
+    return [Finding("shrunk", "warning", float(few.mean()), (field, "images.size"), values)]
+
+
+def check_lost_colour(subject: Subject[ImageData]) -> list[Finding]:
+    """A finding on classes that colours alone tell, where `images.color` changes the colours of training pictures."""
+    data, strength = subject.data, subject.setup.recipe.images.color
+    ids = sampled(subject.stage.train_ids, MOST_COLOURS)
+    if strength < CHANGED or len(ids) < LEAST_COLOURS:
+        return []
+    copies = small_copies([data.examples[seq] for seq in ids.tolist()]).astype(np.float64) / 255
+    grey = copies.mean(3).reshape(len(ids), -1)
+    hues = (copies - copies.mean(3, keepdims=True)).mean((1, 2))
+    labels = data.labels[ids]
+    most = float(np.bincount(labels).max() / len(labels))
+    by_hue, by_grey = _named_rightly(hues, labels), _named_rightly(grey - grey.mean(1, keepdims=True), labels)
+    if by_hue < TOLD_BY_COLOUR or by_grey > most + (by_hue - most) / 2:
+        return []
+    values: dict[str, Value] = {"strength": strength, "grey": by_grey}
+    return [Finding("lost_colour", "warning", by_hue, ("images.color",), values)]
+
+
+def _named_rightly(features: np.ndarray, labels: np.ndarray) -> float:
+    """The share of one half of the rows that a linear fit to the other half names rightly, for both halves."""
+    features = np.concatenate([(features - features.mean(0)) / np.maximum(features.std(0), 1e-6), np.ones((len(features), 1))], 1)
+    wanted, right = np.eye(int(labels.max()) + 1)[labels], 0
+    for half in (0, 1):
+        own, other = features[half::2], features[1 - half :: 2]
+        fit = np.linalg.solve(own.T @ own + 3 * np.eye(own.shape[1]), own.T @ wanted[half::2])
+        right += int(((other @ fit).argmax(1) == labels[1 - half :: 2]).sum())
+    return right / len(labels)

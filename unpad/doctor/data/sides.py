@@ -13,7 +13,9 @@ import numpy as np
 from unpad.data.images import ImageData
 from unpad.data.patients import EventData
 from unpad.data.pictures.alike import small_copies
-from unpad.data.sources.images import ImageExample
+from unpad.data.pixels.decode import decode
+from unpad.data.pixels.header import ImageError
+from unpad.data.sources.images import ImageExample, read_bytes
 from unpad.data.text import TextData
 from unpad.data.vqa import VqaData
 from unpad.doctor.data.rows import label_fields, sampled
@@ -162,7 +164,8 @@ def _lost_aspect(subject: Subject[ImageData]) -> list[Finding]:
 
 def _told_by(numbers: np.ndarray, labels: np.ndarray) -> float:
     """The share of rows that a number names the class of, by the classes of the nearest other rows."""
-    order = np.argsort(numbers, kind="stable")
+    mixed = np.random.default_rng(0).permutation(len(numbers))  # equal numbers stand in no order of classes
+    order = mixed[np.argsort(numbers[mixed], kind="stable")]
     own, right = labels[order], 0
     for at in range(len(own)):
         near = np.concatenate([own[max(at - NEIGHBOURS, 0) : at], own[at + 1 : at + 1 + NEIGHBOURS]])
@@ -242,9 +245,24 @@ def measure_pictures(data: ImageData | VqaData, ids: np.ndarray) -> Properties:
     return {
         "@brightness": copies.mean((1, 2)),
         "@contrast": copies.mean(2).std(1),
+        "@detail": _detail(examples),
         "@colour": (copies.max(2) - copies.min(2)).mean(1),
         "@log_pixels": np.log10([one.width * one.height for one in examples]),
     }
+
+
+def _detail(examples: Sequence[ImageExample]) -> np.ndarray:
+    """The logarithm (base 10) of the difference of neighbouring pixels, which blur makes small."""
+
+    def of(example: ImageExample) -> float:
+        try:
+            pixels = decode(read_bytes(example)).pixels[..., :3].astype(np.float32).mean(2)
+        except ImageError:  # training reports the damage
+            return 0.0
+        steps = [np.abs(np.diff(pixels, axis=axis)).mean() for axis in (0, 1) if pixels.shape[axis] > 1]
+        return float(np.log10(max(np.mean(steps), 0.1))) if steps else 0.0
+
+    return np.array([of(example) for example in examples])
 
 
 def measure_patients(data: EventData, ids: np.ndarray) -> Properties:

@@ -14,6 +14,7 @@ LEAST_WIDTH = 8
 LEAST_BASE = 10.0  # of rotary frequencies
 FEW_SEQUENCES, FEW_TARGETS, MANY_STEPS = 1.5, 48.0, 100  # of a step, and steps of the stage
 MOSTLY_HELD = 0.75  # of the rows
+FEW_HELD, FEW_HELD_TARGETS, MANY_TRAINED = 4, 100, 100  # held-out rows and their targets, and rows to train on
 # Largest sensible values of augmentations, which leave the content to be seen.
 LARGEST = {
     "images.shift": 0.5, "images.scale": 2.0, "images.zoom": 2.0, "images.color": 0.8, "images.erase": 0.8,
@@ -89,6 +90,13 @@ def _steps(subject: Subject) -> list[Finding]:
 def _held_out(subject: Subject) -> list[Finding]:
     held, trained = len(subject.stage.held_out_ids), len(subject.stage.train_ids)
     share = held / max(held + trained, 1)
+    classes = subject.data.class_labels() is not None
+    asked = subject.recipe.train.patience is not None or subject.recipe.train.weights == "best"
+    targets = int(subject.data.table.num_targets[subject.stage.held_out_ids].sum())
+    few = 0 < held <= FEW_HELD and (classes or targets <= FEW_HELD_TARGETS)
+    if few and trained >= MANY_TRAINED and asked:
+        values: dict[str, Value] = {"trained": trained, "targets": targets}
+        return [Finding("few_held_out", "warning", held, ("data.holdout", "train.patience"), values)]
     if share < MOSTLY_HELD:
         return []
     return [Finding("held_out", "warning", share, ("data.holdout",), {"trained": trained})]
