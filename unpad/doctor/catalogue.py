@@ -85,6 +85,13 @@ CATALOGUE: dict[str, Entry] = {
         "了。",
         "设置 {field}=cosine，或修改 {others}",
     ),
+    "many_restarts": Entry(
+        "The schedule restarts {number:,.0f} times, after {steps:.1f} steps each: the rate jumps to its peak before "
+        "anything settles.",
+        "set {field}=2, or optim.schedule=cosine",
+        "学习率调度重启 {number:,.0f} 次，每次只有 {steps:.1f} 步：还没稳定学习率就又跳回峰值。",
+        "设置 {field}=2，或 optim.schedule=cosine",
+    ),
     "betas": Entry(
         "With betas {first:g} and {second:g} the mean of gradients reaches back {number:,.0f} steps, further than "
         "the mean "
@@ -207,6 +214,13 @@ CATALOGUE: dict[str, Entry] = {
         "学习率预热占了本阶段的 {number:.0%}，{steps:,} 步中的 {warm:,} 步：几乎没有一步用到完整的学习率。",
         "设置 {field}=0.05",
     ),
+    "never_evaluated": Entry(
+        "An evaluation comes every {number:,.0f} steps, and the stage has {steps:,}: train.patience and the choice of the "
+        "best weights never see one on the way.",
+        "lower {field}, such as to a tenth of the steps",
+        "每 {number:,.0f} 步评估一次，而本阶段只有 {steps:,} 步：train.patience 和最佳权重的选择途中一次也看不到评估。",
+        "调小 {field}，例如步数的十分之一",
+    ),
     "ends_soon": Entry(
         "An evaluation counts as progress only if it gains {number:g} nats: training ends while it still learns.",
         "set {field}=0",
@@ -239,6 +253,18 @@ CATALOGUE: dict[str, Entry] = {
         "raise {field}, such as to 128",
         "模型宽度只有 {number:.0f} 个通道，分不清输入。",
         "调大 {field}，例如 128",
+    ),
+    "narrow_hidden": Entry(
+        "The feed-forward part has {number:.0f} channels at a width of {width}: it lets next to nothing through.",
+        "set {field}={usual}, two to four times the width",
+        "前馈部分只有 {number:.0f} 个通道，而宽度是 {width}：几乎什么都通不过。",
+        "设置 {field}={usual}，即宽度的两到四倍",
+    ),
+    "norm_eps": Entry(
+        "The epsilon of the norms is {number:g}, as large as what they divide by: they do not normalize.",
+        "set {field}=1e-6",
+        "归一化的 epsilon 是 {number:g}，与被除的量一样大：起不到归一化的作用。",
+        "设置 {field}=1e-6",
     ),
     "no_blocks": Entry(
         "The model has {number:.0f} blocks: no token sees another.",

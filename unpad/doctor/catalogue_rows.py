@@ -696,6 +696,14 @@ OF_ROWS: dict[str, Entry] = {
         " {unused:.0%} 从未出现。",
         "设置 tokenizer.kind=bpe 和 tokenizer.path=null，或使用由同一种语言的文本训练的分词器文件",
     ),
+    "words_too_rare": Entry(
+        "tokenizer.min_count={least} splits all words with fewer occurrences into characters: {per_character:.2f} tokens "
+        "for a character, {number:.1f} times as many as of a tokenizer made from this text.",
+        "set tokenizer.min_count=1",
+        "tokenizer.min_count={least} 把出现次数更少的词都拆成字符：每个字符 {per_character:.2f} 个词元，"
+        "是用这些文本训练的分词器的 {number:.1f} 倍。",
+        "设置 tokenizer.min_count=1",
+    ),
     "double_marks": Entry(
         "{number:.0%} of the sequences have {mark} twice at the {place}.",
         "BOS and EOS are added once by the encoder: take them out of the texts or the template",
@@ -731,7 +739,7 @@ OF_ROWS: dict[str, Entry] = {
         "每行只留一份；要多训练某些数据，可给来源设 weight",
     ),
     "few_held_out": Entry(
-        "{number:.0f} rows with {targets} targets are held out beside {trained:,} to train on: their loss is chance, and "
+        "{number:.0f} rows with {targets} targets are held out (none measure nothing) beside {trained:,} to train on: their loss is chance, and "
         "it chooses the weights that are kept, or the end of training.",
         "raise data.holdout, such as to 0.1, so that tens of rows are held out",
         "只留出了 {number:.0f} 行（{targets} 个目标），而训练有 {trained:,} 行：它们的损失是偶然的，却用来选择保留的权重或"
@@ -769,6 +777,14 @@ OF_ROWS: dict[str, Entry] = {
         "name it in the use of a stage, or leave it out",
         "没有阶段使用 data.{kind}：其中的内容从不参与训练（共 {number:.0f} 种）。",
         "在某个阶段的 use 中写上它，或去掉它",
+    ),
+    "no_prefix": Entry(
+        "data.template.assistant is empty, and so is data.template.separator: nothing says where a message of the user, "
+        "'{shown}', ends and the reply begins ({number:.0%} of the conversations).",
+        "give data.template.assistant a prefix of its own",
+        "data.template.assistant 为空，data.template.separator 也为空：看不出用户消息（“{shown}”）到哪里结束、"
+        "回复从哪里开始（占 {number:.0%} 的对话）。",
+        "给 data.template.assistant 一个前缀",
     ),
     "one_role": Entry(
         "Messages of users and of the assistant begin alike, with '{shown}' ({number:.0%} of the conversations): "

@@ -20,6 +20,7 @@ DOUBLED = 0.5  # of the sequences
 SMALLEST_VOCABULARY, LARGEST_VOCABULARY = 1000, 8000  # of the tokenizer that this one is compared with
 LEAST_PER_CHARACTER = 0.75  # tokens: below, a small vocabulary of one's own is no trouble
 MOSTLY_OTHERS = 0.3  # characters beyond ASCII: `words` takes at most a token for one of Chinese
+RARE = 20  # occurrences, that a word may need to be one
 NAMED = 3  # lost characters
 
 
@@ -43,7 +44,7 @@ def _other(subject: Subject, tokenizer: Tokenizer, sequences: list[np.ndarray]) 
     """Compare a tokenizer that came as a file, or with a small vocabulary, with one made from half of the sample, on
     the other half."""
     settings = subject.setup.recipe.tokenizer
-    if settings.kind != "file" and settings.vocab_size >= SMALLEST_VOCABULARY:
+    if settings.kind != "file" and settings.vocab_size >= SMALLEST_VOCABULARY and settings.min_count <= RARE:
         return []
     texts = [tokenizer.decode(one.tolist()) for one in sequences]
     learnt, judged = _halves(texts)
@@ -63,6 +64,9 @@ def _other(subject: Subject, tokenizer: Tokenizer, sequences: list[np.ndarray]) 
         others = sum(not one.isascii() for text in judged for one in text) / characters
         if here < LEAST_PER_CHARACTER or (settings.kind == "words" and others > MOSTLY_OTHERS):
             return []
+        if settings.min_count > RARE:
+            values = {"least": settings.min_count, "per_character": here}
+            return [Finding("words_too_rare", "warning", ratio, ("tokenizer.min_count",), values)]
         values = {"size": settings.vocab_size, "per_character": here}
         return [Finding("small_vocabulary", "warning", ratio, ("tokenizer.vocab_size", "tokenizer.kind"), values)]
     return [Finding("other_tokenizer", severity, ratio, ("tokenizer.path", "tokenizer.kind"), values)]

@@ -25,6 +25,7 @@ LITTLE_AREA, NO_AREA = 0.08, 0.03  # mean of the rate that is run, over its peak
 SAMPLED_STEPS = 2000  # of a schedule
 STALE = 0.5  # of the stage, that the mean of gradients reaches back
 COARSE, VERY_COARSE = 3.0, 30.0  # epsilon over the size of a gradient's numbers
+MANY_CYCLES = 5  # of the schedule with restarts
 LARGE_STEP, WILD_STEP = 5.0, 20.0  # rate times the inputs of an output
 
 
@@ -52,6 +53,11 @@ def _area(subject: Subject) -> list[Finding]:
     epochs = stage_epochs(subject.stage, subject.plan)
     schedule, peak = Schedule(optim, epochs, steps), subject.rate
     taken = np.unique(np.linspace(0, steps - 1, SAMPLED_STEPS).astype(int)).tolist()
+    cycles = optim.restarts + 1 if optim.first_cycle is None else _cycles(optim, steps)
+    if optim.schedule == "restarts" and optim.per == "update" and cycles >= MANY_CYCLES and steps < FEW_STEPS * cycles:
+        names = tuple(subject.field(f"optim.{name}") for name in ("restarts", "first_cycle", "schedule"))
+        values: dict[str, Value] = {"steps": steps / cycles, "field": names[0]}
+        return [Finding("many_restarts", "warning", cycles, names, values)]
     rates = np.array([schedule.rate(step, int(epochs.epochs_before(step))) for step in taken]) / peak
     area = float(rates.mean())
     if area >= LITTLE_AREA:
@@ -63,9 +69,17 @@ def _area(subject: Subject) -> list[Finding]:
     }.get(optim.schedule, ("warmup",))
     fields = tuple(subject.field(f"optim.{name}") for name in ("schedule", *names))
     last, field = float(rates[-1] * peak), subject.field("optim.schedule")
-    values: dict[str, Value] = {"schedule": optim.schedule, "last": last, "peak": peak, "field": field}
+    values = {"schedule": optim.schedule, "last": last, "peak": peak, "field": field}
     values["others"] = ", ".join(fields[1:])
     return [Finding("schedule", "fault" if area < NO_AREA else "warning", area, fields, values)]
+
+
+def _cycles(optim: OptimSettings, steps: int) -> int:
+    """The number of cycles of which the first has `optim.first_cycle` steps."""
+    length, end, num = float(optim.first_cycle or steps), 0.0, 0
+    while end < steps and num < steps:
+        end, length, num = end + length, length * optim.cycle_factor, num + 1
+    return num
 
 
 def check_betas(subject: Subject) -> list[Finding]:

@@ -11,13 +11,14 @@ from unpad.doctor.subject import Subject
 NARROW = 2  # channels of a head
 SHORT_WINDOW = 4  # tokens
 LEAST_WIDTH = 8
+NARROW_HIDDEN, LARGE_EPS, MOST_DROPPED = 16, 0.1, 0.8  # of the width, of norms, and of the patches
 LEAST_BASE = 10.0  # of rotary frequencies
 FEW_SEQUENCES, FEW_TARGETS, MANY_STEPS = 1.5, 48.0, 100  # of a step, and steps of the stage
 MOSTLY_HELD = 0.75  # of the rows
 FEW_HELD, FEW_HELD_TARGETS, MANY_TRAINED = 4, 100, 100  # held-out rows and their targets, and rows to train on
 # Largest sensible values of augmentations, which leave the content to be seen.
 LARGEST = {
-    "images.shift": 0.5, "images.scale": 2.0, "images.zoom": 2.0, "images.color": 0.8, "images.erase": 0.8,
+    "images.shift": 0.5, "images.scale": 2.0, "images.zoom": 2.0, "images.color": 0.8, "images.erase": 0.8, "images.flip": 0.99,
     "augment.delete": 0.4, "augment.insert": 0.7, "augment.synonyms": 0.9,
 }  # fmt: skip
 ENDS_SOON = 0.2  # nats that an evaluation must gain to count as progress
@@ -51,6 +52,7 @@ def _model(subject: Subject) -> list[Finding]:
             elif head_dim <= NARROW:
                 values = {"field": field, "usual": _heads(width), "width": width}
                 found.append(Finding("narrow_heads", "warning", head_dim, (field, f"{path}.width"), values))
+        found += _channels(path, config)
         if not has_blocks:
             found.append(Finding("no_blocks", "warning", 0, (f"{path}.blocks",), {"field": f"{path}.blocks"}))
         base = getattr(config, "rope_theta", None)
@@ -64,6 +66,22 @@ def _model(subject: Subject) -> list[Finding]:
             found.append(
                 Finding("short_window", "fault" if window == 1 else "warning", window, (field,), {"field": field})
             )
+    return found
+
+
+def _channels(path: str, config: Any) -> list[Finding]:
+    """Feed-forward parts of a few channels, norms whose epsilon drowns what they divide by, and dropped patches."""
+    hidden, width, found = getattr(config, "hidden", None), getattr(config, "width", 0), list[Finding]()
+    if hidden is not None and hidden <= width / NARROW_HIDDEN:
+        values: dict[str, Value] = {"field": f"{path}.hidden", "width": width, "usual": 2 * width}
+        found.append(Finding("narrow_hidden", "warning", hidden, (f"{path}.hidden",), values))
+    eps = getattr(config, "eps", None)
+    if eps is not None and eps >= LARGE_EPS:
+        found.append(Finding("norm_eps", "warning", eps, (f"{path}.eps",), {"field": f"{path}.eps"}))
+    dropped = getattr(config, "token_drop", 0.0)
+    if dropped >= MOST_DROPPED:
+        values = {"field": f"{path}.token_drop", "usual": 0.2}
+        found.append(Finding("augmentation", "warning", dropped, (f"{path}.token_drop",), values))
     return found
 
 
@@ -94,6 +112,7 @@ def _held_out(subject: Subject) -> list[Finding]:
     asked = subject.recipe.train.patience is not None or subject.recipe.train.weights == "best"
     targets = int(subject.data.table.num_targets[subject.stage.held_out_ids].sum())
     few = 0 < held <= FEW_HELD and (classes or targets <= FEW_HELD_TARGETS)
+    few |= held == 0 and subject.recipe.train.patience is not None
     if few and trained >= MANY_TRAINED and asked:
         values: dict[str, Value] = {"trained": trained, "targets": targets}
         return [Finding("few_held_out", "warning", held, ("data.holdout", "train.patience"), values)]
@@ -116,6 +135,10 @@ def _augmentation(subject: Subject) -> list[Finding]:
 
 def _patience(subject: Subject) -> list[Finding]:
     train = subject.recipe.train
+    if train.patience is not None and (train.eval_every or 0) > subject.num_steps > 0 and len(subject.stage.held_out_ids):
+        fields = (subject.field("train.eval_every"), "train.patience")
+        values: dict[str, Value] = {"steps": subject.num_steps, "field": fields[0]}
+        return [Finding("never_evaluated", "warning", train.eval_every or 0, fields, values)]
     if train.patience is None or train.min_delta < ENDS_SOON:
         return []
     field = subject.field("train.min_delta")
