@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tests.doctor.troubles import Recipe, Row, Trouble, with_tables
+from tests.doctor.troubles import Recipe, Row, Trouble, is_ill, with_tables
 from tests.helpers.families import images, patients, questions, text, write_rows
 from tests.helpers.toy import SMALL_MODEL
 
@@ -170,6 +170,73 @@ OF_MORE_TABLES = [
     Trouble("codes too rare to be known", "unknown_codes", patients, {"events": {"min_count": 100000}}, is_more=True),
 ]  # fmt: skip
 
+
+def of_time(rows: list[Row]) -> list[Row]:
+    """The column of values is that of times."""
+    return [{**row, "value": float(row["days"])} for row in rows]
+
+
+def of_patient(rows: list[Row]) -> list[Row]:
+    """Every test has the weight of its patient as a value."""
+    return [{**row, "value": 50.0 + row["id"] % 97 / 3} for row in rows]
+
+
+def again_later(rows: list[Row]) -> list[Row]:
+    """A second export has all events a day later."""
+    made = [{**row, "value": row["value"] and round(row["value"], 4)} for row in rows]
+    return made + [{**row, "days": row["days"] - 1} for row in made]
+
+
+def longer_for_the_ill(rows: list[Row]) -> list[Row]:
+    """The ill have a test in each of twelve days."""
+    ill = sorted({row["id"] for row in rows if is_ill(row)})
+    return rows + [{"id": one, "days": -day, "test": "b", "value": day / 7} for one in ill for day in range(1, 13)]
+
+
+def often(rows: list[Row]) -> list[Row]:
+    """Every test is taken three times."""
+    return [{**row, "days": row["days"] - part, "value": row["value"] and row["value"] + part / 7}
+            for row in rows for part in range(3)]  # fmt: skip
+
+
+def hardly_followed(rows: list[Row]) -> list[Row]:
+    """A few of the healthy were followed for much longer than the others."""
+    return [{**row, "futime": 60_000} if not row["status"] and row["id"] % 10 == 0 else row for row in rows]
+
+
+def with_record(rows: list[Row]) -> list[Row]:
+    """A number of the record is among the facts."""
+    return [{**row, "record": 10_000 + 3 * number} for number, row in enumerate(rows)]
+
+
+def with_words(rows: list[Row]) -> list[Row]:
+    return [{**row, "end": "dead" if row["status"] else "alive"} for row in rows]
+
+
+WITH_RECORD = [
+    {"path": "tests.parquet", "time": "days", "code": "test"},
+    {"path": "people.parquet", "static": ["age", "record"]},
+]
+WORDS_REVERSED = {"path": "people.parquet", "label": "end", "map": {"dead": 0, "alive": 1}}
+FAR_HORIZON = {"path": "people.parquet", "event": "status", "duration": "futime", "horizon": 50_000}
+
+# Named by the tables of patients alone, without a model.
+OF_COLUMNS = [
+    Trouble("times in the column of values", "times_as_values", with_tables(of_time), is_more=True),
+    Trouble("one value for all tests of a patient", "one_value", with_tables(of_patient), is_more=True),
+    Trouble("a second export a day later", "events_twice", with_tables(again_later), is_more=True),
+    Trouble("more events for the ill", "leaking_course", with_tables(longer_for_the_ill), is_more=True),
+    Trouble("a number of the record among the facts", "id_value", with_tables(people=with_record),
+            {"data": {"events": WITH_RECORD}}, is_more=True),
+    Trouble("a landmark in another unit", "far_landmark", patients,
+            {"events": {"landmark": 90_000, "labels": {"path": "people.parquet", "label": "status"}}}, is_more=True),
+    Trouble("one set of a whole history", "one_set", with_tables(often), {"events": {"window": 100_000}}, is_more=True),
+    Trouble("a map the wrong way round", "map_reversed", with_tables(people=with_words),
+            {"events": {"labels": WORDS_REVERSED}}, is_more=True),
+    Trouble("a horizon beyond the follow-up", "beyond_follow_up", with_tables(people=hardly_followed),
+            {"events": {"labels": FAR_HORIZON}}, is_more=True),
+]  # fmt: skip
+
 MISSED = [
     Trouble("rate decays to nothing", "schedule",
             sections={"optim": {"lr": 2e-2, "schedule": "exponential", "decay": 1e-8, "decay_epochs": 0.2}}),
@@ -217,6 +284,21 @@ MISSED = [
     Trouble("letters in any order", "no_order", with_rows("texts", scrambled), is_more=True),
     Trouble("pictures all alike", "clashing_labels", with_each_picture(all_alike)),
     *OF_MORE_TABLES,
+    *OF_COLUMNS,
+    Trouble("the words of another tokenizer's pieces", "word_pieces",
+            with_rows("texts", each_text(lambda one: " ".join(f"{part}@@" for part in one))), is_more=True),
+    Trouble("plain text after conversations", "stage_order", sections={"stages": [
+        {"name": "tune", "use": ["chat"], "train": {"max_epochs": 12}},
+        {"name": "pretrain", "use": ["text"], "train": {"max_epochs": 12}}]}, is_more=True),
+    Trouble("two hundred restarts", "many_restarts",
+            sections={"optim": {"lr": 2e-2, "schedule": "restarts", "restarts": 200}}, is_more=True),
+    Trouble("an evaluation after the end", "never_evaluated",
+            sections={"train": {"max_epochs": 12, "patience": 2, "eval_every": 100000}}, is_more=True),
+    Trouble("a feed-forward part of one channel", "narrow_hidden", sections={"model": {**SMALL_MODEL, "hidden": 1}},
+            is_more=True),
+    Trouble("norms with an epsilon of 1", "norm_eps", sections={"model": {**SMALL_MODEL, "eps": 1.0}}, is_more=True),
+    Trouble("no prefix of replies", "no_prefix", sections={"data": {"template": {"assistant": ""}}}, is_more=True),
+    Trouble("every picture mirrored", "augmentation", images, {"images": {"flip": 1.0}}, is_more=True),
     Trouble("rate 0.5 without clipping", "step_size", sections={"optim": {"lr": 0.5, "clip": None}}),
     Trouble("betas 0.999 and 0.5", "betas", sections={"optim": {"lr": 2e-2, "betas": [0.999, 0.5]}}),
     Trouble("epsilon 1", "eps", sections={"optim": {"lr": 2e-2, "eps": 1.0}}),

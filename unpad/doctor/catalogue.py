@@ -49,7 +49,8 @@ CATALOGUE: dict[str, Entry] = {
     ),
     **OF_ROWS,
     "class_weight": Entry(
-        "{field} is {weight:g}: class {side} counts {number:,.0f} times as much in the loss as all of the other class, "
+        "{field} is {weight:g}: class {side} counts {number:,.0f} times as much in the loss as all of the other "
+        "class, "
         "so that every probability goes to {side}.",
         "set {field}={usual:g}, with which both classes count the same, or 1",
         "{field} 为 {weight:g}：类别 {side} 在损失中的分量是另一类总和的 {number:,.0f} 倍，所有概率都会趋向 {side}。",
@@ -70,7 +71,8 @@ CATALOGUE: dict[str, Entry] = {
         "设置 {field}=0，最多 0.1",
     ),
     "frozen_at_start": Entry(
-        "train.freeze leaves {number:.0%} of the parameters and {blocks} blocks as they were drawn at random, such as "
+        "train.freeze leaves {number:.0%} of the parameters and {blocks} blocks as they were drawn at random, "
+        "such as "
         "{layer}: this model has not learnt before.",
         "leave out {field}, or start from trained weights: train.init_from=RUN",
         "train.freeze 让 {number:.0%} 的参数和 {blocks} 个块保持随机初值，例如 {layer}：这个模型之前没有训练过。",
@@ -124,7 +126,8 @@ CATALOGUE: dict[str, Entry] = {
         "设置 {field}={middle:.1e}；这里合适的范围是 {low:.1e} 到 {high:.1e}",
     ),
     "step_size": Entry(
-        "The learning rate {rate:.1e} is too high for layers of this width: a step of Adam moves each of {inputs:,.0f} "
+        "The learning rate {rate:.1e} is too high for layers of this width: a step of Adam moves each of "
+        "{inputs:,.0f} "
         "weights of an output by about the rate, together {number:.1f} times the size of its inputs.",
         "lower {field}: rates of 1e-4 to 1e-2 are usual",
         "对这样宽的层，学习率 {rate:.1e} 过高：Adam 的一步把一个输出的 {inputs:,.0f} 个权重各移动约一个学习率，合起来"
@@ -148,7 +151,8 @@ CATALOGUE: dict[str, Entry] = {
         "调低 {field}：后面的阶段通常是前面的十分之一到一倍",
     ),
     "faster_than_origin": Entry(
-        "The learning rate {rate:.1e} is {number:.0f} times that of the run whose weights it starts from, {before:.1e}: "
+        "The learning rate {rate:.1e} is {number:.0f} times that of the run whose weights it starts from, "
+        "{before:.1e}: "
         "the first steps undo (unlearn) what these know.",
         "lower {field}, such as to {usual:.1e}: fine-tuning usually has a hundredth to one of the rate before it",
         "学习率 {rate:.1e} 是起始权重所在训练的 {number:.0f} 倍（{before:.1e}）：最初几步就会毁掉已学到的。",
@@ -156,7 +160,8 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "stage_order": Entry(
         "Stage {stage} learns {kind} alone, in {number:.0f} steps, after stage {earlier} has learnt {other} in "
-        "{steps}: the order of stages is the wrong way round. The last stage makes the model forget what the one before "
+        "{steps}: the order of stages is the wrong way round. The last stage makes the model forget what the one "
+        "before "
         "it taught.",
         "let {earlier} come after {stage} in stages, or give {stage} some of data.{other} as well",
         "阶段 {stage} 只学 {kind}（{number:.0f} 步），排在学 {other} 的阶段 {earlier}（{steps} 步）之后："
@@ -164,7 +169,8 @@ CATALOGUE: dict[str, Entry] = {
         "在 stages 中把 {earlier} 放到 {stage} 之后，或让 {stage} 也用 data.{other}",
     ),
     "other_template": Entry(
-        "The run to start from was trained with other role marks: data.template.{part} is {ours!r} here and {theirs!r} "
+        "The run to start from was trained with other role marks: data.template.{part} is {ours!r} here and "
+        "{theirs!r} "
         "there ({number:.0f} prefixes differ). Its weights know the roles by those.",
         "give data.template the values of that run, or leave out train.init_from",
         "起始权重是用别的角色前缀训练的：这里 data.template.{part} 是 {ours!r}，那里是 {theirs!r}"
@@ -215,7 +221,8 @@ CATALOGUE: dict[str, Entry] = {
         "设置 {field}=0.05",
     ),
     "never_evaluated": Entry(
-        "An evaluation comes every {number:,.0f} steps, and the stage has {steps:,}: train.patience and the choice of the "
+        "An evaluation comes every {number:,.0f} steps, and the stage has {steps:,}: train.patience and the "
+        "choice of the "
         "best weights never see one on the way.",
         "lower {field}, such as to a tenth of the steps",
         "每 {number:,.0f} 步评估一次，而本阶段只有 {steps:,} 步：train.patience 和最佳权重的选择途中一次也看不到评估。",
@@ -368,7 +375,8 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "labels_flipped": Entry(
         "The model learnt {learnt} sequences by heart, and nothing of it holds for {sequences} others ({number:.2f} "
-        "standard errors), while images.flip mirrors pictures: their labels depend on left and right, or are shuffled.",
+        "standard errors), while images.flip mirrors pictures: their labels depend on left and right, or are "
+        "shuffled.",
         "set images.flip=0 if a mirrored picture has another label; if this finding stays, look at how labels are "
         "matched with pictures",
         "模型记住了 {learnt} 个样本，却对另外 {sequences} 个毫无用处（相差 {number:.2f} 个标准误），"
@@ -392,7 +400,8 @@ CATALOGUE: dict[str, Entry] = {
         "标签与输入无关，或模型看不到输入：先检查数据",
     ),
     "setting": Entry(
-        "One batch of {sequences} sequences is not learnt by heart: the loss went from {start:.3g} to {number:.3g} in "
+        "One batch of {sequences} sequences is not learnt by heart: the loss went from {start:.3g} to "
+        "{number:.3g} in "
         "{steps} steps, and to {plain:.3g} with the default of {field} alone.",
         "go back to the default of {field}",
         "{sequences} 个样本的一批数据记不住：{steps} 步后损失从 {start:.3g} 到 {number:.3g}；只把 {field} 改回默认值"
@@ -442,7 +451,8 @@ CATALOGUE: dict[str, Entry] = {
         "调低 optim.lr、调大 train.beta，或给 losses.cross_entropy 一个权重，重新训练",
     ),
     "term_worse": Entry(
-        "In stage {stage} the term {name} rose from {start:.3g} to {end:.3g}, {number:.1f} times its start: the stage "
+        "In stage {stage} the term {name} rose from {start:.3g} to {end:.3g}, {number:.1f} times its start: the "
+        "stage "
         "unlearned it.",
         "look at losses.{name}, and lower optim.lr",
         "阶段 {stage} 中 {name} 一项从 {start:.3g} 升到 {end:.3g}，是开始时的 {number:.1f} 倍：这一阶段反而忘了它。",

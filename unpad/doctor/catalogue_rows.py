@@ -14,7 +14,8 @@ OF_ROWS: dict[str, Entry] = {
         "从事件中去掉它，或用 events.landmark 在它之前预测；这时损失接近 0 并不说明学会了",
     ),
     "one_set": Entry(
-        "events.window={number:g} makes {sets:.1f} sets of the {events:.0f} events of a patient, at the median: events "
+        "events.window={number:g} makes {sets:.1f} sets of the {events:.0f} events of a patient, at the median: "
+        "events "
         "of one window are a single set without an order of time, so that whether a value rises or falls is lost.",
         "leave events.window out, or set it to a small part of a history",
         "events.window={number:g} 把每位病人的 {events:.0f} 个事件（中位数）并成 {sets:.1f} 个集合："
@@ -29,7 +30,8 @@ OF_ROWS: dict[str, Entry] = {
         "从事件和 `static` 中去掉它，或用 events.landmark 在它之前预测",
     ),
     "leaking_course": Entry(
-        "{what} alone tells the label, AUROC {number:.3f}: {first:.4g} at the median with label 0, and {second:.4g} with "
+        "{what} alone tells the label, AUROC {number:.3f}: {first:.4g} at the median with label 0, and "
+        "{second:.4g} with "
         "label 1. How much is written, and until when, follows from the outcome: it leaks, or the two classes were "
         "exported in different ways.",
         "read both classes in the same way, and only up to a landmark before the outcome: events.landmark",
@@ -38,8 +40,10 @@ OF_ROWS: dict[str, Entry] = {
         "两类用同样方式读取，并且只读到结局之前的预测时点：events.landmark",
     ),
     "far_landmark": Entry(
-        "The landmark, {landmark:g}, is {gap:.3g} days after the last event of a patient, {number:.0f} times the length "
-        "of the histories, {span:.3g} days: it looks given in another unit, and outcomes of that time are long known.",
+        "The landmark, {landmark:g}, is {gap:.3g} days after the last event of a patient, {number:.0f} times the "
+        "length "
+        "of the histories, {span:.3g} days: it looks given in another unit, and outcomes of that time are long "
+        "known.",
         "give events.landmark in events.unit, within the histories",
         "预测时点 {landmark:g} 在病人最后一个事件之后 {gap:.3g} 天，是病程长度（{span:.3g} 天）的 {number:.0f} 倍："
         "像是用了别的单位，那时结局早已知道。",
@@ -84,7 +88,8 @@ OF_ROWS: dict[str, Entry] = {
     ),
     "no_text": Entry(
         "{number:.0%} of the rows are no text but {why}, such as {shown!r} at {where}.",
-        "look at the field, column or separator that the text is taken from: {{path: FILE, field: NAME}} names it, and "
+        "look at the field, column or separator that the text is taken from: {{path: FILE, field: NAME}} names "
+        "it, and "
         "JSON lines end in .jsonl",
         "{number:.0%} 的行不是正文，而是{why}，例如 {where} 的 {shown!r}。",
         "检查正文取自哪个字段、列或分隔符：用 {{path: FILE, field: NAME}} 指定；JSON 行文件应以 .jsonl 结尾",
@@ -98,7 +103,8 @@ OF_ROWS: dict[str, Entry] = {
         "指定存放正文的字段：{{path: FILE, field: {other}}}",
     ),
     "no_order": Entry(
-        "The order of characters says nothing: packed, the text takes {number:.0%} of the room of the same characters "
+        "The order of characters says nothing: packed, the text takes {number:.0%} of the room of the same "
+        "characters "
         "shuffled; such as {shown!r} at {where}. It is no language, or was scrambled.",
         "look at the field that the text is taken from, and at how it was decoded, unpacked or shuffled",
         "字符的顺序没有规律：压缩后的大小是打乱后的 {number:.0%}；例如 {where} 的 {shown!r}。它不是语言，或被打乱了。",
@@ -126,7 +132,8 @@ OF_ROWS: dict[str, Entry] = {
         "训练前先解码：按它的来源用 json.loads、urllib.parse.unquote 或 base64.b64decode",
     ),
     "lost_letters": Entry(
-        "{number:.0%} of the rows have question marks inside words, such as '{shown}' at {where}, and no letters beyond "
+        "{number:.0%} of the rows have question marks inside words, such as '{shown}' at {where}, and no letters "
+        "beyond "
         "ASCII: accents and other characters were replaced by '?' when the text was encoded. They are lost.",
         "write the file again from its source as UTF-8, without errors='replace' and without an ASCII column",
         "{number:.0%} 的行在词中间有问号，例如 {where} 处的“{shown}”，而没有 ASCII 以外的字母："
@@ -134,10 +141,12 @@ OF_ROWS: dict[str, Entry] = {
         "从源文件以 UTF-8 重新写出，不要用 errors='replace' 或 ASCII 列",
     ),
     "word_pieces": Entry(
-        "{number:.0%} of the rows hold the pieces of another tokenizer (subwords, as @@, ## or a low line mark them), "
+        "{number:.0%} of the rows hold the pieces of another tokenizer (subwords, as @@, ## or a low line mark "
+        "them), "
         "such as '{shown}' at {where}: the model learns to write tokens and their marks in place of words.",
         "join the pieces to words again (detokenize), or take the text from before it was tokenized",
-        "{number:.0%} 的行里是别的分词器的子词（带 @@、## 或 ▁ 记号），例如 {where} 处的“{shown}”：模型学到的是记号而不是词。",
+        "{number:.0%} 的行里是别的分词器的子词（带 @@、## 或 ▁ 记号），例如 {where} 处的“{shown}”：模型学到的是"
+        "记号而不是词。",
         "把子词还原成词，或使用分词之前的文本",
     ),
     "masked_words": Entry(
@@ -148,14 +157,16 @@ OF_ROWS: dict[str, Entry] = {
         "使用掩码之前的文本，或去掉这些行",
     ),
     "marks_apart": Entry(
-        "{number:.0%} of the rows have blanks before commas and full stops, such as '{shown}' at {where}: the text was "
+        "{number:.0%} of the rows have blanks before commas and full stops, such as '{shown}' at {where}: the "
+        "text was "
         "tokenized by another program, and its punctuation was not joined again.",
         "detokenize the text, or take it from before it was split",
         "{number:.0%} 的行在逗号和句号前有空格，例如 {where} 处的“{shown}”：文本被别的程序切分过，标点没有还原。",
         "还原标点，或使用切分之前的文本",
     ),
     "hyphens": Entry(
-        "{number:.0%} of the rows have words that a hyphen divides at the end of a line, such as '{shown}' at {where}: "
+        "{number:.0%} of the rows have words that a hyphen divides at the end of a line, such as '{shown}' at "
+        "{where}: "
         "the line breaks of a printed page or PDF are still in the text.",
         "join the divided words and the lines of a paragraph before training",
         "{number:.0%} 的行里有在行末用连字符断开的词，例如 {where} 处的“{shown}”：印刷页面或 PDF 的换行还留在文本中。",
@@ -165,21 +176,25 @@ OF_ROWS: dict[str, Entry] = {
         "{number:.0%} of the rows end in one sign again and again, such as '{shown}' at {where}: they were filled up "
         "(padded) to a length, and the padding is learnt as text.",
         "cut the padding off: plan.strategy=pack needs none, and batches pad by themselves",
-        "{number:.0%} 的行以同一记号的不断重复结尾，例如 {where} 处的“{shown}”：它们被填充到某个长度，填充被当成了文本。",
+        "{number:.0%} 的行以同一记号的不断重复结尾，例如 {where} 处的“{shown}”：它们被填充到某个长度，填充被当"
+        "成了文本。",
         "去掉填充：plan.strategy=pack 不需要它，批次会自己填充",
     ),
     "row_numbers": Entry(
-        "Rows or lines begin with a number that rises through the whole file ({number:.0%} of them), such as '{shown}' "
+        "Rows or lines begin with a number that rises through the whole file ({number:.0%} of them), such as "
+        "'{shown}' "
         "at {where}: it is the number (id, index) of the row, and the model learns to count.",
         "take the number out of the text, and name the column of the text: data.text.field",
         "行首的数字在整个文件中递增（{number:.0%}），例如 {where} 处的“{shown}”：那是行号（编号），模型学到的是数数。",
         "从正文中去掉编号，并指定正文所在的列：data.text.field",
     ),
     "grown_rows": Entry(
-        "{number:.0%} of the rows are the beginning of another row, such as '{shown}' at {where}: versions (prefixes) "
+        "{number:.0%} of the rows are the beginning of another row, such as '{shown}' at {where}: versions "
+        "(prefixes) "
         "of one text, or a conversation exported after each of its turns. What they share is learnt again and again.",
         "keep the longest row of each; a conversation learns all of its replies at once",
-        "{number:.0%} 的行是另一行的开头（前缀），例如 {where} 处的“{shown}”：同一文本的多个版本，或每一轮都导出一次的对话。"
+        "{number:.0%} 的行是另一行的开头（前缀），例如 {where} 处的“{shown}”：同一文本的多个版本，或每一轮都导"
+        "出一次的对话。"
         "共有的部分会被反复学习。",
         "每组只留最长的一行；一段对话会同时学习其中所有回复",
     ),
@@ -232,7 +247,8 @@ OF_ROWS: dict[str, Entry] = {
         "从 system 消息或问题中去掉答案；这时损失低并不说明学会了",
     ),
     "repeats_question": Entry(
-        "{number:.0%} of the replies repeat their whole question, such as {question!r} in {shown!r}: the model learns "
+        "{number:.0%} of the replies repeat their whole question, such as {question!r} in {shown!r}: the model "
+        "learns "
         "to say the prompt again before it answers.",
         "keep only what comes after the prompt: programs that generate text often return the prompt as well",
         "{number:.0%} 的回复重复了整个问题，例如 {shown!r} 里有 {question!r}：模型会学着先把问题再说一遍。",
@@ -255,7 +271,8 @@ OF_ROWS: dict[str, Entry] = {
         "用键而不是行的顺序来连接问题和回答",
     ),
     "pictures_apart": Entry(
-        "Answers name colours that their pictures do not show more than other pictures do ({number:.1f} standard errors "
+        "Answers name colours that their pictures do not show more than other pictures do ({number:.1f} standard "
+        "errors "
         "over {rows:,} rows; the best order of the same pictures has {best:.0f}), such as '{answer}' at {where}: "
         "pictures were shuffled, or sorted apart from the questions, and belong to other rows.",
         "join the pictures to the questions by a key, not by their place in a list",
@@ -300,7 +317,8 @@ OF_ROWS: dict[str, Entry] = {
         "从问题中去掉答案；这时损失低并不说明学会了",
     ),
     "clashing_labels": Entry(
-        "{number:.0%} of {sequences:,} training inputs are equal to one with another label or answer, such as {where}: "
+        "{number:.0%} of {sequences:,} training inputs are equal to one with another label or answer, such as "
+        "{where}: "
         "no model can tell them apart.",
         "look at how labels are matched with rows, and at what makes the inputs alike",
         "{sequences:,} 个训练输入中有 {number:.0%} 与标签或答案不同的另一个完全相同，例如 {where}：任何模型都分不开。",
@@ -308,7 +326,8 @@ OF_ROWS: dict[str, Entry] = {
     ),
     "wrapped_lines": Entry(
         "{number:.0%} of the rows are lines that end in the middle of a sentence, which the next row goes on with: "
-        "'{shown}' at {where}, then '{next}'. A text that was wrapped at about {width:.0f} characters was cut at every "
+        "'{shown}' at {where}, then '{next}'. A text that was wrapped at about {width:.0f} characters was cut at "
+        "every "
         "line break (newline), and each line is a document.",
         "set data.separator=auto, which cuts at blank lines, or join the lines of a paragraph before training",
         "{number:.0%} 的行在句子中间断开，由下一行接着：{where} 的“{shown}”，然后是“{next}”。"
@@ -316,7 +335,8 @@ OF_ROWS: dict[str, Entry] = {
         "设置 data.separator=auto（按空行切分），或在训练前把一段的各行连起来",
     ),
     "cut_alike": Entry(
-        "{number:.0%} of the texts are cut after exactly {most:,} {unit}, the largest length there is, and end without "
+        "{number:.0%} of the texts are cut after exactly {most:,} {unit}, the largest length there is, and end "
+        "without "
         "a mark, such as {shown!r} at {where}.",
         "look for a limit of a column or of an export, such as VARCHAR({most}), and export them again without it",
         "{number:.0%} 的文本正好在 {most:,} {unit}处被截断，这是出现的最大长度，结尾没有标点，例如 {where} 的 "
@@ -332,7 +352,8 @@ OF_ROWS: dict[str, Entry] = {
         "如果它是推托或错误信息，请从文件中去掉这些行，或只留少数",
     ),
     "same_pair": Entry(
-        "{number:.0%} of the pairs have the same reply on both sides (identical but for blanks, marks or capitals), such "
+        "{number:.0%} of the pairs have the same reply on both sides (identical but for blanks, marks or "
+        "capitals), such "
         "as '{shown}' at {where}: there is nothing to prefer.",
         "leave these pairs out",
         "{number:.0%} 的偏好对两边是同一个回答（只差空格、标点或大小写），例如 {where} 处的“{shown}”：没有可比较的。",
@@ -340,7 +361,8 @@ OF_ROWS: dict[str, Entry] = {
     ),
     "reply_elsewhere": Entry(
         "The {side} replies fit the prompts of other rows and not their own ({number:.1f} standard errors), such as "
-        "'{shown}' at {where}, while those of the other side fit theirs: they were shuffled, or joined to the wrong rows, "
+        "'{shown}' at {where}, while those of the other side fit theirs: they were shuffled, or joined to the "
+        "wrong rows, "
         "and the model only learns which reply is about the question.",
         "join both replies to the prompt by a key",
         "{side}回答与别的行的提示相配，与自己的提示不配（{number:.1f} 个标准误），例如 {where} 的“{shown}”，"
@@ -352,7 +374,8 @@ OF_ROWS: dict[str, Entry] = {
         "train.init_from names a run, and no stage before it learns to answer. It would compare with an untrained "
         "reference.",
         "set model.from=RUN, a run that has learnt to answer, or put a stage of conversations first",
-        "阶段 {stage} 从随机权重开始学偏好（{number:.0f}/1）：没有 model.from 或 train.init_from，前面也没有学回答的阶段。"
+        "阶段 {stage} 从随机权重开始学偏好（{number:.0f}/1）：没有 model.from 或 train.init_from，前面也没有学回"
+        "答的阶段。"
         "它比较的参考模型没有训练过。",
         "设置 model.from=RUN（已学会回答的一次训练），或在前面加一个学对话的阶段",
     ),
@@ -363,7 +386,8 @@ OF_ROWS: dict[str, Entry] = {
         "换成各不相同的回答，或去掉大部分这样的对",
     ),
     "told_apart": Entry(
-        "{number:.0%} of the {side} replies differ from the other ones by a marker alone, {kind}: '{mark}', such as in "
+        "{number:.0%} of the {side} replies differ from the other ones by a marker alone, {kind}: '{mark}', such "
+        "as in "
         "'{shown}'. The model learns to write it, and need not read what is said.",
         "take the marker, rating or template out of the replies, and write both sides of a pair in one form",
         "{number:.0%} 的{side}回答仅凭一个记号就能与另一个区分，{kind}：“{mark}”，例如“{shown}”。"
@@ -371,7 +395,8 @@ OF_ROWS: dict[str, Entry] = {
         "从回答中去掉这个记号、评分或模板，一对回答的两边用同样的形式书写",
     ),
     "told_by_length": Entry(
-        "{number:.0%} of the {side} replies are longer than the other one, {times:.1f} times in the middle one: length "
+        "{number:.0%} of the {side} replies are longer than the other one, {times:.1f} times in the middle one: "
+        "length "
         "alone tells the pairs apart, and the model may learn nothing else.",
         "if length is not what is preferred, add pairs in which the other reply is the longer one",
         "{number:.0%} 的{side}回答比另一个长，中位数为 {times:.1f} 倍：仅凭长度就能区分，模型可能只学到这一点。",
@@ -435,7 +460,8 @@ OF_ROWS: dict[str, Entry] = {
         "把类别那一列命名为 label；每类需要几十张图像",
     ),
     "lost_aspect": Entry(
-        "{property} alone tells the class of {number:.0%} of the pictures, and images.size={size} brings all of them to "
+        "{property} alone tells the class of {number:.0%} of the pictures, and images.size={size} brings all of "
+        "them to "
         "one size: the model does not see the width and height (proportion, aspect) that the classes differ in.",
         "set images.size=native, or letterbox, which keeps the aspect",
         "{property}本身就能说出 {number:.0%} 图像的类别，而 images.size={size} 把所有图像变成同一大小："
@@ -485,31 +511,37 @@ OF_ROWS: dict[str, Entry] = {
     ),
     "id_value": Entry(
         "{code} is another one for each patient ({number:.0%} of them): an id, a name or a number of the list, among "
-        "the features (static facts). It says nothing of other patients, and a model learns patients by heart with it.",
+        "the features (static facts). It says nothing of other patients, and a model learns patients by heart "
+        "with it.",
         "leave the column out of `static` and of the events",
         "{code} 对每个病人都不同（{number:.0%}）：特征（static）里混进了编号、姓名或序号。"
         "它对别的病人没有意义，模型会借它死记病人。",
         "从 `static` 和事件中去掉这一列",
     ),
     "times_as_values": Entry(
-        "The values of {number:.0%} of the codes, such as {code}, are the times of their events: the column of times is "
+        "The values of {number:.0%} of the codes, such as {code}, are the times of their events: the column of "
+        "times is "
         "read as that of values.",
         "name the column of the measurements as data.events.value",
         "{number:.0%} 的编码（例如 {code}）的数值就是事件的时间：时间列被当成了数值列。",
         "用 data.events.value 指定测量值所在的列",
     ),
     "one_value": Entry(
-        "{number:.0%} of {sequences:,} patients have the same value in all of their tests: the column of values is one "
+        "{number:.0%} of {sequences:,} patients have the same value in all of their tests: the column of values "
+        "is one "
         "of the patient (such as the age or weight), or was filled by a join.",
         "name the column of the measurements as data.events.value",
-        "{sequences:,} 位病人中有 {number:.0%} 的各种检查数值完全相同：数值列其实是病人的属性（如年龄、体重），或由连接填充。",
+        "{sequences:,} 位病人中有 {number:.0%} 的各种检查数值完全相同：数值列其实是病人的属性（如年龄、体重），或"
+        "由连接填充。",
         "用 data.events.value 指定测量值所在的列",
     ),
     "events_twice": Entry(
-        "{number:.0%} of the events with a value are there twice, the copy always {hours:g} hours later: two exports, or "
+        "{number:.0%} of the events with a value are there twice, the copy always {hours:g} hours later: two "
+        "exports, or "
         "two time zones, were joined, and duplicates are only found at equal times.",
         "take the copies out of the tables",
-        "{number:.0%} 的带值事件出现两次，副本总是晚 {hours:g} 小时：合并了两次导出或两个时区，而重复只在时间相同时才会去掉。",
+        "{number:.0%} 的带值事件出现两次，副本总是晚 {hours:g} 小时：合并了两次导出或两个时区，而重复只在时间相同"
+        "时才会去掉。",
         "从表中去掉副本",
     ),
     "no_values": Entry(
@@ -522,7 +554,8 @@ OF_ROWS: dict[str, Entry] = {
         "All values of {code} are {mean:.6g}, or differ by less than single precision tells apart: they say nothing. "
         "Codes like it: {codes}, with {number:.0%} of all values.",
         "look at the column that data.events takes the values from",
-        "{code} 的数值都是 {mean:.6g}，或者差别小于单精度能分辨的程度：没有信息。这样的编码有 {codes} 种，占全部数值的"
+        "{code} 的数值都是 {mean:.6g}，或者差别小于单精度能分辨的程度：没有信息。这样的编码有 {codes} 种，占全部"
+        "数值的"
         " {number:.0%}。",
         "检查 data.events 取数值的那一列",
     ),
@@ -564,11 +597,14 @@ OF_ROWS: dict[str, Entry] = {
         "调低 events.min_count，或把编码归并成更粗的",
     ),
     "beyond_follow_up": Entry(
-        "{number:.0%} of {sequences:,} patients are left out, censored before the horizon of {horizon:g} {unit}: they "
-        "were not observed for so long. {positive:.0%} of the others have the outcome, as survivors are left out most.",
+        "{number:.0%} of {sequences:,} patients are left out, censored before the horizon of {horizon:g} {unit}: "
+        "they "
+        "were not observed for so long. {positive:.0%} of the others have the outcome, as survivors are left out "
+        "most.",
         "set events.labels.horizon to a time for which most were followed; events.labels.censored=keep keeps them "
         "without a label",
-        "{sequences:,} 位病人中有 {number:.0%} 在 {horizon:g} {unit} 的预测期之前失访（删失）而被略去：观察时间没有那么长。"
+        "{sequences:,} 位病人中有 {number:.0%} 在 {horizon:g} {unit} 的预测期之前失访（删失）而被略去：观察时间没"
+        "有那么长。"
         "剩下的人中 {positive:.0%} 有结局，因为被略去的多是存活者。",
         "把 events.labels.horizon 设为多数人随访到的时间；events.labels.censored=keep 会保留他们但没有标签",
     ),
@@ -580,14 +616,16 @@ OF_ROWS: dict[str, Entry] = {
         "对照 events.landmark 与 events.labels.duration：两者单位同为 events.unit，并从同一天算起",
     ),
     "map_reversed": Entry(
-        "events.labels.map gives '{bad}' the label 0 and '{good}' the label 1 in the column {column!r}: the map looks "
+        "events.labels.map gives '{bad}' the label 0 and '{good}' the label 1 in the column {column!r}: the map "
+        "looks "
         "the wrong way round (reversed). Label 1 means that the outcome came.",
         "swap them: events.labels.map={{{bad}: 1, {good}: 0}}",
         "events.labels.map 在列 {column!r} 中把“{bad}”设为 0、“{good}”设为 1：看来反了。标签 1 表示结局发生。",
         "交换它们：events.labels.map={{{bad}: 1, {good}: 0}}",
     ),
     "event_is_censoring": Entry(
-        "events.labels.event reads the column {column!r}, whose name says that observation ended without the outcome: "
+        "events.labels.event reads the column {column!r}, whose name says that observation ended without the "
+        "outcome: "
         "event is to be 1 for those with the outcome, so labels are the wrong way round (reversed).",
         "name the column of the outcome, or exchange 0 and 1",
         "events.labels.event 读取的列 {column!r}，从名称看表示没有发生结局：event 应为 1 表示结局发生，标签因此反了。",
@@ -636,7 +674,8 @@ OF_ROWS: dict[str, Entry] = {
         "把 images.std 和 images.mean 设为 0 到 1 的颜色的统计值，例如都是 0.5",
     ),
     "shrunk": Entry(
-        "{number:.0%} of the pictures are shrunk to {patches:.0f} patches, {kept:.1%} of their pixels: hardly any detail "
+        "{number:.0%} of the pictures are shrunk to {patches:.0f} patches, {kept:.1%} of their pixels: hardly "
+        "any detail "
         "is left to see.",
         "raise {field}; a picture should have 16 patches or more",
         "{number:.0%} 的图像被缩小到 {patches:.0f} 个图块，只剩 {kept:.1%} 的像素：几乎看不到细节。",
@@ -646,7 +685,8 @@ OF_ROWS: dict[str, Entry] = {
         "Colours alone tell the class of {number:.0%} of the pictures, grey copies of {grey:.0%}, and images.color="
         "{strength:g} changes hue and saturation of training pictures at random: what the classes differ in is lost.",
         "set images.color=0",
-        "仅凭颜色就能说出 {number:.0%} 图像的类别，灰度副本只有 {grey:.0%}，而 images.color={strength:g} 随机改变训练图像的"
+        "仅凭颜色就能说出 {number:.0%} 图像的类别，灰度副本只有 {grey:.0%}，而 images.color={strength:g} 随机改变"
+        "训练图像的"
         "色相和饱和度：各类的区别就丢失了。",
         "设置 images.color=0",
     ),
@@ -676,7 +716,8 @@ OF_ROWS: dict[str, Entry] = {
         "{far:,} values of {code} are {times:,.0f} times as far from the median as all others, and make its standard "
         "deviation {number:,.0f} times as large: the others look equal. Codes like it: {codes}.",
         "look for another unit or placeholders such as 9999 among them; convert or empty these cells",
-        "{code} 有 {far:,} 个数值离中位数的距离是其余的 {times:,.0f} 倍，使标准差变成 {number:,.0f} 倍：其余数值看起来"
+        "{code} 有 {far:,} 个数值离中位数的距离是其余的 {times:,.0f} 倍，使标准差变成 {number:,.0f} 倍：其余数值"
+        "看起来"
         "都一样。这样的编码有 {codes} 种。",
         "检查其中是否混有别的单位或 9999 之类的占位值；换算或清空这些单元格",
     ),
@@ -697,7 +738,8 @@ OF_ROWS: dict[str, Entry] = {
         "设置 tokenizer.kind=bpe 和 tokenizer.path=null，或使用由同一种语言的文本训练的分词器文件",
     ),
     "words_too_rare": Entry(
-        "tokenizer.min_count={least} splits all words with fewer occurrences into characters: {per_character:.2f} tokens "
+        "tokenizer.min_count={least} splits all words with fewer occurrences into characters: "
+        "{per_character:.2f} tokens "
         "for a character, {number:.1f} times as many as of a tokenizer made from this text.",
         "set tokenizer.min_count=1",
         "tokenizer.min_count={least} 把出现次数更少的词都拆成字符：每个字符 {per_character:.2f} 个词元，"
@@ -718,7 +760,8 @@ OF_ROWS: dict[str, Entry] = {
         "调大 tokenizer.vocab_size，例如 4000",
     ),
     "same_rows": Entry(
-        "{number:.0%} of {sequences:,} held-out {unit} looked at are also trained on, such as {where}: the same content "
+        "{number:.0%} of {sequences:,} held-out {unit} looked at are also trained on, such as {where}: the same "
+        "content "
         "twice, as identical copies (duplicates) under another id or row. The held-out loss is too good.",
         "take the copies out of one part; or leave out `split` and let data.holdout divide the rows",
         "看过的 {sequences:,} 个验证样本（{unit}）中有 {number:.0%} 也在训练集里，例如 {where}："
@@ -739,10 +782,12 @@ OF_ROWS: dict[str, Entry] = {
         "每行只留一份；要多训练某些数据，可给来源设 weight",
     ),
     "few_held_out": Entry(
-        "{number:.0f} rows with {targets} targets are held out (none measure nothing) beside {trained:,} to train on: their loss is chance, and "
+        "{number:.0f} rows with {targets} targets are held out (none measure nothing) beside {trained:,} to "
+        "train on: their loss is chance, and "
         "it chooses the weights that are kept, or the end of training.",
         "raise data.holdout, such as to 0.1, so that tens of rows are held out",
-        "只留出了 {number:.0f} 行（{targets} 个目标），而训练有 {trained:,} 行：它们的损失是偶然的，却用来选择保留的权重或"
+        "只留出了 {number:.0f} 行（{targets} 个目标），而训练有 {trained:,} 行：它们的损失是偶然的，却用来选择保"
+        "留的权重或"
         "决定何时停止。",
         "调大 data.holdout，例如 0.1，使验证有几十行",
     ),
@@ -753,7 +798,8 @@ OF_ROWS: dict[str, Entry] = {
         "调小 data.holdout，例如 0.05，或检查行中的 `split`",
     ),
     "split_talks": Entry(
-        "{number:.0%} of the conversations are longer than {most} tokens and are split: the reply, or a part of it, is "
+        "{number:.0%} of the conversations are longer than {most} tokens and are split: the reply, or a part of "
+        "it, is "
         "learnt in a window that does not hold its question.",
         "raise {field}, or set plan.overflow=drop; truncate_left keeps the end of the question and the reply",
         "{number:.0%} 的对话长于 {most} 个词元而被切开：回复或其一部分所在的窗口里没有它的问题。",
@@ -779,7 +825,8 @@ OF_ROWS: dict[str, Entry] = {
         "在某个阶段的 use 中写上它，或去掉它",
     ),
     "no_prefix": Entry(
-        "data.template.assistant is empty, and so is data.template.separator: nothing says where a message of the user, "
+        "data.template.assistant is empty, and so is data.template.separator: nothing says where a message of "
+        "the user, "
         "'{shown}', ends and the reply begins ({number:.0%} of the conversations).",
         "give data.template.assistant a prefix of its own",
         "data.template.assistant 为空，data.template.separator 也为空：看不出用户消息（“{shown}”）到哪里结束、"

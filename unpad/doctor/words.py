@@ -34,7 +34,8 @@ WORDS: dict[str, tuple[str, str]] = {
     "apart": ("letters that stand apart", "被空格隔开的字母"),
     "end": ("end", "末尾"),
     "greets": (
-        "nearly all conversations begin with the same question of the user, as a service greets, and the first replies "
+        "nearly all conversations begin with the same question of the user, as a service greets, and the first "
+        "replies "
         "differ",
         "几乎所有对话都以用户的同一个问题开头，像是客服的问候，而第一条回复各不相同",
     ),
@@ -102,7 +103,10 @@ WORDS: dict[str, tuple[str, str]] = {
     "detail": ("the sharpness (logarithm of the difference of neighbouring pixels)", "清晰度（相邻像素差的对数）"),
     "log_pixels": ("the logarithm (base 10) of the number of pixels", "像素数的对数（以 10 为底）"),
     "num_events": ("The number of events", "事件数"),
-    "last_event": ("The time of the last event, in days before the landmark (below 0)", "最后一个事件距预测时点的天数（负数）"),
+    "last_event": (
+        "The time of the last event, in days before the landmark (below 0)",
+        "最后一个事件距预测时点的天数（负数）",
+    ),
     "log_events": ("the logarithm (base 10) of the number of events", "事件数的对数（以 10 为底）"),
     "no_label": ("without a label", "没有标签"),
     "subject": (
@@ -127,7 +131,8 @@ WORDS: dict[str, tuple[str, str]] = {
     "rate_value": ("{rate:.1e}; in range: {low:.1e} to {high:.1e}", "{rate:.1e}；合适范围 {low:.1e} 到 {high:.1e}"),
     "step": ("a step", "一步"),
     "step_value": (
-        "{seconds:.3f} s: forward {forward:.0%}, backward {backward:.0%}, optimizer {optimize:.0%}; loading beside it "
+        "{seconds:.3f} s: forward {forward:.0%}, backward {backward:.0%}, optimizer {optimize:.0%}; loading "
+        "beside it "
         "{load:.0%}",
         "{seconds:.3f} 秒：前向 {forward:.0%}，反向 {backward:.0%}，优化器 {optimize:.0%}；同时读取数据 {load:.0%}",
     ),

@@ -132,6 +132,6 @@ def test_of_a_recipe_of_pairs_alone_rows_and_settings_are_looked_at_and_no_steps
     path = write_rows(tmp_path / "data" / "pairs.jsonl", pairs)
     stages = [{"name": "prefer", "use": ["pairs"], "train": {"max_epochs": 2, "beta": 40.0}}]
     found = examined(text(tmp_path / "data", data={"pairs": path, "text": [], "chat": []}, stages=stages))
-    assert codes(found) == ["told_apart", "beta"]
+    assert codes(found) == ["untrained_reference", "told_apart", "beta"]
     assert found.tried is None
     assert any("not tried" in line for line in found.lines("en"))

@@ -160,7 +160,9 @@ def _course(subject: Subject[EventData], patient: np.ndarray, time: np.ndarray, 
         if max(area, 1 - area) >= RANKS:
             means = [float(np.median(measure[usable & (labels == one)])) for one in (0, 1)]
             values: dict[str, Value] = {"what": name, "first": means[0], "second": means[1]}
-            return [Finding("leaking_course", "warning", max(area, 1 - area), ("events.landmark", "data.events"), values)]
+            return [
+                Finding("leaking_course", "warning", max(area, 1 - area), ("events.landmark", "data.events"), values)
+            ]
     return []
 
 

@@ -91,7 +91,9 @@ def check_lost_colour(subject: Subject[ImageData]) -> list[Finding]:
 
 def _named_rightly(features: np.ndarray, labels: np.ndarray) -> float:
     """The share of one half of the rows that a linear fit to the other half names rightly, for both halves."""
-    features = np.concatenate([(features - features.mean(0)) / np.maximum(features.std(0), 1e-6), np.ones((len(features), 1))], 1)
+    features = np.concatenate(
+        [(features - features.mean(0)) / np.maximum(features.std(0), 1e-6), np.ones((len(features), 1))], 1
+    )
     wanted, right = np.eye(int(labels.max()) + 1)[labels], 0
     for half in (0, 1):
         own, other = features[half::2], features[1 - half :: 2]

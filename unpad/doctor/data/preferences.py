@@ -208,7 +208,9 @@ def _settings(subject: Subject) -> list[Finding]:
         given = train.init_from is not None or "from" in subject.setup.recipe.model or subject.setup.base is not None
         if is_first and not given:
             values = {"stage": stage.name}
-            found.append(Finding("untrained_reference", "fault", 1.0, ("model.from", "train.init_from", "stages"), values))
+            found.append(
+                Finding("untrained_reference", "fault", 1.0, ("model.from", "train.init_from", "stages"), values)
+            )
         if not SMALL_BETA <= train.beta < LARGE_BETA:
             field = subject.setup.recipe.field_of(stage.name, "train.beta")
             which = "@stay" if train.beta >= LARGE_BETA else "@wander"

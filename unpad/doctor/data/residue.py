@@ -1,10 +1,11 @@
-"""Traces of programs in texts: letters that were lost, pieces of another tokenizer, masks, padding, running numbers, and
-rows that are beginnings of others."""
+"""Traces of programs in texts: letters that were lost, pieces of another tokenizer, masks, padding, running numbers,
+and rows that are beginnings of others."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -25,7 +26,10 @@ PADDING = re.compile(r"(\S{1,12}?)(?:\s?\1){11,}\s*$")
 NUMBER = re.compile(r"\W{0,2}(\d{1,9})(?=[\s.:)\],;|])")
 MANY_ROWS, MANY_PIECES, MANY_MASKS, MOSTLY_APART = 0.3, 0.05, 0.03, 0.9  # shares of rows, of words, and of marks
 DOUBLED = 0.3  # of the words, that are said twice
-RISING, LEAST_START = 0.97, 20  # share of the rows whose number is larger than the one before, and characters of a start
+RISING, LEAST_START = (
+    0.97,
+    20,
+)  # share of the rows whose number is larger than the one before, and characters of a start
 END = 300  # characters of a row that are searched for padding
 
 
@@ -44,7 +48,7 @@ def check_residue(rows: dict[str, list[Example]]) -> list[Finding]:
             continue
         learnt = [(row.turns[-1].content, row.where) for row in examples if row.turns]
         found += [*_lost_letters(texts, fields), *_in_words(texts, fields), *_apart(texts, fields)]
-        found += [*_hyphens(texts, fields), *_padding(learnt, fields), *_doubled(texts, fields)]
+        found += [*_hyphens(texts, fields), *(_padding(learnt, fields) or _doubled(texts, fields))]
         found += [*_numbered(learnt, fields), *_starts(examples, fields)] if kind in ("text", "chat") else []
     return found
 
@@ -104,7 +108,7 @@ def _padding(texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list[
 def _doubled(texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list[Finding]:
     """Every word twice."""
     lists = [words for text, _ in texts if len(words := text.split()) >= 8 and len(set(words)) >= 4]
-    pairs = sum(one == other for words in lists for one, other in zip(words, words[1:], strict=False))
+    pairs = sum(one == other for words in lists for one, other in pairwise(words))
     share = pairs / max(sum(len(words) - 1 for words in lists), 1)
     if len(lists) < LEAST or share < DOUBLED:
         return []
@@ -133,7 +137,7 @@ def _starts(examples: Sequence[Example], fields: tuple[str, ...]) -> list[Findin
     ordered = sorted(whole)
     if len(ordered) < LEAST_ROWS:
         return []
-    starts = [one for one, other in zip(ordered, ordered[1:], strict=False)
+    starts = [one for one, other in pairwise(ordered)
               if len(one) >= LEAST_START and other.startswith(one)]  # fmt: skip
     share = len(starts) / len(ordered)
     if share < MANY_ROWS:

@@ -161,7 +161,12 @@ def _is_unseen(character: str) -> bool:
 
 def _no_text(texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list[Finding]:
     """Rows of digits, JSON that was read as text, and words whose letters stand apart."""
-    for why, is_bad in (("@digits", _is_digits), ("@json", _is_json), ("@literal", _is_literal), ("@apart", _stands_apart)):
+    for why, is_bad in (
+        ("@digits", _is_digits),
+        ("@json", _is_json),
+        ("@literal", _is_literal),
+        ("@apart", _stands_apart),
+    ):
         bad = [(text, where) for text, where in texts if is_bad(text.strip())]
         if len(bad) >= max(NO_TEXT * len(texts), 2):
             values: dict[str, Value] = {"why": why, "where": bad[0][1], "shown": " ".join(bad[0][0].split())[:SHOWN]}
@@ -231,8 +236,9 @@ def _wrapped(examples: Sequence[Example], fields: tuple[str, ...]) -> list[Findi
     cut = [not own or own[-1] < len(text) for (text, _), own in zip(rows, ends, strict=True)]
     cased = [text[0].islower() or not text[0].isalpha() or text[0].lower() == text[0].upper() for text, _ in rows[1:]]
     going = [at for at, (one, low) in enumerate(zip(cut, cased, strict=False)) if one and low]
+    one_size = float((lengths == lengths.max()).mean())  # pieces of a text that was cut anew, at one length
     few_ends = inside + closing < len(rows) / 8
-    if at_width < OF_ONE_WIDTH or few_ends or inside < INSIDE_ROWS * (inside + closing):
+    if at_width < OF_ONE_WIDTH or one_size >= OF_ONE_WIDTH or few_ends or inside < INSIDE_ROWS * (inside + closing):
         return []
     if len(going) < GOES_ON * len(rows):
         return []

@@ -20,15 +20,17 @@ STAND_IN, BESIDE = 0.04, 1.0  # share of one exact value, and deviations of the 
 LOST, MOSTLY_LOST = 0.4, 0.8  # of the patients
 CENSORED, ENDED_BEFORE = "censored before the horizon", "whose observation ended before the landmark"
 # Words of an outcome that came, and of one that did not; and columns in which they mean the other.
-BAD_WORDS = frozenset(
-    "dead died death deceased exitus expired mortality yes y true t 1 positive pos present case event relapse relapsed "
-    "readmitted sepsis septic ill sick tot gestorben verstorben ja décédé oui muerto fallecido sí "
-    "死亡 死 已故 去世 是 阳性 有 复发 患病".split()
+BAD = (
+    "dead died death deceased exitus expired mortality yes y true t 1 positive pos present case event relapse "
+    "relapsed readmitted sepsis septic ill sick tot gestorben verstorben ja décédé oui muerto fallecido sí "
+    "死亡 死 已故 去世 是 阳性 有 复发 患病"
 )
-GOOD_WORDS = frozenset(
-    "alive living survived survivor lebt lebend vivant vivo no n false f 0 negative neg absent control none censored "
-    "healthy well recovered discharged nein non 存活 生存 活着 否 阴性 无 未 健康 治愈 出院 未复发".split()
+BAD_WORDS = frozenset(BAD.split())
+GOOD = (
+    "alive living survived survivor lebt lebend vivant vivo no n false f 0 negative neg absent control none "
+    "censored healthy well recovered discharged nein non 存活 生存 活着 否 阴性 无 未 健康 治愈 出院 未复发"
 )
+GOOD_WORDS = frozenset(GOOD.split())
 GOOD_COLUMN = re.compile(r"surviv|alive|censor|healthy|recover|remission|free|生存|存活|删失|治愈", re.IGNORECASE)
 ENDED_WELL = re.compile(r"(?<!un)(?<!not_)(?<!not )censored|survived|alive|存活|删失", re.IGNORECASE)
 # A name with a value behind it: after a sign or blank, and a decimal number also after letters.
@@ -154,7 +156,11 @@ def _lost(subject: Subject[EventData]) -> list[Finding]:
     censored = left.get(CENSORED, 0) + (unknown if labels is not None and labels.horizon is not None else 0)
     if labels is not None and labels.horizon is not None and censored >= lost / 2:
         known = data.labels[data.labels >= 0] if data.labels is not None else np.zeros(1)
-        told |= {"horizon": labels.horizon, "unit": _unit(subject), "positive": float(known.mean()) if len(known) else 0}
+        told |= {
+            "horizon": labels.horizon,
+            "unit": _unit(subject),
+            "positive": float(known.mean()) if len(known) else 0,
+        }
         fields = ("events.labels.horizon", "events.labels.censored", "events.labels.duration", "events.labels")
         return [Finding("beyond_follow_up", severity, share, fields, told)]
     if why == ENDED_BEFORE:

@@ -184,8 +184,10 @@ def _template(subject: Subject) -> list[Finding]:
     """Prefixes of the two roles that do not tell them apart."""
     data = subject.setup.recipe.data
     template = data.template
-    if data.converses and not template.assistant.strip() and not template.separator.strip():
-        return [Finding("no_prefix", "warning", 1.0, ("data.template.assistant", "data.template"), {"shown": template.user})]
+    if data.converses and template.user.strip() and not (template.assistant + template.separator).strip():
+        return [
+            Finding("no_prefix", "warning", 1.0, ("data.template.assistant", "data.template"), {"shown": template.user})
+        ]
     if not data.converses or template.user.strip() != template.assistant.strip():
         return []
     fields = ("data.template", "data.template.assistant", "data.template.user")

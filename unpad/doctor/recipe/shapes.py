@@ -18,8 +18,8 @@ MOSTLY_HELD = 0.75  # of the rows
 FEW_HELD, FEW_HELD_TARGETS, MANY_TRAINED = 4, 100, 100  # held-out rows and their targets, and rows to train on
 # Largest sensible values of augmentations, which leave the content to be seen.
 LARGEST = {
-    "images.shift": 0.5, "images.scale": 2.0, "images.zoom": 2.0, "images.color": 0.8, "images.erase": 0.8, "images.flip": 0.99,
-    "augment.delete": 0.4, "augment.insert": 0.7, "augment.synonyms": 0.9,
+    "images.shift": 0.5, "images.scale": 2.0, "images.zoom": 2.0, "images.color": 0.8, "images.erase": 0.8,
+    "images.flip": 0.99, "augment.delete": 0.4, "augment.insert": 0.7, "augment.synonyms": 0.9,
 }  # fmt: skip
 ENDS_SOON = 0.2  # nats that an evaluation must gain to count as progress
 
@@ -135,7 +135,11 @@ def _augmentation(subject: Subject) -> list[Finding]:
 
 def _patience(subject: Subject) -> list[Finding]:
     train = subject.recipe.train
-    if train.patience is not None and (train.eval_every or 0) > subject.num_steps > 0 and len(subject.stage.held_out_ids):
+    if (
+        train.patience is not None
+        and (train.eval_every or 0) > subject.num_steps > 0
+        and len(subject.stage.held_out_ids)
+    ):
         fields = (subject.field("train.eval_every"), "train.patience")
         values: dict[str, Value] = {"steps": subject.num_steps, "field": fields[0]}
         return [Finding("never_evaluated", "warning", train.eval_every or 0, fields, values)]
