@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.doctor.missed import OF_COLUMNS
-from tests.doctor.recipes import patients
+from tests.helpers.families import patients
 from tests.doctor.troubles import Trouble
 from unpad.doctor.data.columns import check_columns
 from unpad.doctor.data.histories import check_histories

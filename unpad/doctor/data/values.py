@@ -161,7 +161,12 @@ def _lost(subject: Subject[EventData]) -> list[Finding]:
             "unit": _unit(subject),
             "positive": float(known.mean()) if len(known) else 0,
         }
-        fields = ("events.labels.horizon", "events.labels.censored", "events.labels.duration", "events.labels")
+        fields: tuple[str, ...] = (
+            "events.labels.horizon",
+            "events.labels.censored",
+            "events.labels.duration",
+            "events.labels",
+        )
         return [Finding("beyond_follow_up", severity, share, fields, told)]
     if why == ENDED_BEFORE:
         told |= {"landmark": str(events.landmark)}
@@ -187,8 +192,8 @@ def check_outcome(subject: Subject[EventData]) -> list[Finding]:
         return []
     column, told = str(labels.label or labels.event), dict[str, Value]()
     if labels.event is not None and labels.map is None and ENDED_WELL.search(column):
-        fields = ("events.labels.event", "events.labels.map", "events.labels")
-        return [Finding("event_is_censoring", "warning", 1.0, fields, {"column": column})]
+        read = ("events.labels.event", "events.labels.map", "events.labels")
+        return [Finding("event_is_censoring", "warning", 1.0, read, {"column": column})]
     if GOOD_COLUMN.search(column):
         return []
     given = labels.map or {}
