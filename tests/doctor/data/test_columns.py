@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.doctor.missed import OF_COLUMNS
-from tests.helpers.families import patients
 from tests.doctor.troubles import Trouble
+from tests.helpers.families import patients
 from unpad.doctor.data.columns import check_columns
 from unpad.doctor.data.histories import check_histories
 from unpad.doctor.data.values import check_values
