@@ -63,7 +63,7 @@ class ProvedModel:
         return ""
 
     def _change(self) -> str:
-        """What was changed in the model, in words; empty for nothing."""
+        """Changes of the model since the proof, in words; empty for none."""
         for config, name in self.attentions:
             if config._attn_implementation != name:
                 return f"its attention is {config._attn_implementation}, and was {name}"

@@ -256,7 +256,7 @@ def _noting(model: nn.Module, longest: int) -> Iterator[list[dict[str, Any]]]:
 
 
 def _hints(own: OwnUpdate, called: list[dict[str, Any]], refused: str) -> Iterator[str]:
-    """What a loss of the user's own asks for, or leaves out, that flat batches do not have, or need.
+    """Needs of a user's own loss that flat batches do not meet, or that it leaves out, in words.
 
     Args:
         called: of `_noting`.

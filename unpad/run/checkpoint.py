@@ -336,7 +336,7 @@ def _tensors(path: Path, name: str, data: bytes) -> dict[str, torch.Tensor]:
 
 
 def _identity(path: Path) -> tuple[int, int, int] | None:
-    """What tells a folder from another that takes its place; None for no folder.
+    """Key that tells a folder from another in its place; None for no folder.
 
     With the time of its last change: a writer that replaces a folder twice may have the number of the first one again.
     """

@@ -25,7 +25,7 @@ Try = Callable[[Sequence[Batch], int, int], float]
 
 
 def cause_of(loss: Try, batches: Sequence[Batch], alone: Sequence[Batch], truth: float, shares_rows: bool) -> str:
-    """Why a loss is not that of its sequences one at a time; empty where nothing shows.
+    """Cause for which a loss is not that of its sequences one at a time; empty where nothing shows.
 
     Args:
         alone: the batch of each sequence with a target.

@@ -512,7 +512,7 @@ class Case:
         return truth, notes, taken, reasons
 
     def _cause(self, update: Update, truth: float) -> str:
-        """Why a loss of the trainer's own is wrong, as far as it shows."""
+        """Cause for which a loss of the trainer's own is wrong, as far as it shows."""
         batches = [self._batch_of(update, piece) for piece in _targeted(update)]
         if divisor := _own_divisor(self.trainer):
             counts = _divisors(self.trainer, batches)
@@ -535,7 +535,7 @@ class Case:
         return cause_of(loss, self.first.batches, batches, truth, len(rows) > len(set(rows)))
 
     def _given(self, update: Update) -> dict[int, dict[str, object]]:
-        """What the model gets of each sequence besides its tokens, as the batch of the sequence alone has it."""
+        """Inputs of each sequence besides its tokens, as the batch of the sequence alone has them."""
         names = {name for batch in update.batches for name, value in batch.inputs.items() if value is not None}
         names -= {*OF_TOKENS, *LABELS, *LOSS_ONLY}
         masks = [batch.inputs.get("attention_mask") for batch in update.batches]

@@ -134,7 +134,7 @@ class Update:
         return self.known[piece.sequence].ids[piece.offset : piece.offset + piece.length]
 
     def given_of(self, piece: Piece) -> dict[str, object]:
-        """What the model gets of a piece alone besides its tokens; of a part, only what has one entry per token."""
+        """Inputs of a piece alone besides its tokens; of a part, only those with one entry per token."""
         given, length = self.given.get(piece.sequence, {}), len(self.known[piece.sequence].ids)
         if piece.length == length:
             return dict(given)
