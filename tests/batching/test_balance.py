@@ -65,11 +65,11 @@ def test_a_long_plan_is_judged_by_updates_spread_over_it(monkeypatch: pytest.Mon
     assert costs.balance(4).efficiency == pytest.approx(whole.efficiency, abs=0.05)
 
 
-def test_the_dearest_sequence_is_the_longest_or_has_the_largest_set() -> None:
+def test_the_largest_sequence_is_the_longest_or_has_the_largest_set() -> None:
     made = made_of(np.array([5, 30, 8]), tokens_per_step=100)
-    assert (Costs(made, 10.0).tokens, Costs(made, 10.0).dearest) == (30, 30 + 900 / 10)
+    assert (Costs(made, 10.0).tokens, Costs(made, 10.0).largest) == (30, 30 + 900 / 10)
     attended = np.array([50, 1, 1])
-    assert (Costs(made, 10.0, attended).tokens, Costs(made, 10.0, attended).dearest) == (5, 5 + 2500 / 10)
+    assert (Costs(made, 10.0, attended).tokens, Costs(made, 10.0, attended).largest) == (5, 5 + 2500 / 10)
 
 
 def test_one_micro_batch_per_update_leaves_all_processes_but_one_idle() -> None:
@@ -132,5 +132,5 @@ def test_an_empty_plan_leaves_every_process_idle() -> None:
     found = Costs(made, 10.0)
     assert found.balance(3).idle == 3
     assert found.fill_tokens(3) is None
-    assert (found.tokens, found.dearest) == (0, 0.0)
+    assert (found.tokens, found.largest) == (0, 0.0)
     assert finer_cut(lambda tokens: made, 10, 3, 10.0) is None

@@ -1,7 +1,7 @@
 """Balance of a plan's updates among processes, and sizes that would give all of them work.
 
-Every process takes its share of an update by `shares.assign`, and the update ends with the dearest share. Costs are
-those of `shares.micro_cost`; communication is not counted.
+Every process takes its share of an update by `shares.assign`, and the update ends with the most expensive share. Costs
+are those of `shares.micro_cost`; communication is not counted.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from unpad.batching.grouping import sum_runs
 from unpad.batching.plan import Plan
 from unpad.batching.shares import micro_costs
 
-MOST_UPDATES = 2000  # of a plan that are shared out; of longer plans so many, evenly spaced
+MOST_UPDATES = 2000  # of a plan that are shared out; longer plans are sampled evenly down to this number
 BUSY = 0.9  # mean over maximum of the cost per process from which on all count as busy
 MICROS_EACH = (1, 2, 3, 4)  # micro-batches per process of the cuts that are tried
 ROOM = (1.0, 1.03, 1.1)  # of their tokens over an even cut
 MOST_EACH = 64  # micro-batches per process of an update that fills processes
 DRAWN_MICROS = 4096  # of all updates that are drawn to find that one
-WHOLE_MICROS = 0.97  # size of an update that is to have so many micro-batches, and not one more
+WHOLE_MICROS = 0.97  # size of an update that is to have this number of micro-batches, and not one more
 
 
 @dataclass(frozen=True)
 class Balance:
-    """Balance of a plan among so many processes.
+    """Balance of a plan among a number of processes.
 
     Args:
-        efficiency: cost of the real tokens over that of all processes from the beginning to the end of every update,
-            which is the mean over the maximum of the cost per process, with padding and filler as waste.
+        efficiency: cost of the real tokens over the cost of all processes from the beginning to the end of every
+            update: the mean over the maximum of the cost per process, with padding and filler as waste.
         bound: efficiency if micro-batches could be cut anywhere but inside a sequence: a share then costs at least as
-            much as the dearest sequence of its update.
+            much as the most expensive sequence of its update.
         idle: processes without a micro-batch in most updates.
     """
 
@@ -54,7 +54,7 @@ class Costs:
     Attributes:
         micros: (num_micros,) fp64.
         pieces: without padding, in the order of the plan, (num_pieces,) fp64.
-        tokens: real tokens of the dearest piece; 0 for an empty plan.
+        tokens: real tokens of the most expensive piece; 0 for an empty plan.
     """
 
     def __init__(self, made: Plan, cells_per_token: float, attended: np.ndarray | None = None) -> None:
@@ -66,12 +66,12 @@ class Costs:
         self.tokens = int(lengths[self.pieces.argmax()]) if len(lengths) else 0
 
     @property
-    def dearest(self) -> float:
-        """Cost of the dearest piece."""
+    def largest(self) -> float:
+        """Cost of the most expensive piece."""
         return float(self.pieces.max(initial=0))
 
     def balance(self, processes: int) -> Balance:
-        """Share the updates out among so many processes."""
+        """Share the updates out among `processes` processes."""
         made = self.made
         if not made.num_steps:
             return Balance(processes, 1.0, 1.0, processes)
@@ -79,19 +79,19 @@ class Costs:
         first, last = made.step_offsets[updates], made.step_offsets[updates + 1]
         runs = list(zip(made.micro_offsets[first], made.micro_offsets[last], strict=True))
         useful = np.array([self.pieces[begin:end].sum() for begin, end in runs])
-        dearest = np.array([self.pieces[begin:end].max() for begin, end in runs])
+        largest = np.array([self.pieces[begin:end].max() for begin, end in runs])
         micros = [self.micros[begin:end] for begin, end in zip(first, last, strict=True)]
-        spent = sum(_dearest_share(costs, processes) for costs in micros)
+        spent = sum(_largest_share(costs, processes) for costs in micros)
         return Balance(
             processes,
             efficiency=float(useful.sum()) / (processes * spent),
-            bound=float(useful.sum() / np.maximum(useful, processes * dearest).sum()),
+            bound=float(useful.sum() / np.maximum(useful, processes * largest).sum()),
             idle=_idle(last - first, processes),
         )
 
     def fill_tokens(self, processes: int) -> int | None:
-        """Real tokens of the smallest update that keeps so many processes at least BUSY with two micro-batches for each
-        or more, padding aside; None if MOST_EACH for each do not, and for an empty plan.
+        """Real tokens of the smallest update that keeps `processes` processes at least BUSY, with two or more
+        micro-batches each, padding aside; None if MOST_EACH each do not, and for an empty plan.
 
         Updates are drawn from the micro-batches of this plan, which should be those of updates much larger than one
         micro-batch.
@@ -103,15 +103,15 @@ class Costs:
         rng, each = np.random.default_rng(0), 2
         while each <= MOST_EACH:
             drawn = rng.choice(micros, (max(DRAWN_MICROS // (each * processes), 2), each * processes))
-            spent = sum(_dearest_share(update, processes) for update in drawn)
+            spent = sum(_largest_share(update, processes) for update in drawn)
             if float(drawn.sum()) >= BUSY * processes * spent:
                 return math.floor(WHOLE_MICROS * each * processes * per_micro)
             each += math.ceil(each / 4)
         return None
 
 
-def _dearest_share(costs: np.ndarray, processes: int) -> float:
-    """Cost of the dearest share of `shares.assign`."""
+def _largest_share(costs: np.ndarray, processes: int) -> float:
+    """Cost of the most expensive share of `shares.assign`."""
     if len(costs) <= processes:
         return float(costs.max())
     loads = [0.0] * processes
@@ -121,7 +121,7 @@ def _dearest_share(costs: np.ndarray, processes: int) -> float:
 
 
 def _idle(micros: np.ndarray, processes: int) -> int:
-    """Processes without work in most updates of so many micro-batches each, (num_updates,) int."""
+    """Number of processes without work in most updates, given the micro-batches of each, (num_updates,) int."""
     working = sum(2 * int((micros > rank).sum()) >= len(micros) for rank in range(min(processes, int(micros.max()))))
     return processes - working
 
@@ -146,8 +146,8 @@ def finer_cut(
 ) -> Cut | None:
     """Find a `plan.tokens_per_micro` with which every process has work in most updates.
 
-    Tried are sizes that cut the median update into MICROS_EACH micro-batches per process, until an efficiency is BUSY;
-    the best is taken. Each is tried with some ROOM: whole sequences leave some of it empty, and one micro-batch more
+    Tries sizes that cut the median update into MICROS_EACH micro-batches per process until one reaches an efficiency of
+    BUSY, and takes the best. Each size gets some ROOM: whole sequences leave some of it empty, and one micro-batch more
     than processes would keep all of them waiting.
 
     Args:

@@ -71,7 +71,7 @@ class RaggedBatch(FieldHolder):
         position_ids: (total_tokens,) int64, counted from 0 in every sequence unless the data says otherwise.
         input_ids: (total_tokens,) int64; None without tokens of a vocabulary. Next to `inputs_embeds` they only mark
             the batch as text.
-        labels: (total_tokens,) int64, the token to predict at each position; 0 where `loss_mask` is False.
+        labels: (total_tokens,) int64, token to predict at each position; 0 where `loss_mask` is False.
         loss_mask: (total_tokens,) bool, True where a label counts.
         target_index: (num_targets,) int64, the positions where `loss_mask` is True.
         inputs_embeds: (total_tokens, dim), inputs other than tokens of a vocabulary, such as patches.
@@ -135,7 +135,7 @@ class RaggedBatch(FieldHolder):
         return next((part for part in self.parts if isinstance(part, kind)), None)
 
     def require(self, kind: type[P]) -> P:
-        """The part of this type, in a batch that must have it."""
+        """The part of this type; asserts that the batch has it."""
         part = self.part(kind)
         assert part is not None, f"this batch has no {kind.__name__}"
         return part
@@ -280,7 +280,7 @@ def concatenate(batches: Sequence[RaggedBatch]) -> RaggedBatch:
 def to_padded(
     values: Tensor, layout: Layout | PaddedLayout, side: Side = "right", pad_to: int = 0, fill: float = 0
 ) -> tuple[Tensor, Tensor]:
-    """Spread flat values over a rectangle.
+    """Scatter flat values into a padded rectangle.
 
     Args:
         values: (total_tokens, ...).

@@ -1,7 +1,7 @@
 """Bundles: sequences that one micro-batch must hold together, such as the two replies of a pair.
 
-Strategies group bundles as if each were one piece of its whole length; afterwards every bundle is unfolded into its
-pieces. So no strategy knows of them, and none can separate them.
+Strategies group a bundle as one piece with the length of all its pieces; afterwards every bundle is unfolded. So
+strategies need not know about bundles, and cannot separate them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def unfold(grouping: Grouping, offsets: np.ndarray, lengths: np.ndarray, setting
 
 
 def with_others(over: np.ndarray, numbers: np.ndarray, settings: PlanSettings) -> np.ndarray:
-    """Add to sequences beyond a limit the others of their bundles, (n,) bool.
+    """Extend a mask of sequences over a limit to the other sequences of their bundles, (n,) bool.
 
     Args:
         over: (n,) bool; numbers: bundles of the same sequences as in `bundled`, (n,) int64.
@@ -64,6 +64,6 @@ def with_others(over: np.ndarray, numbers: np.ndarray, settings: PlanSettings) -
 
 
 def _own(numbers: np.ndarray) -> np.ndarray:
-    """Number those by themselves as bundles of one, after all others."""
+    """Number sequences without a bundle as bundles of one, after all others."""
     alone: np.ndarray = np.where(numbers < 0, numbers.max(initial=0) + 1 + np.arange(len(numbers)), numbers)
     return alone

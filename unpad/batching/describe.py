@@ -14,7 +14,7 @@ from unpad.terminal.table import number_of
 
 
 def describe_batch(batch: RaggedBatch) -> list[str]:
-    """A line with the lengths, and a line per tensor with its shape, dtype and, of a mask, the number of True."""
+    """One line with the lengths, then one per tensor: shape, dtype and, for masks, the number of True entries."""
     lengths = batch.layout.lengths()
     longest = int(lengths.max()) if batch.num_seqs else 0
     head = f"{number_of(batch.num_seqs, 'sequences')}, {number_of(batch.total_tokens, 'tokens')}, the longest {longest}"
@@ -22,7 +22,7 @@ def describe_batch(batch: RaggedBatch) -> list[str]:
 
 
 def _tensors(holder: Any, prefix: str = "") -> list[tuple[str, Tensor]]:
-    """Tensors of a batch and of what it holds, by their dotted names."""
+    """Tensors of a batch and of its parts, by dotted name."""
     found: list[tuple[str, Tensor]] = []
     for field in fields(holder):
         value = vars(holder)[field.name]

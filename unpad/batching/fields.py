@@ -59,7 +59,7 @@ H = TypeVar("H", bound="FieldHolder")
 
 
 class Kind(ABC, Generic[V]):
-    """The four operations on the values of a field; `sparse` allows to join batches of which some have none."""
+    """The four operations on the values of a field; a `sparse` field may be missing in some of the batches to join."""
 
     sparse = False
 

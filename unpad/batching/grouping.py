@@ -31,7 +31,7 @@ class Grouping(NamedTuple):
 
 
 def split_steps(grouping: Grouping, num_steps: int) -> tuple[Grouping, np.ndarray]:
-    """The first steps of a grouping, and the pieces of the others, (num_left,) int64."""
+    """Keep the first steps of a grouping; also return the pieces of the other steps, (num_left,) int64."""
     micros = grouping.step_offsets[num_steps]
     pieces = grouping.micro_offsets[micros]
     order, micro_offsets, step_offsets, pad_to, fill_to = grouping
@@ -42,7 +42,7 @@ def split_steps(grouping: Grouping, num_steps: int) -> tuple[Grouping, np.ndarra
 
 
 def joined(parts: list[Grouping]) -> Grouping:
-    """Groupings one after the other, as one."""
+    """Concatenate groupings."""
     whole = parts[0]
     for part in parts[1:]:
         whole = Grouping(

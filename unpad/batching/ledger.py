@@ -1,4 +1,4 @@
-"""The ledger: fate of every token of an epoch, by reason, with the sequences concerned.
+"""The ledger: what happens to every token of an epoch, by reason, with the sequences concerned.
 
 Reasons, by column:
     trained    whole (of a sequence that fits), split (of windows), rest (of a truncated sequence)

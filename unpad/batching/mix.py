@@ -31,7 +31,7 @@ def draw_sequences(source_of: np.ndarray, weights: Sequence[float], seed: int, e
             raise PlanError(f"source {source} has weight {weight}", fix="give it a positive number")
     if len(source_of) and not (source_of.min() >= 0 and source_of.max() < len(weights)):
         raise PlanError(f"a sequence is of source {source_of.max()}, there are {len(weights)} weights")
-    # The third word separates this stream from that of the plan's order.
+    # The third word separates this stream from the one that orders the plan.
     rng = np.random.default_rng([seed, epoch, 1])
     times = np.floor(np.array(weights)).astype(np.int64)[source_of]  # (num_sequences,)
     for source, weight in enumerate(weights):

@@ -13,7 +13,7 @@ from unpad.batching.layout import PaddedLayout
 def in_parts(batch: RaggedBatch, most: int) -> list[RaggedBatch]:
     """Cut a batch between its sequences, in order; bundles stay whole, and rows of a rectangle keep their width.
 
-    If the batch has media, so has every part: a pass without any leaves layers out, and draws nothing for them.
+    If the batch has media, every part has some: a pass without media skips layers and their random draws.
 
     Args:
         most: computed tokens of a part, as far as sequences, bundles and media allow.
@@ -36,7 +36,7 @@ def in_parts(batch: RaggedBatch, most: int) -> list[RaggedBatch]:
 
 
 def _computed(batch: RaggedBatch) -> np.ndarray:
-    """Tokens of every sequence, of a rectangle its cells, (num_seqs,) int64."""
+    """Tokens of every sequence, or its cells in a rectangle, (num_seqs,) int64."""
     if isinstance(batch.layout, PaddedLayout):
         return np.full(batch.num_seqs, batch.layout.attention_mask.shape[1], np.int64)
     return batch.layout.lengths().cpu().numpy()
@@ -52,7 +52,7 @@ def _media(batch: RaggedBatch) -> np.ndarray:
 
 def _bounds(batch: RaggedBatch) -> np.ndarray:
     """Places of sequences between which a batch may be cut, its ends included, (num_units + 1,) int64."""
-    last = np.zeros(batch.num_seqs + 1, np.int64)  # how far what has begun so far extends
+    last = np.zeros(batch.num_seqs + 1, np.int64)  # end of the bundles that have begun so far
     for members in batch.bundles:
         last[min(members) + 1] = max(members) + 1
     reach = np.maximum.accumulate(last)

@@ -34,7 +34,7 @@ class Pieces:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Positions per piece, (num_pieces,) int64; 0 for a target without any, as the label of an empty history."""
+        """Positions per piece, (num_pieces,) int64; 0 for a target without positions (label of an empty history)."""
         lengths: np.ndarray = self.stops.astype(np.int64) - self.starts
         return lengths
 
@@ -60,8 +60,8 @@ def cut_and_count(
         lengths: positions per sequence, indexed by sequence id, (num_sequences,) int64 of `check_lengths`.
         seq_ids: sequences to cut, (n,) int, repeats allowed; None is every sequence once.
         settings: `max_tokens` limits a piece, `overflow` is the policy for longer sequences, and windows of split start
-            every `stride` tokens, by default `max_tokens`. Where windows overlap, the positions of a later window that
-            an earlier one has shown are context, so every target counts once.
+            every `stride` tokens, by default `max_tokens`. Where windows overlap, positions that an earlier window has
+            shown are context in the later one, so every target counts once.
         targets: counts targets with loss inside spans; None: every position is a target.
         limited_by: the fields that `max_tokens` comes from, named in an error.
         bundles: number of each sequence's bundle, (num_sequences,) int64, -1 for none; a bundle is dropped as

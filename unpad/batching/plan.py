@@ -1,4 +1,4 @@
-"""The plan: sequences of every optimizer step and micro-batch of an epoch, and the fate of every token.
+"""The plan: sequences of every optimizer step and micro-batch of an epoch, and what happens to every token.
 
 A plan is data, returned by a pure function of lengths, settings, seed and epoch.
 """
@@ -114,8 +114,8 @@ class Plan:
 
 
 def rows_digest(micros: Sequence[Micro]) -> str:
-    """Digest of the sequences of a step and of the spans that it trains of them, 16 hex digits; it depends neither on
-    their order nor on how they are cut into micro-batches."""
+    """Digest of the sequence ids of a step and their trained spans, 16 hex digits; independent of their order and of
+    the cut into micro-batches."""
     parts = [np.concatenate([np.zeros(0, np.int64), *(vars(micro)[name] for micro in micros)]) for name in SPAN]
     order = np.lexsort(parts[::-1])
     return blake2b(np.stack(parts)[:, order].astype("<i8").tobytes(), digest_size=8).hexdigest()
@@ -140,8 +140,8 @@ def plan(
         lengths: positions per sequence, indexed by sequence id, (num_sequences,) int.
         settings: the recipe's section; its strategy names the function that groups the pieces.
         first_step: steps of the stage before this epoch, for settings that grow by steps.
-        max_tokens: the model's context; the smaller of it and settings.max_tokens applies.
-        context_field: the recipe's field of the model's context, named in an error.
+        max_tokens: the model's context length; the smaller of this and settings.max_tokens applies.
+        context_field: recipe field that sets the model's context, named in an error.
         seq_ids: the sequences of this epoch, (n,) int, repeats allowed; None is every sequence once.
         targets: counts targets with loss inside spans; None: every position is a target. A
             sequence without positions is planned if this gives it a target.
@@ -183,7 +183,7 @@ def plan(
 def _grouped(
     lengths: np.ndarray, parts: list[tuple[int | None, PlanSettings]], rng: np.random.Generator
 ) -> tuple[Grouping, PlanSettings]:
-    """Group all pieces; those that the steps of one part leave over are grouped anew with the settings of the next.
+    """Group all pieces; pieces left over by the steps of one part are grouped with the settings of the next.
 
     Returns:
         The grouping, and the settings of the part in which it ends.
@@ -203,7 +203,7 @@ def _grouped(
 def _without_short_last_step(
     grouping: Grouping, lengths: np.ndarray, settings: PlanSettings
 ) -> tuple[Grouping, np.ndarray]:
-    """Drop a last step that has room left; also return its pieces, (num_pieces,) bool."""
+    """Drop the last step if it has room left; also return its pieces, (num_pieces,) bool."""
     order, micro_offsets, step_offsets, pad_to, fill_to = grouping
     is_dropped = np.zeros(len(lengths), bool)
     if len(step_offsets) > 1:

@@ -1,6 +1,6 @@
 """Shares of the micro-batches of an update among processes, by cost.
 
-A cost is counted in tokens: that of all computing for one token except attention is 1. Padding and filler count.
+Costs are in tokens: all computation for one token except attention costs 1. Padding and filler count.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from unpad.batching.plan import Micro, Plan
 
 
 def micro_cost(micro: Micro, cells_per_token: float, attended: np.ndarray | None = None) -> float:
-    """Cost of a micro-batch: its computed tokens, and cells of attention at `cells_per_token` for one.
+    """Cost of a micro-batch: its computed tokens plus its attention cells divided by `cells_per_token`.
 
     Args:
-        cells_per_token: pairs of positions whose attention costs as much as everything else of one token, above 0;
-            infinite for a model whose positions do not attend to each other.
+        cells_per_token: pairs of positions whose attention costs as much as the rest of one token, above 0; infinite
+            for a model without attention between positions.
         attended: as in `SequenceTable`, number of vectors of every sequence that attend to each other, indexed by
             sequence id, (num_sequences,) int; None: its positions do.
     """
@@ -51,9 +51,9 @@ def micro_costs(made: Plan, cells_per_token: float, attended: np.ndarray | None 
 def assign(costs: Sequence[float], num_shares: int) -> list[list[int]]:
     """Indices of pieces of work for each of `num_shares` processes, each ascending.
 
-    The dearest piece first to the process with the least so far (Graham 1969, "Bounds on multiprocessing timing
-    anomalies", longest processing time first): the dearest share is at most 4/3 of the least possible. Ties go to the
-    earlier piece and the lower process, so equal arguments give equal shares.
+    Each piece goes, most expensive first, to the process with the lowest cost so far (Graham 1969, "Bounds on
+    multiprocessing timing anomalies", longest processing time first): the most expensive share is at most 4/3 of the
+    optimum. Ties go to the earlier piece and the lower process, so equal arguments give equal shares.
     """
     loads, shares = [(0.0, share) for share in range(num_shares)], [list[int]() for _ in range(num_shares)]
     heapify(loads)
@@ -65,10 +65,11 @@ def assign(costs: Sequence[float], num_shares: int) -> list[list[int]]:
 
 
 def assign_equally(costs: Sequence[float], num_shares: int) -> list[list[int]]:
-    """Equal numbers of pieces of work for each of `num_shares` processes, the dearest first.
+    """Equal numbers of pieces of work for each of `num_shares` processes, the most expensive first.
 
-    Of every `num_shares` pieces that follow each other in cost, the dearest goes to the process with the least so far.
-    So pieces at the same place of all shares cost about the same, for processes that wait for each other after each.
+    The pieces are taken in descending order of cost, `num_shares` at a time; the most expensive one goes to the process
+    with the lowest cost so far. So the pieces at one place of all shares cost about the same, for processes that wait
+    for each other after each piece.
 
     Args:
         costs: of the pieces, a multiple of `num_shares`.

@@ -25,8 +25,8 @@ from unpad.nn.native.attention import native_attention
 from unpad.nn.precision import wide_dtype
 from unpad.nn.rope import Rotary, rotate
 
-# The matmul kernel holds all pairs of query and key of sequences up to this length, at most 512 per token and head, and
-# so many pairs at a time of longer ones, over all heads.
+# The matmul kernel holds all query-key pairs of sequences up to WHOLE_LENGTH at once, at most 512 per token and head;
+# for longer sequences it holds at most BLOCK_CELLS pairs at a time, over all heads.
 WHOLE_LENGTH, BLOCK_CELLS = 512, 1 << 21
 MATMUL = (Kernel.PADDED_MATMUL, Kernel.GROUP_MATMUL)
 
@@ -143,7 +143,7 @@ def ragged_attention(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """`self_attention` of queries, keys and values that lie apart, with the scores of other programs' models.
+    """`self_attention` for separate queries, keys and values, with the scaling, capping and sinks of imported models.
 
     Args:
         q: (total_tokens, heads, head_dim).
@@ -151,7 +151,7 @@ def ragged_attention(
         scale: factor of q k^T, by default 1 / sqrt(head_dim).
         window: as in `self_attention`.
         softcap: scores become softcap * tanh(scores / softcap).
-        sinks: (heads,), scores of a key without a value that every query also sees.
+        sinks: (heads,), scores of an additional key without a value, which every query sees.
 
     Returns:
         (total_tokens, heads, head_dim of values).
@@ -202,7 +202,7 @@ def reference_attention(
     key_bias: Tensor | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """Attention by definition, one sequence at a time in plain operations; for tests and as the proof's truth."""
+    """Attention by definition, one sequence at a time in plain operations; the reference for tests and the proof."""
     k, v = _share_heads(q, k, v)
     outputs = [q[:0]]
     bounds = layout.cu_seqlens.tolist()

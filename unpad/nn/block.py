@@ -19,7 +19,7 @@ from unpad.nn.norm import Norm
 from unpad.nn.rope import Rotary, rotate
 from unpad.recipes.section import Section
 
-MOST_TRIED = 100_000  # numbers of heads that advice is looked for among
+MOST_TRIED = 100_000  # numbers of heads to consider for advice
 
 
 class BlockConfig(Section):

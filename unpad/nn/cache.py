@@ -59,8 +59,8 @@ class _Layer:
 class KeyValueCache:
     """Keys and values of the tokens read so far, two buffers per layer.
 
-    Row i belongs to the i-th live sequence, of which `lengths[i]` tokens were read. Layers after a removal of tokens
-    hold fewer tokens, in smaller buffers. Buffers double when they are full.
+    Row i belongs to the i-th live sequence and holds its `lengths[i]` tokens read so far. Layers after a removal of
+    tokens hold fewer tokens, in smaller buffers. Buffers double when they are full.
 
     Args:
         layout: the prompts, which the first pass reads with `self_attention`.

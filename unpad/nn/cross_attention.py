@@ -105,7 +105,7 @@ class RectangleSide:
         return x if self.is_view else x.index_select(0, self.real)
 
     def covers(self, total: int) -> bool:
-        """True if the rectangle is the whole run of so many tokens."""
+        """True if the rectangle is the whole run of `total` tokens."""
         return self.is_view and self.shape[0] * self.shape[1] == total
 
 

@@ -1,4 +1,4 @@
-"""Random draws of a micro-batch, also where it is computed in parts.
+"""Random draws of a micro-batch, including one that is computed in parts.
 
 Layers ask here for seeds and random numbers. In one piece a micro-batch draws from torch's generator, in the order of
 its layers. In parts, as memory may demand, every part gets the draws that its entries have in the whole: seeds are
@@ -55,7 +55,7 @@ def draw(num_rows: int, num_keys: int = 0) -> Draw:
     """Draw a seed from torch's generator.
 
     Args:
-        num_rows, num_keys: entries of the runs whose places go with the seed.
+        num_rows, num_keys: entries of the runs; the seed comes with their places.
     """
     split = _split.get()
     return Draw(_seed()) if split is None else split.seed(num_rows, num_keys)
@@ -78,7 +78,7 @@ def in_parts() -> bool:
 
 @contextmanager
 def repeated(times: int) -> Iterator[None]:
-    """Say that runs inside consist of so many equal ones."""
+    """Declare that runs inside consist of `times` equal ones."""
     token = _repeats.set(times)
     try:
         yield
@@ -106,7 +106,7 @@ class GeneratorState:
 
 @dataclass
 class SplitDraws:
-    """Draws of one micro-batch that is computed in parts, each of which has the same draws as the whole.
+    """Draws of one micro-batch that is computed in parts; every part gets the draws that it has in the whole.
 
     For a seed a part needs to know only the parts before it. Random numbers are drawn in the shape of the whole, and
     need the entries of all: these are measured by a pass over each.
@@ -120,7 +120,7 @@ class SplitDraws:
 
     @contextmanager
     def part(self) -> Iterator[None]:
-        """Compute the next part; the generator is as it was before the micro-batch.
+        """Compute the next part, with the generator in the state from before the micro-batch.
 
         Raises:
             UnmeasuredError: the parts are to be measured first.

@@ -24,7 +24,7 @@ class LayerSizes:
         causal: a token attends to no later token.
         head_weights: weights of the product that computes the outputs at target positions.
         input_weights: weights of a product before the blocks, 0 for an embedding: a lookup multiplies nothing.
-        windows: of the blocks whose tokens see only so many tokens, one each.
+        windows: tokens seen by each token, one entry per block with windowed attention.
         ending_weights: the last block's weights that only outputs need: in a causal model those after its attention,
             because no token reads another token's output of the last block. 0 if outputs need all tokens.
     """
@@ -72,7 +72,7 @@ def sizes_of(config: BlockConfig, outputs: int, input_width: int = 0) -> LayerSi
 
 
 def training_operations(sizes: LayerSizes, lengths: Sequence[int], num_targets: int) -> int:
-    """Operations of forward and backward over sequences of these lengths; a multiplication and an addition are two.
+    """Operations of forward and backward over sequences of these lengths; a multiply-add counts as two.
 
     A weight takes 2 per token forward and 4 backward (the gradients of input and weight). For an input product the
     gradient of the input is counted too although unused, by the usual rule of 6.

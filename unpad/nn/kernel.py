@@ -97,7 +97,7 @@ def as_weighted() -> Iterator[None]:
 
 
 def note(kernels: tuple[Kernel, ...]) -> None:
-    """Tell an enclosing `noted` which kernels run."""
+    """Report the kernels that run to an enclosing `noted`."""
     if (inside := _noted.get()) is not None:
         inside.update(kernels)
 

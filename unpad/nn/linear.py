@@ -87,8 +87,8 @@ class Linear(nn.Linear):
     """y = x W^T + b over a flat run, (total_tokens, in) to (total_tokens, out), in the computing dtype.
 
     Attributes:
-        recasts: whether the backward pass makes its low-precision copy of the weight anew. Of a weight that is divided
-            among processes, a copy that is kept would be whole.
+        recasts: whether the backward pass makes its low-precision copy of the weight anew. A stored copy of a weight
+            that is divided among processes would be whole.
     """
 
     recasts: bool = False
@@ -108,8 +108,8 @@ class Linear(nn.Linear):
 def apart(linear: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """x W^T of a linear layer, and its bias for the native kernel that reads the product next and adds it on the way.
 
-    None in its place if the product holds it already: without a bias or a gradient, where no kernel follows, in low
-    precision, where the sum would be rounded twice, and of a layer that another one wraps.
+    The bias is None if the product already contains it: without a bias or a gradient, where no kernel follows, in low
+    precision, where the sum would be rounded twice, and for a layer wrapped by another one.
     """
     if type(linear) is not Linear or linear.bias is None or not torch.is_grad_enabled() or not library.runs(x):
         return linear(x), None

@@ -4,9 +4,9 @@ A term is a sum over targets and their number, never a mean: `step.py` divides e
 whole step, and evaluation divides by the count over the whole data. No result therefore depends on how sequences were
 batched.
 
-In bf16 on a processor, targets that the model is sure of are left out of the backward pass of `cross_entropy`: their
-gradient is below the precision's rounding (gradient filtering, Wijmans et al. 2024, arXiv 2411.09009, there of single
-numbers on a GPU). fp32 and fp64 leave out nothing.
+In bf16 on a processor, targets that the model predicts with near certainty are left out of the backward pass of
+`cross_entropy`: their gradient is below the precision's rounding (gradient filtering, Wijmans et al. 2024, arXiv
+2411.09009, there of single numbers on a GPU). fp32 and fp64 leave out nothing.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ def _score_block(logits: Tensor, labels: Tensor, smoothing: float, want_grad: bo
 def _kept_rows(nll: Tensor, grad: Tensor, smoothing: float) -> Tensor | None:
     """Rows of a chunk that the products of the backward pass take, int64 in order, or None for all.
 
-    Only on the processor, where reading a number does not wait, and without smoothing, whose gradient is not small
-    where the target is sure.
+    Only on the processor, where reading a number does not synchronize, and without smoothing, because its gradient is
+    not small where the target is certain.
 
     Args:
         nll: negative log-likelihood of every row's target, (rows,).

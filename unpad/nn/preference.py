@@ -19,13 +19,13 @@ from unpad.batching.fields import BatchPart, per_sequence
 from unpad.nn.losses import Terms
 from unpad.nn.segments import segment_sum
 
-# Terms over tokens; the others are over pairs, whose margins are small differences of large sums.
+# Terms over tokens; the others are over pairs, and their margins are small differences of large sums.
 PER_TOKEN = ("cross_entropy", "rejected")
 
 
 @dataclass(frozen=True)
 class Pairs(BatchPart):
-    """Pairs that the sequences of a batch are the replies of.
+    """Pairs of a batch; its sequences are their chosen and rejected replies.
 
     Args:
         pair: (num_seqs,) int64, number of each sequence's pair; -1 for filler.
@@ -63,8 +63,8 @@ def pair_terms(nll: Tensor, batch: RaggedBatch, beta: float, label_smoothing: fl
     """Terms of the pairs of a batch, summed in double.
 
     `preference` trains; `nll` is the same without label smoothing; `accuracy` counts pairs whose chosen reply has the
-    larger reward, by `margin` on average. `cross_entropy` of the chosen replies' tokens has a gradient as well;
-    `rejected` is the same of the rejected ones, without.
+    larger reward; `margin` is the difference. `cross_entropy` over the chosen replies' tokens has a gradient as well;
+    `rejected`, the same over the rejected replies, has none.
 
     Args:
         nll: (num_targets,) negative log-likelihood of the batch's targets, in nats.

@@ -91,7 +91,7 @@ def this_machine() -> Machine:
 
 
 def product_speeds() -> Speeds:
-    """Speeds of products on this machine: of this process, else of the cache, else measured in about a second.
+    """Speeds of products on this machine: from this process, else from the cache, else measured in about a second.
 
     A cache that is damaged or cannot be written only costs the measurement in the next process.
     """
@@ -109,8 +109,8 @@ def product_speeds() -> Speeds:
 
 
 def measure() -> Speeds:
-    """Time products in both precisions by turns, the best of each; of training only small ones where bf16 is emulated,
-    whose large products take seconds."""
+    """Time products in both precisions by turns, the best of each; for training only small ones where bf16 is emulated,
+    because large emulated products take seconds."""
     decoding = _best(DECODING, decoding_seconds)
     probed = _best([PROBE], training_seconds)
     hopeless = probed.gain < 1 / HOPELESS

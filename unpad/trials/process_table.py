@@ -22,7 +22,7 @@ class Shared:
     Args:
         balances: one per number of processes.
         fill_tokens: `Costs.fill_tokens` of each number of processes.
-        longest: tokens of the dearest sequence; longest_cost: its cost.
+        longest: tokens of the most expensive sequence; longest_cost: its cost.
         mean_cost: of an update, padding included.
     """
 
@@ -97,10 +97,10 @@ class ProcessTable:
         pairs = f", {self.cells_per_token:,.0f} pairs that attend 1" if math.isfinite(self.cells_per_token) else ""
         notes = [
             "* the recipe's; the rows below the strategies are of it. Percentages: cost of the real "
-            f"{tokens} over that of all processes until the dearest share of every update is done. One of the "
+            f"{tokens} over that of all processes until the largest share of every update is done. One of the "
             f"{tokens} costs 1{pairs}; communication is not counted.",
-            f"The dearest of the {sequences} has {own.longest:,} {tokens} and costs {own.longest_cost:,.0f}, a mean "
-            f"update {own.mean_cost:,.0f}. An epoch has {self.epoch_tokens:,} {tokens}.",
+            f"The most expensive of the {sequences} has {own.longest:,} {tokens} and costs {own.longest_cost:,.0f}, a "
+            f"mean update {own.mean_cost:,.0f}. An epoch has {self.epoch_tokens:,} {tokens}.",
         ]
         return [*text_table(head, rows), *(line for note in notes for line in wrapped(note))]
 
@@ -122,7 +122,7 @@ def process_table(
             [costs.balance(num) for num in processes],
             fill_tokens(stage, processes, cells_per_token, name),
             costs.tokens,
-            costs.dearest,
+            costs.largest,
             float(costs.micros.sum()) / max(made.num_steps, 1),
         )
         tokens = max(tokens, made.real_tokens)

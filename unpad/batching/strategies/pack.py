@@ -7,7 +7,7 @@ import numpy as np
 from unpad.batching.grouping import Grouping, runs_within
 from unpad.recipes.training import PlanSettings
 
-# Pieces after the end of a step that a piece of the step may trade places with.
+# Number of pieces after the end of a step with which a piece of the step may trade places.
 WINDOW = 64
 # Tokens of a step that no trade fills are a multiple of this: matrix libraries prepare a kernel for every new size.
 ROUND_TOKENS = 64

@@ -24,7 +24,7 @@ def add_rounded(sums: Tensor, gradients: Sequence[Tensor], factor: float, shift:
         sums: contiguous fp64.
         gradients: contiguous fp32, each with as many numbers as there are sums.
         factor: a power of two, so that the product is exact.
-        shift: a number whose neighbours are as far apart as the multiples to round to.
+        shift: a number whose spacing to its neighbours is the multiple to round to.
         replace: the sums hold nothing yet; the first gradient takes their place.
     """
     torch.ops.unpad.add_rounded.default(sums, gradients, factor, shift, replace)

@@ -25,7 +25,7 @@ from unpad.errors import RecipeError
 SWITCH = "UNPAD_NATIVE"
 INTERFACE = 8  # UNPAD_INTERFACE of kernels.h
 DTYPES = {torch.bfloat16: 0, torch.float64: 1, torch.float32: 2}  # of activations, as in kernels.h
-TARGETS = {  # sets of instructions, the best first, with their names in logs
+TARGETS = {  # instruction sets, the best first, with their names in logs
     "avx512_bf16": "AVX-512 BF16",
     "avx512": "AVX-512",
     "avx2": "AVX2",
@@ -128,7 +128,7 @@ def runs(x: Tensor) -> bool:
 
 
 def target() -> str | None:
-    """The set of instructions, a key of `TARGETS`, whose kernels this process runs; None without kernels."""
+    """The instruction set whose kernels this process runs, a key of `TARGETS`; None without kernels."""
     loaded = _load()[0]
     return None if loaded is None else loaded.target
 
