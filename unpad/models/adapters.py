@@ -34,7 +34,8 @@ CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 def adapt(model: Model, settings: LoraSettings) -> None:
     """Freeze a model and add adapters in fp32 to linear layers of its blocks; at first they change no output.
 
-    Adapters are drawn from torch's generator. Layers outside of blocks get none: of some the model reads the weights.
+    Adapters are drawn from torch's generator. Layers outside blocks get none, because the model reads the weights of
+    some of them directly.
 
     Raises:
         RecipeError: peft is not installed, or a target matches no linear layer of a block.
@@ -100,7 +101,7 @@ def draw_adapters(model: nn.Module) -> None:
 
 
 def kept_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Tensors of a model that a run keeps: all of them; of an adapted model those outside of its base."""
+    """Tensors of a model that a run keeps: all, or in an adapted model those outside its base."""
     state: dict[str, Tensor] = model.state_dict()
     if not any(ADAPTER in name for name in state):
         return state

@@ -1,7 +1,7 @@
 """A small convolutional classifier of images resized to one square, the baseline for models of any size.
 
-A sequence is one image and has one token, whose vector holds all pixels. Without statistics over the batch, an image's
-result does not depend on the rest of the batch.
+A sequence is one image with one token; the token's vector holds all pixels. Without statistics over the batch, an
+image's result does not depend on the rest of the batch.
 """
 
 from __future__ import annotations

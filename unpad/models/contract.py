@@ -1,6 +1,6 @@
 """Contract of models: the members that training, evaluation, generation and the proof use.
 
-Every model is a `Model`, whose defaults fit most of them. The classes after it are capabilities that only some models
+Every model is a `Model`; its defaults fit most of them. The classes after it are capabilities that only some models
 have: a model subclasses each one it has, and code that needs one asks by `isinstance`.
 """
 
@@ -31,7 +31,7 @@ ORIGIN = "origin"
 
 
 class ModelConfig(Section):
-    """The `model` section of a recipe, as far as all kinds share it."""
+    """Fields of a recipe's `model` section that all kinds share."""
 
     kind: str
 
@@ -63,7 +63,7 @@ class PatchConfig(Protocol):
 
 @runtime_checkable
 class PixelConfig(PatchConfig, Protocol):
-    """Config of a model whose pixels may have opacity."""
+    """Config of a model that may read pixels with opacity."""
 
     @property
     def channels(self) -> int:
@@ -136,7 +136,7 @@ class Model(nn.Module, ABC):
 
     @classmethod
     def all_computing(cls) -> list[str]:
-        """`computes` of this class and of all that it derives from, in no order."""
+        """`computes` of this class and of its base classes, in no order."""
         return sorted({name for one in cls.__mro__ for name in vars(one).get("computes", ())})
 
     def begin_step(self, step: int, total_steps: int, weights: Mapping[str, float]) -> list[nn.Parameter]:
@@ -147,7 +147,7 @@ class Model(nn.Module, ABC):
             weights: of the terms that train in it.
 
         Returns:
-            Reinitialized parameters, whose optimizer state must be reset.
+            Reinitialized parameters; their optimizer state must be reset.
         """
         return []
 
@@ -306,7 +306,7 @@ class Classifier(Classifies):
 
 
 class HasLatent(Model):
-    """A model with a Gaussian latent per set, which it reconstructs the set from."""
+    """A model that reconstructs each set from a Gaussian latent."""
 
     computes: ClassVar[tuple[str, ...]] = ("posterior", "reconstruct")
 
@@ -338,7 +338,8 @@ class ReadsCodeVectors(Model):
 
 
 class PredictsSets(Classifies, HasLatent):
-    """A model of sequences of sets of events: what becomes of a sequence, and what its next set holds."""
+    """A model of sequences of sets of events that predicts the outcome of a sequence and the contents of its next
+    set."""
 
     computes: ClassVar[tuple[str, ...]] = ("hazards", "next_codes", "code_nll", "vectors", "course")
 

@@ -1,4 +1,4 @@
-"""Ratio of the two costs of a model: of a token, and of a pair of positions that attend."""
+"""Ratio of two costs of a model: one token, and one pair of positions that attend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unpad.nn.block import Attention
 
 
 def cells_per_token(model: Model) -> float:
-    """Pairs of positions whose attention costs as much as everything else of one token; infinite without attention.
+    """Pairs of positions whose attention costs as much as the rest of one token; infinite without attention.
 
     Counted in multiplications of training: 6 per weight of a matrix product and token, 12 per channel of the query
     heads and pair, half of them in causal attention (as `nn/flops.py`). A pair is one of the length**2 of a sequence.
@@ -20,7 +20,7 @@ def cells_per_token(model: Model) -> float:
     within a window that is shorter than the longest sequence is counted at the whole window, so that its cost is the
     token's. Attention through inducing points, pooling and pruning grow with the tokens and are left out.
 
-    It says how to share work out, and changes no result.
+    It only decides how work is shared out; results do not depend on it.
     """
     weights = channels = 0
     for module in model.modules():

@@ -228,7 +228,7 @@ class Decoder(Generates, LearnsPreferences):
         between: Between | None = None,
         wanted: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states after the last norm in the computing dtype, (total_tokens, width); with `wanted` (num, width).
+        """Hidden states after the last norm in the computing dtype, (total_tokens, width); (num, width) with `wanted`.
 
         Args:
             cache: holds the keys and values of earlier tokens; blocks attend through it.
@@ -294,7 +294,7 @@ class Decoder(Generates, LearnsPreferences):
 
     def losses(self, batch: RaggedBatch, between: Between | None = None) -> Terms:
         """Loss terms over the batch's targets: `cross_entropy` trains, `nll` is the same without label smoothing. While
-        the model learns preferences, they are those of `pair_terms`.
+        the model learns preferences, the terms of `pair_terms` replace them.
 
         Args:
             between: as in `forward`; it must not remove a target.
@@ -386,8 +386,8 @@ class Decoder(Generates, LearnsPreferences):
 
 
 def _take(hidden: Tensor, index: Tensor) -> Tensor:
-    """Rows of (total_tokens, width); all of them in order, as where every token has a target, without a copy. The
-    processor alone looks: a GPU would wait."""
+    """Rows of (total_tokens, width). Where all are taken in order, because every token has a target, nothing is copied;
+    only checked on the processor, as a GPU would synchronize."""
     if hidden.device.type == "cpu" and len(index) == len(hidden) and torch.equal(index, torch.arange(len(index))):
         return hidden
     return hidden.index_select(0, index)

@@ -1,7 +1,7 @@
-"""Child processes that do a part of a command's work: a function of a module each, with its result or its error.
+"""Child processes for parts of a command's work: each runs a function of a module and returns its result or error.
 
-They are new processes, or forked from one that has all modules and has computed nothing: threads of a parallel product
-would not live on in a fork of this one. They leave Ctrl-C to this process, and none outlives it.
+A child is a new process, or forked from one that has imported all modules and computed nothing: a fork of this process
+would lose the threads of parallel products. Children leave Ctrl-C to this process and never outlive it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ LAST_LINES = 3  # of the output of a child that failed
 
 
 class Child:
-    """A process that works for this one.
+    """A child process and its output.
 
     Args:
-        told: gets the end of its work: its result, an error of a user, or another exception.
-        output: file of what it prints; None where it prints where this process does.
+        told: connection that receives the outcome: its result, a user's error, or another exception.
+        output: file that its output goes to; None if it shares this process's output.
     """
 
     def __init__(self, process: BaseProcess, told: Connection, output: Path | None) -> None:
@@ -48,11 +48,11 @@ class Child:
 
     @property
     def signs(self) -> list[Any]:
-        """Objects of which one is ready when the process has ended or tells the end of its work."""
+        """Objects to wait on: one is ready when the process has ended or sends its outcome."""
         return [self.process.sentinel, *([self._told] if self._is_open else [])]
 
     def listen(self) -> tuple[str, Any]:
-        """Kind and value of the end of its work, if it has told it: "result", "told" or "raised"; else "" and None."""
+        """Kind and value of its outcome once it was sent: "result", "told" or "raised"; "" and None before."""
         if self._is_open and self._told.poll(0):
             with suppress(EOFError, ConnectionError):
                 self._end = self._told.recv()
@@ -60,7 +60,7 @@ class Child:
         return self._end or ("", None)
 
     def close(self) -> None:
-        """Kill it, and hear what it has told."""
+        """Kill it, and receive the outcome if it was sent."""
         self.kill()
         self.listen()
         self._is_open = False
@@ -69,18 +69,18 @@ class Child:
             self._output.unlink(missing_ok=True)
 
     def wait(self, seconds: float) -> int | None:
-        """`exit_code`, after it has ended or so many seconds."""
+        """`exit_code` once it has ended, or after a timeout in seconds."""
         self.process.join(max(seconds, 0))
         return self.exit_code
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process alone; none if it has ended."""
+        """Send a signal to this process only, unless it has ended."""
         if self.exit_code is None and self.process.pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(self.process.pid, number)
 
     def kill(self) -> int | None:
-        """End it as SIGKILL does, and all that it has started."""
+        """Kill it with SIGKILL, and everything that it started."""
         if self.process.pid is None:  # it did not begin
             return None
         self.signal(signal.SIGKILL)
@@ -90,12 +90,12 @@ class Child:
         return self.exit_code
 
     def user_error(self) -> UnpadError | None:
-        """The error of a user that it ended with."""
+        """The user's error that it ended with."""
         kind, value = self.listen()
         return UnpadError.from_json(value) if kind == "told" else None
 
     def last_words(self) -> str:
-        """Its last lines of output, or its error, in one line."""
+        """Its last lines of output, or its error, on one line."""
         if (error := self.user_error()) is not None:
             return f"{type(error).__name__}: {error.what}"
         with suppress(OSError):
@@ -112,13 +112,13 @@ def started(
     modules: Sequence[str] | None = None,
     output: Path | None = None,
 ) -> Iterator[Child]:
-    """Call a function in a process of its own, in the folder and with the variables of this one; kill it at the end.
+    """Call a function in a new process, with this one's working folder and environment; kill it at the end.
 
     Args:
-        function: of a module; arguments: picklable.
-        modules: imported once, by the process that forks the others, where the system can; None: the process imports
-            what it needs, so that its memory is that of a program of its own.
-        output: file that gets what it prints, the traceback of an unforeseen exception too; it is deleted at the end.
+        function: defined in a module; arguments: picklable.
+        modules: imported once, by the process that forks the others, where the system can fork; None: the process
+            imports what it needs, so that its memory use is that of a separate program.
+        output: file for its output, including the traceback of an unforeseen exception; deleted at the end.
     """
     if modules is not None:
         CONTEXT.set_forkserver_preload(list(modules))
@@ -143,23 +143,23 @@ def run_all(
     grace: float = 0.0,
     fix: str = "run it again, with more memory free",
 ) -> Iterator[Any]:
-    """Results of calling a function with each of several arguments, in their order, each in a process of its own.
+    """Call a function with each of several arguments, each in a process of its own; results in the same order.
 
     Args:
         function, calls, modules: as in `started`.
-        at_once: processes at a time, in the order of the calls; None for all.
-        grace: seconds that the others have to end, or to tell their own errors, once one has failed.
+        at_once: number of processes at a time, in the order of the calls; None for all.
+        grace: seconds that the others have to end, or to send their own errors, once one has failed.
         fix: the user's next step if a process is killed.
 
     Raises:
-        UnpadError: that of the first call that has one; LostProcessError only if none has another.
+        UnpadError: the error of the first call that failed; LostProcessError only if there is no other error.
         LostProcessError: a process was killed.
-        Exception: as a call has raised it, with its traceback as a note.
+        Exception: raised by a call, with its traceback as a note.
     """
     children, shown, has_failed = list[Child](), 0, False
     with ExitStack() as stack:
         while shown < len(calls):
-            codes = [child.exit_code for child in children]  # asked once: any of them may end meanwhile
+            codes = [child.exit_code for child in children]  # read once: any of them may end meanwhile
             has_failed |= any(code not in (None, 0) for code in codes)
             while shown < len(codes) and codes[shown] == 0:
                 yield children[shown].listen()[1]
@@ -180,11 +180,11 @@ def run_all(
 
 
 def _failure(children: Sequence[Child], fix: str) -> Exception:
-    """The exception that tells best why processes have failed."""
+    """The most informative exception of the failed processes."""
     errors: list[Exception] = [one for child in children if (one := child.user_error()) is not None]
     raised: list[Exception] = [value for kind, value in map(Child.listen, children) if kind == "raised"]
     for error in (*errors, *raised):
-        if not isinstance(error, LostProcessError):  # which is but what another's end has caused
+        if not isinstance(error, LostProcessError):  # a mere consequence of the end of another process
             return error
     number, code = next((number, child.exit_code) for number, child in enumerate(children) if child.exit_code != 0)
     return LostProcessError(f"process {number} ended with exit code {code}", fix=fix)
@@ -193,7 +193,8 @@ def _failure(children: Sequence[Child], fix: str) -> Exception:
 def _start(process: BaseProcess) -> None:
     """Start a process.
 
-    It, or the one that forks it, is of the terminal's group at first: a Ctrl-C while it imports would be a traceback.
+    It, or the process that forks it, begins in the terminal's group: a Ctrl-C during its imports would print a
+    traceback.
     """
     if sys.platform == "win32":
         process.start()
@@ -216,7 +217,7 @@ def _work(
     function: Callable[..., object],
     arguments: Sequence[object],
 ) -> None:
-    """Call the function apart from the terminal, and tell how that ended."""
+    """Call the function detached from the terminal, and send its outcome."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(OSError):
         os.setsid()
@@ -241,11 +242,11 @@ def _work(
 
 
 def _portable(error: Exception) -> Exception:
-    """An exception that another process can raise, with the traceback as a note."""
+    """A picklable form of an exception, with the traceback as a note."""
     note = f"It was raised in another process:\n{traceback.format_exc()}"
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:  # its class cannot be made of its arguments
+    except Exception:  # its class cannot be rebuilt from its arguments
         error = RuntimeError(f"{type(error).__name__}: {error}")
     error.add_note(note)
     return error

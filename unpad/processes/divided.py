@@ -1,6 +1,6 @@
-"""Tensors whose rows are divided among processes, as FSDP2 of torch holds them.
+"""Tensors sharded by rows among processes, as torch's FSDP2 holds them.
 
-A plain tensor passes through every function as it is, so a process on its own imports nothing of torch.distributed.
+Every function returns a plain tensor unchanged, so a single process imports nothing of torch.distributed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def whole_tensor(tensor: Tensor) -> Tensor:
 
 
 def whole_tensors(tensors: Mapping[str, Tensor], group: Group) -> dict[str, Tensor]:
-    """Whole tensors in the memory of the leading process, put together one by one, and none in others: collective."""
+    """Whole tensors in the memory of the leading process, gathered one by one; other processes get none. Collective."""
     found = {}
     for name, tensor in tensors.items():
         values = whole_tensor(tensor)
@@ -51,7 +51,7 @@ def whole_tensors(tensors: Mapping[str, Tensor], group: Group) -> dict[str, Tens
 
 
 def own_rows(tensor: Tensor) -> tuple[Tensor, int]:
-    """The rows that this process holds, and the number of the first; (rows, 0) of a plain tensor, which all hold."""
+    """The rows that this process holds, and the index of the first; all rows and 0 for a plain tensor."""
     if not is_divided(tensor):
         return tensor, 0
     rows: Tensor = tensor.to_local()
@@ -59,18 +59,18 @@ def own_rows(tensor: Tensor) -> tuple[Tensor, int]:
 
 
 def first_row(tensor: DTensor) -> int:
-    """Number of the first row that this process holds: all but the last processes hold equally many."""
+    """Index of the first row that this process holds; all processes but the last ones hold equally many."""
     mesh = tensor.device_mesh
     per_process = -(-tensor.shape[0] // mesh.size())
     return min(mesh.get_local_rank() * per_process, tensor.shape[0])
 
 
 def divided_like(held: Tensor, values: Tensor) -> Tensor:
-    """Whole values, divided as `held` is; nothing is sent, since every process has them.
+    """Shard whole values like `held`; nothing is sent, since every process has them.
 
     Args:
-        held: divided or plain; its device and its rows are taken over.
-        values: of the same shape; returned as they are if they are divided already.
+        held: sharded or plain; the result has its device and row distribution.
+        values: of the same shape; returned unchanged if already sharded.
     """
     if not is_divided(held) or is_divided(values):
         return values
@@ -78,11 +78,11 @@ def divided_like(held: Tensor, values: Tensor) -> Tensor:
 
 
 def own_part(held: DTensor, values: Tensor, first: int) -> Tensor:
-    """A copy of those of some rows that this process holds.
+    """Copy those rows of `values` that this process holds.
 
     Args:
-        held: a tensor of the same rows as the whole that `values` is a part of.
-        values: (rows, ...); first: number of the first of them.
+        held: a tensor sharded like the whole tensor that contains `values`.
+        values: (rows, ...); first: index of the first of them.
     """
     start = first_row(held)
     stop = start + held.to_local().shape[0]
@@ -90,7 +90,7 @@ def own_part(held: DTensor, values: Tensor, first: int) -> Tensor:
 
 
 def from_own_rows(held: DTensor, rows: Tensor) -> Tensor:
-    """The tensor of which every process gives the rows that it holds, divided as `held` is."""
+    """Build a tensor sharded like `held` from the rows of each process."""
     from torch.distributed.tensor import DTensor
 
     local = rows.to(held.device).contiguous()
@@ -100,5 +100,5 @@ def from_own_rows(held: DTensor, rows: Tensor) -> Tensor:
 
 
 def total_norm(tensors: Iterable[Tensor]) -> Tensor:
-    """L2 norm of all values of several tensors, a scalar; collective if they are divided."""
+    """L2 norm of all values of several tensors, a scalar; collective if they are sharded."""
     return whole_tensor(nn.utils.get_total_norm(tensors))

@@ -1,4 +1,4 @@
-"""Sums of gradients in their own precision, added over processes while backward passes go on."""
+"""Sums of gradients in their own precision, reduced over processes while backward passes run."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from torch.utils.hooks import RemovableHandle
 from unpad.errors import LostProcessError
 from unpad.processes.group import Group
 
-# A processor waits for no kernel to start, so it can send small parts early; the other number is that of torch's DDP.
+# A CPU has no kernel launches to wait for, so it can send small buckets early; the other number is the default of
+# torch's DDP.
 BUCKET_BYTES = {"cpu": 1 << 20, "cuda": 25 << 20}
 
 
 @dataclass
 class Bucket:
-    """Parameters whose gradients are sent together.
+    """Parameters with gradients that are sent together.
 
     Args:
         indices: of the parameters.
         flat: their gradients end to end, (num_weights,) in the parameters' dtype.
         parts: views of `flat`, one per parameter, in its shape.
-        missing: indices of those whose gradient the last backward pass has not given yet.
+        missing: indices of those still without a gradient from the last backward pass.
     """
 
     indices: list[int]
@@ -35,17 +36,18 @@ class Bucket:
 
 
 class FastSum:
-    """Gradients added by autograd in their own precision, then over processes: bits depend on who computes what.
+    """Gradients added by autograd in their own precision, then over processes: the bits depend on which process
+    computes what.
 
-    In the last backward pass of this process gradients are sent in buckets as they arrive, the last layers' first. All
-    processes send all buckets in the same order: a parameter without a gradient counts as zeros, and what is left, or
-    all of it in a process without micro-batches, is sent in `finish`. Buckets in which no process had some gradient in
-    the update before come last, so that the others need not wait for them.
+    During the last backward pass of this process, gradients are sent in buckets as they arrive, the last layers first.
+    All processes send all buckets in the same order: a parameter without a gradient counts as zeros, and `finish` sends
+    the remaining buckets, which are all of them in a process without micro-batches. Buckets with a gradient that no
+    process had in the previous update come last, so that the others need not wait for them.
 
     Args:
-        parameters: as of ExactSum.
+        parameters: as in ExactSum.
         group: the processes.
-        bucket_bytes: least bytes of a bucket but the last; default BUCKET_BYTES.
+        bucket_bytes: minimum size of a bucket except the last; default BUCKET_BYTES.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], group: Group, bucket_bytes: int | None = None) -> None:
@@ -61,7 +63,7 @@ class FastSum:
 
     def begin(self, *, rounded: bool, takes: int) -> None:
         """See `GradientSum`; nothing is rounded."""
-        for wait in self._sent:  # of an update that was given up
+        for wait in self._sent:  # left over from an abandoned update
             wait()
         if not self._buckets:
             self._make_buckets()
@@ -91,8 +93,8 @@ class FastSum:
         self._buckets.sort(key=lambda bucket: not used.issuperset(bucket.indices))
 
     def give_up(self) -> None:
-        """See `GradientSum`: sends what is left, so that no process waits for this one."""
-        with suppress(LostProcessError):  # the error at hand is the one to tell
+        """See `GradientSum`: sends the remaining buckets, so that no process waits for this one."""
+        with suppress(LostProcessError):  # the error being handled is the one to report
             self._send_rest()
 
     def _make_buckets(self) -> None:
@@ -114,7 +116,7 @@ class FastSum:
             bucket.parts = [part.view_as(p) for part, p in zip(parts, own, strict=True)]
 
     def _listen_to_last(self) -> None:
-        """Listen to the gradients of the backward pass that follows if it is the last."""
+        """Hook the gradients of the next backward pass if it is the last."""
         if self._takes_left != 1:
             return
         for index, parameter in enumerate(self.parameters):

@@ -1,7 +1,7 @@
-"""Processes that train one model together: what each tells the others, and errors that all of them raise.
+"""Processes that train one model together: their messages, and errors that all of them raise.
 
-torchrun, or `processes/launch.py`, starts the processes; torch.distributed carries what they tell each other. A process
-on its own is a group of one: it imports nothing of torch.distributed and tells nothing.
+torchrun, or `processes/launch.py`, starts the processes; torch.distributed carries their messages. A single process is
+a group of one: it imports nothing of torch.distributed and sends nothing.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TIMEOUT_S = 600.0
-BEAT_S = 1.0  # between two messages of a process at long work
-MESSAGE_BYTES = 4096  # of the first round of a message; what is longer takes a second one
+BEAT_S = 1.0  # between two messages of a process at work that takes long
+MESSAGE_BYTES = 4096  # of the first round of a message; a longer message takes a second round
 
 
 @dataclass
 class Talk:
-    """Message of this process to the others at the end of a block of `Group.together`, and the messages of all.
+    """Message from this process at the end of a block of `Group.together`, and the messages of all processes.
 
     Args:
         own: JSON value of this process.
@@ -70,10 +70,10 @@ class Group:
 
     @contextmanager
     def together(self) -> Iterator[Talk]:
-        """Run a block in every process; an error of a user in any of them is raised in all.
+        """Run a block in every process; a user's error in any of them is raised in all.
 
         Yields:
-            What to tell the others (`own`) and, after the block, what all told (`told`).
+            The message to send (`own`) and, after the block, the messages of all (`told`).
 
         Raises:
             UnpadError: that of the lowest rank that has one, with its class and so its exit code.
@@ -89,7 +89,7 @@ class Group:
             yield talk
         except UnpadError as raised:
             if raised.is_agreed or isinstance(raised, LostProcessError):
-                raise  # the others know it, or cannot be told
+                raise  # the others know it, or cannot be reached
             error = raised
         if error is not None:
             self._fail(error)
@@ -97,8 +97,8 @@ class Group:
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
-        """Tell an error of a user that this process alone raises in the block, outside of `together`, to the others:
-        they raise it where they next wait for this process. The block must not send anything but messages then.
+        """Send a user's error that only this process raises in the block, outside `together`, to the others: they raise
+        it where they next wait for this process. Meanwhile the block may send nothing but messages.
 
         Raises:
             UnpadError: as in `together`.
@@ -108,16 +108,16 @@ class Group:
         except UnpadError as error:
             if self.size == 1 or error.is_agreed or isinstance(error, LostProcessError):
                 raise
-            with suppress(LostProcessError):  # the others have ended: they need not know
+            with suppress(LostProcessError):  # the others have ended and need not know
                 self._fail(error)
             raise
 
     def _fail(self, error: UnpadError) -> None:
-        """Tell the others an error of this process, and raise that of the lowest rank that has one."""
+        """Send an error of this process to the others, and raise the error of the lowest rank that has one."""
         self._exchange_bytes(json.dumps(error.to_json()).encode(), error)
 
     def exchange(self, value: T) -> list[T]:
-        """Tell a JSON value to all processes, and return the values of all by rank.
+        """Send a JSON value to all processes, and return the values of all by rank.
 
         Raises:
             UnpadError, LostProcessError: as in `together`.
@@ -127,7 +127,7 @@ class Group:
         return [json.loads(text) for text in self._exchange_bytes(json.dumps(value).encode())]
 
     def exchange_arrays(self, arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-        """Tell arrays by name to all processes, and return those of all by rank, with every bit.
+        """Send named arrays to all processes, and return the arrays of all by rank, bit for bit.
 
         Raises:
             UnpadError, LostProcessError: as in `together`.
@@ -138,7 +138,7 @@ class Group:
         return [safetensors.numpy.load(data) for data in self._exchange_bytes(safetensors.numpy.save(contiguous))]
 
     def _exchange_bytes(self, data: bytes, error: UnpadError | None = None) -> list[bytes]:
-        """Tell bytes to all processes, and return those of all by rank; with `error` they describe it.
+        """Send bytes to all processes, and return the bytes of all by rank; with `error` they describe it.
 
         Raises:
             UnpadError: that of the lowest rank that has one.
@@ -198,10 +198,10 @@ class Group:
                 dist.all_reduce(values)
 
     def add_later(self, values: Tensor) -> Callable[[], None]:
-        """Begin to add a tensor over all processes, in place, while this process computes on.
+        """Start adding a tensor over all processes, in place, while this process keeps computing.
 
         Returns:
-            Waits until the sum is there; raises as `add` does.
+            A function that waits for the sum; raises as `add` does.
 
         Raises:
             LostProcessError: as in `together`.
@@ -218,7 +218,7 @@ class Group:
         return wait
 
     def of_leader(self, make: Callable[[], T]) -> T:
-        """Make a JSON value in the leading process, which may take longer than the time limit, and return it in all.
+        """Compute a JSON value in the leading process, possibly for longer than the time limit, and return it in all.
 
         Args:
             make: must not use the group.
@@ -232,7 +232,7 @@ class Group:
         return value
 
     def first_of_host_first(self, make: Callable[[], T]) -> T:
-        """Make something in every process, first in one of each host, which may keep files for the others to find.
+        """Compute a value in every process, first in one process per host, which may leave files for the others.
 
         Args:
             make: may take longer than the time limit; must not use the group.
@@ -253,8 +253,8 @@ class Group:
     def _at_length(self) -> Iterator[None]:
         """Run a block in every process that may take longer than the time limit, and wait until all have ended it.
 
-        A thread tells the others every `BEAT_S` seconds that this process is at work: one that is gone, or stopped as
-        a whole, is still found within the limit. The block itself must not use the group.
+        A thread sends a heartbeat every `BEAT_S` seconds: a process that is gone, or stopped as a whole, is still found
+        within the limit. The block itself must not use the group.
 
         Raises:
             UnpadError, LostProcessError: as in `together`.
@@ -298,7 +298,7 @@ def _bytes(text: bytes) -> Tensor:
 
 @contextmanager
 def lost_processes() -> Iterator[None]:
-    """Take every error of a block that only sends and receives for the loss of another process.
+    """Treat every error of a block that only sends and receives as the loss of another process.
 
     Raises:
         LostProcessError: torch.distributed failed in the block.
@@ -314,7 +314,7 @@ def lost_processes() -> Iterator[None]:
 
 @contextmanager
 def lost_connections() -> Iterator[None]:
-    """Tell the errors of connections from others, in a block that also computes; the others pass as they are.
+    """Convert connection errors of a block that also computes; other errors pass unchanged.
 
     Raises:
         LostProcessError: the connection to another process failed in the block.
@@ -336,10 +336,10 @@ def joined(timeout_s: float = TIMEOUT_S) -> Iterator[Group]:
         timeout_s: seconds to wait for another process.
 
     Yields:
-        The group; ALONE for a process that was started on its own.
+        The group; ALONE for a single process.
 
     Raises:
-        LostProcessError: the others did not come.
+        LostProcessError: the others did not join in time.
         RecipeError: the machine has fewer GPUs than processes.
     """
     if not started_by_torchrun():

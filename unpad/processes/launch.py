@@ -1,8 +1,8 @@
-"""Start of several processes of this machine that train one model, under torch's elastic agent.
+"""Start several processes on this machine that train one model, under torch's elastic agent.
 
-The agent starts the processes in sessions of their own, tells each its rank and an address where they meet, and ends
-those that are left when one has failed. A signal to this process is passed on to them, so that they save and end; a
-second one kills them.
+The agent starts each process in a session of its own, gives it a rank and a rendezvous address, and ends the remaining
+ones when one has failed. A signal to this process is passed on to them, so that they save and exit; a second signal
+kills them.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from unpad.terminal.commands import resume_run
 from unpad.terminal.printing import print_lines, print_text, show_cursor
 from unpad.terminal.table import number_of
 
-PATIENCE_S = 8.0  # that the others may take to end after one has failed
+PATIENCE_S = 8.0  # for the others to end after one has failed
 POLL_S = 0.1
 
 _AGENTS = (signal.SIGQUIT,)  # signals that torch's agent handles
 
 
 def launch(processes: int, arguments: Sequence[str], folder: Path) -> int:
-    """Run `unpad ARGUMENTS` in several processes, and say on standard error what ended them where they do not.
+    """Run `unpad ARGUMENTS` in several processes; report on standard error what ended them if they could not.
 
     The cores are divided among the processes, unless OMP_NUM_THREADS is set.
 
@@ -46,8 +46,9 @@ def launch(processes: int, arguments: Sequence[str], folder: Path) -> int:
         folder: run directory, which gets the logs of all processes but the first.
 
     Returns:
-        Exit code of the run: that of the lowest rank whose code is not LostProcessError's; 129, 130 or 143 after
-        SIGHUP, Ctrl-C or SIGTERM, unless a process could not save; LostProcessError's if a process was killed.
+        Exit code of the run: the code of the lowest rank that failed otherwise than by LostProcessError; 129, 130 or
+        143 after SIGHUP, Ctrl-C or SIGTERM, unless a process could not save; LostProcessError's code if a process was
+        killed.
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(max(torch.get_num_threads() // processes, 1)))
     if note := crowded(processes):
@@ -68,7 +69,7 @@ def launch(processes: int, arguments: Sequence[str], folder: Path) -> int:
 
 
 def crowded(processes: int) -> str:
-    """Note that there are more processes than cores; empty if there are enough, or GPUs, of which each takes one."""
+    """Warning if there are more processes than cores; "" otherwise, and on GPUs, where each process takes one."""
     here = cores()
     if processes <= here or torch.cuda.is_available():
         return ""
@@ -77,13 +78,13 @@ def crowded(processes: int) -> str:
 
 @dataclass
 class Ended:
-    """Ends of the processes of a run.
+    """Exit codes of the processes of a run, and what ended them.
 
     Args:
-        codes: exit code by rank, minus the signal's number for one that a signal ended; none for those that succeeded.
+        codes: exit code by rank, minus the signal number if a signal ended it; successful processes are missing.
         signal: number of the signal that this process received; None if it received none.
-        first: rank whose failure came first; None if none failed.
-        silent: ranks that were killed because they went on after another had failed.
+        first: rank that failed first; None if none failed.
+        silent: ranks that were killed because they kept running after another had failed.
         at_once: whether a second signal killed the processes.
     """
 
@@ -98,7 +99,7 @@ class Ended:
         told = [code for _, code in sorted(self.codes.items()) if code > 0]
         known = [code for code in told if code != LostProcessError.exit_code]
         if self.signal is not None:
-            # Python ends with UNFORESEEN where a signal finds it half started, or half ended.
+            # Python exits with UNFORESEEN if a signal arrives during its start or shutdown.
             known = [] if self.at_once else [code for code in known if code != UNFORESEEN]
             return known[0] if known else 128 + self.signal
         if known:
@@ -106,17 +107,17 @@ class Ended:
         return LostProcessError.exit_code if self.codes else 0
 
     def untold(self, rank: int) -> bool:
-        """True if the first process cannot have said why this one ended."""
+        """True if the first process cannot have reported why the run ended."""
         code = self.codes.get(rank, 0)
         if self.signal is not None and code in (128 + self.signal, -self.signal, -signal.SIGTERM):
-            return False  # the signal to this command ended it, as it did the first
+            return False  # the signal to this command ended it, like the first process
         return code not in (0, self.codes.get(0)) and not self.at_once
 
     def error(self, folder: Path, lost: str, processes: int) -> str:
-        """Message on what no process could say itself, for a run in `folder`; empty if the first has said all.
+        """Message on failures that no process could report itself, for a run in `folder`; "" if the first reported all.
 
         Args:
-            lost: error of the first process if it lost the connection to another; it has not shown that.
+            lost: error of the first process if it lost the connection to another, which it has not printed.
             processes: number of the run's processes.
         """
         if self.signal is not None:
@@ -146,7 +147,7 @@ class Ended:
 def run_processes(num: int, command: Sequence[str]) -> Ended:
     """Run a command in several processes until all have ended, and return how they ended.
 
-    Must be called in the main thread: it handles Ctrl-C, SIGTERM and SIGHUP, unless nohup has that ignored.
+    Must be called in the main thread: it handles Ctrl-C, SIGTERM and SIGHUP, unless nohup ignores SIGHUP.
     """
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -154,13 +155,13 @@ def run_processes(num: int, command: Sequence[str]) -> Ended:
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-    if "LOGLEVEL" not in os.environ:  # our processes say what happened
+    if "LOGLEVEL" not in os.environ:  # our processes report what happened
         for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]:
             logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(number.name for number in _AGENTS)
     meeting = RendezvousParameters("c10d", "localhost:0", uuid.uuid4().hex, 1, 1, local_addr="localhost")
     handler = get_rendezvous_handler(meeting)
-    entry, *arguments = (part.replace("$", "$$") for part in command)  # the agent puts its values in place of $NAME
+    entry, *arguments = (part.replace("$", "$$") for part in command)  # the agent would substitute $NAME
     spec = WorkerSpec(
         role="unpad",
         local_world_size=num,
@@ -193,10 +194,10 @@ def run_processes(num: int, command: Sequence[str]) -> Ended:
 
 
 class _Supervisor:
-    """Thread that passes signals on to the processes, and kills those that go on after one has failed.
+    """Thread that forwards signals to the processes, and kills those that keep running after one has failed.
 
     Args:
-        pids: ids of the processes by rank, which are also those of their sessions; empty before they have begun.
+        pids: process ids by rank, which are also their session ids; empty before they have started.
     """
 
     def __init__(self, pids: Callable[[], Mapping[int, int]]) -> None:
@@ -216,7 +217,7 @@ class _Supervisor:
         self._thread.join()
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Note a signal, for the thread. A terminal that closes sends SIGHUP more than once."""
+        """Record a signal for the thread. A closing terminal sends SIGHUP more than once."""
         self.at_once = self.at_once or (self.received is not None and number != signal.SIGHUP)
         self.received = self.received or number
 
@@ -257,16 +258,17 @@ def _supervised(pids: Callable[[], Mapping[int, int]]) -> Iterator[_Supervisor]:
 
 
 def _send(pids: Mapping[int, int], number: int) -> None:
-    """Send a signal to the sessions of processes; one that has ended needs none."""
+    """Send a signal to the sessions of processes; ended ones are skipped."""
     for pid in pids.values():
         with suppress(ProcessLookupError):
             os.killpg(pid, number)
 
 
 def _failed(pid: int) -> bool:
-    """True if a process has ended otherwise than with exit code 0. The agent is left to collect its end.
+    """True if a process has ended with an exit code other than 0. Collecting it is left to the agent.
 
-    Never on macOS, whose Python cannot ask without collecting: the agent then kills what goes on, after 30 seconds.
+    Always False on macOS, where Python cannot ask without collecting: there the agent kills the remaining ones after 30
+    seconds.
     """
     if sys.platform == "darwin":
         return False
@@ -278,7 +280,7 @@ def _failed(pid: int) -> bool:
 
 
 def _runs(pid: int) -> bool:
-    """True if a process has not ended yet; asked where `_failed` was true."""
+    """True if a process has not ended yet; called after `_failed` was true."""
     if sys.platform == "darwin":
         return False
     try:

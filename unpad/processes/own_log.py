@@ -1,8 +1,8 @@
-"""Output of the processes of a run that are not its first: each has a log of its own, and the first the terminal.
+"""Output of the processes of a run: the first has the terminal, each other one a log of its own.
 
-What such a process prints before the run directory is known goes to a temporary file. `keep` moves it to
-RUN/processes/RANK.log, where all later output is added. If the process fails before that, the file is shown on the
-standard error that it was started with: by itself, or by `launch`, which knows the file.
+Output from before the run directory is known goes to a temporary file. `keep` moves this to RUN/processes/RANK.log,
+where all later output is appended. If the process fails before that, the file is printed on its original standard
+error: by the process itself, or by `launch`, which knows the file.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from unpad import storage
 from unpad.storage.disk import disk_errors, file_mode, write_all
 
 LOGS = "UNPAD_LOGS"  # set by `launch`: the folder of the temporary files
-FOLDER = "processes"  # of a run directory
+FOLDER = "processes"  # in a run directory
 
-_begun: list[OwnLog] = []  # that of this process, if it has one
+_begun: list[OwnLog] = []  # log of this process, if it has one
 
 
 class OwnLog:
@@ -40,10 +40,10 @@ class OwnLog:
         _redirect(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(line_buffering=True)  # a killed process loses what it has not written
+                stream.reconfigure(line_buffering=True)  # a killed process loses unwritten output
 
     def keep(self, folder: Path, private: bool) -> None:
-        """Move the output so far into the run directory, and add all that follows to it.
+        """Move the output so far into the run directory, and append all later output to it.
 
         Raises:
             DiskError: it cannot be written there.
@@ -61,7 +61,7 @@ class OwnLog:
         self._remove()
 
     def show(self) -> None:
-        """Show on the terminal what the process printed, if the file is not kept and `launch` will not show it."""
+        """Print the log on the terminal, if it was not kept and `launch` will not print it."""
         if self.kept or not self._owns_folder:
             return
         for stream in (sys.stdout, sys.stderr):
@@ -104,7 +104,7 @@ def log_of(folder: Path, rank: int) -> Path:
 
 
 def shown(rank: int, path: Path) -> str:
-    """Text of a log under a line that names its process; empty if there is none."""
+    """Text of a log under a line that names its process; "" without a log."""
     try:
         text = path.read_text(encoding="utf-8", errors="backslashreplace")
     except OSError:

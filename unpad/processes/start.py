@@ -1,4 +1,4 @@
-"""Start of this process, alone or as one of several, by its environment; loads nothing."""
+"""Start of this process, alone or as one of several, by its environment; imports nothing."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from unpad.errors import RecipeError
 
 
 def started_by_torchrun() -> bool:
-    """True if this process is one of several that an agent of torch has started."""
+    """True if torch's elastic agent started this process as one of several."""
     return {"RANK", "LOCAL_RANK"} <= os.environ.keys() and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def refuse_under_torchrun(what: str, where: str, fix: str) -> None:
-    """Refuse what one of several processes cannot do on its own.
+    """Refuse a command that one of several processes cannot run.
 
     Raises:
-        RecipeError: with these words; all processes raise it, and the first shows it.
+        RecipeError: with this message; all processes raise it, and the first prints it.
     """
     if started_by_torchrun():
         error = RecipeError(what, where=where, fix=fix)

@@ -1,4 +1,4 @@
-"""Sums of gradients over micro-batches and processes that come out the same in every order, and to the bit.
+"""Sums of gradients over micro-batches and processes that are bit-identical in every order.
 
 Proof. Each entry x of a micro-batch's gradient, in fp32, becomes r(x), the nearest multiple of
 QUANTUM = 2^-47; the multiples are added in fp64.
@@ -40,18 +40,18 @@ from unpad.processes.group import Group
 
 QUANTUM = 2.0**-47
 SHIFT = 1.5 * 2.0**52 * QUANTUM
-# Numbers that operations pass over at a time, for each thread: two megabytes in fp64. Smaller ones stay in a
-# nearer cache, but every operation takes a microsecond or two to begin.
+# Numbers per operation and thread: two megabytes in fp64. Smaller blocks stay in a nearer cache, but every operation
+# takes a microsecond or two to start.
 _BLOCK = 2**18
 _BLOCK_OF_GPU = 2**24  # where a launch costs more than a pass
-_FEW = 4  # micro-batches of an update of which a processor holds all gradients
+_FEW = 4  # most micro-batches per update for which a CPU holds all gradients
 
 
 class GradientSum(Protocol):
     """Sum of the gradients of an update over micro-batches and processes.
 
     Attributes:
-        used: indices of the parameters to which a micro-batch of this process gave a gradient.
+        used: indices of the parameters that got a gradient from a micro-batch of this process.
     """
 
     used: set[int]
@@ -74,15 +74,15 @@ class GradientSum(Protocol):
         ...
 
     def give_up(self) -> None:
-        """End an update in which a process has failed, in place of `finish`."""
+        """Abandon an update in which a process has failed; called instead of `finish`."""
         ...
 
 
 def held_bytes(parameter: Tensor, micros: int, processes: int = 1) -> int:
-    """Most bytes that ExactSum holds of one parameter while a backward pass computes.
+    """Largest number of bytes that ExactSum holds for one parameter during a backward pass.
 
     Args:
-        micros: micro-batches of the update; processes: that share them alike.
+        micros: micro-batches of the update; processes: number of processes that share them equally.
     """
     if micros <= 1:
         return 0
@@ -95,15 +95,15 @@ def held_bytes(parameter: Tensor, micros: int, processes: int = 1) -> int:
 class ExactSum:
     """Gradients of the micro-batches of an update, rounded to multiples of QUANTUM and added in fp64.
 
-    Processors hold gradients as autograd has left them and add several together, block by block in the cache: those of
-    up to four micro-batches at the end of the update, for which a single process keeps no sums in fp64; of more, two at
-    a time. GPUs add each at once. The order of additions is that of the micro-batches, always.
+    CPUs hold gradients as autograd left them and add several together, block by block in the cache: up to four
+    micro-batches at the end of the update, for which a single process keeps no sums in fp64; more than four two at a
+    time. GPUs add each gradient at once. Additions always follow the order of the micro-batches.
 
-    Memory: in fp32 at most 12 bytes per trained number, see `held_bytes`; of these the 8 of the sum in fp64 stay, from
-    the first update on that needs it.
+    Memory: in fp32 at most 12 bytes per trained weight, see `held_bytes`; the 8 bytes of the fp64 sum stay allocated
+    from the first update that needs it.
 
     Args:
-        parameters: of the model, in the order that all processes have; frozen ones are passed over.
+        parameters: of the model, in the same order in all processes; frozen ones are skipped.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -123,7 +123,7 @@ class ExactSum:
             self._together = takes + 1 if takes <= _FEW and self._flat is None else 2
 
     def take(self, scale: float = 1.0) -> None:
-        """See `GradientSum`; `.grad` is cleared, unless it is that of the only micro-batch.
+        """See `GradientSum`; `.grad` is cleared, except after the only micro-batch.
 
         Args:
             scale: a power of two, the same for all micro-batches of an update.
@@ -174,14 +174,14 @@ class ExactSum:
         return self._flat, self._flat.split(sizes)
 
     def _hold(self) -> None:
-        """Take `.grad` of all parameters away, to add it later."""
+        """Move `.grad` of all parameters aside, to add it later."""
         self._held.append({index: p.grad for index, p in enumerate(self.parameters) if p.grad is not None})
         self.used.update(self._held[-1])
         for index in self._held[-1]:
             self.parameters[index].grad = None
 
     def _add_held(self) -> None:
-        """Add what is held to the sums in fp64."""
+        """Add the held gradients to the sums in fp64."""
         parts = self._sums()[1]
         for index in {index for held in self._held for index in held}:
             self._add(index, parts[index], None)
@@ -192,7 +192,7 @@ class ExactSum:
         """Add the gradients of a parameter that are held to its sum, and free them.
 
         Args:
-            sums: the parameter's part of the sums in fp64, (numel,); None for a sum that nobody needs afterwards.
+            sums: the parameter's part of the sums in fp64, (numel,); None if the sum is not needed afterwards.
             result: (numel,) to round the sum to, in the parameter's type.
         """
         gradients = [held.pop(index).flatten() for held in self._held if index in held]
@@ -212,7 +212,7 @@ class ExactSum:
 
 
 def _add_by_torch(total: Tensor, gradients: Sequence[Tensor], factor: float, shift: float, replace: bool) -> None:
-    """Do the same as `add_rounded`, for gradients of any type on any device; a shift of 0 rounds nothing."""
+    """`add_rounded` in torch, for gradients of any dtype on any device; a shift of 0 disables rounding."""
     scratch = torch.empty_like(total)
     for number, gradient in enumerate(gradients):
         is_first = replace and number == 0

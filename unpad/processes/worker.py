@@ -1,4 +1,4 @@
-"""Life of one of several processes, from the side of the process: where it prints, and how it ends."""
+"""One of several processes, seen from inside: where it prints, and how it ends."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from unpad.processes import own_log
 from unpad.terminal.printing import print_text
 
 LAUNCHER = "UNPAD_LAUNCHER"  # set by `launch`: its process id
-LAST_S = 30.0  # that a process waits for the end of the first, which has an error to tell
+LAST_S = 30.0  # to wait for the end of the first process, which has an error to report
 _SIGNALLED = [kind.exit_code for kind in SIGNALS.values()]
 _PR_SET_PDEATHSIG = 1
 
 
 def run_as_worker(work: Callable[[], None]) -> None:
-    """Do the work of this process, one of several, with its output where that belongs; exits when it has failed.
+    """Run the work of this process, one of several, with its output redirected; exits if it fails.
 
-    Every process prints its errors. Those that all have are seen once, since only the first has the terminal; the
-    others wait for its end, because the agent ends all when one has failed, and the first has files to complete.
+    Every process prints its errors. Errors common to all appear once, since only the first has the terminal; the others
+    wait for its end, because the agent ends all processes when one fails, and the first has files to complete.
     """
     _end_with_launcher()
     rank = int(os.environ["RANK"])
@@ -49,7 +49,8 @@ def run_as_worker(work: Callable[[], None]) -> None:
 
 
 def leave_to_launcher(error: UnpadError) -> bool:
-    """Note the loss of another process for the launcher, which knows more of it; False for an error to print."""
+    """Leave the loss of another process to the launcher, which knows more about it; False for an error to print
+    here."""
     if not isinstance(error, LostProcessError) or LAUNCHER not in os.environ or os.environ.get("RANK") != "0":
         return False
     with suppress(OSError):
@@ -58,10 +59,10 @@ def leave_to_launcher(error: UnpadError) -> bool:
 
 
 def _wait_for_first(was_signalled: bool) -> None:
-    """Wait until the agent ends this process, as it does when the first has ended with an error.
+    """Wait until the agent ends this process, after the first has ended with an error.
 
     Args:
-        was_signalled: whether a signal ends the run. torchrun, which sends that, then waits for all and ends none.
+        was_signalled: whether a signal ends the run: torchrun then sends it, waits for all processes and ends none.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ or (was_signalled and LAUNCHER not in os.environ):
         return
@@ -73,9 +74,9 @@ def _wait_for_first(was_signalled: bool) -> None:
 
 
 def _end_with_launcher() -> None:
-    """Have the kernel kill this process when the launcher is gone; Linux alone can do that.
+    """Have the kernel kill this process when the launcher is gone; only Linux can do that.
 
-    Not SIGTERM: the kernel sends the signal for every thread of the launcher, and a second one would end the saving.
+    Not SIGTERM: the kernel sends the signal once per thread of the launcher, and a second one would interrupt saving.
     """
     launcher = os.environ.get(LAUNCHER)
     if launcher is None or sys.platform != "linux":

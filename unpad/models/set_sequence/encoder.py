@@ -291,7 +291,7 @@ class SetEncoder(nn.Module):
             part.reset()
 
     def forward(self, x: Tensor, members: Layout) -> list[Latent]:
-        """Encode the events (num_events, width) of all non-empty sets, of which there may be none.
+        """Encode the events (num_events, width) of all non-empty sets; there may be no such set.
 
         Returns:
             A latent per level, the deepest last.

@@ -178,7 +178,7 @@ def _in_order(values: Tensor, layout: Layout) -> Tensor:
 
 
 def _rows_at_once(x: Tensor) -> int:
-    """Rows of every set of (num_sets, longest, width) whose pairs may be in memory at a time."""
+    """Rows of every set of (num_sets, longest, width) to compare at a time, as memory for their pairs allows."""
     return max(1, BLOCK_CELLS // (x.shape[0] * x.shape[1]))
 
 
@@ -237,8 +237,8 @@ def _solve(x: Tensor, y: Tensor, mask: Tensor | None, iterations: int) -> tuple[
         mask: (num_sets, longest) bool, True = real; None when all are.
 
     Returns:
-        Sum of the two potentials of every member, (num_sets, longest), whose mean over a set is the set's value; and
-        the gradient of that value by x, (num_sets, longest, width).
+        Sum of the two potentials of every member, (num_sets, longest): its mean over a set is the set's value; and the
+        gradient of that value by x, (num_sets, longest, width).
     """
     real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
     log_share = torch.where(real, -real.sum(1, keepdim=True).to(x.dtype).log(), -torch.inf)  # (num_sets, longest)

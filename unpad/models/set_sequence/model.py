@@ -352,7 +352,7 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
     def _states(self, reading: SetReading) -> Tensor:
         """Hidden states of sets and readouts, (num_sets + num_seqs, width), in the computing dtype.
 
-        The history reads means, not samples, whose noise would blur the predictions.
+        The history reads means: the noise of samples would blur the predictions.
         """
         hidden: Tensor = self.history(reading.latents[-1].mean, reading.course)
         return hidden

@@ -43,8 +43,8 @@ def hazard_nll(logits: Tensor, durations: Tensor, observed: Tensor, edges: Tenso
     """Negative log-likelihood of every person's observation, in nats.
 
     Outcome in bin k: survived the bins before k, and not k. Censored within bin k: survived the bins before k, and k is
-    unknown; on the right edge of k: survived k as well. Observed beyond the last edge, with or without the outcome:
-    survived all bins.
+    unknown; censored on the right edge of k: survived k as well. Observed beyond the last edge, with or without the
+    outcome: survived all bins.
 
     Args:
         logits: (num, bins), of the hazards.

@@ -1,9 +1,8 @@
 """Merging of the visual tokens of every image before a language model reads them.
 
 The batch gets shorter: text keeps its order and its positions, and the merged tokens of an image replace its patches.
-Each merged token has the position of the patch whose place it takes (`Merged.places`), so that positions are those of
-the whole run and the next token of a sequence has the same position as without merging. The last token of an image
-predicts the target of its last patch.
+Each merged token takes the place and position of one patch (`Merged.places`), so the following tokens of a sequence
+have the same positions as without merging. The last token of an image predicts the target of its last patch.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ class Merged:
         features: (total_out, dim).
         layout: of `features`, one sequence per sample.
         weights: merge other values of the vision tokens in the same way.
-        places: (total_out,) int64, the vision token whose place each merged token takes, ascending in every sample: its
-            centre, or without centres an even spacing.
+        places: (total_out,) int64, the vision token that each merged token replaces, ascending in every sample: its
+            centre, or evenly spaced tokens without centres.
     """
 
     features: Tensor
@@ -75,8 +75,8 @@ class TopAssignment(nn.Module):
     2019, arXiv 1903.06059). Token x gives centre c the share softmax over centres of q(x) k(c) / (sqrt(inner)
     temperature) + log sigmoid(s_c): a centre with a higher score attracts more tokens, so that the score learns
     although the choice has no gradient. With a single centre, which gets everything, the score learns nothing. The
-    shares that a centre received are then divided by their sum: the result is a mean, whose size does not depend on the
-    number of tokens close to the centre.
+    shares that a centre received are then divided by their sum: the result is a mean, so its size does not depend on
+    the number of tokens close to the centre.
 
     Args:
         width: channels of tokens.

@@ -273,7 +273,7 @@ class VisionLanguage(Generates, PrunesTokens):
     def splice(self, batch: RaggedBatch, visual: Tensor) -> RaggedBatch:
         """The batch as the decoder reads it, with `inputs_embeds` (total_tokens, language width) instead of images.
 
-        `input_ids` remain: they tell the decoder that this is text, whose positions it scales.
+        `input_ids` remain: they tell the decoder to scale the positions of text.
 
         Args:
             visual: (media_index.numel(), language width), put at `media_index`.
@@ -319,7 +319,7 @@ class VisionLanguage(Generates, PrunesTokens):
             weights: of the terms that train in this step; costly terms are computed only if they are among them.
 
         Returns:
-            Reinitialized parameters, whose optimizer state must be reset.
+            Reinitialized parameters; their optimizer state must be reset.
         """
         self._asked, prune = frozenset(weights), self.config.prune
         if prune is None or not prune.learns:

@@ -183,7 +183,7 @@ def hard_keep(probability: Tensor, layout: Layout, threshold: float) -> Tensor:
 
     Args:
         probability: (num_vision,).
-        threshold: below 1; 0 keeps all tokens, even those whose probability has underflowed to 0.
+        threshold: below 1; 0 keeps all tokens, even where the probability has underflowed to 0.
 
     Returns:
         (num_vision,) bool; `layout.keep` gives the layout of the remaining tokens.

@@ -57,7 +57,7 @@ class TowerConfig(BlockConfig):
 
 
 class Tower(nn.Module):
-    """Vision transformer whose features, without a norm after the last block, a language model reads.
+    """Vision transformer for a language model; no norm follows its last block.
 
     Args:
         config: sizes and choices.

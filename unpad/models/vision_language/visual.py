@@ -69,8 +69,8 @@ def is_last(layout: Layout | PaddedLayout) -> Tensor:
 
 
 def is_question(batch: RaggedBatch, index: Tensor) -> Tensor:
-    """True on the text of each sequence up to the token that predicts its first target, on all text of a sequence
-    without targets; (total_tokens,) bool.
+    """True on the text of each sequence up to the token that predicts its first target, or on all text without targets;
+    (total_tokens,) bool.
 
     Args:
         index: (num_visual,) int64, the places that hold no text.
