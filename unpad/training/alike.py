@@ -1,6 +1,6 @@
-"""Comparison of the processes of a run: alike at its start, and of equal weights at every checkpoint.
+"""Comparison of the processes of a run: their settings at its start, and their weights at every checkpoint.
 
-Processes that differ in what bits depend on would drift apart without an error.
+Processes that differ in anything that determines the bits would drift apart without an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from unpad.training.progress import DECIDE_BITS
 from unpad.training.setup import Setup
 
 SEEN_S = 60.0
-LIBRARIES = ("numpy", "pillow")  # whose versions draw the plans, and decode pictures
+LIBRARIES = ("numpy", "pillow")  # their versions determine plans and decoded pictures
 FIXES = {
     "run directory": "give every host the same run directory",
     "recipe": "start all processes with the same recipe and overrides",
@@ -34,7 +34,7 @@ FIXES = {
 
 
 def check_recipe(group: Group, folder: Path, recipe: Recipe, *, exists: bool) -> None:
-    """Compare what this process begins with to what the others do, before anything is read.
+    """Compare the recipe and the run directory of this process with those of the others, before anything is read.
 
     Args:
         exists: whether this process sees a run in the folder.
@@ -62,9 +62,9 @@ def check_alike(setup: Setup) -> None:
 
 
 def check_folder(group: Group, folder: Path, timeout_s: float) -> None:
-    """Compare the run directories of all processes by the lock file that the first has written into its own.
+    """Compare the run directories of all processes by the lock file that the first process has written.
 
-    A file that another host has just made may take SEEN_S to appear in a folder that they share.
+    A file from another host may take SEEN_S to appear in a shared folder.
 
     Args:
         timeout_s: seconds that a process waits for another.
@@ -87,10 +87,10 @@ def check_folder(group: Group, folder: Path, timeout_s: float) -> None:
 
 
 def check_weights(setup: Setup, step: int) -> None:
-    """Compare the weights of all processes; not where each holds a part of them.
+    """Compare the weights of all processes, unless each holds only a part.
 
     Raises:
-        UnlikeProcessesError: those of a process differ from those of the first.
+        UnlikeProcessesError: the weights of a process differ from those of the first.
     """
     if setup.group.size == 1 or not setup.parallelism.replicates:
         return
@@ -103,7 +103,7 @@ def check_weights(setup: Setup, step: int) -> None:
 
 
 def _compare(group: Group, folder: Path, own: dict[str, str]) -> None:
-    """Compare named values of all processes, of which there are several; the first name that differs is told."""
+    """Compare named values across several processes; the error names the first that differs."""
     first, *others = group.exchange(own)
     for name, value in first.items():
         for rank, other in enumerate(others, start=1):
@@ -121,7 +121,7 @@ def weights_hash(model: Model) -> str:
 
 
 def code_hash() -> str:
-    """sha256 of the package's sources, those of the kernels included, by their names."""
+    """sha256 of the package's sources, kernels included, and their names."""
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".cpp", ".h")):

@@ -1,4 +1,4 @@
-"""The largest `plan.tokens_per_micro` that memory holds, found before the first step of a new run."""
+"""The largest `plan.tokens_per_micro` that fits into memory, determined before the first step of a new run."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from unpad.training.stage import StageSetup, plan_inputs, prepare_model
 from unpad.training.step import accumulate
 
 FIELD = "plan.tokens_per_micro"
-SHARE = 0.8  # of the free memory that training may take
+SHARE = 0.8  # share of the free memory that training may use
 PROBES = (256, 1024)  # tokens of the passes that are measured
 LEAST = 64  # tokens of a micro-batch, however little memory there is
-SIZED = ("pack", "rows", "budget")  # strategies whose micro-batches are limited in tokens
+SIZED = ("pack", "rows", "budget")  # strategies that limit micro-batches in tokens
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class AutoSize:
     Args:
         tokens: of a micro-batch.
         is_whole: whether whole updates fit, so that memory cuts nothing.
-        peak_bytes: predicted that training takes beside the weights, with micro-batches of so many tokens.
-        free_bytes: before, of the process with the least of `processes`.
+        peak_bytes: predicted use of training beside the weights, with micro-batches of `tokens` tokens.
+        free_bytes: free memory before, in the process with the least of all `processes`.
     """
 
     tokens: int
@@ -71,13 +71,13 @@ def asks(recipe: Recipe) -> bool:
 def resolved_size(
     recipe: Recipe, stages: Sequence[StageSetup], model: Model, device: torch.device, precision: Precision, group: Group
 ) -> tuple[Recipe, list[StageSetup], AutoSize]:
-    """Put a number in the place of `auto`: the same for all stages and processes, so that all have the same bits.
+    """Replace `auto` by a number, the same for all stages and processes, so that all have the same bits.
 
     Args:
         group: the processes; the one with the least memory decides.
 
     Returns:
-        The recipe, its stages, and what was found.
+        The recipe, its stages, and the size with its reasons.
 
     Raises:
         RecipeError: the model is divided among processes, and none can measure it.
@@ -115,7 +115,7 @@ def with_size(recipe: Recipe, tokens: int) -> Recipe:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that this process may still take of the memory that computes; processes of a host share it alike."""
+    """Bytes that this process may still take of the computing device's memory; processes of a host share it equally."""
     sharing = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
@@ -141,13 +141,13 @@ class StageMemory:
     def measured(
         cls, stage: StageSetup, model: Model, device: torch.device, precision: Precision, processes: int = 1
     ) -> StageMemory:
-        """Take small micro-batches of the stage through its model, which is prepared for it."""
+        """Measure small micro-batches of the stage on its prepared model."""
         weights = prepare_model(model, stage).objective.final(model)
         footprint = measured(model, _probes(stage, device), weights, precision)
         return cls(stage, footprint, list(model.parameters()), processes)
 
     def needed(self, made: Plan) -> int:
-        """Bytes at the dearest micro-batch of a plan of the stage, optimizer and sums of gradients included."""
+        """Bytes at the most expensive micro-batch of a plan of the stage, optimizer and gradient sums included."""
         tokens = made.micro_cells.astype(np.float64)
         cells = micro_costs(made, 1.0, self.stage.data.table.attended) - tokens
         peak = max((self.footprint.of(*one) for one in zip(tokens.tolist(), cells.tolist(), strict=True)), default=0.0)
@@ -155,12 +155,11 @@ class StageMemory:
         return int(process_bytes(peak)) + state_bytes(self.parameters, micros=micros, processes=self.processes)
 
     def needed_with(self, tokens: int) -> int:
-        """Bytes with micro-batches of so many tokens."""
+        """Bytes with micro-batches of `tokens` tokens."""
         return self.needed(_cut(self.stage, tokens))
 
     def largest(self, num_bytes: int) -> int | None:
-        """Most tokens of a micro-batch that need at most these bytes, LEAST where no number is that small; None if
-        whole updates fit."""
+        """Most tokens of a micro-batch that fits into these bytes, LEAST if no size fits; None if whole updates fit."""
         low, high = LEAST, largest_update(self.stage)
         if self.needed_with(high) <= num_bytes:
             return None
@@ -197,7 +196,8 @@ def _pass(model: Model, batch: RaggedBatch, weights: dict[str, float], precision
 
 
 def _probes(stage: StageSetup, device: torch.device) -> list[RaggedBatch]:
-    """Small micro-batches of the first epoch: of each size that with most pairs of positions and that with fewest."""
+    """Small micro-batches of the first epoch: for each size the one with most pairs of positions and the one with
+    fewest."""
     found = []
     for size in PROBES:
         made = _cut(stage, size)
@@ -210,8 +210,8 @@ def _probes(stage: StageSetup, device: torch.device) -> list[RaggedBatch]:
 
 
 def _cut(stage: StageSetup, tokens: int) -> Plan:
-    """The plan of a stage's first epoch with micro-batches of so many tokens; of strategies that count sequences, that
-    of pack, as evaluations have it."""
+    """The plan of a stage's first epoch with micro-batches of `tokens` tokens; strategies that count sequences are
+    replaced by pack, as in evaluations."""
     lengths, settings, known = plan_inputs(stage, 0)
     changes: dict[str, Any] = {"tokens_per_micro": tokens}
     if settings.strategy not in SIZED:

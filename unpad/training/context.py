@@ -23,7 +23,7 @@ from unpad.training.signals import Signals
 from unpad.training.stage import StageSetup
 from unpad.training.watches.watch import Watch
 
-# Called after every evaluation with the stage's name, the step and the result; True ends the run there.
+# Called after every evaluation with the stage's name, the step and the result; returning True ends the run.
 AfterEvaluation = Callable[[str, int, HeldOut], bool]
 
 

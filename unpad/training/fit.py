@@ -1,5 +1,4 @@
-"""Micro-batches for several processes: which of them a recipe leaves without work, and a cut that gives all of them
-some."""
+"""Micro-batches for several processes: which processes have no work, and a smaller cut that gives work to all."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ class Advice:
     """A stage in which some processes have no work in most updates.
 
     Args:
-        balance: as the recipe cuts the stage's first epoch into micro-batches.
+        balance: with the recipe's cut of the stage's first epoch into micro-batches.
         cut: a smaller `plan.tokens_per_micro` that gives every process work; None if there is none.
         tokens_per_step: real tokens of updates that would keep all processes busy, if that is known.
     """
@@ -36,7 +35,7 @@ class Advice:
 
 
 def advice(stages: Sequence[StageSetup], processes: int, cells_per_token: float) -> list[Advice]:
-    """Advice on every stage whose first epoch leaves processes without work.
+    """Advice on every stage in which the first epoch leaves processes without work.
 
     Args:
         processes: number of them; cells_per_token: of the model.
@@ -63,10 +62,10 @@ def best_cut(stage: StageSetup, processes: int, cells_per_token: float) -> Cut |
 def fill_tokens(
     stage: StageSetup, processes: Sequence[int], cells_per_token: float, strategy: str | None = None
 ) -> list[int | None]:
-    """`Costs.fill_tokens` of each number of processes, with the micro-batches of an update that holds a whole epoch.
+    """`Costs.fill_tokens` for each number of processes, with the micro-batches of an update that spans a whole epoch.
 
     Args:
-        strategy: in place of the recipe's.
+        strategy: replaces the recipe's.
     """
     chosen = strategy or stage.recipe.plan.strategy
     made = recut(stage, strategy=chosen, tokens_per_step=EVERYTHING, batches_per_step=None, grow={})
@@ -81,18 +80,18 @@ def recut(stage: StageSetup, **changes: object) -> Plan:
 
 
 def share_out(setup: Setup, overrides: Sequence[str], *, fit: bool) -> tuple[Setup, list[str], list[str]]:
-    """Look for processes without work, and give them some.
+    """Find processes without work, and advise or change the recipe so that they have some.
 
     Args:
         overrides: `key=value` of the command.
         fit: set `plan.tokens_per_micro` of the recipe, as `Advice` says.
 
     Returns:
-        The setup, whose recipe and stages are changed if `fit` found something to change; the changes as `key=value`;
-        and notes for the log.
+        The setup, with changed recipe and stages if `fit` changed something; the changes as `key=value`; and notes for
+        the log.
 
     Raises:
-        RecipeError: the command sets what `fit` is to set.
+        RecipeError: the command sets a field that `fit` would set.
     """
     given = [one for one in overrides if one.partition("=")[0].endswith(FIELD)]
     if fit and given:
@@ -115,7 +114,7 @@ def share_out(setup: Setup, overrides: Sequence[str], *, fit: bool) -> tuple[Set
 
 
 def _notes(found: Sequence[Advice], changes: Sequence[str]) -> list[str]:
-    """One line on all of these stages, with the changes that would give processes work; none without stages."""
+    """One line on these stages, with the changes that would give all processes work; none without stages."""
     if not found:
         return []
     idle, num = max(one.balance.idle for one in found), found[0].balance.processes
@@ -128,7 +127,7 @@ def _notes(found: Sequence[Advice], changes: Sequence[str]) -> list[str]:
 
 
 def _changes(recipe: Recipe, found: Sequence[Advice]) -> dict[str, int]:
-    """Fields of the recipe to set: the run's, or where a stage has a size of its own, that of every stage named."""
+    """Recipe fields to set: the run's, or the field of every named stage if a stage has a size of its own."""
     by_stage = any("tokens_per_micro" in stage.plan for stage in recipe.stages)
     changes: dict[str, int] = {}
     for one in found:

@@ -26,9 +26,9 @@ class StageLength:
     """Steps of a stage.
 
     Args:
-        epochs: estimate, in which epochs of one size of step are equal.
+        epochs: estimate that takes epochs with equal step sizes as equally long.
         max_epochs, max_steps: limits of the stage; max_steps counts the steps of the whole run.
-        planned: steps of the epochs whose plans are known, by 0-based epoch.
+        planned: steps of the epochs planned so far, by 0-based epoch.
     """
 
     epochs: Epochs
@@ -68,7 +68,7 @@ class RunLength:
         return LastStep(end, exact)
 
     def learn(self, stage: int, epoch: int, num_steps: int) -> None:
-        """Note the steps of an epoch whose plan has been made."""
+        """Record the steps of a planned epoch."""
         length = self.stages[stage]
         if length is not None:
             length.planned[epoch] = num_steps
@@ -87,7 +87,7 @@ def run_length(stages: Sequence[StageSetup]) -> RunLength:
 
 
 def _stage_length(stage: StageSetup, left: int) -> tuple[StageLength, int]:
-    """Length of a stage of which plans of `left` sequences may be made, and what is left then."""
+    """Length of a stage, planning at most `left` sequences; also returns how many of these remain."""
     train, first = stage.recipe.train, epoch_plan(stage, 0)
     length = StageLength(stage_epochs(stage, first), train.max_epochs, train.max_steps, {0: first.num_steps})
     steps = first.num_steps

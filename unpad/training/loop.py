@@ -84,7 +84,7 @@ def train(
     """Train a recipe into a run directory, or continue a run.
 
     Args:
-        recipe: packaged recipe or YAML file; None continues a run by the recipe that it keeps.
+        recipe: packaged recipe or YAML file; None continues a run with its saved recipe.
         folder: the run directory; must not hold a run unless `resume`.
         overrides: `key=value` changes.
         group: the processes that train together; all of them call this with equal arguments.
@@ -92,7 +92,7 @@ def train(
 
     Raises:
         UnpadError: with the exit code of its kind; Stopped if `after_evaluation` ended the run. The directory then
-            holds everything up to there.
+            holds everything up to that point.
     """
     timers, began = Timers(), time.perf_counter()
     with group.together():
@@ -134,7 +134,7 @@ def train(
             own_log.keep(folder, private=setup.data.private)
         with timers("build"):
             if not division.replicates:
-                check_weights(setup, 0)  # later they are in no process as a whole
+                check_weights(setup, 0)  # later no process holds them whole
             setup = divide(setup)
         progress, state, warnings = restore(setup) if exists else (Progress(), None, [])
         notes += describe_changes(setup, saved, progress) if exists else []
@@ -143,7 +143,7 @@ def train(
             if state is None and settings.train.init_from and setup.base is None:
                 notes.append(start_from(setup, settings.train.init_from))
             with timers("save"):
-                if group.leads and not exists:  # before the recipe: from that on it is a run, which goes on without
+                if group.leads and not exists:  # first: a run with a recipe resumes without the model
                     keep_origin(settings.train.init_from, folder)
                 write_run_files(setup, recipe, overrides)
         check_weights(setup, progress.step)
@@ -157,7 +157,7 @@ def train(
             run = RunContext(setup, progress, monitor, timers, Signals(group), length, after_evaluation)
             return _run_stages(run, state, began)
         except UnpadError as error:
-            with suppress(DiskError):  # what ended the run is what is told
+            with suppress(DiskError):  # report only what ended the run
                 monitor.log("stopped", message=error.what, exit_code=error.exit_code)
             raise
         finally:
@@ -165,7 +165,7 @@ def train(
 
 
 def _prepare(settings: Recipe, folder: Path, timers: Timers, group: Group, *, exists: bool) -> Setup:
-    """Read the data, build the model and check every stage; `exists` says that a run goes on."""
+    """Read the data, build the model and check every stage; `exists` means that a run continues."""
     files, recorded = (open_files(settings, folder), recorded_precision(folder)) if exists else (None, None)
     setup = prepare_setup(settings, folder, files, timers, recorded=recorded, group=group)
     with timers("build"):
@@ -175,7 +175,7 @@ def _prepare(settings: Recipe, folder: Path, timers: Timers, group: Group, *, ex
 
 
 def _open_monitor(setup: Setup, console: Console | None, last: int, *, verbose: bool) -> Monitor:
-    """Open the metric files and the screen of a run that ends at step `last`, in the process that holds them."""
+    """Open the metric files and the screen of a run that ends at step `last`, in the leading process."""
     train = setup.recipe.train
     if not setup.group.leads:
         return silent_monitor()
@@ -285,7 +285,7 @@ def _run_stages(run: RunContext, state: State | None, began: float) -> Result:
 
 
 def _keep_samples(run: RunContext, model: Model, kinds: tuple[str, ...], *, anew: bool) -> None:
-    """Keep what the page shows of the weights that the model ends with, as its family does; `anew` as in `Ended`."""
+    """Save the samples of the final weights for the page, by the family's function; `anew` as in `Ended`."""
     setup = run.setup
     with run.timers("samples"):
         ended = Ended(model, setup.data, setup.recipe, kinds, setup.folder, run.progress.step, anew)

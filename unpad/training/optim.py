@@ -19,7 +19,8 @@ from unpad.recipes.training import OptimSettings, ParameterGroup
 
 
 def freeze(model: nn.Module, patterns: list[str]) -> int:
-    """Freeze the parameters whose name matches any pattern, and train all others; of an adapted model the adapters.
+    """Freeze the parameters with a name that matches any pattern, and train all others, or the adapters of an adapted
+    model.
 
     Returns:
         Number of frozen values.
@@ -30,7 +31,7 @@ def freeze(model: nn.Module, patterns: list[str]) -> int:
     _check_patterns(model, patterns, "train.freeze")
     frozen, adapters = 0, set(adapter_names(model))
     for name, parameter in model.named_parameters():
-        learns = (name in adapters or not adapters) and not parameter.is_meta  # those are of other processes
+        learns = (name in adapters or not adapters) and not parameter.is_meta  # other processes hold these
         parameter.requires_grad_(learns and not any(fnmatch(name, pattern) for pattern in patterns))
         frozen += 0 if parameter.requires_grad or parameter.is_meta else parameter.numel()
     if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -47,7 +48,7 @@ def _check_patterns(model: nn.Module, patterns: list[str], where: str) -> None:
 
 
 class AdamW(torch.optim.AdamW):
-    """AdamW of torch without its wrappers for torch.compile: they import as much as all the rest of a start."""
+    """torch's AdamW without its wrappers for torch.compile, which take half of the import time of a start."""
 
     add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
     step = torch.no_grad()(unwrap(torch.optim.Adam.step))
@@ -56,8 +57,8 @@ class AdamW(torch.optim.AdamW):
 def make_optimizer(model: nn.Module, settings: OptimSettings) -> AdamW:
     """Build AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) with decay on matrices only.
 
-    Biases, norms and embeddings keep their scale: decay would pull rare words, whose rows get few gradients, to zero.
-    A parameter belongs to the first of `settings.groups` that names it.
+    Biases, norms and embeddings keep their scale: decay would pull the rows of rare words, which get few gradients, to
+    zero. A parameter belongs to the first of `settings.groups` that names it.
 
     Raises:
         RecipeError: a pattern of a group matches no parameter.
@@ -116,7 +117,7 @@ def update(optimizer: torch.optim.Optimizer, norm: Tensor, clip: float | None) -
 
 
 def _within(limit: float, norm: Tensor) -> bool:
-    """True if clipping would multiply by 1. The processor alone looks: a GPU would wait."""
+    """True if clipping would multiply by 1. Checked on the CPU only: a GPU would synchronize."""
     return norm.device.type == "cpu" and bool(limit / (norm + 1e-6) >= 1)  # as in clip_grads_with_norm_
 
 
@@ -130,7 +131,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Load the tensors that `optimizer_tensors` returned, but for those of parameters that another process has."""
+    """Load the tensors that `optimizer_tensors` returned, except for parameters of other processes."""
     for name, parameter in model.named_parameters():
         prefix = f"optim.{name}."
         state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}

@@ -64,15 +64,16 @@ def joined(parts: Sequence[MicroResult]) -> MicroResult:
 
 @dataclass(frozen=True)
 class Passes:
-    """Forward and backward passes of an update, and all that they need.
+    """Forward and backward passes of an update, and everything they need.
 
     Args:
-        micros: micro-batches with their places in the update; None where a process computes one for the others' sake.
-        loss: what the backward pass of a micro-batch begins with.
+        micros: micro-batches with their places in the update; place None for one that only keeps the other processes in
+            step.
+        loss: scalar from which the backward pass of a micro-batch starts.
         seed_draws: seeds the random draws of the micro-batch at a place.
         scale: factor of the loss, which `sums` takes out again.
         sums: adds the gradients of micro-batches; None where autograd does.
-        rounded: whether `sums` rounds, as it must where the update has several micro-batches.
+        rounded: whether `sums` rounds, which it must if the update has several micro-batches.
         room: which micro-batches are computed in parts; None for none.
         counts_visual: whether results have the visual tokens of their micro-batches.
     """
@@ -100,8 +101,7 @@ class Passes:
         """Add the gradients of all micro-batches to those of a model's parameters; return the results by place.
 
         Raises:
-            DoesNotFitError: a pass has run out of memory, and has room that can be made smaller; `.grad` is undefined
-                then.
+            DoesNotFitError: a pass ran out of memory and can be cut; `.grad` is then undefined.
         """
         self.begin()
         results = {}
@@ -135,10 +135,10 @@ class Passes:
         """Compute a batch forward and backward.
 
         Args:
-            draws: those of a part of a micro-batch, which may have no targets; None for a whole one.
+            draws: draws of a part of a micro-batch, which may have no targets; None for a whole one.
 
         Raises:
-            DoesNotFitError: it has run out of memory. The error of that is gone by then, as its frames hold tensors.
+            DoesNotFitError: it ran out of memory. The original error is released first, as its frames hold tensors.
         """
         try:
             with autocast(self.precision, batch.position_ids.device), draws or nullcontext():

@@ -26,7 +26,7 @@ from unpad.training.setup import Setup
 from unpad.training.stage import StageSetup, epoch_plan
 from unpad.training.step import LossScaler
 
-# What a run's bits depend on beside its recipe and its data, of `Setup.environment`.
+# Keys of `Setup.environment` that determine a run's bits beside its recipe and data.
 DECIDE_BITS = (
     *("torch", "threads", "device", "precision", "matmul", "blas"),
     *("kernels", "cpu_capability", "processor"),
@@ -52,7 +52,7 @@ class Progress:
     checks_without_progress: Count = 0
     num_skipped: Count = 0
     scaler: LossScaler = field(default_factory=LossScaler)
-    most_tokens: int | None = None  # of a pass, as memory has taught
+    most_tokens: int | None = None  # limit of a pass, learned from out-of-memory errors
     watches: dict[str, dict[str, Any]] = field(default_factory=dict)  # state of every watch of the stage, by its name
 
     @classmethod
@@ -93,10 +93,10 @@ class _Values(TypedDict):
 
 
 def check_values(state: checkpoint.State, where: str) -> None:
-    """Check that the values of a checkpoint are such as `_state` writes them; watches look after their own.
+    """Check that the values of a checkpoint have the form that `_state` writes; watches check their own.
 
     Raises:
-        CheckpointError: they are not; names the field.
+        CheckpointError: they have not; names the field.
     """
     fault = misfit(state.values, _Values)
     if not fault:
@@ -124,9 +124,9 @@ def save_checkpoint(
 
 
 def save_best(setup: Setup, progress: Progress) -> None:
-    """Save the current weights as the final weights of the current stage; those of the last stage are the run's.
+    """Save the current weights as the final weights of the current stage; the last stage's are the run's.
 
-    Adapters that are the run's are also written as a folder for peft.
+    Final adapters of the run are also written as a folder for peft.
     """
     weights = setup.parallelism.gathered(kept_weights(setup.model))
     setup.group.of_leader(lambda: _save_best(setup, progress, weights))
@@ -148,7 +148,8 @@ def best_name(setup: Setup, stage: StageSetup) -> str:
 def end_stage(setup: Setup, stage: StageSetup, progress: Progress) -> None:
     """Put the final weights of a stage into the model and its `best` folder.
 
-    The newest checkpoint still holds the end of the stage: a resumed run returns here, or goes on if the end has moved.
+    The newest checkpoint still holds the end of the stage: a resumed run returns here, or continues if the end has
+    moved.
     """
     if stage.keeps_best:
         if progress.best is not None:
@@ -255,7 +256,7 @@ def _restore(setup: Setup) -> tuple[Progress, checkpoint.State | None, list[str]
 
 
 def refuse_changes(setup: Setup, state: checkpoint.State) -> None:
-    """Refuse data, and a base of adapters, that are not those of a checkpoint of the run.
+    """Refuse data, or a base of adapters, that differs from the checkpoint's.
 
     Raises:
         ResumeError: names the files that changed.
@@ -270,7 +271,7 @@ def refuse_changes(setup: Setup, state: checkpoint.State) -> None:
 
 
 def refuse_changed_data(data: Data, state: checkpoint.State, folder: Path) -> None:
-    """Refuse data that is not that of a checkpoint of the run in `folder`.
+    """Refuse data that differs from that of a checkpoint of the run in `folder`.
 
     Raises:
         ResumeError: names the files that changed.
@@ -285,10 +286,10 @@ def refuse_changed_data(data: Data, state: checkpoint.State, folder: Path) -> No
 
 
 def _mend_best(setup: Setup, progress: Progress) -> None:
-    """Make `best` agree with the checkpoint, whose weights are now in the model.
+    """Make `best` agree with the checkpoint that is now loaded.
 
-    The best weights are written right after the checkpoint of the same step, and a kill may fall between the two. If
-    a stage ends with its last weights, `best` is the end of a run that now goes on.
+    The best weights are written right after the checkpoint of the same step, and a kill may fall between the two. If a
+    stage ends with its last weights, `best` is the end of a run that now continues.
     """
     current, last = setup.stages[min(progress.stage, len(setup.stages) - 1)], setup.stages[-1]
     if current.keeps_best and progress.best is not None and progress.best_step == progress.step:
@@ -300,7 +301,7 @@ def _mend_best(setup: Setup, progress: Progress) -> None:
 
 
 def _changed_files(old: dict[str, str], new: dict[str, str]) -> str:
-    """The files whose content changed, with both hashes; a file that was only moved is none of them."""
+    """Files with changed content, with both hashes; files that were only moved are left out."""
     told = []
     for path in sorted(old.keys() | new.keys()):
         was, now = old.get(path), new.get(path)

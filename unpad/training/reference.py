@@ -22,14 +22,13 @@ from unpad.training.stage import StageSetup
 
 
 def put_reference(setup: Setup, stage: StageSetup, *, begins: bool) -> str:
-    """Give the pairs of a stage their log-probabilities under the weights that it starts from.
+    """Set the log-probabilities of a stage's pairs under the weights that it starts from.
 
-    Those of training pairs are computed in the precision of training, all others as evaluation computes, by the same
-    flat batches. The run keeps them, so that it resumes with equal ones; the cache keeps them for other runs from the
-    same weights.
+    Training pairs are computed in the precision of training, all others as in evaluation, in the same flat batches. The
+    run saves the values, so that it resumes with equal ones; the cache keeps them for other runs from the same weights.
 
     Args:
-        begins: whether the model holds the weights that the stage starts from; else the run's file is read.
+        begins: whether the model holds the weights that the stage starts from; otherwise the run's file is read.
 
     Returns:
         A message for the log, "" for a stage without pairs.
@@ -54,10 +53,10 @@ def put_reference(setup: Setup, stage: StageSetup, *, begins: bool) -> str:
     weights = fingerprint(setup.model.state_dict()) if base is None else base.sha256
     named = Named(weights, data.fingerprint(), stage.name)
     bits = {key: setup.environment[key] for key in ("version", *DECIDE_BITS)}
-    # Equal bits for equal runs: neither the sizes of batches nor the base's rounding may come from another run.
+    # Equal runs need equal bits: neither batch sizes nor the base's rounding may come from another run.
     sizes, lowered = stage.recipe.plan.tokens_per_micro, setup.base.lowered if setup.base is not None else []
     cached = cache_folder() / "references" / f"{make_key('reference', weights, named.data, bits, sizes, lowered)}.bin"
-    # The caches of hosts may differ: the leader's decides, and all processes take its values.
+    # The caches of hosts may differ: all processes take the leader's values.
     found = find_reference(cached) if group.leads else None
     kept = {} if found is None or len(found[1]) != len(data.table) else {"reference": found[1]}
     given = group.exchange_arrays(kept)[0]
@@ -76,7 +75,8 @@ def put_reference(setup: Setup, stage: StageSetup, *, begins: bool) -> str:
 
 
 def log_probabilities_of_pairs(setup: Setup, stage: StageSetup, data: Data) -> np.ndarray:
-    """Log-probabilities of all replies of pairs, (num_sequences,) float64; 0 for all else and beyond the context."""
+    """Log-probabilities of all replies of pairs, (num_sequences,) float64; 0 for other sequences and beyond the
+    context."""
     replies = whole_pairs(setup.model, data, np.arange(len(data.table)))
     is_trained = data.table.split[replies] == Split.TRAIN
     values = np.zeros(len(data.table))

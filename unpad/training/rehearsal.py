@@ -1,4 +1,4 @@
-"""Steps of a stage outside of its training, to measure or to try something: nothing of the run changes."""
+"""Steps of a stage outside its training, to measure or to try something; the run is unchanged."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class StepCost:
     """Memory and time of a step.
 
     Args:
-        tokens: that the step computed, padding included.
-        seconds: of its forward and backward passes and the change of weights.
+        tokens: computed in the step, padding included.
+        seconds: of its forward and backward passes and the optimizer update.
         largest_tokens: of the plan's largest micro-batch, padding included.
         peak_bytes: resident memory of the process at that micro-batch's peak, model and optimizer included.
         base_bytes: resident memory before it.
@@ -44,16 +44,16 @@ class StepCost:
 
 
 class Rehearsal:
-    """A stage prepared as training prepares it, at its peak learning rate, on a copy of the model.
+    """A stage prepared as for training, at its peak learning rate, on a copy of the model.
 
     Args:
-        model: in place of the one that training starts from.
-        copies: False takes the steps with the model itself.
+        model: replaces the one that training starts from.
+        copies: False trains the model itself.
         drops: whether dropout is on, as in training.
-        changes: fields of `optim` in place of the recipe's.
+        changes: fields of `optim` that replace the recipe's.
 
     Raises:
-        OutOfMemoryError: memory does not hold a copy of the model.
+        OutOfMemoryError: a copy of the model does not fit.
     """
 
     def __init__(

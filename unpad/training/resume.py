@@ -29,13 +29,13 @@ def resumed_recipe(recipe: str | None, overrides: Sequence[str], folder: Path) -
     """Combine the overrides of the command that started the run with new ones, which come last.
 
     Args:
-        recipe: that the command names; None for the one that the run keeps.
+        recipe: named by the command; None for the run's saved recipe.
 
     Returns:
         Overrides, their resolved recipe, and the recipe that the run saved.
 
     Raises:
-        ResumeError: a field differs that cannot change during a run, or the run was not trained but made from another.
+        ResumeError: a changed field is fixed during a run, or the run was not trained but derived from another.
     """
     command = read_command(folder)
     if made_by := command.get(MADE_BY):
@@ -56,7 +56,7 @@ def resumed_recipe(recipe: str | None, overrides: Sequence[str], folder: Path) -
 
 
 def _refuse_changes(settings: Recipe, saved: Recipe, folder: Path) -> Recipe:
-    """The settings of a run that goes on, if they may take the place of those that it saved."""
+    """The settings of a run that continues, if they may replace the saved ones."""
     changed = differences(saved, settings)
     refused = {key: values for key, values in changed.items() if not may_change_on_resume(key)}
     if refused:
@@ -75,7 +75,7 @@ def recorded_precision(folder: Path) -> Precision | None:
 
 
 def _same_rule(settings: Recipe, saved: Recipe) -> Recipe:
-    """Split by the rule of the run, unless the command names one; auto is what the run has found."""
+    """Split by the rule of the run, unless the command names one; auto means the run's own choice."""
     settings = with_size(settings, saved.plan.tokens_per_micro)
     if "split_version" in settings.data.model_fields_set:
         return settings
@@ -84,7 +84,7 @@ def _same_rule(settings: Recipe, saved: Recipe) -> Recipe:
 
 
 def describe_changes(setup: Setup, saved: Recipe, progress: Progress) -> list[str]:
-    """A line for each field that changed since the run saved its recipe, and what the change does.
+    """One line per field that changed since the run saved its recipe, with the effect of the change.
 
     Args:
         progress: of the checkpoint that the run resumes from.
@@ -107,7 +107,7 @@ def _told(value: Any) -> Any:
 
 
 def _schedule_moves(setup: Setup, saved: Recipe, progress: Progress) -> bool:
-    """True if a stage that is not over has another length than by the saved recipe, and rates that depend on it."""
+    """True if an unfinished stage has another length than in the saved recipe, and rates that depend on it."""
     before = was_before = progress.step - progress.stage_step
     for stage, old in zip(setup.stages[progress.stage :], stages_of(saved)[progress.stage :], strict=True):
         if stage.train_ids.size == 0:

@@ -76,9 +76,9 @@ def prepare_setup(
 
     Args:
         files: files of its data that the run kept when it started; None for a new run.
-        timers: count the seconds of reading and building.
-        compare: whether held-out data is compared with the data to train on; see `open_data`.
-        recorded: precision in which a run that goes on was begun; see `choose_precision`.
+        timers: measure the seconds of reading and building.
+        compare: whether held-out data is compared with training data; see `open_data`.
+        recorded: precision in which a continued run began; see `choose_precision`.
         group: the processes that train; one of each host builds caches, which the others find.
     """
     timers = timers or Timers()
@@ -98,9 +98,9 @@ def prepare_setup(
     if recipe.train.init_from and files is None:
         files = starting_files(recipe, recipe.train.init_from)
     with timers("read"):
-        # What the comparison finds is told by one process; it refuses in all.
+        # One process reports the findings of the comparison; all refuse.
         data = group.first_of_host_first(lambda: open_data(recipe, files, compare=compare and group.leads))
-    if is_new:  # runs of earlier versions may have a rule that was not followed
+    if is_new:  # runs of earlier versions may name a rule that they did not follow
         check_near_duplicates(recipe, data)
     torch.manual_seed(recipe.train.seed)
     with timers("build"):
@@ -184,9 +184,9 @@ def check_stages(setup: Setup) -> None:
     """Check all stages, so that none is refused after hours of training.
 
     Raises:
-        RecipeError: freezing, losses, parameter groups, schedule or patience of a stage do not fit.
+        RecipeError: freezing, losses, parameter groups, schedule or patience of a stage are invalid.
         PlanError: the plan of a stage has no step.
-        SourceError: next to nothing can be learned from the data.
+        SourceError: the data has almost nothing to learn from.
     """
     setup.data.check_trainable()
     before = 0
@@ -227,7 +227,7 @@ def check_stages(setup: Setup) -> None:
 
 
 def _nothing_to_stop_by(setup: Setup, stage: StageSetup) -> RecipeError:
-    """The error of a stage that would stop by its held-out loss and has none: the cause first."""
+    """Error of a stage with early stopping but without held-out data; names the cause first."""
     causes = {kind: cause for kind in setup.data.kinds if (cause := not_held_out(setup.recipe, setup.data, kind))}
     kind, cause = next(iter(causes.items()), ("", Cause(f"nothing is held out of stage {stage.name}", DECLARE)))
     where = f"data.{kind}" if kind else f"stage {stage.name}"
@@ -247,7 +247,7 @@ def describe(setup: Setup, *, verbose: bool = False) -> list[str]:
     """Describe a run before it starts: its files and data, and its choices with their reasons.
 
     Args:
-        verbose: also what the process does with memory that it frees.
+        verbose: also how the process handles freed memory.
     """
     environment, threads = setup.environment, setup.environment["threads"]
     processes = f"{setup.group.size} processes of " if setup.group.size > 1 else ""

@@ -26,11 +26,11 @@ class Signals:
 
     @property
     def stops(self) -> int | None:
-        """Signal that stops the run after the step; of several processes one that all of them know of."""
+        """Signal that stops the run after the step; with several processes, one that all have agreed on."""
         return self.received if self._group.size == 1 else self._agreed
 
     def agree(self, received: Sequence[int | None]) -> None:
-        """Take note of the signals that all processes have received."""
+        """Record the signals that all processes have received."""
         self._agreed = next((number for number in received if number is not None), self._agreed)
 
     @contextmanager

@@ -74,7 +74,7 @@ class Ready(NamedTuple):
 
 
 def prepare_model(model: Model, stage: StageSetup) -> Ready:
-    """Prepare a model for the steps of a stage: which parameters learn, and from which terms of the loss.
+    """Prepare a model for the steps of a stage: its trainable parameters and its loss terms.
 
     Raises:
         RecipeError: as `freeze` and `set_objective`.
@@ -125,7 +125,7 @@ def plan_inputs(stage: StageSetup, epoch: int) -> tuple[np.ndarray, PlanSettings
     if recipe.profile == "low_power":
         settings = settings.model_copy(update={"tokens_per_micro": min(settings.tokens_per_micro, 512)})
     lengths, longest = data.lengths((recipe.train.seed, epoch)), stage.longest
-    if table.attended is not None:  # the context is a mere bound, and padding up to it would fill the memory
+    if table.attended is not None:  # the context is only an upper bound, and padding up to it would fill the memory
         longest = min(longest, max(int(lengths.max(initial=1)), 1))
     known = {
         "seed": recipe.train.seed,
@@ -139,7 +139,7 @@ def plan_inputs(stage: StageSetup, epoch: int) -> tuple[np.ndarray, PlanSettings
 
 
 def _drawn_pairs(table: SequenceTable, ids: np.ndarray, draw: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Draw pairs of replies: both of one, as often as it is drawn.
+    """Draw pairs of replies: both replies of a pair, as often as the pair is drawn.
 
     Args:
         ids: (n,) sequences of pairs; draw: indices of drawn entries of an array of sources.

@@ -105,13 +105,13 @@ def repeat_steps(run: RunContext, setup: StageSetup, state: State | None, last: 
     """Take the steps of a stage up to step `last` of the run as `run_stage` does, without evaluations and checkpoints.
 
     Args:
-        run: its directory is another than the run's, which stays as it is; with the run's log-probabilities of pairs,
-            if it kept those of this stage.
-        state: from which the steps go on within the stage; None at its beginning.
+        run: its directory differs from the run's, which is left unchanged; it holds the run's log-probabilities of
+            pairs, if the run saved those of this stage.
+        state: state to continue from within the stage; None at its beginning.
         goes_on: whether further steps follow, so that watches read the model after the last one too.
 
     Returns:
-        The state to go on from, without the weights, which are in the model.
+        The state to continue from, without the weights, which are in the model.
 
     Raises:
         NonFiniteError, CollapseError: as training does.
@@ -138,7 +138,7 @@ def repeat_steps(run: RunContext, setup: StageSetup, state: State | None, last: 
 def _start_stage(
     run: RunContext, setup: StageSetup, objective: Objective, schedule: Schedule, state: State | None
 ) -> StageRun:
-    """Prepare the optimizer of a stage, and what watches its model.
+    """Prepare the optimizer and the watches of a stage.
 
     Args:
         objective: of the prepared model.
@@ -161,7 +161,7 @@ def _start_stage(
 
 
 def _after_step(stage: StageRun, ends_epoch: bool, is_saved: bool) -> None:
-    """Evaluate, log and save what is due after a step; stop if a signal has arrived.
+    """Evaluate, log and save if due after a step; stop if a signal has arrived.
 
     Args:
         is_saved: whether a checkpoint is due by time.
@@ -187,7 +187,7 @@ def _after_step(stage: StageRun, ends_epoch: bool, is_saved: bool) -> None:
 
 
 def _count_epoch_and_watch(stage: StageRun, ends_epoch: bool) -> None:
-    """Count an epoch that ends, and let the watches that are due read the model: all that changes later steps."""
+    """Count a finished epoch, and let the due watches read the model: everything that changes later steps."""
     progress = stage.run.progress
     if ends_epoch:
         progress.epoch, progress.epoch_step = progress.epoch + 1, 0
@@ -283,7 +283,7 @@ def _one_step(stage: StageRun, loaded: Update) -> None:
 
 
 def _record_of(stage: StageRun, loaded: Update, result: StepResult) -> StepRecord:
-    """Record of the step that was taken last."""
+    """Metrics record of the last step."""
     progress, counts = stage.run.progress, loaded.share.counts
     return StepRecord(
         step=progress.step,
@@ -307,7 +307,7 @@ def _record_of(stage: StageRun, loaded: Update, result: StepResult) -> StepRecor
 
 @contextmanager
 def _naming_sequences(run: RunContext) -> Iterator[None]:
-    """Name the sequences that do not fit into memory, and the step."""
+    """Add the step and the sequences that do not fit into memory to the error."""
     try:
         yield
     except OutOfMemoryError as error:
@@ -318,7 +318,7 @@ def _naming_sequences(run: RunContext) -> Iterator[None]:
 
 
 def _tell_of_memory(run: RunContext, room: Room) -> None:
-    """Log what memory has taught in a step, and keep its bound for a resume."""
+    """Log the bounds learned from out-of-memory errors in a step, and keep them for a resume."""
     for message in room.messages:
         run.monitor.notice("out_of_memory", step=run.progress.step + 1, tokens=room.most, message=message)
     room.messages.clear()
@@ -326,7 +326,7 @@ def _tell_of_memory(run: RunContext, room: Room) -> None:
 
 
 def _skip_or_stop(stage: StageRun, planned: list[Micro], result: StepResult) -> None:
-    """Log a step whose loss or gradient was not finite, which changed nothing; or save and stop."""
+    """Log a step that was skipped for a non-finite loss or gradient; or save and stop."""
     run, setup, train, progress = stage.run, stage.run.setup, stage.setup.recipe.train, stage.run.progress
     if setup.precision == "fp16" and progress.scaler.scale > 1:
         message = f"fp16 overflow; loss scale now {progress.scaler.scale:g}"
@@ -368,12 +368,12 @@ def _evaluate(stage: StageRun) -> tuple[bool, bool]:
         run.monitor.log("early_stop", message=message, step=progress.step, best_step=progress.best_step)
     if run.after_evaluation is None:
         return improved, False
-    # Every process asks its caller: one that ends the run ends it for all.
+    # Every process asks its caller; if one ends the run, it ends for all.
     return improved, any(setup.group.exchange(bool(run.after_evaluation(name, progress.step, result))))
 
 
 def _save(stage: StageRun) -> None:
-    """Write a checkpoint, after the metrics that it counts on."""
+    """Write a checkpoint, after flushing the metrics that it relies on."""
     run = stage.run
     with run.timers("save"):
         check_weights(run.setup, run.progress.step)

@@ -1,7 +1,6 @@
 """One optimizer step: accumulate, divide by counts, clip, update.
 
-In training a token's loss is divided here and nowhere else: each named sum by its own count over all micro-batches of
-the step.
+Training divides losses here and nowhere else: each named sum by its own count over all micro-batches of the step.
 """
 
 from __future__ import annotations
@@ -53,9 +52,9 @@ class StepResult:
 
     Args:
         terms: mean of every term over the step's targets, in nats; 0 for a term without targets among others with them.
-        num_targets: labels that count, of all micro-batches; of preferences, the pairs.
+        num_targets: labels that count over all micro-batches; for preferences, pairs.
         grad_norm: global L2 norm before clipping.
-        visual: of vision-language models, mean, least and most visual tokens of a sample by block, by name.
+        visual: for vision-language models, mean, minimum and maximum visual tokens of a sample by block, by name.
         updated: False if the step was left out because a loss or gradient was not finite; True for a step without
             targets, which has nothing to update.
     """
@@ -138,8 +137,8 @@ def _memory_of(micros: Sequence[RaggedBatch], share: Share, *, alone: bool = Fal
     """Describe a memory error by the largest of these micro-batches.
 
     Args:
-        alone: whether this process ends by itself: the others, within passes in lockstep or of a pipeline, wait for it
-            and not for a message, and notice that it has gone.
+        alone: whether this process ends by itself: in lockstep or pipeline passes the others wait for its computation,
+            not for a message, and notice that it is gone.
     """
     try:
         yield
@@ -173,7 +172,7 @@ def train_step(
         OutOfMemoryError: names the step's largest micro-batch and the setting to lower.
     """
     for parameter in model.parameters():
-        parameter.grad = None  # of frozen ones too: an earlier stage may have left one, and it would count in the norm
+        parameter.grad = None  # of frozen ones too: one left by an earlier stage would count in the norm
     share, scale, visual = share or whole_share(model, micros), scaler.scale if scaler else 1.0, VisualTokens()
     sums, counts = accumulate(model, micros, weights, precision, scale, visual, share)
     with _memory_of(micros, share):
@@ -210,7 +209,7 @@ def _out_of_memory(error: Exception, micros: Sequence[RaggedBatch], share: Share
 
 
 def non_finite(result: StepResult, step: int, names: list[str]) -> NonFiniteError:
-    """Describe a step whose loss or gradient is NaN or infinite, by its number and its examples."""
+    """Describe a step with a NaN or infinite loss or gradient, by its number and its examples."""
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     return NonFiniteError(
         f"loss {result.terms.get('nll', float('nan')):.4g}, gradient norm {result.grad_norm:.4g} at step {step}",

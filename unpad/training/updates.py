@@ -1,4 +1,5 @@
-"""Updates of an epoch: which micro-batches each process loads, and what the processes agree on before they compute."""
+"""Updates of an epoch: the micro-batches that each process loads, and the agreement of processes before they
+compute."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ class Update:
 
     Args:
         planned: its micro-batches, as the plan has them.
-        micros: those that this process computes; share: which ones these are.
+        micros: micro-batches that this process computes; share: their places.
         waited: seconds spent waiting for them.
         is_saved: whether a checkpoint follows, by the clock of the first process.
         weights: of the loss terms that train in it.
@@ -48,7 +49,7 @@ class Loaded:
     """Message of a process to the others once it has loaded its micro-batches of an update.
 
     Args:
-        received: signal that has asked it to stop.
+        received: signal that asked it to stop.
         is_due: whether its clock asks for a checkpoint.
         counts: of its micro-batches, as `counts_to_json`.
     """
@@ -62,7 +63,7 @@ def epoch_updates(stage: StageRun, plan: Plan) -> Iterator[Update]:
     """Yield the rest of an epoch's updates; model and optimizer are prepared for each.
 
     Raises:
-        CheckpointError: the epoch was over where the run goes on; a checkpoint of ours names the next one there.
+        CheckpointError: the checkpoint lies at the end of an epoch; a valid one would name the next epoch.
     """
     run, setup, first = stage.run, stage.run.setup, stage.run.progress.epoch_step
     if first and first >= plan.num_steps:
@@ -89,7 +90,7 @@ def epoch_updates(stage: StageRun, plan: Plan) -> Iterator[Update]:
 
 
 def _loaded(stage: StageRun, micros: Sequence[RaggedBatch], numbers: Sequence[int]) -> Loaded:
-    """Message of this process about its micro-batches, whose places are `numbers`."""
+    """Message of this process about its micro-batches, at places `numbers`."""
     run, parallelism = stage.run, stage.run.setup.parallelism
     # Where every process has all micro-batches, the first counts them.
     counts_them = parallelism.sharing.size > 1 or parallelism.group.leads
@@ -98,7 +99,7 @@ def _loaded(stage: StageRun, micros: Sequence[RaggedBatch], numbers: Sequence[in
 
 
 def _share(stage: StageRun, num_micros: int, numbers: Sequence[int], told: Sequence[Loaded]) -> Share:
-    """The share of this process of an update of `num_micros` micro-batches, `numbers` of which are its own."""
+    """This process's share of an update of `num_micros` micro-batches; its own have the places `numbers`."""
     run, parallelism = stage.run, stage.run.setup.parallelism
     counts = counts_of_all([one.counts for one in told])
     assert len(counts) == num_micros == sum(len(one.counts) for one in told), "each has been counted once"

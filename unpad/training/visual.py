@@ -1,4 +1,4 @@
-"""Visual tokens of a step: how many the samples had, and how many entered each block of the language model."""
+"""Visual tokens of a step: the number per sample, and the number that entered each block of the language model."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ class VisualTokens:
         self._columns: dict[str, list[Tensor]] = {}
 
     def add(self, columns: dict[str, Tensor]) -> None:
-        """Add those of one micro-batch, as of `visual_tokens`."""
+        """Add the numbers of one micro-batch, from `visual_tokens`."""
         for name, values in columns.items():
             self._columns.setdefault(name, []).append(values)
 
     def values(self) -> dict[str, float]:
-        """Mean, least and most of a sample: of the patches of its images, and of the tokens that entered each block.
+        """Mean, minimum and maximum per sample, for the patches of its images and for the tokens that entered each
+        block.
 
-        Where tokens are hidden by degrees each counts by its probability to stay.
+        In soft removal each token counts by its probability of being kept.
         """
         found: dict[str, float] = {}
         for name, parts in self._columns.items():

@@ -1,9 +1,9 @@
 """Model of the memory that training needs, from small passes of the model itself.
 
-A pass over n tokens whose sequences have c pairs of positions that attend takes fixed + n * per_token + c * per_cell
-bytes at its peak: activations, gradients and the temporary results of operations, whatever the kernels and the
-precision. Tensors are counted as they are made and freed, in passes so small that they always fit, and three
-coefficients are fitted. What training holds between passes is counted from the weights.
+A pass over n tokens with c attending pairs of positions takes fixed + n * per_token + c * per_cell bytes at its peak:
+activations, gradients and temporary results, for any kernels and precision. Tensors are counted as they are allocated
+and freed, in passes small enough to always fit, and the three coefficients are fitted. State between passes is computed
+from the weights.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import PaddedLayout
 from unpad.processes.sums import held_bytes
 
-# Bytes of a process per byte of its tensors, as the heap loses some between blocks of ever new sizes; and what
-# libraries keep beside them. Measured by benchmarks/memory.py.
+# Bytes of a process per byte of its tensors, because the heap fragments with ever new sizes; and the constant overhead
+# of libraries. Measured by benchmarks/memory.py.
 OVERHEAD, KEPT = 1.35, 32 << 20
 
 
 class TensorMemory(TorchDispatchMode):
-    """Bytes of the tensors that operations inside have made and not freed; of views none.
+    """Bytes of the tensors that operations inside have allocated and not freed, without views.
 
     Attributes:
         live: now; peak: at most.
@@ -59,7 +59,7 @@ class TensorMemory(TorchDispatchMode):
 
 
 def peak_of(compute: Callable[[], object], device: torch.device) -> int:
-    """Bytes of tensors at the peak of some work, beyond those in use before it."""
+    """Peak bytes of tensors while `work` runs, beyond those in use before."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
@@ -84,7 +84,7 @@ class Footprint:
     """Bytes at the peak of a forward and backward pass, gradients included.
 
     Args:
-        fixed: of a pass without tokens; per_token, per_cell: see above.
+        fixed: bytes of a pass without tokens; per_token, per_cell: see the module.
     """
 
     fixed: float
@@ -97,7 +97,7 @@ class Footprint:
 
 
 def process_bytes(tensor_bytes: float) -> float:
-    """Bytes that a process needs for so many bytes of tensors at its peak."""
+    """Peak bytes of a process, given the peak bytes of its tensors."""
     return OVERHEAD * tensor_bytes + KEPT
 
 
@@ -105,12 +105,12 @@ def fit(sizes: Sequence[tuple[int, int]], peaks: Sequence[int]) -> Footprint:
     """Fit the coefficients, none of them negative.
 
     Args:
-        sizes: tokens and cells of small passes; peaks: their bytes, as of `peak_of`.
+        sizes: tokens and cells of small passes; peaks: their bytes, from `peak_of`.
     """
     columns = np.array([[1.0, tokens, cells] for tokens, cells in sizes])
     wanted, used = np.array(peaks, np.float64), [0, 1, 2]
     scales = columns.max(0).clip(1.0)
-    while True:  # the most negative one is left out until none is: a pass never shrinks
+    while True:  # drop the most negative coefficient until none is left: a pass never shrinks
         found = np.linalg.lstsq(columns[:, used] / scales[used], wanted, rcond=None)[0] / scales[used]
         if found.min() >= 0 or len(used) == 1:
             break
@@ -121,11 +121,11 @@ def fit(sizes: Sequence[tuple[int, int]], peaks: Sequence[int]) -> Footprint:
 
 
 def state_bytes(parameters: Iterable[nn.Parameter], *, micros: int, processes: int = 1) -> int:
-    """Bytes that training holds during passes, beside the weights: two moments per trained number and, where updates
-    have several micro-batches, what exact sums hold; fast sums hold less.
+    """Bytes that training holds during passes, beside the weights: two moments per trained weight and, with several
+    micro-batches per update, the exact sums; fast sums hold less.
 
     Args:
-        micros: most micro-batches of an update; processes: that share them alike.
+        micros: most micro-batches of an update; processes: number of processes that share them equally.
     """
     trained = [p for p in parameters if p.requires_grad]
     moments = sum(2 * p.numel() * p.element_size() for p in trained)

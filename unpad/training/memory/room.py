@@ -1,4 +1,4 @@
-"""Room for passes: what memory has taught about the size of a micro-batch."""
+"""Room for passes: the size of a micro-batch, as learned from out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from unpad.training.memory.heap import return_freed_memory
 
 
 class DoesNotFitError(Exception):
-    """A pass has run out of memory.
+    """A pass ran out of memory.
 
     Args:
-        batch: what was computed; reason: first line of the error.
+        batch: the batch of the pass; reason: first line of the error.
     """
 
     def __init__(self, batch: RaggedBatch, reason: str) -> None:
@@ -30,16 +30,16 @@ class DoesNotFitError(Exception):
 
 @dataclass
 class Room:
-    """Bound on the passes of a run, learnt from those that memory did not hold.
+    """Bound on the passes of a run, learned from those that ran out of memory.
 
     A pass that runs out of memory is cut in two between sequences, and so is every larger one from then on.
 
     Args:
-        most: computed tokens of a pass at most; None before any has failed.
+        most: most computed tokens of a pass; None before any has failed.
 
     Attributes:
         measures: whether the entries of all parts are measured before they draw (`SplitDraws`).
-        messages: what was learnt since they were last read.
+        messages: bounds learned since they were last read.
     """
 
     most: int | None = None
@@ -51,7 +51,7 @@ class Room:
         return [batch] if self.most is None or batch.total_tokens <= self.most else in_parts(batch, self.most)
 
     def agree(self, told: Sequence[tuple[int | None, list[str]]]) -> None:
-        """Adopt the least bound of all processes, so that none computes a micro-batch in other parts than another.
+        """Adopt the smallest bound of all processes, so that all cut a micro-batch alike.
 
         Args:
             told: `most` and `messages` of all.
@@ -60,7 +60,7 @@ class Room:
         self.messages = [f"process {rank}: {text}" for rank, (_, texts) in enumerate(told) for text in texts]
 
     def learn(self, failure: DoesNotFitError | UnmeasuredError) -> None:
-        """Compute smaller passes from here on; free what the failed one has left.
+        """Compute smaller passes from now on; free the memory of the failed one.
 
         Raises:
             OutOfMemoryError: a sequence does not fit by itself.
@@ -87,7 +87,7 @@ class Room:
 
 
 def _too_large(failure: DoesNotFitError) -> OutOfMemoryError:
-    """Describe what cannot be cut, and does not fit."""
+    """Describe a batch that does not fit and cannot be cut."""
     batch = failure.batch
     what = "a sequence" if batch.num_seqs == 1 else f"{batch.num_seqs} sequences that belong together,"
     error = OutOfMemoryError(

@@ -1,6 +1,6 @@
-"""The way of dividing a model that a recipe asks for: the one place that decides on it.
+"""The division of a model that a recipe asks for, decided only here.
 
-A way is imported where a recipe asks for it, so that a run of one process loads nothing of the others.
+A division is imported when a recipe asks for it, so that a run of one process loads none.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from unpad.training.parallel.parallelism import Parallelism, Replicas
 
 
 def asked(recipe: Recipe) -> type[Parallelism]:
-    """The division that a recipe asks for, by however many processes; the first of two, which refuses the other."""
+    """The division that a recipe asks for, for any number of processes; the first if there are two, as it refuses the
+    other."""
     if recipe.train.pipeline_stages > 1:
         from unpad.training.parallel.pipeline_stages import PipelineStages
 
@@ -24,11 +25,11 @@ def asked(recipe: Recipe) -> type[Parallelism]:
 
 
 def parallelism_of(recipe: Recipe, group: Group) -> type[Parallelism]:
-    """The division of a recipe's model among these processes; one holds the whole model, whatever the recipe says."""
+    """The division of a recipe's model among these processes; a single process always holds the whole model."""
     return asked(recipe) if group.size > 1 else Replicas
 
 
 def alone(recipe: Recipe) -> Recipe:
-    """The recipe for one process, of which it asks for no division."""
+    """The recipe for one process, without any division."""
     train = recipe.train.model_copy(update={"shard": "none", "pipeline_stages": 1})
     return recipe.model_copy(update={"train": train})

@@ -1,7 +1,7 @@
 """Division of a run's model and updates among its processes.
 
-Here each holds the whole model and computes micro-batches of its own (data parallel). `sharding.py` divides every
-weight among processes, and `pipeline_stages.py` the blocks.
+In this file each process holds the whole model and computes its own micro-batches (data parallel). `sharding.py`
+divides every weight among processes, `pipeline_stages.py` the blocks.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from unpad.training.stage import StageSetup
 
 @dataclass(frozen=True)
 class Lockstep:
-    """Passes over the micro-batches of an update that all processes compute together, as a divided model needs it.
+    """Passes over the micro-batches of an update that all processes of a divided model compute together.
 
     Args:
-        num_passes: of every process.
-        empty: a batch without sequences, for those of a process beyond its micro-batches.
+        num_passes: in every process.
+        empty: a batch without sequences, for the passes of a process after its own micro-batches.
     """
 
     num_passes: int
@@ -45,18 +45,18 @@ class Lockstep:
 
 
 class Parallelism(ABC):
-    """Division of a run's model and updates among its processes; methods are collective. Its classes are the ways to
-    divide, of which `divisions.py` finds a recipe's.
+    """Division of a run's model and updates among its processes; methods are collective. Its subclasses are the ways to
+    divide; `divisions.py` selects a recipe's.
 
     Args:
         group: the processes.
 
     Attributes:
-        replicates: whether every process holds the whole model, and computes its passes by itself. In passes that wait
-            for those of other processes, one that fails ends by its own error, and the others notice that it has gone.
-        shares_out: whether micro-batches of an update are shared out to the processes; else each computes all of them.
-        unequal: why bits are not those of one process that computes the same; "" where they are, with exact sums.
-        sharing: processes that micro-batches of an update are shared out to, ALONE without `shares_out`.
+        replicates: whether every process holds the whole model, and computes its passes by itself. Otherwise passes
+            wait for other processes: one that fails ends with its own error, and the others notice that it is gone.
+        shares_out: whether the processes share the micro-batches of an update; otherwise each computes all of them.
+        unequal: why the bits differ from a run of one process; "" if they are equal with exact sums.
+        sharing: processes that share the micro-batches of an update, ALONE without `shares_out`.
         holders: number of processes that a checkpoint's tensors are divided among.
     """
 
@@ -72,7 +72,7 @@ class Parallelism(ABC):
 
     @classmethod  # noqa: B027 - most refuse nothing
     def check_recipe(cls, recipe: Recipe, group: Group) -> None:
-        """Refuse a recipe that asks for this division and that it does not fit, before any data is read.
+        """Refuse a recipe that asks for this division but does not allow it, before any data is read.
 
         Args:
             recipe: with its model section written out.
@@ -83,10 +83,10 @@ class Parallelism(ABC):
 
     @classmethod  # noqa: B027 - most refuse nothing
     def check_model(cls, recipe: Recipe, model: Model, num_processes: int, *, goes_on: bool) -> None:
-        """Refuse a run whose model cannot be divided so.
+        """Refuse a run with a model that cannot be divided like this.
 
         Args:
-            goes_on: whether the run was begun before: one process may go on with it, as it holds the whole model.
+            goes_on: whether the run is resumed: one process may continue it, as it holds the whole model.
 
         Raises:
             RecipeError: names the field to change.
@@ -94,7 +94,7 @@ class Parallelism(ABC):
 
     @classmethod  # noqa: B027 - most refuse nothing
     def check_sums(cls) -> None:
-        """Refuse to hold sums over several processes against those of one.
+        """Refuse a comparison of sums over several processes with the sums of one.
 
         Raises:
             RecipeError: names the field to change.
@@ -105,7 +105,7 @@ class Parallelism(ABC):
     def divide(
         cls, recipe: Recipe, model: Model, stages: Sequence[StageSetup], group: Group, device: torch.device
     ) -> tuple[Model, Parallelism]:
-        """Divide a model, which must not be used any more: the part of this process, and the division.
+        """Divide a model, which must not be used afterwards; return this process's part and the division.
 
         Args:
             model: with equal weights in all processes; on the processor without `replicates`.
@@ -120,16 +120,16 @@ class Parallelism(ABC):
 
     @classmethod
     def telling(cls, group: Group) -> AbstractContextManager[None]:
-        """Block of a run in which a process tells the others its error, where they do not wait within a pass."""
+        """Context in which a process sends its error to the others, unless they wait within a pass."""
         return nullcontext()
 
     @abstractmethod
     def gradient_sum(self, kind: str, model: Trainable) -> GradientSum | None:
-        """The sum that a recipe's `train.sums` names; None where autograd adds the gradients of one process."""
+        """The sum named by a recipe's `train.sums`; None where autograd adds the gradients of one process."""
 
     def room(self, kind: str, most: int | None) -> Room | None:
-        """Room for the passes of a run; None where micro-batches are never cut, as other processes wait for passes of
-        this one or for its gradients while it computes.
+        """Room for the passes of a run; None if micro-batches are never cut, because other processes wait for passes or
+        gradients of this one.
 
         Args:
             kind: as in `gradient_sum`; most: as in `Room`.
@@ -137,7 +137,7 @@ class Parallelism(ABC):
         return None
 
     def lockstep(self, num_passes: int) -> Lockstep | None:
-        """Passes of an update in which the process with most micro-batches has this number of them."""
+        """Passes of an update, given the largest number of micro-batches of a process."""
         return None
 
     def compute(self, model: Trainable, passes: Passes) -> dict[int, MicroResult]:
@@ -162,25 +162,25 @@ class Parallelism(ABC):
     @contextmanager
     def evaluating(self) -> Iterator[Group]:
         """Evaluate in the block; yields the processes that share the passes out."""
-        yield ALONE  # all compute every pass of a model that they have parts of
+        yield ALONE  # with parts of the model, all compute every pass
 
     # ----------------------------------------------------------------------- weights
 
     def gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole tensors in the leading process; what the others get is of no use."""
+        """Whole tensors in the leading process; the result in other processes is undefined."""
         return dict(tensors)
 
     def save(self, folder: Path, state: checkpoint.State, keep: int) -> Path:
         """Write a checkpoint, as of `checkpoint.save`.
 
         Args:
-            state: tensors as this process holds them.
+            state: this process's tensors.
         """
         whole = checkpoint.State(state.step, self.gathered(state.tensors), state.values)
         return folder / self.group.of_leader(lambda: checkpoint.save(folder, whole, keep).name)
 
     def held(self, model: Model) -> checkpoint.Held:
-        """Tensors that a checkpoint is divided as, by their names in it."""
+        """Tensors that determine the division of a checkpoint, by their names in it."""
         return checkpoint.nothing_held
 
     def whole_model(self, model: Model) -> Model | None:
@@ -190,7 +190,7 @@ class Parallelism(ABC):
     # ----------------------------------------------------------------------- messages
 
     def describe(self) -> list[str]:
-        """Lines on what the processes share, for the beginning of a run."""
+        """Log lines on the division, for the beginning of a run."""
         return []
 
     def advice(self, made: Plan) -> str:
@@ -212,7 +212,7 @@ class Replicas(Parallelism):
 
     @classmethod
     def telling(cls, group: Group) -> AbstractContextManager[None]:
-        """See `Parallelism`: they wait for messages alone."""
+        """See `Parallelism`: processes wait only for messages."""
         return group.failing_together()
 
     def gradient_sum(self, kind: str, model: Trainable) -> GradientSum | None:
@@ -223,7 +223,7 @@ class Replicas(Parallelism):
         return FastSum(parameters, self.group) if self.group.size > 1 else None
 
     def compute(self, model: Trainable, passes: Passes) -> dict[int, MicroResult]:
-        """See `Parallelism`; where a pass does not fit and may be cut, again from the first, in smaller passes."""
+        """See `Parallelism`; if a pass does not fit and may be cut, restarts with smaller passes."""
         if passes.room is None:
             return passes.run(model)
         state = GeneratorState(passes.device)

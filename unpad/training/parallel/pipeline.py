@@ -1,13 +1,13 @@
-"""A decoder whose blocks are divided among processes, each with a device of its own: pipeline parallelism.
+"""Pipeline parallelism: the blocks of a decoder are divided among processes, each with its own device.
 
-Every process is a stage: it holds the weights, gradients and moments of its blocks, and computes them for one
-micro-batch while the others compute theirs for other ones. The first also has the embedding, the last the norm and the
-head. Only the stream between two blocks travels, and its gradient back; the layouts of all micro-batches come from the
-plan, which every process has.
+Every process is a stage: it holds the weights, gradients and moments of its blocks, and computes one micro-batch while
+the other stages compute others. The first stage also has the embedding, the last the norm and the head. Only the stream
+between two blocks is sent, and its gradient back; the layouts of all micro-batches come from the plan, which every
+process has.
 
-Bits are those of one process. What is added in another order there is not added here: gradients of micro-batches go
-through `processes/sums.py`, a tied head's part of a micro-batch is added to the embedding's before it is rounded, and
-the norm of all gradients is that of their norms in the model's order.
+The bits equal those of one process, because every sum has the same order: gradients of micro-batches go through
+`processes/sums.py`, a tied head's gradient of a micro-batch is added to the embedding's before rounding, and the norm
+of all gradients is the norm of their norms in the model's order.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 
 class PipelinedDecoder(ScoresTokens):
-    """One stage of a decoder, in a process that the others of its group have the other stages of.
+    """One stage of a decoder; the other processes of the group have the other stages.
 
-    Parameters have the names that they have in the decoder; those of other stages are on the meta device, where they
-    take no memory. Every method that computes or gathers is collective: all processes call it with equal batches.
+    Parameters keep their names in the decoder; parameters of other stages are on the meta device and take no memory.
+    Every method that computes or gathers is collective: all processes call it with equal batches.
 
     Args:
-        decoder: the whole model, with equal weights in all processes; it must not be used any more.
+        decoder: the whole model, with equal weights in all processes; must not be used afterwards.
         group: the processes, one per stage, in the order of the stages.
         device: that the stage computes on.
         timeout_s: seconds that a stage waits for another.
@@ -127,7 +127,7 @@ class PipelinedDecoder(ScoresTokens):
     def _computed(
         self, batch: RaggedBatch, shape: tuple[int, ...], dtype: torch.dtype, last: Callable[[Stream], Tensor]
     ) -> Tensor:
-        """Take a batch through all stages, and tell every process what the last computes of its stream."""
+        """Run a batch through all stages, and send what the last stage computes from its stream to every process."""
         import torch.distributed as dist
 
         part = self.part
@@ -156,7 +156,7 @@ class PipelinedDecoder(ScoresTokens):
     # ----------------------------------------------------------------------- weights
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load the weights of this stage from those of the whole model; as of nn.Module otherwise."""
+        """Load the weights of this stage from those of the whole model; otherwise as in nn.Module."""
         tied = state_dict.get("embed.weight")
         if self.part.ties is not None and self.part.head is not None and tied is not None:
             with torch.no_grad():
@@ -165,10 +165,10 @@ class PipelinedDecoder(ScoresTokens):
         return super().load_state_dict(own, strict=False, assign=assign)
 
     def gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors of all stages by name, on the processor, in the leading process; in the others as they are.
+        """Tensors of all stages by name, on the CPU, in the leading process; unchanged in the others.
 
         Args:
-            tensors: of this stage, such as weights or the optimizer's state; those on the meta device are of others.
+            tensors: of this stage, such as weights or the optimizer's state; other stages' are on the meta device.
         """
         import torch.distributed as dist
 
@@ -198,7 +198,7 @@ class PipelinedDecoder(ScoresTokens):
 
 
 def _connected(ranks: Sequence[int], timeout_s: float) -> ProcessGroup:
-    """A group of some processes, made by all of them, whose messages wait as long and no longer."""
+    """A subgroup of processes, created by all of them, with a time limit on its messages."""
     import torch.distributed as dist
 
     with lost_processes():

@@ -23,15 +23,16 @@ if TYPE_CHECKING:
 
 
 def divide(costs: Sequence[float], head: float, num_stages: int) -> list[range]:
-    """Blocks of every stage: consecutive ones, at least one each, so that the dearest stage is as cheap as can be.
+    """Divide blocks into consecutive stages, at least one block each, so that the most expensive stage costs least.
 
     Args:
         costs: of every block; at least as many as stages.
-        head: cost of what the last stage has besides.
+        head: additional cost of the last stage.
     """
     assert 0 < num_stages <= len(costs), (num_stages, len(costs))
     num = len(costs)
-    # cheapest[first]: the dearest of the stages that begin with block `first`, and where the second of them begins.
+    # cheapest[first]: cost of the most expensive stage from block `first` on, and the block where its second stage
+    # begins.
     cheapest = [(sum(costs[first:]) + head, num) for first in range(num)]
     later: list[list[tuple[float, int]]] = [cheapest]
     for stages in range(2, num_stages + 1):
@@ -57,8 +58,8 @@ def stage_blocks(config: Config, vocab_size: int, num_stages: int) -> list[range
 
 
 def share_at_work(made: Plan, num_stages: int) -> float:
-    """Share of the time in which a stage has a micro-batch to compute, at best: an update of m equal ones takes
-    m + `num_stages` - 1 turns."""
+    """Largest possible share of time in which a stage computes: an update of m equal micro-batches takes m +
+    `num_stages` - 1 turns."""
     counts = np.diff(made.step_offsets)
     return float(counts.sum() / max((counts + num_stages - 1).sum(), 1))
 
@@ -96,7 +97,7 @@ class Part:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """Dtype of the weights."""
         return self.decoder.norm.weight.dtype
 
     @property
@@ -112,11 +113,11 @@ class Part:
         return stream
 
     def hidden(self, stream: Stream, wanted: Tensor | None) -> Tensor:
-        """Hidden states that the last stage ends with; as of `Decoder.finished`."""
+        """Final hidden states, in the last stage; see `Decoder.finished`."""
         return self.decoder.finished(stream, self.blocks.start, wanted=wanted)
 
     def losses(self, stream: Stream, batch: RaggedBatch, label_smoothing: float) -> Terms:
-        """Loss terms in the last stage; as of `Decoder.losses`."""
+        """Loss terms, in the last stage; see `Decoder.losses`."""
         assert self.head is not None, "the last stage has the head"
         labels = batch.labels.index_select(0, batch.target_index)
         loss, nll = cross_entropy(self.hidden(stream, batch.target_index), self.head, labels, label_smoothing)

@@ -1,11 +1,11 @@
 """The passes of one update through the stages of a pipeline, by torch.distributed.pipelining.
 
-Its stages receive into buffers of one shape. Every micro-batch of an update is filled to as many tokens as the largest
-has, on the way alone: the sender appends rows of zeros, and the receiver cuts them off. Tokens that are computed, as
-those of `plan.fill_to` are, would change the last bits of gradients: matrix libraries sum over tokens in blocks whose
-size depends on their number.
+Its stages receive into buffers of one shape, so every micro-batch is padded to the largest of its update while it is
+sent: the sender appends rows of zeros, and the receiver cuts them off. Computing the padding, as with `plan.fill_to`,
+would change the last bits of gradients: matrix libraries sum over tokens in blocks, and the block size depends on the
+number of tokens.
 
-The order is 1F1B (Narayanan et al. 2021, arXiv 2006.09503), which keeps the activations of as many micro-batches as
+The schedule is 1F1B (Narayanan et al. 2021, arXiv 2006.09503), which keeps the activations of as many micro-batches as
 there are stages. Updates of fewer micro-batches than that run as GPipe (Huang et al. 2019, arXiv 1811.06965), all
 forward passes first; the gradients are the same.
 """
@@ -31,11 +31,11 @@ from unpad.training.passes import Passes
 
 @dataclass(frozen=True)
 class _Update:
-    """One update, as every stage has it.
+    """One update, equal in every stage.
 
     Args:
         passes: of all micro-batches with targets.
-        micros: these by their places in the update.
+        micros: micro-batches by place in the update.
     """
 
     passes: Passes
@@ -44,8 +44,8 @@ class _Update:
 
     @property
     def each_micro(self) -> bool:
-        """True if a tied head sends its gradient with every micro-batch, to be rounded with the embedding's, and not
-        once."""
+        """True if a tied head sends its gradient with every micro-batch, to be rounded with the embedding's; else it
+        sends once."""
         return self.passes.sums is not None
 
     @property
@@ -87,7 +87,7 @@ def run_update(part: Part, passes: Passes, label_smoothing: float) -> dict[int, 
 
 
 def _travelling(part: Part, update: _Update) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Shapes and dtypes of what a stage receives and sends, as tensors without memory."""
+    """Shapes and dtypes of the tensors that a stage receives and sends, as tensors without memory."""
     shape = (update.fill_to, part.decoder.config.width)
     dtype = part.dtype if update.passes.precision == "fp32" else DTYPES[update.passes.precision]
     x = torch.empty(shape, dtype=part.dtype, device="meta", requires_grad=True)
@@ -102,7 +102,7 @@ class _Work(nn.Module):
 
     Attributes:
         terms: loss terms by place, in the last stage.
-        failure: the error that a pass ended with.
+        failure: error of a failed pass.
     """
 
     def __init__(self, part: Part, update: _Update) -> None:
@@ -168,8 +168,8 @@ class _Work(nn.Module):
                 work.wait()
 
     def _add_tied(self) -> None:
-        """Add the gradient of a tied head to that of the embedding. In one process autograd adds the same two numbers,
-        whose order does not matter."""
+        """Add the gradient of a tied head to the embedding's. In one process autograd adds the same two numbers, and
+        the order of two does not matter."""
         part = self.part
         if part.ties is None:
             return
@@ -213,7 +213,7 @@ def _draws_state(device: torch.device) -> Tensor:
 
 
 def _set_draws(state: Tensor, device: torch.device) -> None:
-    """Go on drawing where another process stopped."""
+    """Continue the draws of another process."""
     own = len(torch.get_rng_state())
     torch.set_rng_state(state[:own].cpu())
     if device.type == "cuda":

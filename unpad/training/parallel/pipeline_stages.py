@@ -1,4 +1,4 @@
-"""Updates of a decoder whose blocks are divided among processes: the share of each, sums, norms and checkpoints."""
+"""Updates of a pipelined decoder: each process's share, gradient sums, norms and checkpoints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from unpad.training.passes import MicroResult, Passes
 from unpad.training.stage import StageSetup
 
 FIELD = "train.pipeline_stages"
-IDLE = 0.2  # of the time, above which a run says so
+IDLE = 0.2  # share of idle time above which a run says so
 
 
 class PipelineStages(Parallelism):
@@ -118,7 +118,7 @@ class PipelineStages(Parallelism):
 
     @torch.no_grad()
     def after_update(self) -> None:
-        """Give the last stage the embedding of the first as its head, if they are tied."""
+        """Copy the embedding of the first stage to the head of the last, if they are tied."""
         part = self.model.part
         if part.ties is None:
             return
@@ -148,7 +148,7 @@ class PipelineStages(Parallelism):
         return [f"pipeline stages of blocks {', '.join(spans[:-1])} and {spans[-1]}, each in a process of its own"]
 
     def advice(self, made: Plan) -> str:
-        """See `Parallelism`: where stages have nothing to do for more than IDLE of the time."""
+        """See `Parallelism`: if stages are idle for more than IDLE of the time."""
         share, num = share_at_work(made, self.group.size), made.num_micros / max(made.num_steps, 1)
         if share >= 1 - IDLE:
             return ""
@@ -157,7 +157,7 @@ class PipelineStages(Parallelism):
 
 
 class _OfStage:
-    """Exact sum of the gradients of one stage over micro-batches. Its parameters are its own: no process adds to them.
+    """Exact sum of the gradients of one stage over micro-batches; other processes contribute nothing.
 
     Args:
         parameters: of the stage, and those on the meta device, which have no gradient.
@@ -165,7 +165,7 @@ class _OfStage:
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.inner = ExactSum(parameters)
-        self.used: set[int] = set()  # none that another process has
+        self.used: set[int] = set()  # without those of other processes
 
     def begin(self, *, rounded: bool, takes: int) -> None:
         """See `GradientSum`."""

@@ -1,12 +1,12 @@
-"""Division of a model among processes, by FSDP2 of torch: each holds some rows of every weight, gradient and moment.
+"""A model sharded with torch's FSDP2: each process holds some rows of every weight, gradient and moment.
 
-The weights of a block are whole in every process while the block computes, and divided before and after; those outside
-of the blocks are whole for the length of a pass. Gradients are added over the processes as the backward pass of each
-block ends.
+The weights of a block are whole in every process while the block computes, and sharded before and after; weights
+outside the blocks are whole during a pass. Gradients are added over the processes as the backward pass of each block
+ends.
 
-FSDP2 has every process compute the same number of passes: shorter shares of an update end with empty batches. It
-divides sums by the number of processes unless told otherwise, block by block; the step divides by the counts of the
-whole update, so gradients are sums here.
+FSDP2 needs the same number of passes in every process: shorter shares of an update end with empty batches. By default
+it divides sums by the number of processes, block by block; the step divides by the counts of the whole update, so
+gradients are sums here.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ T = TypeVar("T")
 
 
 def divided_blocks(model: Model) -> list[Block]:
-    """Blocks that are divided each for itself: those that every pass computes. Optional ones stay with the model."""
+    """Blocks that are sharded one by one: those that every pass computes. Optional ones are sharded with the model."""
     left_out = {id(module) for name in model.optional for module in model.get_submodule(name).modules()}
     return [module for module in model.modules() if isinstance(module, Block) and id(module) not in left_out]
 
 
 class _Calls(nn.Module):
-    """Calls of the methods of a model, as the module whose weights FSDP2 makes whole: the methods call each other, and
-    the weights must stay whole to the end of the outermost.
+    """A module around the methods of a model, for FSDP2 to gather its weights: the methods call each other, and the
+    weights must stay whole to the end of the outermost call.
 
     Raises:
         LostProcessError: another process is gone, or silent.
@@ -78,18 +78,18 @@ class _Calls(nn.Module):
 
 
 class Sharding(Parallelism):
-    """The division of a model among the processes of a group, and the `GradientSum` of its updates.
+    """A model sharded among the processes of a group, and the `GradientSum` of its updates.
 
     Args:
-        model: whole, with the same weights in every process; divided afterwards.
+        model: whole, with the same weights in every process; sharded afterwards.
         empty: a batch without sequences, of the model's family.
-        device: where the model computes; it may be on the processor still, and goes there block by block.
+        device: where the model computes; a model on the CPU is moved there block by block.
 
     Attributes:
-        used: indices of the parameters to which a micro-batch of this process gave a gradient.
+        used: indices of the parameters that got a gradient from a micro-batch of this process.
     """
 
-    unequal = "the model was divided among processes (train.shard), whose number the bits of its gradients depend on"
+    unequal = "the model was divided among processes (train.shard), so the bits of gradients depend on their number"
 
     def __init__(self, model: Model, empty: RaggedBatch, group: Group, device: torch.device) -> None:
         from torch.distributed.device_mesh import init_device_mesh
@@ -109,10 +109,10 @@ class Sharding(Parallelism):
                     module.recasts = True
         calls = _Calls(model)
         fully_shard(calls, mesh=mesh, reshard_after_forward=False)
-        for name in model.all_computing():  # around a call of one FSDP2 makes the weights whole
+        for name in model.all_computing():  # FSDP2 gathers the weights around a call of one
             setattr(model, name, partial(calls, getattr(model, name)))
         self._parts = [module for module in calls.modules() if isinstance(module, FSDPModule)]
-        for part in self._parts:  # the setters of a part do not reach those inside
+        for part in self._parts:  # the setters of a part do not apply to nested ones
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
             part.set_reduce_scatter_unused_params(True)
@@ -127,7 +127,7 @@ class Sharding(Parallelism):
         return lambda _: self.used.add(index)
 
     def reshard(self) -> None:
-        """Give up the rows of other processes, which passes without gradient leave in place outside of the blocks."""
+        """Free the rows of other processes outside the blocks, which passes without gradient leave in place."""
         for part in self._parts:
             part.reshard()
 
@@ -192,7 +192,7 @@ class Sharding(Parallelism):
         return save_shards(folder, state, keep, self.group)
 
     def held(self, model: Model) -> Held:
-        """See `Parallelism`: the weights, and for the name of a moment its weight."""
+        """See `Parallelism`: the weights, also under the names of their moments."""
         weights = kept_weights(model)
         held = model_tensors(weights)
 
@@ -225,7 +225,8 @@ class Sharding(Parallelism):
         self._scale = scale
 
     def finish(self, group: Group, used: set[int]) -> None:
-        """See `GradientSum`. Where no process has a gradient FSDP2 leaves zeros, by which decay would move weights."""
+        """See `GradientSum`. Zeros that FSDP2 leaves where no process has a gradient are removed: decay would move
+        these weights."""
         for index, parameter in enumerate(self.model.parameters()):
             if index not in used:
                 parameter.grad = None
@@ -233,7 +234,7 @@ class Sharding(Parallelism):
                 parameter.grad.mul_(1.0 / self._scale)
 
     def give_up(self) -> None:
-        """See `GradientSum`; FSDP2 sends within the passes, and nothing outside of them."""
+        """See `GradientSum`; FSDP2 communicates only within passes."""
 
 
 # --------------------------------------------------------------------------- what cannot be divided

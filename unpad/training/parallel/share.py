@@ -1,4 +1,5 @@
-"""The share of an update that one process computes: its micro-batches, their random draws, and sums over all."""
+"""The share of an update that one process computes: its micro-batches, their random draws, and sums over all
+processes."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def count_micro(model: Trainable, batch: RaggedBatch) -> MicroCounts:
 def counts_to_json(
     model: Trainable, micros: Sequence[RaggedBatch], numbers: Sequence[int]
 ) -> dict[int, dict[str, Any]]:
-    """Counts of this process's micro-batches by place, for the others."""
+    """Counts of this process's micro-batches by place, to send to the others."""
     return {number: asdict(count_micro(model, batch)) for number, batch in zip(numbers, micros, strict=True)}
 
 
@@ -75,7 +76,7 @@ class Share:
         seed: (seed, step) of the draws of the update; None leaves the generator as it is.
         sums: adds gradients over micro-batches and processes; None where autograd adds those of one process.
         lockstep: None where every process computes its micro-batches by itself.
-        room: cuts micro-batches that memory does not hold; None where that ends the run.
+        room: cuts micro-batches that do not fit into memory; None if these end the run.
     """
 
     numbers: Sequence[int]
@@ -105,14 +106,14 @@ class Share:
         return sum(micro.terms[term] for micro in self.counts)
 
     def passes(self, micros: Sequence[RaggedBatch], weights: Iterable[str]) -> Iterator[tuple[int | None, RaggedBatch]]:
-        """Micro-batches of this process with targets of these terms, by place; in lockstep the others too, and empty
-        ones, all without a place.
+        """Micro-batches of this process with targets of these terms, by place; in lockstep also its other micro-batches
+        and empty ones, without a place.
 
         Args:
             micros: of this process, as `numbers`.
         """
         names, own = list(weights), list(zip(self.numbers, micros, strict=True))
-        if self.lockstep is not None:  # all wait for the dearest of a pass: the processes' largest go together
+        if self.lockstep is not None:  # all wait for the slowest of a pass: the largest ones go together
             own.sort(key=lambda one: -self.counts[one[0]].padded_tokens)
         for number, batch in own:
             if any(self.counts[number].terms[name] for name in names):
@@ -123,18 +124,18 @@ class Share:
             yield from ((None, self.lockstep.empty) for _ in range(len(micros), self.lockstep.num_passes))
 
     def _has_passes(self, names: Sequence[str]) -> bool:
-        """True if all processes compute every pass; none does in an update without targets."""
+        """True if all processes compute every pass; False for an update without targets."""
         return self.lockstep is not None and any(self.total(name) for name in names)
 
     def seed_draws(self, number: int) -> None:
-        """Seed the draws of a micro-batch by its place in the update. The first goes on with the generator that the
-        update has begun with, which has its seed."""
+        """Seed the draws of a micro-batch by its place in the update. The first continues with the generator of the
+        update, which has its seed."""
         if self.seed is not None and (number > 0 or self.lockstep is not None):
             seed_draws(step_seed(*self.seed, number))
 
     @contextmanager
     def given_up_on_error(self) -> Iterator[None]:
-        """Give the sums up where the block raises, so that no process waits for those of this one."""
+        """Abandon the sums if the block raises, so that no process waits for this one."""
         try:
             yield
         except BaseException:
@@ -143,8 +144,8 @@ class Share:
             raise
 
     def to_json(self, own: dict[int, MicroResult]) -> list[Any] | None:
-        """Results of this process's micro-batches by place, which parameters have a gradient, and what memory has
-        taught, for the others."""
+        """Message to the others: results of this process's micro-batches by place, indices of parameters with a
+        gradient, and the bound of `room`."""
         if self.group.size == 1:
             return None
         used = sorted(self.sums.used) if self.sums is not None else []
@@ -175,7 +176,7 @@ def whole_share(model: Trainable, micros: Sequence[RaggedBatch]) -> Share:
 
 
 def seed_draws(seed: int) -> None:
-    """`torch.manual_seed`; without an accelerator it would take a stack trace for one, of a tenth of a millisecond."""
+    """`torch.manual_seed`, without the stack trace (0.1 ms) that it records if there is no accelerator."""
     if torch.accelerator.is_available():
         torch.manual_seed(seed)
     else:
@@ -183,7 +184,7 @@ def seed_draws(seed: int) -> None:
 
 
 def step_seed(seed: int, step: int, number: int = 0) -> int:
-    """Seed of the random draws of one micro-batch of a step; that of the first is the seed of the step."""
+    """Seed of the random draws of one micro-batch of a step; the first has the seed of the step."""
     text = f"{seed},{step}" if number == 0 else f"{seed},{step},{number}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
 
@@ -191,7 +192,8 @@ def step_seed(seed: int, step: int, number: int = 0) -> int:
 def own_numbers(
     micros: Sequence[Micro], group: Group, cells_per_token: float, attended: np.ndarray | None = None
 ) -> list[int]:
-    """Places of the micro-batches of an update that this process computes, by cost; as `batching.shares.assign`.
+    """Places of the micro-batches of an update that this process computes, assigned by cost as in
+    `batching.shares.assign`.
 
     Args:
         cells_per_token, attended: as in `micro_cost`.

@@ -1,6 +1,6 @@
 """Detection of posterior collapse during training, and the actions that follow.
 
-A posterior has collapsed when it holds no information on its own set: it equals the prior, and the decoder does without
+A posterior has collapsed when it holds no information about its own set: it equals the prior, and the decoder ignores
 it. The signs are few active units, many dead dimensions, and a reconstruction that is as good from the latents of other
 sets (`latent.py`). Few active units and an idle latent together, for some readings in a row, are a collapse. Neither
 suffices alone: few units may carry all the information, and a decoder that sees the history may need little else for a
@@ -63,7 +63,7 @@ class CollapseMonitor:
     """Watch that reads a model's latent every few steps and looks for signs of a collapse.
 
     It reads nothing with the policy off, or from a sample of fewer than two sets. With the policies save and recover it
-    holds a copy of the model's weights as of the last healthy reading.
+    holds a copy of the model's weights from the last healthy reading.
     """
 
     name = "collapse"
@@ -88,7 +88,7 @@ class CollapseMonitor:
 
     @classmethod
     def start(cls, stage: StageSetup, model: HasLatent, saved: SavedWatches) -> CollapseMonitor:
-        """Draw the sample of a stage, and go on from the saved state."""
+        """Draw the sample of a stage, and continue from the saved state."""
         settings = stage.recipe.collapse
         device = next(model.parameters()).device
         sample = Sample([], False) if settings.policy == "off" else draw_sample(stage, settings.window, device)

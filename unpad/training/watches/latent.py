@@ -20,7 +20,7 @@ from unpad.models.set_sequence.event_sets import EventSets
 from unpad.recipes.training import CollapseSettings
 from unpad.training.stage import StageSetup
 
-SEED = 77  # makes the draw of the sample independent of others by the run's seed
+SEED = 77  # makes the draw of the sample independent of other draws from the run's seed
 
 
 # --------------------------------------------------------------------------- the sample
@@ -83,8 +83,8 @@ class LatentReading:
     Args:
         kl: mean over sets of each dimension's KL, (latent,) nats.
         variance: variance over sets of each dimension's posterior mean, (latent,).
-        active_share: share of dimensions whose variance is above `active_variance`.
-        dead_share: share of dimensions whose KL is below `dead_kl`.
+        active_share: share of dimensions with a variance above `active_variance`.
+        dead_share: share of dimensions with a KL below `dead_kl`.
         reconstruction, shuffled: mean reconstruction loss from each set's own posterior mean, and from another set's.
         probe_gap: extra loss from another set's latent, as a share of the loss from its own.
     """
@@ -103,7 +103,7 @@ class LatentReading:
 def read_latent(model: HasLatent, batches: Sequence[RaggedBatch], settings: CollapseSettings) -> LatentReading:
     """Read a model on batches with two sets or more; the cut into batches makes no difference.
 
-    The other set is half the sample away: nearly always of another patient.
+    The other set is half the sample away, so nearly always from another patient.
     """
     was_training = model.training
     model.train(False)

@@ -23,7 +23,7 @@ class Verdict:
     Args:
         light: green, yellow, orange, or red for a confirmed fault.
         changed: whether the light differs from that of the reading before.
-        action: what the training loop has to do now: save the last healthy weights, return to them, or stop.
+        action: the training loop's next action: save the last healthy weights, return to them, or stop.
         message: light and reasons, in words.
         values: the reading as JSON values, for a row of metrics.jsonl.
     """
@@ -77,7 +77,7 @@ class Watch(Protocol):
         ...
 
     def scaled(self, weights: dict[str, float]) -> dict[str, float]:
-        """Return the weights of loss terms as recoveries left them."""
+        """Return the weights of loss terms after all recoveries."""
         ...
 
     def values(self) -> dict[str, Any]:
