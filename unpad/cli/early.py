@@ -1,6 +1,6 @@
-"""Errors of the command line that are told before torch is loaded, which takes seconds: names, fields and places.
+"""Command-line errors that are reported before torch loads, which takes seconds: names, fields and places.
 
-What is found here is found again where it is used; nothing is decided here alone.
+Every check here is repeated where the value is used.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from pathlib import Path
 
 
 def check_recipe(recipe: str, overrides: Sequence[str] = ()) -> None:
-    """Load torch if a recipe, its overrides and the places that it names are sound.
+    """Load torch if a recipe, its overrides and the paths in it are valid.
 
     Raises:
         RecipeError: there is no such recipe, or a field or the run in `model.from` is wrong.
-        SourceError: there is no file where a source of the recipe should be.
+        SourceError: a source of the recipe has no file.
     """
     from unpad.data.sources.places import resolve_path
     from unpad.interchange.hub import is_hub_name
@@ -36,7 +36,7 @@ def check_recipe(recipe: str, overrides: Sequence[str] = ()) -> None:
 
 
 def check_run(run: str, fields: Sequence[str] = (), places: Iterable[Path] = ()) -> None:
-    """Load torch if a run, fields that are set for it and places that are named besides are sound.
+    """Load torch if a run, overrides for it and further paths are valid.
 
     Raises:
         RecipeError: there is no such run, or a field is wrong.
@@ -62,7 +62,7 @@ def check_names(runs: Iterable[str]) -> None:
 
 
 def check_run_or_recipe(name: str, overrides: Sequence[str] = ()) -> None:
-    """`check_run` or `check_recipe`, by what the name is of."""
+    """`check_run` or `check_recipe`, depending on the name."""
     from unpad.run.folder import as_run
 
     run = as_run(name)
@@ -70,10 +70,10 @@ def check_run_or_recipe(name: str, overrides: Sequence[str] = ()) -> None:
 
 
 def check_places(places: Iterable[Path]) -> None:
-    """Refuse places where nothing is; a folder is listed later.
+    """Refuse paths that do not exist; a folder is listed later.
 
     Raises:
-        SourceError: neither a file, a folder nor a pattern that a file matches.
+        SourceError: a path is neither a file, a folder nor a pattern that matches a file.
     """
     from unpad.data.sources.files import list_paths
 

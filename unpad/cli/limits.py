@@ -1,4 +1,4 @@
-"""Limit of a process's address space, looked at before libraries load that end the process where it is too low."""
+"""Check of the address space limit before loading libraries that crash if it is too low."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ OTHERS_MB = 400
 
 
 def watch_address_space() -> None:
-    """Have the import of torch look first at a limit of the address space, such as that of `ulimit -v`.
+    """Check the limit of the address space, such as from `ulimit -v`, before torch is imported.
 
-    With less than they need, some libraries load and some fail: torch by a signal, or tokenizers by an abort.
+    With too little, some libraries load and some crash: torch by a signal, tokenizers by an abort.
     """
     if limit_of("AS") is not None:
         sys.meta_path.insert(0, _BeforeTorch)
 
 
 class _BeforeTorch:
-    """Finder that finds nothing: asked for every module before it is loaded."""
+    """Import finder that finds nothing, but sees every module before it is loaded."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> None:

@@ -28,7 +28,7 @@ from unpad.storage.paths import RENAME, is_utf8
 from unpad.terminal.printing import print_error, print_text
 
 FIELD_OPTION = re.compile(r"-+[a-z_]+(\.\w+)+(=|$)")  # as in --optim.lr=1e-4
-OUTPUT_ERRORS = (errno.ENOSPC, errno.EIO)  # of a full disk, and of a terminal that is gone
+OUTPUT_ERRORS = (errno.ENOSPC, errno.EIO)  # a full disk, and a terminal that is gone
 
 
 def main() -> None:
@@ -74,7 +74,7 @@ def _run() -> None:
 
 
 def _known(error: Exception) -> UnpadError | None:
-    """The error of a user that an exception is; None for a fault of the program."""
+    """The user error behind an exception; None for a bug of the program."""
     if isinstance(error, UnpadError):
         return error
     if isinstance(error, OSError):
@@ -110,7 +110,7 @@ def _is_left(error: UnpadError) -> bool:
 
 
 def _leave_output() -> int:
-    """Write what standard output still has to; the exit code if that fails, or 0."""
+    """Flush standard output; the exit code if that fails, or 0."""
     try:
         sys.stdout.flush()  # fails here rather than while the interpreter ends
     except OSError as error:
@@ -119,7 +119,7 @@ def _leave_output() -> int:
 
 
 def end_output(error: OSError) -> int:
-    """Give up standard output, and return the exit code; an error of another file is raised again."""
+    """Close standard output after an error, and return the exit code; an error of another file is raised again."""
     left = isinstance(error, BrokenPipeError)  # the reader has closed the pipe, which is no error
     if not left and (error.errno not in OUTPUT_ERRORS or error.filename is not None):
         raise error

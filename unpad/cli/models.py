@@ -114,7 +114,7 @@ def evaluate(
 ) -> None:
     """Evaluate a run on data it was not trained on, with 95 % confidence intervals.
 
-    Of the run's own data that is the test part if there is one, otherwise the part called valid, by which training
+    The default is the test part of the run's own data if there is one, otherwise the valid part, by which training
     chose the weights.
     """
     check_run(run, places=[data] if data is not None else [])

@@ -1,4 +1,4 @@
-"""Verbs that account for what a run learnt: a step computed again, and the steps of a row."""
+"""Verbs that account for a run's training: recompute a step, and find the steps of a row."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def replay(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compute a step of a run again, compare it with the record to the bit, and name the rows that it learnt from.
+    """Recompute a step of a run, compare it bit for bit with the record, and name the rows that it learnt from.
 
-    Exit code 16 when it differs. Steps between the checkpoint before it and the step are computed as well; without one
-    all steps of the stage.
+    Exit code 16 when it differs. Steps since the checkpoint before it are computed as well; without a checkpoint, all
+    steps of the stage.
     """
     check_run(run, overrides or [])
     from unpad.receipts.replay import replay
@@ -62,7 +62,7 @@ def trace(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Tell in which steps a run learnt from a row of its data, or why in none."""
+    """Show which steps of a run trained on a data row, or why none did."""
     check_run(run, overrides or [])
     from unpad.receipts.trace import trace
 

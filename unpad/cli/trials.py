@@ -1,4 +1,4 @@
-"""Verbs that examine a recipe on the own data without keeping a run: cost, certificate and speed."""
+"""Verbs that examine a recipe on the user's data without keeping a run: cost, certificate and speed."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def doctor(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Find out why a recipe or a run does not learn, or is slow. Exit code 15 when something is to mend."""
+    """Find out why a recipe or a run does not learn, or is slow. Exit code 15 when something needs fixing."""
     import json
 
     if lang not in (None, "en", "zh"):

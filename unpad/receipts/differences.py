@@ -1,4 +1,4 @@
-"""A step as it was recorded against the same step computed again, and what may have made a difference."""
+"""A recorded step compared with its recomputation, and likely reasons for a difference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ORDER = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """Columns of a step: name, as recorded, as computed again; None where there is no such number."""
+    """Columns of a step: name, recorded value, recomputed value; None for a missing number."""
 
     columns: list[tuple[str, Any, Any]]
 
@@ -38,7 +38,7 @@ def compare(recorded: dict[str, Any], computed: dict[str, Any] | None) -> Compar
     """Compare the columns that the run recorded; JSON keeps every bit of a number.
 
     Args:
-        computed: None for a step that could not be taken.
+        computed: None for a step that could not be computed.
     """
     given = computed or {}
     names = [*(name for name in ORDER if recorded.get(name) is not None)]
@@ -56,7 +56,7 @@ def compare(recorded: dict[str, Any], computed: dict[str, Any] | None) -> Compar
 def of_memory(
     session: Session, cuts: Sequence[Cut], after: int, most_tokens: int | None, newest: State | None
 ) -> list[str]:
-    """Likely reasons for a difference in the parts that micro-batches were computed in, each a sentence.
+    """Likely reasons for a different cut of micro-batches into parts, each a sentence.
 
     Args:
         session: that took the step.
@@ -101,7 +101,7 @@ def reasons(
         found.append("the run was begun by a version that drew dropout once for all micro-batches of an update")
     processes = was.get("processes")
     if session.recipe.train.sums == "fast" and processes not in (None, 1):
-        found.append(f"{processes} processes trained with train.sums=fast, whose bits depend on their number")
+        found.append(f"{processes} processes trained with train.sums=fast: the bits depend on their number")
     if values.get(SHARDED_AMONG, 1) != 1:
         found.append(f"the model was divided among {values[SHARDED_AMONG]} processes")
     found += in_parts

@@ -1,4 +1,4 @@
-"""Data of a run that lies elsewhere than when the run was trained: its new places, given as fields of the recipe."""
+"""Moved data of a run: its new paths, given as fields of the recipe."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLACES = ("path", "root", "split", "code_embeddings", "synonyms_file", "init_fro
 
 
 def relocated(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
-    """The recipe of a run with new places of its data; what else a source says stays.
+    """The recipe of a run with new paths of its data; the other fields of a source stay.
 
     Raises:
         RecipeError: an override is wrong, or changes more than a place.
@@ -47,10 +47,10 @@ def relocated(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
 
 @contextmanager
 def advising(run: str, recipe: Recipe) -> Iterator[None]:
-    """Add to the error of a missing file how its new place is given.
+    """Add advice on how to give the new path to the error of a missing file.
 
     Args:
-        run: the command and the run that it is about.
+        run: the command and its run.
         recipe: of the run.
     """
     try:
@@ -64,7 +64,7 @@ def advising(run: str, recipe: Recipe) -> Iterator[None]:
 
 
 def _field_of(recipe: Recipe, where: str) -> str:
-    """The field that names the place of an error; the first that names data where none does.
+    """The field that names the place of an error; if none does, the first that names data.
 
     Args:
         where: a file, folder or pattern, which the working directory may follow in brackets.

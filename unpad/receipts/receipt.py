@@ -1,4 +1,4 @@
-"""Receipts: the rows that a step learnt from and whether it came out again, as lines and as JSON."""
+"""Receipts: the rows that a step learnt from and whether it was reproduced, as lines and as JSON."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class LearntMicro:
 
 @dataclass(frozen=True)
 class Receipt:
-    """A step of a run, computed again.
+    """A recomputed step of a run.
 
     Args:
         start: where the computation began; num_computed: steps that it took, this one included.
         seconds: that it took, reading the data included.
         epoch_step: number of the step within its epoch, from 1, of `epoch_steps`; 0 if it could not be taken.
         comparison: of the step; first_differing: the first of the computed steps that differs, None without one.
-        failure: reason for which the step could not be taken again; "" if it could.
+        failure: reason why the step could not be recomputed; "" if it could.
         why: likely reasons for a difference.
         damages: checkpoints that could not be read.
         micros: what the step learnt.
@@ -70,7 +70,7 @@ class Receipt:
 
     @property
     def equal(self) -> bool:
-        """True if the step has every bit that was recorded."""
+        """True if the step equals the recorded one to the bit."""
         return self.comparison.equal and not self.failure
 
     def lines(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""`unpad replay`: a step of a run computed again, by the functions that train, and held against what was recorded."""
+"""`unpad replay`: recompute one step of a run with the training code and compare it with the recorded metrics."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from unpad.training.stage_loop import repeat_steps
 
 @dataclass(frozen=True)
 class _Segment:
-    """Steps up to `last` that one recipe trained, in passes of at most `most_tokens` as far as the log says so."""
+    """Steps up to `last` that one recipe trained, in passes of at most `most_tokens` according to the log."""
 
     recipe: Recipe
     last: int
@@ -50,21 +50,21 @@ class _Segment:
 
 
 def replay(run: str | Path, step: int | None = None, overrides: Sequence[str] = ()) -> Receipt:
-    """Compute a step of a run again, from its plan, its data and a checkpoint, and compare it with what was recorded.
+    """Recompute a step of a run from its plan, its data and a checkpoint, and compare it with the recorded metrics.
 
-    The steps are those of training on one process, with the number of threads and the precision of the run. Nothing is
-    written to its directory.
+    Steps are computed as in training on one process, with the run's number of threads and precision. Nothing is written
+    to its directory.
 
     Args:
         run: directory, or name under runs/.
-        step: by default the last one that follows a checkpoint or the beginning of a stage, so that no other step has
-            to be taken before it.
-        overrides: new places of data that was moved, such as "data.text=NEW".
+        step: by default the last one directly after a checkpoint or the beginning of a stage, which needs no other step
+            before it.
+        overrides: new paths of moved data, such as "data.text=NEW".
 
     Raises:
         RecipeError: the run has not recorded the step, or was not trained.
         ResumeError: the data changed since the run began, or the model was divided among processes.
-        CheckpointError, SourceError: there is nothing left to start from, or a file cannot be used.
+        CheckpointError, SourceError: no starting point is left, or a file cannot be used.
     """
     folder = find_run(run)
     refuse_untrained(folder)
@@ -129,14 +129,14 @@ def _replay(folder: Path, steps: StageSteps, step: int, sessions: Sequence[Sessi
 
 
 def _default_step(folder: Path, stages: Sequence[StageSteps], sessions: Sequence[Session]) -> int:
-    """The last step that a checkpoint or the beginning of a stage precedes; the last of all where none does."""
+    """The last step directly after a checkpoint or the beginning of a stage; the very last if there is none."""
     recipe = sessions[-1].recipe
     near = [one.after + 1 for stage in stages for one in starts(folder, recipe, stage) if one.after + 1 in stage.rows]
     return max(near, default=max(stages[-1].rows))
 
 
 def _refuse_divided(session: Session, folder: Path) -> None:
-    """Refuse steps of a model whose division has other bits than one process.
+    """Refuse steps of a sharded model with gradients that one process cannot reproduce bit for bit.
 
     Raises:
         ResumeError: always for such steps.
@@ -161,8 +161,8 @@ def _threads_of(session: Session, newest: State | None) -> Iterator[None]:
 
 @contextmanager
 def _apart(setup: Setup, stage: str) -> Iterator[Setup]:
-    """The set-up with an empty directory in place of the run's, which has the log-probabilities of pairs if the run
-    kept those of this stage; those of an earlier stage are computed again."""
+    """The set-up with a temporary run directory. It gets the log-probabilities of pairs if the run kept those of this
+    stage; those of an earlier stage are computed again."""
     with TemporaryDirectory(prefix="unpad-replay-") as place:
         with suppress(CheckpointError):
             if read_reference(setup.folder)[0].stage == stage:

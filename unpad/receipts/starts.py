@@ -1,4 +1,4 @@
-"""Weights of a run from which its steps can be taken again: checkpoints, and the beginnings of its stages."""
+"""Starting points for recomputing steps of a run: checkpoints, and the beginnings of its stages."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from unpad.training.setup import Setup
 
 @dataclass(frozen=True)
 class StageSteps:
-    """Recorded steps of a stage that took some.
+    """Recorded steps of a stage that has any.
 
     Args:
         index: of the stage in the recipe.
         rows: of `metrics.jsonl`, by step, ascending.
         before: steps of the run before it.
-        previous: name of the stage before it that took steps; None for the first.
+        previous: name of the previous stage with steps; None for the first.
     """
 
     index: int
@@ -38,11 +38,11 @@ class StageSteps:
 
 @dataclass(frozen=True)
 class Start:
-    """A point of a run from which steps can be taken again.
+    """A point of a run from which steps can be recomputed.
 
     Args:
         after: steps done.
-        stage: index of the stage whose steps follow.
+        stage: index of the stage that the next steps belong to.
         path: checkpoint to load; None for the weights that the run began with.
         within: whether the checkpoint was taken within the stage, with the state of the optimizer.
         name: in words.
@@ -56,7 +56,7 @@ class Start:
 
 
 def refuse_untrained(folder: Path) -> None:
-    """Refuse a run that was made of another one.
+    """Refuse a run that was derived from another one.
 
     Raises:
         RecipeError: the run has no steps of its own.
@@ -89,10 +89,10 @@ def recorded_steps(folder: Path, recipe: Recipe) -> list[StageSteps]:
 
 
 def starts(folder: Path, recipe: Recipe, stage: StageSteps, *, needs_scale: bool = False) -> list[Start]:
-    """Points from which steps of a stage can be taken again, the latest first.
+    """Points from which steps of a stage can be recomputed, the latest first.
 
     Args:
-        needs_scale: whether steps depend on a loss scale, which a later stage's beginning does not have.
+        needs_scale: whether steps depend on a loss scale, which is unknown at the beginning of a later stage.
     """
     checkpoints, last = folder / CHECKPOINTS, max(stage.rows)
     found = [
@@ -112,7 +112,7 @@ def starts(folder: Path, recipe: Recipe, stage: StageSteps, *, needs_scale: bool
 
 
 def put_start(setup: Setup, possible: Sequence[Start]) -> tuple[Start, Progress, State | None, list[str]]:
-    """Load the latest of some starts that can be read.
+    """Load the latest readable one of several starting points.
 
     Returns:
         The start, progress of the run there, its checkpoint if it lies within a stage, and messages on damaged ones.
@@ -146,7 +146,7 @@ def put_start(setup: Setup, possible: Sequence[Start]) -> tuple[Start, Progress,
 
 
 def readable_states(folder: Path) -> Iterator[State]:
-    """Checkpoints of a run that can be read, the newest first and without their tensors."""
+    """Readable checkpoints of a run, the newest first, without their tensors."""
     checkpoints = folder / CHECKPOINTS
     named = sorted(checkpoints.glob("best*")) if checkpoints.is_dir() else []
     for path in [*(path for _, path in checkpoint.saved_steps(checkpoints)), *named]:

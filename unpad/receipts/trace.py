@@ -1,4 +1,4 @@
-"""`unpad trace`: the steps in which a run learnt from a row of its data files, from plans alone, or why in none."""
+"""`unpad trace`: the steps that trained on a row of the data files, from plans alone, or why none did."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ class Learnt:
 
     Args:
         epoch: of the stage, from 1; step: of the run; micro: number of the micro-batch in the step, from 1.
-        start, stop: tokens, patches or events of the row; targets: those of its labels that count.
-        skipped: whether the step changed nothing, as its loss or gradient was not finite.
+        start, stop: tokens, patches or events of the row; targets: its labels that count.
+        skipped: whether the step was skipped for a non-finite loss or gradient.
     """
 
     stage: str
@@ -120,7 +120,7 @@ class Trace:
         part: train, valid or test, "" for a row in no sequence.
         steps: of the run so far.
         learnt: in the order of the steps.
-        why: reasons for which it was not learnt from, in a stage or an epoch, with how often.
+        why: reasons why it was not used in a stage or an epoch, with counts.
         units: names of a row's length, plural.
     """
 
@@ -194,8 +194,8 @@ def trace(run: str | Path, given: str, overrides: Sequence[str] = ()) -> Trace:
 
     Args:
         run: directory, or name under runs/.
-        given: FILE:LINE, FILE[ELEMENT], the file of a picture, or of patients an id or the place of an event.
-        overrides: new places of data that was moved, such as "data.text=NEW".
+        given: FILE:LINE, FILE[ELEMENT], the file of a picture, or for patients an id or the place of an event.
+        overrides: new paths of moved data, such as "data.text=NEW".
 
     Raises:
         RecipeError: there is no such run, row or file.
@@ -206,7 +206,7 @@ def trace(run: str | Path, given: str, overrides: Sequence[str] = ()) -> Trace:
 
 
 def open_history(run: str | Path, overrides: Sequence[str] = ()) -> History:
-    """Open what a run's steps are known by; raises as `trace`."""
+    """Open a run's data and recorded steps; raises as `trace`."""
     folder = find_run(run)
     refuse_untrained(folder)
     recipe = resolved(relocated(read_sessions(folder)[-1].recipe, overrides))
@@ -220,7 +220,7 @@ def open_history(run: str | Path, overrides: Sequence[str] = ()) -> History:
 
 
 def trace_row(history: History, given: str) -> Trace:
-    """Find the steps that learnt from a row; arguments and errors as of `trace`."""
+    """Find the steps that learnt from a row; arguments and errors as in `trace`."""
     folder, recipe, data, done = history.folder, history.recipe, history.data, history.done
     row, part = find(data, given), ""
     if data.table.num_test and not (row and row.parts):
@@ -241,7 +241,7 @@ def trace_row(history: History, given: str) -> Trace:
 
 
 def _trace_stages(tracing: _Tracing, recipe: Recipe, done: Sequence[StageSteps]) -> None:
-    """Go through the epochs of every stage that took steps."""
+    """Visit the epochs of every stage with steps."""
     by_index, longest = {steps.index: steps for steps in done}, model_config(recipe.model).longest
     table, kinds = tracing.data.table, tracing.data.kinds
     seq_ids = np.array([part[0] for part in tracing.row.parts])
@@ -309,7 +309,7 @@ def _rows_in(tracing: _Tracing, seq_id: int, start: int, stop: int, first_target
 
 
 def _reason(tracing: _Tracing, stage: StageSetup, epoch: int, plan: Plan) -> str:
-    """The reason for which an epoch has no piece of the row."""
+    """The reason why an epoch has no piece of the row."""
     seq_ids, (lengths, settings, known) = [part[0] for part in tracing.row.parts], plan_inputs(stage, epoch)
     table = tracing.data.table
     if not np.isin(seq_ids, known["seq_ids"]).any():

@@ -1,4 +1,4 @@
-"""Tables as CSV text that a spreadsheet shows, and runs no part of as a formula."""
+"""Tables as CSV text with no cell that a spreadsheet would run as a formula."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a cell that begins so is a formula
 
 
 def csv_text(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Rows of cells as CSV; a text that would be a formula begins with an apostrophe, which makes it a text there.
+    """Rows of cells as CSV; an apostrophe in front of a text that would be a formula makes it plain text.
 
-    Numbers are written to their last digit, as JSON does, and None as an empty cell.
+    Numbers are written with all digits, as in JSON, and None as an empty cell.
     """
     return "".join(_line([f"'{cell}" if _is_formula(cell) else cell for cell in row]) for row in (head, *rows))
 

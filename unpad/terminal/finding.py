@@ -13,15 +13,15 @@ Value = float | int | str
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a check found.
+    """Result of one check.
 
     Args:
-        code: of the check, or of the entry of a catalogue that says it in words.
-        severity: fault: a run cannot learn, or is not safe, so; warning: it learns worse or slower, or can be lost by
-            something rare; note: worth knowing; ok: nothing is wrong.
-        number: what was measured; NaN where `values` say it in words.
-        fields: fields of the recipe, or files, to change, the likeliest first.
-        values: what the words name, besides `number`.
+        code: of the check, or of the catalogue entry with its text.
+        severity: fault: a run cannot learn, or is not safe; warning: it learns worse or slower, or can be lost by a
+            rare event; note: worth knowing; ok: nothing is wrong.
+        number: the measured value; NaN if `values` describe it in words.
+        fields: fields of the recipe, or files, to change, the most likely first.
+        values: further values in the text, besides `number`.
     """
 
     code: str
@@ -32,5 +32,5 @@ class Finding:
 
 
 def ranked(findings: list[Finding], order: list[str]) -> list[Finding]:
-    """Findings by severity, those of one severity in the order of their codes: causes before what follows from them."""
+    """Findings by severity, and within one severity in the order `order`, causes before consequences."""
     return sorted(findings, key=lambda found: (SEVERITIES.index(found.severity), order.index(found.code)))

@@ -44,7 +44,7 @@ def print_lines(lines: Iterable[str], *, to_errors: bool = False) -> None:
 
 
 def print_text(text: str, *, to_errors: bool = False) -> None:
-    """Print a text as it is, its line breaks and tabs included, at once and without a line break at its end."""
+    """Print a text unchanged, line breaks and tabs included, unbuffered and without a final line break."""
     print(escaped(text, keep="\n\t"), end="", file=sys.stderr if to_errors else sys.stdout, flush=True)
 
 
@@ -60,12 +60,12 @@ def print_error(error: UnpadError) -> None:
 
 
 def show_cursor() -> None:
-    """Show the cursor of the terminal again, after a process that hid it has ended without a word."""
+    """Show the terminal's cursor again, after a process that hid it has been killed."""
     print("\x1b[?25h", flush=True)
 
 
 def print_styled(console: Console, line: str, *, wraps: bool = True, style: str | None = None) -> None:
-    """Print a line on a console, above what is drawn there.
+    """Print a line on a console, above its live display.
 
     Args:
         wraps: whether the terminal breaks long lines, and not the console.

@@ -1,4 +1,4 @@
-"""Progress of long work, on standard error: one line on a terminal or in a notebook, which is drawn again and again.
+"""Progress of long work, on standard error: one line on a terminal or in a notebook, drawn repeatedly.
 
 Elsewhere, such as in a pipe, work of 30 s or more gets a plain line every 30 s. UNPAD_PROGRESS=0 in the environment
 silences both. Any layer may report. Work inside of other work is shown after it, as in "trial 3/20 · evaluating 12/40".
@@ -18,9 +18,9 @@ from typing import Literal, TypeVar
 from unpad.terminal.printing import escaped
 
 REFRESH_SECONDS = 0.1
-NOTEBOOK_REFRESH_SECONDS = 1.0  # a notebook keeps all that was ever drawn
-LEFT_AFTER_SECONDS = 2.0  # an estimate from less would jump
-LINE_SECONDS = 30.0  # between lines where nothing can be drawn again
+NOTEBOOK_REFRESH_SECONDS = 1.0  # a notebook keeps everything that was ever drawn
+LEFT_AFTER_SECONDS = 2.0  # an estimate from less would fluctuate
+LINE_SECONDS = 30.0  # between lines where redrawing is impossible
 PAUSE_SECONDS = 5.0  # without work, after which the next piece counts as new work
 ERASE = b"\r\x1b[K"
 
@@ -29,10 +29,10 @@ T = TypeVar("T")
 _shown: list[Bar] = []
 _held = 0
 _drawn_at = 0.0
-_kind: Kind = "none"  # of what is shown now
-_began, _told, _ended = 0.0, 0.0, float("-inf")  # of the work as a whole: its start, its last line, its last end
+_kind: Kind = "none"  # of the bars shown now
+_began, _told, _ended = 0.0, 0.0, float("-inf")  # of all work: its start, its last line, its last end
 _watcher: threading.Thread | None = None
-_process = 0  # that shows the work: not one forked from it
+_process = 0  # process that shows the work, not one forked from it
 
 
 class Bar:
@@ -43,7 +43,7 @@ class Bar:
         self.done, self._before, self._began = 0, 0, perf_counter()
 
     def begin_at(self, done: int) -> None:
-        """Count units as done that were done before, which say nothing of the time left."""
+        """Count units that were done before; they do not affect the estimate of the time left."""
         self.done = self._before = done
 
     def advance(self, num: int = 1) -> None:
@@ -53,7 +53,7 @@ class Bar:
             _show(REFRESH_SECONDS if _kind == "terminal" else NOTEBOOK_REFRESH_SECONDS)
 
     def text(self) -> str:
-        """The work in words: its name, units done, and the time left where the total is known."""
+        """The line: name, units done, and the time left if the total is known."""
         if not self.done and self.total is None:
             return self.what
         count = f"{self.done:,}" + ("" if self.total is None else f"/{self.total:,}")
@@ -73,7 +73,7 @@ def _span(seconds: int) -> str:
 
 @contextmanager
 def progress(what: str, total: int | None = None, unit: str = "") -> Iterator[Bar]:
-    """Show work while it goes on, and erase its line at its end, however it ends.
+    """Show work in progress, and erase its line whenever it ends.
 
     Args:
         what: such as "reading chat.jsonl".
@@ -110,7 +110,7 @@ def counted(items: Iterable[T], what: str, total: int | None = None, unit: str =
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Show nothing inside, where something else draws on the terminal."""
+    """Show nothing inside, while something else draws on the terminal."""
     global _held
     _held += 1
     try:
@@ -120,7 +120,7 @@ def held() -> Iterator[None]:
 
 
 def told() -> None:
-    """Take note that a line on the work has been printed elsewhere, so that none is due for a while."""
+    """Note that a line on the work was printed elsewhere, so that none is due for a while."""
     global _told
     _told = perf_counter()
 
@@ -132,7 +132,7 @@ def erase() -> None:
 
 
 def _blank() -> bytes:
-    """Bytes that erase the line that is drawn; none where lines are printed."""
+    """Bytes that erase the drawn line; none where lines are printed."""
     return {"terminal": ERASE, "notebook": b"\r" + b" " * _width() + b"\r"}.get(_kind, b"")
 
 
@@ -151,13 +151,13 @@ def _output() -> Kind:
 
 
 def _begin(kind: Kind) -> None:
-    """Begin work that is not inside of other work; it goes on with what has ended just before."""
+    """Begin outermost work; it continues work that ended just before."""
     global _kind, _began, _told, _watcher, _process
     _kind, _process = kind, os.getpid()
     if perf_counter() - _ended > PAUSE_SECONDS:
         _began = _told = perf_counter()
     if kind == "lines" and (_watcher is None or not _watcher.is_alive()):
-        # Work that counts no units, such as one long product, tells of itself by this thread alone.
+        # Work without units, such as one long product, is reported by this thread only.
         _watcher = threading.Thread(target=_watch, args=(threading.Event().wait,), daemon=True)
         _watcher.start()
 
@@ -170,7 +170,7 @@ def _watch(wait: Callable[[float], object]) -> None:
 
 
 def _show(every: float = 0.0) -> None:
-    """Draw the work, if that was last done `every` seconds ago; or print it, if a line is due."""
+    """Draw the work, if it was last drawn `every` seconds ago; or print it, if a line is due."""
     global _drawn_at, _told
     now = perf_counter()
     if _kind == "lines":
@@ -202,9 +202,10 @@ def _cut(line: str, width: int) -> str:
 
 
 def _write(data: bytes) -> None:
-    """Write past Python's buffers, whose locks a forked process would inherit; a closed terminal is no error.
+    """Write without Python's buffers, because a forked process would inherit their locks; a closed terminal is no
+    error.
 
-    A notebook shows what is written to its stream, which has no buffer of Python's.
+    A notebook shows only what is written to its stream, which has no such buffer.
     """
     with suppress(OSError, ValueError):
         if not data:

@@ -1,4 +1,4 @@
-"""Tables of text for 80 columns, or a narrower terminal: what does not fit side by side becomes two tables."""
+"""Tables of text for 80 columns, or a narrower terminal: a table that is too wide becomes two."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Collection, Sequence
 
 WIDTH = 80
-NARROWEST = 40  # what is narrower is broken by the terminal
+NARROWEST = 40  # a narrower terminal breaks lines itself
 GAP = 2
-LONGEST_NAME = 28  # cells of a first column; a longer name has a line to itself
+LONGEST_NAME = 28  # cells of the first column; a longer name gets its own line
 CLOSING, OPENING = "，。；：、！？）》」』”’,.;:!?)", "（《「『“‘("
 _PATH = re.compile(r"[!-~]*/[^，。；：、！？（）《》「」]*")
 
@@ -20,7 +20,7 @@ def columns() -> int:
 
 
 def number_of(number: int, plural: str) -> str:
-    """A number and what is counted, such as "1 file", "1 class", "1 reply" or "2,000 files"."""
+    """A number with its noun, such as "1 file", "1 class", "1 reply" or "2,000 files"."""
     if number != 1:
         return f"{number:,} {plural}"
     if plural.endswith(("sses", "ches", "shes")):
@@ -36,13 +36,13 @@ def text_table(
     width: int | None = None,
     gap: int = GAP,
 ) -> list[str]:
-    """Lay out rows in columns; columns that do not fit into the width follow in further tables with the same names.
+    """Lay out rows in columns; columns that do not fit follow in further tables with the same row names.
 
     Args:
-        head: titles of the columns, the first of which names the rows.
+        head: titles of the columns; the first column names the rows.
         rows: cells, as many as there are titles; a row with fewer has nothing in the last columns.
         left: columns aligned left; the others are aligned right.
-        width: in cells, of which a Chinese character takes two; default that of the terminal, at most 80.
+        width: in cells (a Chinese character takes two); default: the terminal's, at most 80.
         gap: blanks between columns.
     """
     full = [[*row, *[""] * (len(head) - len(row))] for row in rows]
@@ -65,7 +65,7 @@ def text_table(
 
 
 def _line(row: list[str], columns: list[int], widths: list[int], left: Collection[int], gap: int) -> list[str]:
-    """One row of a table; with a line before it for a name that is wider than its column."""
+    """One row of a table; a name that is wider than its column gets a line above."""
     name = row[0]
     alone = cells(name) > widths[0]
     parts = [_padded("" if alone else name, widths[0], 0 in left)]
@@ -79,7 +79,7 @@ def _padded(text: str, width: int, is_left: bool) -> str:
 
 
 def described(names: Sequence[str], texts: Sequence[str], *, width: int | None = None) -> list[str]:
-    """Lay out names with a text each, which continues below itself where it does not fit into the terminal."""
+    """Lay out names with a text each, wrapped to the terminal in its own column."""
     column = max([cells(name) for name in names if cells(name) <= LONGEST_NAME], default=0) + GAP
     lines = []
     for name, text in zip(names, texts, strict=True):
@@ -93,7 +93,8 @@ def described(names: Sequence[str], texts: Sequence[str], *, width: int | None =
 
 
 def folded(line: str, width: int) -> list[str]:
-    """Break a line at its spaces where it is too wide, and keep the other spaces; what follows is indented by two."""
+    """Break a line at spaces where it is too wide, and keep the other spaces; continuation lines are indented by
+    two."""
     if cells(line) <= width:
         return [line]
     indent = " " * (len(line) - len(line.lstrip()))
@@ -111,9 +112,9 @@ def wrapped(text: str, width: int | None = None, *, indent: int = 0, breaks_word
     with a mark that closes or ends with one that opens. A word or path wider than a line stays whole, for copying.
 
     Args:
-        width: in cells, indent included; default that of the terminal, at most 80.
+        width: in cells, indent included; default: the terminal's, at most 80.
         indent: blanks before each line.
-        breaks_words: break what is wider than a line anywhere.
+        breaks_words: break words wider than a line anywhere.
     """
     room = (width or columns()) - indent
     lines, here = [], ""
@@ -145,7 +146,7 @@ def _parts(word: str) -> list[str]:
 
 
 def _broken(part: str, room: int) -> list[str]:
-    """Pieces of at most so many cells."""
+    """Pieces of at most `room` cells."""
     pieces = [""]
     for letter in part:
         if pieces[-1] and cells(pieces[-1] + letter) > room:
