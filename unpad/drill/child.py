@@ -1,4 +1,4 @@
-"""Processes of a drill that train, with their output in a file."""
+"""Training processes of a drill, with their output in a file."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ MODULES = ["unpad.drill.train", "unpad.drill.probe", "unpad.run.board"]
 
 
 def started(folder: Path, action: Callable[..., object], *arguments: object) -> AbstractContextManager[Child]:
-    """Run `action` in a process of its own, whose output goes to a file of `folder`; see `children.started`."""
+    """Run `action` in a new process, with its output in a file of `folder`; see `children.started`."""
     output = folder / f"{time.monotonic_ns()}.out"
     return children.started(action, *arguments, modules=MODULES, output=output)

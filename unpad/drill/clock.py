@@ -1,4 +1,4 @@
-"""Clocks: one that never goes back, and one whose date is right, alike on the disk."""
+"""Clocks: the steady one never goes back, and the date is right, also on the disk."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from unpad.terminal.finding import Finding
 JUMP = 1.0  # seconds that the date may gain or lose during a drill
 SKEW = 2.0  # seconds between the times of files and the date; file systems keep whole seconds, some two
 READINGS = 20_000
-BUILT = Path(__file__).parents[1]  # whose files are as old as the package
+BUILT = Path(__file__).parents[1]  # folder of the package, to read its age
 
 
 @dataclass
 class Clock:
-    """Both clocks as they were when the drill began, and the largest step back between two readings."""
+    """Both clocks at the beginning of the drill, and the largest step back between two readings."""
 
     steady: float = field(default_factory=lambda: time.monotonic())
     date: float = field(default_factory=lambda: time.time())
@@ -36,10 +36,10 @@ class Clock:
             last = now
 
     def findings(self, folder: Path, run: Path | None) -> Iterator[Finding]:
-        """Findings of what the clocks did since the drill began.
+        """Findings on the clocks since the drill began.
 
         Args:
-            folder: on the disk in question; run: whose files must not be of the future.
+            folder: on the disk in question; run: its files must not be from the future.
         """
         self.read()
         yield self._steady()
@@ -72,14 +72,14 @@ class Clock:
 
 
 def _file_time(folder: Path) -> float:
-    """Time of a file that is written now, less what writing it took."""
+    """Time stamp of a file that is written now, minus the time of writing."""
     path = folder / "time"
     path.write_bytes(b"x")
     return path.stat().st_mtime
 
 
 def _newest(run: Path | None) -> tuple[float, str]:
-    """Time of the newest file of the run and the package, and whose it is."""
+    """Time of the newest file of the run and the package, and its name."""
     newest, whose = 0.0, "the package"
     for folder, name in ((BUILT, "the package"), (run, "the run's newest file")):
         for path in () if folder is None else folder.rglob("*"):

@@ -1,4 +1,4 @@
-"""`unpad drill`: the checks one after the other, in a folder beside the run that is gone afterwards."""
+"""`unpad drill`: all checks in turn, in a temporary folder beside the run."""
 
 from __future__ import annotations
 
@@ -199,18 +199,18 @@ def shortened(recipe: Recipe, steps: int, precision: str, tokens: int | None = N
 
 
 MINUTES = 3.0
-PROBED = 0.35  # of the time, at most, is for reading the data and measuring a step
-CALM = 0.35  # of the time left then, at most, is for an undisturbed run
-LAST_SECONDS = 8.0  # for imports before, and what comes after the kills
+PROBED = 0.35  # largest share of the time for reading the data and measuring a step
+CALM = 0.35  # largest share of the remaining time for an undisturbed run
+LAST_SECONDS = 8.0  # for imports before, and the checks after the kills
 MOST_STOPS = 100
 
 
 @dataclass
 class _Work:
-    """The drill while it goes on.
+    """A running drill.
 
     Args:
-        folder: to work in; run: the run that is drilled, if it is one.
+        folder: to work in; run: the drilled run, if the subject is one.
         until: `time.monotonic` at its end.
     """
 
@@ -228,7 +228,7 @@ class _Work:
         return max(self.until - time.monotonic(), 0.0)
 
     def write(self, recipe: Recipe, name: str) -> Path:
-        """Write a recipe that another process trains."""
+        """Write a recipe for another process to train."""
         path = self.folder / f"{name}.yaml"
         path.write_text(recipe.to_yaml(), "utf-8")
         return path
@@ -248,12 +248,12 @@ def drill(
     Args:
         subject: a run, which is only read, or a recipe.
         overrides: `key=value` changes.
-        out: the run directory that would be trained in; by default the run's own, or one in runs/.
-        minutes: that it takes at most; a training that is slow to end may take some seconds more.
-        train: trains a recipe in a folder, or goes on with its run; most_stops: kills, at most.
+        out: the run directory to train in; by default the run's own, or one in runs/.
+        minutes: time limit; a training that ends slowly may take some seconds more.
+        train: trains a recipe in a folder, or continues its run; most_stops: largest number of kills.
 
     Raises:
-        UnpadError: the recipe or its data cannot be trained, or no folder can be made there.
+        UnpadError: the recipe or its data cannot be trained, or no folder can be created there.
     """
     began, clock = time.monotonic(), Clock()
     run, recipe = _opened(subject, overrides)
@@ -294,7 +294,7 @@ def _disk(work: _Work) -> Iterator[Finding]:
 
 
 def _kill(work: _Work, measured: Measured, train: Train, most_stops: int) -> None:
-    """Train a short recipe undisturbed, then kill and resume it until the time is over."""
+    """Train a short recipe undisturbed, then kill and resume it until time is up."""
     chosen = _chosen(work, measured)
     with progress("training undisturbed"):
         calm = undisturbed(work.write(chosen.recipe, "killed"), work.folder, CALM * work.left, train)
@@ -333,7 +333,7 @@ def _chosen(work: _Work, measured: Measured) -> Bounded:
 
 
 def _failed(calm: Calm) -> Finding:
-    """The finding of a training that did not come to its end by itself."""
+    """The finding on a training that did not finish by itself."""
     if calm.code is None:
         return finding("kill, resume", "warning", f"no training ended in {calm.seconds:.0f} s", "raise --minutes")
     if isinstance(calm.error, DiskError):

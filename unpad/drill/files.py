@@ -55,7 +55,7 @@ def check_files(folder: Path) -> Iterator[Finding]:
 
 
 def check_lock(folder: Path) -> Finding:
-    """A lock that another process holds is refused, and free once that process is killed."""
+    """A lock held by another process is refused, and free once that process is killed."""
     told, holder = _start_holder(folder)
     try:
         if told != "held":
@@ -79,7 +79,7 @@ def check_lock(folder: Path) -> Finding:
 
 
 def _start_holder(folder: Path) -> tuple[str, subprocess.Popen[str]]:
-    """Start the process that takes the lock; also what it says, "" if it cannot say anything."""
+    """Start the process that takes the lock; also returns its answer, "" without one."""
     holder = subprocess.Popen(
         [sys.executable, "-m", "unpad.drill.hold", str(folder)],
         stdin=subprocess.PIPE,
@@ -104,7 +104,7 @@ def _lock_fault(measured: str, meaning: str) -> Finding:
 
 
 def check_flush(folder: Path) -> Finding:
-    """Flushes of files and names are accepted, none faster than a device is, and what was written is read back."""
+    """Flushes of files and names are accepted, none faster than a device allows, and written data is read back."""
     try:
         return _flush(folder)
     finally:
@@ -144,7 +144,8 @@ def _flush(folder: Path) -> Finding:
 
 
 def _flush_times(folder: Path) -> tuple[float, float, float]:
-    """Seconds that most small writes with a flush take at most, and most by O_SYNC and flushes of a name at least.
+    """Upper bound of most small writes with a flush, and lower bounds of most O_SYNC writes and flushes of a name, in
+    seconds.
 
     All three wait for the device where flushes are not dropped on the way to it.
     """
@@ -168,13 +169,13 @@ def _flush_times(folder: Path) -> tuple[float, float, float]:
     finally:
         os.close(flushed)
         os.close(through)
-    # The first write has the file's place to store; and a busy disk is uneven, so that medians may differ by chance.
+    # The first write also allocates the file; and a busy disk is uneven, so medians may differ by chance.
     flush, written, name = (statistics.quantiles(one[1:], n=4) for one in times)
     return flush[2], written[0], name[0]
 
 
 def _read_back(path: Path, data: bytes) -> bool:
-    """Read a file from the device, as far as the system forgets its own copy."""
+    """Read a file from the device, if the system drops its cached copy."""
     with path.open("rb") as file:
         if hasattr(os, "posix_fadvise"):
             with suppress(OSError):
@@ -183,7 +184,7 @@ def _read_back(path: Path, data: bytes) -> bool:
 
 
 def _flush_names(folder: Path) -> bool:
-    """Flush the names in a folder; False where the file system cannot, which `storage` passes over."""
+    """Flush the names in a folder; False if the file system cannot, which `storage` tolerates."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -201,7 +202,7 @@ def _flush_names(folder: Path) -> bool:
 
 @contextmanager
 def _watched(look: Callable[[], str]) -> Iterator[list[str]]:
-    """Call `look` in another thread all the time; yield what it said."""
+    """Call `look` repeatedly in another thread; yields its reports."""
     seen: list[str] = []
     over = threading.Event()
 
@@ -221,7 +222,7 @@ def _watched(look: Callable[[], str]) -> Iterator[list[str]]:
 
 
 def check_rename_file(folder: Path) -> Finding:
-    """A file that is replaced again and again is at every instant there and whole."""
+    """A file that is replaced repeatedly exists and is complete at every instant."""
     target = folder / "target"
 
     def look() -> str:
@@ -242,7 +243,7 @@ def check_rename_file(folder: Path) -> Finding:
 
 
 def check_rename_folder(folder: Path) -> Finding:
-    """A folder that is renamed is there with all its files or not at all; onto a full one it is refused."""
+    """A renamed folder has all its files or does not exist; renaming onto a non-empty folder is refused."""
     names = ("a", "b", "c")
     current = folder / "0"
 
@@ -273,7 +274,7 @@ def _fill(folder: Path, names: tuple[str, ...]) -> None:
 
 
 def _rename_onto(source: Path, target: Path, names: tuple[str, ...]) -> str:
-    """Rename a folder onto one that has files, which must be refused; say what went wrong."""
+    """Rename a folder onto one with files, which must be refused; return what went wrong."""
     try:
         disk.rename(source, target)
     except OSError as error:
@@ -288,7 +289,7 @@ def _rename_onto(source: Path, target: Path, names: tuple[str, ...]) -> str:
 
 
 def check_exclusive(folder: Path) -> Finding:
-    """Of several that create a file of one name, one succeeds."""
+    """If several threads create a file of one name, exactly one succeeds."""
     made: list[int] = []
 
     def create() -> None:
@@ -309,7 +310,7 @@ def check_exclusive(folder: Path) -> Finding:
 
 
 def check_append(folder: Path) -> Finding:
-    """A log keeps its lines in order, and is cut to some of them."""
+    """A log keeps its lines in order, and can be truncated to some of them."""
     path = folder / "log.jsonl"
     log = storage.LineLog(path)
     try:

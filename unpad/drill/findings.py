@@ -11,24 +11,24 @@ from unpad.terminal.finding import Finding, Severity
 from unpad.terminal.table import WIDTH, cells, columns, number_of, wrapped
 
 HEAD = ("check", "verdict", "measured", "what it means")
-WIDTHS = (14, 7, 27, 26)  # cells of the columns; with the gaps as many as a terminal has
+WIDTHS = (14, 7, 27, 26)  # widths of the columns; with the gaps, the width of a terminal
 GAP = 2
 assert sum(WIDTHS) + GAP * (len(WIDTHS) - 1) == WIDTH
 
 
 def finding(check: str, severity: Severity, measured: str, meaning: str) -> Finding:
-    """Finding of one check, in words.
+    """Finding of one check, as text.
 
     Args:
-        severity: ok; warning: a run can be lost here by something rarer than a kill, or this could not be measured;
+        severity: ok; warning: a run can be lost here by an event rarer than a kill, or this could not be measured;
             fault: a run is not safe here.
-        meaning: of what was measured for a run, and what to do unless it is ok.
+        meaning: consequence for a run, and advice unless it is ok.
     """
     return Finding(check, severity, values={"measured": measured, "meaning": meaning})
 
 
 def attempt(check: str, measure: Callable[[], Finding], meaning: str) -> Finding:
-    """Make a check; one that the system refuses is a fault.
+    """Run a check; an error of the system is a fault.
 
     Args:
         meaning: of such a fault.
@@ -46,9 +46,9 @@ class Drilled:
     """Result of a drill.
 
     Args:
-        where: the folder that it worked in, which is gone.
+        where: the temporary folder that it worked in.
         subject: the recipe or run.
-        notes: in what the training that was killed differed from that of the recipe.
+        notes: differences of the killed training from the recipe.
         seconds: that the drill took.
         facts: measured numbers, for programs.
     """
@@ -69,7 +69,7 @@ class Drilled:
         return sum(one.severity == severity for one in self.findings)
 
     def lines(self) -> list[str]:
-        """The table, what was cut, and a last line that counts."""
+        """The table, the changes to the recipe, and a last line with counts."""
         rows = [(one.code, one.severity, *map(str, one.values.values())) for one in self.findings]
         table = table_lines([HEAD, *rows])
         notes = [line for note in self.notes for line in wrapped(f"note: {note}")]
@@ -86,7 +86,7 @@ class Drilled:
 
 def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lay out rows of texts side by side, each wrapped in its column; a word that is too wide is broken. In a terminal
-    that is too narrow for the columns, what was measured and its meaning stand below their check."""
+    that is too narrow for the columns, the measurement and its meaning stand below their check."""
     if columns() < WIDTH:
         return [line for row in rows[1:] for line in _below_each_other(row)]
     lines = []

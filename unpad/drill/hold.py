@@ -1,7 +1,7 @@
-"""Process that takes the lock of a folder and keeps it until it is killed: `python -m unpad.drill.hold FOLDER`.
+"""A process that takes the lock of a folder and keeps it until killed: `python -m unpad.drill.hold FOLDER`.
 
-It prints `held`, `refused` if another process has the lock, or what else went wrong. It ends when its input does, and
-so with its parent.
+It prints `held`, `refused` if another process has the lock, or another error. It ends when its input is closed, and so
+with its parent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kills of a real training: ended at random instants and resumed, it leaves the bytes of an undisturbed one."""
+"""Kills of a real training: killed at random instants and resumed, it ends with the bytes of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from unpad.terminal.finding import Finding
 from unpad.terminal.progress import Bar, progress
 from unpad.terminal.table import number_of
 
-Train = Callable[[Path, Path], object]  # of (recipe, folder): begins a run there, or goes on with it
+Train = Callable[[Path, Path], object]  # (recipe, folder) -> begins a run there, or continues it
 
 POLL = 0.01
 AT_START = 0.2  # share of kills before the first step
-PART = 0.4  # of an undisturbed run that lies, at most, between two kills
-HANGS = 10.0  # times as long as an undisturbed run; and at least
+PART = 0.4  # largest part of an undisturbed run between two kills
+HANGS = 10.0  # multiple of the time of an undisturbed run; and the minimum
 LEAST_WAIT = 60.0
 METRICS = ("metrics.jsonl", "metrics.csv")
 
 
 @dataclass(frozen=True)
 class Calm:
-    """An undisturbed run: where it is, how long it took, and how long until its first step."""
+    """An undisturbed run: its folder, its duration, and the time until its first step."""
 
     folder: Path
     seconds: float
@@ -48,17 +48,17 @@ class Calm:
 
 @dataclass
 class Tally:
-    """Kills so far, and the faults that they showed."""
+    """Kills so far, and the faults that they revealed."""
 
     kills: int = 0
     stops: int = 0  # by SIGTERM
-    runs: int = 0  # that came to their end and were compared
-    most_repeated: int = 0  # steps that a resume took again
+    runs: int = 0  # that finished and were compared
+    most_repeated: int = 0  # steps that were repeated after a resume
     faults: list[str] = field(default_factory=list)
 
 
 def undisturbed(recipe: Path, folder: Path, seconds: float, train: Train = train_here) -> Calm:
-    """Train without a kill, for at most so many seconds; `code` is None if it took longer."""
+    """Train without a kill, for at most `seconds`; `code` is None if it took longer."""
     began = time.perf_counter()
     place = folder / "calm"
     with started(folder, train, recipe, place) as child:
@@ -73,11 +73,11 @@ class Plan:
     """Kills to make.
 
     Args:
-        recipe: file of the recipe; folder: where its runs are made; calm: its undisturbed run.
-        until: `time.monotonic` after which no kill begins; a run that has begun is brought to its end.
-        most: stops of all runs together.
-        exact: whether a resumed run must have equal bytes; otherwise every step once.
-        train: trains a recipe in a folder, or goes on with its run.
+        recipe: file of the recipe; folder: of its runs; calm: its undisturbed run.
+        until: `time.monotonic` after which no kill begins; a run in progress is completed.
+        most: largest number of stops over all runs.
+        exact: whether a resumed run must have equal bytes; otherwise it must only have every step once.
+        train: trains a recipe in a folder, or continues its run.
     """
 
     recipe: Path
@@ -91,7 +91,7 @@ class Plan:
 
     @property
     def patience(self) -> float:
-        """Seconds after which a process hangs."""
+        """Seconds after which a process counts as hanging."""
         return max(HANGS * self.calm.seconds, LEAST_WAIT)
 
     def goes_on(self, tally: Tally) -> bool:
@@ -106,7 +106,7 @@ class Plan:
 
 
 def kill_and_compare(plan: Plan) -> Tally:
-    """Kill runs of a recipe and resume them, again and again; compare each that ends with the undisturbed one."""
+    """Repeatedly kill and resume runs of a recipe; compare each finished one with the undisturbed run."""
     tally = Tally()
     with progress("killing and resuming", None, "kills") as bar:
         while True:
@@ -138,7 +138,7 @@ def _one_run(place: Path, plan: Plan, tally: Tally, bar: Bar) -> None:
 
 
 def _one_process(place: Path, plan: Plan, tally: Tally) -> int | None:
-    """Begin a run or go on with it, stop it if there is time for that, and return the exit code."""
+    """Begin or continue a run, stop it if there is time, and return the exit code."""
     stops = plan.goes_on(tally)
     with started(plan.folder, plan.train, plan.recipe, place) as child:
         code = _stopped(child, place, plan, tally) if stops else child.wait(plan.patience)
@@ -150,7 +150,7 @@ def _one_process(place: Path, plan: Plan, tally: Tally) -> int | None:
 
 
 def _stopped(child: Child, place: Path, plan: Plan, tally: Tally) -> int | None:
-    """Let a process train for a random time and stop it, unless it ends by itself; return its exit code."""
+    """Let a process train for a random time, then stop it unless it ended by itself; return its exit code."""
     by_signal = tally.stops == 0 and tally.kills > 0
     at_start = not by_signal and plan.draw.random() < AT_START
     if not at_start and not _begun(child, place, plan.patience):
@@ -169,9 +169,9 @@ def _stopped(child: Child, place: Path, plan: Plan, tally: Tally) -> int | None:
 
 
 def _begun(child: Child, place: Path, seconds: float) -> bool:
-    """Wait until the process has taken a step, as its metrics tell; False if it ended before, or took longer.
+    """Wait for the first step in the metrics of a process; False if it ended before, or took longer.
 
-    A resume cuts the metrics before it says so in the log.
+    A resume truncates the metrics before it logs this.
     """
     metrics, log = place / METRICS[0], place / "log.jsonl"
     before, known, until = _size(log), -1, time.monotonic() + seconds
@@ -195,7 +195,7 @@ def _size(path: Path) -> int:
 
 
 def _rows(path: Path) -> Iterator[dict[str, object]]:
-    """Lines of a log that are whole."""
+    """Complete lines of a log."""
     with suppress(OSError):
         for line in path.read_text("utf-8", "replace").splitlines():
             with suppress(ValueError):
@@ -205,7 +205,7 @@ def _rows(path: Path) -> Iterator[dict[str, object]]:
 
 
 def _begins(folder: Path) -> list[int]:
-    """Steps that resumes began at, in order."""
+    """Steps at which the run was resumed, in order."""
     entries = ((row.get("kind"), row.get("step")) for row in _rows(folder / "log.jsonl"))
     return [step for kind, step in entries if kind == "resumed" and isinstance(step, int)]
 
@@ -216,7 +216,7 @@ def _steps(folder: Path) -> list[int]:
 
 
 def _lost(folder: Path) -> str:
-    """Fault of a resume that began before a checkpoint that had been saved; "" if none did."""
+    """Fault of a resume that began before an already saved checkpoint; "" without one."""
     saved = 0
     for row in _rows(folder / "log.jsonl"):
         kind, step = row.get("kind"), row.get("step")
@@ -228,7 +228,7 @@ def _lost(folder: Path) -> str:
 
 
 def _not_saved(folder: Path) -> str:
-    """Fault of a run that SIGTERM has stopped and that did not save its last step; "" if it did."""
+    """Fault of a run that did not save its last step after SIGTERM; "" if it did."""
     last, newest = max(_steps(folder), default=0), newest_checkpoint(folder)
     if newest is None or newest.name != f"step-{last:08d}":
         return f"SIGTERM at step {last} left {newest.name if newest else 'no checkpoint'}"
@@ -241,7 +241,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 
 def unlike_steps(folder: Path, expected: Path) -> str:
-    """Fault of a run whose metrics do not have the steps of another; "" if they do."""
+    """Fault of a run if the steps in its metrics differ from another's; "" if they are equal."""
     return "" if _steps(folder) == _steps(expected) else "the metrics lack steps, or have some twice"
 
 
@@ -268,7 +268,7 @@ def difference(folder: Path, expected: Path) -> str:
 
 
 def check_kills(tally: Tally, steps: int, *, exact: bool = True) -> Finding:
-    """The finding of the kills; `exact` as in the plan."""
+    """The finding on the kills; `exact` as in the plan."""
     runs = f"{number_of(tally.runs, 'runs')} of {number_of(steps, 'steps')}"
     counted = f"{number_of(tally.kills, 'kills')}, {tally.stops} SIGTERM in {runs}"
     if tally.faults:

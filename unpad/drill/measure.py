@@ -1,4 +1,4 @@
-"""Needs of a recipe, measured by another process, and the findings that follow: memory, room, equal bits."""
+"""Needs of a recipe, measured by another process, and the resulting findings: memory, disk space, equal bits."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ ENDS = 10.0  # seconds that a process takes to end, once it has closed its pipe
 
 @dataclass
 class Measured:
-    """Messages of the other process; None for what it did not come to, and `why` it did not.
+    """Messages of the other process; None for missing ones, with the reason in `why`.
 
     Args:
-        limit: memory that there was before it began.
-        failed: whether it ended by itself before it had told everything.
+        limit: free memory before it began.
+        failed: whether it ended by itself before sending everything.
     """
 
     limit: MemoryLimit
@@ -64,17 +64,17 @@ class Measured:
 
     @property
     def fits(self) -> bool:
-        """True if nothing says that the recipe does not fit into memory."""
+        """True unless a measurement shows that the recipe does not fit into memory."""
         needed = 0 if self.read is None else self.read.least_memory
         return not self.failed and max(needed, self.stepped.peak_bytes if self.stepped else 0) <= self.limit.num_bytes
 
     @property
     def repeats(self) -> bool:
-        """True unless this machine was seen to give a step other bits each time."""
+        """True unless repeated steps were seen to have different bits on this machine."""
         return self.repeated is None or len(set(self.repeated.digests)) == 1
 
     def needs(self, keep: int) -> Needs | None:
-        """Needs of its runs on the disk; None if the data was not read."""
+        """Disk needs of its runs; None if the data was not read."""
         if self.read is None:
             return None
         step = self.stepped
@@ -92,7 +92,7 @@ class Measured:
 
 
 def measure(recipe: Path, folder: Path, limit: MemoryLimit, seconds: float) -> Measured:
-    """Read the data and take steps in another process, for at most so many seconds.
+    """Read the data and take steps in another process, within a time limit in seconds.
 
     Raises:
         UnpadError: the recipe or its data cannot be trained.
@@ -123,7 +123,7 @@ def measure(recipe: Path, folder: Path, limit: MemoryLimit, seconds: float) -> M
 
 
 def _ending(child: Child, *, has_read: bool) -> str:
-    """Reason why the process ended; an error of the user before any step is the user's to mend."""
+    """Reason why the process ended; a user error before any step is raised."""
     code, error = child.wait(ENDS), child.user_error()
     if error is not None and not (has_read and isinstance(error, OutOfMemoryError)):
         raise error
@@ -133,11 +133,11 @@ def _ending(child: Child, *, has_read: bool) -> str:
 
 
 def judge(measured: Measured, folder: Path, keep: int, used_bytes: int) -> Iterator[Finding]:
-    """Findings that need to know the recipe.
+    """Findings that depend on the recipe.
 
     Args:
         folder: on the disk in question; keep: checkpoints that the recipe keeps.
-        used_bytes: that the run takes already.
+        used_bytes: already used by the run.
     """
     yield check_permissions(folder, private=measured.read is not None and measured.read.private)
     needs = measured.needs(keep)

@@ -1,4 +1,4 @@
-"""File systems: which one a folder is on, how it is mounted, and what that means for a run."""
+"""File systems: the one that holds a folder, its mount options, and the consequences for a run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MEANINGS: dict[str, Meaning] = {
 }  # fmt: skip
 UNKNOWN: Meaning = ("warning", "of a kind that is not known here; the checks below tell what it does")
 
-# Options that take away what a run relies on: of which file systems (none: of all), and what they mean.
+# Options that break what a run relies on: the file systems concerned (empty: all), and the consequence.
 OPTIONS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     (r"volatile", ("overlay",), "nothing is ever flushed: a power cut takes all"),
     (r"nobarrier|barrier=0", (), "flushes stop at the disk's cache: a power cut may take a checkpoint"),
@@ -56,7 +56,7 @@ class Mount:
     """A mounted file system.
 
     Args:
-        point: where it is mounted; kind: such as ext4; source: device or server.
+        point: mount point; kind: such as ext4; source: device or server.
         options: of the mount and of the file system.
     """
 
@@ -67,7 +67,7 @@ class Mount:
 
 
 def mounts() -> list[Mount]:
-    """All mounts in order, a later one over an earlier; none where the system does not tell."""
+    """All mounts in order, later ones over earlier ones; empty if the system does not list them."""
     try:
         lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
@@ -83,12 +83,12 @@ def mounts() -> list[Mount]:
 
 
 def _unescaped(text: str) -> str:
-    """A field of the mount table, where blanks and such are octal."""
+    """A field of the mount table, with its octal escapes decoded."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
 def mount_of(folder: Path, among: Sequence[Mount] | None = None) -> Mount | None:
-    """The mount that a folder is on; None where the system does not tell."""
+    """The mount that a folder is on; None if the system does not list mounts."""
     real = folder.resolve()
     best: Mount | None = None
     for mount in mounts() if among is None else among:
@@ -98,13 +98,13 @@ def mount_of(folder: Path, among: Sequence[Mount] | None = None) -> Mount | None
 
 
 def is_in_memory(folder: Path) -> bool:
-    """True if what is written into a folder takes memory."""
+    """True if a folder's files are held in memory."""
     mount = mount_of(folder)
     return mount is not None and MEANINGS.get(mount.kind) == _MEMORY
 
 
 def check_mount(folder: Path) -> Finding:
-    """Tell the file system of a folder."""
+    """Check the file system of a folder."""
     mount = mount_of(folder)
     if mount is None:
         return finding(CHECK, "warning", "this system does not tell", UNKNOWN[1])

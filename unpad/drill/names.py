@@ -1,4 +1,4 @@
-"""Names and permissions that a disk keeps: capitals, Chinese, long names, files for the owner alone."""
+"""Names and permissions that a disk supports: capitals, Chinese, long names, files only for their owner."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_names(folder: Path, stages: Sequence[str]) -> Finding:
     """Check lengths of names, capitals and Chinese.
 
     Args:
-        stages: names of the recipe's stages, which become names of folders.
+        stages: names of the recipe's stages, used as folder names.
     """
     place = folder / "names"
     place.mkdir()
@@ -30,10 +30,10 @@ def check_names(folder: Path, stages: Sequence[str]) -> Finding:
 
 
 def check_permissions(folder: Path, *, private: bool) -> Finding:
-    """Check that a file for the owner alone is one.
+    """Check that a file can be restricted to its owner.
 
     Args:
-        private: whether the data is about people, so that a run is for its owner alone.
+        private: whether the data is about people, so that only the owner may read the run.
     """
     place = folder / "permissions"
     place.mkdir()

@@ -1,4 +1,4 @@
-"""Needs of a recipe's training: measured in a process of its own, which reads the data and takes a few steps."""
+"""Needs of a recipe's training, measured in a separate process that reads the data and takes a few steps."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from unpad.training.setup import Setup, check_stages, prepare_setup
 from unpad.training.stage import StageSetup, epoch_plan, prepare_model
 
 GRADIENT_BYTES, MOMENT_BYTES = 4, 8  # of a parameter that trains
-REPEATS = 3  # updates that must be equal
+REPEATS = 3  # number of updates that must be equal
 CHECKPOINT_COPIES = 2  # of weights and moments, while they are saved
 OTHER_BYTES = 160 << 20  # of evaluation, logs and the page
 
 
 @dataclass(frozen=True)
 class Read:
-    """Facts known once the data is read and the model built.
+    """Facts known after reading the data and building the model.
 
     Args:
-        seconds: that this took.
+        seconds: spent on this.
         precision: chosen for this machine.
         private: whether the data is about people.
         stages: their names.
         steps: of the whole run.
-        weights_bytes: as a checkpoint has them; checkpoint_bytes: with the optimizer's moments.
-        least_memory: bytes of weights, gradients and moments, with what the process has already.
-        evaluation: held-out tokens over those of a step, in the stage where they are most.
+        weights_bytes: in a checkpoint; checkpoint_bytes: with the optimizer's moments.
+        least_memory: bytes of weights, gradients and moments, plus current use of the process.
+        evaluation: largest ratio over stages of held-out tokens to the tokens of a step.
     """
 
     seconds: float
@@ -57,14 +57,14 @@ class Read:
 
 @dataclass(frozen=True)
 class Stepped:
-    """Needs of a step, of the stage that needs most.
+    """Needs of a step, in the most demanding stage.
 
     Args:
-        peak_bytes: memory of the process in the largest micro-batch, or while a checkpoint is saved, and a margin.
+        peak_bytes: memory of the process in the largest micro-batch, or while saving a checkpoint, plus a margin.
         seconds: of an update.
         checkpoint_bytes: counted from the optimizer's state.
         open_files: of the process.
-        predicted_bytes: `peak_bytes` as small passes foretell it.
+        predicted_bytes: `peak_bytes` as predicted from small passes.
     """
 
     peak_bytes: int
@@ -76,7 +76,7 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Repeated:
-    """Digests of the weights after one update, taken again and again from the same weights."""
+    """Digests of the weights after one update, repeated from the same weights."""
 
     digests: tuple[str, ...]
     device: str

@@ -1,4 +1,4 @@
-"""Room for a run: bytes, files and open files that it will need, against what is free and allowed."""
+"""Disk space for a run: bytes, files and open files that it will need, against free and allowed ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BYTES_PER_STEP = 3_000  # of metrics, timing, log and TensorBoard
 OTHER_BYTES = 16 << 20  # the page, vocabularies, samples
 OTHER_FILES = 100
 FILES_PER_CHECKPOINT = 5
-MARGIN = 64  # open files beyond those that a step has
+MARGIN = 64  # open files beyond those during a step
 MIB, GIB = 1 << 20, 1 << 30
 
 
@@ -30,8 +30,8 @@ class Needs:
     """Needs of a run on its disk.
 
     Args:
-        checkpoint_bytes: of weights and optimizer, as they are saved.
-        weights_bytes: of the weights alone, as `best` has them.
+        checkpoint_bytes: of weights and optimizer, as saved.
+        weights_bytes: of the weights alone, as in `best`.
         largest_file: bytes of the larger of a checkpoint's two files.
         keep: checkpoints kept; bests: folders of best weights, one per stage.
         steps: of the whole run.
@@ -48,7 +48,8 @@ class Needs:
 
     @property
     def disk_bytes(self) -> int:
-        """Largest size of the run's folder: one checkpoint and one best more than are kept, while they are replaced."""
+        """Largest size of the run's folder: during replacement it holds one more checkpoint and one more best than are
+        kept."""
         checkpoints = (self.keep + 1) * self.checkpoint_bytes + (self.bests + 1) * self.weights_bytes
         return checkpoints + self.steps * BYTES_PER_STEP + OTHER_BYTES
 
@@ -76,7 +77,7 @@ def check_room(folder: Path, needs: Needs, used_bytes: int) -> Iterator[Finding]
 
     Args:
         folder: on the disk in question.
-        used_bytes: that the run takes already.
+        used_bytes: already used by the run.
     """
     meaning = "it cannot be told how much room there is"
     yield attempt("space", lambda: check_space(folder, needs, used_bytes), meaning)
@@ -85,7 +86,7 @@ def check_room(folder: Path, needs: Needs, used_bytes: int) -> Iterator[Finding]
 
 
 def check_space(folder: Path, needs: Needs, used_bytes: int = 0) -> Finding:
-    """Compare the bytes that a run needs with those that are free and allowed, and reserve them for an instant."""
+    """Compare the bytes that a run needs with the free and allowed ones, and reserve them for an instant."""
     missing = max(needs.disk_bytes - used_bytes, needs.checkpoint_bytes)
     free = disk.free_bytes(folder)
     measured = f"{size_text(missing)} needed, {size_text(free)} free"
@@ -109,7 +110,7 @@ def check_space(folder: Path, needs: Needs, used_bytes: int = 0) -> Finding:
 def reserve(path: Path, num_bytes: int) -> bool:
     """Reserve bytes for a new file, and give them back; False if the file system or a quota refuses them.
 
-    A file system that cannot reserve counts as one that has them: nothing is written.
+    True for a file system that cannot reserve bytes: nothing is written.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -121,7 +122,8 @@ def reserve(path: Path, num_bytes: int) -> bool:
 
 
 def _fallocate(descriptor: int, num_bytes: int) -> int:
-    """Linux's fallocate, and its errno: `os.posix_fallocate` writes the bytes where it cannot reserve them."""
+    """Linux's fallocate, returning its errno: `os.posix_fallocate` would write the bytes where it cannot reserve
+    them."""
     if sys.platform != "linux":
         return errno.ENOTSUP
     call = getattr(ctypes.CDLL(None, use_errno=True), "fallocate64", None)

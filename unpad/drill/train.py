@@ -1,4 +1,4 @@
-"""Training inside a drill: as `unpad train --resume` does it, without a screen."""
+"""Training inside a drill, as by `unpad train --resume` without a screen."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unpad.training import loop
 
 
 def train_here(recipe: Path, folder: Path) -> None:
-    """Train a recipe, or go on with its run.
+    """Train a recipe, or continue its run.
 
     Raises:
         UnpadError: as `unpad.training.loop.train`.
