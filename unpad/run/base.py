@@ -1,6 +1,6 @@
-"""The base of a run with adapters: the weights of another run, which stay where they are.
+"""The base of a run with adapters: the weights of another run, which are not copied.
 
-A checkpoint of such a run holds the adapters, and in its values as `base` the other run's folder and the sha256 of its
+A checkpoint of such a run holds the adapters; its value `base` has the other run's folder and the sha256 of its
 weights.
 """
 
@@ -33,7 +33,7 @@ class Base:
         run: folder of the base's run, absolute.
         sha256: of its weights.
         scaling: factor on the adapters' outputs.
-        precision: one of `DTYPES`, in which the weights named by `lowered` were held while the adapters trained.
+        precision: one of `DTYPES`, the dtype of the weights in `lowered` while the adapters trained.
     """
 
     run: str
@@ -44,7 +44,7 @@ class Base:
 
 
 def read_base(state: State, folder: Path) -> Base:
-    """The record of a run's base in its checkpoint, which has one.
+    """The record of a run's base in its checkpoint, which must have one.
 
     Raises:
         CheckpointError: it is damaged.
@@ -66,7 +66,7 @@ def fingerprint(weights: Mapping[str, Tensor]) -> str:
 
 
 def start_weights(recipe: Recipe) -> tuple[Path, dict[str, Tensor]]:
-    """The run that adapters are to be trained on, and its weights.
+    """The run to train adapters on, and its weights.
 
     Raises:
         RecipeError: the recipe names no run, or there is none.
@@ -79,9 +79,9 @@ def start_weights(recipe: Recipe) -> tuple[Path, dict[str, Tensor]]:
 
 
 def run_weights(folder: Path) -> tuple[dict[str, Tensor], State]:
-    """Weights of a run as a plain model has them, adapters merged, in fp32; also their checkpoint.
+    """Weights of a run as a plain model, adapters merged, in fp32; also their checkpoint.
 
-    The best by held-out value, or the newest where nothing was held out.
+    The best by held-out value, or the newest if nothing was held out.
 
     Raises:
         CheckpointError: there is no usable checkpoint, or the base of its adapters is missing or has changed.
@@ -103,7 +103,7 @@ def _is_run(place: Path) -> bool:
 
 
 def _base_weights(base: Base, folder: Path) -> dict[str, Tensor]:
-    """Weights of a base, from its place or from beside the run's `folder`, where a copy of both may be."""
+    """Weights of a base, from its recorded folder or from beside the run's `folder`, in case both were copied."""
     places = [place for place in (Path(base.run), folder.parent / Path(base.run).name) if _is_run(place)]
     for place in places:
         weights, _ = run_weights(place)

@@ -1,6 +1,6 @@
 """Event file of TensorBoard, written step by step: records of TFRecord, each a protobuf of scalars.
 
-Torch's writer has a thread that nobody hears when it fails, and loses the newest steps in a kill.
+Torch's writer has a thread that fails silently, and loses the newest steps in a kill.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Board:
 
     Args:
         folder: made if missing, private in a private folder.
-        purge_step: TensorBoard hides what earlier files have of this step and later ones; None hides nothing.
+        purge_step: TensorBoard hides records of this step and later ones in earlier files; None hides nothing.
 
     Raises:
-        OSError, DiskError: the file cannot be made, or later written, or was deleted.
+        OSError, DiskError: the file cannot be created or later written, or was deleted.
     """
 
     def __init__(self, folder: Path, purge_step: int | None) -> None:

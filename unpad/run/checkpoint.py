@@ -38,8 +38,8 @@ from unpad.storage import check_space
 __all__ = ["Held", "State", "load", "load_newest", "nothing_held", "save", "save_named"]
 
 MODEL, OPTIM = "model.safetensors", "optim.safetensors"
-MODEL_FILES, OPTIM_FILES = "model*.safetensors", "optim*.safetensors"  # as several processes write them, too
-STATE_FORMAT, SHARDED_FORMAT = 1, 2  # of state.json; the second where several processes wrote the tensors
+MODEL_FILES, OPTIM_FILES = "model*.safetensors", "optim*.safetensors"  # also in checkpoints by several processes
+STATE_FORMAT, SHARDED_FORMAT = 1, 2  # of state.json; the second if several processes wrote the tensors
 SAVE_FIX = "lower the sizes of the model section, or plan.tokens_per_micro, and resume from the checkpoint before"
 PREFIX = "model."  # of the names of a model's tensors among those of a checkpoint
 WEIGHTS = [PREFIX + "*"]  # pattern of those names
@@ -52,7 +52,7 @@ class State:
 
     Args:
         step: steps done.
-        tensors: flat names: `model_tensors`, or any other, such as "optim.<parameter>.exp_avg".
+        tensors: by flat name: those of `model_tensors`, and others such as "optim.<parameter>.exp_avg".
         values: JSON values: stage, epoch, position in the plan, counters, fingerprints. Numbers are finite, keys text.
     """
 
@@ -77,7 +77,7 @@ def model_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def save(folder: Path, state: State, keep: int) -> Path:
     """Write `folder/step-<step>` and then delete the oldest checkpoints, so that the newest `keep` up to it remain.
 
-    Age is by step number, never by time of change. Checkpoints of later steps, left by a run that fell back to an
+    Age is by step number, never by modification time. Checkpoints of later steps, left by a run that fell back to an
     earlier one, are neither counted nor deleted.
 
     Args:
@@ -115,12 +115,12 @@ def remove_old(folder: Path, step: int, keep: int) -> None:
 
 
 def save_named(folder: Path, name: str, state: State) -> Path:
-    """Write `folder/<name>`, such as "best", in place of the one before.
+    """Write `folder/<name>`, such as "best", replacing the previous one.
 
-    At every instant the old or the new one can be loaded by `load(folder / name)`.
+    At every instant `load(folder / name)` loads the old or the new one.
 
     Raises:
-        NonFiniteError, DiskError: as `save`; the one before is untouched.
+        NonFiniteError, DiskError: as `save`; the previous one is untouched.
     """
     target = folder / name
     _write(target, state)
@@ -142,7 +142,7 @@ def _to_files(state: State) -> dict[str, bytes]:
 def tensor_files(
     state: State, headers: Callable[[Mapping[str, Tensor]], dict[str, str]] | None = None
 ) -> dict[str, bytes]:
-    """Serialize the tensors, on the processor, each with memory of its own.
+    """Serialize tensors that are on the CPU and share no memory.
 
     Args:
         headers: metadata of a file with these tensors; default none.
@@ -155,7 +155,7 @@ def tensor_files(
     for name, tensor in state.tensors.items():
         tensor = tensor.detach().cpu().contiguous()
         memory = tensor.untyped_storage().data_ptr()
-        if memory in seen:  # tied weights: the format refuses two names for one memory
+        if memory in seen:  # tied weights: the format refuses two names for one storage
             tensor = tensor.clone()
         seen.add(memory)
         if not name.startswith(PREFIX):
@@ -169,7 +169,7 @@ def tensor_files(
             )
         parts[MODEL][name.removeprefix(PREFIX)] = tensor
     with needs_memory("a copy of weights and optimizer, which a checkpoint is written from,", SAVE_FIX):
-        # The library that serializes ends the process where memory ends: ask for as much before it does.
+        # The serializing library aborts the process when memory runs out: request as much memory first.
         size = sum(tensor.numel() * tensor.element_size() for part in parts.values() for tensor in part.values())
         _reserve(2 * size)
         return {name: tensors_to_bytes(part, headers and headers(part)) for name, part in parts.items()}
@@ -179,7 +179,7 @@ def state_file(state: State, num_shards: int | None = None) -> bytes:
     """Serialize the values of a state.
 
     Args:
-        num_shards: processes that each wrote a file of the model's tensors and one of the others; None: one wrote all.
+        num_shards: number of processes that wrote files of the tensors; None: one process wrote all.
 
     Raises:
         NonFiniteError: a number is NaN or infinite.
@@ -199,7 +199,7 @@ def state_file(state: State, num_shards: int | None = None) -> bytes:
 
 
 def _reserve(num_bytes: int) -> None:
-    """Raise torch's error for memory unless so much can be had; nothing is written into it."""
+    """Raise torch's out-of-memory error unless this many bytes can be allocated; nothing is written into them."""
     torch.empty(num_bytes, dtype=torch.uint8)
 
 
@@ -213,11 +213,11 @@ def load_newest(folder: Path, held: Held = nothing_held) -> tuple[State, list[st
         held: as of `load`.
 
     Returns:
-        The state, and a message for each newer checkpoint that is damaged; None without any checkpoint.
+        The state, and a message for each newer, damaged checkpoint; None without any checkpoint.
 
     Raises:
         CheckpointError: all checkpoints are damaged, and each is named; or the folder cannot be read.
-        ForeignCheckpointError: the newest that verifies is another run's.
+        ForeignCheckpointError: the newest that verifies belongs to another run.
     """
     found = saved_steps(folder)
     damages: list[str] = []
@@ -227,7 +227,7 @@ def load_newest(folder: Path, held: Held = nothing_held) -> tuple[State, list[st
             if state.step != step:
                 raise CheckpointError(f"it holds step {state.step}", where=str(path))
         except ForeignCheckpointError:
-            raise  # it is sound: the user knows how it came here, and what is to become of it
+            raise  # it is intact: only the user knows why it is here, and what to do with it
         except CheckpointError as error:
             damages.append(f"checkpoint {path.name} is damaged: {error.what}")
         else:
@@ -244,14 +244,14 @@ def load(path: Path, names: Iterable[str] | None = None, *, held: Held = nothing
 
     Args:
         path: the folder, such as checkpoints/best.
-        names: patterns of tensor names to load, default all. Where all start with "model." the optimizer's file is
-            not read, and may be missing.
-        held: tensor of this process by the name of one in the checkpoint, which is divided as it is; None for those
-            that are wanted whole. Files are read one after the other, and rows of other processes not kept.
+        names: patterns of tensor names to load, default all. If all start with "model.", the optimizer's file is not
+            read and may be missing.
+        held: returns this process's tensor for a name in the checkpoint, to shard the loaded tensor like it; None to
+            load it whole. Files are read one by one, and rows of other processes are dropped.
 
     Raises:
         CheckpointError: missing, damaged or written by a newer version; names the file.
-        ForeignCheckpointError: it is another run's than the one that it lies in.
+        ForeignCheckpointError: it belongs to another run than the one that contains it.
     """
     patterns = None if names is None else list(names)
     while True:
@@ -307,7 +307,7 @@ def _parse_state(path: Path, data: bytes) -> tuple[int, dict[str, Any], int | No
 def _all_tensors(
     path: Path, files: Iterable[tuple[str, bytes]], parts: Sequence[str], num_shards: int | None, held: Held
 ) -> dict[str, torch.Tensor]:
-    """The tensors of some files, or of those that several processes wrote in place of each."""
+    """The tensors of files, each possibly split among several processes."""
     missing: dict[str, str] = {}
     joined = JoinedRows(path, held)
     for part in parts:
@@ -315,7 +315,7 @@ def _all_tensors(
         missing |= {part if num_shards is None else shard_name(part, number, num_shards): part for number in numbers}
     for name, data in files:
         if (part := missing.pop(name, "")) == "":
-            continue  # of another number of processes
+            continue  # written by another number of processes
         tensors, rows = _tensors(path, name, data), {} if num_shards is None else first_rows(path, name, data)
         for tensor, values in tensors.items():
             joined.add(PREFIX + tensor if part == MODEL else tensor, values, rows.get(tensor, 0))
@@ -361,7 +361,8 @@ def saved_steps(folder: Path) -> list[tuple[int, Path]]:
 
 
 def _step_folders(folder: Path) -> dict[int, Path]:
-    """The checkpoints by step. One whose replacement was cut short counts under its own name, where `load` finds it."""
+    """The checkpoints by step. If the replacement of one was interrupted, it counts under its own name, as `load` finds
+    it."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -371,7 +372,7 @@ def _step_folders(folder: Path) -> dict[int, Path]:
 
 
 def newest_weights(folder: Path) -> tuple[dict[str, Tensor], State]:
-    """The best weights by held-out value, or the newest where nothing was held out; also their checkpoint."""
+    """The best weights by held-out value, or the newest if nothing was held out; also their checkpoint."""
     checkpoints = folder / "checkpoints"
     if (checkpoints / "best").exists() or (checkpoints / ".old-best").exists():
         state = load(checkpoints / "best", WEIGHTS)
@@ -388,7 +389,7 @@ def newest_weights(folder: Path) -> tuple[dict[str, Tensor], State]:
 def put_weights(
     model: torch.nn.Module, weights: dict[str, Tensor], where: str, additions: Sequence[str] = ()
 ) -> list[str]:
-    """Load weights that must fit those that a run keeps of the model, name for name and shape for shape.
+    """Load weights that must match those that a run keeps of the model in every name and shape.
 
     Args:
         additions: name patterns (fnmatch) of parameters that may be missing; the model then keeps its own.

@@ -1,4 +1,4 @@
-"""`unpad compare`: runs side by side, in what their recipes differ and what they reached, with their curves."""
+"""`unpad compare`: runs side by side: differences of their recipes, results, and curves."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Comparison:
 
     Args:
         recipes: the fields in which they differ.
-        measures: what they reached, and how fast.
+        measures: results and speed.
         notes: why some measures cannot be compared.
     """
 
@@ -48,7 +48,7 @@ class Comparison:
     notes: list[str]
 
     def lines(self) -> list[str]:
-        """Both tables as text of at most 80 columns; runs that do not fit beside the others follow below."""
+        """Both tables as text of at most 80 columns; runs that do not fit side by side follow below."""
         recipes = self.recipes or {"no field differs": [""] * len(self.names)}
         tables = [_lines("recipe", self.names, recipes), _lines("reached", self.names, self.measures)]
         return [*tables[0], "", *tables[1], *([""] if self.notes else []), *self.notes]
@@ -82,7 +82,7 @@ def compare(runs: Sequence[str], out: Path) -> Comparison:
 
 
 def _names(folders: list[Path]) -> list[str]:
-    """Names of the folders; their paths where two have one name."""
+    """Names of the folders; their paths if names are not unique."""
     names = [folder.resolve().name for folder in folders]
     return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
 
@@ -176,13 +176,13 @@ def _fingerprint(folder: Path) -> str:
 
 
 def _lines(title: str, names: list[str], table: dict[str, list[str]]) -> list[str]:
-    """A table of text; runs that do not fit beside the others follow below."""
+    """A table of text; runs that do not fit side by side follow below."""
     rows = [[name, *map(_short, row)] for name, row in table.items()]
     return text_table([title, *map(_short, names)], rows)
 
 
 def _short(text: str) -> str:
-    """At most WIDEST columns of a text; its end tells runs and paths apart."""
+    """The end of a text, at most WIDEST columns, which distinguishes runs and paths."""
     while cell_len(text) > WIDEST:
         text = "…" + text[2:]
     return text

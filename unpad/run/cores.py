@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from unpad.machine.load import Load, LoadMeter, cores
 
-FIRST_STEPS, LEAST_STEPS, LEAST_SECONDS = 5, 20, 20.0  # left out, and of a judgement
+FIRST_STEPS, LEAST_STEPS, LEAST_SECONDS = 5, 20, 20.0  # steps ignored at first; steps and seconds per reading
 STARVED, FED = 0.6, 0.8  # of the time of all threads
 OTHERS = 0.25  # of the cores
 
 
 class StepShare:
-    """Share of the cores that the steps of a run get; told when other processes begin or cease to take them.
+    """Share of the cores that the steps of a run get; reported when other processes begin or stop using them.
 
     Args:
         threads: that compute a step.
@@ -25,10 +25,10 @@ class StepShare:
         self._steps, self._seconds, self._processor = 0, 0.0, 0.0
 
     def step(self, seconds: float, processor: float) -> str | None:
-        """Count a step, and say in a line if the share has changed.
+        """Count a step; returns a line if the share has changed.
 
         Args:
-            seconds: that it computed; processor: seconds that this process worked meanwhile, of all its threads.
+            seconds: computing time; processor: CPU seconds of all threads of this process meanwhile.
         """
         if self._left_out:
             self._left_out -= 1

@@ -23,11 +23,11 @@ from unpad.storage.reading import read_shaped
 from unpad.terminal.commands import resume_run
 
 RUNS = Path("runs")
-KEPT = "hf"  # small files of the Hugging Face folder that the model comes from
+KEPT = "hf"  # small files of the model's original Hugging Face folder
 RECIPE, COMMAND, CHECKPOINTS = "recipe.yaml", "run.json", "checkpoints"
-DEEPEST = 3  # folders between a folder whose runs are listed and a run, and the run's own
+DEEPEST = 3  # levels below a listed folder in which runs are found
 RUN_ID = "id"  # in COMMAND; `identity.py` compares it
-MADE_BY = "made_by"  # in COMMAND: the command that made a run which was not trained, so that it cannot be resumed
+MADE_BY = "made_by"  # in COMMAND: the command that created a run without training, which cannot be resumed
 FAMILY = "family"  # in COMMAND: architecture of an imported model
 IMPORT = "unpad import"
 
@@ -48,10 +48,10 @@ def find_run(run: str | Path) -> Path:
 
 
 def as_run(name: str) -> Path | None:
-    """The run of a name that may be a run's or a recipe's; None for a recipe, as packaged ones come first.
+    """The run with a name that may also be a recipe's; None for a recipe: packaged recipes take precedence.
 
     Raises:
-        RecipeError: it is the name of neither.
+        RecipeError: no run or recipe has this name.
     """
     if name in recipe_names() or name.endswith(SUFFIXES):
         return None
@@ -76,7 +76,7 @@ def run_recipe(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def refuse_run(folder: Path, fix: str = "choose another --out") -> None:
-    """Refuse the directory of a run as the place of another.
+    """Refuse to write a run into the directory of another.
 
     Raises:
         RecipeError: it holds a run.
@@ -92,7 +92,7 @@ def refuse_new_run(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Resumed:
-    """A run to continue: the recipe that is named, or None for the run's own, the run, and the overrides."""
+    """A run to continue: the named recipe, or None for the run's own, the run, and the overrides."""
 
     recipe: str | None
     folder: Path
@@ -100,11 +100,11 @@ class Resumed:
 
 
 def run_to_resume(name: str | None, overrides: Sequence[str], out: Path | None) -> Resumed:
-    """The run that a command with --resume means.
+    """Resolve the run of a command with --resume.
 
     Args:
-        name: first word of the command: a recipe, whose newest run is meant unless `out` says which; a run; or an
-            override, of the run in `out`.
+        name: first word of the command: a recipe, for its newest run or the run in `out`; a run; or an override, for
+            the run in `out`.
 
     Raises:
         RecipeError: there is no such run, or two are named.
@@ -128,8 +128,8 @@ def run_to_resume(name: str | None, overrides: Sequence[str], out: Path | None) 
 
 
 def list_runs(root: Path = RUNS) -> list[Path]:
-    """Run directories under `root`, newest first; where runs/ has none, those of the working directory, which may be
-    runs/ itself."""
+    """Run directories under `root`, newest first; if runs/ has none, those in the working directory, which may be runs/
+    itself."""
     folders = [path.parent for path in root.glob(f"*/{RECIPE}")]
     if not folders and root == RUNS:
         folders = [path.parent for path in Path().glob(f"*/{RECIPE}") if (path.parent / COMMAND).is_file()]
@@ -137,9 +137,9 @@ def list_runs(root: Path = RUNS) -> list[Path]:
 
 
 def runs_below(root: Path) -> list[Path]:
-    """Run directories in a folder, which may be a run itself, and in what lies in it, newest first.
+    """Run directories in a folder and below it, newest first; the folder may be a run itself.
 
-    Hidden folders, links and what lies deeper than `DEEPEST` are left out: the folder may be a whole disk.
+    Hidden folders, links and anything deeper than `DEEPEST` are skipped: the folder may be a whole disk.
 
     Raises:
         RecipeError: it is no folder.
@@ -157,7 +157,7 @@ def runs_below(root: Path) -> list[Path]:
 
 
 def _changed(path: Path) -> float:
-    """Time of the last change; 0 for a file that is gone, or a link to nothing."""
+    """Modification time; 0 for a missing file or a broken link."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -174,7 +174,7 @@ class _Command(TypedDict):
 
 
 def read_command(folder: Path) -> dict[str, Any]:
-    """Read `run.json`: the recipe and overrides that a run was started with, and its precision.
+    """Read `run.json`: the recipe and overrides at the start of a run, and its precision.
 
     Raises:
         CheckpointError: it is missing or damaged.
@@ -183,7 +183,7 @@ def read_command(folder: Path) -> dict[str, Any]:
 
 
 def made_by(folder: Path) -> str:
-    """The command that made a run which was not trained; "" for one that was, and where its file does not say."""
+    """The command that created a run without training; "" for a trained run, or if its file does not say."""
     try:
         return str(read_command(folder).get(MADE_BY) or "")
     except CheckpointError:

@@ -1,4 +1,4 @@
-"""Random id of a run, in `run.json` and in the `state.json` of its checkpoints: which belong to one another."""
+"""Random id of a run, in `run.json` and in the `state.json` of its checkpoints, to match the two."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def run_id(folder: Path) -> str:
 
 
 def new_id() -> str:
-    """An id that no other run has; neither data nor seeds decide it."""
+    """A unique id, independent of data and seeds."""
     return secrets.token_hex(8)
 
 
 def refuse_foreign(path: Path, values: dict[str, Any]) -> None:
-    """Refuse a checkpoint that lies in the directory of another run than the one that wrote it.
+    """Refuse a checkpoint in the directory of a run that did not write it.
 
     Args:
         path: the checkpoint, such as RUN/checkpoints/best; values: of its state.
@@ -48,7 +48,8 @@ def refuse_foreign(path: Path, values: dict[str, Any]) -> None:
 
 
 def without_id(path: Path) -> bytes:
-    """Content of a file of a run, without what the id of the run decides: all else of equal runs has equal bytes."""
+    """Content of a run's file without everything that depends on its id; the rest is equal to the byte in equal
+    runs."""
     data = path.read_bytes()
     if path.name not in (COMMAND, STATE, MANIFEST):
         return data

@@ -1,4 +1,4 @@
-"""Files that a run keeps of its data, and the commands that use a run."""
+"""Data files that a run keeps, and the commands that use a run."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from unpad.storage.reading import read_file
 
 
 def open_files(recipe: Recipe, folder: Path) -> dict[str, bytes]:
-    """Read the files that a run kept of its data, {name: bytes}.
+    """Read the data files that a run kept, {name: bytes}.
 
     Args:
-        recipe: of a run of the same family, which names the files.
+        recipe: of a run of the same family; it names the files.
 
     Raises:
         CheckpointError: a file is missing or cannot be read.
@@ -32,10 +32,10 @@ def open_files(recipe: Recipe, folder: Path) -> dict[str, bytes]:
 
 
 def refuse_without_data(recipe: Recipe, folder: Path, fix: str) -> None:
-    """Refuse an imported run where its own data is asked for.
+    """Refuse an imported run if its own data is requested.
 
     Raises:
-        SourceError: it names none; `fix` is what to do.
+        SourceError: it has none; `fix` is the advice.
     """
     if not any(getattr(recipe.data, kind) for kind in family_of(recipe).KINDS) and (command := made_by(folder)):
         raise SourceError(f'"{command}" made this run, which names no data', where=str(folder), fix=fix)

@@ -1,8 +1,7 @@
-"""Programs that draw a run's curves elsewhere: Weights & Biases and MLflow, beside the run's own files.
+"""External loggers of a run's curves, Weights & Biases and MLflow, in addition to the run's own files.
 
-Each logger works in a thread of its own, so that a server that answers slowly, or never, holds up no step, and an
-error of its library ends the logger alone. A run keeps the ids under which its loggers know it, and a resumed run goes
-on under the same ones.
+Each logger has its own thread, so a slow or silent server delays no step, and an error in its library ends only the
+logger. A run keeps its id with each logger, and a resumed run continues with the same ids.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from unpad.recipes.training import LogSettings
 from unpad.storage import write_atomic
 
 LOGGERS = "loggers.json"  # of a run: its id with each logger
-MOST_WAITING = 10_000  # steps that a logger may lag behind; those beyond are left out
-CLOSE_SECONDS = 30.0  # that the end of a run waits for one
+MOST_WAITING = 10_000  # largest lag of a logger in steps; further steps are dropped
+CLOSE_SECONDS = 30.0  # time that the end of a run waits for a logger
 _keeping = Lock()  # of the file of ids
 
 
 @dataclass(frozen=True)
 class Opening:
-    """Facts on a run that a logger tells when it begins.
+    """Facts about a run for the start of a logger.
 
     Args:
-        name: that of the run directory.
-        id: that of the run with this logger; None for a new one.
+        name: name of the run directory.
+        id: the run's id with this logger; None for a new one.
         config: the recipe, as JSON values.
     """
 
@@ -51,17 +50,17 @@ class Logger(Protocol):
     """A receiver of scalars. Its methods are called in one thread, and may raise anything."""
 
     def open(self, opening: Opening) -> str:
-        """Begin a run, or go on with one, and return its id."""
+        """Begin or continue a run, and return its id."""
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Log the values of a step, by names such as train/loss."""
 
     def close(self, finished: bool) -> None:
-        """Send the rest, and say whether the run has finished or was stopped."""
+        """Send the rest, and report whether the run has finished or was stopped."""
 
 
 class Wandb:
-    """Weights & Biases. WANDB_MODE=offline writes to the run directory alone, for `wandb sync` later."""
+    """Weights & Biases. WANDB_MODE=offline writes only to the run directory, for a later `wandb sync`."""
 
     def open(self, opening: Opening) -> str:
         import wandb
@@ -82,14 +81,14 @@ class Wandb:
 
 
 class Mlflow:
-    """MLflow, on the server or in the database that MLFLOW_TRACKING_URI names; without it, in a file of the run."""
+    """MLflow, on the server or in the database at MLFLOW_TRACKING_URI; without it, in a file of the run."""
 
     def open(self, opening: Opening) -> str:
         import mlflow
         from mlflow.entities import Metric, Param
 
         self._metric, self._newest = Metric, dict[str, int]()
-        logging.getLogger("mlflow").setLevel(logging.WARNING)  # lines on its tables would cross the bar
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # its log lines about tables would interrupt the bar
         own = None if mlflow.is_tracking_uri_set() else f"sqlite:///{(opening.folder / 'mlflow.db').absolute()}"
         self._client = mlflow.MlflowClient(own)
         self._resumed = opening.id is not None
@@ -107,7 +106,7 @@ class Mlflow:
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         now = int(time.time() * 1000)
-        # Steps that a resumed run takes again are known already, with equal losses.
+        # Steps that a resumed run repeats are already logged, with equal losses.
         fresh = [name for name in values if not self._resumed or step > self._newest_step(name)]
         if fresh:
             self._client.log_batch(self._id, metrics=[self._metric(name, values[name], now, step) for name in fresh])
@@ -138,7 +137,7 @@ def check_loggers(settings: LogSettings) -> None:
 
 
 class Worker:
-    """A logger in a thread of its own; what fails there ends it, with one message, and nothing else.
+    """A logger in a thread of its own; a failure ends only the logger, with one message.
 
     Args:
         warn: called once, in the caller's thread, with what failed or was left out.
@@ -195,7 +194,7 @@ class Worker:
 def open_loggers(
     settings: LogSettings, folder: Path, config: dict[str, Any], warn: Callable[[str], None]
 ) -> list[Worker]:
-    """Start the loggers that a recipe names besides TensorBoard, under the ids that the run directory has."""
+    """Start the loggers that a recipe names besides TensorBoard, with the ids in the run directory."""
     known = _known_ids(folder)
     names = [name for name in dict.fromkeys(settings.to) if name in LIBRARIES]
     return [
@@ -207,7 +206,7 @@ def open_loggers(
 def _known_ids(folder: Path) -> dict[str, str]:
     try:
         found = json.loads((folder / LOGGERS).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):  # no run before, or a file that says nothing: new ids
+    except (OSError, ValueError, RecursionError):  # a new run, or an unreadable file: new ids
         return {}
     return {name: id for name, id in found.items() if isinstance(id, str)} if isinstance(found, dict) else {}
 

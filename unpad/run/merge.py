@@ -1,4 +1,4 @@
-"""`unpad merge`: a run with adapters as a plain run, whose weights hold what the adapters add."""
+"""`unpad merge`: convert a run with adapters to a plain run, with the adapters added to its weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEFT = (storage.LOCK, RECIPE, COMMAND, "report.html")  # files that are not copi
 
 
 def merge_run(name: str | Path, out: Path) -> Path:
-    """Write a run without adapters that computes what a run with adapters does, and needs neither peft nor its base.
+    """Write a run without adapters that is equivalent to a run with adapters, and needs neither peft nor the base.
 
     Its logits differ from the adapted model's by the rounding of fp32. It has the best weights, and cannot be resumed.
 

@@ -64,7 +64,7 @@ COLUMNS = (
     "rows",
     "values",
 )
-WARNING_STEPS = 100  # at most one gradient norm warning in so many steps
+WARNING_STEPS = 100  # at most one gradient norm warning in this number of steps
 # An evaluation redraws the page once this many times its own cost has passed, so it takes at most 2 %.
 REPORT_PAUSE = 50
 SHOWN_ENTRIES = ("early_stop", "nothing_to_do", "resumed", "skipped_step", "stage_skipped", "warning")
@@ -116,7 +116,7 @@ def perplexity(loss: float) -> float:
 
 
 class Monitor:
-    """Writer of a run's files and progress; the screen may vanish at any time, the files may not.
+    """Writer of a run's files and progress; the screen may disappear at any time, the files may not.
 
     At a step the loop calls `step`, then `evaluation` and `epoch` where they are due, then `sync`, and only then saves
     its checkpoint: the rows that a checkpoint relies on are on the device before it. `log("finished")` comes before
@@ -164,7 +164,7 @@ class Monitor:
         self._report_due = -math.inf
         self._loggers, self._finished = list[Worker](), False
         self._closed = False
-        # It is never flushed, so that a power cut may leave zeros anywhere in it.
+        # It is never flushed, so a power cut may leave zeros anywhere in it.
         self._say_lost(log_file(folder).name, self._log.truncate(lambda entry: True, mend=True))
 
     def _forget(self) -> None:
@@ -179,7 +179,7 @@ class Monitor:
             self.log("warning", message=f"{file} was damaged in line {lines}, which is left out")
 
     def send_to(self, log: LogSettings, config: dict[str, Any]) -> None:
-        """Choose the programs that get the numbers besides the files; without it TensorBoard alone.
+        """Choose the external loggers; without this call only TensorBoard gets the numbers.
 
         Args:
             config: the recipe, as JSON values.
@@ -209,7 +209,7 @@ class Monitor:
             CheckpointError: a line of the metrics before others that are kept is damaged; names file:line.
         """
         self._metrics.truncate(lambda row: row["step"] <= step if is_metric(row) else None)
-        # Of the clock alone.
+        # Depends only on the clock.
         lost = self._timing.truncate(lambda row: row["step"] <= step if is_timing(row) else None, mend=True)
         self._say_lost(TIMING, lost)
         self._purge_step = step + 1
@@ -263,7 +263,7 @@ class Monitor:
             waited: seconds spent waiting for batches.
             processor: seconds that the threads of this process worked besides that wait.
             memory_bytes: memory in use after the step.
-            peak_bytes: the most that was in use at any time so far, also within steps; never less than after a step.
+            peak_bytes: peak memory so far, also within steps; never less than after a step.
         """
         self._peak = max(self._peak, peak_bytes, memory_bytes)
         row = train_row(record)
@@ -376,7 +376,7 @@ class Monitor:
         self._event(kind, fields, shown=kind in (SHOWN_ON_TERMINAL if self._screen.is_live else SHOWN_ENTRIES))
 
     def notice(self, kind: str, **fields: Any) -> None:
-        """Log an event and show it, whatever its kind."""
+        """Log an event of any kind and show it."""
         self._event(kind, fields, shown=True)
 
     def _event(self, kind: str, fields: dict[str, Any], shown: bool) -> None:
@@ -390,23 +390,23 @@ class Monitor:
             self._screen.line(f"{kind.replace('_', ' ')}  {details}")
 
     def sync(self) -> None:
-        """Flush metrics and timing to the device; before a checkpoint that counts on them."""
+        """Flush metrics and timing to the device, before a checkpoint that relies on them."""
         self._metrics.sync()
         self._timing.sync()
 
     def close(self) -> None:
-        """Leave the screen, draw the report a last time and close the files. Calling it again does nothing, or closes
-        the files after a call that failed, and after which the log could still say so."""
+        """Leave the screen, draw the report a last time and close the files. A second call does nothing, or closes the
+        files after a failed first call, which leaves the log open for the error."""
         if not self._closed:
             self._closed = True
             for logger in self._loggers:
-                with suppress(DiskError):  # of a warning; what follows tells it
+                with suppress(DiskError):  # of a warning; the next lines report it
                     logger.close(self._finished)
             self._screen.close()
             self.sync()
             if self._metrics.is_in_place():  # else the directory was removed or renamed, and must not come back
                 self._report()
-            self._log.sync()  # nobody resumes a run that is over, which would mend what a power cut has left of it
+            self._log.sync()  # a finished run is not resumed, which would repair the effects of a power cut
         while self._files:
             self._files.pop().close()
 
@@ -447,13 +447,13 @@ class Monitor:
         try:
             self._write_csv()
             write_report(self.folder)
-        except SourceError as error:  # no step taken yet, or a file is damaged: no reason to end training
+        except SourceError as error:  # no step yet, or a damaged file: no reason to end training
             self.log("report_skipped", message=f"{error.what} ({error.where}): {error.fix}")
         now = perf_counter()
         self._report_due = now + max(5.0, REPORT_PAUSE * (now - began))
 
     def _to_board(self, group: str, values: dict[str, float], step: int) -> None:
-        """Write to TensorBoard; if that fails, go on without it, as its curves are in the metrics too."""
+        """Write to TensorBoard; if this fails, continue without it, since the metrics have its curves too."""
         try:
             if self._board is None:
                 from unpad.run.board import Board  # slow to import, and only a run needs it
@@ -496,7 +496,7 @@ class _Silent:
 
 
 def silent_monitor(take: Callable[[StepRecord], None] | None = None) -> Monitor:
-    """A monitor that shows and writes nothing: of the other processes of a run, or of steps that are taken again.
+    """A monitor that shows and writes nothing, for the other processes of a run, or for repeated steps.
 
     Args:
         take: called with every step.

@@ -1,7 +1,7 @@
-"""Log-probabilities of a run's pairs under the weights that their stage started from, as the run and the cache keep
-them.
+"""Files of log-probabilities of a run's pairs under the weights at the start of their stage, in the run and in the
+cache.
 
-A file has the sha256 of its content in front, then a line of JSON that names what the numbers are of, then the numbers.
+A file has the sha256 of its content, then a line of JSON with the origin of the numbers, then the numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REFERENCE = "reference.bin"  # in a run directory
 
 @dataclass(frozen=True)
 class Named:
-    """Origin of the numbers of a file: the weights and the data by their hashes, and the stage that learns."""
+    """Origin of the numbers in a file: hashes of the weights and the data, and the stage."""
 
     weights: str
     data: str
@@ -38,7 +38,7 @@ def write_reference(path: Path, named: Named, values: np.ndarray) -> None:
 
 
 def find_reference(path: Path) -> tuple[Named, np.ndarray] | None:
-    """Read a file of `write_reference`; None where there is none, or a damaged one."""
+    """Read a file of `write_reference`; None if it is missing or damaged."""
     content = read_sealed(path)[0]
     if content is None:
         return None

@@ -19,7 +19,7 @@ from unpad.terminal.printing import print_styled
 from unpad.terminal.progress import Bar, erase, held, progress, told
 from unpad.terminal.table import folded
 
-RECENT_STEPS = 50  # steps that rates and time left are computed from
+RECENT_STEPS = 50  # number of steps for rates and time left
 REFRESH_SECONDS = 0.1
 
 
@@ -33,7 +33,7 @@ def open_console() -> Console:
 
 
 class StepWork(NamedTuple):
-    """Duration and real contents of a step."""
+    """Duration, real tokens and sequences of a step."""
 
     seconds: float
     tokens: int
@@ -103,7 +103,7 @@ class Screen:
         usage: str,
         work: StepWork,
     ) -> None:
-        """Show a step: `numbers` and `usage` as they are, between them the rates, last the time left."""
+        """Show a step: `numbers`, the rates, `usage`, and last the time left."""
         self._recent.append(work)
         self._busy += work.seconds
         where = f"{step}/{'' if self._exact else 'about '}{self._total}" if self._total else f"{step}"
@@ -121,7 +121,7 @@ class Screen:
                 self._live.refresh()
             self._shown_at = perf_counter()
         if self._bar:
-            if not self._bar.done:  # a run that goes on
+            if not self._bar.done:  # a continued run
                 self._bar.begin_at(step - 1)
             self._bar.advance(step - self._bar.done)
 
@@ -153,7 +153,7 @@ class Screen:
         return tokens / max(seconds, 1e-9), sequences / max(seconds, 1e-9)
 
     def _left(self, step: int) -> str:
-        """Recent seconds per step, times what evaluations and saving have added in this stage so far."""
+        """Recent seconds per step, times the overhead of evaluations and saving in this stage so far."""
         if not self._total:
             return ""
         per_step = sum(work.seconds for work in self._recent) / len(self._recent)
@@ -162,7 +162,8 @@ class Screen:
 
     @contextmanager
     def _unbreakable(self) -> Iterator[None]:
-        """A closed or full screen falls silent and the run goes on; rich answers a broken pipe with SystemExit."""
+        """After a write error the screen stays silent and the run continues; rich raises SystemExit for a broken
+        pipe."""
         try:
             yield
         except (OSError, ValueError):

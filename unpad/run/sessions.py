@@ -1,4 +1,4 @@
-"""The processes that trained a run one after the other, by its log: where each began, its machine and its recipe."""
+"""The processes that trained a run one after the other, from its log: first step, machine and recipe of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unpad.run.upgrade import with_truths
 
 
 class Cut(NamedTuple):
-    """A step in which a micro-batch did not fit into memory, and the tokens of a pass at most from it on."""
+    """A step in which memory ran out, and the largest tokens of a pass from then on."""
 
     step: int
     tokens: int
@@ -24,14 +24,14 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class Session:
-    """A process that trained a run, or several at the same time.
+    """A process, or several at the same time, that trained a run.
 
     Args:
         after: step that it began after.
-        recipe: that it trained with.
-        environment: of its machine, as its log has it; empty where the log does not say.
-        undescribed: the fields that the sessions after it changed, in words, where their log lacks the old values.
-        cuts: steps in which memory ended, and the tokens that a pass has had at most from each on.
+        recipe: used for training.
+        environment: of its machine, from its log; empty if the log lacks it.
+        undescribed: the fields that later sessions changed, in words, if the log lacks their old values.
+        cuts: steps in which memory ran out, and the largest tokens of a pass from then on.
     """
 
     after: int
@@ -42,7 +42,7 @@ class Session:
 
 
 def read_sessions(folder: Path) -> list[Session]:
-    """Sessions of a run, oldest first; one of the run's recipe where there is no log.
+    """Sessions of a run, oldest first; without a log a single one with the run's recipe.
 
     Raises:
         RecipeError: the run's recipe cannot be used.
@@ -71,12 +71,12 @@ def _cuts(log: Sequence[dict[str, Any]]) -> tuple[Cut, ...]:
 
 
 def session_of(sessions: Sequence[Session], step: int) -> Session:
-    """The session that took a step; after a resume from an earlier checkpoint the one that took it last."""
+    """The session that trained a step; the last one if it was repeated after a resume."""
     return next((session for session in reversed(sessions) if session.after < step), sessions[0])
 
 
 def cuts_until(sessions: Sequence[Session], step: int) -> list[Cut]:
-    """Cuts that hold in a step, the last of which says its parts; those of steps that were taken again are left out."""
+    """Out-of-memory cuts in effect at a step, oldest first, without those of steps that were redone."""
     return [
         cut
         for session in sessions
@@ -86,10 +86,10 @@ def cuts_until(sessions: Sequence[Session], step: int) -> list[Cut]:
 
 
 def _before(recipe: Recipe, changed: dict[str, Any], where: Path) -> Recipe:
-    """Take changes of a resume back.
+    """Revert the changes of a resume.
 
     Args:
-        changed: [old, new] by dotted key, of `recipes.changes.differences`; null for a field that was not given.
+        changed: [old, new] by dotted key, of `recipes.changes.differences`; null for an unset field.
         where: the log.
 
     Raises:

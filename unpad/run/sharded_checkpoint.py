@@ -1,4 +1,4 @@
-"""Checkpoints that several processes write, each the rows of the tensors that it holds; `shards.py` has the files."""
+"""Checkpoints written by several processes, each with its own rows of the tensors; `shards.py` has the file format."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from unpad.run.shards import places, shard_name
 
 
 def save_shards(folder: Path, state: State, keep: int, group: Group) -> Path:
-    """Write a checkpoint as `checkpoint.save` does: collective.
+    """Write a checkpoint like `checkpoint.save`; collective.
 
-    All processes see the same folder, so those of several hosts need a file system that these share. Every process
-    writes one file for the model and one for all else, flushes and hashes them; then the first one writes the state and
-    the manifest, and renames the folder.
+    All processes must see the same folder, so several hosts need a shared file system. Every process writes, flushes
+    and hashes one file for the model and one for all else; then the first process writes the state and the manifest,
+    and renames the folder.
 
     Args:
-        state: tensors as this process holds them, divided or whole.
+        state: this process's tensors, sharded or whole.
 
     Raises:
         NonFiniteError, DiskError: as `checkpoint.save`, in all processes.
-        LostProcessError: a process is gone; what is written stays under a temporary name, for the next run to delete.
+        LostProcessError: a process is gone; written files keep a temporary name, and the next run deletes them.
     """
     target = step_folder(folder, state.step)
     temporary = Path(group.of_leader(lambda: str(_begin(target))))

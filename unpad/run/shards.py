@@ -1,11 +1,11 @@
-"""Files of a checkpoint that several processes write, each the rows of the tensors that it holds.
+"""Files of a checkpoint written by several processes, each with its own rows of the tensors.
 
     model-00001-of-00002.safetensors  optim-00001-of-00002.safetensors
     model-00002-of-00002.safetensors  optim-00002-of-00002.safetensors
 
-Plain safetensors. The header of a file has the place of each of its tensors in the whole one, as torch's
-`HuggingFaceStorageWriter` writes it with `save_distributed`, so that torch's reader opens the folder too. A tensor that
-is not divided is in the first file alone, and a process without rows of a tensor leaves it out.
+Plain safetensors. The header of a file has the place of each tensor in the whole one, in the format of torch's
+`HuggingFaceStorageWriter` with `save_distributed`, so that torch's reader opens the folder too. An unsharded tensor is
+only in the first file, and a process without rows of a tensor omits it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Held = Callable[[str], Tensor | None]
 
 
 def nothing_held(name: str) -> None:
-    """The `Held` of a reader that wants whole tensors."""
+    """The `Held` function for loading whole tensors."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows of a tensor: the number of the first, how many the file has, and those that are kept."""
+    """Rows of a tensor: the index of the first, the number in the file, and the rows that are kept."""
 
     first: int
     num_rows: int
@@ -51,7 +51,7 @@ def places(tensors: Mapping[str, Tensor], rows: Mapping[str, int]) -> dict[str, 
     """Metadata of a file's header: where each of its tensors begins in the whole one.
 
     Args:
-        rows: number of the first row by name; of a tensor that is not named, 0.
+        rows: index of the first row by name; 0 for a missing name.
     """
     offsets = {
         name: {OFFSETS: [rows.get(name, 0), *(0 for _ in tensor.shape[1:])] if tensor.dim() else []}
@@ -61,10 +61,10 @@ def places(tensors: Mapping[str, Tensor], rows: Mapping[str, int]) -> dict[str, 
 
 
 def first_rows(path: Path, name: str, data: bytes) -> dict[str, int]:
-    """Number of the first row of every tensor of a file, whose tensors have been read before.
+    """Index of the first row of every tensor of a file that has been read before.
 
     Raises:
-        CheckpointError: the header does not say.
+        CheckpointError: the header lacks it.
     """
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
     header = parse_json(data[_LENGTH_BYTES : _LENGTH_BYTES + length], path / name)
@@ -83,10 +83,10 @@ def first_rows(path: Path, name: str, data: bytes) -> dict[str, int]:
 
 
 class JoinedRows:
-    """Whole tensors, or the rows of them that this process holds, from their parts in several files.
+    """Whole tensors, or this process's rows of them, joined from several files.
 
     Args:
-        held: tensor of this process by name, which the one of the files is divided as; None for whole ones.
+        held: returns this process's tensor by name, to shard the result like it; None for whole tensors.
     """
 
     def __init__(self, path: Path, held: Held) -> None:
@@ -94,16 +94,16 @@ class JoinedRows:
         self._parts: dict[str, list[_Part]] = {}
 
     def add(self, name: str, values: Tensor, first: int) -> None:
-        """Take the part of a tensor that begins with a row of this number."""
+        """Add a part of a tensor, given the index of its first row."""
         held = self._held(name)
         kept = own_part(held, values, first) if held is not None and is_divided(held) and values.dim() else values
         self._parts.setdefault(name, []).append(_Part(first, len(values) if values.dim() else 1, kept))
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors that have been added.
+        """The joined tensors.
 
         Raises:
-            CheckpointError: rows are missing, or there twice; or parts do not fit.
+            CheckpointError: rows are missing or duplicate, or parts do not fit.
         """
         return {name: self._joined(name, parts) for name, parts in self._parts.items()}
 

@@ -42,7 +42,7 @@ class RunSummary:
     command: str
 
     def lines(self) -> list[str]:
-        """The run and its command; a name longer than its column has a line to itself."""
+        """The run and its command; a name longer than its column gets its own line."""
         date = self.started[:16].replace("T", " ")
         loss = "-" if self.heldout is None else f"{self.heldout:.4f}"
         size = f"{short(self.num_bytes)}B"
@@ -75,7 +75,7 @@ def describe_runs(root: Path | None = None) -> list[str]:
 
 
 def summarize(folder: Path) -> RunSummary:
-    """Summarize a run; one whose files cannot be read is "damaged", and its command says why."""
+    """Summarize a run; a run with unreadable files is "damaged", and its command says why."""
     size = sum(map(_size, folder.rglob("*")))
     try:
         saved = read_command(folder)
@@ -92,13 +92,13 @@ def summarize(folder: Path) -> RunSummary:
 
 
 def _made(saved: Mapping[str, Any]) -> str:
-    """State of a run that was made from something else than data; "" for one that was trained."""
+    """State of a run that was not trained, such as an import; "" for a trained run."""
     command = saved.get(MADE_BY, "")
     return "" if not command else "imported" if command.startswith(IMPORT) else "merged"
 
 
 def _made_log(folder: Path, saved: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The log of a run. Those of imports had no time at first."""
+    """The log of a run. In early versions imports logged no time."""
     if _made(saved) != "imported":
         return read_log(folder)
     try:
@@ -108,7 +108,7 @@ def _made_log(folder: Path, saved: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _size(path: Path) -> int:
-    """Bytes of a file; 0 for anything else, and for one that has gone meanwhile."""
+    """Bytes of a file; 0 for anything else, and for a file that was deleted meanwhile."""
     try:
         status = path.lstat()
     except OSError:

@@ -17,7 +17,7 @@ class Timing(TypedDict):
 
 
 def covered_steps(after_step: int, step: int) -> str:
-    """Steps that a process took which resumed a run at `after_step` and ended at `step`, in words."""
+    """Steps of a process that resumed a run at `after_step` and ended at `step`, in words."""
     return f"took steps {after_step + 1:,} to {step:,} of the run" if step > after_step else "took no step of the run"
 
 

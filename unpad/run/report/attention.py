@@ -1,4 +1,4 @@
-"""Report section of attention maps, drawn from `attention.json`, which training leaves for texts and images."""
+"""Report section of attention maps, drawn from `attention.json`, which training writes for texts and images."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STYLE = """
 
 
 def keep_attention(folder: Path, step: int, maps: dict[str, Any]) -> None:
-    """Write the maps of a run, of the weights that it ended with at a step.
+    """Write the attention maps of a run's final weights.
 
     Raises:
         DiskError: they cannot be written.

@@ -181,7 +181,7 @@ def entry_fault(row: dict[str, Any]) -> str:
 
 
 def missing_steps(steps: Iterable[int], last: int) -> list[tuple[int, int]]:
-    """Runs of steps from 1 to `last` that are not among `steps`, each as (first, last)."""
+    """Ranges of steps from 1 to `last` that are missing in `steps`, each as (first, last)."""
     known, gaps, expected = sorted({step for step in steps if step <= last}), list[tuple[int, int]](), 1
     for step in [*known, last + 1]:
         if step > expected:
@@ -241,7 +241,7 @@ class RunHistory:
 
     @property
     def gaps(self) -> list[str]:
-        """Sentences on steps that were trained and whose rows are missing."""
+        """Sentences on trained steps with missing rows."""
         last = int(self.last["step"])
         columns = ((METRICS, self.steps["step"]), (TIMING, self.timing["step"]))
         return [said for file, at in columns if (said := describe_gaps(file, missing_steps(at.astype(int), last)))]
@@ -315,14 +315,14 @@ ENDINGS = ("finished", "stopped")
 
 
 def run_state(folder: Path, log: list[dict[str, Any]]) -> str:
-    """running, killed, or the ending that the log names; a run holds run.lock for as long as its process lives."""
+    """running, killed, or the ending in the log; a running process holds run.lock."""
     last = next((e["kind"] for e in reversed(log) if e["kind"] in (*ENDINGS, "started", "resumed")), "")
     if last in ENDINGS:
         return last
     try:
         descriptor = os.open(folder / storage.LOCK, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
-        return "killed"  # it never began, or nothing can hold it
+        return "killed"  # it never began, or the file system has no locks
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Pictures of what a pruned vision-language model read: the patches that stayed are bright, the removed ones dimmed."""
+"""Pictures of the patches that a pruned vision-language model read: kept patches are bright, removed ones dimmed."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ PANEL = 240  # pixels of the longer side of an image, about
 LINE, GAP, SIZE = 22, 16, 15  # pixels: height of a line of text, space around, size of letters
 CELL = 8.2  # width of a narrow letter; one of Chinese is twice as wide
 PAPER, INK, SOFT = (255, 255, 255), (28, 29, 31), (105, 109, 116)
-VEIL, DIMMED = np.array((226, 227, 230), np.float64), 0.82  # what a removed patch fades to, and how far
-NO_LETTER = "\uffff"  # a number that stands for no letter, and never will
+VEIL, DIMMED = np.array((226, 227, 230), np.float64), 0.82  # colour that a removed patch fades to, and how far
+NO_LETTER = "\uffff"  # a code point that is no character, and never will be
 Lines = list[tuple[str, tuple[int, int, int]]]
 
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """One image and the patches of it that a model kept.
+    """An image and the patches that a model kept.
 
     Args:
         pixels: (rows * patch, columns * patch, 3) uint8, as the model read it.
@@ -244,7 +244,7 @@ def _opened(path: Path) -> FreeTypeFont | None:
 
 
 def _has_all(font: FreeTypeFont, letters: Sequence[str]) -> bool:
-    """A font draws one and the same sign for all letters that it lacks."""
+    """True if a font has all letters: it draws the same glyph for all that it lacks."""
     lacking = bytes(font.getmask(NO_LETTER))
     return all(bytes(font.getmask(letter)) != lacking for letter in letters)
 

@@ -1,7 +1,7 @@
 """Report page of a run: one HTML file, drawn from the run's own files, that needs neither network nor scripts.
 
 Everything on the page is read back from `metrics.jsonl`, `timing.jsonl`, `log.jsonl`, `recipe.yaml`, `evaluation.json`,
-`evaluations.jsonl`, `samples.jsonl` and `attention.json`; nothing is made up where a file is missing.
+`evaluations.jsonl`, `samples.jsonl` and `attention.json`; nothing is made up for a missing file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from unpad.terminal.table import number_of
 MAX_ROWS = 200  # rows of a table; its title names the number left out
 EVALUATION = "evaluation.json"  # written by `unpad eval` for the page
 
-# A browser runs no script and loads nothing for the page, whatever the files of the run hold.
+# A browser runs no script and loads nothing for the page, regardless of the contents of the run's files.
 POLICY = (
     "<meta http-equiv=Content-Security-Policy "
     "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'none'; base-uri 'none'\">"
@@ -124,7 +124,7 @@ def _plots(run: RunHistory, limit: float | None, family: FamilySection) -> str:
     width = max(1, len(step) // 50) | 1
 
     def smooth(at: Array, values: Array, weights: Array, pieces: list[slice]) -> list[Curve]:
-        """Curves of every step, faint, and of the mean of its neighbours; short runs need no mean."""
+        """Curves of every step, faint, and of the running mean; short runs need no mean."""
         if width == 1:
             return [Curve("main", [(at[p], values[p]) for p in pieces])]
         means = [(at[p], running_mean(values[p], weights[p], width)) for p in pieces]
@@ -162,7 +162,7 @@ def _plots(run: RunHistory, limit: float | None, family: FamilySection) -> str:
 
 
 def _table(title: str, heads: list[str], rows: list[list[str]], text: int) -> str:
-    """Lay out a table whose first `text` columns are words; of too many rows it keeps the newest and says so."""
+    """Lay out a table with text in the first `text` columns; of too many rows it keeps the newest and says so."""
     if not rows:
         return ""
     note = f" <small>the newest {MAX_ROWS} of {len(rows):,}</small>" if len(rows) > MAX_ROWS else ""
@@ -210,7 +210,7 @@ def _column(name: str) -> str:
 
 
 def _evaluation(folder: Path, section: FamilySection) -> str:
-    """Draw the evaluation of a run, or announce what `unpad eval` would add."""
+    """Draw the evaluation of a run, or describe what `unpad eval` would add."""
     try:
         found = upgrade.evaluation(read_shaped(folder / EVALUATION, dict[str, Any]))
         return section.draw(found) + part_note(found)
@@ -223,7 +223,7 @@ def _evaluation(folder: Path, section: FamilySection) -> str:
 
 
 def _log(run: RunHistory) -> str:
-    """Tables of where the time went, of the environment, and of everything else that happened."""
+    """Tables of time per activity, the environment, and all other events."""
     known = {entry["kind"]: entry for entry in run.log}
     timed = known.get("timers", {"rows": [], "after_step": None})
     timers = [[row["name"], f"{row['seconds']:,.1f}", f"{row['share']:.1%}"] for row in timed["rows"]]
@@ -265,7 +265,7 @@ def _details(entry: dict[str, Any]) -> str:
 
 
 def _family(recipe: Recipe | None) -> FamilySection:
-    """Section of the family that the run's model reads; none for a model of another version."""
+    """Section of the run's data family; none for a model of another version."""
     if recipe is None or recipe.model["kind"] not in model_kinds():
         return NO_SECTION
     return family_section(family_name(recipe))

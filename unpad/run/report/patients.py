@@ -95,7 +95,7 @@ def _curves(roc: list[list[float]], precision_recall: list[list[float]], counts:
 
 
 def course(title: str, one: dict[str, Any]) -> str:
-    """Draw one patient over time: the probability after every set, its weight in the last one, and every event.
+    """Draw one patient over time: the probability after every set, the weight of every set, and every event.
 
     Args:
         one: a course of `evaluation/patients.py`.
@@ -109,7 +109,7 @@ def course(title: str, one: dict[str, Any]) -> str:
     height = below + ROW * len(rows) + 30
     marks = ticks(min(days.min(), -1.0), max(days.max(), 0.0), 8)
     low, high = marks[0], marks[-1]
-    levels = ticks(0.0, max([*one["probability"], 0.01]), 3)  # of a rare outcome all of them are small
+    levels = ticks(0.0, max([*one["probability"], 0.01]), 3)  # all are small for a rare outcome
 
     def across(day: float) -> float:
         return left + (day - low) / (high - low) * (RIGHT - left)
@@ -128,7 +128,7 @@ def course(title: str, one: dict[str, Any]) -> str:
 
 
 def _places(days: list[float | None]) -> Array:
-    """Day at which each set is drawn, (num_sets,); facts without a time share the day of the first set that has one."""
+    """Day at which each set is drawn, (num_sets,); facts without a time share the day of the first timed set."""
     first = next((day for day in days if day is not None), 0.0)
     return np.array([first if day is None else day for day in days])
 
@@ -158,7 +158,7 @@ def _frame(
 
 
 def _probability(one: dict[str, Any], places: Array, highest: float, across: Any, top: int) -> str:
-    """A step after every set, and what each set weighs in the end, the heaviest over the whole height."""
+    """A step after every set, and the final weight of each set, the largest over the whole height."""
     values, weights = one["probability"], one["attention"]
     heaviest = max([*weights, 1e-12])
     body, path = "", ""
@@ -171,7 +171,7 @@ def _probability(one: dict[str, Any], places: Array, highest: float, across: Any
 
 
 def _dots(one: dict[str, Any], places: Array, rows: dict[str, int], across: Any, below: int) -> str:
-    """Every event on the row of its code, the stronger coloured the further its value is from the mean."""
+    """Every event on the row of its code, with stronger colour for values further from the mean."""
     body = ""
     for at, code, value in one["events"]:
         if code not in rows:

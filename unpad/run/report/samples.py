@@ -1,4 +1,4 @@
-"""Report section of evaluations and of replies that a run keeps: `evaluations.jsonl` and `samples.jsonl`."""
+"""Report section of a run's evaluations and sample replies: `evaluations.jsonl` and `samples.jsonl`."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def keep_evaluation(folder: Path, step: int, metrics: dict[str, Any], lines: lis
 
 
 def keep_samples(folder: Path, step: int, pairs: list[tuple[str, str]]) -> None:
-    """Add prompts of held-out data and the model's replies to those of earlier steps, as a whole.
+    """Add held-out prompts and the model's replies to those of earlier steps, atomically.
 
     Raises:
-        DiskError: they cannot be written; what was there is untouched.
+        DiskError: they cannot be written; the old file is untouched.
     """
     path = folder / SAMPLES
     before = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
@@ -57,7 +57,7 @@ def keep_samples(folder: Path, step: int, pairs: list[tuple[str, str]]) -> None:
 
 
 def has_samples(folder: Path, step: int) -> bool:
-    """True if a run keeps replies of this step."""
+    """True if a run has replies of this step."""
     return any(row["step"] == step for row in _read(folder / SAMPLES, _Sample))
 
 
@@ -68,7 +68,7 @@ def _step(line: bytes) -> float:
 
 
 def newest_evaluation(folder: Path) -> dict[str, Any] | None:
-    """The newest evaluation that the run keeps; None without one."""
+    """The newest evaluation of a run; None without one."""
     kept = _read(folder / EVALUATIONS, _Evaluation)
     return {**kept[-1], "metrics": upgrade.metrics(kept[-1]["metrics"])} if kept else None
 
@@ -97,7 +97,7 @@ class _Sample(TypedDict):
 
 
 def _read(path: Path, shape: type) -> list[dict[str, Any]]:
-    """Rows of a file that an evaluation may have left; a damaged file is as good as none."""
+    """Rows of an optional file of evaluations; none if it is damaged."""
     try:
         return list(read_rows(path, lambda row: misfit(row, shape)))
     except SourceError:
@@ -126,7 +126,7 @@ def _evaluation(found: dict[str, Any] | None) -> str:
 
 
 def _interval(metric: dict[str, Any]) -> str:
-    """Bounds of a metric, and the reason why there is none or one is missing."""
+    """Bounds of a metric, and the reason if the metric or a bound is missing."""
     reason = metric.get("reason")
     bounds = f"{_number(metric['low'])} to {_number(metric['high'])}"
     if not reason:

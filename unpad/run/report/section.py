@@ -23,11 +23,11 @@ class FamilySection:
     Args:
         draw: HTML of an evaluation, given `evaluation.json`; raises KeyError if the file lacks what is drawn.
         style: CSS of it.
-        perplexity: whether exp of the loss means something.
-        title, adds: heading and contents that the page promises before `unpad eval` has run; empty promises nothing.
+        perplexity: whether exp of the loss is meaningful.
+        title, adds: heading and contents announced on the page before `unpad eval` has run; empty announces nothing.
         private: whether the page shows people, so that only its owner may read it.
-        length_unit: what a sequence's length counts, plural: the second of `UNITS` of the family of data, which would
-            load its libraries.
+        length_unit: unit of a sequence's length, plural; equals the second of `UNITS` of the data family, but without
+            loading its libraries.
     """
 
     draw: Callable[[dict[str, Any]], str]
@@ -67,7 +67,7 @@ def readings_section(kind: str, rows: list[Reading], recipe: Recipe | None) -> s
         rows: of `metrics.jsonl`, at least one, in the order of the file.
 
     Raises:
-        SourceError: the values of a row are not those of READING of the file; names step and field.
+        SourceError: the values of a row do not match the file's READING; names step and field.
     """
     if kind not in {path.stem for path in Path(__file__).parent.glob("*.py")}:
         return ""

@@ -1,4 +1,4 @@
-"""Line plots as SVG text: axes with round marks, one look for all, light and dark by the page's style sheet."""
+"""Line plots as SVG text: axes with round marks, one style for all, light and dark by the page's style sheet."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLOURS = {  # of the page by day
     "card": "#fff", "ink": "#1b1c1e", "soft": "#696d74", "line": "#e6e5e0", "main": "#2563eb", "held": "#c2570c",
     "bad": "#b42318",
 }  # fmt: skip
-NARROW = (520, 280)  # of the same figure on a narrow screen, which would make the wide one unreadable
+NARROW = (520, 280)  # of the same figure on a narrow screen, where the wide one would be unreadable
 
 STYLE = """
 figure{padding:14px 14px 8px}
@@ -117,7 +117,7 @@ def span(seconds: float) -> str:
 
 
 def tick_labels(marks: list[float]) -> list[str]:
-    """Write the marks of one axis alike: the same letter and the same decimals for all of them."""
+    """Write the marks of one axis with the same suffix and the same decimals."""
     highest, step = max(abs(mark) for mark in marks), marks[1] - marks[0]
     if step < 5e-4:
         digits = math.floor(math.log10(highest)) - math.floor(math.log10(step) + 1e-9)
@@ -137,7 +137,7 @@ class Axes:
         unit: unit of the vertical axis, shown next to the title.
         size: width and height in pixels.
         zero: whether the vertical axis begins at 0.
-        log: a logarithmic vertical axis in any case; all values are above 0.
+        log: always use a logarithmic vertical axis; all values are above 0.
         over: name of the horizontal axis.
         begin: start of the horizontal axis.
         powers: whether the horizontal axis holds exponents of ten.

@@ -1,4 +1,4 @@
-"""Report section of models with fewer visual tokens: numbers kept, accuracy by mode, and the patches kept of a few
+"""Report section of models with fewer visual tokens: kept numbers, accuracy by mode, and kept patches of some
 images."""
 
 from __future__ import annotations
@@ -98,10 +98,10 @@ def section(found: dict[str, Any]) -> str:
 
 
 def _kept(kept: np.ndarray, patches: float | None) -> str:
-    """Visual tokens that enter each block, (blocks, 3): the mean, the least and the most of a question.
+    """Visual tokens that enter each block, (blocks, 3): mean, minimum and maximum per question.
 
     Args:
-        patches: of the images of a question, on average; None in evaluations of before they were noted.
+        patches: mean number per question; None in evaluations of versions that did not record it.
     """
     block = np.arange(len(kept), dtype=float)
     mean, least, most = kept.T
