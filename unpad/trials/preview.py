@@ -120,7 +120,7 @@ class Preview:
     """Preview of a run.
 
     Args:
-        estimates: tables over a sample, shown while the data was read; empty where that was quick or nothing is shown.
+        estimates: tables over a sample, shown while the data was read; empty if that was quick or nothing is shown.
         described: lines on the run and its data; compared: lines on held-out data that occurs in training.
     """
 
@@ -132,8 +132,8 @@ class Preview:
 
     def to_json(self) -> dict[str, Any]:
         """`strategies` and `ledger` cover all stages together; `stages` holds each on its own, with null for memory and
-        time of strategies that do not fit; `auto` is the size of micro-batches that `plan.tokens_per_micro=auto` takes
-        here, where the recipe asks for it."""
+        time of strategies that do not fit; `auto` is the size that `plan.tokens_per_micro=auto` gives here, if the
+        recipe uses it."""
         recipe = self.setup.recipe
         stages = []
         for stage in self.stages:
@@ -182,7 +182,7 @@ def preview(
         picture: path for an SVG of lengths, padding and attention cells.
         console: shows tables over a sample of large data first, then each stage's table of padding as soon as it is
             planned, each trial as it is done, and last how much of the held-out data occurs in training.
-        processes: numbers of processes that each stage is shared out among.
+        processes: numbers of processes to share each stage among.
 
     Raises:
         RecipeError: the picture has another suffix, or no stage has data.
@@ -213,7 +213,7 @@ def preview(
 
 
 def _tried(setup: Setup, stage: StageSetup, console: Console, processes: Sequence[int]) -> StagePreview:
-    """Plan every strategy for a stage, try a step of each, and share its updates out among processes."""
+    """Plan every strategy for a stage, try a step of each, and share its updates among processes."""
     lengths, settings, known = plan_inputs(stage, 0)
     with progress(f"planning {stage.name}"):
         seen = planned(stage)
@@ -244,7 +244,7 @@ def _try(setup: Setup, stage: StageSetup, made: Plan) -> StepCost:
 
 
 def _try_other(setup: Setup, stage: StageSetup, made: Plan) -> StepCost | None:
-    """`_try` of a strategy that the recipe does not use; None if memory does not hold it."""
+    """`_try` for a strategy that the recipe does not use; None if it does not fit into memory."""
     with suppress(OutOfMemoryError):
         return _try(setup, stage, made)
     gc.collect()
@@ -302,7 +302,7 @@ def _notes(stage: StagePreview, setup: Setup) -> list[str]:
 
 
 def _shared_lines(stage: StagePreview) -> list[str]:
-    """Lines on several processes; none where they were not asked for."""
+    """Lines on several processes; none if not requested."""
     return [] if stage.shared is None else ["", *stage.shared.lines(stage.units)]
 
 
@@ -316,7 +316,7 @@ def _token_lines(ledger: Ledger, setup: Setup, units: Units) -> list[str]:
 
 
 def _with_places(line: str, where: str) -> list[str]:
-    """A line of the ledger with the places of its first sequences, which are on lines below if they do not fit."""
+    """A line of the ledger with the places of its first sequences, on lines below if they do not fit."""
     one = f"{line}  {where}".rstrip()
     return [one] if cells(one) <= columns() else [line, *wrapped(where, indent=4)]
 
@@ -334,7 +334,7 @@ def _sequence_lines(ledger: Ledger, setup: Setup, units: Units) -> list[str]:
 
 
 def _memory_lines(setup: Setup, stage: StageSetup, seen: StagePreview) -> list[str]:
-    """The largest micro-batch that memory holds, and the peak of the recipe's plan, predicted and measured."""
+    """The largest micro-batch that fits into memory, and the peak of the recipe's plan, predicted and measured."""
     made, trial = epoch_plan(stage, 0), seen.trials[seen.settings.strategy]
     if not made.num_steps:
         return []

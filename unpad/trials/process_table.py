@@ -1,4 +1,4 @@
-"""Table of a stage on several processes: how busy each strategy keeps them, and what would keep all of them busy."""
+"""Table of a stage on several processes: the efficiency of each strategy, and settings that keep all processes busy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Shared:
 
     Args:
         balances: one per number of processes.
-        fill_tokens: `Costs.fill_tokens` of each number of processes.
+        fill_tokens: `Costs.fill_tokens` for each number of processes.
         longest: tokens of the most expensive sequence; longest_cost: its cost.
         mean_cost: of an update, padding included.
     """
@@ -40,8 +40,8 @@ class ProcessTable:
     Args:
         strategies: by name.
         chosen: the recipe's strategy.
-        cuts: a smaller `plan.tokens_per_micro` of it that gives all processes work, one per number of processes; None
-            if the recipe's does, or none does.
+        cuts: a smaller `plan.tokens_per_micro` that gives all processes work, one per number of processes; None if the
+            recipe's own does, or none does.
         epoch_tokens: real tokens of an epoch.
     """
 
@@ -76,7 +76,7 @@ class ProcessTable:
         }
 
     def lines(self, units: Units) -> list[str]:
-        """The table, and notes that say how to read it, in 80 columns."""
+        """The table, and notes on how to read it, in 80 columns."""
         head = ("processes", *(f"{num:,}" for num in self.processes))
         rows = [
             [name + (" *" if name == self.chosen else ""), *(f"{made.efficiency:.1%}" for made in one.balances)]
@@ -108,7 +108,7 @@ class ProcessTable:
 def process_table(
     stage: StageSetup, processes: Sequence[int], cells_per_token: float, names: Sequence[str]
 ) -> ProcessTable:
-    """Share the first epoch of a stage out among processes.
+    """Share the first epoch of a stage among processes.
 
     Args:
         processes: numbers of them; cells_per_token: of the model.
@@ -137,7 +137,7 @@ def process_counts(text: str) -> tuple[int, ...]:
     """Numbers of processes from "2,8,64".
 
     Raises:
-        RecipeError: one is no number above 0.
+        RecipeError: one is not a number above 0.
     """
     counts = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
     if min(counts) < 1:

@@ -24,12 +24,12 @@ class StagePreview:
     """Table of one stage: a row and a trial per strategy, and the epochs of the recipe.
 
     Args:
-        trials: by strategy, without those that were refused and those that memory did not hold.
+        trials: by strategy, without refused ones and those that did not fit into memory.
         units: names of sequences and their tokens.
         attends: whether attention runs over tokens, so that its cells can be counted; otherwise sequences are never
-            cut, and one target each is learned.
+            cut, and each has one target.
         memory: lines on the memory that micro-batches need.
-        shared: the stage on several processes, where asked for.
+        shared: the stage on several processes, if requested.
     """
 
     name: str
@@ -119,7 +119,7 @@ def trained_whole(ledger: Ledger) -> tuple[int, int]:
 
 
 def _short(count: int) -> str:
-    """A count in at most six characters; the ledger below the table has it to the token."""
+    """A count in at most six characters; the ledger below the table is exact."""
     if count < 10_000:
         return f"{count:,}"
     return f"{count / 1e3:.1f}k" if count < 1e6 else f"{count / 1e6:.1f}M"

@@ -34,7 +34,7 @@ TEXT = Units()
 
 @dataclass(frozen=True)
 class StrategyRow:
-    """Numbers of one strategy on one corpus; all counts are 0 where it was refused.
+    """Numbers of one strategy on one corpus; all counts are 0 if it was refused.
 
     Args:
         pad_share: share of the computed tokens that is padding or filler.
@@ -43,7 +43,7 @@ class StrategyRow:
         length_correlation: Pearson correlation of the mean lengths of neighbouring steps; nan where undefined.
         micro_tokens_mean, micro_tokens_min, micro_tokens_max: real tokens per micro-batch.
         pieces: sequences of all steps; a cut one counts once per piece.
-        refused: why the strategy cannot plan these lengths; empty where it can.
+        refused: why the strategy cannot plan these lengths; empty if it can.
     """
 
     name: str
@@ -91,7 +91,7 @@ def compare(
                 bundles=bundles,
             )
         except PlanError as error:
-            if name != "rows":  # only a row has a size of its own; what another strategy refuses, all refuse
+            if name != "rows":  # only rows has a size of its own; a refusal by another strategy holds for all
                 raise
             result.append(StrategyRow(name, refused=error.what))
             continue
@@ -197,7 +197,7 @@ def length_correlation(made: Plan) -> float:
 
 @dataclass(frozen=True)
 class Advice:
-    """A recommended value, whether following it helps, and why."""
+    """A recommended value, whether it helps, and why."""
 
     value: int
     helps: bool
@@ -254,7 +254,7 @@ def histogram(lengths: np.ndarray, bins: int = 12) -> list[tuple[int, int, int]]
 
 
 def histogram_lines(lengths: np.ndarray, bins: int = 12, width: int = 40) -> list[str]:
-    """The histogram as lines of text with bars of at most `width` characters; a range that is not empty shows."""
+    """The histogram as lines of text with bars of at most `width` characters; every non-empty range has a bar."""
     bars = histogram(lengths, bins)
     most = max((count for _, _, count in bars), default=1)
     digits = len(str(bars[-1][1])) if bars else 1
@@ -270,7 +270,7 @@ def plot(rows: Sequence[StrategyRow], lengths: np.ndarray, attention: bool = Tru
     """SVG of the length histogram, the pad share and the attention cells of each strategy.
 
     Args:
-        attention: whether the model attends over whole sequences; the cells are left out where it does not.
+        attention: whether the model attends over whole sequences; if not, the cells are left out.
     """
     rows = [row for row in rows if not row.refused]
     names = [(float(place), row.name) for place, row in enumerate(rows)]

@@ -1,9 +1,9 @@
 """`unpad bench`: speed, padding, memory and quality of padded and packed batches, on the user's data and machine.
 
-Whole steps are timed: the loader's work, forward, backward, clipping and the change of weights. All ways take turns in
-one process, round after round, each for the same time and with the same weights, with the native kernels and without
-them, so that a machine that slows down or speeds up does so for all of them. Memory is measured in a process per row,
-where no leftover of an earlier row can hide the memory of this one.
+Whole steps are timed: loading, forward, backward, clipping and the optimizer update. All variants take turns in one
+process, round after round, each for the same time and with the same weights, with and without the native kernels, so
+that changes of the machine's speed affect all of them. Memory is measured in one process per row, so that leftovers of
+an earlier row cannot hide it.
 """
 
 from __future__ import annotations
@@ -189,11 +189,11 @@ FULL, QUICK = Effort(), Effort(rounds=3, seconds=0.3, updates=20)
 
 @dataclass(frozen=True)
 class Bench:
-    """All tables, and the data and machine they were measured on; rows are compared with the first of their table.
+    """All tables, with their data and machine; rows are compared with the first of their table.
 
     Args:
         ceilings: operations per second of a large matrix product, before every round and after the last.
-        memory: predicted, beside what the rows of `batch_sizes` measured.
+        memory: predicted, beside the measurements of the rows of `batch_sizes`.
     """
 
     recipe: str
@@ -254,7 +254,8 @@ def bench(recipe: str, overrides: Sequence[str] = (), effort: Effort = FULL) -> 
     after equal numbers of steps with them.
 
     Args:
-        recipe: packaged recipe or YAML file. All data of its stages is used together, with its own plan settings.
+        recipe: packaged recipe or YAML file. The data of all its stages is used together, with the recipe's plan
+            settings.
 
     Raises:
         RecipeError, SourceError: as `train`.

@@ -1,4 +1,4 @@
-"""Fair measurement of rates: sides take turns in one process, round after round, with a ceiling from the same minutes.
+"""Fair measurement of rates: sides take turns in one process, round after round, with a ceiling from the same time.
 
 A machine that slows down or speeds up then does so for every side, and comparisons use the ratio within a round.
 """
@@ -22,11 +22,11 @@ from unpad.machine.processor import full_processor_name
 from unpad.terminal.progress import counted
 
 CEILING_SIZE = 4096  # rows, columns and depth, at most, of the product that measures the machine's limit
-CEILING_SECONDS = 0.25  # which one such product takes at most
+CEILING_SECONDS = 0.25  # seconds that one such product takes at most
 CEILING_REPEATS = 3
 SMALLEST_CEILING = 256
-MIN_ROUNDS = 2  # however long they take: one has no spread
-COMING_BACK = 0.3  # untimed work that a turn begins with, as a share of its seconds
+MIN_ROUNDS = 2  # regardless of time: a single round has no spread
+COMING_BACK = 0.3  # untimed work at the beginning of a turn, as a share of its seconds
 
 
 class Work(NamedTuple):
@@ -55,9 +55,9 @@ class Contender:
     """One way to do the work.
 
     Args:
-        step: runs one whole step: waits for data, computes, changes the weights. It returns when the step is done.
-        cycle: a turn holds a multiple of so many steps; for a side whose steps cost unequal time in an order that
-            repeats, so that every round has cheap and expensive steps alike.
+        step: runs one whole step: waits for data, computes, updates the weights. It returns when the step is done.
+        cycle: a turn holds a multiple of `cycle` steps; for a side with a repeating pattern of cheap and expensive
+            steps, so that every round has both.
     """
 
     step: Callable[[], Work]
@@ -151,15 +151,15 @@ def measure_rounds(
 ) -> Rounds:
     """Measure all sides in turn, forwards and backwards by turns; every side goes on where its last turn ended.
 
-    Each turn begins with untimed work: others have filled the caches, in one process the heap and the prepared products
-    of the matrix library too, and the cost of coming back is due to taking turns, not to a side.
+    Each turn begins with untimed work: other sides have filled the caches, and within one process the heap and the
+    matrix library's prepared products; this cost comes from taking turns, not from a side.
 
     Args:
         seconds, min_steps: as `turn`.
         warm_steps, warm_seconds: untimed work of every side before the first round: first products of every shape,
             optimizer state.
         ceiling: measures the machine's limit, in operations per second; called before every round and at the end.
-        limit_seconds: no round after the second begins that would probably end later than this after the first began.
+        limit_seconds: no round after the second begins if it would probably end later than this after the start.
         report: called with one line about each round.
     """
     turns: dict[str, list[TimedTurn]] = {name: [] for name in sides}
@@ -188,9 +188,8 @@ def ceiling_size(
     largest: int = CEILING_SIZE,
     seconds: float = CEILING_SECONDS,
 ) -> int:
-    """Rows of the product for `matrix_ceiling`: of the powers of two up to `largest`, as large as takes `seconds` here.
-
-    Where the processor has no products of the dtype, a product of 4,096 cubed takes minutes.
+    """Rows of the product for `matrix_ceiling`: the largest power of two up to `largest` that takes at most `seconds`
+    here. On a processor without products of the dtype, a product of 4,096 cubed takes minutes.
     """
     size = min(largest, SMALLEST_CEILING)
     while 2 * size <= largest and 8 * 2 * size**3 / matrix_ceiling(dtype, device, size) <= seconds:
@@ -221,7 +220,8 @@ def describe_machine(packages: Sequence[str] = ()) -> dict[str, Any]:
     """Processor, cores, memory, load, and versions; nothing that names the machine or its users.
 
     Args:
-        packages: whose versions to state besides Python's and torch's; one that is not installed is None.
+        packages: to list with their versions besides Python and torch; the version of one that is not installed is
+            None.
     """
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {

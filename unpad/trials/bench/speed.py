@@ -1,4 +1,4 @@
-"""Speed of the compared ways to batch: turns of training, and tables of their rates."""
+"""Speed of the compared batching variants: turns of training, and tables of their rates."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from unpad.trials.bench.measure import (
 from unpad.trials.bench.variants import BenchVariant, every_update
 
 FAR = 1 << 20  # epochs that no bench reaches
-WARM_UPDATES = 2  # of every side, before the first round
+WARM_UPDATES = 2  # untimed steps of every side before the first round
 WITHOUT_NATIVE = ", torch"  # ends the name of the side that measures a row without native kernels
 MIB = 2**20
 
@@ -41,7 +41,7 @@ class Effort:
         rounds: turns of every row.
         seconds: timed part of a turn; a step that has begun is finished.
         updates: steps of every row of the table of equal steps.
-        ceiling_size: rows, at most, of the matrices whose product measures the machine's limit.
+        ceiling_size: largest number of rows of the matrix product that measures the machine's limit.
     """
 
     rounds: int = 3
@@ -63,10 +63,10 @@ class SpeedRow:
         rates: real tokens per second as a run of the recipe computes, one per round.
         torch_rates: the same with the native kernels switched off; empty where a run does not use them anyway.
         shares: operations that real tokens need over those of a large matrix product in the same time, one per round;
-            empty where the model is not a decoder, whose operations alone are counted.
+            empty unless the model is a decoder, as only decoders' operations are counted.
         updates: timed steps, all rounds together.
-        peak_bytes: memory at the peak of a step with the epoch's largest micro-batch: of a process that does
-            nothing else, or allocated on the GPU.
+        peak_bytes: peak memory of a step with the epoch's largest micro-batch: of a process that does nothing else, or
+            allocated on the GPU.
         base_bytes: the same before model, gradients and optimizer state exist.
     """
 
@@ -105,14 +105,14 @@ class SpeedRow:
         return spread([fast / slow for fast, slow in zip(self.rates, self.torch_rates, strict=True)])
 
     def ceiling_share(self) -> Spread | None:
-        """Share of the machine's ceiling that goes into what the model needs; None where that is not counted."""
+        """Share of the machine's ceiling spent on operations that the model needs; None if these are not counted."""
         return spread(self.shares) if self.shares else None
 
 
 def measure(setup: Setup, variants: Sequence[BenchVariant], effort: Effort) -> Rounds:
     """Let all variants take turns; where a run uses native kernels, each of them also without."""
-    rehearsal = Rehearsal(setup, variants[0].stage)  # one for all: a large model would not fit once per row
-    rehearsal.rate(0.0)  # the same work, and weights that no row spoils for the next
+    rehearsal = Rehearsal(setup, variants[0].stage)  # shared: a copy of a large model per row would not fit
+    rehearsal.rate(0.0)  # the same work, with weights unchanged by other rows
     sides = {}
     for variant in variants:
         sides[variant.name] = _side(rehearsal, variant, True)
@@ -128,7 +128,7 @@ def measure(setup: Setup, variants: Sequence[BenchVariant], effort: Effort) -> R
 
 
 def _side(rehearsal: Rehearsal, variant: BenchVariant, as_run: bool) -> Contender:
-    # Other epochs for the other path: on batches that the first has just seen, it would find every shape prepared.
+    # The other path uses other epochs: on batches that the first has just seen, every shape would already be prepared.
     updates = every_update(variant.setup, variant.stage, 0 if as_run else FAR)
     sizes = counted_sizes(variant.setup)
 
@@ -144,13 +144,13 @@ def _side(rehearsal: Rehearsal, variant: BenchVariant, as_run: bool) -> Contende
 
 
 def counted_sizes(setup: Setup) -> LayerSizes | None:
-    """Sizes from which the operations of a decoder are counted; None of another model."""
+    """Sizes that determine the operations of a decoder; None for another model."""
     config = setup.model.config
     return sizes_of(config, setup.data.num_outputs) if isinstance(config, decoder.Config) else None
 
 
 def to_row(variant: BenchVariant, measured: Rounds, memory: tuple[int, int]) -> SpeedRow:
-    """The row of a way to batch from what was measured of it; `memory` is `bench_memory.peaks` of it."""
+    """The row of a variant from its measurements; `memory` comes from `bench_memory.peaks`."""
     made, settings = variant.plan, variant.stage.recipe.plan
     fields = ("strategy", "tokens_per_step", "tokens_per_micro", "batch_size", "bucket_width")
     both = [name for name in (variant.name, variant.name + WITHOUT_NATIVE) if name in measured.turns]
@@ -176,7 +176,7 @@ def to_row(variant: BenchVariant, measured: Rounds, memory: tuple[int, int]) -> 
 
 
 def row_values(row: SpeedRow, first: SpeedRow) -> dict[str, Any]:
-    """A row as JSON values, with what is derived from it; `first` is the row it is compared with."""
+    """A row as JSON values, with derived ones; `first` is the row it is compared with."""
     gain, share = row.native_gain(), row.ceiling_share()
     return {
         **asdict(row),

@@ -1,4 +1,4 @@
-"""Variants that `unpad bench` compares: the last stage of a recipe, batched in different ways."""
+"""Variants that `unpad bench` compares: the last stage of a recipe under different batching settings."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def prepare(recipe: str, overrides: Sequence[str]) -> Setup:
 
 @dataclass(frozen=True)
 class BenchVariant:
-    """One way to batch, as a recipe that differs from the user's in its plan alone, and its first epoch."""
+    """A batching variant: a recipe that differs from the user's only in its plan, and its first epoch."""
 
     name: str
     setup: Setup
@@ -81,7 +81,7 @@ def _variant(setup: Setup, name: str, **fields: Any) -> BenchVariant:
 
 
 def all_data(setup: Setup, recipe: Recipe) -> StageSetup:
-    """A stage of the data of all stages that train as the last does, with the settings of `recipe`."""
+    """A stage with the data of all stages that train like the last, with the settings of `recipe`."""
     of_pairs = setup.stages[-1].of_pairs
     used = {kind for stage in setup.stages for kind in stage.kinds if stage.of_pairs == of_pairs}
     return make_stage(ResolvedStage("bench", tuple(used), recipe), setup.data, setup.model.config.longest)

@@ -19,9 +19,9 @@ STUDY = "search"
 
 
 class Journal(BaseJournalBackend):
-    """Records of a study, written like the files of a run: a line cut short by a kill is dropped on opening.
+    """Records of a study, written like the files of a run: a line truncated by a kill is dropped on opening.
 
-    Only one process may hold it, the one with the directory's lock, so what was read once is all there is.
+    Only the process with the directory's lock may hold it, so it never needs to be read again.
 
     Raises:
         SourceError: a line is damaged; DiskError: the file cannot be written.
@@ -60,13 +60,13 @@ def open_study(journal: Journal) -> optuna.Study:
     """Load the study of a journal, or create one in an empty journal.
 
     Raises:
-        SourceError: the records of the journal are not those of a search.
+        SourceError: the records of the journal do not belong to a search.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     pruner = optuna.pruners.NopPruner()  # the search compares trials itself
     try:
         storage = optuna.storages.JournalStorage(journal)
-        begun = optuna.get_all_study_names(storage)  # read first: a request that is refused later leaves no line
+        begun = optuna.get_all_study_names(storage)  # read first: a request refused later leaves no line
         study = (optuna.load_study if begun else optuna.create_study)(study_name=STUDY, storage=storage, pruner=pruner)
         fault = misfit(study.user_attrs, _Attributes) if begun else ""
     except (LookupError, TypeError, ValueError, AttributeError, AssertionError, DuplicatedStudyError) as error:

@@ -1,4 +1,4 @@
-"""`unpad search`: train a recipe with many values of some of its fields, and find the best.
+"""`unpad search`: train a recipe with many values of some fields, and find the best.
 
 Every trial is a run of its own. Values are drawn by the tree-structured Parzen estimator (Bergstra et al. 2011), all
 keys together (Falkner et al. 2018, arXiv 1807.01774), after random ones; runs that fall behind at their evaluations
@@ -131,7 +131,7 @@ class Search:
     Args:
         fixed: overrides of every trial.
         metric: name of a metric of `evaluate_run`, or `score`.
-        sign: 1 where less of it is better, -1 where more is; the study minimises their product.
+        sign: 1 if a lower metric is better, -1 if a higher one is; the study minimises their product.
         last_stage: stage whose evaluations are compared; earlier stages may evaluate other data.
     """
 
@@ -170,13 +170,14 @@ def search(
 
     Args:
         recipe: packaged name or YAML file.
-        folder: gets the journal, a run directory per trial, and `best.yaml`, the recipe of the best trial.
-        fields: ranges and choices as `split_fields` reads them, and `key=value`; empty takes the fields it began with.
+        folder: of the journal, a run directory per trial, and `best.yaml`, the recipe of the best trial.
+        fields: ranges and choices as `split_fields` reads them, and `key=value`; if empty, those of the existing
+            search.
         trials: of the whole search.
         metric: default `loss`, or the metric that the search began with.
 
     Returns:
-        Lines: the best trials, numbers of trials, and commands to type next.
+        Lines: the best trials, numbers of trials, and the next commands.
 
     Raises:
         RecipeError: a range does not fit, the metric is unknown, or no trial could be judged.
@@ -215,12 +216,12 @@ def _settings(recipe: str, fields: Sequence[str], metric: str) -> dict[str, Any]
 def _agreed(
     study: optuna.Study, recipe: str, fields: Sequence[str], metric: str | None, folder: Path
 ) -> dict[str, Any]:
-    """Settings of the search, which must equal the settings it began with.
+    """Settings of the search, which must equal those at its beginning.
 
     The metric may change until a trial has been judged.
     """
     began = study.user_attrs.get("settings")
-    if began is None:  # it ended before its first trial
+    if began is None:  # the search ended before its first trial
         return _settings(recipe, fields, metric or "loss")
     now = _settings(recipe, fields or began["fields"], metric or began["metric"])
     changed = differences(*(resolved(parse_recipe(one["recipe"])) for one in (began, now)))
@@ -245,7 +246,7 @@ def _begin(study: optuna.Study, settings: dict[str, Any], folder: Path, console:
 
 
 def _run_trials(search: Search, trials: int) -> None:
-    """Finish the trial that an interrupted search left, then begin others up to the number of `trials`."""
+    """Finish the unfinished trial of an interrupted search, then run others up to `trials`."""
     try:
         for frozen in search.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             search.study.sampler = _sampler(search, frozen.number)
@@ -270,13 +271,14 @@ def _stopped(search: Search, kind: type[Signalled], trials: int) -> Signalled:
 
 
 def _sampler(search: Search, number: int) -> optuna.samplers.TPESampler:
-    """Draws of one trial follow from the seed, its number and the trials before it: a resumed search draws the same."""
+    """Sampler for one trial; it depends on the seed, the trial's number and the trials before, so a resumed search
+    draws the same."""
     [seed] = np.random.SeedSequence([search.seed, number]).generate_state(1).tolist()
     return optuna.samplers.TPESampler(n_startup_trials=RANDOM_TRIALS, multivariate=True, seed=seed)
 
 
 def _draw_again(trial: Trial, frozen: FrozenTrial) -> None:
-    """Draw what a trial has kept of its draws, so that the rest are those that would have followed."""
+    """Repeat the recorded draws of a trial, so that the remaining draws are the same as without the interruption."""
     for key, distribution in frozen.distributions.items():
         if key not in trial.relative_params:  # which are drawn together
             trial.study.sampler.sample_independent(trial.study, frozen, key, distribution)
@@ -286,7 +288,7 @@ def _draw_again(trial: Trial, frozen: FrozenTrial) -> None:
 
 
 def _run_trial(search: Search, trial: Trial) -> None:
-    """Train with the values of one trial, or resume it; judge it, and record how it ended."""
+    """Train with the values of one trial, or resume it; judge it, and record the outcome."""
     values = {key: _draw(trial, key, of) for key, of in search.space.items()}
     overrides = [*search.fixed, *(f"{key}={value}" for key, value in values.items())]
     folder = search.place(trial.number)
@@ -327,9 +329,9 @@ def _draw(trial: Trial, key: str, of: Any) -> str:
 
 
 def _falls_behind(search: Search, trial: Trial, stage: str, step: int, found: HeldOut) -> bool:
-    """Compare an evaluation with those of other trials; return whether this trial ends with it.
+    """Compare an evaluation with those of other trials; return whether to end this trial.
 
-    The comparison uses the metric of the search if evaluations in training have it and less is better, else the loss.
+    The comparison uses the metric of the search if evaluations in training have it and lower is better, else the loss.
     """
     if stage != search.last_stage:
         return False
@@ -343,14 +345,14 @@ def _falls_behind(search: Search, trial: Trial, stage: str, step: int, found: He
         return True
     number = steps.index(step) + 1
     if number not in search.study.get_trials(deepcopy=False)[trial.number].intermediate_values:
-        trial.report(value, number)  # once: a resumed run measures again what came after its last checkpoint
+        trial.report(value, number)  # only once: a resumed run repeats evaluations after its last checkpoint
     return _is_behind(search, trial.number, number)
 
 
 def _is_behind(search: Search, trial: int, number: int) -> bool:
     """True if evaluations of this number are compared, and the trial is not in the best third of those that had one.
 
-    It depends on what the trials up to this one have measured alone, so that a resumed search says the same.
+    It depends only on evaluations of the trials up to this one, so a resumed search decides the same.
     """
     checks = FIRST_CHECK
     while checks < number:
@@ -363,9 +365,9 @@ def _is_behind(search: Search, trial: int, number: int) -> bool:
 
 
 def _take_back(search: Search, frozen: FrozenTrial) -> None:
-    """Delete the checkpoint of the evaluation that a trial was stopped at, if only the journal lacks its end.
+    """Delete the checkpoint of the evaluation at which a trial was stopped, if only the journal lacks its end.
 
-    So its run takes the last steps again, ends where it did, and has all its files.
+    Its run then repeats the last steps, ends at the same step, and has all its files.
     """
     steps: list[int] = frozen.user_attrs.get("checks", [])
     measured = len(steps) in frozen.intermediate_values
@@ -428,7 +430,7 @@ def _write_best(search: Search) -> None:
 
 
 def _summary(search: Search) -> list[str]:
-    """Table of the best trials, and commands to type next."""
+    """Table of the best trials, and the next commands."""
     ranked, trials = _ranked(search), search.study.get_trials(deepcopy=False)
     states = [trial.state for trial in trials]
     if not ranked:

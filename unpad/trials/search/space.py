@@ -13,14 +13,14 @@ from unpad.recipes.recipe import Recipe
 from unpad.training.setup import resolved
 
 NUMBER = re.compile(r"[-+]?(\d+(\.\d+)?|\.\d+)([eE][-+]?\d+)?")
-# A path may hold two dots as well, but then also a slash.
+# A path may contain two dots as well, but then also a slash.
 RANGE = re.compile(r"(?P<low>[^/\\]+?)\.\.(?P<high>[^/\\:]+)(?P<scale>:[^/\\]*)?")
 OPENING, CLOSING, QUOTES = "[{", "]}", "\"'"
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`, both included; whole ones, or evenly in their logarithm."""
+    """Numbers from `low` to `high`, both included; optionally whole, or uniform in their logarithm."""
 
     low: float
     high: float
@@ -45,7 +45,7 @@ Space = dict[str, Range | Choice]
 
 
 def written(value: float | int | str) -> str:
-    """A value as text for an override, from which the same number is read again."""
+    """A value as text for an override, which parses to the same number."""
     text = value if isinstance(value, str) else repr(value)
     mantissa, e, exponent = text.partition("e")
     # YAML takes 1e-05 for a word, and 1.0e-05 for the number.
