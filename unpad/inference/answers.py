@@ -16,7 +16,7 @@ from unpad.run.report.kept_patches import Kept
 
 
 def answer(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> list[str]:
-    """Answer questions greedily, in fp32, in batches of the run's own size; none depends on its batch."""
+    """Answer questions greedily, in fp32, in batches of the run's size; answers do not depend on the batch."""
     return answer_counted(run, data, seq_ids)[0]
 
 
@@ -41,8 +41,8 @@ def answer_counted(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> tuple[
 
 
 def answer_shown(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> list[Kept]:
-    """Answer questions about one image each, and show the patches that were kept; for models that remove patches and
-    merge none."""
+    """Answer questions about one image each, and show the kept patches; for models that remove patches and merge
+    none."""
     shown: dict[int, Kept] = {}
     model = run.model
     assert isinstance(model, VisionLanguage), "a model that removes patches"

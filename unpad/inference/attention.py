@@ -18,7 +18,7 @@ from unpad.nn.precision import widened
 def attention_weights(model: Model, batch: RaggedBatch) -> list[Tensor]:
     """Weights that queries (rows) give to keys in every block, each (heads, num_tokens, num_tokens) fp32 or wider.
 
-    They are computed beside the pass, from its queries and keys: the kernels that run never hold them.
+    They are computed separately from the queries and keys of the pass, because the kernels never store them.
 
     Args:
         batch: one sequence, as a flat run.

@@ -105,12 +105,12 @@ class Conversation:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything but the system turn."""
+        """Forget everything except the system turn."""
         self.history: list[Turn] = list(self._opening)
         self.num_forgotten = 0
 
     def set_system(self, text: str) -> None:
-        """Put a system text before the conversation so far; "" removes it."""
+        """Set the system text of the conversation so far; "" removes it."""
         rest = self.history[len(self._opening) :]
         self._opening = [Turn("system", text)] if text else []
         self.history = [*self._opening, *rest]
@@ -119,8 +119,8 @@ class Conversation:
         """Yield the reply to a message as it appears.
 
         Message and reply enter the history when the reply ends or is closed, incomplete or not; an empty reply
-        leaves no trace. The reply ends when the model begins to speak for the user. The same question asked again is
-        answered with another seed, so at a temperature it may be answered otherwise.
+        leaves no trace. The reply ends when the model begins to speak for the user. A repeated question is answered
+        with another seed, so with a temperature the answer may differ.
 
         Raises:
             RecipeError: the message alone exceeds the model's context.
@@ -202,7 +202,7 @@ def chat(
         read_line: shows its argument and returns a line without its end, or raises EOFError: `input`.
         write: shows text at once.
         warn: shows a line about a message that is mostly unknown to the tokenizer.
-        check_system: refuses a system text that the model cannot read, or returns a remark on it, or "".
+        check_system: refuses a system text that the model cannot read; otherwise returns a remark on it, or "".
 
     Raises:
         UnpadError: not interactive, and a message cannot be answered or a command fails.
@@ -276,7 +276,7 @@ def _command(conversation: Conversation, line: str, interactive: bool, check_sys
 
 
 def _answer(conversation: Conversation, line: str, write: Callable[[str], None]) -> None:
-    """Write the reply as it appears; Ctrl-C ends it."""
+    """Write the reply as it is generated; Ctrl-C ends it."""
     had_forgotten = conversation.num_forgotten > 0
     with closing(conversation.reply(line)) as pieces:  # closing adds the partial reply to the history
         try:

@@ -49,16 +49,16 @@ class Vectors:
 def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> list[str]:
     """Write the embeddings of patients to a parquet file and return its description.
 
-    Its columns are the patient's id as the data has it, for sets `set_index` and `days_from_landmark` (null for facts),
-    for patients what `predicted` adds, for other patients than the run's own the columns of `Marks`, and `embedding`, a
-    list of equally many fp32 numbers in every row.
+    Its columns are the patient's id as in the data; for sets `set_index` and `days_from_landmark` (null for facts); for
+    patients the columns of `predicted`; for patients other than the run's the columns of `Marks`; and `embedding`, a
+    list of fp32 numbers of fixed length.
 
     Args:
         path: data in the form that the run was trained on; None for the run's own.
 
     Raises:
-        RecipeError: the run is not one of patients, or files are missing at `path`.
-        SourceError: the data cannot be used, or the run knows nothing of a table.
+        RecipeError: the run does not read patients, or files are missing at `path`.
+        SourceError: the data cannot be used, or no code of a table is known to the run.
     """
     if not isinstance(run.model, PredictsSets):
         fix = "use a run of `unpad train events`"
@@ -103,14 +103,14 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
 def predicted(run: LoadedRun, data: EventData, known: bool) -> dict[str, pa.Array]:
     """Columns with predictions and labels of every patient.
 
-    `probability` of the outcome if the model learned to classify; `risk`, the hazard summed over all bins, if it
-    learned hazards; for the run's own data `split`, train or valid, and `label`, 0, 1 or null if unknown.
+    `probability` of the outcome if the model was trained to classify; `risk`, the hazard summed over all bins, if it
+    was trained on hazards; for the run's own data `split`, train or valid, and `label`, 0, 1 or null if unknown.
 
     Args:
         known: whether the data is the run's own.
     """
     columns: dict[str, pa.Array] = {}
-    labels = run.recipe.events.labels  # without labels a head learns nothing, whatever its weight
+    labels = run.recipe.events.labels  # without labels a head learns nothing, regardless of its weight
     classifies = labels is not None and bool(labels.label or labels.horizon) and trains(run.model, "classification")
     has_hazards = labels is not None and labels.duration is not None and trains(run.model, "hazard")
     if classifies or has_hazards:
@@ -132,11 +132,10 @@ def _id_name(recipe: Recipe) -> str:
 
 
 def moved(recipe: Recipe, path: Path) -> Recipe:
-    """Point the recipe at other patients, without labels and without a split.
+    """The recipe with the paths of other patients, without labels and without a split.
 
     Args:
-        path: replacement of the one table or folder that the recipe reads, or a folder that holds all files it reads
-            under their names.
+        path: replaces the recipe's single table or folder, or is a folder with all its files under their names.
 
     Raises:
         RecipeError: a file is missing.

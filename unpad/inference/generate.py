@@ -1,7 +1,7 @@
 """Prefill and decode: prompts of any lengths read as one flat run, then one token per live sequence and step.
 
-A prompt gives the same tokens alone and in a batch: nothing is padded, each sequence draws from a generator of its own
-seed and content, and a finished sequence leaves the batch.
+A prompt gives the same tokens alone and in a batch: nothing is padded, each sequence draws from a generator seeded by
+its own seed and content, and a finished sequence leaves the batch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from unpad.terminal.table import number_of
 Finished = Literal["eos", "length", "context"]
 # Token ids, or a flat batch of them with images among the tokens.
 Prompts = Sequence[Sequence[int]] | RaggedBatch
-GREEDY_BELOW = 1e-4  # a temperature this low only overflows
+GREEDY_BELOW = 1e-4  # a lower temperature only overflows
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,11 @@ def generate(
         prompts: token ids, none empty.
         eos_id: the token that ends a sequence, or several; not part of the result.
         banned: ids that are never generated.
-        seeds: seed of each prompt's draws; by default settings.seed for all, so that a prompt gets what it gets alone.
+        seeds: seed of each prompt's draws; by default settings.seed for all, so that the result of a prompt does not
+            depend on the others.
 
     Raises:
-        RecipeError: a prompt is empty, longer than the model's context or not of its vocabulary; beams with a
+        RecipeError: a prompt is empty, longer than the model's context or outside its vocabulary; beams with a
             temperature; a model that is not causal.
         NonFiniteError: the model's scores are NaN or infinite.
     """
@@ -111,7 +112,7 @@ def stream(
     precision: Precision = "fp32",
     seed: int | None = None,
 ) -> Iterator[str]:
-    """Yield the text that follows one prompt as it appears; a character is never cut. Raises as `generate` does.
+    """Yield the continuation of one prompt as it is generated, never splitting a character. Raises as `generate` does.
 
     Args:
         seed: of the draws; default settings.seed.
@@ -121,7 +122,7 @@ def stream(
     steps = _steps(model, [prompt_ids], settings, stops, banned, seeds)
     decoder = DecodeStream(tokenizer)
     while True:
-        with _running(model, precision, decoder):  # entered per step: between two the caller computes in its own modes
+        with _running(model, precision, decoder):  # per step: between steps the caller has its own modes
             step = next(steps, None)
         if step is None:
             break
@@ -147,12 +148,12 @@ def control_ids(tokenizer: Tokenizer) -> list[int]:
 
 
 def banned_ids(model: Generates, tokenizer: Tokenizer) -> list[int]:
-    """Ids that are never generated: control tokens, and rows of the model that are no token."""
+    """Ids that are never generated: control tokens, and rows of the model without a token."""
     return [*control_ids(tokenizer), *range(tokenizer.vocab_size, model.vocab_size)]
 
 
 def token_limits(model: Generates, prompts: Sequence[Sequence[int]], settings: GenerateSettings) -> np.ndarray:
-    """Most tokens each prompt may be continued by, (num_prompts,) int64: every position predicts one token."""
+    """Most new tokens of each prompt, (num_prompts,) int64: every position predicts one token."""
     lengths = np.array([len(prompt) for prompt in prompts], np.int64)
     return np.minimum(settings.max_new_tokens, model.config.longest - lengths + 1)
 
@@ -168,7 +169,7 @@ def _running(model: Generates, precision: Precision, owner: object | None = None
     """Without gradients and dropout, products in `precision`; the model's mode is restored.
 
     Args:
-        owner: while it lives, later entries reuse the weights in `precision` that this one made.
+        owner: as long as it lives, later calls reuse the copies of the weights in `precision`.
     """
     was_training = model.training
     model.eval()
@@ -311,8 +312,8 @@ def _sample_steps(
 
 
 def _generator(seed: int, prompt: Sequence[int]) -> np.random.Generator:
-    """Source of a prompt's draws: the prompt's own, so that prompts of one seed neither depend on their places nor
-    draw alike."""
+    """Generator of a prompt's draws, seeded also by its content: prompts with one seed draw independently of their
+    places and of each other."""
     content = np.asarray(prompt, "<i8").tobytes()
     return np.random.default_rng([seed, int.from_bytes(blake2b(content, digest_size=8).digest(), "little")])
 
@@ -367,9 +368,9 @@ class _Scores:
 
 
 def sample(logits: Tensor, settings: GenerateSettings, uniform: Tensor) -> Tensor:
-    """Draw a token per row from softmax(logits / temperature), cut to the top_k likeliest and then to top_p.
+    """Draw a token per row from softmax(logits / temperature), cut to the top_k most likely and then to top_p.
 
-    top_p keeps the smallest set of likeliest tokens whose share of what top_k left reaches it
+    top_p keeps the smallest set of most likely tokens that reaches this share of the probability left by top_k
     (Holtzman et al. 2019, arXiv 1904.09751).
 
     Args:
@@ -385,17 +386,17 @@ def sample(logits: Tensor, settings: GenerateSettings, uniform: Tensor) -> Tenso
         probabilities = probabilities / probabilities.sum(-1, keepdim=True)
     if settings.top_p < 1:
         if candidates is None:
-            probabilities, candidates = _likeliest(probabilities, settings.top_p)
+            probabilities, candidates = _most_likely(probabilities, settings.top_p)
         before = probabilities.cumsum(-1) - probabilities
         probabilities = probabilities.masked_fill(before >= settings.top_p, 0)
     cumulative = probabilities.cumsum(-1)
-    # right: a token of probability 0 has the cumulative value of the one before it and is never the first above.
+    # right: a token of probability 0 has the same cumulative value as the token before it and is never the first above.
     chosen = torch.searchsorted(cumulative, (uniform * cumulative[:, -1])[:, None], right=True)
     return (chosen if candidates is None else candidates.gather(-1, chosen))[:, 0]
 
 
-def _likeliest(probabilities: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """The likeliest tokens of every row, descending, and their ids: enough to reach `share`, or all."""
+def _most_likely(probabilities: Tensor, share: float) -> tuple[Tensor, Tensor]:
+    """The most likely tokens of every row, descending, and their ids: enough to reach `share`, or all."""
     vocab = probabilities.shape[-1]
     values, ids = probabilities.topk(min(256, vocab), -1)  # sorting a whole vocabulary costs more than the model
     if bool((values.sum(-1) < share).any()):
@@ -416,7 +417,7 @@ class _Beams:
         sums: (num_live, beams) fp64, log probability of each text; -inf for a missing one.
         texts: (num_live, beams, num_steps) int64.
         best: (num_live,) fp64, highest log probability per token of a finished text, EOS counted.
-        best_texts: (num_live, num_steps) int64, of which the first best_lengths (num_live,) count, EOS not counted.
+        best_texts: (num_live, num_steps) int64; the first best_lengths (num_live,) tokens count, EOS excluded.
     """
 
     prompts: Tensor
@@ -434,7 +435,7 @@ class _Beams:
 def _beam_steps(
     model: Generates, prompts: Prompts, settings: GenerateSettings, stop_ids: Sequence[int], banned: Sequence[int]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Search for the text of highest log probability per token; yield each prompt's as it becomes known.
+    """Search for the text of highest log probability per token; yield each prompt's once it is known.
 
     A prompt ends when no continuation can beat its best finished text: log probabilities are never positive, so
     a text's score never rises above its sum over the longest length allowed.
@@ -476,17 +477,17 @@ def _beam_steps(
 
 
 def _extend(beams: _Beams, log_probs: Tensor, step: int, stop_ids: Sequence[int]) -> tuple[_Beams, Tensor]:
-    """Extend every text by its likeliest tokens.
+    """Extend every text by its most likely tokens.
 
     Args:
         log_probs: (num_live, beams, vocab_size) fp64.
 
     Returns:
-        The beams, likeliest first, and the beam that each one continues, (num_live, beams).
+        The beams, most likely first, and the beam that each one continues, (num_live, beams).
     """
     width, vocab = log_probs.shape[1:]
     totals = (beams.sums[:, :, None] + log_probs).flatten(1)
-    # Every beam has so many ends, so these candidates hold enough that go on.
+    # A beam has at most this many ends, so enough of these candidates continue.
     sums, flat = totals.topk(
         min((1 + len(stop_ids)) * width, totals.shape[1]), -1
     )  # (num_live, candidates), descending
@@ -498,7 +499,7 @@ def _extend(beams: _Beams, log_probs: Tensor, step: int, stop_ids: Sequence[int]
     beams = _with_best(beams, ending / step, texts, which, torch.full_like(beams.best_lengths, step - 1))
     going = torch.where(ends, -math.inf, sums)
     going, chosen = going.topk(width, -1)
-    # A text cut off at the limit counts as a finished one.
+    # A text truncated at the limit counts as finished.
     cut = torch.where(beams.limits == step, going[:, 0] / step, -math.inf)
     beams = _with_best(beams, cut, texts, chosen[:, 0], torch.full_like(beams.best_lengths, step))
     return replace(beams, sums=going, texts=_rows(texts, chosen)), parents.gather(1, chosen)

@@ -1,4 +1,4 @@
-"""`unpad infer`: classes of image files or answers about them, at the model's own size and normalisation."""
+"""`unpad infer`: classes of image files or answers about them, at the model's size and normalisation."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Answer:
     """Prediction for one image file.
 
     Args:
-        top: classes with their probabilities, the likeliest first; empty for an unusable file.
+        top: classes with their probabilities, the most likely first; empty for an unusable file.
         text: the answer to a question about the image; None without a question.
         fault: of the file, or "".
         notes: corrections applied, such as reading the first frame only.
         unknown_characters: characters of the question that the tokenizer lost; None without a question.
         shown: the patches that the model kept, if requested.
         mode: of the file, of `pixels.modes`; size: width and height in pixels; "" and None for an unusable file.
-        mark: what sets the image apart from those of training, or "".
+        mark: difference from the images of training, or "".
     """
 
     path: Path
@@ -61,7 +61,7 @@ class Answer:
     mark: str = ""
 
     def line(self) -> str:
-        """The answer as text: the likeliest class and its probability, then the others."""
+        """The answer as text: the most likely class and its probability, then the others."""
         if self.fault:
             return f"{self.path}: {self.fault}"
         shown = (
@@ -81,7 +81,7 @@ class Answer:
 
 
 def list_images(paths: Sequence[Path]) -> list[Path]:
-    """List image files; a folder gives the images in it and below, in natural order.
+    """List image files; a folder stands for all images in it and below, in natural order.
 
     Raises:
         SourceError: a path does not exist, a folder holds no image, or the name of one is not UTF-8.
@@ -102,13 +102,13 @@ def list_images(paths: Sequence[Path]) -> list[Path]:
 
 
 def classify(run: LoadedRun, paths: Sequence[Path], top: int = 5) -> list[Answer]:
-    """Classify image files, in batches of the run's own size; no result depends on the batch.
+    """Classify image files, in batches of the run's size; results do not depend on the batch.
 
     Args:
         top: most classes per image.
 
     Raises:
-        RecipeError: the run is not one of images.
+        RecipeError: the run does not classify images.
     """
     if not isinstance(run.model, Classifies) or not isinstance(run.model.config, PixelConfig):
         asks = isinstance(run.model, VisionLanguage)
@@ -134,7 +134,7 @@ def classify(run: LoadedRun, paths: Sequence[Path], top: int = 5) -> list[Answer
 
 
 def _marked(run: LoadedRun, answers: list[Answer]) -> list[Answer]:
-    """Mark the images whose mode or size training had not."""
+    """Mark the images with a mode or size that training did not have."""
     seen = seen_pictures(run.files)
     return [
         replace(one, mark=seen.mark(one.mode, one.size)) if seen is not None and one.size is not None else one
@@ -143,7 +143,8 @@ def _marked(run: LoadedRun, answers: list[Answer]) -> list[Answer]:
 
 
 def ledger(run: LoadedRun, answers: Sequence[Answer]) -> list[str]:
-    """Lines on the images whose mode or size training had not; none where it had them all, or the run does not say."""
+    """Lines on images with a mode or size that training did not have; none without such images, or if the run has no
+    record."""
     known = [(one.mode, one.size) for one in answers if one.size is not None]
     unlike = compare_pictures(seen_pictures(run.files), known)
     return [*unlike.lines] if unlike is not None and any(one.mark for one in answers) else []
@@ -153,11 +154,11 @@ def ask(run: LoadedRun, paths: Sequence[Path], question: str, *, show: bool = Fa
     """Answer one question about each of several image files, greedily, in batches of the run's own size.
 
     Args:
-        show: also return the patches that were kept of each image.
+        show: also return the kept patches of each image.
 
     Raises:
-        RecipeError: the run is not one of images and questions, or patches are to be shown and its model removes
-            none.
+        RecipeError: the run does not answer questions about images, or `show` is given and its model removes no
+            patches.
     """
     if not isinstance(run.model, VisionLanguage):
         fix = "leave --question out for classes, or use a run of `unpad train vqa`"
@@ -230,7 +231,7 @@ def _read(run: LoadedRun, path: Path) -> _Read:
 
 
 def _examine(path: Path) -> ImageExample | BadRow:
-    """Check one image file for a question about it; a blank image is a bad row too."""
+    """Check one image file for a question; a blank image is a bad row too."""
     image = examine(Found(str(path), "", path, str(path.resolve().parent)))
     if isinstance(image, BadRow):
         return image
@@ -242,7 +243,7 @@ def _examine(path: Path) -> ImageExample | BadRow:
 
 
 def _refuse_blank(pixels: np.ndarray) -> None:
-    """Refuse an image of one colour, of which any class or answer would be made up.
+    """Reject a single-colour image: any prediction for it would be meaningless.
 
     Raises:
         ImageError: every pixel is the same.

@@ -1,4 +1,4 @@
-"""Marks on patients whom a run knows little of: unknown codes, values of another unit, nothing before the landmark."""
+"""Marks on patients unlike those of training: unknown codes, values in another unit, nothing before the landmark."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from unpad.terminal.table import number_of
 
 # Larger shares are warnings.
 MOST_UNKNOWN = 0.05  # events of unknown codes
-MOST_OUTSIDE = 0.05  # values beyond the least and the most of training
+MOST_OUTSIDE = 0.05  # values outside the range of training
 MOST_EMPTY = 0.05  # patients without an event
-# The middle 98 % of a code's values in training holds few of new ones: they are most likely in another unit.
+# The middle 98 % of a code's values in training contains few of the new ones: they are most likely in another unit.
 MOST_UNUSUAL = 0.5
-FEWEST_VALUES = 10  # of a code, for a statement about its unit
+FEWEST_VALUES = 10  # values of a code needed for a statement about its unit
 NUM_NAMED = 5
 
 
@@ -27,13 +27,13 @@ class Marks:
 
     Args:
         events: events that the model read.
-        unknown: events of unknown codes, those that were left out for it included.
+        unknown: events of unknown codes, including those that were left out for it.
         valued: events with a value.
-        outside: values beyond the least and the most value of their code in training; unusual: values outside the
-            middle 98 % of them. None if the run does not record the values of training.
+        outside: values outside the range of their code in training; unusual: values outside its middle 98 %. None if
+            the run does not record the values of training.
         late: events after the landmark; None for sets.
-        empty: (num_rows,) bool, patients without an event that has a time, where others have one: at most facts are
-            known of them.
+        empty: (num_rows,) bool, patients without any timed event, if others have one: at most facts are known about
+            them.
     """
 
     events: np.ndarray
@@ -69,16 +69,16 @@ class Marks:
 
 
 def mark_patients(data: EventData) -> Marks:
-    """Count what is unknown of every patient."""
+    """Count unknown events and values of every patient."""
     owner, late = np.repeat(np.arange(len(data.table)), np.diff(data.sets.events_of)), data.report.num_late.sum(1)
     empty = data.sets.has_no_time
-    if empty.all() and not late.any():  # facts are all that there is
+    if empty.all() and not late.any():  # there are only facts
         empty = np.diff(data.sets.events_of) == 0
     return _count(data, owner, empty, data.report.num_strange.sum(1), late)
 
 
 def mark_sets(data: EventData) -> Marks:
-    """Count what is unknown of every set."""
+    """Count unknown events and values of every set."""
     num = len(data.sets.set_starts) - 1
     owner = np.repeat(np.arange(num), np.diff(data.sets.set_starts))
     return _count(data, owner, np.zeros(num, np.bool_), np.bincount(owner[data.code == 0], minlength=num), None)
@@ -101,15 +101,15 @@ def _count(
 
 
 def beyond(data: EventData, margin: int) -> np.ndarray | None:
-    """Events whose value is below quantile `margin` of QUANTILES, or above the one as far from the end, of the values
-    of its code in training, (num_events,) bool; None if the run does not record them."""
+    """Events with a value below quantile `margin` of QUANTILES or above the opposite quantile of their code in
+    training, (num_events,) bool; None if the run does not record these."""
     known = data.known
     if known.quantiles is None:
         return None
     scale = np.where(known.std > 0, known.std, 1)
     low, high = ((known.quantiles[:, at] - known.mean) / scale for at in (margin, -1 - margin))
     code, value = data.code, data.values.astype(np.float64)
-    # Values are fp32: an extreme of training may round to the outside.
+    # Values are fp32: an extreme of training may round outwards.
     below = value < low[code] - 1e-5 * np.maximum(1, np.abs(low[code]))
     above = value > high[code] + 1e-5 * np.maximum(1, np.abs(high[code]))
     found: np.ndarray = (below | above) & (known.std[code] > 0)
@@ -117,7 +117,7 @@ def beyond(data: EventData, margin: int) -> np.ndarray | None:
 
 
 def refuse_unknown(data: EventData) -> None:
-    """Refuse tables of which the run knows nothing.
+    """Refuse tables without anything that the run knows.
 
     Raises:
         SourceError: no code of a table is known, or all its events are after the landmark, or there is no event at all.
@@ -140,13 +140,13 @@ def refuse_unknown(data: EventData) -> None:
 
 
 def ledger(data: EventData, marks: Marks) -> list[str]:
-    """Lines on patients: what was read of them and left out, as training reports it, and what the run does not know."""
+    """Lines on patients: events read and left out, as training reports them, and what is unknown to the run."""
     lines = data.report.lines(data.cohort, data.known, data.values, data.sets, for_training=False)
     return lines + unknown_lines(data, marks)
 
 
 def unknown_lines(data: EventData, marks: Marks) -> list[str]:
-    """Shares of events, patients and values of which the run knows nothing, with a warning where they are large."""
+    """Shares of events, patients and values that are unknown to the run, with a warning where they are large."""
     report, lines = data.report, list[str]()
     num_read, num_strange = int(report.num_read.sum()), int(report.num_strange.sum())
     lines += _share(num_strange, num_read, "events have codes unknown to the run", MOST_UNKNOWN)
@@ -166,7 +166,7 @@ def _share(number: int, total: int, what: str, most: float) -> list[str]:
 
 
 def _units(data: EventData) -> list[str]:
-    """Warnings on codes of whose new values most are outside of the middle 98 % of those of training."""
+    """Warnings on codes with most new values outside the middle 98 % of the values of training."""
     unusual, known = beyond(data, 1), data.known
     assert unusual is not None, "the caller has checked it"
     assert known.quantiles is not None, "as well"

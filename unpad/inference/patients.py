@@ -22,7 +22,7 @@ class PatientPredictions:
     """Predictions of a model for patients, each (num_patients, ...).
 
     Args:
-        log_p: (num_patients, 2) float64, log probabilities that the outcome does not come, and that it does.
+        log_p: (num_patients, 2) float64, log probabilities of no outcome, and of the outcome.
         labels: int64, 0, 1, or -1 for an unknown outcome.
         risk: float64, higher for an outcome expected sooner: the hazard summed over time if the model trains hazards,
             else the log probability of the outcome.
@@ -60,10 +60,10 @@ class PatientPredictions:
 
 @torch.no_grad()
 def predict(over: Measuring[EventData]) -> PatientPredictions:
-    """Predict the outcome of patients, in the model's own precision; no result depends on the batching.
+    """Predict the outcome of patients, in the model's own precision; results do not depend on batching.
 
     Args:
-        over: patients, whose batches hold the known outcomes.
+        over: patients; their batches hold the known outcomes.
     """
     model = over.model
     assert isinstance(model, PredictsSets), "a model of patients"

@@ -78,8 +78,8 @@ def encode(recipe: Recipe, tokenizer: Tokenizer, text: str, system: str = "") ->
 
 
 def reads_chat(recipe: Recipe, tokenizer: Tokenizer) -> bool:
-    """True if prompts are messages of a conversation: of a run that was trained on some, or of an imported chat model
-    that was trained on nothing else here."""
+    """True if prompts are messages of a conversation: in a run trained on conversations, or an imported chat model that
+    was not trained on other data."""
     return recipe.data.converses or (tokenizer.chat is not None and not recipe.data.text)
 
 
@@ -94,7 +94,7 @@ def opening(recipe: Recipe, tokenizer: Tokenizer, system: str) -> list[Turn]:
 
 
 def check_system(recipe: Recipe, tokenizer: Tokenizer, system: str) -> None:
-    """Refuse a system text where no prompt has a place for it.
+    """Refuse a system text if prompts have no place for it.
 
     Raises:
         RecipeError: the run continues plain texts, or its template has no prefix for system messages.
@@ -114,7 +114,7 @@ def check_system(recipe: Recipe, tokenizer: Tokenizer, system: str) -> None:
 
 
 def system_note(num_system: int | None) -> str:
-    """Remark on how far a run can follow a system text; "" if it was trained on some.
+    """Remark on how well a run can follow a system text; "" if it was trained on system texts.
 
     Args:
         num_system: system turns of the training conversations; None if the run does not say.
@@ -139,7 +139,7 @@ def lost_of(tokenizer: Tokenizer, texts: Sequence[str]) -> LostCharacters:
 
 
 def is_mostly_unknown(lost: LostCharacters) -> bool:
-    """True if most of a prompt is lost, so that a reply to it says nothing."""
+    """True if most of a prompt is lost, so that a reply to it is meaningless."""
     return lost.share > MOST_OF_PROMPT
 
 
@@ -149,7 +149,7 @@ def prompt_warning(lost: LostCharacters) -> str:
 
 
 def plain_note(recipe: Recipe) -> str:
-    """Remark for a conversation with a run of plain text; "" for a run that was trained on conversations."""
+    """Remark for a conversation with a run trained on plain text; "" for a run trained on conversations."""
     if recipe.data.converses or not recipe.data.text:
         return ""
     return "this run was trained on plain text: it continues the text rather than answering"

@@ -1,1 +1,1 @@
-"""Models of other programs: folders of Hugging Face, in and out."""
+"""Import and export of models of other programs: folders of Hugging Face, and GGUF files."""

@@ -1,4 +1,4 @@
-"""Decoders as models of Hugging Face: a family is data, and this file reads it."""
+"""Decoders as models of Hugging Face: this file interprets the declarative description of a family."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class DecoderFamily:
         fixed: fields of `Config` that all models of the family share.
         defaults: values of the fields that config.json omits.
         covered: other fields of config.json, and the values that can be expressed here.
-        prefix: of all names of tensors but the head's; a folder may leave its first part out.
+        prefix: of all tensor names except the head's; a folder may omit its first part.
         top, blocks: layers here -> layers there; one here may stack several.
         layers: name of the list of blocks, after the prefix.
-        change: what tensors of a layer there undergo.
+        change: changes to the tensors of a layer there.
     """
 
     architecture: str
@@ -125,7 +125,7 @@ class DecoderFamily:
         return whole
 
     def _as_family(self, config: Config) -> Config:
-        """The config with sinusoidal positions as learned ones, where the family has these."""
+        """The config with sinusoidal positions as learned ones, if the family has learned positions."""
         if config.positions == "sinusoidal" and self.fixed["positions"] == "learned":
             return config.model_copy(update={"positions": "learned"})
         return config
@@ -205,7 +205,7 @@ def _check_numbers(fields: Fields) -> None:
 
 
 def _meaning(config: Config) -> dict[str, object]:
-    """The choices that outputs depend on, with defaults resolved, so that equal models have equal values."""
+    """The settings that determine outputs, with defaults resolved, so that equal models have equal values."""
     rotary = config.positions == "rotary"
     local = config.sliding_rope_theta if any(map(config.slides, range(config.blocks))) else None
     return {

@@ -68,7 +68,7 @@ SMOLLM3 = DecoderFamily(
 
 
 def _granite(name: str, fields: Fields) -> Change:
-    """Multipliers of branches, of scores and of logits, which weights hold here."""
+    """Multipliers of branches, scores and logits, which are folded into the weights here."""
     if ".o_proj." in name or ".down_proj." in name:
         return Change(scale=fields["residual_multiplier"])
     if ".q_proj." in name:
@@ -94,7 +94,7 @@ def _plus_one(name: str, fields: Fields) -> Change:
 
 
 def _gemma3(name: str, fields: Fields) -> Change:
-    """As Gemma's; the scale of the scores is in the norm of the queries here."""
+    """Like Gemma's; the scale of the scores is folded into the norm of the queries here."""
     if ".q_norm." in name:
         scale = math.sqrt(fields["head_dim"] / fields["query_pre_attn_scalar"])
         return Change(scale=scale, shift=scale)
@@ -132,7 +132,7 @@ GEMMA3 = DecoderFamily(
 
 
 def _conv1d(name: str, fields: Fields) -> Change:
-    """Weights of GPT-2's products lie transposed."""
+    """Weights of GPT-2's products are transposed."""
     return Change(transposed=name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")))
 
 
@@ -217,7 +217,7 @@ def family_of(given: Fields, where: Path) -> Family:
 
 def _is_slip(typed: str, name: str) -> bool:
     """True if `typed` is `name` with one letter left out, doubled or exchanged with the next. Names that are close in
-    any other way (ministral, gemma2) are architectures of their own."""
+    other ways (ministral, gemma2) are different architectures."""
     left_out = {name[:i] + name[i + 1 :] for i in range(len(name)) if name[i].isalpha()}
     doubled = {name[: i + 1] + name[i:] for i in range(len(name)) if name[i].isalpha()}
     exchanged = {name[:i] + name[i + 1] + name[i] + name[i + 2 :] for i in range(len(name) - 1)}

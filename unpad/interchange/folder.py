@@ -1,7 +1,7 @@
 """Folders of config.json and safetensors: read, checked and written.
 
-A family of models (`families.py`) says by a `Table` which tensors of a folder stand for which parameter here. Every
-tensor is read from its mapped file into the memory of its parameter, so that weights are never held twice.
+The `Table` of a family of models (`families.py`) maps the tensors of a folder to the parameters here. Every tensor is
+read from its mapped file directly into its parameter, so weights are never held twice.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ JSON_FILES = (
     "added_tokens.json", "vocab.json", "chat_template.json", "processor_config.json", "preprocessor_config.json",
 )  # fmt: skip
 OTHERS = (CHAT_TEMPLATE, "tokenizer.model", "merges.txt")  # small files besides those in JSON
-BUFFERS = (".position_ids", ".inv_freq", ".attn.bias", ".attn.masked_bias")  # of older versions; not learned
+BUFFERS = (".position_ids", ".inv_freq", ".attn.bias", ".attn.masked_bias")  # of older versions; not parameters
 FLOATS = ("F16", "BF16", "F32", "F64")
 SHARD_BYTES = 5 << 30  # of a weight file; larger models are written as several with an index
 ANOTHER_COPY = "use another copy"
@@ -67,7 +67,7 @@ class Change:
             target.add_(self.shift)
 
     def undone(self, ours: Tensor) -> Tensor:
-        """Return the tensor of theirs that `fill` would read; rows that were left out are zeros."""
+        """Return the tensor of theirs that `fill` would read; omitted rows are zeros."""
         theirs = ours if (self.scale, self.shift) == (1, 0) else (ours - self.shift) / self.scale
         theirs = theirs.t() if self.transposed else theirs
         if self.skip_rows:
@@ -95,7 +95,7 @@ Table = dict[str, tuple[Part, ...]]  # every parameter here -> the tensors that 
 
 
 class Family(Protocol):
-    """Models of one architecture there, and how they look here."""
+    """Models of one architecture there, and their form here."""
 
     @property
     def architecture(self) -> str:
@@ -115,7 +115,7 @@ class Family(Protocol):
         """All of config.json for a model.
 
         Args:
-            given: fields of the folder that the model was read from, which stay where the model says nothing else.
+            given: fields of the folder that the model was read from; kept unless the model determines them.
 
         Raises:
             CheckpointError: the family cannot hold the model; names the field.
@@ -135,10 +135,10 @@ class Family(Protocol):
         """Parameter here that a tied head shares."""
 
     def unused(self, name: str) -> bool:
-        """True for tensors that such a folder may hold and that no output depends on."""
+        """True for tensors that such a folder may hold but that do not affect outputs."""
 
     def constants(self, model: Model) -> dict[str, Tensor]:
-        """Tensors to write besides those in `table`."""
+        """Additional tensors to write."""
 
     def weights(self, model: Model) -> Mapping[str, Tensor]:
         """The parameters to write, by the names in `table`."""
@@ -151,7 +151,7 @@ def read_json_files(folder: Path) -> Fields:
     """Read the JSON files of a model, its tokenizer and its image processor, by name; only config.json is required.
 
     Raises:
-        CheckpointError: a file cannot be read, is no JSON, or config.json is missing.
+        CheckpointError: a file cannot be read or is not JSON, or config.json is missing.
     """
     paths = [folder / name for name in JSON_FILES if (folder / name).exists()]
     files = {path.name: storage.parse_json(read_bytes(path), path) for path in paths}
@@ -164,7 +164,7 @@ def read_bytes(path: Path) -> bytes:
     """Read a file of a folder.
 
     Raises:
-        CheckpointError: it cannot be read, is no regular file, or is larger than any such file.
+        CheckpointError: it cannot be read, is not a regular file, or is larger than any such file.
     """
     return read_file(path, most=most_bytes(path.name), fix=ANOTHER_COPY)
 
@@ -210,7 +210,7 @@ def read_config(folder: Path, family: Family, given: Fields) -> tuple[ModelConfi
 
 
 def _trained_there(folder: Path) -> str:
-    """Advice for a sound model that cannot be read here."""
+    """Advice for a valid model that cannot be read here."""
     prove = shlex.join(["unpad", "prove", "--hf", str(folder)])
     return f"train it under transformers as it is: unpad.hf.attach proves it first, and `{prove}` judges its batches"
 
@@ -219,7 +219,7 @@ def weight_files(folder: Path, architecture: str = "AutoModelForCausalLM") -> li
     """Find the safetensors files as transformers does: one file, the files of an index, or else all.
 
     Args:
-        architecture: class that reads the folder in transformers, for the advice where there is none.
+        architecture: class that reads the folder in transformers, for advice if there is no such file.
 
     Raises:
         CheckpointError: there is none, or the index is damaged.
@@ -349,7 +349,7 @@ def _is_spare_head(name: str) -> bool:
 def _check_spares(
     found: Mapping[str, _Stored], table: Table, family: Family, state: Mapping[str, Tensor], folder: Path
 ) -> None:
-    """Raise CheckpointError if a head that should be the embedding is another."""
+    """Raise CheckpointError if a head that should equal the embedding differs."""
     names = {part.name for parts in table.values() for part in parts}
     for name in filter(_is_spare_head, found.keys() - names):
         embedding = state[family.embedding]
@@ -436,8 +436,8 @@ MOST = {
 
 
 def largest(size: str) -> int:
-    """Most that a size of a model may be, some ten times that of any released one; lists of blocks and tables of
-    positions are made before there is any weight."""
+    """Largest accepted size of a model, about ten times the largest released one; lists of blocks and tables of
+    positions are created before any weight is read."""
     return MOST.get(size, 1 << 20)
 
 
@@ -448,12 +448,12 @@ def shown(value: object) -> str:
 
 
 class NotCovered(CheckpointError):  # noqa: N818
-    """A field of config.json with a value that models may have, and models here have not."""
+    """A field of config.json with a valid value that models here do not support."""
 
 
 def refuse(field: str, value: object, expected: str, fix: str = "") -> NotCovered:
-    """The error for a field of config.json that is not covered; the reader of the folder adds the place, and the
-    advice where there is none."""
+    """The error for a field of config.json that is not covered; the reader of the folder adds the place, and advice if
+    `fix` is empty."""
     return NotCovered(f"{field} is {shown(value)}, which is not covered; expected {expected}", fix=fix)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TYPES = ("f32", "f16", "q8_0")
 OWN_SCRIPT = "export a folder, and convert it with llama.cpp's own script"
-BLOCK = 32  # numbers of a row that q8_0 scales together
+BLOCK = 32  # block size of q8_0: numbers that share a scale
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # types of tokens
 _SPLIT_QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -50,7 +50,7 @@ def save_gguf(model: Model, tokenizer: Tokenizer, out: Path, kind: str, template
 
     Args:
         kind: one of `TYPES`, of matrices; norms, biases and tables of positions stay in fp32, as do rows that q8_0
-            cannot cut.
+            cannot divide into blocks.
         template: of conversations, in Jinja; None: the tokenizer's, if it has one.
 
     Returns:
@@ -144,7 +144,7 @@ def _vocabulary(tokenizer: Tokenizer, rows: int, out: Path) -> _Vocabulary:
     """The vocabulary of a byte-level tokenizer, filled up to the rows of the model.
 
     Raises:
-        CheckpointError: llama.cpp does not know such a tokenizer; names what it has.
+        CheckpointError: llama.cpp does not know such a tokenizer; names its features.
     """
     if not isinstance(tokenizer, LibraryTokenizer):
         what = f"a tokenizer of kind {tokenizer.kind} is unpad's own, and llama.cpp does not know it"
@@ -170,7 +170,8 @@ def _vocabulary(tokenizer: Tokenizer, rows: int, out: Path) -> _Vocabulary:
 
 
 def _pattern(given: Mapping[str, Any] | None) -> str | None:
-    """The expression that cuts texts before byte-level merges, a key of `PATTERNS`; None for none or another way."""
+    """The expression that splits texts before byte-level merges, a key of `PATTERNS`; None without one or for another
+    method."""
     if given is None:
         return None
     if given["type"] == "ByteLevel":

@@ -1,8 +1,8 @@
 """Decoders as llama.cpp computes them: the architecture that fits a config, its fields and its tensors.
 
-An architecture of llama.cpp is one computation with sizes. A decoder fits one that gives its numbers; a factor that the
-architecture fixes otherwise moves into weights, which changes no logit. Tensors have the names and the order of rows
-that llama.cpp's own converter gives them.
+An architecture of llama.cpp is one computation with sizes. A decoder fits an architecture that computes the same; a
+factor that the architecture fixes differently is folded into weights, which changes no logit. Tensors have the names
+and the row order of llama.cpp's own converter.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from unpad.models.decoder import Config, Decoder
 from unpad.nn.activation import GATED
 from unpad.nn.rope import position_table, rotary_frequencies, scaled_frequencies
 
-MOST_NEAR = 2  # ways to a model that fits which a refusal names
-# Exact GELU -> its approximation by tanh, the only one of llama.cpp's decoders; they differ by at most 5e-4.
+MOST_NEAR = 2  # number of fitting changes that a refusal names
+# Exact GELU -> its tanh approximation, the only GELU of llama.cpp's decoders; they differ by at most 5e-4.
 APPROXIMATED = {"gelu": "gelu_tanh", "geglu": "geglu_tanh"}
-# Architectures that turn neighbouring channels by one angle, where this project turns the halves of a head.
+# Architectures that rotate pairs of neighbouring channels, where this project pairs the halves of a head.
 NEIGHBOURS = ("llama", "smollm3")
 ROOT_SCALED = ("gemma", "gemma3")  # multiply embeddings by the root of their width
-# Blocks of the Gemma 3 whose scores are divided by the root of width / heads instead of that of head_dim.
+# Number of blocks of the Gemma 3 that divides scores by sqrt(width / heads) instead of sqrt(head_dim).
 BLOCKS_OF_27B = 62
 
 TOP = {"embed": "token_embd", "position_embed": "position_embd", "norm": "output_norm", "head": "output"}
@@ -91,14 +91,13 @@ def _facts(config: Config) -> dict[str, object]:
 
 
 def architecture_of(config: Config, out: str) -> str:
-    """The first architecture of llama.cpp that computes what a config does.
+    """The first architecture of llama.cpp that computes the same as a config.
 
     Args:
-        out: the file that is to be written.
+        out: the file to write.
 
     Raises:
-        CheckpointError: there is none; names the fields that the nearest ones compute otherwise, and their values
-            there.
+        CheckpointError: there is none; names the fields in which the nearest ones differ, and their values there.
     """
     facts = _facts(config)
     wrong = {
@@ -130,7 +129,7 @@ def _written(value: object) -> str:
 
 
 def approximation(config: Config) -> str:
-    """A line on what llama.cpp computes only nearly, "" where it is nothing."""
+    """A line on approximations in llama.cpp, "" without any."""
     if config.activation not in APPROXIMATED:
         return ""
     other = APPROXIMATED[config.activation]
@@ -238,7 +237,7 @@ def _interleaved(rows: Tensor, heads: int) -> Tensor:
 
 
 def _no_biases(config: Config) -> Iterator[tuple[str, Tensor]]:
-    """Zeros for biases that the architecture wants and a model leaves out."""
+    """Zeros for biases that the architecture requires and a model lacks."""
     sizes = {"attn_output": config.width, "ffn_up": config.hidden, "ffn_down": config.width} if not config.bias else {}
     if not config.attention_of(0).qkv_bias:
         sizes["attn_qkv"] = (config.heads + 2 * config.num_kv_heads) * config.head_dim

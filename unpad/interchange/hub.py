@@ -1,7 +1,7 @@
-"""Models by their names on a hub: what a model needs is brought into the cache of huggingface_hub, and read from there.
+"""Models by name on a hub: the required files are downloaded into the cache of huggingface_hub, and read from there.
 
-Only files that a folder is read by come along: JSON, the tokenizer, the chat template and safetensors. Nothing of a
-repository is ever run. A file that is whole in the cache is not brought again, and without a network the cache is used.
+Only the needed files are downloaded: JSON, the tokenizer, the chat template and safetensors. No code of a repository is
+ever run. A complete file in the cache is not downloaded again, and without a network the cache is used.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Snapshot:
     """Files of a repository at one commit, in the cache.
 
     Args:
-        name: of the repository; commit: hash.
-        folder: that holds them.
+        name: name of the repository; commit: its hash.
+        folder: contains the files.
     """
 
     name: str
@@ -46,11 +46,11 @@ def is_hub_name(name: str) -> bool:
 
 
 def download_config(name: str, kind: type[UnpadError] = CheckpointError) -> Snapshot:
-    """Bring the config.json of a repository, a few kB.
+    """Download the config.json of a repository, a few kB.
 
     Raises:
         RecipeError: huggingface_hub is not installed.
-        kind: there is no such repository or revision, access to it is not given, or it cannot be reached.
+        kind: there is no such repository or revision, access is denied, or the hub cannot be reached.
         DiskError: the cache cannot be written.
         Interrupted: by Ctrl-C.
     """
@@ -60,8 +60,8 @@ def download_config(name: str, kind: type[UnpadError] = CheckpointError) -> Snap
 
 
 def download_model(name: str) -> Snapshot:
-    """Bring all that `import` reads of a repository; its config.json first, so that a model that is not covered is
-    refused before its weights come.
+    """Download everything that `import` reads from a repository, config.json first, so that an unsupported model is
+    refused before its weights are downloaded.
 
     Raises:
         CheckpointError: as `download_config`, or the repository holds no safetensors, or a model that is not covered.
@@ -89,7 +89,8 @@ def download_model(name: str) -> Snapshot:
 
 
 def kept_folder(name: str, earlier: str | None) -> str | None:
-    """The folder in the cache from which a run began, where it is of this repository: a resume asks no hub again."""
+    """The cached folder that a run began from, if it belongs to this repository: a resume does not ask the hub
+    again."""
     found = _NAME.fullmatch(name)
     if found is None or earlier is None:
         return None
@@ -101,7 +102,7 @@ def _cache_name(name: str) -> str:
 
 
 class _Hub:
-    """A repository at the commit that its revision is now, or was when the cache was filled."""
+    """A repository at the current commit of its revision, or at the cached one."""
 
     def __init__(self, name: str, kind: type[UnpadError]) -> None:
         found = _NAME.fullmatch(name)
@@ -134,7 +135,7 @@ class _Hub:
                 return self._cached(error)
 
     def _cached(self, error: Exception) -> Snapshot:
-        """The repository as the cache has it, where the hub cannot be asked."""
+        """The cached repository, if the hub cannot be asked."""
         ref = self._cache() / "refs" / self.revision
         commit = ref.read_text("utf-8").strip() if ref.is_file() else self.revision
         folder = self._cache() / "snapshots" / commit
@@ -152,7 +153,7 @@ class _Hub:
         return Path(constants.HF_HUB_CACHE) / _cache_name(self.name)
 
     def bring(self, files: Sequence[str]) -> None:
-        """Bring files into the cache."""
+        """Download files into the cache."""
         for file in files:
             names_commit = file == CONFIG and not self.is_cached  # by the revision, which the cache then knows
             if names_commit or not (self.snapshot.folder / file).exists():
@@ -191,7 +192,7 @@ class _Hub:
 
 
 def _http_error() -> type[Exception]:
-    """Class of every fault of a request, of the library that huggingface_hub asks with."""
+    """Base class of request errors in huggingface_hub's HTTP library."""
     from huggingface_hub import errors
 
     found: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]

@@ -44,7 +44,7 @@ def open_recipe(
 
 
 def open_named(name: str, overrides: Sequence[str], data_fix: str) -> tuple[Recipe, Path | None]:
-    """The recipe of a name, and the run's directory where it names a run.
+    """The recipe with a name, and the run's directory if it names a run.
 
     Args:
         data_fix: what to do about an imported run, which names no data.
@@ -61,15 +61,15 @@ def open_named(name: str, overrides: Sequence[str], data_fix: str) -> tuple[Reci
 
 
 def with_origin(recipe: Recipe, known: Recipe | None = None) -> Recipe:
-    """Complete a recipe whose `model.from` names a run, a folder or a model of a hub: its model section, which fields
-    of the recipe override, its tokenizer, its section on images if the recipe has none, and `train.init_from`, which
-    may name a model of a hub itself.
+    """Complete a recipe with a `model.from` that names a run, a folder or a model of a hub. Adds its model section,
+    overridden by fields of the recipe, its tokenizer, its section on images if the recipe has none, and
+    `train.init_from`, which may itself name a model of a hub.
 
     Args:
-        known: recipe of a run that began from there, and goes on even if that is gone.
+        known: recipe of a run that began from there; it continues even if the origin is gone.
 
     Raises:
-        RecipeError: `model.from` names nothing, or `train.init_from` another place.
+        RecipeError: `model.from` names nothing, or `train.init_from` names another place.
         CheckpointError, SourceError: the folder cannot be used.
     """
     given = dict(recipe.model)
@@ -163,14 +163,14 @@ def folder_recipe(folder: Path) -> Recipe:
 
 
 def starting_files(recipe: Recipe, name: str) -> dict[str, bytes]:
-    """The files of its data that a run keeps, by those of the model that it starts from.
+    """The data files that a run keeps, taken from the model that it starts from.
 
     Raises:
         RecipeError, CheckpointError, SourceError: there is no such model, or its files cannot be used.
     """
     if not is_folder(name):
         files = open_files(recipe, find_run(name))
-        files.pop(NAMES_KEY, None)  # names in one run's messages tell nothing about those of another
+        files.pop(NAMES_KEY, None)  # names in one run's messages say nothing about another's
         return files
     read_folder = folder_files(recipe)
     if read_folder is None:
@@ -198,7 +198,7 @@ def starting_weights(name: str) -> tuple[dict[str, Tensor], str]:
 
 
 def origin_files(name: str) -> dict[str, bytes]:
-    """Small files of the folder that a model comes from, for its export; {} for a model that comes from none."""
+    """Small files of a model's original folder, for its export; {} for a model without one."""
     from unpad.interchange.folder import JSON_FILES, OTHERS, read_bytes
 
     folder = user_path(name) if is_folder(name) else find_run(name) / KEPT
@@ -206,19 +206,19 @@ def origin_files(name: str) -> dict[str, bytes]:
 
 
 def keep_origin(name: str | None, run: Path) -> None:
-    """Copy these files into a new run that starts from the model; one that starts from none has none of them.
+    """Copy these files into a new run that starts from the model; remove them from a run that starts from none.
 
     Raises:
         DiskError: they cannot be written.
     """
     if files := origin_files(name) if name else {}:
         storage.replace_folder(run / KEPT, files)
-    elif (run / KEPT).exists():  # of a run that ended here before it was one
+    elif (run / KEPT).exists():  # left by a run that ended before it was complete
         storage.remove_folder(run / KEPT)
 
 
 def folder_of(name: str) -> Path:
-    """The folder of Hugging Face of this name.
+    """The Hugging Face folder of this name.
 
     Raises:
         CheckpointError: it is none.

@@ -1,4 +1,4 @@
-"""Fields of config.json that belong together, and the fields of a decoder that say the same."""
+"""Groups of fields in config.json, and the equivalent fields of a decoder."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ LLAMA3 = {
 
 @dataclass(frozen=True)
 class Reading:
-    """Fields of both sides that belong together: `here` makes fields of `Config` from config.json, and `there` the
-    other way round."""
+    """A group of fields on both sides: `here` converts config.json to fields of `Config`, `there` the other way
+    round."""
 
     here: Callable[[Fields], Fields]
     there: Callable[[Config], Fields]
@@ -229,7 +229,7 @@ ROOT_SCALE = Reading(lambda fields: {"embed_scale": math.sqrt(fields["hidden_siz
 
 
 def _both_biases(fields: Fields) -> object:
-    """The value of the two fields of biases, which must be equal; else the one that asks for them is named first."""
+    """The value of the two fields of biases, which must be equal; the error otherwise names the true one first."""
     given = sorted(((name, fields.get(name)) for name in ("attention_bias", "mlp_bias")), key=lambda one: not one[1])
     (name, value), (other, without) = given
     if value != without:

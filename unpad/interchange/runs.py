@@ -97,12 +97,12 @@ def prefix_template(template: Template, marks: bool = True) -> str:
 # Of the imported run's recipe, with which a trained model is tuned further: far below the peak of training anew.
 TUNING_LR, TUNING_EPOCHS = 2e-5, 3
 
-# Families in the order in which a model that comes from none of them is tried.
+# Families to try, in order, for a model that was not imported.
 TRIED = ("llama", "qwen3", "qwen2", "mistral", "gpt2", "opt", "smollm3", "granite", "gemma", "gemma3_text", "llava")
 
 
 def import_folder(name: str, out: Path) -> list[str]:
-    """Write a run directory from a folder of Hugging Face, which all verbs read that read runs.
+    """Write a run directory from a Hugging Face folder; all verbs that read runs can use it.
 
     Args:
         name: of the folder, or OWNER/MODEL or OWNER/MODEL@REVISION on a hub; a path that exists comes first.
@@ -111,7 +111,7 @@ def import_folder(name: str, out: Path) -> list[str]:
         Lines on what was read, and the commands that use it.
 
     Raises:
-        CheckpointError: the folder is none, or holds a model that is not covered; names the field or tensor.
+        CheckpointError: the folder holds no model, or an unsupported one; names the field or tensor.
         SourceError: its tokenizer cannot be used.
         RecipeError: `out` holds a run, or the extra for names of a hub is not installed.
         DiskError: it cannot be written.
@@ -159,7 +159,7 @@ def import_folder(name: str, out: Path) -> list[str]:
 
 @contextmanager
 def _made(out: Path, recipe: Recipe, about: Mapping[str, str], message: str) -> Iterator[None]:
-    """Hold the directory of a new run; what makes it one is written after the rest of its files."""
+    """Create and lock the directory of a new run; the file that makes it a run is written last."""
     storage.make_folder(out.parent)
     storage.make_folder(out)
     with storage.RunLock(out):
@@ -181,10 +181,10 @@ def _check_vocabulary(tokenizer: Tokenizer, model: Model, folder: Path) -> None:
 
 
 def _tried(tokenizer: Tokenizer, folder: Path) -> str:
-    """Reason why the chat template cannot write a first conversation; "" where it can, or where there is none.
+    """Reason why the chat template cannot write a test conversation; "" if it can, or without a template.
 
     Raises:
-        SourceError: it can write none.
+        SourceError: it can write no conversation.
     """
     if tokenizer.chat is None:
         return ""
@@ -203,11 +203,11 @@ def export_run(name: str, out: Path, kind: str | None = None) -> list[str]:
     """Write a run as a folder that transformers opens.
 
     Args:
-        kind: `model_type` of the family to write; None is that of the folder which the run comes from, or else the
-            first that can hold the model.
+        kind: `model_type` of the family to write; None: the family of the run's original folder, or else the first that
+            can hold the model.
 
     Returns:
-        Lines on what was written, and on what the folder cannot hold.
+        Lines on what was written, and on what the folder cannot represent.
 
     Raises:
         CheckpointError: no family holds the model; names the field of each.
@@ -248,8 +248,8 @@ def export_gguf(name: str, out: Path, kind: str | None, precision: str) -> list[
 
 
 def export_adapter(name: str, out: Path, kind: str | None = None) -> list[str]:
-    """Write the adapters of a run as a folder that peft opens on the model of transformers that the run's base was
-    imported from, or is exported to.
+    """Write the adapters of a run as a folder that peft opens with the transformers model that the run's base was
+    imported from or is exported to.
 
     Raises:
         RecipeError: the run has no adapters, its model is no decoder, or there is no such family.
@@ -277,10 +277,10 @@ def export_adapter(name: str, out: Path, kind: str | None = None) -> list[str]:
 
 @dataclass(frozen=True)
 class _Run:
-    """A run that is to be exported.
+    """A run to export.
 
     Args:
-        kept: small files of the folder that it comes from; given: its config.json; {} for a run that comes from none.
+        kept: small files of its original folder; given: its config.json; {} for a run without one.
     """
 
     recipe: Recipe
@@ -332,7 +332,7 @@ def _family(model: Model, given: dict[str, Any], kind: str | None, name: str) ->
 
 
 def _tokenizer_files(tokenizer: Tokenizer, recipe: Recipe) -> tuple[dict[str, Any], str]:
-    """Files of a tokenizer that was made here, and a line on them."""
+    """Files of a tokenizer that was trained here, and a line on them."""
     if not isinstance(tokenizer, LibraryTokenizer):
         return {}, (
             f"no tokenizer: kind {tokenizer.kind} is unpad's own, and no tokenizer.json holds it; "
