@@ -16,7 +16,7 @@ STAGE_RESUMABLE = ("max_epochs", "eval_every", "grad_norm_warning")
 
 
 def differences(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:
-    """Return {dotted key: (old, new)} of every field whose values differ."""
+    """Return {dotted key: (old, new)} of every field that differs."""
     before, after = _flatten(old.model_dump(mode="json")), _flatten(new.model_dump(mode="json"))
     keys = sorted(before.keys() | after.keys())
     return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}

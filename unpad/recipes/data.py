@@ -23,7 +23,7 @@ class Source(Section):
     field: str | None = Field(None, description="Field or column that holds the text; default `text` or `messages`.")
 
 
-# Places of the data that comes with the package or is drawn by it; other paths are the user's.
+# Paths of data that comes with the package or is drawn by it; other paths are the user's.
 PACKAGED = ("unpad:", "drawn:", "simulated:")
 
 
@@ -33,7 +33,7 @@ def is_packaged(path: str) -> bool:
 
 
 def as_sources(value: Any) -> Any:
-    """A path, a mapping or a list of them as a list of mappings; anything else as it is."""
+    """Convert a path, a mapping or a list of them to a list of mappings; anything else stays unchanged."""
     if value is None:
         return []
     items = value if isinstance(value, list) else [value]
@@ -44,7 +44,7 @@ Sources = Annotated[list[Source], BeforeValidator(as_sources)]
 
 
 def _sound_format(layout: str) -> str:
-    """Refuse a layout that strptime cannot read, or that does not name the day."""
+    """Refuse a format that strptime cannot read, or that lacks the day."""
     moment = datetime(2023, 11, 25, 13, 47, tzinfo=UTC)
     try:
         read = datetime.strptime(moment.strftime(layout), layout)
@@ -62,7 +62,7 @@ _FORMAT = (
 
 
 def _as_words(value: Any) -> Any:
-    """Keys of a map as they are compared: without the blanks around them and without capitals."""
+    """Keys of a map as they are compared: stripped and in lower case."""
     return {str(word).strip().casefold(): label for word, label in value.items()} if isinstance(value, dict) else value
 
 
@@ -132,7 +132,7 @@ class EventLabels(Section):
         None, gt=0, description="Time from the landmark within which the outcome makes the label 1."
     )
     censored: Literal["exclude", "keep"] = Field(
-        "exclude", description="Patients whose observation ended before the horizon; keep: unlabelled."
+        "exclude", description="Patients with an observation that ended before the horizon; keep: unlabelled."
     )
     missing: Literal["error", "exclude", "keep"] = Field(
         "error", description="Patients with events but no label; keep: unlabelled."
@@ -207,7 +207,7 @@ class EventSettings(Section):
     @model_validator(mode="after")
     def _fits(self) -> EventSettings:
         if isinstance(self.landmark, str) and self.labels is None:
-            raise ValueError("a landmark column needs events.labels, whose table has the column")
+            raise ValueError("a landmark column needs events.labels: the column is in its table")
         if self.labels is not None and self.labels.horizon is not None and self.landmark is None:
             raise ValueError("a horizon counts from a landmark; set events.landmark")
         return self
@@ -222,12 +222,12 @@ class Template(Section):
     separator: str = Field("", description="Text between messages.")
     thinking: bool | None = Field(
         None,
-        description="Of an imported model whose chat template reads `enable_thinking`: the value it is given, in "
-        "training and in prompts; default: none, as the template has it.",
+        description="Value of `enable_thinking` for the chat template of an imported model, in training and in "
+        "prompts; default: none, the template's own default.",
     )
 
 
-# Templates that a recipe may have without a word of its user: the default, and that of the packaged recipe `chat`.
+# Templates that a recipe may have without the user's choice: the default, and that of the packaged recipe `chat`.
 PACKAGED_TEMPLATES = (Template(), Template(system="<|system|>", user="<|user|>", assistant="<|assistant|>"))
 
 
@@ -348,7 +348,7 @@ CHANGES = (
     "zoom",
     "color",
     "erase",
-)  # augmentations of a training image, drawn again every epoch
+)  # augmentations of a training image, drawn anew every epoch
 
 
 class ImageSettings(Section):

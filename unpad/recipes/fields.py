@@ -13,7 +13,7 @@ Candidate = tuple[str, str]  # text and its explanation
 
 
 def complete_override(recipe: str | None, words: list[str], incomplete: str) -> list[Candidate]:
-    """Complete one `field=value`, of which bash, which splits words at "=", passes the field and the sign in `words`.
+    """Complete one `field=value`. Bash splits words at "=", so the field and the sign arrive in `words`.
 
     Args:
         words: overrides before the incomplete word; zsh and fish do not split them.

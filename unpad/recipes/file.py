@@ -21,7 +21,7 @@ from unpad.recipes.recipe import STAGE_SECTIONS, Recipe, stage_fields
 from unpad.recipes.section import Fault, all_faults
 
 MAX_RECIPE_BYTES = 1 << 20
-MOST_FAULTS = 8  # told of a recipe at once
+MOST_FAULTS = 8  # faults of a recipe that are reported at once
 
 
 @lru_cache(maxsize=16)
@@ -41,7 +41,7 @@ def load_recipe(
 ) -> Recipe:
     """Load a recipe by packaged name or path, and apply `key.sub=value` overrides.
 
-    A source that an override gives replaces the packaged sources of the recipe.
+    A source given by an override replaces the packaged sources of the recipe.
 
     Args:
         began: overrides of the command that started a run, applied first; some may be shadowed by stages.
@@ -118,7 +118,7 @@ def _validate(values: dict[str, Any], origin: str, lines: Lines, overridden: set
 
 
 def _named(fault: Fault, values: dict[str, Any]) -> str:
-    """The field of a fault as an override names it: a stage by its name, if it has a sound one."""
+    """The field of a fault in the form of an override: a stage by its name, if it has a valid one."""
     match fault.path:
         case ("stages", int(index), *rest) if rest and rest[0] != "name":
             stage = values["stages"][index]
@@ -129,7 +129,7 @@ def _named(fault: Fault, values: dict[str, Any]) -> str:
 
 
 def _nearest_field(fault: Fault, values: dict[str, Any]) -> str:
-    """Advice on an unknown key: fields of its section with a name like it, or fields elsewhere with its very name."""
+    """Advice on an unknown key: fields of its section with a similar name, or fields elsewhere with the same name."""
     *section, name = map(str, fault.path)
     known, elsewhere = list(field_schema(fault.path[:-1]).get("properties", {})), []
     if not section:

@@ -1,8 +1,8 @@
-"""YAML of recipes: safe values only, numbers and truths of YAML 1.2, each key once, and the line of every key.
+"""YAML of recipes: safe values only, numbers and booleans of YAML 1.2, each key once, and the line of every key.
 
-PyYAML reads YAML 1.1, in which 1:30 is 90, 010 is 8, 1_000 is 1000, and yes, no, on and off are truths. Here a number
-is what the core schema of YAML 1.2 calls one, 1e-3 included; what only 1.1 calls a number is refused, since it would
-change its meaning silently. Words and dates are texts.
+PyYAML reads YAML 1.1, in which 1:30 is 90, 010 is 8, 1_000 is 1000, and yes, no, on and off are booleans. Here numbers
+follow the core schema of YAML 1.2, 1e-3 included; a scalar that is a number only in 1.1 is refused, since its meaning
+would change silently. Words and dates are text.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Lines = dict[tuple[str | int, ...], int]  # line of every key, by the keys and l
 
 
 class TwoReadingsError(yaml.MarkedYAMLError):
-    """A scalar that is a number in YAML 1.1 alone; `fix` says what to write."""
+    """A scalar that is a number only in YAML 1.1; `fix` says what to write."""
 
     def __init__(self, node: yaml.ScalarNode, number: Any) -> None:
         text = node.value[:80]
@@ -76,7 +76,7 @@ class LineLoader(yaml.SafeLoader):
         return self.construct_document(node)
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose the next node; a file of very many is refused before it is read to its end, which takes minutes."""
+        """Compose the next node; a file with too many nodes is refused early, since reading all takes minutes."""
         self._composed += 1
         if self._composed > MAX_WRITTEN_NODES:
             raise yaml.MarkedYAMLError(problem=TOO_LARGE, problem_mark=self.peek_event().start_mark)
@@ -93,7 +93,7 @@ class LineLoader(yaml.SafeLoader):
         """The tag of a scalar by the rules of YAML 1.2.
 
         Raises:
-            TwoReadingsError: it is a number in YAML 1.1 alone.
+            TwoReadingsError: it is a number only in YAML 1.1.
         """
         if is_plain:
             tag = _YAML_1_1.resolve(yaml.ScalarNode, node.value, (True, False))
@@ -115,7 +115,7 @@ class LineLoader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Build the value of a node.
 
-        PyYAML lets the errors of impossible values through as they are: a date of month 13, or `!!int` of no number.
+        PyYAML does not convert errors of impossible values, such as a date of month 13 or `!!int` of a word.
         """
         try:
             return super().construct_object(node, deep)

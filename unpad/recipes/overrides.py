@@ -14,7 +14,7 @@ from unpad.recipes.data import KINDS, EventLabels, EventSource, Source, as_sourc
 from unpad.recipes.lines import YAML_FAULTS, LineLoader, TwoReadingsError
 from unpad.recipes.recipe import STAGE_SECTIONS, Recipe
 
-# Sections that a command line gives as a whole, in braces, and a piece of one.
+# Sections that a command line may give as a whole, in braces, and a fragment of one.
 _BRACED = ("events.labels", *(f"data.{kind}" for kind in KINDS))
 _FIELDS = {*Source.model_fields, *EventSource.model_fields, *EventLabels.model_fields}
 _PIECE = re.compile(rf"(?:{'|'.join(sorted(_FIELDS))}):(?!//)")
@@ -73,10 +73,10 @@ def apply_override(values: dict[str, Any], given: str) -> Override:
 
 
 def refuse_split(overrides: Sequence[str]) -> None:
-    """Refuse braces that a shell has taken apart, or that have no blank after a colon, with the quoted form.
+    """Refuse braces that a shell has split, or without a blank after a colon; the error has the quoted form.
 
     Raises:
-        RecipeError: an override of a source, or of the labels, is such a piece.
+        RecipeError: an override of a source, or of the labels, is such a fragment.
     """
     for index, given in enumerate(overrides):
         key, _, text = given.partition("=")
@@ -119,9 +119,9 @@ def _list_index(items: list[Any], name: str, key: str) -> int:
 
 
 def refuse_shadowed(recipe: Recipe, overrides: Sequence[Override]) -> None:
-    """Refuse overrides of fields that stages set themselves, in which they would change nothing.
+    """Refuse overrides of fields that stages set themselves, where they would have no effect.
 
-    A stage whose own value is given by another of the overrides does not count, unless that leaves no stage.
+    A stage that another override sets explicitly does not count, unless no stage is left.
 
     Raises:
         RecipeError: names the field in each stage.
@@ -167,7 +167,7 @@ def without_packaged(recipe: Recipe, overrides: Sequence[Override]) -> Recipe:
     """Drop the packaged sources of a recipe if an override gives a source; sources that overrides name stay.
 
     Raises:
-        RecipeError: events are given, and a table that belongs to them would be the package's.
+        RecipeError: events are given, but one of their tables would still be the package's.
     """
     giving = [override for override in overrides if _gives_source(override)]
     if not giving:

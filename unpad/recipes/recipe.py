@@ -32,13 +32,13 @@ STAGE_TRAIN_KEYS = {
     "weights",
 }  # fmt: skip
 
-# Sections whose fields a stage may change, and those fields of them that belong to the whole run.
+# Sections that a stage may change, and their fields that belong to the whole run.
 STAGE_SECTIONS = ("plan", "optim", "losses", "train")
 RUN_ONLY = {"plan": {"cross_documents"}, "train": set(TrainSettings.model_fields) - STAGE_TRAIN_KEYS}
 
 
 def stage_fields(section: str) -> list[str]:
-    """Fields of one of `STAGE_SECTIONS` that a stage may set; none for losses, whose terms the model names."""
+    """Fields of one of `STAGE_SECTIONS` that a stage may set; none for losses, where the model names the terms."""
     sections: dict[str, type[Section]] = {"plan": PlanSettings, "optim": OptimSettings, "train": TrainSettings}
     settings = sections.get(section)
     return [name for name in settings.model_fields if name not in RUN_ONLY.get(section, ())] if settings else []
@@ -123,7 +123,7 @@ class Recipe(DataSections):
         return self
 
     def field_of(self, stage: str, name: str) -> str:
-        """Name of a field as an override gives it for one stage: that of the stage, where the stage sets it itself."""
+        """Name of a field in an override for one stage: the stage's own field if the stage sets it."""
         section, _, key = name.partition(".")
         own = next((one for one in self.stages if one.name == stage), None)
         return f"stages.{stage}.{name}" if own is not None and key in own.changes.get(section, {}) else name
@@ -131,7 +131,7 @@ class Recipe(DataSections):
     def for_stage(self, stage: Stage) -> Recipe:
         """Merge the stage's fields of plan, optim, losses and train into a copy of this recipe without stages.
 
-        `train.max_epochs` of the run limits every stage: the smaller of the two holds.
+        `train.max_epochs` of the run limits every stage: the smaller of the two applies.
         """
         with kept_paths():  # the fields were checked as the recipe was read
             return self._merged(stage)

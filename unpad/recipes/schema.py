@@ -8,13 +8,13 @@ from typing import Any
 from unpad.recipes.data import KINDS
 from unpad.recipes.recipe import Recipe, stage_fields
 
-# YAML 1.1, which recipes are read as, takes 1e-3 for text; the sections read the number in it.
+# YAML 1.1 parsers read 1e-3 as text; the sections convert it to a number.
 EXPONENT = r"[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"
 DEFAULT_KIND = "decoder"
 
 
 def recipe_schema(models: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """Build the schema. It accepts every recipe that the program accepts, and misses faults between fields.
+    """Build the schema. It accepts every valid recipe, but misses inconsistencies between fields.
 
     Args:
         models: schema of the model section, by `model.kind`.
@@ -37,14 +37,14 @@ def recipe_schema(models: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _model(models: Mapping[str, dict[str, Any]], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Schema of the model section, whose `kind` names the other fields; their sections join the `definitions`."""
+    """Schema of the model section: its `kind` determines the other fields; their sections join the `definitions`."""
     branches = []
     for kind, own in models.items():
         for name, definition in own.get("$defs", {}).items():
             assert definitions.setdefault(name, definition) == definition, f"two sections are called {name}"
         definitions[f"model_{kind}"] = {key: value for key, value in own.items() if key != "$defs"}
-        required = [] if kind == DEFAULT_KIND else ["kind"]  # a section without a kind is of the default one
-        # A model from elsewhere has a kind that the recipe need not name.
+        required = [] if kind == DEFAULT_KIND else ["kind"]  # a section without a kind has the default kind
+        # The recipe need not name the kind of an imported model.
         chosen = {"properties": {"kind": {"const": kind}}, "required": required, "not": {"required": ["from"]}}
         branches.append({"if": chosen, "then": {"$ref": f"#/$defs/model_{kind}"}})
     kinds = {"enum": list(models), "default": DEFAULT_KIND, "description": "Name of a file of models/."}

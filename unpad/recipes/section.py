@@ -66,9 +66,9 @@ class Section(BaseModel):
 def _misread(
     given: Any, made: Any, path: tuple[str | int, ...]
 ) -> Iterator[tuple[tuple[str | int, ...], PydanticCustomError, Any]]:
-    """Places, faults and values where true or false was read as 1 or 0, or something else as true or false.
+    """Places, faults and values where a boolean was read as a number, or another value as a boolean.
 
-    Sections inside look after themselves.
+    Nested sections check themselves.
     """
     if isinstance(given, bool):
         if isinstance(made, int | float) and not isinstance(made, bool):
@@ -119,7 +119,7 @@ def first_fault(error: ValidationError) -> Fault:
 
 
 def all_faults(error: ValidationError) -> list[Fault]:
-    """The faults that validation found, one per field; of fields that are nested in each other the outer one."""
+    """The faults that validation found, one per field; for nested fields only the outer one."""
     found: dict[tuple[str | int, ...], list[Any]] = {}
     for one in error.errors():
         # A part in brackets is a tag of `Weight`, not a key; of a field that takes several types, the last part is one.

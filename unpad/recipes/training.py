@@ -38,7 +38,7 @@ AUTO = 0  # stands for tokens_per_micro: auto
 
 
 def _known_size(given: Any) -> Any:
-    """A number of tokens as it is, AUTO for auto."""
+    """A number of tokens unchanged, AUTO for auto."""
     if given == "auto":
         return AUTO
     if (isinstance(given, int) and given < 1) or (isinstance(given, str) and not given.isdecimal()):
@@ -104,7 +104,7 @@ class PlanSettings(Section):
         return self
 
     def parts(self, epoch: int, first_step: int = 0) -> list[tuple[int | None, PlanSettings]]:
-        """Settings of the parts of an epoch, and the steps of each; None is all that the epoch still has.
+        """Settings of the parts of an epoch, and the steps of each; None for all remaining steps.
 
         Args:
             epoch: of the stage, from 0; first_step: steps of the stage before it.
@@ -224,7 +224,7 @@ class TrainSettings(Section):
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of initial weights, plans, dropout and the held-out split.")
     init_from: UserPath | None = Field(
         None,
-        description="Run, Hugging Face folder or OWNER/MODEL of a hub whose weights and tokenizer the run starts with.",
+        description="Run, Hugging Face folder or OWNER/MODEL of a hub with the run's initial weights and tokenizer.",
     )
     label_smoothing: float = Field(
         0.0,
@@ -281,7 +281,7 @@ class TrainSettings(Section):
     )
 
 
-# Settings of `collapse.preset`; fast reads five times as often and believes a collapse after two readings.
+# Settings of `collapse.preset`; fast reads five times as often and confirms a collapse after two readings.
 COLLAPSE_PRESETS: dict[str, dict[str, int]] = {"standard": {}, "fast": {"every": 20, "patience": 2, "warmup": 200}}
 
 
@@ -305,7 +305,7 @@ class CollapseSettings(Section):
     window: int = Field(256, ge=2, description="Sets per reading.")
     patience: int = Field(3, ge=1, description="Consecutive collapsed readings that confirm a collapse.")
     warmup: int = Field(
-        500, ge=0, description="Steps at the start of a stage, or after a recovery, whose readings do not count."
+        500, ge=0, description="Steps at the start of a stage, or after a recovery, without readings that count."
     )
     active_variance: float = Field(
         0.01, gt=0, description="A unit is active if its mean has a larger variance over sets."
@@ -342,7 +342,7 @@ class CheckpointSettings(Section):
 
 
 class LogSettings(Section):
-    """Programs that draw a run's curves, besides its own report."""
+    """External loggers, in addition to the run's own report."""
 
     to: list[Literal["tensorboard", "wandb", "mlflow"]] = Field(
         ["tensorboard"],
@@ -362,7 +362,7 @@ class GenerateSettings(Section):
         1.0,
         gt=0,
         le=1,
-        description="Sample from the most probable tokens whose probabilities sum to this, after top_k.",
+        description="Sample from the fewest most probable tokens that reach this probability together, after top_k.",
     )
     repetition_penalty: float = Field(
         1.0, gt=0, le=100, description="Above 1, tokens that already occurred become less probable."
