@@ -1,8 +1,8 @@
 """The equivalence certificate: batching changed nothing.
 
-Part one runs in fp64 on the path that shares everything but the kernel's precision: every way to batch a few sequences
-must equal the same sequences one at a time, in outputs, loss terms and all gradients. Part two runs in the run's own
-precision and kernels: against fp64 within stated bounds, and isolation exactly.
+Part one runs in fp64 on the same code path, except for the kernel's precision: every way to batch a few sequences must
+equal the same sequences one at a time, in outputs, loss terms and all gradients. Part two runs in the run's own
+precision and kernels: it must agree with fp64 within stated bounds, and isolation must be exact.
 """
 
 from __future__ import annotations
@@ -111,14 +111,14 @@ def certify(
     A check that ends in an exception is a line that fails.
 
     Args:
-        alone: the truth, every sequence as a batch of its own, straight from the data and not from any batch.
+        alone: the reference: every sequence as a batch of its own, directly from the data and not from any batch.
         variants: ways to batch them, such as the plans of all strategies. Paddings and splits are added here.
-        expected_kernels: attention kernels of the run; those that no line ran are NOT PROVEN.
+        expected_kernels: attention kernels of the run; kernels that no line ran are NOT PROVEN.
         losses: the recipe's weights of loss terms; gradients are of their weighted sum.
         trained: the variant that training uses, if its kernels may differ from those of the first.
-        broken: lines of variants that could not be made.
-        few: more on the sequences, for the reason where they are too few or too alike.
-        many: short sequences, each as a batch of its own, for lines on one run of all of them.
+        broken: lines of variants that could not be built.
+        few: remark on the sequences, added to the reason if they are too few or too similar.
+        many: short sequences, each as a batch of its own, for lines on one run of them all.
     """
     device = device or next(model.parameters()).device
     if len(model.modes) > 1:  # all lines but `more_lines` need an output for every token
@@ -165,7 +165,7 @@ def certify(
 def _add_exact_lines(
     lines: Lines, subject: Subject, variants: list[Variant], base: RaggedBatch, claims: Claims, gap: str
 ) -> None:
-    """Lines in fp64; `gap` is that of all sequences in one batch."""
+    """Lines in fp64; `gap` is the gap of all sequences in one batch."""
     model = subject.model
     for variant in counted(variants, "comparing", len(variants), "ways to batch"):
         lines.add(subject.claim(variant.name), partial(equal_line, subject, variant))
@@ -184,17 +184,17 @@ def _add_exact_lines(
 
 
 def _with(few: str, gap: str) -> str:
-    """A gap and what else is known of the sequences."""
+    """A gap, with the remark on the sequences."""
     return gap and gap + few
 
 
 def _gap(variant: Variant, units: Sequence[bytes], few: str) -> str:
-    """The reason why a way to batch shows nothing beside sequences alone; empty if it shows something."""
+    """The reason why comparing a variant with sequences alone proves nothing; empty if it can."""
     return _with(few, gap_of(variant.rows, units, split=variant.is_plan))
 
 
 def _gap_of_truth(truth: Measurement) -> str:
-    """The reason why nothing is shown by what equals the truth."""
+    """The reason why equality with the reference proves nothing."""
     if is_zero(truth.outputs):
         return "all outputs are 0 with these weights"
     return "all gradients are 0 with these weights" if is_zero(list(truth.gradients.values())) else ""
@@ -210,11 +210,11 @@ def _add_own_precision_lines(
 ) -> set[str]:
     """Lines in the run's precision; returns the kernels that ran.
 
-    The plan's own batches, and the kernel of attention dropout, which evaluation has not, get lines where training
-    would run kernels that the first lines did not.
+    The plan's own batches, and the kernel of attention dropout, which evaluation lacks, get lines if training would run
+    kernels that the first lines did not.
     """
     first, against = len(lines.done), f"{precision} against fp64"
-    # The loss of a pair depends on a small difference of large sums, whose rounding is not small against it.
+    # The loss of a pair depends on a small difference of large sums, and their rounding is not small relative to it.
     terms = PER_TOKEN if isinstance(own.model, LearnsPreferences) and own.model.beta is not None else None
     near = lines.add(against, lambda: error_lines(own, packed, precision, terms))
     if near:
@@ -232,7 +232,7 @@ def _add_own_precision_lines(
 
 
 def _kernels(lines: Sequence[Line]) -> set[str]:
-    """Kernels of lines that ran to their end."""
+    """Kernels of lines that completed."""
     return {kernel for line in lines for kernel in line.kernel.split(", ")}
 
 
@@ -272,7 +272,7 @@ def _wrong_labels(alone: RaggedBatch | None, labels: Tensor, mask: Tensor, posit
 
 
 def _images_line(batches: Sequence[RaggedBatch]) -> Line:
-    """Every image belongs to the sequence in which its patches lie."""
+    """Every image belongs to the sequence that contains its patches."""
     wrong = most = 0
     for batch in batches:
         if batch.media is None or batch.media_seqs is None or batch.media_index is None:
@@ -289,7 +289,8 @@ def _images_line(batches: Sequence[RaggedBatch]) -> Line:
 
 
 def _crossing(batch: RaggedBatch) -> list[bool]:
-    """For every label at the end of a sequence: whether it is the first token of the next one. One may be by chance."""
+    """For every label at the end of a sequence: whether it is the first token of the next one. One match may be
+    chance."""
     if not isinstance(batch.layout, Layout) or batch.input_ids is None:
         return []
     starts = [
@@ -309,8 +310,8 @@ def _repeat_line(model: Model, batch: RaggedBatch) -> Line:
 def _cross_gradient_line(model: Model, batch: RaggedBatch, claims: Claims) -> Line:
     """The gradient of one sequence's output with respect to the inputs of all others is exactly zero.
 
-    Outputs are traced back in groups, by the digits of the binary number of each sequence: two sequences differ in one
-    of them, so they are in two groups, and the gradient of either group shows a leak from the other.
+    Outputs are traced back in groups, by the binary digits of each sequence's number: two sequences differ in some
+    digit, so they are in different groups, and the gradient of either group shows a leak from the other.
     """
     worst, reached = 0.0, False
     changed, leaves = claims.leaves(model, batch)
@@ -331,7 +332,7 @@ def _cross_gradient_line(model: Model, batch: RaggedBatch, claims: Claims) -> Li
 
 @torch.no_grad()
 def _many_lines(subject: Subject, alone: Sequence[RaggedBatch]) -> list[Line]:
-    """Outputs of more sequences in one run than the other lines have, with and without native kernels.
+    """Outputs of more sequences in one run than in the other lines, with and without native kernels.
 
     Code that depends on the number of sequences shows here.
     """
@@ -362,7 +363,7 @@ def _many_lines(subject: Subject, alone: Sequence[RaggedBatch]) -> list[Line]:
 
 
 def _groups(num: int) -> list[list[int]]:
-    """Groups of numbers below `num`, so that for any two there is a group with the first and not the second."""
+    """Groups of numbers below `num`: for any two numbers, some group has the first but not the second."""
     digits = max(num - 1, 1).bit_length()
     groups = [[seq for seq in range(num) if seq >> digit & 1 == value] for digit in range(digits) for value in (0, 1)]
     return [group for group in groups if group]

@@ -1,6 +1,6 @@
-"""Content of sequences as a model reads it, and reasons why a comparison with sequences alone shows nothing.
+"""Content of sequences as a model reads it, and reasons why a comparison with sequences alone proves nothing.
 
-Sequences of equal content are no test of a batch: a model that mixes them up computes the same.
+Sequences of equal content do not test a batch: a model that mixes them up computes the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from unpad.batching.batch import RaggedBatch, concatenate
 from unpad.batching.fields import KIND, SEQUENCE, FieldHolder, PerEntry
 
-OUTPUTS = ("labels", "loss_mask", "position_ids")  # fields per token that are no content
+OUTPUTS = ("labels", "loss_mask", "position_ids")  # fields per token that are not content
 
 
 def content_of(sequence: RaggedBatch) -> bytes:
@@ -58,11 +58,11 @@ def units_of(alone: Sequence[RaggedBatch]) -> list[bytes]:
 
 
 def unlike(rows: Sequence[int], units: Sequence[bytes | None]) -> int:
-    """Number of unlike units in a micro-batch.
+    """Number of different units in a micro-batch.
 
     Args:
         rows: the sequence of every row, -1 for filler.
-        units: content of every sequence; None for those that do not count.
+        units: content of every sequence; None for sequences that do not count.
     """
     return len({units[row] for row in rows if row >= 0} - {None})
 
@@ -70,7 +70,7 @@ def unlike(rows: Sequence[int], units: Sequence[bytes | None]) -> int:
 def gap_of(
     rows: Sequence[Sequence[int]], units: Sequence[bytes | None], *, split: bool = False, what: str = "sequence"
 ) -> str:
-    """The reason why comparing micro-batches with sequences alone shows nothing; empty if it shows something.
+    """The reason why comparing micro-batches with sequences alone proves nothing; empty if it can.
 
     Args:
         rows: of every micro-batch, as in `unlike`.

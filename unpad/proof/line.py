@@ -25,9 +25,9 @@ class Line:
 
     Args:
         kernel: names of the attention kernels that ran.
-        passed: None if nothing was compared that could have failed: NOT PROVEN.
+        passed: None if the comparison could not have failed: NOT PROVEN.
         note: the exception that ended the check, or the reason why nothing was compared.
-        applies: False for a claim about something that this model or run does not have; `note` says what.
+        applies: False for a claim that does not concern this model or run; `note` says why.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Line:
     applies: bool = True
 
     def unless(self, gap: str) -> Line:
-        """The line, not proven if it holds although `gap` says why nothing was compared; a line that fails still does.
+        """The line; NOT PROVEN if it holds but `gap` says why nothing was compared. A failing line still fails.
 
         Args:
             gap: a reason; empty for none.
@@ -48,7 +48,7 @@ class Line:
 
 
 def not_applicable(name: str, reason: str) -> Line:
-    """A claim about something that this model or run does not have."""
+    """A claim that does not concern this model or run."""
     return Line(name, "", None, None, None, reason, applies=False)
 
 
@@ -58,8 +58,8 @@ class Certificate:
 
     @property
     def passed(self) -> bool | None:
-        """True if every line that applies was shown to hold, False if one fails, None if nothing fails but something
-        was not shown."""
+        """True if every line that applies was proven, False if one fails, None if nothing fails but something was not
+        proven."""
         verdicts = {line.passed for line in self.lines if line.applies}
         if False in verdicts:
             return False
@@ -75,7 +75,7 @@ class Certificate:
             against = _against(line)
             beside = f"{against:<{room}}  {line.kernel}" if len(name) <= width else f"{against}  {line.kernel}".strip()
             one = f"{name:<{width}}  {beside}".rstrip()
-            # What does not fit beside a claim stands below it.
+            # Text that does not fit beside a claim stands below it.
             below = wrapped(f"{against}  {line.kernel}", indent=INDENT)
             lines += [one] if len(one) <= columns() else [name, *below]
             lines += wrapped(line.note, indent=INDENT) if line.note else []
@@ -97,16 +97,16 @@ class Certificate:
 
 
 class Lines:
-    """Lines of a certificate in the making. A check that ends in an exception becomes a line that fails.
+    """Lines of an unfinished certificate. A check that raises an exception becomes a failing line.
 
-    Lack of memory says nothing about a model, and is raised.
+    Out-of-memory errors say nothing about a model, and are raised.
     """
 
     def __init__(self, done: Iterable[Line] = ()) -> None:
         self.done = list(done)
 
     def add(self, name: str, check: Callable[[], Line | Sequence[Line]]) -> list[Line]:
-        """Append the lines of a check, which is called `name` if it raises, and return them."""
+        """Append and return the lines of a check; `name` is its name if it raises."""
         made = self.value(name, check)
         lines = [made] if isinstance(made, Line) else list(made or [])
         self.done += lines

@@ -1,4 +1,4 @@
-"""Measurements of one way to batch, and the lines that compare them with the truth."""
+"""Measurements of one batching variant, and the lines that compare them with the reference."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ EXACT = 1e-10
 # Relative error allowed of (outputs, loss terms, gradients) against fp64. bf16 keeps 8 bits: one rounding is 0.4 %,
 # and a deep network's gradient adds up a few.
 BOUNDS = {"fp32": (1e-5, 1e-6, 1e-4), "fp16": (5e-3, 1e-3, 2e-2), "bf16": (3e-2, 5e-3, 6e-2)}
-# Most that native kernels' error may be of torch's in the same precision. In fp32 either is a few roundings in another
-# order of sums; in the others the roundings are of the same numbers.
+# Largest ratio of the native kernels' error to torch's in the same precision. In fp32 both are a few roundings in
+# different orders of sums; in the other precisions the same numbers are rounded.
 NATIVE_ERROR = {"fp32": 2.0, "fp16": 1.4, "bf16": 1.4}
-# Most that leaving out targets (nn/losses.py) may add to the error of gradients.
+# Largest addition to the gradients' error from leaving out targets (nn/losses.py).
 FEWER_ERROR = 1.1
 FURTHER = 7  # cells that a rectangle is wider than its longest row, to be padded further
 NO_NATIVE = "no native kernel of attention runs here"
 PADDED_RIGHT, PADDED_LEFT, PADDED_MORE = "padded right", "padded left", "padded further"
 SPLIT = "split into micro-batches, one empty"
 UNSORTED = "not sorted by length"
-MOST_MANY = 40  # sequences of the run that has more of them than all others
+MOST_MANY = 40  # number of sequences of the run with the most sequences
 MOST_CHANGED = 6  # sequences of a micro-batch that the isolation line changes
 
 # Reads the outputs of every sequence of a batch; returns None if a rectangle does not separate them from padding.
@@ -43,11 +43,11 @@ Outputs = Callable[[Model, RaggedBatch], list[Tensor] | None]
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to batch all sequences once: its micro-batches, and which sequence each of their rows is (-1: filler).
+    """One way to batch all sequences once: its micro-batches, and the sequence of each row (-1: filler).
 
     Args:
         is_plan: whether a planner made it, which cuts a step into several micro-batches.
-        gap: the reason why its comparison with sequences alone shows nothing; empty if it shows something.
+        gap: the reason why its comparison with sequences alone proves nothing; empty if it can.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Measurement:
 
     Args:
         weights: of the terms in the gradients.
-        compared: False if the outputs could not be read; `outputs` are then the truth's.
+        compared: False if the outputs could not be read; `outputs` are then the reference's.
     """
 
     outputs: list[Tensor]
@@ -81,7 +81,7 @@ def kernel_names(kernels: Iterable[Kernel]) -> str:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model under proof, its truth, and the functions that compare both.
+    """A model under proof, its reference, and the functions that compare both.
 
     Args:
         model: in evaluation mode, on `device`.
@@ -89,7 +89,7 @@ class Subject:
         outputs: reads the outputs of a batch.
         prefix: before the names of lines.
         truth_name: in the names of lines.
-        gap: the reason why nothing equals this truth in a way that shows something; empty for none.
+        gap: the reason why equality with this reference proves nothing; empty for none.
     """
 
     model: Model
@@ -133,8 +133,8 @@ def one_at_a_time(
 def bundles_at_a_time(
     model: Model, alone: Sequence[RaggedBatch], weights: dict[str, float], outputs: Outputs
 ) -> Measurement:
-    """Measure each bundle of sequences as a batch of its own, such as the two replies of a pair; a sequence that is a
-    bundle is one. Outputs are in the order of `alone`."""
+    """Measure each bundle of sequences, such as the two replies of a pair, as a batch of its own; most bundles are
+    single sequences. Outputs are in the order of `alone`."""
     bundles = concatenate(alone).bundles
     if len(bundles) == len(alone):
         return one_at_a_time(model, alone, weights, outputs)
@@ -220,7 +220,7 @@ def equal_line(subject: Subject, variant: Variant) -> Line:
 
 
 def made_and_equal(subject: Subject, make: Callable[[], Variant]) -> Line:
-    """The same of a variant that is made first, so that a fault in making it is one of this line."""
+    """`equal_line` for a variant that is built first, so that a fault in building it fails this line."""
     return equal_line(subject, make())
 
 
@@ -237,7 +237,7 @@ def torch_lines(subject: Subject, variant: Variant) -> list[Line]:
 
 
 def in_own_precision(subject: Subject, given: Model) -> Subject:
-    """The same subject with weights in fp32, as in training, and those in low precision that are frozen in `given`."""
+    """The same subject with weights in fp32, as in training, and frozen low-precision weights as in `given`."""
     model = copy.deepcopy(subject.model).float().to(subject.device).eval()
     for name, parameter in given.named_parameters():
         if parameter.dtype.itemsize < 4 and not parameter.requires_grad:
@@ -272,7 +272,7 @@ def _of_terms(measured: Measurement, names: Sequence[str] | None) -> Measurement
 
 
 def native_lines(subject: Subject, variant: Variant, precision: Precision, gradients: Line) -> list[Line]:
-    """Gradients of native kernels are about as near to fp64 as those of torch's.
+    """Gradients of native kernels are about as close to fp64 as those of torch's kernels.
 
     Args:
         gradients: the line on the gradients of native kernels.
@@ -288,8 +288,8 @@ def native_lines(subject: Subject, variant: Variant, precision: Precision, gradi
 
 
 def target_lines(subject: Subject, variant: Variant, precision: Precision) -> list[Line]:
-    """Gradients without the targets that `losses.cross_entropy` leaves out are about as near to fp64 as those of all
-    targets; no line where it leaves out none."""
+    """Gradients without the targets that `losses.cross_entropy` leaves out are about as close to fp64 as those of all
+    targets; no line if it leaves out none."""
     if precision != "bf16":
         return []
     with noted() as ran:
@@ -308,9 +308,9 @@ def isolation_line(subject: Subject, variant: Variant, precision: Precision) -> 
     """Change the tokens and images of one sequence after another: every other sequence's output stays bit-equal, and
     its own does not.
 
-    A change after which removal leaves its own sequence another number of tokens is passed over: the products of the
-    others then have another shape, on which their rounding depends. Nothing is proven without two sequences, or with
-    weights by which the tokens of a sequence do not act on each other: no leak would show.
+    A change that alters the number of tokens left in its own sequence is skipped: the products of the others then have
+    another shape, which affects their rounding. Nothing is proven without two sequences, or if the tokens of a sequence
+    do not affect each other under these weights: no leak would show.
     """
     wrong = num_changed = num_others = 0
     acts, kernels = list[bool](), set[Kernel]()
@@ -340,7 +340,7 @@ def isolation_line(subject: Subject, variant: Variant, precision: Precision) -> 
 
 
 def _acts(subject: Subject, batch: RaggedBatch, before: list[Tensor], index: int) -> list[bool]:
-    """True if the first token of a sequence changes its last output; no value if that cannot be seen."""
+    """True if the first token of a sequence changes its last output; None if this cannot be determined."""
     other, places = change_tokens(batch, lambda a, b: a, only=index)
     if not places or len(before[index]) < 2:
         return []
@@ -384,8 +384,8 @@ def _rectangles(name: str, packed: RaggedBatch, side: Side, gap: str) -> Variant
 
 
 def _split(packed: RaggedBatch, gap: str) -> Variant:
-    """Three micro-batches in another order, two of fewer than four bundles, and an empty one. They have unlike numbers
-    of targets, and of pairs, wherever that is possible: otherwise a mean of their means is the mean."""
+    """Three micro-batches in another order, or two for fewer than four bundles, and an empty one. Their numbers of
+    targets and pairs differ where possible: otherwise the mean of their means would equal the mean."""
     bundles = packed.bundles
     num, third = len(bundles), max(len(bundles) // 3, 1)
     shuffled, are_single = bundles[1::2] + bundles[::2], num == packed.num_seqs
@@ -409,8 +409,8 @@ def _split(packed: RaggedBatch, gap: str) -> Variant:
 def _unsorted(packed: RaggedBatch, gap: str) -> Variant:
     """One run in which sequences of one length are neighbours, and the longest ones are last.
 
-    The order by which torch's kernels sort it is not its own inverse, wherever the lengths allow that: so it cannot
-    stand in for the inverse.
+    Where the lengths allow it, the order in which torch's kernels sort it is not its own inverse, so one cannot pass
+    for the other.
     """
     lengths = packed.attended.lengths().tolist()
     bundles = sorted(packed.bundles, key=lambda members: -sum(lengths[seq] for seq in members))
@@ -429,7 +429,8 @@ def _unsorted(packed: RaggedBatch, gap: str) -> Variant:
 
 
 def change_sequence(batch: RaggedBatch, seq: int) -> RaggedBatch:
-    """Replace every token of text and every patch of a sequence: whichever of them another one sees, it is changed."""
+    """Replace every text token and every patch of a sequence, so that any of them seen by another sequence has
+    changed."""
     assert isinstance(batch.layout, Layout)
     tokens = (batch.layout.seq_of_token() == seq).nonzero().flatten()
     media, media_seqs, places = batch.media, batch.media_seqs, batch.media_index

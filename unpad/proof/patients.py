@@ -1,4 +1,4 @@
-"""Claims about models of patients, whose sequences consist of sets of events."""
+"""Claims about models of patients, where sequences consist of sets of events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapter that makes a user's torch module a model of tokens."""
+"""Adapter from a user's torch module to a model of tokens."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _Attends(Protocol):
 
 
 class PlainModel(ReadsTokens):
-    """Model around a module with the members of `Provable`, and perhaps `embed`, `weights`, `config.causal` and
+    """Model around a module with the members of `Provable`, and optionally `embed`, `weights`, `config.causal` and
     `config.head_dim`."""
 
     def __init__(self, module: Provable) -> None:

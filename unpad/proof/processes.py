@@ -1,4 +1,5 @@
-"""`unpad prove --processes`: an update by several processes has the bits of one, or with fast sums its gradient.
+"""`unpad prove --processes`: an update by several processes equals that by one process to the bit, or with fast sums in
+its gradient.
 
 The command starts real processes, as many as the largest number asks for. Each number of them takes the same update
 from the same weights, with dropout, through the planner, the loader and the step of training.
@@ -44,7 +45,7 @@ from unpad.training.stage import prepare_model
 # Relative error that fast sums may add to a gradient: fp32 keeps 24 bits, and they add one number per micro-batch.
 FAST = 1e-6
 MOST_SEQUENCES = 16  # of the update, for each process
-UPDATES = 8  # of the work of the certificate of one process, which computes some thirty passes in fp64
+UPDATES = 8  # share of the work of a one-process certificate, which computes about thirty passes in fp64
 GRACE_S = 10.0  # for the others to end after one process has failed
 
 
@@ -53,7 +54,7 @@ class Job:
     """Arguments of every process.
 
     Args:
-        ports: of this machine, where so many processes meet, by their number.
+        ports: rendezvous port on this machine for each number of processes.
         threads: of every process, the same for all numbers of them.
     """
 
@@ -64,7 +65,7 @@ class Job:
 
 
 def prove_processes(name: str, overrides: Sequence[str], numbers: Sequence[int]) -> Certificate:
-    """Compare an update of a recipe by several numbers of processes with that by one.
+    """Compare an update of a recipe by several numbers of processes with the update by one.
 
     Args:
         numbers: of processes, one of them above 1.

@@ -1,7 +1,7 @@
-"""Claims about models that merge or remove visual tokens: those about tokens, and further ones per mode.
+"""Claims about models that merge or remove visual tokens: the claims about tokens, and more per mode.
 
-In every mode, the tokens left of a batch equal those left of each sample alone, computed in plain operations that move
-nothing.
+In every mode, the remaining tokens of a batch equal those of each sample alone, computed in plain operations without
+moving tokens.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _add_lines(lines: Lines, model: VisionLanguage, mode: str, case: Case, weigh
 
 
 def _subject(model: VisionLanguage, mode: str, case: Case, weights: dict[str, float]) -> Subject:
-    """The model in one mode, and the reference's truth."""
+    """The model in one mode, with its reference."""
     exact = copy.deepcopy(model).double().eval().cpu()
     exact.mode = mode
     truth = _truth(exact, [one.to(torch.device("cpu")) for one in case.alone], mode, weights)

@@ -1,8 +1,8 @@
 """Reference pass with merged and pruned visual tokens, one sample at a time in plain operations.
 
-It is the truth of the proof for models that merge or remove visual tokens. Images are merged one by one, the row is
+It is the reference of the proof for models that merge or remove visual tokens. Images are merged one by one, the row is
 assembled token by token, and inside the language model nothing moves: a removed token stays in place, and no query sees
-it. The reference therefore shares neither the shortening of runs nor the kernels with the code under proof.
+it. So it shares neither the shortening of runs nor the kernels with the code under proof.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ def _asks(loss_mask: Tensor) -> Tensor:
 def _merged(
     model: VisionLanguage, features: Tensor, received: Tensor | None, question: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Features of one image's merged tokens, and the patch whose place each takes."""
+    """Features of one image's merged tokens, and the patch that each replaces."""
     merge, num = model.config.merge, len(features)
     assert merge is not None, "a model that merges"
     if merge.variant == "class_token":

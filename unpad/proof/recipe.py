@@ -91,12 +91,12 @@ def _variant(setup: Setup, strategy: str, sample: Sample) -> Variant:
 
 
 def _few(sample: Sample) -> str:
-    """Words on the copies that the sample leaves out; empty if there are none."""
+    """Remark on the copies that the sample leaves out; empty without copies."""
     return f"; {sample.copies} more have the same content" if sample.copies else ""
 
 
 def _kernels_of_run(setup: Setup, trained: Variant | None) -> set[str]:
-    """Attention kernels that training and evaluation will meet: the choice depends on length, padding and dropout."""
+    """Attention kernels that training and evaluation will use: the choice depends on length, padding and dropout."""
     head_dim = setup.model.head_dim
     if head_dim is None:
         return set()

@@ -1,7 +1,7 @@
-"""The sample of a recipe's data that is proved, and its plans.
+"""The sample of a recipe's data for the proof, and its plans.
 
-Micro-batches of the proof hold several sequences of unlike content, whatever the recipe's sizes are and however alike
-the lengths: a sequence by itself would be compared with itself, and a leak between copies may change nothing.
+Micro-batches of the proof hold several sequences of different content, regardless of the recipe's sizes and of the
+lengths: a single sequence would be compared with itself, and a leak between copies may change nothing.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from unpad.proof.measure import MOST_MANY
 from unpad.recipes.training import PlanSettings
 from unpad.training.setup import Setup
 
-# fp64 runs some thirty passes over the sample; this much work keeps the whole proof under 20 seconds on two cores.
+# fp64 runs about thirty passes over the sample; this amount of work keeps the whole proof under 20 seconds on two
+# cores.
 WORK = 2.5e9
 FULL = 4  # sequences of a micro-batch, where there are enough
 MOST, LEAST = 4 * FULL, 4  # sequences of a sample; the least make two micro-batches of two
-TRIED = 256  # sequences that are read in search of unlike ones
+TRIED = 256  # sequences that are read in search of different ones
 WIDER = (0, 1, 2, 3, 4, 6, 9, 24)  # powers of 2 by which buckets of lengths are widened, one after the other
-MARGIN = 8  # cells by which a plan that pads to a fixed length pads the longest sequence of the sample
+MARGIN = 8  # cells of padding on the sample's longest sequence in a plan that pads to a fixed length
 
 
 Content = tuple[bytes, ...]  # of the pieces of a bundle
@@ -47,11 +48,11 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Pieces of a recipe's sequences, of unlike content.
+    """Pieces of a recipe's sequences, of different content.
 
     Args:
-        pieces: those that a plan keeps together, such as the replies of a pair, follow each other.
-        copies: pieces of the data that were left out, as their content is that of a chosen one.
+        pieces: pieces that a plan keeps together, such as the replies of a pair, are adjacent.
+        copies: number of pieces left out because a chosen one has the same content.
     """
 
     pieces: tuple[Piece, ...]
@@ -78,10 +79,10 @@ def longest_of(setup: Setup) -> int:
 
 
 def candidates_of(setup: Setup, most: int = TRIED) -> list[list[Piece]]:
-    """Pieces that may be proved, in the order of choice; those of one bundle together.
+    """Pieces to choose from, in order of preference; pieces of one bundle together.
 
-    First the longest that the model takes whole, the shortest, and one that begins with context; then random ones, of
-    every group of copies one before the next, and likewise of every long document.
+    First the longest that the model takes whole, the shortest, and one that begins with context; then random ones,
+    taking turns between groups of copies and between long documents.
 
     Raises:
         PlanError: the plan drops every token.
@@ -151,10 +152,10 @@ def _refuse_empty(setup: Setup) -> None:
 
 
 def choose(setup: Setup, candidates: Sequence[list[Piece]], most: int = MOST, work: float = WORK) -> Sample:
-    """Read candidates one at a time and choose those of unlike content.
+    """Read candidates one at a time and choose those of different content.
 
-    As many as the budget allows. Where that is less than two full micro-batches, the shortest are added until there are
-    as many, or twice the budget is spent, though never fewer than LEAST.
+    As many as the budget allows. If these are fewer than two full micro-batches, the shortest are added up to this
+    number or twice the budget, but at least LEAST in all.
 
     Args:
         candidates: of `candidates_of`.
@@ -183,10 +184,10 @@ def choose(setup: Setup, candidates: Sequence[list[Piece]], most: int = MOST, wo
 def _with_equals(
     setup: Setup, chosen: dict[Content, list[Piece]], candidates: Sequence[list[Piece]], most: int
 ) -> dict[Content, list[Piece]]:
-    """Units by content, with the shortest two of one length and unlike content that the candidates have.
+    """Units by content, with the two shortest candidates of equal length and different content.
 
-    A fault between neighbours of one length shows in no others. They take the places of the last units where there
-    would be too many.
+    Some faults show only between neighbours of equal length. If there would be too many units, they replace the last
+    ones.
     """
     sizes = [_size(unit) for unit in chosen.values()]
     if len(set(sizes)) < len(sizes) or most < LEAST:
@@ -205,9 +206,9 @@ def _with_equals(
 
 
 def many_of(setup: Setup, sample: Sample, candidates: Sequence[list[Piece]]) -> list[RaggedBatch]:
-    """The shortest sequences of unlike content, MOST_MANY at most, each as a batch of its own.
+    """The shortest sequences of different content, at most MOST_MANY, each as a batch of its own.
 
-    There are fewer where they would be much more work than the sample.
+    There are fewer if they would be much more work than the sample.
     """
     left, found = 4 * _size(sample.pieces), dict[bytes, RaggedBatch]()
     for piece in sorted((piece for unit in candidates for piece in unit), key=lambda piece: piece.stop - piece.start):
@@ -224,8 +225,8 @@ def _content_of(setup: Setup, unit: Sequence[Piece]) -> Content:
 
 
 def spread_margins(setup: Setup, sample: Sample) -> None:
-    """Give the replies of the sampled pairs references from which the weights differ. At the reference all margins are
-    0, and so all pairs have the same share in the gradient, whichever replies are compared."""
+    """Give the sampled pairs reference log-probabilities that differ from the model's. With the model as reference all
+    margins are 0, so all pairs would have equal shares in the gradient, whichever replies are compared."""
     data, model, bundle = setup.data, setup.model, setup.data.table.bundle
     if not setup.stages[-1].of_pairs or bundle is None:
         return
@@ -244,10 +245,11 @@ def spread_margins(setup: Setup, sample: Sample) -> None:
 
 
 def micros_of(setup: Setup, strategy: str, sample: Sample) -> list[Micro]:
-    """Micro-batches of the sample by a strategy, with the sizes that show most.
+    """Micro-batches of the sample by a strategy, with the sizes that test most.
 
-    Sizes are tried until micro-batches hold FULL pieces (or bundles), and rectangles and rows have padding. Then those
-    with other numbers of targets are better, as a mean of their means is not the mean, and then more of them.
+    Sizes are tried until micro-batches hold FULL pieces (or bundles), and rectangles and rows have padding. Next
+    preferred are micro-batches with different numbers of targets, for which a mean of means is not the mean, then more
+    micro-batches.
     """
     best: tuple[tuple[float, ...], Plan] | None = None
     for settings in _sizes(setup, strategy, sample):
@@ -286,7 +288,7 @@ def small_settings(setup: Setup) -> PlanSettings:
 
 
 def _keys(seq_ids: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """A number for every piece: no two pieces of a sequence end at the same position."""
+    """A unique number for every piece: no two pieces of a sequence end at the same position."""
     keys: np.ndarray = (seq_ids.astype(np.int64) << 32) + stops
     return keys
 

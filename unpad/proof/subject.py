@@ -12,11 +12,11 @@ from unpad.training.setup import Setup, prepare_setup
 
 
 def open_setup(name: str, overrides: Sequence[str], group: Group = ALONE) -> Setup:
-    """The data and the model of a recipe, or of a run by its directory or name; weights are those that training
-    would start from.
+    """The data and the model of a recipe, or of a run by its directory or name, with the weights that training would
+    start from.
 
     Args:
-        group: the processes that are proved together.
+        group: the processes of the proof.
 
     Raises:
         RecipeError, CheckpointError, SourceError: it cannot be trained, or the run names no data.

@@ -1,5 +1,5 @@
-"""The certificate for models, collators and trainers of others: is a sequence in their batch the sequence alone?
+"""The certificate for external models, collators and trainers: does a sequence in their batch equal the sequence alone?
 
-Nothing here needs a model of ours, and nothing imports transformers or TRL: their objects are recognised by what they
-can do.
+Nothing here needs a model of this package or imports transformers or TRL: their objects are recognised by their
+interfaces.
 """

@@ -1,4 +1,4 @@
-"""Findings of an update, each failure with its cause and the change that mends it."""
+"""Findings of an update, each failure with its cause and a fix."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TAKEN: dict[Taken, str] = {  # by the distance from a position to the target tha
 
 @dataclass(frozen=True)
 class Measured:
-    """Everything measured of an update, against its sequences one at a time.
+    """All measurements of an update, compared with its sequences one at a time.
 
     Args:
         scale: the reported loss over that of the sequences.
@@ -53,7 +53,7 @@ class Measured:
 
 
 def findings(model: nn.Module, measured: Measured) -> tuple[Finding, ...]:
-    """Judge what was measured."""
+    """Judge the measurements."""
     update, labels, errors, bounds = measured.update, measured.labels, measured.errors, measured.bounds
     cut, num_cut = count_cut(update)
     found: list[Finding] = []
@@ -114,7 +114,7 @@ def _targets(update: Update, labels: Labels, taken: Taken) -> str:
 
 
 def _isolation(model: nn.Module, update: Update) -> str:
-    """The likeliest cause of a leak: a mask that covers a whole packed row, positions, the cache, or the model."""
+    """The most likely cause of a leak: a mask that covers a whole packed row, positions, the cache, or the model."""
     packed = [
         (index, batch)
         for index, batch in enumerate(update.batches)
@@ -159,12 +159,12 @@ def _logits(update: Update, known: set[Kind]) -> str:
 
 
 def _loss(measured: Measured) -> str:
-    """The likeliest cause of a wrong loss where targets and logits are right."""
+    """The most likely cause of a wrong loss with correct targets and logits."""
     num, scale = len(measured.update.batches), measured.scale
     if measured.weighs_alike:
         return f"the loss weighs sequences alike and not their targets: {MEAN}, unless that is meant"
     for factor, cause in ((num, "not divided"), (1 / num, "divided twice")):
-        if num > 1 and abs(scale / factor - 1) < 0.05:  # means of micro-batches differ a little
+        if num > 1 and abs(scale / factor - 1) < 0.05:  # means of micro-batches differ slightly
             return f"the loss is {scale:.3g} times the mean over targets: {cause} by the {num} micro-batches"
     return measured.cause or f"{MEAN}, not of a micro-batch"
 

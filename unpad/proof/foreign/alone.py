@@ -1,4 +1,4 @@
-"""The sequences of a row of data, as a collator gives them when it is handed that row alone."""
+"""The sequences of a data row, as a collator returns them for that row alone."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from unpad.proof.foreign.update import IGNORE, Known, read_batch
 
 
 def sequences_alone(collated: Collated, lengths: Sequence[int] | None = None) -> list[Known]:
-    """Read the batch of one row: its real tokens, and those of them that have a label.
+    """Read the batch of one row: its real tokens, and their labels.
 
     Args:
-        lengths: of the sequences that are packed in the row; by default the row is taken apart where positions restart.
-            What follows them without a label is fill.
+        lengths: of the sequences packed in the row; by default the row is split where positions restart. Trailing
+            tokens without a label are fill.
 
     Raises:
         ProofError: the batch has several rows, or lengths are not those of its tokens.
@@ -52,9 +52,9 @@ def sequences_alone(collated: Collated, lengths: Sequence[int] | None = None) ->
 
 
 def without_first_label(batch: Mapping[str, object]) -> dict[str, object]:
-    """The batch of one row without the label of its first token, which nothing predicts.
+    """The batch of one row without the label of its first token, which no position predicts.
 
-    Some trainers count it among the targets of an update. Labels that are not the tokens at their places stay.
+    Some trainers count it as a target of an update. Labels that differ from the tokens at their places stay.
     """
     ids, labels = batch.get("input_ids"), batch.get("labels")
     if not isinstance(ids, Tensor) or not isinstance(labels, Tensor) or ids.shape != labels.shape:

@@ -1,4 +1,4 @@
-"""The certificate for a model, collator or trainer of others: findings, a verdict, and advice."""
+"""The certificate for an external model, collator or trainer: findings, a verdict, and advice."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Finding:
     Args:
         kind: short name of the claim; `claim` is its sentence.
         measured: a number of tokens or targets for the kinds in `COUNTED`, else a relative error.
-        bound: most that passes.
-        advice: on a finding that fails, its cause and the change that mends it; elsewhere a remark or nothing.
-        gap: the reason why nothing was compared that could have failed; empty for none.
-        applies: False if the batches have nothing that the claim is about; `gap` says what.
+        bound: largest passing value.
+        advice: for a failed finding, its cause and a fix; otherwise a remark or nothing.
+        gap: the reason why the comparison could not have failed; empty for none.
+        applies: False if the claim does not apply to the batches; `gap` says why.
     """
 
     kind: Kind
@@ -54,7 +54,7 @@ class Finding:
 
     @property
     def passed(self) -> bool | None:
-        """False for more than the bound, or NaN; None if it holds and nothing was compared."""
+        """False above the bound, or for NaN; None if it holds but nothing was compared."""
         return (None if self.gap else True) if self.measured <= self.bound else False
 
     def line(self) -> Line:
@@ -69,7 +69,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class ForeignCertificate:
-    """Findings about the batches of one update, against every sequence one at a time.
+    """Findings on the batches of one update, compared with the sequences one at a time.
 
     Args:
         precision: of the computation: "fp64", or the model's own dtype, such as "fp32".
@@ -88,16 +88,16 @@ class ForeignCertificate:
 
     @property
     def passed(self) -> bool | None:
-        """True if sound, None if nothing fails but something was not shown, else False."""
+        """True if sound, None if nothing fails but something was not proven, else False."""
         return None if self.verdict == "not proven" else self.verdict == "sound"
 
     @property
     def verdict(self) -> Verdict:
-        """The gravest of what failed.
+        """The most serious failure.
 
         "refused" by the model or collator; "leaking": a sequence sees another one, or padding; "cut": tokens are
         missing; "wrong loss": anything else, such as targets in padding or a mean of means; "not proven": nothing
-        failed, and for a claim there was nothing to compare; else "sound".
+        failed, but a claim had nothing to compare; else "sound".
         """
         failed = {finding.kind for finding in self.failed}
         if self.refused is not None:
@@ -115,7 +115,7 @@ class ForeignCertificate:
         return tuple(finding for finding in self.findings if finding.passed is False)
 
     def finding(self, kind: Kind) -> Finding | None:
-        """The finding of a kind; None where the proof ended before it."""
+        """The finding of a kind; None if the proof ended before it."""
         return next((finding for finding in self.findings if finding.kind == kind), None)
 
     def lines(self) -> list[str]:

@@ -1,7 +1,6 @@
-"""Collators that people train with: from sequences to batches of transformers.
+"""Common collators: from sequences to batches of transformers.
 
-Each gets all sequences of an update and returns its batch. Where sequences are laid into rows, rows have `row_tokens`
-tokens.
+Each gets all sequences of an update and returns its batch. Packed rows have `row_tokens` tokens.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ class Collator:
     """A way to make batches.
 
     Args:
-        name: as tables show it.
-        promises: whether its documentation says that sequences stay apart. A failure of one that does not promise it
-            is shown and does not fail the proof.
+        name: shown in tables.
+        promises: whether its documentation promises isolated sequences. Without a promise, a failure is shown but does
+            not fail the proof.
         needs: modules that it imports.
-        prepare: change a copy of the model, which is then called in its place; None for a model as it is.
-        proves: whether training in this way proves the model first, and refuses it where the proof fails.
-        instead: how to train in this way, as advice to those for whom another one fails; empty for none.
+        prepare: changes a copy of the model, which replaces it; None for the model itself.
+        proves: whether training in this way first proves the model, and refuses it if the proof fails.
+        instead: how to train in this way, as advice if another way fails; empty for none.
     """
 
     name: str
@@ -92,7 +91,7 @@ def flattened(*, use_cache: bool = False, return_seq_idx: bool = False) -> Colla
     """One row without padding by transformers' DataCollatorWithFlattening.
 
     Args:
-        use_cache: as a training loop has it that leaves the models' default; Trainer turns it off.
+        use_cache: on in training loops that keep the models' default; Trainer turns it off.
     """
 
     def collate(sequences: Sequence[Sequence[int]]) -> Batch:

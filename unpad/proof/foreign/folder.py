@@ -1,4 +1,4 @@
-"""`unpad prove --hf`: which ways to make batches are sound for the architecture in a config.json."""
+"""`unpad prove --hf`: soundness of every way to make batches, for the architecture in a config.json."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from unpad.terminal.table import columns, text_table, wrapped
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-ROW_TOKENS = 64  # of packed rows: more than the longest sequence, so that packing need not cut
-QUIET = ("sound", "refused", "not proven")  # verdicts of batches that are not shown to train anything wrong
+ROW_TOKENS = 64  # length of packed rows: above the longest sequence, so that packing need not cut
+QUIET = ("sound", "refused", "not proven")  # verdicts of batches not proven to train anything wrong
 HEAD = ("batches", "verdict", "gradient", "loss", "others move", "cut")
 BY_LOGITS = "Its batches are judged by the loss of the logits"
 UNSHIFTED = (
@@ -49,7 +49,7 @@ PACKAGES = ("transformers", "trl", "torch")
 
 @dataclass(frozen=True)
 class Way:
-    """A way to make batches, and its certificate; None where its modules are not installed."""
+    """A way to make batches, and its certificate; None if its modules are not installed."""
 
     collator: Collator
     certificate: ForeignCertificate | None
@@ -60,7 +60,7 @@ class Way:
 
     @property
     def is_harmless(self) -> bool:
-        """True unless batches of a way that promises isolation are wrong without a word."""
+        """True unless batches of a way that promises isolation are silently wrong."""
         return not self.collator.promises or self.certificate is None or self.certificate.verdict in QUIET
 
     def measured(self, kind: Kind) -> float | None:
@@ -73,7 +73,7 @@ class Way:
 
     @property
     def reason(self) -> str:
-        """The cause of the verdict, and what mends it; empty for a sound way."""
+        """The cause of the verdict, and a fix; empty for a sound way."""
         if self.certificate is None:
             return f"pip install {' '.join(self.collator.needs)}"
         if self.certificate.refused is not None:
@@ -120,15 +120,15 @@ class FolderProof:
 
     @property
     def passed(self) -> bool | None:
-        """True if each way that promises to keep sequences apart does, or says that it cannot; None if none is shown to
-        be wrong but something was not shown."""
+        """True if each way that promises isolation keeps it, or raises an error; None if none is proven wrong but
+        something was not proven."""
         if not all(way.is_harmless for way in self.ways):
             return False
         verdicts = {way.verdict for way in self.ways if way.collator.promises}
         return None if "not proven" in verdicts or verdicts <= {"not installed"} else True
 
     def lines(self) -> list[str]:
-        """The table as lines for a terminal of 80 columns, and what to do below it."""
+        """The table as lines for a terminal of 80 columns, with advice below it."""
         lines = [part for line in self._head() for part in wrapped(line, columns())]
         lines += ["", *text_table(HEAD, [way.cells() for way in self.ways], left=(0, 1)), ""]
         for reason, names in _by_reason(self.ways):
@@ -154,7 +154,7 @@ class FolderProof:
         return tuple(dict.fromkeys([*self.small.notes, *found]))
 
     def advice(self) -> str:
-        """Ways to train with, and those to leave."""
+        """Recommended ways to train, and ways to avoid."""
         sound = [way.collator.instead for way in self.ways if way.verdict == "sound" and way.collator.instead]
         unsafe = [way.collator.name for way in self.ways if way.collator.promises and not way.is_harmless]
         if not sound:
@@ -183,7 +183,7 @@ def prove_folder(name: str, more: Sequence[Collator] = ()) -> FolderProof:
     """Prove every way to make batches on a small random model of an architecture; no weights are read.
 
     Args:
-        name: a config.json, or a folder with one; or OWNER/MODEL of a hub, of which only that file is brought.
+        name: a config.json, a folder with one, or OWNER/MODEL of a hub, from which only this file is downloaded.
         more: ways besides those of transformers and TRL.
 
     Raises:
@@ -192,7 +192,7 @@ def prove_folder(name: str, more: Sequence[Collator] = ()) -> FolderProof:
         ProofError: the architecture cannot be made small.
     """
     if is_hub_name(name):
-        causal_types()  # a missing extra is said before anything is brought
+        causal_types()  # a missing extra is reported before any download
         snapshot = download_config(name, SourceError)
         config, notes = read_config(snapshot.folder)
         return prove_small(build_small(config, notes), f"{snapshot.name}@{snapshot.commit[:12]}", more)
@@ -238,7 +238,7 @@ def _prove(model: nn.Module, collator: Collator, *, has_loss: bool) -> ForeignCe
 
 
 class OnlyLogits(nn.Module):
-    """A model that is not asked for its loss, which is then made from the logits."""
+    """A model that is never asked for its loss, which is computed from the logits."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -250,7 +250,7 @@ class OnlyLogits(nn.Module):
 
 @torch.no_grad()
 def fault_of_loss(model: PreTrainedModel) -> str:
-    """A note if a model's own loss of a sequence alone is not that of predicting each next token; else empty."""
+    """A note if a model's own loss of a sequence alone differs from next-token cross-entropy; else empty."""
     ids = torch.tensor(sample()[:1])
     try:
         output = model(input_ids=ids, labels=ids)
@@ -276,7 +276,7 @@ def describe_blocks(small: SmallModel) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of the installed packages on which a verdict depends."""
+    """Versions of the installed packages that determine a verdict."""
     found = {}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):

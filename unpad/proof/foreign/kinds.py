@@ -1,4 +1,4 @@
-"""Models that are no causal language models, and trainers that train by something else than the next token, by name.
+"""Models other than causal language models, and trainers with other objectives than the next token, by class name.
 
 Classes are recognised by their names and those of their bases, so that neither transformers nor TRL is imported.
 """
@@ -45,13 +45,13 @@ TRAINERS = {  # of TRL; parts of the names of classes, the first that fits count
     "Distillation": "the logits of a teacher, also on replies that the model writes while it trains",
 }
 OTHERWISE = "an objective of its own"
-TOKENS = ("SFTTrainer", "_BaseTrainer")  # trainers of TRL that train by the next token, or leave it open
+TOKENS = ("SFTTrainer", "_BaseTrainer")  # trainers of TRL that train on the next token, or leave it open
 TRAINER_FIX = "use Trainer of transformers or SFTTrainer of TRL, or prove the model by unpad.prove_callable"
 
 
 @dataclass(frozen=True)
 class Reason:
-    """Cause why something is not judged: one sentence that begins with its name, and what to do."""
+    """Reason why something is not judged: one sentence that begins with its name, and a fix."""
 
     what: str
     fix: str
@@ -93,7 +93,7 @@ class Trains(Protocol):
 
 
 def no_causal_model(model: nn.Module) -> Reason | None:
-    """The cause why a model is no causal language model; None if nothing says so.
+    """The reason why a model is not a causal language model; None if there is none.
 
     Adapters and compilation are looked through.
     """
@@ -108,7 +108,7 @@ def no_causal_model(model: nn.Module) -> Reason | None:
 
 
 def no_causal_name(name: str, *, in_two_parts: bool, is_encoder: bool = False) -> Reason | None:
-    """The cause why a class is no causal language model, by its name.
+    """The reason why a class is not a causal language model, by its name.
 
     Args:
         in_two_parts: whether its configuration says that it has an encoder and a decoder.
@@ -129,13 +129,13 @@ def _uncompiled(model: nn.Module) -> nn.Module:
 
 
 def _is_of_trl(kind: type) -> bool:
-    """True for a class that a module of TRL has; a class made of one of them at run time may only say so."""
+    """True for a class defined in a module of TRL; a class derived at run time may only name that module."""
     module = sys.modules.get(kind.__module__)
     return kind.__module__.partition(".")[0] == "trl" and getattr(module, kind.__name__, None) is kind
 
 
 def no_trainer_of_tokens(trainer: object) -> Reason | None:
-    """The cause why a trainer does not train by the next token; None if nothing says so.
+    """The reason why a trainer does not train on the next token; None if there is none.
 
     It is the trainer's class, its model or its collator.
     """

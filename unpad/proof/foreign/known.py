@@ -1,4 +1,4 @@
-"""The sequences of an update with their targets, from what a user or a trainer gives to the collator."""
+"""The sequences of an update with their targets, from the input of the collator."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def labels_of_all(ids: list[int]) -> list[int]:
 
 
 def labels_alone(collate: Callable[[], Collated], ids: list[int]) -> list[int]:
-    """Labels that a collator gives to a sequence alone; all its tokens where that is not possible.
+    """Labels that a collator gives to a sequence alone; all its tokens if it cannot collate one.
 
     Args:
         collate: makes the batch of the sequence alone.
@@ -65,7 +65,7 @@ def labels_alone(collate: Callable[[], Collated], ids: list[int]) -> list[int]:
 
 
 def with_padding_token(known: list[Known], batches: Sequence[ForeignBatch]) -> list[Known]:
-    """Real tokens as targets again where a collator left out exactly those that equal its padding."""
+    """Restore real tokens as targets if a collator left out exactly those that equal its padding."""
     padding = {token for batch in batches for token in batch.ids[~batch.real].tolist()}
     pairs = [pair for one in known for pair in zip(one.ids[1:], one.labels[1:], strict=True)]
     if padding and {token for token, label in pairs if label == IGNORE} == padding:
@@ -75,7 +75,7 @@ def with_padding_token(known: list[Known], batches: Sequence[ForeignBatch]) -> l
 
 @dataclass(frozen=True)
 class Padding:
-    """Tokens with which a tokenizer pads and ends sequences; None where it does not say."""
+    """Tokens with which a tokenizer pads and ends sequences; None if not defined."""
 
     token: int | None = None
     end: int | None = None
@@ -88,14 +88,14 @@ def known_of_examples(
     packed: bool,
     padding: Padding = Padding(),
 ) -> tuple[list[Known], bool]:
-    """Sequences of the examples that a collator was given, and True if their labels are those of the collator alone.
+    """Sequences of the examples given to a collator, and True if their labels come from the collator only.
 
-    What an example's `attention_mask` hides at its ends is padding and no token of the sequence.
+    Tokens hidden by `attention_mask` at the ends of an example are padding, not part of the sequence.
 
     Args:
         collate: the collator.
-        packed: an example holds several sequences, though it may not say where they begin.
-        padding: the tokenizer's tokens, for examples that do not say where they are padded, and for packed ones.
+        packed: an example holds several sequences, possibly without their boundaries.
+        padding: the tokenizer's tokens, for examples without a mask, and for packed ones.
 
     Raises:
         ProofError: examples without input_ids, or packed ones without lengths and ends.
@@ -166,8 +166,8 @@ def _shifted_back(rows: list[Row]) -> list[Row]:
 def _unmarked(rows: Sequence[list[int]], padding: Padding) -> list[slice]:
     """Places of the sequences in rows without a mask, or with masks of ones, that may be padded to one length.
 
-    Padding is a run of two or more padding tokens at an end. Where that token may also end sequences, most rows must
-    have such a run, and the first token of one on the right is the sequence's own end.
+    Padding is a run of two or more padding tokens at an end. If that token may also end sequences, most rows must have
+    such a run, and the first token of a run on the right is the sequence's own end.
     """
     whole = [slice(0, len(row)) for row in rows]
     token = _repeated_at_ends(rows) if padding.token is None else padding.token

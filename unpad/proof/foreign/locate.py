@@ -1,8 +1,8 @@
 """Places of sequences in the batches of a collator, found by their content.
 
-Nothing is assumed of the batch: the side of the padding, the order, several sequences in a row, cut or torn sequences
-are all found. Whole sequences are placed first, the longest before the others, where they fill a gap between
-boundaries best; the rest of the cells then goes to the longest runs of the sequences that are left.
+Nothing is assumed about the batch: padding on either side, any order, several sequences in a row, cut or split
+sequences are all found. Whole sequences are placed first, longest first, where they best fill a gap between boundaries;
+the other cells then go to the longest runs of the remaining sequences.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Piece:
 
 
 class Cells:
-    """Rows of tokens of which some are taken.
+    """Rows of tokens; some cells may be taken.
 
     Args:
-        rows: token ids of each row; None where a cell is no token, as in masked padding.
+        rows: token ids of each row; None for a cell without a token, such as masked padding.
         starts: (row, column) of cells at which a sequence may start, from restarting positions.
     """
 
@@ -55,7 +55,7 @@ class Cells:
                         self._pairs[token, following].append((r, c))
 
     def candidates(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
-        """Cells whose first tokens, at most two, are those given."""
+        """Cells where these tokens start, compared up to the first two."""
         return self._singles[tokens[0]] if len(tokens) == 1 else self._pairs[tokens[0], tokens[1]]
 
     def run(self, tokens: Sequence[int], row: int, start: int) -> int:
@@ -80,9 +80,9 @@ class Cells:
 
 
 def locate(cells: Cells, sequences: Sequence[Sequence[int]]) -> list[Piece]:
-    """Find the sequences; the pieces of those that are whole come first.
+    """Find the sequences; pieces of whole sequences come first.
 
-    A sequence that is not there has no piece.
+    A missing sequence has no piece.
     """
     pieces: list[Piece] = []
     left = sorted(range(len(sequences)), key=lambda index: -len(sequences[index]))

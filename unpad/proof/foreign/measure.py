@@ -1,4 +1,4 @@
-"""Logits, losses and gradients of a foreign model: of every sequence alone, and in batches."""
+"""Logits, losses and gradients of a foreign model, for every sequence alone and for batches."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from unpad.proof.foreign.model import (
 from unpad.proof.foreign.precision import Errors, relative
 from unpad.proof.foreign.update import IGNORE, ForeignBatch, Update
 
-MOST_COLUMNS = 1024  # of the vocabulary, evenly spaced, whose logits are kept and compared
+MOST_COLUMNS = 1024  # number of evenly spaced vocabulary entries with compared logits
 OWN = 1e-4  # least relative difference of a loss that is not the mean cross-entropy
-TRIED = 3  # sequences that tell if a model's own loss is the mean cross-entropy of its logits
+TRIED = 3  # sequences to find out if a model's own loss is the mean cross-entropy of its logits
 Forward = Callable[[Inputs], object]
 
 
@@ -37,7 +37,7 @@ class Measurement:
     Args:
         logits: of every piece, (length, columns).
         loss: mean over the targets of the update.
-        gradient: of that mean, by name of the parameter; of those that learn.
+        gradient: of that mean, by name, for trainable parameters.
         mean_of_means: mean over the sequences of each one's mean over its targets, where they were measured one at a
             time; else NaN.
     """
@@ -48,7 +48,7 @@ class Measurement:
     mean_of_means: float = float("nan")
 
     def errors(self, truth: Measurement) -> Errors:
-        """Relative errors against the truth."""
+        """Relative errors against the reference."""
         logits = max(map(relative, self.logits, truth.logits), default=0.0)
         loss = abs(self.loss - truth.loss) / max(abs(truth.loss), 1e-30)
         return Errors(logits, loss if loss == loss else float("inf"), _gradient_error(self.gradient, truth.gradient))
@@ -73,9 +73,9 @@ class Objective:
     """The loss that a proof follows.
 
     Args:
-        returned: True if the model returns a loss when it is given labels; else it is made from the logits.
-        own: True if what it returns for a sequence alone is not the mean cross-entropy of its logits. The truth is then
-            its own loss, one sequence at a time, weighted by their targets.
+        returned: True if the model returns a loss given labels; else the loss is computed from the logits.
+        own: True if its loss for a sequence alone is not the mean cross-entropy of its logits. The reference is then
+            its own loss, one sequence at a time, weighted by targets.
     """
 
     returned: bool
@@ -84,7 +84,7 @@ class Objective:
 
 @torch.no_grad()
 def objective_of(model: nn.Module, update: Update) -> Objective:
-    """Find out by a few sequences."""
+    """Determine the objective from a few sequences."""
     if not accepts(model, "labels"):
         return Objective(returned=False, own=False)
     tried = [piece for piece in update.pieces if any(label != IGNORE for label in update.labels_of(piece))]
@@ -113,7 +113,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def one_at_a_time(model: nn.Module, update: Update, objective: Objective) -> Measurement:
-    """Measure every piece as a sequence of its own; gradients of `model` must be empty, and are so again."""
+    """Measure every piece as a sequence of its own; gradients of `model` must be empty, and are empty afterwards."""
     logits, means, total, loss = [], list[float](), max(update.num_wanted, 1), 0.0
     device = next(model.parameters()).device
     for piece in update.pieces:
@@ -132,7 +132,7 @@ def one_at_a_time(model: nn.Module, update: Update, objective: Objective) -> Mea
 
 
 def in_batches(model: nn.Module, update: Update, objective: Objective) -> Measurement:
-    """Measure the batches; each one's loss weighs as many targets as it has."""
+    """Measure the batches; each loss is weighted by its number of targets."""
     logits: list[Tensor | None] = [None] * len(update.pieces)
     total, loss = max(update.num_labelled, 1), 0.0
     for index, batch in enumerate(update.batches):
@@ -188,7 +188,7 @@ def take_gradient(model: nn.Module) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Moves:
-    """Largest relative moves of a sequence's logits.
+    """Largest relative changes of a sequence's logits.
 
     Args:
         others: when other sequences of its batch change.
@@ -203,7 +203,8 @@ class Moves:
 
 @torch.no_grad()
 def moves(forward: Forward, update: Update) -> Moves:
-    """Change every second sequence of each batch, then the others, then the padding, and look at the rest.
+    """Change every second sequence of each batch, then the others, then the padding, and measure the effect on the
+    rest.
 
     Args:
         forward: the model on one batch's inputs, without labels.
@@ -235,7 +236,7 @@ def _moved(before: Tensor, after: Tensor, places: Sequence[tuple[int, int, slice
 
 
 def _pool(update: Update) -> Tensor:
-    """Tokens to exchange for one another, sorted, (tokens,): not those that mark the ends of sequences."""
+    """Interchangeable tokens, sorted, (tokens,), without those that mark the ends of sequences."""
     whole = [one.ids for one in update.known]
     ends = (Counter(ids[0] for ids in whole), Counter(ids[-1] for ids in whole))
     marks = {token for counts in ends for token, count in counts.items() if 2 * count > len(whole)}

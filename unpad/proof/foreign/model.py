@@ -1,4 +1,4 @@
-"""Models of others: their outputs, the inputs that they take, and their use without traces."""
+"""External models: their outputs, their accepted inputs, and calls without side effects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class HasLogits(Protocol):
 
 @runtime_checkable
 class HasLoss(Protocol):
-    """Output of a model that was given labels."""
+    """Output of a model called with labels."""
 
     loss: Tensor | None
 
@@ -48,14 +48,14 @@ class Configured(Protocol):
 
 @runtime_checkable
 class Routed(Protocol):
-    """Configuration of a mixture of experts whose loss can have an auxiliary term for the router."""
+    """Configuration of a mixture of experts that may add an auxiliary router loss."""
 
     output_router_logits: bool
 
 
 @runtime_checkable
 class Cached(Protocol):
-    """Configuration that says if a forward pass keeps keys and values."""
+    """Configuration with a switch for the key-value cache."""
 
     use_cache: bool
 
@@ -86,7 +86,7 @@ def logits_of(output: object, batch: ForeignBatch | None = None) -> Tensor:
     """Logits of every token, (rows, width, vocabulary).
 
     Raises:
-        ProofError: there are none, or not one for each token of the batch.
+        ProofError: they are missing, or not one per token of the batch.
     """
     if isinstance(output, Mapping):
         output = output.get("logits")
@@ -125,20 +125,20 @@ def logits_alone(output: object, ids: Tensor) -> Tensor:
 
 @runtime_checkable
 class Prompted(Protocol):
-    """Adapter of peft that may set learnt vectors before each sequence; `active_peft_config` says how many."""
+    """Adapter of peft that may prepend learned vectors to each sequence; their number is in `active_peft_config`."""
 
     active_peft_config: object
 
 
 @runtime_checkable
 class Virtual(Protocol):
-    """Configuration of such vectors; not all kinds of them have logits."""
+    """Configuration of such vectors; not all kinds have logits."""
 
     num_virtual_tokens: int
 
 
 def called(model: nn.Module, inputs: Inputs) -> object:
-    """The output of a model, without the logits of learnt vectors before each sequence, as prompt tuning has them."""
+    """The output of a model, without the logits of learned vectors before each sequence (prompt tuning)."""
     output = model(**inputs)
     config = model.active_peft_config if isinstance(model, Prompted) else None
     ids = inputs.get("input_ids")
@@ -150,7 +150,7 @@ def called(model: nn.Module, inputs: Inputs) -> object:
 
 
 def loss_of(output: object) -> Tensor | None:
-    """The loss that a model returns if it was given labels."""
+    """The loss that a model returns when called with labels."""
     if isinstance(output, Mapping):
         output = output.get("loss")
     elif isinstance(output, HasLoss):
@@ -258,7 +258,7 @@ def no_router_loss(model: nn.Module) -> Iterator[bool]:
 
 @runtime_checkable
 class WithText(Protocol):
-    """Configuration of a model of several kinds of input, one of which is text."""
+    """Configuration of a multimodal model with a text part."""
 
     def get_text_config(self) -> object: ...
 

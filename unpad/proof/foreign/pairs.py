@@ -1,4 +1,4 @@
-"""The certificate for a model and a collator of others."""
+"""The certificate for an external model and collator."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def prove_callable(
     precision: Precision = "auto",
     seed: int = 0,
 ) -> ForeignCertificate:
-    """Prove that the batches of a collator are, to a causal model, the sequences one at a time.
+    """Prove that a causal model computes the same from a collator's batches as from the sequences one at a time.
 
-    The batches are together one update. The truth is `model(input_ids=ids)` of each sequence alone, without mask,
-    positions or cache, and the mean of the cross-entropy over all targets. Nothing of the model changes.
+    The batches together are one update. The reference is `model(input_ids=ids)` of each sequence alone, without mask,
+    positions or cache, and the mean of the cross-entropy over all targets. The model is left unchanged.
 
     Args:
         model: any torch module; `model(**batch)` returns logits of every token, (rows, width, vocabulary), as a tensor,

@@ -1,4 +1,4 @@
-"""The precision of a proof: fp64 where a model computes in it, else the model's own, with bounds of its error."""
+"""The precision of a proof: fp64 if the model can compute in it, else the model's own, with error bounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from unpad.proof.foreign.model import base_of
 
 EXACT = 1e-10  # most error of a result in fp64
-MARGIN = 32.0  # most that batching may err in fp32, in errors of the same sequences alone
+MARGIN = 32.0  # largest error of batching in fp32, in multiples of the error of the same sequences alone
 EPS = torch.finfo(torch.float32).eps
 LEAST = 16 * EPS  # least bound in fp32
 NUDGE = 1e-8  # relative change of all weights that rounds to another fp32 number here and there
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Wide(TorchFunctionMode):
-    """Turn what asks for fp32 into fp64: norms, rotary tables, softmax and losses of models that are fp64 otherwise."""
+    """Replace requests for fp32 by fp64: norms, rotary tables, softmax and losses of models that are otherwise fp64."""
 
     def __torch_function__(
         self,
@@ -41,7 +41,7 @@ class Wide(TorchFunctionMode):
 
 @contextmanager
 def wide() -> Iterator[None]:
-    """Compute in fp64: requests for fp32 are turned, and new tensors are fp64."""
+    """Compute in fp64: requests for fp32 are replaced, and new tensors are fp64."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -94,7 +94,8 @@ def by_rounding(model: nn.Module, size: float, compute: Callable[[], T]) -> T:
 
 
 def is_smooth(model: nn.Module, compute: Callable[[], list[Tensor]]) -> bool:
-    """True if results bend under small changes of all weights as fp64 does, and not by steps, as parts in fp32 do."""
+    """True if results change smoothly with small changes of all weights, as in fp64, and not in steps, as with parts in
+    fp32."""
     here, more, less = compute(), by_rounding(model, NUDGE, compute), by_rounding(model, -NUDGE, compute)
     bends = [a.double() + b.double() - 2 * x.double() for x, a, b in zip(here, more, less, strict=True)]
     bend = sum(float(one.square().sum()) for one in bends) ** 0.5

@@ -1,7 +1,7 @@
-"""Meaning of the rows of a script: the batch that its own collator makes of each row alone.
+"""Meaning of a script's rows: the batch that its own collator makes from each row alone.
 
-Tokens that the collator drops, adds, moves or masks belong to the script. Where it draws random numbers, joins rows or
-makes several of one, no row has a meaning of its own, and the rows of the batches are taken in the place of the data's.
+Tokens that the collator drops, adds, moves or masks are intended by the script. If it draws random numbers, joins rows
+or splits one, rows have no meaning of their own, and the rows of the batches replace those of the data.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ OF_NUMBERS: tuple[Kind, ...] = ("logits", "loss", "gradient")  # claims that nee
 
 @dataclass(frozen=True, eq=False)
 class Script:
-    """Sequences of an update as the script means them.
+    """Sequences of an update as intended by the script.
 
     Args:
         alone: batch of each of `known`; None where the collator of an example like others makes it.
         unjudged: kinds of findings that cannot be judged, with the reason.
-        doubts: what the certificate cannot tell is meant, one sentence each.
+        doubts: behaviour that may or may not be intended, one sentence each.
     """
 
     known: list[Known]
@@ -61,14 +61,14 @@ class Script:
 def read_script(
     examples: Sequence[object], collate: Collate, batches: Sequence[Batch], *, packed: bool, padding: Padding
 ) -> Script:
-    """Sequences of the examples that a collator was given, by what it makes of each of them alone.
+    """Sequences of the examples given to a collator, from its batch of each example alone.
 
     Args:
         batches: those of the update.
         packed, padding: as of `known_of_examples`.
 
     Raises:
-        ProofError: batches without input_ids or labels, or packed examples that do not say where sequences begin.
+        ProofError: batches without input_ids or labels, or packed examples without boundaries of their sequences.
     """
     read = [read_batch(batch) for batch in batches]
     if packed and not all(isinstance(one, Mapping) and LENGTHS in one for one in examples):

@@ -1,8 +1,8 @@
-"""Small models of the architecture that a transformers configuration describes.
+"""Small models with the architecture of a transformers configuration.
 
 A small configuration keeps what makes a difference between architectures: one block of each type, in their order,
 grouped heads, a head size unlike width / heads, windows, soft caps, sinks, rotary kinds and parts, multipliers, tied
-embeddings, experts and mixers. It lowers the sizes and silences what is random in training.
+embeddings, experts and mixers. It lowers the sizes and turns off randomness in training.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST_BLOCKS = 6
 
 @dataclass(frozen=True)
 class _Stack:
-    """Blocks of a model, and the numbers of those that a small model keeps; `num` is 0 where no field counts them."""
+    """Blocks of a model, and the numbers of those that a small model keeps; `num` is 0 if no field counts them."""
 
     num: int
     kept: tuple[int, ...]
@@ -113,7 +113,7 @@ def _type(full: Fields, num: int, index: int) -> tuple[object, ...]:
 
 
 def _fewest(full: Fields, num: int) -> int:
-    """Blocks without which a type that comes every so many blocks would be missing."""
+    """Fewest blocks that contain every type that recurs at a fixed interval."""
     lists = [value for value in full.values() if isinstance(value, list) and len(value) == num]
     cycles = [len(value) for name in sizes.CYCLES if isinstance(value := full.get(name), list)]
     periods = not lists and any((_count(full, name) or 0) > 1 for name in sizes.PERIODS)

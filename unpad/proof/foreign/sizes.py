@@ -1,6 +1,6 @@
-"""Sizes of small models: the fields of transformers configurations by what they count, and the most that each keeps.
+"""Sizes of small models: fields of transformers configurations by what they count, and the upper limit of each.
 
-Names are those of all families together; a field that no table names keeps its value.
+Tables cover the names of all families; a field in no table keeps its value.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ Fields = dict[str, object]
 
 HEADS, HEAD_SIZE = 4, 16  # of a block of 64 numbers per token
 VOCABULARY = 128  # ids; special ones are 0, 1, 2 and the last
-ORDINARY = range(3, 112)  # ids that no field of a small configuration gives a meaning
+ORDINARY = range(3, 112)  # ids without a special meaning in a small configuration
 CONTEXT = 512  # positions, more than all sequences of the proof have
 
 
@@ -21,7 +21,7 @@ def _most(sizes: dict[int, str]) -> dict[str, int]:
     return {name: most for most, names in sizes.items() for name in _names(names)}
 
 
-# A size is never raised; what is smaller already stays.
+# A size is never raised.
 MOST = _most(
     {
         CONTEXT: "max_source_positions original_max_position_embeddings",
@@ -81,7 +81,7 @@ KEY_HEADS = _names(
 HEAD_SIZES = _names("head_dim swa_head_dim global_head_dim attention_head_dim mamba_headdim")
 WIDTHS = ("hidden_size", "d_model", "n_embd", "emb_dim", "embedding_dim")
 
-# Which blocks differ: numbers of blocks in lists, first blocks, last blocks, and every so many blocks.
+# Fields for differing blocks: lists of block numbers, first blocks, last blocks, and intervals between blocks.
 BLOCK_LISTS = _names(
     "full_attn_idxs moe_layers mlp_only_layers cross_attention_layers hybrid_layer_ids ple_layer_ids attn_layer_indices"
 )

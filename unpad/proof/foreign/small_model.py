@@ -26,8 +26,8 @@ ATTENTIONS = ("sdpa", "eager")  # the first that an architecture has, as transfo
 LENGTHS = (5, 31, 12, 22, 8, 27, 17)  # of the sequences of the proof, in tokens
 MOST_BYTES = 1 << 24  # of a config.json
 MOST_LAYERS = 10_000
-GAIN = 0.8  # standard deviation of what a matrix makes of independent inputs of variance 1
-LOGARITHMS = ("A_log",)  # parameters whose scale is that of an exponent
+GAIN = 0.8  # standard deviation of a matrix's output for independent inputs of variance 1
+LOGARITHMS = ("A_log",)  # parameters that are exponents
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class SmallModel:
     Args:
         whole: the configuration of the whole model; small: that of this one.
         attention: the implementation that it computes with.
-        notes: what differs from the folder, for the reader of a certificate.
+        notes: differences from the folder, for the certificate.
     """
 
     model: PreTrainedModel
@@ -81,7 +81,7 @@ def read_config(path: Path) -> tuple[PreTrainedConfig, tuple[str, ...]]:
 
 
 def _refuse_architectures(kind: str, fields: Fields, where: str) -> None:
-    """Refuse a configuration whose `architectures` name a class that is no causal language model, by that name."""
+    """Refuse a configuration with a class in `architectures` that is not a causal language model, by its name."""
     from transformers import CONFIG_MAPPING
     from transformers.models.auto import modeling_auto as auto
 
@@ -99,7 +99,7 @@ def _refuse_architectures(kind: str, fields: Fields, where: str) -> None:
 
 
 def _refuse_sizes(fields: Fields, where: str) -> None:
-    """Refuse more layers than any model has, of which transformers makes lists before the model is made small."""
+    """Refuse an implausible number of layers: transformers builds lists of them before the model is shrunk."""
     for name, value in fields.items():
         if isinstance(value, dict):
             _refuse_sizes(value, where)
@@ -196,10 +196,10 @@ def sample(seed: int = 0) -> list[list[int]]:
 
 @torch.no_grad()
 def _spread(model: PreTrainedModel, seed: int) -> None:
-    """Scale the weights so that a difference in what a token sees is a difference of its logits.
+    """Scale the weights so that a difference in what a token sees changes its logits.
 
-    Fresh weights are so small that attention averages and gates stand still; vectors are alike, and the padding's
-    embedding is zero, which it is in no trained model that pads with the end token.
+    Fresh weights are so small that attention averages and gates are constant; vectors are similar, and the embedding of
+    padding is zero, unlike in any trained model that pads with the end token.
     """
     generator = torch.Generator().manual_seed(seed + 1)
     for name, parameter in model.named_parameters():

@@ -1,8 +1,8 @@
-"""The token that a loss takes for the target of each position, shown by its gradient.
+"""The target that a loss uses at each position, determined from its gradient.
 
-The gradient of a loss with respect to the logits at a position falls most at the token that the loss raises there. Each
-label is exchanged for another token, and what that changes in the gradient shows where the label counts: parts of a
-loss that do not read labels, such as a teacher's logits, cancel.
+The gradient of a loss with respect to the logits at a position is most negative at the token that the loss raises. Each
+label is replaced by another token, and the change of the gradient shows where the label counts: parts of a loss that do
+not read labels, such as a teacher's logits, cancel.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Taken = Literal["hidden", "unclear"] | int  # distance from a position to its ta
 TRIED = 2  # sequences
 ENOUGH = 6  # positions
 AROUND = range(-1, 3)  # distances that are told apart
-FAINT = 1e-6  # of the largest gradient: what rounding and normalisation make
+FAINT = 1e-6  # of the largest gradient: below this is noise from rounding and normalisation
 LEAST_POOL = 8  # tokens to exchange labels for
 
 
@@ -95,7 +95,7 @@ def _pointed(gradient: Tensor, tokens: Sequence[int]) -> Counter[int | None]:
     for at in (sizes > FAINT * sizes.max()).nonzero().flatten().tolist():
         raised = int(gradient[at].argmin())
         fits = [one for one in AROUND if 0 <= at + one < len(tokens) and tokens[at + one] == raised]
-        if len(fits) < 2:  # where tokens repeat, nothing is told
+        if len(fits) < 2:  # repeated tokens are ambiguous
             counts[fits[0] if fits else None] += 1
     return counts
 

@@ -1,4 +1,4 @@
-"""The certificate for a trainer of Hugging Face: the gradient of its first update is that of the sequences alone."""
+"""The certificate for a Hugging Face trainer: the gradient of its first update equals that of the sequences alone."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class RouterLoss(Protocol):
 
 
 class Origins(Protocol):
-    """Object that knows from which rows of data, and by which collator, the examples of a trainer were made."""
+    """Object that knows the data rows and the collator from which the examples of a trainer were made."""
 
     def sequence_before(self, example: object) -> Known: ...
 
@@ -165,7 +165,7 @@ class Origins(Protocol):
 
 @runtime_checkable
 class HasOrigins(Protocol):
-    """A trainer whose batches are made otherwise than it would by itself; its examples are not the data's."""
+    """A trainer with batches from another source than its own loader; its examples are not the data's."""
 
     attachment: Origins | None
 
@@ -193,17 +193,16 @@ def prove_trainer(
     loss_masks: Sequence[Sequence[bool]] | None = None,
     precision: Precision = "auto",
 ) -> ForeignCertificate:
-    """Prove that the first update of a trainer is, to its model, its sequences one at a time.
+    """Prove that a trainer's model computes the same from its first update as from the sequences one at a time.
 
     What is judged goes through the trainer's own loader, `get_batch_samples` and `training_step`, without dropout, a
-    router's auxiliary loss and mixed precision. Nothing is updated, and nothing is changed afterwards: weights,
-    gradients, the optimizer, generators, modes, the trainer's state and order of data; only a stream of data that
-    cannot be started again is read ahead.
+    router's auxiliary loss and mixed precision. Nothing is updated or left changed: weights, gradients, the optimizer,
+    generators, modes, the trainer's state and order of data; only a data stream that cannot be restarted is read ahead.
 
     Args:
         trainer: a Trainer of transformers, SFTTrainer of TRL, or a subclass, built and not yet run.
         sequences: token ids of all sequences of the data; by default those that the trainer gives to its collator,
-            which it may have cut before, taken apart where they say that they are packed.
+            which it may have cut before, split if they are marked as packed.
         loss_masks: of `sequences`, True where a token is a target; by default all but the first.
         precision: as of `prove_callable`.
 
@@ -243,7 +242,7 @@ def prove_trainer(
 
 @contextmanager
 def proving(trainer: ForeignTrainer) -> Iterator[tuple[nn.Module, list[str]]]:
-    """The model of a trainer and notes on what is left out; inside, steps leave no trace and draw no dropout."""
+    """The model of a trainer and notes on omitted parts; inside, steps have no side effects and no dropout."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     with (
         untouched_generators(),
@@ -284,7 +283,7 @@ class Recorded:
 
 @contextmanager
 def recording(loader: object) -> Iterator[Recorded]:
-    """Record what the collator of a loader is given, in this process, and leave the collator itself as it is."""
+    """Record the inputs of a loader's collator, in this process, and leave the collator unchanged."""
     inner = loader.base_dataloader if isinstance(loader, Adapter) else loader
     if not isinstance(inner, Loader):
         yield Recorded(_no_batches)
@@ -403,10 +402,10 @@ class Case:
         sequences, loss_masks: as of `prove_trainer`.
         known: the sequences of the update with their targets; by default `sequences`, or those of its examples.
         alone: batch of each of `known`, for the trainer's own loss of it; by default the collator's.
-        reference: loss and gradient of the sequences one at a time, by `exact`, that were measured before; compared
-            with in place of those that the model has now.
+        reference: earlier measured loss and gradient of the sequences one at a time, by `exact`; replaces a measurement
+            of the current model.
         unjudged, doubts: as of `Outcome`.
-        any_mean: whether a loss of the trainer's own may weigh sequences alike or be a sum, if the batches do so.
+        any_mean: whether the trainer's own loss may weight sequences equally or be a sum, if the batches do so.
     """
 
     trainer: ForeignTrainer
@@ -599,7 +598,7 @@ def _read(
     known: list[Known] | None,
     unjudged: Mapping[Kind, str],
 ) -> Update:
-    """Find the sequences in what the model got."""
+    """Find the sequences in the model's inputs."""
     labels = [{name: batch[name] for name in LABELS if name in batch} for batch in first.batches]
     batches = [read_batch({**inputs, **label}) for inputs, label in zip(step.inputs, labels, strict=True)]
     if "logits" in unjudged:  # rows are taken whole, whatever a mask hides inside
@@ -641,7 +640,7 @@ def _perhaps_cut(trainer: ForeignTrainer, update: Update) -> list[str]:
 
 
 def _has_own_loss(trainer: ForeignTrainer) -> bool:
-    """True if the loss may be another than the mean cross-entropy: a user's function or class, smoothing, or DFT."""
+    """True if the loss may differ from the mean cross-entropy: a user's function or class, smoothing, or DFT."""
     if trainer.label_smoother is not None or trainer.compute_loss_func is not None or "compute_loss" in vars(trainer):
         return True
     named = isinstance(trainer.args, NamedLoss) and trainer.args.loss_type != "nll"
@@ -749,7 +748,7 @@ OWN_STEP = (
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """Looks for what a loss of the trainer's own is, of the rows of an update.
+    """Determines how a trainer's own loss combines the rows of an update.
 
     Args:
         alone: the batch of each sequence with a target.
@@ -763,7 +762,7 @@ class Probe:
     def fitting(
         self, step: Step, truth: Measurement, over_rows: Measurement, usual: float | None
     ) -> tuple[Measurement, str, str]:
-        """The measurement that the update is to be compared with, a note on it, and the reason if there is none.
+        """The measurement to compare the update with, a note on it, and the reason if there is none.
 
         Args:
             usual: the mean cross-entropy over targets, if the loss is another; a sum of it that is divided by nothing
@@ -804,7 +803,7 @@ class Probe:
         return found.errors(own).gradient > OWN and not self._depends_on_division(by_gradient=True)
 
     def _weighs_alike(self) -> bool:
-        """True if a batch of two unlike rows has the mean of their losses, and not that of their targets."""
+        """True if the loss of a batch of two different rows is the mean over rows, not over targets."""
         counts = [read_batch(one).num_targets for one in self.alone]
         one, two = (self.alone[index] for index in (counts.index(min(counts)), counts.index(max(counts))))
         if min(counts) == max(counts):
@@ -848,7 +847,7 @@ class Probe:
         return errors.loss > FITS and not self._couples()
 
     def _couples(self) -> bool:
-        """True if what a token of one row changes in the loss depends on another row."""
+        """True if the effect of a token in one row on the loss depends on another row."""
         batch = next((one for one in self.first.batches if len(read_batch(one).ids) > 1), None)
         if batch is None:
             return False

@@ -1,4 +1,4 @@
-"""A trainer of others in use, and afterwards as it was."""
+"""Use of an external trainer, with its state restored afterwards."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def _is_plain(value: object, depth: int = DEEPEST) -> bool:
 
 @contextmanager
 def attributes_kept(owner: object, without: tuple[str, ...] = ()) -> Iterator[None]:
-    """Restore the attributes of an object afterwards, and the content of those that are plain containers.
+    """Restore the attributes of an object afterwards, including the content of plain containers.
 
     Args:
-        without: names of attributes with much data whose content is not kept.
+        without: names of attributes with too much data to keep their content.
     """
     attributes = vars(owner)
     before = dict(attributes)
@@ -80,6 +80,6 @@ def undisturbed(trainer: object, accelerator: Accelerator) -> Iterator[None]:
         stack.enter_context(attributes_kept(trainer, ("train_dataset", "eval_dataset")))
         for part in parts:
             stack.enter_context(attributes_kept(part))
-        vars(trainer)["optimizer"] = None  # some have a mode of their own, which a step would switch
+        vars(trainer)["optimizer"] = None  # some have their own mode, which a step would switch
         accelerator.scaler = None
         yield

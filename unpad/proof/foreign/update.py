@@ -1,4 +1,4 @@
-"""The batches of one update, read without knowledge of their format, and what their labels say."""
+"""The batches of one update, read without knowledge of their format, and checks of their labels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Known:
     """One sequence as the data has it.
 
     Args:
-        labels: the token at each position that is a target, else -100; the first is never one.
+        labels: the token at each target position, else -100; the first position is never a target.
     """
 
     ids: list[int]
@@ -127,7 +127,7 @@ class Update:
         return sum(batch.num_targets for batch in self.batches)
 
     def labels_of(self, piece: Piece) -> list[int]:
-        """Labels of a piece taken as a sequence of its own: its first token is no target."""
+        """Labels of a piece as a sequence of its own: its first token is not a target."""
         return [IGNORE, *self.known[piece.sequence].labels[piece.offset + 1 : piece.offset + piece.length]]
 
     def ids_of(self, piece: Piece) -> list[int]:
@@ -183,7 +183,7 @@ def read_update(batches: Sequence[ForeignBatch], known: Sequence[Known], *, comp
 
 
 def _filler(batch: ForeignBatch, owners: Tensor) -> Tensor:
-    """Padding: masked cells, and runs of one token that nobody owns at the ends of rows or without targets."""
+    """Padding: masked cells, and runs of one token without an owner at the ends of rows or without targets."""
     filler = ~batch.real & (owners == NOBODY)
     width = batch.ids.shape[1]
     for row, (ids, owned) in enumerate(zip(batch.ids.tolist(), (owners[:, :] != NOBODY).tolist(), strict=True)):
@@ -203,7 +203,7 @@ def _filler(batch: ForeignBatch, owners: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Labels:
-    """Counts of what the labels of an update say that those of the sequences do not."""
+    """Numbers of labels in an update that differ from the labels of the sequences."""
 
     crossing: int = 0
     padding_predicts: int = 0
@@ -228,7 +228,7 @@ class Labels:
 
 
 def refuse_missing(update: Update) -> None:
-    """Refuse an update in which there is nothing to compare.
+    """Refuse an update with nothing to compare.
 
     Raises:
         ProofError: none of the sequences is in the batches, or none of their tokens is a target.
@@ -277,7 +277,8 @@ def _labels_of_batch(update: Update, index: int) -> Labels:
 
 
 def count_cut(update: Update) -> tuple[int, int]:
-    """Tokens that are missing or stand in a piece that does not begin its sequence; and number of such sequences."""
+    """Number of tokens that are missing or in a piece that does not begin its sequence; and number of such
+    sequences."""
     kept = dict.fromkeys(range(len(update.known)), 0) if update.complete else {}
     for piece in update.pieces:
         kept[piece.sequence] = kept.get(piece.sequence, 0) + (piece.length if piece.offset == 0 else 0)
