@@ -1,4 +1,4 @@
-"""Files in which the system tells about itself, below one root, which tests replace."""
+"""System information files, below one root that tests replace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROOT = Path("/")
 
 
 class ControlGroup(NamedTuple):
-    """A folder of a control group, which another system may hide, and its version, 1 or 2."""
+    """Folder of a control group, which may be hidden, and its version, 1 or 2."""
 
     folder: Path
     version: int
@@ -22,7 +22,7 @@ def system_file(name: str) -> Path:
 
 
 def lines_of(path: Path) -> list[str]:
-    """Lines of a file; none if it cannot be read."""
+    """Lines of a file; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -42,7 +42,7 @@ def control_groups(controller: str) -> Iterator[ControlGroup]:
     """Control groups of this process that a controller such as "memory" may limit, the innermost first and then those
     around it, of both versions.
 
-    A container may show them at the root alone: many of the folders do not exist.
+    A container may show them only at the root: many of the folders do not exist.
     """
     for line in lines_of(system_file("proc/self/cgroup")):
         controllers, _, path = line.partition(":")[2].partition(":")

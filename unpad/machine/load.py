@@ -25,12 +25,12 @@ def cores() -> int:
 
 
 def quota() -> float | None:
-    """Cores' worth of time that the control groups of this process leave it; None without a limit."""
+    """Number of cores that the control groups allow this process; None without a limit."""
     found = []
     for folder, version in control_groups("cpu"):
         names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if version == 1 else ("cpu.max",)
         words = " ".join(line for name in names for line in lines_of(folder / name)).split()
-        with suppress(ValueError, ZeroDivisionError):  # no such group is seen from here, "max", or -1
+        with suppress(ValueError, ZeroDivisionError):  # the group is not visible, "max", or -1
             limit, period = map(int, words)
             found += [limit / period] if limit > 0 else []
     return min(found, default=None)
@@ -42,7 +42,7 @@ def load_average() -> float | None:
 
 
 def busy_seconds() -> float | None:
-    """Seconds that the cores of this process have worked, for whichever process; None where the system does not say."""
+    """Busy seconds of the cores of this process, by any process; None if the system does not report them."""
     own, ticks = usable(), 0
     if own is None:
         return None
@@ -56,7 +56,7 @@ def busy_seconds() -> float | None:
 
 
 def own_seconds() -> float:
-    """Seconds that the threads of this process have worked."""
+    """CPU seconds of the threads of this process."""
     times = os.times()
     return times.user + times.system
 
@@ -86,13 +86,13 @@ class LoadMeter:
         self._last = (busy(), own(), now())
 
     def read(self) -> Load | None:
-        """The load since the last reading, or since the start; None where the system does not tell it, or
-        that is less than half a second ago."""
+        """The load since the last reading, or since the start; None if the system does not report it, or after less
+        than half a second."""
         before, self._last = self._last, (self._busy(), self._own(), self._now())
         (busy_before, own_before, began), (busy, own, now) = before, self._last
         if busy is None or busy_before is None or now - began < SHORTEST:
             return None
         mine, all_work = own - own_before, busy - busy_before
-        if all_work < mine / 2:  # a sandbox that counts no core's work, or not that of this process
+        if all_work < mine / 2:  # a sandbox that does not count the work of cores or of this process
             return None
         return Load(mine / (now - began), max(all_work - mine, 0.0) / (now - began))

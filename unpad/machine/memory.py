@@ -1,4 +1,4 @@
-"""Memory: in use by this process, at its peak since a chosen moment, and what may still be taken."""
+"""Memory: used by this process, its peak since a chosen moment, and what is still available."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FILES = {  # of a control group, by version: its limit, what is used, and the ca
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),
 }
-UNKNOWN = 4 << 30  # bytes that are taken for free where the system does not tell
+UNKNOWN = 4 << 30  # bytes assumed free if the system does not report them
 
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """Memory that may still be taken; `reason` names what limits it."""
+    """Available memory; `reason` names the limit."""
 
     num_bytes: int
     reason: str
@@ -51,7 +51,7 @@ def swapped_bytes() -> int:
 
 
 def machine_memory() -> int:
-    """Bytes of the machine's memory; where it does not say, what is available."""
+    """Bytes of the machine's memory, or the available bytes if unknown."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
@@ -64,10 +64,10 @@ def available_memory() -> int:
 
 
 def memory_limit(*, of_new_process: bool = False) -> MemoryLimit:
-    """The smallest of what is free, what every control group leaves, and what `ulimit` leaves this process.
+    """The smallest of the free memory, the rest of every control group's limit, and the rest of `ulimit`.
 
     Args:
-        of_new_process: `ulimit` counts each process on its own, so that a new one has all that it allows.
+        of_new_process: `ulimit` counts each process separately, so a new process has the full limit.
     """
     free = number_of(system_file("proc/meminfo"), "MemAvailable")
     limits = [MemoryLimit(UNKNOWN if free is None else free * 1024, "free"), *_left_of_groups()]
@@ -75,17 +75,18 @@ def memory_limit(*, of_new_process: bool = False) -> MemoryLimit:
 
 
 def _left_of_groups() -> Iterator[MemoryLimit]:
-    """Limits of the control groups less what is used; the system gives cached files up when memory is short."""
+    """Limits of the control groups minus their use; cached files do not count, as the system drops them when memory is
+    short."""
     for folder, version in control_groups("memory"):
         most, used, cached = FILES[version]
-        with suppress(OSError, ValueError):  # no such group is seen from here, or "max"
+        with suppress(OSError, ValueError):  # the group is not visible, or "max"
             left = int((folder / most).read_text()) - int((folder / used).read_text())
             left += number_of(folder / "memory.stat", cached) or 0
             yield MemoryLimit(max(left, 0), "left to the container")
 
 
 def _left_of_ulimits(of_new_process: bool) -> Iterator[MemoryLimit]:
-    """Limits of the address space and of data, less what this process uses of them."""
+    """Limits of the address space and of data, minus the use of this process."""
     pages, size = _pages(), os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
     for name, flag, column in (("AS", "-v", 0), ("DATA", "-d", 5)):
         most = limit_of(name)

@@ -1,4 +1,4 @@
-"""Name and instructions of the processor, as the system tells them."""
+"""Name and instructions of the processor, as reported by the system."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def processor_fields() -> dict[str, str]:
 
 
 def processor_name() -> str:
-    """Model of the processor; its architecture where the system gives no name."""
+    """Model of the processor, or its architecture if the system gives no name."""
     return processor_fields().get("model name") or platform.processor() or platform.machine()
 
 
 def full_processor_name() -> str:
-    """Name with family and model, which distinguish processors to which clouds give the same name."""
+    """Name with family and model, which distinguish processors with equal names in clouds."""
     fields, name = processor_fields(), processor_name()
     return f"{name} (family {fields['cpu family']}, model {fields['model']})" if "cpu family" in fields else name

@@ -43,9 +43,9 @@ class Receipt:
         micros: what the step learnt.
         units: names of a row's length, plural.
         by_plan_alone: whether the run recorded no rows, and the plan alone tells them.
-        is_checked: whether a checkpoint told that the data is the run's.
-        cut: the last step until this one in which memory ended, after which larger micro-batches were computed in
-            parts, as they are here; None for none.
+        is_checked: whether a checkpoint confirmed that the data is the run's.
+        cut: the last step up to this one that ran out of memory; larger micro-batches were computed in parts from then
+            on, as they are here. None without one.
     """
 
     folder: Path

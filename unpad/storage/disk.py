@@ -1,6 +1,6 @@
 """Steps of durable writing: create, write, flush, rename, delete, under temporary names.
 
-Every step that changes names calls `_change` first, which sees that this process still has the folder that it locked;
+Every step that changes names first calls `_change`, which checks that this process still has the folder that it locked;
 every step that changes the disk calls `operation`.
 """
 
@@ -24,10 +24,10 @@ from unpad.errors import DiskError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
-# Those of earlier versions do not tell where their process ran.
+# Names from earlier versions do not identify the machine of their process.
 _TEMPORARY = re.compile(r"\.tmp-(?:([0-9a-f]{8})-([0-9a-f]{8})-)?(\d{1,9})-([0-9a-f]{8})-\d+")
 DAY_S = 86_400.0
-PROCESS = secrets.token_hex(4)  # tells processes apart, since pids are reused, in a container at every start
+PROCESS = secrets.token_hex(4)  # distinguishes processes, since pids are reused, in a container at every start
 _numbers = itertools.count()
 
 
@@ -37,11 +37,11 @@ def operation(name: str, path: Path) -> None:
 
 # --------------------------------------------------------------------------- folders that this process has locked
 
-_held: dict[int, str] = {}  # lock files by descriptor, as the paths that they were opened at
+_held: dict[int, str] = {}  # paths of the open lock files, by descriptor
 
 
 def hold(descriptor: int, lock: Path) -> None:
-    """Note that this process holds a lock file, and so may write what lies in its folder."""
+    """Register a lock file that this process holds, which permits writing in its folder."""
     _held[descriptor] = os.path.abspath(lock)
 
 
@@ -51,13 +51,13 @@ def release(descriptor: int) -> None:
 
 
 def check_held(path: Path) -> None:
-    """See that a path still leads into the folder that this process has locked, if it lies in one.
+    """Check that a path in a locked folder still leads into the folder that this process has locked.
 
-    A folder that is renamed takes its lock along, and what is written by path would go into another one. This looks
-    right before every call that changes a name: a rename within these microseconds is seen before the next one.
+    A renamed folder takes its lock along, and writes by path would go into another folder. The check runs right before
+    every call that changes a name; a rename within these microseconds is detected before the next one.
 
     Raises:
-        DiskError: the lock file at that path is gone, or is another one.
+        DiskError: the lock file at that path is gone or was replaced.
     """
     for descriptor, lock in tuple(_held.items()):
         folder = os.path.dirname(lock)
@@ -92,7 +92,7 @@ def _change(name: str, path: Path) -> None:
 
 
 def free_bytes(path: Path) -> int:
-    """Bytes that an ordinary user may still write at `path`, which need not exist."""
+    """Free bytes for an ordinary user at `path`, which need not exist."""
     for place in (path, *path.absolute().parents):
         with suppress(OSError):
             status = os.statvfs(place)
@@ -134,7 +134,7 @@ def disk_errors(path: Path, needed_bytes: int = 0) -> Iterator[None]:
 
 
 def _space(needed: int, free: int) -> str:
-    """Bytes that a full disk lacks, as the end of a sentence; those that are free may be none that a file can have."""
+    """Bytes that a full disk lacks, as the end of a sentence; free bytes may be unusable for files."""
     if not needed:
         return f"; {free:,} bytes are free"
     short = f": needs {needed:,} bytes"
@@ -152,12 +152,12 @@ def is_private(folder: Path) -> bool:
 
 
 def file_mode(path: Path, private: bool = False) -> int:
-    """Permissions of a new file, of which the process's mask takes its part."""
+    """Mode of a new file, before the umask."""
     return 0o600 if private or is_private(path.parent) else 0o666
 
 
 def new_folder(path: Path, private: bool) -> None:
-    """Create a folder, for its owner alone if `private` or if its parent is."""
+    """Create a folder, only for its owner if `private` or if its parent is private."""
     _change("mkdir", path)
     os.mkdir(path, 0o700 if private or is_private(path.parent) else 0o777)
 
@@ -175,7 +175,7 @@ def write_file(path: Path, data: bytes, private: bool = False) -> None:
 
 def write_all(descriptor: int, path: Path, data: bytes) -> None:
     rest = memoryview(data)
-    while rest:  # a nearly full disk accepts a part first, and fails at the next call
+    while rest:  # a nearly full disk first accepts a part, and fails at the next call
         operation("write", path)
         rest = rest[os.write(descriptor, rest) :]
 
@@ -231,7 +231,7 @@ def discard(path: Path) -> None:
 
 @cache
 def _place() -> tuple[str, str]:
-    """Short hashes of this machine, and of the part of its processes that this one sees: a boot and a container."""
+    """Short hashes of this machine, and of its processes visible to this one: a boot and a container."""
     machine = [socket.gethostname(), _told("/etc/machine-id")]
     seen = [*machine, _told("/proc/sys/kernel/random/boot_id")]
     with suppress(OSError):
@@ -247,19 +247,19 @@ def _told(path: str) -> str:
 
 
 def temporary_name(parent: Path) -> Path:
-    """A new name; it tells who writes there: machine, processes that see each other, process, number."""
+    """A new temporary name; it identifies the writer: machine, boot and container, process, number."""
     machine, seen = _place()
     return parent / f".tmp-{machine}-{seen}-{os.getpid()}-{PROCESS}-{next(_numbers)}"
 
 
 def is_leftover(path: Path, alone: bool = False) -> bool:
-    """True for a temporary file or folder that nobody writes any more.
+    """True for a temporary file or folder without a live writer.
 
-    Of a process that this one can see, the kernel tells. Of another host or container, whose processes it does not
-    know, only what has not changed for a day counts, and of this machine what has not changed since it was started.
+    For a process visible to this one, the kernel decides. Files from another host or container count if they have not
+    changed for a day, and files from this machine if they have not changed since it was started.
 
     Args:
-        alone: whether nobody else may write in its folder, since this process holds the lock of that.
+        alone: whether only this process may write in its folder, because it holds the folder's lock.
     """
     match = _TEMPORARY.fullmatch(path.name)
     if match is None:
@@ -292,8 +292,8 @@ def _since_start_s() -> float:
 
 
 def _unchanged_s(path: Path) -> float:
-    """Seconds since a file or folder changed, by the clock of its file system, which may be another machine's; 0 where
-    that cannot be told."""
+    """Seconds since a file or folder changed, by the clock of its file system, which may be another machine's; 0 if
+    unknown."""
     probe = temporary_name(path.parent)
     try:
         check_held(probe)

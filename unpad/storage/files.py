@@ -30,7 +30,7 @@ WRITERS = 16  # threads that wait for the device at once
 
 
 def sha256(data: bytes | str) -> str:
-    """Hexadecimal sha256 of bytes, or of a text's UTF-8."""
+    """Hexadecimal sha256 of bytes, or of text in UTF-8."""
     return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
 
 
@@ -44,7 +44,7 @@ def cache_folder() -> Path:
     """Folder for reproducible files: $UNPAD_CACHE, else unpad/ in $XDG_CACHE_HOME, else ~/.cache/unpad.
 
     Raises:
-        RecipeError: the named folder is no path of this machine.
+        RecipeError: the named folder is not a valid path on this machine.
     """
     if named := os.environ.get("UNPAD_CACHE"):
         return user_path(named)
@@ -52,10 +52,10 @@ def cache_folder() -> Path:
 
 
 def make_folder(path: Path, *, private: bool = False) -> None:
-    """Create a folder and its parents durably; an existing folder is left as it is, and its name is made durable.
+    """Create a folder and its parents durably; an existing folder is unchanged, and its name is made durable.
 
     Args:
-        private: whether only the owner may enter the new folders; so it is anyway inside of such a folder.
+        private: whether only the owner may enter the new folders; always so inside a private folder.
 
     Raises:
         DiskError: it cannot be created, or a file has its name.
@@ -64,7 +64,7 @@ def make_folder(path: Path, *, private: bool = False) -> None:
         missing = list(itertools.takewhile(lambda folder: not folder.is_dir(), (path, *path.parents)))
         _flush_name(missing[-1].parent if missing else path)
         for folder in reversed(missing):
-            with suppress(FileExistsError):  # made by another process; a file of this name fails below
+            with suppress(FileExistsError):  # created by another process; a file of this name fails below
                 new_folder(folder, private)
             sync_folder(folder.parent)
         if not path.is_dir():
@@ -72,16 +72,16 @@ def make_folder(path: Path, *, private: bool = False) -> None:
 
 
 def _flush_name(folder: Path) -> None:
-    """Flush the name of a folder whose maker may have been killed before it did: all that is in it hangs on that."""
+    """Flush the name of a folder, in case its creator was killed before doing so: its contents depend on the name."""
     try:
         sync_folder(folder.parent)
     except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):  # nobody makes folders there
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):  # nobody creates folders there
             raise
 
 
 def make_private(folder: Path) -> None:
-    """Let only the owner enter an existing folder; what is written into it later is private too.
+    """Restrict an existing folder to its owner; files written into it later are private too.
 
     Raises:
         DiskError: the folder belongs to another user.
@@ -96,10 +96,10 @@ def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> Non
     """Replace a file atomically: a reader sees the old file or the complete new one. Text is stored as UTF-8.
 
     Args:
-        private: whether only the owner may read it; so it is anyway in a folder that only the owner may enter.
+        private: whether only the owner may read it; always so in a private folder.
 
     Raises:
-        DiskError: it cannot be written; the old file is untouched, and nothing temporary remains.
+        DiskError: it cannot be written; the old file is untouched, and no temporary file remains.
     """
     payload = data.encode() if isinstance(data, str) else data
     temporary = temporary_name(path.parent)
@@ -114,10 +114,10 @@ def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> Non
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Replace many small files of a folder, each atomically, and flush them together, which is faster than in turn.
+    """Replace many small files of a folder, each atomically, and flush them together, which is faster than one by one.
 
     Raises:
-        DiskError: one cannot be written; nothing temporary remains.
+        DiskError: one cannot be written; no temporary file remains.
     """
 
     def write(name: str) -> None:
@@ -140,7 +140,7 @@ def clean_leftovers(parent: Path, *, alone: bool = False) -> None:
     """Delete the temporary files and folders that killed processes left in `parent`, and nothing else.
 
     Args:
-        alone: whether nobody else may write there, since this process holds the lock; see `disk.is_leftover`.
+        alone: whether only this process may write there, because it holds the lock; see `disk.is_leftover`.
 
     Raises:
         DiskError: one cannot be deleted.

@@ -68,7 +68,7 @@ def replace_folder(path: Path, files: dict[str, bytes]) -> None:
 
 
 def _put_in_place(temporary: Path, path: Path) -> None:
-    """Rename a folder that is complete, in place of the one at `path`."""
+    """Rename a complete folder to `path`, replacing the one there."""
     old = replaced(path)
     try:
         if os.path.lexists(path):
@@ -91,10 +91,10 @@ def _put_in_place(temporary: Path, path: Path) -> None:
 
 
 def begin_folder(path: Path) -> Path:
-    """Make the temporary folder of a folder that several processes write; one of them begins and ends it.
+    """Create the temporary folder of a folder written by several processes; one of them begins and ends it.
 
     Returns:
-        Where the processes put their files, by `write_part`.
+        Folder for the files of the processes, see `write_part`.
 
     Raises:
         DiskError: it cannot be made.
@@ -118,13 +118,13 @@ def write_part(temporary: Path, name: str, data: bytes) -> Entry:
 
 
 def end_folder(temporary: Path, path: Path, entries: dict[str, Entry]) -> None:
-    """Put the folder that `begin_folder` began in its place, as `replace_folder` does.
+    """Move the folder of `begin_folder` to its final name, as `replace_folder` does.
 
     Args:
         entries: of all its files, as `write_part` returned them.
 
     Raises:
-        DiskError: it cannot be written; what was at `path` is there still, or at `replaced(path)`.
+        DiskError: it cannot be written; the old folder is still at `path` or at `replaced(path)`.
     """
     with disk_errors(path):
         _complete(temporary, entries)
@@ -132,7 +132,7 @@ def end_folder(temporary: Path, path: Path, entries: dict[str, Entry]) -> None:
 
 
 def abandon_folder(temporary: Path) -> None:
-    """Delete what `begin_folder` began."""
+    """Delete the folder of `begin_folder`."""
     discard(temporary)
 
 
@@ -157,7 +157,7 @@ def verify_folder(path: Path) -> None:
 
 
 def read_folder(path: Path, names: Iterable[str] | None = None) -> dict[str, bytes]:
-    """Read and verify the files of a folder, or only those that `names` names or, with a `*` (fnmatch), covers.
+    """Read and verify the files of a folder, or only those in `names`, which may be patterns with `*` (fnmatch).
 
     Raises:
         CheckpointError: as for `verify_folder`, for the files that are read.
@@ -166,8 +166,8 @@ def read_folder(path: Path, names: Iterable[str] | None = None) -> dict[str, byt
 
 
 def each_file(path: Path, names: Iterable[str] | None = None) -> Generator[tuple[str, bytes], None, None]:
-    """Read and verify files as `read_folder` does, one after the other in the order of `names`; all are of the folder
-    that was there at the first."""
+    """Read and verify files as `read_folder` does, one by one in the order of `names`; all come from the folder that
+    was opened first."""
     with _open_folder(path) as (folder, entries):
         for name in entries if names is None else _chosen(path, entries, names):
             with _open_entry(path, folder, name, entries[name]["size"]) as file:
@@ -185,7 +185,7 @@ def _chosen(path: Path, entries: Iterable[str], names: Iterable[str]) -> Iterato
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder atomically: its name never shows a part of it.
+    """Delete a folder atomically: it is never visible in part.
 
     Raises:
         DiskError: it cannot be renamed or deleted.
@@ -236,7 +236,7 @@ def _remove(path: Path) -> None:
     try:
         sync_folder(path.parent)
         delete(temporary)
-        sync_folder(path.parent)  # what nobody resumes is not tidied up, either
+        sync_folder(path.parent)  # a folder that nobody resumes is not tidied up either
     except BaseException:
         discard(temporary)
         raise

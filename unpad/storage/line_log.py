@@ -19,12 +19,12 @@ from unpad.storage.strict_json import finite, json_object
 class LineLog:
     """Append-only file of JSON objects, one per line, which a resumed run truncates to its checkpoint.
 
-    Opening drops what a kill or a power cut leaves at the end: an unfinished line, and lines with zeros in place of
-    what was not flushed. So the next record starts on its own line.
+    Opening drops the remains of a kill or a power cut at the end: an unfinished line, and lines with zeros in place of
+    unflushed data. So the next record starts on its own line.
 
     Raises:
-        DiskError: the file cannot be opened, or later written, or its folder was locked and is another one by now; a
-            failed record leaves no partial line.
+        DiskError: the file cannot be opened or later written, or its locked folder was replaced; a failed record leaves
+            no partial line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,8 +60,8 @@ class LineLog:
         """Keep the records for which `keep` is true, byte for byte, and drop lines cut short by a crash.
 
         Args:
-            keep: returns None for an object that is no record of this log.
-            mend: whether invalid lines before a kept record are dropped, too.
+            keep: returns None for an object that is not a record of this log.
+            mend: whether to drop invalid lines before a kept record too.
 
         Returns:
             Numbers of such lines.
@@ -95,7 +95,7 @@ class LineLog:
         return damaged[:dropped]
 
     def is_in_place(self) -> bool:
-        """True if the file at the path is the one that is written here."""
+        """True if the file at the path is the one being written."""
         with suppress(OSError):
             return os.path.samestat(os.stat(self.path), os.fstat(self._descriptor))
         return False

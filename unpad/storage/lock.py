@@ -25,7 +25,7 @@ LOCK = "run.lock"
 class RunLock:
     """Exclusive lock on a run directory, as a context; the kernel releases it however the process ends.
 
-    While it is held, `disk.check_held` refuses to write by a path that leads into another folder by now.
+    While it is held, `disk.check_held` refuses to write by a path that now leads into another folder.
 
     The file run.lock is never removed: a process with the old file open and one that creates a new file could both
     acquire the lock.

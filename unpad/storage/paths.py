@@ -1,4 +1,4 @@
-"""Paths and names that a user gives: the one place that decodes them, bounds them, and says what is wrong with one."""
+"""Paths and names given by users: decoding, limits and error messages, only here."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from unpad.errors import RecipeError
 from unpad.terminal.printing import escaped
 
-LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes; systems hold no longer ones
+LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes; the limit of systems
 RENAME = "rename it, for example with `convmv -f GBK -t UTF-8 --notest NAME`"
 
 
 def path_fault(path: str) -> str:
-    """Return what no path on any machine may have, such as a NUL character; "" for a sound path."""
+    """Return the fault that makes a path invalid on any machine, such as a NUL character; "" for a valid path."""
     if not path:
         return "the path is empty; write . for the working directory"
     if "\0" in path:
@@ -37,10 +37,10 @@ def is_utf8(name: str) -> bool:
 
 
 def user_path(path: str | Path) -> Path:
-    """A path that a user gave, with ~ expanded.
+    """A user's path, with ~ expanded.
 
     Raises:
-        RecipeError: it is empty, no path of this system, or begins with ~ and a name of no user.
+        RecipeError: it is empty, invalid on this system, or begins with ~ and the name of no user.
     """
     text = os.fspath(path)
     if fault := path_fault(text):
@@ -54,7 +54,7 @@ def user_path(path: str | Path) -> Path:
 
 
 def new_path(path: str | Path) -> Path:
-    """As `user_path`, for a file or folder to write, which others read in lists and logs.
+    """As `user_path`, for a file or folder to write, which appears in lists and logs.
 
     Raises:
         RecipeError: also if it holds a control character, such as a line break.
@@ -67,7 +67,7 @@ def new_path(path: str | Path) -> Path:
 
 
 def is_special(path: Path) -> bool:
-    """True for a pipe, a device or a socket, from which reading may never end; False for what does not exist."""
+    """True for a pipe, a device or a socket, where reading may never end; False for a missing path."""
     try:
         mode = path.stat().st_mode
     except OSError:

@@ -1,4 +1,4 @@
-"""Files that nobody vouches for, read back: regular, of bounded size, strict JSON, and of the shape that they need."""
+"""Reading of untrusted files: regular, of bounded size, strict JSON, and of the expected shape."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from unpad.errors import CheckpointError, UnpadError
 from unpad.storage.strict_json import OTHER_COPY, strict_value
 from unpad.storage.wrong_value import describe, shown
 
-MOST_BYTES = 1 << 29  # of a file that is read whole
+MOST_BYTES = 1 << 29  # largest size of a file that is read whole
 MOST_LINE_BYTES = 1 << 26
 SHOWN = 60  # characters of a field's name in a message
-LARGEST = 1e300  # of a number that is drawn or added
+LARGEST = 1e300  # largest number that is drawn or added
 
 Kind = type[UnpadError]
 
@@ -34,15 +34,15 @@ def _is_number(value: Any) -> Any:
 
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 Finite = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
-Number = Annotated[Any, AfterValidator(_is_number)]  # finite, or one of the texts that stand for others
+Number = Annotated[Any, AfterValidator(_is_number)]  # finite, or one of the texts for non-finite numbers
 
 
 @contextmanager
 def opened(path: Path, kind: Kind = CheckpointError, fix: str = OTHER_COPY) -> Iterator[IO[bytes]]:
-    """Open a regular file to read; a pipe or a device would be waited for, or read without end.
+    """Open a regular file for reading; reading a pipe or a device could block or never end.
 
     Raises:
-        kind: the file is missing, is not a regular one, or cannot be read; names it.
+        kind: the file is missing, not regular, or unreadable; names it.
     """
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
@@ -67,7 +67,7 @@ def read_file(path: Path, kind: Kind = CheckpointError, most: int = MOST_BYTES, 
         kind: as `opened`, or it has more than `most` bytes.
     """
     with opened(path, kind, fix) as file:
-        # Not `most + 1` at once: Python makes room for all that it is asked for.
+        # Not `most + 1` at once: Python allocates the whole requested size.
         data = file.read(min(most, os.fstat(file.fileno()).st_size) + 1)
     if len(data) > most:
         raise unusable(path, f"it has more than {most:,} bytes", kind, fix)
@@ -75,7 +75,7 @@ def read_file(path: Path, kind: Kind = CheckpointError, most: int = MOST_BYTES, 
 
 
 def read_lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a file, each with its newline; the last one and one that is too long may have none."""
+    """Yield the lines of a file with their newlines; the last one, and one that is too long, may have none."""
     return iter(lambda: file.readline(MOST_LINE_BYTES), b"")
 
 
@@ -85,15 +85,15 @@ def read_shaped(path: Path, shape: Any, kind: Kind = CheckpointError, fix: str =
 
 
 def shaped(data: bytes, shape: Any, path: Path, kind: Kind = CheckpointError, fix: str = OTHER_COPY) -> Any:
-    """Parse strict JSON of a shape; the value is returned as it was written.
+    """Parse strict JSON of a shape; the value is returned without conversion.
 
     Args:
-        shape: a type that pydantic checks, such as a TypedDict; values are taken strictly, and further keys left alone.
+        shape: a type that pydantic checks strictly, such as a TypedDict; additional keys are kept.
         fix: what to do about it.
-        path: of the file that holds it, for the error.
+        path: of the file, for the error.
 
     Raises:
-        kind: it is no such JSON; names the field.
+        kind: it is not JSON of this shape; names the field.
     """
     try:
         value = strict_value(data)
@@ -105,10 +105,10 @@ def shaped(data: bytes, shape: Any, path: Path, kind: Kind = CheckpointError, fi
 
 
 def misfit(value: Any, shape: Any) -> str:
-    """Describe the first field of a value that does not have its shape, and why; empty where all have it."""
+    """Describe the first field of a value that does not fit the shape, and why; empty if all fit."""
     adapter = _adapter(shape)
     try:
-        if is_dataclass(shape):  # strictly from an object of JSON, not from one of Python
+        if is_dataclass(shape):  # validated as JSON, not as Python objects
             adapter.validate_json(json.dumps(value), strict=True)
         else:
             adapter.validate_python(value, strict=True)
@@ -120,7 +120,7 @@ def misfit(value: Any, shape: Any) -> str:
         given = first["input"]
         text = "a list" if isinstance(given, list) else "an object" if isinstance(given, dict) else shown(given)
         reason, _ = describe(first, text)
-        if first["type"] == "value_error":  # words of ours, whose subject is the field
+        if first["type"] == "value_error":  # our own text, with the field as its subject
             reason = f"{reason}, got {text}"
             return f'"{field[:SHOWN]}" {reason}' if field else f"it {reason}"
         return f'"{field[:SHOWN]}": {reason}' if field else reason
@@ -128,7 +128,7 @@ def misfit(value: Any, shape: Any) -> str:
 
 
 def known_fields(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """Those of the values that are fields of a dataclass, by name."""
+    """The values that are fields of a dataclass, by name."""
     return {field.name: values[field.name] for field in fields(kind) if field.name in values}
 
 

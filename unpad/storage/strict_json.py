@@ -1,4 +1,4 @@
-"""Strict JSON: parsed from files that nobody vouches for, and values that it can hold."""
+"""Strict JSON: parsing of untrusted files, and conversion to representable values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from unpad.errors import CheckpointError
 
 OTHER_COPY = "use another copy, or remove this one"
-MOST_DEPTH = 100  # of lists and objects in each other
+MOST_DEPTH = 100  # deepest nesting of lists and objects
 MOST_VALUES = 1 << 23  # of a file; each may take 60 bytes of memory, and three of the file
 
 
@@ -38,10 +38,10 @@ def refuse_many(data: bytes) -> None:
 
 
 def strict_value(data: bytes) -> Any:
-    """Parse strict JSON from an untrusted source; its texts are Unicode, and it is nested no deeper than MOST_DEPTH.
+    """Parse strict JSON from an untrusted source; texts are valid Unicode, and nesting is at most MOST_DEPTH deep.
 
     Raises:
-        ValueError: it is not UTF-8, not JSON, nested too deeply, or has too large a number or half a character.
+        ValueError: it is not UTF-8, not JSON, nested too deeply, or has a too large number or a lone surrogate.
     """
     try:
         value = json.loads(data.decode(), parse_constant=_refuse_constant)

@@ -1,4 +1,4 @@
-"""A value that does not fit its type, in words: what pydantic found, told without its own terms."""
+"""A value that does not fit its type, in words: pydantic's errors without its own terms."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unpad.errors import nearest
 
 SHOWN = 80  # characters of a wrong value
 
-# What a value of the expected type is called, by pydantic's type of the error.
+# Name of a value of the expected type, by pydantic's error type.
 _EXPECTED = {
     "float_type": "a number", "float_parsing": "a number",
     "int_type": "a whole number", "int_parsing": "a whole number", "int_from_float": "a whole number",
@@ -38,12 +38,12 @@ _LIMITS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 
 
 def describe(error: Mapping[str, Any], given: str = "") -> tuple[str, str]:
-    """The words of one of `ValidationError.errors()`, and what to do about it; "" where nothing is to be added.
+    """Text for one of `ValidationError.errors()`, and a fix; "" if there is none.
 
     Args:
-        given: how the refused value is shown; default as JSON.
+        given: the refused value as shown; default as JSON.
 
-    A fault of a kind that no field of ours can have is told in pydantic's words.
+    An error type that no field of this package can have is described in pydantic's words.
     """
     kind, context = error["type"], error.get("ctx", {})
     given = given or shown(error.get("input"))
@@ -68,12 +68,12 @@ def describe(error: Mapping[str, Any], given: str = "") -> tuple[str, str]:
 
 
 def _number(limit: Any) -> str:
-    """A limit as people write it: 0 for 0.0."""
+    """A limit as people write it, such as 0 for 0.0."""
     return str(int(limit) if isinstance(limit, float) and limit.is_integer() else limit)
 
 
 def _choice(value: Any, given: str, expected: str) -> tuple[str, str]:
-    """A value that is none of some, which pydantic lists as 'a', 'b' or 'c'."""
+    """Description of a value outside a list of choices, which pydantic gives as 'a', 'b' or 'c'."""
     names = [name.strip("'") for name in expected.replace(" or ", ", ").split(", ")]
     fix = nearest(value, names) if isinstance(value, str) else "write one of them"
     return f"must be {' or '.join([', '.join(names[:-1]), names[-1]] if names[1:] else names)}, got {given}", fix
@@ -85,11 +85,11 @@ def expected_of(error: Mapping[str, Any]) -> str:
 
 
 def fix_of(expected: str) -> str:
-    """Advice on a value that is not what is expected."""
+    """Advice on a value of the wrong type."""
     return _FIXES.get(expected, "")
 
 
 def shown(value: Any) -> str:
-    """A value as it is written in JSON, cut where it is long."""
+    """A value in JSON, truncated if long."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

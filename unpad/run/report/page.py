@@ -237,7 +237,7 @@ def _log(run: RunHistory) -> str:
 
 
 def _timed_part(timed: dict[str, Any], run: RunHistory) -> str:
-    """The part of a resumed run that the times are of: its last process to finish, with its steps if they are known."""
+    """The part of a resumed run that the times cover: its last process to finish, with its steps if known."""
     if not any(entry["kind"] == "resumed" for entry in run.log):
         return ""
     if timed["after_step"] is None:

@@ -135,7 +135,7 @@ def _interval(metric: dict[str, Any]) -> str:
 
 
 def _part(metric: dict[str, Any]) -> str:
-    """The part of the data that a metric is of, if it is known."""
+    """The part of the data that a metric covers, if known."""
     best_of = f", best of {metric['best_of']} evaluations" if metric["best_of"] else ""
     return f"{metric['part'] or ''}{best_of}"
 
