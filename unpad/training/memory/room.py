@@ -82,7 +82,7 @@ class Room:
         self.messages.append(
             f"{batch.num_seqs} sequences of {batch.total_tokens:,} tokens, the longest {longest:,}, do not fit into "
             f"memory; the update is computed again, and micro-batches of more than {self.most:,} tokens from here on "
-            "in parts: with the same draws and gradients, whose last bits may differ"
+            "in parts, with the same draws; the last bits of gradients may differ"
         )
 
 
