@@ -41,13 +41,13 @@ PREFIX = ".unpad-drill-"
 
 @contextmanager
 def working_folder(beside: Path) -> Iterator[Path]:
-    """Make a folder beside a run, and remove it at the end with the parents that were made for it.
+    """Create a folder beside a run, and remove it at the end with the parents created for it.
 
     Args:
         beside: the run directory, which need not exist and is not touched.
 
     Raises:
-        DiskError: none can be made there.
+        DiskError: none can be created there.
         Terminated, HungUp: SIGTERM or SIGHUP ended the work.
     """
     parent = beside.absolute().parent
@@ -68,7 +68,7 @@ def working_folder(beside: Path) -> Iterator[Path]:
                 what = f"no folder can be made there: {error.strerror}"
                 raise DiskError(what, where=str(parent), fix="name a folder that is yours, with --out") from None
             with ExitStack() as stack:
-                with suppress(UnpadError):  # whether the disk has locks is a check of its own
+                with suppress(UnpadError):  # locks of the disk have a check of their own
                     stack.enter_context(RunLock(made[-1]))
                 yield made[-1]
         finally:
@@ -76,7 +76,7 @@ def working_folder(beside: Path) -> Iterator[Path]:
 
 
 def left_behind(folder: Path) -> list[Path]:
-    """Folders beside `folder` of drills that were killed: no process has their lock."""
+    """Folders of killed drills beside `folder`: no process holds their lock."""
     found = []
     for path in sorted(folder.parent.glob(f"{PREFIX}*")):
         with suppress(UnpadError):
@@ -96,8 +96,8 @@ def _remove(made: list[Path]) -> None:
 
 @contextmanager
 def _signals() -> Iterator[None]:
-    """Let Ctrl-C, SIGTERM and SIGHUP raise, so that the folder is removed. During imports Ctrl-C otherwise ends the
-    process at once."""
+    """Turn Ctrl-C, SIGTERM and SIGHUP into exceptions, so that the folder is removed. During imports Ctrl-C would
+    otherwise end the process at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -118,7 +118,7 @@ def _terminated(number: int, frame: FrameType | None) -> NoReturn:
     raise kind(f"stopped by {name}; the folder of the drill is removed", where=os.getcwd(), fix="drill again")
 
 
-SHARING = 6  # undisturbed runs that the time of a drill is shared among
+SHARING = 6  # undisturbed runs that fit into the time of a drill
 CHECKPOINTS = 6  # of a run
 FEWEST, MOST = 8, 60  # steps of a run
 LEAST_TOKENS = 64  # of an update
@@ -130,7 +130,7 @@ SMALL = ["model.width=64", "model.blocks=1", "model.heads=2", "model.hidden=128"
 
 @dataclass(frozen=True)
 class Bounded:
-    """A recipe to train again and again; `notes` say what was changed."""
+    """A recipe to train repeatedly; `notes` list the changes."""
 
     recipe: Recipe
     notes: tuple[str, ...]
@@ -139,7 +139,7 @@ class Bounded:
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of the parts of a training: its start, a step, an evaluation, a checkpoint."""
+    """Seconds per part of a training: its start, a step, an evaluation, a checkpoint."""
 
     start: float
     step: float
@@ -148,11 +148,11 @@ class Cost:
 
 
 def bounded(recipe: Recipe, cost: Cost, precision: str, seconds: float, whole: int) -> Bounded:
-    """Shorten a recipe to a share of `seconds`; one that cannot be is replaced by a small packaged recipe.
+    """Shorten a recipe to a share of `seconds`, or replace it by a small packaged recipe.
 
     Args:
         recipe: the user's.
-        precision: fixed, since a measurement may choose another in another process.
+        precision: fixed, because another process may choose differently by measurement.
         whole: steps of the recipe.
     """
     room = seconds / SHARING - cost.start - 2 * cost.evaluation - (CHECKPOINTS + 2) * cost.checkpoint
@@ -171,7 +171,7 @@ def bounded(recipe: Recipe, cost: Cost, precision: str, seconds: float, whole: i
 
 
 def stand_in(why: str) -> Bounded:
-    """The small packaged recipe that is killed in place of the user's."""
+    """The small packaged recipe that replaces the user's."""
     note = f"killed was the packaged recipe {STAND_IN}, made small, in place of yours: {why}"
     return Bounded(shortened(load_recipe(STAND_IN, SMALL), STAND_IN_STEPS, "fp32"), (note,), False)
 

@@ -19,16 +19,16 @@ from unpad.machine.memory import MemoryLimit
 from unpad.processes.children import Child
 from unpad.terminal.finding import Finding
 
-NEARLY = 0.8  # of what is free
+NEARLY = 0.8  # of the free memory
 
 
 def check_memory(needed: int, how: str, limit: MemoryLimit, unknown: str = "") -> Finding:
-    """Compare the memory that a run needs with what there is.
+    """Compare the memory needs of a run with the available memory.
 
     Args:
         needed: bytes of the whole process.
-        how: that was found out, such as "a step".
-        unknown: why a step was not measured; what fits is then a warning.
+        how: source of the number, such as "a step".
+        unknown: why a step was not measured; a fitting recipe is then still a warning.
     """
     measured = f"{size_text(needed)} for {how}, {size_text(limit.num_bytes)} {limit.reason}"
     if needed > limit.num_bytes:
@@ -42,8 +42,8 @@ def check_memory(needed: int, how: str, limit: MemoryLimit, unknown: str = "") -
     return finding("memory", "ok", measured, "it fits")
 
 
-OPEN_FILES = 32  # of a step that could not be measured
-ENDS = 10.0  # seconds that a process takes to end, once it has closed its pipe
+OPEN_FILES = 32  # for a step that could not be measured
+ENDS = 10.0  # seconds for a process to end after closing its pipe
 
 
 @dataclass

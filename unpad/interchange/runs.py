@@ -49,7 +49,7 @@ from unpad.storage.reading import shaped
 
 
 def adapter_files(kept: Mapping[str, Tensor], settings: LoraSettings, table: Table, base: str) -> dict[str, bytes]:
-    """Files of adapters; a layer here that stacks several there becomes an adapter for each.
+    """Files of adapters; a layer here that stacks several layers there becomes one adapter for each.
 
     Args:
         kept: `kept_weights` of an adapted decoder.
@@ -77,7 +77,7 @@ def prefix_template(template: Template, marks: bool = True) -> str:
     """The text that `data/tokens/encode.py` encodes piece by piece: BOS, and a prefix before each message.
 
     Args:
-        marks: say which part of the text is a reply, for those that train; other readers may not know these marks.
+        marks: mark which part of the text is a reply, for training; other readers may not know these marks.
     """
     begin, end = ("{%- generation %}", "{%- endgeneration %}") if marks else ("", "")
     roles = {"system": template.system, "user": template.user, "assistant": template.assistant}
@@ -94,7 +94,7 @@ def prefix_template(template: Template, marks: bool = True) -> str:
     )
 
 
-# Of the imported run's recipe, with which a trained model is tuned further: far below the peak of training anew.
+# Learning rate and epochs in the recipe of an imported run, for fine-tuning: a rate far below that from scratch.
 TUNING_LR, TUNING_EPOCHS = 2e-5, 3
 
 # Families to try, in order, for a model that was not imported.

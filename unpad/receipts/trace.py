@@ -29,7 +29,7 @@ from unpad.training.progress import refuse_changed_data
 from unpad.training.setup import resolved
 from unpad.training.stage import StageSetup, epoch_plan, make_stage, plan_inputs
 
-LINE_EACH = (".jsonl", ".parquet")  # files with a row in every line; in others a row may have several
+LINE_EACH = (".jsonl", ".parquet")  # files with one row per line; in others a row may span several
 
 
 def find(data: Data, given: str) -> FoundRow | None:
@@ -39,7 +39,7 @@ def find(data: Data, given: str) -> FoundRow | None:
         given: FILE:LINE, FILE[ELEMENT], the file of a picture, or a patient's id.
 
     Returns:
-        The row; None if the data has none there.
+        The row; None if there is none at this place.
     """
     place = place_of(given)
     is_it = file_test(place.file)
@@ -59,7 +59,7 @@ def find(data: Data, given: str) -> FoundRow | None:
 
 
 def _around(place: Place, rows: dict[str, FoundRow]) -> FoundRow | None:
-    """The row of several lines that has the line of a place."""
+    """The row of several lines that contains the line of a place."""
     if place.line is None or Path(place.file).suffix.lower() in LINE_EACH:
         return None
     lines = sorted(line for item in rows if (line := Place("", item).line) is not None)
@@ -71,7 +71,7 @@ def _around(place: Place, rows: dict[str, FoundRow]) -> FoundRow | None:
 
 
 def no_such_row(data: Data, given: str) -> RecipeError:
-    """The error for a place at which the data has no row. Of patients it repeats nothing, as that may be an id."""
+    """The error for a place without a row. For patients it does not repeat the place, which may be an id."""
     if data.private:
         what, fix = "the run's data has no such patient, row or file", "name FILE:LINE of an event, or a patient's id"
         return RecipeError(what, where="data.events", fix=fix)

@@ -61,7 +61,7 @@ class Estimate:
     spread: dict[str, float]
 
     def lines(self) -> list[str]:
-        """Lines that say what the table is of."""
+        """Lines that describe the sample of the table."""
         size = "" if len(self.table.lengths) == self.population else f" to {len(self.table.lengths):,}"
         what = f"estimate from {self.num:,} of {self.population:,} {self.unit}, drawn at random{self.note} and repeated"
         return wrapped(f"{what}{size}; the table of all of them follows")
@@ -77,7 +77,7 @@ class Estimate:
 
 
 def estimates_of(recipe: Recipe) -> list[Estimate]:
-    """Plan every stage over a sample of its data; empty where the lengths of all data are soon known."""
+    """Plan every stage over a sample of its data; empty if the lengths of all data will be known soon."""
     with progress("reading a sample of the data"):
         sample = open_sample(recipe)
     if sample is None:
@@ -98,7 +98,7 @@ def _estimate(sample: Sample, stage: StageSetup) -> Estimate:
 
 
 def _evenly(sample: Sample, stage: StageSetup) -> np.ndarray:
-    """Sampled sequences of a stage, as large a share of every kind: kinds are sampled each on its own."""
+    """Sampled sequences of a stage, the same share of every kind, since kinds are sampled separately."""
     kind, rng = sample.data.table.kind[stage.train_ids], np.random.default_rng(stage.recipe.train.seed)
     used = np.unique(kind).tolist()
     share = min((kind == k).sum() / sample.population[k] for k in used)
@@ -109,7 +109,7 @@ def _evenly(sample: Sample, stage: StageSetup) -> np.ndarray:
 
 
 def show_estimate(console: Console, estimate: Estimate) -> None:
-    """Print an estimate: what it is of, the table, and the intervals of its padding."""
+    """Print an estimate: a description, the table, and the intervals of its padding."""
     show(console, estimate.lines())
     show_padding(console, estimate.table)
     show(console, [*estimate.interval_lines(), ""])

@@ -35,7 +35,7 @@ class Measured:
         by_gradient: False if no weight learns.
         is_flat: whether the gradient of the sequences alone is 0.
         weighs_alike: whether the reported loss is the mean over sequences of each one's mean over its targets.
-        taken: distance from a position to the token that the loss takes for its target, if that was shown.
+        taken: distance from a position to the token that the loss takes for its target, if determined.
         cause: why the loss is wrong, if that was shown.
     """
 

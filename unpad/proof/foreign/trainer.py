@@ -55,7 +55,7 @@ from unpad.proof.foreign.undisturbed import Accelerator, undisturbed
 from unpad.proof.foreign.update import IGNORE, LABELS, Known, Update, read_batch, read_update, refuse_missing
 
 Collate = Callable[[list[object]], Collated]
-STOCK = ("transformers", "trl", "unpad")  # packages whose `compute_loss` is the mean over targets
+STOCK = ("transformers", "trl", "unpad")  # packages with a `compute_loss` that is the mean over targets
 OF_TOKENS = (  # inputs of a model that say which tokens there are, and where sequences begin
     *("input_ids", "attention_mask", "position_ids", "use_cache", "seq_idx"),
     *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),

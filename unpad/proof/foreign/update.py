@@ -110,7 +110,7 @@ class Update:
         filler: per batch, True where a cell is padding, (rows, width) bool.
         given: what the model gets of a sequence alone besides its tokens, by index into `known`; each with a batch of
             1, and entries for every token in its second dimension.
-        complete: True if all sequences are in the batches; else those of which nothing is there are left out.
+        complete: True if all sequences are in the batches; otherwise missing sequences are left out.
     """
 
     batches: list[ForeignBatch]

@@ -48,7 +48,7 @@ GIB = 2**30
 def peaks(recipe: str, overrides: Sequence[str], variants: Sequence[BenchVariant]) -> list[tuple[int, int]]:
     """Bytes at the peak of every variant's largest step, and before it: `Row.peak_bytes` and `base_bytes`.
 
-    Each in a process of its own; on a GPU in this one, where its allocator counts exactly.
+    Each variant runs in its own process; on a GPU in this one, because the allocator counts exactly.
     """
     if variants[0].setup.device.type == "cuda":
         return [_peak(variant) for variant in variants]
@@ -88,12 +88,12 @@ class MemoryModel:
     """Memory of training with padded batches, from small passes: fixed_bytes + bytes_per_token * padded tokens of the
     largest pass.
 
-    All batches hold the corpus's longest sequence, so that the tokens of a pass are a number of sequences times that
+    All batches hold the corpus's longest sequence, so the tokens of a pass are its number of sequences times that
     length.
 
     Args:
-        process_bytes: what the libraries take before training adds anything.
-        worst_error: largest share by which the prediction misses a row that was measured.
+        process_bytes: memory of the libraries before training.
+        worst_error: largest relative error of the prediction over the measured rows.
     """
 
     fixed_bytes: float
@@ -102,17 +102,17 @@ class MemoryModel:
     worst_error: float
 
     def predict(self, tokens: int) -> float:
-        """Bytes that training adds, for micro-batches of so many padded tokens."""
+        """Bytes that training adds, given the padded tokens of a micro-batch."""
         return self.fixed_bytes + self.bytes_per_token * tokens
 
     def fitting_tokens(self, total_bytes: int) -> int:
-        """Padded tokens of a pass that fit into a memory of this size, libraries included."""
+        """Padded tokens of a pass that fits into memory of this size, libraries included."""
         free = total_bytes - self.process_bytes - self.fixed_bytes
         return max(int(free / self.bytes_per_token), 0)
 
 
 def predicted_memory(memory: StageMemory, rows: Sequence[SpeedRow], longest: int) -> MemoryModel:
-    """Predict the memory of padded batches, an update each, and hold it against that of rows of batch sizes.
+    """Predict the memory of padded batches of one update each, and compare it with the measured rows of batch sizes.
 
     Args:
         longest: positions of the longest sequence.
@@ -126,7 +126,7 @@ def predicted_memory(memory: StageMemory, rows: Sequence[SpeedRow], longest: int
 
 
 def memory_lines(model: MemoryModel, longest: int) -> list[str]:
-    """The prediction as text, and what fits into `CARDS` of sequences as long as the `longest`."""
+    """The prediction as text, and the number of sequences of `longest` tokens that fit into `CARDS`."""
     about = (
         f"memory of padded batches: {model.fixed_bytes / MIB:,.0f} MiB + {model.bytes_per_token / 1024:,.1f} KiB per "
         f"token of the largest pass; predicted from small passes, at worst {model.worst_error:.0%} off a row"

@@ -48,8 +48,8 @@ from unpad.training.loop import train
 from unpad.training.setup import resolved
 from unpad.trials.search.space import Choice, Space, check_space, split_fields, written
 
-KEEP_RANGE = (0.10, 0.60)  # shares of visual tokens among which fewer are only a little better
-OUTSIDE, INSIDE = 10.0, 0.1  # penalty per distance from that range, and per share kept within it
+KEEP_RANGE = (0.10, 0.60)  # range of kept shares within which fewer tokens are only slightly better
+OUTSIDE, INSIDE = 10.0, 0.1  # penalty per distance from that range, and per kept share within it
 STEEPNESS = 50.0
 
 
@@ -72,13 +72,13 @@ SCORE = "score"
 
 
 def direction(metric: str, family: str) -> int:
-    """1 where less of a metric is better, -1 where more is.
+    """1 if a lower metric is better, -1 if a higher one is.
 
     Args:
         family: of the data of the trials.
 
     Raises:
-        RecipeError: the family has no such metric, or neither more nor less of it is better.
+        RecipeError: the family has no such metric, or neither direction of it is better.
     """
     if metric == SCORE:
         return -1
