@@ -25,7 +25,7 @@ def plan(
     as_json: Json = False,
     plot: Annotated[Path | None, typer.Option(parser=new_path, help="Write a picture to this SVG file.")] = None,
     processes: Annotated[
-        str | None, typer.Option(help="Also how busy so many processes would be, as 2,8,64.", metavar="N,N")
+        str | None, typer.Option(help="Also how busy these numbers of processes would be, as 2,8,64.", metavar="N,N")
     ] = None,
     debug: Debug = False,
 ) -> None:
@@ -55,7 +55,7 @@ def prove(
         ),
     ] = None,
     processes: Annotated[
-        str | None, typer.Option(help="Prove an update by so many processes instead, as 1,2,3.", metavar="N,N")
+        str | None, typer.Option(help="Prove an update by these numbers of processes instead, as 1,2,3.", metavar="N,N")
     ] = None,
     allow_not_proven: Annotated[
         bool, typer.Option("--allow-not-proven", help="Exit code 0 also if no line fails and some are NOT PROVEN.")
@@ -168,7 +168,7 @@ def drill(
     overrides: Overrides = None,
     out: Annotated[
         Path | None,
-        typer.Option(parser=new_path, help="Run directory whose disk is drilled; default the run's, or runs/."),
+        typer.Option(parser=new_path, help="Run directory on the disk to check; default the run's, or runs/."),
     ] = None,
     minutes: Annotated[float, typer.Option(min=0.1, max=600, help="Time that it takes at most.")] = 3.0,
     as_json: Json = False,
