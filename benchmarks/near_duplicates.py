@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unpad.data.sources.alike import Search, near_sets
+from unpad.data.sources.alike import TextSearch, near_sets
 from unpad.data.sources.leaks import report
 from unpad.data.sources.windows import plain
 
@@ -76,7 +76,7 @@ def bigrams(text: str) -> set[str]:
 def reported(texts: list[str]) -> list[Pair]:
     """Every pair that the rule calls near-duplicates."""
     plains = [plain(text) for text in texts]
-    search = Search(plains)
+    search = TextSearch(plains)
     search.count(plains)
     return sorted({(near.text, near.other) for near in search.match(plains) if near.text < near.other})
 

@@ -78,7 +78,7 @@ def test_one_micro_batch_per_update_leaves_all_processes_but_one_idle() -> None:
     assert found.efficiency == pytest.approx(1 / 4)
 
 
-def cut_of(num: int, lengths: np.ndarray, **fields: object) -> tuple[module.Cut | None, Plan]:
+def cut_of(num: int, lengths: np.ndarray, **fields: object) -> tuple[module.BalancedSize | None, Plan]:
     def replan(tokens: int) -> Plan:
         return made_of(lengths, **{**fields, "tokens_per_micro": tokens})
 

@@ -20,7 +20,6 @@ from rich.console import Console
 
 from unpad.cli import app
 from unpad.doctor.examine import Examination, Tried
-from unpad.doctor.finding import Finding
 from unpad.doctor.trials.heart import Heart
 from unpad.doctor.trials.layers import Layers
 from unpad.doctor.trials.steps import Steps
@@ -28,6 +27,7 @@ from unpad.doctor.trials.sweep import Sweep
 from unpad.nn.native import library
 from unpad.recipes.file import load_recipe
 from unpad.recipes.find import recipe_names
+from unpad.terminal.finding import Finding
 from unpad.trials import preview
 from unpad.trials.process_table import process_counts
 

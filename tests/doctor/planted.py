@@ -30,9 +30,9 @@ from pathlib import Path
 
 from tests.doctor.examining import SECONDS, quiet_machine
 from unpad.doctor.examine import examine
-from unpad.doctor.finding import Finding
 from unpad.doctor.words import sentences
 from unpad.errors import UnpadError
+from unpad.terminal.finding import Finding
 
 Planted = Callable[[Path], tuple[list[str], str, list[str], list[str]]]
 Healthy = Callable[[Path], list[str]]

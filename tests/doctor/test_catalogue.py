@@ -8,8 +8,8 @@ from string import Formatter
 import pytest
 
 from unpad.doctor.catalogue import CATALOGUE
-from unpad.doctor.finding import Finding
 from unpad.doctor.words import WORDS, language_of, sentences
+from unpad.terminal.finding import Finding
 
 DOCTOR = Path(__file__).parents[2] / "unpad" / "doctor"
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from unpad.doctor.finding import Finding, ranked
 from unpad.doctor.lines import drawing, fact_lines, finding_lines
 from unpad.doctor.subject import Subject
 from unpad.doctor.trials.sweep import HIGHEST, LOWEST, Sweep
 from unpad.doctor.words import Language
+from unpad.terminal.finding import Finding, ranked
 from unpad.terminal.table import WIDTH, cells
 
 

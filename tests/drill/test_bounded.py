@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.toy import write_toy
-from unpad.drill.drill import FEWEST, MOST, STAND_IN_STEPS, Cost, bounded, stand_in
+from unpad.drill.drill import FEWEST, MOST, STAND_IN_STEPS, TrainingCost, bounded, stand_in
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe, stages_of
 
@@ -34,7 +34,7 @@ def recipe(tmp_path: Path) -> Recipe:
 def test_steps_that_are_slow_are_fewer_then_smaller_then_of_another_recipe(
     recipe: Recipe, step: float, steps: int, tokens: tuple[int, int] | None, is_own: bool
 ) -> None:
-    made = bounded(recipe, Cost(start=1.0, step=step, evaluation=0.5, checkpoint=0.1), "bf16", 150.0, 1000)
+    made = bounded(recipe, TrainingCost(start=1.0, step=step, evaluation=0.5, checkpoint=0.1), "bf16", 150.0, 1000)
     assert (made.recipe.train.max_steps, made.is_own) == (steps, is_own)
     assert (made.recipe.train.pipeline_stages, made.recipe.checkpoint.every_seconds) == (1, None)
     assert made.recipe.checkpoint.every == max(steps // 6, 1), "so that a kill falls between two checkpoints"
@@ -52,8 +52,8 @@ def test_steps_that_are_slow_are_fewer_then_smaller_then_of_another_recipe(
 
 
 def test_a_recipe_of_few_steps_keeps_its_length_and_a_slow_start_is_named(recipe: Recipe) -> None:
-    cost = Cost(start=1.0, step=0.01, evaluation=0.1, checkpoint=0.1)
+    cost = TrainingCost(start=1.0, step=0.01, evaluation=0.1, checkpoint=0.1)
     assert bounded(recipe, cost, "fp32", 150.0, 5).recipe.train.max_steps == 5
-    slow = bounded(recipe, Cost(start=100.0, step=0.01, evaluation=0.1, checkpoint=0.1), "fp32", 150.0, 1000)
+    slow = bounded(recipe, TrainingCost(start=100.0, step=0.01, evaluation=0.1, checkpoint=0.1), "fp32", 150.0, 1000)
     assert "a start takes 100 s" in slow.notes[0]
     assert Recipe(**stand_in("why").recipe.model_dump()).train.max_steps == STAND_IN_STEPS

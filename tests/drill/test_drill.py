@@ -21,7 +21,7 @@ from unpad.drill import drill as drilling
 from unpad.drill import files
 from unpad.drill.drill import drill
 from unpad.drill.findings import GAP, HEAD, WIDTHS, finding
-from unpad.drill.measure import Measured, judge, measure
+from unpad.drill.measure import Probed, judge, measure
 from unpad.drill.probe import Read, Repeated, Stepped
 from unpad.errors import DRILL_FOUND_FAULT, DiskError, RecipeError, SourceError
 from unpad.machine.memory import MemoryLimit
@@ -96,25 +96,25 @@ def test_weights_that_do_not_fit_are_not_tried_and_slow_data_is_given_up(tmp_pat
 @pytest.mark.parametrize(
     ("found", "check", "verdict", "says"),
     [
-        (Measured(PLENTY, READ, STEPPED, Repeated(("a", "b", "a"), "cpu")), "same step", "fault", "2 results"),
-        (Measured(PLENTY, READ, STEPPED, Repeated(("a", "b", "a"), "cuda")), "same step", "warning", "2 results"),
-        (Measured(PLENTY, READ, STEPPED, None, "it took longer"), "same step", "warning", "it took longer"),
+        (Probed(PLENTY, READ, STEPPED, Repeated(("a", "b", "a"), "cpu")), "same step", "fault", "2 results"),
+        (Probed(PLENTY, READ, STEPPED, Repeated(("a", "b", "a"), "cuda")), "same step", "warning", "2 results"),
+        (Probed(PLENTY, READ, STEPPED, None, "it took longer"), "same step", "warning", "it took longer"),
         (
-            Measured(MemoryLimit(19 * GIB, "free"), READ, STEPPED, REPEATED),
+            Probed(MemoryLimit(19 * GIB, "free"), READ, STEPPED, REPEATED),
             "memory",
             "fault",
             "a step and a checkpoint",
         ),
-        (Measured(MemoryLimit(22 * GIB, "free"), READ, STEPPED, REPEATED), "memory", "warning", "22.0 GiB free"),
-        (Measured(PLENTY, READ, STEPPED, REPEATED), "memory", "ok", "a step and a checkpoint, 21.0 GiB predicted"),
-        (Measured(MemoryLimit(10 * GIB, "free"), READ), "memory", "fault", "weights and optimizer"),
-        (Measured(PLENTY, READ, why="it took longer"), "memory", "warning", "17.0 GiB for weights and optimizer"),
-        (Measured(PLENTY, READ, why="the system killed it", failed=True), "memory", "fault", "the system killed it"),
-        (Measured(PLENTY, None, why="it took longer"), "memory", "warning", "not known"),
-        (Measured(PLENTY, None, why="it took longer"), "space", "warning", "not known"),
+        (Probed(MemoryLimit(22 * GIB, "free"), READ, STEPPED, REPEATED), "memory", "warning", "22.0 GiB free"),
+        (Probed(PLENTY, READ, STEPPED, REPEATED), "memory", "ok", "a step and a checkpoint, 21.0 GiB predicted"),
+        (Probed(MemoryLimit(10 * GIB, "free"), READ), "memory", "fault", "weights and optimizer"),
+        (Probed(PLENTY, READ, why="it took longer"), "memory", "warning", "17.0 GiB for weights and optimizer"),
+        (Probed(PLENTY, READ, why="the system killed it", failed=True), "memory", "fault", "the system killed it"),
+        (Probed(PLENTY, None, why="it took longer"), "memory", "warning", "not known"),
+        (Probed(PLENTY, None, why="it took longer"), "space", "warning", "not known"),
     ],
 )
-def test_what_was_measured_is_judged(tmp_path: Path, found: Measured, check: str, verdict: str, says: str) -> None:
+def test_what_was_measured_is_judged(tmp_path: Path, found: Probed, check: str, verdict: str, says: str) -> None:
     judged = {one.code: one for one in judge(found, tmp_path, 2, 0)}
     assert judged[check].severity == verdict
     assert says in judged[check].values["measured"]
@@ -175,7 +175,7 @@ def test_a_run_is_drilled_beside_itself_and_only_read(unpad: Shell, tmp_path: Pa
 def with_parts(monkeypatch: pytest.MonkeyPatch, *findings: Finding) -> None:
     """Stand-ins for the checks that take time."""
     monkeypatch.setattr(drilling, "_disk", lambda work: iter(findings))
-    monkeypatch.setattr(drilling, "measure", lambda *_: Measured(PLENTY, READ, STEPPED, REPEATED))
+    monkeypatch.setattr(drilling, "measure", lambda *_: Probed(PLENTY, READ, STEPPED, REPEATED))
     monkeypatch.setattr(drilling, "judge", lambda *_: iter(()))
     monkeypatch.setattr(drilling, "_kill", lambda *_: None)
 

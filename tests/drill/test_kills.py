@@ -17,7 +17,7 @@ from tests.helpers.toy import write_toy
 from unpad.drill import kills
 from unpad.drill.kills import (
     Calm,
-    Plan,
+    KillPlan,
     Tally,
     check_kills,
     difference,
@@ -162,7 +162,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path,
 def test_a_sound_training_leaves_the_same_bytes_however_often_it_is_killed(calm: tuple[Path, Path, Calm]) -> None:
     recipe, folder, run = calm
     assert (run.code, run.last_words, run.error) == (0, "", None)
-    tally = kill_and_compare(Plan(recipe, folder, run, math.inf, 3))
+    tally = kill_and_compare(KillPlan(recipe, folder, run, math.inf, 3))
     assert tally.faults == []
     assert tally.kills + tally.stops == 3
     assert tally.stops == 1
@@ -176,7 +176,7 @@ def test_a_sound_training_leaves_the_same_bytes_however_often_it_is_killed(calm:
 )
 def test_a_resume_that_is_wrong_is_found(calm: tuple[Path, Path, Calm], train: kills.Train, says: str) -> None:
     recipe, folder, run = calm
-    tally = kill_and_compare(Plan(recipe, folder, run, math.inf, 6, train=train))
+    tally = kill_and_compare(KillPlan(recipe, folder, run, math.inf, 6, train=train))
     assert len(tally.faults) == 1
     assert says in tally.faults[0]
 
@@ -188,6 +188,6 @@ def test_a_training_that_hangs_is_given_up_and_its_process_ended(
     recipe, folder, run = calm
     monkeypatch.setattr(kills, "LEAST_WAIT", 0.2)
     monkeypatch.setattr(kills, "HANGS", 0.0)
-    tally = kill_and_compare(Plan(recipe, folder, run, 0.0, 2, train=hangs))
+    tally = kill_and_compare(KillPlan(recipe, folder, run, 0.0, 2, train=hangs))
     assert tally.faults == ["a resume did not end within 0 s"]
     assert undisturbed(recipe, folder, 0.2, hangs).code is None

@@ -12,7 +12,7 @@ from tests.helpers.toy import quiet, write_recipe
 from unpad.data.text import TextData
 from unpad.data.tokens.corpus import prepare
 from unpad.data.tokens.token_set import TokenSet
-from unpad.evaluation.replies import Reply, accuracy, answer, question, sample_replies, with_keywords
+from unpad.evaluation.replies import JudgedReply, accuracy, answer, question, sample_replies, with_keywords
 from unpad.evaluation.run import evaluate_run
 from unpad.inference.loaded import LoadedRun, load
 from unpad.training.loop import train
@@ -118,7 +118,7 @@ def test_samples_are_the_likeliest_replies_to_held_out_questions(
 
 
 def test_the_share_has_an_interval_over_questions() -> None:
-    replies = [Reply("问", "答", ("答",), right) for right in [True] * 15 + [False] * 5]
+    replies = [JudgedReply("问", "答", ("答",), right) for right in [True] * 15 + [False] * 5]
     metric = accuracy(replies)
     assert (metric.value, metric.num) == (0.75, 20)
     assert 0.5 <= metric.low < 0.75 < metric.high <= 0.95

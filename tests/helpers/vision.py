@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from unpad.data.preprocess import Image, Prepared, Vocabulary, preprocess
+from unpad.data.preprocess import Image, Preprocessed, Vocabulary, preprocess
 from unpad.models import build_model, model_config
 from unpad.models.vision_language.model import VisionLanguage
 
@@ -53,7 +53,7 @@ def picture(grid: tuple[int, int], patch: int, seed: int) -> Image:
     return values.astype(np.float32), grid
 
 
-def prepare(rows: Sequence[Row], patch: int = PATCH, seed: int = 0, **options: Any) -> Prepared:
+def prepare(rows: Sequence[Row], patch: int = PATCH, seed: int = 0, **options: Any) -> Preprocessed:
     """The rows as a batch, with random images that depend on their place and on the seed."""
     images = [
         [picture(grid, patch, 100 * seed + 10 * i + j) for j, grid in enumerate(row[1])] for i, row in enumerate(rows)

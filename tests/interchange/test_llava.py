@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tests.helpers.vision import IMAGE, ROWS, VOCAB, Row, prepare
 from unpad.batching.batch import RaggedBatch
-from unpad.data.preprocess import Prepared
+from unpad.data.preprocess import Preprocessed
 from unpad.errors import CheckpointError, SourceError
 from unpad.interchange.llava import Llava, load_llava, save_llava
 from unpad.models import build_model, model_config
@@ -69,7 +69,7 @@ def sides(model: nn.Module) -> tuple[int, int]:
     return vision.image_size // vision.patch_size, vision.patch_size
 
 
-def samples(model: nn.Module, rows: Sequence[Row] = ROWS, **options: Any) -> Prepared:
+def samples(model: nn.Module, rows: Sequence[Row] = ROWS, **options: Any) -> Preprocessed:
     side, patch = sides(model)
     return prepare([(row[0], [(side, side)] * len(row[1]), row[2]) for row in rows], patch, **options)
 

@@ -29,7 +29,7 @@ from unpad.models.adapters import (
 from unpad.models.contract import Model
 from unpad.nn import linear
 from unpad.proof.certificate import prove
-from unpad.proof.measure import Subject, in_own_precision, one_at_a_time
+from unpad.proof.measure import ProofSubject, in_own_precision, one_at_a_time
 from unpad.recipes.adapters import LoraSettings
 
 VARIANTS = [LoraSettings(r=3, alpha=6), LoraSettings(r=3, alpha=5, rslora=True), LoraSettings(r=3, dora=True)]
@@ -186,6 +186,6 @@ def test_the_proof_in_the_own_precision_computes_on_the_base_as_it_is_held() -> 
     lowered = lower_base(model, torch.bfloat16)
     exact = copy.deepcopy(model).double()
     truth = one_at_a_time(exact, [batch], {"cross_entropy": 1.0}, lambda model, batch: [model(batch)])
-    own = in_own_precision(Subject(exact, truth, torch.device("cpu"), lambda *_: None), model).model
+    own = in_own_precision(ProofSubject(exact, truth, torch.device("cpu"), lambda *_: None), model).model
     assert {name: p.dtype for name, p in own.named_parameters()} == {n: p.dtype for n, p in model.named_parameters()}
     assert lowered

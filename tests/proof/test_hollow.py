@@ -18,7 +18,7 @@ from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.proof.certificate import _groups, prove
 from unpad.proof.foreign.collators import padded
 from unpad.proof.line import Line
-from unpad.proof.processes import _Case, _Update
+from unpad.proof.processes import _Case, _UpdateResults
 
 ISOLATED = "fp32 sequences are isolated, bit for bit"
 
@@ -109,7 +109,7 @@ def test_a_process_without_work_shows_no_sum() -> None:
     case = _Case(setup, None, {})  # type: ignore[arg-type]
     one, ones = torch.ones(3), torch.zeros(3)
     for gradients, shares, passed in ((one, [2, 2], True), (one, [1, 0], None), (ones, [2, 2], None)):
-        update = _Update(gradients, one, shares, ["a", "a"])
+        update = _UpdateResults(gradients, one, shares, ["a", "a"])
         lines = case.lines(2, update, update)
         assert [line.passed for line in lines] == [passed, passed]
         assert all(line.note for line in lines if line.passed is None)

@@ -12,14 +12,14 @@ from tests.conftest import random_batch, tiny_model
 from unpad.batching.batch import RaggedBatch
 from unpad.models.contract import Model
 from unpad.proof.line import Line
-from unpad.proof.measure import Measurement, Subject, Variant, isolation_line
+from unpad.proof.measure import Measurement, ProofSubject, Variant, isolation_line
 
 BATCH = random_batch([5, 6, 7])
 NOTHING = Measurement([], {}, {}, {}, {})
 
 
 def line(outputs: Callable[[Model, RaggedBatch], list[Tensor]], batch: RaggedBatch = BATCH) -> Line:
-    subject = Subject(tiny_model(), NOTHING, torch.device("cpu"), outputs)
+    subject = ProofSubject(tiny_model(), NOTHING, torch.device("cpu"), outputs)
     return isolation_line(subject, Variant("packed", [batch], [list(range(batch.num_seqs))]), "fp32")
 
 

@@ -16,7 +16,7 @@ from unpad.proof import measure as module
 from unpad.proof.line import Line
 from unpad.proof.measure import (
     Measurement,
-    Subject,
+    ProofSubject,
     Variant,
     change_tokens,
     equal_line,
@@ -65,8 +65,8 @@ def test_what_cannot_be_compared_is_infinitely_far() -> None:
     assert errors(TRUTH, zero)[0] > 1e20
 
 
-def subject(truth: Measurement = TRUTH, **fields: Any) -> Subject:
-    return Subject(tiny_model(), truth, torch.device("cpu"), lambda *_: None, **fields)
+def subject(truth: Measurement = TRUTH, **fields: Any) -> ProofSubject:
+    return ProofSubject(tiny_model(), truth, torch.device("cpu"), lambda *_: None, **fields)
 
 
 def measuring(monkeypatch: pytest.MonkeyPatch, *found: Measurement) -> None:

@@ -15,7 +15,7 @@ from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.models.objective import set_objective
 from unpad.proof.content import content_of, gap_of, units_of
 from unpad.proof.recipe import prove_recipe
-from unpad.proof.sample import Piece, Sample, candidates_of, choose, many_of, micros_of, pieces_of
+from unpad.proof.sample import Piece, ProofSample, candidates_of, choose, many_of, micros_of, pieces_of
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import strategy_names
 from unpad.training.setup import Setup, prepare_setup
@@ -68,7 +68,7 @@ def setup_of(recipe: Path, *overrides: str) -> Setup:
     return setup
 
 
-def contents(setup: Setup, strategy: str, sample: Sample) -> list[set[bytes]]:
+def contents(setup: Setup, strategy: str, sample: ProofSample) -> list[set[bytes]]:
     """Contents of the pieces of every micro-batch."""
     micros = micros_of(setup, strategy, sample)
     return [{content_of(setup.data.alone(*piece)) for piece in pieces_of(micro)} for micro in micros]

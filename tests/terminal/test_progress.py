@@ -68,8 +68,8 @@ def test_a_line_leaves_the_last_column_of_the_terminal_free(
 def test_the_time_left_is_told_after_a_while_and_where_the_total_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr(progress, "perf_counter", lambda: clock[0])
-    bar = progress.Bar("reading", 4000, "rows")
-    unknown, named = progress.Bar("reading", None, "rows"), progress.Bar("reading", 0, "")
+    bar = progress.ProgressBar("reading", 4000, "rows")
+    unknown, named = progress.ProgressBar("reading", None, "rows"), progress.ProgressBar("reading", 0, "")
     assert [one.text() for one in (bar, unknown, named)] == ["reading 0/4,000 rows", "reading", "reading 0/0"]
     for one in (bar, unknown, named):
         one.advance(1000)

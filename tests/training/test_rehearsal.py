@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.helpers.toy import TWO_STAGES, quiet, run, write_toy
-from unpad.doctor.subject import Clock, Trial, open_subject
+from unpad.doctor.subject import TimeBudget, Trial, open_subject
 from unpad.drill.probe import probe
 from unpad.interchange.origin import open_recipe
 from unpad.models.decoder import Decoder
@@ -62,7 +62,7 @@ def drills(recipe: Path) -> None:
 
 
 def examines(recipe: Path) -> None:
-    subject = open_subject(str(recipe), [], Clock(60, lambda: 0.0))
+    subject = open_subject(str(recipe), [], TimeBudget(60, lambda: 0.0))
     Trial(subject).step([subject.load(micro) for micro in subject.plan.step(0)])
 
 

@@ -130,7 +130,7 @@ def _idle(micros: np.ndarray, processes: int) -> int:
 
 
 @dataclass(frozen=True)
-class Cut:
+class BalancedSize:
     """A smaller `plan.tokens_per_micro`, and the balance that it gives."""
 
     tokens_per_micro: int
@@ -143,7 +143,7 @@ def finer_cut(
     processes: int,
     cells_per_token: float,
     attended: np.ndarray | None = None,
-) -> Cut | None:
+) -> BalancedSize | None:
     """Find a `plan.tokens_per_micro` with which every process has work in most updates.
 
     Tries sizes that cut the median update into MICROS_EACH micro-batches per process until one reaches an efficiency of
@@ -163,11 +163,11 @@ def finer_cut(
     if not made.num_steps:
         return None
     update = float(np.median(sum_runs(made.micro_tokens, made.step_offsets)))
-    best: Cut | None = None
+    best: BalancedSize | None = None
     for each in MICROS_EACH:
         sizes = (math.ceil(room * update / (each * processes)) for room in ROOM)
         cuts = [
-            Cut(size, Costs(replan(size), cells_per_token, attended).balance(processes))
+            BalancedSize(size, Costs(replan(size), cells_per_token, attended).balance(processes))
             for size in sizes
             if 0 < size < tokens_per_micro
         ]

@@ -21,13 +21,13 @@ from unpad.batching.fields import (
     SEQUENCE,
     TOKEN,
     BatchPart,
-    Choice,
     Choices,
     FieldHolder,
     Firsts,
     Kind,
     Parts,
     Rectangle,
+    Selection,
     join,
     move,
     pad,
@@ -150,7 +150,7 @@ class RaggedBatch(FieldHolder):
     def select(self, seqs: Sequence[int]) -> RaggedBatch:
         """Return a batch of only these sequences, in this order; any split of a batch gives the same gradients."""
         index = torch.tensor(seqs, dtype=torch.int64, device=self.position_ids.device)
-        return take(self, {SEQUENCE: Choice(index, self.num_seqs)})
+        return take(self, {SEQUENCE: Selection(index, self.num_seqs)})
 
     def pad(self, side: Side = "right", pad_to: int = 0, pad_id: int = 0) -> RaggedBatch:
         """Return the same sequences as a flattened (batch, seq) rectangle; padding has no label and no effect.
@@ -178,7 +178,7 @@ class RaggedBatch(FieldHolder):
         return self._with_tokens(kept, self.layout.keep(kept))
 
     def _with_tokens(self, kept: Tensor, layout: Layout) -> RaggedBatch:
-        return replace(take(self, {TOKEN: Choice(kept.nonzero().flatten(), len(kept))}), layout=layout)
+        return replace(take(self, {TOKEN: Selection(kept.nonzero().flatten(), len(kept))}), layout=layout)
 
 
 def make_batch(

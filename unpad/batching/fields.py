@@ -26,7 +26,7 @@ TOKEN, SEQUENCE = "token", "sequence"
 KIND = "kind"  # in the metadata of a field
 
 
-class Choice(NamedTuple):
+class Selection(NamedTuple):
     """Entries of a level to take.
 
     Args:
@@ -52,7 +52,7 @@ class Rectangle(NamedTuple):
     pad_id: float
 
 
-Choices = dict[str, Choice]  # by level; levels without a choice stay whole
+Choices = dict[str, Selection]  # by level; levels without a choice stay whole
 Firsts = Mapping[str, Sequence[int]]  # by level: the number of entries in the batches before each one
 V = TypeVar("V")
 H = TypeVar("H", bound="FieldHolder")
@@ -139,7 +139,7 @@ class SequenceOf(TensorKind):
         if SEQUENCE not in choices:
             return value
         sequences, entries = (choices[SEQUENCE].entries[:, None] == value).nonzero().unbind(1)
-        choices[self.level] = Choice(entries, len(value))
+        choices[self.level] = Selection(entries, len(value))
         return sequences
 
     def join(self, values: Sequence[Tensor], firsts: Firsts) -> Tensor:
@@ -163,10 +163,10 @@ class Runs(Kind[Layout | PaddedLayout]):
         if isinstance(value, PaddedLayout):  # rows keep their width
             mask = value.attention_mask
             cells = torch.arange(mask.numel(), device=mask.device).view(mask.shape)
-            choices[self.counted] = Choice(cells.index_select(0, rows).flatten(), mask.numel())
+            choices[self.counted] = Selection(cells.index_select(0, rows).flatten(), mask.numel())
             return PaddedLayout(mask.index_select(0, rows))
         chosen, entries = value.select(rows)
-        choices[self.counted] = Choice(entries, int(value.cu_seqlens[-1]))
+        choices[self.counted] = Selection(entries, int(value.cu_seqlens[-1]))
         return chosen
 
     def join(self, values: Sequence[Layout | PaddedLayout], firsts: Firsts) -> Layout:

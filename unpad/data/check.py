@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from unpad.data.asked import Asked
-from unpad.data.check_report import CheckReport, FileCheck, Pictures
+from unpad.data.check_report import CheckReport, FileCheck, PictureCounts
 from unpad.data.sources import chat, images, pairs
 from unpad.data.sources.delimited import Advise
 from unpad.data.sources.documents import single_document
@@ -70,7 +70,7 @@ def check(
     """
     if kind not in (None, *KINDS):
         raise RecipeError(f'there is no kind of data "{kind}"', where="--kind", fix=nearest(str(kind), list(KINDS)))
-    seen = _Seen()
+    seen = _CheckMemory()
     every = [paths] if isinstance(paths, Path) else paths
     if overrides and not any(map(_is_recipe, every)):
         fix = "name the recipe first: unpad data check RECIPE.yaml key=value"
@@ -81,7 +81,7 @@ def check(
 
 
 @dataclass
-class _Seen:
+class _CheckMemory:
     """Memory of a check over its files: hashes of usable rows so far, of all kinds, and questions."""
 
     keys: set[int] = dataclass_field(default_factory=set)
@@ -117,7 +117,7 @@ def _is_recipe(path: Path) -> bool:
     return path.suffix.lower() in (".yaml", ".yml")
 
 
-def _check_path(kind: str | None, field: str | None, seen: _Seen, path: Path) -> CheckReport:
+def _check_path(kind: str | None, field: str | None, seen: _CheckMemory, path: Path) -> CheckReport:
     refuse_system(path)
     if kind == "events" or (kind is None and field is None and _looks_like_events(path)):
         return _check_events(Recipe(data=DataSettings(events=[EventSource(path=str(path))])), trains=False)
@@ -132,7 +132,7 @@ def _check_path(kind: str | None, field: str | None, seen: _Seen, path: Path) ->
     return report if of_pictures else replace(report, skipped=tuple(skipped_files(path, known)))
 
 
-def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: _Seen) -> CheckReport:
+def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: _CheckMemory) -> CheckReport:
     """Check a file.
 
     Args:
@@ -141,7 +141,7 @@ def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: _S
     """
     kind = _kind_of(file, data, kind)
     bad: list[BadRow] = []
-    characters, pictures = list[int](), Pictures()
+    characters, pictures = list[int](), PictureCounts()
     num_used = num_keys = num_repeated = 0
     with reading(file.path):
         for row in counted(_checked(kind, file, data), f"reading {file.path.name}", unit="rows"):
@@ -195,7 +195,7 @@ def _remarks(kind: str, file: SourceFile, data: DataSettings, num_used: int) -> 
         yield f"{file.path} is read as plain text{tags}; in a folder it is skipped, as its ending is not a known one"
 
 
-def _check_recipe(overrides: Sequence[str], seen: _Seen, path: Path) -> CheckReport:
+def _check_recipe(overrides: Sequence[str], seen: _CheckMemory, path: Path) -> CheckReport:
     from unpad.data.sources.places import resolve_path  # imports pyarrow
 
     recipe = load_recipe(str(path), overrides)

@@ -21,7 +21,7 @@ MOST_CLASSES = 10  # that are named
 
 
 @dataclass
-class Pictures:
+class PictureCounts:
     """Classes, sizes and modes of the pictures of a file or folder, each with its count."""
 
     classes: Counter[str] = field(default_factory=Counter)
@@ -81,7 +81,7 @@ class FileCheck:
     num_repeated: int | None = None
     characters: np.ndarray | None = None
     note: str = ""
-    pictures: Pictures | None = None
+    pictures: PictureCounts | None = None
 
     def lengths(self) -> dict[str, int] | None:
         """Characters of the usable rows: min, median, p95 and max."""

@@ -24,7 +24,7 @@ PositionSpan = tuple[int, int]  # first and last position, both inclusive, count
 
 
 @dataclass(frozen=True)
-class Prepared:
+class Preprocessed:
     """A batch of samples, one sequence each.
 
     Args:
@@ -68,7 +68,7 @@ def preprocess(
     sample_ids: Sequence[int] | None = None,
     aligned: bool = False,
     tower: Tower | None = None,
-) -> Prepared:
+) -> Preprocessed:
     """Lay out samples of images, a question and an answer.
 
     Args:
@@ -106,7 +106,7 @@ def preprocess(
             features = tower(batch.media)
     # The token before the answer is the first that predicts a part of it.
     answer_spans = None if answers is None else tuple((len(p) - 1, len(p) + len(e) - 2) for p, e in pairs)
-    return Prepared(batch, tuple(spans), answer_spans, features)
+    return Preprocessed(batch, tuple(spans), answer_spans, features)
 
 
 def _check_lengths(

@@ -51,7 +51,7 @@ NO_TEXT = None
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class QuestionRows:
     """Token sequences without their images.
 
     Args:
@@ -95,7 +95,7 @@ class VqaData(RowData[VqaExample]):
 
     examples: list[VqaExample]
     album: Album
-    rows: Rows
+    rows: QuestionRows
     tokenizer: Tokenizer
     placeholder: int
     compares: ClassVar[bool] = True
@@ -319,7 +319,7 @@ def _tokenizer(recipe: Recipe, kept: dict[str, bytes] | None, training: list[Vqa
     return train_tokenizer(recipe.tokenizer, texts, reserved_texts(recipe.data.template))
 
 
-def _encode(examples: list[VqaExample], tokenizer: Tokenizer, recipe: Recipe) -> Rows:
+def _encode(examples: list[VqaExample], tokenizer: Tokenizer, recipe: Recipe) -> QuestionRows:
     template = recipe.data.template
     texts = [Example(example.where, _turns(example)) for example in examples]
     tokens, counts, offsets, lost = encode_examples(texts, tokenizer, template)
@@ -328,4 +328,4 @@ def _encode(examples: list[VqaExample], tokenizer: Tokenizer, recipe: Recipe) ->
     prefix = encode_prompt([], tokenizer, template.model_copy(update={"assistant": template.user}))
     total = sum(len(turn.content) for text in texts for turn in text.turns)
     lost_characters = LostCharacters(int(lost.chars.sum()), total, commonest(lost.counts))
-    return Rows(tokens, counts, offsets, len(prefix), lost_characters)
+    return QuestionRows(tokens, counts, offsets, len(prefix), lost_characters)

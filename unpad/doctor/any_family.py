@@ -5,10 +5,10 @@ from __future__ import annotations
 from unpad.doctor.data.alike import check_alike
 from unpad.doctor.data.rows import check_inputs, is_one_vector
 from unpad.doctor.data.sides import check_sides
-from unpad.doctor.finding import Finding
 from unpad.doctor.recipe.course import check_left_out
 from unpad.doctor.subject import Subject
 from unpad.doctor.trials.carry import Transfer, by_classes
+from unpad.terminal.finding import Finding
 
 
 def check_originals(subject: Subject) -> list[Finding]:

@@ -12,7 +12,6 @@ from unpad.doctor.catalogue import CATALOGUE
 from unpad.doctor.data.rows import check_rows
 from unpad.doctor.data.targets import check_targets
 from unpad.doctor.files import check_files
-from unpad.doctor.finding import Finding, Value, ranked
 from unpad.doctor.lines import drawing, fact_lines, finding_lines
 from unpad.doctor.recipe.aims import check_aims
 from unpad.doctor.recipe.course import check_course
@@ -27,7 +26,7 @@ from unpad.doctor.recipe.settings import (
     check_step_size,
 )
 from unpad.doctor.recipe.shapes import check_shapes
-from unpad.doctor.subject import Clock, Subject, open_subject
+from unpad.doctor.subject import Subject, TimeBudget, open_subject
 from unpad.doctor.system import System
 from unpad.doctor.trials.carry import Carry, Transfer, carry_over, judge_carry
 from unpad.doctor.trials.heart import Heart, judge, learn_by_heart
@@ -39,6 +38,7 @@ from unpad.doctor.trials.sweep import Sweep, sweep
 from unpad.doctor.trials.terms import check_terms
 from unpad.doctor.words import Language, sentences, word
 from unpad.machine.load import LoadMeter
+from unpad.terminal.finding import Finding, Value, ranked
 from unpad.terminal.progress import progress
 from unpad.terminal.table import wrapped
 
@@ -250,7 +250,7 @@ def examine(
         RecipeError, SourceError, CheckpointError: it cannot be trained or used at all.
     """
     system = system or System()
-    clock = Clock(seconds, system.now)
+    clock = TimeBudget(seconds, system.now)
     meter = LoadMeter(system.busy_seconds, system.own_seconds, clock.now)
     with progress("reading the data"):
         subject = open_subject(name, overrides, clock)

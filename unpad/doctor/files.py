@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from unpad.doctor.finding import Finding, Severity, Value
 from unpad.doctor.subject import Subject
 from unpad.run.report.history import METRICS, load_metrics
+from unpad.terminal.finding import Finding, Severity, Value
 
 LEAST_STEPS = 40  # of a stage, below which nothing is said about its course
 FLAT = 0.03  # of the first loss

@@ -11,8 +11,8 @@ from unpad.doctor.data.pictures import check_lost_colour, check_pictures
 from unpad.doctor.data.regions import check_regions
 from unpad.doctor.data.rows import check_inputs, is_one_vector
 from unpad.doctor.data.sides import check_classes, check_sides, measure_pictures
-from unpad.doctor.finding import Finding
 from unpad.doctor.subject import Subject
+from unpad.terminal.finding import Finding
 
 __all__ = ["check_originals", "check_sequences", "transfer"]
 

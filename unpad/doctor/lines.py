@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from unpad.doctor.finding import Finding
 from unpad.doctor.trials.sweep import HIGHEST, LOWEST, Sweep
 from unpad.doctor.words import Language, sentences, severity_name, word
+from unpad.terminal.finding import Finding
 from unpad.terminal.table import cells, columns, wrapped
 
 INDENT = 4

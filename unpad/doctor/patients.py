@@ -11,8 +11,8 @@ from unpad.doctor.data.columns import check_columns
 from unpad.doctor.data.histories import check_histories
 from unpad.doctor.data.sides import check_sides, measure_patients
 from unpad.doctor.data.values import check_values
-from unpad.doctor.finding import Finding
 from unpad.doctor.subject import Subject
+from unpad.terminal.finding import Finding
 
 __all__ = ["check_originals", "check_sequences", "transfer"]
 

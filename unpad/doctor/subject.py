@@ -36,7 +36,7 @@ DataType = TypeVar("DataType", bound=Data, covariant=True, default=Data)
 
 
 @dataclass
-class Clock:
+class TimeBudget:
     """Time for the whole examination.
 
     Args:
@@ -84,7 +84,7 @@ class Subject(Generic[DataType]):
     stage: StageSetup
     plan: Plan
     num_steps: int
-    clock: Clock
+    clock: TimeBudget
 
     @property
     def recipe(self) -> Recipe:
@@ -134,7 +134,7 @@ class Subject(Generic[DataType]):
         return self.load(Micro(*cut, 0, 0, micro.epoch_seed))
 
 
-def open_subject(name: str, overrides: Sequence[str], clock: Clock) -> Subject:
+def open_subject(name: str, overrides: Sequence[str], clock: TimeBudget) -> Subject:
     """Open a run by its directory or name, or a recipe, and read its data.
 
     Raises:
@@ -158,7 +158,7 @@ def open_subject(name: str, overrides: Sequence[str], clock: Clock) -> Subject:
     return _at_stage(name, folder, step, setup, model, clock)
 
 
-def _at_stage(name: str, folder: Path | None, step: int, setup: Setup, model: Model, clock: Clock) -> Subject:
+def _at_stage(name: str, folder: Path | None, step: int, setup: Setup, model: Model, clock: TimeBudget) -> Subject:
     for stage in sorted(setup.stages, key=lambda one: one.of_pairs):
         if stage.train_ids.size == 0 or stage.recipe.train.max_epochs == 0:
             continue

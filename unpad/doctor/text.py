@@ -16,9 +16,9 @@ from unpad.doctor.data.texts import check_texts, originals
 from unpad.doctor.data.tokens import check_tokens
 from unpad.doctor.data.unread import check_unread
 from unpad.doctor.data.writing import check_writing
-from unpad.doctor.finding import Finding
 from unpad.doctor.recipe.course import check_left_out
 from unpad.doctor.subject import Subject
+from unpad.terminal.finding import Finding
 
 
 def check_originals(subject: Subject[TextData]) -> list[Finding]:

@@ -16,9 +16,9 @@ from unpad.doctor.data.talks import check_talks
 from unpad.doctor.data.texts import MOST_READ, check_texts
 from unpad.doctor.data.tokens import check_tokens
 from unpad.doctor.data.writing import check_writing
-from unpad.doctor.finding import Finding
 from unpad.doctor.subject import Subject
 from unpad.doctor.trials.carry import Transfer, by_pictures
+from unpad.terminal.finding import Finding
 
 
 def check_originals(subject: Subject[VqaData]) -> list[Finding]:

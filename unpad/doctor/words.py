@@ -6,7 +6,7 @@ import os
 from typing import Literal
 
 from unpad.doctor.catalogue import CATALOGUE
-from unpad.doctor.finding import Finding, Severity, Value
+from unpad.terminal.finding import Finding, Severity, Value
 
 Language = Literal["en", "zh"]
 

@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 from unpad.drill.clock import Clock
 from unpad.drill.files import check_files
 from unpad.drill.findings import Drilled, finding
-from unpad.drill.kills import Calm, Plan, Train, check_kills, kill_and_compare, undisturbed
-from unpad.drill.measure import Measured, judge, measure
+from unpad.drill.kills import Calm, KillPlan, Train, check_kills, kill_and_compare, undisturbed
+from unpad.drill.measure import Probed, judge, measure
 from unpad.drill.mounts import check_mount
 from unpad.drill.names import check_names
 from unpad.drill.room import folder_bytes
@@ -138,7 +138,7 @@ class Bounded:
 
 
 @dataclass(frozen=True)
-class Cost:
+class TrainingCost:
     """Seconds per part of a training: its start, a step, an evaluation, a checkpoint."""
 
     start: float
@@ -147,7 +147,7 @@ class Cost:
     checkpoint: float
 
 
-def bounded(recipe: Recipe, cost: Cost, precision: str, seconds: float, whole: int) -> Bounded:
+def bounded(recipe: Recipe, cost: TrainingCost, precision: str, seconds: float, whole: int) -> Bounded:
     """Shorten a recipe to a share of `seconds`, or replace it by a small packaged recipe.
 
     Args:
@@ -206,7 +206,7 @@ MOST_STOPS = 100
 
 
 @dataclass
-class _Work:
+class _Drill:
     """A running drill.
 
     Args:
@@ -258,7 +258,7 @@ def drill(
     began, clock = time.monotonic(), Clock()
     run, recipe = _opened(subject, overrides)
     with working_folder(out or run or RUNS / Path(subject).stem) as folder:
-        work = _Work(folder, run, recipe, began + 60 * minutes)
+        work = _Drill(folder, run, recipe, began + 60 * minutes)
         work.notes += [f"left by a drill that was killed; remove it: {path}" for path in left_behind(folder)]
         with progress("checking the disk"):
             work.findings += _disk(work)
@@ -284,7 +284,7 @@ def _opened(subject: str, overrides: Sequence[str]) -> tuple[Path | None, Recipe
     return None, open_recipe(subject, overrides)
 
 
-def _disk(work: _Work) -> Iterator[Finding]:
+def _disk(work: _Drill) -> Iterator[Finding]:
     yield check_mount(work.folder)
     yield from check_files(work.folder)
     yield check_names(work.folder, [stage.name for stage in work.recipe.stages])
@@ -293,7 +293,7 @@ def _disk(work: _Work) -> Iterator[Finding]:
 # --------------------------------------------------------------------------- kills
 
 
-def _kill(work: _Work, measured: Measured, train: Train, most_stops: int) -> None:
+def _kill(work: _Drill, measured: Probed, train: Train, most_stops: int) -> None:
     """Train a short recipe undisturbed, then kill and resume it until time is up."""
     chosen = _chosen(work, measured)
     with progress("training undisturbed"):
@@ -310,20 +310,20 @@ def _kill(work: _Work, measured: Measured, train: Train, most_stops: int) -> Non
     until, exact = work.until - LAST_SECONDS, measured.repeats
     if not exact:
         work.notes.append("as the same step has other bits here, resumed runs were compared by their steps alone")
-    plan = Plan(work.folder / "killed.yaml", work.folder, calm, until, most_stops, exact, train)
+    plan = KillPlan(work.folder / "killed.yaml", work.folder, calm, until, most_stops, exact, train)
     tally = kill_and_compare(plan)
     work.findings.append(check_kills(tally, chosen.recipe.train.max_steps or 0, exact=exact))
     work.facts["kills"] = asdict(tally)
 
 
-def _chosen(work: _Work, measured: Measured) -> Bounded:
+def _chosen(work: _Drill, measured: Probed) -> Bounded:
     """The recipe to kill: the user's if it is fast enough and fits."""
     read, stepped, needs = measured.read, measured.stepped, measured.needs(work.recipe.checkpoint.keep)
     if read is None or stepped is None or needs is None or not measured.fits:
         return stand_in(measured.why or "it does not fit into memory")
     if 2 * needs.disk_bytes > free_bytes(work.folder):
         return stand_in("the disk has no room for two such runs")
-    cost = Cost(
+    cost = TrainingCost(
         start=read.seconds,
         step=stepped.seconds,
         evaluation=FORWARD_SHARE * stepped.seconds * read.evaluation,

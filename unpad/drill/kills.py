@@ -21,7 +21,7 @@ from unpad.processes.children import Child
 from unpad.run.folder import CHECKPOINTS
 from unpad.run.identity import without_id
 from unpad.terminal.finding import Finding
-from unpad.terminal.progress import Bar, progress
+from unpad.terminal.progress import ProgressBar, progress
 from unpad.terminal.table import number_of
 
 Train = Callable[[Path, Path], object]  # (recipe, folder) -> begins a run there, or continues it
@@ -69,7 +69,7 @@ def undisturbed(recipe: Path, folder: Path, seconds: float, train: Train = train
 
 
 @dataclass(frozen=True)
-class Plan:
+class KillPlan:
     """Kills to make.
 
     Args:
@@ -105,7 +105,7 @@ class Plan:
         return self.draw.uniform(0, max(whole, POLL))
 
 
-def kill_and_compare(plan: Plan) -> Tally:
+def kill_and_compare(plan: KillPlan) -> Tally:
     """Repeatedly kill and resume runs of a recipe; compare each finished one with the undisturbed run."""
     tally = Tally()
     with progress("killing and resuming", None, "kills") as bar:
@@ -118,7 +118,7 @@ def kill_and_compare(plan: Plan) -> Tally:
                 return tally
 
 
-def _one_run(place: Path, plan: Plan, tally: Tally, bar: Bar) -> None:
+def _one_run(place: Path, plan: KillPlan, tally: Tally, bar: ProgressBar) -> None:
     """Begin a run, stop it at random until it ends, and compare it."""
     known = reached = 0  # resumes, and the last step before them
     while True:
@@ -137,7 +137,7 @@ def _one_run(place: Path, plan: Plan, tally: Tally, bar: Bar) -> None:
             return
 
 
-def _one_process(place: Path, plan: Plan, tally: Tally) -> int | None:
+def _one_process(place: Path, plan: KillPlan, tally: Tally) -> int | None:
     """Begin or continue a run, stop it if there is time, and return the exit code."""
     stops = plan.goes_on(tally)
     with started(plan.folder, plan.train, plan.recipe, place) as child:
@@ -149,7 +149,7 @@ def _one_process(place: Path, plan: Plan, tally: Tally) -> int | None:
         return code
 
 
-def _stopped(child: Child, place: Path, plan: Plan, tally: Tally) -> int | None:
+def _stopped(child: Child, place: Path, plan: KillPlan, tally: Tally) -> int | None:
     """Let a process train for a random time, then stop it unless it ended by itself; return its exit code."""
     by_signal = tally.stops == 0 and tally.kills > 0
     at_start = not by_signal and plan.draw.random() < AT_START

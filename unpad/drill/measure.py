@@ -47,7 +47,7 @@ ENDS = 10.0  # seconds for a process to end after closing its pipe
 
 
 @dataclass
-class Measured:
+class Probed:
     """Messages of the other process; None for missing ones, with the reason in `why`.
 
     Args:
@@ -91,13 +91,13 @@ class Measured:
         )
 
 
-def measure(recipe: Path, folder: Path, limit: MemoryLimit, seconds: float) -> Measured:
+def measure(recipe: Path, folder: Path, limit: MemoryLimit, seconds: float) -> Probed:
     """Read the data and take steps in another process, within a time limit in seconds.
 
     Raises:
         UnpadError: the recipe or its data cannot be trained.
     """
-    found, until = Measured(limit), time.monotonic() + seconds
+    found, until = Probed(limit), time.monotonic() + seconds
     here, there = Pipe()
     with here, started(folder, probe, recipe, there) as child:
         there.close()
@@ -132,7 +132,7 @@ def _ending(child: Child, *, has_read: bool) -> str:
     return child.last_words() or f"it ended with exit code {code}"
 
 
-def judge(measured: Measured, folder: Path, keep: int, used_bytes: int) -> Iterator[Finding]:
+def judge(measured: Probed, folder: Path, keep: int, used_bytes: int) -> Iterator[Finding]:
     """Findings that depend on the recipe.
 
     Args:
@@ -149,7 +149,7 @@ def judge(measured: Measured, folder: Path, keep: int, used_bytes: int) -> Itera
     yield _alike(measured)
 
 
-def _memory(measured: Measured) -> Finding:
+def _memory(measured: Probed) -> Finding:
     read, stepped = measured.read, measured.stepped
     if measured.failed and stepped is None:
         return finding(
@@ -163,7 +163,7 @@ def _memory(measured: Measured) -> Finding:
     return check_memory(read.least_memory, "weights and optimizer", measured.limit, measured.why)
 
 
-def _alike(measured: Measured) -> Finding:
+def _alike(measured: Probed) -> Finding:
     found = measured.repeated
     if found is None:
         return finding("same step", "warning", f"not compared: {measured.why or 'no memory'}", "raise --minutes")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # training measures models, and loads no runs
 
 
 @dataclass(frozen=True, eq=False)
-class Ended(Generic[DataType]):
+class TrainedModel(Generic[DataType]):
     """A model with the weights that its run ends with.
 
     Args:
@@ -80,13 +80,13 @@ def check_new(data: Data, path: Path) -> NewFacts:
     return ([], {}) if check is None else check(data, path)
 
 
-def keepsakes(ended: Ended[Data]) -> None:
+def keepsakes(ended: TrainedModel[Data]) -> None:
     """Keep in the run what its page shows of the model that training ends with, such as replies; nothing for a family
     without `keepsakes`.
 
     Raises:
         DiskError: it cannot be written.
     """
-    keep: Callable[[Ended[Data]], None] | None = getattr(measures_of(ended.data.family), "keepsakes", None)
+    keep: Callable[[TrainedModel[Data]], None] | None = getattr(measures_of(ended.data.family), "keepsakes", None)
     if keep is not None:
         keep(ended)

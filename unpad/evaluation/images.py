@@ -12,7 +12,7 @@ from unpad.data.measuring import Measuring
 from unpad.evaluation.attention_maps import maps_of_image
 from unpad.evaluation.classes import ClassPredictions, predict
 from unpad.evaluation.classes import held_out as held_out
-from unpad.evaluation.family import Ended
+from unpad.evaluation.family import TrainedModel
 from unpad.evaluation.metrics import Evaluation, Metric, NewFacts, exact_share, interval, mean_of, resample
 from unpad.inference.loaded import LoadedRun
 from unpad.run.report.attention import has_attention, keep_attention
@@ -56,7 +56,7 @@ def check_new(data: ImageData, path: Path) -> NewFacts:
     return data.album.unlike_training()
 
 
-def keepsakes(ended: Ended[ImageData]) -> None:
+def keepsakes(ended: TrainedModel[ImageData]) -> None:
     """Keep attention maps of one held-out image."""
     if ended.wants(has_attention) and (maps := maps_of_image(ended.model, ended.data)) is not None:
         keep_attention(ended.folder, ended.step, maps)

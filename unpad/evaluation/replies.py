@@ -25,7 +25,7 @@ NUM_SAMPLES, MAX_TOKENS = 4, 60
 
 
 @dataclass(frozen=True)
-class Reply:
+class JudgedReply:
     """A question of the data, the model's reply, and whether the reply holds every keyword."""
 
     question: str
@@ -34,7 +34,7 @@ class Reply:
     right: bool
 
 
-def answer(run: LoadedRun, tokens: TokenSet, seq_ids: np.ndarray) -> list[Reply]:
+def answer(run: LoadedRun, tokens: TokenSet, seq_ids: np.ndarray) -> list[JudgedReply]:
     """Answer the first question of each conversation greedily and look for its keywords."""
     prompts = [question(tokens, int(i)) for i in seq_ids]
     settings = run.recipe.generate.model_copy(update={"temperature": 0.0, "beams": 1})
@@ -44,7 +44,7 @@ def answer(run: LoadedRun, tokens: TokenSet, seq_ids: np.ndarray) -> list[Reply]
     for i, prompt, made in zip(seq_ids, prompts, completions, strict=True):
         keywords = tokens.keywords(int(i))
         right = all(word in made.text for word in keywords)
-        replies.append(Reply(run.tokenizer.decode(prompt), made.text, keywords, right))
+        replies.append(JudgedReply(run.tokenizer.decode(prompt), made.text, keywords, right))
     return replies
 
 
@@ -55,7 +55,7 @@ def with_keywords(tokens: TokenSet, seq_ids: np.ndarray, seed: int, most: int = 
     return ids if len(ids) <= most else np.sort(np.random.default_rng(seed).permutation(ids)[:most])
 
 
-def accuracy(replies: list[Reply], groups: np.ndarray | None = None, seed: int = 0) -> Metric:
+def accuracy(replies: list[JudgedReply], groups: np.ndarray | None = None, seed: int = 0) -> Metric:
     """Share of replies with all their keywords, with its interval over groups of questions, such as those on one fact.
 
     Args:

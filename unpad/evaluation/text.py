@@ -19,7 +19,7 @@ from unpad.data.tokens.lost import FIX_OF_RUN, LostCharacters
 from unpad.errors import SourceError
 from unpad.evaluation import preferences
 from unpad.evaluation.attention_maps import maps_of_text
-from unpad.evaluation.family import Ended
+from unpad.evaluation.family import TrainedModel
 from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, Refused, interval, resample
 from unpad.evaluation.per_sequence import token_sums
 from unpad.evaluation.replies import SHORTEST, accuracy, answer, opening, sample_replies, with_keywords
@@ -126,7 +126,7 @@ def check_new(data: TextData, path: Path) -> NewFacts:
     return [], {}
 
 
-def keepsakes(ended: Ended[TextData]) -> None:
+def keepsakes(ended: TrainedModel[TextData]) -> None:
     """Keep replies to held-out prompts, and attention maps of one held-out text."""
     model, data = ended.model, ended.data
     if isinstance(model, Generates) and ended.wants(has_samples):

@@ -22,8 +22,8 @@ from unpad.hf.rows import CollatedRows, is_stock
 from unpad.proof.foreign.advice import MEAN, TAKEN
 from unpad.proof.foreign.certificate import ForeignCertificate
 from unpad.proof.foreign.judge import Precision, describe, judge, raise_memory
-from unpad.proof.foreign.measure import Measurement
-from unpad.proof.foreign.trainer import Case, FirstUpdate, begin, first_update, proving
+from unpad.proof.foreign.measure import UpdateResults
+from unpad.proof.foreign.trainer import FirstUpdate, TrainerCase, begin, first_update, proving
 from unpad.proof.foreign.update import Known
 
 UNLIKE = 3  # least number of unlike sequences with a target, so that mixing them up, or their weights, shows
@@ -54,7 +54,7 @@ class OwnUpdate:
     certificate: ForeignCertificate | None
     failure: str
     state: object
-    truths: dict[bool, Measurement]
+    truths: dict[bool, UpdateResults]
     is_standard: bool
     loss: str
 
@@ -75,12 +75,12 @@ def take_own(trainer: Trainer, rows: CollatedRows, examples: Examples) -> OwnUpd
         small = CollatedRows(first.examples, rows.collate, rows.collator)
         places = [(number, part) for number in range(len(small)) for part, _ in enumerate(small.sequences(number))]
         known = [one for number in range(len(small)) for one in small.sequences(number)]
-        truths: dict[bool, Measurement] = {}
+        truths: dict[bool, UpdateResults] = {}
         certificate = None
         if not failure:
             # Here, where numbers that a collator makes are as in training, and not in the precision of the proof.
             alone = [dict(send_to_device(dict(small.alone(*place)), trainer.args.device)) for place in places]
-            case = Case(trainer, model, first, known=known, alone=alone, truths=truths)
+            case = TrainerCase(trainer, model, first, known=known, alone=alone, truths=truths)
             certificate = judge(model, _precision(trainer), case.measure, notes)
             failure = certificate.refused or ""
         state = trainer.state
@@ -225,7 +225,7 @@ def prove_ours(trainer: Trainer, own: OwnUpdate) -> ForeignCertificate:
         first = FirstUpdate(batches, num_items, list(items), partial(collate, columns=own.rows.columns))
         alone = [dict(send_to_device(collate([item], own.rows.columns), device)) for item in items]
         known = [one for one in own.known if one.ids]
-        case = Case(trainer, model, first, known=known, alone=alone, reference=own.truths)
+        case = TrainerCase(trainer, model, first, known=known, alone=alone, reference=own.truths)
         certificate = judge(model, _precision(trainer), case.measure, notes)
     own.truths.clear()
     if certificate.passed is False:

@@ -13,8 +13,8 @@ from unpad.errors import CheckpointError
 from unpad.interchange.folder import (
     Change,
     Fields,
-    Part,
     Table,
+    TensorPart,
     check_covered,
     dtype_name,
     largest,
@@ -139,7 +139,7 @@ class DecoderFamily:
             shapes = {name: tuple(value.shape) for name, value in Decoder(config, vocab_size).state_dict().items()}
         return {ours: tuple(self._parts(ours, shape, config, complete)) for ours, shape in shapes.items()}
 
-    def _parts(self, ours: str, shape: tuple[int, ...], config: Config, fields: Fields) -> list[Part]:
+    def _parts(self, ours: str, shape: tuple[int, ...], config: Config, fields: Fields) -> list[TensorPart]:
         """Tensors that a parameter stacks."""
         layer, kind = ours.rsplit(".", 1)
         if layer.startswith("blocks."):
@@ -155,7 +155,7 @@ class DecoderFamily:
             heights = stacked.get(inner, [config.hidden] * len(names))
         changes = [self.change(name, fields) for name in names]
         return [
-            Part(name, rows, change.shape_there((rows, *shape[1:])), change)
+            TensorPart(name, rows, change.shape_there((rows, *shape[1:])), change)
             for name, rows, change in zip(names, heights, changes, strict=True)
         ]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from unpad.errors import CheckpointError
 from unpad.interchange.decoders import DecoderFamily
-from unpad.interchange.folder import Change, Family, Fields, shown
+from unpad.interchange.folder import Architecture, Change, Fields, shown
 from unpad.interchange.llama import (
     ATTENTION,
     BLOCKS,
@@ -198,10 +198,10 @@ OPT = DecoderFamily(
 DECODERS = {
     family.model_type: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, GRANITE, GEMMA, GEMMA3, GPT2, OPT)
 }
-FAMILIES: dict[str, Family] = {**DECODERS, "minimind": MINIMIND, "llava": Llava()}
+FAMILIES: dict[str, Architecture] = {**DECODERS, "minimind": MINIMIND, "llava": Llava()}
 
 
-def family_of(given: Fields, where: Path) -> Family:
+def family_of(given: Fields, where: Path) -> Architecture:
     """The family that config.json names.
 
     Raises:

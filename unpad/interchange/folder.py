@@ -76,7 +76,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorPart:
     """A tensor of theirs and its place in a parameter here.
 
     Args:
@@ -91,10 +91,10 @@ class Part:
     change: Change = Change()
 
 
-Table = dict[str, tuple[Part, ...]]  # every parameter here -> the tensors that it stacks
+Table = dict[str, tuple[TensorPart, ...]]  # every parameter here -> the tensors that it stacks
 
 
-class Family(Protocol):
+class Architecture(Protocol):
     """Models of one architecture there, and their form here."""
 
     @property
@@ -169,7 +169,7 @@ def read_bytes(path: Path) -> bytes:
     return read_file(path, most=most_bytes(path.name), fix=ANOTHER_COPY)
 
 
-def load_model(folder: Path, family: Family, given: Fields, dtype: torch.dtype = torch.float32) -> Model:
+def load_model(folder: Path, family: Architecture, given: Fields, dtype: torch.dtype = torch.float32) -> Model:
     """Load a model of a family from a folder, saved in any precision.
 
     Args:
@@ -192,7 +192,7 @@ def load_model(folder: Path, family: Family, given: Fields, dtype: torch.dtype =
     return model.eval()
 
 
-def read_config(folder: Path, family: Family, given: Fields) -> tuple[ModelConfig, int]:
+def read_config(folder: Path, family: Architecture, given: Fields) -> tuple[ModelConfig, int]:
     """The config of the model in a folder, and its vocabulary size.
 
     Raises:
@@ -267,7 +267,7 @@ class _Stored:
 
 
 def _read_state(
-    folder: Path, family: Family, table: Table, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
+    folder: Path, family: Architecture, table: Table, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """Read every parameter of the table, after a check that the folder holds exactly its tensors."""
     state: dict[str, Tensor] = {}
@@ -283,7 +283,7 @@ def _read_state(
     return state
 
 
-def _open_tensors(folder: Path, family: Family, stack: ExitStack) -> dict[str, _Stored]:
+def _open_tensors(folder: Path, family: Architecture, stack: ExitStack) -> dict[str, _Stored]:
     """Open the weight files, and return their tensors by `Family.canonical`."""
     found: dict[str, _Stored] = {}
     for path in weight_files(folder, family.architecture):
@@ -325,7 +325,7 @@ def _damage(path: Path) -> Iterator[None]:
         raise CheckpointError(f"not usable: {reason}", where=str(path), fix=ANOTHER_COPY) from None
 
 
-def _check_names(found: Mapping[str, _Stored], table: Table, family: Family, folder: Path) -> None:
+def _check_names(found: Mapping[str, _Stored], table: Table, family: Architecture, folder: Path) -> None:
     """Raise CheckpointError unless the files hold exactly the tensors that the config describes."""
     shapes = {part.name: part.shape for parts in table.values() for part in parts}
     problems = [f"{family.written(name)} is missing" for name in shapes if name not in found]
@@ -347,7 +347,7 @@ def _is_spare_head(name: str) -> bool:
 
 
 def _check_spares(
-    found: Mapping[str, _Stored], table: Table, family: Family, state: Mapping[str, Tensor], folder: Path
+    found: Mapping[str, _Stored], table: Table, family: Architecture, state: Mapping[str, Tensor], folder: Path
 ) -> None:
     """Raise CheckpointError if a head that should equal the embedding differs."""
     names = {part.name for parts in table.values() for part in parts}
@@ -363,7 +363,7 @@ def _check_spares(
 # --------------------------------------------------------------------------- write
 
 
-def save_model(model: Model, folder: Path, family: Family, files: Mapping[str, Any] | None = None) -> None:
+def save_model(model: Model, folder: Path, family: Architecture, files: Mapping[str, Any] | None = None) -> None:
     """Save a model so that transformers loads it with the same logits, in the precision of its parameters.
 
     Args:
@@ -382,7 +382,7 @@ def save_model(model: Model, folder: Path, family: Family, files: Mapping[str, A
     storage.write_folder(folder, data | _weight_bytes(their_tensors(model, family, fields)))
 
 
-def their_tensors(model: Model, family: Family, fields: Fields) -> dict[str, Tensor]:
+def their_tensors(model: Model, family: Architecture, fields: Fields) -> dict[str, Tensor]:
     """The tensors of a folder that holds the model, by their names in it."""
     values = family.weights(model)
     config, vocab_size = family.config(fields)

@@ -25,8 +25,8 @@ from unpad.interchange.folder import (
     CONFIG,
     Fields,
     NotCovered,
-    Part,
     Table,
+    TensorPart,
     check_covered,
     dtype_name,
     largest,
@@ -235,7 +235,7 @@ def _vision_table(config: Config) -> Table:
     for ours, shape in _shapes(projector).items():
         layer, kind = ours.split(".")
         name = f"multi_modal_projector.{PROJECTOR[layer]}.{kind}"
-        table[f"projector.{ours}"] = (Part(name, shape[0], shape),)
+        table[f"projector.{ours}"] = (TensorPart(name, shape[0], shape),)
     return table
 
 
@@ -243,7 +243,7 @@ def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in module.state_dict().items()}
 
 
-def _tower_parts(ours: str, shape: tuple[int, ...], config: TowerConfig) -> tuple[Part, ...]:
+def _tower_parts(ours: str, shape: tuple[int, ...], config: TowerConfig) -> tuple[TensorPart, ...]:
     """Tensors that a parameter of the tower stacks."""
     if ours.startswith("blocks."):
         _, index, inner = ours.split(".", 2)
@@ -254,7 +254,7 @@ def _tower_parts(ours: str, shape: tuple[int, ...], config: TowerConfig) -> tupl
     rows = shape[0] // len(names)
     # Patches are embedded by a convolution in transformers: by channel, row and column.
     columns = (3, config.patch, config.patch) if ours == "patch_embed.weight" else shape[1:]
-    return tuple(Part(f"vision_tower.{name}", rows, (rows, *columns)) for name in names)
+    return tuple(TensorPart(f"vision_tower.{name}", rows, (rows, *columns)) for name in names)
 
 
 def _in_memory(name: str) -> str:

@@ -18,7 +18,7 @@ from unpad.data.tokens.folder_tokenizer import folder_tokenizer
 from unpad.data.tokens.tokenizer import LibraryTokenizer, Tokenizer, kept_tokenizer, load_tokenizer
 from unpad.errors import CheckpointError, RecipeError, SourceError, nearest
 from unpad.interchange.families import FAMILIES, family_of
-from unpad.interchange.folder import CONFIG, Family, Fields, Table, load_model, read_json_files, save_model
+from unpad.interchange.folder import CONFIG, Architecture, Fields, Table, load_model, read_json_files, save_model
 from unpad.interchange.gguf_file import save_gguf
 from unpad.interchange.hub import download_model, is_hub_name
 from unpad.interchange.origin import TOKENIZER, folder_of, folder_recipe, origin_files
@@ -302,7 +302,7 @@ def _open_run(name: str) -> _Run:
     return _Run(recipe, model, tokenizer, kept, given)
 
 
-def _family(model: Model, given: dict[str, Any], kind: str | None, name: str) -> Family:
+def _family(model: Model, given: dict[str, Any], kind: str | None, name: str) -> Architecture:
     """The family to write.
 
     Raises:

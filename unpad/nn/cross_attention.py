@@ -118,7 +118,7 @@ class PairGroup:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class PairedRuns:
     """Two flat runs with the same number of sequences, as `attention_weights` computes them.
 
     Args:
@@ -131,7 +131,7 @@ class Pairs:
     num_keys: int
 
 
-def pair_sequences(queries: Layout, keys: Layout) -> Pairs:
+def pair_sequences(queries: Layout, keys: Layout) -> PairedRuns:
     """Group the sequences of two runs by their lengths in both; boundaries are read from the device once.
 
     Args:
@@ -145,7 +145,7 @@ def pair_sequences(queries: Layout, keys: Layout) -> Pairs:
         PairGroup(*(RectangleSide(*side, device) for side in zip(begins[:, seqs], lengths[:, seqs], strict=True)))
         for seqs in _alike(lengths)
     )
-    return Pairs(groups, *bounds[:, -1].tolist())
+    return PairedRuns(groups, *bounds[:, -1].tolist())
 
 
 def _alike(lengths: np.ndarray) -> Iterator[np.ndarray]:
@@ -177,7 +177,7 @@ class PairWeights:
             past the end of the keys, undefined past the end of the queries.
     """
 
-    pairs: Pairs
+    pairs: PairedRuns
     rectangles: tuple[Tensor, ...]
 
     def apply(self, values: Tensor, dropout: float = 0.0) -> Tensor:
@@ -228,7 +228,7 @@ def _drop(weights: Tensor, group: PairGroup, share: float, drawn: Draw) -> Tenso
 def attention_weights(
     q: Tensor,
     k: Tensor,
-    pairs: Pairs,
+    pairs: PairedRuns,
     *,
     key_bias: Tensor | None = None,
     places: tuple[Tensor, Tensor] | None = None,
@@ -280,7 +280,7 @@ def _weigh(
 def received_attention(
     q: Tensor,
     k: Tensor,
-    pairs: Pairs,
+    pairs: PairedRuns,
     *,
     key_bias: Tensor | None = None,
     places: tuple[Tensor, Tensor] | None = None,
@@ -303,7 +303,7 @@ def received_attention(
 
 
 def cross_attention(
-    q: Tensor, k: Tensor, v: Tensor, pairs: Pairs, *, key_bias: Tensor | None = None, dropout: float = 0.0
+    q: Tensor, k: Tensor, v: Tensor, pairs: PairedRuns, *, key_bias: Tensor | None = None, dropout: float = 0.0
 ) -> Tensor:
     """Attend from each sequence of the queries to its sequence of the keys and nowhere else.
 
@@ -352,7 +352,7 @@ class CrossAttention(nn.Module):
         self.to_kv = Linear(width, 2 * width)
         self.to_out = Linear(width, width, bias=False)
 
-    def forward(self, x: Tensor, context: Tensor, pairs: Pairs) -> tuple[Tensor, PairWeights]:
+    def forward(self, x: Tensor, context: Tensor, pairs: PairedRuns) -> tuple[Tensor, PairWeights]:
         """Attend from x (num_queries, width) to context (num_keys, width).
 
         Returns:

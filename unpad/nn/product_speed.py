@@ -69,13 +69,13 @@ class Speeds(BaseModel):
     decoding: Speed
 
 
-class _Entry(BaseModel):
+class _SpeedEntry(BaseModel):
     machine: Machine
     speeds: Speeds
 
 
 class _File(BaseModel):
-    entries: list[_Entry]
+    entries: list[_SpeedEntry]
 
 
 def this_machine() -> Machine:
@@ -101,7 +101,7 @@ def product_speeds() -> Speeds:
         found = next((entry.speeds for entry in entries if entry.machine == machine), None)
         _measured[machine] = found or measure()
         if found is None:
-            _write([*entries, _Entry(machine=machine, speeds=_measured[machine])])
+            _write([*entries, _SpeedEntry(machine=machine, speeds=_measured[machine])])
     return _measured[machine]
 
 
@@ -168,7 +168,7 @@ def cache_file() -> Path:
     return cache_folder() / FILE
 
 
-def _read() -> list[_Entry]:
+def _read() -> list[_SpeedEntry]:
     """Entries of the file; none if it is missing or damaged."""
     try:
         return _File.model_validate_json(cache_file().read_bytes()).entries
@@ -176,7 +176,7 @@ def _read() -> list[_Entry]:
         return []
 
 
-def _write(entries: list[_Entry]) -> None:
+def _write(entries: list[_SpeedEntry]) -> None:
     with suppress(DiskError, RuntimeError):
         path = cache_file()
         make_folder(path.parent)

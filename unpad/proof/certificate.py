@@ -34,7 +34,7 @@ from unpad.proof.measure import (
     MOST_MANY,
     UNSORTED,
     Measurement,
-    Subject,
+    ProofSubject,
     Variant,
     bundles_at_a_time,
     change_sequence,
@@ -146,7 +146,7 @@ def certify(
     if not variants or any(isinstance(batch.layout, PaddedLayout) for batch in variants[0].micros):
         joined = Variant("joined", [base], [list(range(len(alone)))])
         variants = [replace(joined, gap=_gap(joined, units, few)), *variants]
-    packed, subject = variants[0], Subject(exact, truth, device, claims.outputs, gap=_gap_of_truth(truth))
+    packed, subject = variants[0], ProofSubject(exact, truth, device, claims.outputs, gap=_gap_of_truth(truth))
     whole = _with(few, gap_of([range(base.num_seqs)], units))
     _add_exact_lines(lines, subject, variants, base, claims, whole)
     if len(many) > 1:
@@ -163,7 +163,7 @@ def certify(
 
 
 def _add_exact_lines(
-    lines: Lines, subject: Subject, variants: list[Variant], base: RaggedBatch, claims: Claims, gap: str
+    lines: Lines, subject: ProofSubject, variants: list[Variant], base: RaggedBatch, claims: Claims, gap: str
 ) -> None:
     """Lines in fp64; `gap` is the gap of all sequences in one batch."""
     model = subject.model
@@ -202,7 +202,7 @@ def _gap_of_truth(truth: Measurement) -> str:
 
 def _add_own_precision_lines(
     lines: Lines,
-    own: Subject,
+    own: ProofSubject,
     packed: Variant,
     trained: Variant | None,
     precision: Precision,
@@ -331,7 +331,7 @@ def _cross_gradient_line(model: Model, batch: RaggedBatch, claims: Claims) -> Li
 
 
 @torch.no_grad()
-def _many_lines(subject: Subject, alone: Sequence[RaggedBatch]) -> list[Line]:
+def _many_lines(subject: ProofSubject, alone: Sequence[RaggedBatch]) -> list[Line]:
     """Outputs of more sequences in one run than in the other lines, with and without native kernels.
 
     Code that depends on the number of sequences shows here.

@@ -80,7 +80,7 @@ def kernel_names(kernels: Iterable[Kernel]) -> str:
 
 
 @dataclass(frozen=True)
-class Subject:
+class ProofSubject:
     """A model under proof, its reference, and the functions that compare both.
 
     Args:
@@ -145,7 +145,7 @@ def bundles_at_a_time(
     return replace(found, outputs=[by_seq[seq] for seq in range(len(alone))])
 
 
-def measure(subject: Subject, variant: Variant, precision: Precision) -> Measurement:
+def measure(subject: ProofSubject, variant: Variant, precision: Precision) -> Measurement:
     """Measure a variant through the same `accumulate` that training uses."""
     model, truth, device = subject.model, subject.truth, subject.device
     model.zero_grad()
@@ -210,7 +210,7 @@ def errors(got: Measurement, wanted: Measurement) -> tuple[float, float, float]:
 # --------------------------------------------------------------------------- lines in fp64
 
 
-def equal_line(subject: Subject, variant: Variant) -> Line:
+def equal_line(subject: ProofSubject, variant: Variant) -> Line:
     """The variant equals the truth, in fp64."""
     with noted() as ran:
         got = measure(subject, variant, "fp32")
@@ -219,12 +219,12 @@ def equal_line(subject: Subject, variant: Variant) -> Line:
     return Line(name, kernel_names(ran), error, EXACT, error <= EXACT).unless(variant.gap or subject.gap)
 
 
-def made_and_equal(subject: Subject, make: Callable[[], Variant]) -> Line:
+def made_and_equal(subject: ProofSubject, make: Callable[[], Variant]) -> Line:
     """`equal_line` for a variant that is built first, so that a fault in building it fails this line."""
     return equal_line(subject, make())
 
 
-def torch_lines(subject: Subject, variant: Variant) -> list[Line]:
+def torch_lines(subject: ProofSubject, variant: Variant) -> list[Line]:
     """The same without native kernels."""
     name = f"{variant.name}, torch alone"
     if not library.enabled():
@@ -236,7 +236,7 @@ def torch_lines(subject: Subject, variant: Variant) -> list[Line]:
 # --------------------------------------------------------------------------- lines in the run's own precision
 
 
-def in_own_precision(subject: Subject, given: Model) -> Subject:
+def in_own_precision(subject: ProofSubject, given: Model) -> ProofSubject:
     """The same subject with weights in fp32, as in training, and frozen low-precision weights as in `given`."""
     model = copy.deepcopy(subject.model).float().to(subject.device).eval()
     for name, parameter in given.named_parameters():
@@ -247,7 +247,7 @@ def in_own_precision(subject: Subject, given: Model) -> Subject:
 
 
 def error_lines(
-    subject: Subject, variant: Variant, precision: Precision, terms: Sequence[str] | None = None
+    subject: ProofSubject, variant: Variant, precision: Precision, terms: Sequence[str] | None = None
 ) -> list[Line]:
     """Outputs, loss terms and gradients are near fp64.
 
@@ -271,7 +271,7 @@ def _of_terms(measured: Measurement, names: Sequence[str] | None) -> Measurement
     return replace(measured, terms=terms, counts={name: measured.counts[name] for name in names})
 
 
-def native_lines(subject: Subject, variant: Variant, precision: Precision, gradients: Line) -> list[Line]:
+def native_lines(subject: ProofSubject, variant: Variant, precision: Precision, gradients: Line) -> list[Line]:
     """Gradients of native kernels are about as close to fp64 as those of torch's kernels.
 
     Args:
@@ -287,7 +287,7 @@ def native_lines(subject: Subject, variant: Variant, precision: Precision, gradi
     return [Line(name, gradients.kernel, ratio, bound, ratio <= bound).unless(variant.gap or subject.gap)]
 
 
-def target_lines(subject: Subject, variant: Variant, precision: Precision) -> list[Line]:
+def target_lines(subject: ProofSubject, variant: Variant, precision: Precision) -> list[Line]:
     """Gradients without the targets that `losses.cross_entropy` leaves out are about as close to fp64 as those of all
     targets; no line if it leaves out none."""
     if precision != "bf16":
@@ -304,7 +304,7 @@ def target_lines(subject: Subject, variant: Variant, precision: Precision) -> li
 
 
 @torch.no_grad()
-def isolation_line(subject: Subject, variant: Variant, precision: Precision) -> Line:
+def isolation_line(subject: ProofSubject, variant: Variant, precision: Precision) -> Line:
     """Change the tokens and images of one sequence after another: every other sequence's output stays bit-equal, and
     its own does not.
 
@@ -339,7 +339,7 @@ def isolation_line(subject: Subject, variant: Variant, precision: Precision) -> 
     return Line(name, kernel_names(kernels), float(wrong), 0.0, wrong == 0).unless(gap)
 
 
-def _acts(subject: Subject, batch: RaggedBatch, before: list[Tensor], index: int) -> list[bool]:
+def _acts(subject: ProofSubject, batch: RaggedBatch, before: list[Tensor], index: int) -> list[bool]:
     """True if the first token of a sequence changes its last output; None if this cannot be determined."""
     other, places = change_tokens(batch, lambda a, b: a, only=index)
     if not places or len(before[index]) < 2:

@@ -130,7 +130,7 @@ def _compare(job: Job, rank: int) -> list[Line]:
 
 
 @dataclass(frozen=True)
-class _Update:
+class _UpdateResults:
     """Results of an update.
 
     Args:
@@ -166,7 +166,7 @@ class _Case:
             made = plan_of_sample(setup, sample, small_settings(setup))
         return cls(setup, made, copy.deepcopy(model.state_dict()))
 
-    def update(self, group: Group) -> _Update:
+    def update(self, group: Group) -> _UpdateResults:
         """Take the update, from the weights at the beginning."""
         setup, model, stage = self.setup, self.setup.model, self.setup.stages[-1]
         recipe = stage.recipe
@@ -195,9 +195,9 @@ class _Case:
         left = _flat(rest)
         digests = group.exchange(hashlib.sha256(left.numpy().tobytes()).hexdigest())
         shares = [len(numbers) for numbers in talk.told]
-        return _Update(_flat([_gradient(p) for p in model.parameters()]), left, shares, digests)
+        return _UpdateResults(_flat([_gradient(p) for p in model.parameters()]), left, shares, digests)
 
-    def lines(self, size: int, found: _Update, one: _Update) -> list[Line]:
+    def lines(self, size: int, found: _UpdateResults, one: _UpdateResults) -> list[Line]:
         """Claims about an update by `size` processes."""
         note = f"{number_of(sum(found.shares), 'micro-batches')}, by process: {', '.join(map(str, found.shares))}"
         gap = f"{note}: at least one process had nothing to compute, so no sum was compared" * (0 in found.shares)

@@ -28,7 +28,7 @@ from unpad.proof.measure import (
     PADDED_LEFT,
     SPLIT,
     Measurement,
-    Subject,
+    ProofSubject,
     error_lines,
     gradients,
     in_own_precision,
@@ -81,7 +81,7 @@ def _add_lines(lines: Lines, model: VisionLanguage, mode: str, case: Case, weigh
     lines.add(f"{mode}: {case.precision} isolation", lambda: isolation_line(own, packed, case.precision))
 
 
-def _subject(model: VisionLanguage, mode: str, case: Case, weights: dict[str, float]) -> Subject:
+def _subject(model: VisionLanguage, mode: str, case: Case, weights: dict[str, float]) -> ProofSubject:
     """The model in one mode, with its reference."""
     exact = copy.deepcopy(model).double().eval().cpu()
     exact.mode = mode
@@ -89,7 +89,7 @@ def _subject(model: VisionLanguage, mode: str, case: Case, weights: dict[str, fl
     is_whole = [len(left) == one.total_tokens for left, one in zip(truth.outputs, case.alone, strict=True)]
     gap = "no token of the sample is merged or removed" if mode != "soft" and all(is_whole) else ""
     prefix = f"{mode}: "
-    return Subject(exact.to(case.device), truth, case.device, left_rows, prefix, truth_name=REFERENCE, gap=gap)
+    return ProofSubject(exact.to(case.device), truth, case.device, left_rows, prefix, truth_name=REFERENCE, gap=gap)
 
 
 def _truth(model: VisionLanguage, alone: Sequence[RaggedBatch], mode: str, weights: dict[str, float]) -> Measurement:

@@ -19,7 +19,7 @@ from unpad.proof.certificate import certify
 from unpad.proof.line import Certificate, Lines
 from unpad.proof.measure import Variant
 from unpad.proof.sample import (
-    Sample,
+    ProofSample,
     candidates_of,
     choose,
     longest_of,
@@ -78,7 +78,7 @@ def prove_recipe(name: str, overrides: Sequence[str]) -> Certificate:
         )
 
 
-def _variant(setup: Setup, strategy: str, sample: Sample) -> Variant:
+def _variant(setup: Setup, strategy: str, sample: ProofSample) -> Variant:
     """The sample batched by one strategy, through the planner and loader that training uses."""
     place = {piece: index for index, piece in enumerate(sample.pieces)}
     micros = micros_of(setup, strategy, sample)
@@ -90,7 +90,7 @@ def _variant(setup: Setup, strategy: str, sample: Sample) -> Variant:
     return Variant(f"plan {strategy}", batches, rows, is_plan=True)
 
 
-def _few(sample: Sample) -> str:
+def _few(sample: ProofSample) -> str:
     """Remark on the copies that the sample leaves out; empty without copies."""
     return f"; {sample.copies} more have the same content" if sample.copies else ""
 

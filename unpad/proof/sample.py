@@ -47,7 +47,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
+class ProofSample:
     """Pieces of a recipe's sequences, of different content.
 
     Args:
@@ -151,7 +151,7 @@ def _refuse_empty(setup: Setup) -> None:
     raise PlanError("the plan drops every token, so there is nothing to prove", where="plan", fix=fix)
 
 
-def choose(setup: Setup, candidates: Sequence[list[Piece]], most: int = MOST, work: float = WORK) -> Sample:
+def choose(setup: Setup, candidates: Sequence[list[Piece]], most: int = MOST, work: float = WORK) -> ProofSample:
     """Read candidates one at a time and choose those of different content.
 
     As many as the budget allows. If these are fewer than two full micro-batches, the shortest are added up to this
@@ -178,7 +178,7 @@ def choose(setup: Setup, candidates: Sequence[list[Piece]], most: int = MOST, wo
         copies += content in chosen
         chosen.setdefault(content, unit)
     chosen = _with_equals(setup, chosen, candidates[:TRIED], most)
-    return Sample(tuple(piece for unit in chosen.values() for piece in unit), copies)
+    return ProofSample(tuple(piece for unit in chosen.values() for piece in unit), copies)
 
 
 def _with_equals(
@@ -205,7 +205,7 @@ def _with_equals(
     return chosen
 
 
-def many_of(setup: Setup, sample: Sample, candidates: Sequence[list[Piece]]) -> list[RaggedBatch]:
+def many_of(setup: Setup, sample: ProofSample, candidates: Sequence[list[Piece]]) -> list[RaggedBatch]:
     """The shortest sequences of different content, at most MOST_MANY, each as a batch of its own.
 
     There are fewer if they would be much more work than the sample.
@@ -224,7 +224,7 @@ def _content_of(setup: Setup, unit: Sequence[Piece]) -> Content:
     return tuple(content_of(setup.data.alone(*piece)) for piece in unit)
 
 
-def spread_margins(setup: Setup, sample: Sample) -> None:
+def spread_margins(setup: Setup, sample: ProofSample) -> None:
     """Give the sampled pairs reference log-probabilities that differ from the model's. With the model as reference all
     margins are 0, so all pairs would have equal shares in the gradient, whichever replies are compared."""
     data, model, bundle = setup.data, setup.model, setup.data.table.bundle
@@ -244,7 +244,7 @@ def spread_margins(setup: Setup, sample: Sample) -> None:
 # --------------------------------------------------------------------------- plans
 
 
-def micros_of(setup: Setup, strategy: str, sample: Sample) -> list[Micro]:
+def micros_of(setup: Setup, strategy: str, sample: ProofSample) -> list[Micro]:
     """Micro-batches of the sample by a strategy, with the sizes that test most.
 
     Sizes are tried until micro-batches hold FULL pieces (or bundles), and rectangles and rows have padding. Next
@@ -263,7 +263,7 @@ def micros_of(setup: Setup, strategy: str, sample: Sample) -> list[Micro]:
     return [micro for step in range(best[1].num_steps) for micro in best[1].step(step)]
 
 
-def plan_of_sample(setup: Setup, sample: Sample, settings: PlanSettings) -> Plan:
+def plan_of_sample(setup: Setup, sample: ProofSample, settings: PlanSettings) -> Plan:
     """Plan the sample; other pieces of its sequences are left out, as if they had no target."""
     wanted = _keys(*np.array([(piece.seq_id, piece.stop) for piece in sample.pieces], np.int64).T)
 
@@ -313,7 +313,7 @@ def _settings(setup: Setup, strategy: str) -> PlanSettings:
     return plan_of_run(setup).model_copy(update=everything)
 
 
-def _sizes(setup: Setup, strategy: str, sample: Sample) -> Iterator[PlanSettings]:
+def _sizes(setup: Setup, strategy: str, sample: ProofSample) -> Iterator[PlanSettings]:
     """Sizes to try, for micro-batches of about four sequences, five and so on, then of three and two.
 
     A strategy reads one or two of the sizes, so all change at once.

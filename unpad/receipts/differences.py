@@ -19,7 +19,7 @@ ORDER = (
 
 
 @dataclass(frozen=True)
-class Comparison:
+class StepComparison:
     """Columns of a step: name, recorded value, recomputed value; None for a missing number."""
 
     columns: list[tuple[str, Any, Any]]
@@ -34,7 +34,7 @@ class Comparison:
         return not self.differing
 
 
-def compare(recorded: dict[str, Any], computed: dict[str, Any] | None) -> Comparison:
+def compare(recorded: dict[str, Any], computed: dict[str, Any] | None) -> StepComparison:
     """Compare the columns that the run recorded; JSON keeps every bit of a number.
 
     Args:
@@ -50,7 +50,7 @@ def compare(recorded: dict[str, Any], computed: dict[str, Any] | None) -> Compar
             columns += [(term, before.get(term), now.get(term)) for term in dict.fromkeys([*before, *now])]
         else:
             columns.append((name, recorded[name], given.get(name)))
-    return Comparison(columns)
+    return StepComparison(columns)
 
 
 def of_memory(

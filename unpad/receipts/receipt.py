@@ -11,7 +11,7 @@ from typing import Any
 from unpad.batching.plan import Micro
 from unpad.data.family import Data, RowSpan
 from unpad.data.sources.named import place_of
-from unpad.receipts.differences import Comparison
+from unpad.receipts.differences import StepComparison
 from unpad.receipts.starts import Start
 from unpad.run.sessions import Cut
 from unpad.terminal.table import described, number_of, text_table
@@ -57,7 +57,7 @@ class Receipt:
     start: Start
     num_computed: int
     seconds: float
-    comparison: Comparison
+    comparison: StepComparison
     first_differing: int | None
     failure: str
     why: list[str]

@@ -153,12 +153,12 @@ def _notes(folders: list[Path], histories: list[RunHistory]) -> list[str]:
     return notes
 
 
-class _Values(TypedDict):
+class _RunValues(TypedDict):
     data: str
 
 
 class _State(TypedDict):
-    values: _Values
+    values: _RunValues
 
 
 def _fingerprint(folder: Path) -> str:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from unpad.run.report.svg import short, span
 from unpad.terminal.printing import print_styled
-from unpad.terminal.progress import Bar, erase, held, progress, told
+from unpad.terminal.progress import ProgressBar, erase, held, progress, told
 from unpad.terminal.table import folded
 
 RECENT_STEPS = 50  # number of steps for rates and time left
@@ -53,7 +53,7 @@ class Screen:
         self.console, self.verbose = console, verbose
         self._log_every, self._total, self._exact, self._of_epochs = log_every, total_steps, True, ""
         self._live: Live | None = None
-        self._bar: Bar | None = None
+        self._bar: ProgressBar | None = None
         self._alone = ExitStack()
         self._progress = Progress(
             TextColumn("{task.description}", markup=False), BarColumn(None), TextColumn("{task.fields[at]}")

@@ -26,7 +26,7 @@ ERASE = b"\r\x1b[K"
 
 Kind = Literal["terminal", "notebook", "lines", "none"]
 T = TypeVar("T")
-_shown: list[Bar] = []
+_shown: list[ProgressBar] = []
 _held = 0
 _drawn_at = 0.0
 _kind: Kind = "none"  # of the bars shown now
@@ -35,7 +35,7 @@ _watcher: threading.Thread | None = None
 _process = 0  # process that shows the work, not one forked from it
 
 
-class Bar:
+class ProgressBar:
     """A piece of work: `total` units, or an unknown number."""
 
     def __init__(self, what: str, total: int | None, unit: str) -> None:
@@ -72,7 +72,7 @@ def _span(seconds: int) -> str:
 
 
 @contextmanager
-def progress(what: str, total: int | None = None, unit: str = "") -> Iterator[Bar]:
+def progress(what: str, total: int | None = None, unit: str = "") -> Iterator[ProgressBar]:
     """Show work in progress, and erase its line whenever it ends.
 
     Args:
@@ -81,7 +81,7 @@ def progress(what: str, total: int | None = None, unit: str = "") -> Iterator[Ba
         unit: name of a unit, plural.
     """
     global _ended
-    bar = Bar(what, total, unit)
+    bar = ProgressBar(what, total, unit)
     kind = _output()
     if _held or kind == "none":
         yield bar
@@ -183,7 +183,7 @@ def _show(every: float = 0.0) -> None:
         _write(_blank() + _cut(escaped(_text(_shown)), _width()).encode())
 
 
-def _text(work: Iterable[Bar]) -> str:
+def _text(work: Iterable[ProgressBar]) -> str:
     return " · ".join(bar.text() for bar in work)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from unpad.batching.balance import Balance, Costs, Cut, finer_cut
+from unpad.batching.balance import Balance, BalancedSize, Costs, finer_cut
 from unpad.batching.plan import Plan, plan
 from unpad.errors import RecipeError
 from unpad.models.cost import cells_per_token
@@ -19,7 +19,7 @@ EVERYTHING = 1 << 40  # tokens of an update that no epoch fills
 
 
 @dataclass(frozen=True)
-class Advice:
+class IdleStage:
     """A stage in which some processes have no work in most updates.
 
     Args:
@@ -30,11 +30,11 @@ class Advice:
 
     stage: str
     balance: Balance
-    cut: Cut | None
+    cut: BalancedSize | None
     tokens_per_step: int | None
 
 
-def advice(stages: Sequence[StageSetup], processes: int, cells_per_token: float) -> list[Advice]:
+def advice(stages: Sequence[StageSetup], processes: int, cells_per_token: float) -> list[IdleStage]:
     """Advice on every stage in which the first epoch leaves processes without work.
 
     Args:
@@ -48,11 +48,11 @@ def advice(stages: Sequence[StageSetup], processes: int, cells_per_token: float)
         made = Costs(recut(stage), cells_per_token, attended).balance(processes)
         if made.idle:
             cut = best_cut(stage, processes, cells_per_token)
-            found.append(Advice(stage.name, made, cut, fill_tokens(stage, [processes], cells_per_token)[0]))
+            found.append(IdleStage(stage.name, made, cut, fill_tokens(stage, [processes], cells_per_token)[0]))
     return found
 
 
-def best_cut(stage: StageSetup, processes: int, cells_per_token: float) -> Cut | None:
+def best_cut(stage: StageSetup, processes: int, cells_per_token: float) -> BalancedSize | None:
     """`finer_cut` of a stage's first epoch."""
     now = plan_inputs(stage, 0)[1].tokens_per_micro
     attended = stage.data.table.attended
@@ -84,7 +84,7 @@ def share_out(setup: Setup, overrides: Sequence[str], *, fit: bool) -> tuple[Set
 
     Args:
         overrides: `key=value` of the command.
-        fit: set `plan.tokens_per_micro` of the recipe, as `Advice` says.
+        fit: set `plan.tokens_per_micro` of the recipe, as `IdleStage` says.
 
     Returns:
         The setup, with changed recipe and stages if `fit` changed something; the changes as `key=value`; and notes for
@@ -113,7 +113,7 @@ def share_out(setup: Setup, overrides: Sequence[str], *, fit: bool) -> tuple[Set
     return replace(setup, recipe=recipe, stages=stages), set_to, [done, *notes]
 
 
-def _notes(found: Sequence[Advice], changes: Sequence[str]) -> list[str]:
+def _notes(found: Sequence[IdleStage], changes: Sequence[str]) -> list[str]:
     """One line on these stages, with the changes that would give all processes work; none without stages."""
     if not found:
         return []
@@ -126,7 +126,7 @@ def _notes(found: Sequence[Advice], changes: Sequence[str]) -> list[str]:
     return [f"{idle} of {num} processes have no work in most updates of {stages}: {'; '.join(ways)}"]
 
 
-def _changes(recipe: Recipe, found: Sequence[Advice]) -> dict[str, int]:
+def _changes(recipe: Recipe, found: Sequence[IdleStage]) -> dict[str, int]:
     """Recipe fields to set: the run's, or the field of every named stage if a stage has a size of its own."""
     by_stage = any("tokens_per_micro" in stage.plan for stage in recipe.stages)
     changes: dict[str, int] = {}

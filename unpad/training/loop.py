@@ -13,7 +13,7 @@ from rich.console import Console
 
 from unpad import storage
 from unpad.errors import DiskError, UnpadError
-from unpad.evaluation.family import Ended, keepsakes
+from unpad.evaluation.family import TrainedModel, keepsakes
 from unpad.interchange.origin import is_folder, keep_origin, open_recipe, starting_weights
 from unpad.models.contract import Model
 from unpad.processes import own_log
@@ -285,10 +285,10 @@ def _run_stages(run: RunContext, state: State | None, began: float) -> Result:
 
 
 def _keep_samples(run: RunContext, model: Model, kinds: tuple[str, ...], *, anew: bool) -> None:
-    """Save the samples of the final weights for the page, by the family's function; `anew` as in `Ended`."""
+    """Save the samples of the final weights for the page, by the family's function; `anew` as in `TrainedModel`."""
     setup = run.setup
     with run.timers("samples"):
-        ended = Ended(model, setup.data, setup.recipe, kinds, setup.folder, run.progress.step, anew)
+        ended = TrainedModel(model, setup.data, setup.recipe, kinds, setup.folder, run.progress.step, anew)
         keepsakes(ended)
 
 

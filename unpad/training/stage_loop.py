@@ -33,7 +33,7 @@ from unpad.training.reference import put_reference
 from unpad.training.save_clock import SaveClock
 from unpad.training.stage import StageSetup, epoch_plan, last_step, prepare_model, stage_epochs
 from unpad.training.step import OPTIMIZER_FIX, StepResult, non_finite, train_step
-from unpad.training.updates import Update, epoch_updates
+from unpad.training.updates import LoadedUpdate, epoch_updates
 from unpad.training.watches.collapse import CollapseMonitor
 from unpad.training.watches.watch import SavedWatches, Watch
 
@@ -245,7 +245,7 @@ def _due(every: int | None, step: int, at_epoch_end: bool) -> bool:
     return at_epoch_end if every is None else step % every == 0
 
 
-def _one_step(stage: StageRun, loaded: Update) -> None:
+def _one_step(stage: StageRun, loaded: LoadedUpdate) -> None:
     """Take one step and record it."""
     run, setup, progress = stage.run, stage.run.setup, stage.run.progress
     began, worked = time.perf_counter(), time.process_time()
@@ -282,7 +282,7 @@ def _one_step(stage: StageRun, loaded: Update) -> None:
                 run.monitor.detail([f"micro-batch {number}: {line}" for line in describe_batch(batch)])
 
 
-def _record_of(stage: StageRun, loaded: Update, result: StepResult) -> StepRecord:
+def _record_of(stage: StageRun, loaded: LoadedUpdate, result: StepResult) -> StepRecord:
     """Metrics record of the last step."""
     progress, counts = stage.run.progress, loaded.share.counts
     return StepRecord(

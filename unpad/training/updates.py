@@ -23,7 +23,7 @@ from unpad.training.parallel.share import Share, counts_of_all, counts_to_json, 
 
 
 @dataclass(frozen=True)
-class Update:
+class LoadedUpdate:
     """One update, loaded.
 
     Args:
@@ -59,7 +59,7 @@ class Loaded:
     counts: dict[int, dict[str, Any]]
 
 
-def epoch_updates(stage: StageRun, plan: Plan) -> Iterator[Update]:
+def epoch_updates(stage: StageRun, plan: Plan) -> Iterator[LoadedUpdate]:
     """Yield the rest of an epoch's updates; model and optimizer are prepared for each.
 
     Raises:
@@ -86,7 +86,7 @@ def epoch_updates(stage: StageRun, plan: Plan) -> Iterator[Update]:
             told = [Loaded(**values) for values in talk.told]
             run.signals.agree([one.received for one in told])
             share = _share(stage, len(planned), numbers, told)
-            yield Update(planned, micros, share, time.perf_counter() - began, told[0].is_due, weights, rate)
+            yield LoadedUpdate(planned, micros, share, time.perf_counter() - began, told[0].is_due, weights, rate)
 
 
 def _loaded(stage: StageRun, micros: Sequence[RaggedBatch], numbers: Sequence[int]) -> Loaded:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from unpad.batching.balance import Balance, Costs, Cut
+from unpad.batching.balance import Balance, BalancedSize, Costs
 from unpad.errors import RecipeError
 from unpad.terminal.table import text_table, wrapped
 from unpad.training.fit import best_cut, fill_tokens, recut
@@ -49,7 +49,7 @@ class ProcessTable:
     cells_per_token: float
     strategies: dict[str, Shared]
     chosen: str
-    cuts: list[Cut | None]
+    cuts: list[BalancedSize | None]
     epoch_tokens: int
 
     def to_json(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.work import counted
 from unpad.data.sources import alike
-from unpad.data.sources.alike import Search, near_sets
+from unpad.data.sources.alike import TextSearch, near_sets
 from unpad.data.sources.windows import PASSAGE, SHORTEST, plain
 
 
@@ -36,7 +36,7 @@ def near_pairs(texts: list[str]) -> set[frozenset[int]]:
 
 def matched(texts: list[str]) -> set[frozenset[int]]:
     """The pairs that a search finds."""
-    search = Search(texts)
+    search = TextSearch(texts)
     search.count(texts)
     return {frozenset((near.text, near.other)) for near in search.match(texts) if near.text != near.other}
 

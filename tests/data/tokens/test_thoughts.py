@@ -12,7 +12,7 @@ from tests.helpers.chat_folder import CHATML, MARKED, byte_level
 from tests.helpers.thinking import DROPPED, DROPPED_MARKED, EMPTY, FAMILIES, LATE, trl_template
 from unpad.data.sources.example import Example, Turn
 from unpad.data.tokens.corpus import encode_rows
-from unpad.data.tokens.corpus_files import Rows
+from unpad.data.tokens.corpus_files import FileRows
 from unpad.data.tokens.encode import encode_examples, encode_prompt
 from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer, train_tokenizer, with_import
 from unpad.errors import RecipeError, SourceError
@@ -269,7 +269,7 @@ def test_what_is_measured_per_character_is_what_is_learned() -> None:
     """Thoughts that a template leaves out are not among the characters by which the loss is divided."""
     example = Example("x:1", turns_of(TWO))
     none = np.zeros(1, np.int64)
-    rows = Rows([example], [], content_key=none, declared=none, copy=none)
+    rows = FileRows([example], [], content_key=none, declared=none, copy=none)
     file = SimpleNamespace(file=SimpleNamespace(path="x"), kind="chat")
     data = SimpleNamespace(data=SimpleNamespace(template=Template()))
     shard = encode_rows(SimpleNamespace(files=[file], recipe=data), 0, rows, tokenizer_with(LATE))

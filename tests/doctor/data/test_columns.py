@@ -14,7 +14,7 @@ from tests.helpers.families import patients
 from unpad.doctor.data.columns import check_columns
 from unpad.doctor.data.histories import check_histories
 from unpad.doctor.data.values import check_values
-from unpad.doctor.subject import Clock, open_subject
+from unpad.doctor.subject import TimeBudget, open_subject
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def found_in(recipe: Path) -> list[str]:
-    subject: Any = open_subject(str(recipe), (), Clock(600.0, time.monotonic))
+    subject: Any = open_subject(str(recipe), (), TimeBudget(600.0, time.monotonic))
     found = [*check_histories(subject), *check_columns(subject), *check_values(subject)]
     return [one.code for one in found if one.severity != "note"]
 

@@ -12,8 +12,8 @@ import pytest
 from tests.doctor.missed import OF_MORE_TABLES
 from tests.doctor.troubles import OF_TABLES, Row, Trouble, is_ill, with_tables
 from unpad.doctor.data.histories import check_histories
-from unpad.doctor.finding import Finding
-from unpad.doctor.subject import Clock, open_subject
+from unpad.doctor.subject import TimeBudget, open_subject
+from unpad.terminal.finding import Finding
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def found_in(recipe: Path) -> list[Finding]:
-    return check_histories(open_subject(str(recipe), (), Clock(600.0, time.monotonic)))
+    return check_histories(open_subject(str(recipe), (), TimeBudget(600.0, time.monotonic)))
 
 
 @pytest.mark.promise("doctor.patients")

@@ -15,9 +15,9 @@ from PIL import Image
 from tests.helpers.families import questions, write_rows
 from unpad.data.sources.example import Example, Turn
 from unpad.doctor.data.joins import check_joins
-from unpad.doctor.finding import Finding
-from unpad.doctor.subject import Clock, Subject, open_subject
+from unpad.doctor.subject import Subject, TimeBudget, open_subject
 from unpad.doctor.vqa import check_originals
+from unpad.terminal.finding import Finding
 
 PLACES = [f"{first}{last}" for first in ("Kar", "Bel", "Vor", "Tis", "Mun", "Dra", "Oste", "Pel", "Ria", "Sol")
           for last in ("dorf", "grad", "ville", "ton", "holm", "burg", "field", "stad", "pore", "minster")]  # fmt: skip
@@ -32,7 +32,7 @@ WORDED = [
 
 
 def opened(recipe: Path) -> Subject:
-    return open_subject(str(recipe), (), Clock(600.0, time.monotonic))
+    return open_subject(str(recipe), (), TimeBudget(600.0, time.monotonic))
 
 
 def found(pairs: list[tuple[str, str]], kind: str = "chat") -> list[Finding]:

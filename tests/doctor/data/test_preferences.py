@@ -12,8 +12,8 @@ from tests.doctor.examining import codes, examined
 from tests.helpers.families import text, write_rows
 from unpad.data.sources.example import Example, Turn
 from unpad.doctor.data.preferences import check_preferences
-from unpad.doctor.finding import Finding
-from unpad.doctor.subject import Clock, Subject, open_subject
+from unpad.doctor.subject import Subject, TimeBudget, open_subject
+from unpad.terminal.finding import Finding
 
 WORDS = [f"{one}{other}" for one in ("ri", "ho", "wal", "se", "blu", "ol") for other in ("ver", "use", "king")]
 Pairs = list[tuple[str, str]]
@@ -24,7 +24,7 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("subject")
         patch.setenv("UNPAD_CACHE", str(folder / "cache"))
-        return open_subject(str(text(folder / "data")), (), Clock(600.0, time.monotonic))
+        return open_subject(str(text(folder / "data")), (), TimeBudget(600.0, time.monotonic))
 
 
 def codes_of(subject: Subject, pairs: Pairs) -> list[str]:
@@ -118,7 +118,7 @@ def test_a_factor_of_the_reward_that_is_far_off_is_told(
         {"name": "prefer", "use": ["pairs"], "train": {"max_epochs": 2, "beta": beta}},
     ]
     recipe = text(tmp_path / "data", data={"pairs": path}, stages=stages)
-    subject = open_subject(str(recipe), (), Clock(600.0, time.monotonic))
+    subject = open_subject(str(recipe), (), TimeBudget(600.0, time.monotonic))
     assert [one.code for one in check_preferences(subject, {})] == expected
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.helpers.families import images, rewritten, write_rows
 from unpad.doctor.data.regions import check_regions
-from unpad.doctor.subject import Clock, open_subject
+from unpad.doctor.subject import TimeBudget, open_subject
 
 SHADES = [(255, 0, 255), (0, 255, 255), (255, 128, 0)]
 
@@ -34,7 +34,7 @@ def found(tmp_path: Path, paint: Callable[[np.ndarray, int, bool], None], side: 
         split = "valid" if is_held else "train"
         rows.append({"image": f"p{number}.png", "label": f"class {number % 3}", "split": split})
     recipe = rewritten(images(tmp_path / "data"), {"data": {"images": write_rows(tmp_path / "data" / "m.jsonl", rows)}})
-    told = check_regions(open_subject(str(recipe), (), Clock(600.0, time.monotonic)))
+    told = check_regions(open_subject(str(recipe), (), TimeBudget(600.0, time.monotonic)))
     assert all(one.severity == "warning" for one in told)
     return [str(one.values["place"]) for one in told]
 

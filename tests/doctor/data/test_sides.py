@@ -18,10 +18,10 @@ from tests.helpers.families import images, patients, questions, rewritten, text,
 from unpad.doctor.data.pictures import check_pictures
 from unpad.doctor.data.values import check_values
 from unpad.doctor.examine import checks_of
-from unpad.doctor.finding import Finding
 from unpad.doctor.recipe.course import check_course
-from unpad.doctor.subject import Clock, Subject, open_subject
+from unpad.doctor.subject import Subject, TimeBudget, open_subject
 from unpad.doctor.text import check_originals
+from unpad.terminal.finding import Finding
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def codes(check: Callable[[Subject[Any]], list[Finding]], recipe: Path) -> list[str]:
-    found = check(open_subject(str(recipe), (), Clock(600.0, time.monotonic)))
+    found = check(open_subject(str(recipe), (), TimeBudget(600.0, time.monotonic)))
     return [one.code for one in found if one.severity != "note"]
 
 

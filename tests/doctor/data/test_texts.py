@@ -12,7 +12,7 @@ from tests.doctor.sentences import CHINESE, RUSSIAN, WORDS, lines_of, talks, tex
 from unpad.data.sources.example import Example, Turn
 from unpad.doctor.data.talks import check_talks
 from unpad.doctor.data.texts import check_texts, mistaken_encoding
-from unpad.doctor.finding import Finding
+from unpad.terminal.finding import Finding
 
 PLAIN = [word for word in WORDS if word.isascii()]
 

@@ -14,8 +14,8 @@ import pytest
 from tests.doctor.sentences import rich_sentences
 from tests.helpers.families import rewritten, text, write_rows
 from unpad.doctor.data.unread import check_unread
-from unpad.doctor.finding import Finding
-from unpad.doctor.subject import Clock, open_subject
+from unpad.doctor.subject import TimeBudget, open_subject
+from unpad.terminal.finding import Finding
 
 Rows = list[dict[str, str]]
 
@@ -45,7 +45,7 @@ def found(tmp_path: Path, rows: Rows, field: str | None, kind: str = "jsonl") ->
     recipe = text(tmp_path / "data")
     source = {"path": written(tmp_path / "data", rows, kind), **({"field": field} if field else {})}
     recipe = rewritten(recipe, {"data": {"text": [source], "chat": []}})
-    return check_unread(open_subject(str(recipe), (), Clock(600.0, time.monotonic)))
+    return check_unread(open_subject(str(recipe), (), TimeBudget(600.0, time.monotonic)))
 
 
 def articles(short: str) -> Rows:

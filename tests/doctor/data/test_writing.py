@@ -12,7 +12,7 @@ import pytest
 
 from tests.doctor.sentences import CHINESE, RUSSIAN, WORDS, lines_of, rich_sentences, talks, texts
 from unpad.doctor.data.writing import check_writing
-from unpad.doctor.finding import Finding
+from unpad.terminal.finding import Finding
 
 # Words of which some follow others more often, as in any language.
 CHAIN = {word: [WORDS[(3 * i) % 18], WORDS[(3 * i + 1) % 18], WORDS[(5 * i + 2) % 18]] for i, word in enumerate(WORDS)}

@@ -16,7 +16,7 @@ from tests.helpers.pruning import BLOCKS, EARLY, HEADS, KV_HEADS, METHODS, ROWS,
 from tests.helpers.vision import IMAGE, VOCAB, prepare
 from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.batching.layout import PaddedLayout
-from unpad.data.preprocess import Prepared
+from unpad.data.preprocess import Preprocessed
 from unpad.errors import RecipeError
 from unpad.inference.generate import advance, generate, prefill
 from unpad.models import build_model, model_config
@@ -37,7 +37,7 @@ CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 
 
 @pytest.fixture(scope="module")
-def prepared() -> Prepared:
+def prepared() -> Preprocessed:
     return prepare(ROWS)
 
 
@@ -90,7 +90,7 @@ def test_removal_equals_a_mask_over_what_is_removed(method: str, positions: str,
 @both_paths
 @pytest.mark.parametrize("method", EARLY)
 @torch.no_grad()
-def test_removal_before_the_first_block_equals_a_mask(method: str, path: Any, prepared: Prepared) -> None:
+def test_removal_before_the_first_block_equals_a_mask(method: str, path: Any, prepared: Preprocessed) -> None:
     model, batch = pruned(**EARLY[method]), prepared.batch
     with path():
         for sample, hidden in enumerate(left_rows(model, batch)):
@@ -105,7 +105,7 @@ def test_removal_before_the_first_block_equals_a_mask(method: str, path: Any, pr
 
 
 @torch.no_grad()
-def test_text_never_sees_what_is_removed_before_the_first_block(prepared: Prepared) -> None:
+def test_text_never_sees_what_is_removed_before_the_first_block(prepared: Preprocessed) -> None:
     """Other pixels in patches that go change nothing; after the first block the text would have seen them."""
     batch, outputs = prepared.batch.select([4]), {}
     assert batch.media is not None
@@ -125,7 +125,7 @@ def test_text_never_sees_what_is_removed_before_the_first_block(prepared: Prepar
 
 @pytest.mark.promise("vqa.hard-pruning")
 @torch.no_grad()
-def test_tokens_that_are_left_keep_their_positions(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_that_are_left_keep_their_positions(prepared: Preprocessed, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted anew after a removal they would give something else, and the reference would tell."""
     model, keep = pruned(), Stream.keep
     expected = torch.cat([plain_pass(model, prepared.batch.select([i]), "hard").hidden for i in range(len(ROWS))])
@@ -152,7 +152,7 @@ def test_tokens_that_are_left_keep_their_positions(prepared: Prepared, monkeypat
     "settings", [{"threshold": 0.0}, *({**METHODS[name], "keep": 1.0} for name in METHODS)], ids=["threshold", *METHODS]
 )
 @torch.no_grad()
-def test_keeping_all_is_no_pruning(settings: dict[str, Any], path: Any, prepared: Prepared) -> None:
+def test_keeping_all_is_no_pruning(settings: dict[str, Any], path: Any, prepared: Preprocessed) -> None:
     model, batch = pruned(**settings), prepared.batch
     with path():
         for run in (batch, batch.pad("left", pad_id=IMAGE)):
@@ -167,7 +167,7 @@ def test_keeping_all_is_no_pruning(settings: dict[str, Any], path: Any, prepared
 
 @pytest.mark.promise("vqa.prune-layers")
 @torch.no_grad()
-def test_samples_without_images_are_untouched_and_every_other_keeps_a_token(prepared: Prepared) -> None:
+def test_samples_without_images_are_untouched_and_every_other_keeps_a_token(prepared: Preprocessed) -> None:
     model, batch = pruned(threshold=0.9999), prepared.batch
     hard = left_rows(model, batch)
     expected = [int(sum(rows * columns for rows, columns in row[1])) for row in ROWS]
@@ -200,7 +200,7 @@ def test_samples_without_images_are_untouched_and_every_other_keeps_a_token(prep
     ],
 )
 def test_every_sample_equals_itself_alone_in_outputs_losses_and_gradients(
-    mode: str, method: str, kernels: str, prepared: Prepared
+    mode: str, method: str, kernels: str, prepared: Preprocessed
 ) -> None:
     settings = EARLY["learned"] if method == "early" else METHODS[method]
     model, batch, path = pruned(mode, **settings), prepared.batch, PATHS[kernels]
@@ -251,7 +251,7 @@ def _chosen(model: VisionLanguage, batch: RaggedBatch) -> list[int]:
 
 @both_paths
 @torch.no_grad()
-def test_soft_removal_equals_its_definition(path: Any, prepared: Prepared) -> None:
+def test_soft_removal_equals_its_definition(path: Any, prepared: Preprocessed) -> None:
     model = pruned("soft")
     model.temperature.fill_(0.7)
     with path():
@@ -263,7 +263,7 @@ def test_soft_removal_equals_its_definition(path: Any, prepared: Prepared) -> No
 @both_paths
 @torch.no_grad()
 def test_probabilities_of_zero_and_one_are_removal(
-    path: Any, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+    path: Any, prepared: Preprocessed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def judge(pruning: PrunePass, index: int, entered: Stream, left: Stream) -> Tensor:
         source = pruning._source
@@ -284,7 +284,7 @@ def test_probabilities_of_zero_and_one_are_removal(
 
 
 @pytest.mark.promise("vqa.prune-heads")
-def test_the_loss_of_the_task_reaches_every_parameter_of_the_heads(prepared: Prepared) -> None:
+def test_the_loss_of_the_task_reaches_every_parameter_of_the_heads(prepared: Preprocessed) -> None:
     model = pruned().train()
     assert model.mode == "soft"
     torch.manual_seed(0)
@@ -296,7 +296,7 @@ def test_the_loss_of_the_task_reaches_every_parameter_of_the_heads(prepared: Pre
 
 
 @pytest.mark.promise("vqa.prune-layers")
-def test_beside_frozen_heads_the_rest_learns_from_what_is_left(prepared: Prepared) -> None:
+def test_beside_frozen_heads_the_rest_learns_from_what_is_left(prepared: Preprocessed) -> None:
     """Which is what evaluation keeps; nothing is asked of how much that is."""
     model, batch, left = pruned(keep=0.4).train(), prepared.batch, []
     for parameter in model.pruners.parameters():
@@ -328,7 +328,7 @@ def test_frozen_heads_keep_their_temperature_and_stay_soft_for_a_discriminator()
     assert (float(model.temperature), model.mode) == (reached, "soft"), "it compares what is hidden by degrees"
 
 
-def test_the_gradient_of_the_heads_equals_finite_differences(prepared: Prepared) -> None:
+def test_the_gradient_of_the_heads_equals_finite_differences(prepared: Preprocessed) -> None:
     model = pruned("soft")
     weight = model.pruners["0"].to_logit.weight
     weight.grad = None
@@ -345,7 +345,7 @@ def test_the_gradient_of_the_heads_equals_finite_differences(prepared: Prepared)
 
 
 @torch.no_grad()
-def test_training_draws_anew_and_evaluation_never(prepared: Prepared) -> None:
+def test_training_draws_anew_and_evaluation_never(prepared: Preprocessed) -> None:
     model = pruned("soft")
     model.mode = "soft"
 
@@ -359,7 +359,7 @@ def test_training_draws_anew_and_evaluation_never(prepared: Prepared) -> None:
 
 
 @torch.no_grad()
-def test_a_low_temperature_brings_soft_near_hard(prepared: Prepared) -> None:
+def test_a_low_temperature_brings_soft_near_hard(prepared: Preprocessed) -> None:
     model, batch, distances = pruned(layers=[1]), prepared.batch, []
     expected = model.token_nll(batch)
     model.mode = "soft"
@@ -501,7 +501,7 @@ def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message:
 @torch.no_grad()
 @torch.no_grad()
 @pytest.mark.parametrize("method", METHODS)
-def test_the_patches_that_enter_each_block_are_named(prepared: Prepared, method: str) -> None:
+def test_the_patches_that_enter_each_block_are_named(prepared: Preprocessed, method: str) -> None:
     """As many as are counted, fewer and fewer, and of every sample those that it keeps alone."""
     model, batch = pruned(**METHODS[method]), prepared.batch
     model(batch)
@@ -522,7 +522,7 @@ def test_the_patches_that_enter_each_block_are_named(prepared: Prepared, method:
     assert model.kept_tokens == []
 
 
-def test_random_depends_on_the_id_of_the_sample_alone(prepared: Prepared) -> None:
+def test_random_depends_on_the_id_of_the_sample_alone(prepared: Preprocessed) -> None:
     model = pruned(**METHODS["random"])
     one = prepared.batch.select([4])
     other = prepare(ROWS, sample_ids=[70 + i for i in range(len(ROWS))]).batch.select([4])
@@ -532,7 +532,7 @@ def test_random_depends_on_the_id_of_the_sample_alone(prepared: Prepared) -> Non
 
 @pytest.mark.parametrize("mode", ["soft", "hard"])
 @torch.no_grad()
-def test_low_precision_is_near(mode: str, prepared: Prepared) -> None:
+def test_low_precision_is_near(mode: str, prepared: Preprocessed) -> None:
     settings = {"keep": 0.5} if mode == "hard" else {}
     model, batch = pruned(mode, layers=[1], **settings), prepared.batch
     exact = model.token_nll(batch)
@@ -551,7 +551,7 @@ def test_a_text_batch_runs_no_head() -> None:
 
 
 @torch.no_grad()
-def test_removed_cells_of_a_rectangle_become_padding(prepared: Prepared) -> None:
+def test_removed_cells_of_a_rectangle_become_padding(prepared: Preprocessed) -> None:
     masks: list[Tensor] = []
     model, batch = pruned(), prepared.batch.pad("right")
 

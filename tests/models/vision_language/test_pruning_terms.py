@@ -15,7 +15,7 @@ from unpad.errors import RecipeError
 from unpad.models.vision_language.adversary import TERMS as ADVERSARY
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.models.vision_language.prune_config import PruneConfig
-from unpad.models.vision_language.prune_pass import PrunePass, Watch
+from unpad.models.vision_language.prune_pass import BlockRecord, PrunePass
 from unpad.nn.segments import segment_mean
 from unpad.proof.pruned_reference import plain_pass
 from unpad.training.step import accumulate
@@ -127,7 +127,7 @@ def test_what_it_compares_is_the_text_of_both_passes(batch: RaggedBatch) -> None
         reading = model._read(batch)
         text = torch.ones(batch.total_tokens, dtype=torch.bool)
         text[batch.media_index] = False
-        watch = Watch([1, 3], text.nonzero().flatten(), model._pruning(reading))
+        watch = BlockRecord([1, 3], text.nonzero().flatten(), model._pruning(reading))
         model.decoder(reading.batch, None, watch)
         layout, rows = batch.layout.keep(text), [i for i, row in enumerate(ROWS) if row[1]]
         expected = torch.stack([model.discriminator.pool(one, layout) for one in watch.states], 1)[rows]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import unpad
 from tests.proof.foreign.toy import Causal, flat, padded
-from unpad.proof.foreign.locate import Cells, Piece, locate
+from unpad.proof.foreign.locate import Cells, Span, locate
 
 tokens = st.lists(st.integers(1, 4), min_size=1, max_size=6)  # so few that sequences occur within others
 MODEL = Causal(width=8)
@@ -48,8 +48,8 @@ def test_cut_and_torn_sequences_are_found_in_pieces() -> None:
     whole = list(range(10, 22))
     rows: list[list[int | None]] = [[1, 2, 3, *whole[:5]], [*whole[5:9], 1, 2, 4, 5]]
     pieces = locate(Cells(rows), [whole, [1, 2, 3], [1, 2, 4, 5]])
-    assert set(pieces) == {Piece(1, 0, 0, 0, 3), Piece(2, 0, 1, 4, 4), Piece(0, 0, 0, 3, 5), Piece(0, 5, 1, 0, 4)}
+    assert set(pieces) == {Span(1, 0, 0, 0, 3), Span(2, 0, 1, 4, 4), Span(0, 0, 0, 3, 5), Span(0, 5, 1, 0, 4)}
 
 
 def test_a_missing_sequence_has_no_piece_and_masked_cells_are_no_tokens() -> None:
-    assert locate(Cells([[None, 5, 6, 7]]), [[4, 5, 6, 7], [8, 9]]) == [Piece(0, 1, 0, 1, 3)]
+    assert locate(Cells([[None, 5, 6, 7]]), [[4, 5, 6, 7], [8, 9]]) == [Span(0, 1, 0, 1, 3)]

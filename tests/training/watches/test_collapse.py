@@ -36,7 +36,7 @@ from unpad.training.stage import StageSetup
 from unpad.training.stage_loop import start_watches
 from unpad.training.step import train_step
 from unpad.training.watches.collapse import CollapseMonitor, CollapseState
-from unpad.training.watches.latent import LatentReading, Sample, draw_sample, read_latent
+from unpad.training.watches.latent import LatentReading, LatentSample, draw_sample, read_latent
 from unpad.training.watches.watch import SavedWatches, Verdict
 
 pytestmark = pytest.mark.slow
@@ -124,7 +124,7 @@ class TopicVae(Stub, HasLatent):
 
 
 DATA = Topics(160)
-SAMPLE = Sample([DATA.batch(list(range(9)))], True)
+SAMPLE = LatentSample([DATA.batch(list(range(9)))], True)
 HELD_OUT, TRAIN = np.arange(40), np.arange(40, 160)
 
 

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from unpad.data.histories.cohort import PatientTables
 from unpad.data.histories.event_rows import EventRows
-from unpad.data.histories.labels import Clock
+from unpad.data.histories.labels import TimeUnit
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.split import Split
 from unpad.errors import SourceError
@@ -265,7 +265,7 @@ class Sets:
         return without
 
 
-def form_sets(events: Events, num_patients: int, settings: EventSettings, clock: Clock, numbered: bool) -> Sets:
+def form_sets(events: Events, num_patients: int, settings: EventSettings, clock: TimeUnit, numbered: bool) -> Sets:
     """Cut histories into sets: facts without a time, then events of one time, of one window, or of one number.
 
     Args:

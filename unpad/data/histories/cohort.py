@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from unpad.data.histories.event_files import check_sides, read_splits
 from unpad.data.histories.event_rows import EventRows, join, read_source
-from unpad.data.histories.labels import Clock, LabelTable, clock_of, read_labels
+from unpad.data.histories.labels import LabelTable, TimeUnit, clock_of, read_labels
 from unpad.data.histories.tables import Table
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.places import resolve_path
@@ -81,7 +81,7 @@ class PatientTables:
     rows: EventRows
     labels: LabelTable | None
     cohort: Cohort
-    clock: Clock
+    clock: TimeUnit
 
     @cached_property
     def tables(self) -> list[tuple[Table, list[BadRow]]]:
@@ -195,7 +195,7 @@ def refuse_nobody(recipe: Recipe, cohort: Cohort) -> None:
 
 
 def choose(
-    rows: EventRows, labels: LabelTable | None, persons: np.ndarray, settings: EventSettings, clock: Clock
+    rows: EventRows, labels: LabelTable | None, persons: np.ndarray, settings: EventSettings, clock: TimeUnit
 ) -> Cohort:
     """Choose the patients of a run, their landmarks and labels; all are on the training side until `split_patients`.
 
@@ -313,7 +313,7 @@ def _landmarks(
     row: np.ndarray,
     choice: _Choice,
     settings: EventSettings,
-    clock: Clock,
+    clock: TimeUnit,
     refused: np.ndarray,
 ) -> np.ndarray:
     """The landmark of every person, (num_persons,) float64, in days."""
@@ -331,7 +331,7 @@ def _landmarks(
 
 
 def _within(
-    duration: np.ndarray, observed: np.ndarray, choice: _Choice, settings: EventLabels, clock: Clock
+    duration: np.ndarray, observed: np.ndarray, choice: _Choice, settings: EventLabels, clock: TimeUnit
 ) -> np.ndarray:
     """Labels by the horizon, (num_persons,) float64, nan for censored patients and without a horizon."""
     if settings.horizon is None:

@@ -29,7 +29,7 @@ MOST_WORDS = 5
 
 
 @dataclass(frozen=True)
-class Clock:
+class TimeUnit:
     """Unit of the times of a recipe and of its table of labels.
 
     Args:
@@ -41,7 +41,7 @@ class Clock:
     per_day: float
 
 
-def clock_of(parts: list[EventTable], settings: EventSettings) -> Clock:
+def clock_of(parts: list[EventTable], settings: EventSettings) -> TimeUnit:
     """Return the clock of a recipe.
 
     Raises:
@@ -52,16 +52,16 @@ def clock_of(parts: list[EventTable], settings: EventSettings) -> Clock:
         if isinstance(settings.landmark, float):
             fix = "name a column of the table of labels that holds timestamps"
             raise RecipeError("events have timestamps, and the landmark is a number", where="events.landmark", fix=fix)
-        return Clock("timestamp", PER_DAY["days" if settings.unit == "auto" else settings.unit])
+        return TimeUnit("timestamp", PER_DAY["days" if settings.unit == "auto" else settings.unit])
     if settings.unit != "auto":
-        return Clock(settings.unit, PER_DAY[settings.unit])
+        return TimeUnit(settings.unit, PER_DAY[settings.unit])
     labels = settings.labels
     counts = settings.landmark is not None or settings.window or (labels and (labels.duration or labels.time))
     if len(units) != 1 and counts:
         what = "tables of events count in " + (" and ".join(sorted(units)) or "no unit")
         raise RecipeError(what, where="events.unit", fix="set events.unit to that of landmark, horizon and duration")
     unit = units.pop() if len(units) == 1 else "days"
-    return Clock(unit, PER_DAY[unit])
+    return TimeUnit(unit, PER_DAY[unit])
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +92,7 @@ class LabelTable:
         return self.table.where(int(self.origin[index]))
 
 
-def read_labels(path: Path, settings: EventSettings, clock: Clock, with_split: bool = True) -> LabelTable:
+def read_labels(path: Path, settings: EventSettings, clock: TimeUnit, with_split: bool = True) -> LabelTable:
     """Read the table of labels.
 
     Args:
@@ -146,7 +146,7 @@ def read_labels(path: Path, settings: EventSettings, clock: Clock, with_split: b
     )
 
 
-def _format(labels: EventLabels, clock: Clock) -> str | None:
+def _format(labels: EventLabels, clock: TimeUnit) -> str | None:
     """Layout of the times of a table of labels.
 
     Raises:

@@ -39,7 +39,7 @@ class Near:
     equal: bool
 
 
-class Search:
+class TextSearch:
     """Search for texts among others, block by block: first `count` all documents of the corpus, then `match` those that
     they are compared with.
 
@@ -172,7 +172,7 @@ def near_sets(texts: Sequence[str]) -> NDArray[np.int64]:
     place: dict[str, int] = {}
     number = np.array([place.setdefault(plain(text), len(place)) for text in texts], np.int64)
     different = list(place)
-    search = Search(different)
+    search = TextSearch(different)
     search.count(different)
     ends = np.array([(near.text, near.other) for near in search.match(different)], np.int64).reshape(-1, 2)
     pairs = np.repeat(np.arange(len(ends)), 2)

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from unpad.data.sources.alike import Search
+from unpad.data.sources.alike import TextSearch
 from unpad.data.sources.split import Split
 from unpad.data.sources.windows import plain
 from unpad.errors import SourceError
@@ -149,7 +149,7 @@ def compare(
     """
     plains = list(map(plain, texts))
     different = list(dict.fromkeys(plains))
-    search, place = Search(different), {text: index for index, text in enumerate(different)}
+    search, place = TextSearch(different), {text: index for index, text in enumerate(different)}
     search.count(different)
     for block in _blocks(corpus()):
         search.count([plain(document.text) for document in block])

@@ -49,7 +49,7 @@ class VqaExample:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _QuestionRow:
     where: str
     paths: tuple[Path, ...]
     question: str
@@ -87,7 +87,7 @@ def read_all(file: SourceFile, data: DataSettings) -> tuple[list[VqaExample], li
             )
         )
     root = os.path.realpath(folder)
-    paths = list(dict.fromkeys(path for row in rows if isinstance(row, _Row) for path in row.paths))
+    paths = list(dict.fromkeys(path for row in rows if isinstance(row, _QuestionRow) for path in row.paths))
     with ThreadPoolExecutor() as pool:
         found = pool.map(lambda path: examine(Found(str(path), "", path, root)), paths)
         looked = dict(zip(paths, counted(found, "reading images", len(paths), "images"), strict=True))
@@ -108,7 +108,7 @@ def read_all(file: SourceFile, data: DataSettings) -> tuple[list[VqaExample], li
     return used, images, bad
 
 
-def _row(folder: Path, where: str, value: Any) -> _Row:
+def _row(folder: Path, where: str, value: Any) -> _QuestionRow:
     if type(value) is not dict:
         raise RowFault("E_NOT_OBJECT", f"the row is {type_name(value)}, expected an object")
     if "image" not in value:
@@ -118,7 +118,7 @@ def _row(folder: Path, where: str, value: Any) -> _Row:
     caption = "caption" in value and "question" not in value
     question = DESCRIBE if caption else require_text(value.get("question"), '"question"')
     answers, split = _answers(value, caption), declared_split(value)
-    return _Row(where, paths, question, answers, split, caption, declared_group(value))
+    return _QuestionRow(where, paths, question, answers, split, caption, declared_group(value))
 
 
 def _answers(value: dict[str, Any], caption: bool) -> tuple[str, ...]:

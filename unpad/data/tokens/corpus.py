@@ -31,12 +31,12 @@ from unpad.data.tokens.cache import (
     write_shard,
 )
 from unpad.data.tokens.chat_template import has_thoughts
-from unpad.data.tokens.corpus_files import CorpusFile, Rows, Work, corpus_key, judge_rows, list_files
+from unpad.data.tokens.corpus_files import CorpusFile, FileRows, Preparation, corpus_key, judge_rows, list_files
 from unpad.data.tokens.corpus_leaks import find_leaks, leak_places, near_documents, refuse_leaks
 from unpad.data.tokens.corpus_report import CorpusReport, describe_followed
 from unpad.data.tokens.encode import LOSS_ROLES, encode_examples, lossy_texts, reserved_texts
 from unpad.data.tokens.lost import LostCharacters, commonest
-from unpad.data.tokens.token_set import Part, TokenSet, build_token_set, rows_of
+from unpad.data.tokens.token_set import CorpusShard, TokenSet, build_token_set, rows_of
 from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer, open_tokenizer_file, train_tokenizer
 from unpad.data.tokens.words import segment
 from unpad.errors import SourceError
@@ -86,7 +86,7 @@ class Corpus:
         work: what is known of the files, without their rows; None where nothing is to be compared.
     """
 
-    def __init__(self, tokens: TokenSet, tokenizer: Tokenizer, report: CorpusReport, work: Work | None) -> None:
+    def __init__(self, tokens: TokenSet, tokenizer: Tokenizer, report: CorpusReport, work: Preparation | None) -> None:
         self.tokens, self.tokenizer, self.report, self._work = tokens, tokenizer, report, work
 
     def compare(self) -> CorpusReport:
@@ -147,7 +147,7 @@ def open_corpus(
         RecipeError: the tokenizer file is missing.
         DiskError: the cache cannot be written.
     """
-    work = Work(recipe, cache or cache_folder(), wanted)
+    work = Preparation(recipe, cache or cache_folder(), wanted)
     with work.stage("hash"):
         work.files = list_files(recipe, kinds)
         work.shards = [None] * len(work.files)
@@ -170,14 +170,16 @@ def open_corpus(
     return Corpus(tokens, tokenizer, report_of(work, tokens, tokenizer, rows_used, bad), work)
 
 
-def token_set(work: Work, parts: Sequence[Part]) -> TokenSet:
+def token_set(work: Preparation, parts: Sequence[CorpusShard]) -> TokenSet:
     """Number the sequences of all parts."""
     weights = [source.weight for kind in TEXT_KINDS for source in getattr(work.recipe.data, kind)]
     hashes = [(str(file.file.path), file.sha256) for file in work.files]
     return build_token_set(parts, weights, hashes, _split_settings(work))
 
 
-def report_of(work: Work, tokens: TokenSet, tokenizer: Tokenizer, rows_used: int, bad: list[BadRow]) -> CorpusReport:
+def report_of(
+    work: Preparation, tokens: TokenSet, tokenizer: Tokenizer, rows_used: int, bad: list[BadRow]
+) -> CorpusReport:
     """Count rows, documents, tokens and lost characters; nothing is compared yet."""
     originals = tokens.copy == 0
     assert int(originals.sum()) == rows_used, "a row vanished"
@@ -220,7 +222,7 @@ def report_of(work: Work, tokens: TokenSet, tokenizer: Tokenizer, rows_used: int
 # --------------------------------------------------------------------------- split
 
 
-def split_documents(work: Work) -> None:
+def split_documents(work: Preparation) -> None:
     """Give every document its part of the split, kind by kind, so that every kind has held-out documents, and number
     the units of documents that belong together.
 
@@ -255,7 +257,7 @@ def split_documents(work: Work) -> None:
 
 
 def _divide_kinds(
-    work: Work, keys: np.ndarray, declared: np.ndarray, kinds: np.ndarray, unit: np.ndarray
+    work: Preparation, keys: np.ndarray, declared: np.ndarray, kinds: np.ndarray, unit: np.ndarray
 ) -> np.ndarray:
     """Part of every document, (num_documents,) uint8 of `Split`. Each kind is divided by itself; what is near
     documents of other kinds follows these."""
@@ -276,7 +278,7 @@ def _divide_kinds(
     return split
 
 
-def _groups(work: Work) -> np.ndarray:
+def _groups(work: Preparation) -> np.ndarray:
     """Number of the group of every document, (num_documents,) int64; -1 without one."""
     named = [
         [example.group for example in work.rows(index).examples] if shard is None else shard.groups
@@ -285,7 +287,7 @@ def _groups(work: Work) -> np.ndarray:
     return numbered([name for names in named for name in names])
 
 
-def _split_settings(work: Work) -> tuple[object, ...]:
+def _split_settings(work: Preparation) -> tuple[object, ...]:
     """Everything besides the files that determines the split."""
     data, seed = work.recipe.data, work.recipe.train.seed
     if data.split_version == 1:
@@ -296,7 +298,7 @@ def _split_settings(work: Work) -> tuple[object, ...]:
 # --------------------------------------------------------------------------- tokenizer
 
 
-def stored_tokenizer(work: Work) -> Tokenizer | None:
+def stored_tokenizer(work: Preparation) -> Tokenizer | None:
     """Open the recipe's tokenizer file, or the tokenizer that was built from this corpus before."""
     if work.recipe.tokenizer.path is not None:
         return open_tokenizer_file(resolve_path(work.recipe.data, work.recipe.tokenizer.path))
@@ -306,7 +308,7 @@ def stored_tokenizer(work: Work) -> Tokenizer | None:
     return load_tokenizer(data) if data is not None else None
 
 
-def _build_tokenizer(work: Work) -> Tokenizer:
+def _build_tokenizer(work: Preparation) -> Tokenizer:
     texts = (
         turn.content
         for index in range(len(work.files))
@@ -322,7 +324,7 @@ def _build_tokenizer(work: Work) -> Tokenizer:
     return load_tokenizer(stored)
 
 
-def _tokenizer_path(work: Work) -> Path:
+def _tokenizer_path(work: Preparation) -> Path:
     settings = work.recipe.tokenizer.model_dump(mode="json")
     key = make_key("tokenizer", code_key(), settings, reserved_texts(work.recipe.data.template), corpus_key(work))
     return work.folder / "tokenizers" / f"{key}.json"
@@ -331,7 +333,7 @@ def _tokenizer_path(work: Work) -> Path:
 # --------------------------------------------------------------------------- shards
 
 
-def open_originals(work: Work, tokenizer: Tokenizer) -> None:
+def open_originals(work: Preparation, tokenizer: Tokenizer) -> None:
     """Open the shards of this tokenizer in the cache."""
     # Without the fields of later versions that are not set: a run goes on if its data has the key that it had.
     settings = [sha256(tokenizer.to_bytes()), work.recipe.data.template.model_dump(mode="json", exclude_none=True)]
@@ -339,7 +341,7 @@ def open_originals(work: Work, tokenizer: Tokenizer) -> None:
     work.shards = [_open(work, index, key) for index, key in enumerate(work.keys)]
 
 
-def _originals(work: Work, tokenizer: Tokenizer) -> list[Part]:
+def _originals(work: Preparation, tokenizer: Tokenizer) -> list[CorpusShard]:
     parts = []
     for index, (file, key) in enumerate(zip(work.files, work.keys, strict=True)):
         shard = work.shards[index]
@@ -349,7 +351,7 @@ def _originals(work: Work, tokenizer: Tokenizer) -> list[Part]:
     return parts
 
 
-def _copies(work: Work, tokenizer: Tokenizer) -> list[Part]:
+def _copies(work: Preparation, tokenizer: Tokenizer) -> list[CorpusShard]:
     """Build augmented copies of the training originals; held-out documents and pairs never have copies."""
     augment, seed = work.recipe.augment, work.recipe.train.seed
     if not augment.multiplier:
@@ -367,7 +369,7 @@ def _copies(work: Work, tokenizer: Tokenizer) -> list[Part]:
         if shard is None:
             rows, kept = work.rows(index), np.flatnonzero(work.sides[index] == Split.TRAIN)
             originals = [rows.examples[row] for row in kept]
-            copies = Rows(
+            copies = FileRows(
                 with_copies(originals, augment, segment, synonyms, seed)[len(originals) :],
                 bad=[],
                 content_key=np.tile(rows.content_key[kept], augment.multiplier),
@@ -380,17 +382,17 @@ def _copies(work: Work, tokenizer: Tokenizer) -> list[Part]:
     return parts
 
 
-def part_of(file: CorpusFile, shard: Shard, data_key: str, split: np.ndarray, unit: np.ndarray) -> Part:
+def part_of(file: CorpusFile, shard: Shard, data_key: str, split: np.ndarray, unit: np.ndarray) -> CorpusShard:
     """Describe a shard of a file as the corpus uses it."""
-    return Part(shard, str(file.file.path), data_key, TEXT_KINDS.index(file.kind), file.source, split, unit)
+    return CorpusShard(shard, str(file.file.path), data_key, TEXT_KINDS.index(file.kind), file.source, split, unit)
 
 
-def _shard_name(work: Work, index: int, data_key: str) -> str:
+def _shard_name(work: Preparation, index: int, data_key: str) -> str:
     """Name of a shard in the cache. A file whose format nobody named may be refused where a named one is read."""
     return make_key(code_key(), data_key, work.files[index].file.by_ending)
 
 
-def _open(work: Work, index: int, data_key: str) -> Shard | None:
+def _open(work: Preparation, index: int, data_key: str) -> Shard | None:
     shard, damage = open_shard(work.folder, _shard_name(work, index, data_key))
     if damage:
         path = work.files[index].file.path
@@ -399,7 +401,7 @@ def _open(work: Work, index: int, data_key: str) -> Shard | None:
     return shard
 
 
-def _store(work: Work, index: int, data_key: str, shard: Shard) -> Shard:
+def _store(work: Preparation, index: int, data_key: str, shard: Shard) -> Shard:
     """Write a shard and open it like a later run: mapped, so that its memory can be released."""
     work.misses += 1
     work.encoded += shard.num_rows
@@ -415,7 +417,7 @@ def _learned(example: Example, targets: np.ndarray, tokenizer: Tokenizer) -> str
     return "".join(turn.content for turn in example.turns if turn.role in LOSS_ROLES)
 
 
-def encode_rows(work: Work, index: int, rows: Rows, tokenizer: Tokenizer) -> Shard:
+def encode_rows(work: Preparation, index: int, rows: FileRows, tokenizer: Tokenizer) -> Shard:
     """Encode rows of a file; of a pair the chosen reply, and after it the rejected one."""
     path, is_pair = str(work.files[index].file.path), work.files[index].kind == PAIRS
     examples = both_replies(rows.examples) if is_pair else rows.examples

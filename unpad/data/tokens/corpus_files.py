@@ -35,7 +35,7 @@ class CorpusFile:
 
 
 @dataclass(frozen=True)
-class Rows:
+class FileRows:
     """Rows of a file; content_key, declared and copy are columns of a Shard."""
 
     examples: list[Example]
@@ -46,14 +46,14 @@ class Rows:
 
 
 @dataclass
-class Work:
+class Preparation:
     """State of `prepare`; `shards` has the originals of each file, None until opened or built."""
 
     recipe: Recipe
     folder: Path
     wanted: Wanted
     files: list[CorpusFile] = field(default_factory=list)
-    read: dict[int, Rows] = field(default_factory=dict)
+    read: dict[int, FileRows] = field(default_factory=dict)
     shards: list[Shard | None] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     sides: list[np.ndarray] = field(default_factory=list)
@@ -75,7 +75,7 @@ class Work:
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
-    def rows(self, index: int) -> Rows:
+    def rows(self, index: int) -> FileRows:
         """Read a file, once.
 
         Raises:
@@ -88,7 +88,7 @@ class Work:
                 where = str(file.file.path.absolute())
                 fix = "start again when it is complete"
                 raise SourceError("the file changed while it was read", where=where, fix=fix)
-            self.read[index] = Rows(
+            self.read[index] = FileRows(
                 examples,
                 bad,
                 content_key=np.array([content_key(example) for example in examples], np.uint64),
@@ -121,7 +121,7 @@ def hash_file(path: Path) -> str:
         raise unreadable(error, str(path.absolute())) from None
 
 
-def judge_rows(work: Work) -> tuple[list[BadRow], int]:
+def judge_rows(work: Preparation) -> tuple[list[BadRow], int]:
     """Read the files without a shard and judge the rows of all files together: (bad rows, number of good ones)."""
     bad: list[BadRow] = []
     used = dict.fromkeys((file.kind for file in work.files), 0)
@@ -135,7 +135,7 @@ def judge_rows(work: Work) -> tuple[list[BadRow], int]:
     return bad, total
 
 
-def corpus_key(work: Work) -> list[object]:
+def corpus_key(work: Preparation) -> list[object]:
     """Everything that determines the examples and their split, as JSON."""
     data = work.recipe.data
     rule = [data.split_version, data.near_duplicates == "together"]

@@ -16,14 +16,14 @@ from unpad.data.sources.read import TEXT_KINDS, read_rows
 from unpad.data.sources.rows import reading
 from unpad.data.sources.split import PARTS, Split, Wanted
 from unpad.data.tokens.cache import code_key, make_key, read_sealed, write_sealed
-from unpad.data.tokens.corpus_files import Work, corpus_key, list_files
+from unpad.data.tokens.corpus_files import Preparation, corpus_key, list_files
 from unpad.data.tokens.token_set import TokenSet, rows_of
 from unpad.errors import SourceError
 from unpad.recipes.recipe import Recipe
 from unpad.terminal.progress import counted, progress
 
 
-def find_leaks(work: Work, part: Split) -> LeakReport | None:
+def find_leaks(work: Preparation, part: Split) -> LeakReport | None:
     """Compare the originals of a part with the training ones, once per corpus and split; None if it has none."""
     if work.wanted is Wanted.NEW or not any((side == part).any() for side in work.sides):
         return None
@@ -43,7 +43,7 @@ def find_leaks(work: Work, part: Split) -> LeakReport | None:
     return leaks
 
 
-def near_documents(work: Work) -> NDArray[np.int64]:
+def near_documents(work: Preparation) -> NDArray[np.int64]:
     """Sets of near-duplicates among all documents as `near_sets` has them, looked for once per set of files."""
     key = make_key("near sets", code_key(), [file.key for file in work.files])
     path = work.folder / "near" / f"{key}.bin"

@@ -21,7 +21,7 @@ from unpad.data.tokens.corpus import (
     stored_tokenizer,
     token_set,
 )
-from unpad.data.tokens.corpus_files import Rows, Work, judge_rows, list_files
+from unpad.data.tokens.corpus_files import FileRows, Preparation, judge_rows, list_files
 from unpad.data.tokens.encode import reserved_texts
 from unpad.data.tokens.tokenizer import train_tokenizer
 from unpad.recipes.recipe import Recipe
@@ -60,7 +60,7 @@ def sample_corpus(recipe: Recipe, *, cache: Path | None = None) -> CorpusSample 
     Raises:
         SourceError, RecipeError: as `open_corpus`.
     """
-    work = Work(recipe, cache or cache_folder(), Wanted.LEARNING)
+    work = Preparation(recipe, cache or cache_folder(), Wanted.LEARNING)
     work.files = list_files(recipe, TEXT_KINDS)
     work.shards = [None] * len(work.files)
     if sum(file.file.path.stat().st_size for file in work.files) < LARGE_BYTES:
@@ -98,7 +98,7 @@ def _without_search(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"near_duplicates": "report"})})
 
 
-def _draw(work: Work) -> tuple[list[Place], np.ndarray]:
+def _draw(work: Preparation) -> tuple[list[Place], np.ndarray]:
     """Draw training documents of each kind; return their places in order, and the number there is of each kind."""
     rng = np.random.default_rng(work.recipe.train.seed)
     drawn: list[Place] = []
@@ -118,14 +118,14 @@ def _draw(work: Work) -> tuple[list[Place], np.ndarray]:
     return drawn, numbers
 
 
-def _example(work: Work, place: Place) -> Example:
+def _example(work: Preparation, place: Place) -> Example:
     index, row = place
     return work.rows(index).examples[row]
 
 
-def _rows(work: Work, index: int, rows: list[int]) -> Rows:
+def _rows(work: Preparation, index: int, rows: list[int]) -> FileRows:
     every = work.rows(index)
-    return Rows(
+    return FileRows(
         [every.examples[row] for row in rows],
         bad=[],
         content_key=every.content_key[rows],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unpad.data.sources.read import TEXT_KINDS
 from unpad.data.sources.split import Split, Wanted
 from unpad.data.tokens.corpus import split_documents
-from unpad.data.tokens.corpus_files import Work, judge_rows, list_files
+from unpad.data.tokens.corpus_files import Preparation, judge_rows, list_files
 from unpad.data.tokens.corpus_leaks import find_leaks, refuse_leaks
 from unpad.recipes.recipe import Recipe
 from unpad.storage import cache_folder
@@ -19,7 +19,7 @@ def near_texts(recipe: Recipe) -> list[str]:
     Raises:
         SourceError: a file cannot be used, or the recipe refuses near-duplicates and there are some.
     """
-    work = Work(recipe, cache_folder(), Wanted.LEARNING)
+    work = Preparation(recipe, cache_folder(), Wanted.LEARNING)
     work.files = list_files(recipe, TEXT_KINDS)
     size = sum(file.file.path.stat().st_size for file in work.files)
     if size > MOST_BYTES:

@@ -12,7 +12,7 @@ from unpad.data.tokens.cache import Shard, make_key
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class CorpusShard:
     """One shard as a corpus uses it.
 
     Args:
@@ -71,7 +71,7 @@ class TokenSet:
     lost_target_bytes: np.ndarray
     num_chosen: np.ndarray
     weights: list[float]
-    parts: tuple[Part, ...]
+    parts: tuple[CorpusShard, ...]
     documents: np.ndarray
     first_document: np.ndarray
     file_hashes: tuple[tuple[str, str], ...]
@@ -202,7 +202,7 @@ class TokenSet:
         part, row = self._part_row(document)
         return part.path + part.shard.where(row)
 
-    def _part_row(self, document: int) -> tuple[Part, int]:
+    def _part_row(self, document: int) -> tuple[CorpusShard, int]:
         part = int(np.searchsorted(self._first_rows, document, "right")) - 1
         return self.parts[part], int(document - self._first_rows[part])
 
@@ -266,7 +266,7 @@ class TokenSet:
 
 
 def build_token_set(
-    parts: Sequence[Part],
+    parts: Sequence[CorpusShard],
     weights: list[float],
     file_hashes: Sequence[tuple[str, str]],
     split_settings: tuple[object, ...],

@@ -10,13 +10,13 @@ import numpy as np
 
 from unpad.data.images import ImageData
 from unpad.data.pictures.alike import near_pictures, small_copies
-from unpad.data.sources.alike import Near, Search
+from unpad.data.sources.alike import Near, TextSearch
 from unpad.data.sources.windows import plain
 from unpad.data.text import TextData
 from unpad.data.vqa import VqaData
 from unpad.doctor.data.rows import SAMPLE, alone, content_of, label_fields, sampled
-from unpad.doctor.finding import Finding, Severity, Value
 from unpad.doctor.subject import Subject
+from unpad.terminal.finding import Finding, Severity, Value
 
 MOST_COMPARED = 1500  # training sequences
 MOST_PICTURES = 3000
@@ -87,7 +87,7 @@ def check_near_texts(subject: Subject[TextData]) -> list[Finding]:
         return []
     trained = list(dict.fromkeys(map(plain, ours)))
     held_out = list(first)
-    search = Search(held_out)
+    search = TextSearch(held_out)
     search.count([*held_out, *trained])
     near = {pair.text for pair in search.match(trained) if pair.share >= SHARED and _as_long(held_out, trained, pair)}
     share = len(near) / len(first)

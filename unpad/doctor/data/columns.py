@@ -8,9 +8,9 @@ from collections import Counter, defaultdict
 import numpy as np
 
 from unpad.data.patients import EventData
-from unpad.doctor.finding import Finding, Value
 from unpad.doctor.subject import Subject
 from unpad.evaluation.binary import auroc
+from unpad.terminal.finding import Finding, Value
 
 LEAST, LEAST_EVENTS = 60, 200  # patients, and events with a value
 MOSTLY, NEARLY_ALL = 0.8, 0.95  # shares of patients or events

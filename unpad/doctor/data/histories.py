@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from unpad.data.patients import EventData
-from unpad.doctor.finding import Finding, Severity, Value
 from unpad.doctor.subject import Subject
 from unpad.evaluation.binary import auroc
+from unpad.terminal.finding import Finding, Severity, Value
 
 LEAST_PATIENTS = 20  # with a code or of a class, below which neither says anything about the others
 PURE, SEPARATES, RANKS = 0.98, 0.9, 0.9995  # shares of patients, their difference, and an AUROC

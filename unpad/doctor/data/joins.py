@@ -18,7 +18,7 @@ import numpy as np
 from unpad.data.pictures.alike import small_copies
 from unpad.data.sources.example import Example
 from unpad.data.vqa import VqaData
-from unpad.doctor.finding import Finding, Value
+from unpad.terminal.finding import Finding, Value
 
 MOST_ROWS, LEAST_ROWS = 1000, 40
 MOST_LETTERS = 1200  # of a question or reply

@@ -9,8 +9,8 @@ from unpad.data.images import ImageData
 from unpad.data.pictures.alike import small_copies
 from unpad.data.vqa import VqaData
 from unpad.doctor.data.rows import alone, sampled
-from unpad.doctor.finding import Finding, Value
 from unpad.doctor.subject import Subject
+from unpad.terminal.finding import Finding, Value
 
 SAMPLE, LEAST_PICTURES = 60, 8
 LARGE, SMALL = 10.0, 0.01  # root mean square of a picture's numbers, and their spread over all pictures

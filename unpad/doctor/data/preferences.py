@@ -12,8 +12,8 @@ import numpy as np
 
 from unpad.data.sources.example import Example
 from unpad.doctor.data.joins import shared_words, words_of
-from unpad.doctor.finding import Finding, Severity, Value
 from unpad.doctor.subject import Subject
+from unpad.terminal.finding import Finding, Severity, Value
 
 LEAST = 60  # pairs
 FEATURES = 512  # places of hashed words

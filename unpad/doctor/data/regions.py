@@ -16,8 +16,8 @@ from unpad.data.pixels.decode import decode
 from unpad.data.pixels.header import ImageError
 from unpad.data.sources.images import ImageExample, read_bytes
 from unpad.doctor.data.rows import label_fields, sampled
-from unpad.doctor.finding import Finding, Value
 from unpad.doctor.subject import Subject
+from unpad.terminal.finding import Finding, Value
 
 MOST_TRAINED, MOST_HELD, DECODERS = 400, 200, 4  # pictures, threads
 LEAST, LEAST_HELD, PER_CLASS = 60, 16, 8  # pictures, and those of a class

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from unpad.data.sources.example import Example
-from unpad.doctor.finding import Finding, Value
+from unpad.terminal.finding import Finding, Value
 
 LEAST, LEAST_ROWS, MOST_CHARACTERS = 20, 40, 300_000
 LOST_LETTER = re.compile(r"(?<![^\s\"'(])[^\W\d_]+\?[^\W\d_?/=]+(?![/=&])")
@@ -26,6 +26,7 @@ PADDING = re.compile(r"(\S{1,12}?)(?:\s?\1){11,}\s*$")
 NUMBER = re.compile(r"\W{0,2}(\d{1,9})(?=[\s.:)\],;|])")
 MANY_ROWS, MANY_PIECES, MANY_MASKS, MOSTLY_APART = 0.3, 0.05, 0.03, 0.9  # shares of rows, of words, and of marks
 DOUBLED = 0.3  # of the words, that are said twice
+LEAST_GROWTH = 8  # characters that a row has more than its beginning; near-duplicates have fewer
 RISING, LEAST_START = (
     0.97,
     20,
@@ -137,8 +138,11 @@ def _starts(examples: Sequence[Example], fields: tuple[str, ...]) -> list[Findin
     ordered = sorted(whole)
     if len(ordered) < LEAST_ROWS:
         return []
-    starts = [one for one, other in pairwise(ordered)
-              if len(one) >= LEAST_START and other.startswith(one)]  # fmt: skip
+    starts = [
+        one
+        for one, other in pairwise(ordered)
+        if len(one) >= LEAST_START and len(other) >= len(one) + LEAST_GROWTH and other.startswith(one)
+    ]
     share = len(starts) / len(ordered)
     if share < MANY_ROWS:
         return []

@@ -13,8 +13,8 @@ import numpy as np
 from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch
-from unpad.doctor.finding import Finding, Severity, Value
 from unpad.doctor.subject import Subject
+from unpad.terminal.finding import Finding, Severity, Value
 
 SAMPLE = 200  # sequences that are looked at
 MOST_COMPARED = 3000  # of training, with those held out

@@ -19,8 +19,8 @@ from unpad.data.sources.images import ImageExample, read_bytes
 from unpad.data.text import TextData
 from unpad.data.vqa import VqaData
 from unpad.doctor.data.rows import label_fields, sampled
-from unpad.doctor.finding import Finding, Severity, Value
 from unpad.doctor.subject import Subject
+from unpad.terminal.finding import Finding, Severity, Value
 
 LEAST_ROWS, LEAST_HELD, MOST_PICTURES = 40, 16, 3000
 SPELT_TWICE = 0.03  # of the rows, whose class or answer is mostly spelt in another way

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from unpad.data.sources.example import Example, Turn
-from unpad.doctor.finding import Finding, Severity, Value
+from unpad.terminal.finding import Finding, Severity, Value
 
 LEAST = 20  # conversations or texts
 ASKS = re.compile(

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout
-from unpad.doctor.finding import Finding
 from unpad.doctor.subject import Subject
 from unpad.models.contract import ScoresTokens
+from unpad.terminal.finding import Finding
 
 LEAST_WRONG = 0.001  # of the labels
 SEEN = 1e-4  # relative change of an output that is more than rounding in bf16's sums of equal inputs

@@ -16,8 +16,8 @@ from unpad.data.sources.example import Example
 from unpad.data.sources.read import TEXT_KINDS, read_rows
 from unpad.data.text import TextData
 from unpad.data.tokens.corpus_files import list_files
-from unpad.doctor.finding import Finding, Severity, Value
 from unpad.doctor.subject import Subject
+from unpad.terminal.finding import Finding, Severity, Value
 
 MOST_READ = 2000  # rows of a kind of data
 LEAST_CHARACTERS, MOST_CHARACTERS = 200, 400_000

@@ -8,9 +8,9 @@ from unpad.data.text import TextData
 from unpad.data.tokens.lost import LostCharacters
 from unpad.data.tokens.tokenizer import Tokenizer, train_tokenizer
 from unpad.data.vqa import VqaData
-from unpad.doctor.finding import Finding, Severity, Value
 from unpad.doctor.subject import Subject
 from unpad.recipes.data import TokenizerSettings
+from unpad.terminal.finding import Finding, Severity, Value
 
 SAMPLE = 400  # sequences
 LEAST_CHARACTERS, MOST_CHARACTERS = 500, 200_000

@@ -14,8 +14,8 @@ from unpad.data.sources.rows import rows
 from unpad.data.text import TextData
 from unpad.data.tokens.corpus_files import list_files
 from unpad.doctor.data.writing import FINAL, UNIT
-from unpad.doctor.finding import Finding, Severity, Value
 from unpad.doctor.subject import Subject
+from unpad.terminal.finding import Finding, Severity, Value
 
 MOST_ROWS, LEAST_ROWS = 400, 20  # that are looked at
 PRESENT, DIFFERENT = 0.8, 0.8  # shares of the rows that have another text, and of different ones among them

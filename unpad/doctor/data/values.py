@@ -9,8 +9,8 @@ from collections import defaultdict
 import numpy as np
 
 from unpad.data.patients import EventData
-from unpad.doctor.finding import Finding, Severity, Value
 from unpad.doctor.subject import Subject
+from unpad.terminal.finding import Finding, Severity, Value
 
 LEAST_VALUES, DISTINCT = 80, 12  # of a code, and different ones on each side of a gap
 SMALLER = 0.1  # share of the values on the smaller side

@@ -13,7 +13,7 @@ from unicodedata import combining, normalize
 import numpy as np
 
 from unpad.data.sources.example import Example
-from unpad.doctor.finding import Finding, Severity, Value
+from unpad.terminal.finding import Finding, Severity, Value
 
 LEAST, LEAST_CHARACTERS, MOST_CHARACTERS = 20, 1000, 300_000
 SOME, MUCH = 0.005, 0.03  # of the characters, that are escapes

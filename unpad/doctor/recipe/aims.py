@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from unpad.doctor.data.rows import class_labels
-from unpad.doctor.finding import Finding, Severity, Value
 from unpad.doctor.subject import Subject, Trial
 from unpad.models.objective import LAST, Objective
 from unpad.recipes.training import Ramp, Weight
+from unpad.terminal.finding import Finding, Severity, Value
 from unpad.training.optim import make_optimizer
 
 MUCH_SMOOTHED, MOST_SMOOTHED = 0.3, 0.6  # of a target

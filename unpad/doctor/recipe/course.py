@@ -7,10 +7,10 @@ import numpy as np
 
 from unpad.data.family import family_of
 from unpad.data.notes import not_held_out
-from unpad.doctor.finding import Finding, Severity, Value
 from unpad.doctor.recipe.aims import MUCH_SMOOTHED
 from unpad.doctor.subject import Subject
 from unpad.recipes.data import KINDS
+from unpad.terminal.finding import Finding, Severity, Value
 from unpad.training.stage import epoch_plan, last_step, stage_epochs
 
 SOON, LEAST_PATIENT = 0.1, 30  # share of the stage, and steps, that training waits for progress

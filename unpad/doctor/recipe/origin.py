@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from unpad.doctor.finding import Finding, Value
 from unpad.doctor.subject import Subject
 from unpad.errors import UnpadError
 from unpad.interchange.origin import is_folder
 from unpad.recipes.recipe import Recipe, stages_of
 from unpad.run.folder import find_run, run_recipe
+from unpad.terminal.finding import Finding, Value
 
 OTHER_COLOURS = 0.4  # relative difference of images.std, and that of images.mean
 FASTER, FASTER_PAIRS = 10.0, 5.0  # times the rate of that run

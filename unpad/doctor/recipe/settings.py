@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from unpad.doctor.finding import Finding, Severity, Value
 from unpad.doctor.subject import Subject, Trial
 from unpad.doctor.trials.heart import Heart
 from unpad.recipes.training import OptimSettings
+from unpad.terminal.finding import Finding, Severity, Value
 from unpad.training.optim import Schedule, make_optimizer
 from unpad.training.stage import stage_epochs
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from unpad.doctor.finding import Finding, Severity, Value
 from unpad.doctor.subject import Subject
+from unpad.terminal.finding import Finding, Severity, Value
 
 NARROW = 2  # channels of a head
 SHORT_WINDOW = 4  # tokens

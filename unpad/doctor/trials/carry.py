@@ -13,11 +13,11 @@ import torch
 
 from unpad.batching.plan import Micro
 from unpad.data.vqa import VqaData
-from unpad.doctor.finding import Finding, Value
 from unpad.doctor.subject import Subject, Trial
 from unpad.doctor.trials.sweep import Sweep
 from unpad.models.contract import Classifies
 from unpad.nn.precision import autocast
+from unpad.terminal.finding import Finding, Value
 from unpad.terminal.progress import counted
 
 MOST_LEARNT, MOST_JUDGED, LEAST = 512, 400, 24  # sequences

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from unpad.doctor.finding import Finding, Value
 from unpad.doctor.subject import Subject, Trial
 from unpad.doctor.trials.sweep import Sweep
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import OptimSettings, TrainSettings
+from unpad.terminal.finding import Finding, Value
 from unpad.terminal.progress import counted
 
 STEPS, LEAST_STEPS = 60, 40

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout
-from unpad.doctor.finding import Finding, Severity, Value
 from unpad.doctor.subject import Subject, Trial
 from unpad.inference.attention import attention_weights
 from unpad.nn.block import Block, FeedForward
 from unpad.nn.precision import Precision, autocast
+from unpad.terminal.finding import Finding, Severity, Value
 
 SEQUENCES, TOKENS = 32, 1024  # of the batch
 DEAD, MANY_DEAD, MOST_DEAD = 3e-5, 0.5, 0.9  # a kernel rounds the GELU of -50 to 3e-6

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from unpad.doctor.finding import Finding
 from unpad.doctor.subject import Subject
 from unpad.doctor.trials import heart as hearts
 from unpad.doctor.trials import sweep as sweeps
 from unpad.doctor.trials.carry import FIRST_STEPS, Carry
 from unpad.doctor.trials.heart import Heart
 from unpad.doctor.trials.sweep import Sweep
+from unpad.terminal.finding import Finding
 
 ROUND = 10  # seconds
 MORE = 1.5  # times the time that is reckoned, as machines slow down

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from unpad.doctor.finding import Finding, Value
 from unpad.doctor.subject import Subject
 from unpad.doctor.system import System
 from unpad.machine.load import Load
+from unpad.terminal.finding import Finding, Value
 
 FIELD = "train.threads"
 BUSY = 0.25  # of the cores, from which on others make times too long

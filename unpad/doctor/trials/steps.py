@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from unpad.doctor.finding import Finding, Value
-from unpad.doctor.subject import Clock, Subject, Trial
+from unpad.doctor.subject import Subject, TimeBudget, Trial
 from unpad.models.adapters import kept_weights
 from unpad.run.checkpoint import State, model_tensors, save
+from unpad.terminal.finding import Finding, Value
 from unpad.terminal.progress import counted
 from unpad.training.optim import optimizer_tensors
 
@@ -117,7 +117,7 @@ def take_steps(subject: Subject, seconds: float) -> Steps:
     return Steps(norms, load, forward, backward, optimize, saved, unmoved)
 
 
-def save_seconds(trial: Trial, clock: Clock) -> float:
+def save_seconds(trial: Trial, clock: TimeBudget) -> float:
     """Seconds that a checkpoint takes, written to a temporary folder."""
     tensors = model_tensors(kept_weights(trial.model)) | optimizer_tensors(trial.model, trial.optimizer)
     with tempfile.TemporaryDirectory(prefix="unpad-doctor-") as folder:

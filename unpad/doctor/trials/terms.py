@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from unpad.doctor.finding import Finding, Value
 from unpad.doctor.subject import Subject, Trial
 from unpad.models.objective import LAST, Objective
 from unpad.recipes.training import Ramp
+from unpad.terminal.finding import Finding, Value
 
 SEQUENCES, TOKENS = 32, 1024  # of the batch
 OUTCOME = ("classification", "hazard")  # terms that learn it from labels and times

@@ -17,7 +17,7 @@ from unpad.batching.layout import Layout
 from unpad.errors import RecipeError
 from unpad.nn.activation import activate
 from unpad.nn.block import BlockConfig, FeedForward
-from unpad.nn.cross_attention import CrossAttention, PairGroup, Pairs, pair_sequences
+from unpad.nn.cross_attention import CrossAttention, PairedRuns, PairGroup, pair_sequences
 from unpad.nn.draws import random_like
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
@@ -132,8 +132,8 @@ class SetPairs:
     """
 
     points: Tensor
-    gather: Pairs
-    spread: Pairs
+    gather: PairedRuns
+    spread: PairedRuns
 
 
 def pair_members(members: Layout, num_points: int) -> SetPairs:
@@ -149,7 +149,7 @@ def pair_members(members: Layout, num_points: int) -> SetPairs:
     first = torch.repeat_interleave(bounds[:-1].long(), counts, output_size=gather.num_queries)
     points = torch.arange(gather.num_queries, device=first.device) - first
     swapped = tuple(PairGroup(group.keys, group.queries) for group in gather.groups)
-    return SetPairs(points, gather, Pairs(swapped, gather.num_keys, gather.num_queries))
+    return SetPairs(points, gather, PairedRuns(swapped, gather.num_keys, gather.num_queries))
 
 
 class InducedBlock(nn.Module):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from unpad.batching.batch import RaggedBatch
 from unpad.models.vision_language.losses import Discriminator, TextPool, adversarial, discriminator_terms
 from unpad.models.vision_language.prune_config import DiscriminatorConfig
-from unpad.models.vision_language.prune_pass import Watch
+from unpad.models.vision_language.prune_pass import BlockRecord
 from unpad.models.vision_language.visual import Visual, cells, is_text
 from unpad.nn.block import Between
 from unpad.nn.losses import Terms
@@ -38,11 +38,11 @@ class Adversary(nn.Module):
         self.judge.reinitialise()
         return list(self.judge.parameters())
 
-    def watch(self, batch: RaggedBatch, visual: Visual, inner: Between | None = None) -> Watch:
+    def watch(self, batch: RaggedBatch, visual: Visual, inner: Between | None = None) -> BlockRecord:
         """Record the text's states of a pass over this batch at the blocks that the discriminator compares."""
-        return Watch(self.layers, is_text(batch, visual.index).nonzero().flatten(), inner)
+        return BlockRecord(self.layers, is_text(batch, visual.index).nonzero().flatten(), inner)
 
-    def terms(self, batch: RaggedBatch, visual: Visual, real: Watch, fake: Watch) -> Terms:
+    def terms(self, batch: RaggedBatch, visual: Visual, real: BlockRecord, fake: BlockRecord) -> Terms:
         """`discriminator`, `adversarial` and the accuracies, over the samples with visual tokens.
 
         Args:
@@ -53,7 +53,7 @@ class Adversary(nn.Module):
         layout = rows.keep(is_text(batch, visual.index))
         seqs = rows.seq_of_token()[visual.index].unique()
 
-        def pooled(seen: Watch) -> Tensor:
+        def pooled(seen: BlockRecord) -> Tensor:
             return torch.stack([self.pool(states, layout) for states in seen.states], 1).index_select(0, seqs)
 
         of_whole, of_pruned = pooled(real), pooled(fake)  # (num_samples, layers, width)

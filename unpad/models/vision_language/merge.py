@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from unpad.batching.layout import Layout
 from unpad.nn.activation import activate
 from unpad.nn.block import BlockConfig, FeedForward
-from unpad.nn.cross_attention import EPS, CrossAttention, Pairs, PairWeights, Projection, pair_sequences
+from unpad.nn.cross_attention import EPS, CrossAttention, PairedRuns, PairWeights, Projection, pair_sequences
 from unpad.nn.draws import draw, random_like
 from unpad.nn.dropout import dropout
 from unpad.nn.linear import Linear
@@ -124,7 +124,7 @@ class TopAssignment(nn.Module):
         return weights, out_layout, centres
 
 
-def _share_out(q: Tensor, k: Tensor, bias: Tensor, pairs: Pairs, scale: float) -> PairWeights:
+def _share_out(q: Tensor, k: Tensor, bias: Tensor, pairs: PairedRuns, scale: float) -> PairWeights:
     """Softmax over the centres for every token, then normalize the shares of every centre.
 
     Both in logarithms: the weights of a centre far from all tokens still add up to 1.

@@ -38,7 +38,7 @@ from unpad.models.vision_language.image_merge import MergeConfig, make_merger, m
 from unpad.models.vision_language.losses import keep_terms
 from unpad.models.vision_language.prune import PrunerHead
 from unpad.models.vision_language.prune_config import PruneConfig
-from unpad.models.vision_language.prune_pass import PrunePass, Watch
+from unpad.models.vision_language.prune_pass import BlockRecord, PrunePass
 from unpad.models.vision_language.tower import Tower, TowerConfig
 from unpad.models.vision_language.visual import Visual, cells, check_places, placed
 from unpad.nn.activation import activate
@@ -356,7 +356,7 @@ class VisionLanguage(Generates, PrunesTokens):
         counts |= dict.fromkeys(ACCURACIES, judged) if judged else {}
         return counts | self.decoder.count_targets(batch)
 
-    def _adversary_terms(self, batch: RaggedBatch, reading: VisionReading, fake: Watch) -> Terms:
+    def _adversary_terms(self, batch: RaggedBatch, reading: VisionReading, fake: BlockRecord) -> Terms:
         """The discriminator's terms of the pass that `fake` watched, and of a pass with all visual tokens."""
         assert self.discriminator is not None, "only a model with a discriminator has these terms"
         with torch.no_grad():

@@ -191,7 +191,7 @@ class PrunePass:
         return stream.keep(stays)
 
 
-class Watch:
+class BlockRecord:
     """Record of hidden states between blocks, which it leaves unchanged.
 
     Args:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from unpad.proof.foreign.certificate import Finding, Kind
+from unpad.proof.foreign.certificate import BatchClaim, Kind
 from unpad.proof.foreign.measure import Moves
 from unpad.proof.foreign.model import Cached, config_of
 from unpad.proof.foreign.precision import Errors
@@ -52,15 +52,15 @@ class Measured:
     cause: str = ""
 
 
-def findings(model: nn.Module, measured: Measured) -> tuple[Finding, ...]:
+def findings(model: nn.Module, measured: Measured) -> tuple[BatchClaim, ...]:
     """Judge the measurements."""
     update, labels, errors, bounds = measured.update, measured.labels, measured.errors, measured.bounds
     cut, num_cut = count_cut(update)
-    found: list[Finding] = []
+    found: list[BatchClaim] = []
 
     def add(kind: Kind, value: float, bound: float, advice: str, gap: str = "") -> None:
         good = value <= bound
-        found.append(Finding(kind, value, bound, "" if good else advice, gap, applies=gap != ALONE))
+        found.append(BatchClaim(kind, value, bound, "" if good else advice, gap, applies=gap != ALONE))
 
     add("cut", cut, 0, f"{cut} tokens of {num_cut} sequences are missing or apart; {LONGER}")
     add("unknown", labels.unknown_tokens, 0, "the collator adds tokens; prove with the sequences as it writes them")

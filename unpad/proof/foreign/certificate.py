@@ -29,7 +29,7 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 
 @dataclass(frozen=True)
-class Finding:
+class BatchClaim:
     """One claim about the batches of an update.
 
     Args:
@@ -78,7 +78,7 @@ class ForeignCertificate:
         num_sequences, num_tokens, num_targets: of the sequences in the update.
     """
 
-    findings: tuple[Finding, ...]
+    findings: tuple[BatchClaim, ...]
     precision: str
     refused: str | None = None
     notes: tuple[str, ...] = ()
@@ -111,10 +111,10 @@ class ForeignCertificate:
         return "not proven" if any(one.passed is None and one.applies for one in self.findings) else "sound"
 
     @property
-    def failed(self) -> tuple[Finding, ...]:
+    def failed(self) -> tuple[BatchClaim, ...]:
         return tuple(finding for finding in self.findings if finding.passed is False)
 
-    def finding(self, kind: Kind) -> Finding | None:
+    def finding(self, kind: Kind) -> BatchClaim | None:
         """The finding of a kind; None if the proof ended before it."""
         return next((finding for finding in self.findings if finding.kind == kind), None)
 

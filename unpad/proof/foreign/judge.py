@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from unpad.errors import OutOfMemoryError, ProofError, is_memory_error
 from unpad.proof.content import is_zero
 from unpad.proof.foreign.advice import Measured, findings
-from unpad.proof.foreign.certificate import COUNTED, Finding, ForeignCertificate, Kind
-from unpad.proof.foreign.measure import Measurement, Moves
+from unpad.proof.foreign.certificate import COUNTED, BatchClaim, ForeignCertificate, Kind
+from unpad.proof.foreign.measure import Moves, UpdateResults
 from unpad.proof.foreign.model import untouched_generators
 from unpad.proof.foreign.precision import (
     EXACT,
@@ -63,8 +63,8 @@ class Outcome:
     """
 
     update: Update
-    truth: Measurement
-    found: Measurement
+    truth: UpdateResults
+    found: UpdateResults
     moved: Moves
     rounding: Callable[[], Errors]
     again: Callable[[], list[Tensor]]
@@ -164,7 +164,7 @@ def _certificate(
     taken = shown[outcome.taken] if isinstance(outcome.taken, str) else ()
     remarks = (*notes, *outcome.notes, *taken, *_remarks(update))
     found = tuple(
-        Finding(one.kind, 0, one.bound, "", reason) if (reason := outcome.unjudged.get(one.kind)) else one
+        BatchClaim(one.kind, 0, one.bound, "", reason) if (reason := outcome.unjudged.get(one.kind)) else one
         for one in findings(model, measured)
     )
     doubt = "; ".join(outcome.doubts)

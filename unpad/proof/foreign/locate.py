@@ -16,7 +16,7 @@ LEAST_RUN = 3  # tokens of a piece of a sequence; shorter ones match by chance
 
 
 @dataclass(frozen=True)
-class Piece:
+class Span:
     """A run of one sequence's tokens in a row.
 
     Args:
@@ -79,12 +79,12 @@ class Cells:
         self._rows[row][start : start + length] = [None] * length
 
 
-def locate(cells: Cells, sequences: Sequence[Sequence[int]]) -> list[Piece]:
+def locate(cells: Cells, sequences: Sequence[Sequence[int]]) -> list[Span]:
     """Find the sequences; pieces of whole sequences come first.
 
     A missing sequence has no piece.
     """
-    pieces: list[Piece] = []
+    pieces: list[Span] = []
     left = sorted(range(len(sequences)), key=lambda index: -len(sequences[index]))
     for least in (2, -math.inf):  # exactly between two boundaries, then anywhere
         waiting, left = left, []
@@ -93,7 +93,7 @@ def locate(cells: Cells, sequences: Sequence[Sequence[int]]) -> list[Piece]:
             if place is None:
                 left.append(index)
             else:
-                pieces.append(Piece(index, 0, *place, len(sequences[index])))
+                pieces.append(Span(index, 0, *place, len(sequences[index])))
                 cells.take(*place, len(sequences[index]))
     for index in left:
         pieces += _torn(cells, index, sequences[index])
@@ -107,7 +107,7 @@ def _whole(cells: Cells, tokens: Sequence[int], least: float) -> tuple[int, int]
     return None if best is None or cells.fit(*best, len(tokens)) < least else best
 
 
-def _torn(cells: Cells, index: int, tokens: Sequence[int]) -> list[Piece]:
+def _torn(cells: Cells, index: int, tokens: Sequence[int]) -> list[Span]:
     """Longest runs of a sequence, then of what remains before and after each."""
     pieces, spans = [], [(0, len(tokens))]
     while spans:
@@ -122,7 +122,7 @@ def _torn(cells: Cells, index: int, tokens: Sequence[int]) -> list[Piece]:
                     best = max(best, (length, cells.fit(row, column, length), -offset, row, column))
         length, _, negative, row, column = best
         if length >= LEAST_RUN:
-            pieces.append(Piece(index, -negative, row, column, length))
+            pieces.append(Span(index, -negative, row, column, length))
             cells.take(row, column, length)
             spans += [(low, -negative), (-negative + length, high)]
     return pieces

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unpad.proof.foreign.locate import Piece
+from unpad.proof.foreign.locate import Span
 from unpad.proof.foreign.model import (
     Inputs,
     accepts,
@@ -31,7 +31,7 @@ Forward = Callable[[Inputs], object]
 
 
 @dataclass(frozen=True, eq=False)
-class Measurement:
+class UpdateResults:
     """Results of the sequences of one update.
 
     Args:
@@ -47,7 +47,7 @@ class Measurement:
     gradient: dict[str, Tensor]
     mean_of_means: float = float("nan")
 
-    def errors(self, truth: Measurement) -> Errors:
+    def errors(self, truth: UpdateResults) -> Errors:
         """Relative errors against the reference."""
         logits = max(map(relative, self.logits, truth.logits), default=0.0)
         loss = abs(self.loss - truth.loss) / max(abs(truth.loss), 1e-30)
@@ -69,7 +69,7 @@ def _gradient_error(found: dict[str, Tensor], truth: dict[str, Tensor]) -> float
 
 
 @dataclass(frozen=True)
-class Objective:
+class FollowedLoss:
     """The loss that a proof follows.
 
     Args:
@@ -83,10 +83,10 @@ class Objective:
 
 
 @torch.no_grad()
-def objective_of(model: nn.Module, update: Update) -> Objective:
+def objective_of(model: nn.Module, update: Update) -> FollowedLoss:
     """Determine the objective from a few sequences."""
     if not accepts(model, "labels"):
-        return Objective(returned=False, own=False)
+        return FollowedLoss(returned=False, own=False)
     tried = [piece for piece in update.pieces if any(label != IGNORE for label in update.labels_of(piece))]
     worst = 0.0
     for piece in sorted(tried, key=lambda piece: piece.length)[:TRIED]:
@@ -95,14 +95,14 @@ def objective_of(model: nn.Module, update: Update) -> Objective:
         output = called(model, {**inputs, "labels": target})
         returned = loss_of(output)
         if returned is None:
-            return Objective(returned=False, own=False)
+            return FollowedLoss(returned=False, own=False)
         count = max(sum(label != IGNORE for label in labels), 1)
         expected = float(cross_entropy(logits_alone(output, target), target[0])) / count
         worst = max(worst, abs(float(returned) - expected) / max(abs(expected), 1e-30))
-    return Objective(returned=bool(tried), own=worst > OWN)
+    return FollowedLoss(returned=bool(tried), own=worst > OWN)
 
 
-def _alone(model: nn.Module, update: Update, piece: Piece) -> dict[str, object]:
+def _alone(model: nn.Module, update: Update, piece: Span) -> dict[str, object]:
     return {**alone_inputs(model, update.ids_of(piece)), **update.given_of(piece)}
 
 
@@ -112,7 +112,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(wide[:-1], labels[1:].to(logits.device), ignore_index=IGNORE, reduction="sum")
 
 
-def one_at_a_time(model: nn.Module, update: Update, objective: Objective) -> Measurement:
+def one_at_a_time(model: nn.Module, update: Update, objective: FollowedLoss) -> UpdateResults:
     """Measure every piece as a sequence of its own; gradients of `model` must be empty, and are empty afterwards."""
     logits, means, total, loss = [], list[float](), max(update.num_wanted, 1), 0.0
     device = next(model.parameters()).device
@@ -128,10 +128,10 @@ def one_at_a_time(model: nn.Module, update: Update, objective: Objective) -> Mea
         if count:
             loss += _backward(share / total)
             means.append(float(share.detach()) / count)
-    return Measurement(logits, loss, take_gradient(model), sum(means) / max(len(means), 1))
+    return UpdateResults(logits, loss, take_gradient(model), sum(means) / max(len(means), 1))
 
 
-def in_batches(model: nn.Module, update: Update, objective: Objective) -> Measurement:
+def in_batches(model: nn.Module, update: Update, objective: FollowedLoss) -> UpdateResults:
     """Measure the batches; each loss is weighted by its number of targets."""
     logits: list[Tensor | None] = [None] * len(update.pieces)
     total, loss = max(update.num_labelled, 1), 0.0
@@ -145,7 +145,7 @@ def in_batches(model: nn.Module, update: Update, objective: Objective) -> Measur
         if batch.num_targets:
             share = _loss_of_targets(one, batch) if returned is None else returned * batch.num_targets
             loss += _backward(share / total)
-    return Measurement([one for one in logits if one is not None], loss, take_gradient(model))
+    return UpdateResults([one for one in logits if one is not None], loss, take_gradient(model))
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from unpad.errors import ProofError
-from unpad.proof.foreign.locate import Piece
+from unpad.proof.foreign.locate import Span
 from unpad.proof.foreign.model import logits_of
 from unpad.proof.foreign.update import IGNORE, Update
 
@@ -55,7 +55,7 @@ def target_taken(update: Update, pull: Pull) -> Taken:
     return best if 2 * counts[best] > counts.total() and counts[best] >= max(2, 3 * second) else "unclear"
 
 
-def _tried(update: Update) -> list[Piece]:
+def _tried(update: Update) -> list[Span]:
     """Short pieces with enough targets, else those with the most."""
     counts = [(sum(label != IGNORE for label in update.labels_of(piece)), piece) for piece in update.pieces]
     counts.sort(key=lambda pair: (-min(pair[0], ENOUGH), pair[1].length))

@@ -35,11 +35,11 @@ from unpad.proof.foreign.known import (
     known_of_masks,
     listed,
 )
-from unpad.proof.foreign.locate import Piece
+from unpad.proof.foreign.locate import Span
 from unpad.proof.foreign.measure import (
     OWN,
-    Measurement,
-    Objective,
+    FollowedLoss,
+    UpdateResults,
     logits_in_batches,
     moves,
     objective_of,
@@ -220,7 +220,7 @@ def prove_trainer(
         raise ProofError(reason.what, fix=reason.fix)
     with proving(trainer) as (model, notes):
         first = first_update(trainer)
-        case = Case(trainer, model, first, sequences, loss_masks)
+        case = TrainerCase(trainer, model, first, sequences, loss_masks)
         if isinstance(trainer, HasOrigins) and trainer.attachment is not None and sequences is None:
             origins = trainer.attachment
             known = [origins.sequence_before(example) for example in first.examples]
@@ -365,7 +365,7 @@ def begin(trainer: object, loader: object) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class TrainerStep:
     """Results of `training_step` over the micro-batches of an update, and the inputs that the model got."""
 
     loss: float
@@ -373,7 +373,7 @@ class Step:
     inputs: list[dict[str, object]]
 
 
-def _step(trainer: ForeignTrainer, batches: Sequence[Batch], num_items: Tensor | int | None) -> Step:
+def _step(trainer: ForeignTrainer, batches: Sequence[Batch], num_items: Tensor | int | None) -> TrainerStep:
     calls: list[dict[str, object]] = []
 
     def note(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
@@ -391,11 +391,11 @@ def _step(trainer: ForeignTrainer, batches: Sequence[Batch], num_items: Tensor |
             inputs.append({name: value for name, value in given.items() if name not in (*LABELS, *LOSS_ONLY)})
     finally:
         hook.remove()
-    return Step(loss, take_gradient(trainer.model), inputs)
+    return TrainerStep(loss, take_gradient(trainer.model), inputs)
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class TrainerCase:
     """A trainer under proof with its first update.
 
     Args:
@@ -415,11 +415,11 @@ class Case:
     loss_masks: Sequence[Sequence[bool]] | None = None
     known: list[Known] | None = None
     alone: Sequence[Batch] | None = None
-    reference: Mapping[bool, Measurement] = field(default_factory=dict)
+    reference: Mapping[bool, UpdateResults] = field(default_factory=dict)
     unjudged: Mapping[Kind, str] = field(default_factory=dict)
     doubts: tuple[str, ...] = ()
     any_mean: bool = False
-    truths: dict[bool, Measurement] = field(default_factory=dict)  # that were measured here
+    truths: dict[bool, UpdateResults] = field(default_factory=dict)  # that were measured here
 
     def measure(self, exact: bool) -> Outcome:
         """Both ways to compute the update, where weights are in their precision already; `exact` for fp64."""
@@ -454,7 +454,7 @@ class Case:
         if (before := self.reference.get(exact)) is not None:
             truth = replace(truth, loss=before.loss, gradient=before.gradient)
         forward = partial(called, self.trainer.model)
-        found = Measurement(logits_in_batches(forward, update), step.loss, step.gradient)
+        found = UpdateResults(logits_in_batches(forward, update), step.loss, step.gradient)
 
         def rounding() -> Errors:
             return by_rounding(self.model, EPS, lambda: self._truth(update)).errors(plain)
@@ -479,8 +479,8 @@ class Case:
         )
 
     def _by_own_loss(
-        self, update: Update, step: Step, plain: Measurement, has_own: bool
-    ) -> tuple[Measurement, tuple[str, ...], Taken, dict[Kind, str]]:
+        self, update: Update, step: TrainerStep, plain: UpdateResults, has_own: bool
+    ) -> tuple[UpdateResults, tuple[str, ...], Taken, dict[Kind, str]]:
         """The truth of a loss or a step of the trainer's own: with notes, its target, and reasons not to judge it.
 
         Args:
@@ -562,7 +562,7 @@ class Case:
                 given[name] = value
         return given
 
-    def _batch_of(self, update: Update, piece: Piece) -> Batch:
+    def _batch_of(self, update: Update, piece: Span) -> Batch:
         """The batch of a piece alone."""
         if self.alone is not None and piece.length == len(update.known[piece.sequence].ids):
             return self.alone[piece.sequence]
@@ -574,11 +574,11 @@ class Case:
             return self.alone[self.known.index(one)]
         return listed(self.first.collate([example_of(one, self.first.examples[0])]))[0]
 
-    def _step(self) -> Step:
+    def _step(self) -> TrainerStep:
         return _step(self.trainer, self.first.batches, self.first.num_items)
 
-    def _truth(self, update: Update) -> Measurement:
-        return one_at_a_time(self.model, update, Objective(returned=False, own=False))
+    def _truth(self, update: Update) -> UpdateResults:
+        return one_at_a_time(self.model, update, FollowedLoss(returned=False, own=False))
 
 
 def _in_fp64(batch: Batch) -> Batch:
@@ -592,7 +592,7 @@ def _in_fp64(batch: Batch) -> Batch:
 def _read(
     trainer: ForeignTrainer,
     first: FirstUpdate,
-    step: Step,
+    step: TrainerStep,
     sequences: Sequence[Sequence[int]] | None,
     loss_masks: Sequence[Sequence[bool]] | None,
     known: list[Known] | None,
@@ -691,12 +691,12 @@ def _own_shares(trainer: ForeignTrainer, alone: Sequence[Batch], num_items: Tens
 def _alone_by_trainer(
     trainer: ForeignTrainer,
     update: Update,
-    pieces: Sequence[Piece],
+    pieces: Sequence[Span],
     alone: Sequence[Batch],
     shares: Sequence[float] | None,
     logits: list[Tensor],
     accumulation: int,
-) -> tuple[Measurement, Measurement]:
+) -> tuple[UpdateResults, UpdateResults]:
     """The trainer's own loss of every sequence as an update of its own: each by its share, and all alike.
 
     Args:
@@ -715,15 +715,15 @@ def _alone_by_trainer(
             gradient[name] = gradient[name] + share * value if name in gradient else share * value
             equal[name] = equal[name] + value / num if name in equal else value / num
     mean = sum(means) / max(num, 1)
-    return Measurement(logits, loss, gradient, mean), Measurement(logits, mean, equal, mean)
+    return UpdateResults(logits, loss, gradient, mean), UpdateResults(logits, mean, equal, mean)
 
 
-def _targeted(update: Update) -> list[Piece]:
+def _targeted(update: Update) -> list[Span]:
     """The pieces with a target."""
     return [piece for piece in update.pieces if any(label != IGNORE for label in update.labels_of(piece))]
 
 
-def _step_alone(trainer: ForeignTrainer, batch: Batch, accumulation: int = 1) -> Step:
+def _step_alone(trainer: ForeignTrainer, batch: Batch, accumulation: int = 1) -> TrainerStep:
     """A batch as an update of its own, with a setting of the accumulation."""
     before = trainer.args.gradient_accumulation_steps
     trainer.args.gradient_accumulation_steps = accumulation
@@ -760,17 +760,17 @@ class Probe:
     update: Update
 
     def fitting(
-        self, step: Step, truth: Measurement, over_rows: Measurement, usual: float | None
-    ) -> tuple[Measurement, str, str]:
+        self, step: TrainerStep, truth: UpdateResults, over_rows: UpdateResults, usual: float | None
+    ) -> tuple[UpdateResults, str, str]:
         """The measurement to compare the update with, a note on it, and the reason if there is none.
 
         Args:
             usual: the mean cross-entropy over targets, if the loss is another; a sum of it that is divided by nothing
                 is a division that was forgotten.
         """
-        found = Measurement(truth.logits, step.loss, step.gradient)
+        found = UpdateResults(truth.logits, step.loss, step.gradient)
 
-        def fits(one: Measurement) -> bool:
+        def fits(one: UpdateResults) -> bool:
             errors = found.errors(one)
             return max(errors.loss, errors.gradient) < FITS
 
@@ -788,7 +788,7 @@ class Probe:
             return truth, "", ""
         return truth, "", COUPLED if self._couples() else OWN_SHARES
 
-    def makes_another_gradient(self, step: Step, truth: Measurement, own: Measurement) -> bool:
+    def makes_another_gradient(self, step: TrainerStep, truth: UpdateResults, own: UpdateResults) -> bool:
         """True if the trainer's step makes another gradient than that of its loss, as an adversarial one does.
 
         A gradient that is the sum of those of the rows is compared with that of the loss: a part of it may be lost.
@@ -796,7 +796,7 @@ class Probe:
         Args:
             truth: of the loss; own: of the trainer's steps of the rows alone.
         """
-        found = Measurement(truth.logits, step.loss, step.gradient)
+        found = UpdateResults(truth.logits, step.loss, step.gradient)
         errors = found.errors(truth)
         if errors.loss >= FITS or errors.gradient < OWN or own.errors(truth).gradient < OWN:
             return False
@@ -840,7 +840,7 @@ class Probe:
             made = [_stacked(*rows[start : start + size]) for start, size in zip(starts, sizes, strict=True)]
             taken, num_items = self.trainer.get_batch_samples(iter(made), len(made), self.trainer.args.device)
             steps.append(_step(self.trainer, taken, num_items))
-        one, two = (Measurement([], step.loss, step.gradient) for step in steps)
+        one, two = (UpdateResults([], step.loss, step.gradient) for step in steps)
         errors = two.errors(one)
         if by_gradient and errors.gradient > OWN:
             return True

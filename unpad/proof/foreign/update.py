@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from unpad.errors import ProofError
-from unpad.proof.foreign.locate import Cells, Piece, locate
+from unpad.proof.foreign.locate import Cells, Span, locate
 
 IGNORE = -100
 LABELS = ("labels", "shift_labels")
@@ -115,7 +115,7 @@ class Update:
 
     batches: list[ForeignBatch]
     known: list[Known]
-    pieces: list[Piece]
+    pieces: list[Span]
     owners: list[Tensor]
     filler: list[Tensor]
     complete: bool = True
@@ -126,14 +126,14 @@ class Update:
         """Number of targets that the batches have."""
         return sum(batch.num_targets for batch in self.batches)
 
-    def labels_of(self, piece: Piece) -> list[int]:
+    def labels_of(self, piece: Span) -> list[int]:
         """Labels of a piece as a sequence of its own: its first token is not a target."""
         return [IGNORE, *self.known[piece.sequence].labels[piece.offset + 1 : piece.offset + piece.length]]
 
-    def ids_of(self, piece: Piece) -> list[int]:
+    def ids_of(self, piece: Span) -> list[int]:
         return self.known[piece.sequence].ids[piece.offset : piece.offset + piece.length]
 
-    def given_of(self, piece: Piece) -> dict[str, object]:
+    def given_of(self, piece: Span) -> dict[str, object]:
         """Inputs of a piece alone besides its tokens; of a part, only those with one entry per token."""
         given, length = self.given.get(piece.sequence, {}), len(self.known[piece.sequence].ids)
         if piece.length == length:

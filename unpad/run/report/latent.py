@@ -21,7 +21,7 @@ MAX_ROWS, MAX_COLUMNS = 64, 60  # dimensions and readings of the map
 SHADES = ((0.0, 0.06), (0.001, 0.16), (0.01, 0.4), (0.1, 0.7), (1.0, 1.0))
 
 
-class _Values(TypedDict):
+class _LatentValues(TypedDict):
     light: str
     num_sets: Count
     kl: Annotated[list[Number], Field(min_length=1)]
@@ -33,13 +33,13 @@ class _Values(TypedDict):
     shuffled: Number
 
 
-def _of_equal_length(values: _Values) -> _Values:
+def _of_equal_length(values: _LatentValues) -> _LatentValues:
     if len(values["kl"]) != len(values["variance"]):
         raise ValueError("kl and variance have unlike lengths")
     return values
 
 
-READING = Annotated[_Values, AfterValidator(_of_equal_length)]
+READING = Annotated[_LatentValues, AfterValidator(_of_equal_length)]
 
 
 def section(rows: list[dict[str, Any]], recipe: Recipe | None) -> str:

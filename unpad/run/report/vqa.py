@@ -29,7 +29,7 @@ MODES = {"origin": "all patches", "merge_only": "merged", "soft": "hidden by deg
 LEFT, WIDTH, ROW = 180, 520, 34  # of the bars, in pixels
 
 
-class Measured(Protocol):
+class MeasuredValue(Protocol):
     """A value, and its interval or its extremes."""
 
     @property
@@ -40,7 +40,7 @@ class Measured(Protocol):
     def high(self) -> float: ...
 
 
-def to_json(metrics: Mapping[str, Measured], pictures: Sequence[tuple[Kept, str]]) -> dict[str, Any]:
+def to_json(metrics: Mapping[str, MeasuredValue], pictures: Sequence[tuple[Kept, str]]) -> dict[str, Any]:
     """Contents of `evaluation.json`, which the page draws.
 
     Args:

@@ -28,7 +28,7 @@ from unpad.run import checkpoint
 from unpad.storage.reading import known_fields, misfit
 from unpad.terminal.table import number_of
 from unpad.training.stage import StageSetup
-from unpad.training.watches.latent import LatentReading, Sample, draw_sample, read_latent
+from unpad.training.watches.latent import LatentReading, LatentSample, draw_sample, read_latent
 from unpad.training.watches.watch import Action, SavedWatches, Verdict
 
 LIGHTS = ("green", "yellow", "orange")  # by the number of signs; a confirmed collapse is red
@@ -69,7 +69,7 @@ class CollapseMonitor:
     name = "collapse"
     subject = "latent"
 
-    def __init__(self, settings: CollapseSettings, model: HasLatent, sample: Sample, saved: SavedWatches) -> None:
+    def __init__(self, settings: CollapseSettings, model: HasLatent, sample: LatentSample, saved: SavedWatches) -> None:
         self.settings, self.model, self.sample = settings, model, sample
         values = saved.states.get(self.name, {"since": saved.stage_start, "healthy_step": saved.stage_start})
         if fault := misfit(values, CollapseState):
@@ -91,7 +91,7 @@ class CollapseMonitor:
         """Draw the sample of a stage, and continue from the saved state."""
         settings = stage.recipe.collapse
         device = next(model.parameters()).device
-        sample = Sample([], False) if settings.policy == "off" else draw_sample(stage, settings.window, device)
+        sample = LatentSample([], False) if settings.policy == "off" else draw_sample(stage, settings.window, device)
         return cls(settings, model, sample, saved)
 
     def describe(self) -> str:

@@ -27,7 +27,7 @@ SEED = 77  # makes the draw of the sample independent of other draws from the ru
 
 
 @dataclass(frozen=True)
-class Sample:
+class LatentSample:
     """Sets that every reading of a stage measures: all sets of some patients."""
 
     batches: list[RaggedBatch]
@@ -42,11 +42,11 @@ class Sample:
         return sum(batch.num_seqs for batch in self.batches)
 
 
-def draw_sample(stage: StageSetup, num_sets: int, device: torch.device) -> Sample:
+def draw_sample(stage: StageSetup, num_sets: int, device: torch.device) -> LatentSample:
     """Draw patients by the recipe's seed until they have `num_sets` sets; training ones if too few are held out."""
-    sample = Sample(_draw(stage, stage.held_out_ids, num_sets, device), True)
+    sample = LatentSample(_draw(stage, stage.held_out_ids, num_sets, device), True)
     if sample.num_sets < num_sets:
-        other = Sample(_draw(stage, stage.train_ids, num_sets, device), False)
+        other = LatentSample(_draw(stage, stage.train_ids, num_sets, device), False)
         sample = max(sample, other, key=lambda sample: sample.num_sets)
     return sample
 
