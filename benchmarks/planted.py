@@ -154,8 +154,8 @@ FAULTS = [
     ),
     Fault(
         "grids of the first images", "images", BATCH,
-        "return take(self, {SEQUENCE: Choice(index, self.num_seqs)})",
-        "chosen = take(self, {SEQUENCE: Choice(index, self.num_seqs)})\n"
+        "return take(self, {SEQUENCE: Selection(index, self.num_seqs)})",
+        "chosen = take(self, {SEQUENCE: Selection(index, self.num_seqs)})\n"
         "        return chosen if self.grid is None else replace(chosen, grid=self.grid[: len(seqs)])",
     ),
     Fault(
@@ -186,8 +186,8 @@ FAULTS = [
         f"return {SOME}", f'return value[: len(choices["event"][0])] if self.level == "event" in choices else {SOME}',
     ),
     Fault(
-        "sets of the first patients", "events", FIELDS, "Choice(entries, int(value.cu_seqlens[-1]))",
-        'Choice(torch.arange(len(entries)) if self.counted == "set" else entries, int(value.cu_seqlens[-1]))',
+        "sets of the first patients", "events", FIELDS, "Selection(entries, int(value.cu_seqlens[-1]))",
+        'Selection(torch.arange(len(entries)) if self.counted == "set" else entries, int(value.cu_seqlens[-1]))',
     ),
     Fault(
         "censoring of the first patients", "events", FIELDS, f"return {SOME}",

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -16,7 +16,6 @@ from unpad.data.measuring import Measuring
 from unpad.errors import CheckpointError, RecipeError, SourceError
 from unpad.evaluation.metrics import HeldOut, Metric, mean_of
 from unpad.evaluation.per_sequence import token_sums
-from unpad.inference.loaded import LoadedRun
 from unpad.interchange.origin import starting_weights
 from unpad.models.contract import LearnsPreferences, Model
 from unpad.nn.precision import Precision
@@ -25,6 +24,9 @@ from unpad.run import checkpoint
 from unpad.run.base import fingerprint
 from unpad.run.folder import CHECKPOINTS
 from unpad.run.reference import read_reference
+
+if TYPE_CHECKING:  # training computes references, and loads no runs
+    from unpad.inference.loaded import LoadedRun
 
 
 class Margins(NamedTuple):
