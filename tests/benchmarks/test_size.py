@@ -1,0 +1,43 @@
+"""What a reader of the package has to hold in mind does not grow."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.size import code_lines, counts, doubled_names, family_names, imports_of_tests, reached
+
+# Lower a number where a change made it smaller; code lines and files also grow with features, which then say so here.
+MOST = {
+    "code lines": 52_100,
+    "files": 492,
+    "doubled class names": 1,
+    "modules from training/loop.py": 150,
+    "family names outside of families": 0,
+    "imports between test files": 0,
+    "files in the largest folder": 25,
+    "short modules with one importer": 26,
+}
+
+
+@pytest.fixture(scope="module")
+def counted() -> dict[str, int]:
+    return counts()
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_what_is_counted_stays_below_its_limit(name: str, counted: dict[str, int]) -> None:
+    assert counted[name] <= MOST[name], "python benchmarks/size.py --all lists the places"
+
+
+def test_every_count_sees_what_it_counts() -> None:
+    asks = "if isinstance(data, TextData) or data.family == 'images':\n    pass\n"
+    files = {
+        "unpad/a/b.py": asks + "class Plan:\n    '''Three\n    lines.'''\n    x = 1\n",
+        "unpad/a/c.py": "class Plan: ...",
+    }
+    assert len(family_names(files)) == 2
+    assert doubled_names(files) == ["Plan"]
+    assert code_lines(files["unpad/a/b.py"]) == 4
+    assert imports_of_tests({"tests/a/test_b.py": "from tests.c.test_d import x\n"}) == ["tests/a/test_b.py:1"]
+    loop = {"unpad/training/loop.py": "import unpad.a.b\nif TYPE_CHECKING:\n    import unpad.a.c\n"}
+    assert reached(files | loop) == {"unpad.training.loop", "unpad.a.b"}
