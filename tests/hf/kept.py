@@ -1077,7 +1077,7 @@ SETUPS: dict[str, tuple[Callable[[Path], None], ...]] = {
     "`_get_num_items_in_batch`": (own_divisors,),
     "a loss that reads how far the training is": (reads_the_state,),
     "a loss that reads across the ends of sequences, or attention weights": (reads_across_ends,),
-    "a model class of one's own whose loss has further terms": (second_head,),
+    "a custom model class with further terms in its loss": (second_head,),
     "a loss of one's own that is not the mean over the update's targets": (ignores_the_count, weighs_sequences_alike),
     "a loss of one's own that forgets the shift": (forgets_the_shift,),
     "the usual loss, wrong in the trainer's own batches": (mended,),
