@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from unpad.batching.batch import RaggedBatch, to_padded
 from unpad.batching.layout import PaddedLayout
-from unpad.models.set_sequence.decoder import slot_table
+from unpad.models.set_sequence.belief import slot_table
 from unpad.models.set_sequence.encoder import Latent, LatentHead, draw_latents, soft_clamp
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.models.set_sequence.history import SetLayout, lay_out_course

@@ -147,7 +147,10 @@ def largest_folder(files: dict[str, str]) -> tuple[int, str]:
 
 
 def short_modules(files: dict[str, str], least: int = 80) -> list[str]:
-    """Modules of fewer code lines than `least` that one module alone, of the same package, imports."""
+    """Modules of fewer code lines than `least` that one other module of the same package alone imports.
+
+    A module whose first line says why it is apart is none, nor is one that the package itself collects.
+    """
     modules = {path.removesuffix(".py").replace("/", "."): path for path in files if not path.endswith("__init__.py")}
     importers: dict[str, set[str]] = {module: set() for module in modules}
     for path, text in files.items():
@@ -160,8 +163,10 @@ def short_modules(files: dict[str, str], least: int = 80) -> list[str]:
         path
         for module, path in modules.items()
         if code_lines(files[path]) < least
+        and " (apart: " not in files[path].partition("\n")[0]
         and len(importers[module]) == 1
-        and next(iter(importers[module])).rpartition("/")[0] == path.rpartition("/")[0]
+        and (importer := next(iter(importers[module]))).rpartition("/")[0] == path.rpartition("/")[0]
+        and not importer.endswith("__init__.py")
     ]
 
 

@@ -12,8 +12,8 @@ from tests.helpers.toy import quiet, write_recipe
 from unpad.data.text import TextData
 from unpad.data.tokens.corpus import prepare
 from unpad.data.tokens.token_set import TokenSet
-from unpad.evaluation.replies import JudgedReply, accuracy, answer, question, sample_replies, with_keywords
 from unpad.evaluation.run import evaluate_run
+from unpad.evaluation.text import JudgedReply, accuracy, answer, question, sample_replies, with_keywords
 from unpad.inference.loaded import LoadedRun, load
 from unpad.training.loop import train
 

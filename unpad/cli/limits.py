@@ -1,4 +1,4 @@
-"""Check of the address space limit before loading libraries that crash if it is too low."""
+"""Check of the address space limit (apart: it comes before the libraries that crash if that is too low)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clocks: the steady one never goes back, and the date is right, also on the disk."""
+"""Clocks: the steady one never goes back, the date is right, also on the disk (apart: one check of the drill per file)."""
 
 from __future__ import annotations
 

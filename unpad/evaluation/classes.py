@@ -1,4 +1,4 @@
-"""Predictions for rows with a class each, and the evaluation of a classifier in training."""
+"""Predictions for rows with a class each, and their evaluation in training (apart: families of users import it)."""
 
 from __future__ import annotations
 

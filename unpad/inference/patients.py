@@ -12,7 +12,7 @@ from unpad.data.measuring import Measuring, once_each
 from unpad.data.patients import EventData
 from unpad.models.contract import Model, PredictsSets
 from unpad.models.set_sequence.event_sets import EventSets
-from unpad.models.set_sequence.survival import cumulative_hazard
+from unpad.models.set_sequence.heads import cumulative_hazard
 
 UNKNOWN = -1  # label of an unknown outcome
 

@@ -1,4 +1,4 @@
-"""Adapter from a user's torch module to a model of tokens."""
+"""Adapter from a user's torch module to a model of tokens (apart: it is what such a module has to look like)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims about models of tokens: of text, of patches, and of text with images in it."""
+"""Claims about models of tokens: of text, patches, and text with images (apart: what a model reads names its file)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Event file of TensorBoard, written step by step: records of TFRecord, each a protobuf of scalars.
+"""Event file of TensorBoard: records of TFRecord, each a protobuf of scalars (apart: it loads an optional library).
 
 Torch's writer has a thread that fails silently, and loses the newest steps in a kill.
 """

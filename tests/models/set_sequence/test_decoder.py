@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.helpers.samples import WIDTH, bounds_of, gradients, moved
 from unpad.batching.layout import Layout, build_layout
-from unpad.models.set_sequence.decoder import SetDecoder, slot_table
+from unpad.models.set_sequence.belief import SetDecoder, slot_table
 from unpad.nn.block import BlockConfig
 
 LATENT = 5

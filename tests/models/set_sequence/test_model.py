@@ -26,9 +26,9 @@ from unpad.errors import RecipeError
 from unpad.models import build_model, model_config
 from unpad.models.objective import Objective
 from unpad.models.set_sequence.event_sets import EventSets
+from unpad.models.set_sequence.heads import hazard_nll
 from unpad.models.set_sequence.losses import chamfer, gaussian_kl
 from unpad.models.set_sequence.model import SetSequence
-from unpad.models.set_sequence.survival import hazard_nll
 from unpad.nn.native import library
 from unpad.training.step import train_step
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from unpad.errors import RecipeError
-from unpad.models.set_sequence.survival import bin_edges, cumulative_hazard, hazard_nll
+from unpad.models.set_sequence.heads import bin_edges, cumulative_hazard, hazard_nll
 
 F64 = torch.float64
 EDGES = [0.0, 30.0, 100.0, 365.0, 1825.0]

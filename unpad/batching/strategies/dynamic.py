@@ -1,4 +1,4 @@
-"""Padded batches of a fixed number of sequences, each padded to its longest."""
+"""Padded batches of a fixed number of sequences, each padded to its longest (apart: its name is that of its file)."""
 
 from __future__ import annotations
 

@@ -32,15 +32,13 @@ from torch.nn import functional as F
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout
 from unpad.models.contract import ModelConfig, PredictsSets, ReadsCodeVectors
-from unpad.models.set_sequence.belief import Belief, Prior, Update, states_before
-from unpad.models.set_sequence.decoder import SetDecoder
+from unpad.models.set_sequence.belief import Belief, Prior, SetDecoder, Update, states_before
 from unpad.models.set_sequence.encoder import EventEmbedding, Latent, SetEncoder
 from unpad.models.set_sequence.event_sets import EventSets
-from unpad.models.set_sequence.heads import PatientHeads
+from unpad.models.set_sequence.heads import PatientHeads, bin_edges
 from unpad.models.set_sequence.history import HistoryEncoder, SetLayout, lay_out_course
 from unpad.models.set_sequence.losses import chamfer, free_bits, gaussian_kl, nearest, sinkhorn
 from unpad.models.set_sequence.next_set import NextSet, sets_that_follow
-from unpad.models.set_sequence.survival import bin_edges
 from unpad.nn.activation import Kind
 from unpad.nn.block import BlockConfig, init_weights
 from unpad.nn.draws import repeated

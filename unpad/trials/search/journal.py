@@ -1,4 +1,4 @@
-"""Journal of a search: optuna's study as lines of JSON in the directory of the search."""
+"""Journal of a search: optuna's study as lines of JSON in its directory (apart: it loads an optional library)."""
 
 from __future__ import annotations
 
