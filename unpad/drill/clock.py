@@ -1,4 +1,4 @@
-"""Clocks: the steady one never goes back, the date is right, also on the disk (apart: one check of the drill per file)."""
+"""Clocks: the steady one never goes back, the date is right, and on the disk (apart: one check of the drill a file)."""
 
 from __future__ import annotations
 
