@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import runpy
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
@@ -42,6 +44,22 @@ def name(block: list[Any]) -> str:
 QUICK = [block for block in BLOCKS if block[-1].command.startswith(("unpad data", "unpad prove"))]
 EXAMPLES = [block for block in BLOCKS if block[-1].command.startswith("python ")]
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
+FEW_STEPS = "train.max_steps=8"
+
+
+def example_of(block: list[Any]) -> Path:
+    path: Path = OUTPUTS["ROOT"] / block[-1].command.removeprefix("python ")
+    return path
+
+
+def trains(block: list[Any]) -> bool:
+    """True for an example that trains a recipe by `unpad.train`."""
+    return "unpad.train(" in example_of(block).read_text(encoding="utf-8")
+
+
+def beginning(line: str) -> str:
+    """A line up to what a model has learnt: the first number or colon."""
+    return re.split(r"[\d:]", line, maxsplit=1)[0]
 
 
 @pytest.mark.slow
@@ -103,13 +121,27 @@ def native_lines(request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.promise("versions.examples")
 @pytest.mark.slow
-@pytest.mark.parametrize("block", EXAMPLES, ids=name)
+@pytest.mark.parametrize("block", [block for block in EXAMPLES if not trains(block)], ids=name)
 def test_an_example_prints_what_its_page_shows_and_learns_as_much(block: list[Any]) -> None:
     """Words are compared, and numbers to a tenth: what a model has learnt depends on the kind of processor."""
     for shown, printed in OUTPUTS["run"](block):
         assert OUTPUTS["drift"](shown, printed) is None, printed
         numbers = [list(map(float, NUMBER.findall(text))) for text in ("\n".join(shown.expected), printed)]
         assert numbers[1] == pytest.approx(numbers[0], rel=0.1, abs=0.1), printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [block for block in EXAMPLES if trains(block)], ids=name)
+def test_an_example_on_a_recipe_prints_its_lines(block: list[Any], tmp_path: Path) -> None:
+    """After a few steps; `make readme` lets it learn as much as its page shows."""
+    program = (
+        "import runpy, unpad\ntrain = unpad.train\n"
+        f"unpad.train = lambda *fields, **options: train(*fields, {FEW_STEPS!r}, **options)\n"
+        f"runpy.run_path({str(example_of(block))!r}, run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert list(map(beginning, done.stdout.splitlines())) == list(map(beginning, block[0].expected))
 
 
 @pytest.mark.promise("versions.examples")
