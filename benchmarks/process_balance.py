@@ -2,7 +2,7 @@
 
 Nothing is trained. Lengths are drawn, the plans are ours, and a process costs what its micro-batches cost by
 `unpad.batching.shares.micro_cost`. Efficiency is the cost of the real tokens over that of all processes until the
-dearest share of every update is done.
+most expensive share of every update is done.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ def markdown(result: dict[str, Any]) -> list[str]:
         "",
         "`--simulate`: lengths are drawn and plans made, and nothing is trained. Efficiency is the cost of the real "
         "tokens over that of all processes until",
-        "the dearest share of every update is done; padding is waste, and communication is not counted. Cost: tokens, "
+        "the most expensive share of every update is done; padding is waste, and communication is not counted. Cost: "
+        "tokens, "
         f"and {result['cells_per_token']:,.0f} pairs of positions for",
         f"one token, the ratio of a decoder of {result['parameters'] / 1e9:.1f} billion parameters. Flat micro-batches "
         f"have {LEAST_MICRO} to {MOST_MICRO:,} tokens, {MICROS_EACH} for each process where possible;",

@@ -35,16 +35,16 @@ def test_every_piece_goes_to_one_process_and_equal_costs_give_equal_shares(costs
 
 @pytest.mark.promise("processes.shares")
 @given(COSTS, st.integers(1, 9))
-def test_the_dearest_share_is_within_four_thirds_of_a_bound_on_the_best(costs: list[float], num: int) -> None:
-    """The best is at least the mean, the dearest piece, and two of the `num` + 1 dearest, which share a process."""
-    dearest = sorted(costs, reverse=True)
-    pair = dearest[num - 1] + dearest[num] if len(costs) > num else 0.0
+def test_the_largest_share_is_within_four_thirds_of_a_bound_on_the_best(costs: list[float], num: int) -> None:
+    """The best is at least the mean, the largest cost, and two of the `num` + 1 largest, which share a process."""
+    largest = sorted(costs, reverse=True)
+    pair = largest[num - 1] + largest[num] if len(costs) > num else 0.0
     bound = max(sum(costs) / num, max(costs, default=0.0), pair)
     loads = [sum(costs[piece] for piece in share) for share in assign(costs, num)]
     assert max(loads) <= 4 / 3 * bound + 1e-6
 
 
-def test_the_dearest_piece_goes_first_and_to_the_process_with_the_least() -> None:
+def test_the_largest_piece_goes_first_and_to_the_process_with_the_least() -> None:
     assert assign([3, 9, 4, 4], 2) == [[1], [0, 2, 3]]
     assert assign([1, 1, 1], 2) == [[0, 2], [1]], "ties go to the earlier piece and the lower process"
     assert assign([5.0], 3) == [[0], [], []]
@@ -104,5 +104,5 @@ def test_equal_numbers_go_to_every_process_and_alike_pieces_to_the_same_place(
     assert max(loads, default=0) - min(loads, default=0) <= max(costs, default=0) + 1e-6
 
 
-def test_the_dearest_of_a_turn_goes_to_the_process_with_the_least() -> None:
+def test_the_largest_of_a_turn_goes_to_the_process_with_the_least() -> None:
     assert assign_equally([9, 5, 8, 4], 2) == [[0, 3], [2, 1]]

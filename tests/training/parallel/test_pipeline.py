@@ -239,10 +239,10 @@ def test_the_error_of_a_stage_ends_the_others(told: Told) -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=7), st.integers(0, 40), st.data())
-def test_the_dearest_stage_is_as_cheap_as_can_be(costs: list[int], head: int, data: st.DataObject) -> None:
+def test_the_most_expensive_stage_is_as_cheap_as_can_be(costs: list[int], head: int, data: st.DataObject) -> None:
     num = data.draw(st.integers(1, len(costs)))
 
-    def dearest(spans: list[range]) -> int:
+    def largest_cost(spans: list[range]) -> int:
         return max(sum(costs[i] for i in span) + head * (span.stop == len(costs)) for span in spans)
 
     found = divide(costs, head, num)
@@ -251,7 +251,7 @@ def test_the_dearest_stage_is_as_cheap_as_can_be(costs: list[int], head: int, da
         for cuts in combinations(range(1, len(costs)), num - 1)
     ]
     assert found in every
-    assert dearest(found) == min(map(dearest, every))
+    assert largest_cost(found) == min(map(largest_cost, every))
 
 
 def test_a_large_vocabulary_moves_blocks_to_the_first_stage() -> None:
