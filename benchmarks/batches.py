@@ -19,9 +19,9 @@ def epoch_batches(
 
     `train_sampling_strategy="random"` cuts a random order into batches; `"group_by_length"` sorts 50 batches at a time,
     longest first. Either way what a batch costs follows its longest sequence, and a few steps in a row may all be
-    expensive or all cheap. Here every `strata` batches in a row hold one of each of so many parts of the batches, sorted by their
-    longest sequence, so that every round sees all of them alike; up to `strata` - 1 batches that are left over are
-    dropped.
+    expensive or all cheap. Here every `strata` batches in a row hold one of each of so many parts of the batches,
+    sorted by their longest sequence, so that every round sees all of them alike; up to `strata` - 1 batches that are
+    left over are dropped.
     """
     batches = []
     for part in torch.randperm(len(lengths), generator=generator).split(MEGABATCH * size):
