@@ -19,6 +19,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from benchmarks.equal_processes import FILES, TENSORS
 
 RECIPES = sorted(path.stem for path in (Path(__file__).parents[1] / "unpad" / "recipes").glob("*.yaml"))
