@@ -86,6 +86,7 @@ FOLLOWS = {
     "constant_labels": {"clashing_labels"},
     "repeats": {"clashing_labels"},
     "near_rows": {"same_rows", "grown_rows"},
+    "few_held_out": {"not_held_out"},
     "cut_alike": {"padded_text", "wrapped_lines"},
     "common_part": {"repeats_question", "unread_text", "padded_text"},
     "imbalance": {"constant_labels", "beyond_follow_up"},

@@ -100,7 +100,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "brightness": ("the brightness", "亮度"),
     "contrast": ("the contrast", "对比度"),
     "colour": ("the strength of colours", "色彩的浓度"),
-    "detail": ("the sharpness (logarithm of the difference of neighbouring pixels)", "清晰度（相邻像素差的对数）"),
+    "log_detail": ("the sharpness (logarithm of the difference of neighbouring pixels)", "清晰度（相邻像素差的对数）"),
     "log_pixels": ("the logarithm (base 10) of the number of pixels", "像素数的对数（以 10 为底）"),
     "num_events": ("The number of events", "事件数"),
     "last_event": (

@@ -245,7 +245,7 @@ def measure_pictures(data: ImageData | VqaData, ids: np.ndarray) -> Properties:
     return {
         "@brightness": copies.mean((1, 2)),
         "@contrast": copies.mean(2).std(1),
-        "@detail": _detail(examples),
+        "@log_detail": _detail(examples),
         "@colour": (copies.max(2) - copies.min(2)).mean(1),
         "@log_pixels": np.log10([one.width * one.height for one in examples]),
     }

@@ -32,6 +32,12 @@ GOOD = (
 )
 GOOD_WORDS = frozenset(GOOD.split())
 GOOD_COLUMN = re.compile(r"surviv|alive|censor|healthy|recover|remission|free|生存|存活|删失|治愈", re.IGNORECASE)
+BAD_COLUMN = re.compile(
+    r"die[ds]|dea[dt]|deceased|expired|mortal|event|outcome|relapse|readmi|sepsis|disease|ill\b|case|fail|positive|死|病|复发",
+    re.IGNORECASE,
+)
+# Words that say nothing without their column.
+ANSWER = re.compile(r"yes|y|true|t|1|positive|pos|present|case|event|ja|oui|sí|是|有")
 ENDED_WELL = re.compile(r"(?<!un)(?<!not_)(?<!not )censored|survived|alive|存活|删失", re.IGNORECASE)
 # A name with a value behind it: after a sign or blank, and a decimal number also after letters.
 WITH_VALUE = re.compile(
@@ -200,8 +206,8 @@ def check_outcome(subject: Subject[EventData]) -> list[Finding]:
     bad = [word for word, label in given.items() if label == 0 and word in BAD_WORDS]
     good = [word for word, label in given.items() if label == 1 and word in GOOD_WORDS]
     right = any(word in (BAD_WORDS if label else GOOD_WORDS) for word, label in given.items() if label is not None)
-    if not bad or not good or right:
+    if not bad or not good or right or (ANSWER.fullmatch(bad[0]) and not BAD_COLUMN.search(column)):
         return []
     told |= {"bad": bad[0], "good": good[0], "column": column}
     fields = ("events.labels.map", "events.labels.label", "events.labels.event", "events.labels")
-    return [Finding("map_reversed", "fault", 1.0, fields, told)]
+    return [Finding("map_reversed", "warning", 1.0, fields, told)]
