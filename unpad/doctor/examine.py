@@ -52,7 +52,16 @@ SETTINGS = {
 FOLLOWS = {
     "by_heart_settings": {*SETTINGS, "lr_high", "lr_low", "frozen"},
     "setting": SETTINGS,
-    "by_heart": {"constant_inputs", "frozen", "dead_units", "clashing_labels", "one_patch", "two_answers", *SETTINGS},
+    "by_heart": {
+        "constant_inputs",
+        "one_set",
+        "frozen",
+        "dead_units",
+        "clashing_labels",
+        "one_patch",
+        "two_answers",
+        *SETTINGS,
+    },
     "labels_random": {
         "constant_inputs",
         "constant_labels",
@@ -94,6 +103,7 @@ FOLLOWS = {
     "one_time": {"one_set"},
     "slipped_pictures": {"pictures_apart"},
     "given_answer": {"repeats_question"},
+    "reply_elsewhere": {"told_apart", "slipped"},
     "run_spikes": {"chosen_unlearned"},
     "changed_words": {"escaped", "no_text", "read_as", "bytes_as_letters"},
     "escaped": {"no_text"},

@@ -8,7 +8,7 @@ from unpad.data.sources.example import Example, Turn
 from unpad.data.vqa import VqaData
 from unpad.doctor import any_family
 from unpad.doctor.data.alike import check_alike, check_near_pictures
-from unpad.doctor.data.joins import check_joined_pictures
+from unpad.doctor.data.joins import check_joined_pictures, show_their_colours
 from unpad.doctor.data.pictures import check_pictures
 from unpad.doctor.data.rows import check_inputs, is_one_vector
 from unpad.doctor.data.sides import check_answers, check_sides, measure_pictures
@@ -56,6 +56,7 @@ def check_sequences(subject: Subject[VqaData]) -> list[Finding]:
     ]
 
 
-def transfer(subject: Subject[VqaData]) -> Transfer:
-    """The way to judge what the model learnt by heart."""
-    return by_pictures(subject.data)
+def transfer(subject: Subject[VqaData]) -> Transfer | None:
+    """The way to judge what the model learnt by heart; None where colours already show that pictures are the own ones,
+    as a small model may learn too little of them."""
+    return None if show_their_colours(subject.data) else by_pictures(subject.data)

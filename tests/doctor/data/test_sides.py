@@ -36,7 +36,7 @@ def codes(check: Callable[[Subject[Any]], list[Finding]], recipe: Path) -> list[
 
 def check_sides(subject: Subject) -> list[Finding]:
     """Findings of the family's checks on classes, answers and sides."""
-    told = {"spelt_twice", "lone_classes", "other_classes", "shortcut", "without_picture", "sides_apart"}
+    told = {"spelt_twice", "lone_classes", "other_classes", "shortcut", "without_picture", "sides_apart", "lost_aspect"}
     return [one for one in checks_of(subject).check_sequences(subject) if one.code in told]
 
 
@@ -72,6 +72,15 @@ def of_eye_colour(row: Row, number: int) -> Row:
     return {**row, "question": "Is it so?" if number % 2 else "Is it not so?", "answer": answer}
 
 
+def in_one_square(sides: Callable[[str], int]) -> Recipe:
+    """The same, all resized to one square."""
+
+    def written(folder: Path, **sections: Any) -> Path:
+        return labelled(lambda row, i: row, sides)(folder, images={"size": "square", "square": 24}, **sections)
+
+    return written
+
+
 @pytest.mark.promise("doctor.questions")
 @pytest.mark.parametrize(
     ("recipe", "expected"),
@@ -83,6 +92,8 @@ def of_eye_colour(row: Row, number: int) -> Row:
         (labelled(lambda row, i: {**row, "label": f"id {i}"}), ["lone_classes"]),
         (labelled(split_by_class), ["other_classes", "sides_apart"]),
         (labelled(lambda row, i: row, lambda label: len(label) * 6), ["shortcut"]),
+        (in_one_square(lambda label: len(label) * 6), ["shortcut", "lost_aspect"]),
+        (in_one_square(lambda label: 24), []),
         (with_rows("texts", lambda rows: [
             {"text": row["text"] * (8 if i % 3 == 0 else 1), "split": "valid" if i % 3 == 0 else "train"}
             for i, row in enumerate(rows)]), ["sides_apart"]),

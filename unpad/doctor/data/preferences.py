@@ -24,6 +24,7 @@ ONE_HAS = 0.65  # share of the pairs of which just one reply has a word; of repl
 BOTH_WAYS, MANY_BOTH_WAYS = 0.1, 0.3  # of the pairs, that another pair contradicts
 SAME = 0.1  # of the pairs
 MOST_COMPARED, DIFFERENT = 600, 0.8  # pairs, and share of different replies
+SPECIFIC, LIKE_OTHERS = 0.6, 0.4  # share of replies with a word of a question, and of the words that the others have
 ONE_REJECTED, LEAST_REPLY = 0.5, 8  # share of one rejected reply, and its characters
 LARGE_BETA, SMALL_BETA = 2.0, 0.003
 ALL_HAVE, NONE_HAVE = 0.95, 0.05  # shares of the replies of one side and of the other that have a mark
@@ -67,7 +68,10 @@ def _elsewhere(asked: Sequence[str], replies: Sequence[tuple[str, str]], where: 
         best = float(np.median(fits[side].max(0)))
         others = float(np.median(np.diag(fits[1 - side])))
         different = len({pair[side] for pair in replies[:num]}) >= DIFFERENT * num
-        if own[side] < 3 * errors[side] and own[1 - side] >= 15 * errors[1 - side] and different and best >= others / 2:
+        # Replies to no question, as evasive ones are, share no words with any.
+        specific = float((np.diag(fits[side]) > 0).mean()) >= SPECIFIC
+        specific &= float(fits[side].mean()) >= LIKE_OTHERS * float(fits[1 - side].mean()) and best >= others / 2
+        if own[side] < 3 * errors[side] and own[1 - side] >= 15 * errors[1 - side] and different and specific:
             values: dict[str, Value] = {"side": SIDES[side], "shown": replies[0][side][:40], "where": where[0]}
             return [Finding("reply_elsewhere", "warning", own[side] / errors[side], ("data.pairs",), values)]
     return []
