@@ -36,6 +36,7 @@ def check_columns(subject: Subject[EventData]) -> list[Finding]:
         return []
     return [
         *_ids(data, code, patient, value, len(ids)),
+        *_numbers_of_rows(code, value, timed),
         *_names(data, code, patient, len(ids)),
         *_times(data, code, value, time, timed),
         *_one_value(code, patient, value, timed),
@@ -53,14 +54,30 @@ def _ids(data: EventData, code: np.ndarray, patient: np.ndarray, value: np.ndarr
         numbers = value[own].astype(np.float64)
         if one == 0 or len(numbers) < NEARLY_ALL * num or len(np.unique(patient[own])) < len(numbers):
             continue
-        whole = np.abs(numbers - np.round(numbers)) <= 1e-3 + 1e-6 * np.abs(numbers)
-        if not whole.all() or len(np.unique(np.round(numbers))) < len(numbers):
+        if not _is_whole(numbers).all() or len(np.unique(np.round(numbers))) < len(numbers):
             continue
         away = numbers - numbers.mean()
         if float((away**4).mean() / max(float((away**2).mean()) ** 2, 1e-12)) <= LEVEL:
             values: dict[str, Value] = {"code": data.codes[one]}
             return [Finding("id_value", "warning", len(numbers) / num, ("data.events", "static"), values)]
     return []
+
+
+def _numbers_of_rows(code: np.ndarray, value: np.ndarray, timed: np.ndarray) -> list[Finding]:
+    """Values of all codes that are whole numbers, each another one, as numbers of rows are."""
+    own = timed & (code > 0) & ~np.isnan(value)
+    numbers = value[own].astype(np.float64)
+    if len(numbers) < LEAST_EVENTS or len(np.unique(code[own])) < 2 or not _is_whole(numbers).all():
+        return []
+    share = len(np.unique(np.round(numbers))) / len(numbers)
+    fields = ("data.events", "data.events.value")
+    return [Finding("row_value", "warning", share, fields)] if share >= NEARLY_ALL else []
+
+
+def _is_whole(numbers: np.ndarray) -> np.ndarray:
+    """True for whole numbers, as exactly as single precision has them."""
+    whole: np.ndarray = np.abs(numbers - np.round(numbers)) <= 1e-3 + 1e-6 * np.abs(numbers)
+    return whole
 
 
 def _names(data: EventData, code: np.ndarray, patient: np.ndarray, num: int) -> list[Finding]:
