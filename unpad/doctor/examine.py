@@ -110,7 +110,7 @@ FOLLOWS = {
     "escaped": {"no_text"},
     "two_answers": {"slipped", "other_replies", "swapped_roles", "roles_alike"},
     "other_marks": {"repeats_question"},
-    "sides_apart": {"held_out_unlike", "other_classes", "far_values", "stand_in", "two_scales"},
+    "sides_apart": {"held_out_unlike", "other_classes", "far_values", "stand_in", "two_scales", "rare_codes"},
     "two_scales": {"far_values", "dates_as_values"},
     "stand_in": {"far_values", "dates_as_values"},
 }

@@ -118,6 +118,7 @@ WORDS: dict[str, tuple[str, str]] = {
         "The time of the last event, in days before the landmark (below 0)",
         "最后一个事件距预测时点的天数（负数）",
     ),
+    "unknown_code": ("the share of patients with codes that the model does not know", "含有未知编码的病人比例"),
     "log_events": ("the logarithm (base 10) of the number of events", "事件数的对数（以 10 为底）"),
     "no_label": ("without a label", "没有标签"),
     "subject": (

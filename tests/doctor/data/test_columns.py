@@ -13,6 +13,7 @@ from tests.doctor.troubles import Recipe, Row, Trouble, with_tables
 from tests.helpers.families import patients
 from unpad.doctor.data.columns import check_columns
 from unpad.doctor.data.histories import check_histories
+from unpad.doctor.data.sides import check_codes
 from unpad.doctor.data.values import check_values
 from unpad.doctor.subject import TimeBudget, open_subject
 
@@ -45,6 +46,27 @@ def of_success(rows: list[Row]) -> list[Row]:
 def on_one_day(rows: list[Row]) -> list[Row]:
     """All tests are of the first visit."""
     return [{**row, "days": 0} for row in rows]
+
+
+def as_row_numbers(rows: list[Row]) -> list[Row]:
+    """The value of a test is the number of its row."""
+    return [{**row, "value": i} for i, row in enumerate(rows)]
+
+
+def spelt(rows: list[Row]) -> list[Row]:
+    return [{**row, "test": f"{'Test' if i % 2 else 'test'} {row['test']}"} for i, row in enumerate(rows)]
+
+
+def with_signs(rows: list[Row]) -> list[Row]:
+    """Results whose names differ in a sign alone."""
+    return [{**row, "test": f"test {row['test']}{'+-'[i % 2]}"} for i, row in enumerate(rows)]
+
+
+def test_numbers_of_rows_and_spellings_of_codes_are_told(tmp_path: Path) -> None:
+    assert "row_value" in found_in(with_tables(as_row_numbers)(tmp_path / "rows"))
+    for name, change, expected in (("spelt", spelt, True), ("signs", with_signs, False)):
+        subject = open_subject(str(with_tables(change)(tmp_path / name)), (), TimeBudget(600.0, time.monotonic))
+        assert bool(check_codes(subject)) is expected, name
 
 
 COMPLETED = {"path": "people.parquet", "label": "completed", "map": {"yes": 0, "no": 1}}

@@ -221,14 +221,14 @@ def _sources(subject: Subject) -> list[Finding]:
     least, most = int(used[shares[used].argmin()]), int(used[shares[used].argmax()])
     rows = pieces.seq_ids[(table.source[pieces.seq_ids] == most) & (pieces.starts == 0)]
     times = len(rows) / max(len(np.unique(rows)), 1)
-    often = times >= OFTEN and shares[most] >= MOSTLY_OF_ONE
-    if shares[least] >= SWALLOWED and not often:
+    swallowed = shares[least] < SWALLOWED
+    if not swallowed and (times < OFTEN or shares[most] < MOSTLY_OF_ONE):
         return []
-    shown = most if often else least
+    shown = least if swallowed else most
     data = subject.setup.recipe.data
     listed = [(kind, source.path) for kind in subject.data.kinds for source in data.sources(kind)]
     kind, path = listed[shown] if shown < len(listed) else (subject.data.kinds[0], "")
     field = f"data.{kind}"
     values: dict[str, Value] = {"where": str(path), "field": f"{field}.{shown}.weight", "times": times}
-    code = "too_often" if often else "swallowed"
+    code = "swallowed" if swallowed else "too_often"
     return [Finding(code, "warning", float(shares[shown]), (field, f"{field}.weight"), values)]

@@ -300,7 +300,7 @@ def measure_patients(data: EventData, ids: np.ndarray) -> Properties:
     having = np.zeros((len(data.sets.events_of) - 1, len(data.codes)), bool)
     having[owner, data.code] = True
     for code in np.flatnonzero(having.mean(0) >= COMMON).tolist():
-        found[f"{data.codes[code] if code else '?'} (0/1)"] = having[ids, code].astype(np.float64)
+        found[f"{data.codes[code]} (0/1)" if code else "@unknown_code"] = having[ids, code].astype(np.float64)
     chosen = np.isin(owner, ids) & ~np.isnan(data.values)
     for code in np.flatnonzero(np.bincount(data.code[chosen], minlength=1) >= LEAST_HELD).tolist():
         if code:

@@ -100,7 +100,10 @@ def _stand_ins(data: EventData, by_code: dict[int, np.ndarray]) -> list[Finding]
                 continue
             distance = float(np.abs(others - edge).min())
             if distance >= BESIDE * max(float(others.std()), 1e-9):
-                found.append((share, code, float(edge * data.known.std[code] + data.known.mean[code])))
+                step = float(data.known.std[code]) * 1e-5  # beyond which single precision adds digits of its own
+                found.append(
+                    (share, code, round(float(edge * data.known.std[code] + data.known.mean[code]) / step) * step)
+                )
     if not found:
         return []
     share, code, value = max(found)
