@@ -354,8 +354,8 @@ def _of_one_picture(data: VqaData) -> list[VqaExample]:
 
 
 class _Colours(NamedTuple):
-    """How much more of the colours of their answers pictures show than other pictures do, in standard errors: in their
-    own order, and in the best one; the number of answers with a colour, and the first of them."""
+    """Colours of answers that pictures show more than other pictures do, in standard errors: in their own order, and in
+    the best one; the number of answers with a colour, and the first of them."""
 
     errors: float
     best: float

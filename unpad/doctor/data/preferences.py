@@ -65,7 +65,7 @@ def check_preferences(subject: Subject, rows: dict[str, list[Example]]) -> list[
 
 
 def _artefacts(pairs: Sequence[Example]) -> list[Finding]:
-    """What programs left in the rejected replies alone: findings that the chosen ones do not have."""
+    """Traces of programs in the rejected replies alone: findings that the chosen ones do not have."""
     other = [replace(row, turns=(*row.turns[:-1], row.rejected)) for row in pairs if row.rejected is not None]
     told = [[*check_texts({"pairs": rows}), *check_talks({"pairs": rows}), *check_writing({"pairs": rows})]
             for rows in (list(pairs), other)]  # fmt: skip
