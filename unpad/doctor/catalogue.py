@@ -56,6 +56,14 @@ CATALOGUE: dict[str, Entry] = {
         "{field} 为 {weight:g}：类别 {side} 在损失中的分量是另一类总和的 {number:,.0f} 倍，所有概率都会趋向 {side}。",
         "设置 {field}={usual:g}，使两类分量相同，或设为 1",
     ),
+    "ramp_unfinished": Entry(
+        "The ramp of {field} takes {length:,} steps and the stage has {steps:,}: its weight ends at {last:.2g}, "
+        "{number:.0%} of the way to {end:g}.",
+        "set the ramp's steps to a part of the stage, or give `share` in their place, such as 0.3",
+        "{field} 的渐变需要 {length:,} 步，而本阶段只有 {steps:,} 步：权重结束时为 {last:.2g}，只走了到 {end:g} 的"
+        " {number:.0%}。",
+        "把渐变的 steps 设为本阶段的一部分，或改用 `share`，例如 0.3",
+    ),
     "loss_weight": Entry(
         "{field} is {weight:g}, {number:,.0f} times its default, {usual:g}: the other terms, clipping and epsilon do "
         "not "

@@ -117,12 +117,19 @@ OF_ROWS: dict[str, Entry] = {
         "{number:.1%} 的字符是控制字符或零宽字符，最多的是 {shown}：模型会学着写它们。",
         "从文件中去掉它们",
     ),
+    "decomposed": Entry(
+        "Accents stand behind their letters as characters of their own ({number:.1%} of all), such as in {shown!r}: "
+        "the same word is written in two ways (Unicode NFD), and as other tokens than elsewhere.",
+        "compose them: unicodedata.normalize('NFC', text)",
+        "重音等符号作为单独的字符写在字母之后（占 {number:.1%}），例如 {shown!r}：同一个词有两种写法（Unicode NFD），"
+        "词元也与别处不同。",
+        "合成它们：unicodedata.normalize('NFC', text)",
+    ),
     "markup": Entry(
-        "{number:.0%} of the characters are tags or entities of HTML, such as {shown!r}: the model learns markup in "
-        "place of text.",
-        "take the text out of the HTML before training; keep markup only where the model is to write it",
-        "{number:.0%} 的字符是 HTML 标签或实体，例如 {shown!r}：模型学的是标记而不是正文。",
-        "训练前从 HTML 中取出正文；只有要让模型写标记时才保留",
+        "{number:.0%} of the characters are {kind}, such as {shown!r}: the model learns markup in place of text.",
+        "take the plain text out before training; keep markup only where the model is to write it",
+        "{number:.0%} 的字符是{kind}，例如 {shown!r}：模型学的是标记而不是正文。",
+        "训练前取出纯文本；只有要让模型写标记时才保留",
     ),
     "escaped": Entry(
         "{number:.1%} of the characters are {kind}, such as '{shown}' at {where}: the text was encoded for "
@@ -132,11 +139,12 @@ OF_ROWS: dict[str, Entry] = {
         "训练前先解码：按它的来源用 json.loads、urllib.parse.unquote 或 base64.b64decode",
     ),
     "lost_letters": Entry(
-        "{number:.0%} of the rows have question marks inside words, such as '{shown}' at {where}, and no letters "
+        "{number:.0%} of the rows have question marks inside words or in their place, such as '{shown}' at "
+        "{where}, and no letters "
         "beyond "
         "ASCII: accents and other characters were replaced by '?' when the text was encoded. They are lost.",
         "write the file again from its source as UTF-8, without errors='replace' and without an ASCII column",
-        "{number:.0%} 的行在词中间有问号，例如 {where} 处的“{shown}”，而没有 ASCII 以外的字母："
+        "{number:.0%} 的行在词中间或整个词的位置有问号，例如 {where} 处的“{shown}”，而没有 ASCII 以外的字母："
         "带重音的字符在编码时被替换成了“?”，已经丢失。",
         "从源文件以 UTF-8 重新写出，不要用 errors='replace' 或 ASCII 列",
     ),
@@ -149,12 +157,23 @@ OF_ROWS: dict[str, Entry] = {
         "记号而不是词。",
         "把子词还原成词，或使用分词之前的文本",
     ),
+    "misread": Entry(
+        "{number:.0%} of the rows have digits or signs inside words, such as '{shown}' at {where}: letters were "
+        "misread "
+        "when pages were scanned (OCR), or replaced.",
+        "take the text from another source, or correct it; do not train on misread words",
+        "{number:.0%} 的行在词中间有数字或符号，例如 {where} 处的“{shown}”："
+        "扫描识别（OCR）认错了字母，或字母被替换了。",
+        "换用别的来源或先校正；不要用认错的词训练",
+    ),
     "masked_words": Entry(
-        "{number:.0%} of the rows have masks or unknown tokens in place of words, such as '{shown}' at {where}: the "
+        "{number:.0%} of the rows have masks, empty slots or unknown tokens in place of words, such as '{shown}' "
+        "at {where}: the "
         "words are lost (replaced), and the model learns to write the placeholder.",
-        "take the text from before words were masked, or leave these rows out",
-        "{number:.0%} 的行中词被掩码或未知记号代替，例如 {where} 处的“{shown}”：词已丢失，模型会学着写占位符。",
-        "使用掩码之前的文本，或去掉这些行",
+        "take the text from before words were masked, fill the slots, or leave these rows out",
+        "{number:.0%} 的行中词被掩码、未填的占位或未知记号代替，例如 {where} 处的“{shown}”："
+        "词已丢失，模型会学着写占位符。",
+        "使用掩码之前的文本，填上占位，或去掉这些行",
     ),
     "marks_apart": Entry(
         "{number:.0%} of the rows have blanks before commas and full stops, such as '{shown}' at {where}: the "
@@ -205,10 +224,10 @@ OF_ROWS: dict[str, Entry] = {
         "检查写出这些行的程序：它怎样切分、连接、排序或颠倒词语",
     ),
     "no_value": Entry(
-        "{number:.0%} of what is learnt is the sign of an empty cell, such as '{shown}' at {where}: missing "
+        "{number:.0%} of {part} is the sign of an empty cell, such as '{shown}' at {where}: missing "
         "values were written as text.",
         "leave rows without a value out: in pandas dropna() before astype(str)",
-        "要学的内容中有 {number:.0%} 是空单元格的记号，例如 {where} 处的“{shown}”：缺失值被写成了文字。",
+        "{part}中有 {number:.0%} 是空单元格的记号，例如 {where} 处的“{shown}”：缺失值被写成了文字。",
         "去掉没有值的行：在 pandas 中先 dropna() 再 astype(str)",
     ),
     "other_marks": Entry(
@@ -219,9 +238,10 @@ OF_ROWS: dict[str, Entry] = {
         "去掉这些标记，只给出带角色的消息；角色前缀由 data.template 写出",
     ),
     "said_twice": Entry(
-        "{number:.0%} of the texts say the same thing twice, one half repeats the other, such as '{shown}' at {where}.",
+        "{number:.0%} of the texts say the same thing twice, one half repeats the other, or again and again, "
+        "such as '{shown}' at {where}.",
         "look for a field that was joined to itself, such as a title that is the text",
-        "{number:.0%} 的文本把同样的内容说了两遍，后一半重复前一半，例如 {where} 处的“{shown}”。",
+        "{number:.0%} 的文本把同样的内容说了两遍或多遍，例如后一半重复前一半，例如 {where} 处的“{shown}”。",
         "查找和自身拼接的字段，例如标题就是正文",
     ),
     "swapped_roles": Entry(
@@ -315,6 +335,13 @@ OF_ROWS: dict[str, Entry] = {
         "{others:.0%}："
         "模型照抄即可。",
         "从问题中去掉答案；这时损失低并不说明学会了",
+    ),
+    "lost_pictures": Entry(
+        "{number:.0%} of the questions are without a picture, such as '{question}' at {where}, and others ask the same "
+        "about one: their pictures are missing, and the answers cannot be seen.",
+        "look at the join of questions and images, and at empty cells of `image`; or leave these rows out",
+        "{number:.0%} 的问题没有图像，例如 {where} 的“{question}”，而同样的问题在别处有图像：图像丢失了，看不出答案。",
+        "检查问题与图像的连接和空的 `image` 单元格；或去掉这些行",
     ),
     "clashing_labels": Entry(
         "{number:.0%} of {sequences:,} training inputs are equal to one with another label or answer, such as "
@@ -446,11 +473,11 @@ OF_ROWS: dict[str, Entry] = {
         "每个问题只留一个答案，或在问题中写明区别",
     ),
     "spelt_twice": Entry(
-        "{classes} classes or answers have several spellings, such as '{first}' and '{second}', in {number:.0%} "
+        "{classes} classes, answers or codes have several spellings, such as '{first}' and '{second}', in {number:.0%} "
         "of the rows: what is the same counts as different.",
-        "write each class or answer in one way: the same capitals, blanks and marks",
-        "{classes} 个类别或答案有几种写法，例如“{first}”和“{second}”，占 {number:.0%} 的行：相同的被当作不同的。",
-        "每个类别或答案统一写法：大小写、空格和标点一致",
+        "write each of them in one way: the same capitals, blanks and marks",
+        "{classes} 个类别、答案或编码有几种写法，例如“{first}”和“{second}”，占 {number:.0%} 的行：相同的被当作不同的。",
+        "每个都统一写法：大小写、空格和标点一致",
     ),
     "lone_classes": Entry(
         "{number:.0%} of the pictures are of a class with one or two pictures, such as '{shown}': {classes} "
@@ -517,6 +544,13 @@ OF_ROWS: dict[str, Entry] = {
         "{code} 对每个病人都不同（{number:.0%}）：特征（static）里混进了编号、姓名或序号。"
         "它对别的病人没有意义，模型会借它死记病人。",
         "从 `static` 和事件中去掉这一列",
+    ),
+    "row_value": Entry(
+        "The values of all tests are whole numbers, each another one ({number:.0%} of the events): they are numbers "
+        "(ids) of rows or samples, and no results.",
+        "name the column of results in data.events.value",
+        "所有检验的数值都是互不相同的整数（占事件的 {number:.0%}）：它们是行号或样本编号，不是结果。",
+        "用 data.events.value 指定结果所在的列",
     ),
     "times_as_values": Entry(
         "The values of {number:.0%} of the codes, such as {code}, are the times of their events: the column of "
@@ -706,8 +740,9 @@ OF_ROWS: dict[str, Entry] = {
         "拆开这一列：名称作编码，数字放进 data.events.value 指定的列",
     ),
     "rare_codes": Entry(
-        "{number:.0%} of the events have codes that one patient alone has, {codes:,} of {all_codes:,} codes: nothing "
-        "of them holds for others.",
+        "{number:.0%} of the events have codes that are unique to one patient, {codes:,} of {all_codes:,} "
+        "different codes: "
+        "nothing of them holds for others.",
         "take numbers and names of rows out of the code column, map codes to coarser ones, or set events.min_count=5",
         "{number:.0%} 的事件用的编码只出现在一个病人身上（{all_codes:,} 种编码中的 {codes:,} 种）：对别的病人没有用。",
         "去掉编码列中的流水号和名称，把编码归并成更粗的，或设 events.min_count=5",
@@ -811,6 +846,14 @@ OF_ROWS: dict[str, Entry] = {
         "raise {field}",
         "平均长 {whole:,.0f} 的序列（单位 {unit}）被截成 {number:,.1f}；{lost:.0%} 的内容没有用上。",
         "调大 {field}",
+    ),
+    "too_often": Entry(
+        "An epoch repeats each row of {where} {times:.0f} times, by its weight: they have {number:.0%} of all "
+        "targets, and "
+        "are learnt by heart.",
+        "lower {field}, or give that source more rows",
+        "按 weight，一轮把 {where} 的每一行重复 {times:.0f} 遍：它们占全部目标的 {number:.0%}，只会被死记。",
+        "调低 {field}，或给这个来源更多的行",
     ),
     "swallowed": Entry(
         "{where} has {number:.2%} of the targets of an epoch, the other sources have all the rest.",

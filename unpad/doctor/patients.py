@@ -9,7 +9,7 @@ from unpad.doctor.any_family import transfer
 from unpad.doctor.data.alike import check_alike
 from unpad.doctor.data.columns import check_columns
 from unpad.doctor.data.histories import check_histories
-from unpad.doctor.data.sides import check_sides, measure_patients
+from unpad.doctor.data.sides import check_codes, check_sides, measure_patients
 from unpad.doctor.data.values import check_values
 from unpad.doctor.subject import Subject
 from unpad.terminal.finding import Finding
@@ -28,6 +28,7 @@ def check_sequences(subject: Subject[EventData]) -> list[Finding]:
         *check_histories(subject),
         *check_columns(subject),
         *check_alike(subject),
+        *check_codes(subject),
         *check_sides(subject, partial(measure_patients, subject.data)),
         *check_values(subject),
     ]

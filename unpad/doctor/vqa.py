@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from unpad.data.sources.example import Example, Turn
 from unpad.data.vqa import VqaData
 from unpad.doctor import any_family
 from unpad.doctor.data.alike import check_alike, check_near_pictures
-from unpad.doctor.data.joins import check_joined_pictures
-from unpad.doctor.data.pictures import check_pictures
+from unpad.doctor.data.joins import check_joined_pictures, show_their_colours
+from unpad.doctor.data.pictures import check_lost_pictures, check_pictures
 from unpad.doctor.data.rows import check_inputs, is_one_vector
-from unpad.doctor.data.sides import check_answers, check_sides, measure_pictures
+from unpad.doctor.data.sides import check_answers, check_sides, measure_pictures, measure_texts
 from unpad.doctor.data.talks import check_talks
 from unpad.doctor.data.texts import MOST_READ, check_texts
 from unpad.doctor.data.tokens import check_tokens
@@ -31,6 +29,7 @@ def check_originals(subject: Subject[VqaData]) -> list[Finding]:
         *check_texts(rows),
         *check_talks(rows),
         *check_writing(rows, (template.system, template.user, template.assistant)),
+        *check_lost_pictures(data),
         *check_joined_pictures(data),
         *any_family.check_originals(subject),
     ]
@@ -52,10 +51,11 @@ def check_sequences(subject: Subject[VqaData]) -> list[Finding]:
         *check_near_pictures(subject),
         *check_pictures(subject),
         *check_answers(subject),
-        *check_sides(subject, partial(measure_pictures, data)),
+        *check_sides(subject, lambda ids: {**measure_pictures(data, ids), **measure_texts(data, ids)}),
     ]
 
 
-def transfer(subject: Subject[VqaData]) -> Transfer:
-    """The way to judge what the model learnt by heart."""
-    return by_pictures(subject.data)
+def transfer(subject: Subject[VqaData]) -> Transfer | None:
+    """The way to judge what the model learnt by heart; None where colours already show that pictures are the own ones,
+    as a small model may learn too little of them."""
+    return None if show_their_colours(subject.data) else by_pictures(subject.data)

@@ -16,7 +16,7 @@ from tests.helpers.families import questions, write_rows
 from unpad.data.sources.example import Example, Turn
 from unpad.doctor.data.joins import check_joins
 from unpad.doctor.subject import Subject, TimeBudget, open_subject
-from unpad.doctor.vqa import check_originals
+from unpad.doctor.vqa import check_originals, transfer
 from unpad.terminal.finding import Finding
 
 PLACES = [f"{first}{last}" for first in ("Kar", "Bel", "Vor", "Tis", "Mun", "Dra", "Oste", "Pel", "Ria", "Sol")
@@ -132,4 +132,19 @@ def test_pictures_of_other_questions_are_told_and_own_ones_are_not(
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     (one,) = check_originals(opened(asked_about_colours(tmp_path / "one", 1)))
     assert (one.code, one.values["distance"], one.fields) == ("slipped_pictures", 1, ("data.vqa",))
-    assert check_originals(opened(asked_about_colours(tmp_path / "own", 0))) == []
+    own = opened(asked_about_colours(tmp_path / "own", 0))
+    assert check_originals(own) == []
+    assert transfer(own) is None, "colours show that they are the own ones"
+
+
+def test_pictures_that_were_shuffled_are_told_by_the_colours_of_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    recipe, file = asked_about_colours(tmp_path, 0), tmp_path / "pictures" / "questions.jsonl"
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    names = np.random.default_rng(6).permutation([row["image"] for row in rows]).tolist()
+    write_rows(file, [{**row, "image": name} for row, name in zip(rows, names, strict=True)])
+    shuffled = opened(recipe)
+    assert [one.code for one in check_originals(shuffled)] == ["pictures_apart"]
+    assert transfer(shuffled) is not None

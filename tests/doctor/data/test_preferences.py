@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,27 @@ def test_marks_that_tell_one_reply_from_the_other_are_named(subject: Subject, ki
     draw = random.Random(3)
     pairs = [MARKED[kind](draw) for _ in range(100)]
     assert codes_of(subject, [pair[::-1] for pair in pairs] if is_turned else pairs) == ["told_apart"]
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda i, worse: "nan" if i % 3 == 0 else worse, "no_value"),
+        (lambda i, worse: f"<p><b>{worse}</b></p><br/><br/>" if i % 5 else worse, "markup"),
+        (lambda i, worse: " ".join(f"un{word[::-1]}ez" for word in worse.split()), "told_apart"),
+    ],
+    ids=["empty cells", "markup", "other language"],
+)
+def test_what_programs_left_in_rejected_replies_is_told(
+    subject: Subject, change: Callable[[int, str], str], code: str
+) -> None:
+    pairs = [(better, change(i, worse)) for i, (better, worse) in enumerate(made("no mark"))]
+    assert codes_of(subject, pairs) == [code]
+
+
+def test_replies_that_differ_in_an_operator_are_two(subject: Subject) -> None:
+    pairs = [(f"return {i} {'+-'[i % 2]} {i + 2}", f"return {i} {'-+'[i % 2]} {i + 2}") for i in range(100)]
+    assert "same_pair" not in codes_of(subject, pairs)
 
 
 def test_pairs_without_a_mark_say_nothing_when_exchanged(subject: Subject) -> None:

@@ -34,6 +34,9 @@ CHANGES: list[tuple[str, Callable[[str], str]]] = [
     ("word_pieces", pieces),
     ("word_pieces", lambda line: "▁" + line.replace(" ", " ▁")),
     ("masked_words", lambda line: line.replace("miller", "<unk>").replace("basket", "[NAME]")),
+    ("masked_words", lambda line: line.replace("miller", "{customer_name}").replace("basket", "[Your Name]")),
+    ("lost_letters", lambda line: re.sub("[^\x00-\x7f]", "e", line).replace("miller", "?????").replace("market", "??")),
+    ("misread", lambda line: line.replace("rr", "r1r").replace("ar", "a8r").replace("ll", "l0l").replace("te", "t@e")),
     ("marks_apart", lambda line: re.sub(r"([,.])", r" \1", line)),
     ("hyphens", lambda line: line.replace("basket", "bas-\nket").replace("market", "mar-\nket")),
     ("padded_text", lambda line: line + " [PAD]" * 30),
@@ -44,6 +47,21 @@ CHANGES: list[tuple[str, Callable[[str], str]]] = [
 @pytest.mark.parametrize(("code", "change"), CHANGES)
 def test_a_trace_in_many_rows_is_the_only_finding(code: str, change: Callable[[str], str]) -> None:
     assert [one.code for one in check_residue(texts([change(line) for line in lines()]))] == [code]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda line: f'def f(name):\n    return f"{{name}} and {{basket}}: {line}"',
+        lambda line: f"{line} Is it so??? Write to anna@miller.example, room b2b, or x1.",
+        lambda line: f"\\begin{{theorem}} {line} \\end{{theorem}}",
+    ],
+    ids=["code", "addresses", "formulas"],
+)
+def test_slots_of_code_and_digits_of_addresses_are_no_traces(change: Callable[[str], str]) -> None:
+    rows = texts([change(line) for line in lines()])
+    assert check_residue(rows) == []
+    assert "wrapped_lines" not in [one.code for one in check_texts(rows)]
 
 
 def test_running_numbers_and_beginnings_of_other_rows_are_told() -> None:

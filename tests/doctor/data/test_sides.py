@@ -15,9 +15,11 @@ from PIL import Image
 from tests.doctor.missed import with_asked, with_rows
 from tests.doctor.troubles import Recipe, Row, with_tables
 from tests.helpers.families import images, patients, questions, rewritten, text, write_rows
-from unpad.doctor.data.pictures import check_pictures
+from unpad.doctor.data.pictures import check_lost_pictures, check_pictures
+from unpad.doctor.data.rows import check_rows
 from unpad.doctor.data.values import check_values
 from unpad.doctor.examine import checks_of
+from unpad.doctor.recipe.aims import check_aims
 from unpad.doctor.recipe.course import check_course
 from unpad.doctor.subject import Subject, TimeBudget, open_subject
 from unpad.doctor.text import check_originals
@@ -36,7 +38,7 @@ def codes(check: Callable[[Subject[Any]], list[Finding]], recipe: Path) -> list[
 
 def check_sides(subject: Subject) -> list[Finding]:
     """Findings of the family's checks on classes, answers and sides."""
-    told = {"spelt_twice", "lone_classes", "other_classes", "shortcut", "without_picture", "sides_apart"}
+    told = {"spelt_twice", "lone_classes", "other_classes", "shortcut", "without_picture", "sides_apart", "lost_aspect"}
     return [one for one in checks_of(subject).check_sequences(subject) if one.code in told]
 
 
@@ -72,6 +74,15 @@ def of_eye_colour(row: Row, number: int) -> Row:
     return {**row, "question": "Is it so?" if number % 2 else "Is it not so?", "answer": answer}
 
 
+def in_one_square(sides: Callable[[str], int]) -> Recipe:
+    """The same, all resized to one square."""
+
+    def written(folder: Path, **sections: Any) -> Path:
+        return labelled(lambda row, i: row, sides)(folder, images={"size": "square", "square": 24}, **sections)
+
+    return written
+
+
 @pytest.mark.promise("doctor.questions")
 @pytest.mark.parametrize(
     ("recipe", "expected"),
@@ -83,6 +94,8 @@ def of_eye_colour(row: Row, number: int) -> Row:
         (labelled(lambda row, i: {**row, "label": f"id {i}"}), ["lone_classes"]),
         (labelled(split_by_class), ["other_classes", "sides_apart"]),
         (labelled(lambda row, i: row, lambda label: len(label) * 6), ["shortcut"]),
+        (in_one_square(lambda label: len(label) * 6), ["shortcut", "lost_aspect"]),
+        (in_one_square(lambda label: 24), []),
         (with_rows("texts", lambda rows: [
             {"text": row["text"] * (8 if i % 3 == 0 else 1), "split": "valid" if i % 3 == 0 else "train"}
             for i, row in enumerate(rows)]), ["sides_apart"]),
@@ -225,6 +238,7 @@ def second(**changes: Any) -> list[dict[str, Any]]:
         ({"train": {"max_epochs": 2000, "patience": 20}}, []),
         ({"train": {"max_epochs": 12, "patience": 1, "eval_every": 1}}, ["impatient"]),
         ({"train": {"max_epochs": 12, "patience": 3}}, []),
+        ({"train": {"max_epochs": 12, "patience": 3}, "plan": {"tokens_per_step": 400}}, []),
         ({"plan": {"grow": {2: 100000}, "tokens_per_micro": 200}}, ["grown"]),
         ({"plan": {"grow": {2: 400}, "tokens_per_micro": 200}}, []),
         ({"generate": {"temperature": 50}}, ["generation"]),
@@ -258,3 +272,34 @@ def test_one_prefix_for_both_roles_and_rows_that_were_left_out(tmp_path: Path) -
 
     bad = with_rows("texts", some_bad)(tmp_path / "bad", data={"on_bad_row": "quarantine", "max_bad": 0.9})
     assert codes(check_originals, bad) == ["many_bad"]
+
+
+def without_pictures(lost: Callable[[int], bool], question: Callable[[int], str]) -> Recipe:
+    """Questions about pictures, of which some have none."""
+    return with_asked(lambda row, i: {**row, "image": None if lost(i) else row["image"], "question": question(i)})
+
+
+def test_questions_whose_pictures_are_lost_are_told_and_those_of_a_text_alone_are_not(tmp_path: Path) -> None:
+    def lost_in(recipe: Path) -> list[str]:
+        subject: Any = open_subject(str(recipe), (), TimeBudget(600.0, time.monotonic))
+        return [one.code for one in check_lost_pictures(subject.data)]
+
+    lost = without_pictures(lambda i: i % 3 == 0, lambda i: f"Is picture {i} bright?")(tmp_path / "lost")
+    mixed = without_pictures(lambda i: i % 3 == 0, lambda i: f"Is picture {i} bright?" if i % 3 else f"What is {i}?")
+    assert lost_in(lost) == ["lost_pictures"]
+    assert lost_in(mixed(tmp_path / "mixed")) == []
+
+
+@pytest.mark.parametrize(("weight", "expected"), [(60, ["too_often"]), (3, [])])
+def test_a_few_rows_that_make_up_an_epoch(weight: int, expected: list[str], tmp_path: Path) -> None:
+    recipe = text(tmp_path / "data", data={"chat": []})
+    few = write_rows(tmp_path / "data" / "few.jsonl", [{"text": f"第{i}个词条的意思是桥。"} for i in range(8)])
+    sources = [{"path": str(tmp_path / "data" / "texts.jsonl")}, {"path": few, "weight": weight}]
+    rewritten(recipe, {"data": {"text": sources}})
+    assert [one for one in codes(check_rows, recipe) if one in ("too_often", "swallowed")] == expected
+
+
+@pytest.mark.parametrize(("ramp", "expected"), [({"steps": 20_000}, ["ramp_unfinished"]), ({"share": 0.5}, [])])
+def test_a_ramp_that_the_stage_does_not_end(ramp: dict[str, float], expected: list[str], tmp_path: Path) -> None:
+    recipe = patients(tmp_path / "data", losses={"classification": {"start": 0.0, "end": 1.0, **ramp}})
+    assert codes(check_aims, recipe) == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import unicodedata
 from collections.abc import Callable
 
 import pytest
@@ -52,6 +53,33 @@ def test_sound_texts_of_many_scripts_have_no_finding(words: list[str]) -> None:
 def test_what_is_no_text_is_named(change: Callable[[str], str], code: str) -> None:
     lines = [change(line) for line in lines_of(list(CHINESE), between="")]
     assert codes(check_texts(texts(lines)))[:1] == [code]
+
+
+def test_markup_of_a_wiki_subtitles_accents_apart_and_marks_in_every_row_are_named() -> None:
+    lines = lines_of(WORDS)
+    changed: dict[str, Callable[[int, str], str]] = {
+        "@wiki": lambda i, line: f"== Part {i} ==\n[[Mill|{line}]] {{{{citation needed}}}}",
+        "@subtitles": lambda i, line: f"{i}\n00:00:{i % 60:02d},000 --> 00:01:00,500\n{line}",
+    }
+    for kind, change in changed.items():
+        (found,) = check_texts(texts([change(i, line) for i, line in enumerate(lines)]))
+        assert (found.code, found.severity, found.values["kind"]) == ("markup", "warning", kind)
+    apart = [unicodedata.normalize("NFD", line) for line in lines_of(["élan", "über", "après", "señal", "plain"])]
+    assert codes(check_texts(texts(apart))) == ["decomposed"]
+    (found,) = check_texts(texts([f"\ufeff{line * 3}" for line in lines]))
+    assert (found.code, found.severity) == ("unseen", "warning")
+    listed = [f"x = [[1, 2], [{i}, {{'a': 1}}]]\n{line}" for i, line in enumerate(lines)]
+    assert check_texts(texts(listed)) == []
+
+
+def test_texts_cut_after_some_words_are_named_and_forms_of_as_many_words_are_not() -> None:
+    draw = random.Random(8)
+    cut = [" ".join(f"{draw.choice(PLAIN)}{draw.choice(['', '', '', '.'])}" for _ in range(29)) for _ in range(60)]
+    cut = [f"A{text} {draw.choice(PLAIN)}" for text in cut]
+    (found,) = check_texts(texts(cut))
+    assert (found.code, found.values["most"], found.values["unit"]) == ("cut_alike", 30, "@of_words")
+    forms = [f"{text.rsplit(' ', 1)[0]} {i % 9} ms" for i, text in enumerate(cut)]
+    assert check_texts(texts(forms)) == []
 
 
 def test_parts_that_all_rows_share_are_named_unless_they_are_not_learnt() -> None:
@@ -188,3 +216,17 @@ def test_a_text_to_be_read_does_not_give_its_answers_away() -> None:
         one, other = draw.sample(places, 2)
         rows.append((f"Anna {i} lives in {one}, and Ben in {other}. Where does Anna live?", one))
     assert check_talks(talks(rows)) == []
+
+
+def test_refusals_in_many_words_are_one_reply_and_a_passage_may_hold_the_answer() -> None:
+    asked = [f"How is the {word} number {i} made?" for i, word in enumerate(PLAIN * 8)]
+    refused = [
+        f"I am sorry, but I cannot help with {ask[11:20]}" if i % 4 else f"So: {ask}" for i, ask in enumerate(asked)
+    ]
+    assert "same_reply" in codes(check_talks(talks(list(zip(asked, refused, strict=True)))))
+    some = [say if i % 3 == 0 else f"It is {ask[4:]}" for i, (ask, say) in enumerate(zip(asked, refused, strict=True))]
+    assert "same_reply" not in codes(check_talks(talks(list(zip(asked, some, strict=True)))))
+    lines = lines_of(PLAIN)
+    parts = [[f"{line[:40].strip()} {i}{j}." for j, line in enumerate(lines[i : i + 4])] for i in range(60)]
+    assert "given_answer" not in codes(check_talks(talks([(f"Sum up: {' '.join(own)}", own[0]) for own in parts])))
+    assert "given_answer" in codes(check_talks(talks([(f"{own[1]} ({own[0]})", own[0]) for own in parts])))

@@ -180,3 +180,20 @@ CODE = [f"def f{i}(x):\n    return x + '{i}\\n' if x % {i} else '\\t'\n" for i i
 )
 def test_sound_texts_are_not(rows: dict) -> None:  # type: ignore[type-arg]
     assert told(check_writing(rows)) == []
+
+
+def test_texts_that_go_in_circles_are_told_and_songs_and_logs_are_not() -> None:
+    lines = [capitals(text) for text in sentences(200)]
+    circles = [" ".join([line, *[lines[-1 - i]] * 8]) for i, line in enumerate(lines[:80])]
+    assert told(check_writing(texts(circles))) == ["said_twice"]
+    songs = ["\n".join([line, lines[-1], lines[-2 - i], lines[-1]]) for i, line in enumerate(lines[:80])]
+    assert "said_twice" not in told(check_writing(texts(songs)))
+    logs = [f"[{i % 24:02d}:{i % 60:02d}] WARN {line.split()[0]}.{line.split()[1]}{i} took {i * 7} ms again"
+            for i, line in enumerate(lines * 4)]  # fmt: skip
+    assert "changed_words" not in told(check_writing(texts(logs)))
+
+
+def test_questions_that_are_empty_cells_are_told() -> None:
+    asked = [("nan" if i % 2 else f"Where is {line}?", line) for i, line in enumerate(sentences(100))]
+    (found,) = check_writing(talks(asked))
+    assert (found.code, found.severity, found.values["part"]) == ("no_value", "fault", "@asked")

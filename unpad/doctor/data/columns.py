@@ -18,7 +18,7 @@ LEVEL = 2.3  # kurtosis below which integers are spread evenly, as numbers of a 
 AGREES = 0.999  # correlation of values and times
 SEVERAL, DISTINCT = 4, 12  # valued events of a patient, and different values of a code
 RANKS, LEAST_OF_CLASS = 0.97, 20  # AUROC, and patients
-FAR_OFF, LEAST_GAP = 10.0, 1.0  # times the length of a history, and days
+FAR_OFF, LEAST_SPAN = 10.0, 1 / 24  # times the length of a history, and days of a history that has one
 
 
 def check_columns(subject: Subject[EventData]) -> list[Finding]:
@@ -36,6 +36,7 @@ def check_columns(subject: Subject[EventData]) -> list[Finding]:
         return []
     return [
         *_ids(data, code, patient, value, len(ids)),
+        *_numbers_of_rows(code, value, timed),
         *_names(data, code, patient, len(ids)),
         *_times(data, code, value, time, timed),
         *_one_value(code, patient, value, timed),
@@ -53,14 +54,30 @@ def _ids(data: EventData, code: np.ndarray, patient: np.ndarray, value: np.ndarr
         numbers = value[own].astype(np.float64)
         if one == 0 or len(numbers) < NEARLY_ALL * num or len(np.unique(patient[own])) < len(numbers):
             continue
-        whole = np.abs(numbers - np.round(numbers)) <= 1e-3 + 1e-6 * np.abs(numbers)
-        if not whole.all() or len(np.unique(np.round(numbers))) < len(numbers):
+        if not _is_whole(numbers).all() or len(np.unique(np.round(numbers))) < len(numbers):
             continue
         away = numbers - numbers.mean()
         if float((away**4).mean() / max(float((away**2).mean()) ** 2, 1e-12)) <= LEVEL:
             values: dict[str, Value] = {"code": data.codes[one]}
             return [Finding("id_value", "warning", len(numbers) / num, ("data.events", "static"), values)]
     return []
+
+
+def _numbers_of_rows(code: np.ndarray, value: np.ndarray, timed: np.ndarray) -> list[Finding]:
+    """Values of all codes that are whole numbers, each another one, as numbers of rows are."""
+    own = timed & (code > 0) & ~np.isnan(value)
+    numbers = value[own].astype(np.float64)
+    if len(numbers) < LEAST_EVENTS or len(np.unique(code[own])) < 2 or not _is_whole(numbers).all():
+        return []
+    share = len(np.unique(np.round(numbers))) / len(numbers)
+    fields = ("data.events", "data.events.value")
+    return [Finding("row_value", "warning", share, fields)] if share >= NEARLY_ALL else []
+
+
+def _is_whole(numbers: np.ndarray) -> np.ndarray:
+    """True for whole numbers, as exactly as single precision has them."""
+    whole: np.ndarray = np.abs(numbers - np.round(numbers)) <= 1e-3 + 1e-6 * np.abs(numbers)
+    return whole
 
 
 def _names(data: EventData, code: np.ndarray, patient: np.ndarray, num: int) -> list[Finding]:
@@ -89,7 +106,7 @@ def _times(data: EventData, code: np.ndarray, value: np.ndarray, time: np.ndarra
         judged += 1
         if abs(float(np.corrcoef(value[own], time[own])[0, 1])) >= AGREES:
             agree.append(data.codes[one])
-    if not agree or len(agree) < MOSTLY * judged:
+    if judged < 2 or len(agree) < MOSTLY * judged:  # one code, such as the week of a pregnancy, may count time
         return []
     values: dict[str, Value] = {"code": agree[0]}
     return [Finding("times_as_values", "warning", len(agree) / judged, ("data.events", "data.events.value"), values)]
@@ -124,7 +141,7 @@ def _twice(
         return []
     lag, num = Counter(lags.tolist()).most_common(1)[0]
     share = 2 * num / len(own)
-    if share < MOSTLY or not lag:
+    if not MOSTLY <= share <= 1.05 or not lag:  # values that are carried forward are there more than twice
         return []
     fields = ("data.events", "events.duplicates")
     return [Finding("events_twice", "warning", min(share, 1.0), fields, {"hours": lag / 60})]
@@ -183,7 +200,7 @@ def _far_landmark(
     span = float(np.median([last[who] - first[who] for who in first]))
     # Histories that begin at the same time, as stays at admission do, leave no reason for a gap.
     begin = np.quantile(list(first.values()), [0.1, 0.9])
-    if gap < FAR_OFF * max(span, LEAST_GAP / FAR_OFF) or float(np.ptp(begin)) > gap / FAR_OFF:
+    if span < LEAST_SPAN or gap < FAR_OFF * span or float(np.ptp(begin)) > gap / FAR_OFF:
         return []
     values: dict[str, Value] = {"landmark": landmark, "gap": gap, "span": span}
-    return [Finding("far_landmark", "warning", gap / max(span, 1e-9), ("events.landmark", "events.unit"), values)]
+    return [Finding("far_landmark", "warning", gap / span, ("events.landmark", "events.unit"), values)]

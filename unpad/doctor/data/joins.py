@@ -11,12 +11,14 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
 
 from unpad.data.pictures.alike import small_copies
 from unpad.data.sources.example import Example
+from unpad.data.sources.vqa import VqaExample
 from unpad.data.vqa import VqaData
 from unpad.terminal.finding import Finding, Value
 
@@ -313,7 +315,7 @@ def _votes(words: Sequence[str], only: dict[str, str]) -> Iterator[str]:
 
 def check_joined_pictures(data: VqaData) -> list[Finding]:
     """A finding on pictures of other rows, by the answers to questions that recur."""
-    rows = [row for row in data.examples if len(row.images) == 1 and row.question][:MOST_ROWS]
+    rows = _of_one_picture(data)
     if len(rows) < LEAST_ROWS:
         return []
     copies = small_copies(data.album.images).reshape(len(data.album.images), -1).astype(np.float32)
@@ -332,36 +334,51 @@ def check_joined_pictures(data: VqaData) -> list[Finding]:
     slip = _slip(_alike(_centred(pictures), said))
     if slip is not None:
         return [_slipped("slipped_pictures", slip, where, "data.vqa")]
-    return _colours_apart(copies[shown].reshape(len(rows), -1, 3), [row.answer for row in rows], where)
+    colours = _fit_of_colours(data, rows)
+    if colours is None or colours.errors >= FITS_NOT or colours.best < COULD_FIT:
+        return []
+    first = rows[colours.first]
+    values: dict[str, Value] = {"rows": colours.rows, "best": colours.best}
+    values |= {"answer": first.answer[:40], "where": first.where}
+    return [Finding("pictures_apart", "warning", colours.errors, ("data.vqa",), values)]
 
 
-def _colours_apart(pictures: np.ndarray, answers: Sequence[str], where: Sequence[str]) -> list[Finding]:
-    """Answers with the name of a colour whose pictures show it no more than those of other such answers do, though
-    the same pictures could be put in an order in which they do.
+def show_their_colours(data: VqaData) -> bool:
+    """True if pictures clearly show the colours that their answers name, and so are those of their questions."""
+    colours = _fit_of_colours(data, _of_one_picture(data))
+    return colours is not None and colours.errors >= CLEARLY
 
-    Args:
-        pictures: (num_rows, num_pixels, 3) float32, from 0 to 255.
-    """
-    named = [(row, colours.pop()) for row, answer in enumerate(answers)
-             if len(colours := {COLOURS[word] for word in _colour_words(answer)}) == 1]  # fmt: skip
+
+def _of_one_picture(data: VqaData) -> list[VqaExample]:
+    return [row for row in data.examples if len(row.images) == 1 and row.question][:MOST_ROWS]
+
+
+class _Colours(NamedTuple):
+    """Colours of answers that pictures show more than other pictures do, in standard errors: in their own order, and in
+    the best one; the number of answers with a colour, and the first of them."""
+
+    errors: float
+    best: float
+    rows: int
+    first: int
+
+
+def _fit_of_colours(data: VqaData, rows: Sequence[VqaExample]) -> _Colours | None:
+    """Measure answers with the name of one colour; None for too few."""
+    named = [(row, hues.pop()) for row, one in enumerate(rows)
+             if len(hues := {COLOURS[word] for word in _colour_words(one.answer)}) == 1]  # fmt: skip
     used = [hue for hue, num in Counter(hue for _, hue in named).items() if num >= LEAST_OF_COLOUR]
     named = [(row, hue) for row, hue in named if hue in used]
     if len(named) < LEAST_NAMED or len(used) < 2:
-        return []
-    shown = _shares_of_hues(pictures[[row for row, _ in named]], used)  # (num_named, num_used)
-    shown = np.sqrt(shown)
+        return None
+    copies = small_copies(data.album.images).reshape(len(data.album.images), -1, 3).astype(np.float32)
+    shown = np.sqrt(_shares_of_hues(copies[[rows[row].images[0] for row, _ in named]], used))  # (num_named, num_used)
     shown -= shown.mean(0)
     own = np.array([used.index(hue) for _, hue in named])
-    fits = shown[np.arange(len(own)), own]
+    fit = float(shown[np.arange(len(own)), own].sum())
     error = max(float(np.sqrt((shown**2).mean(0)[own].sum())), 1e-9)
-    counts = np.bincount(own)
-    best = float(sum(np.sort(shown[:, hue])[::-1][:num].sum() for hue, num in enumerate(counts)))
-    errors, most = float(fits.sum()) / error, best / error
-    if errors >= FITS_NOT or most < COULD_FIT:
-        return []
-    row, _ = named[0]
-    values: dict[str, Value] = {"rows": len(named), "best": most, "answer": answers[row][:40], "where": where[row]}
-    return [Finding("pictures_apart", "warning", errors, ("data.vqa",), values)]
+    best = sum(float(np.sort(shown[:, hue])[::-1][:num].sum()) for hue, num in enumerate(np.bincount(own)))
+    return _Colours(fit / error, best / error, len(named), named[0][0])
 
 
 def _colour_words(answer: str) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import torch
 
@@ -17,7 +19,22 @@ LARGE, SMALL = 10.0, 0.01  # root mean square of a picture's numbers, and their 
 FEW_PATCHES, LITTLE_KEPT = 4, 0.1  # patches of a picture, and share of its pixels
 CHANGED, TOLD_BY_COLOUR = 0.25, 0.9  # least images.color, and share of pictures whose class a colour tells
 MOST_COLOURS, LEAST_COLOURS = 600, 60  # pictures
+LOST_PICTURES = 0.1  # of the questions
 ONE_PATCH, SHRUNK = 0.5, 3.0  # of the pictures, and times the pixels of a patch that they had
+
+
+def check_lost_pictures(data: VqaData) -> list[Finding]:
+    """Questions without a picture that others ask about one, as a join leaves them; those of a text alone are others.
+
+    Numbers are ignored in the comparison.
+    """
+    plain = [re.sub(r"\d+", "0", one.question.casefold()) for one in data.examples]
+    shown = {text for text, one in zip(plain, data.examples, strict=True) if one.images and text}
+    lost = [one for text, one in zip(plain, data.examples, strict=True) if not one.images and text in shown]
+    if len(lost) < max(LOST_PICTURES * len(data.examples), LEAST_PICTURES):
+        return []
+    values: dict[str, Value] = {"question": lost[0].question[:50], "where": lost[0].where}
+    return [Finding("lost_pictures", "fault", len(lost) / len(data.examples), ("data.vqa",), values)]
 
 
 def check_pictures(subject: Subject[ImageData | VqaData]) -> list[Finding]:

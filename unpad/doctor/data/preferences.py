@@ -6,12 +6,16 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from zlib import crc32
 
 import numpy as np
 
 from unpad.data.sources.example import Example
 from unpad.doctor.data.joins import shared_words, words_of
+from unpad.doctor.data.talks import check_talks
+from unpad.doctor.data.texts import check_texts
+from unpad.doctor.data.writing import check_writing
 from unpad.doctor.subject import Subject
 from unpad.terminal.finding import Finding, Severity, Value
 
@@ -24,11 +28,24 @@ ONE_HAS = 0.65  # share of the pairs of which just one reply has a word; of repl
 BOTH_WAYS, MANY_BOTH_WAYS = 0.1, 0.3  # of the pairs, that another pair contradicts
 SAME = 0.1  # of the pairs
 MOST_COMPARED, DIFFERENT = 600, 0.8  # pairs, and share of different replies
+SPECIFIC, LIKE_OTHERS = 0.6, 0.4  # share of replies with a word of a question, and of the words that the others have
 ONE_REJECTED, LEAST_REPLY = 0.5, 8  # share of one rejected reply, and its characters
 LARGE_BETA, SMALL_BETA = 2.0, 0.003
 ALL_HAVE, NONE_HAVE = 0.95, 0.05  # shares of the replies of one side and of the other that have a mark
 LONGER, TIMES = 0.98, 1.5  # share of the pairs whose one reply is longer, and by how much in the middle one
 FINAL = ".!?。！？…\"'”’)]）】」』`"
+ARTEFACTS = {
+    "no_value",
+    "repeats_question",
+    "read_as",
+    "bytes_as_letters",
+    "replaced",
+    "markup",
+    "escaped",
+    "other_marks",
+}
+OTHER_WORDS, USUAL_WORDS = 0.05, 0.3  # of the words that the two sides share, and two halves of one side
+MARKS = re.compile(r"[\s_.,;:!?'\"“”‘’«»„`*…—–。，、；：！？「」『』]+")
 MANY_WRONG = 0.4  # of the pairs that may be labelled the wrong way round
 
 
@@ -42,13 +59,23 @@ def check_preferences(subject: Subject, rows: dict[str, list[Example]]) -> list[
     replies = [(row.turns[-1].content, row.rejected.content) for row in pairs if row.rejected is not None]
     where = [row.where for row in pairs]
     found += _both_ways(asked, replies, where) or _exchanged(replies)
+    found += _artefacts(pairs)
     found += _same(replies, where) or _elsewhere(asked, replies, where)
     return [*found, *(_one_rejected(replies) or _told_apart(replies))]
 
 
+def _artefacts(pairs: Sequence[Example]) -> list[Finding]:
+    """Traces of programs in the rejected replies alone: findings that the chosen ones do not have."""
+    other = [replace(row, turns=(*row.turns[:-1], row.rejected)) for row in pairs if row.rejected is not None]
+    told = [[*check_texts({"pairs": rows}), *check_talks({"pairs": rows}), *check_writing({"pairs": rows})]
+            for rows in (list(pairs), other)]  # fmt: skip
+    known = {one.code for one in told[0]}
+    return [one for one in told[1] if one.code in ARTEFACTS and one.code not in known]
+
+
 def _same(replies: Sequence[tuple[str, str]], where: Sequence[str]) -> list[Finding]:
-    """Pairs of one reply, up to blanks, marks and capitals."""
-    same = [at for at, pair in enumerate(replies) if len({re.sub(r"[\W_]+", "", one).casefold() for one in pair}) == 1]
+    """Pairs of one reply, up to blanks, marks and capitals; operators and brackets of code are none of these."""
+    same = [at for at, pair in enumerate(replies) if len({MARKS.sub("", one).casefold() for one in pair}) == 1]
     if len(same) < max(SAME * len(replies), 5):
         return []
     values: dict[str, Value] = {"shown": replies[same[0]][0][:40], "where": where[same[0]]}
@@ -67,7 +94,10 @@ def _elsewhere(asked: Sequence[str], replies: Sequence[tuple[str, str]], where: 
         best = float(np.median(fits[side].max(0)))
         others = float(np.median(np.diag(fits[1 - side])))
         different = len({pair[side] for pair in replies[:num]}) >= DIFFERENT * num
-        if own[side] < 3 * errors[side] and own[1 - side] >= 15 * errors[1 - side] and different and best >= others / 2:
+        # Replies to no question, as evasive ones are, share no words with any.
+        specific = float((np.diag(fits[side]) > 0).mean()) >= SPECIFIC
+        specific &= float(fits[side].mean()) >= LIKE_OTHERS * float(fits[1 - side].mean()) and best >= others / 2
+        if own[side] < 3 * errors[side] and own[1 - side] >= 15 * errors[1 - side] and different and specific:
             values: dict[str, Value] = {"side": SIDES[side], "shown": replies[0][side][:40], "where": where[0]}
             return [Finding("reply_elsewhere", "warning", own[side] / errors[side], ("data.pairs",), values)]
     return []
@@ -147,6 +177,8 @@ def _one_rejected(replies: Sequence[tuple[str, str]]) -> list[Finding]:
 def _told_apart(replies: Sequence[tuple[str, str]]) -> list[Finding]:
     """The first mark that nearly all replies of one side have and hardly one of the other: how they begin or end, a
     character, a word, or their length. Words and lengths may be what people prefer."""
+    if found := _other_words(replies):
+        return found
     sides = [[_features(reply) for reply in side] for side in zip(*replies, strict=True)]
     shares = [{one: num / len(side) for one, num in Counter(one for own in side for one in own).items()}
               for side in sides]  # fmt: skip
@@ -184,6 +216,24 @@ def _features(reply: str) -> set[tuple[str, str]]:
     found.add(("final", "@has_mark" if words[-1][-1] in FINAL else "@has_none"))
     found |= {("sign", one) for one in set(reply) if not one.isalnum() and not one.isspace() and one not in FINAL}
     return found | {("word", one) for one in set(words_of(reply))}
+
+
+def _other_words(replies: Sequence[tuple[str, str]]) -> list[Finding]:
+    """Two sides with hardly a word in common, as two languages have, where halves of one side share many."""
+
+    def counts(side: int, part: slice) -> Counter[str]:
+        return Counter(word for pair in replies[part] for word in words_of(pair[side]))
+
+    def shared(one: Counter[str], other: Counter[str]) -> float:
+        return sum(min(num / one.total(), other[word] / other.total()) for word, num in one.items() if other.total())
+
+    even, odd = slice(0, None, 2), slice(1, None, 2)
+    across = shared(counts(0, even), counts(1, odd))
+    within = min(shared(counts(side, even), counts(side, odd)) for side in (0, 1))
+    if across > OTHER_WORDS or within < USUAL_WORDS:
+        return []
+    values: dict[str, Value] = {"kind": "@by_words", "mark": f"{across:.0%}", "side": SIDES[0]}
+    return [Finding("told_apart", "warning", 1.0, ("data.pairs",), {**values, "shown": replies[0][0][:40]})]
 
 
 def _by_length(replies: Sequence[tuple[str, str]]) -> list[Finding]:

@@ -13,13 +13,17 @@ from unpad.data.sources.example import Example
 from unpad.terminal.finding import Finding, Value
 
 LEAST, LEAST_ROWS, MOST_CHARACTERS = 20, 40, 300_000
-LOST_LETTER = re.compile(r"(?<![^\s\"'(])[^\W\d_]+\?[^\W\d_?/=]+(?![/=&])")
+LOST_LETTER = re.compile(r"(?<![^\s\"'(])[^\W\d_]+\?[^\W\d_?/=]+(?![/=&])|(?<!\S)\?{2,}(?=\s|$)")
 PIECE = re.compile(r"[^\W\d_]@@(?=\s|$)|(?<!\S)##[^\W\d_]|[▁Ġ][^\W\d_]")
 MASK = re.compile(
     r"<unk>|\[UNK\]|<oov>|\[MASK\]|<mask>|\[REDACTED\]|█{2,}|"
-    r"[\[<](?:NAME|PERSON|DATE|LOCATION|ADDRESS|EMAIL|PHONE|NUMBER|NUM|URL|USER|ENTITY)(?:[_ -]?\d+)?[\]>]",
+    r"[\[<](?:NAME|PERSON|DATE|LOCATION|ADDRESS|EMAIL|PHONE|NUMBER|NUM|URL|USER|ENTITY)(?:[_ -]?\d+)?[\]>]|"
+    r"(?<![\w\\$}])\{\{?\s?[a-z]{3,}(?:[_ .][a-z]+)*\s?\}?\}(?![\w}])|"  # slots of a form that nobody filled in
+    r"[\[<](?:your|insert|customer|client|company|product|first|last|user|recipient)[ _][^\]>\n]{2,25}[\]>]",
     re.IGNORECASE,
 )
+CODE = re.compile(r"\bdef |\bfunction\b|=>|\);|\):|\bf[\"']|\$\{|</\w|\\begin")  # may have slots
+MISREAD = re.compile(r"(?<![\w.@/-])[^\W\d_]*[a-zà-ÿ][0158@][a-zà-ÿ][^\W\d_]*(?![\w@/-]|\.\w)")
 APART, MARK = re.compile(r"[^\W\d_] [,.](?=\s|$)"), re.compile(r"[^\W\d_] ?[,.](?=\s|$)")
 HYPHEN = re.compile(r"[a-zà-ÿ]-\n[a-zà-ÿ]")
 PADDING = re.compile(r"(\S{1,12}?)(?:\s?\1){11,}\s*$")
@@ -80,7 +84,11 @@ def _lost_letters(texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> 
 def _in_words(texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list[Finding]:
     """Marks of a tokenizer's pieces, and masks in place of words."""
     words = max(sum(len(text.split()) for text, _ in texts), 1)
-    for code, pattern, least in (("word_pieces", PIECE, MANY_PIECES), ("masked_words", MASK, MANY_MASKS)):
+    for code, pattern, least in (
+        ("word_pieces", PIECE, MANY_PIECES), ("masked_words", MASK, MANY_MASKS), ("misread", MISREAD, MANY_PIECES)
+    ):  # fmt: skip
+        if code == "masked_words":
+            texts = [one for one in texts if not CODE.search(one[0])]
         if sum(len(pattern.findall(text)) for text, _ in texts) >= least * words:
             return _of_rows(code, texts, pattern.search, fields)
     return []

@@ -26,6 +26,7 @@ LOST, MOSTLY_LOST = 0.1, 0.5
 CUT, TINY_PIECE = 0.25, 16.0  # of the mean length, and positions of a piece
 MANY_SPLIT = 0.5  # of the conversations
 SWALLOWED = 0.01  # of the targets of an epoch
+OFTEN, MOSTLY_OF_ONE = 10.0, 0.5  # times a row of a source is in an epoch, and its share of the targets
 IDENTITIES = ("seq_ids", "seq_labels")  # of a batch, which are no content
 SHOWN = 40  # letters of a target
 
@@ -209,7 +210,7 @@ def _split(subject: Subject) -> list[Finding]:
 
 
 def _sources(subject: Subject) -> list[Finding]:
-    """Sources with next to no share in the targets of an epoch."""
+    """Sources with next to no share in the targets of an epoch, or with most of them by a few rows again and again."""
     table, pieces = subject.data.table, subject.plan.pieces
     used = np.unique(table.source[subject.stage.train_ids])
     if len(used) < 2:
@@ -217,12 +218,17 @@ def _sources(subject: Subject) -> list[Finding]:
     targets = table.num_targets[pieces.seq_ids] * pieces.lengths / np.maximum(table.positions[pieces.seq_ids], 1)
     sums = np.bincount(table.source[pieces.seq_ids], weights=targets, minlength=len(table.weights))
     shares = sums / max(float(sums.sum()), 1e-9)
-    least = int(used[shares[used].argmin()])
-    if shares[least] >= SWALLOWED:
+    least, most = int(used[shares[used].argmin()]), int(used[shares[used].argmax()])
+    rows = pieces.seq_ids[(table.source[pieces.seq_ids] == most) & (pieces.starts == 0)]
+    times = len(rows) / max(len(np.unique(rows)), 1)
+    swallowed = shares[least] < SWALLOWED
+    if not swallowed and (times < OFTEN or shares[most] < MOSTLY_OF_ONE):
         return []
+    shown = least if swallowed else most
     data = subject.setup.recipe.data
     listed = [(kind, source.path) for kind in subject.data.kinds for source in data.sources(kind)]
-    kind, path = listed[least] if least < len(listed) else (subject.data.kinds[0], "")
+    kind, path = listed[shown] if shown < len(listed) else (subject.data.kinds[0], "")
     field = f"data.{kind}"
-    values: dict[str, Value] = {"where": str(path), "field": f"{field}.{least}.weight"}
-    return [Finding("swallowed", "warning", float(shares[least]), (field,), values)]
+    values: dict[str, Value] = {"where": str(path), "field": f"{field}.{shown}.weight", "times": times}
+    code = "swallowed" if swallowed else "too_often"
+    return [Finding(code, "warning", float(shares[shown]), (field, f"{field}.weight"), values)]

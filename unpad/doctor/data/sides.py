@@ -25,12 +25,14 @@ from unpad.terminal.finding import Finding, Severity, Value
 LEAST_ROWS, LEAST_HELD, MOST_PICTURES = 40, 16, 3000
 SPELT_TWICE = 0.03  # of the rows, whose class or answer is mostly spelt in another way
 LEAST_LETTERS = 3  # of a name
+NO_NAME = re.compile(r"nan|nat|null|#?n/a|#ref!|#value!|undefined", re.IGNORECASE)
 LONE, FEW_OF_CLASS = 0.3, 2  # share of the rows that are of classes with so few
 UNSEEN_CLASS, LACKING, PER_CLASS = 0.1, 0.5, 4  # shares of held-out rows and of classes, and rows for each class
 OTHER_SHARES = 0.4  # of the rows, that would have to change class
 TOLD, NOT_TOLD, RECURS = 0.97, 0.75, 8  # shares of rows that a property, or no knowledge, names; rows per value
 TOLD_BY_SHAPE, NEIGHBOURS = 0.9, 2  # share of rows, and of neighbours on either side
 APART, SURELY = 2.0, 6.0  # deviations between the sides, and standard errors
+COMMON = 0.05  # share of the patients with a code
 FLOOR, LOG_FLOOR = 0.02, 0.15  # least deviation of a share, and of a logarithm: twice as long is no other kind
 WITHOUT_PICTURE, LEAST_ASKED = 0.98, 3  # share of answers that their questions alone tell, and rows of a question
 
@@ -52,7 +54,17 @@ def check_classes(subject: Subject[ImageData]) -> list[Finding]:
     """Findings on names of classes and files of pictures."""
     data = subject.data
     names = np.array(data.classes)[data.labels[subject.stage.train_ids]]
-    return [*_spelt_twice(subject, names.tolist()), *_lone(subject), *_shortcut(subject), *_lost_aspect(subject)]
+    found = [*_spelt_twice(subject, names.tolist()), *_no_names(subject, names.tolist()), *_lone(subject)]
+    return [*found, *_shortcut(subject), *_lost_aspect(subject)]
+
+
+def check_codes(subject: Subject[EventData]) -> list[Finding]:
+    """A finding on codes of events under several spellings."""
+    data, starts = subject.data, subject.data.sets.events_of
+    owner = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    codes = data.code[np.isin(owner, subject.stage.train_ids)]
+    names = [data.codes[code] for code in codes[codes > 0].tolist()]
+    return _spelt_twice(subject, names, ("data.events", "data.events.code", "static"))
 
 
 def check_answers(subject: Subject[VqaData]) -> list[Finding]:
@@ -64,22 +76,34 @@ def check_answers(subject: Subject[VqaData]) -> list[Finding]:
 def _plain(name: str) -> str:
     """A name without what people spell in several ways: capitals, accents, blanks, and marks around it."""
     plain = unicodedata.normalize("NFKD", name).casefold()
-    return re.sub(r"[\W_]+", " ", "".join(one for one in plain if not unicodedata.combining(one))).strip()
+    # Signs that tell results apart, as in `rh+` and `> 5`, stay.
+    return re.sub(r"[^\w+<>=*#%]+|_+", " ", "".join(one for one in plain if not unicodedata.combining(one))).strip()
 
 
-def _spelt_twice(subject: Subject, names: Sequence[str]) -> list[Finding]:
+def _spelt_twice(subject: Subject, names: Sequence[str], fields: tuple[str, ...] = ()) -> list[Finding]:
     """One class or answer under several spellings."""
     counts = Counter(names)
     spellings: dict[str, list[str]] = defaultdict(list)
     for name, _ in counts.most_common():
-        if len(_plain(name)) >= LEAST_LETTERS:  # letters, signs and short codes differ by less
+        # Letters, numbers and short codes differ by less.
+        if len(_plain(name)) >= LEAST_LETTERS and any(map(str.isalpha, name)):
             spellings[_plain(name)].append(name)
     several = [own for own in spellings.values() if len(own) > 1]
     other = sum(counts[name] for own in several for name in own[1:])
     if not several or other < max(SPELT_TWICE * len(names), 3):
         return []
     values: dict[str, Value] = {"first": several[0][0], "second": several[0][1], "classes": len(several)}
-    return [Finding("spelt_twice", "warning", other / len(names), label_fields(subject), values)]
+    return [Finding("spelt_twice", "warning", other / len(names), fields or label_fields(subject), values)]
+
+
+def _no_names(subject: Subject[ImageData], names: Sequence[str]) -> list[Finding]:
+    """A class that is the sign of an empty cell; `none` and `unknown` may be classes."""
+    counts = Counter(name for name in names if NO_NAME.fullmatch(name.strip()))
+    if sum(counts.values()) < max(SPELT_TWICE * len(names), 3):
+        return []
+    shown = counts.most_common(1)[0][0]
+    values: dict[str, Value] = {"part": "@learnt", "shown": shown, "where": "label"}
+    return [Finding("no_value", "warning", sum(counts.values()) / len(names), label_fields(subject), values)]
 
 
 def _lone(subject: Subject[ImageData]) -> list[Finding]:
@@ -219,7 +243,7 @@ def _apart(subject: Subject, properties: Callable[[np.ndarray], Properties]) -> 
     return [Finding("sides_apart", "warning", distance, fields, values)]
 
 
-def measure_texts(data: TextData, ids: np.ndarray) -> Properties:
+def measure_texts(data: TextData | VqaData, ids: np.ndarray) -> Properties:
     """Lengths, and shares of kinds of characters."""
     decoded = [data.tokenizer.decode(data.tokens_of(seq).tolist()) for seq in sampled(ids).tolist()]
     texts = [text for text in decoded if text]
@@ -233,6 +257,8 @@ def measure_texts(data: TextData, ids: np.ndarray) -> Properties:
         "@beyond_ascii": shares(lambda one: one > "\x7f"),
         "@blanks": shares(str.isspace),
         "@decimals": shares(str.isdecimal),
+        "@begun_capital": np.array([float(text[0].isupper()) for text in texts]),
+        "@ended_mark": np.array([float(text.rstrip()[-1:] in tuple(".!?。！？…")) for text in texts]),
     }
 
 
@@ -245,9 +271,11 @@ def measure_pictures(data: ImageData | VqaData, ids: np.ndarray) -> Properties:
     return {
         "@brightness": copies.mean((1, 2)),
         "@contrast": copies.mean(2).std(1),
-        "@detail": _detail(examples),
+        "@log_detail": _detail(examples),
         "@colour": (copies.max(2) - copies.min(2)).mean(1),
+        "@warmth": (copies[..., 0] - copies[..., 2]).mean(1),
         "@log_pixels": np.log10([one.width * one.height for one in examples]),
+        "@log_aspect": np.log10([one.width / one.height for one in examples]),
     }
 
 
@@ -266,9 +294,13 @@ def _detail(examples: Sequence[ImageExample]) -> np.ndarray:
 
 
 def measure_patients(data: EventData, ids: np.ndarray) -> Properties:
-    """Values of every code, as the model gets them, and the events of a patient."""
+    """Values of every code, as the model gets them, whether a patient has it, and the events of a patient."""
     found = {"@log_events": np.log10(1 + np.diff(data.sets.events_of)[ids])}
     owner = np.repeat(np.arange(len(data.sets.events_of) - 1), np.diff(data.sets.events_of))
+    having = np.zeros((len(data.sets.events_of) - 1, len(data.codes)), bool)
+    having[owner, data.code] = True
+    for code in np.flatnonzero(having.mean(0) >= COMMON).tolist():
+        found[f"{data.codes[code]} (0/1)" if code else "@unknown_code"] = having[ids, code].astype(np.float64)
     chosen = np.isin(owner, ids) & ~np.isnan(data.values)
     for code in np.flatnonzero(np.bincount(data.code[chosen], minlength=1) >= LEAST_HELD).tolist():
         if code:

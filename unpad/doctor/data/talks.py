@@ -28,10 +28,17 @@ GIVEN, BY_CHANCE = 0.8, 0.3  # shares of questions that hold their own answer, a
 GIVEN_BEFORE, OF_CONTEXT, LEAST_WORDS = 0.4, 0.3, 4  # of the rows; of what is their own in the message; of the reply
 REPEATED, LEAST_QUESTION = 0.5, 15  # share of replies that hold their question, and its characters
 OTHER_CHOICES = 0.5  # of the questions, that hold the answers of others, too, as texts to be read do
-LONG_QUESTION = 300  # characters, from which on an answer may be looked up in its question
+LONG_QUESTION, PASSAGE = 300, 3  # characters and sentences, from which on an answer may be looked up in its question
 TWO_ANSWERS, MANY_TWO = 0.2, 0.5  # shares of the questions
 FEW_ASKED, SAID_OFTEN = 20, 3  # different questions, and rows for each of their answers
 ONE_REPLY = 0.9
+MANY_REFUSALS, FIRST = 0.6, 120  # of the replies, and characters of a reply that are searched
+REFUSES = re.compile(
+    r"\bas an? (?:ai|large|language)\b|(?:sorry|apologi[sz]e|unfortunately).{0,40}\b(?:can(?:no|')?t|can not|unable)\b|"
+    r"\bals (?:ki|sprachmodell)\b|leider .{0,30}\bnicht\b|désolé.{0,40} pas\b|lo siento.{0,30}\bno\b|"
+    r"作为.{0,8}(?:AI|人工智能|语言模型)|(?:抱歉|对不起).{0,12}(?:无法|不能)",
+    re.IGNORECASE | re.DOTALL,
+)
 SAME_REPLY, LEAST_REPLY, OTHER_REPLIES = 0.4, 8, 0.5  # share, characters, and share of different ones among the others
 ALL = 0.9  # of the rows, which begin or end alike
 LEAST_COMMON = 12  # characters
@@ -109,7 +116,7 @@ def _greets(examples: Sequence[Example], talks: Sequence[tuple[str, str]]) -> st
 
 def _given(talks: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list[Finding]:
     """Answers that stand in their own question, and not in those of others, as the choices of a question would."""
-    short = [pair for pair in talks if len(pair[0]) <= LONG_QUESTION and len(pair[1]) >= 2]
+    short = [pair for pair in talks if len(pair[0]) <= LONG_QUESTION and len(pair[1]) >= 2 and not _is_passage(*pair)]
     if len(short) < LEAST or len({answer for _, answer in short}) < 3:
         return []
     shifted = [short[(i + 1 + len(short) // 2) % len(short)][1] for i in range(len(short))]
@@ -120,6 +127,12 @@ def _given(talks: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list[Fi
     question, answer = next(pair for pair in short if _holds(*pair))
     values: dict[str, Value] = {"answer": answer[:40], "question": question[:60], "others": other}
     return [Finding("given_answer", "warning", own, fields, values)]
+
+
+def _is_passage(question: str, answer: str) -> bool:
+    """True if there is more to be read in a question than itself and its answer."""
+    sentences = [one for one in SENTENCE.findall(question.replace(answer, "")) if len(one.split()) >= LEAST_WORDS]
+    return len(sentences) >= PASSAGE
 
 
 def _has_choices(talks: Sequence[tuple[str, str]]) -> bool:
@@ -205,6 +218,9 @@ def _two_answers(talks: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> l
 
 
 def _one_reply(talks: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list[Finding]:
+    refusals = [answer for _, answer in talks if REFUSES.search(answer[:FIRST])]
+    if len(refusals) >= MANY_REFUSALS * len(talks):  # in any words; some of them may be meant
+        talks = [(question, refusals[0] if REFUSES.search(answer[:FIRST]) else answer) for question, answer in talks]
     replies = Counter(answer for _, answer in talks)
     if len(replies) < 2:
         return []

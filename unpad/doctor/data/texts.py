@@ -34,9 +34,19 @@ TAGS = (
 )
 MARKUP = re.compile(rf"</?(?:{TAGS})(?:\s[^<>]*)?/?>|&(?:[a-z]{{2,8}}|#\d{{2,6}}|#x[0-9a-f]{{2,6}});", re.IGNORECASE)
 FENCED = re.compile(r"```.*?```", re.DOTALL)
-SOME_MARKUP, MUCH_MARKUP = 0.02, 0.08  # of the characters
-UNSEEN, MANY_UNSEEN = 0.001, 0.005
-USUAL_CONTROLS = "\t\n\r\f\u200c\u200d"  # the joiners are part of writing in Persian and of signs
+# Markup of other programs, which is no code to be learnt.
+MARKUPS = {
+    "@html": MARKUP,
+    "@wiki": re.compile(
+        r"\[\[[^\W\d_][^\[\]\n]{0,80}\]\]|\{\{[^\W\d_][^{}\n]{0,120}\}\}|^={2,4}[^=\n]+={2,4}$", re.MULTILINE
+    ),
+    "@subtitles": re.compile(r"(?:\d+\n)?\d\d:\d\d:\d\d[.,]\d{3} --> \d\d:\d\d:\d\d[.,]\d{3}"),
+}
+SOME_MARKUP, MUCH_MARKUP, MARKED_ROWS = 0.02, 0.08, 0.9  # shares of the characters, and of the rows
+UNSEEN, MANY_UNSEEN, UNSEEN_ROWS = 0.001, 0.005, 0.5  # shares of the characters, and of the rows
+DECOMPOSED = 0.002  # of the characters, that are an accent behind its letter
+# The joiners are part of writing in Persian and of signs, marks of direction of Arabic and Hebrew.
+USUAL_CONTROLS = "\t\n\r\f\u200c\u200d\u200e\u200f"
 NO_TEXT = 0.5  # of the rows
 IN_JSON = 0.4  # of the characters of a row that is JSON
 DIGITS, SPACES = 0.7, 0.4  # of the characters of a row
@@ -44,7 +54,7 @@ LEAST_ORDERED, MOST_ORDERED = 3000, 60_000  # characters
 NO_ORDER, FEW_LETTERS = 0.95, 22  # letters of genes or proteins, which are packed no smaller
 CUT_ALIKE, LEAST_CUT, LEAST_LONG = 0.25, 20, 20  # share of the rows, rows, and characters of a row
 MARKS = ",.;:!?，。；：！？、…\"'”’)]}）》」』`"
-FINAL, INSIDE = 0.15, 0.3  # shares of cut rows that end with a mark, at most, and that have one inside, at least
+FINAL, OF_WORDS, INSIDE = 0.15, 0.3, 0.3  # shares of cut rows that end with a mark, at most, and have one inside
 BEGUN, BEGUN_MARK = 0.3, 0.03  # shares of cut rows that begin inside a sentence, or with a mark, as pieces of one text
 SHOWN = 30
 ENDED = re.compile(r"[.!?。！？…][\"'”’)\]）】」』]*(?=\s|$)|[。！？]")  # ends of sentences
@@ -76,8 +86,8 @@ def check_texts(rows: dict[str, list[Example]]) -> list[Finding]:
                 break
         whole, fields = "\n".join(text for text, _ in texts), (f"data.{kind}",)
         if len(whole) >= LEAST_CHARACTERS:
-            found += [*_encoding(whole, texts, fields), *_markup(whole, fields)]
-            found += [*_unseen(whole, fields), *(_no_text(texts, fields) or _no_order(texts, fields))]
+            found += [*_encoding(whole, texts, fields), *_markup(whole, texts, fields)]
+            found += [*_unseen(whole, texts, fields), *(_no_text(texts, fields) or _no_order(texts, fields))]
             found += _wrapped(examples, fields) if kind == "text" else []
             found += _cut_alike(examples, fields)
     return found
@@ -135,24 +145,36 @@ def _around(found: re.Match[str]) -> str:
     return " ".join(found.string[start : start + SHOWN].split())
 
 
-def _markup(whole: str, fields: tuple[str, ...]) -> list[Finding]:
-    tags = list(MARKUP.finditer(FENCED.sub("", whole)))  # code between fences is to be written
-    share = sum(len(tag.group()) for tag in tags) / len(whole)
-    if share < SOME_MARKUP:
-        return []
-    severity: Severity = "warning" if share >= MUCH_MARKUP else "note"
-    return [Finding("markup", severity, share, fields, {"shown": tags[len(tags) // 2].group()[:SHOWN]})]
+def _markup(whole: str, texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list[Finding]:
+    plain = FENCED.sub("", whole)  # code between fences is to be written
+    for kind, pattern in MARKUPS.items():
+        tags = [tag.group() for tag in pattern.finditer(plain)]
+        share = sum(map(len, tags)) / len(whole)
+        if share >= SOME_MARKUP:
+            having = sum(bool(pattern.search(FENCED.sub("", text))) for text, _ in texts)
+            many = share >= MUCH_MARKUP or having >= MARKED_ROWS * len(texts)
+            severity: Severity = "warning" if many else "note"
+            shown = " ".join(tags[len(tags) // 2].split())[:SHOWN]
+            return [Finding("markup", severity, share, fields, {"kind": kind, "shown": shown})]
+    return []
 
 
-def _unseen(whole: str, fields: tuple[str, ...]) -> list[Finding]:
-    """Control characters, and marks without width."""
+def _unseen(whole: str, texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list[Finding]:
+    """Control characters and marks without width, and accents apart from their letters."""
+    composed = 1 - len(unicodedata.normalize("NFC", whole)) / len(whole)
+    if composed >= DECOMPOSED:
+        shown = next(text[max(at - 8, 0) : at + 8] for text, _ in texts for at, one in enumerate(text)
+                     if unicodedata.combining(one) or "\u1160" <= one <= "\u11ff")  # fmt: skip
+        return [Finding("decomposed", "warning", composed, fields, {"shown": " ".join(shown.split())})]
     known = {character: whole.count(character) for character in set(whole) if _is_unseen(character)}
     share = sum(known.values()) / len(whole)
     if share < UNSEEN:
         return []
     common = max(known, key=lambda one: known[one])
     values: dict[str, Value] = {"shown": f"U+{ord(common):04X}"}
-    return [Finding("unseen", "warning" if share >= MANY_UNSEEN else "note", share, fields, values)]
+    rows = sum(common in text for text, _ in texts) / len(texts)
+    many = share >= MANY_UNSEEN or rows >= UNSEEN_ROWS
+    return [Finding("unseen", "warning" if many else "note", share, fields, values)]
 
 
 def _is_unseen(character: str) -> bool:
@@ -193,13 +215,18 @@ def _cut_alike(examples: Sequence[Example], fields: tuple[str, ...]) -> list[Fin
 
     Rows that also begin inside a sentence are pieces of longer texts, of which nothing is lost.
     """
-    ends = [(row.turns[-1].content, row.where) for row in examples if row.turns]
+    ends = [(row.turns[-1].content, row.where) for row in examples if row.turns and row.turns[-1].content.strip()]
+    inside_words = {word for text, _ in ends for word in text.split()[:-1]}  # a form ends with what is nowhere else
     for unit, sizes in (
         ("@characters", [len(text) for text, _ in ends]),
         ("@bytes", [len(text.encode()) for text, _ in ends]),
+        ("@of_words", [len(text.split()) for text, _ in ends]),
     ):
         most = max(sizes, default=0)
         cut = [one for one, size in zip(ends, sizes, strict=True) if size == most]
+        if unit == "@of_words":
+            last = Counter(text.split()[-1] for text, _ in cut)
+            cut = [one for one in cut if (word := one[0].split()[-1]) in inside_words and last[word] <= len(cut) / 4]
         if most < LEAST_LONG or len(cut) < max(CUT_ALIKE * len(ends), LEAST_CUT):
             continue
         final, inside, begun, marks = (
@@ -211,7 +238,12 @@ def _cut_alike(examples: Sequence[Example], fields: tuple[str, ...]) -> list[Fin
                 lambda text: text[0] in MARKS,
             )
         )
-        if final <= FINAL and inside >= INSIDE and begun <= BEGUN and marks <= BEGUN_MARK:
+        if (
+            final <= (OF_WORDS if unit == "@of_words" else FINAL)
+            and inside >= INSIDE
+            and begun <= BEGUN
+            and marks <= BEGUN_MARK
+        ):
             text, where = cut[0]
             values: dict[str, Value] = {"most": most, "unit": unit, "shown": " ".join(text[-SHOWN:].split())}
             return [Finding("cut_alike", "warning", len(cut) / len(ends), fields, {**values, "where": where})]
@@ -234,7 +266,7 @@ def _wrapped(examples: Sequence[Example], fields: tuple[str, ...]) -> list[Findi
     inside = sum(end < len(text) for (text, _), own in zip(rows, ends, strict=True) for end in own)
     closing = sum(end == len(text) for (text, _), own in zip(rows, ends, strict=True) for end in own)
     cut = [not own or own[-1] < len(text) for (text, _), own in zip(rows, ends, strict=True)]
-    cased = [text[0].islower() or not text[0].isalpha() or text[0].lower() == text[0].upper() for text, _ in rows[1:]]
+    cased = [text[0].isalpha() and text[0] == text[0].lower() for text, _ in rows[1:]]
     going = [at for at, (one, low) in enumerate(zip(cut, cased, strict=False)) if one and low]
     one_size = float((lengths == lengths.max()).mean())  # pieces of a text that was cut anew, at one length
     few_ends = inside + closing < len(rows) / 8

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from unpad.data.text import TextData
@@ -46,7 +48,11 @@ def _other(subject: Subject, tokenizer: Tokenizer, sequences: list[np.ndarray]) 
     settings = subject.setup.recipe.tokenizer
     if settings.kind != "file" and settings.vocab_size >= SMALLEST_VOCABULARY and settings.min_count <= RARE:
         return []
-    texts = [tokenizer.decode(one.tolist()) for one in sequences]
+    template = subject.setup.recipe.data.template  # its prefixes are tokens of their own
+    prefixes = re.compile(
+        "|".join(re.escape(one) for one in (template.system, template.user, template.assistant) if one) or "$^"
+    )
+    texts = [prefixes.sub("\n", tokenizer.decode(one.tolist())).strip("\n") for one in sequences]
     learnt, judged = _halves(texts)
     characters = sum(map(len, judged))
     if characters < LEAST_CHARACTERS:

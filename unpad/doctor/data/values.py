@@ -32,6 +32,12 @@ GOOD = (
 )
 GOOD_WORDS = frozenset(GOOD.split())
 GOOD_COLUMN = re.compile(r"surviv|alive|censor|healthy|recover|remission|free|生存|存活|删失|治愈", re.IGNORECASE)
+BAD_COLUMN = re.compile(
+    r"die[ds]|dea[dt]|deceased|expired|mortal|event|outcome|relapse|readmi|sepsis|disease|ill\b|case|fail|positive|死|病|复发",
+    re.IGNORECASE,
+)
+# Words that say nothing without their column.
+ANSWER = re.compile(r"yes|y|true|t|1|positive|pos|present|case|event|ja|oui|sí|是|有")
 ENDED_WELL = re.compile(r"(?<!un)(?<!not_)(?<!not )censored|survived|alive|存活|删失", re.IGNORECASE)
 # A name with a value behind it: after a sign or blank, and a decimal number also after letters.
 WITH_VALUE = re.compile(
@@ -94,7 +100,10 @@ def _stand_ins(data: EventData, by_code: dict[int, np.ndarray]) -> list[Finding]
                 continue
             distance = float(np.abs(others - edge).min())
             if distance >= BESIDE * max(float(others.std()), 1e-9):
-                found.append((share, code, float(edge * data.known.std[code] + data.known.mean[code])))
+                step = float(data.known.std[code]) * 1e-5  # beyond which single precision adds digits of its own
+                found.append(
+                    (share, code, round(float(edge * data.known.std[code] + data.known.mean[code]) / step) * step)
+                )
     if not found:
         return []
     share, code, value = max(found)
@@ -200,8 +209,8 @@ def check_outcome(subject: Subject[EventData]) -> list[Finding]:
     bad = [word for word, label in given.items() if label == 0 and word in BAD_WORDS]
     good = [word for word, label in given.items() if label == 1 and word in GOOD_WORDS]
     right = any(word in (BAD_WORDS if label else GOOD_WORDS) for word, label in given.items() if label is not None)
-    if not bad or not good or right:
+    if not bad or not good or right or (ANSWER.fullmatch(bad[0]) and not BAD_COLUMN.search(column)):
         return []
     told |= {"bad": bad[0], "good": good[0], "column": column}
     fields = ("events.labels.map", "events.labels.label", "events.labels.event", "events.labels")
-    return [Finding("map_reversed", "fault", 1.0, fields, told)]
+    return [Finding("map_reversed", "warning", 1.0, fields, told)]

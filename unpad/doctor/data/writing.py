@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 from unicodedata import combining, normalize
@@ -51,7 +52,10 @@ BEFORE = re.compile(r"(?:^|\s)[.,;!?](?=[^\W\d_])")
 AFTER = re.compile(r"[^\W\d_][.,;!?](?:\s|$)")
 REVERSED, LEAST_ENDS = 0.8, 30
 LEAST_WORDS, MOST_WORDS = 3000, 40_000
-NO_ORDER = 0.99  # of the different pairs of neighbours, that shuffled words have
+RECURRING, NO_ORDER = (
+    3,
+    0.99,
+)  # occurrences of a word, and share of the different pairs of neighbours, that shuffled words have
 LISTED, MANY_LISTED = ",;|/、，；", 0.4  # marks of lists, and share of the words that end with one
 UNIT = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\s\u3040-\u30ff\u3400-\u9fff]+")  # a word, or such a character
 CLAUSE = re.compile(r"(?<=[.!?])\s+|[。！？；\n]")
@@ -62,6 +66,7 @@ LETTERS, LONG_SORTED = re.compile(r"[^\W\d_]+"), 5  # letters of a word that are
 FORMS, LEAST_LETTERS = 1.5, 15  # words of the same letters, and different letters of a language
 BACKWARDS, FINAL = 0.7, ".!?。！？"  # of the lines
 REPEATING = 0.3  # of the texts, that say all of it twice
+LEAST_PARTS, ANEW = 5, 0.34  # sentences, and share of them that are different; songs have more
 
 
 def check_writing(rows: dict[str, list[Example]], prefixes: Sequence[str] = ()) -> list[Finding]:
@@ -79,7 +84,12 @@ def check_writing(rows: dict[str, list[Example]], prefixes: Sequence[str] = ()) 
         learnt_unasked = [
             pair for pair, asked in zip(learnt, _asked(examples), strict=True) if not _offers(asked, pair[0])
         ]
-        found += [*_nothing(learnt_unasked, fields), *_marks(kind, examples, prefixes, fields)]
+        asked = [(turn.content, row.where) for row in examples for turn in row.turns if turn.role == "user"]
+        found += _nothing(learnt_unasked, fields) or [
+            replace(one, severity="fault", values={**one.values, "part": "@asked"})
+            for one in _share("no_value", asked, NOTHING.fullmatch, MANY_CELLS, fields)
+        ]  # fmt: skip
+        found += [*_marks(kind, examples, prefixes, fields)]
         texts, size = list[tuple[str, str]](), 0
         for row in examples:
             texts += [(turn.content, row.where) for turn in row.turns]
@@ -129,8 +139,8 @@ def _nothing(texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list[
     if len(answers) < 10 and len(texts) >= 10 * len(answers):
         return []
     found = _share("no_value", texts, NOTHING.fullmatch, SOME_CELLS, fields)
-    return [Finding("no_value", "fault", one.number, one.fields, one.values) if one.number >= MANY_CELLS else one
-            for one in found]  # fmt: skip
+    return [replace(one, severity="fault" if one.number >= MANY_CELLS else "warning",
+                    values={**one.values, "part": "@learnt"}) for one in found]  # fmt: skip
 
 
 def _marks(kind: str, examples: Sequence[Example], prefixes: Sequence[str], fields: tuple[str, ...]) -> list[Finding]:
@@ -298,9 +308,12 @@ def _any_order(texts: Sequence[tuple[str, str]]) -> tuple[str, float] | None:
         [part for text, _ in texts for part in CLAUSE.split(text)],
     ):
         words, size = list[list[str]](), 0
+        parts_with = Counter(word for part in parts for word in UNIT.findall(part.casefold()))
         for own in dict.fromkeys(tuple(UNIT.findall(part.casefold())) for part in parts):
-            words.append(list(own))
-            size += len(own)
+            words.append(
+                [word for word in own if parts_with[word] >= RECURRING]
+            )  # others have one neighbour in any order
+            size += len(words[-1])
             if size > MOST_WORDS:
                 break
         listed = sum(word[-1] in LISTED for own in words for word in own) / max(size, 1)
@@ -326,6 +339,9 @@ def _repeating(texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> lis
     """Texts of which the second half is the first again, or lines that follow themselves."""
 
     def repeats(text: str) -> bool:
+        parts = [part for part in CLAUSE.split(text) if len(part) >= LEAST_LETTERS]
+        if len(parts) >= LEAST_PARTS and len(set(parts)) <= ANEW * len(parts):
+            return True
         plain = " ".join(text.split())
         half = (len(plain) + 1) // 2
         return len(plain) >= 20 and plain[:half].strip() == plain[-half:].strip()

@@ -11,13 +11,14 @@ from unpad.training.optim import make_optimizer
 
 MUCH_SMOOTHED, MOST_SMOOTHED = 0.3, 0.6  # of a target
 FAR, VERY_FAR = 50.0, 1000.0  # times the default weight of a term
+UNFINISHED = 0.2  # of a ramp, that a stage goes through
 SLOW = 1e-3  # factor on the learning rate
 FEW_FROZEN, MANY_FROZEN = 0.1, 0.4  # of the parameters
 
 
 def check_aims(subject: Subject) -> list[Finding]:
     """Findings on `train.label_smoothing`, `losses`, `model.positive_weight`, `train.freeze` and `optim.groups`."""
-    found = [*_smoothing(subject), *_weights(subject), *_class_weight(subject)]
+    found = [*_smoothing(subject), *_weights(subject), *_ramps(subject), *_class_weight(subject)]
     return [*found, *_frozen(subject), *_slow_groups(subject)]
 
 
@@ -41,6 +42,20 @@ def _weights(subject: Subject) -> list[Finding]:
     values: dict[str, Value] = {"field": field, "weight": _last(subject.recipe.losses[name]), "usual": usual[name]}
     severity: Severity = "fault" if over[name] >= VERY_FAR else "warning"
     return [Finding("loss_weight", severity, over[name], (field,), values)]
+
+
+def _ramps(subject: Subject) -> list[Finding]:
+    """Ramps of a loss term of which the stage goes through a small part."""
+    for name, weight in subject.recipe.losses.items():
+        if isinstance(weight, Ramp) and weight.end != weight.start:
+            last = weight.at(subject.num_steps - 1, subject.num_steps)
+            done = (last - weight.start) / (weight.end - weight.start)
+            if done < UNFINISHED:
+                field = subject.field(f"losses.{name}")
+                values: dict[str, Value] = {"field": field, "last": last, "end": weight.end}
+                values |= {"steps": subject.num_steps, "length": weight.steps or 0}
+                return [Finding("ramp_unfinished", "warning", done, (field, f"losses.{name}.steps"), values)]
+    return []
 
 
 def _class_weight(subject: Subject) -> list[Finding]:

@@ -127,7 +127,7 @@ def _ends(subject: Subject) -> list[Finding]:
     if train.patience is None or not subject.stage.held_out_ids.size:
         return []
     waits = train.patience * (train.eval_every or subject.plan.num_steps)
-    if waits >= min(max(SOON * steps, LEAST_PATIENT / 3), LEAST_PATIENT) or waits >= steps / 2:
+    if waits >= min(max(SOON * steps, LEAST_PATIENT / 3), LEAST_PATIENT) or waits >= steps / 5:
         return []
     fields = (subject.field("train.patience"), subject.field("train.eval_every"))
     values: dict[str, Value] = {"patience": train.patience, "steps": steps, "field": fields[0]}
