@@ -475,4 +475,4 @@ def test_a_model_that_cannot_be_is_refused_by_name(section: dict[str, Any], wher
 
 
 def test_every_kind_of_model_has_sections_that_are_refused() -> None:
-    assert sorted(REFUSED) == model_kinds()
+    assert sorted(REFUSED) == model_kinds(), "REFUSED above has a section of each kind, with the words of its refusal"

@@ -260,7 +260,8 @@ def _no_kind(file: SourceFile, values: list[Any], bad: list[BadRow], advise: Adv
     what = "E_KIND the rows or columns match no kind of data" + (f"; {there}" if there else "")
     told = advise(values) if names else header.fix if header else ""
     if not told or told == FIXES["E_MISSING"]:
-        told = "set --kind, or name the fields or columns in a recipe and check it with `unpad data check RECIPE.yaml`"
+        told = f"set --kind ({', '.join(KINDS)}), or name the fields or columns in a recipe and check it with "
+        told += "`unpad data check RECIPE.yaml`"
     elif field := re.search(r"field: ([^}]+)\}'$", told):
         told += f"; here: --field {field[1]}"
     return SourceError(what, where=str(file.path), fix=told)

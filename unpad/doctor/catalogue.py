@@ -127,7 +127,7 @@ CATALOGUE: dict[str, Entry] = {
         "设置 {field}=1e-8",
     ),
     "lr_high": Entry(
-        "The learning rate {rate:.1e} is {number:,.0f} times the one with the lowest loss, {high:.1e}: steps "
+        "The learning rate {rate:.1e} is too high, {number:,.0f} times the one with the lowest loss, {high:.1e}: steps "
         "leap over what they could learn.",
         "set {field}={middle:.1e}; in range here: {low:.1e} to {high:.1e}",
         "学习率 {rate:.1e} 是损失最低处学习率 {high:.1e} 的 {number:,.0f} 倍：每一步都跨得太大，学不到东西。",
@@ -144,8 +144,8 @@ CATALOGUE: dict[str, Entry] = {
         "调低 {field}：通常在 1e-4 到 1e-2 之间",
     ),
     "lr_low": Entry(
-        "The learning rate {rate:.1e} is {number:,.0f} times below the range that learns here: {steps} steps on "
-        "one batch took the loss from {start:.3g} to {end:.3g}.",
+        "The learning rate {rate:.1e} is too low, {number:,.0f} times below the range that learns here: {steps} steps "
+        "on one batch took the loss from {start:.3g} to {end:.3g}.",
         "set {field}={middle:.1e}; in range here: {low:.1e} to {high:.1e}",
         "学习率 {rate:.1e} 只有合适范围下限的 1/{number:,.0f}：在同一批上走 {steps} 步，损失只从 {start:.3g} 变到"
         " {end:.3g}。",

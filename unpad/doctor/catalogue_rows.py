@@ -804,9 +804,9 @@ OF_ROWS: dict[str, Entry] = {
         "从其中一边删掉副本；或者不写 split，由 data.holdout 来划分",
     ),
     "near_rows": Entry(
-        "{number:.0%} of {sequences:,} held-out rows are training rows with hardly a change, such as {where}: the "
+        "{number:.0%} of {sequences:,} held-out rows are near-duplicates of training rows, such as {where}: the "
         "held-out loss is too good.",
-        "set data.near_duplicates=together, or take one of each pair out of the files",
+        "set data.near_duplicates=together, give rows that belong together a `group`, or take one of each pair out",
         "{sequences:,} 个验证样本中有 {number:.0%} 只是训练样本稍加改动，例如 {where}：验证损失好得不真实。",
         "设置 data.near_duplicates=together，或从文件中删掉其中一个",
     ),

@@ -140,7 +140,7 @@ WORDS: dict[str, tuple[str, str]] = {
         "损失 {start:.3g} 到 {end:.2g}，{steps} 步，{sequences} 个样本",
     ),
     "rate": ("learning rate", "学习率"),
-    "rate_value": ("{rate:.1e}; in range: {low:.1e} to {high:.1e}", "{rate:.1e}；合适范围 {low:.1e} 到 {high:.1e}"),
+    "rate_value": ("{rate:.1e}; learns from {low:.1e} to {high:.1e}", "{rate:.1e}；合适范围 {low:.1e} 到 {high:.1e}"),
     "step": ("a step", "一步"),
     "step_value": (
         "{seconds:.3f} s: forward {forward:.0%}, backward {backward:.0%}, optimizer {optimize:.0%}; loading "

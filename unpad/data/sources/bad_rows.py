@@ -122,6 +122,8 @@ def refuse_empty(num_examples: int, kind: str, files: Sequence[SourceFile]) -> N
         SourceError: `num_examples` is 0.
     """
     if num_examples == 0:
+        if not files:
+            raise SourceError(f"data.{kind} names no file", where=f"data.{kind}", fix=f"set data.{kind}=FILE")
         names = ", ".join(str(file.path) for file in files[:3]) + (", ..." if len(files) > 3 else "")
         raise SourceError(
             f"no usable {kind} example in {number_of(len(files), 'files')}",

@@ -28,7 +28,7 @@ FIXES = {
     "E_EXTRA": "write one JSON value per line",
     "E_NOT_OBJECT": "write an object in braces on each line",
     "E_DUPKEY": "keep one of the two",
-    "E_NONFINITE": "write null or leave the field out",
+    "E_NONFINITE": "leave out the field, or the value of a list; a field may be null",
     "E_RANGE": "write it as a string",
     "E_DEPTH": f"nest at most {MAX_DEPTH} levels",
     "E_TYPE": "correct the type",

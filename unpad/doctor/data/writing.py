@@ -278,12 +278,14 @@ def _backwards(texts: Sequence[tuple[str, str]]) -> tuple[str, float] | None:
     places."""
     lines = [line.split() for line in _lines(texts)]
     lines = [words for words in lines if len(words) >= LEAST_RUN and not words[0].startswith(("http", "#", "*", "-"))]
+    # Rows of a table begin with a number and end with a name.
+    lines = [words for words in lines if sum(map(str.isalpha, (word.strip(FINAL) for word in words))) > len(words) / 2]
     if len(lines) < LEAST:
         return None
     marked = [(words[0][-1] in FINAL, words[-1][-1] in FINAL) for words in lines]
-    capital = [(words[0][:1].isupper(), words[-1][:1].isupper()) for words in lines]
+    capital = [(words[0][:1].isupper(), words[-1][:1].isupper()) for words in lines if not words[-1].isupper()]
     by_mark = float(np.mean([first and not last for first, last in marked]))
-    by_capital = float(np.mean([last and not first for first, last in capital]))
+    by_capital = sum(last and not first for first, last in capital) / len(lines)
     neither = float(np.mean([last for _, last in marked])) <= 1 - BACKWARDS
     share = max(by_mark, by_capital if neither else 0.0)
     return ("@word_by_word", share) if share >= BACKWARDS else None

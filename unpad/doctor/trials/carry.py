@@ -17,7 +17,7 @@ from unpad.doctor.subject import Subject, Trial
 from unpad.doctor.trials.sweep import Sweep
 from unpad.models.contract import Classifies
 from unpad.nn.precision import autocast
-from unpad.terminal.finding import Finding, Value
+from unpad.terminal.finding import Finding, Severity, Value
 from unpad.terminal.progress import counted
 
 MOST_LEARNT, MOST_JUDGED, LEAST = 512, 400, 24  # sequences
@@ -26,6 +26,7 @@ LOOKS = 6  # the last ones, of which the mean is judged
 BATCH_TOKENS = 1024
 LEARNT = 0.7  # of the first loss, below which it was learnt by heart
 NOTHING = 1.5  # standard errors, below which nothing holds for others
+FEW_OTHERS = 30  # judged sequences beside those of the commonest class, among which weak labels look like none
 USUAL_RATE = 1e-3
 MOST_SWAPPED = 40  # questions whose pictures change places
 SURELY = 3.0  # standard errors, from which on answers are learnt from pictures
@@ -38,6 +39,7 @@ class Carry:
     """Training on some sequences, judged on others.
 
     Args:
+        others: those judged that are not of their commonest class; all where there are no classes.
         start, end: loss of those that were trained on.
         errors: how much likelier their own labels are than those of their neighbours, in standard errors, the mean of
             some moments of training.
@@ -49,6 +51,7 @@ class Carry:
 
     learnt: int
     judged: int
+    others: int
     start: float
     end: float
     errors: float
@@ -112,7 +115,9 @@ def carry_over(subject: Subject, transfer: Transfer, found: Sweep, seconds: floa
         if is_short := subject.clock.now() - began > seconds:
             break
     errors = float(np.mean(moments[-LOOKS:])) if moments else math.inf
-    return Carry(len(learnt), len(judged), start, end, errors, step + 1, by_heart, is_short and not by_heart)
+    known = subject.data.class_labels()
+    others = len(judged) - (0 if known is None else int(np.bincount(known[0][judged]).max()))
+    return Carry(len(learnt), len(judged), others, start, end, errors, step + 1, by_heart, is_short and not by_heart)
 
 
 def judge_carry(subject: Subject, carry: Carry) -> list[Finding]:
@@ -122,10 +127,11 @@ def judge_carry(subject: Subject, carry: Carry) -> list[Finding]:
     data = subject.data
     fields = data.label_fields[:1] or (f"data.{data.kinds[0]}",)
     values: dict[str, Value] = {"learnt": carry.learnt, "sequences": carry.judged}
+    severity: Severity = "note" if carry.others < FEW_OTHERS else "warning"
     has_pictures = data.augmentation == "images" and data.class_labels() is not None
     if has_pictures and subject.setup.recipe.images.flip:
-        return [Finding("labels_flipped", "warning", carry.errors, ("images.flip", *fields), values)]
-    return [Finding("labels_random", "warning", carry.errors, fields, values)]
+        return [Finding("labels_flipped", severity, carry.errors, ("images.flip", *fields), values)]
+    return [Finding("labels_random", severity, carry.errors, fields, values)]
 
 
 def _batches(subject: Subject, ids: np.ndarray) -> list[Micro]:
