@@ -156,7 +156,7 @@ class CheckReport:
         return lines
 
     def _one_class(self) -> list[str]:
-        """A line if all pictures are of one class, of which nothing can be learned."""
+        """A line if all pictures are of one class, so that nothing can be learned."""
         classes = {name for file in self.files if file.pictures for name in file.pictures.classes}
         if len(classes) != 1:
             return []

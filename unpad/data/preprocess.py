@@ -76,13 +76,13 @@ def preprocess(
         questions: prompts, up to where the answer begins.
         answers: only their tokens and the EOS after them count in the loss.
         sample_ids: names of samples in errors; by default their positions.
-        aligned: refuse samples whose images are at other positions than the first sample's.
+        aligned: refuse samples with images at other positions than in the first sample.
         tower: computes `raw_features`, without gradient.
 
     Raises:
         SourceError: names the sample: lists of different lengths, a question without tokens, no marker or another
-            number of them than images, an image whose patches do not fill its grid, an empty answer, an id outside the
-            vocabulary, spans that are not aligned.
+            number of them than images, an image with more or fewer patches than its grid, an empty answer, an id
+            outside the vocabulary, spans that are not aligned.
     """
     ids = _check_lengths(images, questions, answers, sample_ids)
     prompts, endings, spans = [], [], []
@@ -203,7 +203,7 @@ def _listed(values: Sequence[object]) -> str:
 
 
 def _with_images(batch: RaggedBatch, images: Sequence[Sequence[Image]], image_id: int) -> RaggedBatch:
-    """Add images to a batch of text, whose placeholders are in the same order."""
+    """Add images to a batch of text, in the order of its placeholders."""
     flat = [image for own in images for image in own]
     if not flat:
         return batch

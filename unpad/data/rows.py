@@ -202,7 +202,7 @@ def choose_rows(
         keys: 64-bit hash of the content of each row.
         groups: group of each row, "" for none.
         links: further ties between rows, as of `split.assign`.
-        classes: class of each row, every one of which gives its share to each part.
+        classes: class of each row; every class gives its share to each part.
     """
     recipe = listed.recipe
     hashes, declared = np.array(list(keys), np.uint64), declared_splits(row.split for row in listed.rows)
@@ -221,7 +221,7 @@ def row_key(content: object) -> int:
 
 @dataclass(frozen=True, eq=False)
 class RowData(Data, Generic[R]):
-    """Data whose every sequence is a row of a file.
+    """Data with one sequence per row of a file.
 
     Args:
         chosen: the rows; that of a sequence has its number.

@@ -257,7 +257,7 @@ def near_duplicates(recipe: Recipe) -> list[str]:
 
 
 def folder_files(folder: Path) -> dict[str, bytes]:
-    """The files that a run keeps, from a folder of Hugging Face, whose chat template is no template of questions.
+    """The files that a run keeps, from a Hugging Face folder; its chat template is not for questions and is left out.
 
     Raises:
         SourceError: as `folder_tokenizer`.

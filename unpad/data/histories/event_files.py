@@ -102,7 +102,7 @@ def _owner(path: Path, shown: str) -> str:
 
 
 def declared_sides(files: list[TableFile], ids: pa.Array, file_of: np.ndarray) -> tuple[pa.Array, np.ndarray]:
-    """List the patients whose file is in a folder of a split, and their splits.
+    """List the patients with a file in the folder of a split, and their splits.
 
     Args:
         ids: (num_rows,) strings, patient of every row; file_of: (num_rows,) int, index into `files`.

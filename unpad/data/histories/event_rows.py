@@ -27,7 +27,7 @@ from unpad.errors import RecipeError, SourceError
 from unpad.recipes.data import EventSettings, EventSource
 from unpad.terminal.table import number_of
 
-FEW_PATIENTS = 20  # of whom each may well have a word of its own
+FEW_PATIENTS = 20  # so few may well have one word each
 Facts = tuple[str, pa.Array | None, np.ndarray]  # a column of static: its name, its words, or else its numbers
 
 
@@ -75,7 +75,7 @@ def read_source(
     """Read one source to the end; every row is an event, a patient's facts, or a bad row.
 
     Args:
-        with_split: whether a column `split` says of which part a row's patient is.
+        with_split: True if a column `split` names the part of the row's patient.
 
     Raises:
         SourceError: a file cannot be read, lacks a column, or a patient is in two files or in two splits.
@@ -133,8 +133,8 @@ def _read_timed(
     keep = pa.array(good)
     owners = pa.array([file.owner for file in files if file.owner is not None], pa.string())
     whole_ids = whole_ids or (layout == "patients" and columns.are_whole(owners))
-    whose, file_of = (owners, np.arange(len(files))) if layout == "patients" else (ids.take(keep), table.file_of[good])
-    declared = declared_sides(files, whose, file_of)
+    patients = (owners, np.arange(len(files))) if layout == "patients" else (ids.take(keep), table.file_of[good])
+    declared = declared_sides(files, *patients)
     splits = path / "metadata" / "subject_splits.parquet"
     if layout == "meds" and splits.is_file():
         declared = read_splits(splits)
@@ -206,7 +206,7 @@ def _title(path: Path, layout: str) -> str:
 
 
 def _goes_back(person: np.ndarray, days: np.ndarray) -> np.ndarray:
-    """Find rows whose time is before that of the same patient's row above, (num_rows,) bool."""
+    """Find rows with an earlier time than the row above of the same patient, (num_rows,) bool."""
     order = np.argsort(person, kind="stable")
     back = (np.diff(person[order]) == 0) & (np.diff(days[order]) < 0)
     is_back = np.zeros(len(days), np.bool_)

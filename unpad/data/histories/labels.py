@@ -96,7 +96,7 @@ def read_labels(path: Path, settings: EventSettings, clock: TimeUnit, with_split
     """Read the table of labels.
 
     Args:
-        with_split: whether a column `split` says of which part a patient is.
+        with_split: True if a column `split` names the part of a patient.
 
     Raises:
         SourceError: it cannot be read or lacks a column.

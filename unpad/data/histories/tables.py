@@ -266,7 +266,7 @@ def _near(name: str, sought: str, present: list[str]) -> str:
 
 
 def _type_differs(parts: list[pa.Table], files: Sequence[TableFile]) -> SourceError:
-    """Name the first file whose column has another type than the first file's."""
+    """Name the first file with another type of a column than in the first file."""
     first = parts[0].schema
     for part, file in zip(parts[1:], files[1:], strict=True):
         for field in part.schema:

@@ -34,7 +34,7 @@ class Album:
     Args:
         images: place and header of every image.
         grids: (num_images, 2) int64, rows and columns of patches at an image's own size.
-        resized: (num_images,) bool, images whose sizes epochs draw.
+        resized: (num_images,) bool, images with a size drawn anew in every epoch.
         patch: side of a patch, in pixels.
         channels: of a pixel, 4 with opacity.
         pictures: images of every part, to compare with others.
@@ -118,8 +118,8 @@ class Album:
         return {PICTURES: summarise(examples, factor).to_bytes()} if examples else {}
 
     def unlike_training(self) -> tuple[list[str], dict[str, object]]:
-        """Lines and values by name on images whose mode or size training had not; none if the run does not record
-        these."""
+        """Lines and values by name on images of a mode or size that training did not have; none if the run did not
+        record its modes and sizes."""
         unlike = compare_pictures(self.seen, [(one.mode, (one.width, one.height)) for one in self.images])
         return ([], {}) if unlike is None else ([*unlike.lines], {"unlike_training": unlike.to_json()})
 
@@ -162,7 +162,7 @@ def open_album(
     Args:
         pictures: images of every part, to compare with others.
         kept: files of an earlier run.
-        resized: (num_images,) bool, images whose sizes epochs may draw; None for none.
+        resized: (num_images,) bool, images that may get a size drawn anew in every epoch; None for none.
     """
     config, settings = model_config(recipe.model), recipe.images
     assert isinstance(config, PatchConfig), "a model of images says what its patches are"

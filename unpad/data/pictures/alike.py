@@ -34,7 +34,7 @@ VERSION = 1  # of the small copies; a change makes new files in the cache
 MOST_BITS = 6  # of 64 that may differ
 MOST_DIFFERENCE = 6.0  # mean difference of colours, of 255
 MOST_PIXELS = 1 << 32  # decoding takes about a second per hundred million and processor
-MOST_PAIRS = 1 << 34  # of equal brightness, whose hashes are compared; about a minute
+MOST_PAIRS = 1 << 34  # pairs of equal brightness with hashes to compare; about a minute
 MAX_SHOWN = 10
 DECODERS = 4
 BLOCK = 1 << 24  # pairs that are compared at a time
@@ -240,8 +240,8 @@ def _hashes(copies: NDArray[np.uint8]) -> NDArray[np.uint64]:
 def _windows(
     copies: NDArray[np.uint8], held: NDArray[np.bool_], trained: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Held-out and training pictures in order of brightness, and for each held-out one the range of training pictures
-    whose brightness allows them to be like it: colours that differ little in the mean differ as little in their sum."""
+    """Sort held-out and training pictures by brightness, and find the range of training pictures near enough in
+    brightness to be like each held-out one: colours that differ little in the mean differ as little in their sum."""
     light = copies.reshape(len(copies), -1).sum(1, dtype=np.int64)
     theirs, ours = np.flatnonzero(held), np.flatnonzero(trained)
     theirs, ours = theirs[np.argsort(light[theirs], kind="stable")], ours[np.argsort(light[ours], kind="stable")]

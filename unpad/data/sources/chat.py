@@ -81,7 +81,7 @@ def _request_of(row: dict[str, Any]) -> str | None:
 
 
 def _request_and_reply(row: dict[str, Any], request: str) -> list[Turn]:
-    """Turn a row such as Alpaca's, or one whose prompt and completion are lists of messages, into messages."""
+    """Turn a row such as Alpaca's, or one with lists of messages as prompt and completion, into messages."""
     reply = next((name for name in REPLIES if name in row), None)
     if reply is None:
         raise missing(REPLIES, list(row))

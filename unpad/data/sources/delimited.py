@@ -44,7 +44,7 @@ def read_delimited(
     that it swallows.
 
     Args:
-        wanted: columns of which the file must have one; optional: others whose near spellings are read as well.
+        wanted: the file must have one of these columns; optional: others, also read under near spellings.
         advise: what to do about a file without any of them, from its first rows.
     """
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as handle:
@@ -74,7 +74,7 @@ def read_delimited(
 
 
 def find_wrong_quote(path: Path) -> tuple[int, int] | None:
-    """Find the first row whose quotes are wrong: its line, and the number of lines that it takes along."""
+    """Find the first row with wrong quotes: its line, and the number of lines that it takes along."""
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as handle:
         lines, delimiter = _begin(handle, path)
         return next(((line, num) for line, cells, num in _records(lines, delimiter) if not cells), None)

@@ -174,7 +174,7 @@ def _column(path: Path, group: int, name: str) -> pa.ChunkedArray:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A row whose image is still to be examined.
+    """A row with an image that is still to be examined.
 
     Args:
         root: the real folder that must contain the image.
@@ -284,7 +284,7 @@ def _is_split(root: Path, parts: list[tuple[str, ...]]) -> bool:
 
 
 def _visible(root: Path) -> Iterator[Path]:
-    """Yield files at any depth whose path has no hidden part, and links to folders, which are not followed."""
+    """Yield files at any depth, and links to folders without following them; hidden files and folders are skipped."""
     for folder, names, inside in os.walk(root, onerror=_fail):
         names[:] = [name for name in names if not name.startswith(".")]
         links = [name for name in names if os.path.islink(os.path.join(folder, name))]

@@ -26,7 +26,7 @@ class GrowthError(Exception):
 
 
 def open_parquet(path: Path | str, as_entries: Sequence[str] = ()) -> pq.ParquetFile:
-    """Open a parquet file whose pages are compared with their checksums, where it has any.
+    """Open a parquet file, and compare its pages with their checksums if it has any.
 
     Args:
         as_entries: columns of texts to read as numbers of entries of a dictionary.
@@ -92,7 +92,7 @@ class ParquetRows:
         return [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in self._columns]
 
     def _longest_entry(self, group: int, names: list[str]) -> int:
-        """Bytes of the longest value in the dictionaries of some columns, each of which every row may repeat."""
+        """Bytes of the longest dictionary value in some columns; every row may repeat it."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -118,6 +118,6 @@ class ParquetRows:
 
 
 def _repeats_texts(chunk: pq.ColumnChunkMetaData) -> bool:
-    """True if rows may name entries of a dictionary of texts whose repetition would take much memory."""
+    """True if rows may name entries of a dictionary of texts, and copies of these would take much memory."""
     is_small = chunk.total_uncompressed_size * chunk.num_values <= MOST_FREE
     return chunk.physical_type == "BYTE_ARRAY" and chunk.has_dictionary_page and not is_small

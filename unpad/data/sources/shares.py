@@ -43,7 +43,7 @@ def components(num: int, links: Sequence[tuple[NDArray[np.int64], NDArray[np.int
 def take_share(
     sizes: NDArray[np.int64], classes: NDArray[np.int64], total: int, fewest: int, most: int
 ) -> NDArray[np.bool_]:
-    """Choose units whose sizes add up to `total`, or as near to it as whole units allow, each class its share.
+    """Choose units that add up to `total`, or as near to it as whole units allow, with a share of each class.
 
     Args:
         sizes: rows of each unit, (num_units,), in the order in which units are preferred.
@@ -96,7 +96,7 @@ def share_out(rows: NDArray[np.int64], total: int) -> NDArray[np.int64]:
 
 
 def _nearest(sizes: NDArray[np.int64], total: int) -> NDArray[np.int64]:
-    """Indices of units whose sizes add up to `total` or to the nearest sum; early units are preferred."""
+    """Indices of units that add up to `total` or to the nearest sum; early units are preferred."""
     ends = np.cumsum(sizes)
     first = int(np.searchsorted(ends, total, "right"))
     left = total - (int(ends[first - 1]) if first else 0)

@@ -119,8 +119,8 @@ class ChatTemplate:
 
         A reply is what the model says after the prompt for it, its thoughts as the template writes them. Earlier
         replies stand as they do in the prompt for the last one: their thoughts may be left out, and what is left of
-        such a reply begins with its answer. A last reply whose thoughts the template leaves out although its prompt
-        opens them is written after that prompt.
+        such a reply begins with its answer. If the template leaves out the thoughts of the last reply although its
+        prompt opens them, the reply is written after that prompt.
 
         Raises:
             SourceError: the template refuses the conversation, changes a message, or does not tell what a reply is.
@@ -201,7 +201,7 @@ class ChatTemplate:
         return None
 
     def _replies(self, turns: Sequence[Turn], text: str, placed: Sequence[_Placed], *, prompt: bool) -> list[slice]:
-        """From where a prompt ends to the token that ends the reply."""
+        """Span from the end of a prompt to the end-of-turn token of the reply."""
         replies: list[slice] = []
         messages = _messages(turns)
         for index, turn in enumerate(turns):
@@ -215,7 +215,7 @@ class ChatTemplate:
         return replies
 
     def _stop(self, text: str, end: int) -> int:
-        """Find where the token ends that ends a reply, whose last letter is before `end`."""
+        """Find where the end-of-turn token of a reply ends; the last letter of the reply is before `end`."""
         between = _BEFORE_STOP.match(text, end)
         assert between is not None, "it matches nothing as well"
         end = between.end()
@@ -225,7 +225,7 @@ class ChatTemplate:
         return end + len(stop)
 
     def _continued(self, turns: Sequence[Turn], shown: str, *, is_marked: bool) -> Marked:
-        """A conversation whose last reply, thoughts and all, follows its prompt, as the model in use says it.
+        """A conversation with the last reply after its prompt, thoughts included, as a model in use generates it.
 
         For templates that leave the thoughts of every reply out, since they write what a model has to read.
 
@@ -333,7 +333,7 @@ def _messages(turns: Sequence[Turn]) -> list[dict[str, str]]:
 
 
 def has_thoughts(turn: Turn) -> bool:
-    """True for a reply with thoughts, of which a template may write a part."""
+    """True for a reply with thoughts; a template may write only a part of them."""
     return turn.role == "assistant" and (bool(turn.thoughts) or END_THINK in turn.content)
 
 

@@ -388,7 +388,7 @@ def part_of(file: CorpusFile, shard: Shard, data_key: str, split: np.ndarray, un
 
 
 def _shard_name(work: Preparation, index: int, data_key: str) -> str:
-    """Name of a shard in the cache. A file whose format nobody named may be refused where a named one is read."""
+    """Name of a shard in the cache. A file without a declared format may be refused where one with a format is read."""
     return make_key(code_key(), data_key, work.files[index].file.by_ending)
 
 
@@ -411,7 +411,7 @@ def _store(work: Preparation, index: int, data_key: str, shard: Shard) -> Shard:
 
 
 def _learned(example: Example, targets: np.ndarray, tokenizer: Tokenizer) -> str:
-    """Text that carries loss: that of the messages, or with thoughts, of which templates write a part, of the ids."""
+    """Text that carries loss, from the messages; with thoughts from the ids, as templates may write only a part."""
     if tokenizer.chat is not None and any(map(has_thoughts, example.turns)):
         return tokenizer.decode(targets.tolist())
     return "".join(turn.content for turn in example.turns if turn.role in LOSS_ROLES)

@@ -61,11 +61,11 @@ def near_documents(work: Preparation) -> NDArray[np.int64]:
 def compare_new(
     recipe: Recipe, tokens: TokenSet, new_recipe: Recipe, new: TokenSet, seq_ids: np.ndarray
 ) -> tuple[LeakReport, list[tuple[str, str]]]:
-    """Compare new documents with the training originals of a run, whose files are read as a stream.
+    """Compare new documents with the training originals of a run, read from its files as a stream.
 
     Args:
         recipe, tokens: of the run; new_recipe, new: of the new documents.
-        seq_ids: (n,) sequences of `new` whose documents are compared.
+        seq_ids: (n,) sequences of `new` with the documents to compare.
 
     Returns:
         The report, and the places of its worst leaks and their training documents.

@@ -20,7 +20,7 @@ class CorpusReport:
         encoded_documents: documents encoded this time, augmented copies included.
         tokens, characters: of all documents, copies included; lost: the characters that the tokenizer lost.
         may_lose: whether the tokenizer is one of a file, which may lack characters.
-        lossy_template: strings of the conversations' template of which it loses characters.
+        lossy_template: strings of the conversations' template that lose characters in it.
         num_followed: rows without a split that are of the test part, as a row of their group or a copy declares it.
         held_groups: named groups with a document of valid; shared_groups: those of them that have one of train too.
         num_system: system turns of training conversations.
@@ -90,8 +90,8 @@ class CorpusReport:
         """Remark on a valid part that is made of whole groups, such as facts, that training never saw."""
         if not self.held_groups or self.shared_groups:
             return []
-        groups = "1 group, which is not" if self.held_groups == 1 else f"{self.held_groups:,} groups, none of which is"
-        what = f"held out {groups} in training: this measures other facts than those that are learnt"
+        groups = "1 group" if self.held_groups == 1 else f"{self.held_groups:,} groups"
+        what = f"held out {groups} absent from training: this measures other facts than those that are learnt"
         return [f'{what}; to measure other phrasings of the same facts, declare "split" in rows of each group']
 
     def leak_lines(self) -> list[str]:

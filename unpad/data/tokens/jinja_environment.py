@@ -267,7 +267,7 @@ def _growth(text: str, method: str, args: tuple[Any, ...]) -> int:
 
 
 def _checked(function: Callable[..., Any], check: Callable[..., None]) -> Callable[..., Any]:
-    """A filter whose arguments are checked first."""
+    """A filter that checks its arguments first."""
     first = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @wraps(function)

@@ -30,7 +30,7 @@ MOST_IDS = 1 << 22  # largest vocabularies have some 260,000
 IMPORTED = "unpad"  # key of what an imported folder says besides its tokenizer.json
 MARK = re.compile(r"<\|\w+\|>")  # a role's mark that belongs to no language
 MAX_TOKEN_BYTES = 24  # eight Chinese characters; longer merges only memorise lines that the corpus repeats
-CHARS_PER_CALL = 500_000  # texts per call of the library, whose own records take about 100 bytes per token
+CHARS_PER_CALL = 500_000  # texts per call of the library: its records take about 100 bytes per token
 
 # Names in a tokenizer.json, the most specific first. If it has none, the first is added.
 EOS_NAMES = (
@@ -315,7 +315,7 @@ class LibraryTokenizer:
         return self._library.to_str().encode()
 
     def encode_marked(self, text: str, plain: Sequence[slice], cuts: Collection[int]) -> tuple[list[int], list[slice]]:
-        """Encode the text of a template, whose special strings become special tokens.
+        """Encode the text of a template; its special strings become special tokens.
 
         Args:
             plain: parts in which special strings are ordinary text; in order.
@@ -335,7 +335,7 @@ class LibraryTokenizer:
         return self._encode_parts(text, inside, crossed) if crossed else (ids, places)
 
     def _encode_parts(self, text: str, inside: Sequence[slice], cuts: set[int]) -> tuple[list[int], list[slice]]:
-        """Encode a text that is cut at these places, and around the parts whose special strings are text."""
+        """Encode a text, cut at `cuts` and around the parts `inside`; special strings in `inside` are text."""
         ids: list[int] = []
         places: list[slice] = []
         bounds = sorted({0, len(text), *cuts, *(end for part in inside for end in (part.start, part.stop))})

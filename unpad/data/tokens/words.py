@@ -1,4 +1,4 @@
-"""Words of Chinese text: segmentation, and the tokenizer whose vocabulary is the words of the training texts.
+"""Words of Chinese text: segmentation, and a tokenizer with the words of the training texts as its vocabulary.
 
 Segmentation is rjieba's dictionary walk without its hidden Markov model, so a word is a word of the dictionary, a run
 of latin letters or digits, or a single character. Joining the segments gives the text back.

@@ -1,4 +1,4 @@
-"""Rows of the tables of patients by their place, and whose they are."""
+"""Look up patients and rows of their tables by the place that a user names."""
 
 from __future__ import annotations
 
