@@ -49,7 +49,7 @@ def measured(measure: Measure, num: int, seed: int = 0, biased: bool = False, sh
     Args:
         biased: the measure sums sizes of differences, which chance only increases, so that its resamples exceed its
             value. Then the interval is their spread about their own mean, centred on the value, and ends at 0.
-        share: the measure is a mean of numbers from 0 to 1, whose interval is exact where it is 0 or 1.
+        share: the measure is a mean of numbers from 0 to 1; its interval is exact where it is 0 or 1.
     """
     samples = bootstrap(measure, num, seed)
     samples = samples[np.isfinite(samples)]
@@ -157,7 +157,7 @@ def brier(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) 
 
 
 def accuracy(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-    """Share of patients whose likelier outcome is theirs; a probability of exactly a half predicts no outcome."""
+    """Share of patients with a correctly predicted outcome; a probability of exactly a half predicts no outcome."""
     return mean((p > 0.5) == (labels > 0), weights)
 
 
@@ -264,7 +264,7 @@ def mean(values: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
 def concordance(
     risk: np.ndarray, durations: np.ndarray, observed: np.ndarray, weights: np.ndarray | None = None
 ) -> np.ndarray:
-    """Share of comparable pairs of patients in which the one whose outcome came first has the higher risk.
+    """Share of comparable pairs of patients in which the patient with the earlier outcome has the higher risk.
 
     A pair is comparable when the outcome of one was seen before the observation of the other ended, or at the moment
     when the other was censored; two outcomes at once are not. Equal risks count half. Counted in n log² n operations

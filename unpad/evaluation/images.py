@@ -52,7 +52,7 @@ def evaluate(run: LoadedRun, over: Measuring[ImageData], num_shown: int) -> Eval
 
 
 def check_new(data: ImageData, path: Path) -> NewFacts:
-    """Tell of images whose mode or size training had not; unknown classes are in `data.lines()`."""
+    """Report images of a mode or size that training did not have; unknown classes are in `data.lines()`."""
     return data.album.unlike_training()
 
 

@@ -26,7 +26,7 @@ class Metric:
         num_groups: independent units of these, such as document groups or pictures, over which the interval is taken;
             None where each is one.
         part: part of the data that was measured: train, valid, test, or the file of new data; None if unknown.
-        best_of: evaluations of the run, by the best of which this part chose the weights; None if it did not.
+        best_of: number of evaluations on this part from which the best weights were selected; None otherwise.
     """
 
     value: float
@@ -60,7 +60,7 @@ class Refused(Metric):
 
 @dataclass(frozen=True)
 class OneSided(Metric):
-    """A metric of whose interval one bound is unknown, which is nan, with the reason."""
+    """A metric with one bound of its interval unknown (nan), and the reason."""
 
     reason: str
 
@@ -74,8 +74,8 @@ class OneSided(Metric):
 
 @dataclass(frozen=True)
 class NoInterval(OneSided):
-    """A metric without an interval, whose bounds are nan, with the reason: resamples of one group, or of groups that
-    are all equal, show no spread."""
+    """A metric without an interval (both bounds nan), and the reason: resamples of one group, or of groups that are all
+    equal, show no spread."""
 
 
 ONE_GROUP, EQUAL_GROUPS = "no interval: one group", "no interval: the same in every group"
@@ -164,7 +164,7 @@ def _units(metric: Metric, part: str | None) -> str:
 
 
 def _rows(metrics: dict[str, Metric], units: dict[str, str], width: int) -> list[tuple[str, str]]:
-    """Of each metric its name and value, and what stands beside them; a name of more than `width` cells by itself."""
+    """Name, value and note of each metric as a table; a name wider than `width` cells has a line of its own."""
     rows = []
     for name, metric in metrics.items():
         fits = cell_len(name) <= width

@@ -27,7 +27,7 @@ from unpad.models.contract import PredictsSets
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.segments import real_tokens
 
-FEWEST_SETS, MOST_EVENTS = 3, 400  # of a patient whose course can be read off a picture
+FEWEST_SETS, MOST_EVENTS = 3, 400  # of a patient with a course that can be read off a picture
 
 
 @torch.no_grad()
@@ -182,7 +182,7 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> Eval
 
 
 def check_new(data: EventData, path: Path) -> NewFacts:
-    """Refuse new tables of which the run knows nothing; lines on the codes, values and patients that it does not know.
+    """Refuse new tables unknown to the run; otherwise return lines on their unknown codes, values and patients.
 
     Raises:
         SourceError: as `refuse_unknown`.

@@ -229,7 +229,7 @@ def _measure(
 
 
 def _checks(loaded: LoadedRun) -> int | None:
-    """Number of evaluations by the best of which the run's weights were chosen; None if they were not chosen so."""
+    """Number of evaluations from which the best weights were selected; None if they were not selected so."""
     stage = loaded.recipe.stages[-1].train if loaded.recipe.stages else {}
     weights = stage.get("weights", loaded.recipe.train.weights)
     if weights != "best" or not (loaded.folder / METRICS).is_file():

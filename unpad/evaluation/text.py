@@ -165,8 +165,8 @@ def evaluate(run: LoadedRun, over: Measuring[TextData], num_shown: int) -> Evalu
     """`loss`, `perplexity`, `bits_per_char` and `bits_per_byte`; `text_` or `chat_` before them when there are both. Of
     pairs `loss`, `accuracy` and `margin`, `pairs_` before them when there are others.
 
-    `keywords_heldout` is the share of the questions whose reply holds every required word, `keywords_trained` that of
-    the run's training questions.
+    `keywords_heldout` is the share of questions with every required word in the reply, `keywords_trained` the same
+    share of the run's training questions.
 
     Args:
         over: the documents to measure on.
@@ -208,7 +208,7 @@ def is_of_pairs(data: TextData, seq_ids: np.ndarray) -> bool:
 
 
 def check_new(data: TextData, path: Path) -> NewFacts:
-    """Refuse new text of which next to nothing survives the run's tokenizer; `data.lines()` counts what is lost.
+    """Refuse new text if the run's tokenizer loses nearly all of it; `data.lines()` counts the lost characters.
 
     Raises:
         SourceError: as `LostCharacters.refuse`.

@@ -154,8 +154,8 @@ def evaluate(run: LoadedRun, over: Measuring[VqaData], num_shown: int) -> Evalua
 
 
 def check_new(data: VqaData, path: Path) -> NewFacts:
-    """Refuse new questions of which next to nothing survives the run's tokenizer; lines on images whose mode or size
-    training had not. `data.lines()` counts what is lost.
+    """Refuse new questions if the run's tokenizer loses nearly all of their text; otherwise return lines on images of a
+    mode or size that training did not have. `data.lines()` counts the lost characters.
 
     Raises:
         SourceError: as `LostCharacters.refuse`.
@@ -208,7 +208,7 @@ def mode_metrics(right: dict[str, np.ndarray], groups: np.ndarray | None = None)
     if "soft" in right and "hard" in right:  # of the same rows: the interval is that of the difference
         gap = right["hard"] - right["soft"]
         found["soft_to_hard_gap"] = mean_of(gap, groups)
-        if not gap.any():  # no resample differs; the mean is at most the share of rows whose answers differ
+        if not gap.any():  # no resample differs; the mean is at most the share of rows with different answers
             reach = mean_of(gap, groups, share=True)
             found["soft_to_hard_gap"] = replace(reach, low=-reach.high)
     return found

@@ -57,8 +57,8 @@ def evaluate_cost(run: str) -> dict[str, Metric]:
     """
     loaded = load(run)
     if not isinstance(loaded.model, VisionLanguage) or len(loaded.model.modes) < 2:
-        fix = "use a run whose model has a merge or a prune section"
-        raise RecipeError("there are no modes whose cost could differ", where=str(loaded.folder), fix=fix)
+        fix = "use a run of a model with a merge or a prune section"
+        raise RecipeError("the model has one mode, so there are no costs to compare", where=str(loaded.folder), fix=fix)
     data = cast(VqaData, loaded.data())  # what models of vision and language read
     ids = np.flatnonzero((data.table.split == Split.HOLDOUT) & (data.num_patches > 0))[:MAX_PROMPTS]
     prompts = data.prompts(ids.tolist())
