@@ -18,8 +18,8 @@ def micro_cost(micro: Micro, cells_per_token: float, attended: np.ndarray | None
     """Cost of a micro-batch: its computed tokens plus its attention cells divided by `cells_per_token`.
 
     Args:
-        cells_per_token: pairs of positions whose attention costs as much as the rest of one token, above 0; infinite
-            for a model without attention between positions.
+        cells_per_token: number of pairs of positions that cost as much attention as the rest of one token, above 0;
+            infinite for a model without attention between positions.
         attended: as in `SequenceTable`, number of vectors of every sequence that attend to each other, indexed by
             sequence id, (num_sequences,) int; None: its positions do.
     """

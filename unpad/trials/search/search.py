@@ -132,7 +132,7 @@ class Search:
         fixed: overrides of every trial.
         metric: name of a metric of `evaluate_run`, or `score`.
         sign: 1 if a lower metric is better, -1 if a higher one is; the study minimises their product.
-        last_stage: stage whose evaluations are compared; earlier stages may evaluate other data.
+        last_stage: only evaluations of this stage are compared; earlier stages may evaluate other data.
     """
 
     recipe: str
