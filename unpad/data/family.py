@@ -285,10 +285,10 @@ class Data(ABC):
 
         Files in folders are not listed by default: there may be thousands, and their names may be patients' ids.
         """
-        given = [(f"data.{kind}", source.path) for kind in KINDS for source in recipe.data.sources(kind)]
+        sources = [(f"data.{kind}", source.path) for kind in KINDS for source in recipe.data.sources(kind)]
         if recipe.data.events:
-            given += [(f"events.{field}", path) for field, path in recipe.events.tables.items()]
-        return [line for field, path in given for line in (_source_line(field, path), *cls._listed(recipe, path))]
+            sources += [(f"events.{field}", path) for field, path in recipe.events.tables.items()]
+        return [line for field, path in sources for line in (_source_line(field, path), *cls._listed(recipe, path))]
 
     @classmethod
     def _listed(cls, recipe: Recipe, path: str) -> list[str]:
@@ -385,8 +385,8 @@ def open_data(
         SourceError: the data cannot be used.
     """
     family = family_of(recipe)
-    given = [name for name in KINDS if getattr(recipe.data, name)]
-    for name in given:
+    kinds = [name for name in KINDS if getattr(recipe.data, name)]
+    for name in kinds:
         if name not in family.KINDS:
             kind = recipe.model["kind"]
             fix = f"a {kind} reads " + " and ".join(f"data.{kind}" for kind in family.KINDS)

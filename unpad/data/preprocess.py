@@ -184,14 +184,14 @@ def _check_ids(ids: list[int], vocabulary: Vocabulary, where: str) -> None:
 
 def _check_aligned(spans: list[tuple[PositionSpan, ...]], ids: list[int]) -> None:
     """Refuse spans that differ from the first sample's."""
-    for index, own in enumerate(spans):
-        if own == spans[0]:
+    for index, of_sample in enumerate(spans):
+        if of_sample == spans[0]:
             continue
-        first, other = ([stop - start + 1 for start, stop in of] for of in (spans[0], own))
+        first, other = ([stop - start + 1 for start, stop in of] for of in (spans[0], of_sample))
         sizes = "" if first == other else f"; their images have {_listed(first)} and {_listed(other)} tokens"
         raise SourceError(
             f"Vision token positions not aligned across batch: sample {ids[0]} has {_listed(spans[0])}, "
-            f"sample {ids[index]} has {_listed(own)}{sizes}",
+            f"sample {ids[index]} has {_listed(of_sample)}{sizes}",
             where=f"sample {ids[index]}",
             fix="turn aligned off, as every sample has spans of its own; or make the text before images equally long"
             " and images equally large",
@@ -204,11 +204,11 @@ def _listed(values: Sequence[object]) -> str:
 
 def _with_images(batch: RaggedBatch, images: Sequence[Sequence[Image]], image_id: int) -> RaggedBatch:
     """Add images to a batch of text, in the order of its placeholders."""
-    flat = [image for own in images for image in own]
+    flat = [image for of_sample in images for image in of_sample]
     if not flat:
         return batch
     assert batch.input_ids is not None, "made from text"
     patches, grids = [np.asarray(patches, np.float32) for patches, _ in flat], np.array([grid for _, grid in flat])
     places = np.flatnonzero(batch.input_ids.numpy() == image_id)
     media = image_batch(patches, grids, patches[0].shape[1])
-    return with_images(batch, media, places, [len(own) for own in images])
+    return with_images(batch, media, places, [len(of_sample) for of_sample in images])

@@ -166,8 +166,8 @@ class TextData(Data):
 
     def single_row(self, recipe: Recipe, kind: str) -> tuple[str, str] | None:
         files = expand(recipe.data.text, partial(resolve_path, recipe.data)) if kind == "text" else []
-        found = [document for file in files if (document := single_document(file, recipe.data.separator, 1))]
-        return (f"{found[0].what}, so nothing can be held out", found[0].fix) if found else None
+        documents = [document for file in files if (document := single_document(file, recipe.data.separator, 1))]
+        return (f"{documents[0].what}, so nothing can be held out", documents[0].fix) if documents else None
 
     @classmethod
     def _listed(cls, recipe: Recipe, path: str) -> list[str]:
@@ -246,14 +246,14 @@ def open_sample(recipe: Recipe) -> Sample | None:
 
 def _check_pairs(recipe: Recipe) -> None:
     """Refuse stages that mix pairs with other data, and plans that join documents when some are pairs."""
-    given = [kind for kind in KINDS if recipe.data.sources(kind)]
-    if PAIRS not in given:
+    kinds = [kind for kind in KINDS if recipe.data.sources(kind)]
+    if PAIRS not in kinds:
         return
     if recipe.plan.cross_documents:
         what, fix = "the replies of pairs are never joined", "set plan.cross_documents=false"
         raise RecipeError(what, where="plan.cross_documents", fix=fix)
     for stage in stages_of(recipe):
-        used = [kind for kind in stage.use or given if kind in given]
+        used = [kind for kind in stage.use or kinds if kind in kinds]
         if PAIRS in used and len(used) > 1:
             others = " and ".join(kind for kind in used if kind != PAIRS)
             raise RecipeError(

@@ -63,8 +63,8 @@ class Album:
         large ones.
         """
         if not self.resized.any():
-            own: np.ndarray = self.grids[images]
-            return own
+            grids: np.ndarray = self.grids[images]
+            return grids
         # A stream of its own: the changes of pixels draw from the number of an image, which is smaller.
         drawn = np.random.default_rng([*epoch_seed, len(self.images)]).uniform(-1, 1, len(self.images))[images]
         factors = np.where(self.resized[images], (1 + self.settings.scale) ** drawn, 1.0).tolist()
@@ -90,11 +90,11 @@ class Album:
         shown = [(image, (rows, columns)) for image, (rows, columns) in zip(images, grids.tolist(), strict=True)]
         once = list(dict.fromkeys(shown))
         with ThreadPoolExecutor(DECODERS, thread_name_prefix="unpad-decoder") as pool:
-            made = dict(zip(once, pool.map(lambda one: self._patches(*one), once), strict=True))
+            patches = dict(zip(once, pool.map(lambda entry: self._patches(*entry), once), strict=True))
             if keys is None or not self.settings.augments:
-                return [made[one] for one in shown]
-            of_each = [(made[one], one[1], key) for one, key in zip(shown, keys, strict=True)]
-            return list(pool.map(lambda one: self._changed(*one), of_each))
+                return [patches[entry] for entry in shown]
+            of_each = [(patches[entry], entry[1], key) for entry, key in zip(shown, keys, strict=True)]
+            return list(pool.map(lambda entry: self._changed(*entry), of_each))
 
     def decode(self, image: int) -> np.ndarray:
         """Patches of an image at its own size, straight from its file: (num_patches, channels * patch * patch) float32.
@@ -120,7 +120,7 @@ class Album:
     def unlike_training(self) -> tuple[list[str], dict[str, object]]:
         """Lines and values by name on images of a mode or size that training did not have; none if the run did not
         record its modes and sizes."""
-        unlike = compare_pictures(self.seen, [(one.mode, (one.width, one.height)) for one in self.images])
+        unlike = compare_pictures(self.seen, [(image.mode, (image.width, image.height)) for image in self.images])
         return ([], {}) if unlike is None else ([*unlike.lines], {"unlike_training": unlike.to_json()})
 
     def _pixels(self, image: int) -> np.ndarray:
@@ -141,7 +141,9 @@ class Album:
     def _scaled(self, images: Sequence[int], factors: Sequence[float]) -> np.ndarray:
         """Rows and columns of images at `factors` times their size, (num_chosen, 2) int64."""
         pairs = [(self.images[image], factor) for image, factor in zip(images, factors, strict=True)]
-        grids = [scaled_grid(one.width, one.height, factor, self.patch, self.settings) for one, factor in pairs]
+        grids = [
+            scaled_grid(picture.width, picture.height, factor, self.patch, self.settings) for picture, factor in pairs
+        ]
         return np.array(grids, np.int64).reshape(-1, 2)
 
     def _changed(self, patches: np.ndarray, grid: Grid, key: tuple[int, ...] | None) -> np.ndarray:
@@ -195,7 +197,7 @@ def image_batch(
         sizes: height and width of every image in pixels.
         labels: (num_images,) class of every image; None if they are unknown.
     """
-    assert [len(one) for one in patches] == grids.prod(1).tolist(), "a row for every patch"
+    assert [len(array) for array in patches] == grids.prod(1).tolist(), "a row for every patch"
     return replace(
         from_vectors(patches, num_values, labels, seq_ids),
         grid=torch.from_numpy(np.asarray(grids, np.int64)),

@@ -65,9 +65,9 @@ def read_delimited(
             return
         names = [spelling(tuple(names), (*wanted, *optional)).get(name, name) for name in names]
         for line, cells, num_lines in records:
-            where, found = f"{path}:{line}", _fault_of_row(names, cells, num_lines)
-            if found:
-                yield found.at(where, delimiter.join(cells), num_rows=num_lines if not cells else 1)
+            where, row_fault = f"{path}:{line}", _fault_of_row(names, cells, num_lines)
+            if row_fault:
+                yield row_fault.at(where, delimiter.join(cells), num_rows=num_lines if not cells else 1)
             else:
                 pairs = zip(names, cells, strict=True)
                 yield where, {name: cell for name, cell in pairs if cell or name in wanted}
@@ -147,8 +147,8 @@ def _fault_of_row(names: list[str], cells: list[str], num_lines: int) -> RowFaul
     if not cells:
         return RowFault("E_CSV", f"a quote of this line does not end well; it takes along {num_lines} lines")
     for cell in cells:
-        if found := _NOT_UTF8.search(cell):
-            return bad_utf8(ord(found[0]) - 0xDC00, "of a cell", cell[:SAMPLE].encode("utf-8", "surrogateescape"))
+        if match := _NOT_UTF8.search(cell):
+            return bad_utf8(ord(match[0]) - 0xDC00, "of a cell", cell[:SAMPLE].encode("utf-8", "surrogateescape"))
     if len(cells) != len(names):
         return RowFault("E_CSV", f"the row has {len(cells)} fields, the header {len(names)}")
     return None

@@ -197,9 +197,9 @@ def skipped_files(path: Path, suffixes: Collection[str] = tuple(FORMATS)) -> lis
     """List the files of a folder that are not read, in natural order, with the reason; hidden ones are no data."""
     if not path.is_dir():
         return []
-    told = "its ending is not one of data"
-    inside = (one for one in files_below(path) if one.suffix.lower() not in suffixes)
-    return [(one, told) for one in sorted(inside, key=natural_key)]
+    reason = "its ending is not one of data"
+    inside = (file for file in files_below(path) if file.suffix.lower() not in suffixes)
+    return [(file, reason) for file in sorted(inside, key=natural_key)]
 
 
 def files_below(folder: Path) -> Iterator[Path]:

@@ -194,20 +194,18 @@ class Found:
     group: str = ""
 
 
-def examine(found: Found | BadRow) -> ImageExample | BadRow:
-    if isinstance(found, BadRow):
-        return found
+def examine(row: Found | BadRow) -> ImageExample | BadRow:
+    if isinstance(row, BadRow):
+        return row
     try:
-        content = _contained_bytes(found.path, found.root) if found.content is None else found.content
+        content = _contained_bytes(row.path, row.root) if row.content is None else row.content
         info, digest = probe(content), sha256(content).hexdigest()
-        _check_unchanged(found.declared, info, digest)
+        _check_unchanged(row.declared, info, digest)
         mode = mode_of(content)
     except (ImageError, RowFault) as error:
-        return BadRow(found.where, error.code, error.what, error.fix, excerpt(str(found.path)))
+        return BadRow(row.where, error.code, error.what, error.fix, excerpt(str(row.path)))
     size = info.width, info.height
-    return ImageExample(
-        found.where, found.label, found.split, *size, info.notes, digest, found.path, found.row, found.group, mode
-    )
+    return ImageExample(row.where, row.label, row.split, *size, info.notes, digest, row.path, row.row, row.group, mode)
 
 
 def _contained_bytes(path: Path, root: str) -> bytes:

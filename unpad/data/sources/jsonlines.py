@@ -304,9 +304,9 @@ def explain(error: json.JSONDecodeError, start: int, column: int | None = None) 
         start: beginning of its line in `error.doc`; column: that of the fault, if the document does not have it.
     """
     text, position = error.doc, error.pos
-    found = SPACE.match(text, position)
-    assert found is not None
-    line, rest = text[start : start + MAX_EXCERPT].lstrip(" \t"), text[found.end() : found.end() + MAX_EXCERPT]
+    blanks = SPACE.match(text, position)
+    assert blanks is not None
+    line, rest = text[start : start + MAX_EXCERPT].lstrip(" \t"), text[blanks.end() : blanks.end() + MAX_EXCERPT]
     place = f"column {error.colno if column is None else column}"
     control = _CONTROL.search(text, start, position + 1)
     if control or error.msg.startswith("Invalid control character"):

@@ -70,16 +70,16 @@ class ParquetRows:
         repeated = [chunk.path_in_schema for chunk in self._chunks(group) if _repeats_texts(chunk)]
         longest = self._longest_entry(group, repeated) if repeated else 0
         rows = min(batch_rows, MOST_AT_ONCE // max(longest, 1)) or 1
-        told, found = self._table.metadata.row_group(group).num_rows, 0
+        expected, num_rows = self._table.metadata.row_group(group).num_rows, 0
         for batch in self._table.iter_batches(rows, [group], self._columns, use_threads=threads):
-            found += batch.num_rows
-            if found > told:
+            num_rows += batch.num_rows
+            if num_rows > expected:
                 break
             self._decoded += batch.nbytes + ROW_BYTES * batch.num_rows
             self._refuse(self._decoded)
             yield batch
-        if found != told:
-            raise pa.ArrowInvalid(f"a row group holds {found:,} rows or more, and its footer says {told:,}")
+        if num_rows != expected:
+            raise pa.ArrowInvalid(f"a row group holds {num_rows:,} rows or more, and its footer says {expected:,}")
 
     def _probe(self, group: int) -> None:
         """Read a first row, where pyarrow tells of a damaged footer; elsewhere it ends the process for the same."""
@@ -87,8 +87,8 @@ class ParquetRows:
             break
 
     def _chunks(self, group: int) -> list[pq.ColumnChunkMetaData]:
-        found = self._table.metadata.row_group(group)
-        chunks = [found.column(index) for index in range(found.num_columns)]
+        row_group = self._table.metadata.row_group(group)
+        chunks = [row_group.column(index) for index in range(row_group.num_columns)]
         return [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in self._columns]
 
     def _longest_entry(self, group: int, names: list[str]) -> int:

@@ -168,8 +168,8 @@ def assign(
     side = np.full(num_units, Split.TRAIN, np.uint8)
     free = np.ones(num_units, np.bool_)
     for value in (Split.TEST, Split.HOLDOUT, Split.TRAIN):
-        told = unit[declared == value]
-        side[told], free[told] = value, False
+        declaring = unit[declared == value]
+        side[declaring], free[declaring] = value, False
     drawn = np.full(num_units, np.iinfo(np.uint64).max, np.uint64)
     np.minimum.at(drawn, unit, _mix(content_keys ^ _mix(np.array([seed], np.uint64))))
     sizes = np.bincount(unit, minlength=num_units)

@@ -155,7 +155,7 @@ class Shard:
 
     @cached_property
     def _details(self) -> dict[str, Any]:
-        details: dict[str, Any] = _stored_json(self.details, lambda found: _are_details(found, self.num_rows))
+        details: dict[str, Any] = _stored_json(self.details, lambda values: _are_details(values, self.num_rows))
         return details
 
     def where(self, row: int) -> str:
@@ -228,30 +228,30 @@ def _stored_json(array: np.ndarray, fits: Callable[[Any], bool]) -> Any:
     raise SourceError("stored tokens hold no usable details", fix=fix)
 
 
-def _are_details(found: Any, num_rows: int) -> bool:
-    if not isinstance(found, dict) or not all(
-        isinstance(found.get(name), dict) for name in ("group", "keywords", "lost")
+def _are_details(details: Any, num_rows: int) -> bool:
+    if not isinstance(details, dict) or not all(
+        isinstance(details.get(name), dict) for name in ("group", "keywords", "lost")
     ):
         return False
-    keywords, where = found["keywords"].values(), found.get("where")
+    keywords, where = details["keywords"].values(), details.get("where")
     if not all(isinstance(words, list) for words in keywords):
         return False
-    texts = [*found["group"].values(), *(word for words in keywords for word in words)]
+    texts = [*details["group"].values(), *(word for words in keywords for word in words)]
     return (
         isinstance(where, list)
         and len(where) == num_rows
         and all(isinstance(text, str) for text in (*where, *texts))
-        and all(type(number) is int for number in found["lost"].values())
+        and all(type(number) is int for number in details["lost"].values())
     )
 
 
-def _are_bad_rows(found: Any) -> bool:
-    return isinstance(found, list) and all(
+def _are_bad_rows(rows: Any) -> bool:
+    return isinstance(rows, list) and all(
         isinstance(row, list)
         and len(row) == 6
         and all(isinstance(part, str) for part in row[:5])
         and (row[5] is None or type(row[5]) is int)
-        for row in found
+        for row in rows
     )
 
 

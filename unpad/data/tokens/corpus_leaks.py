@@ -80,8 +80,8 @@ def compare_new(
     split = rows_of([part.split for part in tokens.parts], np.uint8)
 
     def corpus() -> Iterator[Document]:
-        told = counted(_stream(recipe, tokens), "looking for the new texts in training", len(split), "documents")
-        for number, example in enumerate(told):
+        trained = counted(_stream(recipe, tokens), "looking for the new texts in training", len(split), "documents")
+        for number, example in enumerate(trained):
             yield Document(number, text_of(example), example.group, bool(split[number] == Split.TRAIN))
 
     texts, groups = [text_of(example) for example in documents], [example.group for example in documents]

@@ -96,8 +96,8 @@ class CorpusReport:
 
     def leak_lines(self) -> list[str]:
         """The leaks of every part as text; empty where nothing was compared."""
-        found = (self.leaks, self.leak_places), (self.test_leaks, self.test_leak_places)
-        return [line for leaks, places in found if leaks is not None for line in leaks.lines(places)]
+        reports = (self.leaks, self.leak_places), (self.test_leaks, self.test_leak_places)
+        return [line for leaks, places in reports if leaks is not None for line in leaks.lines(places)]
 
     def _parts(self, copies: str) -> str:
         if self.num_test and not self.num_train + self.num_holdout:  # new data

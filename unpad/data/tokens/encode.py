@@ -293,8 +293,8 @@ def _encode_part(job: _Job, span: ExampleSpan) -> Encoded:
             _refuse_thoughts(example)
             _append(ids, loss, example.turns, following, job.fixed, job.tokenizer, job.template)
         else:
-            own, counts = encode_chat(example, job.tokenizer, job.template.thinking)
-            ids += own
+            chat_ids, counts = encode_chat(example, job.tokenizer, job.template.thinking)
+            ids += chat_ids
             loss += counts
             for _ in example.turns:
                 next(following)

@@ -209,9 +209,11 @@ class LibraryTokenizer:
         self.pieces: tuple[bytes, ...] | None = None
         self.byte_ids: frozenset[int] = frozenset()
         is_bpe = fields["model"].get("type") == "BPE"
-        own = is_bpe and [vocabulary.get(name) for name in SPECIALS] == [0, 1, 2, 3]
+        is_ours = is_bpe and [vocabulary.get(name) for name in SPECIALS] == [0, 1, 2, 3]
         # Marks of the template are read back as their text, by which a reply ends where the model speaks for the user.
-        self._marks = {name: vocabulary[name] for name in special - set(SPECIALS)} if own and self.chat is None else {}
+        self._marks = (
+            {name: vocabulary[name] for name in special - set(SPECIALS)} if is_ours and self.chat is None else {}
+        )
         decoder = fields.get("decoder") or {}
         if decoder.get("type") == "ByteLevel":
             skipped = self.special_ids - set(self._marks.values())
@@ -229,7 +231,7 @@ class LibraryTokenizer:
         cuts = '"Removed"' in json.dumps(fields.get("pre_tokenizer")) or not _respells(fields.get("normalizer"))
         self._keeps_all = (falls_back or (is_bpe and byte_level and not self._missing_bytes)) and not cuts
         self._spaces_count = fields.get("pre_tokenizer") is None  # where nothing cuts at them, nothing puts them back
-        self.kind = "bpe" if own and self.pieces is not None else "file"
+        self.kind = "bpe" if is_ours and self.pieces is not None else "file"
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of every text.
@@ -342,9 +344,9 @@ class LibraryTokenizer:
         for start, stop in pairwise(bounds):
             is_plain = any(part.start <= start and stop <= part.stop for part in inside)
             if is_plain:
-                (own,) = self.encode_batch([text[start:stop]])
-                ids += own
-                places += [slice(start, stop)] * len(own)
+                (part_ids,) = self.encode_batch([text[start:stop]])
+                ids += part_ids
+                places += [slice(start, stop)] * len(part_ids)
                 continue
             with _library_errors("the tokenizer fails on a text"):
                 item = self._marking.encode(text[start:stop], add_special_tokens=False)

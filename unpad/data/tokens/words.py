@@ -147,9 +147,9 @@ def train_words(texts: Iterable[str], vocab_size: int, min_count: int, reserved:
         (character for character in _by_count(characters) if not character.isascii()),  # ASCII: bytes already
         (word for word in _by_count(words) if len(word) > 1 and words[word] >= min_count),
     )
-    kept = list(dict.fromkeys(text for text in reserved if text))
-    room = max(0, vocab_size - FIRST_TOKEN - len(kept))
-    return WordTokenizer(list(islice(ranked, room)), kept)
+    reserved_words = list(dict.fromkeys(text for text in reserved if text))
+    room = max(0, vocab_size - FIRST_TOKEN - len(reserved_words))
+    return WordTokenizer(list(islice(ranked, room)), reserved_words)
 
 
 def _by_count(counts: Counter[str]) -> list[str]:
