@@ -141,9 +141,9 @@ def metric_lines(metrics: dict[str, Metric]) -> list[str]:
     indent = min(width + 2, wide // 2)
     table = list[str]()
     for start, end in rows:  # a reason may still be too long
-        one = f"{start}   {end}".rstrip()
+        line = f"{start}   {end}".rstrip()
         parts = [" " * indent + part for part in wrapped(end, wide - indent)] if end else []
-        table += [one] if cell_len(one) <= wide else [start, *parts]
+        table += [line] if cell_len(line) <= wide else [start, *parts]
     if any(metric.num_groups is not None and 1 < metric.num_groups < FEW_GROUPS for metric in metrics.values()):
         below += wrapped(f"an interval over fewer than {FEW_GROUPS} groups is too narrow; hold out more of them", wide)
     best = next((metric for metric in metrics.values() if metric.best_of), None)
@@ -170,7 +170,9 @@ def _rows(metrics: dict[str, Metric], units: dict[str, str], width: int) -> list
         fits = cell_len(name) <= width
         rows += [] if fits else [(name, "")]
         start = name + " " * (width - cell_len(name)) if fits else " " * width
-        value, low, high = ("-" if math.isnan(one) else f"{one:.4f}" for one in (metric.value, metric.low, metric.high))
+        value, low, high = (
+            "-" if math.isnan(number) else f"{number:.4f}" for number in (metric.value, metric.low, metric.high)
+        )
         bounds = f"least {low}, most {high}" if isinstance(metric, Extremes) else f"{low} to {high}"
         if isinstance(metric, Refused | NoInterval):
             bounds = metric.reason

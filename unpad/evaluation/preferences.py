@@ -58,8 +58,8 @@ def whole_pairs(model: Model, data: Data, seq_ids: np.ndarray) -> np.ndarray:
     assert data.replies is not None, "data of pairs"
     pair = data.replies.pair
     too_long = data.table.positions > model.config.longest
-    kept: np.ndarray = seq_ids[(pair[seq_ids] >= 0) & ~np.isin(pair[seq_ids], pair[too_long])]
-    return kept
+    replies: np.ndarray = seq_ids[(pair[seq_ids] >= 0) & ~np.isin(pair[seq_ids], pair[too_long])]
+    return replies
 
 
 def margins(over: Measuring[Data]) -> Margins:
@@ -82,17 +82,17 @@ def margins(over: Measuring[Data]) -> Margins:
 
 def held_out(over: Measuring[Data]) -> HeldOut:
     """Loss per pair, share of pairs with a larger reward for the chosen reply, and the mean margin."""
-    found = margins(over)
-    values = {"loss": found.loss.mean(), "accuracy": found.right.mean(), "margin": found.margin.mean()}
-    return HeldOut(float(values["loss"]), {name: float(value) for name, value in values.items()}, len(found.loss))
+    pairs = margins(over)
+    values = {"loss": pairs.loss.mean(), "accuracy": pairs.right.mean(), "margin": pairs.margin.mean()}
+    return HeldOut(float(values["loss"]), {name: float(value) for name, value in values.items()}, len(pairs.loss))
 
 
-def summarise(found: Margins) -> dict[str, Metric]:
+def summarise(pairs: Margins) -> dict[str, Metric]:
     """`loss`, `accuracy` and `margin` of pairs, with intervals over groups, such as pairs of one prompt."""
     return {
-        "loss": mean_of(found.loss, found.group),
-        "accuracy": mean_of(found.right, found.group, share=True),
-        "margin": mean_of(found.margin, found.group),
+        "loss": mean_of(pairs.loss, pairs.group),
+        "accuracy": mean_of(pairs.right, pairs.group, share=True),
+        "margin": mean_of(pairs.margin, pairs.group),
     }
 
 

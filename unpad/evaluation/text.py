@@ -57,10 +57,10 @@ def answer(run: LoadedRun, tokens: TokenSet, seq_ids: np.ndarray) -> list[Judged
     with progress(f"answering {number_of(len(prompts), 'questions')}"):
         completions = complete(run.generator, run.tokenizer, prompts, settings)
     replies = []
-    for i, prompt, made in zip(seq_ids, prompts, completions, strict=True):
+    for i, prompt, completion in zip(seq_ids, prompts, completions, strict=True):
         keywords = tokens.keywords(int(i))
-        right = all(word in made.text for word in keywords)
-        replies.append(JudgedReply(run.tokenizer.decode(prompt), made.text, keywords, right))
+        right = all(word in completion.text for word in keywords)
+        replies.append(JudgedReply(run.tokenizer.decode(prompt), completion.text, keywords, right))
     return replies
 
 
@@ -116,7 +116,7 @@ def sample_replies(model: Generates, data: TextData, recipe: Recipe, kinds: tupl
     model.eval()
     replies = complete(model, tokenizer, prompts, settings, generation_precision(settings))
     model.train(was_training)
-    return [(tokenizer.decode(prompt), made.text) for prompt, made in zip(prompts, replies, strict=True)]
+    return [(tokenizer.decode(prompt), reply.text) for prompt, reply in zip(prompts, replies, strict=True)]
 
 
 HIGHER_IS_BETTER: dict[str, bool | None] = {

@@ -65,9 +65,9 @@ def evaluate_cost(run: str) -> dict[str, Metric]:
     precision = generation_precision(loaded.recipe.generate)
     device = torch.device("cpu")
     with torch.inference_mode(), autocast(precision, device), keep_copies():
-        found = measure(loaded.model, prompts, ROUNDS, NEW_TOKENS, time.perf_counter)
+        costs_by_mode = measure(loaded.model, prompts, ROUNDS, NEW_TOKENS, time.perf_counter)
     metrics: dict[str, Metric] = {}
-    for mode, costs in found.items():
+    for mode, costs in costs_by_mode.items():
         columns: dict[str, list[float]] = {
             "prefill_milliseconds": [1e3 * cost.prefill_seconds for cost in costs],
             "decode_milliseconds": [1e3 * cost.decode_seconds for cost in costs],
@@ -83,13 +83,13 @@ def measure(
     model: VisionLanguage, prompts: RaggedBatch, rounds: int, num_new: int, clock: Callable[[], float]
 ) -> dict[Mode, list[Cost]]:
     """Measure the cost of every mode in every round; the first round warms up and is dropped."""
-    found: dict[Mode, list[Cost]] = {mode: [] for mode in model.modes if mode != "soft"}  # soft saves nothing
+    costs_by_mode: dict[Mode, list[Cost]] = {mode: [] for mode in model.modes if mode != "soft"}  # soft saves nothing
     for _ in range(rounds + 1):
-        for mode, costs in found.items():
+        for mode, costs in costs_by_mode.items():
             model.mode = mode
             costs.append(_once(model, prompts, num_new, clock))
     model.mode = None
-    return {mode: costs[1:] for mode, costs in found.items()}
+    return {mode: costs[1:] for mode, costs in costs_by_mode.items()}
 
 
 def _once(model: VisionLanguage, prompts: RaggedBatch, num_new: int, clock: Callable[[], float]) -> Cost:
@@ -115,7 +115,7 @@ def prefill_operations(model: VisionLanguage, prompts: RaggedBatch) -> int:
     assert prompts.media_seqs is not None, "and their rows"
     lengths, config = prompts.layout.lengths(), model.config
     patches = torch.zeros_like(lengths).index_add(0, prompts.media_seqs, prompts.media.layout.lengths())
-    visual = [one.tolist() for one in model.kept] or [patches.tolist()] * config.language.blocks
+    visual = [counts.tolist() for counts in model.kept] or [patches.tolist()] * config.language.blocks
     text = (lengths - patches).tolist()
     read = [[a + b for a, b in zip(block, text, strict=True)] for block in visual]
     total = reading_operations(sizes_of(config.language, model.vocab_size), read, prompts.num_seqs)
