@@ -98,7 +98,7 @@ def override(given: str) -> str:
 
 def _is_text(schema: Mapping[str, Any]) -> bool:
     """True for a field that takes no number."""
-    kinds = {one.get("type") for one in (schema, *schema.get("anyOf", []))}
+    kinds = {option.get("type") for option in (schema, *schema.get("anyOf", []))}
     return bool(schema) and not kinds & {"number", "integer"}
 
 

@@ -212,8 +212,8 @@ def _column(name: str) -> str:
 def _evaluation(folder: Path, section: FamilySection) -> str:
     """Draw the evaluation of a run, or describe what `unpad eval` would add."""
     try:
-        found = upgrade.evaluation(read_shaped(folder / EVALUATION, dict[str, Any]))
-        return section.draw(found) + part_note(found)
+        evaluation = upgrade.evaluation(read_shaped(folder / EVALUATION, dict[str, Any]))
+        return section.draw(evaluation) + part_note(evaluation)
     except (UnpadError, OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
         # It is missing, damaged, or lacks what is drawn today, which the next evaluation writes.
         if not section.adds:
