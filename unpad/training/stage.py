@@ -87,9 +87,9 @@ def prepare_model(model: Model, stage: StageSetup) -> Ready:
 
 def epoch_plan(stage: StageSetup, epoch: int) -> Plan:
     """Plan one epoch: a pure function of the data, the recipe and the epoch."""
-    made = _plan(stage, epoch, _steps_before(stage, epoch))
-    stage.steps_of[epoch] = made.num_steps
-    return made
+    planned = _plan(stage, epoch, _steps_before(stage, epoch))
+    stage.steps_of[epoch] = planned.num_steps
+    return planned
 
 
 def _plan(stage: StageSetup, epoch: int, first_step: int) -> Plan:

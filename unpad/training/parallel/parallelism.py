@@ -193,7 +193,7 @@ class Parallelism(ABC):
         """Log lines on the division, for the beginning of a run."""
         return []
 
-    def advice(self, made: Plan) -> str:
+    def advice(self, plan: Plan) -> str:
         """A warning if the updates of a plan leave processes idle; "" otherwise."""
         return ""
 
