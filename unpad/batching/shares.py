@@ -72,7 +72,7 @@ def assign_equally(costs: Sequence[float], num_shares: int) -> list[list[int]]:
     for each other after each piece.
 
     Args:
-        costs: of the pieces, a multiple of `num_shares`.
+        costs: cost of each piece; their number is a multiple of `num_shares`.
     """
     order = np.argsort(-np.asarray(costs, np.float64), kind="stable").reshape(-1, num_shares)
     loads, shares = np.zeros(num_shares), [list[int]() for _ in range(num_shares)]

@@ -54,9 +54,9 @@ def check(
 ) -> CheckReport:
     """Read files, folders, globs or recipes, and report every unusable row.
 
-    A folder without data files is read as images in one sub-folder per class. Of a recipe, all its sources are read
-    with its settings; its tables of events are joined with its labels, and what its tokenizer loses is counted. Where
-    there are several paths, or several files, one that is refused as a whole is a fault of the report.
+    A folder without data files is read as images in one sub-folder per class. All sources of a recipe are read with
+    its settings; its tables of events are joined with its labels, and the characters that its tokenizer loses are
+    counted. Among several paths or files, one that is refused as a whole is a fault in the report.
 
     Args:
         kind: one of KINDS; None infers it for each file from its first rows or columns.

@@ -42,7 +42,7 @@ class ImageData(ClassData[ImageExample]):
     """Images of a run. A sequence is an image, a position one of its patches.
 
     Args:
-        album: the images; that of a sequence has its number.
+        album: the images, by number of their sequence.
         unknown_classes: class of new images that the run does not know -> their number; they are left out as well.
     """
 

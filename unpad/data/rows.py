@@ -224,7 +224,7 @@ class RowData(Data, Generic[R]):
     """Data with one sequence per row of a file.
 
     Args:
-        chosen: the rows; that of a sequence has its number.
+        chosen: the rows, by number of their sequence.
     """
 
     table: SequenceTable
@@ -238,7 +238,7 @@ class RowData(Data, Generic[R]):
         return self.chosen.rows[seq_id].where
 
     def fingerprint(self) -> str:
-        """By default of all fields of the rows but their places."""
+        """By default a hash of all fields of the rows but their places."""
         content = [replace(row, where="") for row in self.chosen.rows]
         return sha256(repr((content, self.table.split.tolist())).encode()).hexdigest()
 

@@ -88,7 +88,7 @@ def _blocks(maps: list[Tensor], levels: tuple[float, ...]) -> list[dict[str, Any
     the number of levels that it reaches.
 
     Args:
-        maps: of every block, (heads, rows, columns).
+        maps: weights of every block, (heads, rows, columns).
     """
     return [
         {"block": block, "heads": [_digits(head.cpu().numpy(), levels) for head in maps[block][:MOST_HEADS]]}

@@ -40,7 +40,7 @@ def courses(over: Measuring[EventData], predictions: PatientPredictions) -> list
 
     Returns:
         JSON values per patient; nothing but the place in this list identifies a patient. `outcome`: whether it came;
-        `days`: of the sets, None for facts without a time; `events`: [set, name of the code, standardised value or
+        `days`: days of the sets, None for facts without a time; `events`: [set, name of the code, standardised value or
         None].
     """
     model, data, p, labels = over.model, over.data, predictions.p, predictions.labels

@@ -33,9 +33,9 @@ class Cost:
     """Cost of one reading of the prompts and some steps of decoding.
 
     Args:
-        decode_seconds: per step and row.
-        cache_bytes: of all buffers, with room for the new tokens.
-        operations: of the reading, in the language model and the heads that prune it.
+        decode_seconds: time per step and row.
+        cache_bytes: size of all buffers, with room for the new tokens.
+        operations: operations of the prefill, in the language model and the heads that prune it.
     """
 
     prefill_seconds: float

@@ -87,7 +87,7 @@ def describe_changes(setup: Setup, saved: Recipe, progress: Progress) -> list[st
     """One line per field that changed since the run saved its recipe, with the effect of the change.
 
     Args:
-        progress: of the checkpoint that the run resumes from.
+        progress: progress in the checkpoint that the run resumes from.
     """
     changed = differences(saved, setup.recipe)
     moves = any(key.endswith(ENDS) for key in changed) and _schedule_moves(setup, saved, progress)

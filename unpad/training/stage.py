@@ -28,7 +28,7 @@ class StageSetup:
 
     Args:
         recipe: the run's recipe with the stage's own fields.
-        data: of the whole run; kinds: the parts of it that the stage uses.
+        data: data of the whole run; kinds: the parts of it that the stage uses.
         train_ids, held_out_ids: ids of the stage's sequences, (n,) int64.
         longest: most positions of a sequence that the model reads.
     """

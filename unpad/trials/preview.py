@@ -47,9 +47,9 @@ class Estimate:
     """Table of a stage over a sample of its sequences, before the lengths of all are known.
 
     Args:
-        table: of the sample repeated up to the number of all sequences, since padding depends on that; no trials.
-        num: sampled sequences; population: those of the stage that they were drawn from; unit: their name, plural.
-        note: of the `Sample`.
+        table: table of the sample, repeated up to the number of all sequences, as padding depends on it; no trials.
+        num: sampled sequences; population: all sequences of the stage; unit: their name, plural.
+        note: note of the `Sample`.
         spread: strategy -> standard deviation of the pad share over samples of this size.
     """
 

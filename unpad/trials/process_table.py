@@ -23,7 +23,7 @@ class Shared:
         balances: one per number of processes.
         fill_tokens: `Costs.fill_tokens` for each number of processes.
         longest: tokens of the most expensive sequence; longest_cost: its cost.
-        mean_cost: of an update, padding included.
+        mean_cost: cost of a mean update, padding included.
     """
 
     balances: list[Balance]

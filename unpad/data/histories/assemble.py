@@ -336,7 +336,7 @@ class Histories:
         counts: events that were left out, by reason.
         unknown: the commonest codes outside `known` -> how often they occur.
         num_read: (num_patients, num_sources) int64, events of each table before any is left out here; num_strange:
-            those of them with codes outside `known`.
+            events with codes outside `known`.
     """
 
     known: Codes

@@ -39,7 +39,7 @@ class EventTable:
         ids: (num_events,) strings.
         whole_ids: whether the ids are whole numbers, from a numeric column or from names of files.
         days: (num_events,) float64, on the clock of the source; nan for a fact without a time.
-        unit: of the times, None without times.
+        unit: unit of the times, None without times.
         codes: (num_events,) strings.
         values: (num_events,) float64, nan for events without a value.
         sets: (num_events,) int64, number of the set of each event; None if the source does not number sets.

@@ -260,7 +260,7 @@ def _column_of(present: list[str], candidates: Sequence[str], shown: str) -> str
 
 
 def _near(name: str, sought: str, present: list[str]) -> str:
-    """Hint at the columns with names like the one that is sought; of ids also those with a name that ids have."""
+    """Hint at the columns with names like the one that is sought; for ids also at other usual names of ids."""
     if looks_like_data(present):
         return "begin the file with a line of names for its columns"
     ids = [column for column in present if folded(column) in ID_LIKE]
@@ -402,7 +402,7 @@ def _survey(path: Path) -> tuple[bool, bool]:
 def _line_numbers(
     columns: pa.Table, present: list[str], broken: list[pa_csv.InvalidRow]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Lines at which rows begin: of those that were read, (num_rows,) int64, and of the broken ones.
+    """First lines of the rows that were read, (num_rows,) int64, and of the broken rows.
 
     pyarrow counts rows; a row has more lines than one where quotes hold line ends.
     """

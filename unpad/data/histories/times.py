@@ -187,7 +187,7 @@ def _refuse_no_dates(column: pa.Array, shown: str, good: np.ndarray, empty: np.n
 
 
 def _shown(text: str) -> str:
-    """A faulty time for a message; of what is not written like a date, which may identify a patient, the length."""
+    """Show a faulty time in a message; only the length of a text unlike a date, as it may identify a patient."""
     return f': "{text}"' if is_date_like(text) else f", but a text of {len(text)} characters"
 
 

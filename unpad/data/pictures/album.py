@@ -36,7 +36,7 @@ class Album:
         grids: (num_images, 2) int64, rows and columns of patches at an image's own size.
         resized: (num_images,) bool, images with a size drawn anew in every epoch.
         patch: side of a patch, in pixels.
-        channels: of a pixel, 4 with opacity.
+        channels: channels of a pixel, 4 with opacity.
         pictures: images of every part, to compare with others.
         seen: what the run trained on, if it keeps that.
     """

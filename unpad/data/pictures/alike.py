@@ -48,8 +48,8 @@ class Pictures:
     Args:
         examples: all that were listed, of every part.
         places: the row that shows each, (num_pictures,).
-        parts: part -> (num_pictures,) bool; a picture of questions may be of several parts. Of new data, and of one
-            question about many pictures, there are none.
+        parts: part -> (num_pictures,) bool; a picture of questions may be of several parts. Empty for new data
+            and for one question about many pictures.
         rule: `data.near_duplicates`.
     """
 
@@ -198,7 +198,7 @@ def _small(example: ImageExample) -> NDArray[np.uint8]:
 def near_pictures(
     copies: NDArray[np.uint8], held: NDArray[np.bool_], trained: NDArray[np.bool_]
 ) -> list[tuple[int, int]]:
-    """For every held-out picture that is like a training one: its index and that of the training one nearest to it.
+    """Pair each held-out picture that is like a training picture with the nearest training picture, by index.
 
     Args:
         copies: of `small_copies`.

@@ -28,8 +28,8 @@ class Near:
     """Near-duplicates of one text among others.
 
     Args:
-        text: index of the text; other: that of the near-duplicate.
-        share: of the windows of the shorter one that the other has too.
+        text: index of the text; other: index of the near-duplicate.
+        share: share of the shorter one's windows that the other has too.
         equal: whether they are equal as `plain` has them.
     """
 

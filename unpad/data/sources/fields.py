@@ -109,7 +109,7 @@ def layout_advice(texts: Collection[str]) -> str:
 
 Row = Mapping[str, Any]
 
-# Of conversations; of a row with one request and one reply, such as Alpaca's instruction, input and output.
+# Fields of conversations, and of rows with one request and one reply, such as Alpaca's instruction, input and output.
 MESSAGES = ("messages", "conversations")
 REQUESTS = ("instruction", "prompt", "question")
 REPLIES = ("output", "completion", "response", "answer")

@@ -54,7 +54,7 @@ class ImageExample:
         path: the image file, or the parquet file that holds it.
         row: (row group, row in that group, column) of a parquet file.
         group: that the row declares, or "".
-        mode: of the file, of `pixels.modes`.
+        mode: mode of the file, as in `pixels.modes`.
     """
 
     where: str

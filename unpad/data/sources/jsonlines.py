@@ -290,7 +290,7 @@ def bad_utf8(byte: int, place: str, raw: bytes) -> RowFault:
     """Return the fault of a byte, with a guess of the encoding of its row.
 
     Args:
-        place: of the byte, such as "at offset 7 of the file"; raw: the row, or what is near the byte.
+        place: position of the byte, such as "at offset 7 of the file"; raw: the row, or what is near the byte.
     """
     guess = encoding_of(raw)
     fix = f"; the row seems to be {guess}: where all are, iconv -f {guess} -t UTF-8 FILE > NEW" if guess else ""
@@ -301,7 +301,7 @@ def explain(error: json.JSONDecodeError, start: int, column: int | None = None) 
     """Describe the fault of broken JSON.
 
     Args:
-        start: beginning of its line in `error.doc`; column: that of the fault, if the document does not have it.
+        start: beginning of its line in `error.doc`; column: column of the fault, if the document does not have it.
     """
     text, position = error.doc, error.pos
     blanks = SPACE.match(text, position)

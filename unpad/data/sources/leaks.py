@@ -29,7 +29,7 @@ class Leak:
         document: its index.
         source: index of the training document.
         how: equal; alike: equal apart from what `plain` drops; shares: they have `share` of the shorter text in common.
-        share: of the windows of the shorter text.
+        share: share of the shorter text's windows that the other has too.
     """
 
     document: int
@@ -145,7 +145,7 @@ def compare(
     Args:
         texts, groups: text and group ("" for none) of each document.
         corpus: reads all documents from the start; how many have a passage decides what the passage weighs.
-        numbers: of the documents, in the report; default 0, 1 and so on.
+        numbers: numbers of the documents in the report; default 0, 1 and so on.
     """
     plains = list(map(plain, texts))
     different = list(dict.fromkeys(plains))

@@ -47,7 +47,7 @@ class ParquetRows:
     def __init__(self, path: Path, table: pq.ParquetFile, columns: Sequence[str]) -> None:
         self._path, self._table, self._columns = path, table, list(columns)
         self._in_file = path.stat().st_size
-        # Of row groups: of their columns, a damaged footer ends the process, unless they have been read (`_probe`).
+        # Sizes of row groups: a damaged footer ends the process at their columns, unless these were read (`_probe`).
         stated = sum(table.metadata.row_group(group).total_byte_size for group in range(table.num_row_groups))
         self._stated = max(stated, ROW_BYTES * table.metadata.num_rows)
         self._decoded = 0

@@ -79,7 +79,7 @@ def share_out(rows: NDArray[np.int64], total: int) -> NDArray[np.int64]:
     rest, and of several classes none is taken whole while another has rows left.
 
     Args:
-        rows: of each class, (num_classes,).
+        rows: number of rows of each class, (num_classes,).
     """
     ideal = rows * (total / max(int(rows.sum()), 1))
     room = rows - 1 if len(rows) > 1 else rows

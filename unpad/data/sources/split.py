@@ -147,8 +147,8 @@ def assign(
 
     Declarations always hold. Rows of equal content, of one group and those that `links` ties together are one unit, and
     the undeclared rows of a unit are all in one part: that of its declared rows, the first of train, valid and test if
-    these disagree. Of the n rows of the other units, round(holdout * n) are held out, in every class its share; whole
-    units come as near to that as they can. Units follow in the order of a hash of their content and the seed, so
+    these disagree. If the other units have n rows, round(holdout * n) of them are held out, a share of every class;
+    whole units come as near to that as they can. Units follow in the order of a hash of their content and the seed, so
     neither the order of the rows nor their files matter. Both parts get a row if there are two units.
 
     Args:

@@ -123,11 +123,11 @@ class Shard:
         num_targets: (rows,) int32, tokens that carry loss.
         target_chars, target_bytes: (rows,) int32, characters and UTF-8 bytes of the text that carries loss.
         num_chars: (rows,) int32, characters of all the row's text.
-        lost_chars: (rows,) int32, those of them that the tokenizer lost; lost_target_chars, lost_target_bytes: of the
-            text that carries loss.
+        lost_chars: (rows,) int32, characters that the tokenizer lost; lost_target_chars, lost_target_bytes: the same
+            for the text that carries loss.
         num_system: (rows,) int32, system turns.
-        num_chosen: (rows,) int32, of a pair the tokens of its chosen reply with the prompt, which those of its rejected
-            reply with the prompt follow; 0 for others.
+        num_chosen: (rows,) int32, tokens of a pair's prompt and chosen reply, before those of the prompt and the
+            rejected reply; 0 for other rows.
         details, bad: (bytes,) uint8, JSON that is parsed at its first use.
     """
 

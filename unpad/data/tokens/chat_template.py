@@ -25,7 +25,7 @@ _OPENED = re.compile(r"<think>\s*(?:</think>\s*)?\Z")  # where a prompt ends: th
 _NO_THOUGHTS = re.compile(r"(?:\s*<think>\s*</think>)?")
 _BEFORE_STOP = re.compile(r"\s*(?:</think>\s*)?")
 MOST_SOURCE = 1 << 17  # characters of a template; those of released models have up to 30,000
-# Characters of a conversation's text, beside those of its messages so many times.
+# Most characters of a conversation's text: a constant, and a multiple of the characters of its messages.
 MOST_TEXT, MOST_GROWTH = 1 << 18, 10
 OTHER_TEMPLATE = "correct the chat template in its file, or take chat_template out of the folder and import it again"
 AMBIGUOUS = "mark replies with {% generation %} in the chat template, or leave such conversations out"

@@ -420,7 +420,7 @@ def _learned(example: Example, targets: np.ndarray, tokenizer: Tokenizer) -> str
 
 
 def encode_rows(work: Preparation, index: int, rows: FileRows, tokenizer: Tokenizer) -> Shard:
-    """Encode rows of a file; of a pair the chosen reply, and after it the rejected one."""
+    """Encode rows of a file; a pair becomes its chosen reply, then its rejected one."""
     path, is_pair = str(work.files[index].file.path), work.files[index].kind == PAIRS
     examples = both_replies(rows.examples) if is_pair else rows.examples
     tokens, loss_mask, offsets, lost = encode_examples(examples, tokenizer, work.recipe.data.template)

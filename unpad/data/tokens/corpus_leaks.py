@@ -64,7 +64,7 @@ def compare_new(
     """Compare new documents with the training originals of a run, read from its files as a stream.
 
     Args:
-        recipe, tokens: of the run; new_recipe, new: of the new documents.
+        recipe, tokens: recipe and tokens of the run; new_recipe, new: those of the new documents.
         seq_ids: (n,) sequences of `new` with the documents to compare.
 
     Returns:
@@ -105,7 +105,7 @@ def _stream(recipe: Recipe, tokens: TokenSet) -> Iterator[Example]:
 
 
 def text_of(example: Example) -> str:
-    """Text of a document as it is compared with others: of a conversation all but system messages, which many share."""
+    """Text of a document to compare with others; without system messages, which many conversations share."""
     turns = [turn.content for turn in example.turns if turn.role != "system"]
     return "\n".join(turns or [turn.content for turn in example.turns])
 

@@ -18,11 +18,11 @@ class CorpusReport:
     Args:
         rows_read: rows_used + rows_quarantined.
         encoded_documents: documents encoded this time, augmented copies included.
-        tokens, characters: of all documents, copies included; lost: the characters that the tokenizer lost.
+        tokens, characters: counts of all documents, copies included; lost: the characters that the tokenizer lost.
         may_lose: whether the tokenizer is one of a file, which may lack characters.
         lossy_template: strings of the conversations' template that lose characters in it.
         num_followed: rows without a split that are of the test part, as a row of their group or a copy declares it.
-        held_groups: named groups with a document of valid; shared_groups: those of them that have one of train too.
+        held_groups: named groups with a document of valid; shared_groups: those also with one of train.
         num_system: system turns of training conversations.
         leaks: None without held-out documents, and until they are compared with training.
         leak_places: places of the worst leaks of the report, in its order, and of their training documents.

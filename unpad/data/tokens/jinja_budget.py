@@ -113,8 +113,8 @@ class Budget:
         return value
 
     def joined(self, pieces: Iterable[str]) -> str:
-        """Join pieces of text, after their characters are spent; of the pieces themselves there are few, as whatever
-        makes one has spent more than its place in the list."""
+        """Join pieces of text, after their characters are spent. The pieces are few: whatever makes one has spent more
+        than its place in the list."""
         parts = list(pieces)
         self.spend(sum(map(len, parts)))
         return "".join(parts)

@@ -48,7 +48,7 @@ class TokenSet:
         copy: 0 for an original, otherwise the number of the augmented copy.
         num_targets: tokens that carry loss.
         target_chars, target_bytes: characters and UTF-8 bytes of the text that carries loss.
-        lost_target_chars, lost_target_bytes: those of them that the tokenizer lost.
+        lost_target_chars, lost_target_bytes: characters and bytes of it that the tokenizer lost.
         num_chosen: tokens of a pair's chosen reply, before those of its rejected reply; 0 for other documents.
         weights: epochs of each source per epoch of the run: the recipe's texts, then its conversations.
         parts: the shards; their rows, one part after the other, are the documents.

@@ -162,7 +162,7 @@ def _plots(run: RunHistory, limit: float | None, family: FamilySection) -> str:
 
 
 def _table(title: str, heads: list[str], rows: list[list[str]], text: int) -> str:
-    """Lay out a table with text in the first `text` columns; of too many rows it keeps the newest and says so."""
+    """Lay out a table with text in the first `text` columns; with too many rows it keeps the newest and says so."""
     if not rows:
         return ""
     note = f" <small>the newest {MAX_ROWS} of {len(rows):,}</small>" if len(rows) > MAX_ROWS else ""

@@ -13,7 +13,7 @@ from unpad.run.report.section import FamilySection
 from unpad.run.report.svg import WIDE, Axes, Curve, plot, tick_labels, ticks
 
 WIDTH, RIGHT = 1060, 1042
-CHART, ROW = 110, 20  # heights: of the probability, and of one code
+CHART, ROW = 110, 20  # height of the probability's chart, and of the row of one code
 MAX_CODES = 14  # codes of one patient; the caption counts the rest
 MAX_LETTERS = 24
 LEGEND = (

@@ -100,5 +100,5 @@ def _too_large(failure: DoesNotFitError) -> OutOfMemoryError:
 
 
 def used_at_most() -> int:
-    """Largest memory in use so far, in bytes: of the GPU that computes, otherwise of this process."""
+    """Largest memory in use so far, in bytes, on the GPU if there is one, otherwise of this process."""
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else peak_memory()

@@ -109,7 +109,7 @@ class Parallelism(ABC):
 
         Args:
             model: with equal weights in all processes; on the processor without `replicates`.
-            stages: of the run; device: that trains.
+            stages: stages of the run; device: the device that trains.
 
         Raises:
             RecipeError: a stage cannot train a divided model.

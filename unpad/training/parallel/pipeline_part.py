@@ -26,7 +26,7 @@ def divide(costs: Sequence[float], head: float, num_stages: int) -> list[range]:
     """Divide blocks into consecutive stages, at least one block each, so that the most expensive stage costs least.
 
     Args:
-        costs: of every block; at least as many as stages.
+        costs: cost of every block; at least as many as stages.
         head: additional cost of the last stage.
     """
     assert 0 < num_stages <= len(costs), (num_stages, len(costs))

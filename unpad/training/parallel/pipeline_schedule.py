@@ -205,7 +205,7 @@ class _Stage(PipelineStage):
 
 
 def _draws_state(device: torch.device) -> Tensor:
-    """State of the generators that a pass draws from, (bytes,) uint8: of the processor, then of the GPU."""
+    """State of the generators that a pass draws from, (bytes,) uint8: first the processor's, then the GPU's."""
     states = [torch.get_rng_state()]
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))

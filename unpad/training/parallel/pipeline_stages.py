@@ -160,7 +160,7 @@ class _OfStage:
     """Exact sum of the gradients of one stage over micro-batches; other processes contribute nothing.
 
     Args:
-        parameters: of the stage, and those on the meta device, which have no gradient.
+        parameters: parameters of the stage, and those on the meta device, which have no gradient.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:

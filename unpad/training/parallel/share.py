@@ -28,7 +28,7 @@ class MicroCounts:
     """Counts of one micro-batch.
 
     Args:
-        sequences, tokens: of the corpus, without the filler that completes a row.
+        sequences, tokens: counts of the corpus, without the filler that completes a row.
         padded_tokens: computed tokens, real ones included.
         num_targets: labels that count.
         terms: targets of every loss term.

@@ -145,7 +145,7 @@ class Trained:
 
     Args:
         tokens: real tokens trained on.
-        seconds: of all steps, the loader included.
+        seconds: time of all steps, the loader included.
         heldout_loss: nats per target after the last step; None without held-out data.
     """
 

@@ -65,8 +65,8 @@ class SpeedRow:
         shares: operations that real tokens need over those of a large matrix product in the same time, one per round;
             empty unless the model is a decoder, as only decoders' operations are counted.
         updates: timed steps, all rounds together.
-        peak_bytes: peak memory of a step with the epoch's largest micro-batch: of a process that does nothing else, or
-            allocated on the GPU.
+        peak_bytes: peak memory of a step with the epoch's largest micro-batch, in a process of its own or allocated on
+            the GPU.
         base_bytes: the same before model, gradients and optimizer state exist.
     """
 

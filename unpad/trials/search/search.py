@@ -75,7 +75,7 @@ def direction(metric: str, family: str) -> int:
     """1 if a lower metric is better, -1 if a higher one is.
 
     Args:
-        family: of the data of the trials.
+        family: family of the trials' data.
 
     Raises:
         RecipeError: the family has no such metric, or neither direction of it is better.
@@ -170,7 +170,7 @@ def search(
 
     Args:
         recipe: packaged name or YAML file.
-        folder: of the journal, a run directory per trial, and `best.yaml`, the recipe of the best trial.
+        folder: holds the journal, a run directory per trial, and `best.yaml`, the recipe of the best trial.
         fields: ranges and choices as `split_fields` reads them, and `key=value`; if empty, those of the existing
             search.
         trials: of the whole search.
