@@ -43,8 +43,8 @@ class UnpadError(Exception):
 
     @property
     def lines(self) -> list[str]:
-        """The error line by line; a line break inside of one is part of a name or a message. Of a long one, such as a
-        name of thousands of letters, the middle is left out."""
+        """The error line by line; a line break inside of one is part of a name or a message. A long line, such as a
+        name of thousands of letters, loses its middle."""
         lines = [f"{type(self).__name__}: {self.summary}", *self.details]
         if self.where:
             lines.append(f"  at: {self.where}")

@@ -45,7 +45,7 @@ P = TypeVar("P", bound=BatchPart)
 
 
 class _Batch(Kind["RaggedBatch"]):
-    """A batch whose sequences are the entries of a level."""
+    """A batch with sequences as the entries of a level."""
 
     sparse = True
 

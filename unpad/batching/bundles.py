@@ -33,7 +33,8 @@ def unfold(grouping: Grouping, offsets: np.ndarray, lengths: np.ndarray, setting
     A rectangle as wide as its longest bundle becomes one as wide as its longest piece.
 
     Args:
-        offsets: of the bundles into the pieces, (num_bundles + 1,) int64; lengths: of the pieces, (num_pieces,) int64.
+        offsets: start of each bundle in the pieces, (num_bundles + 1,) int64.
+        lengths: tokens of each piece, (num_pieces,) int64.
     """
     order, moved = reorder_runs(offsets, grouping.order)
     micro_offsets = moved[grouping.micro_offsets]

@@ -229,7 +229,7 @@ def runs(level: str, counted: str) -> dict[str, Kind[Layout | PaddedLayout]]:
 
 @dataclass(frozen=True)
 class FieldHolder:
-    """A frozen dataclass whose fields all have a kind; None marks a field that this batch lacks."""
+    """A frozen dataclass with a kind for every field; None marks a field that this batch lacks."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ class Pieces:
     Args:
         seq_ids: (num_pieces,) int64.
         starts, stops: (num_pieces,) int32, positions of the sequence.
-        first_target: (num_pieces,) int32, first position whose target counts; `start` unless windows overlap.
+        first_target: (num_pieces,) int32, first position with a target that counts; `start` unless windows overlap.
     """
 
     seq_ids: np.ndarray

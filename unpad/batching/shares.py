@@ -18,8 +18,8 @@ def micro_cost(micro: Micro, cells_per_token: float, attended: np.ndarray | None
     """Cost of a micro-batch: its computed tokens plus its attention cells divided by `cells_per_token`.
 
     Args:
-        cells_per_token: pairs of positions whose attention costs as much as the rest of one token, above 0; infinite
-            for a model without attention between positions.
+        cells_per_token: number of pairs of positions that cost as much attention as the rest of one token, above 0;
+            infinite for a model without attention between positions.
         attended: as in `SequenceTable`, number of vectors of every sequence that attend to each other, indexed by
             sequence id, (num_sequences,) int; None: its positions do.
     """
@@ -72,7 +72,7 @@ def assign_equally(costs: Sequence[float], num_shares: int) -> list[list[int]]:
     for each other after each piece.
 
     Args:
-        costs: of the pieces, a multiple of `num_shares`.
+        costs: cost of each piece; their number is a multiple of `num_shares`.
     """
     order = np.argsort(-np.asarray(costs, np.float64), kind="stable").reshape(-1, num_shares)
     loads, shares = np.zeros(num_shares), [list[int]() for _ in range(num_shares)]

@@ -67,8 +67,8 @@ class Asked:
         """Lines of the report; none where all answers agree."""
         if not self._several:
             return []
-        one = self.num_questions == 1
-        what = "1 question has" if one else f"{self.num_questions:,} questions have"
+        is_one = self.num_questions == 1
+        what = "1 question has" if is_one else f"{self.num_questions:,} questions have"
         rows = "1 row" if self.num_rows == 1 else f"{self.num_rows:,} rows"
         head = f"note: {what} different answers, in {rows} beside the first of each; keep one, unless all are meant"
         return [head, *(f"  {', '.join(places)}" for places in self.places)]

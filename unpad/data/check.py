@@ -54,9 +54,9 @@ def check(
 ) -> CheckReport:
     """Read files, folders, globs or recipes, and report every unusable row.
 
-    A folder without data files is read as images in one sub-folder per class. Of a recipe, all its sources are read
-    with its settings; its tables of events are joined with its labels, and what its tokenizer loses is counted. Where
-    there are several paths, or several files, one that is refused as a whole is a fault of the report.
+    A folder without data files is read as images in one sub-folder per class. All sources of a recipe are read with
+    its settings; its tables of events are joined with its labels, and the characters that its tokenizer loses are
+    counted. Among several paths or files, one that is refused as a whole is a fault in the report.
 
     Args:
         kind: one of KINDS; None infers it for each file from its first rows or columns.
@@ -101,7 +101,7 @@ def _join(checks: Sequence[tuple[Path, Callable[[], CheckReport]]]) -> CheckRepo
     files = tuple(file for report in reports for file in report.files)
     bad = tuple(row for report in reports for row in report.bad)
     notes = tuple(note for report in reports for note in report.notes)
-    return CheckReport(files, bad, notes, tuple(one for report in reports for one in report.skipped))
+    return CheckReport(files, bad, notes, tuple(skip for report in reports for skip in report.skipped))
 
 
 def _refused(path: Path, error: SourceError | RecipeError) -> CheckReport:
@@ -158,7 +158,7 @@ def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: _C
             if row.picture is not None:
                 pictures.add(*row.picture)
             seen.asked.add(file.path, row)
-    found = FileCheck(
+    file_check = FileCheck(
         path=file.path,
         kind=kind,
         num_rows=num_used + count_bad(bad),
@@ -169,7 +169,7 @@ def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: _C
         pictures=pictures if pictures.classes else None,
         note="; ".join(_remarks(kind, file, data, num_used)),
     )
-    return CheckReport((found,), tuple(bad))
+    return CheckReport((file_check,), tuple(bad))
 
 
 def _checked(kind: str, file: SourceFile, data: DataSettings) -> Iterator[Usable | BadRow]:
@@ -213,7 +213,7 @@ def _check_recipe(overrides: Sequence[str], seen: _CheckMemory, path: Path) -> C
     checks = [(file.path, partial(_check_file, kind, file, data, seen)) for kind, file in files]
     checks += [(path, partial(_check_events, recipe, trains=True))] if data.events else []
     folders = [resolve(source.path) for kind in TEXT_KINDS for source in data.sources(kind)]
-    skipped = tuple(one for folder in folders for one in skipped_files(folder))
+    skipped = tuple(skip for folder in folders for skip in skipped_files(folder))
     report = replace(_join(checks), skipped=skipped)
     if not report.passed:
         return report
@@ -258,13 +258,13 @@ def _no_kind(file: SourceFile, values: list[Any], bad: list[BadRow], advise: Adv
     names = list(dict.fromkeys(name for value in values for name in value))
     there = there_is(names) if names else header.what.partition("; ")[2] if header else ""
     what = "E_KIND the rows or columns match no kind of data" + (f"; {there}" if there else "")
-    told = advise(values) if names else header.fix if header else ""
-    if not told or told == FIXES["E_MISSING"]:
-        told = f"set --kind ({', '.join(KINDS)}), or name the fields or columns in a recipe and check it with "
-        told += "`unpad data check RECIPE.yaml`"
-    elif field := re.search(r"field: ([^}]+)\}'$", told):
-        told += f"; here: --field {field[1]}"
-    return SourceError(what, where=str(file.path), fix=told)
+    fix = advise(values) if names else header.fix if header else ""
+    if not fix or fix == FIXES["E_MISSING"]:
+        fix = f"set --kind ({', '.join(KINDS)}), or name the fields or columns in a recipe and check it with "
+        fix += "`unpad data check RECIPE.yaml`"
+    elif field := re.search(r"field: ([^}]+)\}'$", fix):
+        fix += f"; here: --field {field[1]}"
+    return SourceError(what, where=str(file.path), fix=fix)
 
 
 def _check_picture(path: Path) -> CheckReport:

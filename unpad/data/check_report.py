@@ -43,12 +43,12 @@ class PictureCounts:
         sizes = f"{least} to {most} wide, {lowest} to {highest} high" if len(self.sizes) > 1 else "all"
         modes = ", ".join(f"{name} {number:,}" for name, number in self.modes.most_common())
         common = f"{width} x {height} ({number:,})" if len(self.sizes) > 1 else f"{width} x {height}"
-        told = {
+        texts = {
             number_of(len(self.classes), "classes"): classes,
             "sizes": f"{sizes}, most often {common}" if len(self.sizes) > 1 else f"{sizes} {common}",
             "modes": modes,
         }
-        return [line for name, what in told.items() for line in wrapped(f"{name}: {what}", columns() - 2)]
+        return [line for name, what in texts.items() for line in wrapped(f"{name}: {what}", columns() - 2)]
 
     def _range(self, choose: Callable[[Iterable[int]], int]) -> tuple[int, int]:
         return choose(width for width, _ in self.sizes), choose(height for _, height in self.sizes)
@@ -103,9 +103,9 @@ class FileCheck:
         line = f"{path}: {counts}"
         if cells(line) > columns():
             line = "\n  ".join([f"{path}:", *wrapped(counts, columns() - 2)])
-        if found := self.lengths():
-            lengths = f"characters: {found['min']:,} to {found['max']:,}, median {found['median']:,}"
-            lengths += f", 95 % of rows at most {found['p95']:,}"
+        if spread := self.lengths():
+            lengths = f"characters: {spread['min']:,} to {spread['max']:,}, median {spread['median']:,}"
+            lengths += f", 95 % of rows at most {spread['p95']:,}"
             line = "\n  ".join([line, *wrapped(lengths, columns() - 2)])
         return "\n  ".join([line, *(self.pictures.lines() if self.pictures else [])])
 
@@ -156,7 +156,7 @@ class CheckReport:
         return lines
 
     def _one_class(self) -> list[str]:
-        """A line if all pictures are of one class, of which nothing can be learned."""
+        """A line if all pictures are of one class, so that nothing can be learned."""
         classes = {name for file in self.files if file.pictures for name in file.pictures.classes}
         if len(classes) != 1:
             return []

@@ -1,6 +1,6 @@
 """Families of data: one file each in this folder, and the interface of their sequences.
 
-A model names its family (`DATA = "text"`), whose module `data/text.py` has the members of `Family` and opens a `Data`;
+A model names its family (`DATA = "text"`): the module `data/text.py` has the members of `Family` and opens a `Data`;
 `evaluation/text.py` measures a model on it.
 """
 
@@ -148,7 +148,7 @@ class Data(ABC):
         least_content: positions below which equal sequences may be so by chance, and are no copies.
         augmentation: section of the recipe with the changes of training sequences that epochs draw; "" for none.
         table: one row per sequence.
-        replies: sequences of data with pairs, of which each reply is one; None for other data.
+        replies: sequences of data with pairs, one per reply; None for other data.
     """
 
     family: ClassVar[str]
@@ -177,8 +177,8 @@ class Data(ABC):
         return {}
 
     def load(self, micro: Micro) -> RaggedBatch:
-        """Load one micro-batch of a plan; called from the loader's own thread. By default its pieces as `alone` builds
-        them, joined: a family whose pieces are many and small has a faster way."""
+        """Load one micro-batch of a plan; called from the loader's own thread. By default joins its pieces as `alone`
+        builds them; a family with many small pieces has a faster way."""
         spans = np.stack([micro.seq_ids, micro.starts, micro.stops, micro.first_target], 1)
         batch = concatenate([self.alone(*span) for span in spans.tolist()])
         return batch.pad(pad_to=micro.pad_to) if micro.pad_to else batch
@@ -241,7 +241,7 @@ class Data(ABC):
         return None
 
     def check_trainable(self) -> None:
-        """Refuse to train on data of which a model would learn next to nothing; by default nothing is refused.
+        """Refuse data that would teach a model next to nothing; by default nothing is refused.
 
         Raises:
             SourceError: with the reason.
@@ -251,7 +251,7 @@ class Data(ABC):
     def compare(self) -> list[str]:
         """Compare sequences of valid and test with those trained on, once, and return lines on it; by default none.
 
-        Families whose comparison takes long leave it out of their `open_data`; that of this file adds it.
+        Families with a slow comparison leave it out of their `open_data`; the one in this file adds it.
 
         Raises:
             SourceError: the recipe refuses what was found.
@@ -285,10 +285,10 @@ class Data(ABC):
 
         Files in folders are not listed by default: there may be thousands, and their names may be patients' ids.
         """
-        given = [(f"data.{kind}", source.path) for kind in KINDS for source in recipe.data.sources(kind)]
+        sources = [(f"data.{kind}", source.path) for kind in KINDS for source in recipe.data.sources(kind)]
         if recipe.data.events:
-            given += [(f"events.{field}", path) for field, path in recipe.events.tables.items()]
-        return [line for field, path in given for line in (_source_line(field, path), *cls._listed(recipe, path))]
+            sources += [(f"events.{field}", path) for field, path in recipe.events.tables.items()]
+        return [line for field, path in sources for line in (_source_line(field, path), *cls._listed(recipe, path))]
 
     @classmethod
     def _listed(cls, recipe: Recipe, path: str) -> list[str]:
@@ -332,8 +332,8 @@ class Family(Protocol):
         UNITS: names of a sequence and of a unit of its length, plural.
         FILES: names of the files that a run keeps.
         NO_TEXT: error message and fix when text generation is requested of a run; None where it generates text.
-        open_sample: opens some training sequences of a recipe whose lengths take long to know, or returns None where
-            they do not; a family whose lengths never do has none.
+        open_sample: opens some training sequences of a recipe if counting all lengths takes long, else returns None;
+            absent from a family that always counts them quickly.
         next_command: command that uses a trained run of a recipe; without it, that is `unpad eval`.
         folder_files: the files that a run keeps, from a folder of Hugging Face; a family of other models has none.
     """
@@ -385,8 +385,8 @@ def open_data(
         SourceError: the data cannot be used.
     """
     family = family_of(recipe)
-    given = [name for name in KINDS if getattr(recipe.data, name)]
-    for name in given:
+    kinds = [name for name in KINDS if getattr(recipe.data, name)]
+    for name in kinds:
         if name not in family.KINDS:
             kind = recipe.model["kind"]
             fix = f"a {kind} reads " + " and ".join(f"data.{kind}" for kind in family.KINDS)
@@ -403,7 +403,7 @@ def open_data(
 
 
 def open_sample(recipe: Recipe) -> Sample | None:
-    """Open some training sequences of a recipe whose lengths take long to know; None where they are soon known.
+    """Open some training sequences of a recipe if counting all lengths takes long; None if it does not.
 
     Raises:
         SourceError: as `open_data`.

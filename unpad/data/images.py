@@ -42,7 +42,7 @@ class ImageData(ClassData[ImageExample]):
     """Images of a run. A sequence is an image, a position one of its patches.
 
     Args:
-        album: the images; that of a sequence has its number.
+        album: the images, by number of their sequence.
         unknown_classes: class of new images that the run does not know -> their number; they are left out as well.
     """
 
@@ -112,8 +112,8 @@ class ImageData(ClassData[ImageExample]):
 
     def near_training(self, run: Data, seq_ids: np.ndarray) -> NearDuplicates:
         assert isinstance(run, ImageData), "data of one family"
-        own = Pictures(self.examples, [example.where for example in self.examples], {}, "report")
-        return run.album.pictures.compare_new(own, self.shown(seq_ids))
+        pictures = Pictures(self.examples, [example.where for example in self.examples], {}, "report")
+        return run.album.pictures.compare_new(pictures, self.shown(seq_ids))
 
     def _batch(self, patches: list[np.ndarray], grids: np.ndarray, ids: np.ndarray) -> RaggedBatch:
         sizes = [(self.examples[i].height, self.examples[i].width) for i in ids.tolist()]

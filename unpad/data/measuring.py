@@ -78,7 +78,7 @@ class Measuring(Generic[DataType]):
         if self.group.size == 1:
             yield from ((micro, self._compute(work, micro)) for micro in self.micros())
             return
-        own: dict[str, np.ndarray] = {}
+        local: dict[str, np.ndarray] = {}
         with self.group.together():
             epoch = self._plan()
             micros = [epoch.micro(number) for number in range(epoch.num_micros)]
@@ -88,9 +88,9 @@ class Measuring(Generic[DataType]):
             with _evaluating(self.model):
                 for number in counted(share, "computing", len(share), "batches"):
                     computed = self._compute(work, micros[number])
-                    own |= {f"{number} {name}": values for name, values in computed.items()}
+                    local |= {f"{number} {name}": values for name, values in computed.items()}
         results: list[dict[str, np.ndarray]] = [{} for _ in micros]
-        for part in self.group.exchange_arrays(own):
+        for part in self.group.exchange_arrays(local):
             for key, values in part.items():
                 place, _, name = key.partition(" ")
                 results[int(place)][name] = values
@@ -105,8 +105,8 @@ class Measuring(Generic[DataType]):
         """
         collected: dict[str, np.ndarray] = {}
         place = self.places()
-        for micro, found in self.results(work):
-            for name, values in found.items():
+        for micro, arrays in self.results(work):
+            for name, values in arrays.items():
                 if name not in collected:
                     collected[name] = np.zeros((len(self.seq_ids), *values.shape[1:]), values.dtype)
                 np.add.at(collected[name], place[micro.seq_ids], values)

@@ -1,4 +1,4 @@
-"""Remarks on the data of a run that change nothing, such as a kind of data of which nothing is held out."""
+"""Remarks on the data of a run that change nothing, such as a kind of data with no held-out rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Cause(NamedTuple):
 
 
 def notes(recipe: Recipe, data: Data) -> list[str]:
-    """Name every kind of data of which nothing is held out although the recipe holds out a share, with the remedy."""
+    """List the kinds of data with no held-out rows although `data.holdout` > 0, each with a fix."""
     if recipe.data.holdout == 0:
         return []
     return [

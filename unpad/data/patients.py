@@ -45,9 +45,9 @@ from unpad.data.histories.code_vectors import read_vectors
 from unpad.data.histories.cohort import Cohort, PatientTables, read_cohort, refuse_nobody, refuse_unlearnable
 from unpad.data.histories.columns import are_whole
 from unpad.data.histories.event_rows import EventTable
+from unpad.data.histories.lookup import find_row
 from unpad.data.histories.report import PatientsReport
 from unpad.data.histories.tables import alias, named_by, names_key
-from unpad.data.histories.whose import find_row
 from unpad.data.sources.bad_rows import apply_policy, refuse_empty
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.named import place_of
@@ -139,8 +139,8 @@ class EventData(Data):
         first, last = sets.sets_of[seq_id : seq_id + 2].tolist()
         sizes: list[int] = []
         events: list[int] = []
-        for one in range(first, last):
-            inside = range(sets.set_starts[one], sets.set_starts[one + 1])
+        for set_number in range(first, last):
+            inside = range(sets.set_starts[set_number], sets.set_starts[set_number + 1])
             sizes.append(len(inside))
             events += inside
         index = np.array(events, np.int64)
@@ -152,7 +152,7 @@ class EventData(Data):
         return None if self.labels is None else (self.labels, ("0", "1"))
 
     def identities(self) -> list[str]:
-        return [str(one) for one in self.ids.tolist()]
+        return [str(patient_id) for patient_id in self.ids.tolist()]
 
     def where(self, seq_id: int) -> str:
         return f"{self.places[seq_id]} (patient {alias(str(self.ids[seq_id]), self.names_key)})"
@@ -177,8 +177,8 @@ class EventData(Data):
             if not len(row.events):
                 return FoundRow(row.where, parts, f"of {self.where(patients[0])}")
             events, _, _ = read_histories(tables, self.recipe.events)
-            kept = assemble(tables, events, self.recipe.events, self.known).events.row
-        if not np.isin(row.events, kept).any():
+            used_rows = assemble(tables, events, self.recipe.events, self.known).events.row
+        if not np.isin(row.events, used_rows).any():
             remark = "no history has it: it is after the landmark, a duplicate, or beyond events.max_events"
             return FoundRow(row.where, [], remark)
         return FoundRow(row.where, parts, f"in the history of {self.where(patients[0])}")
@@ -198,8 +198,8 @@ class EventData(Data):
             digest.update(b"" if part is None else np.ascontiguousarray(part).astype("<i8").tobytes())
         for part in (self.values, sets.times, cohort.duration):
             digest.update(b"" if part is None else np.ascontiguousarray(part).astype("<f8").tobytes())
-        for one in self.ids.tolist():
-            digest.update(f"{one},".encode())
+        for patient_id in self.ids.tolist():
+            digest.update(f"{patient_id},".encode())
         return digest.hexdigest()
 
     def initialize(self, model: Model) -> None:
@@ -208,11 +208,11 @@ class EventData(Data):
         Raises:
             RecipeError: their length differs from `model.code_vectors`.
         """
-        given = None if self.code_vectors is None else self.code_vectors.shape[1]
+        vector_size = None if self.code_vectors is None else self.code_vectors.shape[1]
         wanted = model.code_vector_size if isinstance(model, ReadsCodeVectors) else None
-        if given != wanted:
-            what = f"events.code_embeddings gives vectors of length {given}, and the model takes {wanted}"
-            raise RecipeError(what, where="model.code_vectors", fix=f"set model.code_vectors={given or 'null'}")
+        if vector_size != wanted:
+            what = f"events.code_embeddings gives vectors of length {vector_size}, and the model takes {wanted}"
+            raise RecipeError(what, where="model.code_vectors", fix=f"set model.code_vectors={vector_size or 'null'}")
         if self.code_vectors is not None and isinstance(model, ReadsCodeVectors):
             model.load_code_vectors(torch.from_numpy(self.code_vectors))
 

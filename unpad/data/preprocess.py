@@ -76,13 +76,13 @@ def preprocess(
         questions: prompts, up to where the answer begins.
         answers: only their tokens and the EOS after them count in the loss.
         sample_ids: names of samples in errors; by default their positions.
-        aligned: refuse samples whose images are at other positions than the first sample's.
+        aligned: refuse samples with images at other positions than in the first sample.
         tower: computes `raw_features`, without gradient.
 
     Raises:
         SourceError: names the sample: lists of different lengths, a question without tokens, no marker or another
-            number of them than images, an image whose patches do not fill its grid, an empty answer, an id outside the
-            vocabulary, spans that are not aligned.
+            number of them than images, an image with more or fewer patches than its grid, an empty answer, an id
+            outside the vocabulary, spans that are not aligned.
     """
     ids = _check_lengths(images, questions, answers, sample_ids)
     prompts, endings, spans = [], [], []
@@ -184,14 +184,14 @@ def _check_ids(ids: list[int], vocabulary: Vocabulary, where: str) -> None:
 
 def _check_aligned(spans: list[tuple[PositionSpan, ...]], ids: list[int]) -> None:
     """Refuse spans that differ from the first sample's."""
-    for index, own in enumerate(spans):
-        if own == spans[0]:
+    for index, of_sample in enumerate(spans):
+        if of_sample == spans[0]:
             continue
-        first, other = ([stop - start + 1 for start, stop in of] for of in (spans[0], own))
+        first, other = ([stop - start + 1 for start, stop in of] for of in (spans[0], of_sample))
         sizes = "" if first == other else f"; their images have {_listed(first)} and {_listed(other)} tokens"
         raise SourceError(
             f"Vision token positions not aligned across batch: sample {ids[0]} has {_listed(spans[0])}, "
-            f"sample {ids[index]} has {_listed(own)}{sizes}",
+            f"sample {ids[index]} has {_listed(of_sample)}{sizes}",
             where=f"sample {ids[index]}",
             fix="turn aligned off, as every sample has spans of its own; or make the text before images equally long"
             " and images equally large",
@@ -203,12 +203,12 @@ def _listed(values: Sequence[object]) -> str:
 
 
 def _with_images(batch: RaggedBatch, images: Sequence[Sequence[Image]], image_id: int) -> RaggedBatch:
-    """Add images to a batch of text, whose placeholders are in the same order."""
-    flat = [image for own in images for image in own]
+    """Add images to a batch of text, in the order of its placeholders."""
+    flat = [image for of_sample in images for image in of_sample]
     if not flat:
         return batch
     assert batch.input_ids is not None, "made from text"
     patches, grids = [np.asarray(patches, np.float32) for patches, _ in flat], np.array([grid for _, grid in flat])
     places = np.flatnonzero(batch.input_ids.numpy() == image_id)
     media = image_batch(patches, grids, patches[0].shape[1])
-    return with_images(batch, media, places, [len(own) for own in images])
+    return with_images(batch, media, places, [len(of_sample) for of_sample in images])

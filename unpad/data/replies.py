@@ -30,7 +30,7 @@ class Replies:
 
     @classmethod
     def of(cls, tokens: TokenSet) -> Replies | None:
-        """The sequences of a token set; None for one without pairs, whose documents are the sequences."""
+        """The sequences of a token set with pairs; None without pairs, as the documents are the sequences."""
         num_pairs = int((tokens.num_chosen > 0).sum())
         return cls(tokens, np.zeros(len(tokens) + num_pairs)) if num_pairs else None
 
@@ -88,7 +88,7 @@ class Replies:
         return self.tokens.count_targets(self.document[seq_ids], starts + first, stops + first)
 
     def with_pairs(self, batch: RaggedBatch) -> RaggedBatch:
-        """Say which sequences of a batch are the replies of which pair; a batch without any stays as it is."""
+        """Mark the replies of each pair in a batch; a batch without pairs is unchanged."""
         assert batch.seq_ids is not None, "batches of a corpus have ids"
         ids = batch.seq_ids.numpy()
         pair = np.where(ids < 0, -1, self.pair[ids])

@@ -202,7 +202,7 @@ def choose_rows(
         keys: 64-bit hash of the content of each row.
         groups: group of each row, "" for none.
         links: further ties between rows, as of `split.assign`.
-        classes: class of each row, every one of which gives its share to each part.
+        classes: class of each row; every class gives its share to each part.
     """
     recipe = listed.recipe
     hashes, declared = np.array(list(keys), np.uint64), declared_splits(row.split for row in listed.rows)
@@ -221,10 +221,10 @@ def row_key(content: object) -> int:
 
 @dataclass(frozen=True, eq=False)
 class RowData(Data, Generic[R]):
-    """Data whose every sequence is a row of a file.
+    """Data with one sequence per row of a file.
 
     Args:
-        chosen: the rows; that of a sequence has its number.
+        chosen: the rows, by number of their sequence.
     """
 
     table: SequenceTable
@@ -238,7 +238,7 @@ class RowData(Data, Generic[R]):
         return self.chosen.rows[seq_id].where
 
     def fingerprint(self) -> str:
-        """By default of all fields of the rows but their places."""
+        """By default a hash of all fields of the rows but their places."""
         content = [replace(row, where="") for row in self.chosen.rows]
         return sha256(repr((content, self.table.split.tolist())).encode()).hexdigest()
 

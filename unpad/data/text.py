@@ -56,7 +56,7 @@ class TextData(Data):
 
     Args:
         tokens: documents; the sequences are these, unless some are pairs.
-        replies: sequences of data with pairs, of which each reply is one; None for other data.
+        replies: sequences of data with pairs, one per reply; None for other data.
     """
 
     table: SequenceTable
@@ -166,8 +166,8 @@ class TextData(Data):
 
     def single_row(self, recipe: Recipe, kind: str) -> tuple[str, str] | None:
         files = expand(recipe.data.text, partial(resolve_path, recipe.data)) if kind == "text" else []
-        found = [document for file in files if (document := single_document(file, recipe.data.separator, 1))]
-        return (f"{found[0].what}, of which nothing can be held out", found[0].fix) if found else None
+        documents = [document for file in files if (document := single_document(file, recipe.data.separator, 1))]
+        return (f"{documents[0].what}, so nothing can be held out", documents[0].fix) if documents else None
 
     @classmethod
     def _listed(cls, recipe: Recipe, path: str) -> list[str]:
@@ -223,7 +223,7 @@ def folder_files(folder: Path) -> dict[str, bytes]:
 def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wanted.LEARNING) -> TextData:
     """Read and encode a recipe's texts; with plan.cross_documents its documents are joined end to end.
 
-    Documents of the test part are always in the table, whose `split` sets them apart: a file is encoded as a whole.
+    Documents of the test part are always in the table, set apart by its `split`: a file is encoded as a whole.
 
     Raises:
         SourceError: as `open_corpus`.
@@ -245,19 +245,19 @@ def open_sample(recipe: Recipe) -> Sample | None:
 
 
 def _check_pairs(recipe: Recipe) -> None:
-    """Refuse stages that mix pairs with other data, and plans that join documents of which some are pairs."""
-    given = [kind for kind in KINDS if recipe.data.sources(kind)]
-    if PAIRS not in given:
+    """Refuse stages that mix pairs with other data, and plans that join documents when some are pairs."""
+    kinds = [kind for kind in KINDS if recipe.data.sources(kind)]
+    if PAIRS not in kinds:
         return
     if recipe.plan.cross_documents:
         what, fix = "the replies of pairs are never joined", "set plan.cross_documents=false"
         raise RecipeError(what, where="plan.cross_documents", fix=fix)
     for stage in stages_of(recipe):
-        used = [kind for kind in stage.use or given if kind in given]
+        used = [kind for kind in stage.use or kinds if kind in kinds]
         if PAIRS in used and len(used) > 1:
             others = " and ".join(kind for kind in used if kind != PAIRS)
             raise RecipeError(
-                f"stage {stage.name} uses pairs with {others}, whose losses differ",
+                f"stage {stage.name} uses pairs with {others}, but their losses differ",
                 where="stages",
                 fix=f"give each a stage: use: [{used[0]}], and use: [pairs]; or leave data.{used[0]} out",
             )

@@ -257,7 +257,7 @@ def near_duplicates(recipe: Recipe) -> list[str]:
 
 
 def folder_files(folder: Path) -> dict[str, bytes]:
-    """The files that a run keeps, from a folder of Hugging Face, whose chat template is no template of questions.
+    """The files that a run keeps, from a Hugging Face folder; its chat template is not for questions and is left out.
 
     Raises:
         SourceError: as `folder_tokenizer`.
@@ -302,8 +302,8 @@ def _lay_out(
 def _placeholder(recipe: Recipe, tokenizer: Tokenizer) -> int:
     """Id in the place of every patch: that of the model if it has one, such as an imported model."""
     config = model_config(recipe.model)
-    own = config.image_id if isinstance(config, MarksImages) else None
-    return tokenizer.pad_id if own is None else own
+    image_id = config.image_id if isinstance(config, MarksImages) else None
+    return tokenizer.pad_id if image_id is None else image_id
 
 
 def _turns(example: VqaExample) -> tuple[Turn, ...]:

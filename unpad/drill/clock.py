@@ -57,12 +57,12 @@ class Clock:
     def _date(self, folder: Path, run: Path | None) -> Finding:
         jump = (time.time() - self.date) - (time.monotonic() - self.steady)
         skew = _file_time(folder) - time.time()
-        newest, whose = _newest(run)
+        newest, owner = _newest(run)
         behind = newest - time.time()
         shown = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
         orders = "dates of runs and logs are wrong: set the clock (timedatectl)"
         if behind > SKEW:
-            return finding("date", "warning", f"{shown}, {_span(behind)} before {whose}", orders)
+            return finding("date", "warning", f"{shown}, {_span(behind)} before {owner}", orders)
         if abs(jump) > JUMP:
             return finding("date", "warning", f"it jumped by {jump:+.1f} s during the drill", orders)
         if abs(skew) > SKEW:
@@ -80,13 +80,13 @@ def _file_time(folder: Path) -> float:
 
 def _newest(run: Path | None) -> tuple[float, str]:
     """Time of the newest file of the run and the package, and its name."""
-    newest, whose = 0.0, "the package"
+    newest, owner = 0.0, "the package"
     for folder, name in ((BUILT, "the package"), (run, "the run's newest file")):
         for path in () if folder is None else folder.rglob("*"):
             with suppress(OSError):
-                if (found := os.lstat(path).st_mtime) > newest:
-                    newest, whose = found, name
-    return newest, whose
+                if (modified := os.lstat(path).st_mtime) > newest:
+                    newest, owner = modified, name
+    return newest, owner
 
 
 def _span(seconds: float) -> str:

@@ -57,7 +57,7 @@ class Mount:
 
     Args:
         point: mount point; kind: such as ext4; source: device or server.
-        options: of the mount and of the file system.
+        options: options of the mount and of the file system.
     """
 
     point: str

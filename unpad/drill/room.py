@@ -31,7 +31,7 @@ class Needs:
 
     Args:
         checkpoint_bytes: of weights and optimizer, as saved.
-        weights_bytes: of the weights alone, as in `best`.
+        weights_bytes: size of the weights alone, as in `best`.
         largest_file: bytes of the larger of a checkpoint's two files.
         keep: checkpoints kept; bests: folders of best weights, one per stage.
         steps: of the whole run.

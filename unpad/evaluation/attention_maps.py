@@ -41,7 +41,7 @@ def maps_of_text(model: Model, data: TextData) -> dict[str, Any] | None:
         return None
     assert batch.input_ids is not None, "texts are tokens"
     tokenizer = load_tokenizer(data.files[TOKENIZER])
-    tokens = [tokenizer.decode([one]) for one in batch.input_ids.tolist()]
+    tokens = [tokenizer.decode([token_id]) for token_id in batch.input_ids.tolist()]
     return {"where": data.where(chosen), "tokens": tokens, "blocks": _blocks(weights, LEVELS["text"])}
 
 
@@ -56,7 +56,7 @@ def maps_of_image(model: Model, data: ImageData) -> dict[str, Any] | None:
     if chosen is None:
         return None
     batch = data.alone(chosen, 0, int(data.table.positions[chosen]), 0)
-    received = [one.mean(1, keepdim=True) * batch.total_tokens for one in _weights(model, batch)]
+    received = [weights.mean(1, keepdim=True) * batch.total_tokens for weights in _weights(model, batch)]
     if not received:
         return None
     image, out = Image.fromarray(pixels_of(data.examples[chosen])), io.BytesIO()
@@ -88,7 +88,7 @@ def _blocks(maps: list[Tensor], levels: tuple[float, ...]) -> list[dict[str, Any
     the number of levels that it reaches.
 
     Args:
-        maps: of every block, (heads, rows, columns).
+        maps: weights of every block, (heads, rows, columns).
     """
     return [
         {"block": block, "heads": [_digits(head.cpu().numpy(), levels) for head in maps[block][:MOST_HEADS]]}

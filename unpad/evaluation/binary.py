@@ -29,16 +29,16 @@ def bootstrap(measure: Measure, num: int, seed: int = 0) -> np.ndarray:
         measure: takes weights (draws, num) and returns (draws,).
     """
     size = max(1, BLOCK_CELLS // max(num, 1))
-    found: list[np.ndarray] = []
+    values: list[np.ndarray] = []
     block: list[np.ndarray] = []
     for times in draws(num, seed):
         block.append(times)
         if len(block) == size:
-            found.append(measure(np.stack(block).astype(np.float64)))
+            values.append(measure(np.stack(block).astype(np.float64)))
             block = []
     if block:
-        found.append(measure(np.stack(block).astype(np.float64)))
-    return np.concatenate([*found, np.zeros(0)])
+        values.append(measure(np.stack(block).astype(np.float64)))
+    return np.concatenate([*values, np.zeros(0)])
 
 
 def measured(measure: Measure, num: int, seed: int = 0, biased: bool = False, share: bool = False) -> Metric:
@@ -49,7 +49,7 @@ def measured(measure: Measure, num: int, seed: int = 0, biased: bool = False, sh
     Args:
         biased: the measure sums sizes of differences, which chance only increases, so that its resamples exceed its
             value. Then the interval is their spread about their own mean, centred on the value, and ends at 0.
-        share: the measure is a mean of numbers from 0 to 1, whose interval is exact where it is 0 or 1.
+        share: the measure is a mean of numbers from 0 to 1; its interval is exact where it is 0 or 1.
     """
     samples = bootstrap(measure, num, seed)
     samples = samples[np.isfinite(samples)]
@@ -144,8 +144,8 @@ def _sums(values: np.ndarray, first: np.ndarray) -> np.ndarray:
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
-        found: np.ndarray = np.divide(above, below)
-    return found
+        ratio: np.ndarray = np.divide(above, below)
+    return ratio
 
 
 # --------------------------------------------------------------------------- probabilities
@@ -157,7 +157,7 @@ def brier(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) 
 
 
 def accuracy(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-    """Share of patients whose likelier outcome is theirs; a probability of exactly a half predicts no outcome."""
+    """Share of patients with a correctly predicted outcome; a probability of exactly a half predicts no outcome."""
     return mean((p > 0.5) == (labels > 0), weights)
 
 
@@ -189,19 +189,19 @@ def calibration_intercept(labels: np.ndarray, p: np.ndarray, weights: np.ndarray
     x = _logit(p)
     shape = () if weights is None else weights.shape[:-1]
     w = np.ones((1, len(p))) if weights is None else weights.reshape(-1, len(p))
-    found, came = np.zeros(len(w)), w @ labels
+    intercept, came = np.zeros(len(w)), w @ labels
     exists = (came > 0) & (came < w.sum(1))
     for _ in range(NEWTON_STEPS):
-        expected = 1 / (1 + np.exp(-(found[:, None] + x)))  # (draws, num)
+        expected = 1 / (1 + np.exp(-(intercept[:, None] + x)))  # (draws, num)
         curve = (w * expected * (1 - expected)).sum(1)
         # Steps of at most 2: where nearly all probabilities are 0 or 1, the whole one would leap over the solution.
         change = np.clip(_ratio(came - (w * expected).sum(1), curve), -2, 2)
         change = np.where(exists, change, 0)
-        found += change
+        intercept += change
         if not np.any(np.abs(change) > 1e-12):
             break
-    found[~(exists & (np.abs(change) < 1e-8))] = np.nan
-    return found.reshape(shape)
+    intercept[~(exists & (np.abs(change) < 1e-8))] = np.nan
+    return intercept.reshape(shape)
 
 
 def calibration_slope(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
@@ -247,8 +247,8 @@ def why_no_slope(labels: np.ndarray, p: np.ndarray) -> str:
 
 def _logit(p: np.ndarray) -> np.ndarray:
     p = np.clip(p, CLOSEST, 1 - CLOSEST)
-    found: np.ndarray = np.log(p) - np.log1p(-p)
-    return found
+    logit: np.ndarray = np.log(p) - np.log1p(-p)
+    return logit
 
 
 def mean(values: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
@@ -264,7 +264,7 @@ def mean(values: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
 def concordance(
     risk: np.ndarray, durations: np.ndarray, observed: np.ndarray, weights: np.ndarray | None = None
 ) -> np.ndarray:
-    """Share of comparable pairs of patients in which the one whose outcome came first has the higher risk.
+    """Share of comparable pairs of patients in which the patient with the earlier outcome has the higher risk.
 
     A pair is comparable when the outcome of one was seen before the observation of the other ended, or at the moment
     when the other was censored; two outcomes at once are not. Equal risks count half. Counted in n log² n operations
@@ -331,8 +331,8 @@ def _later(
     before = np.cumsum(counted, -1) - counted  # weight of everyone before, in whole numbers exact
     from_group = before[..., np.maximum.accumulate(np.where(starts_group, place, 0))]
     to_time = before[..., np.maximum.accumulate(np.where(starts_time, place, 0))]
-    found: np.ndarray = (mine * first[order] * (to_time - from_group)).sum(-1)
-    return found
+    sums: np.ndarray = (mine * first[order] * (to_time - from_group)).sum(-1)
+    return sums
 
 
 # --------------------------------------------------------------------------- lists
@@ -352,9 +352,9 @@ def ranks(scores: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> tuple[np
     above, equal = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for start in range(0, len(rows), size):
         near = slice(start, start + size)
-        others, own = scores[rows[near]], scores[rows[near], columns[near]][:, None]
-        above.append((others > own).sum(1))
-        equal.append((others == own).sum(1))
+        others, target = scores[rows[near]], scores[rows[near], columns[near]][:, None]
+        above.append((others > target).sum(1))
+        equal.append((others == target).sum(1))
     return np.concatenate(above), np.concatenate(equal)
 
 

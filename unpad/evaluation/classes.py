@@ -60,6 +60,6 @@ def predict(over: Measuring[ClassData[Any]]) -> ClassPredictions:
 
 def held_out(over: Measuring[ClassData[Any]]) -> HeldOut:
     """Loss per row and accuracy."""
-    found = predict(over)
-    loss = float(found.nll.mean())
-    return HeldOut(loss, {"loss": loss, "accuracy": float(found.right.mean())}, len(over.seq_ids))
+    predictions = predict(over)
+    loss = float(predictions.nll.mean())
+    return HeldOut(loss, {"loss": loss, "accuracy": float(predictions.right.mean())}, len(over.seq_ids))

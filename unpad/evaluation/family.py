@@ -36,7 +36,7 @@ class TrainedModel(Generic[DataType]):
     anew: bool
 
     def wants(self, is_kept: Callable[[Path, int], bool]) -> bool:
-        """True if a keepsake is to be made; `is_kept` tells whether a run keeps that of a step."""
+        """True if a keepsake is to be made; `is_kept` is True if the run has the keepsake of a step."""
         return self.anew or not is_kept(self.folder, self.step)
 
 

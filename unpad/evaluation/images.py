@@ -39,20 +39,20 @@ def evaluate(run: LoadedRun, over: Measuring[ImageData], num_shown: int) -> Eval
         num_shown: number of wrongly classified images to show, the surest first.
     """
     ids, data = over.seq_ids, over.data
-    found = predict(over)
-    metrics = summarise(found, data.classes, groups=data.table.group[ids])
-    confidence = np.exp(found.log_p.max(1))
-    wrong = [i for i in np.argsort(-confidence) if not found.right[i]][:num_shown]
+    predictions = predict(over)
+    metrics = summarise(predictions, data.classes, groups=data.table.group[ids])
+    confidence = np.exp(predictions.log_p.max(1))
+    wrong = [i for i in np.argsort(-confidence) if not predictions.right[i]][:num_shown]
     lines = [
-        f"{data.where(int(ids[i]))}: {data.classes[found.chosen[i]]} with {confidence[i]:.0%}, "
-        f"it is {data.classes[found.labels[i]]}"
+        f"{data.where(int(ids[i]))}: {data.classes[predictions.chosen[i]]} with {confidence[i]:.0%}, "
+        f"it is {data.classes[predictions.labels[i]]}"
         for i in wrong
     ]
-    return Evaluation(metrics, lines, describe(found, data.classes))
+    return Evaluation(metrics, lines, describe(predictions, data.classes))
 
 
 def check_new(data: ImageData, path: Path) -> NewFacts:
-    """Tell of images whose mode or size training had not; unknown classes are in `data.lines()`."""
+    """Report images of a mode or size that training did not have; unknown classes are in `data.lines()`."""
     return data.album.unlike_training()
 
 
@@ -63,68 +63,68 @@ def keepsakes(ended: TrainedModel[ImageData]) -> None:
 
 
 def summarise(
-    found: ClassPredictions, classes: tuple[str, ...], seed: int = 0, groups: np.ndarray | None = None
+    predictions: ClassPredictions, classes: tuple[str, ...], seed: int = 0, groups: np.ndarray | None = None
 ) -> dict[str, Metric]:
     """Metrics with bootstrap intervals over groups of images, such as sizes of one icon.
 
     Args:
         groups: (num_images,) as in `resample`.
     """
-    num = len(found.labels)
+    num = len(predictions.labels)
     groups = np.arange(num) if groups is None else groups
     num_groups = len(np.unique(groups))
-    top = np.argsort(-found.log_p, 1)[:, :5]
-    in_top = (top == found.labels[:, None]).any(1).astype(np.float64)
-    of_class = [(found.labels == c).astype(np.float64) for c in range(len(classes))]
-    sums = resample([*of_class, *(one * found.right for one in of_class)], seed, groups)
+    top = np.argsort(-predictions.log_p, 1)[:, :5]
+    in_top = (top == predictions.labels[:, None]).any(1).astype(np.float64)
+    of_class = [(predictions.labels == c).astype(np.float64) for c in range(len(classes))]
+    sums = resample([*of_class, *(is_class * predictions.right for is_class in of_class)], seed, groups)
     size = len(classes)
     counts, hits = sums[:size], sums[size:]
     metrics = {
-        "loss": mean_of(found.nll, groups, seed),
-        "accuracy": mean_of(found.right, groups, seed, share=True),
+        "loss": mean_of(predictions.nll, groups, seed),
+        "accuracy": mean_of(predictions.right, groups, seed, share=True),
     }
     if size > 5:
         metrics["top5_accuracy"] = mean_of(in_top, groups, seed, share=True)
     present = [c for c in range(size) if of_class[c].any()]
     with np.errstate(invalid="ignore"):
         recalls = hits[present] / counts[present]  # (classes, resamples); not a number where a resample has none
-    value = float(np.mean([found.right[of_class[c] > 0].mean() for c in present]))
+    value = float(np.mean([predictions.right[of_class[c] > 0].mean() for c in present]))
     of_classes = [len(np.unique(groups[of_class[c] > 0])) for c in present]
     balanced = interval(value, np.nanmean(recalls, 0), num, num_groups)
     metrics["balanced_accuracy"] = exact_share(balanced, min(of_classes))  # as wide as that of the rarest class
-    metrics["calibration_error"] = _calibration_error(found, seed, groups)
+    metrics["calibration_error"] = _calibration_error(predictions, seed, groups)
     for row, c in enumerate(present):
         mine = of_class[c] > 0
         drawn = recalls[row][counts[c] > 0]
-        metric = interval(found.right[mine].mean(), drawn, int(mine.sum()), of_classes[row])
+        metric = interval(predictions.right[mine].mean(), drawn, int(mine.sum()), of_classes[row])
         metrics[f"accuracy_{classes[c]}"] = exact_share(metric, of_classes[row])
     return metrics
 
 
-def _calibration_error(found: ClassPredictions, seed: int, groups: np.ndarray) -> Metric:
-    bins = _bins(found)
-    confidence = np.exp(found.log_p.max(1))
-    gaps = [np.where(bins == b, confidence - found.right, 0.0) for b in range(NUM_BINS)]
-    num = len(found.labels)
+def _calibration_error(predictions: ClassPredictions, seed: int, groups: np.ndarray) -> Metric:
+    bins = _bins(predictions)
+    confidence = np.exp(predictions.log_p.max(1))
+    gaps = [np.where(bins == b, confidence - predictions.right, 0.0) for b in range(NUM_BINS)]
+    num = len(predictions.labels)
     sums = resample([*gaps, np.ones(num)], seed, groups)
     samples = np.abs(sums[:-1]).sum(0) / sums[-1]
     return interval(sum(abs(gap.sum()) for gap in gaps) / num, samples, num, len(np.unique(groups)))
 
 
-def _bins(found: ClassPredictions) -> np.ndarray:
+def _bins(predictions: ClassPredictions) -> np.ndarray:
     """The bin of confidence that each image falls into, (num_images,) int."""
-    bins: np.ndarray = np.minimum((np.exp(found.log_p.max(1)) * NUM_BINS).astype(np.int64), NUM_BINS - 1)
+    bins: np.ndarray = np.minimum((np.exp(predictions.log_p.max(1)) * NUM_BINS).astype(np.int64), NUM_BINS - 1)
     return bins
 
 
-def describe(found: ClassPredictions, classes: tuple[str, ...]) -> dict[str, Any]:
+def describe(predictions: ClassPredictions, classes: tuple[str, ...]) -> dict[str, Any]:
     """Contents of `evaluation.json`: the confusion matrix (rows: true classes), and confidence against accuracy."""
     size = len(classes)
     confusion = np.zeros((size, size), np.int64)
-    np.add.at(confusion, (found.labels, found.chosen), 1)
-    bins, confidence = _bins(found), np.exp(found.log_p.max(1))
+    np.add.at(confusion, (predictions.labels, predictions.chosen), 1)
+    bins, confidence = _bins(predictions), np.exp(predictions.log_p.max(1))
     calibration = []
     for b in np.unique(bins):
-        sure, right = float(confidence[bins == b].mean()), float(found.right[bins == b].mean())
+        sure, right = float(confidence[bins == b].mean()), float(predictions.right[bins == b].mean())
         calibration.append({"confidence": sure, "accuracy": right, "images": int((bins == b).sum())})
     return {"classes": list(classes), "confusion": confusion.tolist(), "calibration": calibration}

@@ -26,7 +26,7 @@ class Metric:
         num_groups: independent units of these, such as document groups or pictures, over which the interval is taken;
             None where each is one.
         part: part of the data that was measured: train, valid, test, or the file of new data; None if unknown.
-        best_of: evaluations of the run, by the best of which this part chose the weights; None if it did not.
+        best_of: number of evaluations on this part from which the best weights were selected; None otherwise.
     """
 
     value: float
@@ -60,7 +60,7 @@ class Refused(Metric):
 
 @dataclass(frozen=True)
 class OneSided(Metric):
-    """A metric of whose interval one bound is unknown, which is nan, with the reason."""
+    """A metric with one bound of its interval unknown (nan), and the reason."""
 
     reason: str
 
@@ -74,8 +74,8 @@ class OneSided(Metric):
 
 @dataclass(frozen=True)
 class NoInterval(OneSided):
-    """A metric without an interval, whose bounds are nan, with the reason: resamples of one group, or of groups that
-    are all equal, show no spread."""
+    """A metric without an interval (both bounds nan), and the reason: resamples of one group, or of groups that are all
+    equal, show no spread."""
 
 
 ONE_GROUP, EQUAL_GROUPS = "no interval: one group", "no interval: the same in every group"
@@ -141,9 +141,9 @@ def metric_lines(metrics: dict[str, Metric]) -> list[str]:
     indent = min(width + 2, wide // 2)
     table = list[str]()
     for start, end in rows:  # a reason may still be too long
-        one = f"{start}   {end}".rstrip()
+        line = f"{start}   {end}".rstrip()
         parts = [" " * indent + part for part in wrapped(end, wide - indent)] if end else []
-        table += [one] if cell_len(one) <= wide else [start, *parts]
+        table += [line] if cell_len(line) <= wide else [start, *parts]
     if any(metric.num_groups is not None and 1 < metric.num_groups < FEW_GROUPS for metric in metrics.values()):
         below += wrapped(f"an interval over fewer than {FEW_GROUPS} groups is too narrow; hold out more of them", wide)
     best = next((metric for metric in metrics.values() if metric.best_of), None)
@@ -164,13 +164,15 @@ def _units(metric: Metric, part: str | None) -> str:
 
 
 def _rows(metrics: dict[str, Metric], units: dict[str, str], width: int) -> list[tuple[str, str]]:
-    """Of each metric its name and value, and what stands beside them; a name of more than `width` cells by itself."""
+    """Name, value and note of each metric as a table; a name wider than `width` cells has a line of its own."""
     rows = []
     for name, metric in metrics.items():
         fits = cell_len(name) <= width
         rows += [] if fits else [(name, "")]
         start = name + " " * (width - cell_len(name)) if fits else " " * width
-        value, low, high = ("-" if math.isnan(one) else f"{one:.4f}" for one in (metric.value, metric.low, metric.high))
+        value, low, high = (
+            "-" if math.isnan(number) else f"{number:.4f}" for number in (metric.value, metric.low, metric.high)
+        )
         bounds = f"least {low}, most {high}" if isinstance(metric, Extremes) else f"{low} to {high}"
         if isinstance(metric, Refused | NoInterval):
             bounds = metric.reason

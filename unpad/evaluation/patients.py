@@ -27,26 +27,26 @@ from unpad.models.contract import PredictsSets
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.segments import real_tokens
 
-FEWEST_SETS, MOST_EVENTS = 3, 400  # of a patient whose course can be read off a picture
+FEWEST_SETS, MOST_EVENTS = 3, 400  # of a patient with a course that can be read off a picture
 
 
 @torch.no_grad()
-def courses(over: Measuring[EventData], found: PatientPredictions) -> list[dict[str, Any]]:
+def courses(over: Measuring[EventData], predictions: PatientPredictions) -> list[dict[str, Any]]:
     """Courses of the patients with and without the outcome with the highest and the lowest probability.
 
     Args:
         over: the patients to choose from.
-        found: predictions for them.
+        predictions: predictions for them.
 
     Returns:
         JSON values per patient; nothing but the place in this list identifies a patient. `outcome`: whether it came;
-        `days`: of the sets, None for facts without a time; `events`: [set, name of the code, standardised value or
+        `days`: days of the sets, None for facts without a time; `events`: [set, name of the code, standardised value or
         None].
     """
-    model, data, p, labels = over.model, over.data, found.p, found.labels
+    model, data, p, labels = over.model, over.data, predictions.p, predictions.labels
     assert isinstance(model, PredictsSets), "a model of patients"
     events = data.table.positions[over.seq_ids]
-    readable = (found.num_sets >= FEWEST_SETS) & (events <= MOST_EVENTS)
+    readable = (predictions.num_sets >= FEWEST_SETS) & (events <= MOST_EVENTS)
     chosen: list[int] = []
     for label, best in ((1, 1), (1, -1), (0, 1), (0, -1)):
         mine = [i for i in np.flatnonzero(readable & (labels == label)) if i not in chosen]
@@ -114,10 +114,10 @@ def held_out(over: Measuring[EventData]) -> HeldOut:
     """
     terms = [name for name in JUDGES if trains(over.model, name)]
     if "classification" in terms:
-        found = predict(over)
-        labels, p = found.labels[found.known], found.p[found.known]
+        predictions = predict(over)
+        labels, p = predictions.labels[predictions.known], predictions.p[predictions.known]
         if labels.size:
-            loss = float(found.nll.mean())
+            loss = float(predictions.nll.mean())
             values = {"loss": loss, "auroc": float(binary.auroc(labels, p))}
             values |= {"average_precision": float(binary.average_precision(labels, p))}
             values |= {"brier": float(binary.brier(labels, p))}
@@ -142,8 +142,8 @@ def _term_sums(over: Measuring[EventData]) -> dict[str, tuple[float, int]]:
         terms = over.model.losses(batch)
         return {name: np.array([float(total), count]) for name, (total, count) in terms.items()}
 
-    for _, found in replace(over, targets=once_each).results(measure):
-        for name, (total, count) in found.items():
+    for _, values in replace(over, targets=once_each).results(measure):
+        for name, (total, count) in values.items():
             before = sums.get(name, (0.0, 0))
             sums[name] = before[0] + float(total), before[1] + int(count)
     return sums
@@ -164,14 +164,14 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> Eval
     drawn: dict[str, Any] = {"family": "events", "counts": {"patients": len(ids)}}
     lines: list[str] = []
     if trains(model, "classification") or trains(model, "hazard"):
-        found = predict(over)
-        classifies = trains(model, "classification") and bool(found.known.any())
-        metrics |= summarise(found, classifies, classifies or trains(model, "hazard"))
-        drawn["counts"] |= count(found, data.labels is not None)
+        predictions = predict(over)
+        classifies = trains(model, "classification") and bool(predictions.known.any())
+        metrics |= summarise(predictions, classifies, classifies or trains(model, "hazard"))
+        drawn["counts"] |= count(predictions, data.labels is not None)
         if classifies:
-            lines = _surest_wrong(found, data, ids, num_shown)
-            drawn |= describe(found)
-            drawn["courses"] = courses(over, found)
+            lines = _surest_wrong(predictions, data, ids, num_shown)
+            drawn |= describe(predictions)
+            drawn["courses"] = courses(over, predictions)
     wanted = [trains(model, "reconstruction"), trains(model, "next_code")]
     if any(wanted):
         scores = sets.score_sets(over, *wanted)
@@ -182,7 +182,7 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> Eval
 
 
 def check_new(data: EventData, path: Path) -> NewFacts:
-    """Refuse new tables of which the run knows nothing; lines on the codes, values and patients that it does not know.
+    """Refuse new tables unknown to the run; otherwise return lines on their unknown codes, values and patients.
 
     Raises:
         SourceError: as `refuse_unknown`.
@@ -191,21 +191,21 @@ def check_new(data: EventData, path: Path) -> NewFacts:
     return unknown_lines(data, mark_patients(data)), {}
 
 
-def count(found: PatientPredictions, labelled: bool) -> dict[str, int]:
+def count(predictions: PatientPredictions, labelled: bool) -> dict[str, int]:
     """Count patients by outcome if the data has `labelled` them, and by end of observation if it has times to the
     outcome."""
     counts: dict[str, int] = {}
     if labelled:
         names = {1: "with_outcome", 0: "without_outcome", UNKNOWN: "of_unknown_outcome"}
-        counts = {name: int((found.labels == label).sum()) for label, name in names.items()}
-    timed = ~np.isnan(found.durations)
+        counts = {name: int((predictions.labels == label).sum()) for label, name in names.items()}
+    timed = ~np.isnan(predictions.durations)
     if timed.any():
-        counts["observed_until_the_outcome"] = int((timed & found.observed).sum())
-        counts["censored"] = int((timed & ~found.observed).sum())
+        counts["observed_until_the_outcome"] = int((timed & predictions.observed).sum())
+        counts["censored"] = int((timed & ~predictions.observed).sum())
     return counts
 
 
-def summarise(found: PatientPredictions, classifies: bool, ranks: bool, seed: int = 0) -> dict[str, Metric]:
+def summarise(predictions: PatientPredictions, classifies: bool, ranks: bool, seed: int = 0) -> dict[str, Metric]:
     """`loss`, `auroc`, `average_precision`, `brier`, `accuracy` beside `prevalence`, `calibration_error` with
     `calibration_slope` and `calibration_intercept`, and `concordance` where times to the outcome are known.
 
@@ -214,7 +214,7 @@ def summarise(found: PatientPredictions, classifies: bool, ranks: bool, seed: in
         ranks: whether the risk was trained.
     """
     metrics: dict[str, Metric] = {}
-    labels, p, nll = found.labels[found.known], found.p[found.known], found.nll
+    labels, p, nll = predictions.labels[predictions.known], predictions.p[predictions.known], predictions.nll
     if classifies:
         measures: dict[str, binary.Measure] = {
             "loss": lambda w: binary.mean(nll, w),
@@ -244,9 +244,9 @@ def summarise(found: PatientPredictions, classifies: bool, ranks: bool, seed: in
             for name, metric in metrics.items()
             if np.isnan(metric.value)
         }
-    timed = ~np.isnan(found.durations)
+    timed = ~np.isnan(predictions.durations)
     if ranks and timed.any():
-        risk, durations, observed = found.risk[timed], found.durations[timed], found.observed[timed]
+        risk, durations, observed = predictions.risk[timed], predictions.durations[timed], predictions.observed[timed]
         found_c = binary.measured(lambda w: binary.concordance(risk, durations, observed, w), len(risk), seed)
         metrics["concordance"] = (
             Refused(np.nan, np.nan, np.nan, len(risk), "no outcome came before another patient's observation ended")
@@ -263,17 +263,17 @@ def _why_missing(name: str, labels: np.ndarray, p: np.ndarray) -> str:
     return binary.why_no_slope(labels, p) if name == "calibration_slope" else "the fit does not converge"
 
 
-def describe(found: PatientPredictions) -> dict[str, Any]:
+def describe(predictions: PatientPredictions) -> dict[str, Any]:
     """Contents of `evaluation.json`: observed and predicted shares with 95 % Wilson intervals, and the two curves."""
-    labels, p = found.labels[found.known], found.p[found.known]
+    labels, p = predictions.labels[predictions.known], predictions.p[predictions.known]
     bins = binary.calibration_bins(p)
     calibration = []
     for b in np.unique(bins):
         mine, num = labels[bins == b].mean(), int((bins == b).sum())
         middle, reach = mine + Z**2 / (2 * num), Z * np.sqrt(mine * (1 - mine) / num + Z**2 / (4 * num**2))
         low, high = (middle - reach) / (1 + Z**2 / num), (middle + reach) / (1 + Z**2 / num)
-        one = {"predicted": p[bins == b].mean(), "observed": mine, "low": low, "high": high}
-        calibration.append({name: round(float(value), 6) for name, value in one.items()} | {"patients": num})
+        point = {"predicted": p[bins == b].mean(), "observed": mine, "low": low, "high": high}
+        calibration.append({name: round(float(value), 6) for name, value in point.items()} | {"patients": num})
     if not 0 < labels.mean() < 1:  # curves need both outcomes
         return {"calibration": calibration}
     return {
@@ -293,8 +293,8 @@ def _thin(points: np.ndarray) -> list[list[float]]:
     return thinned
 
 
-def _surest_wrong(found: PatientPredictions, data: EventData, seq_ids: np.ndarray, num_shown: int) -> list[str]:
-    wrong = np.where(found.known, np.abs(found.p - found.labels), 0.0)
+def _surest_wrong(predictions: PatientPredictions, data: EventData, seq_ids: np.ndarray, num_shown: int) -> list[str]:
+    wrong = np.where(predictions.known, np.abs(predictions.p - predictions.labels), 0.0)
     worst = [i for i in np.argsort(-wrong, kind="stable")[:num_shown] if wrong[i] > 0.5]
     came = ("an outcome that did not come", "an outcome that came")
-    return [f"{data.where(int(seq_ids[i]))}: {found.p[i]:.0%} for {came[found.labels[i]]}" for i in worst]
+    return [f"{data.where(int(seq_ids[i]))}: {predictions.p[i]:.0%} for {came[predictions.labels[i]]}" for i in worst]

@@ -29,8 +29,8 @@ def token_sums(over: Measuring[Data], precision: Precision = "fp32") -> tuple[np
             sums, counts = per_sequence(model.token_nll(batch), batch)
         return {"nll": sums, "targets": counts}
 
-    found = over.collect(measure)
-    return found["nll"], found["targets"]
+    values = over.collect(measure)
+    return values["nll"], values["targets"]
 
 
 def per_sequence(nll: Tensor, batch: RaggedBatch) -> tuple[np.ndarray, np.ndarray]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # training computes references, and loads no runs
 
 
 class Margins(NamedTuple):
-    """Of every pair, the loss in nats, the margin of the chosen reply's reward, and its group; (num_pairs,) each."""
+    """Loss in nats, margin of the chosen reply's reward, and group of every pair; (num_pairs,) each."""
 
     loss: np.ndarray
     margin: np.ndarray
@@ -54,12 +54,12 @@ def log_probabilities(over: Measuring[Data], precision: Precision = "fp32") -> n
 
 
 def whole_pairs(model: Model, data: Data, seq_ids: np.ndarray) -> np.ndarray:
-    """The replies among some sequences whose pair the model takes whole, (num,) int64 in order."""
+    """Replies among `seq_ids` with their whole pair within the model's context, (num,) int64 in order."""
     assert data.replies is not None, "data of pairs"
     pair = data.replies.pair
     too_long = data.table.positions > model.config.longest
-    kept: np.ndarray = seq_ids[(pair[seq_ids] >= 0) & ~np.isin(pair[seq_ids], pair[too_long])]
-    return kept
+    replies: np.ndarray = seq_ids[(pair[seq_ids] >= 0) & ~np.isin(pair[seq_ids], pair[too_long])]
+    return replies
 
 
 def margins(over: Measuring[Data]) -> Margins:
@@ -81,18 +81,18 @@ def margins(over: Measuring[Data]) -> Margins:
 
 
 def held_out(over: Measuring[Data]) -> HeldOut:
-    """Loss per pair, share of pairs whose chosen reply has the larger reward, and the mean margin."""
-    found = margins(over)
-    values = {"loss": found.loss.mean(), "accuracy": found.right.mean(), "margin": found.margin.mean()}
-    return HeldOut(float(values["loss"]), {name: float(value) for name, value in values.items()}, len(found.loss))
+    """Loss per pair, share of pairs with a larger reward for the chosen reply, and the mean margin."""
+    pairs = margins(over)
+    values = {"loss": pairs.loss.mean(), "accuracy": pairs.right.mean(), "margin": pairs.margin.mean()}
+    return HeldOut(float(values["loss"]), {name: float(value) for name, value in values.items()}, len(pairs.loss))
 
 
-def summarise(found: Margins) -> dict[str, Metric]:
+def summarise(pairs: Margins) -> dict[str, Metric]:
     """`loss`, `accuracy` and `margin` of pairs, with intervals over groups, such as pairs of one prompt."""
     return {
-        "loss": mean_of(found.loss, found.group),
-        "accuracy": mean_of(found.right, found.group, share=True),
-        "margin": mean_of(found.margin, found.group),
+        "loss": mean_of(pairs.loss, pairs.group),
+        "accuracy": mean_of(pairs.right, pairs.group, share=True),
+        "margin": mean_of(pairs.margin, pairs.group),
     }
 
 
@@ -104,7 +104,7 @@ def put_reference(run: LoadedRun, data: Data, seq_ids: np.ndarray, *, is_own: bo
 
     Args:
         seq_ids: (n,) replies.
-        is_own: whether the data is the run's own, whose values it keeps; else the weights must be at hand.
+        is_own: True if the data is the run's own, so that the run has their values; otherwise the weights are needed.
 
     Raises:
         CheckpointError: the values that the run keeps are missing or damaged.

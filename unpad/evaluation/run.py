@@ -51,7 +51,7 @@ def recipe_for(recipe: Recipe, path: Path) -> Recipe:
         raise RecipeError(f"the data looks like {kind}", where=str(path), fix=fix)
     fields = {source.field for source in getattr(recipe.data, kind)}
     source = Source(path=str(path.resolve()), field=fields.pop() if len(fields) == 1 else None)
-    nothing: dict[str, list[Source]] = {one: [] for one in kinds}
+    nothing: dict[str, list[Source]] = {each: [] for each in kinds}
     return recipe.model_copy(update={"data": recipe.data.model_copy(update=nothing | {kind: [source]})})
 
 
@@ -113,36 +113,36 @@ def evaluate_run(
     loaded = load(run)
     measured = run_id(loaded.folder)
     refuse_without_data(loaded.recipe, loaded.folder, f"measure it on yours: unpad eval {run} --data FILE")
-    own = loaded.data()  # also for the test part: data that changed may have moved rows there from training
-    part = part or (PARTS[Split.TEST] if own.table.num_test else PARTS[Split.HOLDOUT])
-    if part == PARTS[Split.TEST] and own.table.num_test:
-        own = loaded.test_data()
-    used = (loaded.recipe.stages[-1].use if loaded.recipe.stages else None) or own.kinds
-    of_use = np.isin(own.table.kind, [number for number, kind in enumerate(own.kinds) if kind in used])
-    seq_ids = np.flatnonzero((own.table.split == SPLITS[part]) & of_use)
+    own_data = loaded.data()  # also for the test part: data that changed may have moved rows there from training
+    part = part or (PARTS[Split.TEST] if own_data.table.num_test else PARTS[Split.HOLDOUT])
+    if part == PARTS[Split.TEST] and own_data.table.num_test:
+        own_data = loaded.test_data()
+    used = (loaded.recipe.stages[-1].use if loaded.recipe.stages else None) or own_data.kinds
+    of_use = np.isin(own_data.table.kind, [number for number, kind in enumerate(own_data.kinds) if kind in used])
+    seq_ids = np.flatnonzero((own_data.table.split == SPLITS[part]) & of_use)
     if not len(seq_ids):
         raise _no_rows(part)
     best_of = _checks(loaded) if part == PARTS[Split.HOLDOUT] else None
-    found = _measure(loaded, own, seq_ids, num_shown, part, best_of)
+    evaluation = _measure(loaded, own_data, seq_ids, num_shown, part, best_of)
     if part == PARTS[Split.TRAIN]:
-        return found.metrics, found.lines
+        return evaluation.metrics, evaluation.lines
     if run_id(loaded.folder) != measured:
-        return found.metrics, [*found.lines, "not kept: the directory holds another run by now, or none"]
-    return found.metrics, _keep(loaded, own, found, part, best_of)
+        return evaluation.metrics, [*evaluation.lines, "not kept: the directory holds another run by now, or none"]
+    return evaluation.metrics, _keep(loaded, own_data, evaluation, part, best_of)
 
 
-def _keep(loaded: LoadedRun, data: Data, found: Evaluation, part: str, best_of: int | None) -> list[str]:
+def _keep(loaded: LoadedRun, data: Data, evaluation: Evaluation, part: str, best_of: int | None) -> list[str]:
     """Keep an evaluation in the run and draw its page; returns the lines to show."""
-    if found.drawn is not None:
-        drawn = json.dumps({**found.drawn, "part": part, "best_of": best_of}, ensure_ascii=False)
+    if evaluation.drawn is not None:
+        drawn = json.dumps({**evaluation.drawn, "part": part, "best_of": best_of}, ensure_ascii=False)
         write_atomic(loaded.folder / EVALUATION, drawn, private=data.private)
-    kept = {name: metric.to_json() for name, metric in found.metrics.items()}
+    metrics = {name: metric.to_json() for name, metric in evaluation.metrics.items()}
     try:
-        keep_evaluation(loaded.folder, loaded.step, kept, found.lines)
+        keep_evaluation(loaded.folder, loaded.step, metrics, evaluation.lines)
         write_report(loaded.folder)
     except (DiskError, SourceError) as error:  # the run may be read-only, or without its metrics
-        return [*found.lines, f"not shown on the run's page: {error.what}"]
-    return found.lines
+        return [*evaluation.lines, f"not shown on the run's page: {error.what}"]
+    return evaluation.lines
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,8 @@ def evaluate_new(run: str, num_shown: int, part: str | None, path: Path) -> NewE
     near, known = _near_training(loaded, new, seq_ids), _known(loaded, new, seq_ids)
     lines = [*new.lines(), *unknown[0], *(near.lines if near is not None else ()), *known[0]]
     facts = unknown[1] | ({} if near is None else {"near_duplicates": near.to_json()}) | known[1]
-    found = _measure(loaded, new, seq_ids, num_shown, name, None)
-    return NewEvaluation(found.metrics, [*lines, *(line for line in found.lines if line not in lines)], facts)
+    evaluation = _measure(loaded, new, seq_ids, num_shown, name, None)
+    return NewEvaluation(evaluation.metrics, [*lines, *(line for line in evaluation.lines if line not in lines)], facts)
 
 
 def _near_training(loaded: LoadedRun, new: Data, seq_ids: np.ndarray) -> NearDuplicates | None:
@@ -193,8 +193,8 @@ def _known(loaded: LoadedRun, new: Data, seq_ids: np.ndarray) -> NewFacts:
     if mine is None:
         return [], {}
     try:
-        own = loaded.data()
-        parts = [own, loaded.test_data()] if own.table.num_test else [own]
+        data = loaded.data()
+        parts = [data, loaded.test_data()] if data.table.num_test else [data]
     except (DiskError, RecipeError, SourceError) as error:  # the run may be used without its data
         what = f"the run's own data cannot be read: {error.what}"
         return [f"not compared by id with those of the run: {what}"], {"known_ids": {"reason": what}}
@@ -208,8 +208,10 @@ def _known(loaded: LoadedRun, new: Data, seq_ids: np.ndarray) -> NewFacts:
     facts: dict[str, object] = {"known_ids": {"compared": len(asked), **counts, "reason": None}}
     if not any(counts.values()):
         return [f"new data, {number_of(len(asked), 'ids')}: none is of the run's data"], facts
-    told = ", ".join(f"{number:,} of {name}" for name, number in counts.items() if number)
-    lines = [f"new data, {number_of(len(asked), 'ids')}: the run's data has {sum(counts.values()):,} of them, {told}"]
+    by_part = ", ".join(f"{number:,} of {name}" for name, number in counts.items() if number)
+    lines = [
+        f"new data, {number_of(len(asked), 'ids')}: the run's data has {sum(counts.values()):,} of them, {by_part}"
+    ]
     if counts["train"]:
         lines.append("  do: leave out those of train, whom the model has seen, unless others have the same ids here")
     return lines, facts
@@ -220,16 +222,16 @@ def _measure(
 ) -> Evaluation:
     """Measure the model, and name the part in every metric that does not name one itself."""
     over = Measuring(loaded.model, data, seq_ids, loaded.recipe.plan)
-    found = measures_of(data.family).evaluate(loaded, over, num_shown)
+    evaluation = measures_of(data.family).evaluate(loaded, over, num_shown)
     metrics = {
         name: metric if metric.part else replace(metric, part=part, best_of=best_of)
-        for name, metric in found.metrics.items()
+        for name, metric in evaluation.metrics.items()
     }
-    return replace(found, metrics=metrics)
+    return replace(evaluation, metrics=metrics)
 
 
 def _checks(loaded: LoadedRun) -> int | None:
-    """Number of evaluations by the best of which the run's weights were chosen; None if they were not chosen so."""
+    """Number of evaluations from which the best weights were selected; None if they were not selected so."""
     stage = loaded.recipe.stages[-1].train if loaded.recipe.stages else {}
     weights = stage.get("weights", loaded.recipe.train.weights)
     if weights != "best" or not (loaded.folder / METRICS).is_file():

@@ -122,14 +122,14 @@ def _expected(
 
 
 def _numpy(x: torch.Tensor) -> np.ndarray:
-    found: np.ndarray = x.double().cpu().numpy()
-    return found
+    array: np.ndarray = x.double().cpu().numpy()
+    return array
 
 
 # --------------------------------------------------------------------------- metrics
 
 
-def summarise_sets(found: SetScores, names: Sequence[str], seed: int = 0) -> dict[str, Metric]:
+def summarise_sets(scores: SetScores, names: Sequence[str], seed: int = 0) -> dict[str, Metric]:
     """`reconstruction`, mean over sets, and of what was rebuilt `made_code`, nats per event, also by the most frequent
     codes; of sets that follow another `next_set_loss`, nats per code, and `next_set_auroc` and `next_set_recall@k`,
     means over sets, for every k that is less than the number of codes.
@@ -140,37 +140,39 @@ def summarise_sets(found: SetScores, names: Sequence[str], seed: int = 0) -> dic
         names: of the codes.
     """
     metrics: dict[str, Metric] = {}
-    if found.reconstruction.size:
-        patient, code, nats = found.event_patient, found.event_code, found.code_nats
-        metrics["reconstruction"] = by_patient(found.reconstruction, found.patient, found.num_patients, seed)
-        metrics["made_code"] = by_patient(nats, patient, found.num_patients, seed)
+    if scores.reconstruction.size:
+        patient, code, nats = scores.event_patient, scores.event_code, scores.code_nats
+        metrics["reconstruction"] = by_patient(scores.reconstruction, scores.patient, scores.num_patients, seed)
+        metrics["made_code"] = by_patient(nats, patient, scores.num_patients, seed)
         times = np.bincount(code, minlength=len(names))
         for chosen in np.argsort(-times, kind="stable")[:NUM_CODES]:
             if times[chosen]:
                 mine = code == chosen
-                metrics[f"made_code: {names[chosen]}"] = by_patient(nats[mine], patient[mine], found.num_patients, seed)
-    later = found.above >= 0
+                metrics[f"made_code: {names[chosen]}"] = by_patient(
+                    nats[mine], patient[mine], scores.num_patients, seed
+                )
+    later = scores.above >= 0
     if later.any():
-        metrics |= _next_set(found, later, seed)
+        metrics |= _next_set(scores, later, seed)
     return metrics
 
 
-def _next_set(found: SetScores, later: np.ndarray, seed: int) -> dict[str, Metric]:
-    sets, above, equal = found.sets[later], found.above[later], found.equal[later]
-    num_sets, patients = len(found.patient), found.num_patients
-    metrics = {"next_set_loss": by_patient(found.nats[later], found.patient[sets], patients, seed)}
+def _next_set(scores: SetScores, later: np.ndarray, seed: int) -> dict[str, Metric]:
+    sets, above, equal = scores.sets[later], scores.above[later], scores.equal[later]
+    num_sets, patients = len(scores.patient), scores.num_patients
+    metrics = {"next_set_loss": by_patient(scores.nats[later], scores.patient[sets], patients, seed)}
     # A code beats the other codes below it, and half of its equals; pairs within the set, one win each, do not count.
-    wins = found.num_codes - above - (equal + 1) / 2
+    wins = scores.num_codes - above - (equal + 1) / 2
     size = np.bincount(sets, minlength=num_sets)
-    others = size * (found.num_codes - size)
+    others = size * (scores.num_codes - size)
     some = np.flatnonzero(others)
     area = (np.bincount(sets, wins, num_sets) - size * (size - 1) / 2)[some] / others[some]
-    ranked = by_patient(area, found.patient[some], patients, seed)
+    ranked = by_patient(area, scores.patient[some], patients, seed)
     metrics["next_set_auroc"] = exact_share(ranked, ranked.num)
     expected = np.flatnonzero(size)
-    for k in (k for k in RECALLS if k < found.num_codes):
+    for k in (k for k in RECALLS if k < scores.num_codes):
         recall = recall_at_k(above, equal, sets, num_sets, k)[expected]
-        mean = by_patient(recall, found.patient[expected], patients, seed)
+        mean = by_patient(recall, scores.patient[expected], patients, seed)
         metrics[f"next_set_recall@{k}"] = exact_share(mean, mean.num)
     return metrics
 

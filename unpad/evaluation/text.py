@@ -57,10 +57,10 @@ def answer(run: LoadedRun, tokens: TokenSet, seq_ids: np.ndarray) -> list[Judged
     with progress(f"answering {number_of(len(prompts), 'questions')}"):
         completions = complete(run.generator, run.tokenizer, prompts, settings)
     replies = []
-    for i, prompt, made in zip(seq_ids, prompts, completions, strict=True):
+    for i, prompt, completion in zip(seq_ids, prompts, completions, strict=True):
         keywords = tokens.keywords(int(i))
-        right = all(word in made.text for word in keywords)
-        replies.append(JudgedReply(run.tokenizer.decode(prompt), made.text, keywords, right))
+        right = all(word in completion.text for word in keywords)
+        replies.append(JudgedReply(run.tokenizer.decode(prompt), completion.text, keywords, right))
     return replies
 
 
@@ -116,7 +116,7 @@ def sample_replies(model: Generates, data: TextData, recipe: Recipe, kinds: tupl
     model.eval()
     replies = complete(model, tokenizer, prompts, settings, generation_precision(settings))
     model.train(was_training)
-    return [(tokenizer.decode(prompt), made.text) for prompt, made in zip(prompts, replies, strict=True)]
+    return [(tokenizer.decode(prompt), reply.text) for prompt, reply in zip(prompts, replies, strict=True)]
 
 
 HIGHER_IS_BETTER: dict[str, bool | None] = {
@@ -165,8 +165,8 @@ def evaluate(run: LoadedRun, over: Measuring[TextData], num_shown: int) -> Evalu
     """`loss`, `perplexity`, `bits_per_char` and `bits_per_byte`; `text_` or `chat_` before them when there are both. Of
     pairs `loss`, `accuracy` and `margin`, `pairs_` before them when there are others.
 
-    `keywords_heldout` is the share of the questions whose reply holds every required word, `keywords_trained` that of
-    the run's training questions.
+    `keywords_heldout` is the share of questions with every required word in the reply, `keywords_trained` the same
+    share of the run's training questions.
 
     Args:
         over: the documents to measure on.
@@ -208,7 +208,7 @@ def is_of_pairs(data: TextData, seq_ids: np.ndarray) -> bool:
 
 
 def check_new(data: TextData, path: Path) -> NewFacts:
-    """Refuse new text of which next to nothing survives the run's tokenizer; `data.lines()` counts what is lost.
+    """Refuse new text if the run's tokenizer loses nearly all of it; `data.lines()` counts the lost characters.
 
     Raises:
         SourceError: as `LostCharacters.refuse`.

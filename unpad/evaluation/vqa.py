@@ -121,7 +121,7 @@ def evaluate(run: LoadedRun, over: Measuring[VqaData], num_shown: int) -> Evalua
     ids, data = over.seq_ids, over.data
     groups = data.table.group[ids]
     nll, targets = token_sums(over)
-    answers, given, kept = answer_counted(run, data, ids)
+    answers, num_given, num_kept = answer_counted(run, data, ids)
     right = _judge(data, ids, answers)
     sums = resample([nll, targets], 0, groups)
     samples = sums[0] / np.maximum(sums[1], 1)
@@ -142,7 +142,7 @@ def evaluate(run: LoadedRun, over: Measuring[VqaData], num_shown: int) -> Evalua
     if len(run.model.modes) > 1:
         if not captions.all():
             metrics |= mode_metrics(_scores_by_mode(run, data, ids, right, ~captions), groups[~captions])
-        metrics |= kept_metrics(data.num_patches[ids], given, kept, groups)
+        metrics |= kept_metrics(data.num_patches[ids], num_given, num_kept, groups)
         about_one = [int(i) for i in ids[order] if not data.examples[i].caption and len(data.examples[i].images) == 1]
         drawn = to_json(metrics, _pictures(run, data, about_one[:NUM_PICTURES]))
     lines = data.rows.lost.lines() if data.rows.lost.lost else []
@@ -154,8 +154,8 @@ def evaluate(run: LoadedRun, over: Measuring[VqaData], num_shown: int) -> Evalua
 
 
 def check_new(data: VqaData, path: Path) -> NewFacts:
-    """Refuse new questions of which next to nothing survives the run's tokenizer; lines on images whose mode or size
-    training had not. `data.lines()` counts what is lost.
+    """Refuse new questions if the run's tokenizer loses nearly all of their text; otherwise return lines on images of a
+    mode or size that training did not have. `data.lines()` counts the lost characters.
 
     Raises:
         SourceError: as `LostCharacters.refuse`.
@@ -170,13 +170,13 @@ def _pictures(run: LoadedRun, data: VqaData, rows: list[int]) -> list[tuple[Kept
     if not isinstance(model, VisionLanguage) or model.config.merge is not None or model.config.prune is None:
         return []
     shown = answer_shown(run, data, np.array(rows, np.int64))
-    return [(one, data.examples[row].answer) for one, row in zip(shown, rows, strict=True)]
+    return [(picture, data.examples[row].answer) for picture, row in zip(shown, rows, strict=True)]
 
 
 def _judge(data: VqaData, seq_ids: np.ndarray, answers: list[str]) -> np.ndarray:
     """Score of every answer, (num_rows,)."""
     pairs = zip(answers, seq_ids, strict=True)
-    return np.array([vqa_accuracy(given, data.examples[seq].answers) for given, seq in pairs], np.float64)
+    return np.array([vqa_accuracy(reply, data.examples[seq].answers) for reply, seq in pairs], np.float64)
 
 
 def _scores_by_mode(
@@ -184,11 +184,11 @@ def _scores_by_mode(
 ) -> dict[str, np.ndarray]:
     """Scores of the chosen rows, (num_rows,) bool, in every mode; `right` are all scores in the model's own."""
     model, scores = run.model, {}
-    own = model.mode
+    current = model.mode
     for mode in model.modes:
         model.mode = mode
         scores[mode] = (
-            right[chosen] if mode == own else _judge(data, seq_ids[chosen], answer(run, data, seq_ids[chosen]))
+            right[chosen] if mode == current else _judge(data, seq_ids[chosen], answer(run, data, seq_ids[chosen]))
         )
     model.mode = None
     return scores
@@ -204,18 +204,18 @@ def mode_metrics(right: dict[str, np.ndarray], groups: np.ndarray | None = None)
         right: for every mode the scores of the same rows, (num_rows,).
         groups: (num_rows,) as in `metrics.resample`.
     """
-    found = {f"accuracy_{mode}": mean_of(scores, groups, share=True) for mode, scores in right.items()}
+    metrics = {f"accuracy_{mode}": mean_of(scores, groups, share=True) for mode, scores in right.items()}
     if "soft" in right and "hard" in right:  # of the same rows: the interval is that of the difference
         gap = right["hard"] - right["soft"]
-        found["soft_to_hard_gap"] = mean_of(gap, groups)
-        if not gap.any():  # no resample differs; the mean is at most the share of rows whose answers differ
+        metrics["soft_to_hard_gap"] = mean_of(gap, groups)
+        if not gap.any():  # no resample differs; the mean is at most the share of rows with different answers
             reach = mean_of(gap, groups, share=True)
-            found["soft_to_hard_gap"] = replace(reach, low=-reach.high)
-    return found
+            metrics["soft_to_hard_gap"] = replace(reach, low=-reach.high)
+    return metrics
 
 
 def kept_metrics(
-    patches: np.ndarray, given: np.ndarray, kept: np.ndarray, groups: np.ndarray | None = None
+    patches: np.ndarray, num_given: np.ndarray, num_kept: np.ndarray, groups: np.ndarray | None = None
 ) -> dict[str, Metric]:
     """Numbers of visual tokens of rows, over the rows with images.
 
@@ -228,26 +228,26 @@ def kept_metrics(
 
     Args:
         patches: (num_rows,) int64.
-        given: (num_rows,) int64, visual tokens before any was removed; fewer than patches where they were merged.
-        kept: (num_rows, blocks) int64, visual tokens that entered each block.
+        num_given: (num_rows,) int64, visual tokens before any was removed; fewer than patches where they were merged.
+        num_kept: (num_rows, blocks) int64, visual tokens that entered each block.
         groups: (num_rows,) as in `metrics.resample`.
     """
     seen = patches > 0
     groups = np.arange(len(patches)) if groups is None else groups
-    patches, given, kept, groups = patches[seen], given[seen], kept[seen], groups[seen]
-    if not len(patches) or not kept.shape[1]:
+    patches, num_given, num_kept, groups = patches[seen], num_given[seen], num_kept[seen], groups[seen]
+    if not len(patches) or not num_kept.shape[1]:
         return {}
-    final, average = kept[:, -1], kept.mean(1)
+    final, average = num_kept[:, -1], num_kept.mean(1)
     counts = {"visual_tokens": patches}
-    counts |= {f"kept_block_{block}": column for block, column in enumerate(kept.T)}
+    counts |= {f"kept_block_{block}": column for block, column in enumerate(num_kept.T)}
     counts |= {"kept_average": average, "kept_final": final}
-    found: dict[str, Metric] = {
+    metrics: dict[str, Metric] = {
         name: Extremes(float(values.mean()), float(values.min()), float(values.max()), len(values))
         for name, values in counts.items()
     }
-    ratios = {"merge": (given, patches), "average": (average, given), "final": (final, given)}
-    for name, (left, of) in ratios.items():
-        sums = resample([left, of], 0, groups)
+    ratios = {"merge": (num_given, patches), "average": (average, num_given), "final": (final, num_given)}
+    for name, (part, whole) in ratios.items():
+        sums = resample([part, whole], 0, groups)
         num_groups = len(np.unique(groups))
-        found[f"keep_ratio_{name}"] = interval(left.sum() / of.sum(), sums[0] / sums[1], len(patches), num_groups)
-    return found
+        metrics[f"keep_ratio_{name}"] = interval(part.sum() / whole.sum(), sums[0] / sums[1], len(patches), num_groups)
+    return metrics

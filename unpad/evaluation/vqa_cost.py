@@ -33,9 +33,9 @@ class Cost:
     """Cost of one reading of the prompts and some steps of decoding.
 
     Args:
-        decode_seconds: per step and row.
-        cache_bytes: of all buffers, with room for the new tokens.
-        operations: of the reading, in the language model and the heads that prune it.
+        decode_seconds: time per step and row.
+        cache_bytes: size of all buffers, with room for the new tokens.
+        operations: operations of the prefill, in the language model and the heads that prune it.
     """
 
     prefill_seconds: float
@@ -57,17 +57,17 @@ def evaluate_cost(run: str) -> dict[str, Metric]:
     """
     loaded = load(run)
     if not isinstance(loaded.model, VisionLanguage) or len(loaded.model.modes) < 2:
-        fix = "use a run whose model has a merge or a prune section"
-        raise RecipeError("there are no modes whose cost could differ", where=str(loaded.folder), fix=fix)
+        fix = "use a run of a model with a merge or a prune section"
+        raise RecipeError("the model has one mode, so there are no costs to compare", where=str(loaded.folder), fix=fix)
     data = cast(VqaData, loaded.data())  # what models of vision and language read
     ids = np.flatnonzero((data.table.split == Split.HOLDOUT) & (data.num_patches > 0))[:MAX_PROMPTS]
     prompts = data.prompts(ids.tolist())
     precision = generation_precision(loaded.recipe.generate)
     device = torch.device("cpu")
     with torch.inference_mode(), autocast(precision, device), keep_copies():
-        found = measure(loaded.model, prompts, ROUNDS, NEW_TOKENS, time.perf_counter)
+        costs_by_mode = measure(loaded.model, prompts, ROUNDS, NEW_TOKENS, time.perf_counter)
     metrics: dict[str, Metric] = {}
-    for mode, costs in found.items():
+    for mode, costs in costs_by_mode.items():
         columns: dict[str, list[float]] = {
             "prefill_milliseconds": [1e3 * cost.prefill_seconds for cost in costs],
             "decode_milliseconds": [1e3 * cost.decode_seconds for cost in costs],
@@ -83,13 +83,13 @@ def measure(
     model: VisionLanguage, prompts: RaggedBatch, rounds: int, num_new: int, clock: Callable[[], float]
 ) -> dict[Mode, list[Cost]]:
     """Measure the cost of every mode in every round; the first round warms up and is dropped."""
-    found: dict[Mode, list[Cost]] = {mode: [] for mode in model.modes if mode != "soft"}  # soft saves nothing
+    costs_by_mode: dict[Mode, list[Cost]] = {mode: [] for mode in model.modes if mode != "soft"}  # soft saves nothing
     for _ in range(rounds + 1):
-        for mode, costs in found.items():
+        for mode, costs in costs_by_mode.items():
             model.mode = mode
             costs.append(_once(model, prompts, num_new, clock))
     model.mode = None
-    return {mode: costs[1:] for mode, costs in found.items()}
+    return {mode: costs[1:] for mode, costs in costs_by_mode.items()}
 
 
 def _once(model: VisionLanguage, prompts: RaggedBatch, num_new: int, clock: Callable[[], float]) -> Cost:
@@ -115,7 +115,7 @@ def prefill_operations(model: VisionLanguage, prompts: RaggedBatch) -> int:
     assert prompts.media_seqs is not None, "and their rows"
     lengths, config = prompts.layout.lengths(), model.config
     patches = torch.zeros_like(lengths).index_add(0, prompts.media_seqs, prompts.media.layout.lengths())
-    visual = [one.tolist() for one in model.kept] or [patches.tolist()] * config.language.blocks
+    visual = [counts.tolist() for counts in model.kept] or [patches.tolist()] * config.language.blocks
     text = (lengths - patches).tolist()
     read = [[a + b for a, b in zip(block, text, strict=True)] for block in visual]
     total = reading_operations(sizes_of(config.language, model.vocab_size), read, prompts.num_seqs)

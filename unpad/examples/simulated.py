@@ -1,4 +1,4 @@
-"""Small set of patients drawn by code, whose outcome depends on kind, number and order of their events.
+"""Small set of simulated patients; their outcome depends on kind, number and order of their events.
 
 The packaged recipe of events trains on it by default. Drawing is a pure function of the number below, so the set is the
 same everywhere. The names are of real measurements, the numbers are not.

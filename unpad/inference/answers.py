@@ -46,7 +46,7 @@ def answer_shown(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> list[Kep
     shown: dict[int, Kept] = {}
     model = run.model
     assert isinstance(model, VisionLanguage), "a model that removes patches"
-    assert model.config.prune is not None, "of which kind it says"
+    assert model.config.prune is not None, "models that remove patches have a prune section"
     blocks = model.config.prune.layers
     for ids, texts in _answered(run, data, seq_ids):
         first = np.cumsum(data.num_patches[ids]) - data.num_patches[ids]  # index in the batch of each row's first patch

@@ -41,11 +41,11 @@ class Answer:
     Args:
         top: classes with their probabilities, the most likely first; empty for an unusable file.
         text: the answer to a question about the image; None without a question.
-        fault: of the file, or "".
+        fault: fault of the file, or "".
         notes: corrections applied, such as reading the first frame only.
         unknown_characters: characters of the question that the tokenizer lost; None without a question.
         shown: the patches that the model kept, if requested.
-        mode: of the file, of `pixels.modes`; size: width and height in pixels; "" and None for an unusable file.
+        mode: mode of the file as in `pixels.modes`; size: width and height in pixels; "" and None if unusable.
         mark: difference from the images of training, or "".
     """
 

@@ -52,7 +52,7 @@ class DecoderFamily:
         fixed: fields of `Config` that all models of the family share.
         defaults: values of the fields that config.json omits.
         covered: other fields of config.json, and the values that can be expressed here.
-        prefix: of all tensor names except the head's; a folder may omit its first part.
+        prefix: prefix of all tensor names except the head's; a folder may omit its first part.
         top, blocks: layers here -> layers there; one here may stack several.
         layers: name of the list of blocks, after the prefix.
         change: changes to the tensors of a layer there.

@@ -81,7 +81,7 @@ class TensorPart:
 
     Args:
         name: as in `Family.canonical`.
-        rows: of the parameter that it fills; parts follow each other.
+        rows: rows of the parameter that it fills; parts follow each other.
         shape: of the tensor.
     """
 

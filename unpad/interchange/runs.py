@@ -105,7 +105,7 @@ def import_folder(name: str, out: Path) -> list[str]:
     """Write a run directory from a Hugging Face folder; all verbs that read runs can use it.
 
     Args:
-        name: of the folder, or OWNER/MODEL or OWNER/MODEL@REVISION on a hub; a path that exists comes first.
+        name: folder, or OWNER/MODEL or OWNER/MODEL@REVISION on a hub; a path that exists comes first.
 
     Returns:
         Lines on what was read, and the commands that use it.

@@ -143,7 +143,7 @@ class Model(nn.Module, ABC):
         """Prepare for a step.
 
         Args:
-            step: of the stage, from 0, of `total_steps`.
+            step: step of the stage, from 0 to `total_steps` - 1.
             weights: of the terms that train in it.
 
         Returns:

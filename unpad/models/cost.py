@@ -12,7 +12,7 @@ from unpad.nn.block import Attention
 
 
 def cells_per_token(model: Model) -> float:
-    """Pairs of positions whose attention costs as much as the rest of one token; infinite without attention.
+    """Number of pairs of positions that cost as much attention as the rest of one token; infinite without attention.
 
     Counted in multiplications of training: 6 per weight of a matrix product and token, 12 per channel of the query
     heads and pair, half of them in causal attention (as `nn/flops.py`). A pair is one of the length**2 of a sequence.

@@ -234,7 +234,7 @@ class Decoder(Generates, LearnsPreferences):
             cache: holds the keys and values of earlier tokens; blocks attend through it.
             between: called before the first block and after every block; tokens that it removes have no hidden state,
                 and `between.places` gives the places of the others.
-            wanted: (num,) int64, tokens whose hidden states are wanted; default all.
+            wanted: (num,) int64, tokens to return hidden states of; default all.
 
         Raises:
             RecipeError: a position is outside the model's context.

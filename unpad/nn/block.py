@@ -130,11 +130,11 @@ class Stream:
     Args:
         x: (total_tokens, width), fp32 or wider.
         delta: (total_tokens, width), output of the last block that the next norm adds to x; None at the beginning.
-        layout: of the tokens that are in the stream.
+        layout: layout of the tokens in the stream.
         rotary: angles of the tokens' positions; they stay with their tokens when others are removed.
         key_bias: (total_tokens,), added to the scores of a key in all heads of the blocks that follow.
         value_scale: (total_tokens,), factor of a token's values in the blocks that follow.
-        local_rotary: as `rotary`, of the blocks whose attention has a window, if theirs are other angles.
+        local_rotary: as `rotary`, for the blocks with windowed attention, if their angles differ.
     """
 
     x: Tensor

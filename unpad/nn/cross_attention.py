@@ -111,7 +111,7 @@ class RectangleSide:
 
 @dataclass(frozen=True)
 class PairGroup:
-    """Sequences whose queries and keys are computed as one rectangle."""
+    """Sequences computed together as one rectangle of queries and keys."""
 
     queries: RectangleSide
     keys: RectangleSide
@@ -239,8 +239,8 @@ def attention_weights(
         q: (num_queries, heads, head_dim).
         k: (num_keys, kv_heads, head_dim); each key head serves heads / kv_heads consecutive query heads.
         key_bias: (num_keys,), added to every score of a key.
-        places: of queries (num_queries,) and of keys (num_keys,), int64: a query sees keys whose place is at most
-            its own. Every query must see a key.
+        places: of queries (num_queries,) and of keys (num_keys,), int64: a query sees keys at its own place and
+            before it. Every query must see a key.
 
     Returns:
         softmax(q k^T / sqrt(head_dim) + key_bias) of every head, in fp32 or wider.

@@ -62,7 +62,7 @@ def draw(num_rows: int, num_keys: int = 0) -> Draw:
 
 
 def random_like(x: Tensor, fill: Callable[[Tensor], Tensor]) -> Tensor:
-    """Random numbers in the shape of `x`, whose rows are entries of one run.
+    """Draw random numbers in the shape of `x`; the rows of `x` are entries of one run.
 
     Args:
         fill: draws for a tensor in its shape, such as `torch.randn_like`; does not read it.

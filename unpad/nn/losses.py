@@ -147,7 +147,7 @@ def _kept_rows(nll: Tensor, grad: Tensor, smoothing: float) -> Tensor | None:
 
     Args:
         nll: negative log-likelihood of every row's target, (rows,).
-        grad: of the logits, (rows, vocab_size); for its dtype and size.
+        grad: gradient of the logits, (rows, vocab_size); for its dtype and size.
     """
     wide_enough = grad.dtype == torch.bfloat16 and grad.shape[1] >= LEAST_VOCAB
     if not wide_enough or smoothing or grad.device.type != "cpu" or _all_rows.get():

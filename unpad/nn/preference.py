@@ -62,9 +62,9 @@ def count_pairs(batch: RaggedBatch) -> dict[str, int]:
 def pair_terms(nll: Tensor, batch: RaggedBatch, beta: float, label_smoothing: float) -> Terms:
     """Terms of the pairs of a batch, summed in double.
 
-    `preference` trains; `nll` is the same without label smoothing; `accuracy` counts pairs whose chosen reply has the
-    larger reward; `margin` is the difference. `cross_entropy` over the chosen replies' tokens has a gradient as well;
-    `rejected`, the same over the rejected replies, has none.
+    `preference` trains; `nll` is the same without label smoothing; `accuracy` counts pairs with a larger reward
+    for the chosen reply; `margin` is the difference. `cross_entropy` over the chosen replies' tokens has a gradient as
+    well; `rejected`, the same over the rejected replies, has none.
 
     Args:
         nll: (num_targets,) negative log-likelihood of the batch's targets, in nats.

@@ -70,7 +70,7 @@ def divided_like(held: Tensor, values: Tensor) -> Tensor:
 
     Args:
         held: sharded or plain; the result has its device and row distribution.
-        values: of the same shape; returned unchanged if already sharded.
+        values: tensor of the same shape; returned unchanged if already sharded.
     """
     if not is_divided(held) or is_divided(values):
         return values

@@ -103,7 +103,7 @@ class ExactSum:
     from the first update that needs it.
 
     Args:
-        parameters: of the model, in the same order in all processes; frozen ones are skipped.
+        parameters: parameters of the model, in the same order in all processes; frozen ones are skipped.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:

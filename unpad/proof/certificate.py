@@ -78,7 +78,7 @@ def prove(
             tokens.
         batch: a flat run of token sequences.
         precision: of training.
-        device: of the computation; default the model's.
+        device: device of the computation; default the model's.
 
     Raises:
         ProofError: the batch is padded, or has no target.

@@ -62,7 +62,7 @@ class Measurement:
     """Outputs of all sequences, loss terms that have targets, and gradients; all on the processor.
 
     Args:
-        weights: of the terms in the gradients.
+        weights: weights of the terms in the gradients.
         compared: False if the outputs could not be read; `outputs` are then the reference's.
     """
 
@@ -85,7 +85,7 @@ class ProofSubject:
 
     Args:
         model: in evaluation mode, on `device`.
-        truth: of every sequence alone, in fp64.
+        truth: results of every sequence alone, in fp64.
         outputs: reads the outputs of a batch.
         prefix: before the names of lines.
         truth_name: in the names of lines.
@@ -356,7 +356,7 @@ def more_variants(packed: RaggedBatch, gap: str = "") -> dict[str, Callable[[], 
     that is not sorted by length.
 
     Args:
-        gap: of a batch of all sequences.
+        gap: gap of a batch of all sequences.
     """
     whole = list(range(packed.num_seqs))
     further = _longest(packed) + FURTHER
@@ -391,7 +391,7 @@ def _split(packed: RaggedBatch, gap: str) -> Variant:
     shuffled, are_single = bundles[1::2] + bundles[::2], num == packed.num_seqs
 
     def cut(size: int) -> Variant:
-        # A third one shows a step that forgets it; of three bundles it would make all alike.
+        # A third one shows a step that forgets it; with only three bundles it would make all alike.
         last = max(num - 1, size + 1) if num > 3 else num
         cuts: tuple[Sequence[list[int]], ...] = (shuffled[:size], [], shuffled[size:last], shuffled[last:])
         parts = [[seq for bundle in part for seq in bundle] for part in (cuts if last < num else cuts[:3])]

@@ -55,7 +55,7 @@ class Job:
 
     Args:
         ports: rendezvous port on this machine for each number of processes.
-        threads: of every process, the same for all numbers of them.
+        threads: threads of every process, the same for all numbers of processes.
     """
 
     name: str
@@ -72,7 +72,7 @@ def prove_processes(name: str, overrides: Sequence[str], numbers: Sequence[int])
 
     Raises:
         RecipeError: there is nothing to compare.
-        UnpadError: of the recipe or its data, from one of the processes.
+        UnpadError: an error of the recipe or its data, from one of the processes.
         LostProcessError: a process was killed.
     """
     refuse_under_torchrun("torchrun has started this process already, as one of several", "--processes", "leave it out")
@@ -134,7 +134,7 @@ class _UpdateResults:
     """Results of an update.
 
     Args:
-        gradients: of all parameters end to end, in fp64.
+        gradients: gradients of all parameters end to end, in fp64.
         rest: weights, state of the optimizer, loss terms and gradient norm, likewise.
         shares: micro-batches of every process.
         digests: sha256 of weights and state, of every process.

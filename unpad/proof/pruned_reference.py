@@ -294,7 +294,7 @@ def _put_together(
     batch = RaggedBatch(
         layout=build_layout(np.array([len(x)])),
         position_ids=torch.tensor(position_ids, dtype=torch.int64),
-        input_ids=torch.zeros(len(x), dtype=torch.int64),  # marks the batch as text, whose positions are scaled
+        input_ids=torch.zeros(len(x), dtype=torch.int64),  # marks the batch as text: its positions are scaled
         labels=torch.tensor(labels, dtype=torch.int64),
         loss_mask=loss_mask,
         target_index=loss_mask.nonzero().flatten(),

@@ -62,7 +62,7 @@ def of_memory(
         session: that took the step.
         cuts: until the step, as the log has them.
         after: step that the computation began after.
-        most_tokens: of a pass at the end of the computation.
+        most_tokens: most tokens of a pass at the end of the computation.
         newest: a checkpoint of the run.
     """
     other = "parts have other last bits"

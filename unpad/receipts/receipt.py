@@ -36,7 +36,7 @@ class Receipt:
         start: where the computation began; num_computed: steps that it took, this one included.
         seconds: that it took, reading the data included.
         epoch_step: number of the step within its epoch, from 1, of `epoch_steps`; 0 if it could not be taken.
-        comparison: of the step; first_differing: the first of the computed steps that differs, None without one.
+        comparison: comparison of the step; first_differing: first computed step that differs, None without one.
         failure: reason why the step could not be recomputed; "" if it could.
         why: likely reasons for a difference.
         damages: checkpoints that could not be read.

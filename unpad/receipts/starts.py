@@ -23,7 +23,7 @@ class StageSteps:
     """Recorded steps of a stage that has any.
 
     Args:
-        index: of the stage in the recipe.
+        index: index of the stage in the recipe.
         rows: of `metrics.jsonl`, by step, ascending.
         before: steps of the run before it.
         previous: name of the previous stage with steps; None for the first.

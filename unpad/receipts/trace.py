@@ -95,7 +95,7 @@ class Learnt:
     """A piece of the row in a step.
 
     Args:
-        epoch: of the stage, from 1; step: of the run; micro: number of the micro-batch in the step, from 1.
+        epoch: epoch of the stage, from 1; step: step of the run; micro: micro-batch in the step, from 1.
         start, stop: tokens, patches or events of the row; targets: its labels that count.
         skipped: whether the step was skipped for a non-finite loss or gradient.
     """

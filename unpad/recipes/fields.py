@@ -28,7 +28,7 @@ def complete_override(recipe: str | None, words: list[str], incomplete: str) -> 
 def complete_field(recipe: str | None, incomplete: str) -> list[Candidate]:
     """Fields that begin with `incomplete`, such as `optim.lr=`; sections, such as `optim.`, while several match.
 
-    A single match is completed to its values. Of the model and of stages, only fields that the recipe sets are known.
+    A single match is completed to its values. Only the fields that the recipe sets are known for the model and stages.
 
     Args:
         recipe: packaged name or YAML file; defaults of all fields if it cannot be loaded.

@@ -122,7 +122,8 @@ def all_faults(error: ValidationError) -> list[Fault]:
     """The faults that validation found, one per field; for nested fields only the outer one."""
     found: dict[tuple[str | int, ...], list[Any]] = {}
     for one in error.errors():
-        # A part in brackets is a tag of `Weight`, not a key; of a field that takes several types, the last part is one.
+        # A part in brackets is a tag of `Weight`, not a key; the last part is a type for a
+        # field that takes several.
         path = tuple(part for part in one["loc"] if not str(part).startswith("("))
         found.setdefault(path[:-1] if path and path[-1] in UNION_TAGS else path, []).append(one)
     return [_fault(path, errors) for path, errors in found.items()]

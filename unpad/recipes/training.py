@@ -107,7 +107,7 @@ class PlanSettings(Section):
         """Settings of the parts of an epoch, and the steps of each; None for all remaining steps.
 
         Args:
-            epoch: of the stage, from 0; first_step: steps of the stage before it.
+            epoch: epoch of the stage, from 0; first_step: steps of the stage before it.
         """
         before = epoch if self.grow_per == "epoch" else first_step
         sizes = {0: self.tokens_per_step} | {key - 1: tokens for key, tokens in sorted(self.grow.items())}

@@ -86,13 +86,13 @@ def run_weights(folder: Path) -> tuple[dict[str, Tensor], State]:
     Raises:
         CheckpointError: there is no usable checkpoint, or the base of its adapters is missing or has changed.
     """
-    kept, state = newest_weights(folder)
+    trained, state = newest_weights(folder)
     if KEY not in state.values:
-        return kept, state
+        return trained, state
     base = read_base(state, folder)
     weights, dtype = _base_weights(base, folder), DTYPES[base.precision]
     lowered = {name: weights[name].to(dtype).to(weights[name].dtype) for name in base.lowered}
-    return merged({**weights, **lowered}, kept, base.scaling), state
+    return merged({**weights, **lowered}, trained, base.scaling), state
 
 
 def _is_run(place: Path) -> bool:

@@ -219,9 +219,9 @@ def load_newest(folder: Path, held: Held = nothing_held) -> tuple[State, list[st
         CheckpointError: all checkpoints are damaged, and each is named; or the folder cannot be read.
         ForeignCheckpointError: the newest that verifies belongs to another run.
     """
-    found = saved_steps(folder)
+    saved = saved_steps(folder)
     damages: list[str] = []
-    for step, path in found:
+    for step, path in saved:
         try:
             state = load(path, held=held)
             if state.step != step:
@@ -232,7 +232,7 @@ def load_newest(folder: Path, held: Held = nothing_held) -> tuple[State, list[st
             damages.append(f"checkpoint {path.name} is damaged: {error.what}")
         else:
             return state, [f"{damage}; using {path.name}" for damage in damages]
-    if not found:
+    if not saved:
         return None
     raise CheckpointError("; ".join(damages), where=str(folder), fix="restore a copy, or start a new run with --out")
 
@@ -400,16 +400,18 @@ def put_weights(
     Raises:
         CheckpointError: names the first parameter that does not fit.
     """
-    own = kept_weights(model)
-    fresh = [name for name in own if name not in weights and any(fnmatch(name, pattern) for pattern in additions)]
-    expected = {name: tuple(p.shape) for name, p in own.items() if name not in fresh}
-    found = {name: tuple(p.shape) for name, p in weights.items()}
-    for name in sorted(expected.keys() | found.keys()):
-        if expected.get(name) != found.get(name):
+    parameters = kept_weights(model)
+    fresh = [
+        name for name in parameters if name not in weights and any(fnmatch(name, pattern) for pattern in additions)
+    ]
+    expected = {name: tuple(p.shape) for name, p in parameters.items() if name not in fresh}
+    shapes = {name: tuple(p.shape) for name, p in weights.items()}
+    for name in sorted(expected.keys() | shapes.keys()):
+        if expected.get(name) != shapes.get(name):
             raise CheckpointError(
-                f"parameter {name}: {found.get(name, 'missing')} there, {expected.get(name, 'missing')} in the model",
+                f"parameter {name}: {shapes.get(name, 'missing')} there, {expected.get(name, 'missing')} in the model",
                 where=where,
                 fix="use the model section and the tokenizer that these weights were trained with",
             )
-    load_kept(model, {name: divided_like(own[name], values) for name, values in weights.items()})
+    load_kept(model, {name: divided_like(parameters[name], values) for name, values in weights.items()})
     return fresh

@@ -74,11 +74,11 @@ def compare(runs: Sequence[str], out: Path) -> Comparison:
     folders = [find_run(run) for run in runs]
     histories = [read_history(folder) for folder in folders]
     recipes = [run_recipe(folder) for folder in folders]
-    found = Comparison(
+    comparison = Comparison(
         _names(folders), _differences(recipes), _measures(folders, histories), _notes(folders, histories)
     )
-    write_atomic(out, _page(found, histories))
-    return found
+    write_atomic(out, _page(comparison, histories))
+    return comparison
 
 
 def _names(folders: list[Path]) -> list[str]:
@@ -89,11 +89,11 @@ def _names(folders: list[Path]) -> list[str]:
 
 def _differences(recipes: list[Recipe]) -> dict[str, list[str]]:
     changed = [differences(recipes[0], other) for other in recipes[1:]]
-    keys = sorted({key for one in changed for key in one})
+    keys = sorted({key for change in changed for key in change})
     table = {}
     for key in keys:
-        first = next(one[key][0] for one in changed if key in one)
-        values = [first, *(one[key][1] if key in one else first for one in changed)]
+        first = next(change[key][0] for change in changed if key in change)
+        values = [first, *(change[key][1] if key in change else first for change in changed)]
         table[key] = ["-" if value is None else _text(value) for value in values]
     return table
 
@@ -148,7 +148,7 @@ def _measures_of(folder: Path, run: RunHistory) -> dict[str, str]:
 def _notes(folders: list[Path], histories: list[RunHistory]) -> list[str]:
     notes = [f"{folder.name}: {gap}" for folder, run in zip(folders, histories, strict=True) for gap in run.gaps]
     data = [_fingerprint(folder) for folder in folders]
-    if len({one for one in data if one}) > 1:
+    if len({fingerprint for fingerprint in data if fingerprint}) > 1:
         notes.append("their data or its split differs: held-out losses are not of the same examples")
     return notes
 
@@ -191,14 +191,14 @@ def _short(text: str) -> str:
 # --------------------------------------------------------------------------- page
 
 
-def _page(found: Comparison, histories: list[RunHistory]) -> str:
+def _page(comparison: Comparison, histories: list[RunHistory]) -> str:
     colours = [COLOURS[index % len(COLOURS)] for index in range(len(histories))]
     style = "".join(
         f"path.run{i}{{stroke:{colour};stroke-width:1.8}}circle.run{i}{{fill:{colour}}}i.run{i}{{color:{colour}}}"
         for i, colour in enumerate(colours)
     )
     held, training, rates, speed = list[Curve](), list[Curve](), list[Curve](), list[Curve]()
-    for index, (name, run) in enumerate(zip(found.names, histories, strict=True)):
+    for index, (name, run) in enumerate(zip(comparison.names, histories, strict=True)):
         css, step, width = f"run{index}", run.steps["step"], max(1, len(run.steps["step"]) // 50) | 1
         rows = [row for row in run.evaluations if row["loss"] is not None]
         if rows:
@@ -215,16 +215,16 @@ def _page(found: Comparison, histories: list[RunHistory]) -> str:
         plot("Learning rate", rates, Axes(zero=True)),
         plot("Speed", speed, Axes("real tokens per second", zero=True)),
     ]
-    notes = "".join(f"<p class=gap>{escape(note)}</p>" for note in found.notes)
-    title = escape(", ".join(found.names))
+    notes = "".join(f"<p class=gap>{escape(note)}</p>" for note in comparison.notes)
+    title = escape(", ".join(comparison.names))
     return f"""<!doctype html>
 <html lang=en><meta charset=utf-8>{POLICY}<meta name=viewport content="width=device-width,initial-scale=1">
 <title>{title} · unpad</title>
 <style>{STYLE}{svg.STYLE}{style}</style>
 <main><header><h1>{title}</h1></header>
 {notes}<div class=plots>{"".join(figures)}</div>
-{_table("Where the recipes differ", found.names, found.recipes)}
-{_table("What they reached", found.names, found.measures)}
+{_table("Where the recipes differ", comparison.names, comparison.recipes)}
+{_table("What they reached", comparison.names, comparison.measures)}
 </main></html>
 """
 

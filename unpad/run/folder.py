@@ -121,10 +121,10 @@ def run_to_resume(name: str | None, overrides: Sequence[str], out: Path | None) 
             fix = f"name it: {shlex.join(['unpad', 'train', '--resume', 'RUN', *words])}{runs}"
             raise RecipeError("no run is named to resume", where="--resume", fix=fix)
         return Resumed(None, find_run(out), words)
-    found = find_run(name)
-    if out is not None and out.resolve() != found.resolve():
-        raise RecipeError(f"two runs are named: {found} and {out}", where="--resume", fix="leave out --out")
-    return Resumed(None, found, list(overrides))
+    run = find_run(name)
+    if out is not None and out.resolve() != run.resolve():
+        raise RecipeError(f"two runs are named: {run} and {out}", where="--resume", fix="leave out --out")
+    return Resumed(None, run, list(overrides))
 
 
 def list_runs(root: Path = RUNS) -> list[Path]:
@@ -146,14 +146,14 @@ def runs_below(root: Path) -> list[Path]:
     """
     if not root.is_dir():
         raise RecipeError(f"there is no directory {root}", where="unpad runs", fix="name one that holds runs")
-    found = []
+    runs = []
     for folder, inner, files in os.walk(root):
         if RECIPE in files and (COMMAND in files or CHECKPOINTS in inner):
-            found.append(Path(folder))
+            runs.append(Path(folder))
             inner.clear()
         is_deepest = len(Path(folder).relative_to(root).parts) == DEEPEST
         inner[:] = [] if is_deepest else [name for name in inner if not name.startswith(".")]
-    return sorted(found, key=lambda run: _changed(run / RECIPE), reverse=True)
+    return sorted(runs, key=lambda run: _changed(run / RECIPE), reverse=True)
 
 
 def _changed(path: Path) -> float:

@@ -38,10 +38,10 @@ def refuse_foreign(path: Path, values: dict[str, Any]) -> None:
         ForeignCheckpointError: both runs have an id, and these differ.
     """
     folder, wrote = path.parent.parent, values.get(OF_RUN, "")
-    own = run_id(folder) if wrote and path.parent.name == CHECKPOINTS else ""
-    if own and wrote != own:
+    mine = run_id(folder) if wrote and path.parent.name == CHECKPOINTS else ""
+    if mine and wrote != mine:
         raise ForeignCheckpointError(
-            f"{path.name} is a checkpoint of the run {str(wrote)[:40]}, and this is the run {own[:40]}, by {COMMAND}",
+            f"{path.name} is a checkpoint of the run {str(wrote)[:40]}, and this is the run {mine[:40]}, by {COMMAND}",
             where=str(path),
             fix="move it back to its own run, or away; to begin with its weights, start a run with train.init_from=RUN",
         )

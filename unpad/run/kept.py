@@ -16,7 +16,7 @@ def open_files(recipe: Recipe, folder: Path) -> dict[str, bytes]:
     """Read the data files that a run kept, {name: bytes}.
 
     Args:
-        recipe: of a run of the same family; it names the files.
+        recipe: recipe of a run of the same family; it names the files.
 
     Raises:
         CheckpointError: a file is missing or cannot be read.

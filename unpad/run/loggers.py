@@ -89,8 +89,8 @@ class Mlflow:
 
         self._metric, self._newest = Metric, dict[str, int]()
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # its log lines about tables would interrupt the bar
-        own = None if mlflow.is_tracking_uri_set() else f"sqlite:///{(opening.folder / 'mlflow.db').absolute()}"
-        self._client = mlflow.MlflowClient(own)
+        uri = None if mlflow.is_tracking_uri_set() else f"sqlite:///{(opening.folder / 'mlflow.db').absolute()}"
+        self._client = mlflow.MlflowClient(uri)
         self._resumed = opening.id is not None
         if opening.id is not None:
             self._id = opening.id
@@ -205,10 +205,10 @@ def open_loggers(
 
 def _known_ids(folder: Path) -> dict[str, str]:
     try:
-        found = json.loads((folder / LOGGERS).read_text(encoding="utf-8"))
+        ids = json.loads((folder / LOGGERS).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):  # a new run, or an unreadable file: new ids
         return {}
-    return {name: id for name, id in found.items() if isinstance(id, str)} if isinstance(found, dict) else {}
+    return {name: id for name, id in ids.items() if isinstance(id, str)} if isinstance(ids, dict) else {}
 
 
 def _keep_id(folder: Path, name: str, id: str) -> None:

@@ -128,7 +128,7 @@ class Monitor:
         grad_norm_warning: gradient norm above which a step is marked and a warning is logged.
         total_steps: last step of the whole run, None while unknown.
         verbose: show a line for every step and every log entry.
-        share: of the cores that compute the steps; None where another device does.
+        share: share of the cores that compute the steps; None where another device does.
 
     Raises:
         DiskError: a file cannot be opened, or later written.
@@ -237,7 +237,7 @@ class Monitor:
 
         Args:
             total_steps: last step of the whole run, all stages included; `exact` unless it is an estimate.
-            max_epochs: of the stage; None if its steps end it.
+            max_epochs: epochs of the stage; None if its steps end it.
         """
         self._screen.stage(name, total_steps, exact, max_epochs)
         self.log("stage", name=name, total_steps=total_steps, total_exact=exact, max_epochs=max_epochs, **fields)

@@ -56,11 +56,11 @@ def read_reference(folder: Path) -> tuple[Named, np.ndarray]:
     Raises:
         CheckpointError: they are missing or damaged.
     """
-    found = find_reference(folder / REFERENCE)
-    if found is None:
+    reference = find_reference(folder / REFERENCE)
+    if reference is None:
         raise CheckpointError(
             f"{REFERENCE}, the log-probabilities of its pairs under the weights it started from, is missing or damaged",
             where=str(folder),
             fix="put the file back, or train again",
         )
-    return found
+    return reference

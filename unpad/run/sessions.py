@@ -56,7 +56,7 @@ def read_sessions(folder: Path) -> list[Session]:
     for begin, end in reversed(list(zip(begins, [*begins[1:], len(log)], strict=True))):
         entry = log[begin]
         after = entry["step"] if entry["kind"] == "resumed" else 0
-        machine = next((one for one in log[begin:end] if one["kind"] == "environment"), {})
+        machine = next((logged for logged in log[begin:end] if logged["kind"] == "environment"), {})
         environment = {key: value for key, value in machine.items() if key not in ("time", "kind")}
         sessions.insert(0, Session(after, recipe, environment, undescribed, _cuts(log[begin:end])))
         if entry["kind"] == "resumed":
@@ -66,8 +66,8 @@ def read_sessions(folder: Path) -> list[Session]:
 
 
 def _cuts(log: Sequence[dict[str, Any]]) -> tuple[Cut, ...]:
-    found = [(one.get("step"), one.get("tokens")) for one in log if one["kind"] == "out_of_memory"]
-    return tuple(Cut(step, tokens) for step, tokens in found if type(step) is int and type(tokens) is int)
+    cuts = [(entry.get("step"), entry.get("tokens")) for entry in log if entry["kind"] == "out_of_memory"]
+    return tuple(Cut(step, tokens) for step, tokens in cuts if type(step) is int and type(tokens) is int)
 
 
 def session_of(sessions: Sequence[Session], step: int) -> Session:

@@ -35,7 +35,7 @@ def save_shards(folder: Path, state: State, keep: int, group: Group) -> Path:
             talk.own = _write_own(temporary, state, group)
         with group.together():
             if group.leads:
-                entries = {name: entry for told in talk.told for name, entry in told.items()}
+                entries = {name: entry for listed in talk.told for name, entry in listed.items()}
                 entries[STATE] = storage.write_part(temporary, STATE, state_file(state, group.size))
                 storage.end_folder(temporary, target, entries)
                 remove_old(folder, state.step, keep)
@@ -56,14 +56,14 @@ def _begin(target: Path) -> Path:
 
 def _write_own(temporary: Path, state: State, group: Group) -> dict[str, storage.Entry]:
     """Write the files of this process, and return their entries of the manifest."""
-    own, rows = {}, {}
+    tensors, rows = {}, {}
     for name, tensor in state.tensors.items():
         if not is_divided(tensor) and not group.leads:
             continue
         values, first = own_rows(tensor)
         if values.numel() or not is_divided(tensor):
-            own[name], rows[name.removeprefix(PREFIX)] = values, first
-    files = tensor_files(State(state.step, own, {}), partial(places, rows=rows))
+            tensors[name], rows[name.removeprefix(PREFIX)] = values, first
+    files = tensor_files(State(state.step, tensors, {}), partial(places, rows=rows))
     storage.check_space(temporary, sum(map(len, files.values())))
     return {
         shard: storage.write_part(temporary, shard, data)

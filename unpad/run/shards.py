@@ -69,10 +69,10 @@ def first_rows(path: Path, name: str, data: bytes) -> dict[str, int]:
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
     header = parse_json(data[_LENGTH_BYTES : _LENGTH_BYTES + length], path / name)
     metadata = header.pop("__metadata__", {})
-    found = parse_json(metadata.get(PLACES, "null").encode(), path / name)
+    first_of = parse_json(metadata.get(PLACES, "null").encode(), path / name)
     rows = {}
     for tensor in header:
-        entry = found.get(tensor) if isinstance(found, dict) else None
+        entry = first_of.get(tensor) if isinstance(first_of, dict) else None
         offsets = entry.get(OFFSETS) if isinstance(entry, dict) else None
         if not isinstance(offsets, list) or not all(type(value) is int and value >= 0 for value in offsets):
             raise _damaged(path, f"{name} does not say which rows of {tensor} it has")
@@ -96,8 +96,8 @@ class JoinedRows:
     def add(self, name: str, values: Tensor, first: int) -> None:
         """Add a part of a tensor, given the index of its first row."""
         held = self._held(name)
-        kept = own_part(held, values, first) if held is not None and is_divided(held) and values.dim() else values
-        self._parts.setdefault(name, []).append(_Part(first, len(values) if values.dim() else 1, kept))
+        part = own_part(held, values, first) if held is not None and is_divided(held) and values.dim() else values
+        self._parts.setdefault(name, []).append(_Part(first, len(values) if values.dim() else 1, part))
 
     def tensors(self) -> dict[str, Tensor]:
         """The joined tensors.

@@ -66,8 +66,8 @@ def describe_runs(root: Path | None = None) -> list[str]:
         lines = [line for folder in list_runs() for line in summarize(folder).lines()]
     else:
         named = ((folder, str(folder.relative_to(root))) for folder in runs_below(root))
-        found = [replace(summarize(folder), name=folder.name if name == "." else name) for folder, name in named]
-        lines = [line for summary in found for line in summary.lines()]
+        summaries = [replace(summarize(folder), name=folder.name if name == "." else name) for folder, name in named]
+        lines = [line for summary in summaries for line in summary.lines()]
     head = HEAD if columns() >= len(HEAD) else HEAD[NAME_CELLS + 1 :]
     if lines:
         return [head, *lines]

@@ -1,7 +1,8 @@
 """Files of runs of earlier versions, made today's as they are read; `docs/versions.md` lists what they lack.
 
 Each function takes what a file holds and returns what today's version would have written; what is today's already comes
-back as it is. A format of `docs/versions.md` whose number rises gets a function here.
+back as it is. When the number of a format in `docs/versions.md` rises, it gets
+a function here.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def override(given: str) -> str:
 
 def _is_text(schema: Mapping[str, Any]) -> bool:
     """True for a field that takes no number."""
-    kinds = {one.get("type") for one in (schema, *schema.get("anyOf", []))}
+    kinds = {option.get("type") for option in (schema, *schema.get("anyOf", []))}
     return bool(schema) and not kinds & {"number", "integer"}
 
 
@@ -185,5 +186,5 @@ def evaluation(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def attention(values: dict[str, Any]) -> dict[str, Any]:
-    """`attention.json`, without the step whose weights it shows."""
+    """`attention.json` with the step of its weights; None where an earlier version did not write it."""
     return {"step": None, **values}

@@ -121,7 +121,7 @@ def end_folder(temporary: Path, path: Path, entries: dict[str, Entry]) -> None:
     """Move the folder of `begin_folder` to its final name, as `replace_folder` does.
 
     Args:
-        entries: of all its files, as `write_part` returned them.
+        entries: entries of all its files, as `write_part` returned them.
 
     Raises:
         DiskError: it cannot be written; the old folder is still at `path` or at `replaced(path)`.

@@ -90,7 +90,7 @@ def shaped(data: bytes, shape: Any, path: Path, kind: Kind = CheckpointError, fi
     Args:
         shape: a type that pydantic checks strictly, such as a TypedDict; additional keys are kept.
         fix: what to do about it.
-        path: of the file, for the error.
+        path: path of the file, for the error.
 
     Raises:
         kind: it is not JSON of this shape; names the field.

@@ -16,7 +16,7 @@ class Finding:
     """Result of one check.
 
     Args:
-        code: of the check, or of the catalogue entry with its text.
+        code: code of the check, or of the catalogue entry with its text.
         severity: fault: a run cannot learn, or is not safe; warning: it learns worse or slower, or can be lost by a
             rare event; note: worth knowing; ok: nothing is wrong.
         number: the measured value; NaN if `values` describe it in words.

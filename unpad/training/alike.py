@@ -57,8 +57,8 @@ def check_alike(setup: Setup) -> None:
         return
     environment = {name: str(setup.environment[name]) for name in DECIDE_BITS}
     libraries = {name: version(name) for name in LIBRARIES}
-    own = {"code": code_hash(), **libraries, **environment, "data": setup.data.fingerprint()}
-    _compare(setup.group, setup.folder, own)
+    facts = {"code": code_hash(), **libraries, **environment, "data": setup.data.fingerprint()}
+    _compare(setup.group, setup.folder, facts)
 
 
 def check_folder(group: Group, folder: Path, timeout_s: float) -> None:
@@ -102,9 +102,9 @@ def check_weights(setup: Setup, step: int) -> None:
             raise UnlikeProcessesError(what, where=f"step {step}", fix=fix)
 
 
-def _compare(group: Group, folder: Path, own: dict[str, str]) -> None:
+def _compare(group: Group, folder: Path, facts: dict[str, str]) -> None:
     """Compare named values across several processes; the error names the first that differs."""
-    first, *others = group.exchange(own)
+    first, *others = group.exchange(facts)
     for name, value in first.items():
         for rank, other in enumerate(others, start=1):
             if other[name] == value:

@@ -85,18 +85,21 @@ def resolved_size(
     if not parallelism_of(recipe, group).replicates:
         what = "auto measures a whole model, and this one is divided among processes"
         raise RecipeError(what, where=FIELD, fix="give the number of tokens")
-    asking = [one for one in stages if one.train_ids.size and one.recipe.plan.tokens_per_micro == AUTO]
+    asking = [stage for stage in stages if stage.train_ids.size and stage.recipe.plan.tokens_per_micro == AUTO]
     memories = [StageMemory.measured(stage, model, device, precision, group.size) for stage in asking]
     free = free_memory(device)  # after the first passes: libraries have loaded what they need
-    found = [memory.largest(int(SHARE * free)) for memory in memories]
-    told = group.exchange(min((size for size in found if size is not None), default=None))
-    cut = [size for size in told if size is not None]
+    sizes = [memory.largest(int(SHARE * free)) for memory in memories]
+    of_processes = group.exchange(min((size for size in sizes if size is not None), default=None))
+    cut = [size for size in of_processes if size is not None]
     tokens = min(cut) if cut else max((largest_update(stage) for stage in asking), default=LEAST)
     needed = max((memory.needed_with(tokens) for memory in memories), default=0)
     peak, least = max(group.exchange(needed)), min(group.exchange(free))
     auto = AutoSize(tokens, not cut, peak, least, group.size)
     changed = with_size(recipe, tokens)
-    with_it = [replace(stage, recipe=one.recipe) for stage, one in zip(stages, stages_of(changed), strict=True)]
+    with_it = [
+        replace(stage, recipe=changed_stage.recipe)
+        for stage, changed_stage in zip(stages, stages_of(changed), strict=True)
+    ]
     return changed, with_it, auto
 
 
@@ -146,12 +149,14 @@ class StageMemory:
         footprint = measured(model, _probes(stage, device), weights, precision)
         return cls(stage, footprint, list(model.parameters()), processes)
 
-    def needed(self, made: Plan) -> int:
+    def needed(self, stage_plan: Plan) -> int:
         """Bytes at the most expensive micro-batch of a plan of the stage, optimizer and gradient sums included."""
-        tokens = made.micro_cells.astype(np.float64)
-        cells = micro_costs(made, 1.0, self.stage.data.table.attended) - tokens
-        peak = max((self.footprint.of(*one) for one in zip(tokens.tolist(), cells.tolist(), strict=True)), default=0.0)
-        micros = int(np.diff(made.step_offsets).max(initial=0))
+        tokens = stage_plan.micro_cells.astype(np.float64)
+        cells = micro_costs(stage_plan, 1.0, self.stage.data.table.attended) - tokens
+        peak = max(
+            (self.footprint.of(*size) for size in zip(tokens.tolist(), cells.tolist(), strict=True)), default=0.0
+        )
+        micros = int(np.diff(stage_plan.step_offsets).max(initial=0))
         return int(process_bytes(peak)) + state_bytes(self.parameters, micros=micros, processes=self.processes)
 
     def needed_with(self, tokens: int) -> int:
@@ -198,15 +203,15 @@ def _pass(model: Model, batch: RaggedBatch, weights: dict[str, float], precision
 def _probes(stage: StageSetup, device: torch.device) -> list[RaggedBatch]:
     """Small micro-batches of the first epoch: for each size the one with most pairs of positions and the one with
     fewest."""
-    found = []
+    batches = []
     for size in PROBES:
-        made = _cut(stage, size)
-        cells = micro_costs(made, 1.0, stage.data.table.attended) - made.micro_cells
-        full = np.flatnonzero(made.micro_cells >= 0.8 * np.median(made.micro_cells))
+        cut = _cut(stage, size)
+        cells = micro_costs(cut, 1.0, stage.data.table.attended) - cut.micro_cells
+        full = np.flatnonzero(cut.micro_cells >= 0.8 * np.median(cut.micro_cells))
         by_cells = full[np.argsort(cells[full], kind="stable")]
         for index in dict.fromkeys((int(by_cells[0]), int(by_cells[-1]))) if len(by_cells) else ():
-            found.append(stage.data.load(made.micro(index)).to(device))
-    return found
+            batches.append(stage.data.load(cut.micro(index)).to(device))
+    return batches
 
 
 def _cut(stage: StageSetup, tokens: int) -> Plan:

@@ -40,16 +40,16 @@ def advice(stages: Sequence[StageSetup], processes: int, cells_per_token: float)
     Args:
         processes: number of them; cells_per_token: of the model.
     """
-    found = []
+    idle_stages = []
     for stage in stages:
         if stage.train_ids.size == 0 or stage.recipe.train.max_epochs == 0:
             continue
         attended = stage.data.table.attended
-        made = Costs(recut(stage), cells_per_token, attended).balance(processes)
-        if made.idle:
+        balance = Costs(recut(stage), cells_per_token, attended).balance(processes)
+        if balance.idle:
             cut = best_cut(stage, processes, cells_per_token)
-            found.append(IdleStage(stage.name, made, cut, fill_tokens(stage, [processes], cells_per_token)[0]))
-    return found
+            idle_stages.append(IdleStage(stage.name, balance, cut, fill_tokens(stage, [processes], cells_per_token)[0]))
+    return idle_stages
 
 
 def best_cut(stage: StageSetup, processes: int, cells_per_token: float) -> BalancedSize | None:
@@ -68,8 +68,8 @@ def fill_tokens(
         strategy: replaces the recipe's.
     """
     chosen = strategy or stage.recipe.plan.strategy
-    made = recut(stage, strategy=chosen, tokens_per_step=EVERYTHING, batches_per_step=None, grow={})
-    costs = Costs(made, cells_per_token, stage.data.table.attended)
+    whole_epoch = recut(stage, strategy=chosen, tokens_per_step=EVERYTHING, batches_per_step=None, grow={})
+    costs = Costs(whole_epoch, cells_per_token, stage.data.table.attended)
     return [costs.fill_tokens(num) for num in processes]
 
 
@@ -93,18 +93,18 @@ def share_out(setup: Setup, overrides: Sequence[str], *, fit: bool) -> tuple[Set
     Raises:
         RecipeError: the command sets a field that `fit` would set.
     """
-    given = [one for one in overrides if one.partition("=")[0].endswith(FIELD)]
-    if fit and given:
-        what = f"{given[0]} is given, and --fit-processes would replace it"
+    fields = [override for override in overrides if override.partition("=")[0].endswith(FIELD)]
+    if fit and fields:
+        what = f"{fields[0]} is given, and --fit-processes would replace it"
         raise RecipeError(what, where="command line", fix="leave out one of them")
     if setup.group.size == 1 or not parallelism_of(setup.recipe, setup.group).shares_out:
         return setup, [], []
-    found = advice(setup.stages, setup.group.size, cells_per_token(setup.model))
-    changes = _changes(setup.recipe, found)
+    idle_stages = advice(setup.stages, setup.group.size, cells_per_token(setup.model))
+    changes = _changes(setup.recipe, idle_stages)
     set_to = [f"{key}={tokens}" for key, tokens in changes.items()]
-    notes = _notes([one for one in found if one.cut is None], [])
+    notes = _notes([stage for stage in idle_stages if stage.cut is None], [])
     if not fit or not changes:
-        return setup, [], [*_notes([one for one in found if one.cut is not None], set_to), *notes]
+        return setup, [], [*_notes([stage for stage in idle_stages if stage.cut is not None], set_to), *notes]
     recipe = _changed(setup.recipe, changes)
     stages = [
         replace(stage, recipe=resolved.recipe) for stage, resolved in zip(setup.stages, stages_of(recipe), strict=True)
@@ -113,27 +113,27 @@ def share_out(setup: Setup, overrides: Sequence[str], *, fit: bool) -> tuple[Set
     return replace(setup, recipe=recipe, stages=stages), set_to, [done, *notes]
 
 
-def _notes(found: Sequence[IdleStage], changes: Sequence[str]) -> list[str]:
+def _notes(idle_stages: Sequence[IdleStage], changes: Sequence[str]) -> list[str]:
     """One line on these stages, with the changes that would give all processes work; none without stages."""
-    if not found:
+    if not idle_stages:
         return []
-    idle, num = max(one.balance.idle for one in found), found[0].balance.processes
-    stages = f"stage{'s' * (len(found) > 1)} {' and '.join(one.stage for one in found)}"
+    idle, num = max(stage.balance.idle for stage in idle_stages), idle_stages[0].balance.processes
+    stages = f"stage{'s' * (len(idle_stages) > 1)} {' and '.join(stage.stage for stage in idle_stages)}"
     cut = f"{' '.join(changes)} gives them some (--fit-processes sets it for a new run)"
     ways = [cut if changes else "no plan.tokens_per_micro gives all of them some"]
-    if None not in (larger := [one.tokens_per_step for one in found]):
+    if None not in (larger := [stage.tokens_per_step for stage in idle_stages]):
         ways.append(f"updates of plan.tokens_per_step={max(size or 0 for size in larger)} would fill all")
     return [f"{idle} of {num} processes have no work in most updates of {stages}: {'; '.join(ways)}"]
 
 
-def _changes(recipe: Recipe, found: Sequence[IdleStage]) -> dict[str, int]:
+def _changes(recipe: Recipe, idle_stages: Sequence[IdleStage]) -> dict[str, int]:
     """Recipe fields to set: the run's, or the field of every named stage if a stage has a size of its own."""
     by_stage = any("tokens_per_micro" in stage.plan for stage in recipe.stages)
     changes: dict[str, int] = {}
-    for one in found:
-        if one.cut is not None:
-            key = f"stages.{one.stage}.{FIELD}" if by_stage else FIELD
-            changes[key] = min(one.cut.tokens_per_micro, changes.get(key, one.cut.tokens_per_micro))
+    for idle in idle_stages:
+        if idle.cut is not None:
+            key = f"stages.{idle.stage}.{FIELD}" if by_stage else FIELD
+            changes[key] = min(idle.cut.tokens_per_micro, changes.get(key, idle.cut.tokens_per_micro))
     return changes
 
 

@@ -95,7 +95,7 @@ def _stage_length(stage: StageSetup, left: int) -> tuple[StageLength, int]:
         left -= stage.train_ids.size + PLAN_COST
         if left < 0 or (train.max_steps is not None and steps >= train.max_steps):
             break
-        made = epoch_plan(stage, epoch)
-        length.planned[epoch] = made.num_steps
-        steps += made.num_steps
+        plan = epoch_plan(stage, epoch)
+        length.planned[epoch] = plan.num_steps
+        steps += plan.num_steps
     return length, left

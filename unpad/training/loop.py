@@ -98,9 +98,9 @@ def train(
     with group.together():
         # A run goes on without the model that it began from.
         known = run_recipe(folder) if resume and (folder / RECIPE).is_file() else None
-        own = recipe is None
+        from_run = recipe is None
         recipe = read_command(folder)["recipe"] if recipe is None else recipe
-        settings = resolved(run_recipe(folder, overrides) if own else open_recipe(recipe, overrides, known=known))
+        settings = resolved(run_recipe(folder, overrides) if from_run else open_recipe(recipe, overrides, known=known))
     with ExitStack() as telling, ExitStack() as stack:
         with group.together():
             locked = folder.exists()  # a new one is made once the data has been read
@@ -109,7 +109,7 @@ def train(
             exists = _holds_run(folder, resume)
             notes = [] if exists or not resume else ["no run to resume here: this is a new run"]
             if exists:
-                overrides, settings, saved = resumed_recipe(None if own else recipe, overrides, folder)
+                overrides, settings, saved = resumed_recipe(None if from_run else recipe, overrides, folder)
             asked(settings).check_recipe(settings, group)
             check_loggers(settings.log)
         division = parallelism_of(settings, group)

@@ -101,7 +101,7 @@ def check_values(state: checkpoint.State, where: str) -> None:
     fault = misfit(state.values, _Values)
     if not fault:
         progress = state.values["progress"]
-        watches = {name: one for name, one in progress.items() if name not in known_fields(Progress, progress)}
+        watches = {name: value for name, value in progress.items() if name not in known_fields(Progress, progress)}
         inner = misfit(progress, Progress) or misfit(watches, dict[str, dict[str, Any]])
         if not inner and progress.get("step") != state.step:
             inner = f'"step" is {progress.get("step")}, and the checkpoint is of step {state.step}'
@@ -137,8 +137,8 @@ def _save_best(setup: Setup, progress: Progress, weights: dict[str, torch.Tensor
     state, name = _state(setup, progress, weights), best_name(setup, stage)
     checkpoint.save_named(setup.folder / CHECKPOINTS, name, state)
     if setup.recipe.lora is not None and setup.base is not None and name == "best":
-        kept = checkpoint.model_weights(state.tensors)
-        storage.replace_folder(setup.folder / ADAPTER_FOLDER, peft_files(kept, setup.recipe.lora, setup.base.run))
+        adapters = checkpoint.model_weights(state.tensors)
+        storage.replace_folder(setup.folder / ADAPTER_FOLDER, peft_files(adapters, setup.recipe.lora, setup.base.run))
 
 
 def best_name(setup: Setup, stage: StageSetup) -> str:
@@ -214,18 +214,18 @@ def restore(setup: Setup) -> tuple[Progress, checkpoint.State | None, list[str]]
         CheckpointError: no checkpoint is valid.
     """
     with setup.group.together() as talk:
-        found = _restore(setup)
-        talk.own = found[1] and found[1].step
+        restored = _restore(setup)
+        talk.own = restored[1] and restored[1].step
     if len(set(talk.told)) > 1:
         steps = ", ".join("none" if step is None else str(step) for step in talk.told)
         what = f"the processes read different checkpoints, of the steps {steps}"
         raise UnlikeProcessesError(what, where=str(setup.folder), fix="give every host the same run directory")
-    if found[1] is not None:
-        _mend_best(setup, found[0])
+    if restored[1] is not None:
+        _mend_best(setup, restored[0])
         with setup.group.together():
             if setup.group.leads:  # a run that ended right after its last save has not deleted the one before
-                checkpoint.remove_old(setup.folder / CHECKPOINTS, found[0].step, setup.recipe.checkpoint.keep)
-    return found
+                checkpoint.remove_old(setup.folder / CHECKPOINTS, restored[0].step, setup.recipe.checkpoint.keep)
+    return restored
 
 
 def _restore(setup: Setup) -> tuple[Progress, checkpoint.State | None, list[str]]:
@@ -302,10 +302,10 @@ def _mend_best(setup: Setup, progress: Progress) -> None:
 
 def _changed_files(old: dict[str, str], new: dict[str, str]) -> str:
     """Files with changed content, with both hashes; files that were only moved are left out."""
-    told = []
+    changed = []
     for path in sorted(old.keys() | new.keys()):
         was, now = old.get(path), new.get(path)
         if was != now and not (was is None and now in old.values()) and not (now is None and was in new.values()):
             hashes = [*([f"{was[:12]} in the run"] if was else []), *([f"{now[:12]} now"] if now else [])]
-            told.append(f"{path} (sha256 {', '.join(hashes)})")
-    return ", ".join(told[:5]) or "the split or the encoding differs"
+            changed.append(f"{path} (sha256 {', '.join(hashes)})")
+    return ", ".join(changed[:5]) or "the split or the encoding differs"

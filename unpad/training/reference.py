@@ -57,16 +57,20 @@ def put_reference(setup: Setup, stage: StageSetup, *, begins: bool) -> str:
     sizes, lowered = stage.recipe.plan.tokens_per_micro, setup.base.lowered if setup.base is not None else []
     cached = cache_folder() / "references" / f"{make_key('reference', weights, named.data, bits, sizes, lowered)}.bin"
     # The caches of hosts may differ: all processes take the leader's values.
-    found = find_reference(cached) if group.leads else None
-    kept = {} if found is None or len(found[1]) != len(data.table) else {"reference": found[1]}
-    given = group.exchange_arrays(kept)[0]
-    if given:
-        values, how = given["reference"], "from the cache"
+    cached_reference = find_reference(cached) if group.leads else None
+    arrays = (
+        {}
+        if cached_reference is None or len(cached_reference[1]) != len(data.table)
+        else {"reference": cached_reference[1]}
+    )
+    agreed = group.exchange_arrays(arrays)[0]
+    if agreed:
+        values, how = agreed["reference"], "from the cache"
     else:
         values, how = log_probabilities_of_pairs(setup, stage, data), "computed once"
     with group.together():
         if group.leads:
-            if not kept:
+            if not arrays:
                 write_reference(cached, named, values)
             write_reference(path, named, values)
     data.replies.reference[:] = values

@@ -42,16 +42,16 @@ def resumed_recipe(recipe: str | None, overrides: Sequence[str], folder: Path) -
         fix = f"start a new run from its weights: train.init_from={folder}"
         raise ResumeError(f'"{made_by}" made this run, which has no training to continue', where=str(folder), fix=fix)
     saved = resolved(run_recipe(folder))
-    given = {override.partition("=")[0] for override in overrides}
-    began = [o for o in command["overrides"] if o.partition("=")[0] not in given]
+    fields = {override.partition("=")[0] for override in overrides}
+    began = [o for o in command["overrides"] if o.partition("=")[0] not in fields]
     if recipe is None:
         return [*began, *overrides], _refuse_changes(resolved(run_recipe(folder, overrides)), saved, folder), saved
     with kept_paths():
         settings = _same_rule(resolved(open_recipe(recipe, overrides, began=began, known=saved)), saved)
         if settings.data != saved.data:  # the run may have kept packaged sources beside given ones
-            kept = resolved(open_recipe(recipe, overrides, began=began, keep_packaged=True, known=saved))
-            kept = _same_rule(kept, saved)
-            settings = kept if kept.data == saved.data else settings
+            with_packaged = resolved(open_recipe(recipe, overrides, began=began, keep_packaged=True, known=saved))
+            with_packaged = _same_rule(with_packaged, saved)
+            settings = with_packaged if with_packaged.data == saved.data else settings
     return [*began, *overrides], _refuse_changes(settings, saved, folder), saved
 
 
@@ -87,7 +87,7 @@ def describe_changes(setup: Setup, saved: Recipe, progress: Progress) -> list[st
     """One line per field that changed since the run saved its recipe, with the effect of the change.
 
     Args:
-        progress: of the checkpoint that the run resumes from.
+        progress: progress in the checkpoint that the run resumes from.
     """
     changed = differences(saved, setup.recipe)
     moves = any(key.endswith(ENDS) for key in changed) and _schedule_moves(setup, saved, progress)

@@ -41,7 +41,9 @@ class Signals:
                 signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
 
         # nohup has SIGHUP ignored.
-        numbers = [one for one in SIGNALS if one != signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN]
+        numbers = [
+            signum for signum in SIGNALS if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN
+        ]
         try:
             before = {number: signal.signal(number, handle) for number in numbers}
         except ValueError:  # not the main thread: the caller owns the signals

@@ -28,7 +28,7 @@ class StageSetup:
 
     Args:
         recipe: the run's recipe with the stage's own fields.
-        data: of the whole run; kinds: the parts of it that the stage uses.
+        data: data of the whole run; kinds: the parts of it that the stage uses.
         train_ids, held_out_ids: ids of the stage's sequences, (n,) int64.
         longest: most positions of a sequence that the model reads.
     """
@@ -87,9 +87,9 @@ def prepare_model(model: Model, stage: StageSetup) -> Ready:
 
 def epoch_plan(stage: StageSetup, epoch: int) -> Plan:
     """Plan one epoch: a pure function of the data, the recipe and the epoch."""
-    made = _plan(stage, epoch, _steps_before(stage, epoch))
-    stage.steps_of[epoch] = made.num_steps
-    return made
+    planned = _plan(stage, epoch, _steps_before(stage, epoch))
+    stage.steps_of[epoch] = planned.num_steps
+    return planned
 
 
 def _plan(stage: StageSetup, epoch: int, first_step: int) -> Plan:

@@ -312,7 +312,7 @@ def _naming_sequences(run: RunContext) -> Iterator[None]:
         yield
     except OutOfMemoryError as error:
         if error.seq_ids:
-            names = ", ".join(run.setup.data.where(one) for one in error.seq_ids[:8])
+            names = ", ".join(run.setup.data.where(seq_id) for seq_id in error.seq_ids[:8])
             error.where = "; ".join(part for part in (names, f"step {run.progress.step + 1}", error.where) if part)
         raise
 

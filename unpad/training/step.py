@@ -98,9 +98,9 @@ def accumulate(
         parts = [weight * terms[name][0] / totals[name] for name, weight in weights.items() if totals[name]]
         return torch.stack(parts).sum() * scale
 
-    own = list(share.passes(micros, weights))
+    local = list(share.passes(micros, weights))
     passes = Passes(
-        own,
+        local,
         loss,
         share.seed_draws,
         precision,

@@ -71,22 +71,24 @@ def epoch_updates(stage: StageRun, plan: Plan) -> Iterator[LoadedUpdate]:
         fix = "use another copy of the run, or start a new one with --out"
         raise CheckpointError(what, where=str(setup.folder), fix=fix)
     ratio, attended = stage.cells_per_token, setup.data.table.attended
-    own = partial(own_numbers, group=setup.parallelism.sharing, cells_per_token=ratio, attended=attended)
+    choose = partial(own_numbers, group=setup.parallelism.sharing, cells_per_token=ratio, attended=attended)
     grouped = not library.computes(DTYPES[setup.precision])
-    steps = load_steps(setup.data.load, plan, setup.device, first, group_lengths=grouped, own=own)
+    steps = load_steps(setup.data.load, plan, setup.device, first, group_lengths=grouped, own=choose)
     with closing(steps):
         for step in range(first, plan.num_steps):
             weights, rate = _begin_step(stage)  # a model counts the targets of the terms that train
             began, planned = time.perf_counter(), plan.step(step)
-            numbers = own(planned)
+            numbers = choose(planned)
             with setup.group.together() as talk:
                 with run.timers("wait"), needs_memory("the next batch", "lower plan.tokens_per_step"):
                     micros = next(steps)
                 talk.own = asdict(_loaded(stage, micros, numbers))
-            told = [Loaded(**values) for values in talk.told]
-            run.signals.agree([one.received for one in told])
-            share = _share(stage, len(planned), numbers, told)
-            yield LoadedUpdate(planned, micros, share, time.perf_counter() - began, told[0].is_due, weights, rate)
+            of_processes = [Loaded(**values) for values in talk.told]
+            run.signals.agree([loaded.received for loaded in of_processes])
+            share = _share(stage, len(planned), numbers, of_processes)
+            yield LoadedUpdate(
+                planned, micros, share, time.perf_counter() - began, of_processes[0].is_due, weights, rate
+            )
 
 
 def _loaded(stage: StageRun, micros: Sequence[RaggedBatch], numbers: Sequence[int]) -> Loaded:
@@ -98,14 +100,14 @@ def _loaded(stage: StageRun, micros: Sequence[RaggedBatch], numbers: Sequence[in
     return Loaded(run.signals.received, stage.clock.due(), counts)
 
 
-def _share(stage: StageRun, num_micros: int, numbers: Sequence[int], told: Sequence[Loaded]) -> Share:
+def _share(stage: StageRun, num_micros: int, numbers: Sequence[int], of_processes: Sequence[Loaded]) -> Share:
     """This process's share of an update of `num_micros` micro-batches; its own have the places `numbers`."""
     run, parallelism = stage.run, stage.run.setup.parallelism
-    counts = counts_of_all([one.counts for one in told])
-    assert len(counts) == num_micros == sum(len(one.counts) for one in told), "each has been counted once"
+    counts = counts_of_all([loaded.counts for loaded in of_processes])
+    assert len(counts) == num_micros == sum(len(loaded.counts) for loaded in of_processes), "each has been counted once"
     seed = (stage.setup.recipe.train.seed, run.progress.step)
     sums = stage.sums if parallelism.group.size > 1 or num_micros > 1 else None
-    lockstep = parallelism.lockstep(max(len(one.counts) for one in told))
+    lockstep = parallelism.lockstep(max(len(loaded.counts) for loaded in of_processes))
     return Share(numbers, counts, seed, parallelism, sums, lockstep, stage.room)
 
 

@@ -38,13 +38,13 @@ class VisualTokens:
 
         In soft removal each token counts by its probability of being kept.
         """
-        found: dict[str, float] = {}
+        figures: dict[str, float] = {}
         for name, parts in self._columns.items():
             values = torch.cat(parts)
             if values.numel():
-                found |= {
+                figures |= {
                     f"{name}_mean": float(values.double().mean()),
                     f"{name}_min": float(values.min()),
                     f"{name}_max": float(values.max()),
                 }
-        return found
+        return figures

@@ -47,9 +47,9 @@ class Estimate:
     """Table of a stage over a sample of its sequences, before the lengths of all are known.
 
     Args:
-        table: of the sample repeated up to the number of all sequences, since padding depends on that; no trials.
-        num: sampled sequences; population: those of the stage that they were drawn from; unit: their name, plural.
-        note: of the `Sample`.
+        table: table of the sample, repeated up to the number of all sequences, as padding depends on it; no trials.
+        num: sampled sequences; population: all sequences of the stage; unit: their name, plural.
+        note: note of the `Sample`.
         spread: strategy -> standard deviation of the pad share over samples of this size.
     """
 
@@ -68,12 +68,14 @@ class Estimate:
 
     def interval_lines(self) -> list[str]:
         """95 % intervals of the pad share: the estimate and 1.96 of its standard deviations to both sides."""
-        found = []
+        intervals = []
         for row in self.table.rows:
             width = 1.96 * self.spread.get(row.name, 0.0)
             if width:
-                found.append(f"{row.name} {max(row.pad_share - width, 0):.1%} to {min(row.pad_share + width, 1):.1%}")
-        return wrapped("padding, 95 % intervals of the drawing: " + (", ".join(found) or "none has any"))
+                intervals.append(
+                    f"{row.name} {max(row.pad_share - width, 0):.1%} to {min(row.pad_share + width, 1):.1%}"
+                )
+        return wrapped("padding, 95 % intervals of the drawing: " + (", ".join(intervals) or "none has any"))
 
 
 def estimates_of(recipe: Recipe) -> list[Estimate]:
@@ -223,8 +225,12 @@ def _tried(setup: Setup, stage: StageSetup, console: Console, processes: Sequenc
         if not row.refused:
             chosen = settings.model_copy(update={"strategy": row.name})
             with progress(f"trying a step of {row.name}"):
-                made = plan(lengths, chosen, epoch=0, **known)
-                trial = _try(setup, stage, made) if row.name == settings.strategy else _try_other(setup, stage, made)
+                strategy_plan = plan(lengths, chosen, epoch=0, **known)
+                trial = (
+                    _try(setup, stage, strategy_plan)
+                    if row.name == settings.strategy
+                    else _try_other(setup, stage, strategy_plan)
+                )
             if trial is not None:
                 seen.trials[row.name] = trial
             show(console, [trial_line(seen, row)])
@@ -238,15 +244,15 @@ def _tried(setup: Setup, stage: StageSetup, console: Console, processes: Sequenc
     return seen
 
 
-def _try(setup: Setup, stage: StageSetup, made: Plan) -> StepCost:
+def _try(setup: Setup, stage: StageSetup, strategy_plan: Plan) -> StepCost:
     """Measure the peak memory of the plan's largest micro-batch and the time of its first step, on a copied model."""
-    return Rehearsal(setup, stage).cost(made)
+    return Rehearsal(setup, stage).cost(strategy_plan)
 
 
-def _try_other(setup: Setup, stage: StageSetup, made: Plan) -> StepCost | None:
+def _try_other(setup: Setup, stage: StageSetup, strategy_plan: Plan) -> StepCost | None:
     """`_try` for a strategy that the recipe does not use; None if it does not fit into memory."""
     with suppress(OutOfMemoryError):
-        return _try(setup, stage, made)
+        return _try(setup, stage, strategy_plan)
     gc.collect()
     return None
 
@@ -317,8 +323,8 @@ def _token_lines(ledger: Ledger, setup: Setup, units: Units) -> list[str]:
 
 def _with_places(line: str, where: str) -> list[str]:
     """A line of the ledger with the places of its first sequences, on lines below if they do not fit."""
-    one = f"{line}  {where}".rstrip()
-    return [one] if cells(one) <= columns() else [line, *wrapped(where, indent=4)]
+    whole = f"{line}  {where}".rstrip()
+    return [whole] if cells(whole) <= columns() else [line, *wrapped(where, indent=4)]
 
 
 def _sequence_lines(ledger: Ledger, setup: Setup, units: Units) -> list[str]:
@@ -335,8 +341,8 @@ def _sequence_lines(ledger: Ledger, setup: Setup, units: Units) -> list[str]:
 
 def _memory_lines(setup: Setup, stage: StageSetup, seen: StagePreview) -> list[str]:
     """The largest micro-batch that fits into memory, and the peak of the recipe's plan, predicted and measured."""
-    made, trial = epoch_plan(stage, 0), seen.trials[seen.settings.strategy]
-    if not made.num_steps:
+    first_epoch, trial = epoch_plan(stage, 0), seen.trials[seen.settings.strategy]
+    if not first_epoch.num_steps:
         return []
     memory = StageMemory.measured(stage, setup.model, setup.device, setup.precision)
     free = free_memory(setup.device)
@@ -344,6 +350,6 @@ def _memory_lines(setup: Setup, stage: StageSetup, seen: StagePreview) -> list[s
     most = f"{largest:,}" if largest else f"a whole update, {largest_update(stage):,}"
     return wrapped(
         f"plan.tokens_per_micro can be up to about {most} {seen.units.tokens} in {SHARE:.0%} of {free / 2**30:.1f} GiB "
-        f"of free memory; this plan beside the weights: predicted peak {memory.needed(made) / 2**30:.2f} GiB, measured "
-        f"{(trial.peak_bytes - trial.base_bytes) / 2**30:.2f} GiB"
+        f"of free memory; this plan beside the weights: predicted peak {memory.needed(first_epoch) / 2**30:.2f} GiB, "
+        f"measured {(trial.peak_bytes - trial.base_bytes) / 2**30:.2f} GiB"
     )

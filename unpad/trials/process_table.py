@@ -23,7 +23,7 @@ class Shared:
         balances: one per number of processes.
         fill_tokens: `Costs.fill_tokens` for each number of processes.
         longest: tokens of the most expensive sequence; longest_cost: its cost.
-        mean_cost: of an update, padding included.
+        mean_cost: cost of a mean update, padding included.
     """
 
     balances: list[Balance]
@@ -57,15 +57,15 @@ class ProcessTable:
         strategies = [
             {
                 "name": name,
-                "longest": one.longest,
-                "longest_cost": one.longest_cost,
-                "mean_cost": one.mean_cost,
+                "longest": strategy.longest,
+                "longest_cost": strategy.longest_cost,
+                "mean_cost": strategy.mean_cost,
                 "processes": [
-                    {**asdict(made), "fill_tokens": fill}
-                    for made, fill in zip(one.balances, one.fill_tokens, strict=True)
+                    {**asdict(balance), "fill_tokens": fill}
+                    for balance, fill in zip(strategy.balances, strategy.fill_tokens, strict=True)
                 ],
             }
-            for name, one in self.strategies.items()
+            for name, strategy in self.strategies.items()
         ]
         cuts = [None if cut is None else asdict(cut) for cut in self.cuts]
         return {
@@ -79,18 +79,21 @@ class ProcessTable:
         """The table, and notes on how to read it, in 80 columns."""
         head = ("processes", *(f"{num:,}" for num in self.processes))
         rows = [
-            [name + (" *" if name == self.chosen else ""), *(f"{made.efficiency:.1%}" for made in one.balances)]
-            for name, one in self.strategies.items()
+            [
+                name + (" *" if name == self.chosen else ""),
+                *(f"{balance.efficiency:.1%}" for balance in strategy.balances),
+            ]
+            for name, strategy in self.strategies.items()
         ]
-        own = self.strategies.get(self.chosen)
-        if own is None:
+        chosen = self.strategies.get(self.chosen)
+        if chosen is None:
             return text_table(head, rows)
         rows += [
-            ["bound: longest sequence", *(f"{made.bound:.1%}" for made in own.balances)],
-            ["idle in most updates", *(f"{made.idle:,}" for made in own.balances)],
+            ["bound: longest sequence", *(f"{balance.bound:.1%}" for balance in chosen.balances)],
+            ["idle in most updates", *(f"{balance.idle:,}" for balance in chosen.balances)],
             ["tokens_per_micro for all", *("-" if cut is None else f"{cut.tokens_per_micro:,}" for cut in self.cuts)],
             ["  efficiency with it", *("-" if cut is None else f"{cut.balance.efficiency:.1%}" for cut in self.cuts)],
-            ["tokens_per_step to fill", *("-" if fill is None else f"{fill:,}" for fill in own.fill_tokens)],
+            ["tokens_per_step to fill", *("-" if fill is None else f"{fill:,}" for fill in chosen.fill_tokens)],
         ]
         tokens = units.tokens
         sequences, tokens = units
@@ -99,8 +102,9 @@ class ProcessTable:
             "* the recipe's; the rows below the strategies are of it. Percentages: cost of the real "
             f"{tokens} over that of all processes until the largest share of every update is done. One of the "
             f"{tokens} costs 1{pairs}; communication is not counted.",
-            f"The most expensive of the {sequences} has {own.longest:,} {tokens} and costs {own.longest_cost:,.0f}, a "
-            f"mean update {own.mean_cost:,.0f}. An epoch has {self.epoch_tokens:,} {tokens}.",
+            f"The most expensive of the {sequences} has {chosen.longest:,} {tokens} and costs "
+            f"{chosen.longest_cost:,.0f}, a mean update {chosen.mean_cost:,.0f}. "
+            f"An epoch has {self.epoch_tokens:,} {tokens}.",
         ]
         return [*text_table(head, rows), *(line for note in notes for line in wrapped(note))]
 
@@ -116,20 +120,20 @@ def process_table(
     """
     strategies, tokens = dict[str, Shared](), 0
     for name in names:
-        made = recut(stage, strategy=name)
-        costs = Costs(made, cells_per_token, stage.data.table.attended)
+        plan = recut(stage, strategy=name)
+        costs = Costs(plan, cells_per_token, stage.data.table.attended)
         strategies[name] = Shared(
             [costs.balance(num) for num in processes],
             fill_tokens(stage, processes, cells_per_token, name),
             costs.tokens,
             costs.largest,
-            float(costs.micros.sum()) / max(made.num_steps, 1),
+            float(costs.micros.sum()) / max(plan.num_steps, 1),
         )
-        tokens = max(tokens, made.real_tokens)
+        tokens = max(tokens, plan.real_tokens)
     chosen = stage.recipe.plan.strategy
-    own = strategies.get(chosen)
-    balances = own.balances if own is not None else []
-    cuts = [best_cut(stage, made.processes, cells_per_token) if made.idle else None for made in balances]
+    chosen_strategy = strategies.get(chosen)
+    balances = chosen_strategy.balances if chosen_strategy is not None else []
+    cuts = [best_cut(stage, share.processes, cells_per_token) if share.idle else None for share in balances]
     return ProcessTable(tuple(processes), cells_per_token, strategies, chosen, cuts, tokens)
 
 

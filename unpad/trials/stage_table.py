@@ -74,8 +74,10 @@ def show_padding(console: Console, stage: StagePreview) -> None:
 
 
 def _table(stage: StagePreview) -> list[str]:
-    own = ("trained", "context", "cut", "dropped", "attention") if stage.attends else (*stage.units, "dropped")
-    return text_table(("strategy", "padding", "steps", *own, "corr"), [_cells(stage, row) for row in stage.rows], gap=1)
+    columns = ("trained", "context", "cut", "dropped", "attention") if stage.attends else (*stage.units, "dropped")
+    return text_table(
+        ("strategy", "padding", "steps", *columns, "corr"), [_cells(stage, row) for row in stage.rows], gap=1
+    )
 
 
 def _cells(stage: StagePreview, row: StrategyRow) -> list[str]:
@@ -83,16 +85,16 @@ def _cells(stage: StagePreview, row: StrategyRow) -> list[str]:
         return [row.name, "refused"]
     ledger = row.ledger
     if stage.attends:
-        own = [_short(ledger.tokens(column)) for column in ("trained", "context", "truncated", "dropped")]
-        own.append(f"x{row.attention_cells_computed / max(row.attention_cells_needed, 1):.2f}")
+        cells = [_short(ledger.tokens(column)) for column in ("trained", "context", "truncated", "dropped")]
+        cells.append(f"x{row.attention_cells_computed / max(row.attention_cells_needed, 1):.2f}")
     else:
         counts = [*trained_whole(ledger), sum(ledger.sequences[reason] for reason in ledger.dropped)]
-        own = [_short(count) for count in counts]
+        cells = [_short(count) for count in counts]
     return [
         _named(stage, row),
         f"{row.pad_share:.1%}",
         f"{row.steps:,}",
-        *own,
+        *cells,
         "-" if row.length_correlation != row.length_correlation else f"{row.length_correlation:+.2f}",
     ]
 

@@ -79,7 +79,7 @@ def compare(
     for name in strategy_names():
         chosen = settings.model_copy(update={"strategy": name})
         try:
-            made = plan(
+            planned = plan(
                 lengths,
                 chosen,
                 seed=seed,
@@ -95,7 +95,7 @@ def compare(
                 raise
             result.append(StrategyRow(name, refused=error.what))
             continue
-        result.append(_summary(made))
+        result.append(_summary(planned))
     return result
 
 
@@ -134,41 +134,41 @@ def padding_spread(
         for row in rows:
             if not row.refused:
                 shares.setdefault(row.name, []).append(row.pad_share)
-    return {name: float(np.std(found, ddof=1)) for name, found in shares.items() if len(found) > 1}
+    return {name: float(np.std(values, ddof=1)) for name, values in shares.items() if len(values) > 1}
 
 
-def _summary(made: Plan) -> StrategyRow:
-    tokens = made.micro_tokens
-    needed, computed = plan_attention_cells(made)
+def _summary(planned: Plan) -> StrategyRow:
+    tokens = planned.micro_tokens
+    needed, computed = plan_attention_cells(planned)
     return StrategyRow(
-        name=made.strategy,
-        pad_share=made.pad_share,
-        real_tokens=made.real_tokens,
-        padded_tokens=made.padded_tokens,
-        steps=made.num_steps,
-        micros=made.num_micros,
-        pieces=len(made.order),
+        name=planned.strategy,
+        pad_share=planned.pad_share,
+        real_tokens=planned.real_tokens,
+        padded_tokens=planned.padded_tokens,
+        steps=planned.num_steps,
+        micros=planned.num_micros,
+        pieces=len(planned.order),
         attention_cells_needed=needed,
         attention_cells_computed=computed,
-        length_correlation=length_correlation(made),
+        length_correlation=length_correlation(planned),
         micro_tokens_mean=float(tokens.mean()) if len(tokens) else 0.0,
         micro_tokens_min=int(tokens.min(initial=tokens.max(initial=0))),
         micro_tokens_max=int(tokens.max(initial=0)),
-        ledger=made.ledger,
+        ledger=planned.ledger,
     )
 
 
-def plan_attention_cells(made: Plan) -> tuple[int, int]:
+def plan_attention_cells(planned: Plan) -> tuple[int, int]:
     """Query-key pairs (needed, computed) of a plan, before the causal mask halves both.
 
     A padded micro-batch computes batch * pad_to**2; a ragged one computes its length groups, and one cell for each
     token of filler.
     """
-    lengths, offsets = made.pieces.lengths[made.order], made.micro_offsets
+    lengths, offsets = planned.pieces.lengths[planned.order], planned.micro_offsets
     needed = attention_cells(lengths)
-    counts, pad_to = np.diff(offsets), made.pad_to.astype(np.int64)
+    counts, pad_to = np.diff(offsets), planned.pad_to.astype(np.int64)
     computed = int((counts * pad_to * pad_to).sum())
-    filler = made.micro_cells - made.micro_tokens
+    filler = planned.micro_cells - planned.micro_tokens
     ragged = np.flatnonzero(pad_to == 0)
     descending = lengths[np.lexsort((-lengths, np.repeat(np.arange(len(counts)), counts)))]
     for i in ragged.tolist():
@@ -178,15 +178,15 @@ def plan_attention_cells(made: Plan) -> tuple[int, int]:
     return needed, computed
 
 
-def length_correlation(made: Plan) -> float:
+def length_correlation(planned: Plan) -> float:
     """Pearson correlation of the mean lengths of neighbouring steps: near 1 when a plan runs from short to long.
 
     nan for fewer than three steps or equal means.
     """
-    bounds = made.micro_offsets[made.step_offsets]
+    bounds = planned.micro_offsets[planned.step_offsets]
     if len(bounds) < 4:
         return math.nan
-    means = np.add.reduceat(made.pieces.lengths[made.order], bounds[:-1]) / np.diff(bounds)
+    means = np.add.reduceat(planned.pieces.lengths[planned.order], bounds[:-1]) / np.diff(bounds)
     before, after = means[:-1] - means[:-1].mean(), means[1:] - means[1:].mean()
     scale = math.sqrt(float((before**2).sum() * (after**2).sum()))
     return float((before * after).sum()) / scale if scale > 0 else math.nan
@@ -274,12 +274,12 @@ def plot(rows: Sequence[StrategyRow], lengths: np.ndarray, attention: bool = Tru
     """
     rows = [row for row in rows if not row.refused]
     names = [(float(place), row.name) for place, row in enumerate(rows)]
-    found = [Bar(low, high - low + 1, count) for low, high, count in histogram(lengths, bins=30)]
+    bars = [Bar(low, high - low + 1, count) for low, high, count in histogram(lengths, bins=30)]
     shares = [Bar(i - 0.4, 0.8, 100 * row.pad_share, note=f"{100 * row.pad_share:.1f}") for i, row in enumerate(rows)]
     needed = [Bar(i - 0.4, 0.4, row.attention_cells_needed) for i, row in enumerate(rows)]
     computed = [Bar(i, 0.4, row.attention_cells_computed, "miss", _ratio(row)) for i, row in enumerate(rows)]
     figures = [
-        Bars(f"Length of {units.sequences}", units.sequences, found, over=units.tokens),
+        Bars(f"Length of {units.sequences}", units.sequences, bars, over=units.tokens),
         Bars("Padding", f"% of computed {units.tokens}", shares, names=names),
     ]
     if attention:

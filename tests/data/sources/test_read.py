@@ -246,12 +246,12 @@ def test_a_text_of_one_sentence_per_line_is_told_how_to_split(unpad: Shell, tmp_
     for verb in (("plan", *mine), ("train", *mine, "--out", tmp_path / "run")):
         outcome = unpad(*verb)
         assert outcome.code == 0, outcome.err
-        assert f"note: {what}, of which nothing can be held out" in outcome.out
+        assert f"note: {what}, so nothing can be held out" in outcome.out
         assert fix in outcome.out
     refused = unpad("train", *mine, "train.patience=2", "--out", tmp_path / "waits")
     assert refused.code == 2
     cause, place, remedy = refused.err.splitlines()
-    assert cause == f"RecipeError: {what}, of which nothing can be held out"
+    assert cause == f"RecipeError: {what}, so nothing can be held out"
     assert (place, remedy.partition(";")[0]) == ("  at: data.text", f"  do: {fix}")
     assert "note:" not in unpad("plan", *mine, 'data.separator="\n"').out
     assert "note:" not in unpad("plan", *mine, "data.holdout=0").out

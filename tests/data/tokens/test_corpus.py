@@ -733,10 +733,10 @@ def test_a_part_of_whole_groups_is_told_from_one_of_other_phrasings(folder: Path
     (folder / "facts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {"text": "facts.jsonl", "chat": [], "holdout": 0.1}
     _, _, report = prepare(make_recipe(folder, data=data))
-    assert report.group_lines()[0].startswith("held out 1 group, which is not in training: this measures other facts")
+    assert report.group_lines()[0].startswith("held out 1 group absent from training: this measures other facts")
     _, _, report = prepare(make_recipe(folder, data={**data, "holdout": 0.3}))
     (line,) = report.group_lines()
-    assert line.startswith("held out 3 groups, none of which is in training: this measures other facts than")
+    assert line.startswith("held out 3 groups absent from training: this measures other facts than")
     assert line in report.lines()
     for n, row in enumerate(rows):
         row["split"] = "valid" if n % 4 == 0 else "train"

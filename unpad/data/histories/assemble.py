@@ -64,16 +64,16 @@ def read_histories(tables: PatientTables, settings: EventSettings) -> tuple[Even
     index = np.full(len(rows.patients), -1, np.int64)
     index[cohort.person] = np.arange(len(cohort.person))
     counts: dict[str, int] = {}
-    kept = np.flatnonzero(~cohort.refused)
-    patient = index[rows.person[kept]]
+    event_row = np.flatnonzero(~cohort.refused)
+    patient = index[rows.person[event_row]]
     counts["of patients who are left out"] = int((patient < 0).sum())
-    kept, patient = kept[patient >= 0], patient[patient >= 0]
-    time = rows.days[kept] - cohort.landmark[patient]
+    event_row, patient = event_row[patient >= 0], patient[patient >= 0]
+    time = rows.days[event_row] - cohort.landmark[patient]
     counts["after the landmark"] = int((time > 0).sum())
     known = ~(time > 0)  # nan is a fact without a time
-    kept, patient, time = kept[known], patient[known], time[known]
-    sets = np.zeros(len(kept), np.int64) if rows.sets is None else rows.sets[kept]
-    events = Events(patient, time, sets, rows.code[kept], rows.values[kept], kept)
+    event_row, patient, time = event_row[known], patient[known], time[known]
+    sets = np.zeros(len(event_row), np.int64) if rows.sets is None else rows.sets[event_row]
+    events = Events(patient, time, sets, rows.code[event_row], rows.values[event_row], event_row)
     events = events.take(np.lexsort((events.value, events.code, sets, np.nan_to_num(time, nan=-np.inf), patient)))
     same = np.zeros(len(events), np.bool_)
     same[1:] = np.logical_and.reduce([_equals_last(part) for name, part in vars(events).items() if name != "row"])
@@ -211,7 +211,9 @@ def number_codes(
     code = _numbers(events, rows, codes)
     strange = code == 0
     occurs = np.bincount(events.code[strange], minlength=len(rows.names))
-    unknown = {rows.names[one]: int(occurs[one]) for one in np.argsort(-occurs, kind="stable")[:20] if occurs[one]}
+    unknown = {
+        rows.names[index]: int(occurs[index]) for index in np.argsort(-occurs, kind="stable")[:20] if occurs[index]
+    }
     if settings.unknown_codes == "error" and unknown:
         first = int(events.row[strange].min())
         raise SourceError(
@@ -334,7 +336,7 @@ class Histories:
         counts: events that were left out, by reason.
         unknown: the commonest codes outside `known` -> how often they occur.
         num_read: (num_patients, num_sources) int64, events of each table before any is left out here; num_strange:
-            those of them with codes outside `known`.
+            events with codes outside `known`.
     """
 
     known: Codes
@@ -388,7 +390,7 @@ def count_late(tables: PatientTables) -> np.ndarray:
     rows, cohort = tables.rows, tables.cohort
     index = np.full(len(rows.patients), -1, np.int64)
     index[cohort.person] = np.arange(len(cohort.person))
-    kept = np.flatnonzero(~cohort.refused & (index[rows.person] >= 0))
-    patient = index[rows.person[kept]]
-    late = rows.days[kept] > cohort.landmark[patient]
-    return _by_source(tables, patient[late], kept[late])
+    event_row = np.flatnonzero(~cohort.refused & (index[rows.person] >= 0))
+    patient = index[rows.person[event_row]]
+    late = rows.days[event_row] > cohort.landmark[patient]
+    return _by_source(tables, patient[late], event_row[late])

@@ -88,12 +88,12 @@ class PatientTables:
         """Every table once with its bad rows, each with its first fault: a file may hold facts and labels."""
         read = [(part.table, part.bad) for part in self.rows.parts]
         read += [(self.labels.table, self.labels.bad)] if self.labels else []
-        found: dict[tuple[Path, ...], tuple[Table, dict[str, BadRow]]] = {}
+        by_files: dict[tuple[Path, ...], tuple[Table, dict[str, BadRow]]] = {}
         for table, bad in read:
-            _, first = found.setdefault(tuple(file.path.resolve() for file in table.files), (table, {}))
+            _, first = by_files.setdefault(tuple(file.path.resolve() for file in table.files), (table, {}))
             for row in bad:
                 first.setdefault(row.where, row)
-        return [(table, list(first.values())) for table, first in found.values()]
+        return [(table, list(first.values())) for table, first in by_files.values()]
 
     @cached_property
     def refused(self) -> list[BadRow]:
@@ -137,7 +137,7 @@ def read_cohort(recipe: Recipe, wanted: Wanted = Wanted.LEARNING) -> PatientTabl
         side = np.full(len(rows.patients), Split.UNDECLARED, np.int8)
         side[persons[1]] = fixed[1]
     else:
-        side = _told(rows, labels)
+        side = _declared_sides(rows, labels)
     cohort = split_patients(rows, cohort, side, recipe, wanted)
     return PatientTables(rows, labels, cohort, clock)
 
@@ -147,10 +147,10 @@ def _refuse_outcomes(recipe: Recipe) -> None:
     labels = recipe.events.labels
     if labels is None:
         return
-    told = {labels.label, labels.time, labels.event, labels.duration} - {None}
+    outcomes = {labels.label, labels.time, labels.event, labels.duration} - {None}
     for source in recipe.data.events:
         same = resolve_path(recipe.data, source.path).resolve() == resolve_path(recipe.data, labels.path).resolve()
-        leaks = [name for name in source.static if same and name in told]
+        leaks = [name for name in source.static if same and name in outcomes]
         if leaks:
             what = f'E_LEAK the column "{leaks[0]}" is the outcome, and also a fact about the patient'
             raise RecipeError(what, where="data.events: static", fix="remove it from static")
@@ -170,7 +170,7 @@ def refuse_unlearnable(recipe: Recipe, cohort: Cohort) -> None:
     if not (cohort.split == Split.TRAIN).any():
         refuse_nobody(recipe, cohort)
     stages = [stage.recipe for stage in stages_of(recipe)]
-    if labels is None or cohort.label is None or not any(one.losses.get("classification", 1.0) for one in stages):
+    if labels is None or cohort.label is None or not any(stage.losses.get("classification", 1.0) for stage in stages):
         return
     known = np.unique(cohort.label[(cohort.split == Split.TRAIN) & (cohort.label >= 0)])
     if len(known) == 1:
@@ -266,9 +266,9 @@ def _without_events(rows: EventRows, empty: np.ndarray) -> list[BadRow]:
     files = {file.owner: file.shown for part in rows.parts for file in part.table.files}
     fix = "remove it, or give the patient a label in events.labels"
     bad = []
-    for one in np.flatnonzero(empty).tolist():
-        where = files.get(rows.patients[one].as_py(), rows.parts[0].table.files[0].shown)
-        bad.append(BadRow(where, "E_EMPTY", f"patient {rows.alias(one)} has no event", fix))
+    for person in np.flatnonzero(empty).tolist():
+        where = files.get(rows.patients[person].as_py(), rows.parts[0].table.files[0].shown)
+        bad.append(BadRow(where, "E_EMPTY", f"patient {rows.alias(person)} has no event", fix))
     return bad
 
 
@@ -286,9 +286,9 @@ def _missing(
     first = dict(zip(people.tolist(), events.tolist(), strict=True))
     fix = "add the label, or set events.labels.missing to exclude or keep"
     bad = []
-    for one in np.flatnonzero(unknown).tolist():
-        where = labels.where(int(row[one])) if row[one] >= 0 else rows.where(first[one])
-        what = f"patient {rows.alias(one)} has " + ("an empty label" if row[one] >= 0 else "events and no label")
+    for person in np.flatnonzero(unknown).tolist():
+        where = labels.where(int(row[person])) if row[person] >= 0 else rows.where(first[person])
+        what = f"patient {rows.alias(person)} has " + ("an empty label" if row[person] >= 0 else "events and no label")
         bad.append(BadRow(where, "E_LABEL", what, fix))
     return bad
 
@@ -358,22 +358,24 @@ def split_patients(rows: EventRows, cohort: Cohort, side: np.ndarray, recipe: Re
     mine = side[cohort.person]
     if recipe.events.split is not None:
         choice.leave(mine == Split.UNDECLARED, "in no part of events.split")
-    keys = np.array([_key(one) for one in rows.patients.take(pa.array(cohort.person)).to_pylist()], np.uint64)
+    keys = np.array(
+        [_key(patient_id) for patient_id in rows.patients.take(pa.array(cohort.person)).to_pylist()], np.uint64
+    )
     split = np.full(len(mine), Split.TRAIN, np.uint8)
     here = np.flatnonzero(choice.taking)
     classes = None if cohort.label is None else cohort.label[here]
     split[here] = divide(keys[here], mine[here], recipe.data, recipe.train.seed, wanted, classes=classes)
     others = "as the test part" if wanted is Wanted.LEARNING else "of other parts"
     choice.leave(~taken(split, wanted), others)
-    kept = np.flatnonzero(choice.taking)
+    rest = np.flatnonzero(choice.taking)
     return Cohort(
-        person=cohort.person[kept],
-        landmark=cohort.landmark[kept],
-        label=_pick(cohort.label, kept),
-        duration=_pick(cohort.duration, kept),
-        observed=_pick(cohort.observed, kept),
-        split=split[kept],
-        label_row=cohort.label_row[kept],
+        person=cohort.person[rest],
+        landmark=cohort.landmark[rest],
+        label=_pick(cohort.label, rest),
+        duration=_pick(cohort.duration, rest),
+        observed=_pick(cohort.observed, rest),
+        split=split[rest],
+        label_row=cohort.label_row[rest],
         left_out=choice.left_out,
         bad=cohort.bad,
         refused=cohort.refused,
@@ -381,18 +383,18 @@ def split_patients(rows: EventRows, cohort: Cohort, side: np.ndarray, recipe: Re
     )
 
 
-def _told(rows: EventRows, labels: LabelTable | None) -> np.ndarray:
+def _declared_sides(rows: EventRows, labels: LabelTable | None) -> np.ndarray:
     """Parts that the tables declare, (num_persons,) int8 of `Split`.
 
     Raises:
         SourceError: they declare two parts for a patient.
     """
-    told = [part.declared for part in rows.parts]
+    declared = [part.declared for part in rows.parts]
     if labels is not None and labels.split is not None:
         known = labels.split != Split.UNDECLARED
-        told.append((labels.ids.filter(pa.array(known)).cast(pa.string()), labels.split[known]))
-    ids = pa.concat_arrays([one for one, _ in told])
-    sides = np.concatenate([sides for _, sides in told])
+        declared.append((labels.ids.filter(pa.array(known)).cast(pa.string()), labels.split[known]))
+    ids = pa.concat_arrays([patients for patients, _ in declared])
+    sides = np.concatenate([sides for _, sides in declared])
     check_sides(ids, sides, "data.events")
     index = pc.index_in(ids, rows.patients)
     known = np.asarray(index.is_valid())

@@ -54,15 +54,15 @@ class Faults:
             what: fault of all of them, or a function from the row to the fault and the fix.
         """
         for index in np.flatnonzero(wrong & self.good).tolist():
-            told, remedy = (what, fix) if isinstance(what, str) else what(index)
-            told = f"patient {alias(self.ids[index].as_py())}: {told}" if self.ids is not None else told
-            self._found.append((index, BadRow(self.table.where(index), code, told, remedy)))
+            message, remedy = (what, fix) if isinstance(what, str) else what(index)
+            message = f"patient {alias(self.ids[index].as_py())}: {message}" if self.ids is not None else message
+            self._found.append((index, BadRow(self.table.where(index), code, message, remedy)))
         self.good &= ~wrong
 
     @property
     def bad(self) -> list[BadRow]:
         """All bad rows, in the order of the table."""
-        return [*self.table.bad, *(row for _, row in sorted(self._found, key=lambda found: found[0]))]
+        return [*self.table.bad, *(row for _, row in sorted(self._found, key=lambda entry: entry[0]))]
 
 
 def ids(table: Table, faults: Faults) -> tuple[pa.Array, bool]:
@@ -179,11 +179,11 @@ def words(table: Table, name: str, faults: Faults) -> pa.Array:
     column = pc.utf8_trim_whitespace(utf8(column, faults))
     nothing = np.asarray(pc.is_in(column, pa.array(NOTHING))) | ~valid(column)
     number = matches(column, _NUMBER) | matches(column, _NONFINITE)
-    found = pc.if_else(pa.array(nothing | number), None, column)
-    long = np.asarray(pc.fill_null(pc.greater(pc.utf8_length(found), MOST_WORD), False))
+    texts = pc.if_else(pa.array(nothing | number), None, column)
+    long = np.asarray(pc.fill_null(pc.greater(pc.utf8_length(texts), MOST_WORD), False))
     what = f'"{table.names[name]}" is a text of more than {MOST_WORD} characters, too long for a code'
     faults.add(long, "E_TYPE", what, "shorten it, or set words: skip on this item of data.events")
-    return found
+    return texts
 
 
 def categories(table: Table, name: str, faults: Faults) -> pa.Array | None:
@@ -274,8 +274,8 @@ def utf8(column: pa.Array, faults: Faults) -> pa.Array:
     texts = column.cast(pa.binary()).to_pylist()
     broken = np.array([text is not None and not _decodes(text) for text in texts], np.bool_)
     faults.add(broken, "E_UTF8", "a text is not UTF-8", "save it as UTF-8")
-    kept = [None if wrong else text for wrong, text in zip(broken.tolist(), texts, strict=True)]
-    return pa.array(kept, pa.binary()).cast(pa.string())
+    good = [None if wrong else text for wrong, text in zip(broken.tolist(), texts, strict=True)]
+    return pa.array(good, pa.binary()).cast(pa.string())
 
 
 def is_utf8(column: pa.Array) -> bool:

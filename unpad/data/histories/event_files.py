@@ -33,26 +33,26 @@ def find_files(source: EventSource, path: Path) -> tuple[list[TableFile], str]:
     paths = list_paths(base, TABLE_SUFFIXES)
     layout = _layout(source, paths, path)
     folder = base if base.is_dir() else None
-    sides = [_side(one, folder) for one in paths]
+    sides = [_side(file, folder) for file in paths]
     if layout != "patients":
-        return [TableFile(one, str(one), None, side) for one, side in zip(paths, sides, strict=True)], layout
+        return [TableFile(file, str(file), None, side) for file, side in zip(paths, sides, strict=True)], layout
     shown, numbers = [], dict[Path, int]()
-    for one in paths:
-        shown.append(f"{one.parent}[{numbers.get(one.parent, 0)}]")
-        numbers[one.parent] = numbers.get(one.parent, 0) + 1
-    told = zip(paths, shown, sides, strict=True)
-    return [TableFile(one, name, _owner(one, name), side) for one, name, side in told], layout
+    for file in paths:
+        shown.append(f"{file.parent}[{numbers.get(file.parent, 0)}]")
+        numbers[file.parent] = numbers.get(file.parent, 0) + 1
+    named = zip(paths, shown, sides, strict=True)
+    return [TableFile(file, name, _owner(file, name), side) for file, name, side in named], layout
 
 
 def looks_like_events(path: Path) -> bool:
     """Check that a file, or the first readable one of a folder, has the columns of a layout under their own names."""
     paths = [path] if path.is_file() and path.suffix.lower() in TABLE_SUFFIXES else []
     if path.is_dir():
-        inside = (one for one in files_below(path) if one.suffix.lower() in TABLE_SUFFIXES)
+        inside = (file for file in files_below(path) if file.suffix.lower() in TABLE_SUFFIXES)
         paths = sorted(inside, key=natural_key)
-    for one in paths:
+    for file in paths:
         try:
-            present = {*map(folded, column_names(one, ""))}
+            present = {*map(folded, column_names(file, ""))}
         except SourceError:
             continue
         if any({*map(folded, (*names["time"], *names["code"]))} <= present for names in AUTO.values()):
@@ -65,9 +65,9 @@ def _layout(source: EventSource, paths: list[Path], path: Path) -> str:
     if source.layout != "auto":
         return source.layout
     fault = None
-    for one in paths:
+    for file in paths:
         try:
-            names = column_names(one, str(path))
+            names = column_names(file, str(path))
         except SourceError as error:
             fault = fault or error  # where another file can be read, reading all of them names it
             continue
@@ -85,8 +85,8 @@ def _layout(source: EventSource, paths: list[Path], path: Path) -> str:
 def _side(path: Path, folder: Path | None) -> int:
     """Return the split that a folder between the source and the file is named after."""
     parts = path.relative_to(folder).parts[:-1] if folder is not None else ()
-    told = (split_number(part) for part in parts)
-    return next((side for side in told if side != Split.UNDECLARED), Split.UNDECLARED)
+    sides = (split_number(part) for part in parts)
+    return next((side for side in sides if side != Split.UNDECLARED), Split.UNDECLARED)
 
 
 def _owner(path: Path, shown: str) -> str:
@@ -102,7 +102,7 @@ def _owner(path: Path, shown: str) -> str:
 
 
 def declared_sides(files: list[TableFile], ids: pa.Array, file_of: np.ndarray) -> tuple[pa.Array, np.ndarray]:
-    """List the patients whose file is in a folder of a split, and their splits.
+    """List the patients with a file in the folder of a split, and their splits.
 
     Args:
         ids: (num_rows,) strings, patient of every row; file_of: (num_rows,) int, index into `files`.
@@ -121,8 +121,8 @@ def declared_sides(files: list[TableFile], ids: pa.Array, file_of: np.ndarray) -
             raise SourceError(what, where=other.shown, fix="leave each patient on one side")
         fix = "put all of a patient into one file; tables that are to be joined are items of data.events of their own"
         raise SourceError(f"E_DUPLICATE patient {who} is in two files, also in {one.shown}", where=other.shown, fix=fix)
-    told = sides[file_of[first]] != Split.UNDECLARED
-    return ids.take(pa.array(first[told])), sides[file_of[first[told]]]
+    declared = sides[file_of[first]] != Split.UNDECLARED
+    return ids.take(pa.array(first[declared])), sides[file_of[first[declared]]]
 
 
 def read_splits(path: Path) -> tuple[pa.Array, np.ndarray]:
@@ -159,8 +159,8 @@ def column_sides(table: Table, faults: Faults) -> np.ndarray:
         raise SourceError(what, where=table.files[0].shown, fix=WRITE_SPLIT)
     names = columns.utf8(names, faults)
     known = names.dictionary_encode()
-    told = np.array([*map(split_number, known.dictionary.to_pylist()), Split.UNDECLARED], np.int8)
-    sides: np.ndarray = told[np.asarray(known.indices.fill_null(-1))]
+    split_of_word = np.array([*map(split_number, known.dictionary.to_pylist()), Split.UNDECLARED], np.int8)
+    sides: np.ndarray = split_of_word[np.asarray(known.indices.fill_null(-1))]
     strange = (sides == Split.UNDECLARED) & np.asarray(
         pc.not_equal(pc.utf8_trim_whitespace(names), "").fill_null(False)
     )

@@ -27,7 +27,7 @@ from unpad.errors import RecipeError, SourceError
 from unpad.recipes.data import EventSettings, EventSource
 from unpad.terminal.table import number_of
 
-FEW_PATIENTS = 20  # of whom each may well have a word of its own
+FEW_PATIENTS = 20  # so few may well have one word each
 Facts = tuple[str, pa.Array | None, np.ndarray]  # a column of static: its name, its words, or else its numbers
 
 
@@ -39,7 +39,7 @@ class EventTable:
         ids: (num_events,) strings.
         whole_ids: whether the ids are whole numbers, from a numeric column or from names of files.
         days: (num_events,) float64, on the clock of the source; nan for a fact without a time.
-        unit: of the times, None without times.
+        unit: unit of the times, None without times.
         codes: (num_events,) strings.
         values: (num_events,) float64, nan for events without a value.
         sets: (num_events,) int64, number of the set of each event; None if the source does not number sets.
@@ -75,7 +75,7 @@ def read_source(
     """Read one source to the end; every row is an event, a patient's facts, or a bad row.
 
     Args:
-        with_split: whether a column `split` says of which part a row's patient is.
+        with_split: True if a column `split` names the part of the row's patient.
 
     Raises:
         SourceError: a file cannot be read, lacks a column, or a patient is in two files or in two splits.
@@ -133,8 +133,8 @@ def _read_timed(
     keep = pa.array(good)
     owners = pa.array([file.owner for file in files if file.owner is not None], pa.string())
     whole_ids = whole_ids or (layout == "patients" and columns.are_whole(owners))
-    whose, file_of = (owners, np.arange(len(files))) if layout == "patients" else (ids.take(keep), table.file_of[good])
-    declared = declared_sides(files, whose, file_of)
+    patients = (owners, np.arange(len(files))) if layout == "patients" else (ids.take(keep), table.file_of[good])
+    declared = declared_sides(files, *patients)
     splits = path / "metadata" / "subject_splits.parquet"
     if layout == "meds" and splits.is_file():
         declared = read_splits(splits)
@@ -178,14 +178,14 @@ def _read_values(source: EventSource, table: Table, codes: pa.Array, faults: Fau
     empty = np.full(len(table), np.nan)
     values = columns.numbers(table, "value", faults, words=words) if table.has("value") else empty
     if table.has("text"):
-        told = columns.words(table, "text", faults) if source.words == "code" else table.column("text")
-        told = pc.if_else(pa.array(np.isnan(values)), told.cast(pa.string()), None)
-        num_told = int(pc.sum(pc.fill_null(pc.not_equal(told, ""), False)).as_py() or 0)
-        if num_told and not treated:
-            what = f'E_TYPE {number_of(num_told, "events")} with no number but a text in "text_value"'
+        texts = columns.words(table, "text", faults) if source.words == "code" else table.column("text")
+        texts = pc.if_else(pa.array(np.isnan(values)), texts.cast(pa.string()), None)
+        num_texts = int(pc.sum(pc.fill_null(pc.not_equal(texts, ""), False)).as_py() or 0)
+        if num_texts and not treated:
+            what = f'E_TYPE {number_of(num_texts, "events")} with no number but a text in "text_value"'
             fix = "set words on this item of data.events: code makes the text a part of the event's code, skip drops it"
             raise SourceError(what, where=table.files[0].shown, fix=fix)
-        words = told if words is None else pc.coalesce(words, told)
+        words = texts if words is None else pc.coalesce(words, texts)
     if source.words != "code" or words is None:
         return codes, values
     joined = pc.binary_join_element_wise(codes, words, "=")
@@ -194,9 +194,9 @@ def _read_values(source: EventSource, table: Table, codes: pa.Array, faults: Fau
 
 def _with_rows(declared: tuple[pa.Array, np.ndarray], ids: pa.Array, sides: np.ndarray) -> tuple[pa.Array, np.ndarray]:
     """Add the parts that rows declare, (num_rows,), to those of folders; rows without one add nothing."""
-    told = np.flatnonzero(sides != Split.UNDECLARED)
-    _, first = np.unique(number(ids)[told] * 4 + sides[told], return_index=True)
-    chosen = told[first]
+    with_split = np.flatnonzero(sides != Split.UNDECLARED)
+    _, first = np.unique(number(ids)[with_split] * 4 + sides[with_split], return_index=True)
+    chosen = with_split[first]
     return pa.concat_arrays([declared[0], ids.take(pa.array(chosen))]), np.concatenate([declared[1], sides[chosen]])
 
 
@@ -206,7 +206,7 @@ def _title(path: Path, layout: str) -> str:
 
 
 def _goes_back(person: np.ndarray, days: np.ndarray) -> np.ndarray:
-    """Find rows whose time is before that of the same patient's row above, (num_rows,) bool."""
+    """Find rows with an earlier time than the row above of the same patient, (num_rows,) bool."""
     order = np.argsort(person, kind="stable")
     back = (np.diff(person[order]) == 0) & (np.diff(days[order]) < 0)
     is_back = np.zeros(len(days), np.bool_)
@@ -225,10 +225,10 @@ def _read_sets(table: Table, person: np.ndarray, days: np.ndarray, faults: Fault
     order = good[np.lexsort((sets[good], days[good], person[good]))]
     step, same = np.diff(sets[order]), np.diff(person[order]) == 0
     for fault, what in ((step < 0, "goes back while the time goes on"), (step > 1, "leaves a number out")):
-        found = np.zeros(len(sets), np.bool_)
-        found[order[1:][same & fault]] = True
+        is_bad = np.zeros(len(sets), np.bool_)
+        is_bad[order[1:][same & fault]] = True
         fix = "number the sets of each patient in the order of time, or set: null to go by the time alone"
-        faults.add(found, "E_SET", f'"{shown}" {what}', fix)
+        faults.add(is_bad, "E_SET", f'"{shown}" {what}', fix)
     return sets
 
 
@@ -259,11 +259,11 @@ def _read_static(source: EventSource, files: list[TableFile], path: Path, with_s
         words = columns.categories(table, key, faults)
         values = columns.numbers(table, key, faults) if words is None else np.full(len(table), np.nan)
         read.append((key.removeprefix("static "), words, values))
-    rows, codes, found = [], [], []
+    rows, codes, numbers = [], [], []
     for name, words, values in read:
         here = np.flatnonzero(faults.good & (~np.isnan(values) if words is None else np.asarray(pc.is_valid(words))))
         rows.append(here)
-        found.append(values[here])
+        numbers.append(values[here])
         named = (
             [name] * len(here) if words is None else pc.binary_join_element_wise(name, words.take(pa.array(here)), "=")
         )
@@ -281,7 +281,7 @@ def _read_static(source: EventSource, files: list[TableFile], path: Path, with_s
         days=np.full(len(origin), np.nan),
         unit=None,
         codes=pa.concat_arrays(codes),
-        values=np.concatenate(found),
+        values=np.concatenate(numbers),
         sets=None,
         origin=origin,
         others=ids.filter(keep),
@@ -295,10 +295,10 @@ def _read_static(source: EventSource, files: list[TableFile], path: Path, with_s
 def _identifying(source: EventSource, table: Table, read: Sequence[Facts]) -> Iterator[str]:
     """Warn of facts that name the patient: the column of ids, and words that nearly every patient has alone."""
     for name, words, _ in read:
-        told = pa.array([], pa.string()) if words is None else words.drop_null()
+        known = pa.array([], pa.string()) if words is None else words.drop_null()
         if table.names[f"static {name}"] == table.names["id"]:
             what = f'"{name}" is the id of the patient, and also one of the facts that the model reads'
-        elif len(told) >= FEW_PATIENTS and len(told.unique()) > 0.9 * len(told):
+        elif len(known) >= FEW_PATIENTS and len(known.unique()) > 0.9 * len(known):
             what = f'"{name}" has a word of its own for nearly every patient, as an id has'
         else:
             continue
@@ -367,14 +367,16 @@ def join(parts: Sequence[EventTable], more: Sequence[pa.Array] = ()) -> tuple[Ev
     Raises:
         RecipeError: only some of the sources number their sets.
     """
-    given = [*(part.ids for part in parts), *(part.others for part in parts), *more]
-    encoded = pa.concat_arrays([one.cast(pa.string()) for one in given]).dictionary_encode()
-    numbers = np.split(np.asarray(encoded.indices).astype(np.int64), np.cumsum([len(one) for one in given])[:-1])
+    id_columns = [*(part.ids for part in parts), *(part.others for part in parts), *more]
+    encoded = pa.concat_arrays([column.cast(pa.string()) for column in id_columns]).dictionary_encode()
+    numbers = np.split(
+        np.asarray(encoded.indices).astype(np.int64), np.cumsum([len(column) for column in id_columns])[:-1]
+    )
     coded = pa.concat_arrays([part.codes.cast(pa.string()) for part in parts]).dictionary_encode()
-    found = coded.dictionary.to_pylist()
-    names = sorted(found)
+    distinct = coded.dictionary.to_pylist()
+    names = sorted(distinct)
     rank = np.empty(len(names), np.int64)
-    rank[np.array(sorted(range(len(found)), key=found.__getitem__), np.int64)] = np.arange(len(names))
+    rank[np.array(sorted(range(len(distinct)), key=distinct.__getitem__), np.int64)] = np.arange(len(names))
     timed = [part for part in parts if part.unit is not None]
     if len({part.sets is None for part in timed}) > 1:
         what = "some tables of events number their sets and others do not"

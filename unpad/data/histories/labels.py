@@ -96,7 +96,7 @@ def read_labels(path: Path, settings: EventSettings, clock: TimeUnit, with_split
     """Read the table of labels.
 
     Args:
-        with_split: whether a column `split` says of which part a patient is.
+        with_split: True if a column `split` names the part of a patient.
 
     Raises:
         SourceError: it cannot be read or lacks a column.
@@ -129,9 +129,9 @@ def read_labels(path: Path, settings: EventSettings, clock: TimeUnit, with_split
     if labels.duration is not None:
         label = np.where(np.isnan(end), np.nan, label)
     elif landmark is not None or isinstance(settings.landmark, float):
-        made = landmark if landmark is not None else settings.landmark / clock.per_day  # type: ignore[operator]
+        landmark_day = landmark if landmark is not None else settings.landmark / clock.per_day  # type: ignore[operator]
         fix = "set an earlier landmark, or remove the row"
-        faults.add(end < made, "E_LEAK", "the label was known before the landmark", fix)
+        faults.add(end < landmark_day, "E_LEAK", "the label was known before the landmark", fix)
     split = column_sides(table, faults) if table.has("split") else None
     return LabelTable(
         table=table,
@@ -185,7 +185,7 @@ def _words_of(table: Table) -> list[str]:
     if not pa.types.is_string(column.type) or not columns.is_utf8(column):
         return []
     texts = pc.utf8_lower(pc.utf8_trim_whitespace(column))
-    counts = {one["values"]: one["counts"] for one in texts.value_counts().to_pylist() if one["values"]}
+    counts = {entry["values"]: entry["counts"] for entry in texts.value_counts().to_pylist() if entry["values"]}
     words = {text: number for text, number in counts.items() if re.fullmatch(r"[^\W\d_][^\W\d_ -]{0,30}", text)}
     known = all(number > 1 or word in _GOOD or word in _BAD for word, number in words.items())
     truths = all(word in ("true", "false", "nan", "inf", "infinity", "na", "null", "none") for word in words)
@@ -207,7 +207,7 @@ def _mapped(table: Table, meaning: dict[str, Literal[0, 1] | None], faults: Faul
     value = [meaning.get(text) for text in texts]
     empty = [text in map(str.lower, columns.NOTHING) and text not in meaning for text in texts]
     index = np.asarray(encoded.indices.fill_null(-1))
-    label: np.ndarray = np.array([*(np.nan if one is None else one for one in value), np.nan], np.float64)[index]
+    label: np.ndarray = np.array([*(np.nan if meant is None else meant for meant in value), np.nan], np.float64)[index]
     strange = np.array([*(not bare and text not in meaning for bare, text in zip(empty, texts, strict=True)), False])
     known = ", ".join(meaning)
     what = f'"{shown}" is none of {known}'

@@ -117,7 +117,7 @@ def _outcomes(cohort: Cohort) -> list[str]:
 
 
 def _one_sided(label: np.ndarray, split: np.ndarray) -> list[str]:
-    """Lines on every side of the split whose known labels are all the same, or that has none."""
+    """Lines on every side of the split that has no known labels, or only equal ones."""
     lines = []
     for side, name in ((Split.TRAIN, "to train on"), (Split.HOLDOUT, "held out")):
         labels = label[split == side]

@@ -149,14 +149,14 @@ def open_table(
     def choose(present: list[str], shown: str) -> dict[str, str]:
         return _choose(present, wanted, optional, key, fields or {}, shown)
 
-    def one(file: TableFile) -> tuple[pa.Table, dict[str, str], np.ndarray, list[BadRow]]:
+    def read_file(file: TableFile) -> tuple[pa.Table, dict[str, str], np.ndarray, list[BadRow]]:
         return _read(file, choose, len(files) == 1)
 
     if len(files) == 1:
-        read = [one(files[0])]
+        read = [read_file(files[0])]
     else:
         with ThreadPoolExecutor() as pool:
-            read = list(counted(pool.map(one, files), "reading tables", len(files), "files"))
+            read = list(counted(pool.map(read_file, files), "reading tables", len(files), "files"))
     parts = [columns for columns, _, _, _ in read]
     try:
         joined = pa.concat_tables(parts, promote_options="permissive").combine_chunks()
@@ -164,7 +164,7 @@ def open_table(
         raise _type_differs(parts, files) from None
     return Table(
         columns=joined,
-        names={name: found for _, names, _, _ in reversed(read) for name, found in names.items()},
+        names={name: column for _, names, _, _ in reversed(read) for name, column in names.items()},
         files=list(files),
         file_of=np.repeat(np.arange(len(parts), dtype=np.int32), [part.num_rows for part in parts]),
         row=np.concatenate([np.zeros(0, np.int64), *(rows for _, _, rows, _ in read)]),
@@ -209,7 +209,7 @@ def _read(
     else:
         names = choose(_header(file.path, file.shown)[0], file.shown)
         columns, rows, bad = _csv(file, list(dict.fromkeys(names.values())))
-    return pa.table({name: columns.column(found) for name, found in names.items()}), names, rows, bad
+    return pa.table({name: columns.column(column) for name, column in names.items()}), names, rows, bad
 
 
 def _choose(
@@ -223,11 +223,13 @@ def _choose(
     """Map requested names to the columns of a file."""
     names = {}
     for name, candidates in wanted.items():
-        found = _column_of(present, candidates, shown)
-        if found is not None:
-            names[name] = found
-            if present.count(found) > 1:
-                raise SourceError(f'E_DUPKEY the column "{found}" occurs twice', where=shown, fix="keep one of the two")
+        column = _column_of(present, candidates, shown)
+        if column is not None:
+            names[name] = column
+            if present.count(column) > 1:
+                raise SourceError(
+                    f'E_DUPKEY the column "{column}" occurs twice', where=shown, fix="keep one of the two"
+                )
         elif name not in optional:
             sought = " or ".join(f'"{candidate}"' for candidate in candidates)
             raise SourceError(
@@ -248,7 +250,7 @@ def _column_of(present: list[str], candidates: Sequence[str], shown: str) -> str
         if candidate in present:
             return candidate
     for candidate in candidates:
-        near = [one for one in present if folded(one) == folded(candidate)]
+        near = [name for name in present if folded(name) == folded(candidate)]
         if len(near) > 1:
             fault = twice(SpellingError((near[0], near[1], candidate)))
             raise SourceError(f"{fault.code} {fault.what}", where=shown, fix=fault.fix)
@@ -258,15 +260,15 @@ def _column_of(present: list[str], candidates: Sequence[str], shown: str) -> str
 
 
 def _near(name: str, sought: str, present: list[str]) -> str:
-    """Hint at the columns with names like the one that is sought; of ids also those with a name that ids have."""
+    """Hint at the columns with names like the one that is sought; for ids also at other usual names of ids."""
     if looks_like_data(present):
         return "begin the file with a line of names for its columns"
-    ids = [one for one in present if folded(one) in ID_LIKE]
+    ids = [column for column in present if folded(column) in ID_LIKE]
     return f"did you mean {' or '.join(ids)}?" if name == "id" and ids else nearest(sought, present)
 
 
 def _type_differs(parts: list[pa.Table], files: Sequence[TableFile]) -> SourceError:
-    """Name the first file whose column has another type than the first file's."""
+    """Name the first file with another type of a column than in the first file."""
     first = parts[0].schema
     for part, file in zip(parts[1:], files[1:], strict=True):
         for field in part.schema:
@@ -330,9 +332,9 @@ def _header(path: Path, shown: str) -> tuple[list[str], str]:
 def _csv(file: TableFile, chosen: list[str]) -> tuple[pa.Table, np.ndarray, list[BadRow]]:
     """Read the columns of a CSV file as texts, the line of every row, and lines with too few or too many fields."""
     has_quote, is_utf8 = _survey(file.path)
-    if not is_utf8 and (found := find_bad_byte(file.path)):  # pyarrow would print that no one can handle its error
-        what, fix = f"E_UTF8 byte 0x{found[1]:02x} is not UTF-8", "save the file as UTF-8"
-        raise SourceError(what, where=f"{file.shown}:{found[0]}", fix=fix)
+    if not is_utf8 and (bad_byte := find_bad_byte(file.path)):  # pyarrow would print that no one can handle its error
+        what, fix = f"E_UTF8 byte 0x{bad_byte[1]:02x} is not UTF-8", "save the file as UTF-8"
+        raise SourceError(what, where=f"{file.shown}:{bad_byte[0]}", fix=fix)
     present, delimiter = _header(file.path, file.shown)
     # pyarrow goes on after text behind a closing quote, and takes the rows up to the next quote for one cell.
     if has_quote and (wrong := find_wrong_quote(file.path)):
@@ -400,7 +402,7 @@ def _survey(path: Path) -> tuple[bool, bool]:
 def _line_numbers(
     columns: pa.Table, present: list[str], broken: list[pa_csv.InvalidRow]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Lines at which rows begin: of those that were read, (num_rows,) int64, and of the broken ones.
+    """First lines of the rows that were read, (num_rows,) int64, and of the broken rows.
 
     pyarrow counts rows; a row has more lines than one where quotes hold line ends.
     """

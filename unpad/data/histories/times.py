@@ -50,8 +50,8 @@ def times(table: Table, name: str, unit: str, faults: Faults, layout: str | None
         raise SourceError(what, where=table.files[0].shown, fix="set unit: timestamp for this table")
     if pa.types.is_string(column.type):
         dated = matches(column, _DATE) | matches(column, _CLOCK) | _are_date_like(column)
-        told = layout_advice(_texts(column)) if dated.any() else ""
-        fix = f"write the {unit} as a number, or set {told or 'unit: timestamp'} where all are dates"
+        advice = layout_advice(_texts(column)) if dated.any() else ""
+        fix = f"write the {unit} as a number, or set {advice or 'unit: timestamp'} where all are dates"
         faults.add(dated, "E_UNIT", f'"{shown}" is a date or a time of day, expected {unit}', fix)
     days = numbers(table, name, faults) / PER_DAY[unit]
     far = np.abs(np.nan_to_num(days)) > MOST_DAYS
@@ -87,9 +87,9 @@ def unit_of(table: Table, name: str, asked: str, layout: str | None = None) -> s
         "say minutes, hours, days or timestamp on this item of data.events, as {path: a/events.csv, unit: hours}; "
         "`unpad data check RECIPE.yaml` reads it there"
     )
-    if pa.types.is_string(column.type) and (told := layout_advice(_texts(column))):
+    if pa.types.is_string(column.type) and (advice := layout_advice(_texts(column))):
         what = f'E_UNIT the column "{shown}" holds dates that need a format{_example(column)}'
-        fix = f"set {told} on this item of data.events"
+        fix = f"set {advice} on this item of data.events"
     raise SourceError(what, where=table.files[0].shown, fix=fix)
 
 
@@ -108,8 +108,8 @@ def _are_date_like(column: pa.Array) -> np.ndarray:
     """Find texts that are written like dates, (num_rows,) bool."""
     encoded = pc.if_else(pa.array(matches(column, _PLAIN)), None, column).dictionary_encode()
     known = np.array([*(text is not None and is_date_like(text) for text in encoded.dictionary.to_pylist()), False])
-    found: np.ndarray = known[np.asarray(encoded.indices.fill_null(-1))]
-    return found
+    date_like: np.ndarray = known[np.asarray(encoded.indices.fill_null(-1))]
+    return date_like
 
 
 # --------------------------------------------------------------------------- timestamps
@@ -121,7 +121,7 @@ def _timestamps(column: pa.Array, table: Table, name: str, faults: Faults, layou
         column = _in_layout(column, shown, layout, faults)
     ahead = np.zeros(len(column), np.int64)
     if pa.types.is_string(column.type):
-        column = given = utf8(column, faults)
+        column = written = utf8(column, faults)
         empty = np.asarray(pc.is_in(column, pa.array(NOTHING))) | ~valid(column)
         good = matches(column, _DATE)
         zoned = matches(column, _ZONE) & good
@@ -136,7 +136,7 @@ def _timestamps(column: pa.Array, table: Table, name: str, faults: Faults, layou
             real = np.array([_is_real(text) for text in plain.to_pylist()], np.bool_)
             good &= real
             column = pc.if_else(pa.array(real), plain, None).cast(pa.timestamp("us"))
-        _refuse_no_dates(given, shown, good, empty, faults)
+        _refuse_no_dates(written, shown, good, empty, faults)
     elif not _is_calendar(column.type):
         what = f'E_UNIT the column "{shown}" holds {column.type}, expected timestamps'
         raise SourceError(what, where=table.files[0].shown, fix="set unit: minutes, hours or days for this table")
@@ -163,7 +163,10 @@ def _in_layout(column: pa.Array, shown: str, layout: str, faults: Faults) -> pa.
     column = utf8(column, faults)
     encoded = column.dictionary_encode()
     read = [None if text in NOTHING else parse(text, layout) for text in encoded.dictionary.to_pylist()]
-    naive = [None if one is None else one.astimezone(UTC).replace(tzinfo=None) if one.tzinfo else one for one in read]
+    naive = [
+        None if moment is None else moment.astimezone(UTC).replace(tzinfo=None) if moment.tzinfo else moment
+        for moment in read
+    ]
     times = pa.array(naive, pa.timestamp("us")).take(encoded.indices)
     empty = np.asarray(pc.is_in(column, pa.array(NOTHING))) | ~valid(column)
 
@@ -178,13 +181,13 @@ def _in_layout(column: pa.Array, shown: str, layout: str, faults: Faults) -> pa.
 def _refuse_no_dates(column: pa.Array, shown: str, good: np.ndarray, empty: np.ndarray, faults: Faults) -> None:
     """Refuse texts of a column that are no dates, with the format that they have where it is a common one."""
     wrong = ~(good | empty)
-    told = layout_advice(_texts(column.filter(pa.array(wrong)))) if wrong.any() and not good.any() else ""
-    fix = f"set {told}" if told else "write it as 2024-01-31 or 2024-01-31 12:30:00"
+    advice = layout_advice(_texts(column.filter(pa.array(wrong)))) if wrong.any() and not good.any() else ""
+    fix = f"set {advice}" if advice else "write it as 2024-01-31 or 2024-01-31 12:30:00"
     faults.add(wrong, "E_UNIT", lambda index: (f'"{shown}" is not a date{_shown(column[index].as_py())}', fix))
 
 
 def _shown(text: str) -> str:
-    """A faulty time for a message; of what is not written like a date, which may identify a patient, the length."""
+    """Show a faulty time in a message; only the length of a text unlike a date, as it may identify a patient."""
     return f': "{text}"' if is_date_like(text) else f", but a text of {len(text)} characters"
 
 

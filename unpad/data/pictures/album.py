@@ -34,9 +34,9 @@ class Album:
     Args:
         images: place and header of every image.
         grids: (num_images, 2) int64, rows and columns of patches at an image's own size.
-        resized: (num_images,) bool, images whose sizes epochs draw.
+        resized: (num_images,) bool, images with a size drawn anew in every epoch.
         patch: side of a patch, in pixels.
-        channels: of a pixel, 4 with opacity.
+        channels: channels of a pixel, 4 with opacity.
         pictures: images of every part, to compare with others.
         seen: what the run trained on, if it keeps that.
     """
@@ -63,8 +63,8 @@ class Album:
         large ones.
         """
         if not self.resized.any():
-            own: np.ndarray = self.grids[images]
-            return own
+            grids: np.ndarray = self.grids[images]
+            return grids
         # A stream of its own: the changes of pixels draw from the number of an image, which is smaller.
         drawn = np.random.default_rng([*epoch_seed, len(self.images)]).uniform(-1, 1, len(self.images))[images]
         factors = np.where(self.resized[images], (1 + self.settings.scale) ** drawn, 1.0).tolist()
@@ -90,11 +90,11 @@ class Album:
         shown = [(image, (rows, columns)) for image, (rows, columns) in zip(images, grids.tolist(), strict=True)]
         once = list(dict.fromkeys(shown))
         with ThreadPoolExecutor(DECODERS, thread_name_prefix="unpad-decoder") as pool:
-            made = dict(zip(once, pool.map(lambda one: self._patches(*one), once), strict=True))
+            patches = dict(zip(once, pool.map(lambda entry: self._patches(*entry), once), strict=True))
             if keys is None or not self.settings.augments:
-                return [made[one] for one in shown]
-            of_each = [(made[one], one[1], key) for one, key in zip(shown, keys, strict=True)]
-            return list(pool.map(lambda one: self._changed(*one), of_each))
+                return [patches[entry] for entry in shown]
+            of_each = [(patches[entry], entry[1], key) for entry, key in zip(shown, keys, strict=True)]
+            return list(pool.map(lambda entry: self._changed(*entry), of_each))
 
     def decode(self, image: int) -> np.ndarray:
         """Patches of an image at its own size, straight from its file: (num_patches, channels * patch * patch) float32.
@@ -118,9 +118,9 @@ class Album:
         return {PICTURES: summarise(examples, factor).to_bytes()} if examples else {}
 
     def unlike_training(self) -> tuple[list[str], dict[str, object]]:
-        """Lines and values by name on images whose mode or size training had not; none if the run does not record
-        these."""
-        unlike = compare_pictures(self.seen, [(one.mode, (one.width, one.height)) for one in self.images])
+        """Lines and values by name on images of a mode or size that training did not have; none if the run did not
+        record its modes and sizes."""
+        unlike = compare_pictures(self.seen, [(image.mode, (image.width, image.height)) for image in self.images])
         return ([], {}) if unlike is None else ([*unlike.lines], {"unlike_training": unlike.to_json()})
 
     def _pixels(self, image: int) -> np.ndarray:
@@ -141,7 +141,9 @@ class Album:
     def _scaled(self, images: Sequence[int], factors: Sequence[float]) -> np.ndarray:
         """Rows and columns of images at `factors` times their size, (num_chosen, 2) int64."""
         pairs = [(self.images[image], factor) for image, factor in zip(images, factors, strict=True)]
-        grids = [scaled_grid(one.width, one.height, factor, self.patch, self.settings) for one, factor in pairs]
+        grids = [
+            scaled_grid(picture.width, picture.height, factor, self.patch, self.settings) for picture, factor in pairs
+        ]
         return np.array(grids, np.int64).reshape(-1, 2)
 
     def _changed(self, patches: np.ndarray, grid: Grid, key: tuple[int, ...] | None) -> np.ndarray:
@@ -162,7 +164,7 @@ def open_album(
     Args:
         pictures: images of every part, to compare with others.
         kept: files of an earlier run.
-        resized: (num_images,) bool, images whose sizes epochs may draw; None for none.
+        resized: (num_images,) bool, images that may get a size drawn anew in every epoch; None for none.
     """
     config, settings = model_config(recipe.model), recipe.images
     assert isinstance(config, PatchConfig), "a model of images says what its patches are"
@@ -195,7 +197,7 @@ def image_batch(
         sizes: height and width of every image in pixels.
         labels: (num_images,) class of every image; None if they are unknown.
     """
-    assert [len(one) for one in patches] == grids.prod(1).tolist(), "a row for every patch"
+    assert [len(array) for array in patches] == grids.prod(1).tolist(), "a row for every patch"
     return replace(
         from_vectors(patches, num_values, labels, seq_ids),
         grid=torch.from_numpy(np.asarray(grids, np.int64)),

@@ -34,7 +34,7 @@ VERSION = 1  # of the small copies; a change makes new files in the cache
 MOST_BITS = 6  # of 64 that may differ
 MOST_DIFFERENCE = 6.0  # mean difference of colours, of 255
 MOST_PIXELS = 1 << 32  # decoding takes about a second per hundred million and processor
-MOST_PAIRS = 1 << 34  # of equal brightness, whose hashes are compared; about a minute
+MOST_PAIRS = 1 << 34  # pairs of equal brightness with hashes to compare; about a minute
 MAX_SHOWN = 10
 DECODERS = 4
 BLOCK = 1 << 24  # pairs that are compared at a time
@@ -48,8 +48,8 @@ class Pictures:
     Args:
         examples: all that were listed, of every part.
         places: the row that shows each, (num_pictures,).
-        parts: part -> (num_pictures,) bool; a picture of questions may be of several parts. Of new data, and of one
-            question about many pictures, there are none.
+        parts: part -> (num_pictures,) bool; a picture of questions may be of several parts. Empty for new data
+            and for one question about many pictures.
         rule: `data.near_duplicates`.
     """
 
@@ -70,12 +70,12 @@ class Pictures:
             SourceError: E_LEAK, or the pictures cannot be compared.
         """
         for part, name in PART_NAMES.items() if self.rule == "refuse" else ():
-            found = self.compare(part)
-            if found.reason:
-                raise _cannot_compare(found.reason)
-            if found.num_equal + found.num_near:
-                one, other = found.pairs[0]
-                raise refused(name, found.num_equal + found.num_near, "pictures", f"{one} is like {other}")
+            duplicates = self.compare(part)
+            if duplicates.reason:
+                raise _cannot_compare(duplicates.reason)
+            if duplicates.num_equal + duplicates.num_near:
+                one, other = duplicates.pairs[0]
+                raise refused(name, duplicates.num_equal + duplicates.num_near, "pictures", f"{one} is like {other}")
 
     def compare(self, part: Split) -> NearDuplicates:
         """Near-duplicates of training pictures in another part."""
@@ -115,16 +115,16 @@ def _compare(
 ) -> NearDuplicates:
     if reason := _too_many_pairs(copies, held, trained):
         return not_compared("pictures", reason)
-    found = near_pictures(copies, held, trained)
+    near = near_pictures(copies, held, trained)
     both = np.flatnonzero(held & trained).tolist()  # the same file in rows of both parts
-    found = sorted([*((one, one) for one in both), *((one, other) for one, other in found if not trained[one])])
-    equal = sum(examples[one].sha256 == examples[other].sha256 for one, other in found)
-    pictures, alike = number_of(int(held.sum()), "pictures"), number_of(len(found), "near-duplicates")
+    near = sorted([*((one, one) for one in both), *((one, other) for one, other in near if not trained[one])])
+    equal = sum(examples[one].sha256 == examples[other].sha256 for one, other in near)
+    pictures, alike = number_of(int(held.sum()), "pictures"), number_of(len(near), "near-duplicates")
     lines = [f"  {part} {pictures}: {alike} of training ones"]
     lines[0] += f", {equal:,} of them equal" if equal else ""
-    pairs = tuple((places[one], places[other]) for one, other in found[:MAX_SHOWN])
+    pairs = tuple((places[one], places[other]) for one, other in near[:MAX_SHOWN])
     lines += [f"    {one} is like {other}" for one, other in pairs] + ([f"    do: {advice(part)}"] if pairs else [])
-    return NearDuplicates("pictures", int(held.sum()), equal, len(found) - equal, pairs, tuple(lines))
+    return NearDuplicates("pictures", int(held.sum()), equal, len(near) - equal, pairs, tuple(lines))
 
 
 def tie_alike(examples: Sequence[ImageExample]) -> NDArray[np.int64]:
@@ -174,13 +174,13 @@ def small_copies(examples: Sequence[ImageExample]) -> NDArray[np.uint8]:
     key = make_key("pictures", VERSION, [example.sha256 for example in examples])
     path = cache_folder() / "pictures" / f"{key}.bin"
     shape = (len(examples), ROWS, COLUMNS, 3)
-    kept, _ = read_sealed(path)
-    if kept is not None and len(kept) == int(np.prod(shape)):
-        return np.frombuffer(kept, np.uint8).reshape(shape)
+    cached, _ = read_sealed(path)
+    if cached is not None and len(cached) == int(np.prod(shape)):
+        return np.frombuffer(cached, np.uint8).reshape(shape)
     copies = np.zeros(shape, np.uint8)
     with ThreadPoolExecutor(DECODERS, thread_name_prefix="unpad-decoder") as pool:
-        made = counted(pool.map(_small, examples), "comparing pictures", len(examples), "pictures")
-        for index, copy in enumerate(made):
+        small = counted(pool.map(_small, examples), "comparing pictures", len(examples), "pictures")
+        for index, copy in enumerate(small):
             copies[index] = copy
     with suppress(DiskError):  # the next run looks at the pictures again
         write_sealed(path, copies.tobytes())
@@ -198,7 +198,7 @@ def _small(example: ImageExample) -> NDArray[np.uint8]:
 def near_pictures(
     copies: NDArray[np.uint8], held: NDArray[np.bool_], trained: NDArray[np.bool_]
 ) -> list[tuple[int, int]]:
-    """For every held-out picture that is like a training one: its index and that of the training one nearest to it.
+    """Pair each held-out picture that is like a training picture with the nearest training picture, by index.
 
     Args:
         copies: of `small_copies`.
@@ -240,8 +240,8 @@ def _hashes(copies: NDArray[np.uint8]) -> NDArray[np.uint64]:
 def _windows(
     copies: NDArray[np.uint8], held: NDArray[np.bool_], trained: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Held-out and training pictures in order of brightness, and for each held-out one the range of training pictures
-    whose brightness allows them to be like it: colours that differ little in the mean differ as little in their sum."""
+    """Sort held-out and training pictures by brightness, and find the range of training pictures near enough in
+    brightness to be like each held-out one: colours that differ little in the mean differ as little in their sum."""
     light = copies.reshape(len(copies), -1).sum(1, dtype=np.int64)
     theirs, ours = np.flatnonzero(held), np.flatnonzero(trained)
     theirs, ours = theirs[np.argsort(light[theirs], kind="stable")], ours[np.argsort(light[ours], kind="stable")]

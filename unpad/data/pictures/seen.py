@@ -110,7 +110,7 @@ class Unlike:
 
 
 def compare_pictures(seen: SeenPictures | None, pictures: Sequence[tuple[str, Size]]) -> Unlike | None:
-    """Count the pictures whose mode or size training had not.
+    """Count the pictures of a mode or size that training did not have.
 
     Args:
         seen: None if the run does not record it; then nothing is said.

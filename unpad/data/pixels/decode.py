@@ -1,7 +1,7 @@
 """Untrusted image files: their size from the header alone, their pixels, or a fault with a code.
 
 `formats.py` and `tiff.py` beside this file parse the files; Pillow receives only the parts with pixels. So text and
-colour profiles are never unpacked, a second header never replaces the one whose size was checked, and Pillow has no
+colour profiles are never unpacked, a second header never replaces the one with the checked size, and Pillow has no
 reason to warn. A process that decodes one image at a time needs at most 512 MiB besides the file. These modules need
 neither torch nor the rest of the package, so that such a process can be small. libtiff writes its messages about
 damaged TIFFs to stderr by itself.

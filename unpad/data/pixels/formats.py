@@ -147,7 +147,7 @@ def gif_palette(flags: int) -> int:
 
 
 def gif_blocks(data: bytes, position: int) -> int:
-    """Return the end of a run of blocks, each of which begins with its length."""
+    """Return the end of a run of blocks that each begin with their length."""
     while data[position]:
         position += data[position] + 1
     return position + 1

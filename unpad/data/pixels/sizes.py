@@ -11,7 +11,7 @@ from PIL import Image
 from unpad.errors import RecipeError
 from unpad.recipes.data import ImageSettings
 
-COPY_SIDE = 64  # pixels of the grey copy whose detail is measured
+COPY_SIDE = 64  # pixels of the grey copy on which detail is measured
 EDGE = 16.0  # grey levels between neighbours; a smaller step is shading or noise rather than a line
 
 Grid = tuple[int, int]  # rows, columns

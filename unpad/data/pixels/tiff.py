@@ -52,12 +52,12 @@ def tiff(data: bytes) -> Header:
     """Return the first page, behind a new directory of the tags that its pixels depend on."""
     order = BYTE_ORDERS[data[:4]]
     entries, more_pages = tiff_directory(data, order)
-    kept = {tag: entries[tag] for tag in sorted(entries.keys() & _TIFF_TAGS) if entries[tag][0] in _TIFF_TYPE_BYTES}
-    value = {tag: first_value(data, entry, order) for tag, entry in kept.items()}
-    _check_tiff(data, order, kept, value)
+    copied = {tag: entries[tag] for tag in sorted(entries.keys() & _TIFF_TAGS) if entries[tag][0] in _TIFF_TYPE_BYTES}
+    value = {tag: first_value(data, entry, order) for tag, entry in copied.items()}
+    _check_tiff(data, order, copied, value)
     padding = bytes(len(data) % 2)
-    directory = struct.pack(order + "H", len(kept))
-    directory += b"".join(struct.pack(order + "HHI4s", tag, *entry) for tag, entry in kept.items()) + bytes(4)
+    directory = struct.pack(order + "H", len(copied))
+    directory += b"".join(struct.pack(order + "HHI4s", tag, *entry) for tag, entry in copied.items()) + bytes(4)
     start = data[:4] + struct.pack(order + "I", len(data) + len(padding))
     return Header(
         "TIFF",
@@ -70,10 +70,10 @@ def tiff(data: bytes) -> Header:
     )
 
 
-def _check_tiff(data: bytes, order: str, kept: dict[int, _Entry], value: dict[int, int]) -> None:
+def _check_tiff(data: bytes, order: str, copied: dict[int, _Entry], value: dict[int, int]) -> None:
     """Refuse files that Pillow or libtiff would read differently, warn about, or spend much memory on."""
     total = 0
-    for tag, (kind, count, field) in kept.items():
+    for tag, (kind, count, field) in copied.items():
         size = count * _TIFF_TYPE_BYTES[kind]
         total += size
         if size > 4 and struct.unpack(order + "I", field)[0] + size > len(data):

@@ -28,8 +28,8 @@ class Near:
     """Near-duplicates of one text among others.
 
     Args:
-        text: index of the text; other: that of the near-duplicate.
-        share: of the windows of the shorter one that the other has too.
+        text: index of the text; other: index of the near-duplicate.
+        share: share of the shorter one's windows that the other has too.
         equal: whether they are equal as `plain` has them.
     """
 
@@ -90,8 +90,8 @@ class TextSearch:
         self, hashes: NDArray[np.uint64], owner: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Those of some windows that the texts have: index in `_wanted`, and text."""
-        kept = self._table[hashes >> self._shift]
-        hashes, owner = hashes[kept], owner[kept]
+        is_known = self._table[hashes >> self._shift]
+        hashes, owner = hashes[is_known], owner[is_known]
         place = np.minimum(np.searchsorted(self._wanted, hashes), max(len(self._wanted) - 1, 0))
         known = self._wanted[place] == hashes if len(self._wanted) else np.zeros(len(hashes), np.bool_)
         return place[known], owner[known]
@@ -124,9 +124,9 @@ class TextSearch:
             may = np.flatnonzero(weight >= alone)
             shared = shared[may] + common.shared(text[may], other[may])
             near = weight[may] >= WHOLE * (size[may] - shared)
-            found = may[near]
-            share = shared[near] / size[found]
-            yield from zip(text[found].tolist(), other[found].tolist(), share.tolist(), strict=True)
+            near_pair = may[near]
+            share = shared[near] / size[near_pair]
+            yield from zip(text[near_pair].tolist(), other[near_pair].tolist(), share.tolist(), strict=True)
 
 
 class _Common:
@@ -141,11 +141,11 @@ class _Common:
         other: NDArray[np.int64],
         nums: tuple[int, int],
     ) -> None:
-        kept, others = is_common[text_gram], is_common[other_gram]
+        common, others = is_common[text_gram], is_common[other_gram]
         self._width = len(is_common)
-        self._keys = np.sort(text[kept] * self._width + text_gram[kept])
+        self._keys = np.sort(text[common] * self._width + text_gram[common])
         self._gram = other_gram[others]
-        self._of_text = np.bincount(text[kept], minlength=nums[0])
+        self._of_text = np.bincount(text[common], minlength=nums[0])
         self._of_other = np.bincount(other[others], minlength=nums[1])
         self._starts = np.cumsum(self._of_other) - self._of_other
 

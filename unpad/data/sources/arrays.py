@@ -110,12 +110,12 @@ class _Buffer:
 
     def check(self, start: int, end: int) -> None:
         """Raise the fault of an element, text[start:end], with bytes that are not UTF-8."""
-        found = _NOT_UTF8.search(self.text, start, end) if self.escaped else None
-        if found:
-            before = len(self.text[: found.start()].encode("utf-8", "surrogateescape"))
-            near = self.text[max(start, found.start() - MAX_EXCERPT) : min(end, found.start() + MAX_EXCERPT)]
+        match = _NOT_UTF8.search(self.text, start, end) if self.escaped else None
+        if match:
+            before = len(self.text[: match.start()].encode("utf-8", "surrogateescape"))
+            near = self.text[max(start, match.start() - MAX_EXCERPT) : min(end, match.start() + MAX_EXCERPT)]
             place = f"at offset {self._offset + before} of the file"
-            raise bad_utf8(ord(found[0]) - 0xDC00, place, near.encode("utf-8", "surrogateescape"))
+            raise bad_utf8(ord(match[0]) - 0xDC00, place, near.encode("utf-8", "surrogateescape"))
 
 
 def _elements(path: Path, buffer: _Buffer) -> Iterator[tuple[int, Any] | BadRow]:
@@ -139,11 +139,11 @@ def _elements(path: Path, buffer: _Buffer) -> Iterator[tuple[int, Any] | BadRow]
             yield index, value
         except RecursionError:
             fault = RowFault("E_DEPTH", f"nested deeper than {MAX_DEPTH} levels")
-            found = _end_of_brackets(buffer, position)
-            if found is None:
+            closed = _end_of_brackets(buffer, position)
+            if closed is None:
                 yield fault.at(f"{path}:{buffer.place(position)[0]}", buffer.text[position:], num_rows=None)
                 return
-            end = found
+            end = closed
             yield fault.at(place, buffer.text[position : position + MAX_EXCERPT + 1])
         except RowFault as fault:
             yield fault.at(place, buffer.text[position : min(end, position + MAX_EXCERPT + 1)])

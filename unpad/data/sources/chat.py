@@ -75,13 +75,13 @@ def _turns_of_row(row: dict[str, Any], field: str | None) -> tuple[Turn, ...]:
 
 def _request_of(row: dict[str, Any]) -> str | None:
     """The field of a row's request; `input` is one where a reply but no other request stands beside it."""
-    found = next((name for name in REQUESTS if name in row), None)
-    alone = found is None and "input" in row and any(name in row for name in REPLIES)
-    return "input" if alone else found
+    request = next((name for name in REQUESTS if name in row), None)
+    alone = request is None and "input" in row and any(name in row for name in REPLIES)
+    return "input" if alone else request
 
 
 def _request_and_reply(row: dict[str, Any], request: str) -> list[Turn]:
-    """Turn a row such as Alpaca's, or one whose prompt and completion are lists of messages, into messages."""
+    """Turn a row such as Alpaca's, or one with lists of messages as prompt and completion, into messages."""
     reply = next((name for name in REPLIES if name in row), None)
     if reply is None:
         raise missing(REPLIES, list(row))
@@ -171,11 +171,11 @@ def _message(message: object, name: str, index: int) -> Turn:
 
 def _thoughts(message: dict[str, Any], role: Role, place: str) -> str:
     """Thoughts of a reply that are beside its content, "" for none."""
-    found = {key: message[key] for key in THOUGHT_KEYS if not is_blank(message.get(key))}
-    texts = {require_text(text, f'{place}."{key}"') for key, text in found.items()}
+    thoughts = {key: message[key] for key in THOUGHT_KEYS if not is_blank(message.get(key))}
+    texts = {require_text(text, f'{place}."{key}"') for key, text in thoughts.items()}
     if not texts:
         return ""
-    keys = " and ".join(found)
+    keys = " and ".join(thoughts)
     if role != "assistant":
         raise RowFault("E_TYPE", f"{place} is of the {role} and has {keys}", "leave thoughts to the assistant")
     if len(texts) > 1:

@@ -44,7 +44,7 @@ def read_delimited(
     that it swallows.
 
     Args:
-        wanted: columns of which the file must have one; optional: others whose near spellings are read as well.
+        wanted: the file must have one of these columns; optional: others, also read under near spellings.
         advise: what to do about a file without any of them, from its first rows.
     """
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as handle:
@@ -65,16 +65,16 @@ def read_delimited(
             return
         names = [spelling(tuple(names), (*wanted, *optional)).get(name, name) for name in names]
         for line, cells, num_lines in records:
-            where, found = f"{path}:{line}", _fault_of_row(names, cells, num_lines)
-            if found:
-                yield found.at(where, delimiter.join(cells), num_rows=num_lines if not cells else 1)
+            where, row_fault = f"{path}:{line}", _fault_of_row(names, cells, num_lines)
+            if row_fault:
+                yield row_fault.at(where, delimiter.join(cells), num_rows=num_lines if not cells else 1)
             else:
                 pairs = zip(names, cells, strict=True)
                 yield where, {name: cell for name, cell in pairs if cell or name in wanted}
 
 
 def find_wrong_quote(path: Path) -> tuple[int, int] | None:
-    """Find the first row whose quotes are wrong: its line, and the number of lines that it takes along."""
+    """Find the first row with wrong quotes: its line, and the number of lines that it takes along."""
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as handle:
         lines, delimiter = _begin(handle, path)
         return next(((line, num) for line, cells, num in _records(lines, delimiter) if not cells), None)
@@ -147,8 +147,8 @@ def _fault_of_row(names: list[str], cells: list[str], num_lines: int) -> RowFaul
     if not cells:
         return RowFault("E_CSV", f"a quote of this line does not end well; it takes along {num_lines} lines")
     for cell in cells:
-        if found := _NOT_UTF8.search(cell):
-            return bad_utf8(ord(found[0]) - 0xDC00, "of a cell", cell[:SAMPLE].encode("utf-8", "surrogateescape"))
+        if match := _NOT_UTF8.search(cell):
+            return bad_utf8(ord(match[0]) - 0xDC00, "of a cell", cell[:SAMPLE].encode("utf-8", "surrogateescape"))
     if len(cells) != len(names):
         return RowFault("E_CSV", f"the row has {len(cells)} fields, the header {len(names)}")
     return None

@@ -21,7 +21,7 @@ _BLANK_LINES = re.compile(rb"\n[ \t]*(?:\n[ \t]*)*\n")
 def read_documents(path: Path, separator: str, *, by_ending: bool = False) -> Iterator[tuple[str, str] | BadRow]:
     r"""Split plain text at the separator; yield ("file:line", text) or the bad row.
 
-    Line ends become \n: of all kinds, or \r in a file without any \n. Blank documents are skipped.
+    Line ends of all kinds become \n; \r alone does so only in a file without any \n. Blank documents are skipped.
 
     Args:
         separator: `data.separator`; auto is <|endoftext|> where it occurs in the file, else blank lines.

@@ -19,7 +19,7 @@ class Turn:
     """One message of a conversation; a plain text is a single turn with role "text".
 
     Args:
-        thoughts: of a reply whose row has them in a field of their own; "" where there are none or `content` has them.
+        thoughts: thoughts of a reply from a field of their own; "" where there are none or `content` has them.
     """
 
     role: Literal["text", "system", "user", "assistant"]
@@ -38,7 +38,7 @@ class Example:
         group: rows that share a non-empty group, such as phrasings of one fact, stay in one part unless they declare
             others; a group held out on purpose is declared, not leaked.
         keywords: words that a correct reply must contain; used by evaluation only.
-        rejected: of a pair, the reply that is worse than the last turn; None without one.
+        rejected: reply of a pair that is worse than the last turn, its chosen reply; None for other data.
     """
 
     where: str

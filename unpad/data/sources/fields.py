@@ -78,7 +78,7 @@ def _patterns() -> list[tuple[str, re.Pattern[str]]]:
     """Every known layout with an expression that its texts match: strptime compiles each layout anew, which is slow."""
     layouts = [*_DAYS, *(day + joint + clock for day in _DAYS for joint in _JOINTS for clock in _CLOCKS)]
     return [
-        (layout, re.compile(re.sub(r"\\?%[A-Za-z]", lambda found: _WIDTHS[found[0][-1]], re.escape(layout))))
+        (layout, re.compile(re.sub(r"\\?%[A-Za-z]", lambda match: _WIDTHS[match[0][-1]], re.escape(layout))))
         for layout in layouts
     ]
 
@@ -98,18 +98,18 @@ def _different(texts: Sequence[str], layouts: Sequence[str]) -> list[str]:
 def layout_advice(texts: Collection[str]) -> str:
     """Setting that reads a column of dates, or what keeps one from being proposed; "" where they are in no common
     layout."""
-    found = layouts_of(texts)
-    if not found:
+    layouts = layouts_of(texts)
+    if not layouts:
         return ""
-    if len(found) == 1:
-        return f'unit: timestamp, format: "{found[0]}"'
-    either = " or ".join(f'"{layout}"' for layout in found[:3])
+    if len(layouts) == 1:
+        return f'unit: timestamp, format: "{layouts[0]}"'
+    either = " or ".join(f'"{layout}"' for layout in layouts[:3])
     return f"unit: timestamp, and format: {either}: no row tells the day from the month, so say which"
 
 
 Row = Mapping[str, Any]
 
-# Of conversations; of a row with one request and one reply, such as Alpaca's instruction, input and output.
+# Fields of conversations, and of rows with one request and one reply, such as Alpaca's instruction, input and output.
 MESSAGES = ("messages", "conversations")
 REQUESTS = ("instruction", "prompt", "question")
 REPLIES = ("output", "completion", "response", "answer")
@@ -167,14 +167,14 @@ def spelling(present: tuple[str, ...], known: tuple[str, ...]) -> dict[str, str]
         SpellingError: two fields could be the same known one.
     """
     missing = {folded(name): name for name in known if name not in present}
-    found: dict[str, str] = {}
+    spelled: dict[str, str] = {}
     for name in present:
         if name in known or (meant := missing.get(folded(name))) is None:
             continue
-        if other := next((one for one, taken in found.items() if taken == meant), None):
+        if other := next((written for written, taken in spelled.items() if taken == meant), None):
             raise SpellingError((other, name, meant))
-        found[name] = meant
-    return found
+        spelled[name] = meant
+    return spelled
 
 
 def setting(kind: str, path: Path, field: str) -> str:
@@ -223,8 +223,8 @@ def advice(kind: str, path: Path, rows: Sequence[Row], *, asked: str | None = No
     names = {folded(name) for name in present}
     if names & {*REQUESTS, "input"} and names & set(REPLIES):
         return f"the rows are requests with replies: {shlex.quote(f'data.chat={path}')}"
-    if told := _as_events(path, rows):
-        return told
+    if as_events := _as_events(path, rows):
+        return as_events
     field = likely_text(rows)
     command = "" if kind else "unpad train small "
     return f'if "{field}" is the text: {command}{setting("text", path, field)}' if field else ""
@@ -280,7 +280,7 @@ def event_columns(rows: Sequence[Row]) -> dict[str, str] | None:
     cells = {name: [str(row.get(name, ""))[:MOST_READ].strip() for row in rows] for name in names}
     if any(_is_prose(texts) for texts in cells.values()):
         return None
-    found: dict[str, str] = {}
+    columns: dict[str, str] = {}
     tests = (
         ("time", _TIME_LIKE, lambda name: _is_dated(rows, name)),
         ("id", ID_LIKE, lambda name: False),
@@ -288,12 +288,12 @@ def event_columns(rows: Sequence[Row]) -> dict[str, str] | None:
         ("code", _CODE_LIKE, lambda name: len(set(cells[name])) < len(rows) and not _share(cells[name], _is_number)),
     )
     for field, known, fits in tests:
-        free = [name for name in names if name not in found.values()]
+        free = [name for name in names if name not in columns.values()]
         name = next((name for name in free if folded(name) in known), None) or next(filter(fits, free), None)
         if name is None:
             return None
-        found[field] = name
-    return {field: found[field] for field in ("id", "time", "code", "value")}
+        columns[field] = name
+    return {field: columns[field] for field in ("id", "time", "code", "value")}
 
 
 def _is_number(text: str) -> bool:

@@ -147,7 +147,7 @@ def list_paths(path: Path, suffixes: Collection[str] = tuple(FORMATS)) -> list[P
 
 
 def refuse_names(paths: Iterable[Path]) -> None:
-    """Refuse files whose names are not UTF-8, as some zip files leave them: no file of a run could name them.
+    """Refuse file names that are not UTF-8, as some zip files leave them: no file of a run could name them.
 
     Raises:
         SourceError: names the first.
@@ -197,13 +197,13 @@ def skipped_files(path: Path, suffixes: Collection[str] = tuple(FORMATS)) -> lis
     """List the files of a folder that are not read, in natural order, with the reason; hidden ones are no data."""
     if not path.is_dir():
         return []
-    told = "its ending is not one of data"
-    inside = (one for one in files_below(path) if one.suffix.lower() not in suffixes)
-    return [(one, told) for one in sorted(inside, key=natural_key)]
+    reason = "its ending is not one of data"
+    inside = (file for file in files_below(path) if file.suffix.lower() not in suffixes)
+    return [(file, reason) for file in sorted(inside, key=natural_key)]
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """Yield the files at any depth whose path has no hidden part; folders that may not be entered have none."""
+    """Yield the files at any depth; hidden files and folders, and folders that may not be entered, are skipped."""
     for here, names, inside in os.walk(folder):
         names[:] = [name for name in names if not name.startswith(".")]
         yield from (Path(here, name) for name in inside if not name.startswith("."))

@@ -54,7 +54,7 @@ class ImageExample:
         path: the image file, or the parquet file that holds it.
         row: (row group, row in that group, column) of a parquet file.
         group: that the row declares, or "".
-        mode: of the file, of `pixels.modes`.
+        mode: mode of the file, as in `pixels.modes`.
     """
 
     where: str
@@ -174,7 +174,7 @@ def _column(path: Path, group: int, name: str) -> pa.ChunkedArray:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A row whose image is still to be examined.
+    """A row with an image that is still to be examined.
 
     Args:
         root: the real folder that must contain the image.
@@ -194,20 +194,18 @@ class Found:
     group: str = ""
 
 
-def examine(found: Found | BadRow) -> ImageExample | BadRow:
-    if isinstance(found, BadRow):
-        return found
+def examine(row: Found | BadRow) -> ImageExample | BadRow:
+    if isinstance(row, BadRow):
+        return row
     try:
-        content = _contained_bytes(found.path, found.root) if found.content is None else found.content
+        content = _contained_bytes(row.path, row.root) if row.content is None else row.content
         info, digest = probe(content), sha256(content).hexdigest()
-        _check_unchanged(found.declared, info, digest)
+        _check_unchanged(row.declared, info, digest)
         mode = mode_of(content)
     except (ImageError, RowFault) as error:
-        return BadRow(found.where, error.code, error.what, error.fix, excerpt(str(found.path)))
+        return BadRow(row.where, error.code, error.what, error.fix, excerpt(str(row.path)))
     size = info.width, info.height
-    return ImageExample(
-        found.where, found.label, found.split, *size, info.notes, digest, found.path, found.row, found.group, mode
-    )
+    return ImageExample(row.where, row.label, row.split, *size, info.notes, digest, row.path, row.row, row.group, mode)
 
 
 def _contained_bytes(path: Path, root: str) -> bytes:
@@ -284,7 +282,7 @@ def _is_split(root: Path, parts: list[tuple[str, ...]]) -> bool:
 
 
 def _visible(root: Path) -> Iterator[Path]:
-    """Yield files at any depth whose path has no hidden part, and links to folders, which are not followed."""
+    """Yield files at any depth, and links to folders without following them; hidden files and folders are skipped."""
     for folder, names, inside in os.walk(root, onerror=_fail):
         names[:] = [name for name in names if not name.startswith(".")]
         links = [name for name in names if os.path.islink(os.path.join(folder, name))]

@@ -290,7 +290,7 @@ def bad_utf8(byte: int, place: str, raw: bytes) -> RowFault:
     """Return the fault of a byte, with a guess of the encoding of its row.
 
     Args:
-        place: of the byte, such as "at offset 7 of the file"; raw: the row, or what is near the byte.
+        place: position of the byte, such as "at offset 7 of the file"; raw: the row, or what is near the byte.
     """
     guess = encoding_of(raw)
     fix = f"; the row seems to be {guess}: where all are, iconv -f {guess} -t UTF-8 FILE > NEW" if guess else ""
@@ -301,12 +301,12 @@ def explain(error: json.JSONDecodeError, start: int, column: int | None = None) 
     """Describe the fault of broken JSON.
 
     Args:
-        start: beginning of its line in `error.doc`; column: that of the fault, if the document does not have it.
+        start: beginning of its line in `error.doc`; column: column of the fault, if the document does not have it.
     """
     text, position = error.doc, error.pos
-    found = SPACE.match(text, position)
-    assert found is not None
-    line, rest = text[start : start + MAX_EXCERPT].lstrip(" \t"), text[found.end() : found.end() + MAX_EXCERPT]
+    blanks = SPACE.match(text, position)
+    assert blanks is not None
+    line, rest = text[start : start + MAX_EXCERPT].lstrip(" \t"), text[blanks.end() : blanks.end() + MAX_EXCERPT]
     place = f"column {error.colno if column is None else column}"
     control = _CONTROL.search(text, start, position + 1)
     if control or error.msg.startswith("Invalid control character"):

@@ -29,7 +29,7 @@ class Leak:
         document: its index.
         source: index of the training document.
         how: equal; alike: equal apart from what `plain` drops; shares: they have `share` of the shorter text in common.
-        share: of the windows of the shorter text.
+        share: share of the shorter text's windows that the other has too.
     """
 
     document: int
@@ -80,8 +80,8 @@ class LeakReport:
 
     def lines(self, places: Sequence[tuple[str, str]]) -> list[str]:
         """The report as text, given the places of the worst leaks and of their training documents."""
-        found = [leak.describe(place, source) for leak, (place, source) in zip(self.worst, places, strict=True)]
-        return [self.head(), *found, *([f"  do: {advice(self.part)}"] if found else [])]
+        worst = [leak.describe(place, source) for leak, (place, source) in zip(self.worst, places, strict=True)]
+        return [self.head(), *worst, *([f"  do: {advice(self.part)}"] if worst else [])]
 
 
 def advice(part: str) -> str:
@@ -145,7 +145,7 @@ def compare(
     Args:
         texts, groups: text and group ("" for none) of each document.
         corpus: reads all documents from the start; how many have a passage decides what the passage weighs.
-        numbers: of the documents, in the report; default 0, 1 and so on.
+        numbers: numbers of the documents in the report; default 0, 1 and so on.
     """
     plains = list(map(plain, texts))
     different = list(dict.fromkeys(plains))
@@ -153,7 +153,7 @@ def compare(
     search.count(different)
     for block in _blocks(corpus()):
         search.count([plain(document.text) for document in block])
-    equal, found, trained_groups = dict.fromkeys(texts, -1), dict[int, tuple[float, int]](), set[str]()
+    equal, nearest, trained_groups = dict.fromkeys(texts, -1), dict[int, tuple[float, int]](), set[str]()
     for block in _blocks(document for document in corpus() if document.trained):
         for document in block:
             trained_groups.add(document.group)
@@ -161,11 +161,11 @@ def compare(
                 equal[document.text] = document.number
         for near in search.match([plain(document.text) for document in block]):  # of equal shares the first row
             mine = near.share + near.equal, -block[near.other].number
-            found[near.text] = max(found.get(near.text, mine), mine)
+            nearest[near.text] = max(nearest.get(near.text, mine), mine)
     trained_groups.discard("")
     leaks = []
     for index, (text, same) in enumerate(zip(texts, plains, strict=True)):
-        number, (score, source) = index if numbers is None else numbers[index], found.get(place[same], (0.0, 1))
+        number, (score, source) = index if numbers is None else numbers[index], nearest.get(place[same], (0.0, 1))
         if groups[index] in trained_groups:
             continue
         if equal[text] >= 0:

@@ -55,11 +55,11 @@ def _pair_of_row(row: dict[str, Any], field: str | None) -> tuple[list[Turn], di
     named = field if field in row else next((name for name in PROMPTS if name in row), None) if not field else None
     if field and named is None:
         raise missing((field,), list(row))
-    given = {name: _messages(row[name], f'"{name}"', "assistant") for name in REPLIES}
-    prompt = _common(given) if named is None else _messages(row[named], f'"{named}"', "user")
+    conversations = {name: _messages(row[name], f'"{name}"', "assistant") for name in REPLIES}
+    prompt = _common(conversations) if named is None else _messages(row[named], f'"{named}"', "user")
     if not prompt:
         raise missing(PROMPTS, list(row))
-    replies = {name: _reply(turns, prompt, name) for name, turns in given.items()}
+    replies = {name: _reply(turns, prompt, name) for name, turns in conversations.items()}
     if replies[CHOSEN] == replies[REJECTED]:
         raise RowFault("E_EQUAL", '"chosen" and "rejected" are the same reply', "remove the row")
     system = row.get("system")
@@ -75,9 +75,9 @@ def _messages(value: object, name: str, role: str) -> list[Turn]:
     return [Turn("user" if role == "user" else "assistant", require_text(value, name))]
 
 
-def _common(given: dict[str, list[Turn]]) -> list[Turn]:
+def _common(conversations: dict[str, list[Turn]]) -> list[Turn]:
     """Messages that both conversations begin with, without their last ones."""
-    chosen, rejected = given.values()
+    chosen, rejected = conversations.values()
     most = min(len(chosen), len(rejected)) - 1
     num = next((i for i in range(most) if chosen[i] != rejected[i]), max(most, 0))
     return chosen[:num]

@@ -25,7 +25,7 @@ def read_parquet(
     """Yield ("file:row", object) of every row, numbered from 1, or the bad row.
 
     Args:
-        wanted: columns of which the file must have one; optional: further columns to read.
+        wanted: the file must have one of these columns; optional: further columns to read.
         advise: what to do about a file without any of `wanted`, from its first rows.
     """
     for item in read_batches(path, wanted, optional, BATCH_ROWS, advise):

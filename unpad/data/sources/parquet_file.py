@@ -26,7 +26,7 @@ class GrowthError(Exception):
 
 
 def open_parquet(path: Path | str, as_entries: Sequence[str] = ()) -> pq.ParquetFile:
-    """Open a parquet file whose pages are compared with their checksums, where it has any.
+    """Open a parquet file, and compare its pages with their checksums if it has any.
 
     Args:
         as_entries: columns of texts to read as numbers of entries of a dictionary.
@@ -47,7 +47,7 @@ class ParquetRows:
     def __init__(self, path: Path, table: pq.ParquetFile, columns: Sequence[str]) -> None:
         self._path, self._table, self._columns = path, table, list(columns)
         self._in_file = path.stat().st_size
-        # Of row groups: of their columns, a damaged footer ends the process, unless they have been read (`_probe`).
+        # Sizes of row groups: a damaged footer ends the process at their columns, unless these were read (`_probe`).
         stated = sum(table.metadata.row_group(group).total_byte_size for group in range(table.num_row_groups))
         self._stated = max(stated, ROW_BYTES * table.metadata.num_rows)
         self._decoded = 0
@@ -70,16 +70,16 @@ class ParquetRows:
         repeated = [chunk.path_in_schema for chunk in self._chunks(group) if _repeats_texts(chunk)]
         longest = self._longest_entry(group, repeated) if repeated else 0
         rows = min(batch_rows, MOST_AT_ONCE // max(longest, 1)) or 1
-        told, found = self._table.metadata.row_group(group).num_rows, 0
+        expected, num_rows = self._table.metadata.row_group(group).num_rows, 0
         for batch in self._table.iter_batches(rows, [group], self._columns, use_threads=threads):
-            found += batch.num_rows
-            if found > told:
+            num_rows += batch.num_rows
+            if num_rows > expected:
                 break
             self._decoded += batch.nbytes + ROW_BYTES * batch.num_rows
             self._refuse(self._decoded)
             yield batch
-        if found != told:
-            raise pa.ArrowInvalid(f"a row group holds {found:,} rows or more, and its footer says {told:,}")
+        if num_rows != expected:
+            raise pa.ArrowInvalid(f"a row group holds {num_rows:,} rows or more, and its footer says {expected:,}")
 
     def _probe(self, group: int) -> None:
         """Read a first row, where pyarrow tells of a damaged footer; elsewhere it ends the process for the same."""
@@ -87,12 +87,12 @@ class ParquetRows:
             break
 
     def _chunks(self, group: int) -> list[pq.ColumnChunkMetaData]:
-        found = self._table.metadata.row_group(group)
-        chunks = [found.column(index) for index in range(found.num_columns)]
+        row_group = self._table.metadata.row_group(group)
+        chunks = [row_group.column(index) for index in range(row_group.num_columns)]
         return [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in self._columns]
 
     def _longest_entry(self, group: int, names: list[str]) -> int:
-        """Bytes of the longest value in the dictionaries of some columns, each of which every row may repeat."""
+        """Bytes of the longest dictionary value in some columns; every row may repeat it."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -118,6 +118,6 @@ class ParquetRows:
 
 
 def _repeats_texts(chunk: pq.ColumnChunkMetaData) -> bool:
-    """True if rows may name entries of a dictionary of texts whose repetition would take much memory."""
+    """True if rows may name entries of a dictionary of texts, and copies of these would take much memory."""
     is_small = chunk.total_uncompressed_size * chunk.num_values <= MOST_FREE
     return chunk.physical_type == "BYTE_ARRAY" and chunk.has_dictionary_page and not is_small

@@ -10,7 +10,7 @@ from unpad.data.sources.rows import collect
 from unpad.recipes.data import DataSettings
 
 TEXT_KINDS = ("text", "chat", "pairs")  # sections of a recipe's `data` that become tokens
-PAIRS = "pairs"  # the one of them whose documents are two sequences each
+PAIRS = "pairs"  # the one of them with two sequences per document
 
 
 class TextReader(Protocol):

@@ -90,7 +90,7 @@ def examples(
         kind: section of the recipe's `data` that reads the file; advice on a missing field names it.
     """
     advise = partial(advice, kind, file.path, asked=file.field)
-    told: str | None = None  # by the first row without the fields, so that all have one fix
+    advised: str | None = None  # by the first row without the fields, so that all have one fix
     for item in rows(file, data, fields, optional, advise):
         if isinstance(item, BadRow):
             yield item
@@ -100,8 +100,8 @@ def examples(
             yield convert(where, value)
         except RowFault as fault:
             if fault.code == "E_MISSING" and fault.fix == FIXES["E_MISSING"] and type(value) is dict:
-                told = advise([value]) if told is None else told
-                fault.fix = told or fault.fix
+                advised = advise([value]) if advised is None else advised
+                fault.fix = advised or fault.fix
             yield fault.at(where, value)
 
 

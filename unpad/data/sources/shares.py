@@ -43,7 +43,7 @@ def components(num: int, links: Sequence[tuple[NDArray[np.int64], NDArray[np.int
 def take_share(
     sizes: NDArray[np.int64], classes: NDArray[np.int64], total: int, fewest: int, most: int
 ) -> NDArray[np.bool_]:
-    """Choose units whose sizes add up to `total`, or as near to it as whole units allow, each class its share.
+    """Choose units that add up to `total`, or as near to it as whole units allow, with a share of each class.
 
     Args:
         sizes: rows of each unit, (num_units,), in the order in which units are preferred.
@@ -61,10 +61,10 @@ def take_share(
     largest = np.zeros(len(names), np.int64)
     np.maximum.at(largest, of, sizes)
     carried = 0  # classes of large units come first, and the others make up for what these miss
-    for one in np.argsort(-largest, kind="stable").tolist():
-        mine = np.flatnonzero(of == one)
-        wanted = int(quotas[one]) + carried
-        inside = _nearest(sizes[mine], min(max(wanted, 0), int(rows[one])))
+    for class_number in np.argsort(-largest, kind="stable").tolist():
+        mine = np.flatnonzero(of == class_number)
+        wanted = int(quotas[class_number]) + carried
+        inside = _nearest(sizes[mine], min(max(wanted, 0), int(rows[class_number])))
         chosen[mine[inside]] = True
         carried = wanted - int(sizes[mine[inside]].sum())
     if fewest and not chosen.any():
@@ -79,15 +79,15 @@ def share_out(rows: NDArray[np.int64], total: int) -> NDArray[np.int64]:
     rest, and of several classes none is taken whole while another has rows left.
 
     Args:
-        rows: of each class, (num_classes,).
+        rows: number of rows of each class, (num_classes,).
     """
     ideal = rows * (total / max(int(rows.sum()), 1))
     room = rows - 1 if len(rows) > 1 else rows
     quotas = np.minimum(np.floor(ideal + 1e-9).astype(np.int64), room)
     order = np.lexsort((-rows, -(ideal - quotas)))
     for limit in (room, rows):
-        while (left := total - int(quotas.sum())) > 0:
-            able = order[quotas[order] < limit[order]][:left]
+        while (remaining := total - int(quotas.sum())) > 0:
+            able = order[quotas[order] < limit[order]][:remaining]
             if not len(able):
                 break
             quotas[able] += 1
@@ -96,18 +96,18 @@ def share_out(rows: NDArray[np.int64], total: int) -> NDArray[np.int64]:
 
 
 def _nearest(sizes: NDArray[np.int64], total: int) -> NDArray[np.int64]:
-    """Indices of units whose sizes add up to `total` or to the nearest sum; early units are preferred."""
+    """Indices of units that add up to `total` or to the nearest sum; early units are preferred."""
     ends = np.cumsum(sizes)
     first = int(np.searchsorted(ends, total, "right"))
-    left = total - (int(ends[first - 1]) if first else 0)
+    remaining = total - (int(ends[first - 1]) if first else 0)
     taken = list(range(first))
     for index in range(first, len(sizes)):
-        if not left:
+        if not remaining:
             break
-        if sizes[index] <= left:
+        if sizes[index] <= remaining:
             taken.append(index)
-            left -= int(sizes[index])
-    if not left or len(sizes) * 2 * total > MOST_WORK:
+            remaining -= int(sizes[index])
+    if not remaining or len(sizes) * 2 * total > MOST_WORK:
         return np.array(taken, np.int64)
     # Sums that the first units can reach, as bits; beyond twice the total nothing is nearer than the empty choice.
     reach = [1]

@@ -147,8 +147,8 @@ def assign(
 
     Declarations always hold. Rows of equal content, of one group and those that `links` ties together are one unit, and
     the undeclared rows of a unit are all in one part: that of its declared rows, the first of train, valid and test if
-    these disagree. Of the n rows of the other units, round(holdout * n) are held out, in every class its share; whole
-    units come as near to that as they can. Units follow in the order of a hash of their content and the seed, so
+    these disagree. If the other units have n rows, round(holdout * n) of them are held out, a share of every class;
+    whole units come as near to that as they can. Units follow in the order of a hash of their content and the seed, so
     neither the order of the rows nor their files matter. Both parts get a row if there are two units.
 
     Args:
@@ -168,8 +168,8 @@ def assign(
     side = np.full(num_units, Split.TRAIN, np.uint8)
     free = np.ones(num_units, np.bool_)
     for value in (Split.TEST, Split.HOLDOUT, Split.TRAIN):
-        told = unit[declared == value]
-        side[told], free[told] = value, False
+        declaring = unit[declared == value]
+        side[declaring], free[declaring] = value, False
     drawn = np.full(num_units, np.iinfo(np.uint64).max, np.uint64)
     np.minimum.at(drawn, unit, _mix(content_keys ^ _mix(np.array([seed], np.uint64))))
     sizes = np.bincount(unit, minlength=num_units)

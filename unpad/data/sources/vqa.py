@@ -89,8 +89,8 @@ def read_all(file: SourceFile, data: DataSettings) -> tuple[list[VqaExample], li
     root = os.path.realpath(folder)
     paths = list(dict.fromkeys(path for row in rows if isinstance(row, _QuestionRow) for path in row.paths))
     with ThreadPoolExecutor() as pool:
-        found = pool.map(lambda path: examine(Found(str(path), "", path, root)), paths)
-        looked = dict(zip(paths, counted(found, "reading images", len(paths), "images"), strict=True))
+        examined = pool.map(lambda path: examine(Found(str(path), "", path, root)), paths)
+        looked = dict(zip(paths, counted(examined, "reading images", len(paths), "images"), strict=True))
     images = [image for image in looked.values() if isinstance(image, ImageExample)]
     number = {image.path: index for index, image in enumerate(images)}
     used: list[VqaExample] = []
@@ -126,9 +126,9 @@ def _answers(value: dict[str, Any], caption: bool) -> tuple[str, ...]:
         return (require_text(value["caption"], '"caption"'),)
     if "answers" not in value:
         return (require_text(value.get("answer"), '"answer"'),)
-    given = value["answers"]
-    if type(given) is not list or not given:
-        raise RowFault("E_TYPE", f'"answers" is {type_name(given)}, expected a list of strings')
+    answers = value["answers"]
+    if type(answers) is not list or not answers:
+        raise RowFault("E_TYPE", f'"answers" is {type_name(answers)}, expected a list of strings')
     # As VQAv2 writes them: {"answer": ...} with who gave it.
-    texts = [item.get("answer") if isinstance(item, dict) else item for item in given]
+    texts = [item.get("answer") if isinstance(item, dict) else item for item in answers]
     return tuple(require_text(text, '"answers"') for text in texts)

@@ -23,9 +23,9 @@ class _Plain(dict[int, int | None]):
     """Table for `str.translate` that drops punctuation, separators and control characters."""
 
     def __missing__(self, point: int) -> int | None:
-        kept = None if unicodedata.category(chr(point))[0] in "PZC" else point
-        self[point] = kept
-        return kept
+        letter = None if unicodedata.category(chr(point))[0] in "PZC" else point
+        self[point] = letter
+        return letter
 
 
 _PLAIN = _Plain()
@@ -62,10 +62,10 @@ def _of_run(texts: Sequence[str], lengths: NDArray[np.int64]) -> tuple[NDArray[n
     stop = np.searchsorted(letters, letters[:-1] + PASSAGE)  # first place after the window of each place
     begin = np.flatnonzero((stop <= np.repeat(ends, lengths)) & np.repeat(long, lengths))
     owner = np.repeat(np.arange(len(texts)), lengths)[begin]
-    # A polynomial of the characters modulo 2^64: sums up to each place, whose differences are divided by the power of
-    # the place where the window begins.
+    # A polynomial of the characters modulo 2^64: the hash of a window is the difference of two running sums,
+    # divided by the power of its first place.
     base = 0x2545F4914F6CDD1D
-    powers, inverses = (np.cumprod(np.full(len(points), one, np.uint64)) for one in (base, pow(base, -1, 2**64)))
+    powers, inverses = (np.cumprod(np.full(len(points), factor, np.uint64)) for factor in (base, pow(base, -1, 2**64)))
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(_mix(points.astype(np.uint64)) * powers)])
     hashes = _mix((sums[stop[begin]] - sums[begin]) * inverses[begin])
     order = np.lexsort((hashes, owner))

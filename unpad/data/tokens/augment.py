@@ -144,11 +144,11 @@ def _change_text(
         elif stretch:
             if draws.random() < settings.reorder:
                 stretch = _reorder(stretch, draws)
-            found = _join_known(words(stretch), synonyms)
-            units += _replace(found, synonyms, settings.synonyms, draws)
-            fixed += [False] * len(found)
-    kept = _survivors(units, fixed, settings.delete, draws)
-    return "".join(_insert(kept, settings.insert_words, settings.insert, draws))
+            known_words = _join_known(words(stretch), synonyms)
+            units += _replace(known_words, synonyms, settings.synonyms, draws)
+            fixed += [False] * len(known_words)
+    survivors = _survivors(units, fixed, settings.delete, draws)
+    return "".join(_insert(survivors, settings.insert_words, settings.insert, draws))
 
 
 def _reorder(text: str, draws: random.Random) -> str:

@@ -123,11 +123,11 @@ class Shard:
         num_targets: (rows,) int32, tokens that carry loss.
         target_chars, target_bytes: (rows,) int32, characters and UTF-8 bytes of the text that carries loss.
         num_chars: (rows,) int32, characters of all the row's text.
-        lost_chars: (rows,) int32, those of them that the tokenizer lost; lost_target_chars, lost_target_bytes: of the
-            text that carries loss.
+        lost_chars: (rows,) int32, characters that the tokenizer lost; lost_target_chars, lost_target_bytes: the same
+            for the text that carries loss.
         num_system: (rows,) int32, system turns.
-        num_chosen: (rows,) int32, of a pair the tokens of its chosen reply with the prompt, which those of its rejected
-            reply with the prompt follow; 0 for others.
+        num_chosen: (rows,) int32, tokens of a pair's prompt and chosen reply, before those of the prompt and the
+            rejected reply; 0 for other rows.
         details, bad: (bytes,) uint8, JSON that is parsed at its first use.
     """
 
@@ -155,7 +155,7 @@ class Shard:
 
     @cached_property
     def _details(self) -> dict[str, Any]:
-        details: dict[str, Any] = _stored_json(self.details, lambda found: _are_details(found, self.num_rows))
+        details: dict[str, Any] = _stored_json(self.details, lambda values: _are_details(values, self.num_rows))
         return details
 
     def where(self, row: int) -> str:
@@ -228,30 +228,30 @@ def _stored_json(array: np.ndarray, fits: Callable[[Any], bool]) -> Any:
     raise SourceError("stored tokens hold no usable details", fix=fix)
 
 
-def _are_details(found: Any, num_rows: int) -> bool:
-    if not isinstance(found, dict) or not all(
-        isinstance(found.get(name), dict) for name in ("group", "keywords", "lost")
+def _are_details(details: Any, num_rows: int) -> bool:
+    if not isinstance(details, dict) or not all(
+        isinstance(details.get(name), dict) for name in ("group", "keywords", "lost")
     ):
         return False
-    keywords, where = found["keywords"].values(), found.get("where")
+    keywords, where = details["keywords"].values(), details.get("where")
     if not all(isinstance(words, list) for words in keywords):
         return False
-    texts = [*found["group"].values(), *(word for words in keywords for word in words)]
+    texts = [*details["group"].values(), *(word for words in keywords for word in words)]
     return (
         isinstance(where, list)
         and len(where) == num_rows
         and all(isinstance(text, str) for text in (*where, *texts))
-        and all(type(number) is int for number in found["lost"].values())
+        and all(type(number) is int for number in details["lost"].values())
     )
 
 
-def _are_bad_rows(found: Any) -> bool:
-    return isinstance(found, list) and all(
+def _are_bad_rows(rows: Any) -> bool:
+    return isinstance(rows, list) and all(
         isinstance(row, list)
         and len(row) == 6
         and all(isinstance(part, str) for part in row[:5])
         and (row[5] is None or type(row[5]) is int)
-        for row in found
+        for row in rows
     )
 
 

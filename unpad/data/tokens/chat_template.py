@@ -25,7 +25,7 @@ _OPENED = re.compile(r"<think>\s*(?:</think>\s*)?\Z")  # where a prompt ends: th
 _NO_THOUGHTS = re.compile(r"(?:\s*<think>\s*</think>)?")
 _BEFORE_STOP = re.compile(r"\s*(?:</think>\s*)?")
 MOST_SOURCE = 1 << 17  # characters of a template; those of released models have up to 30,000
-# Characters of a conversation's text, beside those of its messages so many times.
+# Most characters of a conversation's text: a constant, and a multiple of the characters of its messages.
 MOST_TEXT, MOST_GROWTH = 1 << 18, 10
 OTHER_TEMPLATE = "correct the chat template in its file, or take chat_template out of the folder and import it again"
 AMBIGUOUS = "mark replies with {% generation %} in the chat template, or leave such conversations out"
@@ -119,8 +119,8 @@ class ChatTemplate:
 
         A reply is what the model says after the prompt for it, its thoughts as the template writes them. Earlier
         replies stand as they do in the prompt for the last one: their thoughts may be left out, and what is left of
-        such a reply begins with its answer. A last reply whose thoughts the template leaves out although its prompt
-        opens them is written after that prompt.
+        such a reply begins with its answer. If the template leaves out the thoughts of the last reply although its
+        prompt opens them, the reply is written after that prompt.
 
         Raises:
             SourceError: the template refuses the conversation, changes a message, or does not tell what a reply is.
@@ -182,7 +182,7 @@ class ChatTemplate:
         for mark, start, stop in zip(marks, ends[::2], ends[1::2], strict=False):
             parts[_turn_of(mark)].append(slice(start, stop))
         lost = {_turn_of(mark) for mark in missing}
-        return [_Placed(tuple(own), index in lost) for index, own in enumerate(parts)]
+        return [_Placed(tuple(of_turn), index in lost) for index, of_turn in enumerate(parts)]
 
     def _blame(self, turns: Sequence[Turn], prompt: bool) -> SourceError | None:
         """The error that names the first message which the template changes by itself; None if there is none."""
@@ -201,7 +201,7 @@ class ChatTemplate:
         return None
 
     def _replies(self, turns: Sequence[Turn], text: str, placed: Sequence[_Placed], *, prompt: bool) -> list[slice]:
-        """From where a prompt ends to the token that ends the reply."""
+        """Span from the end of a prompt to the end-of-turn token of the reply."""
         replies: list[slice] = []
         messages = _messages(turns)
         for index, turn in enumerate(turns):
@@ -215,7 +215,7 @@ class ChatTemplate:
         return replies
 
     def _stop(self, text: str, end: int) -> int:
-        """Find where the token ends that ends a reply, whose last letter is before `end`."""
+        """Find where the end-of-turn token of a reply ends; the last letter of the reply is before `end`."""
         between = _BEFORE_STOP.match(text, end)
         assert between is not None, "it matches nothing as well"
         end = between.end()
@@ -225,7 +225,7 @@ class ChatTemplate:
         return end + len(stop)
 
     def _continued(self, turns: Sequence[Turn], shown: str, *, is_marked: bool) -> Marked:
-        """A conversation whose last reply, thoughts and all, follows its prompt, as the model in use says it.
+        """A conversation with the last reply after its prompt, thoughts included, as a model in use generates it.
 
         For templates that leave the thoughts of every reply out, since they write what a model has to read.
 
@@ -251,9 +251,11 @@ class ChatTemplate:
         replies = self._replies(earlier, asked, placed, prompt=True)
         thoughts, _, answer = said.partition(END_THINK)
         ends = len(asked) + len(thoughts) + len(END_THINK)
-        own = [_stripped(thoughts, len(asked)), _stripped(answer, ends)]
+        last_parts = [_stripped(thoughts, len(asked)), _stripped(answer, ends)]
         reply = slice(len(asked), self._stop(text, len(asked) + len(said.rstrip())))
-        return Marked(text, (*replies, reply), (*_parts(placed), *(one for one in own if one.start < one.stop)))
+        return Marked(
+            text, (*replies, reply), (*_parts(placed), *(part for part in last_parts if part.start < part.stop))
+        )
 
     def _render(self, turns: Sequence[Turn], *, prompt: bool) -> str:
         return self._run(_messages(turns), prompt)
@@ -272,7 +274,7 @@ class ChatTemplate:
             what = f"the chat template has {len(self.source):,} characters; at most {MOST_SOURCE:,} are read"
             raise UnusableTemplateError(what, fix=OTHER_TEMPLATE)
         environment, one_at_a_time = ChatEnvironment(), Lock()
-        told = {} if self.thinking is None else {THINKING: self.thinking}
+        thinking = {} if self.thinking is None else {THINKING: self.thinking}
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of Python, about what Jinja made of the template
@@ -283,12 +285,12 @@ class ChatTemplate:
             ) from None
 
         def run(messages: list[dict[str, str]], prompt: bool) -> str:
-            given = sum([len(message["content"]) for message in messages])
+            num_chars = sum([len(message["content"]) for message in messages])
             try:
                 with one_at_a_time:
-                    environment.budget.begin(len(messages), given)
-                    text = render(messages=messages, add_generation_prompt=prompt, **self.names, **told)
-                if len(text) > MOST_TEXT + MOST_GROWTH * given:
+                    environment.budget.begin(len(messages), num_chars)
+                    text = render(messages=messages, add_generation_prompt=prompt, **self.names, **thinking)
+                if len(text) > MOST_TEXT + MOST_GROWTH * num_chars:
                     raise ExcessError
                 return text
             except ExcessError as error:
@@ -310,7 +312,7 @@ def _reason(error: Exception) -> str:
 
 def _refuse_noncharacters(turns: Sequence[Turn]) -> None:
     # A search for each is several times as fast as one pass over the characters of a text.
-    if any(one in turn.content or one in turn.thoughts for turn in turns for one in NONCHARACTERS):
+    if any(character in turn.content or character in turn.thoughts for turn in turns for character in NONCHARACTERS):
         what = "a message has a character that Unicode keeps out of texts, one of U+FDD0 to U+FDD3"
         raise SourceError(what, fix="remove it")
 
@@ -333,7 +335,7 @@ def _messages(turns: Sequence[Turn]) -> list[dict[str, str]]:
 
 
 def has_thoughts(turn: Turn) -> bool:
-    """True for a reply with thoughts, of which a template may write a part."""
+    """True for a reply with thoughts; a template may write only a part of them."""
     return turn.role == "assistant" and (bool(turn.thoughts) or END_THINK in turn.content)
 
 
@@ -354,7 +356,7 @@ def _stand_ins(turns: Sequence[Turn]) -> tuple[list[dict[str, str]], dict[str, s
 
     messages = []
     for index, turn in enumerate(turns):
-        own = stand_in(turn.thoughts, "f", index) if turn.thoughts else ""
+        marked_thoughts = stand_in(turn.thoughts, "f", index) if turn.thoughts else ""
         if turn.role != "assistant" or END_THINK not in turn.content:
             content = stand_in(turn.content, "a", index)
         else:
@@ -362,7 +364,7 @@ def _stand_ins(turns: Sequence[Turn]) -> tuple[list[dict[str, str]], dict[str, s
             before, opened, thoughts = inside.partition(THINK) if THINK in inside else ("", "", inside)
             content = stand_in(before, "b", index) + opened + stand_in(thoughts, "t", index) + END_THINK
             content += stand_in(answer, "a", index)
-        messages.append(_message(turn.role, content, own))
+        messages.append(_message(turn.role, content, marked_thoughts))
     return messages, contents
 
 
@@ -381,7 +383,7 @@ def _stripped(text: str, start: int) -> slice:
 
 
 def _parts(placed: Sequence[_Placed]) -> tuple[slice, ...]:
-    return tuple(part for one in placed for part in one.parts)
+    return tuple(part for message in placed for part in message.parts)
 
 
 def _begin(text: str, asked: str, parts: Sequence[slice], is_earlier: bool) -> int:
@@ -396,20 +398,20 @@ def _begin(text: str, asked: str, parts: Sequence[slice], is_earlier: bool) -> i
     if not is_earlier:
         what = f"the prompt for a reply ends with {opened[0].strip()!r}, and the last reply does not go on from there"
         raise SourceError(what, fix=THOUGHTS if END_THINK in opened[0] else NO_THOUGHTS)
-    left = _NO_THOUGHTS.match(text, opened.start())
-    assert left is not None, "it matches nothing as well"
-    if text[left.end() : first].strip():
+    no_thoughts = _NO_THOUGHTS.match(text, opened.start())
+    assert no_thoughts is not None, "it matches nothing as well"
+    if text[no_thoughts.end() : first].strip():
         what = "the chat template writes the beginning of an earlier reply otherwise than the prompt for it"
         raise SourceError(what, fix=AMBIGUOUS)
-    return left.end()
+    return no_thoughts.end()
 
 
 def _without_marks(enclosed: str) -> tuple[str, list[slice]]:
     """The text without the marks of {% generation %}, and what they enclose."""
     first, *marked = enclosed.split("\ufdd0")
     pieces, spans, position = [first], list[slice](), len(first)
-    for one in marked:
-        inside, _, outside = one.partition("\ufdd1")
+    for text in marked:
+        inside, _, outside = text.partition("\ufdd1")
         spans.append(slice(position, position + len(inside)))
         pieces += [inside, outside]
         position += len(inside) + len(outside)

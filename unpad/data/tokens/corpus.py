@@ -268,11 +268,13 @@ def _divide_kinds(
     split = np.zeros(len(keys), np.uint8)
     for kind in np.unique(kinds):
         mine = np.flatnonzero(kinds == kind)
-        told = declared[mine]
+        declared_split = declared[mine]
         if follows:
-            told = np.where(told == Split.UNDECLARED, known[unit[mine]], told)
+            declared_split = np.where(declared_split == Split.UNDECLARED, known[unit[mine]], declared_split)
         ties = [(np.arange(len(mine)), unit[mine])]
-        split[mine] = divide(keys[mine], told, work.recipe.data, work.recipe.train.seed, work.wanted, links=ties)
+        split[mine] = divide(
+            keys[mine], declared_split, work.recipe.data, work.recipe.train.seed, work.wanted, links=ties
+        )
         free = known[unit[mine]] == Split.UNDECLARED
         known[unit[mine][free]] = split[mine][free]
     return split
@@ -316,8 +318,8 @@ def _build_tokenizer(work: Preparation) -> Tokenizer:
         if side == Split.TRAIN
         for turn in example.every_turn
     )
-    told = counted(texts, "building the vocabulary", unit="texts")
-    tokenizer = train_tokenizer(work.recipe.tokenizer, told, reserved_texts(work.recipe.data.template))
+    counted_texts = counted(texts, "building the vocabulary", unit="texts")
+    tokenizer = train_tokenizer(work.recipe.tokenizer, counted_texts, reserved_texts(work.recipe.data.template))
     # Use the bytes that a later run will open.
     stored = tokenizer.to_bytes()
     write_sealed(_tokenizer_path(work), stored)
@@ -367,14 +369,14 @@ def _copies(work: Preparation, tokenizer: Tokenizer) -> list[CorpusShard]:
         key = make_key("copies", work.keys[index], settings, sha256(work.sides[index].tobytes()))
         shard = _open(work, index, key)
         if shard is None:
-            rows, kept = work.rows(index), np.flatnonzero(work.sides[index] == Split.TRAIN)
-            originals = [rows.examples[row] for row in kept]
+            rows, trained = work.rows(index), np.flatnonzero(work.sides[index] == Split.TRAIN)
+            originals = [rows.examples[row] for row in trained]
             copies = FileRows(
                 with_copies(originals, augment, segment, synonyms, seed)[len(originals) :],
                 bad=[],
-                content_key=np.tile(rows.content_key[kept], augment.multiplier),
-                declared=np.tile(rows.declared[kept], augment.multiplier),
-                copy=np.repeat(np.arange(1, augment.multiplier + 1, dtype=np.uint8), kept.size),
+                content_key=np.tile(rows.content_key[trained], augment.multiplier),
+                declared=np.tile(rows.declared[trained], augment.multiplier),
+                copy=np.repeat(np.arange(1, augment.multiplier + 1, dtype=np.uint8), trained.size),
             )
             shard = _store(work, index, key, encode_rows(work, index, copies, tokenizer))
         unit = np.tile(work.units[index][work.sides[index] == Split.TRAIN], augment.multiplier)
@@ -388,7 +390,7 @@ def part_of(file: CorpusFile, shard: Shard, data_key: str, split: np.ndarray, un
 
 
 def _shard_name(work: Preparation, index: int, data_key: str) -> str:
-    """Name of a shard in the cache. A file whose format nobody named may be refused where a named one is read."""
+    """Name of a shard in the cache. A file without a declared format may be refused where one with a format is read."""
     return make_key(code_key(), data_key, work.files[index].file.by_ending)
 
 
@@ -411,14 +413,14 @@ def _store(work: Preparation, index: int, data_key: str, shard: Shard) -> Shard:
 
 
 def _learned(example: Example, targets: np.ndarray, tokenizer: Tokenizer) -> str:
-    """Text that carries loss: that of the messages, or with thoughts, of which templates write a part, of the ids."""
+    """Text that carries loss, from the messages; with thoughts from the ids, as templates may write only a part."""
     if tokenizer.chat is not None and any(map(has_thoughts, example.turns)):
         return tokenizer.decode(targets.tolist())
     return "".join(turn.content for turn in example.turns if turn.role in LOSS_ROLES)
 
 
 def encode_rows(work: Preparation, index: int, rows: FileRows, tokenizer: Tokenizer) -> Shard:
-    """Encode rows of a file; of a pair the chosen reply, and after it the rejected one."""
+    """Encode rows of a file; a pair becomes its chosen reply, then its rejected one."""
     path, is_pair = str(work.files[index].file.path), work.files[index].kind == PAIRS
     examples = both_replies(rows.examples) if is_pair else rows.examples
     tokens, loss_mask, offsets, lost = encode_examples(examples, tokenizer, work.recipe.data.template)

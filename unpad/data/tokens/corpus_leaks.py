@@ -61,11 +61,11 @@ def near_documents(work: Preparation) -> NDArray[np.int64]:
 def compare_new(
     recipe: Recipe, tokens: TokenSet, new_recipe: Recipe, new: TokenSet, seq_ids: np.ndarray
 ) -> tuple[LeakReport, list[tuple[str, str]]]:
-    """Compare new documents with the training originals of a run, whose files are read as a stream.
+    """Compare new documents with the training originals of a run, read from its files as a stream.
 
     Args:
-        recipe, tokens: of the run; new_recipe, new: of the new documents.
-        seq_ids: (n,) sequences of `new` whose documents are compared.
+        recipe, tokens: recipe and tokens of the run; new_recipe, new: those of the new documents.
+        seq_ids: (n,) sequences of `new` with the documents to compare.
 
     Returns:
         The report, and the places of its worst leaks and their training documents.
@@ -80,8 +80,8 @@ def compare_new(
     split = rows_of([part.split for part in tokens.parts], np.uint8)
 
     def corpus() -> Iterator[Document]:
-        told = counted(_stream(recipe, tokens), "looking for the new texts in training", len(split), "documents")
-        for number, example in enumerate(told):
+        trained = counted(_stream(recipe, tokens), "looking for the new texts in training", len(split), "documents")
+        for number, example in enumerate(trained):
             yield Document(number, text_of(example), example.group, bool(split[number] == Split.TRAIN))
 
     texts, groups = [text_of(example) for example in documents], [example.group for example in documents]
@@ -105,7 +105,7 @@ def _stream(recipe: Recipe, tokens: TokenSet) -> Iterator[Example]:
 
 
 def text_of(example: Example) -> str:
-    """Text of a document as it is compared with others: of a conversation all but system messages, which many share."""
+    """Text of a document to compare with others; without system messages, which many conversations share."""
     turns = [turn.content for turn in example.turns if turn.role != "system"]
     return "\n".join(turns or [turn.content for turn in example.turns])
 

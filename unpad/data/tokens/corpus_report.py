@@ -18,11 +18,11 @@ class CorpusReport:
     Args:
         rows_read: rows_used + rows_quarantined.
         encoded_documents: documents encoded this time, augmented copies included.
-        tokens, characters: of all documents, copies included; lost: the characters that the tokenizer lost.
+        tokens, characters: counts of all documents, copies included; lost: the characters that the tokenizer lost.
         may_lose: whether the tokenizer is one of a file, which may lack characters.
-        lossy_template: strings of the conversations' template of which it loses characters.
+        lossy_template: strings of the conversations' template that lose characters in it.
         num_followed: rows without a split that are of the test part, as a row of their group or a copy declares it.
-        held_groups: named groups with a document of valid; shared_groups: those of them that have one of train too.
+        held_groups: named groups with a document of valid; shared_groups: those also with one of train.
         num_system: system turns of training conversations.
         leaks: None without held-out documents, and until they are compared with training.
         leak_places: places of the worst leaks of the report, in its order, and of their training documents.
@@ -90,14 +90,14 @@ class CorpusReport:
         """Remark on a valid part that is made of whole groups, such as facts, that training never saw."""
         if not self.held_groups or self.shared_groups:
             return []
-        groups = "1 group, which is not" if self.held_groups == 1 else f"{self.held_groups:,} groups, none of which is"
-        what = f"held out {groups} in training: this measures other facts than those that are learnt"
+        groups = "1 group" if self.held_groups == 1 else f"{self.held_groups:,} groups"
+        what = f"held out {groups} absent from training: this measures other facts than those that are learnt"
         return [f'{what}; to measure other phrasings of the same facts, declare "split" in rows of each group']
 
     def leak_lines(self) -> list[str]:
         """The leaks of every part as text; empty where nothing was compared."""
-        found = (self.leaks, self.leak_places), (self.test_leaks, self.test_leak_places)
-        return [line for leaks, places in found if leaks is not None for line in leaks.lines(places)]
+        reports = (self.leaks, self.leak_places), (self.test_leaks, self.test_leak_places)
+        return [line for leaks, places in reports if leaks is not None for line in leaks.lines(places)]
 
     def _parts(self, copies: str) -> str:
         if self.num_test and not self.num_train + self.num_holdout:  # new data

@@ -1,4 +1,4 @@
-"""Sample of a large corpus, whose lengths are known long before those of all documents."""
+"""Sample of a large corpus; its lengths are known long before those of all documents."""
 
 from __future__ import annotations
 

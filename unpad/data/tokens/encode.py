@@ -213,7 +213,7 @@ def template_texts(template: Template) -> list[str]:
 
 
 def lossy_texts(tokenizer: Tokenizer, template: Template) -> tuple[str, ...]:
-    """Strings of the template of which the tokenizer loses characters, so that roles may look alike."""
+    """Strings of the template that lose characters in the tokenizer, so that roles may look alike."""
     texts = [] if tokenizer.chat is not None else template_texts(template)
     return tuple(text for text, lost in zip(texts, tokenizer.encode_counted(texts)[1], strict=True) if lost)
 
@@ -293,8 +293,8 @@ def _encode_part(job: _Job, span: ExampleSpan) -> Encoded:
             _refuse_thoughts(example)
             _append(ids, loss, example.turns, following, job.fixed, job.tokenizer, job.template)
         else:
-            own, counts = encode_chat(example, job.tokenizer, job.template.thinking)
-            ids += own
+            chat_ids, counts = encode_chat(example, job.tokenizer, job.template.thinking)
+            ids += chat_ids
             loss += counts
             for _ in example.turns:
                 next(following)

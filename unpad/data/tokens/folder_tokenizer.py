@@ -103,13 +103,13 @@ def _token_ids(fields: dict[str, Any]) -> dict[str, int]:
 
 def _names(folder: Path) -> dict[str, str]:
     """Special tokens by the names of transformers, such as bos_token."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for fields in (_fields(folder / SPECIAL_TOKENS), _fields(folder / TOKENIZER_CONFIG)):
         for name, value in fields.items():
             text = value.get("content") if isinstance(value, dict) else value
             if name.endswith("_token") and isinstance(text, str):
-                found[name] = text
-    return found
+                names[name] = text
+    return names
 
 
 def _stop_ids(folder: Path) -> list[int]:
@@ -123,12 +123,12 @@ def _stop_ids(folder: Path) -> list[int]:
 
 def _chat_template(folder: Path) -> str | None:
     """The chat template; the one called "default" of several."""
-    for found in _templates(folder):
-        if isinstance(found, list):
-            named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
-            found = named.get("default")
-        if isinstance(found, str):
-            return found
+    for template in _templates(folder):
+        if isinstance(template, list):
+            named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+            template = named.get("default")
+        if isinstance(template, str):
+            return template
     return None
 
 

@@ -82,9 +82,9 @@ class Budget:
         level: list[Any] = [value]
         for _ in range(MOST_NESTED):
             inner = list[Any]()
-            for one in level:
-                parts = _parts(one)
-                self.spend(len(one) if isinstance(one, str) else ELEMENT * (1 + len(parts)))
+            for item in level:
+                parts = _parts(item)
+                self.spend(len(item) if isinstance(item, str) else ELEMENT * (1 + len(parts)))
                 inner += parts
             if not inner:
                 return value
@@ -101,11 +101,11 @@ class Budget:
         if isinstance(value, str):
             self.spend(len(value))
         elif isinstance(value, Iterator) and not isinstance(value, LoopContext):
-            found = list[Any]()
-            for one in value:
+            items = list[Any]()
+            for item in value:
                 self.spend(ELEMENT)
-                found.append(one)
-            return found
+                items.append(item)
+            return items
         elif isinstance(value, list | tuple | dict):
             self.spend(ELEMENT * len(value))
         else:
@@ -113,11 +113,11 @@ class Budget:
         return value
 
     def joined(self, pieces: Iterable[str]) -> str:
-        """Join pieces of text, after their characters are spent; of the pieces themselves there are few, as whatever
-        makes one has spent more than its place in the list."""
-        kept = list(pieces)
-        self.spend(sum(map(len, kept)))
-        return "".join(kept)
+        """Join pieces of text, after their characters are spent. The pieces are few: whatever makes one has spent more
+        than its place in the list."""
+        parts = list(pieces)
+        self.spend(sum(map(len, parts)))
+        return "".join(parts)
 
 
 def number(value: Any) -> Any:
@@ -190,9 +190,9 @@ def _meter(node: nodes.Node) -> int:
             else:
                 setattr(node, name, _block(value, node.lineno) if value or name == "body" else value)
         elif isinstance(value, list):
-            inner = [one for one in value if isinstance(one, nodes.Node)]
+            inner = [child for child in value if isinstance(child, nodes.Node)]
             total += sum(map(_meter, inner))
-            setattr(node, name, [_marked(one) if isinstance(one, nodes.Node) else one for one in value])
+            setattr(node, name, [_marked(child) if isinstance(child, nodes.Node) else child for child in value])
         elif isinstance(value, nodes.Node):
             total += _meter(value)
             setattr(node, name, _marked(value))
@@ -218,12 +218,12 @@ def _marked(node: nodes.Node) -> nodes.Node:
 def _mark_inside(node: nodes.Node, total: int) -> None:
     """Let operands of comparisons, lists of arguments, keys of mappings and tests of loops spend their cost."""
     if isinstance(node, nodes.Compare):
-        searches = any(one.op in ("in", "notin") for one in node.ops)
-        sides = [node.expr, *(one.expr for one in node.ops)]
+        searches = any(operand.op in ("in", "notin") for operand in node.ops)
+        sides = [node.expr, *(operand.expr for operand in node.ops)]
         if len(sides) == 2 and not searches and any(isinstance(side, nodes.Const) for side in sides):
             return  # no longer than the constant
-        for one in node.ops:
-            one.expr = _filter(SEARCHED if one.op in ("in", "notin") else WEIGHED, one.expr, node.lineno)
+        for operand in node.ops:
+            operand.expr = _filter(SEARCHED if operand.op in ("in", "notin") else WEIGHED, operand.expr, node.lineno)
         if not isinstance(node.expr, nodes.Const):
             node.expr = _filter(WEIGHED, node.expr, node.lineno)
     elif isinstance(node, nodes.Call | nodes.Filter | nodes.Test):

@@ -195,10 +195,10 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def _filters(self, known: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
         budget = self.budget
-        found = {name: self._bounded(known[name], budget.look) for name in WHOLE}
-        found |= {name: self._bounded(known[name], budget.count) for name in ELEMENTS}
-        found |= {name: self._bounded(known[name], None) for name in NOTHING}
-        own: dict[str, Callable[..., None]] = {
+        filters = {name: self._bounded(known[name], budget.look) for name in WHOLE}
+        filters |= {name: self._bounded(known[name], budget.count) for name in ELEMENTS}
+        filters |= {name: self._bounded(known[name], None) for name in NOTHING}
+        checks: dict[str, Callable[..., None]] = {
             "indent": self._indent,
             "join": self._join,
             "replace": self._replace,
@@ -206,9 +206,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             "sum": _sum,
             "trim": self._trim,
         }
-        for name, check in own.items():
-            found[name] = self._bounded(_checked(known[name], check), budget.look)
-        found["tojson"] = self._bounded(self._to_json, budget.look)
+        for name, check in checks.items():
+            filters[name] = self._bounded(_checked(known[name], check), budget.look)
+        filters["tojson"] = self._bounded(self._to_json, budget.look)
         marks: dict[str, Callable[..., Any]] = {
             TICK: budget.tick,
             WEIGHED: budget.look,
@@ -216,7 +216,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             MADE: budget.made,
             JOINED: lambda values: budget.joined(map(str, budget.look(values))),
         }
-        return found | marks
+        return filters | marks
 
     def _indent(self, text: Any, width: Any = 4, *_: Any, **__: Any) -> None:
         columns = len(width) if isinstance(width, str) else width
@@ -242,8 +242,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         sort_keys: bool = False,
     ) -> str:
         """As transformers has it, without the escapes for web pages."""
-        for one in (indent, *(separators or ())):
-            if (len(one) if isinstance(one, str) else one or 0) > MOST_WIDTH:
+        for item in (indent, *(separators or ())):
+            if (len(item) if isinstance(item, str) else item or 0) > MOST_WIDTH:
                 raise TemplateError(f"an indentation or separator of tojson is wider than {MOST_WIDTH}")
         encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
         pieces = list[str]()
@@ -267,7 +267,7 @@ def _growth(text: str, method: str, args: tuple[Any, ...]) -> int:
 
 
 def _checked(function: Callable[..., Any], check: Callable[..., None]) -> Callable[..., Any]:
-    """A filter whose arguments are checked first."""
+    """A filter that checks its arguments first."""
     first = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @wraps(function)

@@ -11,10 +11,10 @@ from unpad.terminal.table import number_of
 
 MOST_IN_SILENCE = 0.01  # a larger lost share is a warning, and there are no bits per character
 MOST_TRAINED = 0.9  # a larger lost share leaves nothing to train on or to measure
-MOST_OF_PROMPT = 0.5  # a prompt of which more is lost is mostly unknown
+MOST_OF_PROMPT = 0.5  # a larger lost share leaves a prompt mostly unknown
 NUM_NAMED = 8  # lost characters that a message names
 FIX = "use a tokenizer that can spell the text, such as tokenizer.kind=bpe or words"
-FIX_OF_RUN = "name text in a language of the run's data, or train a run whose tokenizer can spell this one"
+FIX_OF_RUN = "name text in a language of the run's data, or train a run with a tokenizer that can spell this one"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class LostCharacters:
         return f"{self.share:.1%} of the characters are lost to unknown tokens"
 
     def refuse(self, where: str, fix: str = FIX) -> None:
-        """Refuse text of which next to nothing survives, to train on or to measure on.
+        """Refuse text to train on or to measure on if nearly all of it is lost.
 
         Raises:
             SourceError: more than MOST_TRAINED is lost.

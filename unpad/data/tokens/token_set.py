@@ -48,8 +48,8 @@ class TokenSet:
         copy: 0 for an original, otherwise the number of the augmented copy.
         num_targets: tokens that carry loss.
         target_chars, target_bytes: characters and UTF-8 bytes of the text that carries loss.
-        lost_target_chars, lost_target_bytes: those of them that the tokenizer lost.
-        num_chosen: of a pair, the tokens of its chosen reply, which those of its rejected one follow; 0 for others.
+        lost_target_chars, lost_target_bytes: characters and bytes of it that the tokenizer lost.
+        num_chosen: tokens of a pair's chosen reply, before those of its rejected reply; 0 for other documents.
         weights: epochs of each source per epoch of the run: the recipe's texts, then its conversations.
         parts: the shards; their rows, one part after the other, are the documents.
         documents: (num_documents,) int64, documents in the order of the sequences.
@@ -106,7 +106,7 @@ class TokenSet:
         return np.concatenate(tokens, dtype=np.int64), np.concatenate(masks), offsets
 
     def count_targets(self, seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-        """Count the positions of [start, stop) whose label carries loss, (n,) int64."""
+        """Count the positions of [start, stop) with a label that carries loss, (n,) int64."""
         seq_ids, starts, stops = (np.asarray(values, np.int64) for values in (seq_ids, starts, stops))
         begin = self._document_ends[self.first_document[seq_ids]]
         counts: np.ndarray = self._targets_before(begin + stops + 1) - self._targets_before(begin + starts + 1)

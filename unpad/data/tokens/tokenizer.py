@@ -30,7 +30,7 @@ MOST_IDS = 1 << 22  # largest vocabularies have some 260,000
 IMPORTED = "unpad"  # key of what an imported folder says besides its tokenizer.json
 MARK = re.compile(r"<\|\w+\|>")  # a role's mark that belongs to no language
 MAX_TOKEN_BYTES = 24  # eight Chinese characters; longer merges only memorise lines that the corpus repeats
-CHARS_PER_CALL = 500_000  # texts per call of the library, whose own records take about 100 bytes per token
+CHARS_PER_CALL = 500_000  # texts per call of the library: its records take about 100 bytes per token
 
 # Names in a tokenizer.json, the most specific first. If it has none, the first is added.
 EOS_NAMES = (
@@ -209,9 +209,11 @@ class LibraryTokenizer:
         self.pieces: tuple[bytes, ...] | None = None
         self.byte_ids: frozenset[int] = frozenset()
         is_bpe = fields["model"].get("type") == "BPE"
-        own = is_bpe and [vocabulary.get(name) for name in SPECIALS] == [0, 1, 2, 3]
+        is_ours = is_bpe and [vocabulary.get(name) for name in SPECIALS] == [0, 1, 2, 3]
         # Marks of the template are read back as their text, by which a reply ends where the model speaks for the user.
-        self._marks = {name: vocabulary[name] for name in special - set(SPECIALS)} if own and self.chat is None else {}
+        self._marks = (
+            {name: vocabulary[name] for name in special - set(SPECIALS)} if is_ours and self.chat is None else {}
+        )
         decoder = fields.get("decoder") or {}
         if decoder.get("type") == "ByteLevel":
             skipped = self.special_ids - set(self._marks.values())
@@ -229,7 +231,7 @@ class LibraryTokenizer:
         cuts = '"Removed"' in json.dumps(fields.get("pre_tokenizer")) or not _respells(fields.get("normalizer"))
         self._keeps_all = (falls_back or (is_bpe and byte_level and not self._missing_bytes)) and not cuts
         self._spaces_count = fields.get("pre_tokenizer") is None  # where nothing cuts at them, nothing puts them back
-        self.kind = "bpe" if own and self.pieces is not None else "file"
+        self.kind = "bpe" if is_ours and self.pieces is not None else "file"
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of every text.
@@ -315,7 +317,7 @@ class LibraryTokenizer:
         return self._library.to_str().encode()
 
     def encode_marked(self, text: str, plain: Sequence[slice], cuts: Collection[int]) -> tuple[list[int], list[slice]]:
-        """Encode the text of a template, whose special strings become special tokens.
+        """Encode the text of a template; its special strings become special tokens.
 
         Args:
             plain: parts in which special strings are ordinary text; in order.
@@ -335,16 +337,16 @@ class LibraryTokenizer:
         return self._encode_parts(text, inside, crossed) if crossed else (ids, places)
 
     def _encode_parts(self, text: str, inside: Sequence[slice], cuts: set[int]) -> tuple[list[int], list[slice]]:
-        """Encode a text that is cut at these places, and around the parts whose special strings are text."""
+        """Encode a text, cut at `cuts` and around the parts `inside`; special strings in `inside` are text."""
         ids: list[int] = []
         places: list[slice] = []
         bounds = sorted({0, len(text), *cuts, *(end for part in inside for end in (part.start, part.stop))})
         for start, stop in pairwise(bounds):
             is_plain = any(part.start <= start and stop <= part.stop for part in inside)
             if is_plain:
-                (own,) = self.encode_batch([text[start:stop]])
-                ids += own
-                places += [slice(start, stop)] * len(own)
+                (part_ids,) = self.encode_batch([text[start:stop]])
+                ids += part_ids
+                places += [slice(start, stop)] * len(part_ids)
                 continue
             with _library_errors("the tokenizer fails on a text"):
                 item = self._marking.encode(text[start:stop], add_special_tokens=False)

@@ -1,4 +1,4 @@
-"""Words of Chinese text: segmentation, and the tokenizer whose vocabulary is the words of the training texts.
+"""Words of Chinese text: segmentation, and a tokenizer with the words of the training texts as its vocabulary.
 
 Segmentation is rjieba's dictionary walk without its hidden Markov model, so a word is a word of the dictionary, a run
 of latin letters or digits, or a single character. Joining the segments gives the text back.
@@ -147,9 +147,9 @@ def train_words(texts: Iterable[str], vocab_size: int, min_count: int, reserved:
         (character for character in _by_count(characters) if not character.isascii()),  # ASCII: bytes already
         (word for word in _by_count(words) if len(word) > 1 and words[word] >= min_count),
     )
-    kept = list(dict.fromkeys(text for text in reserved if text))
-    room = max(0, vocab_size - FIRST_TOKEN - len(kept))
-    return WordTokenizer(list(islice(ranked, room)), kept)
+    reserved_words = list(dict.fromkeys(text for text in reserved if text))
+    room = max(0, vocab_size - FIRST_TOKEN - len(reserved_words))
+    return WordTokenizer(list(islice(ranked, room)), reserved_words)
 
 
 def _by_count(counts: Counter[str]) -> list[str]:

@@ -12,7 +12,7 @@ from unpad.batching.layout import Layout, build_layout
 
 @dataclass(frozen=True)
 class EventSets(BatchPart):
-    """Sets and values of the events of a batch, whose tokens are the events' codes.
+    """Sets and values of the events of a batch; its tokens are the codes of the events.
 
     Sets follow each other in the order of the tokens, and the sets of a patient in the order of time. Padding a batch
     leaves its sets flat.

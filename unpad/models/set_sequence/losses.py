@@ -173,7 +173,7 @@ def _rectangles(x: Tensor, y: Tensor, layout: Layout) -> Iterator[_Rectangle]:
 
 
 def _in_order(values: Tensor, layout: Layout) -> Tensor:
-    """Values (num_members, ...) in the order of `layout.by_length`, put into that of the members."""
+    """Reorder values (num_members, ...) from `layout.by_length` to the order of the members."""
     return values if layout.undo is None else values.index_select(0, layout.undo)
 
 
@@ -278,7 +278,7 @@ def gaussian_kl(
 
     Args:
         mean, log_var: (..., dim), of the posterior.
-        prior_mean, prior_log_var: of the prior, to broadcast against them; 0, the standard normal, by default.
+        prior_mean, prior_log_var: moments of the prior, to broadcast against them; default 0, the standard normal.
 
     Returns:
         (..., dim) in fp32 or wider.

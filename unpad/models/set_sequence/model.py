@@ -110,7 +110,7 @@ class SetReading:
         codes: (num_events,) int64.
         embedded: (num_events, width).
         latents: one per level; the deepest, last, is the posterior and represents the set.
-        divergences: of each level from its prior, (num_sets, latent) per dimension in nats.
+        divergences: divergence of each level from its prior, (num_sets, latent) per dimension in nats.
         course: places of sets and readouts in the history.
     """
 

@@ -82,7 +82,7 @@ class TopAssignment(nn.Module):
         width: channels of tokens.
         inner: channels in which tokens and centres are compared, and of the scorer.
         ratio: tokens left per token.
-        temperature: of the shares; a small one approaches one centre per token.
+        temperature: temperature of the shares; a small one approaches one centre per token.
         dropout: share of the scorer's hidden values that training sets to zero.
     """
 
@@ -250,7 +250,7 @@ class PoolMerger(nn.Module):
         slots: tokens of the result per sample.
         inner: channels of the slots.
         heads: of the attention.
-        dropout: of attention weights, of the feed-forward part's output and inside the question's layers.
+        dropout: rate for attention weights, the feed-forward part's output and inside the question's layers.
     """
 
     def __init__(

@@ -316,7 +316,7 @@ class VisionLanguage(Generates, PrunesTokens):
 
         Args:
             step: number of the step in its stage, from 0 to `total_steps` - 1.
-            weights: of the terms that train in this step; costly terms are computed only if they are among them.
+            weights: weights of the terms that train in this step; costly terms are computed only if among these.
 
         Returns:
             Reinitialized parameters; their optimizer state must be reset.

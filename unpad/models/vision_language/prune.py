@@ -45,7 +45,7 @@ class PrunerHead(nn.Module):
         width: channels of the hidden states.
         inner: channels inside; an even multiple of `heads`.
         heads: of the attention.
-        dropout: of attention weights and of the MLP's hidden values.
+        dropout: rate for attention weights and the MLP's hidden values.
         attention_weight: none ignores attention; fixed adds it to the logits, times 0.5; learned learns the factor.
     """
 

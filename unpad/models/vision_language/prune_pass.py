@@ -49,7 +49,7 @@ class PrunePass:
         kept_tokens: the patch of `media` that each of these tokens represents, sample by sample, a (num_visual,) int64
             per block.
         expected: `kept` with each token counted by the probability that no head drops it, (num_seqs,) fp32 per block.
-        probabilities: of the heads so far, each (num_visual,); soft removal only.
+        probabilities: outputs of the heads so far, each (num_visual,); soft removal only.
     """
 
     def __init__(

@@ -89,10 +89,10 @@ def is_text(batch: RaggedBatch, index: Tensor) -> Tensor:
 
 
 def check_places(batch: RaggedBatch, image_id: int | None) -> None:
-    """Reject a batch whose patches are not exactly at its placeholders.
+    """Reject a batch unless its patches are exactly at its placeholders.
 
     Args:
-        image_id: of the placeholders; None: only their number is checked.
+        image_id: token id of the placeholders; None checks only their number.
 
     Raises:
         SourceError: names the sequence.

@@ -69,13 +69,13 @@ class _Maps(TypedDict):
     picture: NotRequired[str]
 
 
-def _draw(found: _Maps) -> str:
-    tokens = found.get("tokens")
+def _draw(maps: _Maps) -> str:
+    tokens = maps.get("tokens")
     if tokens is None:
-        (rows, columns), levels = found["grid"], LEVELS["image"]
+        (rows, columns), levels = maps["grid"], LEVELS["image"]
         unit = "what patches receive from all patches, as a multiple of an equal share"
         picture = "<figure><figcaption><b>the image</b></figcaption>"
-        picture += f'<img alt="the image" src="data:image/png;base64,{escape(found["picture"])}"></figure>'
+        picture += f'<img alt="the image" src="data:image/png;base64,{escape(maps["picture"])}"></figure>'
     else:
         rows = columns = len(tokens)
         levels, picture = LEVELS["text"], ""
@@ -84,10 +84,10 @@ def _draw(found: _Maps) -> str:
         f"<figure><figcaption><b>block {int(block['block']) + 1}, head {number}</b></figcaption>"
         + _map(digits, int(rows), int(columns), tokens)
         + "</figure>"
-        for block in found["blocks"]
+        for block in maps["blocks"]
         for number, digits in enumerate(block["heads"], start=1)
     )
-    note = escape(f"{found['where']}: {unit}; darker from {', '.join(f'{level:g}' for level in levels)} on")
+    note = escape(f"{maps['where']}: {unit}; darker from {', '.join(f'{level:g}' for level in levels)} on")
     css = "maps" if tokens is not None else '"maps image"'
     return f"<h2>Attention <small>{note}</small></h2><div class={css}>{picture}{figures}</div>"
 

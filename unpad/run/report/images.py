@@ -10,13 +10,13 @@ from unpad.run.report.section import FamilySection
 from unpad.run.report.svg import Axes, Curve, matrix, plot
 
 
-def section(found: dict[str, Any]) -> str:
+def section(evaluation: dict[str, Any]) -> str:
     """Draw the confusion matrix and the calibration.
 
     Args:
-        found: `evaluation.json`.
+        evaluation: `evaluation.json`.
     """
-    bins = found["calibration"]
+    bins = evaluation["calibration"]
     confidence = 100 * np.array([b["confidence"] for b in bins])
     accuracy = 100 * np.array([b["accuracy"] for b in bins])
     even = np.array([0.0, 100.0])
@@ -25,7 +25,12 @@ def section(found: dict[str, Any]) -> str:
         Curve("main", [(confidence, accuracy)], "measured", dots=True),
     ]
     figures = [
-        matrix("Confusion", found["classes"], np.array(found["confusion"]), "rows: the true class, held-out images"),
+        matrix(
+            "Confusion",
+            evaluation["classes"],
+            np.array(evaluation["confusion"]),
+            "rows: the true class, held-out images",
+        ),
         plot("Calibration", lines, Axes("accuracy, % by confidence, %", zero=True, over="confidence")),
     ]
     return f"<h2>Held-out images</h2><div class=plots>{''.join(figures)}</div>"

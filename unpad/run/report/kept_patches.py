@@ -80,8 +80,8 @@ class Kept:
         """Title and (height, width, 3) uint8 of the image as read, then after every block that removes tokens."""
         total = self.grid[0] * self.grid[1]
         titles = [(f"{total} patches", np.ones(total, np.bool_))]
-        titles += [(f"{_moment(block)}: {kept.sum()}", kept) for block, kept in self.stays.items()]
-        return [(title, dimmed(self.pixels, kept.reshape(self.grid), self.patch)) for title, kept in titles]
+        titles += [(f"{_moment(block)}: {stays.sum()}", stays) for block, stays in self.stays.items()]
+        return [(title, dimmed(self.pixels, stays.reshape(self.grid), self.patch)) for title, stays in titles]
 
 
 def refuse_unshowable(modes: Sequence[str], merges: bool, where: str) -> None:
@@ -141,15 +141,15 @@ def write_pictures(shown: Sequence[Kept], path: Path) -> list[str]:
         DiskError: a file cannot be written.
     """
     lines = []
-    for place, one in enumerate(shown, 1):
+    for place, picture in enumerate(shown, 1):
         file = path if len(shown) == 1 else path.with_name(f"{path.stem}-{place}{path.suffix}")
-        font = find_font("".join(text for text, _ in one.lines))
+        font = find_font("".join(text for text, _ in picture.lines))
         if file.suffix == ".png":
-            storage.write_atomic(file, to_png(one, font))
+            storage.write_atomic(file, to_png(picture, font))
             without = "" if font is not None else " without question and answer, for which no font is installed here"
             lines.append(f"{file} written{without}")
         if file.suffix == ".svg" or font is None:
-            storage.write_atomic(file.with_suffix(".svg"), to_svg(one))
+            storage.write_atomic(file.with_suffix(".svg"), to_svg(picture))
             lines.append(f"{file.with_suffix('.svg')} written")
     return lines
 
@@ -255,7 +255,7 @@ def _system_fonts() -> list[Path]:
     home, system = os.environ.get("XDG_DATA_HOME"), os.environ.get("XDG_DATA_DIRS")
     shared = [home or "~/.local/share", *(system or "/usr/local/share:/usr/share").split(":")]
     folders = [*(f"{folder}/fonts" for folder in shared), "~/.fonts", "~/Library/Fonts", "/Library/Fonts"]
-    found = (path for folder in (*folders, "/System/Library/Fonts") for path in Path(folder).expanduser().rglob("*"))
+    files = (path for folder in (*folders, "/System/Library/Fonts") for path in Path(folder).expanduser().rglob("*"))
 
     def rank(path: Path) -> tuple[bool, bool, str]:
         name = path.name.lower()
@@ -265,4 +265,4 @@ def _system_fonts() -> list[Path]:
             name,
         )
 
-    return sorted((path for path in found if path.suffix.lower() in (".ttf", ".ttc", ".otf")), key=rank)
+    return sorted((path for path in files if path.suffix.lower() in (".ttf", ".ttc", ".otf")), key=rank)

@@ -47,7 +47,7 @@ def section(rows: list[dict[str, Any]], recipe: Recipe | None) -> str:
 
     Args:
         rows: of `metrics.jsonl`, in the order of the file.
-        recipe: of the run, with the thresholds; None draws none.
+        recipe: recipe of the run, with the thresholds; None draws none.
     """
     levels, newest = {} if recipe is None else recipe.collapse.model_dump(), rows[-1]
     rows = [row for row in rows if len(row["values"]["kl"]) == len(newest["values"]["kl"])]

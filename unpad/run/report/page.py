@@ -162,7 +162,7 @@ def _plots(run: RunHistory, limit: float | None, family: FamilySection) -> str:
 
 
 def _table(title: str, heads: list[str], rows: list[list[str]], text: int) -> str:
-    """Lay out a table with text in the first `text` columns; of too many rows it keeps the newest and says so."""
+    """Lay out a table with text in the first `text` columns; with too many rows it keeps the newest and says so."""
     if not rows:
         return ""
     note = f" <small>the newest {MAX_ROWS} of {len(rows):,}</small>" if len(rows) > MAX_ROWS else ""
@@ -212,8 +212,8 @@ def _column(name: str) -> str:
 def _evaluation(folder: Path, section: FamilySection) -> str:
     """Draw the evaluation of a run, or describe what `unpad eval` would add."""
     try:
-        found = upgrade.evaluation(read_shaped(folder / EVALUATION, dict[str, Any]))
-        return section.draw(found) + part_note(found)
+        evaluation = upgrade.evaluation(read_shaped(folder / EVALUATION, dict[str, Any]))
+        return section.draw(evaluation) + part_note(evaluation)
     except (UnpadError, OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
         # It is missing, damaged, or lacks what is drawn today, which the next evaluation writes.
         if not section.adds:

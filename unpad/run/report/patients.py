@@ -13,7 +13,7 @@ from unpad.run.report.section import FamilySection
 from unpad.run.report.svg import WIDE, Axes, Curve, plot, tick_labels, ticks
 
 WIDTH, RIGHT = 1060, 1042
-CHART, ROW = 110, 20  # heights: of the probability, and of one code
+CHART, ROW = 110, 20  # height of the probability's chart, and of the row of one code
 MAX_CODES = 14  # codes of one patient; the caption counts the rest
 MAX_LETTERS = 24
 LEGEND = (
@@ -38,18 +38,24 @@ i.bare{color:var(--soft)}
 """
 
 
-def section(found: dict[str, Any]) -> str:
+def section(evaluation: dict[str, Any]) -> str:
     """Draw the evaluation on held-out patients.
 
     Args:
-        found: `evaluation.json`.
+        evaluation: `evaluation.json`.
     """
-    counts = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in found["counts"].items())
+    counts = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in evaluation["counts"].items())
     figures = [
-        *([_calibration(found["calibration"])] if "calibration" in found else []),
-        *(_curves(found["roc"], found["precision_recall"], found["counts"]) if "roc" in found else []),
+        *([_calibration(evaluation["calibration"])] if "calibration" in evaluation else []),
+        *(
+            _curves(evaluation["roc"], evaluation["precision_recall"], evaluation["counts"])
+            if "roc" in evaluation
+            else []
+        ),
     ]
-    patients = "".join(course(f"patient {place}", one) for place, one in enumerate(found.get("courses", []), 1))
+    patients = "".join(
+        course(f"patient {place}", patient) for place, patient in enumerate(evaluation.get("courses", []), 1)
+    )
     drawn = f"<div class=plots>{''.join(figures)}</div>" if figures else ""
     chosen = "of each outcome the one of highest and the one of lowest probability; others lie between"
     head = f"<h2>Held-out patients over time <small>{chosen}</small></h2>"
@@ -94,14 +100,14 @@ def _curves(roc: list[list[float]], precision_recall: list[list[float]], counts:
     ]
 
 
-def course(title: str, one: dict[str, Any]) -> str:
+def course(title: str, patient: dict[str, Any]) -> str:
     """Draw one patient over time: the probability after every set, the weight of every set, and every event.
 
     Args:
-        one: a course of `evaluation/patients.py`.
+        patient: a course of `evaluation/patients.py`.
     """
-    days = _places(one["days"])
-    codes = [code for code, _ in Counter(code for _, code, _ in one["events"]).most_common()]
+    days = _places(patient["days"])
+    codes = [code for code, _ in Counter(code for _, code, _ in patient["events"]).most_common()]
     rows = {code: place for place, code in enumerate(codes[:MAX_CODES])}
     names = [code if len(code) <= MAX_LETTERS else code[: MAX_LETTERS - 1] + "…" for code in rows]
     left = max(52, 20 + 7 * max(map(len, names), default=0))
@@ -109,18 +115,18 @@ def course(title: str, one: dict[str, Any]) -> str:
     height = below + ROW * len(rows) + 30
     marks = ticks(min(days.min(), -1.0), max(days.max(), 0.0), 8)
     low, high = marks[0], marks[-1]
-    levels = ticks(0.0, max([*one["probability"], 0.01]), 3)  # all are small for a rare outcome
+    levels = ticks(0.0, max([*patient["probability"], 0.01]), 3)  # all are small for a rare outcome
 
     def across(day: float) -> float:
         return left + (day - low) / (high - low) * (RIGHT - left)
 
     body = _frame(marks, levels, across, left, top, below, names)
-    body += _probability(one, days, levels[-1], across, top)
-    body += _dots(one, days, rows, across, below)
+    body += _probability(patient, days, levels[-1], across, top)
+    body += _dots(patient, days, rows, across, below)
     rarer = len(codes) - len(rows)
     more = f" · not shown: {rarer} rarer code{'s' if rarer > 1 else ''}" if rarer else ""
-    outcome = "the outcome came" if one["outcome"] else "the outcome did not come"
-    unit = f"{one['p']:.1%} in the end; {outcome}{more}"
+    outcome = "the outcome came" if patient["outcome"] else "the outcome did not come"
+    unit = f"{patient['p']:.1%} in the end; {outcome}{more}"
     legend = "".join(f'<span><i class="{css}"></i>{label}</span>' for css, label in LEGEND)
     head = f"<figcaption><b>{escape(title)}</b><small>{escape(unit)}</small><em>{legend}</em></figcaption>"
     frame = f'viewBox="0 0 {WIDTH} {height}" role=img aria-label="{escape(title)}"'
@@ -157,12 +163,12 @@ def _frame(
     return body + f"<text class=end x={left - 30} y={bottom + 14}>day</text>"
 
 
-def _probability(one: dict[str, Any], places: Array, highest: float, across: Any, top: int) -> str:
+def _probability(patient: dict[str, Any], places: Array, highest: float, across: Any, top: int) -> str:
     """A step after every set, and the final weight of each set, the largest over the whole height."""
-    values, weights = one["probability"], one["attention"]
+    values, weights = patient["probability"], patient["attention"]
     heaviest = max([*weights, 1e-12])
     body, path = "", ""
-    for day, place, value, weight in zip(one["days"], places, values, weights, strict=True):
+    for day, place, value, weight in zip(patient["days"], places, values, weights, strict=True):
         x, y = across(place), top + CHART * (1 - value / highest)
         body += f'<path class=weight d="M{x:.1f} {top + CHART}V{top + CHART * (1 - weight / heaviest):.1f}">'
         body += f"<title>{_when(day)}: attention {weight:.1%}, probability {value:.1%}</title></path>"
@@ -170,10 +176,10 @@ def _probability(one: dict[str, Any], places: Array, highest: float, across: Any
     return body + f'<path class=main d="{path}H{across(max(places[-1], 0.0)):.1f}"/>'
 
 
-def _dots(one: dict[str, Any], places: Array, rows: dict[str, int], across: Any, below: int) -> str:
+def _dots(patient: dict[str, Any], places: Array, rows: dict[str, int], across: Any, below: int) -> str:
     """Every event on the row of its code, with stronger colour for values further from the mean."""
     body = ""
-    for at, code, value in one["events"]:
+    for at, code, value in patient["events"]:
         if code not in rows:
             continue
         x, y = across(places[at]), below + ROW * (rows[code] + 0.5)
@@ -181,7 +187,7 @@ def _dots(one: dict[str, Any], places: Array, rows: dict[str, int], across: Any,
         strength = 1.0 if value is None else min(1.0, 0.15 + abs(value) / 2)
         words = "no value" if value is None else f"{value:+.2f} standard deviations"
         body += f'<circle class={css} cx={x:.1f} cy={y:.1f} r=4 fill-opacity="{strength:.2f}">'
-        body += f"<title>{escape(code)}, {_when(one['days'][at])}: {words}</title></circle>"
+        body += f"<title>{escape(code)}, {_when(patient['days'][at])}: {words}</title></circle>"
     return body
 
 

@@ -49,9 +49,9 @@ def keep_samples(folder: Path, step: int, pairs: list[tuple[str, str]]) -> None:
     """
     path = folder / SAMPLES
     before = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-    kept = [line for line in before if _step(line) < step]
+    earlier = [line for line in before if _step(line) < step]
     rows = [{"step": step, "prompt": prompt, "reply": reply} for prompt, reply in pairs]
-    lines = [*kept, *((json.dumps(row, ensure_ascii=False) + "\n").encode() for row in rows)]
+    lines = [*earlier, *((json.dumps(row, ensure_ascii=False) + "\n").encode() for row in rows)]
     if lines != before:
         write_atomic(path, b"".join(lines))
 
@@ -69,8 +69,8 @@ def _step(line: bytes) -> float:
 
 def newest_evaluation(folder: Path) -> dict[str, Any] | None:
     """The newest evaluation of a run; None without one."""
-    kept = _read(folder / EVALUATIONS, _Evaluation)
-    return {**kept[-1], "metrics": upgrade.metrics(kept[-1]["metrics"])} if kept else None
+    evaluations = _read(folder / EVALUATIONS, _Evaluation)
+    return {**evaluations[-1], "metrics": upgrade.metrics(evaluations[-1]["metrics"])} if evaluations else None
 
 
 class _Metric(TypedDict):
@@ -109,18 +109,18 @@ def draw(folder: Path) -> str:
     return _evaluation(newest_evaluation(folder)) + _samples(_read(folder / SAMPLES, _Sample))
 
 
-def _evaluation(found: dict[str, Any] | None) -> str:
-    if found is None:
+def _evaluation(evaluation: dict[str, Any] | None) -> str:
+    if evaluation is None:
         return ""
     rows = "".join(
         f"<tr><td class=l>{escape(name.replace('_', ' '))}</td><td>{_number(metric['value'])}</td>"
         f"<td>{_interval(metric)}</td><td>{metric['num']:,}</td><td class=l>{escape(_part(metric))}</td></tr>"
-        for name, metric in found["metrics"].items()
+        for name, metric in evaluation["metrics"].items()
     )
     head = "<tr><th class=l>Metric</th><th>Value</th><th>95 % interval, or extremes</th><th>Of</th>"
     head += "<th class=l>Part</th></tr>"
-    note = escape(f"of step {found['step']:,}, on {found['time'][:16].replace('T', ' ')}")
-    shown = "\n".join(escape(line) for line in found.get("lines", []))
+    note = escape(f"of step {evaluation['step']:,}, on {evaluation['time'][:16].replace('T', ' ')}")
+    shown = "\n".join(escape(line) for line in evaluation.get("lines", []))
     lines = f"<div class=box><pre>{shown}</pre></div>" if shown else ""
     return f"<h2>Evaluation <small>{note}</small></h2><div class=box><table>{head}{rows}</table></div>{lines}"
 
@@ -144,13 +144,13 @@ def _number(value: Any) -> str:
     return "-" if value is None or math.isnan(float(value)) else f"{float(value):.4f}"
 
 
-def _samples(kept: list[dict[str, Any]]) -> str:
-    if not kept:
+def _samples(samples: list[dict[str, Any]]) -> str:
+    if not samples:
         return ""
     rows = "".join(
         f"<tr><td>{row['step']:,}</td><td class=l>{escape(row['prompt'])}</td>"
         f"<td class=l>{escape(row['reply'])}</td></tr>"
-        for row in kept[-SHOWN_SAMPLES:]
+        for row in samples[-SHOWN_SAMPLES:]
     )
     head = "<tr><th>Step</th><th class=l>Held-out prompt</th><th class=l>Reply</th></tr>"
     return f"<h2>Replies</h2><div class=box><table class=replies>{head}{rows}</table></div>"

@@ -50,13 +50,15 @@ def family_section(family: str) -> FamilySection:
     return section
 
 
-def part_note(found: dict[str, Any]) -> str:
+def part_note(evaluation: dict[str, Any]) -> str:
     """HTML that names the part of the data that `evaluation.json` measures; empty if it does not say."""
-    if found["part"] is None:
+    if evaluation["part"] is None:
         return ""
-    note = f"These figures are of the part {found['part']}"
-    if found["best_of"]:
-        note += f", by which the weights were chosen: they are the best of {found['best_of']} checks of the same rows"
+    note = f"These figures are of the part {evaluation['part']}"
+    if evaluation["best_of"]:
+        note += (
+            f", by which the weights were chosen: they are the best of {evaluation['best_of']} checks of the same rows"
+        )
     return f"<p class=none>{escape(note)}.</p>"
 
 

@@ -251,7 +251,7 @@ class Bars:
     """Bars side by side in one figure.
 
     Args:
-        unit: of the vertical axis; over: of the horizontal one.
+        unit: unit of the vertical axis; over: unit of the horizontal axis.
         names: below the middle of a place of the horizontal axis; without them it is an axis of numbers.
         legend: class and meaning of each kind of bar.
     """

@@ -49,8 +49,8 @@ def to_json(metrics: Mapping[str, MeasuredValue], pictures: Sequence[tuple[Kept,
     """
 
     def three(name: str) -> list[float | None]:
-        found = metrics[name]
-        return [None if math.isnan(value) else value for value in (found.value, found.low, found.high)]
+        metric = metrics[name]
+        return [None if math.isnan(value) else value for value in (metric.value, metric.low, metric.high)]
 
     blocks = sum(name.startswith(BLOCK) for name in metrics)
     return {
@@ -58,53 +58,53 @@ def to_json(metrics: Mapping[str, MeasuredValue], pictures: Sequence[tuple[Kept,
         "accuracy": {mode: three(PREFIX + mode) for mode in MODES if PREFIX + mode in metrics},
         "patches": metrics[PATCHES].value if blocks else 0.0,
         "kept": [three(f"{BLOCK}{block}") for block in range(blocks)],
-        "pictures": [_picture_to_json(one, right) for one, right in pictures],
+        "pictures": [_picture_to_json(picture, right) for picture, right in pictures],
     }
 
 
-def _picture_to_json(one: Kept, right: str) -> dict[str, Any]:
+def _picture_to_json(picture: Kept, right: str) -> dict[str, Any]:
     out = io.BytesIO()
-    Image.fromarray(one.pixels).save(out, "PNG")
+    Image.fromarray(picture.pixels).save(out, "PNG")
     return {
-        "question": one.question,
-        "answer": one.answer,
+        "question": picture.question,
+        "answer": picture.answer,
         "right": right,
-        "patch": one.patch,
+        "patch": picture.patch,
         "image": base64.b64encode(out.getvalue()).decode(),
-        "stays": {str(block): np.flatnonzero(stays).tolist() for block, stays in one.stays.items()},
+        "stays": {str(block): np.flatnonzero(stays).tolist() for block, stays in picture.stays.items()},
     }
 
 
-def picture_from_json(found: dict[str, Any]) -> Kept:
-    pixels = np.array(Image.open(io.BytesIO(base64.b64decode(found["image"]))).convert("RGB"))
-    total = pixels.shape[0] * pixels.shape[1] // found["patch"] ** 2
-    stays = {int(block): np.isin(np.arange(total), places) for block, places in found["stays"].items()}
-    return Kept(pixels, found["patch"], stays, found["question"], found["answer"])
+def picture_from_json(values: dict[str, Any]) -> Kept:
+    pixels = np.array(Image.open(io.BytesIO(base64.b64decode(values["image"]))).convert("RGB"))
+    total = pixels.shape[0] * pixels.shape[1] // values["patch"] ** 2
+    stays = {int(block): np.isin(np.arange(total), places) for block, places in values["stays"].items()}
+    return Kept(pixels, values["patch"], stays, values["question"], values["answer"])
 
 
-def section(found: dict[str, Any]) -> str:
+def section(evaluation: dict[str, Any]) -> str:
     """Draw how many visual tokens are left, and the accuracy by mode.
 
     Args:
-        found: `evaluation.json`, as `to_json` returns it.
+        evaluation: `evaluation.json`, as `to_json` returns it.
     """
     figures = [
-        *([_kept(np.array(found["kept"], float), found.get("patches"))] if found["kept"] else []),
-        *([_accuracies(found["accuracy"])] if found["accuracy"] else []),
+        *([_kept(np.array(evaluation["kept"], float), evaluation.get("patches"))] if evaluation["kept"] else []),
+        *([_accuracies(evaluation["accuracy"])] if evaluation["accuracy"] else []),
     ]
     drawn = f"<h2>Held-out questions</h2><div class=plots>{''.join(figures)}</div>" if figures else ""
-    pictures = "".join(_picture(one) for one in found["pictures"])
+    pictures = "".join(_picture(picture) for picture in evaluation["pictures"])
     return drawn + (f"<h2>Patches that stayed</h2><div class=kept>{pictures}</div>" if pictures else "")
 
 
-def _kept(kept: np.ndarray, patches: float | None) -> str:
+def _kept(counts: np.ndarray, patches: float | None) -> str:
     """Visual tokens that enter each block, (blocks, 3): mean, minimum and maximum per question.
 
     Args:
         patches: mean number per question; None in evaluations of versions that did not record it.
     """
-    block = np.arange(len(kept), dtype=float)
-    mean, least, most = kept.T
+    block = np.arange(len(counts), dtype=float)
+    mean, least, most = counts.T
     lines = [] if patches is None else [Curve("held", [(block, np.full_like(block, patches))], "patches of the images")]
     lines += [
         Curve("main", [(block, mean)], "mean", dots=True),
@@ -125,9 +125,9 @@ def _accuracies(accuracy: dict[str, list[float | None]]) -> str:
         assert value is not None, "a share of one row at least"
         low, high = (value if bound is None else bound for bound in bounds)
         y, (at, left, right) = ROW * (row + 0.5) + 4, (LEFT + x * (WIDTH - LEFT - 60) for x in (value, low, high))
-        told = f"{low:.1%} to {high:.1%}" if None not in bounds else "no interval"
+        title = f"{low:.1%} to {high:.1%}" if None not in bounds else "no interval"
         body += f"<text class=end x={LEFT - 10} y={y + 4:.1f}>{escape(MODES[mode])} ({escape(mode)})</text>"
-        body += f'<path class=bar d="M{LEFT} {y:.1f}H{at:.1f}"><title>{told}</title></path>'
+        body += f'<path class=bar d="M{LEFT} {y:.1f}H{at:.1f}"><title>{title}</title></path>'
         body += f'<path class=interval d="M{left:.1f} {y:.1f}H{right:.1f}"/>'
         body += f"<text x={max(at, right) + 8:.1f} y={y + 4:.1f}>{value:.1%}</text>"
     head = (
@@ -137,10 +137,10 @@ def _accuracies(accuracy: dict[str, list[float | None]]) -> str:
     return f"<figure>{head}<svg {frame}>{body}</svg></figure>"
 
 
-def _picture(found: dict[str, Any]) -> str:
-    right = found["answer"] == found["right"]
-    note = "right" if right else f"the answer is {found['right']}"
-    return f"<figure>{to_svg(picture_from_json(found))}<p>{escape(note)}</p></figure>"
+def _picture(values: dict[str, Any]) -> str:
+    right = values["answer"] == values["right"]
+    note = "right" if right else f"the answer is {values['right']}"
+    return f"<figure>{to_svg(picture_from_json(values))}<p>{escape(note)}</p></figure>"
 
 
 SECTION = FamilySection(section, STYLE, length_unit="positions")

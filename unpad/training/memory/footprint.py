@@ -43,15 +43,18 @@ class TensorMemory(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        given = {id(x.untyped_storage()) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
-        made = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
-            if isinstance(tensor, Tensor) and id(storage := tensor.untyped_storage()) not in given | self._known:
+        input_storages = {id(x.untyped_storage()) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        outputs = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(outputs):
+            if (
+                isinstance(tensor, Tensor)
+                and id(storage := tensor.untyped_storage()) not in input_storages | self._known
+            ):
                 self._known.add(id(storage))
                 self.live += storage.nbytes()
                 weakref.finalize(storage, self._free, id(storage), storage.nbytes())
         self.peak = max(self.peak, self.live)
-        return made
+        return outputs
 
     def _free(self, number: int, num_bytes: int) -> None:
         self._known.discard(number)
@@ -111,12 +114,12 @@ def fit(sizes: Sequence[tuple[int, int]], peaks: Sequence[int]) -> Footprint:
     wanted, used = np.array(peaks, np.float64), [0, 1, 2]
     scales = columns.max(0).clip(1.0)
     while True:  # drop the most negative coefficient until none is left: a pass never shrinks
-        found = np.linalg.lstsq(columns[:, used] / scales[used], wanted, rcond=None)[0] / scales[used]
-        if found.min() >= 0 or len(used) == 1:
+        solution = np.linalg.lstsq(columns[:, used] / scales[used], wanted, rcond=None)[0] / scales[used]
+        if solution.min() >= 0 or len(used) == 1:
             break
-        used.pop(int(np.argmin(found * scales[used])))
+        used.pop(int(np.argmin(solution * scales[used])))
     coefficients = np.zeros(3)
-    coefficients[used] = found.clip(0)
+    coefficients[used] = solution.clip(0)
     return Footprint(*coefficients.tolist())
 
 

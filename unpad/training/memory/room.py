@@ -50,14 +50,14 @@ class Room:
         """The parts that a micro-batch is computed in; itself if it has room."""
         return [batch] if self.most is None or batch.total_tokens <= self.most else in_parts(batch, self.most)
 
-    def agree(self, told: Sequence[tuple[int | None, list[str]]]) -> None:
+    def agree(self, learnt: Sequence[tuple[int | None, list[str]]]) -> None:
         """Adopt the smallest bound of all processes, so that all cut a micro-batch alike.
 
         Args:
-            told: `most` and `messages` of all.
+            learnt: `most` and `messages` of all.
         """
-        self.most = min((most for most, _ in told if most is not None), default=None)
-        self.messages = [f"process {rank}: {text}" for rank, (_, texts) in enumerate(told) for text in texts]
+        self.most = min((most for most, _ in learnt if most is not None), default=None)
+        self.messages = [f"process {rank}: {text}" for rank, (_, texts) in enumerate(learnt) for text in texts]
 
     def learn(self, failure: DoesNotFitError | UnmeasuredError) -> None:
         """Compute smaller passes from now on; free the memory of the failed one.
@@ -95,10 +95,10 @@ def _too_large(failure: DoesNotFitError) -> OutOfMemoryError:
         where=f"peak memory {used_at_most() / 2**30:.2f} GiB",
         fix="lower plan.max_tokens, or the sizes of the model section",
     )
-    error.seq_ids = () if batch.seq_ids is None else [one for one in batch.seq_ids.tolist() if one >= 0]
+    error.seq_ids = () if batch.seq_ids is None else [seq_id for seq_id in batch.seq_ids.tolist() if seq_id >= 0]
     return error
 
 
 def used_at_most() -> int:
-    """Largest memory in use so far, in bytes: of the GPU that computes, otherwise of this process."""
+    """Largest memory in use so far, in bytes, on the GPU if there is one, otherwise of this process."""
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else peak_memory()

@@ -109,7 +109,7 @@ class Parallelism(ABC):
 
         Args:
             model: with equal weights in all processes; on the processor without `replicates`.
-            stages: of the run; device: that trains.
+            stages: stages of the run; device: the device that trains.
 
         Raises:
             RecipeError: a stage cannot train a divided model.
@@ -193,7 +193,7 @@ class Parallelism(ABC):
         """Log lines on the division, for the beginning of a run."""
         return []
 
-    def advice(self, made: Plan) -> str:
+    def advice(self, plan: Plan) -> str:
         """A warning if the updates of a plan leave processes idle; "" otherwise."""
         return ""
 

@@ -65,8 +65,8 @@ class PipelinedDecoder(ScoresTokens):
             self.add_module(name, module)
         if is_last and not tied:
             head = decoder.head_weight
-        own = self.spans[group.rank]
-        self.part = Part(decoder, own, group.rank, group.size, head, stages, ties, device)
+        span = self.spans[group.rank]
+        self.part = Part(decoder, span, group.rank, group.size, head, stages, ties, device)
 
     def _stage_of(self, name: str) -> int:
         """The stage that has a parameter or module of the decoder."""
@@ -161,8 +161,8 @@ class PipelinedDecoder(ScoresTokens):
         if self.part.ties is not None and self.part.head is not None and tied is not None:
             with torch.no_grad():
                 self.part.head.copy_(tied)
-        own = {name: tensor for name, tensor in state_dict.items() if self._stage_of(name) == self.group.rank}
-        return super().load_state_dict(own, strict=False, assign=assign)
+        stage_state = {name: tensor for name, tensor in state_dict.items() if self._stage_of(name) == self.group.rank}
+        return super().load_state_dict(stage_state, strict=False, assign=assign)
 
     def gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors of all stages by name, on the CPU, in the leading process; unchanged in the others.
@@ -172,20 +172,22 @@ class PipelinedDecoder(ScoresTokens):
         """
         import torch.distributed as dist
 
-        own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items() if not tensor.is_meta}
-        told = self.group.exchange({name: (str(one.dtype), list(one.shape)) for name, one in own.items()})
+        local = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items() if not tensor.is_meta}
+        listed_by_rank = self.group.exchange(
+            {name: (str(values.dtype), list(values.shape)) for name, values in local.items()}
+        )
         if not self.group.leads:
             with lost_processes():
-                for tensor in own.values():
+                for tensor in local.values():
                     dist.send(tensor, 0, self.part.stages)
             return dict(tensors)
-        found = dict(own)
-        for rank, listed in enumerate(told[1:], start=1):
+        whole = dict(local)
+        for rank, listed in enumerate(listed_by_rank[1:], start=1):
             for name, (dtype, shape) in listed.items():
-                found[name] = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
+                whole[name] = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
                 with lost_processes():
-                    dist.recv(found[name], rank, self.part.stages)
-        return found
+                    dist.recv(whole[name], rank, self.part.stages)
+        return whole
 
     def whole_decoder(self) -> Decoder | None:
         """The decoder with the weights of all stages, on the processor, in the leading process; None in the others."""
@@ -202,5 +204,5 @@ def _connected(ranks: Sequence[int], timeout_s: float) -> ProcessGroup:
     import torch.distributed as dist
 
     with lost_processes():
-        made: ProcessGroup = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s))
-    return made
+        group: ProcessGroup = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s))
+    return group

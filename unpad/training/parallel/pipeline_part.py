@@ -26,7 +26,7 @@ def divide(costs: Sequence[float], head: float, num_stages: int) -> list[range]:
     """Divide blocks into consecutive stages, at least one block each, so that the most expensive stage costs least.
 
     Args:
-        costs: of every block; at least as many as stages.
+        costs: cost of every block; at least as many as stages.
         head: additional cost of the last stage.
     """
     assert 0 < num_stages <= len(costs), (num_stages, len(costs))
@@ -50,17 +50,17 @@ def divide(costs: Sequence[float], head: float, num_stages: int) -> list[range]:
 def stage_blocks(config: Config, vocab_size: int, num_stages: int) -> list[range]:
     """Blocks of every stage of a decoder, balanced by the operations of training at the longest sequence."""
     whole, lengths = sizes_of(config, vocab_size), [config.longest]
-    one = replace(whole, blocks=1, head_weights=0, ending_weights=0, windows=())
+    single = replace(whole, blocks=1, head_weights=0, ending_weights=0, windows=())
     windows = [config.attention_of(index).window for index in range(config.blocks)]
-    blocks = [replace(one, windows=() if window is None else (window,)) for window in windows]
+    blocks = [replace(single, windows=() if window is None else (window,)) for window in windows]
     head = training_operations(replace(whole, blocks=0, ending_weights=0, windows=()), lengths, config.longest)
     return divide([training_operations(block, lengths, 0) for block in blocks], head, num_stages)
 
 
-def share_at_work(made: Plan, num_stages: int) -> float:
+def share_at_work(plan: Plan, num_stages: int) -> float:
     """Largest possible share of time in which a stage computes: an update of m equal micro-batches takes m +
     `num_stages` - 1 turns."""
-    counts = np.diff(made.step_offsets)
+    counts = np.diff(plan.step_offsets)
     return float(counts.sum() / max((counts + num_stages - 1).sum(), 1))
 
 

@@ -146,7 +146,7 @@ class _Work(nn.Module):
             if not part.is_last:
                 stream = part.through(stream)
                 assert stream.delta is not None, "a stage has a block"
-                filled = [F.pad(one, (0, 0, 0, update.fill_to - len(one))) for one in (stream.x, stream.delta)]
+                filled = [F.pad(entry, (0, 0, 0, update.fill_to - len(entry))) for entry in (stream.x, stream.delta)]
                 return (*filled, _draws_state(part.device)) if part.draws else tuple(filled)
             terms = part.losses(stream, batch, update.label_smoothing)
         self.terms[number] = {name: (total.detach(), count) for name, (total, count) in terms.items()}
@@ -205,7 +205,7 @@ class _Stage(PipelineStage):
 
 
 def _draws_state(device: torch.device) -> Tensor:
-    """State of the generators that a pass draws from, (bytes,) uint8: of the processor, then of the GPU."""
+    """State of the generators that a pass draws from, (bytes,) uint8: first the processor's, then the GPU's."""
     states = [torch.get_rng_state()]
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))
@@ -214,7 +214,7 @@ def _draws_state(device: torch.device) -> Tensor:
 
 def _set_draws(state: Tensor, device: torch.device) -> None:
     """Continue the draws of another process."""
-    own = len(torch.get_rng_state())
-    torch.set_rng_state(state[:own].cpu())
+    num_bytes = len(torch.get_rng_state())
+    torch.set_rng_state(state[:num_bytes].cpu())
     if device.type == "cuda":
-        torch.cuda.set_rng_state(state[own:].cpu(), device)
+        torch.cuda.set_rng_state(state[num_bytes:].cpu(), device)

@@ -57,10 +57,10 @@ class PipelineStages(Parallelism):
         if any(stage.of_pairs for stage in stages):
             what = "pipeline stages learn to predict tokens, and data.pairs teaches preferences"
             raise RecipeError(what, where="data.pairs", fix=without)
-        if any(one.train.freeze for one in settings):
+        if any(stage_settings.train.freeze for stage_settings in settings):
             what = "pipeline stages train every weight"
             raise RecipeError(what, where="train.freeze", fix=f"leave it out, or {without}")
-        if any(part.clip is not None for one in settings for part in one.optim.groups):
+        if any(part.clip is not None for stage_settings in settings for part in stage_settings.optim.groups):
             what = "pipeline stages clip the gradients of all weights together, and a group has a clip of its own"
             raise RecipeError(what, where="optim.groups", fix=f"leave out its clip, or {without}")
         if recipe.train.shard != "none":
@@ -107,11 +107,11 @@ class PipelineStages(Parallelism):
 
     def total_norm(self, gradients: Iterable[Tensor]) -> Tensor:
         """Norm of the norms of all gradients, in the order of the whole model; see `Parallelism`."""
-        own, parameters = list(gradients), self.model.parameters()
+        tensors, parameters = list(gradients), self.model.parameters()
         numbers = [number for number, parameter in enumerate(parameters) if parameter.grad is not None]
-        norms = torch._foreach_norm(own) if own else ()
-        told = self.group.exchange([[n, float(norm)] for n, norm in zip(numbers, norms, strict=True)])
-        every = [norm for _, norm in sorted((number, norm) for stage in told for number, norm in stage)]
+        norms = torch._foreach_norm(tensors) if tensors else ()
+        norms_of_stages = self.group.exchange([[n, float(norm)] for n, norm in zip(numbers, norms, strict=True)])
+        every = [norm for _, norm in sorted((number, norm) for stage in norms_of_stages for number, norm in stage)]
         norms_of_all = torch.tensor(every, dtype=wide_dtype(self.model.part.dtype))
         norm: Tensor = torch.linalg.vector_norm(norms_of_all)
         return norm
@@ -147,9 +147,9 @@ class PipelineStages(Parallelism):
         ]
         return [f"pipeline stages of blocks {', '.join(spans[:-1])} and {spans[-1]}, each in a process of its own"]
 
-    def advice(self, made: Plan) -> str:
+    def advice(self, plan: Plan) -> str:
         """See `Parallelism`: if stages are idle for more than IDLE of the time."""
-        share, num = share_at_work(made, self.group.size), made.num_micros / max(made.num_steps, 1)
+        share, num = share_at_work(plan, self.group.size), plan.num_micros / max(plan.num_steps, 1)
         if share >= 1 - IDLE:
             return ""
         what = f"updates of {num:.1f} micro-batches keep a pipeline stage at work {share:.0%} of the time at best"
@@ -160,7 +160,7 @@ class _OfStage:
     """Exact sum of the gradients of one stage over micro-batches; other processes contribute nothing.
 
     Args:
-        parameters: of the stage, and those on the meta device, which have no gradient.
+        parameters: parameters of the stage, and those on the meta device, which have no gradient.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:

@@ -28,7 +28,7 @@ class MicroCounts:
     """Counts of one micro-batch.
 
     Args:
-        sequences, tokens: of the corpus, without the filler that completes a row.
+        sequences, tokens: counts of the corpus, without the filler that completes a row.
         padded_tokens: computed tokens, real ones included.
         num_targets: labels that count.
         terms: targets of every loss term.
@@ -56,13 +56,13 @@ def counts_to_json(
     return {number: asdict(count_micro(model, batch)) for number, batch in zip(numbers, micros, strict=True)}
 
 
-def counts_of_all(told: Sequence[dict[int, dict[str, Any]]]) -> list[MicroCounts]:
+def counts_of_all(of_processes: Sequence[dict[int, dict[str, Any]]]) -> list[MicroCounts]:
     """Counts of all micro-batches in the order of the update.
 
     Args:
-        told: `counts_to_json` of all processes.
+        of_processes: `counts_to_json` of all processes.
     """
-    rows = {int(number): MicroCounts(**row) for own in told for number, row in own.items()}
+    rows = {int(number): MicroCounts(**row) for counts in of_processes for number, row in counts.items()}
     return [rows[number] for number in sorted(rows)]
 
 
@@ -112,10 +112,10 @@ class Share:
         Args:
             micros: of this process, as `numbers`.
         """
-        names, own = list(weights), list(zip(self.numbers, micros, strict=True))
+        names, numbered = list(weights), list(zip(self.numbers, micros, strict=True))
         if self.lockstep is not None:  # all wait for the slowest of a pass: the largest ones go together
-            own.sort(key=lambda one: -self.counts[one[0]].padded_tokens)
-        for number, batch in own:
+            numbered.sort(key=lambda entry: -self.counts[entry[0]].padded_tokens)
+        for number, batch in numbered:
             if any(self.counts[number].terms[name] for name in names):
                 yield number, batch
             elif self._has_passes(names):
@@ -143,28 +143,30 @@ class Share:
                 self.sums.give_up()
             raise
 
-    def to_json(self, own: dict[int, MicroResult]) -> list[Any] | None:
+    def to_json(self, results: dict[int, MicroResult]) -> list[Any] | None:
         """Message to the others: results of this process's micro-batches by place, indices of parameters with a
         gradient, and the bound of `room`."""
         if self.group.size == 1:
             return None
         used = sorted(self.sums.used) if self.sums is not None else []
         learnt = None if self.room is None else [self.room.most, self.room.messages]
-        return [{number: result.to_json() for number, result in own.items()}, used, learnt]
+        return [{number: result.to_json() for number, result in results.items()}, used, learnt]
 
-    def of_all(self, own: dict[int, MicroResult], told: Sequence[Any]) -> list[MicroResult]:
+    def of_all(self, local: dict[int, MicroResult], of_processes: Sequence[Any]) -> list[MicroResult]:
         """Results of all micro-batches in the order of the update; `.grad` then holds the sums over all processes.
 
         Args:
-            told: `to_json` of all processes.
+            of_processes: `to_json` of all processes.
         """
         used = set() if self.sums is None else set(self.sums.used)
-        results = own
+        results = local
         if self.group.size > 1:
-            results = {int(number): MicroResult.from_json(row) for rows, _, _ in told for number, row in rows.items()}
-            used = used.union(*(indices for _, indices, _ in told))
+            results = {
+                int(number): MicroResult.from_json(row) for rows, _, _ in of_processes for number, row in rows.items()
+            }
+            used = used.union(*(indices for _, indices, _ in of_processes))
             if self.room is not None:
-                self.room.agree([learnt for *_, learnt in told])
+                self.room.agree([learnt for *_, learnt in of_processes])
         if self.sums is not None:
             self.sums.finish(self.group, used)
         return [results[number] for number in sorted(results)]

@@ -42,7 +42,7 @@ class CollapseState:
 
     Args:
         since: step at which the stage began, or of the last recovery.
-        light: of the last reading after the warm-up.
+        light: light of the last reading after the warm-up.
         streak: readings in a row that looked collapsed.
         healthy_step: step of the last reading with one sign at most; without such a reading, the stage's beginning.
         kl_factor: factor on the weight of the KL term, lowered by every recovery.

@@ -53,8 +53,8 @@ def peaks(recipe: str, overrides: Sequence[str], variants: Sequence[BenchVariant
     if variants[0].setup.device.type == "cuda":
         return [_peak(variant) for variant in variants]
     calls = [(recipe, list(overrides), row) for row in range(len(variants))]
-    found = run_all(_peak_of, calls, at_once=2)
-    return list(counted(found, "measuring memory", len(calls), "rows"))
+    results = run_all(_peak_of, calls, at_once=2)
+    return list(counted(results, "measuring memory", len(calls), "rows"))
 
 
 def _peak_of(recipe: str, overrides: list[str], row: int) -> tuple[int, int]:
@@ -65,15 +65,15 @@ def _peak_of(recipe: str, overrides: list[str], row: int) -> tuple[int, int]:
 
 def _peak(variant: BenchVariant) -> tuple[int, int]:
     """Bytes at the peak of a step with the largest micro-batch of the first epoch, and bytes before it."""
-    setup, made = variant.setup, variant.plan
+    setup, plan = variant.setup, variant.plan
     on_gpu = setup.device.type == "cuda"
-    _step(variant, int(np.argmin(made.micro_cells)))  # libraries load what they need
+    _step(variant, int(np.argmin(plan.micro_cells)))  # libraries load what they need
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(setup.device)
     return_freed_memory()
     base = torch.cuda.memory_allocated(setup.device) if on_gpu else process_memory()
     restart_peak()
-    _step(variant, int(np.argmax(made.micro_cells)))
+    _step(variant, int(np.argmax(plan.micro_cells)))
     return torch.cuda.max_memory_allocated(setup.device) if on_gpu else max(peak_memory(), base), base
 
 
@@ -120,9 +120,9 @@ def predicted_memory(memory: StageMemory, rows: Sequence[SpeedRow], longest: int
     footprint, weights = memory.footprint, sum(p.numel() * p.element_size() for p in memory.parameters)
     fixed = weights + state_bytes(memory.parameters, micros=1) + process_bytes(footprint.fixed)
     slope = process_bytes(footprint.of(1, longest)) - process_bytes(footprint.fixed)
-    found = MemoryModel(fixed, slope, max(row.base_bytes for row in rows), 0.0)
-    errors = [abs(found.predict(row.largest_pass) / row.memory_bytes - 1) for row in rows]
-    return replace(found, worst_error=max(errors))
+    model = MemoryModel(fixed, slope, max(row.base_bytes for row in rows), 0.0)
+    errors = [abs(model.predict(row.largest_pass) / row.memory_bytes - 1) for row in rows]
+    return replace(model, worst_error=max(errors))
 
 
 def memory_lines(model: MemoryModel, longest: int) -> list[str]:
@@ -145,7 +145,7 @@ class Trained:
 
     Args:
         tokens: real tokens trained on.
-        seconds: of all steps, the loader included.
+        seconds: time of all steps, the loader included.
         heldout_loss: nats per target after the last step; None without held-out data.
     """
 

@@ -65,8 +65,8 @@ class SpeedRow:
         shares: operations that real tokens need over those of a large matrix product in the same time, one per round;
             empty unless the model is a decoder, as only decoders' operations are counted.
         updates: timed steps, all rounds together.
-        peak_bytes: peak memory of a step with the epoch's largest micro-batch: of a process that does nothing else, or
-            allocated on the GPU.
+        peak_bytes: peak memory of a step with the epoch's largest micro-batch, in a process of its own or allocated on
+            the GPU.
         base_bytes: the same before model, gradients and optimizer state exist.
     """
 
@@ -151,18 +151,18 @@ def counted_sizes(setup: Setup) -> LayerSizes | None:
 
 def to_row(variant: BenchVariant, measured: Rounds, memory: tuple[int, int]) -> SpeedRow:
     """The row of a variant from its measurements; `memory` comes from `bench_memory.peaks`."""
-    made, settings = variant.plan, variant.stage.recipe.plan
+    plan, settings = variant.plan, variant.stage.recipe.plan
     fields = ("strategy", "tokens_per_step", "tokens_per_micro", "batch_size", "bucket_width")
     both = [name for name in (variant.name, variant.name + WITHOUT_NATIVE) if name in measured.turns]
     return SpeedRow(
         variant.name,
         plan={field: getattr(settings, field) for field in fields},
-        tokens_per_update=made.real_tokens / made.num_steps,
-        tokens_per_pass=made.real_tokens / made.num_micros,
-        sequence_tokens=made.real_tokens / len(made.order),
-        padded_length=made.padded_tokens / len(made.order),
-        pad_share=made.pad_share,
-        largest_pass=int(made.micro_cells.max()),
+        tokens_per_update=plan.real_tokens / plan.num_steps,
+        tokens_per_pass=plan.real_tokens / plan.num_micros,
+        sequence_tokens=plan.real_tokens / len(plan.order),
+        padded_length=plan.padded_tokens / len(plan.order),
+        pad_share=plan.pad_share,
+        largest_pass=int(plan.micro_cells.max()),
         rates=measured.rates(variant.name),
         torch_rates=measured.rates(both[1]) if len(both) == 2 else [],
         shares=measured.shares(variant.name) if counted_sizes(variant.setup) else [],

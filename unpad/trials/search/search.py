@@ -75,7 +75,7 @@ def direction(metric: str, family: str) -> int:
     """1 if a lower metric is better, -1 if a higher one is.
 
     Args:
-        family: of the data of the trials.
+        family: family of the trials' data.
 
     Raises:
         RecipeError: the family has no such metric, or neither direction of it is better.
@@ -132,7 +132,7 @@ class Search:
         fixed: overrides of every trial.
         metric: name of a metric of `evaluate_run`, or `score`.
         sign: 1 if a lower metric is better, -1 if a higher one is; the study minimises their product.
-        last_stage: stage whose evaluations are compared; earlier stages may evaluate other data.
+        last_stage: only evaluations of this stage are compared; earlier stages may evaluate other data.
     """
 
     recipe: str
@@ -170,7 +170,7 @@ def search(
 
     Args:
         recipe: packaged name or YAML file.
-        folder: of the journal, a run directory per trial, and `best.yaml`, the recipe of the best trial.
+        folder: holds the journal, a run directory per trial, and `best.yaml`, the recipe of the best trial.
         fields: ranges and choices as `split_fields` reads them, and `key=value`; if empty, those of the existing
             search.
         trials: of the whole search.
@@ -197,9 +197,9 @@ def search(
         settings = settings or _agreed(study, recipe, fields, metric, folder)
         if study.user_attrs.get("settings") != settings:
             study.set_user_attr("settings", settings)
-        found = _begin(study, settings, folder, console or open_console(), verbose)
-        _run_trials(found, trials)
-        return _summary(found)
+        state = _begin(study, settings, folder, console or open_console(), verbose)
+        _run_trials(state, trials)
+        return _summary(state)
 
 
 def _settings(recipe: str, fields: Sequence[str], metric: str) -> dict[str, Any]:
@@ -224,7 +224,7 @@ def _agreed(
     if began is None:  # the search ended before its first trial
         return _settings(recipe, fields, metric or "loss")
     now = _settings(recipe, fields or began["fields"], metric or began["metric"])
-    changed = differences(*(resolved(parse_recipe(one["recipe"])) for one in (began, now)))
+    changed = differences(*(resolved(parse_recipe(start["recipe"])) for start in (began, now)))
     changed |= {"what is searched": (began["fields"], now["fields"])} if _space(began) != _space(now) else {}
     judged = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     changed |= {"--for": (began["metric"], now["metric"])} if judged and began["metric"] != now["metric"] else {}
@@ -328,14 +328,14 @@ def _draw(trial: Trial, key: str, of: Any) -> str:
     return written(trial.suggest_float(key, of.low, of.high, log=of.log))
 
 
-def _falls_behind(search: Search, trial: Trial, stage: str, step: int, found: HeldOut) -> bool:
+def _falls_behind(search: Search, trial: Trial, stage: str, step: int, held_out: HeldOut) -> bool:
     """Compare an evaluation with those of other trials; return whether to end this trial.
 
     The comparison uses the metric of the search if evaluations in training have it and lower is better, else the loss.
     """
     if stage != search.last_stage:
         return False
-    value = found.values.get(search.metric, found.loss) if search.sign > 0 else found.loss
+    value = held_out.values.get(search.metric, held_out.loss) if search.sign > 0 else held_out.loss
     steps: list[int] = trial.user_attrs.get("checks", [])
     if step not in steps:
         steps = [*steps, step]
@@ -360,7 +360,7 @@ def _is_behind(search: Search, trial: int, number: int) -> bool:
     if checks != number:
         return False
     upto = search.study.get_trials(deepcopy=False)[: trial + 1]
-    values = [one.intermediate_values[number] for one in upto if number in one.intermediate_values]
+    values = [other.intermediate_values[number] for other in upto if number in other.intermediate_values]
     return values[-1] > sorted(values)[max(len(values) // KEPT_PART, 1) - 1]
 
 

@@ -68,12 +68,12 @@ def split_fields(fields: Sequence[str]) -> tuple[Space, list[str]]:
         if key in seen:
             raise RecipeError("the key is given twice", where=f"command line: {key}", fix="give it once")
         seen.add(key)
-        found = RANGE.fullmatch(text.strip()) if not text.strip().startswith(tuple(QUOTES)) else None
+        match = RANGE.fullmatch(text.strip()) if not text.strip().startswith(tuple(QUOTES)) else None
         options = _parts(text)
         if len(options) > 1:
             space[key] = _choice(key, options)
-        elif found is not None:
-            space[key] = _range(key, found)
+        elif match is not None:
+            space[key] = _range(key, match)
         else:
             fixed.append(field)
     return space, fixed
@@ -97,25 +97,25 @@ def check_space(recipe: str, fixed: Sequence[str], space: Space) -> Recipe:
     return resolved(open_recipe(recipe, list(fixed)))
 
 
-def _range(key: str, found: re.Match[str]) -> Range:
+def _range(key: str, match: re.Match[str]) -> Range:
     where = f"command line: {key}"
-    low, high, scale = found["low"].strip(), found["high"].strip(), found["scale"]
+    low, high, scale = match["low"].strip(), match["high"].strip(), match["scale"]
     fix = "write for example optim.lr=1e-4..1e-2:log; text that is no range goes in quotes"
     for end in (low, high):
         if NUMBER.fullmatch(end) is None:
-            raise RecipeError(f'"{end}" is no number, so {found[0]} is no range', where=where, fix=fix)
+            raise RecipeError(f'"{end}" is no number, so {match[0]} is no range', where=where, fix=fix)
     if scale not in (None, ":log"):
         raise RecipeError(f'a range may end with ":log", not with "{scale}"', where=where, fix=fix)
     whole = not any(mark in end for end in (low, high) for mark in ".eE")
-    made = Range(float(low), float(high), whole, scale is not None)
-    if not math.isfinite(made.low) or not math.isfinite(made.high):
-        raise RecipeError(f"{found[0][:80]} has an end that is too large for a number", where=where, fix=fix)
-    if made.low >= made.high:
-        raise RecipeError(f"the range {found[0]} is empty", where=where, fix="write the lower end first")
-    if made.log and made.low <= 0:
+    span = Range(float(low), float(high), whole, scale is not None)
+    if not math.isfinite(span.low) or not math.isfinite(span.high):
+        raise RecipeError(f"{match[0][:80]} has an end that is too large for a number", where=where, fix=fix)
+    if span.low >= span.high:
+        raise RecipeError(f"the range {match[0]} is empty", where=where, fix="write the lower end first")
+    if span.log and span.low <= 0:
         fix = "begin above 0, or leave out :log"
-        raise RecipeError(f"{found[0]} has no logarithm at {low}", where=where, fix=fix)
-    return made
+        raise RecipeError(f"{match[0]} has no logarithm at {low}", where=where, fix=fix)
+    return span
 
 
 def _choice(key: str, options: list[str]) -> Choice:

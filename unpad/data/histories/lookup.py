@@ -1,4 +1,4 @@
-"""Rows of the tables of patients by their place, and whose they are."""
+"""Look up patients and rows of their tables by the place that a user names."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ def _table_row(table: Table, place: Place) -> int | None:
     """Index of the row at a place; None if the table does not have it."""
     is_it = file_test(place.file)
     files = [number for number, file in enumerate(table.files) if is_it(str(file.path)) or file.shown == place.file]
-    found = np.flatnonzero(np.isin(table.file_of, files) & (table.row == place.line))
-    return int(found[0]) if len(found) else None
+    matches = np.flatnonzero(np.isin(table.file_of, files) & (table.row == place.line))
+    return int(matches[0]) if len(matches) else None
