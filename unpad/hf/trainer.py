@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ from unpad.hf.checks import (
     stop_packing,
     warn_of_cuts,
 )
-from unpad.hf.evaluation import MeanOverTargets
+from unpad.hf.evaluation import MeanOverTargets, is_mean_of_means
 from unpad.hf.group import cells_per_token, check_alike, group_of, own_counts
 from unpad.hf.head import TargetHead, add_target_head
 from unpad.hf.loader import IGNORED, PLACE, ChangedRowError, Examples, OrderedBatches, PlannedBatches, collate
@@ -322,6 +323,12 @@ class UnpadMixin(Trainer):
         if group.size > 1:  # accelerate's own loaders repeat sequences on the last ranks
             parts = group.exchange([evaluated.total, evaluated.num_targets]) if isinstance(examples, Examples) else []
             evaluated = MeanOverTargets.of_parts(parts)
+        if isinstance(examples, Examples) and not is_mean_of_means(examples.targets, self.args.eval_batch_size):
+            warnings.warn(
+                "the loss of an evaluation is the mean over all targets of the set; the trainer's own is the mean over "
+                "rows of their batches' means, and may be another",
+                stacklevel=2,
+            )
         if evaluated.num_targets:
             out.metrics[f"{metric_key_prefix}_loss"] = evaluated.mean
         return out
@@ -422,12 +429,12 @@ def set_up(
             )
             stack.enter_context(replacing(trainer, attachment))
             if own is not None:
-                attachment.update = prove_ours(trainer, own)
+                attachment.update = ours = prove_ours(trainer, own)
             talk.own = [tokens_per_micro, args.gradient_accumulation_steps, args.seed, args.data_seed, head.mode]
             talk.own.append(examples.digest())
         check_alike("training data or arguments", talk.told)
     if own is not None:
-        warn_of_own(own)
+        warn_of_own(own, ours)
     return attachment
 
 
