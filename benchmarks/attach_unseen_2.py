@@ -5,10 +5,10 @@
     python benchmarks/attach_unseen_2.py --tokens 4096       # where an update is one micro-batch
 
 They were written without sight of the code of `unpad.hf` and of the proof, and their truths were compared with the
-trainers before any was attached. Three were changed after their first verdict: the rows of `tools_and_system` and of the
-second of `two_stages` do not fit into the six micro-batches of 48 tokens that an update had, so it has six of 64; and
-`last_update_is_smaller` asked for updates of six and four rows, which is the order of padded batches: micro-batches
-hold tokens, so now each update is judged by the rows that it has. `attach_judge.py` says how they are judged.
+trainers before any was attached. Three were changed after their first verdict: the rows of `tools_and_system`, and the
+second ones of `two_stages`, do not fit into the six micro-batches of 48 tokens that an update had, so it has six of 64;
+and `last_update_is_smaller` asked for updates of six and four rows, as padded batches have: micro-batches hold tokens,
+so now each update is judged by the rows that it has. `attach_judge.py` says how they are judged.
 """
 
 from __future__ import annotations

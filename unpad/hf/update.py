@@ -276,7 +276,7 @@ def _hints(own: OwnUpdate, called: list[dict[str, Any]], refused: str) -> Iterat
 
 
 def warn_of_own(own: OwnUpdate, ours: ForeignCertificate) -> None:
-    """Warn of what was wrong with the trainer's own update, and is right on our batches; and of what is not compared."""
+    """Warn of what was wrong in the trainer's own update and is right on our batches, and of what is not compared."""
     if own.failure:
         text = f"the trainer could not compute its own first update, so ours was not compared with it: {own.failure}"
         warnings.warn(text, stacklevel=4)
@@ -284,5 +284,5 @@ def warn_of_own(own: OwnUpdate, ours: ForeignCertificate) -> None:
         text = f"the trainer's own first update was not right, and is on flat batches: {_reasons(own.certificate)}"
         warnings.warn(text, stacklevel=4)
     if NO_ROUTER_LOSS in ours.notes:
-        text = "the router's auxiliary loss is one of each micro-batch, and flat ones have other sequences than padded ones"
+        text = "the router's auxiliary loss is one of each micro-batch, and flat ones have other sequences"
         warnings.warn(f"{text}: it is another, and was not compared", stacklevel=4)

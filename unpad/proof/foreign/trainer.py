@@ -393,7 +393,7 @@ def begin(trainer: object, loader: object) -> None:
 
 
 def _schedule(trainer: Scheduling, max_steps: int) -> None:
-    """Make what a loss may read learning rates of; a schedule changes its optimizer, so it gets a copy of the user's."""
+    """Make what a loss may read learning rates of; a schedule changes its optimizer, so a user's is copied."""
     if trainer.optimizer is not None and trainer.lr_scheduler is None:
         vars(trainer)["optimizer"] = made = copy.copy(trainer.optimizer)
         made.param_groups = [dict(group) for group in made.param_groups]
@@ -877,7 +877,7 @@ class Probe:
         return abs(two - one) > FITS * abs(one) and not self._couples()
 
     def _couples(self) -> bool:
-        """True if the effect of a token in one row on the loss, or what a row's targets weigh, depends on another row."""
+        """True if the effect of a token in one row on the loss, or the weights of its targets, depend on another."""
         batch = next((one for one in self.first.batches if len(read_batch(one).ids) > 1), None)
         if batch is None:
             return False
