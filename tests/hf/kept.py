@@ -829,6 +829,25 @@ def other_model_later(folder: Path) -> None:
 
 def streams(folder: Path) -> None:
     named(plain(folder, alone(SEQUENCES).to_iterable_dataset(), masking, max_steps=2), "IterableDataset has no length")
+    named(plain(folder, Numbered(), masking), "Numbered has no length, or no rows by number")
+
+
+class Numbered(torch.utils.data.IterableDataset):
+    """A stream that knows its length."""
+
+    def __len__(self) -> int:
+        return len(SEQUENCES)
+
+    def __iter__(self) -> Iterator[dict[str, list[int]]]:
+        return ({"input_ids": one} for one in SEQUENCES)
+
+
+def evaluates_streams(folder: Path) -> None:
+    trainer = plain(folder, alone(SEQUENCES), masking, eval_dataset=Numbered(), per_device_eval_batch_size=3)
+    pairs = [(one, masked_prompt(one)) for one in SEQUENCES]
+    wanted = truth_of(trainer.model, pairs)[0]
+    attach(trainer, tokens_per_micro=64)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(wanted, rel=1e-5)
 
 
 def sorts(folder: Path) -> None:
@@ -1129,6 +1148,7 @@ SETUPS: dict[str, tuple[Callable[[Path], None], ...]] = {
     "`get_train_dataloader`, `_get_dataloader`, `_get_train_sampler`, `get_batch_samples`": (own_batches,),
     "`train_sampling_strategy`": (sorts,),
     "a streamed dataset": (streams,),
+    "a streamed dataset to evaluate": (evaluates_streams,),
     "`dataloader_drop_last`, `data_seed`": (drops_the_last,),
     "callbacks that read batches": (callbacks,),
     "`get_eval_dataloader`, `prediction_step`, `evaluation_loop`": (own_evaluation,),

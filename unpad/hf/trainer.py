@@ -34,7 +34,16 @@ from unpad.hf.checks import (
 from unpad.hf.evaluation import MeanOverTargets, is_mean_of_means
 from unpad.hf.group import cells_per_token, check_alike, group_of, own_counts
 from unpad.hf.head import TargetHead, add_target_head
-from unpad.hf.loader import IGNORED, PLACE, ChangedRowError, Examples, OrderedBatches, PlannedBatches, collate
+from unpad.hf.loader import (
+    IGNORED,
+    PLACE,
+    ChangedRowError,
+    Examples,
+    OrderedBatches,
+    PlannedBatches,
+    collate,
+    is_streamed,
+)
 from unpad.hf.metrics import as_rows, inputs_as_rows
 from unpad.hf.neftune import add_noise
 from unpad.hf.prepare import Prepared, preparing, undo
@@ -185,7 +194,7 @@ class UnpadMixin(Trainer):
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Flat batches of an evaluation set, of the dataset by that name, or of the trainer's own.
 
-        They are in the order of the data where metrics are computed of its rows.
+        They are in the order of the data where metrics are computed of its rows. Streams keep the trainer's own ones.
         """
         attachment = self.attachment
         if attachment is None or attachment.keeps_evaluation:
@@ -197,6 +206,9 @@ class UnpadMixin(Trainer):
             data = self.eval_dataset[eval_dataset]
         if data is None:
             raise RecipeError("the trainer has no eval_dataset", fix="pass eval_dataset to the trainer or to evaluate")
+        if is_streamed(data):
+            streamed: DataLoader[Any] = super().get_eval_dataloader(eval_dataset)
+            return streamed
         examples = attachment.examples_of(data)
         tokens = attachment.tokens_per_eval
         if self.compute_metrics is not None:

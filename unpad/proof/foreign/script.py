@@ -82,7 +82,8 @@ def read_script(
     if reason := next((found for found in map(_own_places, made) if found), ""):
         known = [one for batch in read for one, _ in _rows(batch)]
         return Script(known, None, dict.fromkeys((*OF_DATA, *OF_NUMBERS), reason))
-    return _of_rows(examples, made, collate, read, packed, padding)
+    filled = [(example, one) for example, one in zip(examples, made, strict=True) if bool(read_batch(one).real.any())]
+    return _of_rows([example for example, _ in filled], [one for _, one in filled], collate, read, packed, padding)
 
 
 def without_holes(batch: ForeignBatch) -> ForeignBatch:

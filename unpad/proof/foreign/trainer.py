@@ -821,9 +821,11 @@ class Probe:
         if usual is not None and fits(in_sum) and self._adds_up():
             forgotten = abs(in_sum.loss / (usual * self.update.num_wanted) - 1) < FITS
             return (truth, "", "") if forgotten else (in_sum, BY_SUM, "")
-        if usual is None or self._counts_padding() or self._depends_on_division():
+        if usual is not None and self._counts_padding():
             return truth, "", ""
-        return truth, "", COUPLED if self._couples() else OWN_SHARES
+        if self._couples():
+            return truth, "", COUPLED
+        return truth, "", "" if usual is None or self._depends_on_division() else OWN_SHARES
 
     def makes_another_gradient(self, step: TrainerStep, truth: UpdateResults, own: UpdateResults) -> bool:
         """True if the trainer's step makes another gradient than that of its loss, as an adversarial one does.
@@ -874,14 +876,14 @@ class Probe:
             taken, num_items = self.trainer.get_batch_samples(iter(made), len(made), self.trainer.args.device)
             steps.append(_step(self.trainer, taken, num_items))
         one, two = (step.loss for step in steps)
-        return abs(two - one) > FITS * abs(one) and not self._couples()
+        return abs(two - one) > FITS * abs(one)
 
     def _couples(self) -> bool:
         """True if the effect of a token in one row on the loss, or the weights of its targets, depend on another."""
-        batch = next((one for one in self.first.batches if len(read_batch(one).ids) > 1), None)
-        if batch is None:
-            return False
-        read = read_batch(batch)
+        reads = [read for read in map(read_batch, self.first.batches) if len(read.ids) > 1]
+        return any(map(self._share_weights, reads)) or (bool(reads) and self._mixes(reads[0]))
+
+    def _mixes(self, read: ForeignBatch) -> bool:
         losses = []
         for changed in ((), (0,), (1,), (0, 1)):
             ids = read.ids.clone()
@@ -892,20 +894,20 @@ class Probe:
             given = read.with_ids(ids)
             losses.append(_step_alone(self.trainer, {**given, **read.labels}).loss)
         mixed = losses[0] - losses[1] - losses[2] + losses[3]
-        if abs(mixed) > FITS * max(abs(losses[0] - losses[3]), FITS * abs(losses[0])):
-            return True
-        turned = read.ids.clone()  # as many tokens and targets, and other losses of them
-        for row in range(1, len(turned)):
-            turned[row, read.real[row]] = read.ids[row, read.real[row]].flip(0)
-        beside, other = (self._pull_of_first_row(read, ids) for ids in (read.ids, turned))
-        return beside is not None and other is not None and relative(other, beside) > FITS
+        return abs(mixed) > FITS * max(abs(losses[0] - losses[3]), FITS * abs(losses[0]))
 
-    def _pull_of_first_row(self, read: ForeignBatch, ids: Tensor) -> Tensor | None:
-        """Gradient of the loss with respect to the logits of the first row's targets, with other tokens in a batch."""
-        with logits_noted(self.trainer.model) as noted:
-            _step_alone(self.trainer, {**read.with_ids(ids), **read.labels})
-        found = [one.grad for one in noted if one.grad is not None and one.shape[:-1] == read.ids.shape]
-        return found[0][0, read.targets[0] != IGNORE] if found else None
+    def _share_weights(self, read: ForeignBatch) -> bool:
+        """True if the loss pulls otherwise at the logits of every second row of a batch when the others are turned."""
+        pulls = []
+        for turned in (False, True):
+            ids = read.ids.clone()
+            for row in range(1, turned * len(ids), 2):  # as many tokens and targets, and other losses of them
+                ids[row, read.real[row]] = read.ids[row, read.real[row]].flip(0)
+            with logits_noted(self.trainer.model) as noted:
+                _step_alone(self.trainer, {**read.with_ids(ids), **read.labels})
+            pulls += [one.grad for one in noted if one.grad is not None and one.shape[:-1] == read.ids.shape][:1]
+        learnt = read.targets[::2] != IGNORE
+        return len(pulls) == 2 and relative(pulls[1][::2][learnt], pulls[0][::2][learnt]) > FITS
 
 
 def _widened(batch: Batch, more: int) -> Batch:
