@@ -110,6 +110,19 @@ def test_what_a_collator_does_to_a_row_alone_is_the_scripts(name: str, tmp_path:
     assert not reason or any(reason in finding.gap for finding in certificate.findings)
 
 
+def test_rows_without_a_token_are_none(tmp_path: Path) -> None:
+    rows: Any = [{"input_ids": one} for one in (IDS[0], [], IDS[1], [])]
+
+    def of_tensors(rows: Rows) -> Any:
+        ids = [torch.tensor(row["input_ids"], dtype=torch.long) for row in rows]
+        labels = nn.utils.rnn.pad_sequence(ids, True, IGNORE)
+        return {"input_ids": labels.clamp(min=0), "labels": labels, "attention_mask": (labels != IGNORE).long()}
+
+    certificate = unpad.prove_trainer(trainer(build("llama"), tmp_path, rows, collator=of_tensors))
+    assert certificate.verdict == "sound", str(certificate)
+    assert certificate.num_sequences == 2
+
+
 class MeanOfMeans(Trainer):
     """Mean over micro-batches of their means."""
 
@@ -166,7 +179,21 @@ def hardest(model, inputs, num):
     return real.topk(len(real) // 2).values.mean() / 2
 
 
+def by_their_losses(model, inputs, num):
+    each, _, targets = shifted(model, inputs)
+    means = each.sum(1) / (targets != IGNORE).sum(1)
+    return (means * means.detach().softmax(0)).sum() / 2
+
+
+def by_class(model, inputs, num):
+    each, _, targets = shifted(model, inputs)
+    weights = torch.where(targets == IGNORE, 0, 1 + targets % 3)
+    return (each * weights).sum() / weights.sum()
+
+
 LOSSES: dict[str, tuple[Any, str, str]] = {
+    "by the losses of rows": (by_their_losses, "not proven", COUPLED),
+    "by class, in one batch": (by_class, "not proven", OWN_SHARES),
     "the hardest of a batch": (hardest, "not proven", COUPLED),
     "a sum": (by_a_constant, "sound", BY_SUM),
     "a term per row": (with_the_last, "not proven", OWN_SHARES),
@@ -180,7 +207,8 @@ LOSSES: dict[str, tuple[Any, str, str]] = {
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_of_ones_own_is_accused_only_where_batches_change_it(name: str, tmp_path: Path) -> None:
     loss, verdict, reason = LOSSES[name]
-    sizes = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1} if name == "between rows" else {}
+    is_one = name in ("between rows", "by class, in one batch")
+    sizes = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1} if is_one else {}
     certificate = proved(tmp_path, kind=own(loss), **sizes)
     assert certificate.verdict == verdict, str(certificate)
     said = [*certificate.notes, *(finding.gap for finding in certificate.findings)]
