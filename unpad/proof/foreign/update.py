@@ -58,7 +58,9 @@ class ForeignBatch:
 
     def num_shown(self, row: int, cells: slice) -> int:
         """Length of a sequence without an end that a mask hides."""
-        return cells.stop - cells.start - int(self.real[row, cells.stop - 1] & ~self.shown[row, cells.stop - 1])
+        is_hidden = bool(self.real[row, cells.stop - 1] & ~self.shown[row, cells.stop - 1])
+        length: int = cells.stop - cells.start
+        return length - is_hidden
 
     def rectangle(self, name: str) -> Tensor | None:
         """An input with an entry for every token, (rows, width)."""
