@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -222,6 +223,30 @@ def pads_with_the_end(folder: Path) -> None:
     ended = [[*one[:3], 2, *one[3:], 2] for one in SEQUENCES]
     pairs = [(ids, [IGNORED if token == 2 else token for token in ids]) for ids in ended]
     kept(plain(folder, alone(ended), DataCollatorForLanguageModeling(words, mlm=False)), pairs)
+
+
+def hides_the_end(folder: Path) -> None:
+    ended = [[*one, 2] for one in SEQUENCES]
+
+    def padded(rows: list[dict[str, Any]], left: bool = False) -> dict[str, Tensor]:
+        ids = [torch.tensor(row["input_ids"]) for row in rows]
+        labels = [torch.cat([one.new_tensor([IGNORED]), one[1:]]) for one in ids]
+        side = "left" if left else "right"
+        made = nn.utils.rnn.pad_sequence(ids, True, 2, side)
+        targets = nn.utils.rnn.pad_sequence(labels, True, IGNORED, side)
+        return {"input_ids": made, "attention_mask": made != 2, "labels": targets}
+
+    def in_the_data(one: list[int], width: int) -> dict[str, Any]:
+        ids = [*one, *[2] * (width - len(one))]
+        labels = [*one, *[IGNORED] * (width - len(one))]
+        return {"input_ids": ids, "attention_mask": [int(token != 2) for token in ids], "labels": labels}
+
+    wide = data([in_the_data(one, 1 + max(map(len, ended))) for one in ended])
+    for rows, collator in (
+        (alone(ended), padded), (alone(ended), partial(padded, left=True)), (wide, default_data_collator),
+    ):  # fmt: skip
+        assert prove_trainer(plain(folder, rows, collator)).verdict == "sound"
+        kept(plain(folder, rows, collator), whole(ended))
 
 
 def stock_collators(folder: Path) -> None:
@@ -454,6 +479,15 @@ def own_divisors(folder: Path) -> None:
     refused(plain(folder, data(ROWS), None, ByCells, gradient_accumulation_steps=3), message)
 
 
+class ByRate(Trainer):
+    """A loss that grows with the learning rate."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        assert self.is_in_train
+        rate = self.optimizer.param_groups[0]["lr"] + self.lr_scheduler.get_last_lr()[0]
+        return rate * super().compute_loss(model, inputs, False, num_items_in_batch)
+
+
 class Fading(Trainer):
     """A second term fades while training goes on."""
 
@@ -473,6 +507,8 @@ def reads_the_state(folder: Path) -> None:
         return plain_loss(logits, labels, index) + 0.1 * logits[:-1][real].logsumexp(-1).square().sum()
 
     kept(plain(folder, data(ROWS), None, Fading), labelled(ROWS), faded)
+    trainer = plain(folder, data(ROWS), None, ByRate, learning_rate=0.4, lr_scheduler_type="constant")
+    kept(trainer, labelled(ROWS), lambda *given: 0.8 * plain_loss(*given))
 
 
 class TwoHeads(LlamaForCausalLM):
@@ -512,6 +548,13 @@ def second_head(folder: Path) -> None:
         attach(trainer, tokens_per_micro=64)
     assert prove_trainer(trainer).passed
     assert error_of(trainer, wanted) < 1e-5
+
+
+def balances(folder: Path) -> None:
+    model = make_model("gpt_oss", router_aux_loss_coef=0.5, output_router_logits=True)
+    trainer = make_trainer("plain", model, folder, train_dataset=data(ROWS))
+    with pytest.warns(UserWarning, match="auxiliary loss is one of each micro-batch.*it is another"):
+        attach(trainer, tokens_per_micro=64)
 
 
 def columns_of_rows(folder: Path) -> None:
@@ -786,6 +829,25 @@ def other_model_later(folder: Path) -> None:
 
 def streams(folder: Path) -> None:
     named(plain(folder, alone(SEQUENCES).to_iterable_dataset(), masking, max_steps=2), "IterableDataset has no length")
+    named(plain(folder, Numbered(), masking), "Numbered has no length, or no rows by number")
+
+
+class Numbered(torch.utils.data.IterableDataset):
+    """A stream that knows its length."""
+
+    def __len__(self) -> int:
+        return len(SEQUENCES)
+
+    def __iter__(self) -> Iterator[dict[str, list[int]]]:
+        return ({"input_ids": one} for one in SEQUENCES)
+
+
+def evaluates_streams(folder: Path) -> None:
+    trainer = plain(folder, alone(SEQUENCES), masking, eval_dataset=Numbered(), per_device_eval_batch_size=3)
+    pairs = [(one, masked_prompt(one)) for one in SEQUENCES]
+    wanted = truth_of(trainer.model, pairs)[0]
+    attach(trainer, tokens_per_micro=64)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(wanted, rel=1e-5)
 
 
 def sorts(folder: Path) -> None:
@@ -1065,6 +1127,7 @@ SETUPS: dict[str, tuple[Callable[[Path], None], ...]] = {
     ),
     "the collators of transformers and TRL": (stock_collators, pads_with_the_end),
     "padding in the dataset": (pads_in_the_data,),
+    "a collator or data whose `attention_mask` hides the end of a sequence": (hides_the_end,),
     "rows that are packed": (packed,),
     "`with_transform`, `set_transform`": (transformed, drawn_anew),
     "a callback that changes the lengths of rows": (changes_the_data,),
@@ -1078,12 +1141,14 @@ SETUPS: dict[str, tuple[Callable[[Path], None], ...]] = {
     "a loss that reads how far the training is": (reads_the_state,),
     "a loss that reads across the ends of sequences, or attention weights": (reads_across_ends,),
     "a custom model class with further terms in its loss": (second_head,),
+    "a router's auxiliary loss": (balances,),
     "a loss of one's own that is not the mean over the update's targets": (ignores_the_count, weighs_sequences_alike),
     "a loss of one's own that forgets the shift": (forgets_the_shift,),
     "the usual loss, wrong in the trainer's own batches": (mended,),
     "`get_train_dataloader`, `_get_dataloader`, `_get_train_sampler`, `get_batch_samples`": (own_batches,),
     "`train_sampling_strategy`": (sorts,),
     "a streamed dataset": (streams,),
+    "a streamed dataset to evaluate": (evaluates_streams,),
     "`dataloader_drop_last`, `data_seed`": (drops_the_last,),
     "callbacks that read batches": (callbacks,),
     "`get_eval_dataloader`, `prediction_step`, `evaluation_loop`": (own_evaluation,),

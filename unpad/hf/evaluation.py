@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
+
+
+def is_mean_of_means(targets: np.ndarray, batch_size: int) -> bool:
+    """True if the mean over rows of the means of their batches, as trainers compute it, is the mean over targets.
+
+    Args:
+        targets: of each row, (num_rows,) int64, in order.
+    """
+    starts = np.arange(0, len(targets), batch_size)
+    rows = np.diff([*starts, len(targets)])
+    return bool((np.add.reduceat(targets, starts) * len(targets) == rows * targets.sum()).all())
 
 
 @dataclass

@@ -85,10 +85,14 @@ class TargetHead:
         finally:
             self.active = False
 
+    def _forget(self) -> None:
+        """Keep nothing of a batch: a model with tensors of a graph could not be copied."""
+        self.places = self.targets = self.total = self.first = self.scored = None
+
     def _find_targets(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        self.places = self.targets = self.total = self.scored = None
+        self._forget()
         labels = kwargs.get("labels")
         if not self.active or self.mode == "all" or labels is None or kwargs.get("shift_labels") is not None:
             return None
@@ -130,16 +134,17 @@ class TargetHead:
 
     def _give_scores(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Put our scores into the output of TRL's head, with (1, num_targets) of each."""
-        if self.scored is None:
+        scored = self.scored
+        self._forget()
+        if scored is None:
             return
-        total, nll, entropy, is_top1 = self.scored
+        total, nll, entropy, is_top1 = scored
         own_share = (total - total.detach()) / len(nll)  # 0, with the gradient of the sum
         out.log_probs = -(nll + own_share)[None]
         out.entropy, out.is_top1 = entropy[None], is_top1[None]
         out.label_mask = torch.ones_like(is_top1)[None]
         count = kwargs.get("num_items_in_batch")
         out.loss = total / (len(nll) if count is None else count)
-        self.scored = None
 
     def _loss(
         self, logits: Tensor, labels: Tensor, *args: Any, num_items_in_batch: Tensor | int | None = None, **kwargs: Any

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from unpad.batching.plan import Plan, plan
 from unpad.errors import PlanError, RecipeError, SourceError
@@ -140,15 +140,20 @@ class Examples(Dataset[dict[str, Tensor]]):
         return plan(self.lengths, settings, seed=seed, epoch=epoch, targets=count)
 
 
+def is_streamed(data: object) -> bool:
+    """True if the rows of data come one after the other, or their number is unknown."""
+    return isinstance(data, IterableDataset) or not isinstance(data, Sequence | Sized)
+
+
 def refuse_streams(data: object) -> None:
-    """Refuse data without a length.
+    """Refuse data whose rows cannot be read in any order.
 
     Raises:
-        SourceError: it has none.
+        SourceError: it is streamed.
     """
-    if not isinstance(data, Sequence | Sized):
+    if is_streamed(data):
         raise SourceError(
-            f"{type(data).__name__} has no length, and a plan needs all lengths before the first step",
+            f"{type(data).__name__} has no length, or no rows by number, and a plan needs all lengths before it begins",
             fix="pass a dataset that is not streamed",
         )
 

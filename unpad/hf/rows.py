@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import Trainer
 
 from unpad.errors import ProofError, RecipeError, SourceError
@@ -20,7 +21,14 @@ from unpad.proof.foreign.alone import sequences_alone, without_first_label
 from unpad.proof.foreign.judge import describe, raise_memory
 from unpad.proof.foreign.known import listed
 from unpad.proof.foreign.model import untouched_generators
-from unpad.proof.foreign.update import Known, count_cut, read_batch, read_labels, read_update
+from unpad.proof.foreign.update import (
+    Known,
+    count_cut,
+    read_batch,
+    read_labels,
+    read_update,
+    with_hidden_ends,
+)
 
 READ = ("input_ids", "labels", "shift_labels", "attention_mask", "position_ids", "use_cache", *BOUNDARIES)
 CHECKED = 24  # rows that a collator is tried on twice and in batches
@@ -171,7 +179,7 @@ class CollatedRows:
                     fix=f"give `{name}` an entry for every token, or leave it out",
                 )
             row[name] = value.reshape(-1)
-        real = self._real(made.get("attention_mask"), size)
+        real = self._real(made.get("attention_mask"), row["labels"])
         row = {name: value[real] for name, value in row.items()}
         row[PACKED] = lengths if lengths is not None else self._parts(made, real)
         end = sum(row[PACKED])
@@ -184,17 +192,17 @@ class CollatedRows:
             )
         return row
 
-    def _real(self, mask: object, size: int) -> Tensor:
-        """True where a token is no padding, (size,) bool."""
+    def _real(self, mask: object, labels: Tensor) -> Tensor:
+        """True where a token is no padding, (size,) bool, of the labels of a row."""
         if mask is None:
-            return torch.ones(size, dtype=torch.bool)
-        if not isinstance(mask, Tensor) or mask.numel() != size or bool((mask.long() != mask.bool()).any()):
+            return torch.ones_like(labels, dtype=torch.bool)
+        if not isinstance(mask, Tensor) or mask.numel() != labels.numel() or bool((mask.long() != mask.bool()).any()):
             raise RecipeError(
                 f"the collator {self.name} gives an attention_mask of shape {_shape(mask)} or with other values than 0 "
                 "and 1, whose meaning flat batches would lose",
                 fix="give one 0 or 1 per token",
             )
-        real = mask.reshape(-1).bool()
+        real = with_hidden_ends(mask.reshape(1, -1).bool(), F.pad(labels[None, 1:], (0, 1), value=IGNORED))[0]
         places = real.nonzero().flatten()
         if len(places) and int(places[-1] - places[0]) + 1 != len(places):
             raise RecipeError(

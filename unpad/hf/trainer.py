@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -30,10 +31,19 @@ from unpad.hf.checks import (
     stop_packing,
     warn_of_cuts,
 )
-from unpad.hf.evaluation import MeanOverTargets
+from unpad.hf.evaluation import MeanOverTargets, is_mean_of_means
 from unpad.hf.group import cells_per_token, check_alike, group_of, own_counts
 from unpad.hf.head import TargetHead, add_target_head
-from unpad.hf.loader import IGNORED, PLACE, ChangedRowError, Examples, OrderedBatches, PlannedBatches, collate
+from unpad.hf.loader import (
+    IGNORED,
+    PLACE,
+    ChangedRowError,
+    Examples,
+    OrderedBatches,
+    PlannedBatches,
+    collate,
+    is_streamed,
+)
 from unpad.hf.metrics import as_rows, inputs_as_rows
 from unpad.hf.neftune import add_noise
 from unpad.hf.prepare import Prepared, preparing, undo
@@ -184,7 +194,7 @@ class UnpadMixin(Trainer):
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Flat batches of an evaluation set, of the dataset by that name, or of the trainer's own.
 
-        They are in the order of the data where metrics are computed of its rows.
+        They are in the order of the data where metrics are computed of its rows. Streams keep the trainer's own ones.
         """
         attachment = self.attachment
         if attachment is None or attachment.keeps_evaluation:
@@ -196,6 +206,9 @@ class UnpadMixin(Trainer):
             data = self.eval_dataset[eval_dataset]
         if data is None:
             raise RecipeError("the trainer has no eval_dataset", fix="pass eval_dataset to the trainer or to evaluate")
+        if is_streamed(data):
+            streamed: DataLoader[Any] = super().get_eval_dataloader(eval_dataset)
+            return streamed
         examples = attachment.examples_of(data)
         tokens = attachment.tokens_per_eval
         if self.compute_metrics is not None:
@@ -322,6 +335,12 @@ class UnpadMixin(Trainer):
         if group.size > 1:  # accelerate's own loaders repeat sequences on the last ranks
             parts = group.exchange([evaluated.total, evaluated.num_targets]) if isinstance(examples, Examples) else []
             evaluated = MeanOverTargets.of_parts(parts)
+        if isinstance(examples, Examples) and not is_mean_of_means(examples.targets, self.args.eval_batch_size):
+            warnings.warn(
+                "the loss of an evaluation is the mean over all targets of the set; the trainer's own is the mean over "
+                "rows of their batches' means, and may be another",
+                stacklevel=2,
+            )
         if evaluated.num_targets:
             out.metrics[f"{metric_key_prefix}_loss"] = evaluated.mean
         return out
@@ -422,12 +441,12 @@ def set_up(
             )
             stack.enter_context(replacing(trainer, attachment))
             if own is not None:
-                attachment.update = prove_ours(trainer, own)
+                attachment.update = ours = prove_ours(trainer, own)
             talk.own = [tokens_per_micro, args.gradient_accumulation_steps, args.seed, args.data_seed, head.mode]
             talk.own.append(examples.digest())
         check_alike("training data or arguments", talk.told)
     if own is not None:
-        warn_of_own(own)
+        warn_of_own(own, ours)
     return attachment
 
 

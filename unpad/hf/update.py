@@ -21,9 +21,9 @@ from unpad.hf.loader import IGNORED, Examples, collate
 from unpad.hf.rows import CollatedRows, is_stock
 from unpad.proof.foreign.advice import MEAN, TAKEN
 from unpad.proof.foreign.certificate import ForeignCertificate
-from unpad.proof.foreign.judge import Precision, describe, judge, raise_memory
+from unpad.proof.foreign.judge import NO_ROUTER_LOSS, Precision, describe, judge, raise_memory
 from unpad.proof.foreign.measure import UpdateResults
-from unpad.proof.foreign.trainer import FirstUpdate, TrainerCase, begin, first_update, proving
+from unpad.proof.foreign.trainer import BEGUN, FirstUpdate, TrainerCase, begin, first_update, proving
 from unpad.proof.foreign.update import Known
 
 UNLIKE = 3  # least number of unlike sequences with a target, so that mixing them up, or their weights, shows
@@ -41,9 +41,9 @@ class OwnUpdate:
         known: the sequences of these rows with the targets that the collator gives them alone.
         num_batches: micro-batches of the update.
         certificate: of the update; None if it cannot be computed, and `failure` says why.
-        state: what the trainer's training begins with, which a loss may read.
-        truths: loss and gradient of the sequences one at a time, by whether they were computed in fp64; empty after
-            `prove_ours`, since they are as large as the model.
+        begun: what the trainer's training begins with, which a loss may read, by the name of the attribute.
+        truths: loss and gradient of the sequences one at a time, by whether they were computed in fp64; they and
+            `begun` are empty after `prove_ours`, since they are as large as the model.
         is_standard: whether the loss is that of transformers or TRL.
         loss: its name.
     """
@@ -53,7 +53,7 @@ class OwnUpdate:
     num_batches: int
     certificate: ForeignCertificate | None
     failure: str
-    state: object
+    begun: dict[str, object]
     truths: dict[bool, UpdateResults]
     is_standard: bool
     loss: str
@@ -83,8 +83,8 @@ def take_own(trainer: Trainer, rows: CollatedRows, examples: Examples) -> OwnUpd
             case = TrainerCase(trainer, model, first, known=known, alone=alone, truths=truths)
             certificate = judge(model, _precision(trainer), case.measure, notes)
             failure = certificate.refused or ""
-        state = trainer.state
-    own = OwnUpdate(small, known, len(first.batches), certificate, failure, state, truths, standard, loss)
+        begun = {name: vars(trainer)[name] for name in BEGUN if name in vars(trainer)}
+    own = OwnUpdate(small, known, len(first.batches), certificate, failure, begun, truths, standard, loss)
     _refuse_own(own)
     return own
 
@@ -215,7 +215,7 @@ def prove_ours(trainer: Trainer, own: OwnUpdate) -> ForeignCertificate:
     """
     longest = max(len(one.ids) for one in own.known)
     with _alone(trainer) as (model, notes), _noting(model, longest) as called:
-        vars(trainer)["state"] = own.state
+        vars(trainer).update(own.begun)
         examples = Examples(own.rows, own.rows.columns)
         items = [examples[index] for index in range(len(examples)) if len(examples[index]["input_ids"])]
         parts = unequal(items, max(1, min(own.num_batches, len(items) // 2)))
@@ -228,6 +228,7 @@ def prove_ours(trainer: Trainer, own: OwnUpdate) -> ForeignCertificate:
         case = TrainerCase(trainer, model, first, known=known, alone=alone, reference=own.truths)
         certificate = judge(model, _precision(trainer), case.measure, notes)
     own.truths.clear()
+    own.begun.clear()
     if certificate.passed is False:
         reason = f"refused: {certificate.refused}" if certificate.refused else _reasons(certificate)
         reason += "".join(f"; {hint}" for hint in _hints(own, called, certificate.refused or ""))
@@ -274,12 +275,14 @@ def _hints(own: OwnUpdate, called: list[dict[str, Any]], refused: str) -> Iterat
         yield "it calls the model without the boundaries of a flat batch: hand it all of the batch"
 
 
-def warn_of_own(own: OwnUpdate) -> None:
-    """Warn of what was wrong with the trainer's own update, and is right on our batches."""
+def warn_of_own(own: OwnUpdate, ours: ForeignCertificate) -> None:
+    """Warn of what was wrong in the trainer's own update and is right on our batches, and of what is not compared."""
     if own.failure:
         text = f"the trainer could not compute its own first update, so ours was not compared with it: {own.failure}"
+        warnings.warn(text, stacklevel=4)
     elif own.certificate is not None and own.certificate.passed is False:
         text = f"the trainer's own first update was not right, and is on flat batches: {_reasons(own.certificate)}"
-    else:
-        return
-    warnings.warn(text, stacklevel=4)
+        warnings.warn(text, stacklevel=4)
+    if NO_ROUTER_LOSS in ours.notes:
+        text = "the router's auxiliary loss is one of each micro-batch, and flat ones have other sequences"
+        warnings.warn(f"{text}: it is another, and was not compared", stacklevel=4)

@@ -28,6 +28,8 @@ def sequences_alone(collated: Collated, lengths: Sequence[int] | None = None) ->
     if len(batches) != 1 or len(batches[0].ids) != 1:
         raise ProofError("the collator makes no single row of a single example", fix="collate each example to one row")
     batch = batches[0]
+    if not batch.ids.numel():
+        return []
     labels = F.pad(batch.targets[:, :-1], (1, 0), value=IGNORE)  # of the token itself, and not of the one after it
     real = batch.real[0]
     ids, kept = batch.ids[0][real].tolist(), (labels[0][real] != IGNORE).tolist()

@@ -35,7 +35,7 @@ class UpdateResults:
     """Results of the sequences of one update.
 
     Args:
-        logits: of every piece, (length, columns).
+        logits: of every piece, (length, columns); in batches without those of an end that a mask hides.
         loss: mean over the targets of the update.
         gradient: of that mean, by name, for trainable parameters.
         mean_of_means: mean over the sequences of each one's mean over its targets, where they were measured one at a
@@ -49,7 +49,8 @@ class UpdateResults:
 
     def errors(self, truth: UpdateResults) -> Errors:
         """Relative errors against the reference."""
-        logits = max(map(relative, self.logits, truth.logits), default=0.0)
+        pairs = zip(self.logits, truth.logits, strict=True)
+        logits = max((relative(one, other[: len(one)]) for one, other in pairs), default=0.0)
         loss = abs(self.loss - truth.loss) / max(abs(truth.loss), 1e-30)
         return Errors(logits, loss if loss == loss else float("inf"), _gradient_error(self.gradient, truth.gradient))
 
@@ -140,7 +141,7 @@ def in_batches(model: nn.Module, update: Update, objective: FollowedLoss) -> Upd
         output = called(model, {**batch.inputs, **labels})
         one = logits_of(output, batch)
         for piece, row, cells in update.places(index):
-            logits[piece] = _columns(one[row, cells])
+            logits[piece] = _columns(one[row, cells][: batch.num_shown(row, cells)])
         returned = loss_of(output) if labels else None
         if batch.num_targets:
             share = _loss_of_targets(one, batch) if returned is None else returned * batch.num_targets
@@ -159,7 +160,7 @@ def logits_in_batches(forward: Forward, update: Update) -> list[Tensor]:
     for index, batch in enumerate(update.batches):
         one = logits_of(forward(batch.inputs), batch)
         for piece, row, cells in update.places(index):
-            logits[piece] = _columns(one[row, cells])
+            logits[piece] = _columns(one[row, cells][: batch.num_shown(row, cells)])
     return [one for one in logits if one is not None]
 
 

@@ -129,6 +129,7 @@ def moved_to(update: Update, device: torch.device, floats: torch.dtype | None) -
             batch.ids.to(device),
             batch.targets.to(device),
             batch.real.to(device),
+            batch.shown.to(device),
         )
         for batch in update.batches
     ]

@@ -82,7 +82,8 @@ def read_script(
     if reason := next((found for found in map(_own_places, made) if found), ""):
         known = [one for batch in read for one, _ in _rows(batch)]
         return Script(known, None, dict.fromkeys((*OF_DATA, *OF_NUMBERS), reason))
-    return _of_rows(examples, made, collate, read, packed, padding)
+    filled = [(example, one) for example, one in zip(examples, made, strict=True) if bool(read_batch(one).real.any())]
+    return _of_rows([example for example, _ in filled], [one for _, one in filled], collate, read, packed, padding)
 
 
 def without_holes(batch: ForeignBatch) -> ForeignBatch:
@@ -169,7 +170,7 @@ def _of_rows(
 ) -> Script:
     """Rows that the collator takes alone: their tokens are the data's, or those that it makes of them."""
     alone = [read_batch(one) for one in made]
-    if all(map(_keeps_data, examples, alone)):
+    if all(map(_keeps_data, examples, alone)) and not _hides_ends(alone):
         known, by_collator = known_of_examples(examples, collate, packed=packed, padding=padding)
         doubts: tuple[str, ...] = ()
         if by_collator and (whole := with_padding_token(known, batches)) is not known:
@@ -219,6 +220,13 @@ def _keeps_data(example: object, batch: ForeignBatch) -> bool:
     )
 
 
+def _hides_ends(alone: Sequence[ForeignBatch]) -> bool:
+    """True if all targets that a mask hides are the ends of their rows, as where the end token is also the padding."""
+    hidden = [~batch.shown[:, 1:] & (batch.targets[:, :-1] != IGNORE) for batch in alone]
+    ends = [bool(batch.real[:, 1:][cells].all()) for batch, cells in zip(alone, hidden, strict=True)]
+    return all(ends) and any(bool(cells.any()) for cells in hidden)
+
+
 def _are_next(batch: ForeignBatch) -> bool:
     """True if every target is the token after its place."""
     targets, following = batch.targets[0, :-1], batch.ids[0, 1:]
@@ -242,7 +250,7 @@ def _hidden_targets(known: list[Known], alone: list[ForeignBatch]) -> int:
     num = 0
     for one, batch in zip(known, alone, strict=True):
         labels = read_labels(read_update([batch], [one]))
-        cells = (batch.targets[0, :-1] != IGNORE) & ~batch.real[0, 1:]
+        cells = (batch.targets[0, :-1] != IGNORE) & ~batch.shown[0, 1:]
         if labels.padding_predicts or labels.padding_predicted != int(cells.sum()):
             return 0
         num += labels.padding_predicted

@@ -47,12 +47,21 @@ from unpad.proof.foreign.measure import (
     take_gradient,
 )
 from unpad.proof.foreign.model import called, no_router_loss, untouched, untouched_generators
-from unpad.proof.foreign.precision import EPS, Errors, by_rounding
+from unpad.proof.foreign.precision import EPS, Errors, by_rounding, relative
 from unpad.proof.foreign.randomness import without_dropout
 from unpad.proof.foreign.script import Script, read_script, without_holes
 from unpad.proof.foreign.targets import Taken, are_shifted_before, logits_noted, target_taken
 from unpad.proof.foreign.undisturbed import Accelerator, undisturbed
-from unpad.proof.foreign.update import IGNORE, LABELS, Known, Update, read_batch, read_update, refuse_missing
+from unpad.proof.foreign.update import (
+    IGNORE,
+    LABELS,
+    ForeignBatch,
+    Known,
+    Update,
+    read_batch,
+    read_update,
+    refuse_missing,
+)
 
 Collate = Callable[[list[object]], Collated]
 STOCK = ("transformers", "trl", "unpad")  # packages with a `compute_loss` that is the mean over targets
@@ -352,6 +361,19 @@ class Beginning(Protocol):
     ) -> object: ...
 
 
+@runtime_checkable
+class Scheduling(Protocol):
+    """A trainer that makes its optimizer and learning rates when it begins to train."""
+
+    optimizer: torch.optim.Optimizer | None
+    lr_scheduler: object | None
+
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None: ...
+
+
+BEGUN = ("state", "is_in_train", "optimizer", "lr_scheduler")  # attributes of a trainer that `begin` gives
+
+
 def begin(trainer: object, loader: object) -> None:
     """Give a trainer the state that `train` begins with, which a loss may read."""
     if not isinstance(trainer, Beginning):
@@ -362,6 +384,20 @@ def begin(trainer: object, loader: object) -> None:
         return
     trainer._init_training_state(max_steps, steps_per_epoch, num_epochs, None, None)
     vars(trainer)["is_in_train"] = True
+    is_own = isinstance(trainer, ForeignTrainer) and (_has_own_loss(trainer) or _is_own(trainer.training_step))
+    if is_own and isinstance(trainer, Scheduling) and "layerwise" not in str(trainer.args.optim):
+        try:
+            _schedule(trainer, max_steps)
+        except Exception as error:  # `train` raises it too
+            raise_memory(error)
+
+
+def _schedule(trainer: Scheduling, max_steps: int) -> None:
+    """Make what a loss may read learning rates of; a schedule changes its optimizer, so a user's is copied."""
+    if trainer.optimizer is not None and trainer.lr_scheduler is None:
+        vars(trainer)["optimizer"] = made = copy.copy(trainer.optimizer)
+        made.param_groups = [dict(group) for group in made.param_groups]
+    trainer.create_optimizer_and_scheduler(max_steps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -495,7 +531,8 @@ class TrainerCase:
         own, over_rows = _alone_by_trainer(self.trainer, update, pieces, alone, shares, plain.logits, accumulation)
         truth, notes = plain, tuple[str, ...]()
         taken: Taken = 1
-        is_own = has_own and own.errors(plain).loss > OWN
+        apart = own.errors(plain)  # of random weights the losses of any tokens are much alike
+        is_own = has_own and (apart.loss > OWN or (apart.loss > FITS and apart.gradient > OWN))
         if is_own:
             truth, notes = own, (OWN_LOSS,)
             taken = target_taken(update, partial(_pull, self.trainer, self._batch_alone))
@@ -784,9 +821,11 @@ class Probe:
         if usual is not None and fits(in_sum) and self._adds_up():
             forgotten = abs(in_sum.loss / (usual * self.update.num_wanted) - 1) < FITS
             return (truth, "", "") if forgotten else (in_sum, BY_SUM, "")
-        if usual is None or self._counts_padding() or self._depends_on_division():
+        if usual is not None and self._counts_padding():
             return truth, "", ""
-        return truth, "", COUPLED if self._couples() else OWN_SHARES
+        if self._couples():
+            return truth, "", COUPLED
+        return truth, "", "" if usual is None or self._depends_on_division() else OWN_SHARES
 
     def makes_another_gradient(self, step: TrainerStep, truth: UpdateResults, own: UpdateResults) -> bool:
         """True if the trainer's step makes another gradient than that of its loss, as an adversarial one does.
@@ -800,7 +839,7 @@ class Probe:
         errors = found.errors(truth)
         if errors.loss >= FITS or errors.gradient < OWN or own.errors(truth).gradient < OWN:
             return False
-        return found.errors(own).gradient > OWN and not self._depends_on_division(by_gradient=True)
+        return found.errors(own).gradient > OWN
 
     def _weighs_alike(self) -> bool:
         """True if the loss of a batch of two different rows is the mean over rows, not over targets."""
@@ -823,12 +862,8 @@ class Probe:
         plain, wider = (_step_alone(self.trainer, batch).loss for batch in (one, _widened(one, 7)))
         return abs(plain - wider) > FITS * abs(plain)
 
-    def _depends_on_division(self, by_gradient: bool = False) -> bool:
-        """True if the same rows, divided otherwise among as many and as large batches, have another loss.
-
-        Args:
-            by_gradient: compare the gradient too.
-        """
+    def _depends_on_division(self) -> bool:
+        """True if the same rows, divided otherwise among as many and as large batches, have another loss."""
         sizes = [len(read_batch(one).ids) for one in self.first.batches]
         if len(sizes) < 2 or sum(sizes) != len(self.alone):
             return False
@@ -840,18 +875,15 @@ class Probe:
             made = [_stacked(*rows[start : start + size]) for start, size in zip(starts, sizes, strict=True)]
             taken, num_items = self.trainer.get_batch_samples(iter(made), len(made), self.trainer.args.device)
             steps.append(_step(self.trainer, taken, num_items))
-        one, two = (UpdateResults([], step.loss, step.gradient) for step in steps)
-        errors = two.errors(one)
-        if by_gradient and errors.gradient > OWN:
-            return True
-        return errors.loss > FITS and not self._couples()
+        one, two = (step.loss for step in steps)
+        return abs(two - one) > FITS * abs(one)
 
     def _couples(self) -> bool:
-        """True if the effect of a token in one row on the loss depends on another row."""
-        batch = next((one for one in self.first.batches if len(read_batch(one).ids) > 1), None)
-        if batch is None:
-            return False
-        read = read_batch(batch)
+        """True if the effect of a token in one row on the loss, or the weights of its targets, depend on another."""
+        reads = [read for read in map(read_batch, self.first.batches) if len(read.ids) > 1]
+        return any(map(self._share_weights, reads)) or (bool(reads) and self._mixes(reads[0]))
+
+    def _mixes(self, read: ForeignBatch) -> bool:
         losses = []
         for changed in ((), (0,), (1,), (0, 1)):
             ids = read.ids.clone()
@@ -863,6 +895,19 @@ class Probe:
             losses.append(_step_alone(self.trainer, {**given, **read.labels}).loss)
         mixed = losses[0] - losses[1] - losses[2] + losses[3]
         return abs(mixed) > FITS * max(abs(losses[0] - losses[3]), FITS * abs(losses[0]))
+
+    def _share_weights(self, read: ForeignBatch) -> bool:
+        """True if the loss pulls otherwise at the logits of every second row of a batch when the others are turned."""
+        pulls = []
+        for turned in (False, True):
+            ids = read.ids.clone()
+            for row in range(1, turned * len(ids), 2):  # as many tokens and targets, and other losses of them
+                ids[row, read.real[row]] = read.ids[row, read.real[row]].flip(0)
+            with logits_noted(self.trainer.model) as noted:
+                _step_alone(self.trainer, {**read.with_ids(ids), **read.labels})
+            pulls += [one.grad for one in noted if one.grad is not None and one.shape[:-1] == read.ids.shape][:1]
+        learnt = read.targets[::2] != IGNORE
+        return len(pulls) == 2 and relative(pulls[1][::2][learnt], pulls[0][::2][learnt]) > FITS
 
 
 def _widened(batch: Batch, more: int) -> Batch:

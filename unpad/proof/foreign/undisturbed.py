@@ -73,13 +73,17 @@ def attributes_kept(owner: object, without: tuple[str, ...] = ()) -> Iterator[No
 
 @contextmanager
 def undisturbed(trainer: object, accelerator: Accelerator) -> Iterator[None]:
-    """Restore a trainer, its state and its accelerator afterwards; inside, it has no optimizer and scales no loss."""
+    """Restore a trainer, its state and its accelerator afterwards; inside, it scales no loss.
+
+    It has no optimizer with a mode of its own, which a step would switch.
+    """
     parts = [accelerator, accelerator.gradient_state]
     parts += [trainer.state, trainer.control] if isinstance(trainer, HasState) else []
     with ExitStack() as stack:
         stack.enter_context(attributes_kept(trainer, ("train_dataset", "eval_dataset")))
         for part in parts:
             stack.enter_context(attributes_kept(part))
-        vars(trainer)["optimizer"] = None  # some have their own mode, which a step would switch
+        if hasattr(vars(trainer).get("optimizer"), "train"):
+            vars(trainer)["optimizer"] = None
         accelerator.scaler = None
         yield

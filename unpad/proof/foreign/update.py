@@ -42,6 +42,7 @@ class ForeignBatch:
         ids: (rows, width) int64.
         targets: the target of each cell's logits, -100 where none, (rows, width) int64.
         real: False for masked padding, (rows, width) bool.
+        shown: False for what `attention_mask` hides: padding, and perhaps the last token of a sequence.
     """
 
     inputs: dict[str, object]
@@ -49,10 +50,17 @@ class ForeignBatch:
     ids: Tensor
     targets: Tensor
     real: Tensor
+    shown: Tensor
 
     @property
     def num_targets(self) -> int:
         return int((self.targets != IGNORE).sum())
+
+    def num_shown(self, row: int, cells: slice) -> int:
+        """Length of a sequence without an end that a mask hides."""
+        is_hidden = bool(self.real[row, cells.stop - 1] & ~self.shown[row, cells.stop - 1])
+        length: int = cells.stop - cells.start
+        return length - is_hidden
 
     def rectangle(self, name: str) -> Tensor | None:
         """An input with an entry for every token, (rows, width)."""
@@ -96,8 +104,23 @@ def read_batch(batch: Mapping[str, object]) -> ForeignBatch:
         targets = F.pad(labels["labels"].reshape(ids.shape)[:, 1:], (0, 1), value=IGNORE)
     inputs = {str(name): value for name, value in batch.items() if name not in LABELS}
     mask = inputs.get("attention_mask")
-    real = mask.reshape(ids.shape) > 0 if isinstance(mask, Tensor) and mask.numel() == ids.numel() else ids == ids
-    return ForeignBatch(inputs, labels, ids, targets, real)
+    shown = mask.reshape(ids.shape) > 0 if isinstance(mask, Tensor) and mask.numel() == ids.numel() else ids == ids
+    return ForeignBatch(inputs, labels, ids, targets, with_hidden_ends(shown, targets), shown)
+
+
+def with_hidden_ends(shown: Tensor, targets: Tensor) -> Tensor:
+    """True where a token is no padding: what a mask shows, and in each row a hidden target behind all of it.
+
+    Scripts that pad with the end token mask what equals it. The end of a sequence stays its last target, which no other
+    token could see anyway. Where further hidden tokens are targets, the row's padding is to be learnt.
+
+    Args:
+        shown: (rows, width) bool.
+        targets: the target of each cell's logits, -100 where none, (rows, width) int64.
+    """
+    hidden = F.pad(targets[:, :-1] != IGNORE, (1, 0), value=False) & ~shown
+    behind = F.pad(shown[:, :-1], (1, 0), value=False) & (shown.flip(1).cumsum(1).flip(1) == 0)
+    return shown | (hidden & behind & (hidden.sum(1, keepdim=True) == 1))
 
 
 @dataclass(frozen=True, eq=False)
