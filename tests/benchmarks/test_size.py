@@ -8,7 +8,7 @@ from benchmarks.size import code_lines, counts, doubled_names, family_names, imp
 
 # Lower a number where a change made it smaller; code lines and files also grow with features, which then say so here.
 MOST = {
-    "code lines": 52_100,
+    "code lines": 52_500,  # checks of the doctor for classes of its fourth unseen set, and rows of trainers
     "files": 489,
     "doubled class names": 1,
     "modules from training/loop.py": 150,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from unpad.errors import ProofError
-from unpad.proof.foreign.alone import without_first_label
+from unpad.proof.foreign.alone import sequences_alone, without_first_label
 from unpad.proof.foreign.certificate import Kind
 from unpad.proof.foreign.known import (
     LENGTHS,
@@ -170,6 +170,8 @@ def _of_rows(
 ) -> Script:
     """Rows that the collator takes alone: their tokens are the data's, or those that it makes of them."""
     alone = [read_batch(one) for one in made]
+    if any(int(one.starts()[0][one.real[0]][1:].sum()) for one in alone):  # rows that were packed before
+        return Script([sequence for one in made for sequence in sequences_alone(one)])
     if all(map(_keeps_data, examples, alone)) and not _hides_ends(alone):
         known, by_collator = known_of_examples(examples, collate, packed=packed, padding=padding)
         doubts: tuple[str, ...] = ()
