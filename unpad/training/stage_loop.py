@@ -105,7 +105,7 @@ def repeat_steps(run: RunContext, setup: StageSetup, state: State | None, last: 
     """Take the steps of a stage up to step `last` of the run as `run_stage` does, without evaluations and checkpoints.
 
     Args:
-        run: its directory differs from the run's, which is left unchanged; it holds the run's log-probabilities of
+        run: of a directory of its own, so that the original run stays as it is; it holds the run's log-probabilities of
             pairs, if the run saved those of this stage.
         state: state to continue from within the stage; None at its beginning.
         goes_on: whether further steps follow, so that watches read the model after the last one too.

@@ -137,8 +137,8 @@ def _memory_of(micros: Sequence[RaggedBatch], share: Share, *, alone: bool = Fal
     """Describe a memory error by the largest of these micro-batches.
 
     Args:
-        alone: whether this process ends by itself: in lockstep or pipeline passes the others wait for its computation,
-            not for a message, and notice that it is gone.
+        alone: whether the others notice the loss of this process themselves, as in lockstep or pipeline passes, where
+            they wait for its computation; no message is sent then.
     """
     try:
         yield
@@ -164,7 +164,8 @@ def train_step(
     """Take one optimizer step over its micro-batches.
 
     Args:
-        micros: those of this process, as `share` says; None: all of the step.
+        micros: micro-batches of this process.
+        share: the part of the step that these are; None: all of it.
 
     The caller sets learning rates and handles a step that was not `updated`. Clipped gradients stay in `.grad`.
 
