@@ -41,7 +41,13 @@ def test_labels_beside_mirrored_pictures_name_the_field_that_mirrors(flip: float
     data = object.__new__(ImageData)
     vars(data).update(labels=np.zeros(2, np.int64), classes=("dark", "light"))
     subject = SimpleNamespace(data=data, setup=SimpleNamespace(recipe=recipe))
-    for others, severity in ((64, "warning"), (14, "note")):  # weak labels of few look like none
-        (found,) = judge_carry(cast(Any, subject), Carry(256, 64, others, 1.0, 0.1, -2.9, 120, by_heart=True))
+    # Weak labels of few look like none.
+    for errors, rarer, severity in (
+        (1.2, None, "warning"),
+        (1.2, 32, "warning"),
+        (1.2, 14, "note"),
+        (-2.9, 14, "warning"),
+    ):
+        (found,) = judge_carry(cast(Any, subject), Carry(256, 64, rarer, 1.0, 0.1, errors, 120, by_heart=True))
         assert (found.code, found.fields[0]) == (code, "images.flip" if flip else "data.images")
         assert found.severity == severity

@@ -22,7 +22,7 @@ def test_trials_that_were_too_short_say_so_and_how_much_time_they_take() -> None
     subject: Any = SimpleNamespace(clock=SimpleNamespace(seconds=20.0))
     cut = Sweep(np.zeros(0), np.zeros(0), None, None, short=6)
     heart = Heart(4, 12, 5.0, 4.9, None)
-    labels = Carry(30, 30, 30, 1.0, 0.9, 0.0, steps=4, is_short=True)
+    labels = Carry(30, 30, None, 1.0, 0.9, 0.0, steps=4, is_short=True)
     found = check_length(subject, cut, heart, labels)
     assert [(one.code, one.severity) for one in found] == [
         ("short_sweep", "note"),

@@ -26,7 +26,9 @@ LOOKS = 6  # the last ones, of which the mean is judged
 BATCH_TOKENS = 1024
 LEARNT = 0.7  # of the first loss, below which it was learnt by heart
 NOTHING = 1.5  # standard errors, below which nothing holds for others
-FEW_OTHERS = 30  # judged sequences beside those of the commonest class, among which weak labels look like none
+# Judged sequences of the rarer one of two classes: outcomes, often weak, look like none among so few; and standard
+# errors from which on they may.
+FEW_OF_TWO, LITTLE = 30, 1.0
 USUAL_RATE = 1e-3
 MOST_SWAPPED = 40  # questions whose pictures change places
 SURELY = 3.0  # standard errors, from which on answers are learnt from pictures
@@ -39,7 +41,7 @@ class Carry:
     """Training on some sequences, judged on others.
 
     Args:
-        others: those judged that are not of their commonest class; all where there are no classes.
+        rarer: judged sequences of the rarer one of two classes; None where there are not two.
         start, end: loss of those that were trained on.
         errors: how much likelier their own labels are than those of their neighbours, in standard errors, the mean of
             some moments of training.
@@ -51,7 +53,7 @@ class Carry:
 
     learnt: int
     judged: int
-    others: int
+    rarer: int | None
     start: float
     end: float
     errors: float
@@ -116,8 +118,9 @@ def carry_over(subject: Subject, transfer: Transfer, found: Sweep, seconds: floa
             break
     errors = float(np.mean(moments[-LOOKS:])) if moments else math.inf
     known = subject.data.class_labels()
-    others = len(judged) - (0 if known is None else int(np.bincount(known[0][judged]).max()))
-    return Carry(len(learnt), len(judged), others, start, end, errors, step + 1, by_heart, is_short and not by_heart)
+    two = None if known is None or len(known[1]) != 2 else np.bincount(known[0][judged], minlength=2)
+    rarer = None if two is None else int(two.min())
+    return Carry(len(learnt), len(judged), rarer, start, end, errors, step + 1, by_heart, is_short and not by_heart)
 
 
 def judge_carry(subject: Subject, carry: Carry) -> list[Finding]:
@@ -127,7 +130,8 @@ def judge_carry(subject: Subject, carry: Carry) -> list[Finding]:
     data = subject.data
     fields = data.label_fields[:1] or (f"data.{data.kinds[0]}",)
     values: dict[str, Value] = {"learnt": carry.learnt, "sequences": carry.judged}
-    severity: Severity = "note" if carry.others < FEW_OTHERS else "warning"
+    is_weak = carry.rarer is not None and carry.rarer < FEW_OF_TWO and carry.errors >= LITTLE
+    severity: Severity = "note" if is_weak else "warning"
     has_pictures = data.augmentation == "images" and data.class_labels() is not None
     if has_pictures and subject.setup.recipe.images.flip:
         return [Finding("labels_flipped", severity, carry.errors, ("images.flip", *fields), values)]
