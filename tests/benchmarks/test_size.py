@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.size import code_lines, counts, doubled_names, family_names, imports_of_tests, reached
+from benchmarks.size import (
+    code_lines,
+    counts,
+    doubled_names,
+    family_names,
+    imports_of_tests,
+    reached,
+    short_modules,
+)
 
 # Lower a number where a change made it smaller; code lines and files also grow with features, which then say so here.
 MOST = {
@@ -42,3 +50,7 @@ def test_every_count_sees_what_it_counts() -> None:
     assert imports_of_tests({"tests/a/test_b.py": "from tests.c.test_d import x\n"}) == ["tests/a/test_b.py:1"]
     loop = {"unpad/training/loop.py": "import unpad.a.b\nif TYPE_CHECKING:\n    import unpad.a.c\n"}
     assert reached(files | loop) == {"unpad.training.loop", "unpad.a.b"}
+    used = {"unpad/a/b.py": "x = 1\n", "unpad/a/c.py": "from unpad.a.b import x\n"}
+    assert short_modules(used) == ["unpad/a/b.py"]
+    assert short_modules(used | {"unpad/a/b.py": '"""One number (apart: others read it)."""\nx = 1\n'}) == []
+    assert short_modules({"unpad/a/b.py": "x = 1\n", "unpad/a/__init__.py": used["unpad/a/c.py"]}) == []

@@ -170,7 +170,9 @@ def _of_rows(
 ) -> Script:
     """Rows that the collator takes alone: their tokens are the data's, or those that it makes of them."""
     alone = [read_batch(one) for one in made]
-    if any(int(one.starts()[0][one.real[0]][1:].sum()) for one in alone):  # rows that were packed before
+    has_lengths = any(isinstance(one, Mapping) and LENGTHS in one for one in examples)
+    # Rows that were packed by hand; where the data say what was packed, positions are judged by that.
+    if not has_lengths and any(int(one.starts()[0][one.real[0]][1:].sum()) for one in alone):
         return Script([sequence for one in made for sequence in sequences_alone(one)])
     if all(map(_keeps_data, examples, alone)) and not _hides_ends(alone):
         known, by_collator = known_of_examples(examples, collate, packed=packed, padding=padding)
