@@ -28,7 +28,7 @@ from tests.doctor.test_troubles import HEALTHY
 from tests.doctor.troubles import TROUBLES, Trouble
 from tests.helpers.families import FAMILIES
 from unpad.doctor.examine import Examination
-from unpad.machine.processor import full_processor_name
+from unpad.machine.load import full_processor_name
 
 PAGE = Path(__file__).with_suffix(".md")
 UNSEEN = Path(__file__).with_name("doctor_unseen.py")

@@ -38,7 +38,7 @@ from unpad.inference.loaded import LoadedRun, generation_precision, load
 from unpad.nn.block import BEFORE
 from unpad.nn.linear import keep_copies
 from unpad.nn.precision import autocast
-from unpad.recipes.find import RECIPES
+from unpad.recipes.file import RECIPES
 from unpad.run.folder import find_run
 from unpad.run.report.history import log_file
 from unpad.storage import write_atomic

@@ -23,8 +23,7 @@ from tests.helpers.verbs import USAGE, VERBS, commands
 from unpad.cli.main import main
 from unpad.errors import NOT_PROVED, Interrupted
 from unpad.inference.loaded import load
-from unpad.recipes.file import load_recipe
-from unpad.recipes.find import RECIPES
+from unpad.recipes.file import RECIPES, load_recipe
 from unpad.training.step import StepResult
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,8 @@ import pytest
 
 import unpad
 from tests.helpers.verbs import LIGHT, light_calls, refused_calls, write_files
-from unpad.recipes.fields import complete_field, complete_override, complete_value
-from unpad.recipes.find import complete_recipe, recipe_names
+from unpad.recipes.file import complete_recipe, recipe_names
+from unpad.recipes.schema import complete_field, complete_override, complete_value
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ from unpad.cli.main import main
 
 def run(verb):
     if verb == ["completion"]:
-        from unpad.recipes.fields import complete_field
+        from unpad.recipes.schema import complete_field
         complete_field("vqa", "model.")
         return
     sys.argv = ["unpad", *verb]

@@ -22,7 +22,7 @@ from unpad.doctor.trials.sweep import HIGHEST, LOWEST, Sweep
 from unpad.drill.findings import Drilled, finding
 from unpad.evaluation.metrics import Extremes, Metric, Refused, metric_lines
 from unpad.proof.line import Certificate, Line
-from unpad.recipes.find import describe_recipes
+from unpad.recipes.file import describe_recipes
 from unpad.recipes.training import PlanSettings, strategy_names
 from unpad.run.screen import open_console
 from unpad.run.summary import HEAD, RunSummary

@@ -27,8 +27,7 @@ from unpad.doctor.trials.layers import Layers
 from unpad.doctor.trials.steps import Steps
 from unpad.doctor.trials.sweep import Sweep
 from unpad.nn.native import library
-from unpad.recipes.file import load_recipe
-from unpad.recipes.find import recipe_names
+from unpad.recipes.file import load_recipe, recipe_names
 from unpad.terminal.finding import Finding
 from unpad.trials import preview
 from unpad.trials.process_table import process_counts

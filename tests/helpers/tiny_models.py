@@ -23,7 +23,7 @@ from unpad.models.contract import (
     ReadsTokens,
     ScoresTokens,
 )
-from unpad.recipes.adapters import LoraSettings
+from unpad.recipes.training import LoraSettings
 
 DECODERS: dict[str, dict[str, Any]] = {
     "llama": {},

@@ -14,7 +14,7 @@ from unpad.interchange.families import DECODERS
 from unpad.interchange.runs import adapter_files
 from unpad.models.adapters import kept_weights
 from unpad.models.decoder import Decoder
-from unpad.recipes.adapters import LoraSettings
+from unpad.recipes.training import LoraSettings
 
 peft = pytest.importorskip("peft")
 

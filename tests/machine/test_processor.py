@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.machine.conftest import Tell
-from unpad.machine import processor
-from unpad.machine.processor import full_processor_name, processor_name
+from unpad.machine import load
+from unpad.machine.load import full_processor_name, processor_name
 
 
 @pytest.mark.parametrize(

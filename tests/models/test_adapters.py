@@ -30,7 +30,7 @@ from unpad.models.contract import Model
 from unpad.nn import linear
 from unpad.proof.certificate import prove
 from unpad.proof.measure import ProofSubject, in_own_precision, one_at_a_time
-from unpad.recipes.adapters import LoraSettings
+from unpad.recipes.training import LoraSettings
 
 VARIANTS = [LoraSettings(r=3, alpha=6), LoraSettings(r=3, alpha=5, rslora=True), LoraSettings(r=3, dora=True)]
 KINDS = sorted(set(EXAMPLES) - {"cnn"})  # which has no linear layer in its blocks

@@ -14,9 +14,8 @@ from tests.helpers.ranks import run_ranks
 from unpad.batching.batch import RaggedBatch
 from unpad.errors import LostProcessError, OutOfMemoryError
 from unpad.nn.losses import Terms
-from unpad.processes.fast_sums import FastSum
 from unpad.processes.group import Group
-from unpad.processes.sums import ExactSum, GradientSum
+from unpad.processes.sums import ExactSum, FastSum, GradientSum
 from unpad.training.parallel.parallelism import Replicas
 from unpad.training.parallel.share import Share, count_micro
 from unpad.training.step import accumulate

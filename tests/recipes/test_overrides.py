@@ -10,8 +10,7 @@ import pytest
 import yaml
 
 from unpad.errors import RecipeError
-from unpad.recipes.file import field_schema, load_recipe
-from unpad.recipes.find import recipe_names
+from unpad.recipes.file import field_schema, load_recipe, recipe_names
 from unpad.recipes.overrides import _gives, apply_override
 from unpad.recipes.recipe import STAGE_SECTIONS, Recipe, stage_fields
 

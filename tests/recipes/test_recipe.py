@@ -16,11 +16,9 @@ from tests.helpers.work import counted
 from unpad.errors import RecipeError
 from unpad.models import model_config, model_kinds, model_module
 from unpad.recipes import file as recipe_file
-from unpad.recipes.changes import differences, may_change_on_resume
-from unpad.recipes.file import load_recipe, parse_recipe
-from unpad.recipes.find import recipe_names
+from unpad.recipes.file import load_recipe, parse_recipe, recipe_names
 from unpad.recipes.lines import LineLoader, to_yaml
-from unpad.recipes.recipe import Recipe, stages_of
+from unpad.recipes.recipe import Recipe, differences, may_change_on_resume, stages_of
 from unpad.recipes.section import Section, checked
 from unpad.run.folder import read_command, run_recipe
 from unpad.run.upgrade import Yaml11Loader

@@ -11,8 +11,7 @@ from jsonschema import Draft202012Validator
 
 from unpad.errors import RecipeError
 from unpad.models import config_schemas, model_config, model_kinds
-from unpad.recipes.file import load_recipe
-from unpad.recipes.find import RECIPES, recipe_names
+from unpad.recipes.file import RECIPES, load_recipe, recipe_names
 from unpad.recipes.recipe import STAGE_SECTIONS, Recipe, stage_fields
 from unpad.recipes.schema import recipe_schema
 

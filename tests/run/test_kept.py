@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from unpad.recipes.find import find_recipe
+from unpad.recipes.file import find_recipe
 from unpad.run.kept import what_next
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from tests.helpers.toy import write_toy
 from unpad.errors import RecipeError
-from unpad.recipes.changes import may_change_on_resume
+from unpad.recipes.recipe import may_change_on_resume
 from unpad.recipes.training import LogSettings
 from unpad.run import loggers
 from unpad.run.monitor import Monitor, StepRecord

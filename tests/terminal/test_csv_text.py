@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from unpad.inference.images import Answer, to_csv
-from unpad.terminal.csv_text import csv_text
+from unpad.terminal.table import csv_text
 
 
 @pytest.mark.promise("input.pages")

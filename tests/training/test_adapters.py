@@ -17,7 +17,7 @@ from unpad.models.adapters import ADAPTER, adapt, adapter_names
 from unpad.models.contract import Model
 from unpad.proof import certificate
 from unpad.proof.recipe import prove_recipe
-from unpad.recipes.adapters import LoraSettings
+from unpad.recipes.training import LoraSettings
 from unpad.run import checkpoint
 from unpad.run.merge import merge_run
 from unpad.run.summary import summarize

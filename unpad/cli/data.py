@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from unpad.cli.completion import data_kinds
-from unpad.cli.options import Debug, Json
-from unpad.cli.output import print_json
+from unpad.cli.options import Debug, Json, data_kinds, print_json
 from unpad.storage.paths import user_path
 from unpad.terminal.printing import print_lines
 

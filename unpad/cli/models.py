@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from unpad.cli.early import check_run, load_torch
-from unpad.cli.options import Debug, Json, RunArgument, Sampling, System
-from unpad.cli.output import print_json
+from unpad.cli.options import Debug, Json, RunArgument, Sampling, System, print_json
 from unpad.storage.paths import new_path, user_path
 from unpad.terminal.printing import print_lines, print_text
 from unpad.terminal.progress import progress

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from unpad.cli.completion import recipe_names
 from unpad.cli.early import load_torch
-from unpad.cli.output import print_json
+from unpad.cli.options import print_json, recipe_names
 from unpad.errors import RecipeError
 from unpad.storage.paths import new_path
 from unpad.terminal.printing import print_lines
@@ -20,7 +19,7 @@ verbs = typer.Typer(help="List, copy and describe recipes.", invoke_without_comm
 @verbs.callback(epilog="Example: unpad recipes")
 def recipes(context: typer.Context) -> None:
     """List the packaged recipes."""
-    from unpad.recipes.find import describe_recipes
+    from unpad.recipes.file import describe_recipes
 
     if context.invoked_subcommand is None:
         print_lines(describe_recipes())
@@ -32,7 +31,7 @@ def copy(
     file: Annotated[Path, typer.Argument(parser=new_path)],
 ) -> None:
     """Write an editable copy of a packaged recipe."""
-    from unpad.recipes.find import find_recipe
+    from unpad.recipes.file import find_recipe
     from unpad.storage import write_atomic
 
     if file.exists():

@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from unpad.cli.completion import override_words, run_or_recipe_names
 from unpad.cli.early import check_recipe, check_run
-from unpad.cli.options import Debug, Overrides, RecipeArgument, Verbose
+from unpad.cli.options import Debug, Overrides, RecipeArgument, Verbose, override_words, run_or_recipe_names
 from unpad.errors import RecipeError
 from unpad.storage.lock import RunLock
 from unpad.storage.paths import new_path

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from unpad.cli.early import check_recipe, check_run_or_recipe
-from unpad.cli.options import Debug, Json, OptionalSubject, Overrides, RecipeArgument, RunOrRecipe
-from unpad.cli.output import print_json
+from unpad.cli.options import Debug, Json, OptionalSubject, Overrides, RecipeArgument, RunOrRecipe, print_json
 from unpad.errors import DRILL_FOUND_FAULT, NOT_PROVED, RecipeError
 from unpad.storage.paths import new_path
 from unpad.terminal.printing import print_lines

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from unpad.drill.findings import attempt, finding
 from unpad.drill.mounts import is_in_memory
-from unpad.machine.limits import limit_of
+from unpad.machine.files import limit_of
 from unpad.storage import disk
 from unpad.terminal.finding import Finding
 

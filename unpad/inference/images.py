@@ -30,8 +30,8 @@ from unpad.inference.prompts import lost_of
 from unpad.models.contract import Classifies, PixelConfig
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.run.report.kept_patches import Kept, refuse_unshowable
-from unpad.terminal.csv_text import csv_text
 from unpad.terminal.progress import counted
+from unpad.terminal.table import csv_text
 
 
 @dataclass(frozen=True)

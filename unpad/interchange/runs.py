@@ -25,10 +25,9 @@ from unpad.interchange.origin import TOKENIZER, folder_of, folder_recipe, origin
 from unpad.models import build_model, model_config
 from unpad.models.adapters import DOWN, NORM, UP, peft_files
 from unpad.models.contract import Model
-from unpad.recipes.adapters import LoraSettings
 from unpad.recipes.data import Template, TokenizerSettings
 from unpad.recipes.recipe import Recipe
-from unpad.recipes.training import OptimSettings, TrainSettings
+from unpad.recipes.training import LoraSettings, OptimSettings, TrainSettings
 from unpad.run import checkpoint
 from unpad.run.base import KEY, read_base, run_weights
 from unpad.run.folder import (

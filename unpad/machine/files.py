@@ -1,10 +1,21 @@
-"""System information files, below one root that tests replace."""
+"""System information files, below one root that tests replace, and the limits that `ulimit` sets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
+
+
+def limit_of(name: str) -> int | None:
+    """Soft limit of this process, by its name after RLIMIT_, such as AS; None without one."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    limit: int = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
 
 ROOT = Path("/")
 

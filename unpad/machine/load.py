@@ -1,14 +1,33 @@
-"""Load of the machine: the cores that this process may use, and the work of this process and of others on them."""
+"""The processor: name, instructions, the cores that this process may use, and their load by it and by others."""
 
 from __future__ import annotations
 
 import os
+import platform
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
 from unpad.machine.files import control_groups, lines_of, system_file
+
+
+def processor_fields() -> dict[str, str]:
+    """Fields of the last processor of /proc/cpuinfo by name; empty without that file."""
+    lines = lines_of(system_file("proc/cpuinfo"))
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def processor_name() -> str:
+    """Model of the processor, or its architecture if the system gives no name."""
+    return processor_fields().get("model name") or platform.processor() or platform.machine()
+
+
+def full_processor_name() -> str:
+    """Name with family and model, which distinguish processors with equal names in clouds."""
+    fields, name = processor_fields(), processor_name()
+    return f"{name} (family {fields['cpu family']}, model {fields['model']})" if "cpu family" in fields else name
+
 
 IDLE = (3, 4)  # columns of /proc/stat: idle, and waiting for a disk
 SHORTEST = 0.5  # seconds of a reading; the system counts in hundredths

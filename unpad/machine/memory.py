@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from unpad.machine.files import control_groups, lines_of, number_of, system_file
-from unpad.machine.limits import limit_of
+from unpad.machine.files import control_groups, limit_of, lines_of, number_of, system_file
 
 FILES = {  # of a control group, by version: its limit, what is used, and the cached files among that
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

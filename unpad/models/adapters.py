@@ -21,7 +21,7 @@ from unpad.models.contract import Model
 from unpad.models.decoder import Decoder
 from unpad.nn.dropout import Dropout
 from unpad.nn.linear import Linear
-from unpad.recipes.adapters import LoraSettings
+from unpad.recipes.training import LoraSettings
 
 NAME = "default"  # of the adapters in peft, which may hold several sets
 ADAPTER, BASE = ".lora_", ".base_layer"  # in the names of an adapter's parameters, and of those of its layer

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch.nn import functional as F
 
 from unpad.errors import DiskError
-from unpad.machine.processor import full_processor_name, processor_fields
+from unpad.machine.load import full_processor_name, processor_fields
 from unpad.nn.linear import product
 from unpad.storage import cache_folder, make_folder, write_atomic
 

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from unpad.data.sources.places import resolve_path
 from unpad.errors import RecipeError, SourceError
-from unpad.recipes.changes import differences
 from unpad.recipes.data import KINDS, as_sources, is_packaged
 from unpad.recipes.file import parse_recipe
 from unpad.recipes.overrides import apply_override
-from unpad.recipes.recipe import Recipe
+from unpad.recipes.recipe import Recipe, differences
 from unpad.recipes.section import kept_paths
 
 # Last parts of fields that name a file, a folder or a run.

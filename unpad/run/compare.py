@@ -15,8 +15,7 @@ from rich.cells import cell_len
 from typing_extensions import TypedDict
 
 from unpad.errors import RecipeError, UnpadError
-from unpad.recipes.changes import differences
-from unpad.recipes.recipe import Recipe
+from unpad.recipes.recipe import Recipe, differences
 from unpad.run.folder import CHECKPOINTS, find_run, run_recipe
 from unpad.run.report import svg
 from unpad.run.report.history import RunHistory, read_history, run_state

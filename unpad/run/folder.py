@@ -13,8 +13,7 @@ from typing_extensions import TypedDict
 
 from unpad.errors import MOST_NAMES, CheckpointError, RecipeError, nearest
 from unpad.processes.start import refuse_under_torchrun
-from unpad.recipes.file import load_recipe
-from unpad.recipes.find import SUFFIXES, recipe_names
+from unpad.recipes.file import SUFFIXES, load_recipe, recipe_names
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.section import kept_paths
 from unpad.run import upgrade

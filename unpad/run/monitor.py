@@ -39,7 +39,7 @@ from unpad.run.report.history import (
 from unpad.run.report.page import write_report
 from unpad.run.screen import RECENT_STEPS, Screen, StepWork
 from unpad.storage import LineLog, write_atomic
-from unpad.terminal.csv_text import csv_text
+from unpad.terminal.table import csv_text
 
 if TYPE_CHECKING:
     from unpad.run.board import Board

@@ -18,8 +18,7 @@ from unpad.interchange.origin import is_folder, keep_origin, open_recipe, starti
 from unpad.models.contract import Model
 from unpad.processes import own_log
 from unpad.processes.group import ALONE, Group
-from unpad.recipes.changes import differences
-from unpad.recipes.recipe import Recipe
+from unpad.recipes.recipe import Recipe, differences
 from unpad.run.checkpoint import State, put_weights
 from unpad.run.cores import StepShare
 from unpad.run.folder import CHECKPOINTS, RECIPE, read_command, refuse_new_run, run_recipe

@@ -11,8 +11,7 @@ from typing import Any
 from unpad.errors import ResumeError, SourceError
 from unpad.interchange.origin import open_recipe
 from unpad.nn.precision import DTYPES, Precision
-from unpad.recipes.changes import differences, may_change_on_resume
-from unpad.recipes.recipe import Recipe, stages_of
+from unpad.recipes.recipe import Recipe, differences, may_change_on_resume, stages_of
 from unpad.recipes.section import kept_paths
 from unpad.run import upgrade
 from unpad.run.folder import MADE_BY, read_command, run_recipe

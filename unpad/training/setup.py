@@ -14,7 +14,7 @@ from unpad.data.family import Data, check_near_duplicates, open_data
 from unpad.data.notes import DECLARE, Cause, not_held_out, notes
 from unpad.errors import PlanError, RecipeError, needs_memory
 from unpad.interchange.origin import starting_files
-from unpad.machine.processor import processor_name
+from unpad.machine.load import processor_name
 from unpad.models import build_model, lower_sizes, model_config
 from unpad.models.adapters import adapt, adapter_names, lower_base
 from unpad.models.contract import Model
@@ -24,8 +24,8 @@ from unpad.nn.native import library
 from unpad.nn.precision import DTYPES, Precision
 from unpad.nn.precision_choice import choose_precision
 from unpad.processes.group import ALONE, Group
-from unpad.recipes.adapters import LoraSettings
 from unpad.recipes.recipe import Recipe, ResolvedStage, stages_of
+from unpad.recipes.training import LoraSettings
 from unpad.run.base import Base, fingerprint, start_weights
 from unpad.run.checkpoint import put_weights
 from unpad.run.timers import Timers

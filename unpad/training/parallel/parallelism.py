@@ -21,9 +21,8 @@ from unpad.batching.plan import Plan
 from unpad.models.contract import Model, Trainable
 from unpad.nn.draws import GeneratorState, UnmeasuredError
 from unpad.processes import divided
-from unpad.processes.fast_sums import FastSum
 from unpad.processes.group import ALONE, Group
-from unpad.processes.sums import ExactSum, GradientSum
+from unpad.processes.sums import ExactSum, FastSum, GradientSum
 from unpad.recipes.recipe import Recipe
 from unpad.run import checkpoint
 from unpad.training.memory.room import DoesNotFitError, Room

@@ -33,9 +33,8 @@ from unpad.errors import (
 from unpad.evaluation.family import measures_of
 from unpad.evaluation.metrics import HeldOut
 from unpad.evaluation.run import evaluate_run
-from unpad.recipes.changes import differences
 from unpad.recipes.file import parse_recipe
-from unpad.recipes.recipe import stages_of
+from unpad.recipes.recipe import differences, stages_of
 from unpad.run.checkpoint import saved_steps
 from unpad.run.folder import CHECKPOINTS, RECIPE
 from unpad.run.screen import open_console

@@ -24,8 +24,7 @@ from tests.helpers.fuzz.targets.tables import EVENTS
 from tests.helpers.toy import write_toy
 from unpad.cli.main import main
 from unpad.errors import CheckpointError, RecipeError, SourceError
-from unpad.recipes.file import load_recipe
-from unpad.recipes.find import RECIPES
+from unpad.recipes.file import RECIPES, load_recipe
 from unpad.training.setup import resolved
 from unpad.trials.search.space import split_fields
 

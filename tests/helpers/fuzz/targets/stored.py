@@ -31,7 +31,7 @@ from unpad.data.tokens.cache import (
 from unpad.errors import CheckpointError, RecipeError, RunInUseError, SourceError
 from unpad.models.adapters import adapt, kept_weights
 from unpad.nn import product_speed
-from unpad.recipes.adapters import LoraSettings
+from unpad.recipes.training import LoraSettings
 from unpad.run import checkpoint
 from unpad.run.base import run_weights
 from unpad.run.checkpoint import model_tensors, model_weights, put_weights
