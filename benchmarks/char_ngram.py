@@ -26,9 +26,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from unpad.data.sources.files import expand
-from unpad.data.sources.places import resolve_path
-from unpad.data.sources.read import read_file
+from unpad.data.sources.files import expand, resolve_path
+from unpad.data.sources.rows import read_file
 from unpad.data.sources.split import Split
 from unpad.data.text import open_data
 from unpad.data.tokens.token_set import TokenSet

@@ -21,7 +21,7 @@ from tests.helpers.fuzz.reduce import reduce_case
 from tests.helpers.fuzz.target import Target, judge, random_of
 from tests.helpers.fuzz.targets import builders
 from unpad.data.pixels import decode
-from unpad.data.sources import read, rows
+from unpad.data.sources import rows
 from unpad.data.tokens import cache, words
 from unpad.nn import product_speed
 from unpad.recipes.lines import LineLoader
@@ -93,7 +93,7 @@ PLANTED: dict[str, tuple[str, Any, str, Callable[[Any], Any], str, int]] = {
         "text_jsonl", rows, "declared_split", lambda was: lambda row: {"train": "train"}[row["split"]], "KeyError", 60,
     ),
     "a row that vanishes": (
-        "chat_jsonl", read, "read_rows",
+        "chat_jsonl", rows, "read_rows",
         lambda was: lambda *given: (row for i, row in enumerate(was(*given)) if i != 1), "neither used nor bad", 60,
     ),
     "a header that is misread": (

@@ -200,7 +200,7 @@ def test_near_duplicate_pictures_of_a_recipe_are_told(unpad: Shell, tmp_path: Pa
 def test_texts_too_large_to_compare_in_a_check_are_named(
     unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unpad.data.tokens.near_texts.MOST_BYTES", 10)
+    monkeypatch.setattr("unpad.data.text.MOST_BYTES", 10)
     texts = write(tmp_path / "t.jsonl", {"text": LONG}, {"text": LONG + "完", "split": "valid"})
     told = unpad("data", "check", recipe_with(tmp_path / "r.yaml", text=str(texts)))
     assert (told.code, "are too many here; `unpad plan` does" in told.out) == (0, True)

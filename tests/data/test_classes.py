@@ -12,8 +12,16 @@ import pytest
 
 from unpad.batching.batch import RaggedBatch, from_vectors
 from unpad.batching.plan import Micro
-from unpad.data.classes import ClassData, label_rows, num_classes, read_classes
-from unpad.data.rows import ChosenRows, ListedRows, choose_rows, row_key
+from unpad.data.rows import (
+    ChosenRows,
+    ClassData,
+    ListedRows,
+    choose_rows,
+    label_rows,
+    num_classes,
+    read_classes,
+    row_key,
+)
 from unpad.data.sources.example import BadRow, SplitName
 from unpad.data.sources.split import Wanted
 from unpad.errors import SourceError

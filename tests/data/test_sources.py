@@ -6,7 +6,7 @@ from pathlib import Path
 
 from unpad.data.images import ImageData
 from unpad.data.patients import EventData
-from unpad.data.sources.places import DRAWN, OURS, SIMULATED
+from unpad.data.sources.files import DRAWN, OURS, SIMULATED
 from unpad.data.text import MOST_LISTED, TextData
 from unpad.recipes.data import PACKAGED
 from unpad.recipes.file import load_recipe, parse_recipe

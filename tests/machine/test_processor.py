@@ -21,7 +21,7 @@ def test_a_processor_has_the_name_that_the_system_gives(
     tell: Tell, monkeypatch: pytest.MonkeyPatch, info: str | None, named: str, name: str
 ) -> None:
     tell({} if info is None else {"proc/cpuinfo": info})
-    monkeypatch.setattr(processor.platform, "processor", lambda: named)
-    monkeypatch.setattr(processor.platform, "machine", lambda: "machine")
+    monkeypatch.setattr(load.platform, "processor", lambda: named)
+    monkeypatch.setattr(load.platform, "machine", lambda: "machine")
     assert full_processor_name() == name
     assert processor_name() == name.partition(" (")[0]

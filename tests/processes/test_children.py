@@ -16,7 +16,7 @@ import pytest
 
 from tests.helpers.sleeping import MODULES, sleeps, together
 from unpad import errors
-from unpad.data.pixels.header import ImageError
+from unpad.data.pixels.formats import ImageError
 from unpad.errors import DiskError, LostProcessError, RecipeError, SourceError, UnpadError
 from unpad.processes import children
 from unpad.processes.children import Child, run_all

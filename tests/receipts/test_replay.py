@@ -17,8 +17,8 @@ from tests.helpers.faults import NO_MEMORY
 from tests.helpers.shell import Shell
 from tests.helpers.toy import LOOP, events, quiet, rows, run, write_toy
 from unpad.batching.batch import RaggedBatch
+from unpad.data.sources.example import place_of
 from unpad.data.sources.files import unreadable
-from unpad.data.sources.named import place_of
 from unpad.errors import REPLAY_DIFFERS, CheckpointError, RecipeError, ResumeError, SourceError
 from unpad.models.decoder import Decoder
 from unpad.receipts import replay as replaying

@@ -15,7 +15,7 @@ from rich.console import Console
 from tests.conftest import Shell
 from unpad.data.check import check
 from unpad.data.sources.example import Example, Turn
-from unpad.data.sources.places import PACKAGE
+from unpad.data.sources.files import PACKAGE
 from unpad.data.tokens.encode import encode_examples, encode_prompt, reserved_texts
 from unpad.data.tokens.tokenizer import DecodeStream, Tokenizer, load_tokenizer, train_tokenizer
 from unpad.errors import RecipeError

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from unpad.data.check import check
-from unpad.data.sources.places import PACKAGE
+from unpad.data.sources.files import PACKAGE
 from unpad.data.sources.split import Split
 from unpad.data.tokens.corpus import prepare
 from unpad.recipes.file import load_recipe

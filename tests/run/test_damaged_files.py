@@ -16,7 +16,7 @@ from tests.helpers.damage import DEEP, damage, damages, mutations
 from tests.helpers.families import STEPS, Family, Finished
 from tests.helpers.toy import LOOP, events, run
 from unpad import storage
-from unpad.data.pictures.seen import seen_pictures
+from unpad.data.pictures.album import seen_pictures
 from unpad.data.tokens.tokenizer import TOKENIZER
 from unpad.errors import CheckpointError, DiskError, SourceError, UnpadError
 from unpad.inference.loaded import load

@@ -17,7 +17,7 @@ def check_recipe(recipe: str, overrides: Sequence[str] = ()) -> None:
         RecipeError: there is no such recipe, or a field or the run in `model.from` is wrong.
         SourceError: a source of the recipe has no file.
     """
-    from unpad.data.sources.places import resolve_path
+    from unpad.data.sources.files import resolve_path
     from unpad.interchange.hub import is_hub_name
     from unpad.recipes.data import KINDS, is_packaged
     from unpad.recipes.file import load_recipe

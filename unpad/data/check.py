@@ -14,8 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from unpad.data.asked import Asked
-from unpad.data.check_report import CheckReport, FileCheck, PictureCounts
+from unpad.data.check_report import Asked, CheckReport, FileCheck, PictureCounts
 from unpad.data.sources import chat, images, pairs
 from unpad.data.sources.delimited import Advise
 from unpad.data.sources.documents import single_document
@@ -31,8 +30,7 @@ from unpad.data.sources.files import (
     skipped_files,
 )
 from unpad.data.sources.jsonlines import FIXES, count_blank_lines, there_is
-from unpad.data.sources.read import TEXT_KINDS
-from unpad.data.sources.rows import OPTIONAL, reading, rows
+from unpad.data.sources.rows import OPTIONAL, TEXT_KINDS, reading, rows
 from unpad.errors import RecipeError, SourceError, nearest
 from unpad.recipes.data import KINDS, DataSettings, EventSource, Source
 from unpad.recipes.file import load_recipe
@@ -196,7 +194,7 @@ def _remarks(kind: str, file: SourceFile, data: DataSettings, num_used: int) -> 
 
 
 def _check_recipe(overrides: Sequence[str], seen: _CheckMemory, path: Path) -> CheckReport:
-    from unpad.data.sources.places import resolve_path  # imports pyarrow
+    from unpad.data.sources.files import resolve_path  # imports pyarrow
 
     recipe = load_recipe(str(path), overrides)
     data = recipe.data

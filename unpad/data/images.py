@@ -15,16 +15,22 @@ import numpy as np
 
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
-from unpad.data.classes import CLASSES, ClassData, label_rows, num_classes, read_classes
-from unpad.data.family import Data, check_near_duplicates, refuse_cuts
-from unpad.data.near_duplicates import NearDuplicates
+from unpad.data.family import Data, NearDuplicates, check_near_duplicates, refuse_cuts
 from unpad.data.pictures.album import Album, image_batch, open_album
 from unpad.data.pictures.alike import Pictures, tie_alike
-from unpad.data.pixels.header import NOTES
-from unpad.data.rows import ChosenRows, choose_rows, list_rows
+from unpad.data.pixels.formats import NOTES
+from unpad.data.rows import (
+    CLASSES,
+    ChosenRows,
+    ClassData,
+    choose_rows,
+    label_rows,
+    list_rows,
+    num_classes,
+    read_classes,
+)
 from unpad.data.sources.bad_rows import fault_lines
-from unpad.data.sources.images import ImageExample, content_key, expand, read_all
-from unpad.data.sources.picture_groups import group_names
+from unpad.data.sources.images import ImageExample, content_key, expand, group_names, read_all
 from unpad.data.sources.split import Split, Wanted
 from unpad.errors import SourceError
 from unpad.recipes.recipe import Recipe

@@ -40,18 +40,16 @@ from unpad.data.histories.assemble import (
     load_codes,
     per_source,
     read_histories,
+    read_vectors,
 )
-from unpad.data.histories.code_vectors import read_vectors
-from unpad.data.histories.cohort import Cohort, PatientTables, read_cohort, refuse_nobody, refuse_unlearnable
+from unpad.data.histories.cohort import Cohort, PatientTables, find_row, read_cohort, refuse_nobody, refuse_unlearnable
 from unpad.data.histories.columns import are_whole
 from unpad.data.histories.event_rows import EventTable
-from unpad.data.histories.lookup import find_row
 from unpad.data.histories.report import PatientsReport
 from unpad.data.histories.tables import alias, named_by, names_key
 from unpad.data.sources.bad_rows import apply_policy, refuse_empty
-from unpad.data.sources.example import BadRow
-from unpad.data.sources.named import place_of
-from unpad.data.sources.places import resolve_path
+from unpad.data.sources.example import BadRow, place_of
+from unpad.data.sources.files import resolve_path
 from unpad.data.sources.split import Wanted
 from unpad.errors import RecipeError
 from unpad.models.contract import Model, ReadsCodeVectors

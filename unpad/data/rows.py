@@ -1,23 +1,26 @@
-"""Rows that a family takes from the files of a recipe: read, divided into parts, chosen, and counted."""
+"""Rows that a family takes from the files of a recipe: read, divided, chosen and counted, perhaps with a class each."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import Field, dataclass, replace
 from functools import cached_property, partial
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
+import pydantic
 from numpy.typing import NDArray
+from pydantic import AfterValidator
+from typing_extensions import TypedDict
 
 from unpad.data.family import Data, SequenceTable, sequence_table
 from unpad.data.sources.bad_rows import apply_policy, fault_lines, refuse_empty
 from unpad.data.sources.example import BadRow, SplitName, count_bad
-from unpad.data.sources.files import SourceFile, expand
-from unpad.data.sources.places import resolve_path
+from unpad.data.sources.files import SourceFile, expand, resolve_path
 from unpad.data.sources.rows import collect
 from unpad.data.sources.split import (
     Split,
@@ -31,9 +34,11 @@ from unpad.data.sources.split import (
     taken,
     units,
 )
+from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings, Source
 from unpad.recipes.recipe import Recipe
 from unpad.storage import sha256_file
+from unpad.storage.reading import shaped
 from unpad.terminal.table import number_of
 
 
@@ -245,3 +250,91 @@ class RowData(Data, Generic[R]):
     def lines(self) -> list[str]:
         counts = self.chosen.lines("rows", self.describe_outputs())
         return [*counts, *fault_lines(self.bad_rows, "  quarantined: ")]
+
+
+CLASSES = "classes.json"
+
+
+class LabelledRow(PlacedRow, Protocol):
+    """A row with a class."""
+
+    @property
+    def label(self) -> str:
+        """Name of the class."""
+
+
+L = TypeVar("L", bound=LabelledRow)
+
+
+@dataclass(frozen=True, eq=False)
+class ClassData(RowData[L]):
+    """Rows of a run that have a class each.
+
+    Args:
+        classes: names in the order of the model's outputs.
+        labels: (num_rows,) int64, index into `classes`.
+    """
+
+    classes: tuple[str, ...]
+    labels: np.ndarray
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.classes)
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        return {CLASSES: json.dumps({"classes": self.classes}, ensure_ascii=False, indent=1).encode()}
+
+    def class_labels(self) -> tuple[np.ndarray, tuple[str, ...]]:
+        return self.labels, self.classes
+
+    def describe_outputs(self) -> str:
+        return number_of(len(self.classes), "classes")
+
+
+def _each_once(names: list[str]) -> list[str]:
+    if len(set(names)) < len(names):
+        raise ValueError("names a class twice")
+    return names
+
+
+class _Classes(TypedDict):
+    classes: Annotated[list[str], pydantic.Field(min_length=1), AfterValidator(_each_once)]
+
+
+def read_classes(files: dict[str, bytes]) -> tuple[str, ...]:
+    """Names of the classes of a run, in the order of the model's outputs.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    return tuple(shaped(files[CLASSES], _Classes, Path(CLASSES))["classes"])
+
+
+def num_classes(files: dict[str, bytes]) -> int:
+    """Number of classes of a run."""
+    return len(read_classes(files))
+
+
+def label_rows(chosen: ChosenRows[L], kept: dict[str, bytes] | None) -> tuple[tuple[str, ...], np.ndarray]:
+    """Return `classes` and `labels` of `ClassData`.
+
+    Args:
+        kept: files of an earlier run, which has the classes; None takes those of the rows.
+
+    Raises:
+        SourceError: all rows are of one class, or a class is unknown to the run.
+    """
+    kind = chosen.listed.kind
+    classes = tuple(sorted({row.label for row in chosen.rows})) if kept is None else read_classes(kept)
+    if len(classes) < 2:
+        what, fix = f"all {kind} are of one class, {classes[0]}", f"give {kind} of two classes or more"
+        raise SourceError(what, where=f"data.{kind}", fix=fix)
+    number = {name: index for index, name in enumerate(classes)}
+    for row in chosen.rows:
+        if row.label not in number:
+            what = f'the class "{row.label}" is none of the run: {", ".join(classes[:8])}'
+            fix = f"train again, or put back the {kind} that the run was trained on"
+            raise SourceError(what, where=row.where, fix=fix)
+    return classes, np.array([number[row.label] for row in chosen.rows], np.int64)

@@ -15,28 +15,30 @@ from unpad.batching.loader import load_micro
 from unpad.batching.plan import Micro
 from unpad.data.family import (
     Data,
+    NearDuplicates,
     RowSpan,
     Sample,
     SequenceTable,
     check_near_duplicates,
+    not_compared,
     refuse_cuts,
     sequence_table,
 )
-from unpad.data.near_duplicates import NearDuplicates, not_compared
 from unpad.data.replies import Replies
 from unpad.data.sources.documents import single_document
 from unpad.data.sources.example import BadRow
-from unpad.data.sources.files import expand, list_paths
-from unpad.data.sources.places import resolve_path
-from unpad.data.sources.read import PAIRS, TEXT_KINDS
+from unpad.data.sources.files import expand, list_paths, resolve_path
+from unpad.data.sources.rows import PAIRS, TEXT_KINDS
 from unpad.data.sources.split import Split, Wanted
-from unpad.data.tokens.corpus import Corpus, CorpusReport, open_corpus
-from unpad.data.tokens.corpus_leaks import compare_new
+from unpad.data.tokens.corpus import Corpus, CorpusReport, open_corpus, split_documents
+from unpad.data.tokens.corpus_files import Preparation, judge_rows, list_files
+from unpad.data.tokens.corpus_leaks import compare_new, find_leaks, refuse_leaks
 from unpad.data.tokens.corpus_sample import sample_corpus
 from unpad.data.tokens.token_set import TokenSet
 from unpad.data.tokens.tokenizer import Tokenizer, kept_tokenizer
 from unpad.errors import RecipeError
 from unpad.recipes.recipe import Recipe, stages_of
+from unpad.storage import cache_folder
 
 KINDS = TEXT_KINDS
 UNITS = ("sequences", "tokens")
@@ -203,7 +205,6 @@ def next_command(recipe: Recipe, run: str) -> str:
 
 def near_duplicates(recipe: Recipe) -> list[str]:
     """Lines on held-out documents that are near-duplicates of training ones; see `Family`."""
-    from unpad.data.tokens.near_texts import near_texts
 
     check_near_duplicates(recipe, TextData)
     return near_texts(recipe)
@@ -284,3 +285,32 @@ def _text_data(recipe: Recipe, corpus: Corpus, wanted: Wanted) -> TextData:
         bundle=bundle,
     )
     return TextData(table, tokens, corpus.tokenizer, corpus, recipe, replies)
+
+
+MOST_BYTES = 1 << 27  # of text that a check keeps in memory
+
+
+def near_texts(recipe: Recipe) -> list[str]:
+    """Lines on near-duplicates in each held-out part of a recipe's texts, as training reports them.
+
+    Raises:
+        SourceError: a file cannot be used, or the recipe refuses near-duplicates and there are some.
+    """
+    work = Preparation(recipe, cache_folder(), Wanted.LEARNING)
+    work.files = list_files(recipe, TEXT_KINDS)
+    size = sum(file.file.path.stat().st_size for file in work.files)
+    if size > MOST_BYTES:
+        return [f"near-duplicate texts are not looked for: {size / 1e6:,.0f} MB are too many here; `unpad plan` does"]
+    work.shards = [None] * len(work.files)
+    judge_rows(work)
+    split_documents(work)
+    where = [example.where for index in range(len(work.files)) for example in work.rows(index).examples]
+    lines = []
+    for part in (Split.HOLDOUT, Split.TEST):
+        leaks = find_leaks(work, part)
+        if leaks is not None:
+            places = [(where[leak.document], where[leak.source]) for leak in leaks.worst]
+            if recipe.data.near_duplicates == "refuse":
+                refuse_leaks(leaks, places)
+            lines += leaks.lines(places)
+    return lines

@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,19 +20,16 @@ import numpy as np
 
 from unpad.batching.batch import RaggedBatch, from_prompts, from_sequences
 from unpad.batching.plan import Micro
-from unpad.data.family import Data, check_near_duplicates
+from unpad.data.family import Data, NearDuplicates, check_near_duplicates
 from unpad.data.images import refuse_image_cuts
-from unpad.data.near_duplicates import NearDuplicates
-from unpad.data.pictures.album import Album, image_batch, open_album, with_images
-from unpad.data.pictures.questions import choose_questions, pictures_of, shown_by
-from unpad.data.pixels.cache import PixelCache
-from unpad.data.rows import ChosenRows, ListedRows, RowData, list_rows
+from unpad.data.pictures.album import Album, PixelCache, image_batch, open_album, with_images
+from unpad.data.pictures.alike import Pictures, tie_alike
+from unpad.data.rows import ChosenRows, ListedRows, RowData, choose_rows, list_rows
 from unpad.data.sources.bad_rows import fault_lines
 from unpad.data.sources.example import BadRow, Example, Turn
-from unpad.data.sources.files import SourceFile
-from unpad.data.sources.images import ImageExample
-from unpad.data.sources.places import resolve_path
-from unpad.data.sources.split import Split, Wanted
+from unpad.data.sources.files import SourceFile, resolve_path
+from unpad.data.sources.images import ImageExample, group_names
+from unpad.data.sources.split import Split, Wanted, numbered
 from unpad.data.sources.vqa import VqaExample, read_all
 from unpad.data.tokens.encode import encode_examples, encode_prompt, reserved_texts
 from unpad.data.tokens.lost import LostCharacters, commonest
@@ -329,3 +327,40 @@ def _encode(examples: list[VqaExample], tokenizer: Tokenizer, recipe: Recipe) ->
     total = sum(len(turn.content) for text in texts for turn in text.turns)
     lost_characters = LostCharacters(int(lost.chars.sum()), total, commonest(lost.counts))
     return QuestionRows(tokens, counts, offsets, len(prefix), lost_characters)
+
+
+def choose_questions(
+    listed: ListedRows[VqaExample], images: list[ImageExample], wanted: Wanted
+) -> ChosenRows[VqaExample]:
+    """Choose rows by content and group; rows with a picture in common, or with pictures of one thing, are together."""
+    examples = listed.rows
+    things, same = numbered(group_names(images)), numbered([image.sha256 for image in images])
+    rows = np.repeat(np.arange(len(examples)), [len(example.images) for example in examples])
+    shown = np.array([image for example in examples for image in example.images], np.int64)
+    links = [(rows, same[shown]), (rows, things[shown])]
+    if listed.recipe.data.near_duplicates == "together" and wanted is not Wanted.NEW:
+        links.append((rows, tie_alike(images)[shown]))
+    keys = [_content_key(example, images) for example in examples]
+    return choose_rows(listed, wanted, keys, groups=[example.group for example in examples], links=links)
+
+
+def pictures_of(chosen: ChosenRows[VqaExample], images: list[ImageExample]) -> Pictures:
+    """Images with the first row that shows each, and the parts of these rows."""
+    examples = chosen.listed.rows
+    first = {image: example.where for example in reversed(examples) for image in example.images}
+    places = [f"{first[index]}: {image.where}" if index in first else image.where for index, image in enumerate(images)]
+    parts = {part: shown_by(examples, images, np.flatnonzero(rows)) for part, rows in chosen.sides().items()}
+    return Pictures(images, places, parts, chosen.listed.recipe.data.near_duplicates)
+
+
+def shown_by(examples: list[VqaExample], images: list[ImageExample], rows: np.ndarray) -> np.ndarray:
+    """Images that some rows show, (num_images,) bool."""
+    shown = np.zeros(len(images), np.bool_)
+    shown[[image for row in rows.tolist() for image in examples[row].images]] = True
+    return shown
+
+
+def _content_key(example: VqaExample, images: list[ImageExample]) -> int:
+    """64-bit hash of a row's pictures, or of its question without pictures."""
+    content = "\0".join(images[image].sha256 for image in example.images) or example.question
+    return int.from_bytes(blake2b(content.encode(), digest_size=8).digest(), "little")

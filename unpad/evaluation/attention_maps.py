@@ -13,7 +13,7 @@ from torch import Tensor
 from unpad.batching.batch import RaggedBatch
 from unpad.data.family import Data
 from unpad.data.images import ImageData
-from unpad.data.pictures.grids import pixels_of
+from unpad.data.pictures.album import pixels_of
 from unpad.data.sources.split import Split
 from unpad.data.text import TOKENIZER, TextData
 from unpad.data.tokens.tokenizer import load_tokenizer

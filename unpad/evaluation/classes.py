@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from unpad.batching.batch import RaggedBatch
-from unpad.data.classes import ClassData
 from unpad.data.measuring import Measuring
+from unpad.data.rows import ClassData
 from unpad.evaluation.metrics import HeldOut
 from unpad.models.contract import Classifies
 

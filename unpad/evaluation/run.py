@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from unpad.data.check import guess_kind
-from unpad.data.family import Data, family_of, open_data
+from unpad.data.family import Data, NearDuplicates, family_of, not_compared, open_data
 from unpad.data.measuring import Measuring
-from unpad.data.near_duplicates import NearDuplicates, not_compared
 from unpad.data.sources.split import PARTS, Split, Wanted
 from unpad.errors import DiskError, RecipeError, SourceError
 from unpad.evaluation.family import check_new, measures_of

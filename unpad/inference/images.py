@@ -10,15 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from unpad.data.classes import read_classes
-from unpad.data.pictures.album import WITH_OPACITY, image_batch
-from unpad.data.pictures.grids import pixels_of
-from unpad.data.pictures.seen import compare_pictures, seen_pictures
+from unpad.data.pictures.album import WITH_OPACITY, compare_pictures, image_batch, pixels_of, seen_pictures
 from unpad.data.pixels.decode import decode
-from unpad.data.pixels.header import NOTES, ImageError
-from unpad.data.pixels.modes import mode_of
-from unpad.data.pixels.patches import prepare
-from unpad.data.pixels.sizes import Grid, detail, grid_of
+from unpad.data.pixels.formats import NOTES, ImageError, mode_of
+from unpad.data.pixels.patches import Grid, detail, grid_of, prepare
+from unpad.data.rows import read_classes
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.files import natural_key, refuse_names
 from unpad.data.sources.images import SUFFIXES, Found, ImageExample, examine, file_bytes

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from unpad.data.sources.places import resolve_path
+from unpad.data.sources.files import resolve_path
 from unpad.errors import RecipeError, SourceError
 from unpad.recipes.data import KINDS, as_sources, is_packaged
 from unpad.recipes.file import parse_recipe

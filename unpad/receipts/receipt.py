@@ -10,7 +10,7 @@ from typing import Any
 
 from unpad.batching.plan import Micro
 from unpad.data.family import Data, RowSpan
-from unpad.data.sources.named import place_of
+from unpad.data.sources.example import place_of
 from unpad.receipts.differences import StepComparison
 from unpad.receipts.starts import Start
 from unpad.run.sessions import Cut

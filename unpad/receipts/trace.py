@@ -13,7 +13,7 @@ import numpy as np
 
 from unpad.batching.plan import Plan
 from unpad.data.family import Data, FoundRow, RowSpan, family_of, open_data
-from unpad.data.sources.named import Place, file_test, place_of
+from unpad.data.sources.example import Place, file_test, place_of
 from unpad.data.sources.split import PARTS, Split, Wanted
 from unpad.errors import RecipeError, nearest
 from unpad.models import model_config

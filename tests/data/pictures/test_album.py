@@ -15,8 +15,7 @@ from tests.helpers.pictures import images_of, micro_of, recipe_of, write_folder
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
 from unpad.data.pictures import album
-from unpad.data.pictures.album import Album
-from unpad.data.pictures.grids import pixels_of
+from unpad.data.pictures.album import Album, pixels_of
 from unpad.data.pixels.augment import augment
 from unpad.data.pixels.patches import prepare, unpatch
 from unpad.data.sources.images import ImageExample

@@ -13,7 +13,7 @@ import torch
 from tests.helpers.pictures import images_of, micro_of, recipe_of, write_folder, write_recipe
 from unpad.batching.plan import plan
 from unpad.data.images import ImageData
-from unpad.data.pictures.grids import pixels_of
+from unpad.data.pictures.album import pixels_of
 from unpad.data.pixels.augment import augment
 from unpad.data.pixels.patches import prepare
 from unpad.data.sources.split import Split

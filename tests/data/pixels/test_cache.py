@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from unpad.data.pixels.cache import PixelCache
+from unpad.data.pictures.album import PixelCache
 
 
 def test_values_are_made_once_while_they_fit() -> None:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from unpad.data.pixels.decode import decode, probe
-from unpad.data.pixels.header import FIXES, MAX_METADATA, MAX_PIXELS, NOTES, ImageError
+from unpad.data.pixels.formats import FIXES, MAX_METADATA, MAX_PIXELS, NOTES, ImageError
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.images import ImageExample, read, read_bytes
@@ -249,7 +249,7 @@ CHILD = """
 import json, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]),) * 2)
 from unpad.data.pixels.decode import decode
-from unpad.data.pixels.header import ImageError
+from unpad.data.pixels.formats import ImageError
 assert "torch" not in sys.modules, "it needs more than the limit"
 results = []
 for path in sys.argv[2:]:

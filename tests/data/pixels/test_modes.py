@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from unpad.data.pixels.decode import decode
-from unpad.data.pixels.modes import mode_of
+from unpad.data.pixels.formats import mode_of
 
 COLOURS = np.random.default_rng(0).integers(0, 255, (9, 7, 4)).astype(np.uint8)
 RGB, RGBA = Image.fromarray(COLOURS[..., :3]), Image.fromarray(COLOURS)

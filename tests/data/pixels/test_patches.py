@@ -5,8 +5,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from unpad.data.pixels.patches import prepare, unpatch
-from unpad.data.pixels.sizes import grid_of
+from unpad.data.pixels.patches import grid_of, prepare, unpatch
 from unpad.recipes.data import ImageSettings
 
 IMAGENET = ImageSettings(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from unpad.data.pixels.sizes import detail, grid_of
+from unpad.data.pixels.patches import detail, grid_of
 from unpad.errors import RecipeError
 from unpad.recipes.data import ImageSettings
 

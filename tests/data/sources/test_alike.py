@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.work import counted
 from unpad.data.sources import alike
-from unpad.data.sources.alike import TextSearch, near_sets
-from unpad.data.sources.windows import PASSAGE, SHORTEST, plain
+from unpad.data.sources.alike import PASSAGE, SHORTEST, TextSearch, near_sets, plain
 
 
 def windows_of(text: str) -> set[str]:

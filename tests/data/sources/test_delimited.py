@@ -11,7 +11,7 @@ from unpad.data.check import check
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.files import expand
 from unpad.data.sources.images import ImageExample, read_all
-from unpad.data.sources.read import read_file
+from unpad.data.sources.rows import read_file
 from unpad.recipes.data import DataSettings, Source
 
 BAD = [("4", "E_CSV", 1), ("5", "E_EMPTY", 1), ("7", "E_UTF8", 1)]

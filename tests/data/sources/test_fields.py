@@ -18,7 +18,7 @@ from unpad.data.sources.bad_rows import apply_policy
 from unpad.data.sources.fields import SpellingError, advice, event_columns, folded, looks_like_data, setting, spelling
 from unpad.data.sources.files import expand
 from unpad.data.sources.images import read_all, read_bytes
-from unpad.data.sources.read import read_file
+from unpad.data.sources.rows import read_file
 from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings, Source
 from unpad.recipes.overrides import apply_override

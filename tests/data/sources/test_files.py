@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from unpad.data.histories.code_vectors import read_vectors
+from unpad.data.histories.assemble import read_vectors
 from unpad.data.histories.event_files import read_splits
 from unpad.data.histories.tables import TableFile, column_names, open_table
 from unpad.data.sources.files import expand, guess_encoding, list_paths

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image, ImageFile
 
 from unpad.data.pixels.decode import decode
-from unpad.data.pixels.header import ImageError
+from unpad.data.pixels.formats import ImageError
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.images import ImageExample, content_key, expand, read, read_bytes
 from unpad.data.sources.split import assign

@@ -11,8 +11,8 @@ import pytest
 
 from tests.helpers.shell import Shell
 from unpad.data.check import check
-from unpad.data.sources import parquet_file
-from unpad.data.sources.parquet_file import GrowthError, ParquetRows, open_parquet
+from unpad.data.sources import parquet
+from unpad.data.sources.parquet import GrowthError, ParquetRows, open_parquet
 
 LONG = "ab" * 20_000
 
@@ -38,8 +38,8 @@ def bomb(kind: str, path: Path) -> tuple[Path, int]:
 @pytest.fixture
 def strict(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds so low that small bombs exceed them."""
-    monkeypatch.setattr(parquet_file, "MOST_FREE", 1 << 20)
-    monkeypatch.setattr(parquet_file, "MOST_AT_ONCE", 1 << 19)
+    monkeypatch.setattr(parquet, "MOST_FREE", 1 << 20)
+    monkeypatch.setattr(parquet, "MOST_AT_ONCE", 1 << 19)
 
 
 @pytest.mark.promise("input.parquet")
@@ -99,9 +99,9 @@ def test_sound_files_of_every_form_are_read_whole(tmp_path: Path) -> None:
 
 @pytest.mark.promise("input.parquet")
 def test_batches_get_shorter_where_every_row_may_be_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_file, "MOST_AT_ONCE", 5 * len(LONG))
+    monkeypatch.setattr(parquet, "MOST_AT_ONCE", 5 * len(LONG))
     path, _ = bomb("dictionary", tmp_path / "bomb.parquet")
-    monkeypatch.setattr(parquet_file, "MOST_FREE", 20 * len(LONG))
+    monkeypatch.setattr(parquet, "MOST_FREE", 20 * len(LONG))
     with open_parquet(path) as file:
         sizes = []
         with pytest.raises(GrowthError, match="1,000 times"):

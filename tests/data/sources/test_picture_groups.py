@@ -11,8 +11,7 @@ from tests.helpers.pictures import recipe_of
 from tests.helpers.questions import recipe_of as questions_recipe
 from unpad.data.family import open_data
 from unpad.data.images import ImageData
-from unpad.data.sources.images import ImageExample
-from unpad.data.sources.picture_groups import group_names
+from unpad.data.sources.images import ImageExample, group_names
 from unpad.data.vqa import VqaData
 
 

@@ -4,19 +4,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unpad.data.sources.example import SPLIT_NAMES, Example, Turn
-from unpad.data.sources.shares import components, share_out, take_share
 from unpad.data.sources.split import (
     Split,
     Wanted,
     _mix,
     assign,
     assign_by_hash,
+    components,
     content_key,
     describe_groups,
     divide,
     groups_on_both_sides,
     numbered,
+    share_out,
     split_number,
+    take_share,
     taken,
 )
 from unpad.recipes.data import DataSettings
@@ -85,7 +87,7 @@ def test_units_of_two_classes_and_of_many_rows_leave_the_sum_exact() -> None:
 
 
 def test_many_large_units_are_chosen_without_looking_at_all_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unpad.data.sources.shares.MOST_WORK", 0)
+    monkeypatch.setattr("unpad.data.sources.split.MOST_WORK", 0)
     assert take_share(np.full(50, 7), np.zeros(50, np.int64), 100, 1, 349).sum() == 14
 
 

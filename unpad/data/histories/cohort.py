@@ -1,4 +1,4 @@
-"""Cohort: the patients of a run, each with a label, a landmark and a side of the split.
+"""Cohort: the patients of a run, each with a label, a landmark and a side of the split, and how a user names one.
 
 The landmark separates history (events until then) from the outcome (after it). `choose` takes the label of a patient
 from the table of labels (`labels.py`): its column `label`, or, with `event`, `duration` and a horizon, 1 if the outcome
@@ -20,8 +20,8 @@ from unpad.data.histories.event_files import check_sides, read_splits
 from unpad.data.histories.event_rows import EventRows, join, read_source
 from unpad.data.histories.labels import LabelTable, TimeUnit, clock_of, read_labels
 from unpad.data.histories.tables import Table
-from unpad.data.sources.example import BadRow
-from unpad.data.sources.places import resolve_path
+from unpad.data.sources.example import BadRow, Place, file_test
+from unpad.data.sources.files import resolve_path
 from unpad.data.sources.split import Split, Wanted, divide, taken
 from unpad.errors import RecipeError, SourceError
 from unpad.recipes.data import EventLabels, EventSettings
@@ -410,3 +410,55 @@ def _pick(values: np.ndarray | None, index: np.ndarray) -> np.ndarray | None:
 def _key(patient: str) -> int:
     """64-bit hash of an id; with the seed it decides the side."""
     return int.from_bytes(blake2b(patient.encode(), digest_size=8).digest(), "little")
+
+
+@dataclass(frozen=True, eq=False)
+class PatientRow:
+    """A row of a table, or a patient by id or file.
+
+    Args:
+        where: its place, without an id.
+        person: index into `EventRows.patients`; -1 for a row of nobody.
+        events: (n,) int64, its events among all; none for a label or a patient.
+    """
+
+    where: str
+    person: int
+    events: np.ndarray
+
+
+def find_row(tables: PatientTables, place: Place, given: str) -> PatientRow | None:
+    """Find a patient by id or by the file of all events, or the row at a place.
+
+    Args:
+        given: as the user wrote it, perhaps an id.
+    """
+    rows, nothing = tables.rows, np.zeros(0, np.int64)
+    is_it = file_test(place.file)
+    owners = [file.owner for part in rows.parts for file in part.table.files if file.owner and is_it(str(file.path))]
+    patients = rows.patients.to_pylist()
+    wanted = owners[0] if owners and not place.item else given
+    if wanted in patients:
+        person = patients.index(wanted)
+        return PatientRow(f"patient {rows.alias(person)}", person, nothing)
+    if place.line is None:
+        return None
+    for number, part in enumerate(rows.parts):
+        row = _table_row(part.table, place)
+        if row is not None:
+            events = np.flatnonzero((rows.source == number) & (rows.origin == row))
+            return PatientRow(part.table.where(row), int(rows.person[events[0]]) if len(events) else -1, events)
+    labels = tables.labels
+    row = None if labels is None else _table_row(labels.table, place)
+    if labels is None or row is None:
+        return None
+    person = tables.cohort.person[np.isin(tables.cohort.label_row, np.flatnonzero(labels.origin == row))]
+    return PatientRow(labels.table.where(row), int(person[0]) if len(person) else -1, nothing)
+
+
+def _table_row(table: Table, place: Place) -> int | None:
+    """Index of the row at a place; None if the table does not have it."""
+    is_it = file_test(place.file)
+    files = [number for number, file in enumerate(table.files) if is_it(str(file.path)) or file.shown == place.file]
+    matches = np.flatnonzero(np.isin(table.file_of, files) & (table.row == place.line))
+    return int(matches[0]) if len(matches) else None

@@ -17,10 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from unpad.data.histories import columns
-from unpad.data.histories.columns import Faults
+from unpad.data.histories.columns import Faults, times, unit_of
 from unpad.data.histories.event_files import AUTO, column_sides, declared_sides, find_files, number, read_splits
 from unpad.data.histories.tables import Table, TableFile, alias, open_table
-from unpad.data.histories.times import times, unit_of
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.split import Split
 from unpad.errors import RecipeError, SourceError

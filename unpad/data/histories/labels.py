@@ -12,11 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from unpad.data.histories import columns
-from unpad.data.histories.columns import Faults
+from unpad.data.histories.columns import PER_DAY, Faults, times
 from unpad.data.histories.event_files import ID_NAMES, column_sides, number
 from unpad.data.histories.event_rows import EventTable, units_of
 from unpad.data.histories.tables import Table, TableFile, open_table
-from unpad.data.histories.times import PER_DAY, times
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.fields import in_yaml
 from unpad.errors import RecipeError

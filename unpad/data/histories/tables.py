@@ -27,7 +27,7 @@ from unpad.data.sources.example import BadRow
 from unpad.data.sources.fields import ID_LIKE, SpellingError, folded, looks_like_data
 from unpad.data.sources.files import refuse_special, unreadable
 from unpad.data.sources.jsonlines import RowFault, there_is, twice
-from unpad.data.sources.parquet_file import GrowthError, ParquetRows, open_parquet
+from unpad.data.sources.parquet import GrowthError, ParquetRows, open_parquet
 from unpad.data.sources.split import Split
 from unpad.errors import SourceError, nearest
 from unpad.terminal.progress import counted

@@ -1,28 +1,88 @@
-"""Listed images as patches, for families of data with images of their own."""
+"""Listed images as patches, for families of data with images, and what sets other images apart from them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from unpad.batching.batch import RaggedBatch, from_vectors
 from unpad.data.family import PICTURES
 from unpad.data.pictures.alike import Pictures
-from unpad.data.pictures.grids import DECODERS, grids_of, pixels_of
-from unpad.data.pictures.seen import SeenPictures, compare_pictures, seen_pictures, summarise
 from unpad.data.pixels.augment import augment
-from unpad.data.pixels.cache import PixelCache
-from unpad.data.pixels.patches import prepare, resize, unpatch
-from unpad.data.pixels.sizes import Grid, scaled_grid
-from unpad.data.sources.images import ImageExample
+from unpad.data.pixels.decode import decode
+from unpad.data.pixels.formats import ImageError
+from unpad.data.pixels.patches import Grid, detail, grid_of, prepare, resize, scaled_grid, unpatch
+from unpad.data.sources.images import ImageExample, read_bytes
 from unpad.models import model_config
 from unpad.models.contract import PatchConfig, PixelConfig
 from unpad.recipes.data import ImageSettings
 from unpad.recipes.recipe import Recipe
+from unpad.storage.reading import Count, shaped
+from unpad.terminal.progress import counted
+
+DECODERS = 4  # threads: decoding and resizing release the interpreter's lock
+CHUNK = 64  # images per task of a thread that finds sizes
+
+
+def pixels_of(example: ImageExample, opacity: bool = False) -> np.ndarray:
+    """Decode a listed image, (height, width, 3) uint8, or 4 channels with opacity.
+
+    Raises:
+        ImageError: the coded pixels are damaged, which only decoding reveals; names the file.
+    """
+    try:
+        return decode(read_bytes(example), opacity).pixels
+    except ImageError as error:
+        raise ImageError(error.code, error.what, error.fix, error.where or example.where) from None
+
+
+def grids_of(examples: list[ImageExample], patch: int, settings: ImageSettings) -> np.ndarray:
+    """Rows and columns of patches of every image, (num_images, 2) int64; adaptive sizes depend on the pixels."""
+
+    def grid(example: ImageExample) -> tuple[int, int]:
+        content = detail(pixels_of(example)) if settings.size == "adaptive" else None
+        return grid_of(example.width, example.height, patch, settings, content)
+
+    if settings.size != "adaptive":
+        return np.array([grid(example) for example in examples], np.int64).reshape(-1, 2)
+    with ThreadPoolExecutor(DECODERS) as pool:
+        grids = counted(pool.map(grid, examples, chunksize=CHUNK), "measuring images", len(examples), "images")
+        return np.array(list(grids), np.int64).reshape(-1, 2)
+
+
+@dataclass(eq=False)
+class PixelCache:
+    """Cache of patches or pixels of images, up to `most_bytes`."""
+
+    most_bytes: int
+    used: int = 0
+    made: dict[int, np.ndarray] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def get(self, image: int, make: Callable[[], np.ndarray]) -> np.ndarray:
+        """Return the cached values of an image; `make` them if they are missing."""
+        known = self.made.get(image)
+        if known is not None:
+            return known
+        values = make()
+        with self.lock:
+            if image not in self.made and self.used + values.nbytes <= self.most_bytes:
+                self.made[image] = values
+                self.used += values.nbytes
+        return values
+
 
 WITH_OPACITY = 4  # channels
 
@@ -215,3 +275,124 @@ def with_images(text: RaggedBatch, media: RaggedBatch, places: np.ndarray, count
     """
     of_images = np.repeat(np.arange(len(counts)), np.asarray(counts, np.int64))
     return replace(text, media=media, media_index=torch.from_numpy(places), media_seqs=torch.from_numpy(of_images))
+
+
+# Larger shares of pictures are warnings.
+MOST_MODES = 0.05
+MOST_SIZES = 0.05
+NUM_NAMED = 5
+
+Size = tuple[int, int]  # width and height in pixels
+
+
+@dataclass(frozen=True)
+class SeenPictures:
+    """Pictures of training, as `pictures.json` of a run keeps them.
+
+    Args:
+        modes: mode -> number of pictures.
+        width, height: least and most that training saw, in pixels.
+    """
+
+    modes: dict[str, int]
+    width: tuple[int, int]
+    height: tuple[int, int]
+
+    def to_bytes(self) -> bytes:
+        """The content of `pictures.json`."""
+        return json.dumps({"modes": self.modes, "width": self.width, "height": self.height}, indent=1).encode()
+
+    def has_size(self, size: Size) -> bool:
+        """Check that a size is within those of training."""
+        bounds = zip(size, (self.width, self.height), strict=True)
+        return all(low <= length <= high for length, (low, high) in bounds)
+
+    def mark(self, mode: str, size: Size) -> str:
+        """Reasons to doubt what is said of a picture, "" without one."""
+        reasons = [] if mode in self.modes else [f"mode not in training: {mode}"]
+        reasons += [] if self.has_size(size) else [f"size outside of training: {size[0]} x {size[1]}"]
+        return "; ".join(reasons)
+
+
+def summarise(examples: Sequence[ImageExample], factor: float = 1.0) -> SeenPictures:
+    """Sum up the pictures of training, at least one.
+
+    Args:
+        factor: by which training makes some of them larger and others smaller.
+    """
+    modes = dict(sorted(Counter(example.mode for example in examples).items()))
+    widths, heights = [example.width for example in examples], [example.height for example in examples]
+    width, height = (
+        (max(1, math.floor(min(each) / factor)), math.ceil(max(each) * factor)) for each in (widths, heights)
+    )
+    return SeenPictures(modes, width, height)
+
+
+_Bounds = Annotated[list[Count], Field(min_length=2, max_length=2)]
+
+
+class _Seen(TypedDict):
+    modes: dict[str, Count]
+    width: _Bounds
+    height: _Bounds
+
+
+def seen_pictures(kept: dict[str, bytes] | None) -> SeenPictures | None:
+    """Summary of the training pictures among the kept files of a run; None for a run of an earlier version.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    if kept is None or PICTURES not in kept:
+        return None
+    values = shaped(kept[PICTURES], _Seen, Path(PICTURES))
+    return SeenPictures(values["modes"], (*values["width"],), (*values["height"],))
+
+
+@dataclass(frozen=True)
+class Unlike:
+    """Pictures that are unlike those of training.
+
+    Args:
+        num: pictures that were looked at.
+        modes: mode that training had not -> number of pictures; num_sizes: pictures of sizes that training had not.
+        lines: the same as text, with a warning where the share is large.
+    """
+
+    num: int
+    modes: dict[str, int]
+    num_sizes: int
+    lines: tuple[str, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """Fields by name."""
+        return {"pictures": self.num, "unknown_modes": self.modes, "unknown_sizes": self.num_sizes}
+
+
+def compare_pictures(seen: SeenPictures | None, pictures: Sequence[tuple[str, Size]]) -> Unlike | None:
+    """Count the pictures of a mode or size that training did not have.
+
+    Args:
+        seen: None if the run does not record it; then nothing is said.
+        pictures: mode and size of each.
+    """
+    if seen is None or not pictures:
+        return None
+    modes = Counter(mode for mode, _ in pictures if mode not in seen.modes)
+    sizes = sum(not seen.has_size(size) for _, size in pictures)
+    named = ", ".join(f"{mode} {count:,}" for mode, count in modes.most_common(NUM_NAMED))
+    known = ", ".join(f"{mode} {count:,}" for mode, count in Counter(seen.modes).most_common(NUM_NAMED))
+    (narrow, wide), (low, high) = seen.width, seen.height
+    total = sum(modes.values())
+    lines = (
+        _share(total, len(pictures), f"have a mode that training had not{f': {named}' if named else ''}", MOST_MODES)
+        + f"; training had {known}",
+        _share(sizes, len(pictures), "have a size that training had not", MOST_SIZES)
+        + f"; it had widths of {narrow:,} to {wide:,} and heights of {low:,} to {high:,} pixels",
+    )
+    return Unlike(len(pictures), dict(modes.most_common()), sizes, lines)
+
+
+def _share(number: int, total: int, what: str, most: float) -> str:
+    share = number / total
+    return f"{'warning: ' if share > most else ''}{number:,} of {total:,} pictures ({share:.1%}) {what}"

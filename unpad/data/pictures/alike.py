@@ -16,13 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from unpad.data.near_duplicates import NearDuplicates, not_compared
+from unpad.data.family import NearDuplicates, not_compared
 from unpad.data.pixels.decode import decode
-from unpad.data.pixels.header import ImageError
+from unpad.data.pixels.formats import ImageError
 from unpad.data.sources.images import ImageExample, read_bytes
 from unpad.data.sources.leaks import NEW, PART_NAMES, advice, refused
-from unpad.data.sources.shares import components
-from unpad.data.sources.split import Split
+from unpad.data.sources.split import Split, components
 from unpad.data.tokens.cache import make_key, read_sealed, write_sealed
 from unpad.errors import DiskError, SourceError
 from unpad.storage import cache_folder

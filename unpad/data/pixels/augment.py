@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from unpad.data.pixels.sizes import Grid
+from unpad.data.pixels.patches import Grid
 from unpad.recipes.data import ImageSettings
 
 

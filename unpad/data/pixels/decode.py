@@ -1,10 +1,10 @@
 """Untrusted image files: their size from the header alone, their pixels, or a fault with a code.
 
-`formats.py` and `tiff.py` beside this file parse the files; Pillow receives only the parts with pixels. So text and
-colour profiles are never unpacked, a second header never replaces the one with the checked size, and Pillow has no
-reason to warn. A process that decodes one image at a time needs at most 512 MiB besides the file. These modules need
-neither torch nor the rest of the package, so that such a process can be small. libtiff writes its messages about
-damaged TIFFs to stderr by itself.
+`formats.py` beside this file parses the files; Pillow receives only the parts with pixels. So text and colour profiles
+are never unpacked, a second header never replaces the one with the checked size, and Pillow has no reason to warn. A
+process that decodes one image at a time needs at most 512 MiB besides the file. Both modules need neither torch nor the
+rest of the package, so that such a process can be small. libtiff writes its messages about damaged TIFFs to stderr by
+itself.
 """
 
 from __future__ import annotations
@@ -17,8 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from unpad.data.pixels.formats import PARSERS, sniff
-from unpad.data.pixels.header import MAX_BYTES, MAX_PIXELS, MAX_SIDE, MAX_WEBP_PIXELS, Header, ImageError, truncated
+from unpad.data.pixels.formats import (
+    MAX_BYTES,
+    MAX_PIXELS,
+    MAX_SIDE,
+    MAX_WEBP_PIXELS,
+    PARSERS,
+    Header,
+    ImageError,
+    sniff,
+    truncated,
+)
 
 WHITE = OPAQUE = 255
 STRIP_PIXELS = 1 << 20  # converted to RGB at a time, so that a large image is in memory once in each form

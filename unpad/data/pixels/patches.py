@@ -1,13 +1,106 @@
-"""Conversion of pixels to patches, and back to a picture."""
+"""Patches of images: sizes in rows x columns of them, conversion of pixels to patches, and back to a picture."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from unpad.data.pixels.sizes import Grid
+from unpad.errors import RecipeError
 from unpad.recipes.data import ImageSettings
+
+COPY_SIDE = 64  # pixels of the grey copy on which detail is measured
+EDGE = 16.0  # grey levels between neighbours; a smaller step is shading or noise rather than a line
+
+Grid = tuple[int, int]  # rows, columns
+
+
+def grid_of(width: int, height: int, patch: int, settings: ImageSettings, detail: float | None = None) -> Grid:
+    """Choose the rows and columns of patches of an image; each at least 1.
+
+    native: the nearest whole number of patches at the image's own scale, or with nearly the same aspect ratio fewer or
+    more so that min_tokens <= rows * columns <= max_tokens (Dehghani et al. 2023, "Patch n' Pack", arXiv 2307.06304);
+    a few less if no whole numbers near the aspect ratio are between the two. adaptive: native's number
+    times the square root of `detail`, with room for min_tokens at least, and no more than native; the root because no
+    model can restore what a small size loses. square and letterbox: `square` pixels a side.
+
+    Args:
+        width: pixels; `height` and `patch` likewise.
+        detail: of this image's pixels, in [0, 1]; required for adaptive.
+
+    Raises:
+        RecipeError: `square` is not a multiple of the patch.
+    """
+    if settings.size in ("square", "letterbox"):
+        side, rest = divmod(settings.square, patch)
+        if rest:
+            raise RecipeError(
+                f"square={settings.square} is not a multiple of the patch, {patch} pixels",
+                fix=f"set it to {max(side, 1) * patch} or {(side + 1) * patch}",
+            )
+        return side, side
+    rows, columns = _fit(width, height, patch, settings.max_tokens)
+    if settings.size == "native" and rows * columns < settings.min_tokens:
+        return max((rows, columns), _enlarge(width, height, settings), key=math.prod)
+    if settings.size == "adaptive":
+        assert detail is not None, "adaptive chooses by the image's detail"
+        num_tokens = max(settings.min_tokens, math.ceil(rows * columns * math.sqrt(detail)))
+        if num_tokens < rows * columns:
+            return _fit(width, height, patch, num_tokens)
+    return rows, columns
+
+
+def scaled_grid(width: int, height: int, factor: float, patch: int, settings: ImageSettings) -> Grid:
+    """Grid of an image at `factor` times its size."""
+    return grid_of(max(1, round(width * factor)), max(1, round(height * factor)), patch, settings)
+
+
+def _fit(width: int, height: int, patch: int, max_tokens: int) -> Grid:
+    """Choose the native grid, or, of those near the exact one of `max_tokens` patches, that nearest in aspect ratio."""
+    native = max(1, (2 * height + patch) // (2 * patch)), max(1, (2 * width + patch) // (2 * patch))
+    if native[0] * native[1] <= max_tokens:
+        return native
+    # rows / columns = height / width and rows * columns = max_tokens; whole numbers, so no rounding decides.
+    rows = min(native[0], max(1, math.isqrt(max_tokens * height // width)))
+    columns = min(native[1], max(1, math.isqrt(max_tokens * width // height)))
+    around = [(rows, columns), (rows + 1, columns), (rows, columns + 1)]
+    legal = [grid for grid in around if grid[0] <= native[0] and grid[1] <= native[1] and math.prod(grid) <= max_tokens]
+    # A strip thinner than a patch has one row, and the most columns.
+    legal = legal or [(min(rows, max_tokens), min(columns, max_tokens))]
+    return min(legal, key=lambda grid: (abs(math.log(grid[0] * width / (grid[1] * height))), -math.prod(grid)))
+
+
+def _enlarge(width: int, height: int, settings: ImageSettings) -> Grid:
+    """Choose, of the grids near the exact one of `min_tokens` patches that have as many, the nearest to the aspect
+    ratio; none has more than `max_tokens`."""
+    least, most = settings.min_tokens, settings.max_tokens
+    # rows / columns = height / width and rows * columns = min_tokens, then each of them rounded up or down.
+    rows, columns = (min(most, max(1, math.isqrt(least * a // b))) for a, b in ((height, width), (width, height)))
+    around = [(r, c) for r in (rows, rows + 1) for c in (columns, columns + 1) if r * c <= most]
+    enough = [grid for grid in around if math.prod(grid) >= least] or [max(around, key=math.prod)]
+    return min(enough, key=lambda grid: (abs(math.log(grid[0] * width / (grid[1] * height))), math.prod(grid)))
+
+
+def detail(pixels: NDArray[np.uint8]) -> float:
+    """Share of an image with visible detail: 0 for one plain colour, near 1 for noise.
+
+    The mean over a small grey copy of e / (e + EDGE ** 2), where e is the energy of the gradient: the square of the
+    step to the pixel on the right plus that to the pixel below. So it is the share of the picture with lines: a
+    sharp line counts no more than a clear one, and shading or faint noise counts little.
+
+    Args:
+        pixels: (height, width, 3) uint8; a fourth channel of opacity has no effect.
+    """
+    height, width = pixels.shape[:2]
+    scale = max(width, height, COPY_SIDE) / COPY_SIDE
+    size = max(1, round(width / scale)), max(1, round(height / scale))
+    grey = Image.fromarray(pixels).convert("L").resize(size, Image.Resampling.BOX)
+    values = np.asarray(grey, np.float64)  # (rows, columns), 0 to 255
+    energy = np.square(np.diff(values, axis=0, append=values[-1:]))
+    energy += np.square(np.diff(values, axis=1, append=values[:, -1:]))
+    return float((energy / (energy + EDGE**2)).mean())
 
 
 def prepare(pixels: NDArray[np.uint8], grid: Grid, patch: int, settings: ImageSettings) -> NDArray[np.float32]:

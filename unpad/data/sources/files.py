@@ -1,4 +1,6 @@
-"""Files of a recipe's sources, in natural order, and their formats."""
+"""Files of a recipe's sources: their paths on this machine, in natural order, and their formats."""
+
+from __future__ import annotations
 
 import codecs
 import glob
@@ -10,9 +12,39 @@ from pathlib import Path
 from typing import Literal
 
 from unpad.errors import SourceError
-from unpad.recipes.data import Source
-from unpad.storage.paths import RENAME, is_special, is_utf8
+from unpad.recipes.data import PACKAGED, DataSettings, Source
+from unpad.storage.paths import RENAME, is_special, is_utf8, user_path
 from unpad.terminal.printing import escaped
+
+PACKAGE = Path(__file__).parents[2]
+OURS, DRAWN, SIMULATED = PACKAGED
+
+
+def resolve_path(data: DataSettings, path: str) -> Path:
+    """Resolve a path of the recipe.
+
+    `unpad:` starts inside the package. `drawn:shapes.jsonl` is a small set of pictures and `simulated:patients` one of
+    patients; both are drawn at the first use.
+
+    Raises:
+        RecipeError: it is no path of this machine, or starts in the home of a user whom the machine does not have.
+    """
+    # Imported where they are drawn: the libraries for pictures and tables take long to load.
+    if path.startswith(DRAWN):
+        from unpad.examples.drawn import drawn_folder
+
+        return drawn_folder() / path.removeprefix(DRAWN)
+    if path.startswith(SIMULATED):
+        from unpad.examples.simulated import simulated_folder
+
+        return simulated_folder() / path.removeprefix(SIMULATED)
+    if path.startswith(OURS):
+        return PACKAGE / path.removeprefix(OURS)
+    expanded = user_path(path)
+    if expanded.is_absolute() or data.root is None:
+        return expanded
+    return user_path(data.root) / expanded
+
 
 Format = Literal["text", "json", "jsonl", "parquet", "csv"]
 

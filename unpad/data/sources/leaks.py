@@ -8,9 +8,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from unpad.data.sources.alike import TextSearch
+from unpad.data.sources.alike import TextSearch, plain
 from unpad.data.sources.split import Split
-from unpad.data.sources.windows import plain
 from unpad.errors import SourceError
 from unpad.terminal.table import number_of
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from unpad.data.sources.arrays import read_array
 from unpad.data.sources.delimited import Advise, read_delimited
@@ -214,3 +215,36 @@ def declared_group(row: dict[str, Any]) -> str:
     if group is not None and type(group) not in (str, int):
         raise RowFault("E_TYPE", f'"group" is {type_name(group)}, expected a string')
     return "" if group is None else str(group)
+
+
+TEXT_KINDS = ("text", "chat", "pairs")  # sections of a recipe's `data` that become tokens
+PAIRS = "pairs"  # the one of them with two sequences per document
+
+
+class TextReader(Protocol):
+    """Members of a module such as `sources/chat.py`."""
+
+    def read(self, file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
+        """Yield every row of a file as an example or as a bad row."""
+
+
+def read_file(kind: str, file: SourceFile, data: DataSettings) -> tuple[list[Example], list[BadRow]]:
+    """Read one file to the end; every row is in exactly one of the two lists.
+
+    Args:
+        kind: one of TEXT_KINDS.
+
+    Raises:
+        SourceError: the file cannot be opened or read.
+    """
+    return collect(read_rows(kind, file, data), file.path)
+
+
+def read_rows(kind: str, file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
+    """Yield the rows of one file in order, as a stream; see `read_file`.
+
+    Raises:
+        OSError: the file cannot be opened or read.
+    """
+    reader: TextReader = import_module(f"unpad.data.sources.{kind}")
+    return reader.read(file, data)

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from unpad.data.sources.example import BadRow, Example, count_bad
-from unpad.data.sources.places import resolve_path
-from unpad.data.sources.read import PAIRS, TEXT_KINDS
+from unpad.data.sources.files import resolve_path
+from unpad.data.sources.rows import PAIRS, TEXT_KINDS
 from unpad.data.sources.split import Split, Wanted, divide, numbered, units
 from unpad.data.tokens.augment import load_synonyms, with_copies
 from unpad.data.tokens.cache import (

@@ -13,9 +13,8 @@ import numpy as np
 
 from unpad.data.sources.bad_rows import apply_policy, refuse_empty
 from unpad.data.sources.example import BadRow, Example, count_bad
-from unpad.data.sources.files import SourceFile, expand, unreadable
-from unpad.data.sources.places import resolve_path
-from unpad.data.sources.read import TEXT_KINDS, read_file
+from unpad.data.sources.files import SourceFile, expand, resolve_path, unreadable
+from unpad.data.sources.rows import TEXT_KINDS, read_file
 from unpad.data.sources.split import Wanted, content_key, declared_splits
 from unpad.data.tokens.cache import Shard, make_key
 from unpad.errors import SourceError

@@ -11,8 +11,7 @@ import numpy as np
 
 from unpad.data.images import ImageData
 from unpad.data.pictures.alike import near_pictures, small_copies
-from unpad.data.sources.alike import Near, TextSearch
-from unpad.data.sources.windows import plain
+from unpad.data.sources.alike import Near, TextSearch, plain
 from unpad.data.text import TextData
 from unpad.data.vqa import VqaData
 from unpad.doctor.data.rows import SAMPLE, alone, content_of, label_fields, sampled

@@ -13,7 +13,7 @@ from PIL import Image
 
 from unpad.data.images import ImageData
 from unpad.data.pixels.decode import decode
-from unpad.data.pixels.header import ImageError
+from unpad.data.pixels.formats import ImageError
 from unpad.data.sources.images import ImageExample, read_bytes
 from unpad.doctor.data.rows import label_fields, sampled
 from unpad.doctor.subject import Subject

@@ -14,7 +14,7 @@ from unpad.data.images import ImageData
 from unpad.data.patients import EventData
 from unpad.data.pictures.alike import small_copies
 from unpad.data.pixels.decode import decode
-from unpad.data.pixels.header import ImageError
+from unpad.data.pixels.formats import ImageError
 from unpad.data.sources.images import ImageExample, read_bytes
 from unpad.data.text import TextData
 from unpad.data.vqa import VqaData

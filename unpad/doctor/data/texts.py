@@ -13,7 +13,7 @@ from itertools import islice
 import numpy as np
 
 from unpad.data.sources.example import Example
-from unpad.data.sources.read import TEXT_KINDS, read_rows
+from unpad.data.sources.rows import TEXT_KINDS, read_rows
 from unpad.data.text import TextData
 from unpad.data.tokens.corpus_files import list_files
 from unpad.doctor.subject import Subject

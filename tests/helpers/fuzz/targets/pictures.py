@@ -17,8 +17,7 @@ from tests.helpers.fuzz.mutate import damage_bytes
 from tests.helpers.fuzz.target import Builder, Target, WrongError
 from tests.helpers.fuzz.targets.rows import picture
 from unpad.data.pixels.decode import decode, probe
-from unpad.data.pixels.header import ImageError
-from unpad.data.pixels.modes import mode_of
+from unpad.data.pixels.formats import ImageError, mode_of
 
 
 def _saved(image: Image.Image, name: str, **options: Any) -> bytes:

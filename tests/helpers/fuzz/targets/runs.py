@@ -19,9 +19,9 @@ from tests.helpers.fuzz.targets.rows import png_bytes
 from tests.helpers.fuzz.targets.stored import manifest_of
 from tests.helpers.toy import write_toy
 from unpad import storage
-from unpad.data.classes import read_classes
 from unpad.data.histories.assemble import load_codes
-from unpad.data.pictures.seen import compare_pictures, seen_pictures
+from unpad.data.pictures.album import compare_pictures, seen_pictures
+from unpad.data.rows import read_classes
 from unpad.errors import CheckpointError, RecipeError, ResumeError, SourceError, UnpadError
 from unpad.inference.prompts import count_system_turns
 from unpad.interchange.origin import open_recipe

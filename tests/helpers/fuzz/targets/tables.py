@@ -16,7 +16,7 @@ from tests.helpers.event_tables import draw_rows, put_meds, recipe_of, table
 from tests.helpers.fuzz.mutate import damage_bytes
 from tests.helpers.fuzz.target import Target, WrongError, has_control
 from tests.helpers.fuzz.targets.rows import other_schema
-from unpad.data.histories.code_vectors import read_vectors
+from unpad.data.histories.assemble import read_vectors
 from unpad.data.histories.cohort import PatientTables, read_cohort
 from unpad.data.histories.event_files import read_splits
 from unpad.errors import RecipeError, SourceError
