@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from unpad.doctor.examine import Examination, examine
-from unpad.doctor.system import System
+from unpad.doctor.trials.steps import System
 
 SECONDS = 600.0  # more than any check takes, so that none is cut short on a busy machine
 

@@ -15,7 +15,7 @@ from tests.doctor.examining import codes, examined
 from tests.helpers.families import text
 from tests.helpers.toy import run
 from unpad.doctor.files import check_files
-from unpad.doctor.recipe.origin import check_origin
+from unpad.doctor.recipe.course import check_origin
 from unpad.doctor.subject import TimeBudget, open_subject
 from unpad.errors import RunFileError
 from unpad.recipes.recipe import stages_of

@@ -123,7 +123,7 @@ def doctor(
         raise RecipeError(f'there is no language "{lang}"', where="--lang", fix="use en or zh")
     check_run_or_recipe(name, overrides or [])
     from unpad.doctor.examine import examine
-    from unpad.doctor.picture import write_picture
+    from unpad.doctor.lines import write_picture
     from unpad.doctor.words import language_of
     from unpad.errors import DOCTOR_FOUND_TROUBLE
     from unpad.storage import finite, write_atomic

@@ -6,8 +6,7 @@ same values of the finding, in braces. Those on rows, the most, are in `catalogu
 
 from __future__ import annotations
 
-from unpad.doctor.catalogue_rows import OF_ROWS
-from unpad.doctor.entry import Entry
+from unpad.doctor.catalogue_rows import OF_ROWS, Entry
 
 CATALOGUE: dict[str, Entry] = {
     "weights_not_finite": Entry(

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from unpad.doctor.entry import Entry
+from typing import NamedTuple
+
+
+class Entry(NamedTuple):
+    """The words of a finding."""
+
+    reason: str
+    advice: str
+    reason_zh: str
+    advice_zh: str
+
 
 OF_ROWS: dict[str, Entry] = {
     "leaking_code": Entry(

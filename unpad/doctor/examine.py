@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -9,13 +10,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from unpad.doctor.catalogue import CATALOGUE
-from unpad.doctor.data.rows import check_rows
-from unpad.doctor.data.targets import check_targets
+from unpad.doctor.data.rows import check_rows, check_targets
 from unpad.doctor.files import check_files
 from unpad.doctor.lines import drawing, fact_lines, finding_lines
 from unpad.doctor.recipe.aims import check_aims
-from unpad.doctor.recipe.course import check_course
-from unpad.doctor.recipe.origin import check_origin
+from unpad.doctor.recipe.course import check_course, check_origin
 from unpad.doctor.recipe.settings import (
     check_betas,
     check_clip,
@@ -27,15 +26,19 @@ from unpad.doctor.recipe.settings import (
 )
 from unpad.doctor.recipe.shapes import check_shapes
 from unpad.doctor.subject import Subject, TimeBudget, open_subject
-from unpad.doctor.system import System
-from unpad.doctor.trials.carry import Carry, Transfer, carry_over, judge_carry
-from unpad.doctor.trials.heart import Heart, judge, learn_by_heart
-from unpad.doctor.trials.layers import Layers, check_layers, check_unchanged
-from unpad.doctor.trials.length import check_length
-from unpad.doctor.trials.machine import check_memory, check_neighbours, check_threads
-from unpad.doctor.trials.steps import Steps, check_times, take_steps
-from unpad.doctor.trials.sweep import Sweep, sweep
-from unpad.doctor.trials.terms import check_terms
+from unpad.doctor.trials.carry import FIRST_STEPS, Carry, Transfer, carry_over, judge_carry
+from unpad.doctor.trials.heart import LEAST_STEPS, Heart, judge, learn_by_heart
+from unpad.doctor.trials.layers import Layers, check_layers, check_terms, check_unchanged
+from unpad.doctor.trials.steps import (
+    Steps,
+    System,
+    check_memory,
+    check_neighbours,
+    check_threads,
+    check_times,
+    take_steps,
+)
+from unpad.doctor.trials.sweep import LEAST, Sweep, sweep
 from unpad.doctor.words import Language, sentences, word
 from unpad.machine.load import LoadMeter
 from unpad.terminal.finding import Finding, Value, ranked
@@ -313,3 +316,25 @@ def _causes(findings: list[Finding]) -> list[Finding]:
     """Leave out what only follows from a finding that says why, and that is no note."""
     codes = {found.code for found in findings if found.severity != "note"}
     return [found for found in findings if found.code not in FOLLOWS or not codes & FOLLOWS[found.code]]
+
+
+ROUND = 10  # seconds
+MORE = 1.5  # times the time that is reckoned, as machines slow down
+
+
+def check_length(subject: Subject, found: Sweep, heart: Heart, carry: Carry | None) -> list[Finding]:
+    """Notes on trials that were too short to be judged."""
+    findings = []
+    if found.short:
+        findings.append(_short("short_sweep", subject, found.short, LEAST))
+    if heart.is_short:
+        findings.append(_short("short_heart", subject, heart.steps, LEAST_STEPS))
+    if carry is not None and carry.is_short:
+        findings.append(_short("short_labels", subject, carry.steps, FIRST_STEPS))
+    return findings
+
+
+def _short(code: str, subject: Subject, taken: int, least: int) -> Finding:
+    given = subject.clock.seconds
+    wanted = given * max(MORE * least / max(taken, 1), 2.0)
+    return Finding(code, "note", taken, ("--seconds",), {"least": least, "seconds": ROUND * math.ceil(wanted / ROUND)})

@@ -7,8 +7,7 @@ from functools import partial
 from unpad.data.images import ImageData
 from unpad.doctor.any_family import check_originals, transfer
 from unpad.doctor.data.alike import check_alike, check_near_pictures
-from unpad.doctor.data.pictures import check_lost_colour, check_pictures
-from unpad.doctor.data.regions import check_regions
+from unpad.doctor.data.pictures import check_lost_colour, check_pictures, check_regions
 from unpad.doctor.data.rows import check_inputs, is_one_vector
 from unpad.doctor.data.sides import check_classes, check_sides, measure_pictures
 from unpad.doctor.subject import Subject

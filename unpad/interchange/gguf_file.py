@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TYPES = ("f32", "f16", "q8_0")
 OWN_SCRIPT = "export a folder, and convert it with llama.cpp's own script"
-BLOCK = 32  # block size of q8_0: numbers that share a scale
+Q8_BLOCK = 32  # block size of q8_0: numbers that share a scale
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # types of tokens
 _SPLIT_QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -108,7 +108,7 @@ def _type_of(name: str, numbers: np.ndarray, kind: str) -> str:
     """Type of one tensor in a file of `kind`."""
     if numbers.ndim < 2 or name == "position_embd.weight":
         return "f32"
-    return "f16" if kind == "q8_0" and numbers.shape[1] % BLOCK else kind
+    return "f16" if kind == "q8_0" and numbers.shape[1] % Q8_BLOCK else kind
 
 
 def _write_fields(writer: GGUFWriter, architecture: str, fields: Mapping[str, int | float | str | list[bool]]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.helpers.families import images, rewritten, write_rows
-from unpad.doctor.data.regions import check_regions
+from unpad.doctor.data.pictures import check_regions
 from unpad.doctor.subject import TimeBudget, open_subject
 
 SHADES = [(255, 0, 255), (0, 255, 255), (255, 128, 0)]

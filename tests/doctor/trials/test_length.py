@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from unpad.doctor.examine import check_length
 from unpad.doctor.trials.carry import Carry
 from unpad.doctor.trials.heart import Heart
-from unpad.doctor.trials.length import check_length
 from unpad.doctor.trials.sweep import Sweep
 from unpad.doctor.words import sentences
 

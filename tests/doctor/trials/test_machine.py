@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from unpad.doctor.system import System
-from unpad.doctor.trials.machine import check_neighbours, check_threads
+from unpad.doctor.trials.steps import System, check_neighbours, check_threads
 from unpad.machine.load import Load
 
 
