@@ -32,7 +32,7 @@ def _smoothing(subject: Subject) -> list[Finding]:
 
 
 def _weights(subject: Subject) -> list[Finding]:
-    """The term whose weight is furthest above its default; a small one may be meant so (see terms.py)."""
+    """The term whose weight is furthest above its default; a small one may be meant so (see layers.py)."""
     usual = {name: _last(weight) or 1.0 for name, weight in subject.setup.model.weights.items()}
     over = {name: _last(weight) / usual[name] for name, weight in subject.recipe.losses.items()}
     name = max(over, key=lambda one: over[one], default="")

@@ -1,4 +1,4 @@
-"""The course of a run: stages that are not tried here, data that none of them uses, rows that were left out, when a
+"""The course of a run: the run that it starts from, stages that are not tried here, data that none of them uses, rows that were left out, when a
 stage ends, and how replies are made of what was learnt."""
 
 from __future__ import annotations

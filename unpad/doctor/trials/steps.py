@@ -1,4 +1,4 @@
-"""A few steps as training takes them: the time of each part, what saving and evaluating add, and the use of the machine."""
+"""A few steps as training takes them: the time of each part, of saving and evaluating, and the use of the machine."""
 
 from __future__ import annotations
 
