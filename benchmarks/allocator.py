@@ -19,7 +19,7 @@ from workloads import NAMES, Ours, workload
 
 from unpad.machine.memory import peak_memory
 from unpad.nn.native import library
-from unpad.training.memory.heap import choose_allocator
+from unpad.training.memory import choose_allocator
 from unpad.trials.bench.measure import describe_machine, spread
 
 SETTINGS = ("system", "keep")

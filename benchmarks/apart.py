@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol
 
 from unpad.machine.memory import peak_memory, process_memory, restart_peak
-from unpad.training.memory.heap import return_freed_memory
+from unpad.training.memory import return_freed_memory
 from unpad.trials.bench.measure import Contender, TimedTurn
 
 

@@ -30,7 +30,7 @@ import torch
 from census_configs import RELEASED
 
 from unpad.errors import UnpadError
-from unpad.hf.way import UNPAD
+from unpad.hf.prepare import UNPAD
 from unpad.proof.foreign.collators import collators
 from unpad.proof.foreign.folder import QUIET, ROW_TOKENS, UNSHIFTED, describe_blocks, prove_small, versions
 from unpad.proof.foreign.small_model import build_config, build_small, causal_types, sample

@@ -27,8 +27,15 @@ from unpad.models.contract import Model
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.recipes.training import OptimSettings
 from unpad.training.auto_size import SHARE, measured
-from unpad.training.memory.footprint import KEPT, OVERHEAD, cells_of, process_bytes, state_bytes
-from unpad.training.memory.heap import choose_allocator, return_freed_memory
+from unpad.training.memory import (
+    KEPT,
+    OVERHEAD,
+    cells_of,
+    choose_allocator,
+    process_bytes,
+    return_freed_memory,
+    state_bytes,
+)
 from unpad.training.optim import make_optimizer
 from unpad.training.parallel.share import whole_share
 from unpad.training.step import train_step

@@ -25,7 +25,7 @@ from workloads import Ours, workload
 from unpad.batching.batch import RaggedBatch
 from unpad.models.contract import WEIGHTS
 from unpad.nn.native import library
-from unpad.training.memory.heap import keep_freed_memory
+from unpad.training.memory import keep_freed_memory
 from unpad.training.step import train_step
 from unpad.trials.bench.measure import describe_machine
 

@@ -20,10 +20,10 @@ from unpad.batching.layout import PaddedLayout
 from unpad.models.set_sequence.belief import slot_table
 from unpad.models.set_sequence.encoder import Latent, LatentHead, draw_latents, soft_clamp
 from unpad.models.set_sequence.event_sets import EventSets
+from unpad.models.set_sequence.heads import sets_that_follow
 from unpad.models.set_sequence.history import SetLayout, lay_out_course
 from unpad.models.set_sequence.losses import SHORTEST, free_bits, gaussian_kl
 from unpad.models.set_sequence.model import SetSequence
-from unpad.models.set_sequence.next_set import sets_that_follow
 from unpad.nn.activation import activate
 from unpad.nn.cross_attention import CrossAttention
 from unpad.nn.linear import compute_dtype

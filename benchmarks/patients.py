@@ -42,7 +42,7 @@ from unpad.nn.precision_choice import choose_precision
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
 from unpad.storage import write_atomic
-from unpad.training.memory.heap import return_freed_memory
+from unpad.training.memory import return_freed_memory
 from unpad.training.optim import make_optimizer, set_rate
 from unpad.training.step import accumulate, train_step
 from unpad.trials.bench.measure import Contender, Rounds, Spread, Work, describe_machine, measure_rounds, spread

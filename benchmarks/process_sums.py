@@ -18,7 +18,7 @@ from process_updates import Sums, Trained, load, prepare
 
 from unpad.nn.native import library
 from unpad.processes.group import ALONE
-from unpad.training.memory.heap import keep_freed_memory
+from unpad.training.memory import keep_freed_memory
 from unpad.trials.bench.measure import describe_machine
 
 MICROS = 4

@@ -61,7 +61,7 @@ class Endings:
         def fails(*_: Any) -> None:
             raise ZeroDivisionError
 
-        self.patch.setattr("unpad.run.summary.describe_runs", fails)
+        self.patch.setattr("unpad.run.compare.describe_runs", fails)
         return self.unpad("runs").code
 
     def code_2(self) -> int:

@@ -116,7 +116,7 @@ def test_the_json_of_an_evaluation_is_json_alone_and_rows_of_new_data_are_told_b
 def test_train_passes_its_options_on_and_ends_with_the_times_and_the_next_commands(unpad: Shell, calls: Calls) -> None:
     result = SimpleNamespace(time_lines=lambda: ["1 step in 2 s"], folder=Path("there"))
     calls.replace("unpad.training.loop.train", result)
-    calls.replace("unpad.run.kept.what_next", ["next:  unpad eval there"])
+    calls.replace("unpad.run.folder.what_next", ["next:  unpad eval there"])
     calls.replace("unpad.run.folder.free_folder", Path("free"))
     told = unpad("train", "mine")
     assert (told.code, told.out) == (0, "1 step in 2 s\n\nnext:  unpad eval there\n")
@@ -223,7 +223,7 @@ def test_infer_passes_its_options_on_and_ends_with_the_code_of_a_fault(
     calls.replace("unpad.inference.images.ask", [answered])
     monkeypatch.setattr("unpad.inference.images.ledger", lambda *_: ["1 of 2 pictures"])
     calls.replace("unpad.inference.prompts.lost_of", LostCharacters(4, 4))
-    calls.replace("unpad.run.report.kept_patches.write_pictures", ["out.png written"])
+    calls.replace("unpad.run.report.vqa.write_pictures", ["out.png written"])
     (tmp_path / "open").mkdir(mode=0o755)
     told = unpad("infer", "mine", "--image", "a", "--image", "b", "--csv", "open/out.csv")
     assert (told.code, told.out) == (3, "a: cat 75.0%, dog 25.0%  (odd)\nb: E_EMPTY no bytes\n")

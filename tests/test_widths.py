@@ -24,8 +24,8 @@ from unpad.evaluation.metrics import Extremes, Metric, Refused, metric_lines
 from unpad.proof.line import Certificate, Line
 from unpad.recipes.file import describe_recipes
 from unpad.recipes.training import PlanSettings, strategy_names
+from unpad.run.compare import HEAD, RunSummary
 from unpad.run.screen import open_console
-from unpad.run.summary import HEAD, RunSummary
 from unpad.terminal.finding import Finding
 from unpad.terminal.progress import progress
 from unpad.terminal.table import WIDTH, cells
@@ -33,10 +33,9 @@ from unpad.training.loop import train
 from unpad.training.rehearsal import StepCost
 from unpad.trials.bench.bench import MemoryModel, Trained, memory_lines, trained_lines
 from unpad.trials.bench.speed import SpeedRow, table
-from unpad.trials.preview import _with_places
+from unpad.trials.preview import StagePreview, _table, _with_places, trial_line
 from unpad.trials.search.search import Search, _summary
 from unpad.trials.search.space import split_fields
-from unpad.trials.stage_table import StagePreview, _table, trial_line
 from unpad.trials.strategy_table import StrategyRow, Units
 
 STRATEGIES = strategy_names()

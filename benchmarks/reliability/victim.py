@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from unpad.__main__ import main
-from unpad.run.identity import without_id
+from unpad.run.folder import without_id
 
 torch.set_num_threads(1)
 for _name in ("decoder", "vit", "vision_language.model", "set_sequence.model"):

@@ -30,7 +30,7 @@ from unpad.nn.native import library
 from unpad.recipes.file import load_recipe, recipe_names
 from unpad.terminal.finding import Finding
 from unpad.trials import preview
-from unpad.trials.process_table import process_counts
+from unpad.trials.strategy_table import process_counts
 
 OUTPUTS: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "outputs.py"))
 BLOCKS = [block for page in OUTPUTS["PAGES"] for block in OUTPUTS["blocks"](page)]

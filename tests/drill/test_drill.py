@@ -28,7 +28,7 @@ from unpad.machine.memory import MemoryLimit
 from unpad.processes import children
 from unpad.storage import RunLock
 from unpad.terminal.finding import Finding
-from unpad.training.memory.heap import return_freed_memory
+from unpad.training.memory import return_freed_memory
 
 torch.set_num_threads(1)  # a forked child must not wait for threads that did not come along
 

@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 
-from unpad.drill import files, names
+from unpad.drill import files, mounts
 from unpad.drill.files import TOO_FAST, check_files
 from unpad.drill.findings import finding
-from unpad.drill.mounts import is_in_memory
-from unpad.drill.names import check_names, check_permissions
+from unpad.drill.mounts import check_names, check_permissions, is_in_memory
 from unpad.terminal.finding import Finding
 
 Patch = pytest.MonkeyPatch
@@ -318,8 +317,8 @@ def test_names_that_the_disk_changes_are_found(tmp_path: Path, monkeypatch: Patc
 
 @pytest.mark.parametrize(("longest", "verdict"), [(143, "ok"), (100, "ok"), (40, "fault")])
 def test_names_that_are_too_short_are_found(tmp_path: Path, monkeypatch: Patch, longest: int, verdict: str) -> None:
-    can_make = names._can_make
-    monkeypatch.setattr(names, "_can_make", lambda path: len(path.name.encode()) <= longest and can_make(path))
+    can_make = mounts._can_make
+    monkeypatch.setattr(mounts, "_can_make", lambda path: len(path.name.encode()) <= longest and can_make(path))
     assert check_names(tmp_path, []).severity == verdict
 
 

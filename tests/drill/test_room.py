@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from unpad.drill import room
+from unpad.drill import mounts
 from unpad.drill.measure import check_memory
-from unpad.drill.room import GIB, MIB, Needs, check_room, check_space, folder_bytes, reserve, size_text
+from unpad.drill.mounts import GIB, MIB, Needs, check_room, check_space, folder_bytes, reserve, size_text
 from unpad.machine.memory import MemoryLimit
 from unpad.storage import disk
 
@@ -28,7 +28,7 @@ def verdicts(folder: Path, used: int = 0) -> dict[str, str]:
 
 
 def test_a_run_needs_one_checkpoint_and_one_best_more_than_it_keeps() -> None:
-    assert NEEDS.disk_bytes == 3 * 24 * MIB + 3 * 8 * MIB + 1000 * room.BYTES_PER_STEP + room.OTHER_BYTES
+    assert NEEDS.disk_bytes == 3 * 24 * MIB + 3 * 8 * MIB + 1000 * mounts.BYTES_PER_STEP + mounts.OTHER_BYTES
     assert size_text(NEEDS.disk_bytes) == "115 MiB"
     assert size_text(12 * GIB) == "12.0 GiB"
 
@@ -54,7 +54,7 @@ def test_a_disk_that_fills_during_the_run_is_found(
 @pytest.mark.promise("drill.space")
 @pytest.mark.parametrize(("number", "verdict"), [(errno.EDQUOT, "fault"), (errno.EOPNOTSUPP, "ok"), (0, "ok")])
 def test_a_quota_below_the_free_space_is_found(tmp_path: Path, monkeypatch: Patch, number: int, verdict: str) -> None:
-    monkeypatch.setattr(room, "_fallocate", lambda descriptor, num_bytes: number)
+    monkeypatch.setattr(mounts, "_fallocate", lambda descriptor, num_bytes: number)
     found = check_space(tmp_path, NEEDS)
     assert found.severity == verdict
     assert ("quota" in found.values["meaning"]) is (verdict == "fault")
@@ -80,7 +80,7 @@ def test_a_disk_without_inodes_is_found(
     tmp_path: Path, monkeypatch: Patch, files: int, free: int, verdict: str
 ) -> None:
     monkeypatch.setattr(os, "statvfs", lambda place: SimpleNamespace(f_files=files, f_favail=free))
-    assert room.check_inodes(tmp_path, NEEDS).severity == verdict
+    assert mounts.check_inodes(tmp_path, NEEDS).severity == verdict
 
 
 def test_space_that_cannot_be_told_is_a_fault(tmp_path: Path, monkeypatch: Patch) -> None:

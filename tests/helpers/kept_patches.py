@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from unpad.run.report.kept_patches import Kept
+from unpad.run.report.vqa import Kept
 
 PATCH, GRID = 8, (3, 4)
 QUESTION = "图里是什么形状？"

@@ -15,8 +15,7 @@ from transformers import masking_utils
 import unpad.hf  # noqa: F401 - registers the attention
 from tests.hf.families import IGNORED, distance, make_model, make_rows, make_sequences, take_gradient, targets_of, truth
 from unpad.errors import PlanError
-from unpad.hf.attention import make_mask
-from unpad.hf.layouts import find_sequences
+from unpad.hf.attention import find_sequences, make_mask
 from unpad.nn.native import library
 
 SEQUENCES = make_sequences()

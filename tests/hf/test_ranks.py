@@ -20,8 +20,7 @@ from tests.hf.families import distance, make_model, truth
 from tests.hf.trainers import ROWS, WHOLE, Recorder, held_out_loss, make_trainer
 from unpad.errors import UnlikeProcessesError, UnpadError
 from unpad.hf import attach
-from unpad.hf.loader import Examples, PlannedBatches
-from unpad.hf.ranks import Ranks
+from unpad.hf.loader import Examples, PlannedBatches, Ranks
 
 pytestmark = pytest.mark.filterwarnings("default")  # trainers of other packages warn of their own affairs
 

@@ -25,7 +25,7 @@ with warnings.catch_warnings():
 from tests.hf.trainers import ROWS, Recorder, held_out_loss, make_trainer
 from unpad import prove_trainer
 from unpad.errors import ProofError, RecipeError, UnpadError
-from unpad.hf import UnpadMixin, attach, head, scored
+from unpad.hf import UnpadMixin, attach, head
 from unpad.hf import trainer as hf_trainer
 from unpad.hf.mixers import Boundaries
 
@@ -141,13 +141,13 @@ def test_what_sft_trainer_logs_is_what_its_own_head_gives(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_scores_of_targets_are_those_of_all_logits(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scored, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(scored, "BLOCK_CELLS", 900)
+    monkeypatch.setattr(head, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(head, "BLOCK_CELLS", 900)
     torch.manual_seed(0)
     hidden = torch.randn(150, 16, dtype=torch.float64).to(dtype).requires_grad_()
     weight = torch.randn(90, 16, dtype=torch.float64).requires_grad_()
     labels = torch.randint(90, (150,))
-    found = scored.scored_cross_entropy(hidden, weight.to(dtype), labels)
+    found = head.scored_cross_entropy(hidden, weight.to(dtype), labels)
     gradients = torch.autograd.grad(found.total * 0.5, [hidden, weight])
     logits = hidden.double() @ weight.to(dtype).double().t()
     log_p = logits.log_softmax(-1)

@@ -24,8 +24,7 @@ from unpad.data.tokens.tokenizer import load_tokenizer, with_import
 from unpad.data.tokens.words import train_words
 from unpad.errors import CheckpointError, RecipeError
 from unpad.interchange.families import DECODERS
-from unpad.interchange.gguf_file import DIGITS, PATTERNS, save_gguf
-from unpad.interchange.gguf_model import architecture_of
+from unpad.interchange.gguf_file import DIGITS, PATTERNS, architecture_of, save_gguf
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Config, Decoder
 from unpad.recipes.file import load_recipe

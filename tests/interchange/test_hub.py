@@ -26,7 +26,7 @@ from unpad.interchange.folder import INDEX, load_model, save_model
 from unpad.interchange.hub import download_config, is_hub_name
 from unpad.interchange.origin import open_recipe
 from unpad.interchange.runs import import_folder
-from unpad.run.summary import describe_runs
+from unpad.run.compare import describe_runs
 from unpad.training.loop import train
 
 hub_library = pytest.importorskip("huggingface_hub")

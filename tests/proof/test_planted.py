@@ -25,9 +25,8 @@ from unpad.nn.attention import reference_attention
 from unpad.nn.native import library
 from unpad.nn.precision import Precision
 from unpad.proof.certificate import certify
-from unpad.proof.claims import claims_of
 from unpad.proof.line import Certificate
-from unpad.proof.measure import Variant
+from unpad.proof.measure import Variant, claims_of
 
 SHAPES = {"ragged": [9, 3, 13, 6, 11, 4, 8], "one length": [9] * 7, "two lengths": [11, 6, 11, 6, 11, 6, 11]}
 PACK = ([0, 2, 4], [1, 3, 5, 6])

@@ -22,9 +22,9 @@ from unpad.data.sources.files import unreadable
 from unpad.errors import REPLAY_DIFFERS, CheckpointError, RecipeError, ResumeError, SourceError
 from unpad.models.decoder import Decoder
 from unpad.receipts import replay as replaying
-from unpad.receipts.differences import of_memory
-from unpad.receipts.moved import advising
+from unpad.receipts.receipt import of_memory
 from unpad.receipts.replay import replay
+from unpad.receipts.starts import advising
 from unpad.receipts.trace import trace
 from unpad.recipes.recipe import Recipe
 from unpad.run import checkpoint

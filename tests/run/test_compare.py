@@ -13,9 +13,9 @@ from rich.cells import cell_len
 
 from tests.helpers.shell import Shell
 from tests.helpers.toy import rows, run, write_toy
+from unpad.run.compare import summarize
 from unpad.run.report.page import write_report
 from unpad.run.report.samples import EVALUATIONS, SAMPLES, keep_evaluation, keep_samples
-from unpad.run.summary import summarize
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from unpad.machine.load import Load
-from unpad.run.cores import StepShare
+from unpad.run.timers import StepShare
 
 
 class Meter:

@@ -22,10 +22,9 @@ from unpad.errors import CheckpointError, DiskError, SourceError, UnpadError
 from unpad.inference.loaded import load
 from unpad.run import checkpoint
 from unpad.run.checkpoint import State
-from unpad.run.compare import compare
+from unpad.run.compare import compare, summarize
 from unpad.run.folder import read_command
 from unpad.run.report.page import POLICY, write_report
-from unpad.run.summary import summarize
 from unpad.training import progress
 
 pytestmark = pytest.mark.slow

@@ -12,9 +12,9 @@ import pytest
 from tests.helpers.run_folders import run_directory
 from tests.helpers.shell import Shell
 from unpad.errors import RunFileError
+from unpad.run.compare import HEAD, RunSummary, describe_runs, summarize
 from unpad.run.folder import COMMAND
 from unpad.run.report.history import load_metrics, read_history
-from unpad.run.summary import HEAD, RunSummary, describe_runs, summarize
 
 
 def test_the_command_of_a_run_can_be_typed_again(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from unpad.proof import certificate
 from unpad.proof.recipe import prove_recipe
 from unpad.recipes.training import LoraSettings
 from unpad.run import checkpoint
-from unpad.run.merge import merge_run
-from unpad.run.summary import summarize
+from unpad.run.base import merge_run
+from unpad.run.compare import summarize
 
 pytestmark = pytest.mark.slow
 

@@ -22,7 +22,7 @@ from unpad.recipes.recipe import Recipe
 from unpad.run.report.history import read_log
 from unpad.training import auto_size
 from unpad.training.auto_size import measured
-from unpad.training.memory.footprint import TensorMemory, cells_of, fit, peak_of
+from unpad.training.memory import TensorMemory, cells_of, fit, peak_of
 from unpad.training.step import accumulate
 from unpad.trials.preview import preview
 

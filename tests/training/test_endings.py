@@ -18,7 +18,7 @@ from benchmarks.equal_processes import digests
 from tests.helpers.endings import ENDINGS, UNLIKE, Ending, happen, killed_at, run_command
 from tests.helpers.toy import events, rows, write_toy
 from unpad.terminal.commands import resume_run
-from unpad.training.save_clock import SaveClock
+from unpad.training.context import SaveClock
 
 pytestmark = pytest.mark.slow
 

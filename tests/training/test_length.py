@@ -11,10 +11,10 @@ import pytest
 from rich.console import Console
 
 from tests.helpers.toy import events, write_toy
-from unpad.training import length
-from unpad.training.length import LastStep, RunLength, StageLength
+from unpad.training import stage as stage_module
 from unpad.training.loop import train
 from unpad.training.optim import Epochs
+from unpad.training.stage import LastStep, RunLength, StageLength
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +58,7 @@ def test_every_line_names_the_last_step_of_the_whole_run(tmp_path: Path, case: s
 @pytest.mark.promise("run.lines")
 def test_a_total_that_is_not_planned_to_the_end_says_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = write_toy(tmp_path, plan={"tokens_per_step": 70})
-    monkeypatch.setattr(length, "MOST_PLANNED", 0)
+    monkeypatch.setattr(stage_module, "MOST_PLANNED", 0)
     out = StringIO()
     train(str(recipe), tmp_path / "run", ["train.log_every=1"], console=Console(file=out, width=300))
     shown = re.findall(r"^step (\d+)/(about )?(\d+)", out.getvalue(), re.M)

@@ -11,7 +11,7 @@ from tests.helpers.toy import events, rows, run, same_tensors, weights, write_to
 from unpad.nn import precision_choice, product_speed
 from unpad.nn.product_speed import Speed, Speeds
 from unpad.run.folder import COMMAND
-from unpad.training.resume import recorded_precision
+from unpad.training.progress import recorded_precision
 
 pytestmark = pytest.mark.slow
 

@@ -22,7 +22,7 @@ from unpad.training.rehearsal import Rehearsal
 from unpad.training.setup import prepare_setup
 from unpad.training.stage import epoch_plan
 from unpad.trials.bench.bench import _peak
-from unpad.trials.bench.variants import prepare, strategy_variants
+from unpad.trials.bench.speed import prepare, strategy_variants
 from unpad.trials.preview import preview
 
 FROZEN = [{**TWO_STAGES[0], "use": ["text", "chat"], "train": {"max_epochs": 1, "freeze": ["blocks.0.attention.*"]}}]

@@ -17,7 +17,7 @@ from unpad.errors import CheckpointError, Interrupted, RecipeError, ResumeError
 from unpad.run import checkpoint
 from unpad.run.folder import COMMAND
 from unpad.training import progress
-from unpad.training.resume import resumed_recipe
+from unpad.training.progress import resumed_recipe
 
 pytestmark = pytest.mark.slow
 

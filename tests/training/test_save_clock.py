@@ -8,13 +8,13 @@ import pytest
 
 from benchmarks.equal_processes import digests
 from tests.helpers.toy import events, run, write_toy
-from unpad.training import save_clock
-from unpad.training.save_clock import SaveClock
+from unpad.training import context
+from unpad.training.context import SaveClock
 
 
 def test_a_checkpoint_is_due_so_many_seconds_after_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(save_clock.time, "monotonic", lambda: now)
+    monkeypatch.setattr(context.time, "monotonic", lambda: now)
     clock, never = SaveClock(5.0), SaveClock(None)
     assert not clock.due()
     now = 105.0

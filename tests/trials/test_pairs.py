@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.pairs import write_pairs
 from unpad.trials.bench.bench import train
-from unpad.trials.bench.variants import prepare, strategy_variants
+from unpad.trials.bench.speed import prepare, strategy_variants
 from unpad.trials.preview import preview
 
 

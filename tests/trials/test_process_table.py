@@ -22,7 +22,7 @@ from unpad.training.rehearsal import StepCost
 from unpad.training.setup import prepare_setup
 from unpad.training.stage import epoch_plan
 from unpad.trials.preview import Preview, preview
-from unpad.trials.process_table import process_counts
+from unpad.trials.strategy_table import process_counts
 
 COUNTS = (2, 5, 64)
 

@@ -28,8 +28,8 @@ def merge(
 
     refuse_run(out)
     check_run(run)
-    from unpad.run.kept import what_next
-    from unpad.run.merge import merge_run
+    from unpad.run.base import merge_run
+    from unpad.run.folder import what_next
 
     with progress(f"merging {run}"):
         merged = merge_run(run, out)
@@ -163,7 +163,7 @@ def infer(
     from unpad.inference.images import ask, classify, ledger, list_images, to_csv
     from unpad.inference.loaded import load
     from unpad.inference.prompts import lost_of, prompt_warning
-    from unpad.run.report.kept_patches import check_request, write_pictures
+    from unpad.run.report.vqa import check_request, write_pictures
     from unpad.storage import write_atomic
 
     if show is not None:

@@ -25,7 +25,7 @@ def runs(
     ] = None,
 ) -> None:
     """List runs, newest first, with date, step, held-out loss and size."""
-    from unpad.run.summary import describe_runs
+    from unpad.run.compare import describe_runs
 
     print_lines(describe_runs(folder))
 

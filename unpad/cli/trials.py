@@ -32,7 +32,7 @@ def plan(
     check_recipe(recipe, overrides or [])
     from unpad.run.screen import open_console
     from unpad.trials.preview import preview
-    from unpad.trials.process_table import process_counts
+    from unpad.trials.strategy_table import process_counts
 
     counts = () if processes is None else process_counts(processes)
     result = preview(recipe, overrides or [], plot, None if as_json else open_console(), counts)
@@ -77,14 +77,14 @@ def prove(
     if hf is not None:
         if recipe is not None:
             raise RecipeError("a recipe or run and --hf are given", fix="name one, or --hf with a config.json")
-        from unpad.hf.way import UNPAD
+        from unpad.hf.prepare import UNPAD
         from unpad.proof.foreign.folder import prove_folder
 
         proof = prove_folder(hf, [UNPAD])
         shown, lines, passed = proof.to_json, proof.lines, proof.passed
     elif recipe is not None and processes is not None:
         from unpad.proof.processes import prove_processes
-        from unpad.trials.process_table import process_counts
+        from unpad.trials.strategy_table import process_counts
 
         certificate = prove_processes(recipe, overrides or [], process_counts(processes))
         shown, lines, passed = certificate.to_json, certificate.text, certificate.passed

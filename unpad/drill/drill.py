@@ -20,9 +20,7 @@ from unpad.drill.files import check_files
 from unpad.drill.findings import Drilled, finding
 from unpad.drill.kills import Calm, KillPlan, Train, check_kills, kill_and_compare, undisturbed
 from unpad.drill.measure import Probed, judge, measure
-from unpad.drill.mounts import check_mount
-from unpad.drill.names import check_names
-from unpad.drill.room import folder_bytes
+from unpad.drill.mounts import check_mount, check_names, folder_bytes
 from unpad.drill.train import train_here
 from unpad.errors import DiskError, HungUp, Terminated, UnpadError
 from unpad.interchange.origin import open_recipe

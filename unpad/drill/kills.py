@@ -18,8 +18,7 @@ from unpad.drill.findings import finding
 from unpad.drill.train import train_here
 from unpad.errors import Terminated, UnpadError
 from unpad.processes.children import Child
-from unpad.run.folder import CHECKPOINTS
-from unpad.run.identity import without_id
+from unpad.run.folder import CHECKPOINTS, without_id
 from unpad.terminal.finding import Finding
 from unpad.terminal.progress import ProgressBar, progress
 from unpad.terminal.table import number_of

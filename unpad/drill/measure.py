@@ -11,9 +11,8 @@ from pathlib import Path
 
 from unpad.drill.child import started
 from unpad.drill.findings import finding
-from unpad.drill.names import check_permissions
+from unpad.drill.mounts import Needs, check_permissions, check_room, size_text
 from unpad.drill.probe import Read, Repeated, Stepped, probe
-from unpad.drill.room import Needs, check_room, size_text
 from unpad.errors import OutOfMemoryError
 from unpad.machine.memory import MemoryLimit
 from unpad.processes.children import Child

@@ -17,11 +17,10 @@ from unpad.interchange.origin import open_recipe
 from unpad.machine.memory import process_memory
 from unpad.models.adapters import kept_weights
 from unpad.training.auto_size import StageMemory
-from unpad.training.length import run_length
 from unpad.training.optim import optimizer_tensors
 from unpad.training.rehearsal import Rehearsal
 from unpad.training.setup import Setup, check_stages, prepare_setup
-from unpad.training.stage import StageSetup, epoch_plan, prepare_model
+from unpad.training.stage import StageSetup, epoch_plan, prepare_model, run_length
 
 GRADIENT_BYTES, MOMENT_BYTES = 4, 8  # of a parameter that trains
 REPEATS = 3  # number of updates that must be equal

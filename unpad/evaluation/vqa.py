@@ -18,8 +18,7 @@ from unpad.evaluation.per_sequence import token_sums
 from unpad.inference.answers import answer, answer_counted, answer_shown
 from unpad.inference.loaded import LoadedRun
 from unpad.models.vision_language.model import VisionLanguage
-from unpad.run.report.kept_patches import Kept
-from unpad.run.report.vqa import to_json
+from unpad.run.report.vqa import Kept, to_json
 
 COUNTED = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 NUMBERS = {"none": "0", **{word: str(number) for number, word in enumerate(COUNTED)}}

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from unpad.batching.layout import Layout, LengthGroup
-from unpad.hf.attention import noted
-from unpad.hf.layouts import BOUNDARIES, find_sequences
+from unpad.hf.attention import BOUNDARIES, find_sequences, noted
 
 LENGTH = 13  # tokens of the trial; a prime, so that no width of a model is mistaken for it
 CHANGED = 3  # its first tokens, which are exchanged

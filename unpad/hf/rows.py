@@ -15,11 +15,10 @@ from torch.nn import functional as F
 from transformers import Trainer
 
 from unpad.errors import ProofError, RecipeError, SourceError
-from unpad.hf.layouts import BOUNDARIES
+from unpad.hf.attention import BOUNDARIES
 from unpad.hf.loader import IGNORED, PACKED, collate, refuse_streams
-from unpad.proof.foreign.alone import sequences_alone, without_first_label
 from unpad.proof.foreign.judge import describe, raise_memory
-from unpad.proof.foreign.known import listed
+from unpad.proof.foreign.known import listed, sequences_alone, without_first_label
 from unpad.proof.foreign.model import untouched_generators
 from unpad.proof.foreign.update import (
     Known,

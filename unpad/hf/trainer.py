@@ -18,7 +18,6 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from unpad.batching.ledger import Ledger
 from unpad.errors import RecipeError
-from unpad.hf.before import Before, Promised
 from unpad.hf.checks import (
     certify,
     divide_by_targets,
@@ -31,7 +30,7 @@ from unpad.hf.checks import (
     stop_packing,
     warn_of_cuts,
 )
-from unpad.hf.evaluation import MeanOverTargets, is_mean_of_means
+from unpad.hf.evaluation import MeanOverTargets, as_rows, inputs_as_rows, is_mean_of_means
 from unpad.hf.group import cells_per_token, check_alike, group_of, own_counts
 from unpad.hf.head import TargetHead, add_target_head
 from unpad.hf.loader import (
@@ -41,14 +40,12 @@ from unpad.hf.loader import (
     Examples,
     OrderedBatches,
     PlannedBatches,
+    Ranks,
     collate,
     is_streamed,
 )
-from unpad.hf.metrics import as_rows, inputs_as_rows
-from unpad.hf.neftune import add_noise
-from unpad.hf.prepare import Prepared, preparing, undo
-from unpad.hf.proved import ProvedModel
-from unpad.hf.ranks import Ranks
+from unpad.hf.prepare import Prepared, add_noise, preparing, undo
+from unpad.hf.proved import Before, Promised, ProvedModel
 from unpad.hf.rows import CollatedRows
 from unpad.hf.update import OwnUpdate, prove_ours, take_own, warn_of_own
 from unpad.processes.group import ALONE, Group

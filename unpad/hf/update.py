@@ -19,8 +19,7 @@ from unpad.hf.checks import has_standard_loss, is_sft, name_of_loss
 from unpad.hf.group import own_counts
 from unpad.hf.loader import IGNORED, Examples, collate
 from unpad.hf.rows import CollatedRows, is_stock
-from unpad.proof.foreign.advice import MEAN, TAKEN
-from unpad.proof.foreign.certificate import ForeignCertificate
+from unpad.proof.foreign.certificate import MEAN, TAKEN, ForeignCertificate
 from unpad.proof.foreign.judge import NO_ROUTER_LOSS, Precision, describe, judge, raise_memory
 from unpad.proof.foreign.measure import UpdateResults
 from unpad.proof.foreign.trainer import BEGUN, FirstUpdate, TrainerCase, begin, first_update, proving

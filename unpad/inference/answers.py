@@ -12,7 +12,7 @@ from unpad.inference.generate import complete
 from unpad.inference.loaded import LoadedRun
 from unpad.models.contract import PrunesTokens
 from unpad.models.vision_language.model import VisionLanguage
-from unpad.run.report.kept_patches import Kept
+from unpad.run.report.vqa import Kept
 
 
 def answer(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> list[str]:

@@ -25,7 +25,7 @@ from unpad.inference.loaded import LoadedRun
 from unpad.inference.prompts import lost_of
 from unpad.models.contract import Classifies, PixelConfig
 from unpad.models.vision_language.model import VisionLanguage
-from unpad.run.report.kept_patches import Kept, refuse_unshowable
+from unpad.run.report.vqa import Kept, refuse_unshowable
 from unpad.terminal.progress import counted
 from unpad.terminal.table import csv_text
 

@@ -7,9 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from unpad.errors import CheckpointError
-from unpad.interchange.decoders import DecoderFamily
-from unpad.interchange.folder import Architecture, Change, Fields, shown
-from unpad.interchange.llama import (
+from unpad.interchange.decoders import (
     ATTENTION,
     BLOCKS,
     DEFAULTS,
@@ -19,7 +17,9 @@ from unpad.interchange.llama import (
     NAMES,
     SILU,
     TOP,
+    DecoderFamily,
 )
+from unpad.interchange.folder import Architecture, Change, Fields, shown
 from unpad.interchange.llava import Llava
 from unpad.interchange.readings import (
     BIASES,

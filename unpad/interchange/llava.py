@@ -4,7 +4,7 @@ Supported is `LlavaForConditionalGeneration` with a CLIP vision tower and a Llam
 arXiv 2310.03744). Versions of transformers name tensors differently: all with or without the prefix `model.`, the head
 inside or outside the language model, the tower with or without `vision_model`. `load_llava` reads all of them;
 `save_llava` writes the names of versions up to 4.51, which later versions convert. The language model is a family of
-decoders, as in a folder of its own (`llama.py`); here are the tower and the projector.
+decoders, as in a folder of its own (`decoders.py`); here are the tower and the projector.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from unpad.errors import CheckpointError
-from unpad.interchange.decoders import DecoderFamily
+from unpad.interchange.decoders import LLAMA, DecoderFamily
 from unpad.interchange.folder import (
     ANOTHER_COPY,
     CONFIG,
@@ -37,7 +37,6 @@ from unpad.interchange.folder import (
     save_model,
     with_defaults,
 )
-from unpad.interchange.llama import LLAMA
 from unpad.interchange.readings import Reading
 from unpad.models import decoder
 from unpad.models.contract import Model, ModelConfig

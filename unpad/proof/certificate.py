@@ -25,7 +25,6 @@ from unpad.nn.kernel import as_weighted, by_definition, noted
 from unpad.nn.native import library
 from unpad.nn.precision import Precision
 from unpad.nn.preference import PER_TOKEN
-from unpad.proof.claims import Case, Claims, claims_of
 from unpad.proof.content import gap_of, is_zero, units_of
 from unpad.proof.line import Certificate, Line, Lines, not_applicable
 from unpad.proof.measure import (
@@ -33,11 +32,14 @@ from unpad.proof.measure import (
     FURTHER,
     MOST_MANY,
     UNSORTED,
+    Case,
+    Claims,
     Measurement,
     ProofSubject,
     Variant,
     bundles_at_a_time,
     change_sequence,
+    claims_of,
     equal_line,
     error_lines,
     in_own_precision,

@@ -11,9 +11,9 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout
 from unpad.models.contract import Model, PredictsSets
 from unpad.models.set_sequence.event_sets import EventSets
-from unpad.proof.claims import Claims
 from unpad.proof.content import is_zero
 from unpad.proof.line import Line, not_applicable
+from unpad.proof.measure import Claims
 
 ORDER = "a set never changes an earlier output"
 

@@ -31,8 +31,16 @@ from unpad.processes.children import run_all
 from unpad.processes.group import Group, joined
 from unpad.processes.start import refuse_under_torchrun
 from unpad.proof.line import Certificate, Line
-from unpad.proof.sample import WORK, candidates_of, choose, plan_of_sample, small_settings, spread_margins
-from unpad.proof.subject import on_own_data, open_setup
+from unpad.proof.sample import (
+    WORK,
+    candidates_of,
+    choose,
+    on_own_data,
+    open_setup,
+    plan_of_sample,
+    small_settings,
+    spread_margins,
+)
 from unpad.terminal.progress import progress
 from unpad.terminal.table import number_of
 from unpad.training.parallel.divisions import asked

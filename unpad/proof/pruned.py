@@ -2,31 +2,42 @@
 
 In every mode, the remaining tokens of a batch equal those of each sample alone, computed in plain operations without
 moving tokens.
+
+In the reference, images are merged one by one, the row is
+assembled token by token, and inside the language model nothing moves: a removed token stays in place, and no query sees
+it. So it shares neither the shortening of runs nor the kernels with the code under proof.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from unpad.batching.batch import RaggedBatch, from_padded
-from unpad.batching.layout import PaddedLayout
+from unpad.batching.layout import Layout, PaddedLayout, build_layout
 from unpad.models.contract import ORIGIN, Model, PrunesTokens
 from unpad.models.objective import LAST
-from unpad.models.vision_language.adversary import TERMS as ADVERSARY
+from unpad.models.vision_language.losses import TERMS as ADVERSARY
 from unpad.models.vision_language.model import VisionLanguage
+from unpad.models.vision_language.prune import PruneConfig, VisionTokens, drawn_noise, select
+from unpad.nn.block import BEFORE, Block
+from unpad.nn.losses import Terms
+from unpad.nn.rope import Rotary, rotate
 from unpad.proof import tokens
-from unpad.proof.claims import Case
 from unpad.proof.content import gap_of, units_of
 from unpad.proof.line import Line, Lines
 from unpad.proof.measure import (
     PADDED_LEFT,
     SPLIT,
+    Case,
     Measurement,
     ProofSubject,
     error_lines,
@@ -37,7 +48,287 @@ from unpad.proof.measure import (
     more_variants,
     torch_lines,
 )
-from unpad.proof.pruned_reference import plain_pass
+
+
+@dataclass(frozen=True)
+class ReferenceRow:
+    """One sample as the language model reads it.
+
+    Args:
+        batch: with embeddings of text and of visual tokens.
+        visual: (total_tokens,) bool.
+        question: (total_tokens,) bool, the text up to the token that predicts the first target.
+        source: (num_visual,) int64, the patch of the sample that each visual token is or represents.
+        received: (num_patches,), attention that patches receive in the tower; None if no ranking reads it.
+    """
+
+    batch: RaggedBatch
+    visual: Tensor
+    question: Tensor
+    source: Tensor
+    received: Tensor | None
+
+
+@dataclass(frozen=True)
+class Plain:
+    """One sample's pass.
+
+    Args:
+        hidden: (num_left, width), states of the tokens that are left, after the last norm.
+        kept: visual tokens that entered each block.
+        terms: of the model's losses.
+    """
+
+    hidden: Tensor
+    kept: list[int]
+    terms: Terms
+
+
+def plain_pass(model: VisionLanguage, sample: RaggedBatch, mode: str) -> Plain:
+    """Compute one sample.
+
+    Args:
+        model: in evaluation mode.
+        sample: a flat run of one sequence.
+        mode: one of `model.modes`.
+    """
+    row = _row(model, sample, merges=model.config.merge is not None and mode != "origin")
+    batch, decoder = row.batch, model.decoder
+    total = batch.total_tokens
+    there, p = torch.ones(total, dtype=torch.bool), torch.ones(total, dtype=batch_dtype(model))
+    rotary, x = decoder._rotary(batch.position_ids, p.dtype), decoder._embed(batch)
+    kept, weights = [], p[:0]  # before the first block there is no attention
+    for index in range(BEFORE, len(decoder.blocks)):
+        if index != BEFORE:
+            kept.append(int((row.visual & there).sum()))
+            block = decoder.blocks[index]
+            assert isinstance(block, Block)
+            attended, weights = _attend(block, x, rotary, there, p)
+            x = x + attended
+            x = x + block.feed_forward(block.norm_2(x)[1])
+        if mode in ("soft", "hard") and index in _pruning(model).layers and bool(row.visual.any()):
+            if mode == "soft":
+                factor = torch.ones_like(p)
+                factor[row.visual] = torch.sigmoid(
+                    _judged(model, index, x, weights, row.visual, row) / model.temperature
+                )
+                p = p * torch.where(_needed(batch), 1, factor)
+            else:
+                there = there & ~_removed(model, index, x, weights, row.visual & there, row)
+    hidden = decoder.norm(x)[1]
+    return Plain(hidden[there], kept, _terms(model, hidden, batch, p[row.visual] if mode == "soft" else None))
+
+
+def _pruning(model: VisionLanguage) -> PruneConfig:
+    assert model.config.prune is not None, "a model that prunes"
+    return model.config.prune
+
+
+def batch_dtype(model: VisionLanguage) -> torch.dtype:
+    """The dtype of a model's weights."""
+    dtype: torch.dtype = next(model.parameters()).dtype
+    return dtype
+
+
+def _attend(block: Block, x: Tensor, rotary: Rotary | None, there: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    """A block's attention with keys and values of probability p, and its weights (heads, total, total)."""
+    attention, total = block.attention, len(x)
+    q, k, v = attention.project(block.norm_1(x)[1]).split([attention.heads, attention.kv_heads, attention.kv_heads], 1)
+    if rotary is not None:
+        q, k = rotate(q, *rotary), rotate(k, *rotary)
+    k, v = (y.repeat_interleave(attention.heads // attention.kv_heads, 1) for y in (k, v))
+    # A removed token still sees itself, or its row would be NaN; no token sees that row.
+    visible = there | torch.eye(total, dtype=torch.bool)
+    if attention.causal:
+        visible = visible & torch.ones(total, total, dtype=torch.bool).tril()
+    scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(attention.head_dim) + p.log()
+    weights = scores.masked_fill(~visible, -math.inf).softmax(-1)
+    return attention.to_out(torch.einsum("hqk,khd->qhd", weights, v * p[:, None, None]).flatten(1)), weights
+
+
+def _needed(batch: RaggedBatch) -> Tensor:
+    """Tokens that are never removed: those with a target, and the last one; (total_tokens,) bool."""
+    return batch.loss_mask | (torch.arange(batch.total_tokens) == batch.total_tokens - 1)
+
+
+def _judged(model: VisionLanguage, index: int, x: Tensor, weights: Tensor, visual: Tensor, row: ReferenceRow) -> Tensor:
+    """Logits of the visual tokens, by the head after a block, with the noise that evaluation draws."""
+    layouts = [build_layout(np.array([int(mask.sum())])) for mask in (visual, row.question)]
+    received = None
+    if _pruning(model).attention_weight != "none":
+        seen = weights[:, row.question][:, :, visual].detach()
+        received = seen.sum((0, 1)) / max(seen.shape[0] * seen.shape[1], 1)
+    head = model.pruners[str(index)]
+    logits: Tensor = head(x[visual], layouts[0], x[row.question], layouts[1], received)
+    place = visual[row.visual].nonzero().flatten()  # among all visual tokens of the sample
+    return logits + drawn_noise(index, place, logits.dtype)
+
+
+@torch.no_grad()
+def _removed(
+    model: VisionLanguage, index: int, x: Tensor, weights: Tensor, visual: Tensor, row: ReferenceRow
+) -> Tensor:
+    """The tokens that a block's head or ranking takes out of those that are left, (total_tokens,) bool."""
+    config, num = _pruning(model), int(visual.sum())
+    needed = _needed(row.batch)[visual]
+    if config.learns:
+        scores = _judged(model, index, x, weights, visual, row)
+    else:
+        scores = _ranked(config.method, weights, visual, row)
+    scores = torch.where(needed, math.inf, scores)
+    kept = torch.zeros(num, dtype=torch.bool)
+    if config.keep is None:
+        kept = torch.sigmoid(scores / model.temperature) > config.threshold if config.threshold > 0 else ~kept
+        kept[scores.argmax()] = True
+    else:
+        kept[scores.argsort(descending=True, stable=True)[: max(1, math.ceil(config.keep * num - 1e-9))]] = True
+    removed = torch.zeros_like(visual)
+    removed[visual] = ~kept
+    return removed
+
+
+def _ranked(method: str, weights: Tensor, visual: Tensor, row: ReferenceRow) -> Tensor:
+    """Scores of the visual tokens that are left, (num,), by a ranking."""
+    media, ids = row.batch.media, row.batch.seq_ids
+    source = row.source[visual[row.visual]]
+    assert media is not None
+    assert media.grid is not None
+    assert isinstance(media.layout, Layout)
+    if method == "attention":
+        asks = row.question.nonzero().flatten()
+        return weights[:, asks[-1], visual].mean(0) if len(asks) else weights.new_zeros(len(source))
+    columns = media.grid[media.layout.seq_of_token(), 1]
+    tokens = VisionTokens(
+        build_layout(np.array([len(source)])),
+        sample_ids=torch.zeros(1, dtype=torch.int64) if ids is None else ids,
+        rows=(media.position_ids // columns)[source],
+        columns=(media.position_ids % columns)[source],
+        tower_attention=None if row.received is None else row.received[source],
+    )
+    return select(method, tokens)
+
+
+def _terms(model: VisionLanguage, hidden: Tensor, batch: RaggedBatch, keep: Tensor | None) -> Terms:
+    """The model's loss terms, from hidden states of all tokens and the probabilities that visual tokens stay."""
+    logits = hidden[batch.target_index] @ model.decoder.head_weight.T
+    labels, num = batch.labels[batch.target_index], batch.num_targets
+    loss, nll = (
+        F.cross_entropy(logits, labels, reduction="sum", label_smoothing=share)
+        for share in (model.label_smoothing, 0.0)
+    )
+    terms: Terms = {"cross_entropy": (loss, num), "nll": (nll.detach(), num)}
+    if keep is not None and len(keep):
+        config, mean = _pruning(model), keep.mean()
+        target, unit = config.wanted
+        gap = mean - (target if unit == "ratio" else min(target / len(keep), 1))
+        gap = gap.clamp_min(0) if config.one_sided else gap
+        decided = (keep * (1 - keep)).mean() - (keep - mean).square().mean() / 2
+        terms |= {"sparsity": (gap.square(), 1), "token_count": (mean, 1), "binarisation": (decided, 1)}
+    return terms
+
+
+# --------------------------------------------------------------------------- the row, token by token
+
+
+def _row(model: VisionLanguage, sample: RaggedBatch, merges: bool) -> ReferenceRow:
+    assert isinstance(sample.layout, Layout), "one sequence, not a rectangle"
+    text, owner = model._text(sample), torch.full((sample.total_tokens,), -1)  # the image of every placeholder
+    images: list[tuple[Tensor, Tensor, Tensor]] = []  # embeddings, patches that they stand for, places of all patches
+    received: list[Tensor] = []
+    if sample.media is not None and sample.media_index is not None:
+        assert isinstance(sample.media.layout, Layout)
+        places = sample.media_index.split(sample.media.layout.lengths().tolist())
+        for image, patches in enumerate(places):
+            owner[patches] = image
+        for image, patches in enumerate(places):
+            one, seen = sample.media.select([image]), None
+            if model.config.ranks_in_tower:
+                features, seen = model.tower.look(one)
+                received.append(seen)
+            else:
+                features = model.tower(one)
+            stands = torch.arange(len(features))
+            if merges:
+                question = text[(owner < 0) & _asks(sample.loss_mask)]
+                features, stands = _merged(model, features, seen, question)
+            images.append((model.projector(features), stands, patches))
+    return _put_together(sample, text, owner, images, torch.cat(received) if received else None)
+
+
+def _asks(loss_mask: Tensor) -> Tensor:
+    """The tokens up to the one that predicts the first target."""
+    before = loss_mask.cumsum(0) - loss_mask.long()
+    return before == 0
+
+
+def _merged(
+    model: VisionLanguage, features: Tensor, received: Tensor | None, question: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Features of one image's merged tokens, and the patch that each replaces."""
+    merge, num = model.config.merge, len(features)
+    assert merge is not None, "a model that merges"
+    if merge.variant == "class_token":
+        assert received is not None
+        assert merge.ratio is not None, "checked by the config"
+        order = received.argsort(descending=True, stable=True)
+        best = order[: max(1, math.floor(merge.ratio * num + 1e-9))].sort()[0]
+        return features[best], best
+    layouts = [build_layout(np.array([len(x)])) for x in (features, question)]
+    assert model.merger is not None
+    merged = model.merger(features, layouts[0], question, layouts[1])
+    if merge.variant == "slots":
+        assert merge.slots is not None, "checked by the config"
+        return merged.features, torch.tensor([slot * num // merge.slots for slot in range(merge.slots)])
+    return merged.features, merged.places
+
+
+def _put_together(
+    sample: RaggedBatch,
+    text: Tensor,
+    owner: Tensor,
+    images: list[tuple[Tensor, Tensor, Tensor]],
+    received: Tensor | None,
+) -> ReferenceRow:
+    """Assemble the row: text in place, and every image's tokens at the place of its first patch."""
+    x: list[Tensor] = []
+    position_ids: list[int] = []
+    labels: list[int] = []
+    counted: list[bool] = []
+    visual: list[bool] = []
+    first_patch, source = 0, [torch.zeros(0, dtype=torch.int64)]
+    for token in range(sample.total_tokens):
+        image = int(owner[token])
+        if image < 0:
+            x.append(text[token])
+            position_ids.append(int(sample.position_ids[token]))
+            labels.append(int(sample.labels[token]))
+            counted.append(bool(sample.loss_mask[token]))
+            visual.append(False)
+            continue
+        embeds, stands, places = images[image]
+        if token != int(places[0]):
+            continue
+        x.extend(embeds)
+        position_ids.extend(sample.position_ids[places[stands]].tolist())
+        labels.extend([0] * (len(embeds) - 1) + [int(sample.labels[places[-1]])])
+        counted.extend([False] * (len(embeds) - 1) + [bool(sample.loss_mask[places[-1]])])
+        visual.extend([True] * len(embeds))
+        source.append(first_patch + stands)
+        first_patch += len(places)
+    loss_mask, is_visual = torch.tensor(counted, dtype=torch.bool), torch.tensor(visual, dtype=torch.bool)
+    batch = RaggedBatch(
+        layout=build_layout(np.array([len(x)])),
+        position_ids=torch.tensor(position_ids, dtype=torch.int64),
+        input_ids=torch.zeros(len(x), dtype=torch.int64),  # marks the batch as text: its positions are scaled
+        labels=torch.tensor(labels, dtype=torch.int64),
+        loss_mask=loss_mask,
+        target_index=loss_mask.nonzero().flatten(),
+        inputs_embeds=torch.stack(x) if x else text[:0],
+        seq_ids=sample.seq_ids,
+        media=sample.media,
+    )
+    return ReferenceRow(batch, is_visual, _asks(loss_mask) & ~is_visual, torch.cat(source), received)
+
 
 REFERENCE = "plain reference"
 OTHERS = (PADDED_LEFT, SPLIT)

@@ -25,11 +25,11 @@ from unpad.proof.sample import (
     longest_of,
     many_of,
     micros_of,
+    open_setup,
     pieces_of,
     plan_of_run,
     spread_margins,
 )
-from unpad.proof.subject import open_setup
 from unpad.recipes.training import strategy_names
 from unpad.terminal.progress import progress
 from unpad.training.setup import Setup

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -18,11 +19,37 @@ from unpad.batching.plan import Micro, Plan, plan
 from unpad.data.measuring import Measuring
 from unpad.errors import PlanError
 from unpad.evaluation.preferences import log_probabilities
+from unpad.interchange.origin import open_named
 from unpad.models.contract import LearnsPreferences
+from unpad.processes.group import ALONE, Group
 from unpad.proof.content import content_of
 from unpad.proof.measure import MOST_MANY
 from unpad.recipes.training import PlanSettings
-from unpad.training.setup import Setup
+from unpad.run.folder import open_files
+from unpad.training.setup import Setup, prepare_setup
+
+
+def open_setup(name: str, overrides: Sequence[str], group: Group = ALONE) -> Setup:
+    """The data and the model of a recipe, or of a run by its directory or name, with the weights that training would
+    start from.
+
+    Args:
+        group: the processes of the proof.
+
+    Raises:
+        RecipeError, CheckpointError, SourceError: it cannot be trained, or the run names no data.
+    """
+    recipe, folder = open_named(name, overrides, on_own_data(name))
+    recipe = recipe.model_copy(update={"images": recipe.images.plain()})  # random augmentation has no truth to equal
+    if folder is None:
+        return prepare_setup(recipe, Path(), None, group=group)
+    return prepare_setup(recipe, folder, open_files(recipe, folder), compare=False, group=group)
+
+
+def on_own_data(name: str) -> str:
+    """Advice for an imported run, which names no data."""
+    return f"prove it on yours: unpad prove {name} data.KIND=FILE"
+
 
 # fp64 runs about thirty passes over the sample; this amount of work keeps the whole proof under 20 seconds on two
 # cores.

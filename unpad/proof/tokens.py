@@ -11,9 +11,8 @@ from torch import Tensor
 from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.batching.layout import Layout
 from unpad.models.contract import Model, ReadsTokens
-from unpad.proof.claims import Claims
 from unpad.proof.line import Line, not_applicable
-from unpad.proof.measure import change_tokens, per_sequence
+from unpad.proof.measure import Claims, change_tokens, per_sequence
 
 ORDER = "a token never changes an earlier output"
 

@@ -15,14 +15,20 @@ import torch
 
 from unpad.data.family import family_of
 from unpad.errors import CheckpointError, CollapseError, NonFiniteError, RecipeError, ResumeError
-from unpad.receipts.differences import compare, of_memory, reasons
-from unpad.receipts.moved import advising, relocated
-from unpad.receipts.receipt import Receipt, learnt
-from unpad.receipts.starts import StageSteps, put_start, readable_states, recorded_steps, refuse_untrained, starts
+from unpad.receipts.receipt import Receipt, compare, learnt, of_memory, reasons
+from unpad.receipts.starts import (
+    StageSteps,
+    advising,
+    put_start,
+    readable_states,
+    recorded_steps,
+    refuse_untrained,
+    relocated,
+    starts,
+)
 from unpad.recipes.recipe import Recipe, stages_of
 from unpad.run.checkpoint import State
-from unpad.run.folder import find_run
-from unpad.run.kept import open_files
+from unpad.run.folder import find_run, open_files
 from unpad.run.monitor import StepRecord, silent_monitor, train_row
 from unpad.run.reference import REFERENCE, read_reference
 from unpad.run.sessions import Session, cuts_until, read_sessions, session_of
@@ -30,13 +36,11 @@ from unpad.run.timers import Timers
 from unpad.storage import finite
 from unpad.terminal.progress import progress as shown_progress
 from unpad.training.context import RunContext
-from unpad.training.length import RunLength
 from unpad.training.parallel.divisions import asked
-from unpad.training.progress import Progress, refuse_changes
-from unpad.training.resume import recorded_precision
+from unpad.training.progress import Progress, recorded_precision, refuse_changes
 from unpad.training.setup import Setup, prepare_setup, resolved
 from unpad.training.signals import Signals
-from unpad.training.stage import epoch_plan, make_stage
+from unpad.training.stage import RunLength, epoch_plan, make_stage
 from unpad.training.stage_loop import repeat_steps
 
 

@@ -1,4 +1,4 @@
-"""The base of a run with adapters: the weights of another run, which are not copied.
+"""The base of a run with adapters, another run whose weights are not copied, and `unpad merge`, which adds them.
 
 A checkpoint of such a run holds the adapters; its value `base` has the other run's folder and the sha256 of its
 weights.
@@ -7,6 +7,8 @@ weights.
 from __future__ import annotations
 
 import hashlib
+import json
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +16,26 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from unpad import storage
 from unpad.errors import CheckpointError, RecipeError
 from unpad.models.adapters import merged
 from unpad.nn.precision import DTYPES, Precision
 from unpad.recipes.recipe import Recipe
-from unpad.run.checkpoint import State, newest_weights
-from unpad.run.folder import RECIPE, find_run
+from unpad.run import checkpoint
+from unpad.run.checkpoint import State, model_tensors, newest_weights
+from unpad.run.folder import (
+    CHECKPOINTS,
+    COMMAND,
+    KEPT,
+    MADE_BY,
+    OF_RUN,
+    RECIPE,
+    RUN_ID,
+    find_run,
+    read_command,
+    refuse_run,
+    run_recipe,
+)
 from unpad.storage.reading import known_fields, misfit
 
 KEY = "base"  # of the record among the values of a checkpoint
@@ -114,3 +130,50 @@ def _base_weights(base: Base, folder: Path) -> dict[str, Tensor]:
         raise CheckpointError(what, where=str(folder), fix="put that run's weights back, or tune the new ones")
     fix = "put that run back, or beside this one"
     raise CheckpointError(f"the adapters were trained on the run {base.run}, which is gone", where=str(folder), fix=fix)
+
+
+LEFT = (storage.LOCK, RECIPE, COMMAND, "report.html")  # files that are not copied
+
+
+def merge_run(name: str | Path, out: Path) -> Path:
+    """Write a run without adapters that is equivalent to a run with adapters, and needs neither peft nor the base.
+
+    Its logits differ from the adapted model's by the rounding of fp32. It has the best weights, and cannot be resumed.
+
+    Args:
+        name: run directory, or its name under runs/.
+        out: directory of the new run.
+
+    Returns:
+        `out`.
+
+    Raises:
+        RecipeError: the run has no adapters, or `out` holds a run already.
+        CheckpointError: the base of the adapters is missing or has changed.
+        RunInUseError: another process writes to `out`.
+    """
+    folder = find_run(name)
+    refuse_run(out)
+    recipe, command = run_recipe(folder), read_command(folder)
+    weights, state = run_weights(folder)
+    if KEY not in state.values:
+        raise RecipeError("this run has no adapters to merge", where=str(folder), fix="use it as it is")
+    storage.make_folder(out, private=_is_private(folder))
+    values = {key: value for key, value in state.values.items() if key not in (KEY, OF_RUN)}
+    command.pop(RUN_ID, None)
+    command |= {MADE_BY: f"unpad merge {folder}"}
+    with storage.RunLock(out):
+        for path in sorted(folder.iterdir()):
+            if path.is_file() and path.name not in LEFT:
+                storage.write_atomic(out / path.name, path.read_bytes(), private=_is_private(path))
+        if (folder / KEPT).is_dir():
+            storage.write_folder(out / KEPT, storage.read_folder(folder / KEPT))
+        checkpoint.save_named(out / CHECKPOINTS, "best", State(state.step, model_tensors(weights), values))
+        storage.write_atomic(out / COMMAND, json.dumps(command, ensure_ascii=False, indent=1) + "\n")
+        storage.write_atomic(out / RECIPE, recipe.model_copy(update={"lora": None}).to_yaml())  # last: now it is a run
+    return out
+
+
+def _is_private(path: Path) -> bool:
+    """True if only its owner may read a file or enter a folder."""
+    return stat.S_IMODE(path.stat().st_mode) & 0o077 == 0

@@ -31,7 +31,7 @@ from unpad.errors import CheckpointError, ForeignCheckpointError, NonFiniteError
 from unpad.models.adapters import kept_weights, load_kept
 from unpad.processes.divided import divided_like
 from unpad.run import upgrade
-from unpad.run.identity import STATE, refuse_foreign
+from unpad.run.folder import STATE, refuse_foreign
 from unpad.run.shards import MOST_SHARDS, Held, JoinedRows, first_rows, nothing_held, shard_name
 from unpad.storage import check_space
 

@@ -1,31 +1,36 @@
-"""Run directories: find one, list them, choose a free one."""
+"""Run directories: find one, list them, choose a free one, match one with its checkpoints, and keep its data files."""
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
-from unpad.errors import MOST_NAMES, CheckpointError, RecipeError, nearest
+from unpad.data.family import OPTIONAL_FILES, family_of, next_command
+from unpad.errors import MOST_NAMES, CheckpointError, ForeignCheckpointError, RecipeError, SourceError, nearest
 from unpad.processes.start import refuse_under_torchrun
 from unpad.recipes.file import SUFFIXES, load_recipe, recipe_names
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.section import kept_paths
 from unpad.run import upgrade
+from unpad.storage.folders import MANIFEST
 from unpad.storage.paths import user_path
-from unpad.storage.reading import read_shaped
+from unpad.storage.reading import read_file, read_shaped
 from unpad.terminal.commands import resume_run
 
 RUNS = Path("runs")
 KEPT = "hf"  # small files of the model's original Hugging Face folder
 RECIPE, COMMAND, CHECKPOINTS = "recipe.yaml", "run.json", "checkpoints"
 DEEPEST = 3  # levels below a listed folder in which runs are found
-RUN_ID = "id"  # in COMMAND; `identity.py` compares it
+RUN_ID = "id"  # in COMMAND
 MADE_BY = "made_by"  # in COMMAND: the command that created a run without training, which cannot be resumed
 FAMILY = "family"  # in COMMAND: architecture of an imported model
 IMPORT = "unpad import"
@@ -209,3 +214,92 @@ def free_folder(recipe: str, resume: bool) -> Path:
     if not started:
         raise RecipeError(f"there is no run of {stem} to resume", where=str(RUNS), fix="name its directory with --out")
     return taken[max(started)]
+
+
+OF_RUN = "run"  # among the values of a checkpoint's state
+STATE = "state.json"
+
+
+def run_id(folder: Path) -> str:
+    """Id of a run; "" for one that was not trained by this version, and for a folder without `run.json`."""
+    with suppress(CheckpointError):
+        return str(read_command(folder)[RUN_ID])
+    return ""
+
+
+def new_id() -> str:
+    """A unique id, independent of data and seeds."""
+    return secrets.token_hex(8)
+
+
+def refuse_foreign(path: Path, values: dict[str, Any]) -> None:
+    """Refuse a checkpoint in the directory of a run that did not write it.
+
+    Args:
+        path: the checkpoint, such as RUN/checkpoints/best; values: of its state.
+
+    Raises:
+        ForeignCheckpointError: both runs have an id, and these differ.
+    """
+    folder, wrote = path.parent.parent, values.get(OF_RUN, "")
+    mine = run_id(folder) if wrote and path.parent.name == CHECKPOINTS else ""
+    if mine and wrote != mine:
+        raise ForeignCheckpointError(
+            f"{path.name} is a checkpoint of the run {str(wrote)[:40]}, and this is the run {mine[:40]}, by {COMMAND}",
+            where=str(path),
+            fix="move it back to its own run, or away; to begin with its weights, start a run with train.init_from=RUN",
+        )
+
+
+def without_id(path: Path) -> bytes:
+    """Content of a run's file without everything that depends on its id; the rest is equal to the byte in equal
+    runs."""
+    data = path.read_bytes()
+    if path.name not in (COMMAND, STATE, MANIFEST):
+        return data
+    record = json.loads(data)
+    if path.name == COMMAND:
+        record.pop(RUN_ID, None)
+    elif path.name == STATE:
+        record["values"].pop(OF_RUN, None)
+    else:
+        record["files"].pop(STATE, None)  # its hash; the file itself is compared too
+    return json.dumps(record, ensure_ascii=False).encode()
+
+
+def open_files(recipe: Recipe, folder: Path) -> dict[str, bytes]:
+    """Read the data files that a run kept, {name: bytes}.
+
+    Args:
+        recipe: recipe of a run of the same family; it names the files.
+
+    Raises:
+        CheckpointError: a file is missing or cannot be read.
+    """
+    files = {}
+    for name in family_of(recipe).FILES:
+        if not os.path.exists(folder / name):
+            raise CheckpointError(
+                f"{name} is missing", where=str(folder), fix="the run ended before its first step; train again"
+            )
+        files[name] = read_file(folder / name)
+    return files | {name: read_file(folder / name) for name in OPTIONAL_FILES if os.path.exists(folder / name)}
+
+
+def refuse_without_data(recipe: Recipe, folder: Path, fix: str) -> None:
+    """Refuse an imported run if its own data is requested.
+
+    Raises:
+        SourceError: it has none; `fix` is the advice.
+    """
+    if not any(getattr(recipe.data, kind) for kind in family_of(recipe).KINDS) and (command := made_by(folder)):
+        raise SourceError(f'"{command}" made this run, which names no data', where=str(folder), fix=fix)
+
+
+def what_next(folder: Path) -> list[str]:
+    """Commands that use a run, as lines to print after training."""
+    name = folder.name if folder.parent.resolve() == RUNS.resolve() else str(folder)
+    recipe = run_recipe(folder)
+    use = next_command(recipe, name)
+    commands = dict.fromkeys([use, f"unpad eval {name}", f"unpad report {name}"])  # each once
+    return [f"{'' if index else 'next:':<7}{command}" for index, command in enumerate(commands)]

@@ -22,7 +22,6 @@ from rich.console import Console
 
 from unpad.errors import DiskError, SourceError
 from unpad.recipes.training import LogSettings
-from unpad.run.cores import StepShare
 from unpad.run.loggers import Worker, open_loggers
 from unpad.run.report.history import (
     METRICS,
@@ -38,6 +37,7 @@ from unpad.run.report.history import (
 )
 from unpad.run.report.page import write_report
 from unpad.run.screen import RECENT_STEPS, Screen, StepWork
+from unpad.run.timers import StepShare
 from unpad.storage import LineLog, write_atomic
 from unpad.terminal.table import csv_text
 

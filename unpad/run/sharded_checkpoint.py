@@ -10,7 +10,7 @@ from unpad.errors import LostProcessError
 from unpad.processes.divided import is_divided, own_rows
 from unpad.processes.group import Group
 from unpad.run.checkpoint import PREFIX, State, remove_old, state_file, step_folder, tensor_files
-from unpad.run.identity import STATE
+from unpad.run.folder import STATE
 from unpad.run.shards import places, shard_name
 
 

@@ -1,7 +1,8 @@
-"""State that the functions of the training loop share."""
+"""State that the functions of the training loop share, and the clock of the checkpoints that are due by time."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,16 +13,33 @@ from unpad.models.objective import Objective
 from unpad.processes.sums import GradientSum
 from unpad.run.monitor import Monitor
 from unpad.run.timers import Timers
-from unpad.training.length import RunLength
-from unpad.training.memory.heap import HeapKeeper
-from unpad.training.memory.room import Room
+from unpad.training.memory import HeapKeeper, Room
 from unpad.training.optim import Schedule
 from unpad.training.progress import Progress
-from unpad.training.save_clock import SaveClock
 from unpad.training.setup import Setup
 from unpad.training.signals import Signals
-from unpad.training.stage import StageSetup
+from unpad.training.stage import RunLength, StageSetup
 from unpad.training.watches.watch import Watch
+
+
+class SaveClock:
+    """Time since the last checkpoint of this process.
+
+    Args:
+        every_seconds: time between checkpoints; None for checkpoints by steps alone.
+    """
+
+    def __init__(self, every_seconds: float | None) -> None:
+        self._every, self._saved_at = every_seconds, time.monotonic()
+
+    def due(self) -> bool:
+        """True if the next step is to be followed by a checkpoint."""
+        return self._every is not None and time.monotonic() - self._saved_at >= self._every
+
+    def saved(self) -> None:
+        """Begin anew after a checkpoint."""
+        self._saved_at = time.monotonic()
+
 
 # Called after every evaluation with the stage's name, the step and the result; returning True ends the run.
 AfterEvaluation = Callable[[str, int, HeldOut], bool]

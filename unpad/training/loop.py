@@ -20,24 +20,27 @@ from unpad.processes import own_log
 from unpad.processes.group import ALONE, Group
 from unpad.recipes.recipe import Recipe, differences
 from unpad.run.checkpoint import State, put_weights
-from unpad.run.cores import StepShare
-from unpad.run.folder import CHECKPOINTS, RECIPE, read_command, refuse_new_run, run_recipe
-from unpad.run.identity import new_id, run_id
-from unpad.run.kept import open_files
+from unpad.run.folder import CHECKPOINTS, RECIPE, new_id, open_files, read_command, refuse_new_run, run_id, run_recipe
 from unpad.run.loggers import check_loggers
 from unpad.run.monitor import Monitor, silent_monitor
 from unpad.run.screen import open_console
-from unpad.run.timers import Timers, Timing, covered_steps
+from unpad.run.timers import StepShare, Timers, Timing, covered_steps
 from unpad.training.alike import check_alike, check_folder, check_recipe, check_weights
 from unpad.training.context import AfterEvaluation, RunContext
 from unpad.training.fit import share_out
-from unpad.training.length import run_length
 from unpad.training.parallel.divisions import asked, parallelism_of
-from unpad.training.progress import Progress, restore, save_best, write_run_files
-from unpad.training.resume import describe_changes, recorded_precision, resumed_recipe
+from unpad.training.progress import (
+    Progress,
+    describe_changes,
+    recorded_precision,
+    restore,
+    resumed_recipe,
+    save_best,
+    write_run_files,
+)
 from unpad.training.setup import Setup, check_stages, describe, divide, prepare_setup, resolved
 from unpad.training.signals import Signals
-from unpad.training.stage import StageSetup
+from unpad.training.stage import StageSetup, run_length
 from unpad.training.stage_loop import run_stage
 
 

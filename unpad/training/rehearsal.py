@@ -16,7 +16,7 @@ from unpad.machine.memory import peak_memory, process_memory, restart_peak
 from unpad.models import lower_sizes
 from unpad.models.contract import Model
 from unpad.recipes.training import OptimSettings
-from unpad.training.memory.heap import return_freed_memory
+from unpad.training.memory import return_freed_memory
 from unpad.training.optim import make_optimizer, set_rate
 from unpad.training.parallel.share import Share
 from unpad.training.setup import Setup

@@ -31,7 +31,7 @@ from unpad.run.checkpoint import put_weights
 from unpad.run.timers import Timers
 from unpad.terminal.table import number_of
 from unpad.training.auto_size import AutoSize, asks, resolved_size
-from unpad.training.memory.heap import choose_allocator
+from unpad.training.memory import choose_allocator
 from unpad.training.optim import Schedule, freeze, make_optimizer
 from unpad.training.parallel.divisions import parallelism_of
 from unpad.training.parallel.parallelism import ONE_PROCESS, Parallelism, Replicas

@@ -24,13 +24,11 @@ from unpad.run.timers import Timers
 from unpad.terminal.commands import resume_run
 from unpad.terminal.table import number_of
 from unpad.training.alike import check_weights
-from unpad.training.context import RunContext, StageRun
-from unpad.training.memory.heap import HeapKeeper
-from unpad.training.memory.room import Room, used_at_most
+from unpad.training.context import RunContext, SaveClock, StageRun
+from unpad.training.memory import HeapKeeper, Room, used_at_most
 from unpad.training.optim import Schedule, load_optimizer_tensors, make_optimizer, optimizer_tensors
 from unpad.training.progress import end_stage, save_best, save_checkpoint
 from unpad.training.reference import put_reference
-from unpad.training.save_clock import SaveClock
 from unpad.training.stage import StageSetup, epoch_plan, last_step, prepare_model, stage_epochs
 from unpad.training.step import OPTIMIZER_FIX, StepResult, non_finite, train_step
 from unpad.training.updates import LoadedUpdate, epoch_updates

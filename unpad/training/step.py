@@ -19,11 +19,10 @@ from unpad.nn.losses import Terms
 from unpad.nn.precision import Precision
 from unpad.processes.group import lost_connections
 from unpad.terminal.table import number_of
-from unpad.training.memory.room import used_at_most
+from unpad.training.memory import used_at_most
 from unpad.training.optim import update
 from unpad.training.parallel.share import Share, whole_share
-from unpad.training.passes import MicroResult, Passes
-from unpad.training.visual import VisualTokens
+from unpad.training.passes import MicroResult, Passes, VisualTokens
 
 OPTIMIZER_FIX = "lower the sizes of the model section, such as model.width, or freeze parts of the model"
 

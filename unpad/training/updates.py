@@ -16,7 +16,7 @@ from unpad.batching.plan import Micro, Plan
 from unpad.errors import CheckpointError, needs_memory
 from unpad.nn.native import library
 from unpad.nn.precision import DTYPES
-from unpad.run.identity import STATE
+from unpad.run.folder import STATE
 from unpad.training.context import StageRun
 from unpad.training.optim import forget, set_rate
 from unpad.training.parallel.share import Share, counts_of_all, counts_to_json, own_numbers, seed_draws, step_seed

@@ -17,7 +17,7 @@ from unpad.inference.generate import advance, generate, prefill
 from unpad.models import build_model, model_config
 from unpad.models.vision_language.model import Mode, VisionLanguage
 from unpad.nn.native import library
-from unpad.proof.pruned_reference import plain_pass
+from unpad.proof.pruned import plain_pass
 from unpad.recipes.training import GenerateSettings
 from unpad.training.step import accumulate
 

@@ -24,7 +24,7 @@ from unpad.models.vision_language.model import VisionLanguage
 from unpad.models.vision_language.prune_pass import PrunePass
 from unpad.nn.block import Stream
 from unpad.nn.native import library
-from unpad.proof.pruned_reference import plain_pass
+from unpad.proof.pruned import plain_pass
 from unpad.recipes.training import GenerateSettings
 from unpad.training.step import accumulate
 

@@ -12,12 +12,12 @@ from tests.helpers.pruning import ROWS, WIDTH, pruned
 from tests.helpers.vision import prepare
 from unpad.batching.batch import RaggedBatch
 from unpad.errors import RecipeError
-from unpad.models.vision_language.adversary import TERMS as ADVERSARY
+from unpad.models.vision_language.losses import TERMS as ADVERSARY
 from unpad.models.vision_language.model import VisionLanguage
-from unpad.models.vision_language.prune_config import PruneConfig
+from unpad.models.vision_language.prune import PruneConfig
 from unpad.models.vision_language.prune_pass import BlockRecord, PrunePass
 from unpad.nn.segments import segment_mean
-from unpad.proof.pruned_reference import plain_pass
+from unpad.proof.pruned import plain_pass
 from unpad.training.step import accumulate
 
 pytestmark = pytest.mark.slow

@@ -12,6 +12,7 @@ import pytest
 
 from tests.helpers.toy import run, write_toy
 from unpad.inference.loaded import load
+from unpad.run.compare import describe_runs
 from unpad.run.report.history import (
     LOG,
     STEP_NUMBERS,
@@ -25,7 +26,6 @@ from unpad.run.report.history import (
     run_state,
 )
 from unpad.run.report.page import write_report
-from unpad.run.summary import describe_runs
 from unpad.run.upgrade import OLD_LOG
 from unpad.storage import LOCK, RunLock
 

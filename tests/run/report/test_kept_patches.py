@@ -17,8 +17,8 @@ from rich.cells import cell_len
 
 from tests.helpers.kept_patches import GRID, PATCH, QUESTION, kept
 from unpad.errors import RecipeError
-from unpad.run.report import kept_patches as show
-from unpad.run.report.kept_patches import (
+from unpad.run.report import vqa as show
+from unpad.run.report.vqa import (
     GAP,
     LINE,
     Kept,

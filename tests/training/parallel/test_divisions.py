@@ -8,7 +8,7 @@ import pytest
 
 from unpad.processes.group import ALONE, Group
 from unpad.recipes.recipe import Recipe
-from unpad.training.memory.room import Room
+from unpad.training.memory import Room
 from unpad.training.parallel.divisions import alone, asked, parallelism_of
 from unpad.training.parallel.parallelism import Parallelism, Replicas
 from unpad.training.parallel.pipeline_stages import PipelineStages

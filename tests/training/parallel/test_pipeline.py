@@ -31,8 +31,7 @@ from unpad.training.loop import train
 from unpad.training.optim import make_optimizer
 from unpad.training.parallel.divisions import asked
 from unpad.training.parallel.parallelism import ONE_PROCESS
-from unpad.training.parallel.pipeline import PipelinedDecoder
-from unpad.training.parallel.pipeline_part import divide, share_at_work, stage_blocks
+from unpad.training.parallel.pipeline import PipelinedDecoder, divide, share_at_work, stage_blocks
 from unpad.training.parallel.pipeline_stages import PipelineStages
 from unpad.training.parallel.share import Share, count_micro, step_seed
 from unpad.training.setup import resolved

@@ -35,8 +35,14 @@ from unpad.training.progress import Progress
 from unpad.training.stage import StageSetup
 from unpad.training.stage_loop import start_watches
 from unpad.training.step import train_step
-from unpad.training.watches.collapse import CollapseMonitor, CollapseState
-from unpad.training.watches.latent import LatentReading, LatentSample, draw_sample, read_latent
+from unpad.training.watches.collapse import (
+    CollapseMonitor,
+    CollapseState,
+    LatentReading,
+    LatentSample,
+    draw_sample,
+    read_latent,
+)
 from unpad.training.watches.watch import SavedWatches, Verdict
 
 pytestmark = pytest.mark.slow

@@ -25,16 +25,25 @@ from unpad.nn.native import library as native
 from unpad.processes.children import run_all
 from unpad.recipes.file import load_recipe
 from unpad.training.auto_size import StageMemory
-from unpad.training.memory.footprint import KEPT, OVERHEAD, Footprint
+from unpad.training.memory import KEPT, OVERHEAD, Footprint
 from unpad.training.rehearsal import Rehearsal
 from unpad.training.setup import Setup, prepare_setup
 from unpad.training.step import StepResult
 from unpad.trials.bench import bench as bench_verb
-from unpad.trials.bench import variants
+from unpad.trials.bench import speed
 from unpad.trials.bench.bench import Bench, bench, predicted_memory, train
 from unpad.trials.bench.measure import Spread, spread
-from unpad.trials.bench.speed import Effort, SpeedRow, _side, measure, to_row
-from unpad.trials.bench.variants import BATCH_SIZES, every_update, size_variants, strategy_variants
+from unpad.trials.bench.speed import (
+    BATCH_SIZES,
+    Effort,
+    SpeedRow,
+    _side,
+    every_update,
+    measure,
+    size_variants,
+    strategy_variants,
+    to_row,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -256,7 +265,7 @@ def test_every_family_is_measured_in_its_own_units(
 ) -> None:
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(bench_verb, "run_all", called_here)
-    for module in (variants, bench_module):  # the least that the trained sizes are among
+    for module in (speed, bench_module):  # the least that the trained sizes are among
         monkeypatch.setattr(module, "BATCH_SIZES", bench_module.TRAINED_SIZES)
     measured = bench(
         str(write(tmp_path)), ["plan.batch_size=4"], Effort(rounds=1, seconds=0.001, updates=2, ceiling_size=64)

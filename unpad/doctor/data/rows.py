@@ -1,5 +1,4 @@
-"""Rows of the data: targets that are all alike, inputs without content, rows on both sides, cuts, and shares of
-sources."""
+"""Rows of the data and targets of their batches: all alike, without content, on padding, on both sides, or cut."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The course of a run: the run that it starts from, stages that are not tried here, data that none of them uses, rows that were left out, when a
-stage ends, and how replies are made of what was learnt."""
+"""The course of a run: the run that it starts from, stages that are not tried here, data that none of them uses, rows
+that were left out, when a stage ends, and how replies are made of what was learnt.
+"""
 
 from __future__ import annotations
 

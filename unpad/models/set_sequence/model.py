@@ -12,8 +12,7 @@ The other files of this folder, in reading order:
 - `gaussian.py`, `belief.py`: product of Gaussians; prior and posterior of every set
 - `history.py`: transformer over the latents of a patient, with the readout
 - `decoder.py`: latent -> events
-- `heads.py`, `survival.py`: class of a patient, and time to the outcome
-- `next_set.py`: codes, time and values of the next set
+- `heads.py`: class of a patient, time to the outcome, and codes, time and values of the next set
 - `losses.py`: distances between sets, and divergences of latents
 """
 
@@ -35,10 +34,9 @@ from unpad.models.contract import ModelConfig, PredictsSets, ReadsCodeVectors
 from unpad.models.set_sequence.belief import Belief, Prior, SetDecoder, Update, states_before
 from unpad.models.set_sequence.encoder import EventEmbedding, Latent, SetEncoder
 from unpad.models.set_sequence.event_sets import EventSets
-from unpad.models.set_sequence.heads import PatientHeads, bin_edges
+from unpad.models.set_sequence.heads import NextSet, PatientHeads, bin_edges, sets_that_follow
 from unpad.models.set_sequence.history import HistoryEncoder, SetLayout, lay_out_course
 from unpad.models.set_sequence.losses import chamfer, free_bits, gaussian_kl, nearest, sinkhorn
-from unpad.models.set_sequence.next_set import NextSet, sets_that_follow
 from unpad.nn.activation import Kind
 from unpad.nn.block import BlockConfig, init_weights
 from unpad.nn.draws import repeated

@@ -10,11 +10,10 @@ The other files of this folder, in reading order:
 
 - `tower.py`: pixels of patches -> features
 - `visual.py`: places of visual tokens in a run of text, and the text that is the question
-- `merge.py`, `image_merge.py`: layers that merge tokens; the settings of merging, and the shorter batch
-- `prune_config.py`: settings of pruning
-- `prune.py`: heads and rankings that judge tokens, soft and hard removal
+- `merge.py`: layers that merge tokens, their settings, and the shorter batch
+- `prune.py`: settings of pruning, heads and rankings that judge tokens, soft and hard removal
 - `prune_pass.py`: one pass of the decoder that drops tokens between blocks
-- `losses.py`, `adversary.py`: loss terms that train the heads; the discriminator's view of a pass
+- `losses.py`: loss terms that train the heads, and the discriminator's view of a pass
 """
 
 from __future__ import annotations
@@ -32,12 +31,10 @@ from unpad.batching.layout import Layout
 from unpad.errors import RecipeError
 from unpad.models import decoder
 from unpad.models.contract import Generates, ModelConfig, PrunesTokens
-from unpad.models.vision_language.adversary import ACCURACIES, Adversary
-from unpad.models.vision_language.adversary import TERMS as ADVERSARY
-from unpad.models.vision_language.image_merge import MergeConfig, make_merger, merge_images, shorten
-from unpad.models.vision_language.losses import keep_terms
-from unpad.models.vision_language.prune import PrunerHead
-from unpad.models.vision_language.prune_config import PruneConfig
+from unpad.models.vision_language.losses import ACCURACIES, Adversary, keep_terms
+from unpad.models.vision_language.losses import TERMS as ADVERSARY
+from unpad.models.vision_language.merge import MergeConfig, make_merger, merge_images, shorten
+from unpad.models.vision_language.prune import PruneConfig, PrunerHead
 from unpad.models.vision_language.prune_pass import BlockRecord, PrunePass
 from unpad.models.vision_language.tower import Tower, TowerConfig
 from unpad.models.vision_language.visual import Visual, cells, check_places, placed

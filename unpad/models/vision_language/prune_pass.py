@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout, PaddedLayout
 from unpad.models.vision_language.prune import (
+    PruneConfig,
     VisionTokens,
     cumulative_keep,
     drawn_noise,
@@ -23,7 +24,6 @@ from unpad.models.vision_language.prune import (
     soft_bias,
     text_to_vision_attention,
 )
-from unpad.models.vision_language.prune_config import PruneConfig
 from unpad.models.vision_language.visual import Visual, cells, is_last, is_question, mark
 from unpad.nn.block import Between, Block, Stream
 from unpad.nn.segments import segment_place, segment_sum

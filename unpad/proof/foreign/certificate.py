@@ -1,10 +1,16 @@
-"""The certificate for an external model, collator or trainer: findings, a verdict, and advice."""
+"""The certificate for an external model, collator or trainer: findings, a verdict, and each failure's cause and fix."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+from torch import nn
+
+from unpad.proof.foreign.measure import Errors, Moves
+from unpad.proof.foreign.model import Cached, config_of
+from unpad.proof.foreign.targets import Taken
+from unpad.proof.foreign.update import Labels, Update, count_cut
 from unpad.proof.line import Certificate, Line, not_applicable
 from unpad.terminal.table import columns, wrapped
 
@@ -133,3 +139,164 @@ class ForeignCertificate:
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
+
+
+ALONE = "no batch of the update holds two sequences"
+ALIKE = "all sequences of the update are alike, so mixing them up would change nothing"
+CROSSING = "set the label of each sequence's first token to -100"
+LONGER = "raise the longest length, or leave them out"
+
+MEAN = "divide the sum over targets by the targets of the whole update (num_items_in_batch)"
+TAKEN: dict[Taken, str] = {  # by the distance from a position to the target that the loss takes
+    -1: "the loss takes the token before each one for its target: shift the labels the other way",
+    0: "the loss takes each token for its own target: shift the labels",
+    2: "the loss takes the token after the next one for the target: the labels are shifted twice",
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All measurements of an update, compared with its sequences one at a time.
+
+    Args:
+        scale: the reported loss over that of the sequences.
+        by_gradient: False if no weight learns.
+        is_flat: whether the gradient of the sequences alone is 0.
+        weighs_alike: whether the reported loss is the mean over sequences of each one's mean over its targets.
+        taken: distance from a position to the token that the loss takes for its target, if determined.
+        cause: why the loss is wrong, if that was shown.
+    """
+
+    update: Update
+    labels: Labels
+    errors: Errors
+    moves: Moves
+    bounds: Errors
+    scale: float
+    by_gradient: bool
+    is_flat: bool = False
+    weighs_alike: bool = False
+    taken: Taken = 1
+    cause: str = ""
+
+
+def findings(model: nn.Module, measured: Measured) -> tuple[BatchClaim, ...]:
+    """Judge the measurements."""
+    update, labels, errors, bounds = measured.update, measured.labels, measured.errors, measured.bounds
+    cut, num_cut = count_cut(update)
+    found: list[BatchClaim] = []
+
+    def add(kind: Kind, value: float, bound: float, advice: str, gap: str = "") -> None:
+        good = value <= bound
+        found.append(BatchClaim(kind, value, bound, "" if good else advice, gap, applies=gap != ALONE))
+
+    add("cut", cut, 0, f"{cut} tokens of {num_cut} sequences are missing or apart; {LONGER}")
+    add("unknown", labels.unknown_tokens, 0, "the collator adds tokens; prove with the sequences as it writes them")
+    add("crossing", labels.crossing, 0, f"targets predicted from another document: {labels.crossing}; {CROSSING}")
+    add("padding", labels.padding_predicts + labels.padding_predicted, 0, _padding(labels))
+    askew = update.num_wanted if measured.taken in TAKEN else 0
+    add("targets", labels.missing + labels.added + labels.wrong + askew, 0, _targets(update, labels, measured.taken))
+    moved = measured.moves
+    add("isolation", moved.others, bounds.logits, _isolation(model, update), ALONE if moved.itself is None else "")
+    if moved.filler is not None:
+        add("filler", moved.filler, bounds.logits, _filler(update))
+    known = {finding.kind for finding in found if finding.passed is False}
+    num_unlike = len({tuple(update.ids_of(piece)) for piece in update.pieces})
+    alike = ALIKE if num_unlike < 2 and moved.itself is not None else ""
+    add("logits", errors.logits, bounds.logits, _logits(update, known), alike)
+    known |= {finding.kind for finding in found if finding.passed is False}
+    explained = "follows from the findings above"
+    add("loss", errors.loss, bounds.loss, explained if known else _loss(measured))
+    if measured.by_gradient:
+        wrong = known or errors.loss > bounds.loss
+        stopped = "the loss is right and its gradient is not: a part of the model or of the step stops or scales it"
+        gap = "the gradient of the sequences alone is 0" if measured.is_flat else alike
+        add("gradient", errors.gradient, bounds.gradient, explained if wrong else stopped, gap)
+    return tuple(found)
+
+
+def _padding(labels: Labels) -> str:
+    parts = []
+    if labels.padding_predicts:
+        parts.append(
+            f"targets predicted from padding: {labels.padding_predicts}; pad on the right, or set the label of each "
+            "row's first real token to -100"
+        )
+    if labels.padding_predicted:
+        parts.append(f"targets that are padding: {labels.padding_predicted}; set their labels to -100")
+    return ". ".join(parts)
+
+
+def _targets(update: Update, labels: Labels, taken: Taken) -> str:
+    parts = [TAKEN[taken]] if taken in TAKEN else []
+    if labels.missing:
+        parts.append(f"{labels.missing} of {update.num_wanted} targets have no label")
+        if len(labels.missing_ids) == 1:
+            token = next(iter(labels.missing_ids))
+            parts.append(f"all of them are token {token}; is it also the padding? give padding a token of its own")
+    if labels.added:
+        parts.append(f"{labels.added} tokens that are no targets have labels")
+    if labels.wrong:
+        parts.append(f"{labels.wrong} labels are not the next token; are they shifted twice?")
+    return "; ".join(parts)
+
+
+def _isolation(model: nn.Module, update: Update) -> str:
+    """The most likely cause of a leak: a mask that covers a whole packed row, positions, the cache, or the model."""
+    packed = [
+        (index, batch)
+        for index, batch in enumerate(update.batches)
+        if len(rows := [row for _, row, _ in update.places(index)]) > len(set(rows))
+    ]
+    if not packed:
+        return "the model mixes the rows of a batch; one sequence per batch"
+    index, batch = packed[0]
+    mask = batch.rectangle("attention_mask")
+    starts = batch.starts()
+    restart = all(bool(starts[row, cells.start]) for _, row, cells in update.places(index))
+    if mask is not None and bool((mask > 0).all()) and not bool((mask > 1).any()):
+        return "an attention mask of ones joins the sequences of a row; leave attention_mask out and set position_ids"
+    if batch.rectangle("position_ids") is None:
+        return "sequences share a row without position_ids; set position_ids that restart at 0, or pad on the right"
+    if not restart:
+        return "position_ids go on from one sequence to the next; restart them at 0"
+    config = config_of(model)
+    if batch.inputs.get("use_cache", isinstance(config, Cached) and config.use_cache):
+        return "a cache turns the isolation of packed rows off; pass use_cache=False"
+    return "the model does not keep the sequences of a row apart; pad on the right, one sequence per row"
+
+
+def _filler(update: Update) -> str:
+    masked = all(
+        bool((batch.real <= ~filler).all()) for batch, filler in zip(update.batches, update.filler, strict=True)
+    )
+    if masked:
+        return "the model attends to masked padding; pad on the right"
+    given = any(batch.rectangle("attention_mask") is not None for batch in update.batches)
+    return f"pass attention_mask{', with zeros in the padding' * given}"
+
+
+def _logits(update: Update, known: set[Kind]) -> str:
+    if known.intersection(("isolation", "filler")):
+        return "follows from the findings above"
+    if any(_padded_left(update, index) for index in range(len(update.batches))):
+        return "positions count from the padding; pad on the right, or pass position_ids that start at the first token"
+    if any(batch.rectangle("position_ids") is not None for batch in update.batches):
+        return "position_ids are not those of the sequence alone; start them at 0"
+    return "the model computes other logits in a batch than alone, though nothing leaks; are positions passed?"
+
+
+def _loss(measured: Measured) -> str:
+    """The most likely cause of a wrong loss with correct targets and logits."""
+    num, scale = len(measured.update.batches), measured.scale
+    if measured.weighs_alike:
+        return f"the loss weighs sequences alike and not their targets: {MEAN}, unless that is meant"
+    for factor, cause in ((num, "not divided"), (1 / num, "divided twice")):
+        if num > 1 and abs(scale / factor - 1) < 0.05:  # means of micro-batches differ slightly
+            return f"the loss is {scale:.3g} times the mean over targets: {cause} by the {num} micro-batches"
+    return measured.cause or f"{MEAN}, not of a micro-batch"
+
+
+def _padded_left(update: Update, index: int) -> bool:
+    filler = update.filler[index]
+    return any(cells.start > 0 and bool(filler[row, cells.start - 1]) for _, row, cells in update.places(index))

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 
 from unpad.errors import OutOfMemoryError, ProofError, is_memory_error
 from unpad.proof.content import is_zero
-from unpad.proof.foreign.advice import Measured, findings
-from unpad.proof.foreign.certificate import COUNTED, BatchClaim, ForeignCertificate, Kind
-from unpad.proof.foreign.measure import Moves, UpdateResults
-from unpad.proof.foreign.model import untouched_generators
-from unpad.proof.foreign.precision import (
+from unpad.proof.foreign.certificate import COUNTED, BatchClaim, ForeignCertificate, Kind, Measured, findings
+from unpad.proof.foreign.measure import (
     EXACT,
     Errors,
+    Moves,
+    UpdateResults,
     eager_experts,
     has_experts,
     in_fp64,
@@ -26,6 +25,7 @@ from unpad.proof.foreign.precision import (
     not_below_fp32,
     relative,
 )
+from unpad.proof.foreign.model import untouched_generators
 from unpad.proof.foreign.targets import Taken
 from unpad.proof.foreign.update import Update, read_labels
 

@@ -13,9 +13,17 @@ from unpad.errors import ProofError
 from unpad.proof.foreign.certificate import ForeignCertificate
 from unpad.proof.foreign.judge import NO_ROUTER_LOSS, OWN_LOSS, Outcome, Precision, judge, refused
 from unpad.proof.foreign.known import Collated, known_of_masks, labels_alone, listed, with_padding_token
-from unpad.proof.foreign.measure import in_batches, moves, objective_of, one_at_a_time, take_gradient
+from unpad.proof.foreign.measure import (
+    EPS,
+    Errors,
+    by_rounding,
+    in_batches,
+    moves,
+    objective_of,
+    one_at_a_time,
+    take_gradient,
+)
 from unpad.proof.foreign.model import alone_inputs, called, loss_of, no_router_loss, untouched, untouched_generators
-from unpad.proof.foreign.precision import EPS, Errors, by_rounding
 from unpad.proof.foreign.targets import logits_noted, target_taken
 from unpad.proof.foreign.update import ForeignBatch, Update, read_batch, read_update, refuse_missing
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from unpad.errors import ProofError
-from unpad.proof.foreign.alone import sequences_alone, without_first_label
 from unpad.proof.foreign.certificate import Kind
 from unpad.proof.foreign.known import (
     LENGTHS,
@@ -23,7 +22,9 @@ from unpad.proof.foreign.known import (
     Padding,
     known_of_examples,
     listed,
+    sequences_alone,
     with_padding_token,
+    without_first_label,
 )
 from unpad.proof.foreign.model import untouched_generators
 from unpad.proof.foreign.update import (

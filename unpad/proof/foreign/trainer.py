@@ -37,21 +37,23 @@ from unpad.proof.foreign.known import (
 )
 from unpad.proof.foreign.locate import Span
 from unpad.proof.foreign.measure import (
+    EPS,
     OWN,
+    Errors,
     FollowedLoss,
     UpdateResults,
+    by_rounding,
     logits_in_batches,
     moves,
     objective_of,
     one_at_a_time,
+    relative,
     take_gradient,
 )
 from unpad.proof.foreign.model import called, no_router_loss, untouched, untouched_generators
-from unpad.proof.foreign.precision import EPS, Errors, by_rounding, relative
-from unpad.proof.foreign.randomness import without_dropout
 from unpad.proof.foreign.script import Script, read_script, without_holes
 from unpad.proof.foreign.targets import Taken, are_shifted_before, logits_noted, target_taken
-from unpad.proof.foreign.undisturbed import Accelerator, undisturbed
+from unpad.proof.foreign.undisturbed import Accelerator, undisturbed, without_dropout
 from unpad.proof.foreign.update import (
     IGNORE,
     LABELS,

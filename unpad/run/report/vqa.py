@@ -1,21 +1,276 @@
-"""Report section of models with fewer visual tokens: kept numbers, accuracy by mode, and kept patches of some
-images."""
+"""Report section of models with fewer visual tokens: kept numbers, accuracy by mode, and pictures of kept patches."""
 
 from __future__ import annotations
 
 import base64
 import io
 import math
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
 from html import escape
+from itertools import chain
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
+from PIL.ImageFont import FreeTypeFont
+from rich.cells import cell_len
 
-from unpad.run.report.kept_patches import Kept, to_svg
+from unpad import storage
+from unpad.errors import RecipeError
 from unpad.run.report.section import FamilySection
 from unpad.run.report.svg import WIDE, Axes, Curve, plot
+from unpad.terminal.table import wrapped
+
+SUFFIXES = (".png", ".svg")
+PANEL = 240  # pixels of the longer side of an image, about
+LINE, GAP, SIZE = 22, 16, 15  # pixels: height of a line of text, space around, size of letters
+CELL = 8.2  # width of a narrow letter; one of Chinese is twice as wide
+PAPER, INK, SOFT = (255, 255, 255), (28, 29, 31), (105, 109, 116)
+VEIL, DIMMED = np.array((226, 227, 230), np.float64), 0.82  # colour that a removed patch fades to, and how far
+NO_LETTER = "\uffff"  # a code point that is no character, and never will be
+Lines = list[tuple[str, tuple[int, int, int]]]
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """An image and the patches that a model kept.
+
+    Args:
+        pixels: (rows * patch, columns * patch, 3) uint8, as the model read it.
+        patch: side of a patch, in pixels.
+        stays: after every block that removes tokens, counted from 0 (-1: before the first), the patches that stay:
+            (rows * columns,) bool.
+    """
+
+    pixels: np.ndarray
+    patch: int
+    stays: dict[int, np.ndarray]
+    question: str
+    answer: str
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        height, width = self.pixels.shape[:2]
+        return height // self.patch, width // self.patch
+
+    @property
+    def lines(self) -> Lines:
+        """Question and answer in lines that fit under the panels, each with its colour."""
+        cells = max(int(self.size[0] / CELL), 24)
+        return [
+            *((line, SOFT) for line in wrapped(self.question, cells, breaks_words=True)),
+            *((line, INK) for line in wrapped(self.answer or "(no answer)", cells, breaks_words=True)),
+        ]
+
+    @property
+    def scale(self) -> int:
+        """Picture pixels per pixel of the image; a large image is shown as it is."""
+        return max(1, PANEL // int(max(self.pixels.shape[:2])))
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of all panels side by side, without the margin around them."""
+        height, width = (self.scale * side for side in self.pixels.shape[:2])
+        column = max(width, int(CELL * max(cell_len(title) for title, _ in self.panels)))
+        return column * len(self.panels) + GAP * (len(self.panels) - 1), height + LINE
+
+    @property
+    def panels(self) -> list[tuple[str, np.ndarray]]:
+        """Title and (height, width, 3) uint8 of the image as read, then after every block that removes tokens."""
+        total = self.grid[0] * self.grid[1]
+        titles = [(f"{total} patches", np.ones(total, np.bool_))]
+        titles += [(f"{_moment(block)}: {stays.sum()}", stays) for block, stays in self.stays.items()]
+        return [(title, dimmed(self.pixels, stays.reshape(self.grid), self.patch)) for title, stays in titles]
+
+
+def refuse_unshowable(modes: Sequence[str], merges: bool, where: str) -> None:
+    """Refuse a model without patches to show.
+
+    Raises:
+        RecipeError: names the reason.
+    """
+    if merges:
+        what, fix = (
+            "this model merges patches, so nothing can be shown: no token stands for one patch",
+            "leave --show out",
+        )
+        raise RecipeError(what, where=where, fix=fix)
+    if "hard" not in modes:
+        fix = "leave --show out, or use a run of `unpad train vqa_prune`"
+        raise RecipeError("this model removes no patches, so there is nothing to show", where=where, fix=fix)
+
+
+def _moment(block: int) -> str:
+    return "before the first block" if block < 0 else f"after block {block}"
+
+
+def dimmed(pixels: np.ndarray, stays: np.ndarray, patch: int) -> np.ndarray:
+    """Fade the patches that do not stay, (rows, columns) bool, of (height, width, 3) uint8; leave the others alone."""
+    stays = stays.repeat(patch, 0).repeat(patch, 1)[:, :, None]
+    faded = np.rint(pixels * (1 - DIMMED) + VEIL * DIMMED).astype(np.uint8)
+    return np.where(stays, pixels, faded)
+
+
+def check_request(path: Path, question: str | None) -> None:
+    """Refuse a request that cannot be drawn, before anything is computed.
+
+    Raises:
+        RecipeError: the file is neither PNG nor SVG, or there is no question.
+    """
+    if path.suffix not in SUFFIXES:
+        raise RecipeError("--show writes PNG and SVG", where=str(path), fix="let the name end in .png or .svg")
+    if question is None:
+        what = "--show draws which patches were kept for an answer, and nothing is asked"
+        raise RecipeError(what, where="--question", fix='add --question "TEXT"')
+
+
+def write_pictures(shown: Sequence[Kept], path: Path) -> list[str]:
+    """Write one picture to `path`, several beside each other: OUT-1.png, OUT-2.png ...
+
+    A PNG is drawn with the fonts of this machine. If no font has all letters of question and answer, the PNG omits
+    both, and an SVG with them is written next to it, which uses the fonts of its viewer.
+
+    Args:
+        path: its suffix selects the format.
+
+    Returns:
+        A line per file.
+
+    Raises:
+        DiskError: a file cannot be written.
+    """
+    lines = []
+    for place, picture in enumerate(shown, 1):
+        file = path if len(shown) == 1 else path.with_name(f"{path.stem}-{place}{path.suffix}")
+        font = find_font("".join(text for text, _ in picture.lines))
+        if file.suffix == ".png":
+            storage.write_atomic(file, to_png(picture, font))
+            without = "" if font is not None else " without question and answer, for which no font is installed here"
+            lines.append(f"{file} written{without}")
+        if file.suffix == ".svg" or font is None:
+            storage.write_atomic(file.with_suffix(".svg"), to_svg(picture))
+            lines.append(f"{file.with_suffix('.svg')} written")
+    return lines
+
+
+# --------------------------------------------------------------------------- drawing
+
+
+def to_png(shown: Kept, font: FreeTypeFont | None) -> bytes:
+    """Panels side by side, with question and answer below and in the file's Description.
+
+    Args:
+        font: has all letters of both; None leaves them out of the picture.
+    """
+    lines = shown.lines if font is not None else []
+    width, height = shown.size
+    page = Image.new("RGB", (width + 2 * GAP, height + 2 * GAP + LINE * len(lines) + (GAP // 2 if lines else 0)), PAPER)
+    pen, titles = ImageDraw.Draw(page), builtin_font(SIZE - 2)
+    for x, title, picture in placed(shown):
+        pen.text((x, GAP), title, SOFT, titles)
+        scaled = Image.fromarray(picture)
+        scaled = scaled.resize((shown.scale * scaled.width, shown.scale * scaled.height), Image.Resampling.NEAREST)
+        page.paste(scaled, (x, GAP + LINE))
+    for place, (text, colour) in enumerate(lines):
+        pen.text((GAP, GAP + height + GAP // 2 + LINE * place), text, colour, font)
+    about, out = PngImagePlugin.PngInfo(), io.BytesIO()
+    about.add_itxt("Description", f"{shown.question}\n{shown.answer}")
+    page.save(out, "PNG", pnginfo=about)
+    return out.getvalue()
+
+
+def to_svg(shown: Kept) -> str:
+    """The same as SVG with text as text."""
+    width, height = shown.size
+    body = ""
+    for x, title, picture in placed(shown):
+        out = io.BytesIO()
+        Image.fromarray(picture).save(out, "PNG")
+        data = base64.b64encode(out.getvalue()).decode()
+        sides = f'width="{shown.scale * picture.shape[1]}" height="{shown.scale * picture.shape[0]}"'
+        body += f'<text x="{x}" y="{GAP + SIZE}" {_style(SOFT, SIZE - 2)}>{escape(title)}</text>'
+        body += f'<image x="{x}" y="{GAP + LINE}" {sides} style="image-rendering:pixelated" '
+        body += f'href="data:image/png;base64,{data}"/>'
+    for place, (text, colour) in enumerate(shown.lines):
+        y = GAP + height + GAP // 2 + LINE * place + SIZE
+        body += f'<text x="{GAP}" y="{y}" {_style(colour, SIZE)}>{escape(text)}</text>'
+    page = width + 2 * GAP, height + 2 * GAP + LINE * len(shown.lines) + GAP // 2
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {page[0]} {page[1]}" width="{page[0]}" '
+        f'height="{page[1]}" font-family="sans-serif"><rect width="100%" height="100%" '
+        f'style="fill:{_hex(PAPER)};stroke:none"/>{body}</svg>\n'
+    )
+
+
+def placed(shown: Kept) -> list[tuple[int, str, np.ndarray]]:
+    """The left edge, title and picture of every panel."""
+    panels = shown.panels
+    step = (shown.size[0] + GAP) // len(panels)
+    return [(GAP + step * place, title, picture) for place, (title, picture) in enumerate(panels)]
+
+
+def _style(colour: tuple[int, int, int], size: int) -> str:
+    """CSS style, which the style sheet of an enclosing page does not override."""
+    return f'style="fill:{_hex(colour)};font-size:{size}px"'
+
+
+def _hex(colour: tuple[int, int, int]) -> str:
+    return "#{:02x}{:02x}{:02x}".format(*colour)
+
+
+# --------------------------------------------------------------------------- fonts
+
+
+def builtin_font(size: int = SIZE) -> FreeTypeFont:
+    """Pillow's own font; it has no letters beyond those of English."""
+    font = ImageFont.load_default(size)
+    assert isinstance(font, FreeTypeFont)
+    return font
+
+
+def find_font(text: str) -> FreeTypeFont | None:
+    """Find a font of this machine with every letter of a text, upright and sans serif if possible; None without one."""
+    needed = sorted({letter for letter in text if not letter.isspace()}, reverse=True)  # the rarest first
+    fonts = chain([builtin_font()], filter(None, map(_opened, _system_fonts())))
+    return next((font for font in fonts if _has_all(font, needed)), None)
+
+
+def _opened(path: Path) -> FreeTypeFont | None:
+    """The font in a file; None if it cannot be read."""
+    with suppress(OSError):
+        return ImageFont.truetype(str(path), SIZE)
+    return None
+
+
+def _has_all(font: FreeTypeFont, letters: Sequence[str]) -> bool:
+    """True if a font has all letters: it draws the same glyph for all that it lacks."""
+    lacking = bytes(font.getmask(NO_LETTER))
+    return all(bytes(font.getmask(letter)) != lacking for letter in letters)
+
+
+@cache
+def _system_fonts() -> list[Path]:
+    """Font files where Linux and macOS keep them."""
+    home, system = os.environ.get("XDG_DATA_HOME"), os.environ.get("XDG_DATA_DIRS")
+    shared = [home or "~/.local/share", *(system or "/usr/local/share:/usr/share").split(":")]
+    folders = [*(f"{folder}/fonts" for folder in shared), "~/.fonts", "~/Library/Fonts", "/Library/Fonts"]
+    files = (path for folder in (*folders, "/System/Library/Fonts") for path in Path(folder).expanduser().rglob("*"))
+
+    def rank(path: Path) -> tuple[bool, bool, str]:
+        name = path.name.lower()
+        return (
+            not ("sans" in name or "hei" in name or "gothic" in name),
+            not ("regular" in name or "-" not in name),
+            name,
+        )
+
+    return sorted((path for path in files if path.suffix.lower() in (".ttf", ".ttc", ".otf")), key=rank)
+
 
 STYLE = """
 .kept{display:grid;gap:14px;grid-template-columns:repeat(auto-fit,minmax(min(460px,100%),1fr))}

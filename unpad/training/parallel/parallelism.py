@@ -25,7 +25,7 @@ from unpad.processes.group import ALONE, Group
 from unpad.processes.sums import ExactSum, FastSum, GradientSum
 from unpad.recipes.recipe import Recipe
 from unpad.run import checkpoint
-from unpad.training.memory.room import DoesNotFitError, Room
+from unpad.training.memory import DoesNotFitError, Room
 from unpad.training.passes import MicroResult, Passes
 from unpad.training.stage import StageSetup
 

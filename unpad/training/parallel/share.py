@@ -18,7 +18,7 @@ from unpad.batching.shares import assign, micro_cost
 from unpad.models.contract import Trainable
 from unpad.processes.group import Group
 from unpad.processes.sums import GradientSum
-from unpad.training.memory.room import Room
+from unpad.training.memory import Room
 from unpad.training.parallel.parallelism import ONE_PROCESS, Lockstep, Parallelism
 from unpad.training.passes import MicroResult
 

@@ -25,20 +25,25 @@ from unpad.processes.children import run_all
 from unpad.terminal.progress import counted, held
 from unpad.terminal.table import number_of, text_table, wrapped
 from unpad.training.auto_size import StageMemory
-from unpad.training.memory.footprint import process_bytes, state_bytes
-from unpad.training.memory.heap import return_freed_memory
+from unpad.training.memory import process_bytes, return_freed_memory, state_bytes
 from unpad.training.rehearsal import Rehearsal
 from unpad.training.setup import Setup
 from unpad.trials.bench.measure import describe_machine, spread
-from unpad.trials.bench.speed import MIB, Effort, SpeedRow, measure, row_values, table, to_row
-from unpad.trials.bench.variants import (
+from unpad.trials.bench.speed import (
     BATCH_SIZES,
+    MIB,
     BenchVariant,
+    Effort,
+    SpeedRow,
     all_data,
     every_update,
+    measure,
     prepare,
+    row_values,
     size_variants,
     strategy_variants,
+    table,
+    to_row,
 )
 
 CARDS = (8, 16, 32)  # GiB

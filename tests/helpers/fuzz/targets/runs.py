@@ -25,17 +25,15 @@ from unpad.data.rows import read_classes
 from unpad.errors import CheckpointError, RecipeError, ResumeError, SourceError, UnpadError
 from unpad.inference.prompts import count_system_turns
 from unpad.interchange.origin import open_recipe
-from unpad.run.compare import compare
+from unpad.run.compare import compare, summarize
 from unpad.run.folder import read_command, run_recipe
 from unpad.run.monitor import Monitor, StepRecord, silent_monitor
 from unpad.run.report.history import load_metrics, read_log
 from unpad.run.report.page import write_report
 from unpad.run.report.samples import keep_evaluation, keep_samples
-from unpad.run.summary import summarize
 from unpad.run.timers import Timers
 from unpad.training.optim import make_optimizer
-from unpad.training.progress import restore, save_checkpoint, write_run_files
-from unpad.training.resume import recorded_precision, resumed_recipe
+from unpad.training.progress import recorded_precision, restore, resumed_recipe, save_checkpoint, write_run_files
 from unpad.training.setup import prepare_setup, resolved
 
 ERRORS: tuple[type[UnpadError], ...] = (SourceError, CheckpointError, RecipeError, ResumeError)

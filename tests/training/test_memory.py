@@ -25,10 +25,10 @@ from unpad.errors import OutOfMemoryError
 from unpad.models.contract import Model
 from unpad.models.decoder import Decoder
 from unpad.processes.sums import ExactSum
-from unpad.training.memory.room import Room
+from unpad.training.memory import Room
 from unpad.training.parallel.share import Share, whole_share
+from unpad.training.passes import VisualTokens
 from unpad.training.step import accumulate
-from unpad.training.visual import VisualTokens
 
 DROPS: dict[str, Any] = {"dropout": 0.2, "attention_dropout": 0.3}
 HEADS: dict[str, Any] = {"width": 32, "heads": 2}  # of 16 channels, as native attention asks in fp32
