@@ -17,9 +17,9 @@ from unpad.errors import ProofError, RecipeError
 from unpad.hf.loader import IGNORED, Examples, collate
 from unpad.hf.prepare import Prepared
 from unpad.proof.foreign.certificate import ForeignCertificate
+from unpad.proof.foreign.first_update import STOCK
 from unpad.proof.foreign.kinds import no_trainer_of_tokens
 from unpad.proof.foreign.pairs import prove_callable
-from unpad.proof.foreign.trainer import STOCK
 
 TRIED = 512  # examples that the sequences of the proof are taken from
 SEQUENCES, LONGEST = 5, 1024  # of the proof; one that exceeds a window may be longer

@@ -20,9 +20,10 @@ from unpad.hf.group import own_counts
 from unpad.hf.loader import IGNORED, Examples, collate
 from unpad.hf.rows import CollatedRows, is_stock
 from unpad.proof.foreign.certificate import MEAN, TAKEN, ForeignCertificate
+from unpad.proof.foreign.first_update import BEGUN, FirstUpdate, begin, first_update, proving
 from unpad.proof.foreign.judge import NO_ROUTER_LOSS, Precision, describe, judge, raise_memory
 from unpad.proof.foreign.measure import UpdateResults
-from unpad.proof.foreign.trainer import BEGUN, FirstUpdate, TrainerCase, begin, first_update, proving
+from unpad.proof.foreign.trainer import TrainerCase
 from unpad.proof.foreign.update import Known
 
 UNLIKE = 3  # least number of unlike sequences with a target, so that mixing them up, or their weights, shows

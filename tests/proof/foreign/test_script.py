@@ -17,7 +17,7 @@ import unpad
 from tests.proof.foreign.hugging_face import IGNORE, VOCABULARY, build, dataset, pad, quiet, sequences, trainer
 from tests.proof.foreign.losses import own, shifted
 from unpad.errors import ProofError
-from unpad.proof.foreign.trainer import BY_SUM, COUPLED, OWN_SHARES, OWN_STEP
+from unpad.proof.foreign.own_loss import BY_SUM, COUPLED, OWN_SHARES, OWN_STEP
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and TRL
 quiet()

@@ -16,7 +16,7 @@ from tests.proof.foreign.hugging_face import IGNORE, build, dataset, pad, quiet,
 from tests.proof.foreign.losses import Loss, logits_of, nll, own, shifted
 from tests.proof.foreign.truth import alone, distance, first_update
 from unpad.proof.foreign.judge import HIDDEN, OWN_LOSS, UNCLEAR
-from unpad.proof.foreign.trainer import BY_ROWS
+from unpad.proof.foreign.own_loss import BY_ROWS
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and TRL
 quiet()

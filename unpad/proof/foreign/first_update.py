@@ -1,0 +1,314 @@
+"""The first update of a Hugging Face trainer: its micro-batches, its state before them, and its steps on them."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from unpad.errors import ProofError
+from unpad.proof.foreign.judge import NO_ROUTER_LOSS, raise_memory
+from unpad.proof.foreign.known import Batch, Collated
+from unpad.proof.foreign.measure import take_gradient
+from unpad.proof.foreign.model import no_router_loss, untouched, untouched_generators
+from unpad.proof.foreign.undisturbed import Accelerator, undisturbed, without_dropout
+from unpad.proof.foreign.update import LABELS, Known
+
+Collate = Callable[[list[object]], Collated]
+
+STOCK = ("transformers", "trl", "unpad")  # packages with a `compute_loss` that is the mean over targets
+
+LOSS_ONLY = ("fused_lm_head", "num_items_in_batch", "return_dict")  # inputs of a model that belong to its loss
+
+
+@runtime_checkable
+class Arguments(Protocol):
+    """Arguments of a trainer."""
+
+    gradient_accumulation_steps: int
+    device: torch.device
+    n_gpu: int
+    optim: object
+
+
+@runtime_checkable
+class ForeignTrainer(Protocol):
+    """A trainer of transformers, or one with the same methods."""
+
+    model: nn.Module
+    args: Arguments
+    accelerator: Accelerator
+    label_smoother: object | None
+    compute_loss_func: object | None
+    compute_loss: Callable[..., object]
+
+    def get_train_dataloader(self) -> Iterable[Batch]: ...
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
+    ) -> tuple[list[Batch], Tensor | int | None]: ...
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, object], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor: ...
+
+
+@runtime_checkable
+class NamedLoss(Protocol):
+    """Arguments that name a loss, as those of TRL."""
+
+    loss_type: str
+
+
+@runtime_checkable
+class RouterLoss(Protocol):
+    """A trainer that adds a router's auxiliary loss by itself, as that of TRL."""
+
+    aux_loss_enabled: bool
+
+
+class Origins(Protocol):
+    """Object that knows the data rows and the collator from which the examples of a trainer were made."""
+
+    def sequence_before(self, example: object) -> Known: ...
+
+    def batch_before(self, example: object) -> Batch: ...
+
+    def draws_anew(self, example: object) -> bool: ...
+
+
+@runtime_checkable
+class HasOrigins(Protocol):
+    """A trainer with batches from another source than its own loader; its examples are not the data's."""
+
+    attachment: Origins | None
+
+
+@runtime_checkable
+class Loader(Protocol):
+    """A loader of torch."""
+
+    collate_fn: Collate
+    num_workers: int
+    timeout: float
+
+
+@runtime_checkable
+class Adapter(Protocol):
+    """A loader of accelerate, around one of torch."""
+
+    base_dataloader: Loader
+
+
+@contextmanager
+def proving(trainer: ForeignTrainer) -> Iterator[tuple[nn.Module, list[str]]]:
+    """The model of a trainer and notes on omitted parts; inside, steps have no side effects and no dropout."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    with (
+        untouched_generators(),
+        undisturbed(trainer, trainer.accelerator),
+        untouched(model),
+        no_router_loss(model) as router,
+        warnings.catch_warnings(),
+        without_dropout(model),
+    ):
+        warnings.simplefilter("ignore")  # of a step that is not meant to be one
+        if isinstance(trainer, RouterLoss):
+            router |= trainer.aux_loss_enabled
+            trainer.aux_loss_enabled = False
+        notes = [NO_ROUTER_LOSS] if router else []
+        if trainer.accelerator.mixed_precision != "no":
+            notes.append(f"training will run in {trainer.accelerator.mixed_precision}; the proof does without")
+        yield model, notes
+
+
+def refuse_several(trainer: ForeignTrainer) -> None:
+    if trainer.accelerator.num_processes > 1 or trainer.args.n_gpu > 1:
+        raise ProofError("the trainer runs in several processes or on several devices", fix="prove it in one process")
+    if "lomo" in str(trainer.args.optim).lower():
+        raise ProofError("this optimizer changes weights during backward", fix="prove with another optim")
+
+
+@dataclass(eq=False)
+class Recorded:
+    """Collator that keeps the examples of every call."""
+
+    collate: Collate
+    examples: list[list[object]] = field(default_factory=list)
+
+    def __call__(self, examples: list[object]) -> Collated:
+        self.examples.append(copy.deepcopy(examples))
+        return self.collate(examples)
+
+
+@contextmanager
+def recording(loader: object) -> Iterator[Recorded]:
+    """Record the inputs of a loader's collator, in this process, and leave the collator unchanged."""
+    inner = loader.base_dataloader if isinstance(loader, Adapter) else loader
+    if not isinstance(inner, Loader):
+        yield Recorded(no_batches)
+        return
+    before = (inner.collate_fn, inner.num_workers, inner.timeout)
+    inner.collate_fn = recorded = Recorded(copy.deepcopy(inner.collate_fn))
+    inner.num_workers, inner.timeout = 0, 0
+    try:
+        yield recorded
+    finally:
+        inner.collate_fn, inner.num_workers, inner.timeout = before
+
+
+def no_batches(examples: list[object]) -> Collated:
+    return []
+
+
+@dataclass(frozen=True, eq=False)
+class FirstUpdate:
+    """The micro-batches of the first update, as `get_batch_samples` returns them."""
+
+    batches: list[Batch]
+    num_items: Tensor | int | None
+    examples: list[object]
+    collate: Collate
+
+
+def first_update(trainer: ForeignTrainer) -> FirstUpdate:
+    """Take the first update from a trainer's loader.
+
+    Raises:
+        ProofError: the loader is empty.
+    """
+    loader = trainer.get_train_dataloader()
+    begin(trainer, loader)
+    with recording(loader) as recorded:
+        iterator = iter(loader)
+        wanted = trainer.args.gradient_accumulation_steps
+        batches, num_items = trainer.get_batch_samples(iterator, wanted, trainer.args.device)
+        if isinstance(iterator, Generator):
+            iterator.close()
+    if not batches:
+        raise ProofError("the trainer's loader is empty", fix="give the trainer a train_dataset")
+    # Loaders of accelerate are one batch ahead.
+    examples = [example for call in recorded.examples[: len(batches)] for example in call]
+    return FirstUpdate(batches, num_items, examples, recorded.collate)
+
+
+@runtime_checkable
+class Beginning(Protocol):
+    """A trainer that makes the state of its training from a loader, as those of transformers 5."""
+
+    args: Arguments
+
+    def set_initial_training_values(
+        self, args: Arguments, dataloader: object
+    ) -> tuple[int, int, int, int, int, int | None, int]: ...
+
+    def _init_training_state(
+        self,
+        max_steps: int,
+        num_update_steps_per_epoch: int,
+        num_train_epochs: int,
+        resume_from_checkpoint: None,
+        trial: None,
+    ) -> object: ...
+
+
+@runtime_checkable
+class Scheduling(Protocol):
+    """A trainer that makes its optimizer and learning rates when it begins to train."""
+
+    optimizer: torch.optim.Optimizer | None
+    lr_scheduler: object | None
+
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None: ...
+
+
+BEGUN = ("state", "is_in_train", "optimizer", "lr_scheduler")  # attributes of a trainer that `begin` gives
+
+
+def begin(trainer: object, loader: object) -> None:
+    """Give a trainer the state that `train` begins with, which a loss may read."""
+    if not isinstance(trainer, Beginning):
+        return
+    try:
+        num_epochs, steps_per_epoch, *_, max_steps = trainer.set_initial_training_values(trainer.args, loader)
+    except ValueError:  # neither max_steps nor a length: `train` raises it too
+        return
+    trainer._init_training_state(max_steps, steps_per_epoch, num_epochs, None, None)
+    vars(trainer)["is_in_train"] = True
+    is_own = isinstance(trainer, ForeignTrainer) and (has_own_loss(trainer) or is_users_own(trainer.training_step))
+    if is_own and isinstance(trainer, Scheduling) and "layerwise" not in str(trainer.args.optim):
+        try:
+            _schedule(trainer, max_steps)
+        except Exception as error:  # `train` raises it too
+            raise_memory(error)
+
+
+def _schedule(trainer: Scheduling, max_steps: int) -> None:
+    """Make what a loss may read learning rates of; a schedule changes its optimizer, so a user's is copied."""
+    if trainer.optimizer is not None and trainer.lr_scheduler is None:
+        vars(trainer)["optimizer"] = made = copy.copy(trainer.optimizer)
+        made.param_groups = [dict(group) for group in made.param_groups]
+    trainer.create_optimizer_and_scheduler(max_steps)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainerStep:
+    """Results of `training_step` over the micro-batches of an update, and the inputs that the model got."""
+
+    loss: float
+    gradient: dict[str, Tensor]
+    inputs: list[dict[str, object]]
+
+
+def take_step(trainer: ForeignTrainer, batches: Sequence[Batch], num_items: Tensor | int | None) -> TrainerStep:
+    calls: list[dict[str, object]] = []
+
+    def note(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        if torch.is_grad_enabled() and not args:
+            calls.append(dict(kwargs))
+
+    vars(trainer)["current_gradient_accumulation_steps"] = len(batches)  # as `train` does; there is none before
+    loss, inputs = 0.0, []
+    hook = trainer.model.register_forward_pre_hook(note, with_kwargs=True, prepend=True)
+    try:
+        for batch in batches:
+            calls.clear()
+            loss += float(trainer.training_step(trainer.model, dict(batch), num_items))
+            given = next((call for call in calls if "input_ids" in call), dict(batch))
+            inputs.append({name: value for name, value in given.items() if name not in (*LABELS, *LOSS_ONLY)})
+    finally:
+        hook.remove()
+    return TrainerStep(loss, take_gradient(trainer.model), inputs)
+
+
+def has_own_loss(trainer: ForeignTrainer) -> bool:
+    """True if the loss may differ from the mean cross-entropy: a user's function or class, smoothing, or DFT."""
+    if trainer.label_smoother is not None or trainer.compute_loss_func is not None or "compute_loss" in vars(trainer):
+        return True
+    named = isinstance(trainer.args, NamedLoss) and trainer.args.loss_type != "nll"
+    return named or is_users_own(trainer.compute_loss) or bool(own_divisor(trainer))
+
+
+def is_users_own(method: Callable[..., object]) -> bool:
+    """True for a method of a user's own."""
+    return str(getattr(method, "__module__", "")).partition(".")[0] not in STOCK
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A trainer with a method that counts what a loss is divided by, as those of transformers."""
+
+    _get_num_items_in_batch: Callable[..., object]
+
+
+def own_divisor(trainer: ForeignTrainer) -> str:
+    """Name of the user's own method that makes the number of items of an update; empty if there is none."""
+    methods: list[Callable[..., object]] = [trainer.get_batch_samples]
+    methods += [trainer._get_num_items_in_batch] if isinstance(trainer, Counting) else []
+    return next((getattr(one, "__qualname__", "get_batch_samples") for one in methods if is_users_own(one)), "")
