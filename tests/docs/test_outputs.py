@@ -22,8 +22,8 @@ from rich.console import Console
 
 from unpad.cli import app
 from unpad.doctor.examine import Examination, Tried
-from unpad.doctor.trials.heart import Heart
 from unpad.doctor.trials.layers import Layers
+from unpad.doctor.trials.overfit import Overfit
 from unpad.doctor.trials.steps import Steps
 from unpad.doctor.trials.sweep import Sweep
 from unpad.nn.native import library
@@ -91,7 +91,7 @@ def test_the_doctors_page_has_the_words_of_an_examination() -> None:
         findings=[],
         steps=Steps([1.0], 0.0, 0.1, 0.2, 0.3, 0.4, []),
         sweep=Sweep(rates, rates, 1e-3, 1e-2),
-        heart=Heart(16, 60, 8.3, 40.0, None),
+        overfit=Overfit(16, 60, 8.3, 40.0, None),
         carry=None,
     )
     setup = SimpleNamespace(environment={"kernels": "native kernels (AVX-512 BF16)"})

@@ -15,7 +15,7 @@ from tests.helpers.families import FAMILIES
 from tests.helpers.toy import SMALL_MODEL
 from unpad.doctor.data import rows
 from unpad.doctor.examine import Examination
-from unpad.doctor.trials import carry, heart, steps, sweep
+from unpad.doctor.trials import carry, overfit, steps, sweep
 from unpad.doctor.words import sentences
 from unpad.interchange.origin import open_recipe
 from unpad.machine import load
@@ -28,8 +28,8 @@ SETTING = re.compile(r"\b([a-z_]+(?:\.[\w-]+)+)=(\S+)")
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(sweep, "STEPS", 30)  # these models are small, and their losses smooth
-    monkeypatch.setattr(heart, "STEPS", 30)
-    monkeypatch.setattr(heart, "LEAST_STEPS", 30)
+    monkeypatch.setattr(overfit, "STEPS", 30)
+    monkeypatch.setattr(overfit, "LEAST_STEPS", 30)
     monkeypatch.setattr(carry, "STEPS", 60)
     monkeypatch.setattr(carry, "FIRST_STEPS", 60)
     monkeypatch.setattr(carry, "EVERY", 10)

@@ -27,5 +27,5 @@ def check_sequences(subject: Subject) -> list[Finding]:
 
 
 def transfer(subject: Subject) -> Transfer | None:
-    """The way to judge what the model learnt by heart: by classes, where there are some."""
+    """The way to judge what the model overfit: by classes, where there are some."""
     return by_classes(subject)

@@ -320,7 +320,7 @@ CATALOGUE: dict[str, Entry] = {
         "调小 {field}，或调大 {longer}",
     ),
     "many_epochs": Entry(
-        "The stage goes {number:,.0f} times through the same {sequences:,} sequences: it learns them by heart "
+        "The stage goes {number:,.0f} times through the same {sequences:,} sequences: it overfits them "
         "(overfits), and nothing ends it before.",
         "set train.patience=3, or lower {field}",
         "本阶段把同样的 {sequences:,} 个样本重复 {number:,.0f} 遍：只是死记（过拟合），也没有提前结束的条件。",
@@ -381,7 +381,7 @@ CATALOGUE: dict[str, Entry] = {
         "调低 optim.lr 和 optim.clip，延长预热（optim.warmup=0.1），或从更早的检查点开始",
     ),
     "labels_flipped": Entry(
-        "The model learnt {learnt} sequences by heart, and nothing of it holds for {sequences} others ({number:.2f} "
+        "The model overfit {learnt} sequences, and nothing of it holds for {sequences} others ({number:.2f} "
         "standard errors), while images.flip mirrors pictures: their labels depend on left and right, or are "
         "shuffled.",
         "set images.flip=0 if a mirrored picture has another label; if this finding stays, look at how labels are "
@@ -391,7 +391,7 @@ CATALOGUE: dict[str, Entry] = {
         "如果翻转后的图像应有另一个标签，设 images.flip=0；若仍有此提示，检查标签与图像的对应关系",
     ),
     "labels_random": Entry(
-        "The model learnt {learnt} sequences by heart, and nothing of it holds for {sequences} others: their "
+        "The model overfit {learnt} sequences, and nothing of it holds for {sequences} others: their "
         "labels are no likelier than those of their neighbours ({number:.2f} standard errors).",
         "look at how labels are matched with rows: they look shuffled",
         "模型记住了 {learnt} 个样本，却对另外 {sequences} 个毫无用处：它们自己的标签并不比别人的更可能（相差"
@@ -399,7 +399,7 @@ CATALOGUE: dict[str, Entry] = {
         "检查标签与样本的对应关系：看起来被打乱了",
     ),
     "by_heart": Entry(
-        "One batch of {sequences} sequences is not learnt by heart: the loss went from {start:.3g} to "
+        "One batch of {sequences} sequences cannot be overfit: the loss went from {start:.3g} to "
         "{number:.3g} in {steps} steps, without dropout, decay and tight clipping.",
         "labels do not follow from the inputs, or the model does not see them: look at the data first",
         "{sequences} 个样本的一批数据记不住：不用 dropout、衰减和强裁剪，{steps} 步后损失从 {start:.3g} 到 "
@@ -407,7 +407,7 @@ CATALOGUE: dict[str, Entry] = {
         "标签与输入无关，或模型看不到输入：先检查数据",
     ),
     "setting": Entry(
-        "One batch of {sequences} sequences is not learnt by heart: the loss went from {start:.3g} to "
+        "One batch of {sequences} sequences cannot be overfit: the loss went from {start:.3g} to "
         "{number:.3g} in "
         "{steps} steps, and to {plain:.3g} with the default of {field} alone.",
         "go back to the default of {field}",
@@ -417,7 +417,7 @@ CATALOGUE: dict[str, Entry] = {
         "把 {field} 改回默认值",
     ),
     "by_heart_settings": Entry(
-        "One batch of {sequences} sequences is not learnt by heart: with this recipe the loss went from "
+        "One batch of {sequences} sequences cannot be overfit: with this recipe the loss went from "
         "{start:.3g} to {number:.3g} in {steps} steps, with usual settings to {plain:.3g}.",
         "go back to the defaults of optim one by one: betas, eps, groups",
         "{sequences} 个样本的一批数据记不住：用本配方 {steps} 步后损失从 {start:.3g} 到 {number:.3g}，用常规设置"
@@ -467,7 +467,7 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "overfit": Entry(
         "The held-out loss rose by {number:.0%} since step {step:,}, while the training loss fell to {end:.3g}: "
-        "later steps learn by heart.",
+        "later steps overfit.",
         "set train.patience=3, raise model.dropout or optim.weight_decay, or give more data",
         "从第 {step:,} 步起验证损失升高了 {number:.0%}，而训练损失降到 {end:.3g}：后面只是在死记。",
         "设 train.patience=3，调大 model.dropout 或 optim.weight_decay，或增加数据",

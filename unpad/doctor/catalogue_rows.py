@@ -548,7 +548,7 @@ OF_ROWS: dict[str, Entry] = {
     ),
     "id_value": Entry(
         "{code} is another one for each patient ({number:.0%} of them): an id, a name or a number of the list, among "
-        "the features (static facts). It says nothing of other patients, and a model learns patients by heart "
+        "the features (static facts). It says nothing of other patients, and a model overfits patients "
         "with it.",
         "leave the column out of `static` and of the events",
         "{code} 对每个病人都不同（{number:.0%}）：特征（static）里混进了编号、姓名或序号。"
@@ -860,7 +860,7 @@ OF_ROWS: dict[str, Entry] = {
     "too_often": Entry(
         "An epoch repeats each row of {where} {times:.0f} times, by its weight: they have {number:.0%} of all "
         "targets, and "
-        "are learnt by heart.",
+        "are overfit.",
         "lower {field}, or give that source more rows",
         "按 weight，一轮把 {where} 的每一行重复 {times:.0f} 遍：它们占全部目标的 {number:.0%}，只会被死记。",
         "调低 {field}，或给这个来源更多的行",

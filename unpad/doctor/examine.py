@@ -27,8 +27,8 @@ from unpad.doctor.recipe.settings import (
 from unpad.doctor.recipe.shapes import check_shapes
 from unpad.doctor.subject import Subject, TimeBudget, open_subject
 from unpad.doctor.trials.carry import FIRST_STEPS, Carry, Transfer, carry_over, judge_carry
-from unpad.doctor.trials.heart import LEAST_STEPS, Heart, judge, learn_by_heart
 from unpad.doctor.trials.layers import Layers, check_layers, check_terms, check_unchanged
+from unpad.doctor.trials.overfit import LEAST_STEPS, Overfit, judge, overfit_batch
 from unpad.doctor.trials.steps import (
     Steps,
     System,
@@ -46,7 +46,7 @@ from unpad.terminal.progress import progress
 from unpad.terminal.table import wrapped
 
 SECONDS = 120.0
-OF_STEPS, OF_SWEEP, OF_HEART, OF_CARRY = 0.2, 0.4, 0.5, 0.7  # of the time that is left
+OF_STEPS, OF_SWEEP, OF_OVERFIT, OF_CARRY = 0.2, 0.4, 0.5, 0.7  # of the time that is left
 # Findings that say no more than others do: by code, the codes of which any explains it.
 SETTINGS = {
     "clip", "decay", "dropout", "eps", "betas", "stale", "smoothing", "loss_weight", "frozen_at_start", "step_size",
@@ -130,7 +130,7 @@ class FamilyChecks(Protocol):
         """Findings on the sequences of the stage, one by one and beside each other."""
 
     def transfer(self, subject: Subject[Any]) -> Transfer | None:
-        """The way to judge what the model learnt by heart; None where there is none."""
+        """The way to judge what the model overfit; None where there is none."""
 
 
 def checks_of(subject: Subject) -> FamilyChecks:
@@ -146,7 +146,7 @@ class Tried:
     findings: list[Finding]
     steps: Steps
     sweep: Sweep
-    heart: Heart
+    overfit: Overfit
     carry: Carry | None
 
 
@@ -197,8 +197,13 @@ class Examination:
     def _facts(self, language: Language) -> list[tuple[str, str]]:
         subject, facts = self.subject, list[tuple[str, str]]()
         if self.tried is not None:
-            heart, found = self.tried.heart, self.tried.sweep
-            values = {"start": heart.start, "end": heart.end, "steps": heart.steps, "sequences": heart.sequences}
+            overfit, found = self.tried.overfit, self.tried.sweep
+            values = {
+                "start": overfit.start,
+                "end": overfit.end,
+                "steps": overfit.steps,
+                "sequences": overfit.sequences,
+            }
             facts.append((word("heart", language), word("heart_value", language, **values)))
             if found.low is not None and found.high is not None:
                 range_of = {"rate": subject.rate, "low": found.low, "high": found.high}
@@ -246,7 +251,7 @@ def _measured(tried: Tried, rate: float) -> dict[str, Any]:
     return {
         "steps": vars(tried.steps),
         "sweep": {**rates, "recipe": rate},
-        "by_heart": {**vars(tried.heart), "learnt": tried.heart.learnt},
+        "by_heart": {**vars(tried.overfit), "learnt": tried.overfit.learnt},
         "labels": None if carry is None else vars(carry),
     }
 
@@ -291,7 +296,7 @@ def _tried(subject: Subject, system: System, meter: LoadMeter, layers: Layers) -
     clock = subject.clock
     steps = take_steps(subject, clock.share(OF_STEPS))
     found = sweep(subject, clock.share(OF_SWEEP))
-    heart = learn_by_heart(subject, found, clock.share(OF_HEART))
+    overfit = overfit_batch(subject, found, clock.share(OF_OVERFIT))
     transfer = checks_of(subject).transfer(subject)
     carry = None if transfer is None else carry_over(subject, transfer, found, clock.share(OF_CARRY))
     load = meter.read()
@@ -301,15 +306,15 @@ def _tried(subject: Subject, system: System, meter: LoadMeter, layers: Layers) -
         *check_clip(subject, steps.norms),
         *check_eps(subject, steps.norms),
         *check_unchanged(subject, layers, steps.unmoved),
-        *judge(subject, heart, found),
-        *check_dropout(subject, heart),
+        *judge(subject, overfit, found),
+        *check_dropout(subject, overfit),
         *(judge_carry(subject, carry) if carry is not None else []),
         *check_threads(subject, system, load),
         *check_neighbours(load, system.cores()),
         *check_memory(system),
-        *check_length(subject, found, heart, carry),
+        *check_length(subject, found, overfit, carry),
     ]
-    return Tried(findings, steps, found, heart, carry)
+    return Tried(findings, steps, found, overfit, carry)
 
 
 def _causes(findings: list[Finding]) -> list[Finding]:
@@ -322,13 +327,13 @@ ROUND = 10  # seconds
 MORE = 1.5  # times the time that is reckoned, as machines slow down
 
 
-def check_length(subject: Subject, found: Sweep, heart: Heart, carry: Carry | None) -> list[Finding]:
+def check_length(subject: Subject, found: Sweep, overfit: Overfit, carry: Carry | None) -> list[Finding]:
     """Notes on trials that were too short to be judged."""
     findings = []
     if found.short:
         findings.append(_short("short_sweep", subject, found.short, LEAST))
-    if heart.is_short:
-        findings.append(_short("short_heart", subject, heart.steps, LEAST_STEPS))
+    if overfit.is_short:
+        findings.append(_short("short_heart", subject, overfit.steps, LEAST_STEPS))
     if carry is not None and carry.is_short:
         findings.append(_short("short_labels", subject, carry.steps, FIRST_STEPS))
     return findings

@@ -56,6 +56,6 @@ def check_sequences(subject: Subject[VqaData]) -> list[Finding]:
 
 
 def transfer(subject: Subject[VqaData]) -> Transfer | None:
-    """The way to judge what the model learnt by heart; None where colours already show that pictures are the own ones,
+    """The way to judge what the model overfit; None where colours already show that pictures are the own ones,
     as a small model may learn too little of them."""
     return None if show_their_colours(subject.data) else by_pictures(subject.data)

@@ -134,7 +134,7 @@ WORDS: dict[str, tuple[str, str]] = {
         "Not looked at: stage {others}. stages.{stage}.train.max_epochs=0 goes on to it.",
         "未检查阶段 {others}；加上 stages.{stage}.train.max_epochs=0 就检查下一个。",
     ),
-    "heart": ("a batch by heart", "记住一批"),
+    "heart": ("a batch, overfit", "记住一批"),
     "heart_value": (
         "loss {start:.3g} to {end:.2g} in {steps} steps, {sequences} sequences",
         "损失 {start:.3g} 到 {end:.2g}，{steps} 步，{sequences} 个样本",

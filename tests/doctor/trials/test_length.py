@@ -10,7 +10,7 @@ import pytest
 
 from unpad.doctor.examine import check_length
 from unpad.doctor.trials.carry import Carry
-from unpad.doctor.trials.heart import Heart
+from unpad.doctor.trials.overfit import Overfit
 from unpad.doctor.trials.sweep import Sweep
 from unpad.doctor.words import sentences
 
@@ -21,9 +21,9 @@ WHOLE = Sweep(np.ones(100), np.ones(100), 1e-3, 1e-2)
 def test_trials_that_were_too_short_say_so_and_how_much_time_they_take() -> None:
     subject: Any = SimpleNamespace(clock=SimpleNamespace(seconds=20.0))
     cut = Sweep(np.zeros(0), np.zeros(0), None, None, short=6)
-    heart = Heart(4, 12, 5.0, 4.9, None)
+    overfit = Overfit(4, 12, 5.0, 4.9, None)
     labels = Carry(30, 30, None, 1.0, 0.9, 0.0, steps=4, is_short=True)
-    found = check_length(subject, cut, heart, labels)
+    found = check_length(subject, cut, overfit, labels)
     assert [(one.code, one.severity) for one in found] == [
         ("short_sweep", "note"),
         ("short_heart", "note"),
@@ -36,9 +36,9 @@ def test_trials_that_were_too_short_say_so_and_how_much_time_they_take() -> None
 
 def test_trials_that_were_learnt_or_ended_by_themselves_are_judged() -> None:
     subject: Any = SimpleNamespace(clock=SimpleNamespace(seconds=20.0))
-    for heart in (
-        Heart(4, 12, 5.0, 0.9, None),
-        Heart(4, 12, 5.0, 9.0, None, is_lost=True),
-        Heart(4, 60, 5.0, 4.9, 0.1),
+    for overfit in (
+        Overfit(4, 12, 5.0, 0.9, None),
+        Overfit(4, 12, 5.0, 9.0, None, is_lost=True),
+        Overfit(4, 60, 5.0, 4.9, 0.1),
     ):
-        assert check_length(subject, WHOLE, heart, None) == []
+        assert check_length(subject, WHOLE, overfit, None) == []

@@ -196,7 +196,7 @@ def _ends(subject: Subject) -> list[Finding]:
 
 
 def _epochs(subject: Subject) -> list[Finding]:
-    """Passes over the same rows, where nothing ends the stage before it knows them by heart."""
+    """Passes over the same rows, where nothing ends the stage before it overfits them."""
     epochs = subject.num_steps / max(subject.plan.num_steps, 1)
     if epochs < MANY_EPOCHS or subject.recipe.train.patience is not None:
         return []

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from unpad.doctor.subject import Subject, Trial
-from unpad.doctor.trials.heart import Heart
+from unpad.doctor.trials.overfit import Overfit
 from unpad.recipes.training import OptimSettings
 from unpad.terminal.finding import Finding, Severity, Value
 from unpad.training.optim import Schedule, make_optimizer
@@ -149,14 +149,14 @@ def check_decay(subject: Subject) -> list[Finding]:
     return [Finding("decay", "fault" if half < VERY_SHORT_HALF else "warning", step, (field,), values)]
 
 
-def check_dropout(subject: Subject, heart: Heart) -> list[Finding]:
+def check_dropout(subject: Subject, overfit: Overfit) -> list[Finding]:
     """The largest dropout of the model."""
     found = sorted(_dropouts(subject.setup.model.config.model_dump(), "model"), key=lambda one: -one[1])
     if not found or found[0][1] <= MUCH_DROPPED:
         return []
     field, share = found[0]
-    values: dict[str, Value] = {"kept": 1 - share, "layer": field, "steps": heart.steps, "field": field}
-    return [Finding("dropout", "fault" if share >= MOST_DROPPED else "warning", heart.end, (field,), values)]
+    values: dict[str, Value] = {"kept": 1 - share, "layer": field, "steps": overfit.steps, "field": field}
+    return [Finding("dropout", "fault" if share >= MOST_DROPPED else "warning", overfit.end, (field,), values)]
 
 
 def _dropouts(section: dict[str, Any], path: str) -> Iterator[tuple[str, float]]:

@@ -1,4 +1,4 @@
-"""Labels against inputs: a model that learns some classes by heart must say something about those of others."""
+"""Labels against inputs: a model that overfits some classes must say something about those of others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_LEARNT, MOST_JUDGED, LEAST = 512, 400, 24  # sequences
 STEPS, FIRST_STEPS, EVERY = 360, 120, 20  # at most, at least, and between two looks
 LOOKS = 6  # the last ones, of which the mean is judged
 BATCH_TOKENS = 1024
-LEARNT = 0.7  # of the first loss, below which it was learnt by heart
+LEARNT = 0.7  # of the first loss, below which it was overfit
 NOTHING = 1.5  # standard errors, below which nothing holds for others
 # Judged sequences of the rarer one of two classes: outcomes, often weak, look like none among so few; and standard
 # errors from which on they may.
@@ -63,7 +63,7 @@ class Carry:
 
 
 class Transfer(NamedTuple):
-    """A way to judge what a model that learnt some sequences by heart knows of others.
+    """A way to judge what a model that overfit some sequences knows of others.
 
     Args:
         usable: of some sequences, those that can be learnt and judged, in their order.
@@ -124,7 +124,7 @@ def carry_over(subject: Subject, transfer: Transfer, found: Sweep, seconds: floa
 
 
 def judge_carry(subject: Subject, carry: Carry) -> list[Finding]:
-    """A finding on labels that were learnt by heart, and of which nothing holds for others."""
+    """A finding on labels that were overfit without anything that holds for others."""
     if not carry.by_heart or carry.errors >= NOTHING:
         return []
     data = subject.data

@@ -1,4 +1,4 @@
-"""One batch learnt by heart: the loss must be able to fall, and the optimizer's settings must not block it."""
+"""One batch overfit: the loss must be able to fall, and the optimizer's settings must not block it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOO_HIGH, SURELY_TOO_HIGH, TOO_LOW = 3.0, 10.0, 30.0  # times beyond the range o
 
 
 @dataclass(frozen=True)
-class Heart:
+class Overfit:
     """A batch repeated.
 
     Args:
@@ -49,7 +49,7 @@ class Heart:
         return not self.learnt and not self.is_lost and self.steps < LEAST_STEPS
 
 
-def learn_by_heart(subject: Subject, found: Sweep, seconds: float) -> Heart:
+def overfit_batch(subject: Subject, found: Sweep, seconds: float) -> Overfit:
     """Repeat one batch, as often as `seconds` allow."""
     batch = subject.small_batch(SEQUENCES, TOKENS)
     if batch.num_targets == 0:
@@ -63,7 +63,7 @@ def learn_by_heart(subject: Subject, found: Sweep, seconds: float) -> Heart:
 
     def repeated(trial: Trial, done: int) -> tuple[float, int, bool]:
         began, is_lost = subject.clock.now(), False
-        for _ in counted(range(done, steps), "learning a batch by heart", steps - done, "steps"):
+        for _ in counted(range(done, steps), "overfitting one batch", steps - done, "steps"):
             done += 1
             is_lost = trial.is_lost(trial.step([batch]))
             if is_lost or subject.clock.now() - began > seconds:
@@ -80,7 +80,7 @@ def learn_by_heart(subject: Subject, found: Sweep, seconds: float) -> Heart:
             ends = {name: repeated(one, 0)[0] for name, one in _changed_back(subject)}
             best = min(ends, key=lambda name: ends[name], default="")
             culprit = (best, ends[best]) if best and ends[best] < LEARNT * start else None
-    return Heart(batch.num_seqs, taken, start, end, plain, is_lost, culprit)
+    return Overfit(batch.num_seqs, taken, start, end, plain, is_lost, culprit)
 
 
 def _usual_train(recipe: Recipe) -> TrainSettings:
@@ -100,7 +100,7 @@ def _changed_back(subject: Subject) -> Iterator[tuple[str, Trial]]:
             yield f"train.{name}", Trial(subject, recipe=subject.recipe.model_copy(update={"train": train}))
 
 
-def judge(subject: Subject, heart: Heart, found: Sweep) -> list[Finding]:
+def judge(subject: Subject, overfit: Overfit, found: Sweep) -> list[Finding]:
     """Findings on the learning rate, and on a batch that is not learnt."""
     rate, field = subject.rate, subject.field("optim.lr")
     findings = []
@@ -113,21 +113,21 @@ def judge(subject: Subject, heart: Heart, found: Sweep) -> list[Finding]:
             "field": field,
         }
         above, below = rate / found.high, found.low / rate
-        if above > SURELY_TOO_HIGH or (above > TOO_HIGH and not heart.learnt):
+        if above > SURELY_TOO_HIGH or (above > TOO_HIGH and not overfit.learnt):
             findings.append(Finding("lr_high", "fault", above, (field,), known))
-        elif below > TOO_LOW and not heart.learnt and not heart.is_short:
-            more: dict[str, Value] = {"steps": heart.steps, "start": heart.start, "end": heart.end}
+        elif below > TOO_LOW and not overfit.learnt and not overfit.is_short:
+            more: dict[str, Value] = {"steps": overfit.steps, "start": overfit.start, "end": overfit.end}
             findings.append(Finding("lr_low", "fault", below, (field,), {**known, **more}))
-    if heart.learnt or heart.plain is None or heart.is_short:
+    if overfit.learnt or overfit.plain is None or overfit.is_short:
         return findings
-    values: dict[str, Value] = {"sequences": heart.sequences, "steps": heart.steps, "start": heart.start}
-    if not heart.plain < LEARNT * heart.start:
-        findings.append(Finding("by_heart", "fault", heart.plain, ("data", "model"), values))
-    elif not findings and heart.culprit is not None:
-        name, values["plain"] = heart.culprit
+    values: dict[str, Value] = {"sequences": overfit.sequences, "steps": overfit.steps, "start": overfit.start}
+    if not overfit.plain < LEARNT * overfit.start:
+        findings.append(Finding("by_heart", "fault", overfit.plain, ("data", "model"), values))
+    elif not findings and overfit.culprit is not None:
+        name, values["plain"] = overfit.culprit
         values["field"] = subject.field(name)
-        findings.append(Finding("setting", "fault", heart.end, (subject.field(name),), values))
+        findings.append(Finding("setting", "fault", overfit.end, (subject.field(name),), values))
     elif not findings:
-        values["plain"] = heart.plain
-        findings.append(Finding("by_heart_settings", "fault", heart.end, ("optim",), values))
+        values["plain"] = overfit.plain
+        findings.append(Finding("by_heart_settings", "fault", overfit.end, ("optim",), values))
     return findings
