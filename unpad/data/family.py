@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from unpad.batching.batch import RaggedBatch, concatenate
 from unpad.batching.plan import Micro
 from unpad.data.replies import Replies
 from unpad.data.sources.example import BadRow
-from unpad.data.sources.split import Wanted
+from unpad.data.sources.split import Split, Wanted
 from unpad.errors import RecipeError
 from unpad.models import model_config, model_module
 from unpad.models.contract import Model
@@ -501,3 +501,41 @@ def refuse_cuts(recipe: Recipe, most: int, what: str, why: str, fix: str) -> Non
                 where="plan.overflow",
                 fix=f"{fix.format(limit)}, or set plan.overflow=drop, which counts what it leaves out",
             )
+
+
+DECLARE = 'add others, or declare "split": "valid"'
+
+
+class Cause(NamedTuple):
+    """Cause for which nothing is held out of a kind of data, and its remedy."""
+
+    what: str
+    fix: str
+
+
+def notes(recipe: Recipe, data: Data) -> list[str]:
+    """List the kinds of data with no held-out rows although `data.holdout` > 0, each with a fix."""
+    if recipe.data.holdout == 0:
+        return []
+    return [
+        f"note: {cause.what}, so nothing says how good the model is on new data; {cause.fix}"
+        for kind in data.kinds
+        if (cause := not_held_out(recipe, data, kind)) is not None
+    ]
+
+
+def not_held_out(recipe: Recipe, data: Data, kind: str) -> Cause | None:
+    """Find the cause if nothing of a kind of data is held out; None where something is, or there is none of it."""
+    table = data.table
+    rows = table.kind == data.kinds.index(kind)
+    num = int(rows.sum())
+    if num == 0 or (table.split[rows] == Split.HOLDOUT).any():
+        return None
+    if recipe.data.holdout == 0:
+        return Cause("data.holdout is 0, so nothing is held out", "set data.holdout=0.05")
+    if num == 1 and (cause := data.single_row(recipe, kind)) is not None:
+        return Cause(*cause)
+    unit = family_of(recipe).UNITS[0]
+    return Cause(
+        f"nothing of data.{kind} is held out, of {num:,} {unit if num != 1 else unit.removesuffix('s')}", DECLARE
+    )

@@ -22,9 +22,9 @@ from unpad.doctor.recipe.settings import (
     check_dropout,
     check_eps,
     check_schedule,
+    check_shapes,
     check_step_size,
 )
-from unpad.doctor.recipe.shapes import check_shapes
 from unpad.doctor.subject import Subject, TimeBudget, open_subject
 from unpad.doctor.trials.carry import FIRST_STEPS, Carry, Transfer, carry_over, judge_carry
 from unpad.doctor.trials.layers import Layers, check_layers, check_terms, check_unchanged

@@ -1,25 +1,99 @@
-"""Checks of a trainer before it trains on flat batches: of its settings, and of its model by the proof."""
+"""Checks of a trainer before it trains on flat batches: of its settings, its processes, and its model by the proof."""
 
 from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import DistributedType
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import Trainer
+from transformers import PreTrainedModel, Trainer, TrainingArguments
 
-from unpad.errors import ProofError, RecipeError
+from unpad.errors import ProofError, RecipeError, UnlikeProcessesError
 from unpad.hf.loader import IGNORED, Examples, collate
 from unpad.hf.prepare import Prepared
+from unpad.processes.group import ALONE, Group
 from unpad.proof.foreign.certificate import ForeignCertificate
 from unpad.proof.foreign.first_update import STOCK
 from unpad.proof.foreign.kinds import no_trainer_of_tokens
 from unpad.proof.foreign.pairs import prove_callable
+
+REPLICATED = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+
+
+def group_of(trainer: Trainer) -> Group:
+    """The processes that train with this one, which hold a copy of the model each.
+
+    Raises:
+        RecipeError: they hold parts of a model, or divide sequences.
+    """
+    accelerator = trainer.accelerator
+    kind = accelerator.distributed_type
+    if kind not in REPLICATED:
+        reason = "a loss in chunks reads the weights of the head, which every process must hold whole"
+        raise RecipeError(
+            f"accelerate runs {kind.value}, and {reason}",
+            fix="start it by torchrun without DeepSpeed and FSDP, or train it with the trainer's own batches",
+        )
+    parallel = {"tensor": trainer.get_tp_size(), "context": trainer.get_cp_size(), "sequence": trainer.get_sp_size()}
+    for name, size in parallel.items():
+        if size > 1:
+            raise RecipeError(
+                f"{name} parallelism over {size} processes divides what a flat batch holds together",
+                fix="leave parallelism_config out",
+            )
+    if accelerator.num_processes == 1:
+        return ALONE
+    import torch.distributed as dist
+
+    messages = dist.new_group(backend="gloo")
+    return Group(accelerator.process_index, accelerator.num_processes, accelerator.local_process_index, messages)
+
+
+def check_alike(what: str, told: Sequence[object]) -> None:
+    """Compare what all processes must have alike.
+
+    Args:
+        what: name of it.
+        told: that of every process, by rank.
+
+    Raises:
+        UnlikeProcessesError: a process has another than the first.
+    """
+    unlike = [rank for rank, own in enumerate(told) if own != told[0]]
+    if unlike:
+        error = UnlikeProcessesError(
+            f"{what} of process {unlike[0]} are not those of process 0",
+            fix="give every process the same data, in the same order, and the same arguments",
+        )
+        error.is_agreed = True
+        raise error
+
+
+def cells_per_token(inner: PreTrainedModel) -> float:
+    """The cost of a model of transformers, see `models.cost`: every block attends to all tokens before."""
+    config = inner.config.get_text_config()
+    embedded = sum(p.numel() for p in inner.get_input_embeddings().parameters())
+    weights = max(sum(p.numel() for p in inner.parameters()) - embedded, 1)
+    return float(weights / (config.num_hidden_layers * config.hidden_size))
+
+
+@contextmanager
+def own_counts(args: TrainingArguments) -> Iterator[None]:
+    """Let the trainer divide a loss by the targets of this rank's batch alone inside."""
+    before = args.average_tokens_across_devices
+    args.average_tokens_across_devices = False
+    try:
+        yield
+    finally:
+        args.average_tokens_across_devices = before
+
 
 TRIED = 512  # examples that the sequences of the proof are taken from
 SEQUENCES, LONGEST = 5, 1024  # of the proof; one that exceeds a window may be longer

@@ -19,11 +19,15 @@ from transformers.trainer_utils import EvalLoopOutput
 from unpad.batching.ledger import Ledger
 from unpad.errors import RecipeError
 from unpad.hf.checks import (
+    cells_per_token,
     certify,
+    check_alike,
     divide_by_targets,
+    group_of,
     has_standard_loss,
     is_sft,
     keeps_evaluation,
+    own_counts,
     refuse,
     refuse_metrics,
     sample,
@@ -31,7 +35,6 @@ from unpad.hf.checks import (
     warn_of_cuts,
 )
 from unpad.hf.evaluation import MeanOverTargets, as_rows, inputs_as_rows, is_mean_of_means
-from unpad.hf.group import cells_per_token, check_alike, group_of, own_counts
 from unpad.hf.head import TargetHead, add_target_head
 from unpad.hf.loader import (
     IGNORED,

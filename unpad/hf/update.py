@@ -15,8 +15,7 @@ from torch import nn
 from transformers import Trainer
 
 from unpad.errors import ProofError, RecipeError
-from unpad.hf.checks import has_standard_loss, is_sft, name_of_loss
-from unpad.hf.group import own_counts
+from unpad.hf.checks import has_standard_loss, is_sft, name_of_loss, own_counts
 from unpad.hf.loader import IGNORED, Examples, collate
 from unpad.hf.rows import CollatedRows, is_stock
 from unpad.proof.foreign.certificate import MEAN, TAKEN, ForeignCertificate

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from unpad.data.family import Data, check_near_duplicates, open_data
-from unpad.data.notes import DECLARE, Cause, not_held_out, notes
+from unpad.data.family import DECLARE, Cause, Data, check_near_duplicates, not_held_out, notes, open_data
 from unpad.errors import PlanError, RecipeError, needs_memory
 from unpad.interchange.origin import starting_files
 from unpad.machine.load import processor_name

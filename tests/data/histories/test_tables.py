@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.event_tables import FIRST_ID, opened, put
+from unpad.data.family import notes
 from unpad.data.histories.event_rows import EventTable, read_source
 from unpad.data.histories.tables import TableFile, open_table
-from unpad.data.notes import notes
 from unpad.errors import SourceError
 from unpad.recipes.data import EventSettings, EventSource
 from unpad.recipes.recipe import Recipe

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from unpad.errors import ProofError, RecipeError, SourceError
-from unpad.proof.foreign.shrink import shrink
-from unpad.proof.foreign.sizes import ORDINARY, Fields
+from unpad.proof.foreign.shrink import ORDINARY, Fields, shrink
 from unpad.proof.foreign.small_model import build_config, build_small, read_config, sample
 
 LLAMA: Fields = {

@@ -31,9 +31,17 @@ from unpad.data.tokens.cache import (
     write_shard,
 )
 from unpad.data.tokens.chat_template import has_thoughts
-from unpad.data.tokens.corpus_files import CorpusFile, FileRows, Preparation, corpus_key, judge_rows, list_files
+from unpad.data.tokens.corpus_files import (
+    CorpusFile,
+    CorpusReport,
+    FileRows,
+    Preparation,
+    corpus_key,
+    describe_followed,
+    judge_rows,
+    list_files,
+)
 from unpad.data.tokens.corpus_leaks import find_leaks, leak_places, near_documents, refuse_leaks
-from unpad.data.tokens.corpus_report import CorpusReport, describe_followed
 from unpad.data.tokens.encode import LOSS_ROLES, encode_examples, lossy_texts, reserved_texts
 from unpad.data.tokens.lost import LostCharacters, commonest
 from unpad.data.tokens.token_set import CorpusShard, TokenSet, build_token_set, rows_of

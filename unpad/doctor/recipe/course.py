@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from unpad.data.family import family_of
-from unpad.data.notes import not_held_out
+from unpad.data.family import family_of, not_held_out
 from unpad.doctor.recipe.aims import MUCH_SMOOTHED
 from unpad.doctor.subject import Subject
 from unpad.errors import UnpadError

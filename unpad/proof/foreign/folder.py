@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from unpad.errors import ProofError, SourceError, UnpadError, is_memory_error
 from unpad.interchange.hub import download_config, is_hub_name
-from unpad.proof.foreign import sizes
+from unpad.proof.foreign import shrink
 from unpad.proof.foreign.certificate import LEAKS, ForeignCertificate, Kind
 from unpad.proof.foreign.collators import Collator, collators
 from unpad.proof.foreign.pairs import prove_callable
@@ -269,9 +269,9 @@ def describe_blocks(small: SmallModel) -> str:
     """Number and types of the blocks of a small model, such as `2 blocks (sliding_attention, full_attention)`."""
     fields = small.model.config.get_text_config(decoder=True).to_dict()
     kinds = next(
-        (value for name in (*sizes.BLOCK_TYPES, *sizes.CYCLES) if isinstance(value := fields.get(name), list)), []
+        (value for name in (*shrink.BLOCK_TYPES, *shrink.CYCLES) if isinstance(value := fields.get(name), list)), []
     )
-    num = next((value for name in sizes.STACKS if isinstance(value := fields.get(name), int)), len(kinds))
+    num = next((value for name in shrink.STACKS if isinstance(value := fields.get(name), int)), len(kinds))
     return f"{num} block{'s' * (num != 1)}" + (f" ({', '.join(map(str, kinds))})" if len(Counter(kinds)) > 1 else "")
 
 

@@ -3,6 +3,8 @@
 A small configuration keeps what makes a difference between architectures: one block of each type, in their order,
 grouped heads, a head size unlike width / heads, windows, soft caps, sinks, rotary kinds and parts, multipliers, tied
 embeddings, experts and mixers. It lowers the sizes and turns off randomness in training.
+
+Tables cover the names of all families; a field in no table keeps its value.
 """
 
 from __future__ import annotations
@@ -11,8 +13,146 @@ import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from unpad.proof.foreign import sizes
-from unpad.proof.foreign.sizes import Fields
+Fields = dict[str, object]
+
+HEADS, HEAD_SIZE = 4, 16  # of a block of 64 numbers per token
+VOCABULARY = 128  # ids; special ones are 0, 1, 2 and the last
+ORDINARY = range(3, 112)  # ids without a special meaning in a small configuration
+CONTEXT = 512  # positions, more than all sequences of the proof have
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+def _most(sizes: dict[int, str]) -> dict[str, int]:
+    return {name: most for most, names in sizes.items() for name in _names(names)}
+
+
+# A size is never raised.
+MOST = _most(
+    {
+        CONTEXT: "max_source_positions original_max_position_embeddings",
+        96: "intermediate_size n_inner ffn_dim decoder_ffn_dim encoder_ffn_dim d_ff dff dim_ff d_inner "
+        "ffn_hidden_size feed_forward_size intermediate_size_mlp dense_intermediate_size",
+        64: "hidden_size d_model n_embd emb_dim embed_dim embedding_dim embedding_size word_embed_proj_dim lru_width "
+        "attention_hidden_size input_embedding_size output_embedding_size hidden_size_global backbone_hidden_size "
+        "adapter_in_dim adapter_input_size adapter_out_dim input_size pronunciation_embed_dim "
+        "shape_embed_dim hc_lowrank ple_embed_dim",
+        48: "moe_intermediate_size shared_expert_intermediate_size shared_experts_intermediate_size "
+        "moe_shared_expert_intermediate_size shared_intermediate_size expert_ffn_hidden_size",
+        32: "q_lora_rank o_lora_rank mamba_d_head mamba_head_dim lsh_attn_chunk_length local_attn_chunk_length "
+        "laurel_rank",
+        16: "kv_lora_rank qk_nope_head_dim v_head_dim swa_v_head_dim index_head_dim indexer_head_dim linear_head_dim "
+        "linear_key_head_dim linear_value_head_dim d_kv attention_head_size dim_head d_head kv_channels d_rel "
+        "gated_norm_rank adapter_rank router_hidden_size image_size num_mel_bins indexer_budget "
+        # A key that no head of an indexer scores above zero ties with others, which happens to few heads alone.
+        "index_n_heads indexer_n_heads",
+        8: "qk_rope_head_dim rotary_dim mamba_d_state state_size ssm_state_size mamba_chunk_size chunk_size "
+        "hidden_size_per_layer_input time_step_rank mamba_dt_rank rel_extent index_block_size block_size",
+        4: "num_experts num_local_experts n_routed_experts moe_num_experts zero_expert_num patch_size ngram_size",
+        2: "num_experts_per_tok num_experts_per_token moe_topk moe_top_k moe_k top_k_experts n_group num_expert_group "
+        "linear_num_key_heads o_groups indexer_compress_ratio heads_per_ngram split_ngram_parts",
+        1: "topk_group n_shared_experts num_shared_experts moe_num_shared_experts n_groups mamba_n_groups "
+        "mamba_ngroups num_nextn_predict_layers",
+    }
+)
+
+# Fields that are raised as well: the sequences of the proof must fit.
+POSITIONS = _names(
+    "max_position_embeddings n_positions n_ctx max_seq_len max_sequence_length model_max_length seq_length "
+    "max_target_positions context_length"
+)
+VOCABULARIES = ("vocab_size",)
+
+# Windows, in positions: shorter than the sequences of the proof, so that what they hide shows.
+WINDOW = 8
+WINDOWS = _names(
+    "sliding_window sliding_window_size window_size attention_window_size local_attention attention_chunk_size "
+    "keep_window_size index_topk"
+)
+
+# The first that a configuration has counts its blocks.
+STACKS = _names(
+    "num_hidden_layers n_layer n_layers num_layers num_blocks decoder_layers encoder_layers num_decoder_layers "
+    "num_encoder_layers num_layers_per_stack"
+)
+QUERY_HEADS = _names(
+    "num_attention_heads n_head n_heads num_heads decoder_attention_heads encoder_attention_heads "
+    "num_encoder_attention_heads num_decoder_attention_heads attention_heads swa_num_attention_heads "
+    "linear_num_heads linear_num_value_heads mamba_n_heads mamba_num_heads n_mamba_heads "
+    "num_attention_heads_per_layer"
+)
+KEY_HEADS = _names(
+    "num_key_value_heads num_kv_heads swa_num_key_value_heads num_query_groups kv_n_heads num_global_key_value_heads"
+)
+HEAD_SIZES = _names("head_dim swa_head_dim global_head_dim attention_head_dim mamba_headdim")
+WIDTHS = ("hidden_size", "d_model", "n_embd", "emb_dim", "embedding_dim")
+
+# Fields for differing blocks: lists of block numbers, first blocks, last blocks, and intervals between blocks.
+BLOCK_LISTS = _names(
+    "full_attn_idxs moe_layers mlp_only_layers cross_attention_layers hybrid_layer_ids ple_layer_ids attn_layer_indices"
+)
+FIRST_BLOCKS = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "max_window_layers")
+LAST_BLOCKS = ("num_kv_shared_layers",)
+END_BLOCKS = ("moe_layer_end_index",)
+PERIODS = _names(
+    "attn_layer_period expert_layer_period decoder_sparse_step interleave_moe_layer_step full_attention_interval "
+    "sliding_window_pattern global_attn_every_n_layers no_rope_layer_interval layer_group_size moe_layer_interval "
+    "n_layers_per_attn_res_block"
+)
+OFFSETS = _names("attn_layer_offset expert_layer_offset prefix_dense_sliding_window_pattern")
+BLOCK_TYPES = ("layer_types", "layers_block_type")  # lists that count the blocks where no field does
+CYCLES = ("block_types",)  # lists that repeat over the blocks
+SHARING = ("hybrid",)  # types whose blocks share weights: two of them are kept
+
+# Fields with the same value in every small model. Trainers compute without a cache, and the loss of a router is a mean
+# over the tokens of a batch, which depends on batching by definition.
+FIXED: Fields = {
+    "use_cache": False,
+    "is_decoder": True,
+    "dtype": "float32",
+    "output_router_logits": False,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "decoder_start_token_id": 1,
+    "eos_token_id": 2,
+    "forced_eos_token_id": 2,
+}
+LEFT_OUT = _names(
+    "quantization_config auto_map transformers_version torch_dtype id2label label2id num_labels architectures "
+    "tokenizer_class"
+)
+# Parts of names of what is random in training, or a loss beside the next token's.
+SILENCED = ("drop", "jitter", "aux_loss", "z_loss", "moe_loss", "mask_time_prob", "mask_feature_prob")
+
+# A field that is the product of others, or their sum, where it is so in the whole configuration.
+PRODUCTS = (("mamba_d_ssm", ("mamba_n_heads", "mamba_d_head")),)
+SUMS = (
+    ("qk_head_dim", ("qk_nope_head_dim", "qk_rope_head_dim")),
+    ("head_dim", ("qk_nope_head_dim", "qk_rope_head_dim")),
+    ("head_dim", ("qk_rope_head_dim",)),
+)
+
+# Families with sizes that depend on each other in ways of their own.
+FAMILIES: dict[str, Fields] = {
+    "cpmant": {"prompt_length": 4},
+    "deepseek_v4": {"compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8}},
+    "mamba2": {"head_dim": 32, "num_heads": 4, "time_step_rank": 4},
+    "musicgen_decoder": {"num_codebooks": 1},
+    "reformer": {"axial_pos_embds": False},
+    "roc_bert": {"pronunciation_embed_dim": 32, "shape_embed_dim": 32},
+    "xlm": {"causal": True},
+    "zamba": {"attention_hidden_size": 128, "attention_head_dim": 32, "mamba_dt_rank": 4},
+    "zamba2": {
+        "attention_hidden_size": 128,
+        "attention_head_dim": 32,
+        "mamba_headdim": 32,
+        "kv_channels": 16,
+        "num_query_groups": 4,
+    },
+}
+
 
 MOST_BLOCKS = 6
 
@@ -49,12 +189,12 @@ def shrink(full: Fields) -> Fields:
 
 def _shrink(full: Fields, outer: _Whole | None) -> Fields:
     whole = _measure(full, outer)
-    family = sizes.FAMILIES.get(str(full.get("model_type")), {})
+    family = FAMILIES.get(str(full.get("model_type")), {})
     small: Fields = {}
     for name, value in full.items():
         if name in family:
             small[name] = family[name]
-        elif name not in sizes.LEFT_OUT:
+        elif name not in LEFT_OUT:
             small[name] = _field(name, value, whole)
     _spread_special_ids(full, small)
     _derive(full, small, family)
@@ -66,10 +206,10 @@ def _shrink(full: Fields, outer: _Whole | None) -> Fields:
 
 
 def _measure(full: Fields, outer: _Whole | None) -> _Whole:
-    heads = _first_count(full, sizes.QUERY_HEADS)
+    heads = _first_count(full, QUERY_HEADS)
     if not heads and outer is not None:
         return _Whole(_Stack(0, ()), outer.heads, outer.head_size)
-    return _Whole(_stack(full), heads, _first_count(full, sizes.WIDTHS) / heads if heads else 0.0)
+    return _Whole(_stack(full), heads, _first_count(full, WIDTHS) / heads if heads else 0.0)
 
 
 def _first_count(full: Fields, names: Iterable[str]) -> int:
@@ -87,12 +227,12 @@ def _count(full: Fields, name: str) -> int | None:
 
 def _stack(full: Fields) -> _Stack:
     """Choose the first block of each type; types differ in any field that tells blocks apart."""
-    named = (len(value) for name in sizes.BLOCK_TYPES if isinstance(value := full.get(name), list))
-    num = _first_count(full, sizes.STACKS) or next(named, 0)
+    named = (len(value) for name in BLOCK_TYPES if isinstance(value := full.get(name), list))
+    num = _first_count(full, STACKS) or next(named, 0)
     types = [_type(full, num, index) for index in range(num)]
     kept: list[int] = []
     for index, kind in enumerate(types):
-        twice = any(part in sizes.SHARING for part in kind)
+        twice = any(part in SHARING for part in kind)
         if sum(types[other] == kind for other in kept) <= twice:
             kept.append(index)
     kept = kept[:MOST_BLOCKS]
@@ -103,20 +243,20 @@ def _stack(full: Fields) -> _Stack:
 def _type(full: Fields, num: int, index: int) -> tuple[object, ...]:
     """The marks of a block among others: its entries of lists, whether lists name it, and whether it is a first one."""
     entries = [
-        str(value[index]) if name not in sizes.BLOCK_LISTS else index in value
+        str(value[index]) if name not in BLOCK_LISTS else index in value
         for name, value in full.items()
-        if isinstance(value, list) and (len(value) == num or name in sizes.BLOCK_LISTS)
+        if isinstance(value, list) and (len(value) == num or name in BLOCK_LISTS)
     ]
-    first = [index >= limit for name in sizes.FIRST_BLOCKS if (limit := _count(full, name)) is not None]
-    last = [index >= num - many for name in sizes.LAST_BLOCKS if (many := _count(full, name)) is not None]
+    first = [index >= limit for name in FIRST_BLOCKS if (limit := _count(full, name)) is not None]
+    last = [index >= num - many for name in LAST_BLOCKS if (many := _count(full, name)) is not None]
     return (*entries, *first, *last)
 
 
 def _fewest(full: Fields, num: int) -> int:
     """Fewest blocks that contain every type that recurs at a fixed interval."""
     lists = [value for value in full.values() if isinstance(value, list) and len(value) == num]
-    cycles = [len(value) for name in sizes.CYCLES if isinstance(value := full.get(name), list)]
-    periods = not lists and any((_count(full, name) or 0) > 1 for name in sizes.PERIODS)
+    cycles = [len(value) for name in CYCLES if isinstance(value := full.get(name), list)]
+    periods = not lists and any((_count(full, name) or 0) > 1 for name in PERIODS)
     return max(2, 4 if periods else 0, *cycles)
 
 
@@ -124,24 +264,24 @@ def _fewest(full: Fields, num: int) -> int:
 
 
 def _field(name: str, value: object, whole: _Whole) -> object:
-    if name in sizes.FIXED:
-        return sizes.FIXED[name] if value is not None or name in ("pad_token_id", "is_decoder") else None
+    if name in FIXED:
+        return FIXED[name] if value is not None or name in ("pad_token_id", "is_decoder") else None
     if isinstance(value, list):
         return _list(name, value, whole)
     if isinstance(value, dict):
         return value if name in ("rope_parameters", "rope_scaling", "per_layer_config") else _shrink(value, whole)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
-    if any(part in name for part in sizes.SILENCED):
+    if any(part in name for part in SILENCED):
         return value * 0
     return value if isinstance(value, float) else _number(name, value, whole)
 
 
 def _list(name: str, values: list[object], whole: _Whole) -> list[object]:
     stack = whole.stack
-    if name in sizes.BLOCK_LISTS:
+    if name in BLOCK_LISTS:
         return [stack.kept.index(index) for index in values if isinstance(index, int) and index in stack.kept]
-    if len(values) == stack.num and name not in sizes.CYCLES:
+    if len(values) == stack.num and name not in CYCLES:
         return [_field(name, values[index], whole) for index in stack.kept]
     return values
 
@@ -150,7 +290,7 @@ def _number(name: str, value: int, whole: _Whole) -> int:
     for names, rule in _RULES:
         if name in names:
             return rule(value, whole)
-    return min(value, sizes.VOCABULARY if "vocab" in name else sizes.MOST.get(name, value))
+    return min(value, VOCABULARY if "vocab" in name else MOST.get(name, value))
 
 
 def _blocks(value: int, whole: _Whole) -> int:
@@ -159,13 +299,13 @@ def _blocks(value: int, whole: _Whole) -> int:
 
 def _head_size(value: int, whole: _Whole) -> int:
     """Width / heads stays that; a larger size stays larger, and a smaller one smaller."""
-    own = sizes.HEAD_SIZE if value == whole.head_size or not whole.heads else 0
-    return min(value, own or (2 * sizes.HEAD_SIZE if value > whole.head_size else sizes.HEAD_SIZE // 2))
+    own = HEAD_SIZE if value == whole.head_size or not whole.heads else 0
+    return min(value, own or (2 * HEAD_SIZE if value > whole.head_size else HEAD_SIZE // 2))
 
 
 def _few_heads(num: int) -> int:
     """A power of two, since heads divide the width."""
-    return 1 << (min(max(num, 1), sizes.HEADS).bit_length() - 1)
+    return 1 << (min(max(num, 1), HEADS).bit_length() - 1)
 
 
 def _key_heads(num: int, whole: _Whole) -> int:
@@ -176,26 +316,26 @@ def _key_heads(num: int, whole: _Whole) -> int:
 
 # The first rule whose names include a field's is its own; other fields have the sizes of `MOST`.
 _RULES: tuple[tuple[Collection[str], Callable[[int, _Whole], int]], ...] = (
-    (sizes.POSITIONS, lambda value, whole: sizes.CONTEXT),
-    (sizes.VOCABULARIES, lambda value, whole: sizes.VOCABULARY),
-    (sizes.STACKS, _blocks),
-    (sizes.FIRST_BLOCKS, lambda value, whole: sum(index < value for index in whole.stack.kept)),
-    (sizes.LAST_BLOCKS, lambda value, whole: sum(index >= whole.stack.num - value for index in whole.stack.kept)),
-    (sizes.END_BLOCKS, lambda value, whole: len(whole.stack.kept) - 1),
-    (sizes.PERIODS, lambda value, whole: min(value, 2)),
-    (sizes.OFFSETS, lambda value, whole: min(value, 1)),
-    (sizes.KEY_HEADS, _key_heads),
-    (sizes.QUERY_HEADS, lambda value, whole: _few_heads(value)),
-    (sizes.HEAD_SIZES, _head_size),
-    (sizes.WINDOWS, lambda value, whole: min(value, sizes.WINDOW)),
+    (POSITIONS, lambda value, whole: CONTEXT),
+    (VOCABULARIES, lambda value, whole: VOCABULARY),
+    (STACKS, _blocks),
+    (FIRST_BLOCKS, lambda value, whole: sum(index < value for index in whole.stack.kept)),
+    (LAST_BLOCKS, lambda value, whole: sum(index >= whole.stack.num - value for index in whole.stack.kept)),
+    (END_BLOCKS, lambda value, whole: len(whole.stack.kept) - 1),
+    (PERIODS, lambda value, whole: min(value, 2)),
+    (OFFSETS, lambda value, whole: min(value, 1)),
+    (KEY_HEADS, _key_heads),
+    (QUERY_HEADS, lambda value, whole: _few_heads(value)),
+    (HEAD_SIZES, _head_size),
+    (WINDOWS, lambda value, whole: min(value, WINDOW)),
 )
 
 
 def _spread_special_ids(full: Fields, small: Fields) -> None:
     """Give each special id of images, sounds and the like an id of its own from the end of the vocabulary."""
-    free = sizes.VOCABULARY
+    free = VOCABULARY
     for name in full:
-        special = name.endswith(("_token_id", "_token_index")) and name not in sizes.FIXED
+        special = name.endswith(("_token_id", "_token_index")) and name not in FIXED
         if special and name in small and isinstance(full[name], int):
             free -= 1
             small[name] = free
@@ -203,7 +343,7 @@ def _spread_special_ids(full: Fields, small: Fields) -> None:
 
 def _derive(full: Fields, small: Fields, family: Fields) -> None:
     """Keep the relations between fields that hold in the whole configuration."""
-    relations = [(*one, sum) for one in sizes.SUMS] + [(*one, math.prod) for one in sizes.PRODUCTS]
+    relations = [(*one, sum) for one in SUMS] + [(*one, math.prod) for one in PRODUCTS]
     for name, parts, combine in relations:
         wholes = [_count(full, part) for part in parts]
         smalls = [_count(small, part) for part in parts]
@@ -219,7 +359,7 @@ def _per_layer(layers: Fields, full: Fields, small: Fields, whole: _Whole) -> Fi
     for index, fields in layers.items():
         if isinstance(fields, dict) and int(index) in whole.stack.kept:
             inner_full = {**full, **fields}
-            inner = _Whole(whole.stack, _first_count(inner_full, sizes.QUERY_HEADS), whole.head_size)
+            inner = _Whole(whole.stack, _first_count(inner_full, QUERY_HEADS), whole.head_size)
             inner_small = {**small, **{name: _field(name, value, inner) for name, value in fields.items()}}
             _derive(inner_full, inner_small, {})
             differing = {name: value for name, value in inner_small.items() if name in fields or small[name] != value}
@@ -234,7 +374,7 @@ def _rope(rope: Fields, small: Fields) -> Fields:
     """Rotary fields with lists as long as the small head's rotated half; one set of them, or one per type of block."""
     if rope and all(isinstance(part, dict) for part in rope.values()):
         return {name: _rope(part, small) for name, part in rope.items() if isinstance(part, dict)}
-    heads, width = _first_count(small, sizes.QUERY_HEADS), _first_count(small, sizes.WIDTHS)
+    heads, width = _first_count(small, QUERY_HEADS), _first_count(small, WIDTHS)
     sized = _first_count(small, ("qk_rope_head_dim", "head_dim")) or width // max(heads, 1)
     factor = rope.get("partial_rotary_factor") or small.get("partial_rotary_factor") or 1
     half = int(sized * factor) // 2 if isinstance(factor, int | float) else sized // 2
@@ -244,6 +384,6 @@ def _rope(rope: Fields, small: Fields) -> Fields:
             made[name] = (value * half)[:half]
         elif isinstance(value, list) and name == "mrope_section":
             made[name] = [half // len(value) + (place < half % len(value)) for place in range(len(value))]
-        elif name in sizes.MOST and isinstance(value, int):
-            made[name] = min(value, sizes.MOST[name])
+        elif name in MOST and isinstance(value, int):
+            made[name] = min(value, MOST[name])
     return made

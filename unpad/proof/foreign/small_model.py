@@ -14,8 +14,7 @@ from torch import Tensor
 
 from unpad.errors import ProofError, RecipeError, SourceError, nearest
 from unpad.proof.foreign.kinds import no_causal_name
-from unpad.proof.foreign.shrink import shrink
-from unpad.proof.foreign.sizes import ORDINARY, Fields
+from unpad.proof.foreign.shrink import ORDINARY, Fields, shrink
 from unpad.storage.reading import read_file
 from unpad.storage.strict_json import strict_value
 
