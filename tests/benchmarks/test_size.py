@@ -16,14 +16,14 @@ from benchmarks.size import (
 
 # Lower a number where a change made it smaller; code lines and files also grow with features, which then say so here.
 MOST = {
-    "code lines": 52_500,  # checks of the doctor for classes of its fourth unseen set, and rows of trainers
-    "files": 489,
+    "code lines": 52_100,  # checks of the doctor for classes of its fourth unseen set, and rows of trainers
+    "files": 400,
     "doubled class names": 1,
-    "modules from training/loop.py": 150,
+    "modules from training/loop.py": 124,
     "family names outside of families": 0,
     "imports between test files": 0,
-    "files in the largest folder": 25,
-    "short modules with one importer": 10,
+    "files in the largest folder": 22,
+    "short modules with one importer": 1,
 }
 
 
