@@ -47,7 +47,7 @@ from unpad.terminal.table import wrapped
 
 SECONDS = 120.0
 OF_STEPS, OF_SWEEP, OF_OVERFIT, OF_CARRY = 0.2, 0.4, 0.5, 0.7  # of the time that is left
-# Findings that say no more than others do: by code, the codes of which any explains it.
+# Findings that say no more than others do: by code, the codes that each explain it.
 SETTINGS = {
     "clip", "decay", "dropout", "eps", "betas", "stale", "smoothing", "loss_weight", "frozen_at_start", "step_size",
     "class_weight",

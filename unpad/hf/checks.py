@@ -235,7 +235,7 @@ def name_of_loss(trainer: Trainer) -> str:
 def divide_by_targets(trainer: Trainer) -> None:
     """Let every micro-batch's loss be its sum over the targets of the whole step, also where the model cannot.
 
-    Models whose `forward` takes no `num_items_in_batch` return a mean per micro-batch, and the mean of such means
+    Models without `num_items_in_batch` in their `forward` return a mean per micro-batch, and the mean of such means
     weighs targets of small micro-batches more. The same is true of means per rank.
     """
     trainer.args.average_tokens_across_devices = trainer.args.world_size > 1

@@ -36,7 +36,7 @@ class MeanOverTargets:
     num_targets: int = 0
 
     def add(self, mean: Tensor, num_targets: int) -> None:
-        """Add a batch whose loss is the mean over its targets."""
+        """Add a batch by its loss, the mean over its targets."""
         if num_targets:
             self.total += float(mean) * num_targets
             self.num_targets += num_targets

@@ -117,7 +117,7 @@ class TargetHead:
 
     Args:
         model: what is called; inner: the model of transformers in it.
-        backbone: the part whose output is the hidden states that the head reads; None if none is known, so that all
+        backbone: the part with the hidden states for output that the head reads; None if none is known, so that all
             logits are computed.
 
     Attributes:

@@ -70,7 +70,7 @@ class ChangedRowError(SourceError):
 
 
 class Rows(Protocol):
-    """A dataset whose rows can be read in any order."""
+    """A dataset with rows that can be read in any order."""
 
     def __len__(self) -> int: ...
 
@@ -183,7 +183,7 @@ def is_streamed(data: object) -> bool:
 
 
 def refuse_streams(data: object) -> None:
-    """Refuse data whose rows cannot be read in any order.
+    """Refuse data with rows that cannot be read in any order.
 
     Raises:
         SourceError: it is streamed.
@@ -221,7 +221,7 @@ class PlannedBatches(Sampler[list[int]]):
 
     Args:
         tokens: most tokens of a micro-batch, unless a single example has more.
-        epochs: number of epochs whose plans are made; a later one repeats their order.
+        epochs: number of epochs with plans that are made; a later one repeats their order.
         ranks: how micro-batches are divided; default one rank, which has all.
     """
 

@@ -18,7 +18,7 @@ from unpad.hf.attention import BOUNDARIES, find_sequences, noted
 
 LENGTH = 13  # tokens of the trial; a prime, so that no width of a model is mistaken for it
 CHANGED = 3  # its first tokens, which are exchanged
-MOVED = 1e-4  # of the largest output; a later token whose output moves by more has seen them
+MOVED = 1e-4  # of the largest output; a later token with an output that moves by more has seen them
 
 
 class Boundaries:
@@ -181,7 +181,7 @@ class _Call:
 def find_mixers(model: nn.Module, inner: nn.Module) -> Iterator[str]:
     """Names of the layers that mix tokens without attention of ours, by a trial of a few tokens.
 
-    Of nested layers the name is of the one inside a block: a layer that mixes, and whose children that mix explain it.
+    Where layers are nested, it is the one inside a block: a layer that mixes, with the children that mix explaining it.
     """
     calls: dict[nn.Module, _Call] = {}
 

@@ -306,7 +306,7 @@ def is_stock(collator: object) -> bool:
 
 
 def _independent(collate: Collator) -> Collator:
-    """A copy of a collator, whose state the original does not see; itself where it cannot be copied."""
+    """A copy of a collator with a state that the original does not see; itself where it cannot be copied."""
     try:
         return copy.deepcopy(collate)
     except Exception:
@@ -314,7 +314,7 @@ def _independent(collate: Collator) -> Collator:
 
 
 def _copied(row: Any) -> Any:
-    """A row whose lists a collator may change."""
+    """A row with lists that a collator may change."""
     if not isinstance(row, Mapping):
         return copy.copy(row)
     return {name: list(value) if isinstance(value, list) else value for name, value in row.items()}

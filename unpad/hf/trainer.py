@@ -94,17 +94,17 @@ class Attachment:
     group: Group = ALONE
     evaluated: MeanOverTargets = field(default_factory=MeanOverTargets)
     trained: Examples | None = None  # those of the last loader for training
-    gives_rows: bool = False  # whether the evaluation at hand is of flat batches, whose results are taken apart
+    gives_rows: bool = False  # whether the evaluation at hand is of flat batches, with results to take apart
 
     def examples_of(self, data: Any) -> Examples:
-        """The examples of a dataset, whose lengths are read once."""
+        """The examples of a dataset, with lengths that are read once."""
         if id(data) not in self.examples:
             rows = self.rows_of(data)
             self.examples[id(data)] = (data, Examples(rows, rows.columns))
         return self.examples[id(data)][1]
 
     def check(self, trainer: Trainer, called: nn.Module | None = None) -> None:
-        """Refuse a trainer whose update is another than was proved; `called` as of `ProvedModel.check`."""
+        """Refuse a trainer with another update than was proved; `called` as of `ProvedModel.check`."""
         self.promised.check(trainer)
         self.model.check(trainer, called)
 
@@ -291,7 +291,7 @@ class UnpadMixin(Trainer):
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """A batch of an evaluation, whose loss is counted by its targets, and whose logits are those of rows."""
+        """A batch of an evaluation, with its loss counted by its targets, and the logits of rows."""
         attachment = self.attachment
         if attachment is None or attachment.keeps_evaluation:
             own: tuple[Any, Any, Any] = super().prediction_step(
@@ -318,7 +318,7 @@ class UnpadMixin(Trainer):
     def evaluation_loop(
         self, dataloader: DataLoader[Any], *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
     ) -> EvalLoopOutput:
-        """An evaluation, whose loss is the mean over the targets of the whole set."""
+        """An evaluation, with the mean over the targets of the whole set for its loss."""
         attachment = self.attachment
         if attachment is None or attachment.keeps_evaluation:
             return super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)

@@ -81,7 +81,7 @@ def _is_whole(numbers: np.ndarray) -> np.ndarray:
 
 
 def _names(data: EventData, code: np.ndarray, patient: np.ndarray, num: int) -> list[Finding]:
-    """A column of words of which nearly every patient has one of his own."""
+    """A column of words where nearly every patient has his own."""
     pairs = np.unique(np.stack([code, patient]), axis=1)
     having = np.bincount(pairs[0], minlength=len(data.codes))
     alone: dict[str, list[int]] = defaultdict(list)
@@ -113,7 +113,7 @@ def _times(data: EventData, code: np.ndarray, value: np.ndarray, time: np.ndarra
 
 
 def _one_value(code: np.ndarray, patient: np.ndarray, value: np.ndarray, timed: np.ndarray) -> list[Finding]:
-    """Patients whose tests of several kinds all have one value, as a column of the patient has."""
+    """Patients with one value in tests of several kinds, which is that of a column of the patient."""
     own = timed & ~np.isnan(value)
     of_patient: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for who, what, number in zip(patient[own].tolist(), code[own].tolist(), value[own].tolist(), strict=True):

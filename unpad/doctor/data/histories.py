@@ -28,7 +28,7 @@ DATES = ((6e8, 2.2e9), (6e11, 2.2e12))  # seconds and milliseconds from 1970 to 
 SPREAD_OF_DATES = 0.2  # of their mean
 FP32_STEP, LEAST_STEPS = 2.0**-23, 4  # the distance of neighbouring numbers, and how many a spread must have
 MANY_EQUAL = 0.5  # of all values
-SEVERAL, RECURRING = 4, 0.02  # events, and share of them whose code their patient has again
+SEVERAL, RECURRING = 4, 0.02  # events, and share of those with a code that their patient has again
 
 
 def check_histories(subject: Subject[EventData]) -> list[Finding]:
@@ -156,7 +156,7 @@ def _leaking_value(told: _Told, labels: np.ndarray, known: np.ndarray) -> list[F
 
 
 def _far_values(told: _Told) -> list[Finding]:
-    """The code whose scale a few values set that are far from all others."""
+    """The code with a scale set by a few values far from all others."""
     valued = np.flatnonzero(~np.isnan(told.value))
     valued = valued[np.argsort(told.code[valued], kind="stable")]
     codes, firsts = np.unique(told.code[valued], return_index=True)
@@ -216,7 +216,7 @@ def _empty(told: _Told) -> list[Finding]:
 
 
 def _too_long(told: _Told) -> list[Finding]:
-    """Patients whose first event is further before the landmark than a life is long."""
+    """Patients with a first event further before the landmark than a life is long."""
     sets = told.data.sets
     if not len(sets.times):
         return []
@@ -247,7 +247,7 @@ def _cut(subject: Subject[EventData]) -> list[Finding]:
 
 
 def _scales(told: _Told) -> list[Finding]:
-    """Codes of which all values are alike, or are dates: numbers that say nothing, or not what they seem to."""
+    """Codes with values that are all alike, or dates: numbers that say nothing, or not what they seem to."""
     known, counts = told.data.known, np.bincount(told.code[~np.isnan(told.value)], minlength=told.num_codes)
     valued = np.flatnonzero(counts >= LEAST_VALUES)
     if not len(valued):

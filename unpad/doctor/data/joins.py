@@ -32,9 +32,9 @@ WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W_]+")
 EASTERN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 MOST_QUESTIONS = 0.03  # share of the questions with a word, beyond which it names none of them
 VOTES = 2  # words that point to one reply
-ELSEWHERE, TO_OWN = 0.12, 0.3  # of the questions, and of those whose words point to their own reply
+ELSEWHERE, TO_OWN = 0.12, 0.3  # of the questions, and of those with words that point to their own reply
 NEAREST, LIKE, RARE_REPLY = 6, 0.2, 0.03  # questions that are compared, their cosine, and share of a reply
-UNLIKE_OTHERS = 0.08  # of the rows, whose reply is none of those of similar questions
+UNLIKE_OTHERS = 0.08  # of the rows, with a reply that is none of those of similar questions
 BY_ONE, ONE_EACH = 0.3, 0.9  # of the questions, where one word is enough, if each points to a reply of its own
 SHORT = 25  # words of a question or reply, on average
 LEAST_NAMED, LEAST_OF_COLOUR, NEAR_HUE = 40, 6, 25.0  # rows with a colour, and degrees of its hue
@@ -223,7 +223,7 @@ def _elsewhere(
     where: Sequence[str],
     field: str,
 ) -> list[Finding]:
-    """Questions whose words point to the reply of another row, or whose reply is unlike those of similar questions."""
+    """Questions with words that point to the reply of another row, or a reply unlike those of similar questions."""
     words = dict(zip(asked, asked_words, strict=True))
     own, others, by_one = _pointed(asked, replied, words, _only(replied, replied_words, words))
     short = max(np.median([len(own) for own in column]) for column in (asked_words, replied_words)) <= SHORT

@@ -26,7 +26,7 @@ from unpad.terminal.finding import Finding, Value
 SAMPLE, LEAST_PICTURES = 60, 8
 LARGE, SMALL = 10.0, 0.01  # root mean square of a picture's numbers, and their spread over all pictures
 FEW_PATCHES, LITTLE_KEPT = 4, 0.1  # patches of a picture, and share of its pixels
-CHANGED, TOLD_BY_COLOUR = 0.25, 0.9  # least images.color, and share of pictures whose class a colour tells
+CHANGED, TOLD_BY_COLOUR = 0.25, 0.9  # least images.color, and share of pictures with a class that a colour tells
 MOST_COLOURS, LEAST_COLOURS = 600, 60  # pictures
 LOST_PICTURES = 0.1  # of the questions
 ONE_PATCH, SHRUNK = 0.5, 3.0  # of the pictures, and times the pixels of a patch that they had
@@ -85,7 +85,7 @@ def _patches(subject: Subject[ImageData | VqaData]) -> list[Finding]:
 
 
 def _shrunk(subject: Subject[ImageData | VqaData]) -> list[Finding]:
-    """Pictures of which a few patches are left, a small part of their pixels."""
+    """Pictures with few patches left, a small part of their pixels."""
     album, images = subject.data.album, subject.setup.recipe.images
     patches = album.grids.prod(1)
     kept = patches * album.patch**2 / np.array([one.width * one.height for one in album.images])

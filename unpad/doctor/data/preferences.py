@@ -21,10 +21,10 @@ from unpad.terminal.finding import Finding, Severity, Value
 
 LEAST = 60  # pairs
 FEATURES = 512  # places of hashed words
-COMMON = 0.2  # share of the pairs of which just one reply has a word
+COMMON = 0.2  # share of the pairs where just one reply has a word
 TWO_SIDES = 0.9  # mean size over root mean square: 0.80 of a bell, 0.87 of a box, 1 of two points
 BALANCED = 0.25  # share of the pairs on the smaller side
-ONE_HAS = 0.65  # share of the pairs of which just one reply has a word; of replies that know nothing of each other 0.5
+ONE_HAS = 0.65  # share of the pairs where just one reply has a word; of replies that know nothing of each other 0.5
 BOTH_WAYS, MANY_BOTH_WAYS = 0.1, 0.3  # of the pairs, that another pair contradicts
 SAME = 0.1  # of the pairs
 MOST_COMPARED, DIFFERENT = 600, 0.8  # pairs, and share of different replies
@@ -32,7 +32,7 @@ SPECIFIC, LIKE_OTHERS = 0.6, 0.4  # share of replies with a word of a question, 
 ONE_REJECTED, LEAST_REPLY = 0.5, 8  # share of one rejected reply, and its characters
 LARGE_BETA, SMALL_BETA = 2.0, 0.003
 ALL_HAVE, NONE_HAVE = 0.95, 0.05  # shares of the replies of one side and of the other that have a mark
-LONGER, TIMES = 0.98, 1.5  # share of the pairs whose one reply is longer, and by how much in the middle one
+LONGER, TIMES = 0.98, 1.5  # share of the pairs with one reply longer, and by how much in the middle one
 FINAL = ".!?。！？…\"'”’)]）】」』`"
 ARTEFACTS = {
     "no_value",
@@ -104,7 +104,7 @@ def _elsewhere(asked: Sequence[str], replies: Sequence[tuple[str, str]], where: 
 
 
 def _both_ways(asked: Sequence[str], replies: Sequence[tuple[str, str]], where: Sequence[str]) -> list[Finding]:
-    """Pairs that occur again with the other reply chosen, or whose chosen reply is rejected elsewhere."""
+    """Pairs that occur again with the other reply chosen, or with their chosen reply rejected elsewhere."""
     rejected: dict[str, set[str]] = defaultdict(set)
     for question, (_, worse) in zip(asked, replies, strict=True):
         rejected[question].add(worse)

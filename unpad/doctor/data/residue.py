@@ -34,7 +34,7 @@ LEAST_GROWTH = 8  # characters that a row has more than its beginning; near-dupl
 RISING, LEAST_START = (
     0.97,
     20,
-)  # share of the rows whose number is larger than the one before, and characters of a start
+)  # share of the rows with a number larger than the one before, and characters of a start
 END = 300  # characters of a row that are searched for padding
 
 

@@ -136,7 +136,7 @@ def check_inputs(subject: Subject, is_empty: Callable[[RaggedBatch], bool | None
 
 
 def _copies(subject: Subject) -> list[Finding]:
-    """Held-out sequences whose content is also trained on."""
+    """Held-out sequences with content that is also trained on."""
     data, table = subject.data, subject.data.table
     long = table.positions[subject.stage.held_out_ids] >= data.least_content
     held_out = sampled(subject.stage.held_out_ids[long])

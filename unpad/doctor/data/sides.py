@@ -23,7 +23,7 @@ from unpad.doctor.subject import Subject
 from unpad.terminal.finding import Finding, Severity, Value
 
 LEAST_ROWS, LEAST_HELD, MOST_PICTURES = 40, 16, 3000
-SPELT_TWICE = 0.03  # of the rows, whose class or answer is mostly spelt in another way
+SPELT_TWICE = 0.03  # of the rows, with a class or answer mostly spelt in another way
 LEAST_LETTERS = 3  # of a name
 NO_NAME = re.compile(r"nan|nat|null|#?n/a|#ref!|#value!|undefined", re.IGNORECASE)
 LONE, FEW_OF_CLASS = 0.3, 2  # share of the rows that are of classes with so few
@@ -120,7 +120,7 @@ def _lone(subject: Subject[ImageData]) -> list[Finding]:
 
 
 def _shares(subject: Subject) -> list[Finding]:
-    """Classes that one side lacks, or of which it has quite another share."""
+    """Classes that one side lacks, or has to quite another share."""
     known = subject.data.class_labels()
     if known is None:
         return []

@@ -104,7 +104,7 @@ def _asks(text: str) -> bool:
 
 
 def _greets(examples: Sequence[Example], talks: Sequence[tuple[str, str]]) -> str:
-    """The question with which users begin nearly all of some longer conversations, whose replies differ; else ""."""
+    """The question with which users begin nearly all of some longer conversations with replies that differ; else ""."""
     first = Counter(question for question, _ in talks)
     greeting, _ = first.most_common(1)[0]
     longer = sum(sum(turn.role == "user" for turn in row.turns) > 1 for row in examples)

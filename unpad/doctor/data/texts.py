@@ -182,7 +182,7 @@ def _is_unseen(character: str) -> bool:
 
 
 def _no_text(texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list[Finding]:
-    """Rows of digits, JSON that was read as text, and words whose letters stand apart."""
+    """Rows of digits, JSON that was read as text, and words with letters that stand apart."""
     for why, is_bad in (
         ("@digits", _is_digits),
         ("@json", _is_json),
@@ -197,7 +197,7 @@ def _no_text(texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list[
 
 
 def _no_order(texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list[Finding]:
-    """Characters whose order says nothing: text in which it does is packed smaller than the same ones shuffled."""
+    """Characters in an order that says nothing: text in which it does is packed smaller than the same ones shuffled."""
     whole = "".join(text for text, _ in texts)[:MOST_ORDERED]
     if len(whole) < LEAST_ORDERED:
         return []
@@ -211,9 +211,9 @@ def _no_order(texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list
 
 
 def _cut_alike(examples: Sequence[Example], fields: tuple[str, ...]) -> list[Finding]:
-    """Texts or replies of which many have just the largest length there is, in characters or bytes, and no end.
+    """Texts or replies that often have just the largest length there is, in characters or bytes, and no end.
 
-    Rows that also begin inside a sentence are pieces of longer texts, of which nothing is lost.
+    Rows that also begin inside a sentence are pieces of longer texts, where nothing is lost.
     """
     ends = [(row.turns[-1].content, row.where) for row in examples if row.turns and row.turns[-1].content.strip()]
     inside_words = {word for text, _ in ends for word in text.split()[:-1]}  # a form ends with what is nowhere else

@@ -60,7 +60,7 @@ def check_unread(subject: Subject[TextData]) -> list[Finding]:
 
 
 def _names(file: SourceFile) -> tuple[str, ...]:
-    """All columns of a parquet file, of which others than those that are asked for are not read; else none."""
+    """All columns of a parquet file, where only those that are asked for are read; else none."""
     if file.format != "parquet":
         return ()
     import pyarrow.parquet as pq

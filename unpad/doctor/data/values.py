@@ -150,7 +150,7 @@ def _in_codes(data: EventData, ids: np.ndarray) -> list[Finding]:
 
 
 def _lost(subject: Subject[EventData]) -> list[Finding]:
-    """Patients that were left out, such as those whose id is in no row of the labels."""
+    """Patients that were left out, such as those with an id in no row of the labels."""
     data = subject.data
     left = {why: num for why, num in data.cohort.left_out.items() if num}
     unknown = int((data.labels[subject.stage.train_ids] < 0).sum()) if data.labels is not None else 0

@@ -60,7 +60,7 @@ LISTED, MANY_LISTED = ",;|/、，；", 0.4  # marks of lists, and share of the w
 UNIT = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\s\u3040-\u30ff\u3400-\u9fff]+")  # a word, or such a character
 CLAUSE = re.compile(r"(?<=[.!?])\s+|[。！？；\n]")
 PLAIN_WORD = re.compile(r"(?<!\S)[^\W\d_]+(?:['’-][^\W\d_]+)*(?=[.!?]?(?:\s|$))")  # lists have a comma behind it
-MANY_RUNS, MANY_DIFFERENT = 0.5, 60  # share of the lines with a word, and words of which letters are not
+MANY_RUNS, MANY_DIFFERENT = 0.5, 60  # share of the lines with a word, and words with letters that are not
 LEAST_RUN, IN_ORDER = 5, 0.9  # words of a line, and share of neighbours that rise, or fall
 LETTERS, LONG_SORTED = re.compile(r"[^\W\d_]+"), 5  # letters of a word that are looked at
 FORMS, LEAST_LETTERS = 1.5, 15  # words of the same letters, and different letters of a language
@@ -292,7 +292,7 @@ def _backwards(texts: Sequence[tuple[str, str]]) -> tuple[str, float] | None:
 
 
 def _letters_shuffled(texts: Sequence[tuple[str, str]]) -> tuple[str, float] | None:
-    """Long words of which the same letters occur in many orders; in a language hardly any two words are so."""
+    """Long words with the same letters in many orders; in a language hardly any two words are so."""
     words = {word.casefold() for line in _lines(texts) for word in LETTERS.findall(line) if len(word) >= LONG_SORTED}
     letters = {letter for word in words for letter in word}
     alike = {"".join(sorted(word)) for word in words}
@@ -338,7 +338,7 @@ def _num_pairs(lists: Sequence[Sequence[str]]) -> int:
 
 
 def _repeating(texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> list[Finding]:
-    """Texts of which the second half is the first again, or lines that follow themselves."""
+    """Texts with the first half again as the second, or lines that follow themselves."""
 
     def repeats(text: str) -> bool:
         parts = [part for part in CLAUSE.split(text) if len(part) >= LEAST_LETTERS]

@@ -32,7 +32,7 @@ def _smoothing(subject: Subject) -> list[Finding]:
 
 
 def _weights(subject: Subject) -> list[Finding]:
-    """The term whose weight is furthest above its default; a small one may be meant so (see layers.py)."""
+    """The term with the weight furthest above its default; a small one may be meant so (see layers.py)."""
     usual = {name: _last(weight) or 1.0 for name, weight in subject.setup.model.weights.items()}
     over = {name: _last(weight) / usual[name] for name, weight in subject.recipe.losses.items()}
     name = max(over, key=lambda one: over[one], default="")
@@ -45,7 +45,7 @@ def _weights(subject: Subject) -> list[Finding]:
 
 
 def _ramps(subject: Subject) -> list[Finding]:
-    """Ramps of a loss term of which the stage goes through a small part."""
+    """Ramps of a loss term that the stage goes through in small part."""
     for name, weight in subject.recipe.losses.items():
         if isinstance(weight, Ramp) and weight.end != weight.start:
             last = weight.at(subject.num_steps - 1, subject.num_steps)

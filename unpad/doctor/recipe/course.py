@@ -22,7 +22,7 @@ QUICKER, QUICKER_PAIRS = 10.0, 5.0  # times the rate of that run
 
 
 def check_origin(subject: Subject) -> list[Finding]:
-    """Findings on a recipe whose weights are those of another run; none where that run is gone."""
+    """Findings on a recipe with the weights of another run; none where that run is gone."""
     recipe = subject.setup.recipe
     name = recipe.train.init_from
     if name is None or is_folder(name):
@@ -59,7 +59,7 @@ def _colours(subject: Subject, origin: Recipe, field: str) -> list[Finding]:
 
 
 def _rate(subject: Subject, origin: Recipe, field: str) -> list[Finding]:
-    """A stage whose rate is far above that at which its weights were learnt; adapters begin anew."""
+    """A stage with a rate far above that at which its weights were learnt; adapters begin anew."""
     recipe = subject.setup.recipe
     before = max(one.recipe.optim.lr * one.recipe.optim.lr_scale for one in stages_of(origin))
     for stage in [] if recipe.lora is not None else subject.setup.stages:
@@ -228,7 +228,7 @@ def _grown(subject: Subject) -> list[Finding]:
 
 
 def _not_held_out(subject: Subject) -> list[Finding]:
-    """A kind of data of which nothing is held out, though a share of it is asked for."""
+    """A kind of data with nothing held out, though a share of it is asked for."""
     recipe, data = subject.setup.recipe, subject.data
     used = [kind for kind in data.kinds if any(kind in stage.kinds for stage in subject.setup.stages)]
     for kind in used if recipe.data.holdout else []:

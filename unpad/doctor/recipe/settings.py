@@ -75,7 +75,7 @@ def _area(subject: Subject) -> list[Finding]:
 
 
 def _cycles(optim: OptimSettings, steps: int) -> int:
-    """The number of cycles of which the first has `optim.first_cycle` steps."""
+    """The number of cycles, where the first has `optim.first_cycle` steps."""
     length, end, num = float(optim.first_cycle or steps), 0.0, 0
     while end < steps and num < steps:
         end, length, num = end + length, length * optim.cycle_factor, num + 1
@@ -245,7 +245,7 @@ def _model(subject: Subject) -> list[Finding]:
 
 
 def _channels(path: str, config: Any) -> list[Finding]:
-    """Feed-forward parts of a few channels, norms whose epsilon drowns what they divide by, and dropped patches."""
+    """Feed-forward parts of few channels, norms with an epsilon that drowns what they divide by, dropped patches."""
     hidden, width, found = getattr(config, "hidden", None), getattr(config, "width", 0), list[Finding]()
     if hidden is not None and hidden <= width / NARROW_HIDDEN:
         values: dict[str, Value] = {"field": f"{path}.hidden", "width": width, "usual": 2 * width}

@@ -22,7 +22,7 @@ from unpad.terminal.progress import counted
 
 MOST_LEARNT, MOST_JUDGED, LEAST = 512, 400, 24  # sequences
 STEPS, FIRST_STEPS, EVERY = 360, 120, 20  # at most, at least, and between two looks
-LOOKS = 6  # the last ones, of which the mean is judged
+LOOKS = 6  # the last ones, judged by their mean
 BATCH_TOKENS = 1024
 LEARNT = 0.7  # of the first loss, below which it was overfit
 NOTHING = 1.5  # standard errors, below which nothing holds for others
@@ -30,7 +30,7 @@ NOTHING = 1.5  # standard errors, below which nothing holds for others
 # errors from which on they may.
 FEW_OF_TWO, LITTLE = 30, 1.0
 USUAL_RATE = 1e-3
-MOST_SWAPPED = 40  # questions whose pictures change places
+MOST_SWAPPED = 40  # questions with pictures that change places
 SURELY = 3.0  # standard errors, from which on answers are learnt from pictures
 SEEN = 0.1  # nats by which their own picture has to help answers that were learnt
 HOLDS = 0.25  # of that help, which others may have within two standard errors where nothing holds for them
@@ -156,7 +156,7 @@ def _mean_loss(trial: Trial, micros: list[Micro]) -> float:
 
 
 def _about_one(data: VqaData, ids: np.ndarray) -> np.ndarray:
-    """Questions about one picture each, of which another has as many patches."""
+    """Questions about one picture each, where another has as many patches."""
     one = np.array([seq for seq in ids.tolist() if len(data.examples[seq].images) == 1], np.int64)
     if not len(one):
         return one

@@ -190,7 +190,7 @@ def _has_rows(update: Update) -> bool:
 
 
 def _refuse_random(certificate: ForeignCertificate, outcome: Outcome) -> None:
-    """Refuse a model or step whose results are not those of its batches alone, where that shows.
+    """Refuse a model or step with results that are not those of its batches alone, where that shows.
 
     Raises:
         ProofError: errors failed, and the same batches twice differ by more than a rounding, with other random numbers

@@ -150,7 +150,7 @@ def _row(example: object) -> Row:
 
 
 def _shifted_back(rows: list[Row]) -> list[Row]:
-    """Rows whose labels are the tokens themselves, also where the data have the next token in their place."""
+    """Rows with the tokens themselves for labels, also where the data have the next token in their place."""
     trios = [
         (label, token, following)
         for row in rows
@@ -192,7 +192,7 @@ def _repeated_at_ends(rows: Sequence[list[int]]) -> int | None:
 
 
 def _lengths_by_end(ids: list[int], end: int | None) -> list[int]:
-    """Lengths of the sequences in a row, each of which ends with a token `end`; what follows the last is one more."""
+    """Lengths of the sequences in a row, where each ends with a token `end`; what follows the last is one more."""
     if end is None or end not in ids:
         raise ProofError(
             "the data are packed, and do not say where sequences begin",

@@ -156,7 +156,7 @@ def _cast(model: nn.Module, dtypes: Collection[torch.dtype], to: torch.dtype) ->
 
 @runtime_checkable
 class Experts(Protocol):
-    """A model whose experts can be computed in several ways, as those of transformers."""
+    """A model with experts that can be computed in several ways, as those of transformers."""
 
     def get_experts_implementation(self) -> dict[str, str | None]: ...
 

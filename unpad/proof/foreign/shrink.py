@@ -104,7 +104,7 @@ PERIODS = _names(
 OFFSETS = _names("attn_layer_offset expert_layer_offset prefix_dense_sliding_window_pattern")
 BLOCK_TYPES = ("layer_types", "layers_block_type")  # lists that count the blocks where no field does
 CYCLES = ("block_types",)  # lists that repeat over the blocks
-SHARING = ("hybrid",)  # types whose blocks share weights: two of them are kept
+SHARING = ("hybrid",)  # types with blocks that share weights: two of them are kept
 
 # Fields with the same value in every small model. Trainers compute without a cache, and the loss of a router is a mean
 # over the tokens of a batch, which depends on batching by definition.
@@ -314,7 +314,7 @@ def _key_heads(num: int, whole: _Whole) -> int:
     return few if num == whole.heads else 1 if num == 1 else max(few // 2, 1)
 
 
-# The first rule whose names include a field's is its own; other fields have the sizes of `MOST`.
+# The first rule that names a field is its own; other fields have the sizes of `MOST`.
 _RULES: tuple[tuple[Collection[str], Callable[[int, _Whole], int]], ...] = (
     (POSITIONS, lambda value, whole: CONTEXT),
     (VOCABULARIES, lambda value, whole: VOCABULARY),
