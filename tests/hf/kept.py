@@ -222,7 +222,15 @@ def pads_with_the_end(folder: Path) -> None:
     words.pad_token = words.eos_token
     ended = [[*one[:3], 2, *one[3:], 2] for one in SEQUENCES]
     pairs = [(ids, [IGNORED if token == 2 else token for token in ids]) for ids in ended]
-    kept(plain(folder, alone(ended), DataCollatorForLanguageModeling(words, mlm=False)), pairs)
+
+    def compared(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        ids = nn.utils.rnn.pad_sequence([torch.tensor(row["input_ids"]) for row in rows], True, 2)
+        mask = torch.arange(ids.shape[1]) < torch.tensor([[len(row["input_ids"]) - 1] for row in rows])
+        return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(ids == 2, IGNORED)}
+
+    for collator in (DataCollatorForLanguageModeling(words, mlm=False), compared):
+        with pytest.warns(UserWarning, match="takes the last token, 2, of 10 of 10 rows for padding"):
+            kept(plain(folder, alone(ended), collator), pairs)
 
 
 def hides_the_end(folder: Path) -> None:
@@ -428,6 +436,22 @@ def weighted_loss(logits: Tensor, labels: Tensor, index: int) -> Tensor:
 
 def columns_of_tokens(folder: Path) -> None:
     kept(plain(folder, alone(SEQUENCES), weigh("tokens"), Weighted), whole(SEQUENCES), weighted_loss)
+
+
+def columns_of_vectors(folder: Path) -> None:
+    """A column of two numbers per token."""
+
+    def paired(rows: list[dict[str, Any]]) -> Any:
+        made = weigh("tokens")(rows)
+        return {**made, "weights": torch.stack([made["weights"] * 0.25, made["weights"] * 0.75], -1)}
+
+    class Paired(Weighted):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return super().compute_loss(
+                model, {**inputs, "weights": inputs["weights"].sum(-1)}, False, num_items_in_batch
+            )
+
+    kept(plain(folder, alone(SEQUENCES), paired, Paired), whole(SEQUENCES), weighted_loss)
 
 
 def speakers(folder: Path) -> None:
@@ -1134,7 +1158,7 @@ SETUPS: dict[str, tuple[Callable[[Path], None], ...]] = {
     "a collator that draws random numbers": (random_collator,),
     "a collator that gives a row other targets in a batch than alone": (other_in_batches,),
     "a collator that fails on a single row, or gives no labels": (no_single_rows, no_labels),
-    "a column that the collator gives, one number per token": (columns_of_tokens, speakers),
+    "a column that the collator gives, an entry for every token": (columns_of_tokens, columns_of_vectors, speakers),
     "a column that the collator gives, of another shape": (columns_of_rows,),
     "`compute_loss`, `compute_loss_func`, label smoothing": (right_losses, label_smoothing),
     "`_get_num_items_in_batch`": (own_divisors,),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -31,6 +32,7 @@ from unpad.proof.foreign.update import (
 
 READ = ("input_ids", "labels", "shift_labels", "attention_mask", "position_ids", "use_cache", *BOUNDARIES)
 CHECKED = 24  # rows that a collator is tried on twice and in batches
+SAYING = ("attention_mask", "labels")  # columns by which the data say that a token is no target
 Collator = Callable[[list[Any]], Any]
 
 
@@ -171,13 +173,13 @@ class CollatedRows:
         for name, value in made.items():
             if name in READ or value is None:
                 continue
-            if not isinstance(value, Tensor) or value.shape != (1, size):
+            if not isinstance(value, Tensor) or value.shape[:2] != (1, size):
                 raise RecipeError(
                     f"the collator {self.name} gives `{name}` of shape {_shape(value)} to a row of {size} tokens, and "
-                    "a flat batch has no place for what is not one number per token",
+                    "a flat batch has no place for what is not one entry per token",
                     fix=f"give `{name}` an entry for every token, or leave it out",
                 )
-            row[name] = value.reshape(-1)
+            row[name] = value[0]
         real = self._real(made.get("attention_mask"), row["labels"])
         row = {name: value[real] for name, value in row.items()}
         row[PACKED] = lengths if lengths is not None else self._parts(made, real)
@@ -239,6 +241,32 @@ class CollatedRows:
         """Columns with an entry for every token that the collator gives besides tokens and labels."""
         return tuple(_columns(self[0] if len(self) else {}))
 
+    @cached_property
+    def _checked(self) -> list[int]:
+        """Numbers of the rows that are tried, spread over all."""
+        return sorted({int(at) for at in np.linspace(0, len(self) - 1, CHECKED).round()})
+
+    def warn_of_ends(self) -> None:
+        """Warn of a collator that takes the end of a row for padding, so that no model learns to stop."""
+        found = [end for number in self._checked if (end := self._lost_end(self.data[number])) is not None]
+        if len(found) > 1 and len(set(found)) == 1:
+            warnings.warn(
+                f"the collator {self.name} takes the last token, {found[0]}, of {len(found)} of {len(self._checked)} "
+                "rows for padding: it is no target, and the model does not learn where to end. Pad with another token",
+                stacklevel=4,
+            )
+
+    def _lost_end(self, row: Any) -> int | None:
+        """The last token of a row if it alone is no target, and the data do not say so; else None."""
+        if not isinstance(row, Mapping) or any(list(row.get(name, [1]))[-1:] in ([0], [IGNORED]) for name in SAYING):
+            return None
+        ids, made = list(row.get("input_ids", [])), self.batch([row])
+        labels = _labels(made)
+        if len(ids) < 2 or labels is None or made["input_ids"].flatten()[: len(ids)].tolist() != ids:
+            return None
+        own = labels.flatten()[: len(ids)].tolist()
+        return ids[-1] if own[-1] == IGNORED != own[-2] else None
+
     def check(self, batch_size: int) -> None:
         """Read some rows twice, and try the collator on them twice, and in batches.
 
@@ -246,7 +274,7 @@ class CollatedRows:
             RecipeError: it draws random numbers, or gives a row other targets in a batch than alone; or the data draw
                 rows of other lengths each time.
         """
-        numbers = sorted({int(at) for at in np.linspace(0, len(self) - 1, CHECKED).round()})
+        numbers = self._checked
         rows = [self.data[number] for number in numbers]
         collate = _independent(self.collate)
         with untouched_generators():

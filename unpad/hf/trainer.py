@@ -410,6 +410,7 @@ def set_up(
             examples = Examples(rows, rows.columns) if read is None else read
             rows.check(args.per_device_train_batch_size)
             warn_of_cuts(trainer, examples)
+            rows.warn_of_ends()
             with before.restored(trainer):
                 standard = has_standard_loss(trainer)
                 own = take_own(trainer, rows, examples) if prove else None

@@ -54,7 +54,7 @@ class Outcome:
     Args:
         truth, found: of the sequences one at a time, and in the batches.
         rounding: relative change of the truth by one rounding of all weights to fp32.
-        again: computes tensors of the batches again, to see if they are smooth functions of the weights.
+        again: computes the batches again, to see if their results are smooth functions of the weights.
         taken: distance from a position to the token that the loss takes for its target, as far as it was looked for.
         unjudged: kinds of findings that cannot be judged, with the reason.
         doubts: what cannot be told is meant; with one, nothing is proved.
@@ -67,7 +67,7 @@ class Outcome:
     found: UpdateResults
     moved: Moves
     rounding: Callable[[], Errors]
-    again: Callable[[], list[Tensor]]
+    again: Callable[[], UpdateResults]
     notes: tuple[str, ...] = ()
     taken: Taken = 1
     unjudged: Mapping[Kind, str] = field(default_factory=dict)
@@ -199,12 +199,12 @@ def _refuse_random(certificate: ForeignCertificate, outcome: Outcome) -> None:
     if all(finding.kind in COUNTED for finding in certificate.failed):
         return
 
-    def results(seed: int) -> list[Tensor]:
+    def results(seed: int) -> UpdateResults:
         with untouched_generators(seed):
             return outcome.again()
 
-    def differ(one: list[Tensor], other: list[Tensor]) -> bool:
-        return max(map(relative, one, other), default=0.0) > RANDOM
+    def differ(one: UpdateResults, other: UpdateResults) -> bool:
+        return max(map(relative, one.tensors(), other.tensors()), default=0.0) > RANDOM
 
     once, twice = results(0), results(1)
     if not differ(once, twice):

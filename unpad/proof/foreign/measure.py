@@ -107,10 +107,15 @@ def by_rounding(model: nn.Module, size: float, compute: Callable[[], T]) -> T:
             parameter.data = data
 
 
-def is_smooth(model: nn.Module, compute: Callable[[], list[Tensor]]) -> bool:
-    """True if results change smoothly with small changes of all weights, as in fp64, and not in steps, as with parts in
-    fp32."""
+def is_smooth(model: nn.Module, compute: Callable[[], UpdateResults]) -> bool:
+    """True if logits and gradients each change smoothly with small changes of all weights, as in fp64, and not in
+    steps, as with parts in fp32."""
     here, more, less = compute(), by_rounding(model, NUDGE, compute), by_rounding(model, -NUDGE, compute)
+    gradients = [list(one.gradient.values()) for one in (here, more, less)]
+    return _bends_little(here.logits, more.logits, less.logits) and _bends_little(*gradients)
+
+
+def _bends_little(here: list[Tensor], more: list[Tensor], less: list[Tensor]) -> bool:
     bends = [a.double() + b.double() - 2 * x.double() for x, a, b in zip(here, more, less, strict=True)]
     bend = sum(float(one.square().sum()) for one in bends) ** 0.5
     size = sum(float(one.double().square().sum()) for one in here) ** 0.5
@@ -202,6 +207,9 @@ class UpdateResults:
     loss: float
     gradient: dict[str, Tensor]
     mean_of_means: float = float("nan")
+
+    def tensors(self) -> list[Tensor]:
+        return [*self.logits, *self.gradient.values()]
 
     def errors(self, truth: UpdateResults) -> Errors:
         """Relative errors against the reference."""

@@ -89,9 +89,8 @@ def _measure(model: nn.Module, update: Update, exact: bool) -> Outcome:
     objective = objective_of(model, update)
     truth = one_at_a_time(model, update, objective)
 
-    def again() -> list[Tensor]:
-        found = in_batches(model, update, objective)
-        return [*found.logits, *found.gradient.values()]
+    def again() -> UpdateResults:
+        return in_batches(model, update, objective)
 
     def rounding() -> Errors:
         return by_rounding(model, EPS, lambda: one_at_a_time(model, update, objective)).errors(truth)

@@ -228,8 +228,9 @@ class TrainerCase:
         def rounding() -> Errors:
             return by_rounding(self.model, EPS, lambda: self._truth(update)).errors(plain)
 
-        def again() -> list[Tensor]:
-            return [*logits_in_batches(forward, update), *self._step().gradient.values()]
+        def again() -> UpdateResults:
+            logits, step = logits_in_batches(forward, update), self._step()
+            return UpdateResults(logits, step.loss, step.gradient)
 
         notes = (*notes, *_perhaps_cut(self.trainer, update)) if self.sequences is None else notes
         return Outcome(
