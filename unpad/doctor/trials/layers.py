@@ -6,17 +6,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from unpad.batching.batch import RaggedBatch
+from unpad.batching.batch import BatchPart, RaggedBatch
 from unpad.batching.layout import Layout
 from unpad.doctor.subject import Subject, Trial
 from unpad.inference.attention import attention_weights
 from unpad.models.objective import LAST, Objective
+from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.block import Block, FeedForward
 from unpad.nn.precision import Precision, autocast
 from unpad.recipes.training import Ramp
@@ -57,7 +58,7 @@ class Layers:
         finite: whether the pass was finite, so that training can be tried.
         blocks: name, size of the output and norm of the gradient of every block.
         without: names of parameters to train that got no gradient; left_out: those that would get one if every loss
-            term of the model had a weight.
+            term of the model had a weight, and events had values.
     """
 
     findings: list[Finding]
@@ -193,14 +194,26 @@ def _bad_gradient(gradients: dict[str, Tensor | None]) -> Finding | None:
 
 
 def _by_other_terms(trial: Trial, batch: RaggedBatch, without: list[str]) -> list[str]:
-    """Those of some parameters that only loss terms without a weight in the recipe reach."""
+    """Those of some parameters that only loss terms without a weight in the recipe reach, or values where no event has
+    one."""
     model = trial.model.eval()
     parameters = dict(model.named_parameters())
-    terms = model.losses(batch)
+    terms = model.losses(_with_values(batch))
     parts = [terms[name][0] for name in model.weights if name in terms and terms[name][0].requires_grad]
     wanted = [parameters[name] for name in without]
     gradients = torch.autograd.grad(torch.stack(parts).sum(), wanted, allow_unused=True)
     return [name for name, grad in zip(without, gradients, strict=True) if grad is not None and bool(grad.any())]
+
+
+def _with_values(batch: RaggedBatch) -> RaggedBatch:
+    """The batch with a value of every event, where none has one."""
+
+    def filled(part: BatchPart) -> BatchPart:
+        if isinstance(part, EventSets) and not bool(part.has_value.any()):
+            return replace(part, has_value=torch.ones_like(part.has_value))
+        return part
+
+    return replace(batch, parts=tuple(map(filled, batch.parts)))
 
 
 # --------------------------------------------------------------------------- units, heads, sizes

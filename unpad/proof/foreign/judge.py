@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from unpad.errors import OutOfMemoryError, ProofError, is_memory_error
 from unpad.proof.content import is_zero

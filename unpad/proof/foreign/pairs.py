@@ -16,6 +16,7 @@ from unpad.proof.foreign.known import Collated, known_of_masks, labels_alone, li
 from unpad.proof.foreign.measure import (
     EPS,
     Errors,
+    UpdateResults,
     by_rounding,
     in_batches,
     moves,
