@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
     from tests.helpers.families import Finished
 
 VOCAB = 50
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported is not searched for garbage again: trainers of other packages collect after every run."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

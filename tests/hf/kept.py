@@ -49,7 +49,7 @@ from unpad.errors import UnpadError
 from unpad.hf import UnpadMixin, attach
 from unpad.proof.foreign.trainer import DRAWN
 
-SEQUENCES = make_sequences(16, seed=5, low=4, high=30)
+SEQUENCES = make_sequences(10, seed=5, low=4, high=30)
 ROWS = make_rows(SEQUENCES)
 HELD_OUT = make_sequences(9, seed=7, low=4, high=20)
 Pairs = list[tuple[list[int], list[int]]]  # tokens and labels of sequences
