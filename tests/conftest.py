@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 VOCAB = 50
 
 
-def pytest_collection_finish() -> None:
-    """What has been imported is not searched for garbage again: trainers of other packages collect after every run."""
+@pytest.fixture(autouse=True, scope="module")
+def _frozen() -> None:
+    """What is there before a module's tests is not searched for garbage again, as after every run of a trainer."""
     gc.collect()
     gc.freeze()
 
