@@ -70,11 +70,16 @@ SHOPS: dict[str, Json] = {
                     "I am in a hurry,", "One more thing:", "It is my first visit here,", "My sister sent me,", "", ""],
         "ends": ["Thanks!", "Thank you.", "I could not see it.", "My list says so.", "I need it today.",
                  "My neighbour asked.", "It is for a party.", "", "", ""],
-        "where": ["where do you keep {a}?", "in which aisle can I find {a}?", "I am looking for {a}."],
-        "price": ["how much is {a}?", "what does {a} cost?", "is {a} expensive?"],
+        "where": ["where do you keep {a}?", "in which aisle can I find {a}?", "I am looking for {a}.",
+                  "show me {a}, please.",
+                  "have {a} been moved somewhere else?"],
+        "price": ["how much is {a}?", "what does {a} cost?", "is {a} expensive?", "can I afford {a}?",
+                  "tell me the price of {a}."],
         "both": ["where is {a}, and what does {b} cost?", "I want {a}, and the price of {b}, please."],
         "cheaper": ["which is cheaper, {a} or {b}?", "should I buy {a} or {b} to save money?"],
-        "who": ["who can tell me more about {a}?", "whom do I ask about {a}?"],
+        "who": ["who can tell me more about {a}?", "whom do I ask about {a}?",
+                "is there an expert for {a}?",
+                "I need advice concerning {a}.", "who looks after {a}?"],
         "replies": {
             "where": "You will find {a} in aisle {wa}.", "price": "The price of {a} is {pa} euros.",
             "both": "Look for {a} in aisle {wa}; {b} costs {pb} euros.",
@@ -90,11 +95,16 @@ SHOPS: dict[str, Json] = {
                     "Meine Mutter schickt mich,", "Ich habe es eilig,", "", "", ""],
         "ends": ["Danke!", "Vielen Dank.", "Ich brauche das heute.", "So steht es auf dem Zettel.",
                  "Ich sehe es nirgends.", "Das ist für ein Fest.", "", "", ""],
-        "where": ["wo finde ich {a}?", "in welchem Gang liegen {a}?", "ich suche {a}."],
-        "price": ["wie teuer sind {a}?", "was kosten {a}?", "ich wüsste gern den Preis für {a}."],
+        "where": ["wo finde ich {a}?", "in welchem Gang liegen {a}?", "ich suche {a}.", "wo haben Sie {a} versteckt?",
+                  "zeigen Sie mir bitte {a}."],
+        "price": ["wie teuer sind {a}?", "was kosten {a}?", "ich wüsste gern den Preis für {a}.",
+                  "reicht mein Geld für {a}?",
+                  "sind {a} gerade teuer?"],
         "both": ["wo liegen {a}, und was kosten {b}?", "ich möchte {a}, und den Preis für {b}."],
         "cheaper": ["was ist billiger, {a} oder {b}?", "soll ich lieber {a} oder {b} kaufen, um zu sparen?"],
-        "who": ["wer kennt sich mit {a} aus?", "wen frage ich nach {a}?"],
+        "who": ["wer kennt sich mit {a} aus?", "wen frage ich nach {a}?",
+                "wer berät mich zu {a}?",
+                "gibt es jemanden, der {a} betreut?", "ich brauche Rat wegen {a}."],
         "replies": {
             "where": "Für {a} gehen Sie in Gang {wa}.", "price": "Bei {a} sind es {pa} Euro.",
             "both": "Im Gang {wa} stehen {a}, und {b} gibt es für {pb} Euro.",
@@ -111,11 +121,17 @@ SHOPS: dict[str, Json] = {
                     "Je suis pressé,", "Ma voisine m'envoie,", "", "", ""],
         "ends": ["Merci !", "Merci beaucoup.", "C'est pour ce soir.", "C'est écrit sur ma liste.",
                  "Je ne trouve rien.", "", "", ""],
-        "where": ["où rangez-vous {a} ?", "dans quel rayon y a-t-il {a} ?", "je cherche {a}."],
-        "price": ["combien coûte {a} ?", "quel est le prix pour {a} ?", "est-ce cher, {a} ?"],
+        "where": ["où rangez-vous {a} ?", "dans quel rayon y a-t-il {a} ?", "je cherche {a}.",
+                  "montrez-moi {a}, merci.",
+                  "on a déplacé {a} ?"],
+        "price": ["combien coûte {a} ?", "quel est le prix pour {a} ?",
+                  "est-ce cher, {a} ?", "à quel tarif vendez-vous {a} ?",
+                  "ai-je assez pour {a} ?"],
         "both": ["où est {a}, et combien coûte {b} ?", "je voudrais {a}, et le prix de {b}."],
         "cheaper": ["quel est le moins cher, {a} ou {b} ?", "pour économiser, je prends {a} ou {b} ?"],
-        "who": ["qui connaît bien {a} ?", "à qui dois-je parler de {a} ?"],
+        "who": ["qui connaît bien {a} ?", "à qui dois-je parler de {a} ?",
+                "qui s'occupe de {a} ?",
+                "un conseil sur {a}, s'il vous plaît.", "y a-t-il un spécialiste de {a} ?"],
         "replies": {
             "where": "Pour {a}, allez au rayon {wa}.", "price": "On vend {a} à {pa} euros.",
             "both": "Au rayon {wa} vous verrez {a} ; {b} vaut {pb} euros.",
@@ -131,11 +147,11 @@ SHOPS: dict[str, Json] = {
                     "还有一件事，", "妈妈让我来买，", "", "", ""],
         "ends": ["谢谢！", "麻烦您了。", "我今天就要用。", "单子上写着呢。", "我没看见。",
                  "是给客人准备的。", "", "", ""],
-        "where": ["{a}放在哪里？", "哪一排有{a}？", "我在找{a}。"],
-        "price": ["{a}多少钱？", "{a}卖什么价？", "{a}贵不贵？"],
+        "where": ["{a}放在哪里？", "哪一排有{a}？", "我在找{a}。", "{a}换地方了吗？", "带我去看看{a}吧。"],
+        "price": ["{a}多少钱？", "{a}卖什么价？", "{a}贵不贵？", "买{a}要花多少？", "告诉我{a}的价钱。"],
         "both": ["{a}在哪儿，{b}又要多少钱？", "我想拿{a}，再问一下{b}的价格。"],
         "cheaper": ["{a}和{b}哪个便宜？", "想省钱的话，买{a}还是买{b}？"],
-        "who": ["谁最懂{a}？", "{a}的事情该问谁？"],
+        "who": ["谁最懂{a}？", "{a}的事情该问谁？", "谁负责{a}？", "想请教一下{a}。", "有没有懂{a}的人？"],
         "replies": {
             "where": "{a}在第{wa}排货架上。", "price": "{a}的价格是{pa}元。",
             "both": "到第{wa}排拿{a}，而{b}要{pb}元。",
@@ -188,10 +204,9 @@ class Shop:
         return question[0].upper() + question[1:], reply[0].upper() + reply[1:]
 
     def rows(self, count: int) -> list[Json]:
-        """Conversations of one question each, an eighth of them about one thing alone."""
-        kinds = [
-            ("where", "price", "who")[i // 8 % 3] if i % 8 == 0 else ("both", "cheaper")[i % 2] for i in range(count)
-        ]
+        """Conversations of one question each, a third of them about one thing alone."""
+        one = [("where", "price", "who")[i // 3 % 3] for i in range(count)]
+        kinds = [one[i] if i % 3 == 0 else ("both", "cheaper")[i % 2] for i in range(count)]
         self.rng.shuffle(kinds)
         return [chat(*self.ask(kind)) for kind in kinds]
 
@@ -214,7 +229,7 @@ def chat_recipe(source: object, epochs: int = 8, **changes: Json) -> Json:
             "kind": "decoder", "preset": "llm", "width": 96, "blocks": 3, "heads": 4, "kv_heads": 4, "hidden": 256,
             "context": 256,
         },
-        "plan": {"tokens_per_step": 1024, "tokens_per_micro": 4096},
+        "plan": {"tokens_per_step": 512, "tokens_per_micro": 4096},
         "optim": {"lr": 3e-3},
         "train": {"max_epochs": epochs},
     }  # fmt: skip
@@ -645,7 +660,7 @@ def diverged_run(folder: Path) -> Found:
     path = write_jsonl(folder / "stories.jsonl", [{"text": text} for text in stories("en", 300, 66, longest=8)])
     recipe = text_recipe(path, epochs=3, optim={"lr": 0.4, "clip": None, "warmup": 0.0})
     cause = "The run was trained with a rate of 0.4, without clipping or warm-up, and its loss hardly fell."
-    words = ["too high", "rate", "diverg", "leap", "flat", "spike", "not fall", "did not", "higher", "clip"]
+    words = ["too high", "diverg", "leap", "flat", "spike", "not fall", "did not", "higher", "clip"]
     fields = ["optim.lr", "optim.clip", "optim.warmup"]
     return [trained(folder, write_recipe(folder, recipe), "run")], cause, fields, words
 
@@ -658,7 +673,7 @@ def truncated_replies(folder: Path) -> Found:
     for row in rows:
         row["messages"][1]["content"] = row["messages"][1]["content"][:28]
     cause = "The export cut each reply after 28 characters, in most of them before the price or the aisle."
-    words = ["cut", "truncat", "same length", "characters", "mid", "end", "incomplete", "unfinished", "28"]
+    words = ["cut", "truncat", "same length", "characters", "mid", "incomplete", "unfinished", "28"]
     recipe = chat_recipe(write_jsonl(folder / "shop.jsonl", rows))
     return [write_recipe(folder, recipe)], cause, ["data.chat", "shop.jsonl", "chat", "replies"], words
 
@@ -1124,7 +1139,7 @@ def few_steps_run(folder: Path) -> Found:
 def three_languages(folder: Path) -> list[str]:
     """Texts of long-tailed lengths in three languages and sources, with weights."""
     sources = []
-    for language, count, weight in (("en", 500, 1.0), ("es", 500, 1.0), ("zh", 250, 2.0)):
+    for language, count, weight in (("en", 350, 1.0), ("es", 350, 1.0), ("zh", 200, 2.0)):
         rows = [{"text": text} for text in stories(language, count, 41)]
         sources.append({"path": write_jsonl(folder / f"{language}.jsonl", rows), "weight": weight})
     return [write_recipe(folder, text_recipe(sources, epochs=6, tokenizer={"vocab_size": 2000}))]
@@ -1195,22 +1210,17 @@ def from_a_fitting_run(folder: Path) -> list[str]:
 
 
 def any_size(folder: Path) -> list[str]:
-    """Pictures of 32 to 200 pixels a side, in all shapes, for a small transformer."""
+    """Pictures of 32 to 200 pixels a side, in all aspects, whose own shape is kept."""
     rng = np.random.default_rng(47)
     rows = []
     for i in range(900):
         label = ["triangle", "ring", "bars"][int(rng.integers(3))]
         width, height = (int(v) for v in 2 ** rng.uniform(5, 7.6, 2))
-        width, height = min(width, 2 * height), min(height, 2 * width)
+        width, height = min(width, 3 * height // 2), min(height, 3 * width // 2)
         shape_picture(label, rng, width, height).save(folder / f"{i:04}.png", compress_level=1)
         rows.append({"image": f"{i:04}.png", "label": label})
     recipe = image_recipe(write_jsonl(folder / "pictures.jsonl", rows), epochs=14)
-    recipe["images"] = {"size": "native", "min_tokens": 4, "max_tokens": 16}
-    recipe["model"] = {
-        "kind": "vit", "patch": 16, "stem": [16, 32, 48, 64], "context": 64, "width": 64, "blocks": 2, "heads": 4,
-        "hidden": 192,
-    }  # fmt: skip
-    recipe["plan"] = {"tokens_per_step": 256, "tokens_per_micro": 1024, "overflow": "error"}
+    recipe["images"]["size"] = "letterbox"
     return [write_recipe(folder, recipe)]
 
 
