@@ -183,6 +183,10 @@ def test_roles_are_told_by_who_greets_and_by_what_differs() -> None:
     assert (found.code, found.values["why"]) == ("roles_alike", "@greets")
     few = [[line, "Could be. Tell me more about all of it.", ask, "I see, thank you."] for ask, line, *_ in sound]
     assert "few_said" in str(check_talks(longer(few))[0].values)
+    things = ["pears", "apples", "plums", "bread"]
+    shop = [[f"{things[i % 4]}, and number {i}, do you have them?", f"Yes, fresh {things[i % 4]} came in today.",
+             "And what do they cost, please?", "All of them are a euro each."] for i in range(80)]  # fmt: skip
+    assert "roles_alike" not in codes(check_talks(longer(shop))), "few replies that depend on the question"
     game = [["Let us play a game.", f"You wake up. {line}", f"I go {i}.", line] for i, line in enumerate(lines)]
     assert "roles_alike" not in codes(check_talks(longer(game)))
     tutor = [[line, f"I see. {lines[-i]} And what is number {i}?"] for i, line in enumerate(lines)]

@@ -24,6 +24,7 @@ SENTENCE = re.compile(r"[^.!?。！？\n]*[.!?。！？\n]?")
 ALIKE, DIFFER = 0.05, 0.5  # different first messages and replies, as shares of the conversations
 GREETINGS = 5  # different first messages
 POOR, RICH, LONG_REPLY = 0.05, 0.5, 20  # different messages among trained and other ones, and characters of the former
+LONG_WORD, ANSWERING = re.compile(r"\w{4,}"), 0.15  # words that are looked for, and least share of messages
 GIVEN, BY_CHANCE = 0.8, 0.3  # shares of questions that hold their own answer, and that of another
 GIVEN_BEFORE, OF_CONTEXT, LEAST_WORDS = 0.4, 0.3, 4  # of the rows; of what is their own in the message; of the reply
 REPEATED, LEAST_QUESTION = 0.5, 15  # share of replies that hold their question, and its characters
@@ -91,10 +92,26 @@ def _swapped(examples: Sequence[Example], talks: Sequence[tuple[str, str]], fiel
                        for role in ("assistant", "user"))  # fmt: skip
     variety = len(set(trained)) / max(len(trained), 1)
     several = len(trained) >= 2 * len(examples) and float(np.mean([len(text) for text in trained])) >= LONG_REPLY
-    if several and variety <= POOR and len(set(others)) >= RICH * len(others):
+    if several and variety <= POOR and len(set(others)) >= RICH * len(others) and not _answer(examples):
         values = {"why": "@few_said", "shown": trained[0][:60], "different": len(set(others))}
         return [Finding("roles_alike", "warning", variety, fields, values)]
     return []
+
+
+def _answer(examples: Sequence[Example]) -> bool:
+    """True if trained messages hold words of the user's before them more often than of another conversation's."""
+    places = [(number, at) for number, row in enumerate(examples) for at, turn in enumerate(row.turns)
+              if turn.role == "assistant"]  # fmt: skip
+
+    def share(shift: int) -> float:
+        held = 0
+        for number, at in places:
+            before = examples[(number + shift) % len(examples)].turns[:at]
+            asked = {word for turn in before if turn.role == "user" for word in LONG_WORD.findall(turn.content.lower())}
+            held += not asked.isdisjoint(LONG_WORD.findall(examples[number].turns[at].content.lower()))
+        return held / max(len(places), 1)
+
+    return share(0) - share(1 + len(examples) // 2) >= ANSWERING
 
 
 def _asks(text: str) -> bool:
