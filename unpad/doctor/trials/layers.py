@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unpad.batching.batch import BatchPart, RaggedBatch
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.fields import BatchPart
 from unpad.batching.layout import Layout
 from unpad.doctor.subject import Subject, Trial
 from unpad.inference.attention import attention_weights
