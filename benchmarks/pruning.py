@@ -36,7 +36,7 @@ from unpad.inference.answers import answer
 from unpad.inference.generate import prefill
 from unpad.inference.loaded import LoadedRun, generation_precision, load
 from unpad.nn.block import BEFORE
-from unpad.nn.linear import keep_copies
+from unpad.nn.linear import independent_rows, keep_copies
 from unpad.nn.precision import autocast
 from unpad.recipes.file import RECIPES
 from unpad.run.folder import find_run
@@ -253,7 +253,7 @@ def measure_prefill(
     chosen, table = prompts_of_sizes(data, rows), []
     runs = {1.0: load(base)} | {keep: load(folder) for keep, folder in tuned.items()}
     precision = generation_precision(runs[1.0].recipe.generate)
-    with torch.inference_mode(), autocast(precision, torch.device("cpu")), keep_copies():
+    with torch.inference_mode(), autocast(precision, torch.device("cpu")), keep_copies(), independent_rows():
         for size in (1, NUM_PROMPTS):
             batches = [data.prompts(chosen[at : at + size]) for at in range(0, NUM_PROMPTS, size)]
             sides = {f"{keep:g}": _prefill_side(run.model, batches) for keep, run in runs.items()}

@@ -25,7 +25,7 @@ from unpad.inference.generate import prefill
 from unpad.inference.loaded import generation_precision
 from unpad.models import build_model, model_config
 from unpad.nn.block import BEFORE
-from unpad.nn.linear import keep_copies
+from unpad.nn.linear import independent_rows, keep_copies
 from unpad.nn.precision import autocast
 from unpad.recipes.file import load_recipe
 from unpad.trials.bench.measure import spread
@@ -105,7 +105,7 @@ def main() -> None:
         if method == "attention" and layer == BEFORE:
             continue  # nothing has attended yet
         model = pruned(blocks, layer, method, options.keep)
-        with torch.inference_mode(), autocast(precision, torch.device("cpu")), keep_copies():
+        with torch.inference_mode(), autocast(precision, torch.device("cpu")), keep_copies(), independent_rows():
             for grids in choices(options.side, model.config.patch):
                 found = measure(model, prompts(grids, model.config.patch), options.rounds)
                 whole, less = (spread([1e3 * one for one in seconds]).median for seconds in found.values())

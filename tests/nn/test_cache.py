@@ -92,7 +92,7 @@ def test_the_native_kernels_are_what_decoding_runs() -> None:
         generate(model, [[1, 2], [3]], settings, eos_id=NO_EOS, precision=NATIVE_PRECISION)
     names = {event.key: event.count for event in profile.key_averages()}
     assert names["unpad::decode_attention"] == 2 * 2  # blocks, steps after the first token
-    assert names["unpad::small_linear"] == 3 * (2 * 4 + 1)
+    assert names["unpad::rowwise_linear"] == 3 * (2 * 4 + 1)
 
 
 # --------------------------------------------------------------------------- layers of different lengths

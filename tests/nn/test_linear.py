@@ -143,14 +143,14 @@ class Quantized(torch.Tensor):
 @pytest.mark.skipif(not library.enabled(), reason="no native kernels here")
 def test_kernels_get_no_address_of_a_weight_that_is_not_its_memory() -> None:
     layer, norm, x = Linear(16, 24), Norm("rmsnorm", 16, 1e-6), torch.randn(3, 16)
-    with torch.no_grad():
+    with torch.no_grad(), linear.independent_rows():
         wanted = layer(x), norm(x)[1]
         for module in (layer, norm):
             module.weight = nn.Parameter(module.weight.as_subclass(Quantized))
             assert not library.is_plain(module.weight)
         calls: list[str] = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(linear, "small_linear", lambda *_: calls.append("linear"))
+            patch.setattr(linear, "rowwise_linear", lambda *_: calls.append("linear"))
             patch.setattr("unpad.nn.norm.add_norm", lambda *_, **__: calls.append("norm"))
             found = layer(x), norm(x)[1]
     assert calls == []

@@ -20,7 +20,7 @@ from unpad.inference.loaded import generation_precision, load
 from unpad.models.vision_language.model import Mode, VisionLanguage
 from unpad.nn.block import BEFORE
 from unpad.nn.flops import pruner_operations, reading_operations, sizes_of
-from unpad.nn.linear import keep_copies
+from unpad.nn.linear import independent_rows, keep_copies
 from unpad.nn.precision import autocast
 
 MAX_PROMPTS = 16
@@ -64,7 +64,7 @@ def evaluate_cost(run: str) -> dict[str, Metric]:
     prompts = data.prompts(ids.tolist())
     precision = generation_precision(loaded.recipe.generate)
     device = torch.device("cpu")
-    with torch.inference_mode(), autocast(precision, device), keep_copies():
+    with torch.inference_mode(), autocast(precision, device), keep_copies(), independent_rows():
         costs_by_mode = measure(loaded.model, prompts, ROUNDS, NEW_TOKENS, time.perf_counter)
     metrics: dict[str, Metric] = {}
     for mode, costs in costs_by_mode.items():

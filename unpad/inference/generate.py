@@ -25,7 +25,7 @@ from unpad.data.tokens.tokenizer import DecodeStream, Tokenizer
 from unpad.errors import NonFiniteError, RecipeError
 from unpad.models.contract import Generates
 from unpad.nn.cache import KeyValueCache
-from unpad.nn.linear import keep_copies
+from unpad.nn.linear import independent_rows, keep_copies
 from unpad.nn.precision import Precision, autocast
 from unpad.recipes.training import GenerateSettings
 from unpad.terminal.table import number_of
@@ -174,7 +174,7 @@ def _running(model: Generates, precision: Precision, owner: object | None = None
     was_training = model.training
     model.eval()
     try:
-        with torch.inference_mode(), autocast(precision, _device(model)), keep_copies(owner):
+        with torch.inference_mode(), autocast(precision, _device(model)), keep_copies(owner), independent_rows():
             yield
     finally:
         model.train(was_training)
@@ -396,11 +396,16 @@ def sample(logits: Tensor, settings: GenerateSettings, uniform: Tensor) -> Tenso
 
 
 def _most_likely(probabilities: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """The most likely tokens of every row, descending, and their ids: enough to reach `share`, or all."""
+    """The most likely tokens of every row, descending, and their ids: enough to reach `share`, or all.
+
+    Each row is sorted as it would be alone, so that ties do not depend on the others.
+    """
     vocab = probabilities.shape[-1]
     values, ids = probabilities.topk(min(256, vocab), -1)  # sorting a whole vocabulary costs more than the model
-    if bool((values.sum(-1) < share).any()):
-        values, ids = probabilities.sort(-1, descending=True)
+    flat = values.sum(-1) < share
+    if bool(flat.any()):
+        values, ids = (F.pad(x, (0, vocab - x.shape[-1])) for x in (values, ids))
+        values[flat], ids[flat] = probabilities[flat].sort(dim=-1, descending=True, stable=True)
     return values, ids
 
 

@@ -12,15 +12,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from unpad.batching.layout import Layout, LengthGroup, PaddedLayout
+from unpad.batching.layout import Layout, LengthGroup, PaddedLayout, build_layout
 from unpad.nn.draws import Draw, draw
 from unpad.nn.dropout import kept
-from unpad.nn.kernel import Kernel, choose_kernels, note
+from unpad.nn.kernel import Kernel, choose_kernels, note, runs_native
+from unpad.nn.linear import rows_are_independent
 from unpad.nn.native.attention import native_attention
 from unpad.nn.precision import wide_dtype
 from unpad.nn.rope import Rotary, rotate
@@ -87,6 +89,13 @@ def self_attention(
         (total_tokens, heads, head_dim), softmax(q k^T / sqrt(head_dim) + key_bias) v.
     """
     assert causal or window is None, "a window is of causal attention"
+    several = isinstance(layout, Layout) and len(layout.cu_seqlens) > 2
+    # Torch's attention of a group of sequences depends on all of them.
+    if several and rows_are_independent(qkv) and not runs_native(qkv.dtype, qkv.device, qkv.shape[2]):
+        assert isinstance(layout, Layout)
+        assert not dropout, "nothing is dropped without gradient"
+        attend = partial(self_attention, heads=heads, causal=causal, qkv_bias=qkv_bias, window=window)
+        return _each_alone(attend, qkv, layout, rotary, key_bias)
     window = None if window is None or reaches_all(layout, window) else window
     kernels = choose_kernels(
         qkv.dtype,
@@ -128,6 +137,20 @@ def self_attention(
     if key_bias is not None or dropout:
         extras = Extras(drawn.rows(len(q), q.device), key_bias, dropout, drawn.seed)
     return _torch_attention(q, k, v, layout, causal, kernels, extras, window)
+
+
+def _each_alone(
+    attend: Callable[..., Tensor], qkv: Tensor, layout: Layout, rotary: Rotary | None, key_bias: Tensor | None
+) -> Tensor:
+    """`attend` to one sequence after the other."""
+    lengths = layout.lengths().tolist()
+    parts = qkv.split(lengths)
+    angles = [None] * len(lengths) if rotary is None else list(zip(*(x.split(lengths) for x in rotary), strict=True))
+    biases = [None] * len(lengths) if key_bias is None else key_bias.split(lengths)
+    return torch.cat([
+        attend(part, build_layout(np.array([len(part)])), rotary=turn, key_bias=bias)
+        for part, turn, bias in zip(parts, angles, biases, strict=True)
+    ])  # fmt: skip
 
 
 def ragged_attention(

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from unpad.batching.layout import Layout, PaddedLayout
 from unpad.nn.attention import self_attention
+from unpad.nn.linear import rows_are_independent
 from unpad.nn.native import library
 from unpad.nn.native.decode import decode_attention, supports
 from unpad.nn.rope import Rotary, rotate
@@ -113,9 +114,8 @@ class KeyValueCache:
             return self_attention(qkv, layout, heads, causal=True, rotary=rotary, key_bias=key_bias, window=window)
         assert key_bias is None, "new tokens have no bias"
         layer = self._layers[index]
-        window = None if window is None or window > layer.rows.longest else window
-        if layer.bias is None and window is None and library.runs(qkv) and supports(qkv.dtype, qkv.shape[2]):
-            return decode_attention(qkv, layer.keys, layer.values, layer.rows.lengths, heads, rotary)
+        if layer.bias is None and library.runs(qkv) and supports(qkv.dtype, qkv.shape[2]):
+            return decode_attention(qkv, layer.keys, layer.values, layer.rows.lengths, heads, rotary, window)
         return self._attend_in_torch(qkv, layer, heads, rotary, window)
 
     def _attend_in_torch(
@@ -127,6 +127,13 @@ class KeyValueCache:
         layer.values[each, :, held.lengths] = v
         # The query heads that share a key head are its queries, so that the cache is read in place.
         grouped = q.unflatten(1, (k.shape[1], -1))  # (num_rows, kv_heads, heads / kv_heads, head_dim)
+        if rows_are_independent(q):
+            rows = [
+                _attend_row(grouped[row], layer, row, slice(max(0, length + 1 - (window or length + 1)), length + 1))
+                for row, length in enumerate(held.lengths.tolist())
+            ]
+            return torch.stack(rows).flatten(1, 2)
+        window = None if window is None or window > held.longest else window
         seen = held.longest + 1
         if window not in held.masks:
             distance = held.lengths[:, None] - torch.arange(seen, device=q.device)
@@ -226,6 +233,16 @@ class KeyValueCache:
         assert self._cells is not None, "after the prompts a layer's buffers are there"
         rectangle: Tensor = x.index_select(0, self._cells.flatten()).unflatten(0, self._cells.shape)
         return rectangle.transpose(1, 2).contiguous()
+
+
+def _attend_row(queries: Tensor, layer: _Layer, row: int, seen: slice) -> Tensor:
+    """Attention of one row's queries, (kv_heads, heads / kv_heads, head_dim), to the keys that it sees: torch's
+    attention over a rectangle of rows depends on the longest."""
+    mask = None if layer.bias is None else layer.bias[row, :, seen].mT.to(queries.dtype)  # (1, 1, num_seen)
+    out = F.scaled_dot_product_attention(
+        queries[None], layer.keys[row, None, :, seen], layer.values[row, None, :, seen], attn_mask=mask
+    )
+    return out[0]
 
 
 def _cells(layout: Layout, capacity: int) -> Tensor:

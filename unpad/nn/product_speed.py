@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from unpad.errors import DiskError
 from unpad.machine.load import full_processor_name, processor_fields
-from unpad.nn.linear import product
+from unpad.nn.linear import independent_rows, product
 from unpad.storage import cache_folder, make_folder, write_atomic
 
 FILE = "precision.json"  # in the cache folder
@@ -148,7 +148,7 @@ def training_seconds(shape: Shape, dtype: torch.dtype) -> float:
 def decoding_seconds(shape: Shape, dtype: torch.dtype) -> float:
     """Seconds of the product that a linear layer takes in generation; as `training_seconds`."""
     rows, inputs, outputs = shape
-    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), independent_rows():
         x, weight = _ones(dtype, (rows, inputs), (outputs, inputs))
         start = time.perf_counter()
         product(x, weight)

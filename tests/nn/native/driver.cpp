@@ -248,11 +248,11 @@ void check_attention() {
 }
 
 template <class T>
-std::vector<Numbers> decode(int64_t heads, int64_t kv_heads, int64_t head_dim, bool rotary) {
+std::vector<Numbers> decode(int64_t heads, int64_t kv_heads, int64_t head_dim, bool rotary, int64_t window) {
     using Element = typename T::Element;
     using Wide = typename T::Wide;
     const int64_t num_rows = std::size(lengths), capacity = lengths[num_rows - 1] + 1, half = head_dim / 2;
-    unpad_attention sizes = attention_sizes({{}, heads, kv_heads, head_dim, true, rotary, false, false, 0, 0});
+    unpad_attention sizes = attention_sizes({{}, heads, kv_heads, head_dim, true, rotary, false, false, 0, window});
     sizes.num_seqs = sizes.total_tokens = num_rows;
     const int64_t cache_size = num_rows * kv_heads * capacity * head_dim;
     Array<int64_t> keys_of_row(num_rows, [](int64_t i) { return (double)lengths[i]; });
@@ -273,28 +273,30 @@ void check_decode() {
     const int64_t heads[][3] = {{2, 2, 16}, {4, 2, 32}, {3, 1, 128}};
     for (const auto& h : heads)
         for (bool rotary : {false, true})
-            comparison.add(decode<T>(h[0], h[1], h[2], rotary), decode<DoubleType>(h[0], h[1], h[2], rotary));
+            for (int64_t window : {0, 20})
+                comparison.add(
+                    decode<T>(h[0], h[1], h[2], rotary, window), decode<DoubleType>(h[0], h[1], h[2], rotary, window));
     comparison.report(T::bound);
 }
 
 template <class T>
-std::vector<Numbers> small_linear(int64_t rows, int64_t in, int64_t out, bool with_bias) {
+std::vector<Numbers> rowwise_linear(int64_t rows, int64_t in, int64_t out, bool with_bias) {
     using Element = typename T::Element;
     Array<Element> x = random_array<Element>(rows * in, 1), weight = random_array<Element>(out * in, 2);
     Array<Element> bias = random_array<Element>(out, 3), y(rows * out);
-    kernels->small_linear(
+    kernels->rowwise_linear(
         T::dtype, rows, in, out, num_threads, x.data(), weight.data(), with_bias ? bias.data() : nullptr, y.data());
     return {y.numbers()};
 }
 
 template <class T>
-void check_small_linear() {
-    Comparison comparison{"small_linear"};
-    for (int64_t rows : {1, 3, 8, 31, 32})
-        for (int64_t in : {7, 32, 100})
+void check_rowwise_linear() {
+    Comparison comparison{"rowwise_linear"};
+    for (int64_t rows : {1, 2, 3, 5, 8, 31, 70})
+        for (int64_t in : {7, 32, 100, 2100})
             for (int64_t out : {1, 17, 64})
                 for (bool bias : {false, true})
-                    comparison.add(small_linear<T>(rows, in, out, bias), small_linear<DoubleType>(rows, in, out, bias));
+                    comparison.add(rowwise_linear<T>(rows, in, out, bias), rowwise_linear<DoubleType>(rows, in, out, bias));
     comparison.report(T::bound);
 }
 
@@ -419,7 +421,7 @@ template <class T>
 void check_all() {
     check_attention<T>();
     check_decode<T>();
-    check_small_linear<T>();
+    check_rowwise_linear<T>();
     check_add_norm<T>();
     check_activation<T>();
     check_cross_entropy<T>();

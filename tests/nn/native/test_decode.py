@@ -1,4 +1,4 @@
-"""unpad/nn/native/decode.h and small_linear.h against torch in fp64."""
+"""unpad/nn/native/decode.h and rowwise_linear.h against torch in fp64."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.helpers.paths import LOWEST, NATIVE_DTYPES
 from unpad.nn.native import library
 from unpad.nn.native.decode import decode_attention
-from unpad.nn.native.small_linear import small_linear
+from unpad.nn.native.rowwise_linear import rowwise_linear
 from unpad.nn.rope import rotary_frequencies, rotary_table, rotate
 
 pytestmark = [
@@ -27,10 +27,12 @@ CAPACITY = 310
 class Inputs:
     """Random arguments of `decode_attention`; cells behind a row's length are NaN, which no result may show."""
 
-    def __init__(self, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, turned: bool) -> None:
+    def __init__(
+        self, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, turned: bool, window: int | None = None
+    ) -> None:
         torch.manual_seed(head_dim)
         rows = len(LENGTHS)
-        self.heads, self.lengths = heads, torch.tensor(LENGTHS)
+        self.heads, self.lengths, self.window = heads, torch.tensor(LENGTHS), window
         self.qkv = torch.randn(rows, heads + 2 * kv_heads, head_dim).to(dtype)
         self.keys, self.values = torch.randn(2, rows, kv_heads, CAPACITY, head_dim).to(dtype).unbind()
         for row, length in enumerate(LENGTHS):
@@ -42,7 +44,8 @@ class Inputs:
     def run(self) -> tuple[Tensor, Tensor, Tensor]:
         """The output, and the keys and values afterwards."""
         keys, values = self.keys.clone(), self.values.clone()
-        return decode_attention(self.qkv, keys, values, self.lengths, self.heads, self.rotary), keys, values
+        out = decode_attention(self.qkv, keys, values, self.lengths, self.heads, self.rotary, self.window)
+        return out, keys, values
 
     def select(self, row: int) -> None:
         """Keep one row alone."""
@@ -61,6 +64,8 @@ class Inputs:
         for row, length in enumerate(self.lengths.tolist()):
             keys = torch.cat([self.keys[row, :, :length], k[row][:, None]], 1).double()
             values = torch.cat([self.values[row, :, :length], v[row][:, None]], 1).double()
+            seen = slice(None if self.window is None else -self.window, None)
+            keys, values = keys[:, seen], values[:, seen]
             queries = q[row].double().unflatten(0, (kv_heads, -1))
             weights = (queries @ keys.mT * q.shape[-1] ** -0.5).softmax(-1)
             outputs.append((weights @ values).flatten(0, 1))
@@ -71,13 +76,14 @@ def error(actual: Tensor, expected: Tensor) -> float:
     return float((actual.double() - expected).norm() / expected.norm())
 
 
+@pytest.mark.parametrize("window", [None, 1, 16, 50])
 @pytest.mark.parametrize("turned", [False, True], ids=["plain", "rotary"])
 @pytest.mark.parametrize("sizes", HEADS, ids=str)
 @pytest.mark.parametrize("dtype", NATIVE_DTYPES, ids=str)
 def test_one_token_attends_to_its_row_and_is_stored(
-    dtype: torch.dtype, sizes: tuple[int, int, int], turned: bool
+    dtype: torch.dtype, sizes: tuple[int, int, int], turned: bool, window: int | None
 ) -> None:
-    inputs = Inputs(dtype, *sizes, turned)
+    inputs = Inputs(dtype, *sizes, turned, window)
     out, keys, values = inputs.run()
     expected, new_keys = inputs.expected()
     assert error(out, expected) < ERROR[dtype]
@@ -122,18 +128,18 @@ def test_scores_too_large_for_exp_do_not_overflow() -> None:
     assert inputs.run()[0].isfinite().all()
 
 
-# --------------------------------------------------------------------------- few rows through a linear layer
+# --------------------------------------------------------------------------- rows through a linear layer
 
 
 @pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
 @pytest.mark.parametrize(("width", "outputs"), [(1, 1), (7, 5), (33, 17), (64, 100), (512, 48), (1000, 3)])
 @pytest.mark.parametrize("dtype", NATIVE_DTYPES, ids=str)
-def test_a_small_linear_layer_is_the_product(dtype: torch.dtype, width: int, outputs: int, bias: bool) -> None:
+def test_a_rowwise_linear_layer_is_the_product(dtype: torch.dtype, width: int, outputs: int, bias: bool) -> None:
     torch.manual_seed(width)
     weight, shift = torch.randn(outputs, width).to(dtype), torch.randn(outputs).to(dtype) if bias else None
     for rows in (0, 1, 2, 3, 4, 5, 7, 32, 33):
         x = torch.randn(rows, width).to(dtype)
-        y = small_linear(x, weight, shift)
+        y = rowwise_linear(x, weight, shift)
         expected = x.double() @ weight.double().t() + (0 if shift is None else shift.double())
         assert y.dtype == dtype
         assert y.shape == (rows, outputs)
@@ -141,23 +147,23 @@ def test_a_small_linear_layer_is_the_product(dtype: torch.dtype, width: int, out
         torch.testing.assert_close(y.double(), expected, rtol=rtol, atol=atol)
 
 
-def test_a_row_of_a_small_linear_layer_does_not_depend_on_the_rows_beside_it() -> None:
+def test_a_row_of_a_rowwise_linear_layer_does_not_depend_on_the_rows_beside_it() -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(37, 520).to(LOWEST), torch.randn(83, 520).to(LOWEST)
-    alone = torch.cat([small_linear(row[None], weight) for row in x])
+    alone = torch.cat([rowwise_linear(row[None], weight) for row in x])
     for rows in (2, 3, 4, 6, 37):
-        assert torch.equal(small_linear(x[:rows], weight), alone[:rows])
+        assert torch.equal(rowwise_linear(x[:rows], weight), alone[:rows])
     torch.set_num_threads(2)
     try:
-        assert torch.equal(small_linear(x, weight), alone)
+        assert torch.equal(rowwise_linear(x, weight), alone)
     finally:
         torch.set_num_threads(1)
 
 
-def test_a_nan_of_a_small_linear_layer_stays_in_its_row() -> None:
+def test_a_nan_of_a_rowwise_linear_layer_stays_in_its_row() -> None:
     x = torch.ones(5, 40, dtype=LOWEST)
     x[2, 39] = torch.nan
-    assert small_linear(x, torch.ones(20, 40, dtype=LOWEST)).isnan().any(1).tolist() == [
+    assert rowwise_linear(x, torch.ones(20, 40, dtype=LOWEST)).isnan().any(1).tolist() == [
         False,
         False,
         True,

@@ -144,6 +144,7 @@ struct Workspace {
     Buffer<typename M::Pair> key_columns, key_pairs, value_columns, value_pairs, query_pairs, grad_pairs;
     Buffer<typename M::Pair> weight_pairs, grad_score_pairs;
     Buffer<typename M::Wide> bias, bias_grad, key_grad, value_grad, query_grad, out;
+    Buffer<double> key_squares;
 };
 
 template <class M, bool biased, class In>
@@ -200,19 +201,15 @@ void interleave_rows(
                 rows + row * stride + d, rows + (row + 1) * stride + d, pairs + row / M::depth * head_dim + d);
 }
 
-/* Largest sum of squares of a row. A NaN may be lost here; it shows again in the scores. */
+/* Sum of squares of a row. */
 template <class M>
-double largest_square(const typename M::Element* rows, int64_t stride, int64_t num_rows, int64_t head_dim) {
-    double largest = 0;
-    for (int64_t row = 0; row < num_rows; row++) {
-        auto square = M::set(0);
-        for (int64_t d = 0; d < head_dim; d += M::lanes) {
-            auto x = M::load(rows + row * stride + d);
-            square = M::fma(x, x, square);
-        }
-        largest = std::max(largest, (double)M::sum(square));
+double square_of(const typename M::Element* row, int64_t head_dim) {
+    auto square = M::set(0);
+    for (int64_t d = 0; d < head_dim; d += M::lanes) {
+        auto x = M::load(row + d);
+        square = M::fma(x, x, square);
     }
-    return largest;
+    return M::sum(square);
 }
 
 /* --------------------------------------------------------------------------- a sequence and a key head */
@@ -244,7 +241,8 @@ class Task {
 
     void forward(Element* out, Wide* log_z) {
         Pair* value_pairs = work_->value_pairs.at_least(padded_ / M::depth * head_dim_);
-        pack(keys(), bias_of(key_row()), true, columns(work_->key_columns), nullptr, &key_square_);
+        key_squares_ = work_->key_squares.at_least(length_);
+        pack(keys(), bias_of(key_row()), true, columns(work_->key_columns), nullptr, key_squares_);
         pack(values(), bias_of(value_row()), false, nullptr, value_pairs, nullptr);
         load_bias();
         for (int64_t i = 0; i < call_.group(); i++) {
@@ -302,11 +300,12 @@ class Task {
         return data;
     }
 
-    /* Keys or values into the packed forms that are not NULL; the largest square of a row where asked for. */
+    /* Keys or values into the packed forms that are not NULL; and into `squares` (length_), if not NULL, the largest
+     * square of a row up to each one. A NaN may be lost there; it shows again in the scores. */
     void pack(
-        const Element* from, const Element* bias, bool rotary, Pair* columns, Pair* pairs, double* square) {
+        const Element* from, const Element* bias, bool rotary, Pair* columns, Pair* pairs, double* squares) {
         Element* rows = work_->rows.at_least(PANEL * head_dim_);
-        if (square) *square = 0;
+        double largest = 0;
         for (int64_t key = 0; key < length_; key += PANEL) {
             const int64_t num_rows = std::min(PANEL, length_ - key);
             turn<M>(
@@ -315,7 +314,9 @@ class Task {
             std::fill_n(rows + num_rows * head_dim_, (PANEL - num_rows) * head_dim_, (Element)0);
             if (columns) M::transpose(rows, head_dim_, columns + key / M::depth * head_dim_);
             if (pairs) interleave_rows<M>(rows, head_dim_, PANEL, head_dim_, pairs + key / M::depth * head_dim_);
-            if (square) *square = std::max(*square, largest_square<M>(rows, head_dim_, num_rows, head_dim_));
+            if (!squares) continue;
+            for (int64_t row = 0; row < num_rows; row++)
+                squares[key + row] = largest = std::max(largest, square_of<M>(rows + row * head_dim_, head_dim_));
         }
     }
 
@@ -441,10 +442,17 @@ class Task {
         finish(sums, out, log_z);
     }
 
-    /* Subtracted from each row's scores before exponentiation: nothing when the scores are known to be small. */
+    /* Subtracted from each row's scores before exponentiation: nothing when the scores are known to be small. Keys that
+     * a causal row does not see have no part in this: a prefix has the same bits whatever follows it. */
     void find_shifts(const Element* queries) {
-        const double square = largest_square<M>(queries, ROW_WIDTH, num_rows_, head_dim_) * key_square_;
-        shifted_ = bias_ || !(std::sqrt(square) * std::fabs(sizes_.scale) * LOG2_E <= SAFE_EXPONENT);
+        const double safe = SAFE_EXPONENT / (sizes_.scale * LOG2_E);
+        bool shifts[QUERY_ROWS];
+        shifted_ = false;
+        for (int64_t row = 0; row < padded_rows_; row++) {
+            const double key_square = key_squares_[seen_by(row + 1) - 1];
+            shifts[row] = bias_ || !(square_of<M>(queries + row * ROW_WIDTH, head_dim_) * key_square <= safe * safe);
+            shifted_ |= shifts[row];
+        }
         std::fill_n(shift_, QUERY_ROWS, (Wide)0);
         if (!shifted_) return;
         Vec largest[QUERY_ROWS];
@@ -455,7 +463,8 @@ class Task {
                 if (key < seen_by(row + rows)) find_largest<rows, vecs>(queries, row, key, largest);
             });
         });
-        for (int64_t row = 0; row < padded_rows_; row++) shift_[row] = M::largest(largest[row]);
+        for (int64_t row = 0; row < padded_rows_; row++)
+            if (shifts[row]) shift_[row] = M::largest(largest[row]);
     }
 
     template <int ROWS, int VECS>
@@ -692,7 +701,7 @@ class Task {
     Workspace<M>* work_;
     const Wide* bias_ = nullptr;
     Wide* bias_grad_ = nullptr;
-    double key_square_ = 0;
+    double* key_squares_ = nullptr; /* (length_) the largest up to each key */
 
     /* Of the block of queries at hand. */
     int64_t head_ = 0, first_ = 0, num_rows_ = 0, padded_rows_ = 0;

@@ -1,7 +1,7 @@
-/* Attention of one new token per sequence against the keys and values of its earlier ones.
+/* Attention of one new token per sequence against the keys and values of its earlier ones, or the last of them.
  *
- * A task is one row and one key head with all the query heads that it serves. It reads as many keys as the row has,
- * whatever other rows have, and depends on no other task: a row's result does not depend on the other rows.
+ * A task is one row and one key head with all the query heads that it serves. It reads as many keys as the row sees,
+ * whatever other rows see, and depends on no other task: a row's result does not depend on the other rows.
  */
 #ifndef UNPAD_DECODE_H
 #define UNPAD_DECODE_H
@@ -44,12 +44,15 @@ struct Decode {
         thread_local Buffer<Element> queries;
         thread_local Buffer<Wide> scores;
         Element* query = queries.at_least(head_dim);
-        Wide* weights = scores.at_least((length + T::lanes) / T::lanes * T::lanes);
+        const int64_t begin = sizes.window ? std::max<int64_t>(0, length + 1 - sizes.window) : 0;
+        const int64_t num_keys = length + 1 - begin;
+        Wide* weights = scores.at_least((num_keys + T::lanes - 1) / T::lanes * T::lanes);
         for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
             turn(token + head * head_dim, row, query);
-            score(query, row_keys, length + 1, weights);
-            const Wide total = exponentiate(length + 1, weights);
-            add_values(weights, row_values, length + 1, 1 / total, out + (row * sizes.heads + head) * head_dim);
+            score(query, row_keys + begin * head_dim, num_keys, weights);
+            const Wide total = exponentiate(num_keys, weights);
+            Element* to = out + (row * sizes.heads + head) * head_dim;
+            add_values(weights, row_values + begin * head_dim, num_keys, 1 / total, to);
         }
     }
 

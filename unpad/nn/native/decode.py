@@ -20,28 +20,35 @@ def supports(dtype: torch.dtype, head_dim: int) -> bool:
 
 
 def decode_attention(
-    qkv: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, heads: int, rotary: tuple[Tensor, Tensor] | None
+    qkv: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    heads: int,
+    rotary: tuple[Tensor, Tensor] | None,
+    window: int | None = None,
 ) -> Tensor:
-    """Write each row's new key and value into the cache and attend to all keys of the row; no gradient.
+    """Write each row's new key and value into the cache and attend to the keys of the row; no gradient.
 
     Args:
         qkv: (num_rows, heads + 2 * kv_heads, head_dim) bf16, fp32 or fp64, one token per row: queries, keys, values.
         keys, values: (num_rows, kv_heads, capacity, head_dim) of qkv's type, changed at [row, :, lengths[row]].
         lengths: (num_rows,) int64, earlier tokens of each row, below capacity.
         rotary: cosines and sines of `rotary_table`, which rotate queries and keys first.
+        window: keys seen at most, the new one and those just before it; None for all.
 
     Returns:
         (num_rows, heads, head_dim).
     """
     cos, sin = rotary if rotary is not None else (None, None)
-    out: Tensor = _decode_attention(qkv, keys, values, lengths, heads, cos, sin)
+    out: Tensor = _decode_attention(qkv, keys, values, lengths, heads, cos, sin, window or 0)
     return out
 
 
 _library = torch.library.Library("unpad", "FRAGMENT")
 _library.define(
     "decode_attention(Tensor qkv, Tensor(a!) keys, Tensor(b!) values, Tensor lengths, int heads, Tensor? cos,"
-    " Tensor? sin) -> Tensor"
+    " Tensor? sin, int window) -> Tensor"
 )
 _decode_attention = torch.ops.unpad.decode_attention.default
 
@@ -60,6 +67,7 @@ def _decode(
     heads: int,
     cos: Tensor | None,
     sin: Tensor | None,
+    window: int,
 ) -> Tensor:
     qkv = qkv.contiguous()
     num_rows, _, head_dim = qkv.shape
@@ -75,7 +83,15 @@ def _decode(
     tables = (None if table is None else table.to(wide).contiguous() for table in (cos, sin))
     out = qkv.new_empty((num_rows, heads, head_dim))
     sizes = AttentionSizes(
-        num_rows, num_rows, heads, kv_heads, head_dim, head_dim**-0.5, 0.0, 0, 0, True, torch.get_num_threads()
+        num_seqs=num_rows,
+        total_tokens=num_rows,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        window=window,
+        causal=True,
+        num_threads=torch.get_num_threads(),
     )
     _function()(
         code(qkv.dtype),
@@ -91,7 +107,7 @@ def _decode(
     return out
 
 
-def _fake(qkv: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, heads: int, *rotary: Any) -> Tensor:
+def _fake(qkv: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, heads: int, *settings: Any) -> Tensor:
     return qkv.new_empty((qkv.shape[0], heads, qkv.shape[2]))
 
 

@@ -19,7 +19,7 @@ extern "C" {
 enum { UNPAD_BF16 = 0, UNPAD_DOUBLE = 1, UNPAD_FP32 = 2 };
 
 /* Raised with every change of an interface below, so that a library compiled from another one is not called. */
-#define UNPAD_INTERFACE 8
+#define UNPAD_INTERFACE 9
 int unpad_interface(void);
 
 /* Attention within each sequence of a flat run (attention.h). */
@@ -73,14 +73,14 @@ struct unpad_kernels {
     /* One new token per row against a cache of keys and values (decode.h); num_seqs and total_tokens count the rows.
      * qkv, cos and sin as above. keys, values (num_rows, kv_heads, capacity, head_dim) hold lengths[row] tokens of each
      * row, fewer than capacity; the new token's turned key and its value are written behind them and take part.
-     * lengths (num_rows) int64. Writes out (num_rows, heads, head_dim). No dropout. */
+     * lengths (num_rows) int64. Writes out (num_rows, heads, head_dim). Without dropout, always causal. */
     void (*decode_attention)(
         int dtype, const struct unpad_attention* sizes, int64_t capacity, const int64_t* lengths, const void* qkv,
         const void* cos, const void* sin, void* keys, void* values, void* out);
 
-    /* y = x weight^T + bias for few rows (small_linear.h): x (num_rows, in), weight (out, in), bias (out) or NULL,
-     * y (num_rows, out), all of the activations' type. A row's result does not depend on the other rows. */
-    void (*small_linear)(
+    /* y = x weight^T + bias (rowwise_linear.h): x (num_rows, in), weight (out, in), bias (out) or NULL, y (num_rows,
+     * out), all of the activations' type. A row's result depends neither on the other rows nor on their number. */
+    void (*rowwise_linear)(
         int dtype, int64_t num_rows, int64_t in, int64_t out, int num_threads, const void* x, const void* weight,
         const void* bias, void* y);
 

@@ -204,15 +204,25 @@ struct Fp32 {
 
     /* The sums of as many vectors as a vector has lanes, each in the same order. */
     static Vec sum_each(const Vec* v) {
-        Vec square[lanes];
-        for (int i = 0; i < lanes; ++i) square[i] = v[i];
-        swap_blocks<1>(square);
-        for (int n = lanes / 2; n; n /= 2)
-            for (int i = 0; i < n; ++i) square[i] += square[i + n];
-        return square[0];
+        Vec sums[lanes];
+        for (int i = 0; i < lanes; ++i) sums[i] = v[i];
+        add_halves<lanes / 2>(sums);
+        return sums[0];
     }
 
   private:
+    /* Adds the halves of every block of 2 * HALF lanes, of two vectors at a time into one. */
+    template <int HALF>
+    static UNPAD_INLINE void add_halves(Vec* sums) {
+        if constexpr (HALF) {
+            const Mask lane = lane_numbers(), second = (lane & HALF) != 0;
+            const Mask low = second ? lanes + (lane ^ HALF) : lane, high = second ? lanes + lane : lane | HALF;
+            for (int i = 0; i < HALF; ++i)
+                sums[i] = __builtin_shuffle(sums[i], sums[i + HALF], low) +
+                          __builtin_shuffle(sums[i], sums[i + HALF], high);
+            add_halves<HALF / 2>(sums);
+        }
+    }
     /* Transposes by swapping the two blocks beside the diagonal of squares of 2, 4, 8 ... lanes. */
     template <int BLOCK>
     static UNPAD_INLINE void swap_blocks(Vec* square) {

@@ -1,4 +1,4 @@
-"""Linear layer of small_linear.h for the few rows that decoding computes at a time."""
+"""Linear layer of rowwise_linear.h, in which a row's result depends on no other row."""
 
 from __future__ import annotations
 
@@ -11,33 +11,31 @@ from torch import Tensor
 
 from unpad.nn.native.library import code, function, pointer
 
-MAX_ROWS = 32  # beyond it torch's own product is as fast; benchmarks/generation.md has the figures
 
-
-def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x weight^T + bias without gradient; a row's result does not depend on the other rows.
+def rowwise_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x weight^T + bias without gradient; a row's result depends neither on the other rows nor on their number.
 
     Args:
-        x: (num_rows, in) bf16, fp32 or fp64. Correct for any number of rows, fast up to MAX_ROWS.
+        x: (num_rows, in) bf16, fp32 or fp64.
         weight: (out, in) of x's type.
         bias: (out,) of x's type.
 
     Returns:
         (num_rows, out) of x's type; sums are kept in fp32 or wider.
     """
-    y: Tensor = _small_linear(x, weight, bias)
+    y: Tensor = _rowwise_linear(x, weight, bias)
     return y
 
 
 _library = torch.library.Library("unpad", "FRAGMENT")
-_library.define("small_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
-_small_linear = torch.ops.unpad.small_linear.default
+_library.define("rowwise_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+_rowwise_linear = torch.ops.unpad.rowwise_linear.default
 
 
 @cache
 def _function() -> Any:
     sizes = [ctypes.c_int, *[ctypes.c_int64] * 3, ctypes.c_int]
-    return function("small_linear", None, *sizes, *[ctypes.c_void_p] * 4)
+    return function("rowwise_linear", None, *sizes, *[ctypes.c_void_p] * 4)
 
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -56,5 +54,5 @@ def _fake(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty((x.shape[0], weight.shape[0]))
 
 
-_library.impl("small_linear", _forward, "CPU")
-torch.library.register_fake("unpad::small_linear", _fake, lib=_library)
+_library.impl("rowwise_linear", _forward, "CPU")
+torch.library.register_fake("unpad::rowwise_linear", _fake, lib=_library)

@@ -1,0 +1,41 @@
+"""Native kernels of every target that this processor runs, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from unpad.nn.native import activation, attention, decode, library, norm, rowwise_linear
+
+FUNCTIONS = (
+    *(activation._functions, attention._functions, norm._functions),
+    *(decode._function, rowwise_linear._function),
+)
+
+
+def able() -> list[str]:
+    """Targets that this process can run; none where kernels are switched off."""
+    kernels = library._load()[0]
+    if kernels is None:
+        return []
+    return [target for target in library.TARGETS if kernels.library.unpad_kernels_for(target.encode())]
+
+
+@contextmanager
+def running(target: str) -> Iterator[None]:
+    """Run the kernels of a target inside."""
+    kernels = library._load()[0]
+    assert kernels is not None
+    table = kernels.library.unpad_kernels_for(target.encode()).contents
+    loaded = kernels._replace(target=target, table=table), library.TARGETS[target]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, "_load", lambda: loaded)
+        try:
+            for function in FUNCTIONS:
+                function.cache_clear()
+            yield
+        finally:
+            for function in FUNCTIONS:
+                function.cache_clear()

@@ -1,0 +1,138 @@
+"""Scores of prompts decoded together are those of each prompt alone, bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers.paths import PATHS, Path, on
+from unpad.inference import generate as module
+from unpad.inference.generate import generate, sample
+from unpad.models import build_model, model_config
+from unpad.models.decoder import Decoder
+from unpad.nn.linear import FIXED_ROWS, independent_rows, product
+from unpad.nn.native import library
+from unpad.nn.precision import Precision
+from unpad.recipes.training import GenerateSettings
+
+pytestmark = [pytest.mark.slow, pytest.mark.promise("llm.generation")]
+
+VOCAB, NUM_PROMPTS = 500, 32
+STOPS = list(range(0, VOCAB, 9))  # about one row in nine ends in every step
+SIZES = {"width": 64, "blocks": 2, "heads": 4, "hidden": 100, "context": 400, "tied": False}
+KINDS = {
+    "llama": {"activation": "swiglu"},
+    "gpt": {"norm": "layernorm", "activation": "gelu", "positions": "learned", "bias": True, "kv_heads": 2},
+    # Heads that no native kernel takes, a window that only some rows fill, and an activation of torch.
+    "gemma": {"head_width": 24, "qk_norm": True, "activation": "geglu_tanh", "sliding_window": 50},
+    "windowed": {"activation": "gelu_tanh", "sliding_window": 50, "sliding_blocks": [1]},
+}
+GREEDY = GenerateSettings(max_new_tokens=6, temperature=0.0)
+DRAWN = GenerateSettings(max_new_tokens=6, temperature=1.0, top_p=0.9)
+
+
+def random_model(kind: str) -> Decoder:
+    torch.manual_seed(0)
+    model = build_model(model_config({**SIZES, **KINDS[kind]}), VOCAB)
+    assert isinstance(model, Decoder)
+    return model.eval()
+
+
+def unlike_prompts() -> list[list[int]]:
+    """Random prompts, every other one long."""
+    draw = np.random.default_rng(0)
+    lengths = [int(draw.integers(60, 300) if i % 2 else draw.integers(1, 60)) for i in range(NUM_PROMPTS)]
+    return [draw.integers(0, VOCAB, length).tolist() for length in lengths]
+
+
+@pytest.fixture
+def scores(monkeypatch: pytest.MonkeyPatch) -> list[list[bytes]]:
+    """The rows of scores of every step from now on."""
+    steps: list[list[bytes]] = []
+    of = module._Scores.of
+
+    def noted(self: module._Scores, hidden: torch.Tensor) -> torch.Tensor:
+        found = of(self, hidden)
+        steps.append([row.numpy().tobytes() for row in found])
+        return found
+
+    monkeypatch.setattr(module._Scores, "of", noted)
+    return steps
+
+
+def taken(scores: list[list[bytes]]) -> Iterator[list[bytes]]:
+    """The steps noted so far, rows in any order."""
+    yield from (sorted(step) for step in scores)
+    scores.clear()
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [("llama", DRAWN), *((kind, GREEDY) for kind in KINDS)],
+    ids=["llama, drawn", *(f"{kind}, greedy" for kind in KINDS)],
+)
+def test_scores_of_prompts_together_are_those_of_each_alone(
+    kind: str, settings: GenerateSettings, precision: Precision, path: Path, scores: list[list[bytes]]
+) -> None:
+    model, prompts = random_model(kind), unlike_prompts()
+    with on(path):
+        alone, texts = [], []
+        for prompt in prompts:
+            texts += generate(model, [prompt], settings, eos_id=STOPS, precision=precision)
+            alone.append([step for [step] in taken(scores)])
+        assert len({len(steps) for steps in alone}) > 3, "rows end at different times"
+        for num in (2, 3, 8, 32):
+            for start in range(0, NUM_PROMPTS, num):
+                here = slice(start, start + num)
+                assert generate(model, prompts[here], settings, eos_id=STOPS, precision=precision) == texts[here]
+                for number, together in enumerate(taken(scores)):
+                    assert together == sorted(steps[number] for steps in alone[here] if len(steps) > number)
+
+
+@pytest.mark.skipif(not library.enabled(), reason=library.describe())
+def test_two_threads_give_native_scores_the_same_bits(scores: list[list[bytes]]) -> None:
+    model, prompts, found = random_model("llama"), unlike_prompts(), []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        try:
+            generate(model, prompts, GREEDY, eos_id=STOPS)
+        finally:
+            torch.set_num_threads(1)
+        found.append(list(taken(scores)))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_without_kernels_every_number_of_rows_gives_the_rows_of_the_most(dtype: torch.dtype, threads: int) -> None:
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(300, 70).to(dtype), torch.randn(37, 70).to(dtype), torch.randn(37).to(dtype)
+    torch.set_num_threads(threads)
+    try:
+        with torch.inference_mode(), library.switched_off(), independent_rows():
+            most = product(x, weight, bias)
+            torch.testing.assert_close(most, x @ weight.T + bias, rtol=0.02, atol=0.1)
+            for num_rows in (*range(1, 2 * FIXED_ROWS + 2), 100, 128, 299):
+                assert torch.equal(product(x[:num_rows], weight, bias), most[:num_rows]), num_rows
+            assert product(x[:0], weight, bias).shape == (0, 37)
+            order = torch.randperm(300)
+            assert torch.equal(product(x[order], weight, bias), most[order])
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_a_draw_and_its_ties_do_not_depend_on_the_other_rows() -> None:
+    torch.manual_seed(0)
+    settings, flat = GenerateSettings(temperature=1.0, top_p=0.9), torch.zeros(1, 8000, dtype=torch.float64)
+    for _ in range(100):
+        row = (torch.randn(1, 8000) * 2.5).bfloat16().double()  # scores of bf16 have many ties
+        row[0, :20] += 6
+        place = torch.rand(1, dtype=torch.float64)
+        alone = sample(row, settings, place)
+        assert sample(torch.cat([row, flat]), settings, torch.cat([place, place]))[0] == alone[0]
+        assert sample(torch.cat([flat, row, row]), settings, torch.cat([place] * 3)).tolist()[1:] == [int(alone[0])] * 2

@@ -1,0 +1,71 @@
+"""What the kernels of every target give a row, or the beginning of a sequence, has the same bits whatever is beside it
+or follows it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.helpers.targets import able, running
+from unpad.batching.layout import Layout
+from unpad.nn.attention import self_attention
+from unpad.nn.native import library
+from unpad.nn.native.rowwise_linear import rowwise_linear
+
+pytestmark = [
+    pytest.mark.skipif(not library.enabled(), reason=library.describe()),
+    pytest.mark.promise("llm.generation"),
+]
+
+MOST_ROWS = 300
+FLOATS = [(target, torch.float32) for target in able()] + [("avx512_bf16", torch.bfloat16)] * ("avx512_bf16" in able())
+DOUBLES = [(target, torch.float64) for target in able()]
+# Inputs and outputs with whole and partial vectors; rows of the last are computed in several blocks.
+SIZES = [(1, 3), (70, 37), (256, 32), (3000, 5)]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize(("target", "dtype"), FLOATS + DOUBLES, ids=str)
+def test_every_number_of_rows_gives_the_rows_of_the_most(
+    target: str, dtype: torch.dtype, sizes: tuple[int, int], threads: int
+) -> None:
+    torch.manual_seed(0)
+    width, outputs = sizes
+    counts = range(1, MOST_ROWS + 1) if width < 1000 else (1, 2, 3, 20, 21, 43, 44, 87, 170, 299)
+    x, weight = torch.randn(MOST_ROWS, width).to(dtype), torch.randn(outputs, width).to(dtype)
+    bias = torch.randn(outputs).to(dtype)
+    order = torch.randperm(MOST_ROWS)
+    with running(target):
+        most = rowwise_linear(x, weight, bias)
+        torch.set_num_threads(threads)
+        try:
+            for num_rows in counts:
+                assert torch.equal(rowwise_linear(x[:num_rows], weight, bias), most[:num_rows]), num_rows
+            assert torch.equal(rowwise_linear(x[order], weight, bias), most[order])
+        finally:
+            torch.set_num_threads(1)
+
+
+# With the second scale scores are near 2^100: some rows need a shift before exponentiation and others do not. Not in
+# fp64, which is for proofs: there the compiler joins products and sums in tiles of some heights only.
+@pytest.mark.parametrize("scale", [1.0, 2.7, 40.0])
+@pytest.mark.parametrize("window", [None, 100], ids=["all keys", "window"])
+@pytest.mark.parametrize("sizes", [(4, 4, 64), (4, 2, 32)], ids=str)
+@pytest.mark.parametrize(("target", "dtype"), FLOATS, ids=str)
+def test_a_prefix_has_the_same_bits_whatever_follows(
+    target: str, dtype: torch.dtype, sizes: tuple[int, int, int], window: int | None, scale: float
+) -> None:
+    heads, kv_heads, head_dim = sizes
+    torch.manual_seed(0)
+    qkv = (torch.randn(330, heads + 2 * kv_heads, head_dim) * scale).to(dtype)
+
+    def first(length: int) -> torch.Tensor:
+        layout = Layout(torch.tensor([0, length], dtype=torch.int32), length)
+        return self_attention(qkv[:length], layout, heads, causal=True, window=window)
+
+    with torch.inference_mode(), running(target):
+        whole = first(len(qkv))
+        assert whole.isfinite().all()
+        for length in range(1, len(qkv), 13):
+            assert torch.equal(first(length), whole[:length]), length
