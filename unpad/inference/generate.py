@@ -1,7 +1,8 @@
 """Prefill and decode: prompts of any lengths read as one flat run, then one token per live sequence and step.
 
 A prompt gives the same tokens alone and in a batch: nothing is padded, each sequence draws from a generator seeded by
-its own seed and content, and a finished sequence leaves the batch.
+its own seed and content, and a finished sequence leaves the batch. On the CPU a decoder's scores have the same bits
+too: inside `independent_rows` no row's products, activation, attention or draw look at the others.
 """
 
 from __future__ import annotations
