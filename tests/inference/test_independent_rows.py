@@ -13,7 +13,8 @@ from unpad.inference import generate as module
 from unpad.inference.generate import generate, sample
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
-from unpad.nn.linear import FIXED_ROWS, independent_rows, product
+from unpad.nn import linear
+from unpad.nn.linear import FIXED_ROWS, independent_rows, product, reading
 from unpad.nn.native import library
 from unpad.nn.precision import Precision
 from unpad.recipes.training import GenerateSettings
@@ -124,6 +125,38 @@ def test_without_kernels_every_number_of_rows_gives_the_rows_of_the_most(dtype: 
             assert torch.equal(product(x[order], weight, bias), most[order])
     finally:
         torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("tiles", [False, True], ids=["no tiles", "AMX"])
+def test_prompts_in_bf16_on_amx_are_read_by_torch_in_blocks_of_one_size(
+    tiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a stand-in for such a processor: which product runs, and that no number of rows changes a row."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(300, 70).bfloat16(), torch.randn(37, 70).bfloat16()
+    sizes: list[int] = []
+
+    def noted(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        sizes.append(len(x))
+        return x @ weight.T
+
+    monkeypatch.setattr(linear, "has_tiles", lambda: tiles)
+    torchs = FIXED_ROWS if not library.computes(torch.bfloat16) else 0
+    with torch.inference_mode(), independent_rows():
+        step = product(x, weight)
+        with reading():
+            most = product(x, weight)
+            for num_rows in range(1, 301):
+                assert torch.equal(product(x[:num_rows], weight), most[:num_rows]), num_rows
+            assert torch.equal(product(x[200:], weight), most[200:])
+            monkeypatch.setattr(linear.F, "linear", noted)
+            product(x, weight)
+            product(x.float(), weight.float())
+        product(x, weight)
+    wide = [FIXED_ROWS] * 10 if not library.enabled() else []
+    narrow = [torchs] * 10 if torchs else []
+    assert sizes == [*([linear.TILED_ROWS] * 3 if tiles else narrow), *wide, *narrow]
+    torch.testing.assert_close(most, step, rtol=0.02, atol=0.1)
 
 
 def test_a_draw_and_its_ties_do_not_depend_on_the_other_rows() -> None:

@@ -26,7 +26,7 @@ from unpad.data.tokens.tokenizer import DecodeStream, Tokenizer
 from unpad.errors import NonFiniteError, RecipeError
 from unpad.models.contract import Generates
 from unpad.nn.cache import KeyValueCache
-from unpad.nn.linear import independent_rows, keep_copies
+from unpad.nn.linear import independent_rows, keep_copies, reading
 from unpad.nn.precision import Precision, autocast
 from unpad.recipes.training import GenerateSettings
 from unpad.terminal.table import number_of
@@ -203,7 +203,8 @@ def prefill(model: Generates, prompts: Prompts, most: int) -> tuple[KeyValueCach
         batch = from_prompts(prompts).to(_device(model))
     assert isinstance(batch.layout, Layout)
     cache = KeyValueCache(batch.layout, max(most, batch.layout.max_seqlen))
-    return cache, model.last_hidden(batch, cache)
+    with reading():
+        return cache, model.last_hidden(batch, cache)
 
 
 def advance(model: Generates, cache: KeyValueCache, tokens: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from unpad.machine.processor import processor_fields
 from unpad.nn.autograd import apply
 from unpad.nn.native import library
 from unpad.nn.native.rowwise_linear import rowwise_linear
@@ -33,7 +35,9 @@ class _Copy:
 
 MIN_ROUND = 16  # rows; see `round_rows`
 FIXED_ROWS = 32  # of torch's products where rows are independent
+TILED_ROWS = 128  # of those that read prompts on AMX: torch packs the weight anew for every product
 _independent: ContextVar[bool] = ContextVar("_independent", default=False)
+_reading: ContextVar[bool] = ContextVar("_reading", default=False)
 # Copies of the innermost `keep_copies` of this thread: parameter -> _Copy.
 _kept: ContextVar[WeakTensorKeyDictionary | None] = ContextVar("_kept", default=None)
 _owned: WeakKeyDictionary[object, WeakTensorKeyDictionary] = WeakKeyDictionary()
@@ -72,6 +76,22 @@ def independent_rows() -> Iterator[None]:
         _independent.reset(token)
 
 
+@contextmanager
+def reading() -> Iterator[None]:
+    """Read prompts inside, many tokens of a sequence in one pass; outside, every sequence has one token."""
+    token = _reading.set(True)
+    try:
+        yield
+    finally:
+        _reading.reset(token)
+
+
+@cache
+def has_tiles() -> bool:
+    """True if torch multiplies bf16 in the tiles of AMX, which the native kernels do not use."""
+    return "amx_bf16" in processor_fields().get("flags", "").split()
+
+
 def rows_are_independent(x: Tensor) -> bool:
     """True if computations on x, (total_tokens, ...), must treat every sequence as if it were alone."""
     return _independent.get() and not torch.is_grad_enabled() and x.device.type == "cpu"
@@ -102,13 +122,16 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x weight^T + bias of one dtype, x (num_rows, in); each row by itself inside `independent_rows`.
 
     A row of torch's product depends on the number of rows, and at a fixed number on nothing but the row: without the
-    native kernel it is computed FIXED_ROWS at a time, rows of zeros added.
+    native kernel, and where prompts are read in bf16 on AMX, it is computed a fixed number of rows at a time, rows of
+    zeros added.
     """
     if not rows_are_independent(x):
         return F.linear(x, weight, bias)
-    if library.runs(x) and library.is_plain(weight) and library.is_plain(bias):
+    tiled = _reading.get() and x.dtype == torch.bfloat16 and has_tiles()
+    if not tiled and library.runs(x) and library.is_plain(weight) and library.is_plain(bias):
         return rowwise_linear(x, weight, bias)
-    parts = F.pad(x, (0, 0, 0, -len(x) % FIXED_ROWS)).split(FIXED_ROWS)
+    at_once = TILED_ROWS if tiled else FIXED_ROWS
+    parts = F.pad(x, (0, 0, 0, -len(x) % at_once)).split(at_once)
     return torch.cat([F.linear(part, weight, bias) for part in parts])[: len(x)]
 
 
