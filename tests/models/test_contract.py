@@ -52,7 +52,7 @@ from unpad.models.contract import (
     ScoresTokens,
 )
 from unpad.models.vit import Vit
-from unpad.nn.cache import KeyValueCache
+from unpad.nn.cache import KeyValueCache, Row
 from unpad.nn.native import library
 from unpad.training.step import accumulate, train_step
 
@@ -119,7 +119,9 @@ def test_capabilities_do_what_they_say(model: Model, batch: RaggedBatch) -> None
         assert model.token_nll(batch).shape == (batch.num_targets,)
     if isinstance(model, Generates):
         assert isinstance(batch.layout, Layout)
-        cache = KeyValueCache(batch.layout, batch.layout.max_seqlen + 1)
+        lengths = batch.layout.lengths().tolist()
+        cache = KeyValueCache([Row(length + 1) for length in lengths])
+        cache.begin(lengths)
         assert model.logits(model.last_hidden(batch, cache)).shape == (batch.num_seqs, model.vocab_size)
     if isinstance(model, PrunesTokens):
         model(batch)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from torch import Tensor
 
 from tests.conftest import VOCAB, random_sequences, tiny_model
 from tests.helpers.paths import NATIVE_PRECISION
-from unpad.batching.batch import from_sequences
+from unpad.batching.batch import from_prompts, from_sequences
 from unpad.batching.layout import Layout, build_layout
 from unpad.data.tokens.words import train_words
 from unpad.inference.generate import advance, generate, prefill, stream
@@ -19,8 +21,10 @@ from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.nn import linear
 from unpad.nn.attention import reference_attention, self_attention
-from unpad.nn.cache import KeyValueCache
+from unpad.nn.cache import PLACES, KeyValueCache, Row, cut_step
+from unpad.nn.linear import independent_rows, reading
 from unpad.nn.native import library
+from unpad.nn.precision import DTYPES, Precision, autocast
 from unpad.recipes.training import GenerateSettings
 
 pytestmark = pytest.mark.slow
@@ -128,14 +132,15 @@ def test_layers_may_hold_fewer_tokens_than_those_before(path: type[AbstractConte
         return torch.randn(num, heads + 2 * kv_heads, head_dim, dtype=torch.float64)
 
     with torch.inference_mode(), path():
-        cache, held = KeyValueCache(full, most), []
+        cache, held = KeyValueCache([Row(most) for _ in range(full.num_seqs)]), []
+        cache.begin(full.lengths().tolist())
         for index, layout in enumerate(layouts):
             qkv = tokens(int(layout.cu_seqlens[-1]))
             held.append(Held(qkv, layout, heads))
             out = cache.attend(index, qkv, layout, heads, None)
             torch.testing.assert_close(out, self_attention(qkv, layout, heads, True), rtol=0, atol=1e-12)
-        row = 5 * 2 * kv_heads * head_dim * 8  # bytes of one token per row and layer
-        assert cache.num_bytes == row * sum(layout.max_seqlen + 30 for layout in layouts)  # 60 for the first
+        token = 2 * kv_heads * head_dim * 8  # bytes of one token per layer
+        assert cache.num_bytes == token * 2 * sum(int(layout.cu_seqlens[-1]) for layout in layouts)
         for step in range(40):  # past the buffers' first size
             if step in (4, 20):
                 live = np.ones(cache.num_rows, bool)
@@ -146,48 +151,158 @@ def test_layers_may_hold_fewer_tokens_than_those_before(path: type[AbstractConte
                 cache.reorder(torch.tensor(order))
             else:
                 order = list(range(cache.num_rows))
-            cache.begin_step()
+            cache.begin(None)
             for index, one in enumerate(held):
                 one.rows = [one.rows[i] for i in order]
                 qkv = tokens(cache.num_rows)
                 out = cache.attend(index, qkv, build_layout(np.ones(cache.num_rows)), heads, None)
                 torch.testing.assert_close(out, one.attend(qkv), rtol=0, atol=1e-12)
-            cache.end_step()
             assert cache.lengths.tolist() == [len(tokens) for tokens in held[0].rows]
 
 
+def filled(lengths: list[int], most: int) -> tuple[KeyValueCache, Tensor]:
+    """A cache of one layer that has read prompts of these lengths, of one key head; and their qkv."""
+    cache, layout = KeyValueCache([Row(most) for _ in lengths]), build_layout(np.array(lengths))
+    qkv = torch.randn(sum(lengths), 2 + 2, 16, dtype=torch.float64)
+    cache.begin(lengths)
+    cache.attend(0, qkv, layout, 2, None)
+    return cache, qkv
+
+
 @pytest.mark.parametrize("most", [11, 12, 23, 25, 47, 100])
-def test_buffers_double_when_they_are_full_and_stay_within_what_was_announced(most: int) -> None:
-    layout, heads, held = build_layout(np.array([5, 6])), 2, list[int]()
+def test_the_buffers_of_a_row_double_when_they_are_full_and_stay_within_what_was_announced(most: int) -> None:
+    held = list[int]()
     with torch.inference_mode():
-        cache = KeyValueCache(layout, most)
-        cache.attend(0, torch.randn(11, heads + 2, 16), layout, heads, None)
-        for _ in range(6, most):
-            cache.begin_step()
-            held.append(cache.num_bytes // (2 * 2 * 16 * 4))  # tokens of one row: keys and values of two rows
-            cache.end_step()
+        cache, _ = filled([6], most)
+        for length in range(7, most + 1):
+            cache.begin(None)
+            cache.attend(0, torch.randn(1, 4, 16, dtype=torch.float64), build_layout(np.ones(1)), 2, None)
+            held.append(cache.num_bytes // (2 * 16 * 8))
+            assert length <= held[-1] <= max(most, 12)
         with pytest.raises(AssertionError, match="exceeds the length"):
-            cache.begin_step()
-    assert held == [min(next(size for size in (12, 24, 48, 96, 192) if size > read), most) for read in range(6, most)]
+            cache.begin(None)
+    assert held == [min(next(size for size in (12, 26, 54, 110) if size >= n), most) for n in range(7, most + 1)]
 
 
-def test_layers_that_read_the_same_tokens_share_their_lengths() -> None:
+def test_a_long_row_makes_no_other_row_longer() -> None:
     with torch.inference_mode():
-        cache, _ = prefill(tiny_model(blocks=3).eval(), [[1, 2, 3], [4]], most=20)
-    assert len(cache._rows) == 1
+        cache, _ = filled([3, 500, 7], 1000)
+        assert [row.num_bytes for row in cache.rows] == [2 * length * 2 * 16 * 8 for length in (3, 500, 7)]
+        short = [row._layers[0].buffer for row in (cache.rows[0], cache.rows[2])]
+        for _ in range(3):
+            cache.begin(None)
+            cache.attend(0, torch.randn(3, 4, 16, dtype=torch.float64), build_layout(np.ones(3)), 2, None)
+        assert short == [row._layers[0].buffer for row in (cache.rows[0], cache.rows[2])]
 
 
-def test_prompts_lie_row_by_row_and_what_lies_behind_them_is_finite() -> None:
-    layout, heads = build_layout(np.array([0, 3, 1, 0, 5])), 2
-    qkv = torch.randn(9, heads + 2, 16, dtype=torch.float64)
-    cache = KeyValueCache(layout, most=7)
-    cache.attend(0, qkv, layout, heads, None)
-    keys, values = (cache._layers[0].buffers[name] for name in ("keys", "values"))
-    assert keys.shape == (5, 1, 7, 16)
-    for row, part in enumerate(qkv.split([0, 3, 1, 0, 5])):
-        assert torch.equal(keys[row, 0, : len(part)], part[:, heads])
-        assert torch.equal(values[row, 0, : len(part)], part[:, heads + 1])
-    assert torch.cat([keys, values]).isfinite().all()
+def test_copies_of_a_row_share_no_memory_with_it() -> None:
+    with torch.inference_mode():
+        cache, _ = filled([9], 20)
+        cache.reorder(torch.tensor([0, 0]))
+        first, second = cache.rows
+        begun = first.copy(5, most=30)
+        assert (begun.length, begun.most, begun.num_bytes) == (5, 30, 5 * 2 * 16 * 8)
+        before = [row._layers[0].buffer.clone() for row in (second, begun)]
+        first._layers[0].buffer.fill_(7)
+        for row, held in zip((second, begun), before, strict=True):
+            assert torch.equal(row._layers[0].buffer[:, :, : row.length], held[:, :, : row.length])
+
+
+@both_paths
+def test_prompts_lie_row_by_row(path: type[AbstractContextManager[object]]) -> None:
+    lengths, heads = [0, 3, 1, 0, 5], 3
+    with torch.inference_mode(), path():
+        cache, layout = KeyValueCache([Row(7) for _ in lengths]), build_layout(np.array(lengths))
+        qkv = torch.randn(9, heads + 2, 16, dtype=torch.float64)
+        cache.begin(lengths)
+        cache.attend(0, qkv, layout, heads, None)
+    for row, part in zip(cache.rows, qkv.split(lengths), strict=True):
+        buffer = row._layers[0].buffer
+        assert buffer.shape == (2, 1, min(2 * len(part), 7), 16)
+        assert torch.equal(buffer[0, 0, : len(part)], part[:, heads])
+        assert torch.equal(buffer[1, 0, : len(part)], part[:, heads + 1])
+
+
+# --------------------------------------------------------------------------- pieces of prompts
+
+PIECES = {
+    "llama": {"activation": "swiglu"},
+    "gpt": {"norm": "layernorm", "activation": "gelu", "positions": "learned", "bias": True, "kv_heads": 2},
+    "gemma": {"head_width": 24, "qk_norm": True, "activation": "geglu_tanh", "sliding_window": 50},  # torch attends
+    "windowed": {"activation": "gelu_tanh", "sliding_window": 50, "sliding_blocks": [1]},
+}
+
+
+def read_in_pieces(model: Decoder, prompt: list[int], cuts: list[int], beside: list[list[int]]) -> tuple[Tensor, Row]:
+    """Hidden state of the last token of a prompt read in pieces, each beside other prompts; and its row."""
+    row = Row(len(prompt) + 1)
+    with reading():
+        for first, stop in pairwise([0, *cuts, len(prompt)]):
+            others = [Row(len(one)) for one in beside]
+            parts = [*beside[:1], prompt[first:stop], *beside[1:]]
+            cache = KeyValueCache([*others[:1], row, *others[1:]])
+            begun = cache.lengths
+            cache.begin([len(part) for part in parts])
+            batch = from_prompts(parts)
+            shift = begun.repeat_interleave(batch.layout.lengths())
+            hidden = model.last_hidden(replace(batch, position_ids=batch.position_ids + shift), cache)
+    return hidden[min(1, len(beside))], row
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@both_paths
+@pytest.mark.parametrize("kind", PIECES)
+def test_a_prompt_read_in_pieces_gets_the_bits_of_the_whole(
+    kind: str, path: type[AbstractContextManager[object]], precision: Precision
+) -> None:
+    torch.manual_seed(0)
+    sizes = {"width": 64, "blocks": 2, "heads": 4, "hidden": 100, "context": 800, "tied": False}
+    model, step = build_model(model_config({**sizes, **PIECES[kind]}), VOCAB), 1
+    assert isinstance(model, Decoder)
+    prompt, *beside = random_sequences([700, 30, 90])
+    dtype = DTYPES[precision]
+    with torch.inference_mode(), path(), autocast(precision, torch.device("cpu")), independent_rows():
+        whole, row = read_in_pieces(model.eval(), prompt, [], [])
+        step = cut_step(dtype, torch.device("cpu"), model.config.head_dim)
+        assert step == (1 if path is nullcontext and library.computes(dtype) and kind != "gemma" else PLACES)
+        ways = [[1], [47], [48], [257], [32 * n for n in range(1, 22)], [699], [3, 4, 5, 400]]
+        for cuts in [[256], [512], [256, 512], *(ways if step == 1 else [])]:
+            hidden, other = read_in_pieces(model, prompt, cuts, beside if len(cuts) % 2 else [])
+            assert torch.equal(hidden, whole), cuts
+            for a, b in zip(row._layers, other._layers, strict=True):
+                assert torch.equal(a.buffer[:, :, :700], b.buffer[:, :, :700]), cuts
+
+
+@pytest.mark.skipif(not library.enabled(), reason=library.describe())
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("scale", [1.0, 2.7, 40.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_every_cut_of_a_sequence_gives_its_attention_the_bits_of_the_whole(
+    dtype: torch.dtype, scale: float, window: int | None
+) -> None:
+    """Also where scores are so large that some queries of a block need a shift."""
+    if not library.computes(dtype):
+        pytest.skip("no native kernels for bf16 here")
+    torch.manual_seed(0)
+    length, heads = 310, 2
+    qkv = (torch.randn(length, heads + 2, 32) * scale).to(dtype)
+    with torch.inference_mode():
+
+        def pieces(cuts: list[int]) -> tuple[Tensor, Tensor]:
+            cache, out = KeyValueCache([Row(length)]), []
+            for part in qkv.tensor_split(cuts):
+                cache.begin([len(part)])
+                out.append(cache.attend(0, part, build_layout(np.array([len(part)])), heads, None, window=window))
+            return torch.cat(out), cache.rows[0]._layers[0].buffer[:, :, :length]
+
+        whole, held = pieces([])
+        assert whole.isfinite().all()
+        layout = build_layout(np.array([length]))
+        assert torch.equal(whole, self_attention(qkv, layout, heads, True, window=window))
+        for cut in range(1, length):
+            out, kept = pieces([cut])
+            assert torch.equal(out, whole), cut
+            assert torch.equal(kept, held), cut
 
 
 # --------------------------------------------------------------------------- bf16

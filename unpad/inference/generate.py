@@ -25,7 +25,7 @@ from unpad.batching.layout import Layout
 from unpad.data.tokens.tokenizer import DecodeStream, Tokenizer
 from unpad.errors import NonFiniteError, RecipeError
 from unpad.models.contract import Generates
-from unpad.nn.cache import KeyValueCache
+from unpad.nn.cache import KeyValueCache, Row
 from unpad.nn.linear import independent_rows, keep_copies, reading
 from unpad.nn.precision import Precision, autocast
 from unpad.recipes.training import GenerateSettings
@@ -202,27 +202,27 @@ def prefill(model: Generates, prompts: Prompts, most: int) -> tuple[KeyValueCach
     else:
         batch = from_prompts(prompts).to(_device(model))
     assert isinstance(batch.layout, Layout)
-    cache = KeyValueCache(batch.layout, max(most, batch.layout.max_seqlen))
+    cache = KeyValueCache([Row(max(most, length)) for length in batch.layout.lengths().tolist()])
+    cache.begin(batch.layout.lengths().tolist())
     with reading():
         return cache, model.last_hidden(batch, cache)
 
 
 def advance(model: Generates, cache: KeyValueCache, tokens: Tensor) -> Tensor:
     """Read one more token per row, (num_rows,) int64; return its hidden state, (num_rows, width)."""
-    device = cache.lengths.device
+    device = _device(model)
     tokens = tokens.to(device)
     bounds = torch.arange(cache.num_rows + 1, dtype=torch.int32, device=device)
     batch = RaggedBatch(
         layout=Layout(bounds, 1),
-        position_ids=cache.lengths,
+        position_ids=cache.lengths.to(device),
         input_ids=tokens,
         labels=tokens,
         loss_mask=torch.zeros_like(tokens, dtype=torch.bool),
         target_index=tokens[:0],
     )
-    cache.begin_step()
+    cache.begin(None)
     hidden: Tensor = model(batch, cache)
-    cache.end_step()
     return hidden
 
 

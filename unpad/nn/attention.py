@@ -315,7 +315,7 @@ def _group_attention(
     # Real queries of a causal rectangle never see the cells to their right; only full attention needs the mask.
     seen: Callable[[slice], Tensor] | None = None
     if window is not None and window < group.longest:
-        causal, seen = False, partial(_in_window, group.longest, window, q.device)
+        causal, seen = False, partial(in_window, group.longest, window, q.device)
     elif not causal and group.key_mask is not None:
         seen = partial(_real_keys, group.key_mask)
     if kernel in MATMUL:
@@ -334,7 +334,7 @@ def _real_keys(key_mask: Tensor, rows: slice) -> Tensor:
     return key_mask[:, None, None, :]
 
 
-def _in_window(longest: int, window: int, device: torch.device, rows: slice) -> Tensor:
+def in_window(longest: int, window: int, device: torch.device, rows: slice) -> Tensor:
     """The keys that queries at these places see, (queries, longest) bool: the last `window` up to their own."""
     place = torch.arange(longest, device=device)
     distance = place[rows, None] - place
@@ -355,12 +355,12 @@ def _matmul_attention(
     """
     num_seqs, heads, longest, _ = q.shape
     if longest <= WHOLE_LENGTH:
-        return _attend_rows(q, k, v, slice(0, longest), mask, causal, extras)
+        return attend_rows(q, k, v, slice(0, longest), mask, causal, extras)
     at_once = max(1, BLOCK_CELLS // (num_seqs * heads * longest))
     outputs = []
     for start in range(0, longest, at_once):
         rows = slice(start, min(start + at_once, longest))
-        block = partial(_attend_rows, rows=rows, mask=mask, causal=causal, extras=extras)
+        block = partial(attend_rows, rows=rows, mask=mask, causal=causal, extras=extras)
         seen = rows.stop if causal else longest
         # The only random draw is dropout's, which its seed repeats.
         outputs.append(
@@ -371,7 +371,7 @@ def _matmul_attention(
     return torch.cat(outputs, 2)
 
 
-def _attend_rows(
+def attend_rows(
     q: Tensor,
     k: Tensor,
     v: Tensor,

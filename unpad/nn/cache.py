@@ -1,10 +1,10 @@
-"""Keys and values of the tokens read so far, for decoding one token per sequence and step."""
+"""Keys and values of the tokens read so far, by row: prompts are read in pieces, then one token per row and step."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,83 +12,127 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from unpad.batching.layout import Layout, PaddedLayout
-from unpad.nn.attention import self_attention
+from unpad.nn.attention import Extras, attend_rows, in_window, self_attention
+from unpad.nn.kernel import runs_native
 from unpad.nn.linear import rows_are_independent
 from unpad.nn.native import library
-from unpad.nn.native.decode import decode_attention, supports
+from unpad.nn.native.decode import decode_attention, piece_attention, supports
 from unpad.nn.rope import Rotary, rotate
 
+PLACES = 256  # tokens; without native kernels a prompt may be cut at multiples of it
+
+
+def cut_step(dtype: torch.dtype, device: torch.device, head_dim: int) -> int:
+    """A prompt cut at multiples of this many tokens, from its own start, gets the bits of the whole: where the native
+    kernel reads it, anywhere."""
+    return 1 if runs_native(dtype, device, head_dim) else PLACES
+
 
 @dataclass
-class _Rows:
-    """Number of tokens that each row holds; layers that read the same prompts share one instance.
+class _Held:
+    """Keys and values of a row in one layer.
 
     Args:
-        lengths: (num_rows,) int64.
-        longest: of `lengths`.
-        capacity: tokens that a row's buffers have room for.
-        masks: (num_rows, 1, 1, longest + 1) by window, True where the next token sees; made by a step's first layer.
+        buffer: (2, kv_heads, capacity, head_dim), keys and values of the first `length` tokens.
+        bias: (num_tokens,), added to the scores of the keys of the prompt.
     """
 
-    lengths: Tensor
-    longest: int
-    capacity: int
-    masks: dict[int | None, Tensor] = field(default_factory=dict)
-
-
-@dataclass
-class _Layer:
-    """Keys and values, each (num_rows, kv_heads, capacity, head_dim), and the bias of the prompts' keys,
-    (num_rows, 1, capacity, 1)."""
-
-    keys: Tensor
-    values: Tensor
-    rows: _Rows
+    buffer: Tensor
+    length: int = 0
     bias: Tensor | None = None
 
-    @property
-    def buffers(self) -> dict[str, Tensor]:
-        """Buffers by name; in all, the third dimension is the place in the row."""
-        found = {"keys": self.keys, "values": self.values}
-        return found if self.bias is None else {**found, "bias": self.bias}
 
-    def change(self, change: Callable[[Tensor], Tensor]) -> None:
-        for name, buffer in self.buffers.items():
-            setattr(self, name, change(buffer))
+class Row:
+    """Keys and values of one sequence, in buffers of its own, which double when they are full.
 
-
-class KeyValueCache:
-    """Keys and values of the tokens read so far, two buffers per layer.
-
-    Row i belongs to the i-th live sequence and holds its `lengths[i]` tokens read so far. Layers after a removal of
-    tokens hold fewer tokens, in smaller buffers. Buffers double when they are full.
+    Layers after a removal of tokens hold fewer tokens, in smaller buffers.
 
     Args:
-        layout: the prompts, which the first pass reads with `self_attention`.
-        most: upper bound of the tokens of any row.
+        most: upper bound of the sequence's tokens.
+
+    Attributes:
+        length: tokens read, which is the position of the next one.
     """
 
-    def __init__(self, layout: Layout, most: int) -> None:
-        self._most = most
-        self._prompts: Layout | None  # in the layout of the last layer that read them
-        self._cells: Tensor | None
-        self._rows: list[_Rows] = []
-        self._layers: list[_Layer] = []
-        self._begin_rows(layout, min(2 * layout.max_seqlen, most))
-
-    @property
-    def lengths(self) -> Tensor:
-        """Tokens read of each row, (num_rows,) int64: the position of its next one."""
-        return self._rows[0].lengths
-
-    @property
-    def num_rows(self) -> int:
-        return self.lengths.numel()
+    def __init__(self, most: int) -> None:
+        self.most, self.length = most, 0
+        self._layers: list[_Held] = []
 
     @property
     def num_bytes(self) -> int:
         """Size of all buffers."""
-        return sum(buffer.nbytes for layer in self._layers for buffer in layer.buffers.values())
+        return sum(one.buffer.nbytes + (0 if one.bias is None else one.bias.nbytes) for one in self._layers)
+
+    def hold(self, index: int, new: int, qkv: Tensor, heads: int) -> _Held:
+        """What a layer holds, with room for so many new tokens."""
+        if index == len(self._layers):
+            self._layers.append(_Held(qkv.new_empty(2, (qkv.shape[1] - heads) // 2, 0, qkv.shape[2])))
+        one = self._layers[index]
+        needed = one.length + new
+        if needed > one.buffer.shape[2]:
+            capacity = min(2 * needed, needed + self.most - self.length)
+            one.buffer = _moved(one.buffer, one.length, capacity)
+        return one
+
+    def copy(self, num: int | None = None, most: int | None = None) -> Row:
+        """A row with the same tokens in buffers of its own.
+
+        Args:
+            num: only the first tokens, in buffers without room for more; of rows that hold every token in every layer.
+            most: of the new row; default the same.
+        """
+        new = Row(self.most if most is None else most)
+        new.length = self.length if num is None else num
+        for one in self._layers:
+            assert num is None or (one.length == self.length and one.bias is None), "a layer holds other tokens"
+            length = one.length if num is None else num
+            buffer = _moved(one.buffer, length, one.buffer.shape[2] if num is None else num)
+            new._layers.append(replace(one, buffer=buffer, length=length))
+        return new
+
+
+def _moved(buffer: Tensor, length: int, capacity: int) -> Tensor:
+    """A buffer with room for `capacity` tokens that holds the first tokens of another one."""
+    new = buffer.new_empty(*buffer.shape[:2], capacity, buffer.shape[3])
+    new[:, :, :length] = buffer[:, :, :length]
+    return new
+
+
+class KeyValueCache:
+    """The rows that a pass reads new tokens of: pieces of prompts, or one token each.
+
+    Args:
+        rows: in the order of the pass's sequences; they may have been in other caches before, and keep what they hold.
+    """
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = list(rows)
+        self._reading = True
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens read of each row, (num_rows,) int64: the position of its next one."""
+        return torch.tensor([row.length for row in self.rows], dtype=torch.int64)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all buffers."""
+        return sum(row.num_bytes for row in self.rows)
+
+    def begin(self, news: Sequence[int] | None) -> None:
+        """Begin a pass.
+
+        Args:
+            news: tokens of each row's piece of a prompt; None for one token each, which decoding makes.
+        """
+        self._reading = news is not None
+        for row, new in zip(self.rows, [1] * len(self.rows) if news is None else news, strict=True):
+            row.length += new
+            assert row.length <= row.most, "a sequence exceeds the length that was announced"
 
     def attend(
         self,
@@ -103,156 +147,87 @@ class KeyValueCache:
         """Store the new keys and values of a layer and attend to all of their row: as causal `self_attention`.
 
         Args:
-            layout: of the prompts in the first pass, the same object for layers that read the same tokens; in later
-                passes one token per row.
-            key_bias: (total_tokens,), of the prompts in the first pass; all later passes keep it.
+            layout: of the new tokens; layers after a removal have fewer.
+            key_bias: (total_tokens,), of prompts that are read whole; all later passes keep it.
             window: as of `self_attention`.
         """
-        if self._prompts is not None:
-            assert isinstance(layout, Layout), "prompts come as a flat run"
-            self._store_prompts(qkv, layout, heads, rotary, key_bias)
-            return self_attention(qkv, layout, heads, causal=True, rotary=rotary, key_bias=key_bias, window=window)
-        assert key_bias is None, "new tokens have no bias"
-        layer = self._layers[index]
-        if layer.bias is None and library.runs(qkv) and supports(qkv.dtype, qkv.shape[2]):
-            return decode_attention(qkv, layer.keys, layer.values, layer.rows.lengths, heads, rotary, window)
-        return self._attend_in_torch(qkv, layer, heads, rotary, window)
-
-    def _attend_in_torch(
-        self, qkv: Tensor, layer: _Layer, heads: int, rotary: Rotary | None, window: int | None
-    ) -> Tensor:
-        q, k, v = _turned(qkv, heads, rotary)
-        held, each = layer.rows, torch.arange(self.num_rows, device=q.device)
-        layer.keys[each, :, held.lengths] = k
-        layer.values[each, :, held.lengths] = v
-        # The query heads that share a key head are its queries, so that the cache is read in place.
-        grouped = q.unflatten(1, (k.shape[1], -1))  # (num_rows, kv_heads, heads / kv_heads, head_dim)
-        if rows_are_independent(q):
-            rows = [
-                _attend_row(grouped[row], layer, row, slice(max(0, length + 1 - (window or length + 1)), length + 1))
-                for row, length in enumerate(held.lengths.tolist())
-            ]
-            return torch.stack(rows).flatten(1, 2)
-        window = None if window is None or window > held.longest else window
-        seen = held.longest + 1
-        if window not in held.masks:
-            distance = held.lengths[:, None] - torch.arange(seen, device=q.device)
-            real = distance >= 0 if window is None else (distance >= 0) & (distance < window)
-            held.masks[window] = real[:, None, None]
-        keys, values, mask = layer.keys[:, :, :seen], layer.values[:, :, :seen], held.masks[window]
-        if layer.bias is not None:
-            bias = layer.bias[:, :, :seen].transpose(2, 3)  # (num_rows, 1, 1, seen)
-            mask = bias.masked_fill(~mask, -math.inf).to(q.dtype)
-        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
-        return out.flatten(1, 2)  # (num_rows, heads, head_dim)
-
-    def begin_step(self) -> None:
-        """Make room for one more token per row."""
-        self._prompts, self._cells = None, None
-        for rows in self._rows:
-            rows.masks.clear()  # of the previous token
-            if rows.longest + 1 > rows.capacity:
-                self._grow(rows)
-
-    def _grow(self, rows: _Rows) -> None:
-        # Merged images may hold more tokens than announced.
-        most = self._most + max(0, int((rows.lengths - self.lengths).max()))
-        assert rows.capacity < most, "a sequence exceeds the length that was announced"
-        more = min(2 * rows.capacity, most) - rows.capacity
-        for layer in self._layers:
-            if layer.rows is rows:
-                layer.change(lambda buffer: F.pad(buffer, (0, 0, 0, more)))
-        rows.capacity += more
-
-    def end_step(self) -> None:
-        for rows in self._rows:
-            rows.lengths = rows.lengths + 1
-            rows.longest += 1
+        assert isinstance(layout, Layout), "new tokens come as a flat run"
+        news = layout.lengths().tolist() if self._reading else [1] * len(self.rows)
+        held = [row.hold(index, new, qkv, heads) for row, new in zip(self.rows, news, strict=True)]
+        lengths = [one.length for one in held]
+        if key_bias is not None:
+            assert self._reading, "new tokens have no bias"
+            assert not any(lengths), "a prompt with a bias is read whole"
+            for one, bias in zip(held, key_bias.split(news), strict=True):
+                one.bias = bias
+        try:
+            buffers = [one.buffer for one in held]
+            if self._reading and runs_native(qkv.dtype, qkv.device, qkv.shape[2]):
+                return piece_attention(qkv, layout.cu_seqlens, buffers, lengths, heads, rotary, key_bias, window)
+            biased = any(one.bias is not None for one in held)
+            if not self._reading and not biased and library.runs(qkv) and supports(qkv.dtype, qkv.shape[2]):
+                return decode_attention(qkv, buffers, lengths, heads, rotary, window)
+            q, k, v = _turned(qkv, heads, rotary)
+            for one, new, keys, values in zip(held, news, k.split(news), v.split(news), strict=True):
+                one.buffer[0, :, one.length : one.length + new] = keys.transpose(0, 1)
+                one.buffer[1, :, one.length : one.length + new] = values.transpose(0, 1)
+            if self._reading and not any(lengths) and not rows_are_independent(qkv):
+                return self_attention(qkv, layout, heads, True, rotary=rotary, key_bias=key_bias, window=window)
+            attend = _attend_piece if self._reading else _attend_last
+            parts = [attend(part, one, window) for part, one in zip(q.split(news), held, strict=True)]
+            return torch.cat([q[:0], *parts])
+        finally:
+            for one, new in zip(held, news, strict=True):
+                one.length += new
 
     def keep(self, live: np.ndarray) -> np.ndarray:
-        """Drop the rows where `live` (num_rows,) is False; return which old row each row is now.
-
-        Rows from the end fill the gaps, so that each dropped row costs the copy of at most one row.
-        """
-        num_live = int(live.sum())
-        order = np.arange(num_live)
-        gaps, moved = np.flatnonzero(~live[:num_live]), num_live + np.flatnonzero(live[num_live:])
-        order[gaps] = moved
-        to, source = (torch.from_numpy(rows).to(self.lengths.device) for rows in (gaps, moved))
-        for layer in self._layers:
-            longest = layer.rows.longest
-            for buffer in layer.buffers.values():
-                buffer[to, :, :longest] = buffer[source, :, :longest]
-            layer.change(lambda buffer: buffer[:num_live])
-        self._take(torch.from_numpy(order))
+        """Drop the rows where `live` (num_rows,) is False; return which old row each row is now."""
+        order = np.flatnonzero(live)
+        self.rows = [self.rows[i] for i in order.tolist()]
         return order
 
     def reorder(self, rows: Tensor) -> None:
-        """Make row i a copy of the old row rows[i]; rows may repeat and may be omitted."""
-        rows = rows.to(self.lengths.device)
-
-        for layer in self._layers:
-            longest = layer.rows.longest
-
-            def copy(buffer: Tensor, longest: int = longest) -> Tensor:
-                new = buffer.new_zeros(rows.numel(), *buffer.shape[1:])
-                new[:, :, :longest] = buffer[rows, :, :longest]
-                return new
-
-            layer.change(copy)
-        self._take(rows)
-
-    def _take(self, order: Tensor) -> None:
-        for rows in self._rows:
-            rows.lengths = rows.lengths[order.to(rows.lengths.device)]
-            rows.longest = int(rows.lengths.max()) if rows.lengths.numel() else 0
-
-    def _begin_rows(self, layout: Layout, capacity: int) -> None:
-        """Create the rows of layers that read the prompts in this layout."""
-        self._prompts = layout
-        self._rows.append(_Rows(layout.lengths(), layout.max_seqlen, capacity))
-        self._cells = _cells(layout, capacity)
-
-    def _store_prompts(
-        self, qkv: Tensor, layout: Layout, heads: int, rotary: Rotary | None, key_bias: Tensor | None
-    ) -> None:
-        if layout is not self._prompts:
-            # Room for as many new tokens as the first layer has.
-            self._begin_rows(layout, layout.max_seqlen + self._rows[0].capacity - self._rows[0].longest)
-        k, v = qkv[:, heads:].chunk(2, 1)
-        k = k if rotary is None else rotate(k, *rotary)
-        bias = None
-        if key_bias is not None:
-            place = torch.arange(self._rows[-1].capacity, device=key_bias.device)[:, None]
-            new = place >= self._rows[-1].lengths[:, None, None, None]  # later tokens have no bias
-            bias = self._spread(key_bias[:, None, None]).masked_fill_(new, 0)
-        self._layers.append(_Layer(self._spread(k), self._spread(v), self._rows[-1], bias))
-
-    def _spread(self, x: Tensor) -> Tensor:
-        """Copy (total_tokens, kv_heads, dim) of the prompts into a new buffer, (num_rows, kv_heads, capacity, dim)."""
-        assert self._cells is not None, "after the prompts a layer's buffers are there"
-        rectangle: Tensor = x.index_select(0, self._cells.flatten()).unflatten(0, self._cells.shape)
-        return rectangle.transpose(1, 2).contiguous()
+        """Make row i the old row rows[i]; rows may repeat, as copies, and may be omitted."""
+        new: list[Row] = []
+        for i in rows.tolist():
+            old = self.rows[i]
+            new.append(old.copy() if old in new else old)
+        self.rows = new
 
 
-def _attend_row(queries: Tensor, layer: _Layer, row: int, seen: slice) -> Tensor:
-    """Attention of one row's queries, (kv_heads, heads / kv_heads, head_dim), to the keys that it sees: torch's
-    attention over a rectangle of rows depends on the longest."""
-    mask = None if layer.bias is None else layer.bias[row, :, seen].mT.to(queries.dtype)  # (1, 1, num_seen)
-    out = F.scaled_dot_product_attention(
-        queries[None], layer.keys[row, None, :, seen], layer.values[row, None, :, seen], attn_mask=mask
-    )
-    return out[0]
+def _attend_piece(q: Tensor, one: _Held, window: int | None) -> Tensor:
+    """Attention of the queries of a piece, (num_new, heads, head_dim), which were stored behind the held tokens.
 
-
-def _cells(layout: Layout, capacity: int) -> Tensor:
-    """Token of every place in the rows' buffers, (num_rows, capacity) int32.
-
-    Places past a row's end repeat its last token, because masked values must be finite.
+    Torch's attention depends on the number of queries and keys: it takes the queries between two multiples of PLACES at
+    a time, so that the sizes are those of the whole prompt.
     """
-    bounds = layout.cu_seqlens[:, None]
-    place = torch.arange(capacity, dtype=bounds.dtype, device=bounds.device)
-    return torch.minimum(bounds[:-1] + place, bounds[1:] - 1).clamp_min_(0)  # -1: a first row of no tokens
+    first, last, parts = one.length, one.length + len(q), [q[:0]]
+    while first < last:
+        stop = min((first // PLACES + 1) * PLACES, last)
+        begin = 0 if window is None else max(0, first + 1 - window)
+        rows = slice(first - begin, stop - begin)
+        keys, values = (
+            x.repeat_interleave(q.shape[1] // len(x), 0)[None] for x in one.buffer[:, :, begin:stop].unbind()
+        )
+        mask = None if window is None else partial(in_window, stop - begin, window, q.device)
+        extras = None if one.bias is None else Extras(one.bias[:0], one.bias[None, begin:stop], 0.0, 0)
+        queries = q[first - one.length : stop - one.length].transpose(0, 1)[None]  # (1, heads, num, head_dim)
+        out = attend_rows(queries, keys, values, rows, mask, True, extras)
+        parts.append(out[0].transpose(0, 1))
+        first = stop
+    return torch.cat(parts)
+
+
+def _attend_last(q: Tensor, one: _Held, window: int | None) -> Tensor:
+    """Attention of the query of a row's last token, (1, heads, head_dim), to the keys that it sees."""
+    stop, kv_heads = one.length + 1, one.buffer.shape[1]
+    keys, values = one.buffer[:, None, :, 0 if window is None else max(0, stop - window) : stop].unbind()
+    mask = None
+    if one.bias is not None:  # new tokens have none
+        mask = F.pad(one.bias, (0, stop - len(one.bias)))[None, None, None, stop - keys.shape[2] :].to(q.dtype)
+    # The query heads that share a key head are its queries, so that the cache is read in place.
+    grouped = q[0].unflatten(0, (kv_heads, -1))[None]  # (1, kv_heads, heads / kv_heads, head_dim)
+    return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).flatten(1, 2)
 
 
 def _turned(qkv: Tensor, heads: int, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -417,13 +417,19 @@ def test_the_cache_is_smaller_by_what_was_removed() -> None:
     model, prompts = pruned(method="uniform", keep=0.25, layers=[0]), prepare(ROWS, answers=None).batch
     cache, _ = prefill(model, prompts, most=prompts.layout.max_seqlen + 5)
     left = prompts.layout.lengths() - model.kept[0] + model.kept[-1]
-    per_token = len(ROWS) * 2 * KV_HEADS * (WIDTH // HEADS) * 8  # keys and values in fp64
-    longest = prompts.layout.max_seqlen
-    assert int(left.max()) < longest - 10
-    assert cache.num_bytes == per_token * (longest + 5 + (BLOCKS - 1) * (int(left.max()) + 5))
+    per_token = 2 * KV_HEADS * (WIDTH // HEADS) * 8  # keys and values in fp64
+    most = prompts.layout.max_seqlen + 5  # of every row, with room for what may come
+    lengths = prompts.layout.lengths()
+
+    def room(held: Tensor) -> int:
+        """Tokens of the buffers of all rows in a layer that holds so many of each."""
+        return int(torch.minimum(2 * held, held + most - lengths).sum())
+
+    assert int(left.max()) < prompts.layout.max_seqlen - 10
+    assert cache.num_bytes == per_token * (room(lengths) + (BLOCKS - 1) * room(left))
     model.mode = "origin"
-    whole, _ = prefill(model, prompts, most=longest + 5)
-    assert whole.num_bytes == per_token * BLOCKS * (longest + 5)
+    whole, _ = prefill(model, prompts, most=most)
+    assert whole.num_bytes == per_token * BLOCKS * room(lengths)
 
 
 @both_paths

@@ -247,36 +247,87 @@ void check_attention() {
     comparison.report(T::bound);
 }
 
+/* Keys and values of rows of all lengths, each with room for so many more tokens and no other. */
+template <class Element>
+struct Held {
+    Held(int64_t token_size, int64_t more)
+        : tokens(std::size(lengths), [](int64_t i) { return (double)lengths[i]; }),
+          capacities(std::size(lengths), [=](int64_t i) { return (double)(lengths[i] + more); }) {
+        rows.reserve(std::size(lengths));
+        for (int64_t length : lengths) {
+            rows.push_back(random_array<Element>(2 * token_size * (length + more), (int)(2 + length)));
+            buffers.push_back(rows.back().data());
+        }
+        all = {tokens.data(), capacities.data(), buffers.data()};
+    }
+    std::vector<Numbers> numbers() const {
+        std::vector<Numbers> found;
+        for (const auto& row : rows) found.push_back(row.numbers());
+        return found;
+    }
+    Array<int64_t> tokens, capacities;
+    std::vector<Array<Element>> rows;
+    std::vector<void*> buffers;
+    unpad_held all;
+};
+
 template <class T>
 std::vector<Numbers> decode(int64_t heads, int64_t kv_heads, int64_t head_dim, bool rotary, int64_t window) {
     using Element = typename T::Element;
     using Wide = typename T::Wide;
-    const int64_t num_rows = std::size(lengths), capacity = lengths[num_rows - 1] + 1, half = head_dim / 2;
+    const int64_t num_rows = std::size(lengths), half = head_dim / 2;
     unpad_attention sizes = attention_sizes({{}, heads, kv_heads, head_dim, true, rotary, false, false, 0, window});
     sizes.num_seqs = sizes.total_tokens = num_rows;
-    const int64_t cache_size = num_rows * kv_heads * capacity * head_dim;
-    Array<int64_t> keys_of_row(num_rows, [](int64_t i) { return (double)lengths[i]; });
+    Held<Element> held(kv_heads * head_dim, 1);
     Array<Element> qkv = random_array<Element>(num_rows * (heads + 2 * kv_heads) * head_dim, 1);
     Array<Wide> cos(num_rows * half, [](int64_t i) { return std::cos((double)i); });
     Array<Wide> sin(num_rows * half, [](int64_t i) { return std::sin((double)i); });
-    Array<Element> keys = random_array<Element>(cache_size, 2), values = random_array<Element>(cache_size, 3);
     Array<Element> out(num_rows * heads * head_dim);
     kernels->decode_attention(
-        T::dtype, &sizes, capacity, keys_of_row.data(), qkv.data(), rotary ? cos.data() : nullptr,
-        rotary ? sin.data() : nullptr, keys.data(), values.data(), out.data());
-    return {out.numbers(), keys.numbers(), values.numbers()};
+        T::dtype, &sizes, &held.all, qkv.data(), rotary ? cos.data() : nullptr, rotary ? sin.data() : nullptr,
+        out.data());
+    std::vector<Numbers> results = held.numbers();
+    results.push_back(out.numbers());
+    return results;
+}
+
+/* Pieces of 33 tokens that follow the held ones; without any held, also with a bias. */
+template <class T>
+std::vector<Numbers> pieces(int64_t heads, int64_t kv_heads, int64_t head_dim, bool rotary, int64_t window) {
+    using Element = typename T::Element;
+    using Wide = typename T::Wide;
+    const int64_t num_seqs = std::size(lengths), new_tokens = 33, tokens = num_seqs * new_tokens, half = head_dim / 2;
+    unpad_attention sizes = attention_sizes({{}, heads, kv_heads, head_dim, true, rotary, false, false, 0, window});
+    sizes.num_seqs = num_seqs;
+    sizes.total_tokens = tokens;
+    Held<Element> held(kv_heads * head_dim, new_tokens);
+    Array<int32_t> cu_seqlens(num_seqs + 1, [&](int64_t i) { return (double)(i * new_tokens); });
+    Array<Element> qkv = random_array<Element>(tokens * (heads + 2 * kv_heads) * head_dim, 1);
+    Array<Wide> cos(tokens * half, [](int64_t i) { return std::cos((double)i); });
+    Array<Wide> sin(tokens * half, [](int64_t i) { return std::sin((double)i); });
+    Array<Element> out(tokens * heads * head_dim);
+    kernels->piece_attention(
+        T::dtype, &sizes, cu_seqlens.data(), &held.all, qkv.data(), rotary ? cos.data() : nullptr,
+        rotary ? sin.data() : nullptr, nullptr, out.data());
+    std::vector<Numbers> results = held.numbers();
+    results.push_back(out.numbers());
+    return results;
 }
 
 template <class T>
 void check_decode() {
-    Comparison comparison{"decode"};
+    Comparison comparison{"decode"}, of_pieces{"pieces", 0.03};
     const int64_t heads[][3] = {{2, 2, 16}, {4, 2, 32}, {3, 1, 128}};
     for (const auto& h : heads)
         for (bool rotary : {false, true})
-            for (int64_t window : {0, 20})
+            for (int64_t window : {0, 20}) {
                 comparison.add(
                     decode<T>(h[0], h[1], h[2], rotary, window), decode<DoubleType>(h[0], h[1], h[2], rotary, window));
+                of_pieces.add(
+                    pieces<T>(h[0], h[1], h[2], rotary, window), pieces<DoubleType>(h[0], h[1], h[2], rotary, window));
+            }
     comparison.report(T::bound);
+    of_pieces.report(T::bound);
 }
 
 template <class T>

@@ -21,7 +21,7 @@ BF16 = torch.bfloat16
 ERROR = {BF16: 3e-3, torch.float32: 1e-6, torch.float64: 1e-13}
 HEADS = [(4, 4, 16), (4, 2, 64), (3, 1, 48), (2, 2, 128), (2, 1, 80)]  # heads, kv_heads, head_dim
 LENGTHS = [0, 1, 15, 16, 17, 300]
-CAPACITY = 310
+MORE = 10  # tokens that each row's buffer has room for
 
 
 class Inputs:
@@ -34,36 +34,36 @@ class Inputs:
         rows = len(LENGTHS)
         self.heads, self.lengths, self.window = heads, torch.tensor(LENGTHS), window
         self.qkv = torch.randn(rows, heads + 2 * kv_heads, head_dim).to(dtype)
-        self.keys, self.values = torch.randn(2, rows, kv_heads, CAPACITY, head_dim).to(dtype).unbind()
-        for row, length in enumerate(LENGTHS):
-            self.keys[row, :, length:] = self.values[row, :, length:] = torch.nan
+        self.rows = [torch.randn(2, kv_heads, length + MORE, head_dim).to(dtype) for length in LENGTHS]
+        for row, length in zip(self.rows, LENGTHS, strict=True):
+            row[:, :, length:] = torch.nan
         wide = torch.promote_types(dtype, torch.float32)
         frequencies = rotary_frequencies(head_dim, 10000.0, "none", 1.0)
         self.rotary = rotary_table(self.lengths, frequencies, wide) if turned else None
 
-    def run(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The output, and the keys and values afterwards."""
-        keys, values = self.keys.clone(), self.values.clone()
-        out = decode_attention(self.qkv, keys, values, self.lengths, self.heads, self.rotary, self.window)
-        return out, keys, values
+    def run(self) -> tuple[Tensor, list[Tensor]]:
+        """The output, and the rows afterwards."""
+        rows = [row.clone() for row in self.rows]
+        out = decode_attention(self.qkv, rows, self.lengths.tolist(), self.heads, self.rotary, self.window)
+        return out, rows
 
     def select(self, row: int) -> None:
         """Keep one row alone."""
         self.lengths, self.qkv = self.lengths[row : row + 1], self.qkv[row : row + 1]
-        self.keys, self.values = self.keys[row : row + 1].clone(), self.values[row : row + 1].clone()
+        self.rows = self.rows[row : row + 1]
         if self.rotary is not None:
             self.rotary = self.rotary[0][row : row + 1], self.rotary[1][row : row + 1]
 
     def expected(self) -> tuple[Tensor, Tensor]:
         """The output in fp64, and the new keys (num_rows, kv_heads, head_dim)."""
-        kv_heads = self.keys.shape[1]
+        kv_heads = self.rows[0].shape[1]
         q, k, v = self.qkv.split([self.heads, kv_heads, kv_heads], 1)
         if self.rotary is not None:
             q, k = rotate(q, *self.rotary), rotate(k, *self.rotary)
         outputs = []
         for row, length in enumerate(self.lengths.tolist()):
-            keys = torch.cat([self.keys[row, :, :length], k[row][:, None]], 1).double()
-            values = torch.cat([self.values[row, :, :length], v[row][:, None]], 1).double()
+            keys = torch.cat([self.rows[row][0, :, :length], k[row][:, None]], 1).double()
+            values = torch.cat([self.rows[row][1, :, :length], v[row][:, None]], 1).double()
             seen = slice(None if self.window is None else -self.window, None)
             keys, values = keys[:, seen], values[:, seen]
             queries = q[row].double().unflatten(0, (kv_heads, -1))
@@ -84,16 +84,15 @@ def test_one_token_attends_to_its_row_and_is_stored(
     dtype: torch.dtype, sizes: tuple[int, int, int], turned: bool, window: int | None
 ) -> None:
     inputs = Inputs(dtype, *sizes, turned, window)
-    out, keys, values = inputs.run()
+    out, rows = inputs.run()
     expected, new_keys = inputs.expected()
     assert error(out, expected) < ERROR[dtype]
     for row, length in enumerate(LENGTHS):
-        stored = keys[row, :, length].double()
+        stored = rows[row][0, :, length].double()
         assert (stored - new_keys[row]).abs().max() <= (2**-7 if dtype == BF16 else ERROR[dtype]) * 4
-        assert torch.equal(values[row, :, length], inputs.qkv[row, -values.shape[1] :])
-        keys[row, :, length] = values[row, :, length] = torch.nan
-    assert torch.equal(keys.nan_to_num(), inputs.keys.nan_to_num())  # nothing else was written
-    assert torch.equal(values.nan_to_num(), inputs.values.nan_to_num())
+        assert torch.equal(rows[row][1, :, length], inputs.qkv[row, -rows[row].shape[1] :])
+        rows[row][:, :, length] = torch.nan
+        assert torch.equal(rows[row].nan_to_num(), inputs.rows[row].nan_to_num())  # nothing else was written
 
 
 @pytest.mark.parametrize("row", range(len(LENGTHS)))
@@ -116,7 +115,7 @@ def test_nan_stays_visible_in_its_row_and_reaches_no_other(dtype: torch.dtype, w
     if where == "query":
         inputs.qkv[3, :2, 5] = torch.nan
     else:
-        getattr(inputs, where + "s")[3, :, 7, 5] = torch.nan
+        inputs.rows[3][["key", "value"].index(where), :, 7, 5] = torch.nan
     out = inputs.run()[0]
     assert out[3].isnan().flatten(1).any(1).all()
     assert out[[0, 1, 2, 4, 5]].isfinite().all()

@@ -11,8 +11,8 @@ namespace unpad {
 namespace {
 
 constexpr unpad_kernels table = {
-    attention_forward,  attention_backward,  decode_attention,    rowwise_linear, add_norm_forward,
-    add_norm_backward,  activation_forward,  activation_backward, cross_entropy,  add_rounded,
+    attention_forward, attention_backward, piece_attention,     decode_attention, rowwise_linear, add_norm_forward,
+    add_norm_backward, activation_forward, activation_backward, cross_entropy,    add_rounded,
 };
 
 }  // namespace

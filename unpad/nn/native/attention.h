@@ -131,6 +131,7 @@ struct Call {
     const Wide* cos;
     const Wide* sin;
     const Wide* key_bias;
+    const unpad_held* held = nullptr; /* earlier tokens of the sequences; NULL for none */
 
     int64_t qkv_stride() const { return (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim; }
     int64_t out_stride() const { return sizes.heads * sizes.head_dim; }
@@ -228,7 +229,8 @@ class Task {
           sizes_(call.sizes),
           head_dim_(call.sizes.head_dim),
           kv_head_(kv_head),
-          start_(call.cu_seqlens[seq]),
+          earlier_(call.held ? call.held->lengths[seq] : 0),
+          start_(call.cu_seqlens[seq] - earlier_),
           length_(call.cu_seqlens[seq + 1] - start_),
           padded_(round_up(length_, PANEL)),
           window_(call.sizes.window),
@@ -237,24 +239,28 @@ class Task {
           kept_(M::set((Wide)(1 / (1 - sizes_.dropout)))) {
         static thread_local Workspace<M> workspace;
         work_ = &workspace;
+        if (!call.held) return;
+        const int64_t size = call.held->capacities[seq] * head_dim_;
+        held_keys_ = (Element*)call.held->buffers[seq] + kv_head * size;
+        held_values_ = held_keys_ + sizes_.kv_heads * size;
     }
 
     void forward(Element* out, Wide* log_z) {
         Pair* value_pairs = work_->value_pairs.at_least(padded_ / M::depth * head_dim_);
         key_squares_ = work_->key_squares.at_least(length_);
-        pack(keys(), bias_of(key_row()), true, columns(work_->key_columns), nullptr, key_squares_);
-        pack(values(), bias_of(value_row()), false, nullptr, value_pairs, nullptr);
+        pack(key_row(), held_keys_, true, columns(work_->key_columns), nullptr, key_squares_);
+        pack(value_row(), held_values_, false, nullptr, value_pairs, nullptr);
         load_bias();
         for (int64_t i = 0; i < call_.group(); i++) {
             head_ = kv_head_ * call_.group() + i;
-            for (first_ = 0; first_ < length_; first_ += QUERY_ROWS) forward_block(value_pairs, out, log_z);
+            for (first_ = earlier_; first_ < length_; first_ += QUERY_ROWS) forward_block(value_pairs, out, log_z);
         }
     }
 
     void backward(const Element* out, const Wide* log_z, const Element* grad_out, Element* grad_qkv, Wide* grad_bias) {
         Pair* key_pairs = work_->key_pairs.at_least(padded_ / M::depth * head_dim_);
-        pack(keys(), bias_of(key_row()), true, columns(work_->key_columns), key_pairs, nullptr);
-        pack(values(), bias_of(value_row()), false, columns(work_->value_columns), nullptr, nullptr);
+        pack(key_row(), nullptr, true, columns(work_->key_columns), key_pairs, nullptr);
+        pack(value_row(), nullptr, false, columns(work_->value_columns), nullptr, nullptr);
         load_bias();
         Wide* key_grad = zeros(work_->key_grad, padded_ * head_dim_);
         Wide* value_grad = zeros(work_->value_grad, padded_ * head_dim_);
@@ -277,7 +283,7 @@ class Task {
     }
 
   private:
-    /* Tables from a row of the sequence on; NULL without rotary. */
+    /* Tables from a row of the sequence on, not a held one; NULL without rotary. */
     const Wide* cos(int64_t row) const { return call_.cos ? call_.cos + (start_ + row) * head_dim_ / 2 : nullptr; }
     const Wide* sin(int64_t row) const { return call_.cos ? call_.sin + (start_ + row) * head_dim_ / 2 : nullptr; }
     static const Wide* no_angles() { return nullptr; }
@@ -286,10 +292,10 @@ class Task {
     int64_t key_row() const { return sizes_.heads + kv_head_; }
     int64_t value_row() const { return key_row() + sizes_.kv_heads; }
 
-    const Element* at_row(int64_t row) const { return call_.qkv + start_ * call_.qkv_stride() + row * head_dim_; }
-    const Element* queries() const { return at_row(head_); }
-    const Element* keys() const { return at_row(key_row()); }
-    const Element* values() const { return at_row(value_row()); }
+    /* A row of the token at this place of the sequence, not a held one. */
+    const Element* at(int64_t place, int64_t row) const {
+        return call_.qkv + (start_ + place) * call_.qkv_stride() + row * head_dim_;
+    }
     const Element* bias_of(int64_t row) const { return call_.qkv_bias ? call_.qkv_bias + row * head_dim_ : nullptr; }
 
     Pair* columns(Buffer<Pair>& buffer) const { return buffer.at_least(padded_ / M::depth * head_dim_); }
@@ -300,17 +306,24 @@ class Task {
         return data;
     }
 
-    /* Keys or values into the packed forms that are not NULL; and into `squares` (length_), if not NULL, the largest
-     * square of a row up to each one. A NaN may be lost there; it shows again in the scores. */
-    void pack(
-        const Element* from, const Element* bias, bool rotary, Pair* columns, Pair* pairs, double* squares) {
+    /* Keys or values into the packed forms that are not NULL: the earlier ones from `held`, unless it is NULL, where
+     * the new ones are stored; and into `squares` (length_), if not NULL, the largest square of a row up to each one. A
+     * NaN may be lost there; it shows again in the scores. */
+    void pack(int64_t token_row, Element* held, bool rotary, Pair* columns, Pair* pairs, double* squares) {
         Element* rows = work_->rows.at_least(PANEL * head_dim_);
         double largest = 0;
         for (int64_t key = 0; key < length_; key += PANEL) {
             const int64_t num_rows = std::min(PANEL, length_ - key);
-            turn<M>(
-                from + key * call_.qkv_stride(), call_.qkv_stride(), bias, num_rows, head_dim_,
-                rotary ? cos(key) : nullptr, rotary ? sin(key) : nullptr, false, 1, rows, head_dim_);
+            const int64_t num_held = std::min(std::max<int64_t>(earlier_ - key, 0), num_rows);
+            if (num_held) std::copy_n(held + key * head_dim_, num_held * head_dim_, rows);
+            if (const int64_t num_new = num_rows - num_held) {
+                const int64_t first = key + num_held;
+                Element* to = rows + num_held * head_dim_;
+                turn<M>(
+                    at(first, token_row), call_.qkv_stride(), bias_of(token_row), num_new, head_dim_,
+                    rotary ? cos(first) : nullptr, rotary ? sin(first) : nullptr, false, 1, to, head_dim_);
+                if (held) std::copy_n(to, num_new * head_dim_, held + first * head_dim_);
+            }
             std::fill_n(rows + num_rows * head_dim_, (PANEL - num_rows) * head_dim_, (Element)0);
             if (columns) M::transpose(rows, head_dim_, columns + key / M::depth * head_dim_);
             if (pairs) interleave_rows<M>(rows, head_dim_, PANEL, head_dim_, pairs + key / M::depth * head_dim_);
@@ -334,7 +347,7 @@ class Task {
         padded_rows_ = round_up(num_rows_, M::row_unit);
         Element* rows = work_->queries.at_least(QUERY_ROWS * ROW_WIDTH);
         turn<M>(
-            queries() + first_ * call_.qkv_stride(), call_.qkv_stride(), bias_of(head_), num_rows_, head_dim_,
+            at(first_, head_), call_.qkv_stride(), bias_of(head_), num_rows_, head_dim_,
             cos(first_), sin(first_), false, 1, rows, ROW_WIDTH);
         std::fill_n(rows + num_rows_ * ROW_WIDTH, (padded_rows_ - num_rows_) * ROW_WIDTH, (Element)0);
         for (int64_t row = 0; row < padded_rows_; row++) limits_[row] = (int32_t)seen_by(row + 1);
@@ -518,7 +531,7 @@ class Task {
         for (int64_t row = 0; row < num_rows_; row++) {
             const int64_t token = start_ + first_ + row;
             const Wide total = M::sum(totals_[row]);
-            log_z[head_ * sizes_.total_tokens + token] = shift_[row] * (Wide)LN_2 + std::log(total);
+            if (log_z) log_z[head_ * sizes_.total_tokens + token] = shift_[row] * (Wide)LN_2 + std::log(total);
             const Vec factor = M::set(1 / total) * kept_;
             Element* to = out + token * call_.out_stride() + head_ * head_dim_;
             for (int64_t d = 0; d < head_dim_; d += M::lanes)
@@ -694,11 +707,16 @@ class Task {
 
     const Call<M>& call_;
     const unpad_attention& sizes_;
-    const int64_t head_dim_, kv_head_, start_, length_, padded_, window_;
+    const int64_t head_dim_, kv_head_;
+    const int64_t earlier_; /* held tokens of the sequence, before the new ones */
+    const int64_t start_;   /* in the run, where the sequence would start with the held ones: may be negative */
+    const int64_t length_, padded_, window_; /* with the held ones */
     const Vec scale_;
     const uint32_t threshold_;
     const Vec kept_;
     Workspace<M>* work_;
+    Element* held_keys_ = nullptr;
+    Element* held_values_ = nullptr;
     const Wide* bias_ = nullptr;
     Wide* bias_grad_ = nullptr;
     double* key_squares_ = nullptr; /* (length_) the largest up to each key */
@@ -747,7 +765,7 @@ Call<M> make_call(
     using Element = typename M::Element;
     using Wide = typename M::Wide;
     return {*sizes, cu_seqlens, (const Element*)qkv, (const Element*)qkv_bias, (const Wide*)cos, (const Wide*)sin,
-            (const Wide*)key_bias};
+            (const Wide*)key_bias, nullptr};
 }
 
 template <class M>
@@ -775,6 +793,17 @@ void attention_forward(
         using M = Math<decltype(type)>;
         const auto call = attention::make_call<M>(sizes, cu_seqlens, qkv, qkv_bias, cos, sin, key_bias);
         attention::forward(call, out, log_z);
+    });
+}
+
+void piece_attention(
+    int dtype, const unpad_attention* sizes, const int32_t* cu_seqlens, const unpad_held* held, const void* qkv,
+    const void* cos, const void* sin, const void* key_bias, void* out) {
+    with_type(dtype, [&](auto type) {
+        using M = Math<decltype(type)>;
+        auto call = attention::make_call<M>(sizes, cu_seqlens, qkv, nullptr, cos, sin, key_bias);
+        call.held = held;
+        attention::forward(call, out, nullptr);
     });
 }
 

@@ -24,20 +24,18 @@ struct Decode {
     using Vec = typename T::Vec;
 
     unpad_attention sizes;
-    int64_t capacity;
-    const int64_t* lengths;
+    unpad_held held;
     const Element* qkv;
     const Wide* cos; /* NULL for none */
     const Wide* sin;
-    Element* keys;
-    Element* values;
     Element* out;
 
     void task(int64_t row, int64_t kv_head) const {
-        const int64_t head_dim = sizes.head_dim, group = sizes.heads / sizes.kv_heads, length = lengths[row];
+        const int64_t head_dim = sizes.head_dim, group = sizes.heads / sizes.kv_heads;
+        const int64_t length = held.lengths[row], capacity = held.capacities[row];
         const Element* token = qkv + row * (sizes.heads + 2 * sizes.kv_heads) * head_dim;
-        Element* row_keys = keys + (row * sizes.kv_heads + kv_head) * capacity * head_dim;
-        Element* row_values = values + (row * sizes.kv_heads + kv_head) * capacity * head_dim;
+        Element* row_keys = (Element*)held.buffers[row] + kv_head * capacity * head_dim;
+        Element* row_values = row_keys + sizes.kv_heads * capacity * head_dim;
         turn(token + (sizes.heads + kv_head) * head_dim, row, row_keys + length * head_dim);
         const Element* value = token + (sizes.heads + sizes.kv_heads + kv_head) * head_dim;
         std::copy_n(value, head_dim, row_values + length * head_dim);
@@ -129,14 +127,14 @@ struct Decode {
 
 template <class T>
 void decode(
-    const unpad_attention& sizes, int64_t capacity, const int64_t* lengths, const void* qkv, const void* cos,
-    const void* sin, void* keys, void* values, void* out) {
+    const unpad_attention& sizes, const unpad_held& held, const void* qkv, const void* cos, const void* sin,
+    void* out) {
     using Element = typename T::Element;
     using Wide = typename T::Wide;
-    const Decode<T> call{sizes, capacity, lengths, (const Element*)qkv, (const Wide*)cos, (const Wide*)sin,
-                         (Element*)keys, (Element*)values, (Element*)out};
+    const Decode<T> call{sizes, held, (const Element*)qkv, (const Wide*)cos, (const Wide*)sin, (Element*)out};
     int64_t numbers = 0;
-    for (int64_t row = 0; row < sizes.num_seqs; ++row) numbers += (lengths[row] + 1) * sizes.heads * sizes.head_dim;
+    for (int64_t row = 0; row < sizes.num_seqs; ++row)
+        numbers += (held.lengths[row] + 1) * sizes.heads * sizes.head_dim;
     const int threads = useful_threads(numbers, sizes.num_threads);
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t task = 0; task < sizes.num_seqs * sizes.kv_heads; ++task)
@@ -146,11 +144,10 @@ void decode(
 }  // namespace decoding
 
 void decode_attention(
-    int dtype, const unpad_attention* sizes, int64_t capacity, const int64_t* lengths, const void* qkv,
-    const void* cos, const void* sin, void* keys, void* values, void* out) {
+    int dtype, const unpad_attention* sizes, const unpad_held* held, const void* qkv, const void* cos,
+    const void* sin, void* out) {
     with_type(dtype, [&](auto type) {
-        decoding::decode<Rows<decltype(type)>>(
-            *sizes, capacity, lengths, qkv, cos, sin, keys, values, out);
+        decoding::decode<Rows<decltype(type)>>(*sizes, *held, qkv, cos, sin, out);
     });
 }
 

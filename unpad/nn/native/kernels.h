@@ -19,7 +19,7 @@ extern "C" {
 enum { UNPAD_BF16 = 0, UNPAD_DOUBLE = 1, UNPAD_FP32 = 2 };
 
 /* Raised with every change of an interface below, so that a library compiled from another one is not called. */
-#define UNPAD_INTERFACE 9
+#define UNPAD_INTERFACE 10
 int unpad_interface(void);
 
 /* Attention within each sequence of a flat run (attention.h). */
@@ -36,6 +36,13 @@ struct unpad_attention {
     int64_t window;   /* keys that a query sees at most, its own and those just before it; 0 is all; causal only */
     int32_t causal;
     int32_t num_threads;
+};
+
+/* Keys and values of the earlier tokens of every sequence, each in a buffer of its own. */
+struct unpad_held {
+    const int64_t* lengths;    /* (num_seqs) tokens that a buffer holds */
+    const int64_t* capacities; /* (num_seqs) tokens that it has room for */
+    void* const* buffers;      /* (num_seqs), of (2, kv_heads, capacity, head_dim): turned keys, then values */
 };
 
 /* Residual add and normalisation over channels (norm.h). */
@@ -70,13 +77,18 @@ struct unpad_kernels {
         const void* qkv_bias, const void* cos, const void* sin, const void* key_bias, const void* out,
         const void* log_z, const void* grad_out, void* grad_qkv, void* grad_key_bias);
 
-    /* One new token per row against a cache of keys and values (decode.h); num_seqs and total_tokens count the rows.
-     * qkv, cos and sin as above. keys, values (num_rows, kv_heads, capacity, head_dim) hold lengths[row] tokens of each
-     * row, fewer than capacity; the new token's turned key and its value are written behind them and take part.
-     * lengths (num_rows) int64. Writes out (num_rows, heads, head_dim). Without dropout, always causal. */
+    /* attention_forward of new tokens that follow the held ones of their sequence (attention.h): always causal, without
+     * dropout. Their turned keys and their values are written behind the held ones. A token's out has the same bits
+     * wherever a sequence is cut (but for UNPAD_DOUBLE). key_bias only where nothing is held. */
+    void (*piece_attention)(
+        int dtype, const struct unpad_attention* sizes, const int32_t* cu_seqlens, const struct unpad_held* held,
+        const void* qkv, const void* cos, const void* sin, const void* key_bias, void* out);
+
+    /* The same for one new token per sequence (decode.h), summed in another order: num_seqs and total_tokens count the
+     * rows, which have room for one more token. */
     void (*decode_attention)(
-        int dtype, const struct unpad_attention* sizes, int64_t capacity, const int64_t* lengths, const void* qkv,
-        const void* cos, const void* sin, void* keys, void* values, void* out);
+        int dtype, const struct unpad_attention* sizes, const struct unpad_held* held, const void* qkv,
+        const void* cos, const void* sin, void* out);
 
     /* y = x weight^T + bias (rowwise_linear.h): x (num_rows, in), weight (out, in), bias (out) or NULL, y (num_rows,
      * out), all of the activations' type. A row's result depends neither on the other rows nor on their number. */
