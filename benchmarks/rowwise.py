@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from unpad.machine.processor import full_processor_name
+from unpad.machine.load import full_processor_name
 from unpad.nn.linear import independent_rows, product
 from unpad.nn.native import library
 from unpad.nn.native.rowwise_linear import rowwise_linear

@@ -52,7 +52,7 @@ from unpad.models.contract import (
     ScoresTokens,
 )
 from unpad.models.vit import Vit
-from unpad.nn.cache import KeyValueCache, Row
+from unpad.nn.cache import CachedRow, KeyValueCache
 from unpad.nn.native import library
 from unpad.training.step import accumulate, train_step
 
@@ -120,7 +120,7 @@ def test_capabilities_do_what_they_say(model: Model, batch: RaggedBatch) -> None
     if isinstance(model, Generates):
         assert isinstance(batch.layout, Layout)
         lengths = batch.layout.lengths().tolist()
-        cache = KeyValueCache([Row(length + 1) for length in lengths])
+        cache = KeyValueCache([CachedRow(length + 1) for length in lengths])
         cache.begin(lengths)
         assert model.logits(model.last_hidden(batch, cache)).shape == (batch.num_seqs, model.vocab_size)
     if isinstance(model, PrunesTokens):

@@ -21,7 +21,7 @@ from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.nn import linear
 from unpad.nn.attention import reference_attention, self_attention
-from unpad.nn.cache import PLACES, KeyValueCache, Row, cut_step
+from unpad.nn.cache import PLACES, CachedRow, KeyValueCache, cut_step
 from unpad.nn.linear import independent_rows, reading
 from unpad.nn.native import library
 from unpad.nn.precision import DTYPES, Precision, autocast
@@ -132,7 +132,7 @@ def test_layers_may_hold_fewer_tokens_than_those_before(path: type[AbstractConte
         return torch.randn(num, heads + 2 * kv_heads, head_dim, dtype=torch.float64)
 
     with torch.inference_mode(), path():
-        cache, held = KeyValueCache([Row(most) for _ in range(full.num_seqs)]), []
+        cache, held = KeyValueCache([CachedRow(most) for _ in range(full.num_seqs)]), []
         cache.begin(full.lengths().tolist())
         for index, layout in enumerate(layouts):
             qkv = tokens(int(layout.cu_seqlens[-1]))
@@ -162,7 +162,7 @@ def test_layers_may_hold_fewer_tokens_than_those_before(path: type[AbstractConte
 
 def filled(lengths: list[int], most: int) -> tuple[KeyValueCache, Tensor]:
     """A cache of one layer that has read prompts of these lengths, of one key head; and their qkv."""
-    cache, layout = KeyValueCache([Row(most) for _ in lengths]), build_layout(np.array(lengths))
+    cache, layout = KeyValueCache([CachedRow(most) for _ in lengths]), build_layout(np.array(lengths))
     qkv = torch.randn(sum(lengths), 2 + 2, 16, dtype=torch.float64)
     cache.begin(lengths)
     cache.attend(0, qkv, layout, 2, None)
@@ -212,7 +212,7 @@ def test_copies_of_a_row_share_no_memory_with_it() -> None:
 def test_prompts_lie_row_by_row(path: type[AbstractContextManager[object]]) -> None:
     lengths, heads = [0, 3, 1, 0, 5], 3
     with torch.inference_mode(), path():
-        cache, layout = KeyValueCache([Row(7) for _ in lengths]), build_layout(np.array(lengths))
+        cache, layout = KeyValueCache([CachedRow(7) for _ in lengths]), build_layout(np.array(lengths))
         qkv = torch.randn(9, heads + 2, 16, dtype=torch.float64)
         cache.begin(lengths)
         cache.attend(0, qkv, layout, heads, None)
@@ -233,12 +233,14 @@ PIECES = {
 }
 
 
-def read_in_pieces(model: Decoder, prompt: list[int], cuts: list[int], beside: list[list[int]]) -> tuple[Tensor, Row]:
+def read_in_pieces(
+    model: Decoder, prompt: list[int], cuts: list[int], beside: list[list[int]]
+) -> tuple[Tensor, CachedRow]:
     """Hidden state of the last token of a prompt read in pieces, each beside other prompts; and its row."""
-    row = Row(len(prompt) + 1)
+    row = CachedRow(len(prompt) + 1)
     with reading():
         for first, stop in pairwise([0, *cuts, len(prompt)]):
-            others = [Row(len(one)) for one in beside]
+            others = [CachedRow(len(one)) for one in beside]
             parts = [*beside[:1], prompt[first:stop], *beside[1:]]
             cache = KeyValueCache([*others[:1], row, *others[1:]])
             begun = cache.lengths
@@ -289,7 +291,7 @@ def test_every_cut_of_a_sequence_gives_its_attention_the_bits_of_the_whole(
     with torch.inference_mode():
 
         def pieces(cuts: list[int]) -> tuple[Tensor, Tensor]:
-            cache, out = KeyValueCache([Row(length)]), []
+            cache, out = KeyValueCache([CachedRow(length)]), []
             for part in qkv.tensor_split(cuts):
                 cache.begin([len(part)])
                 out.append(cache.attend(0, part, build_layout(np.array([len(part)])), heads, None, window=window))

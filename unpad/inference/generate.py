@@ -25,7 +25,7 @@ from unpad.batching.layout import Layout
 from unpad.data.tokens.tokenizer import DecodeStream, Tokenizer
 from unpad.errors import NonFiniteError, RecipeError
 from unpad.models.contract import Generates
-from unpad.nn.cache import KeyValueCache, Row
+from unpad.nn.cache import CachedRow, KeyValueCache
 from unpad.nn.linear import independent_rows, keep_copies, reading
 from unpad.nn.precision import Precision, autocast
 from unpad.recipes.training import GenerateSettings
@@ -202,7 +202,7 @@ def prefill(model: Generates, prompts: Prompts, most: int) -> tuple[KeyValueCach
     else:
         batch = from_prompts(prompts).to(_device(model))
     assert isinstance(batch.layout, Layout)
-    cache = KeyValueCache([Row(max(most, length)) for length in batch.layout.lengths().tolist()])
+    cache = KeyValueCache([CachedRow(max(most, length)) for length in batch.layout.lengths().tolist()])
     cache.begin(batch.layout.lengths().tolist())
     with reading():
         return cache, model.last_hidden(batch, cache)

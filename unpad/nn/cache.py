@@ -42,7 +42,7 @@ class _Held:
     bias: Tensor | None = None
 
 
-class Row:
+class CachedRow:
     """Keys and values of one sequence, in buffers of its own, which double when they are full.
 
     Layers after a removal of tokens hold fewer tokens, in smaller buffers.
@@ -74,14 +74,14 @@ class Row:
             one.buffer = _moved(one.buffer, one.length, capacity)
         return one
 
-    def copy(self, num: int | None = None, most: int | None = None) -> Row:
+    def copy(self, num: int | None = None, most: int | None = None) -> CachedRow:
         """A row with the same tokens in buffers of its own.
 
         Args:
             num: only the first tokens, in buffers without room for more; of rows that hold every token in every layer.
             most: of the new row; default the same.
         """
-        new = Row(self.most if most is None else most)
+        new = CachedRow(self.most if most is None else most)
         new.length = self.length if num is None else num
         for one in self._layers:
             assert num is None or (one.length == self.length and one.bias is None), "a layer holds other tokens"
@@ -105,7 +105,7 @@ class KeyValueCache:
         rows: in the order of the pass's sequences; they may have been in other caches before, and keep what they hold.
     """
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Sequence[CachedRow]) -> None:
         self.rows = list(rows)
         self._reading = True
 
@@ -188,7 +188,7 @@ class KeyValueCache:
 
     def reorder(self, rows: Tensor) -> None:
         """Make row i the old row rows[i]; rows may repeat, as copies, and may be omitted."""
-        new: list[Row] = []
+        new: list[CachedRow] = []
         for i in rows.tolist():
             old = self.rows[i]
             new.append(old.copy() if old in new else old)

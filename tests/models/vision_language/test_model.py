@@ -25,7 +25,7 @@ from unpad.models.decoder import Decoder
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.models.vision_language.tower import Tower, TowerConfig
 from unpad.nn.activation import activate
-from unpad.nn.cache import KeyValueCache, Row
+from unpad.nn.cache import CachedRow, KeyValueCache
 from unpad.nn.native import library
 from unpad.recipes.training import GenerateSettings
 from unpad.training.optim import freeze
@@ -195,7 +195,7 @@ def test_decoding_with_a_cache_equals_the_whole_pass() -> None:
     # The last token of an answer is no input of the batch; in the whole pass a 3 takes its place.
     whole = prepare([(" ".join([row[0], *row[2].split()[:-1], "3"]), row[1], "1") for row in ROWS]).batch
     with torch.no_grad():
-        cache = KeyValueCache([Row(64) for _ in range(batch.num_seqs)])
+        cache = KeyValueCache([CachedRow(64) for _ in range(batch.num_seqs)])
         cache.begin(batch.layout.lengths().tolist())
         torch.testing.assert_close(model(batch, cache), model(batch), rtol=1e-10, atol=1e-10)
         tokens = torch.full((batch.num_seqs,), 3)

@@ -91,7 +91,7 @@ _decode_attention = torch.ops.unpad.decode_attention.default
 _piece_attention = torch.ops.unpad.piece_attention.default
 
 
-class _Held(ctypes.Structure):
+class _Buffers(ctypes.Structure):
     """`struct unpad_held` of kernels.h."""
 
     _fields_ = (("lengths", ctypes.c_void_p), ("capacities", ctypes.c_void_p), ("buffers", ctypes.c_void_p))
@@ -100,14 +100,14 @@ class _Held(ctypes.Structure):
 @cache
 def _function() -> tuple[Any, Any]:
     """The compiled functions for pieces and for one token, with their argument types declared once."""
-    sizes, held = ctypes.POINTER(AttentionSizes), ctypes.POINTER(_Held)
+    sizes, held = ctypes.POINTER(AttentionSizes), ctypes.POINTER(_Buffers)
     return (
         function("piece_attention", None, ctypes.c_int, sizes, ctypes.c_void_p, held, *[ctypes.c_void_p] * 5),
         function("decode_attention", None, ctypes.c_int, sizes, held, *[ctypes.c_void_p] * 4),
     )
 
 
-def _held(buffers: Sequence[Tensor], lengths: Sequence[int], news: Sequence[int]) -> tuple[_Held, list[Any]]:
+def _held(buffers: Sequence[Tensor], lengths: Sequence[int], news: Sequence[int]) -> tuple[_Buffers, list[Any]]:
     """The structure, and the arrays that it points to."""
     capacities = [buffer.shape[2] for buffer in buffers]
     for length, new, capacity in zip(lengths, news, capacities, strict=True):
@@ -118,7 +118,7 @@ def _held(buffers: Sequence[Tensor], lengths: Sequence[int], news: Sequence[int]
         (ctypes.c_int64 * num)(*capacities),
         (ctypes.c_void_p * num)(*map(pointer, buffers)),
     ]
-    return _Held(*map(ctypes.addressof, arrays)), arrays
+    return _Buffers(*map(ctypes.addressof, arrays)), arrays
 
 
 def _sizes(qkv: Tensor, buffers: Sequence[Tensor], heads: int, window: int) -> AttentionSizes:
