@@ -20,7 +20,7 @@ from unpad.batching.plan import Plan
 from unpad.errors import CheckpointError, RecipeError
 from unpad.models.decoder import Decoder
 from unpad.recipes.file import load_recipe
-from unpad.training.memory import room as memory
+from unpad.training import memory
 from unpad.training.setup import Setup, describe, prepare_setup
 from unpad.training.stage import epoch_plan
 from unpad.training.step import accumulate
