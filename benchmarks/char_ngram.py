@@ -36,7 +36,8 @@ from unpad.evaluation.text import DocumentSums, document_nll, summarise
 from unpad.inference.loaded import load
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
-from unpad.run.folder import RECIPE, find_run, open_files
+from unpad.run.folder import RECIPE, find_run
+from unpad.run.kept import open_files
 
 ORDERS = (3, 4, 5)
 # Surrogates are no characters, so no text holds them.

@@ -116,7 +116,7 @@ def test_the_json_of_an_evaluation_is_json_alone_and_rows_of_new_data_are_told_b
 def test_train_passes_its_options_on_and_ends_with_the_times_and_the_next_commands(unpad: Shell, calls: Calls) -> None:
     result = SimpleNamespace(time_lines=lambda: ["1 step in 2 s"], folder=Path("there"))
     calls.replace("unpad.training.loop.train", result)
-    calls.replace("unpad.run.folder.what_next", ["next:  unpad eval there"])
+    calls.replace("unpad.run.kept.what_next", ["next:  unpad eval there"])
     calls.replace("unpad.run.folder.free_folder", Path("free"))
     told = unpad("train", "mine")
     assert (told.code, told.out) == (0, "1 step in 2 s\n\nnext:  unpad eval there\n")

@@ -22,7 +22,8 @@ from unpad.errors import UnpadError
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
 from unpad.run import checkpoint
-from unpad.run.folder import CHECKPOINTS, RECIPE, open_files, read_command
+from unpad.run.folder import CHECKPOINTS, RECIPE, read_command
+from unpad.run.kept import open_files
 from unpad.run.report.history import METRICS, TIMING, is_metric, is_timing
 from unpad.storage.folders import MANIFEST
 from unpad.trials.search.journal import Journal, open_study

@@ -228,7 +228,7 @@ def test_a_row_of_another_length_than_its_labels_names_the_row(tmp_path: Path) -
         (lambda n: {"attention_mask": torch.ones(1, 1, n, n)}, "attention_mask of shape"),
         (lambda n: {"position_ids": torch.arange(3, 3 + n)[None]}, "position_ids that do not begin"),
         (lambda n: {"kind": "chat"}, "gives `kind` of shape str"),
-        (lambda n: {"features": torch.zeros(1, n, 2)}, "gives `features` of shape"),
+        (lambda n: {"features": torch.zeros(1, 2, n)}, "gives `features` of shape"),
     ],
 )
 def test_what_a_flat_batch_has_no_place_for_is_refused_by_name(made: Any, message: str, tmp_path: Path) -> None:

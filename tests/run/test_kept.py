@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from unpad.recipes.file import find_recipe
-from unpad.run.folder import what_next
+from unpad.run.kept import what_next
 
 
 def test_a_run_under_runs_is_called_by_its_name_however_its_path_is_written(

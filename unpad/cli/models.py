@@ -29,7 +29,7 @@ def merge(
     refuse_run(out)
     check_run(run)
     from unpad.run.base import merge_run
-    from unpad.run.folder import what_next
+    from unpad.run.kept import what_next
 
     with progress(f"merging {run}"):
         merged = merge_run(run, out)

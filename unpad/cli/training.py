@@ -72,7 +72,7 @@ def train(
         context.obj["told"] = True
         raise typer.Exit(code)
     from unpad.processes.group import joined
-    from unpad.run.folder import what_next
+    from unpad.run.kept import what_next
     from unpad.run.screen import open_console
     from unpad.training.loop import train
 

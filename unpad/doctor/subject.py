@@ -26,7 +26,7 @@ from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import OptimSettings
 from unpad.run.base import run_weights
 from unpad.run.checkpoint import put_weights
-from unpad.run.folder import open_files
+from unpad.run.kept import open_files
 from unpad.training.optim import freeze, make_optimizer, set_rate
 from unpad.training.setup import Setup, prepare_setup, resolved
 from unpad.training.stage import StageSetup, epoch_plan, last_step, stage_epochs

@@ -18,7 +18,8 @@ from unpad.evaluation.metrics import Evaluation, Metric, NewFacts
 from unpad.inference.loaded import LoadedRun, load
 from unpad.recipes.data import Source
 from unpad.recipes.recipe import Recipe
-from unpad.run.folder import refuse_without_data, run_id
+from unpad.run.folder import run_id
+from unpad.run.kept import refuse_without_data
 from unpad.run.report.history import METRICS, load_metrics
 from unpad.run.report.page import EVALUATION, write_report
 from unpad.run.report.samples import keep_evaluation

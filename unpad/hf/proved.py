@@ -1,4 +1,4 @@
-"""What `attach` proved: the model that computes each micro-batch, and the parts of a trainer that must stay."""
+"""The model that `attach` proved, which computes each micro-batch, and the parts of a trainer that must stay."""
 
 from __future__ import annotations
 

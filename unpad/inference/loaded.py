@@ -26,7 +26,8 @@ from unpad.recipes.section import checked
 from unpad.recipes.training import GenerateSettings
 from unpad.run.base import run_weights
 from unpad.run.checkpoint import put_weights
-from unpad.run.folder import find_run, open_files, run_recipe
+from unpad.run.folder import find_run, run_recipe
+from unpad.run.kept import open_files
 from unpad.run.report.history import read_log
 from unpad.terminal.table import number_of
 

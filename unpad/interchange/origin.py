@@ -21,7 +21,8 @@ from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.section import first_fault
 from unpad.run.base import run_weights
-from unpad.run.folder import KEPT, RECIPE, RUNS, as_run, find_run, open_files, refuse_without_data, run_recipe
+from unpad.run.folder import KEPT, RECIPE, RUNS, as_run, find_run, run_recipe
+from unpad.run.kept import open_files, refuse_without_data
 from unpad.storage.paths import user_path
 
 FROM = "from"  # field of a recipe's model section

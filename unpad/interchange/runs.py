@@ -39,10 +39,10 @@ from unpad.run.folder import (
     MADE_BY,
     RECIPE,
     find_run,
-    open_files,
     refuse_run,
     run_recipe,
 )
+from unpad.run.kept import open_files
 from unpad.run.report.history import LOG
 from unpad.storage.reading import shaped
 

@@ -64,7 +64,7 @@ class CachedRow:
         return sum(one.buffer.nbytes + (0 if one.bias is None else one.bias.nbytes) for one in self._layers)
 
     def hold(self, index: int, new: int, qkv: Tensor, heads: int) -> _Held:
-        """What a layer holds, with room for so many new tokens."""
+        """Keys and values of a layer, with room for so many new tokens."""
         if index == len(self._layers):
             self._layers.append(_Held(qkv.new_empty(2, (qkv.shape[1] - heads) // 2, 0, qkv.shape[2])))
         one = self._layers[index]

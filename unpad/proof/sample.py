@@ -25,7 +25,7 @@ from unpad.processes.group import ALONE, Group
 from unpad.proof.content import content_of
 from unpad.proof.measure import MOST_MANY
 from unpad.recipes.training import PlanSettings
-from unpad.run.folder import open_files
+from unpad.run.kept import open_files
 from unpad.training.setup import Setup, prepare_setup
 
 

@@ -1,4 +1,4 @@
-"""What a recomputation starts from: the data of the run, where it is now, and checkpoints or beginnings of stages."""
+"""The start of a recomputation: the data of the run, where it is now, and checkpoints or beginnings of stages."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ from unpad.errors import RecipeError, nearest
 from unpad.models import model_config
 from unpad.receipts.starts import StageSteps, advising, readable_states, recorded_steps, refuse_untrained, relocated
 from unpad.recipes.recipe import Recipe, stages_of
-from unpad.run.folder import find_run, open_files
+from unpad.run.folder import find_run
+from unpad.run.kept import open_files
 from unpad.run.sessions import read_sessions
 from unpad.terminal.progress import counted
 from unpad.terminal.table import text_table, wrapped

@@ -33,7 +33,6 @@ from unpad.run.folder import (
 )
 from unpad.run.report import svg
 from unpad.run.report.history import METRICS, RunHistory, metric_fault, parse_row, read_history, read_log, run_state
-from unpad.run.report.page import POLICY, STYLE
 from unpad.run.report.samples import newest_evaluation
 from unpad.run.report.svg import WIDE, Axes, Curve, plot, running_mean, short, span
 from unpad.storage import write_atomic
@@ -328,6 +327,8 @@ def _short(text: str) -> str:
 
 
 def _page(comparison: Comparison, histories: list[RunHistory]) -> str:
+    from unpad.run.report.page import POLICY, STYLE  # families of pages load torch, which a list of runs does not need
+
     colours = [COLOURS[index % len(COLOURS)] for index in range(len(histories))]
     style = "".join(
         f"path.run{i}{{stroke:{colour};stroke-width:1.8}}circle.run{i}{{fill:{colour}}}i.run{i}{{color:{colour}}}"

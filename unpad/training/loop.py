@@ -20,7 +20,8 @@ from unpad.processes import own_log
 from unpad.processes.group import ALONE, Group
 from unpad.recipes.recipe import Recipe, differences
 from unpad.run.checkpoint import State, put_weights
-from unpad.run.folder import CHECKPOINTS, RECIPE, new_id, open_files, read_command, refuse_new_run, run_id, run_recipe
+from unpad.run.folder import CHECKPOINTS, RECIPE, new_id, read_command, refuse_new_run, run_id, run_recipe
+from unpad.run.kept import open_files
 from unpad.run.loggers import check_loggers
 from unpad.run.monitor import Monitor, silent_monitor
 from unpad.run.screen import open_console
