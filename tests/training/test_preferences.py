@@ -18,7 +18,7 @@ from unpad.errors import CheckpointError, RecipeError, SourceError, Stopped
 from unpad.evaluation.metrics import Metric
 from unpad.evaluation.run import evaluate_run
 from unpad.proof.recipe import prove_recipe
-from unpad.run.reference import REFERENCE, read_reference
+from unpad.run.kept import REFERENCE, read_reference
 from unpad.training.loop import train
 
 CHAT = [{"name": "tune", "use": ["chat"], "train": {"max_epochs": 1}}]

@@ -23,7 +23,7 @@ from unpad.recipes.recipe import stages_of
 from unpad.run import checkpoint
 from unpad.run.base import fingerprint
 from unpad.run.folder import CHECKPOINTS
-from unpad.run.reference import read_reference
+from unpad.run.kept import read_reference
 
 if TYPE_CHECKING:  # training computes references, and loads no runs
     from unpad.inference.loaded import LoadedRun

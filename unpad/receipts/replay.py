@@ -29,9 +29,8 @@ from unpad.receipts.starts import (
 from unpad.recipes.recipe import Recipe, stages_of
 from unpad.run.checkpoint import State
 from unpad.run.folder import find_run
-from unpad.run.kept import open_files
+from unpad.run.kept import REFERENCE, open_files, read_reference
 from unpad.run.monitor import StepRecord, silent_monitor, train_row
-from unpad.run.reference import REFERENCE, read_reference
 from unpad.run.sessions import Session, cuts_until, read_sessions, session_of
 from unpad.run.timers import Timers
 from unpad.storage import finite

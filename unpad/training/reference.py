@@ -13,7 +13,7 @@ from unpad.data.tokens.cache import make_key
 from unpad.errors import ResumeError
 from unpad.evaluation.preferences import log_probabilities, whole_pairs
 from unpad.run.base import fingerprint
-from unpad.run.reference import REFERENCE, Named, find_reference, read_reference, write_reference
+from unpad.run.kept import REFERENCE, Named, find_reference, read_reference, write_reference
 from unpad.storage import cache_folder
 from unpad.terminal.table import number_of
 from unpad.training.progress import DECIDE_BITS

@@ -18,8 +18,8 @@ from unpad.models.cost import cells_per_token
 from unpad.models.objective import Objective
 from unpad.run.checkpoint import State
 from unpad.run.folder import CHECKPOINTS
+from unpad.run.kept import REFERENCE
 from unpad.run.monitor import StepRecord
-from unpad.run.reference import REFERENCE
 from unpad.run.timers import Timers
 from unpad.terminal.commands import resume_run
 from unpad.terminal.table import number_of

@@ -35,7 +35,7 @@ from unpad.recipes.training import LoraSettings
 from unpad.run import checkpoint
 from unpad.run.base import run_weights
 from unpad.run.checkpoint import model_tensors, model_weights, put_weights
-from unpad.run.reference import Named, read_reference, write_reference
+from unpad.run.kept import Named, read_reference, write_reference
 from unpad.storage.folders import MANIFEST
 from unpad.training.progress import Progress
 
