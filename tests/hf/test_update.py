@@ -275,6 +275,26 @@ def test_rows_are_left_as_they_are_by_a_collator_that_changes_them(tmp_path: Pat
     assert [len(seen[3]["input_ids"]) for _ in range(3)] == [len(SEQUENCES[3]) + 1] * 3
 
 
+def test_rows_are_looked_at_for_lost_ends_without_a_trace(tmp_path: Path) -> None:
+    class Drawn(torch.utils.data.Dataset):
+        """Rows of one length each that are drawn anew, with labels that are no list."""
+
+        def __len__(self) -> int:
+            return len(SEQUENCES)
+
+        def __getitem__(self, number: int) -> dict[str, Any]:
+            ids = torch.randint(3, 90, (len(SEQUENCES[number]),)).tolist()
+            return {"input_ids": ids, "labels": None, "attention_mask": 1}
+
+    def single(rows: list[dict[str, Any]]) -> Any:
+        return pad([{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in rows])
+
+    rows = CollatedRows.of(plain(tmp_path, Drawn(), single, remove_unused_columns=False), Drawn())
+    before = torch.get_rng_state()
+    rows.warn_of_ends()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_stock_collators_are_those_of_the_packages_alone() -> None:
     class Own(type(pad)):  # type: ignore[misc]
         pass

@@ -32,7 +32,6 @@ from unpad.proof.foreign.update import (
 
 READ = ("input_ids", "labels", "shift_labels", "attention_mask", "position_ids", "use_cache", *BOUNDARIES)
 CHECKED = 24  # rows that a collator is tried on twice and in batches
-SAYING = ("attention_mask", "labels")  # columns by which the data say that a token is no target
 Collator = Callable[[list[Any]], Any]
 
 
@@ -248,24 +247,30 @@ class CollatedRows:
 
     def warn_of_ends(self) -> None:
         """Warn of a collator that takes the end of a row for padding, so that no model learns to stop."""
-        found = [end for number in self._checked if (end := self._lost_end(self.data[number])) is not None]
+        collate = _independent(self.collate)
+        with untouched_generators():
+            ends = [self._lost_end(self.data[number], collate) for number in self._checked]
+        found = [end for end in ends if end is not None]
         if len(found) > 1 and len(set(found)) == 1:
             warnings.warn(
-                f"the collator {self.name} takes the last token, {found[0]}, of {len(found)} of {len(self._checked)} "
-                "rows for padding: it is no target, and the model does not learn where to end. Pad with another token",
+                f"the collator {self.name} takes the last token, {found[0]}, of {len(found)} of {len(ends)} rows for "
+                "padding: it is no target, and the model does not learn where to end. Pad with another token",
                 stacklevel=4,
             )
 
-    def _lost_end(self, row: Any) -> int | None:
+    def _lost_end(self, row: Any, collate: Collator) -> int | None:
         """The last token of a row if it alone is no target, and the data do not say so; else None."""
-        if not isinstance(row, Mapping) or any(list(row.get(name, [1]))[-1:] in ([0], [IGNORED]) for name in SAYING):
+        if not isinstance(row, Mapping):
             return None
-        ids, made = list(row.get("input_ids", [])), self.batch([row])
+        ids, mask, own = (_numbers(row.get(name)) for name in ("input_ids", "attention_mask", "labels"))
+        if len(ids) < 2 or mask[-1:] == [0] or own[-1:] == [IGNORED]:
+            return None
+        made = self.batch([row], collate)
         labels = _labels(made)
-        if len(ids) < 2 or labels is None or made["input_ids"].flatten()[: len(ids)].tolist() != ids:
+        if labels is None or made["input_ids"].flatten()[: len(ids)].tolist() != ids:
             return None
-        own = labels.flatten()[: len(ids)].tolist()
-        return ids[-1] if own[-1] == IGNORED != own[-2] else None
+        before, last = labels.flatten()[len(ids) - 2 : len(ids)].tolist()
+        return int(ids[-1]) if last == IGNORED != before else None
 
     def check(self, batch_size: int) -> None:
         """Read some rows twice, and try the collator on them twice, and in batches.
@@ -346,6 +351,12 @@ def _copied(row: Any) -> Any:
     if not isinstance(row, Mapping):
         return copy.copy(row)
     return {name: list(value) if isinstance(value, list) else value for name, value in row.items()}
+
+
+def _numbers(column: Any) -> list[Any]:
+    """A column of a row as a list; empty if the row has no such sequence."""
+    listed = column.tolist() if hasattr(column, "tolist") else column
+    return listed if isinstance(listed, list) else []
 
 
 def _columns(row: Mapping[str, Any]) -> list[str]:
