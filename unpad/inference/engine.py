@@ -519,7 +519,7 @@ class Engine:
 
 
 def _kind(answer: _Answer) -> tuple[float, ...]:
-    """What a draw depends on besides scores, generator and used tokens."""
+    """Settings of a draw: all it depends on besides scores, generator and used tokens."""
     settings = answer.ticket.request.settings
     banned = answer.ticket.request.banned
     return settings.temperature, settings.top_k, settings.top_p, settings.repetition_penalty, *sorted(banned)
