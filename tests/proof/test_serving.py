@@ -21,14 +21,14 @@ from unpad.nn import cache, linear
 from unpad.nn.native import decode as native_decode
 from unpad.nn.native import library
 from unpad.proof.line import Line
-from unpad.proof.serving import NUM_NEW, Subject, watch
+from unpad.proof.serving import NUM_NEW, Answering, watch
 from unpad.recipes.training import GenerateSettings
 
 VOCAB, CONTEXT = 300, 420
 native_only = pytest.mark.skipif(not library.enabled(), reason=library.describe())
 
 
-def subject() -> Subject:
+def subject() -> Answering:
     """A random model with a head that is not tied, and prompts of 1 to 390 tokens."""
     torch.manual_seed(0)
     fields = {"width": 64, "blocks": 2, "heads": 4, "kv_heads": 2, "hidden": 64, "context": CONTEXT, "tied": False}
@@ -43,10 +43,10 @@ def subject() -> Subject:
     def make(**options: Any) -> Engine:
         return Engine(model.eval(), watch=watch, **options)
 
-    return Subject(make, requests, "fp32", CONTEXT)
+    return Answering(make, requests, "fp32", CONTEXT)
 
 
-def proved(one: Subject) -> dict[str, Line]:
+def proved(one: Answering) -> dict[str, Line]:
     return {name: check("here") for name, check in one.checks(one.alone())}
 
 
@@ -161,7 +161,7 @@ def test_a_fault_makes_a_line_fail(
 
 def test_what_compares_nothing_is_not_proven() -> None:
     one = subject()
-    short = Subject(one.make, one.requests[1:2], "fp32", CONTEXT)
+    short = Answering(one.make, one.requests[1:2], "fp32", CONTEXT)
     lines = proved(short)
     assert lines["all at once = alone"].passed is None
     assert lines["all at once = alone"].note == "fewer than two prompts"

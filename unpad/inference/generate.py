@@ -14,7 +14,7 @@ from unpad.batching.batch import RaggedBatch
 from unpad.data.tokens.tokenizer import DecodeStream, Tokenizer
 from unpad.errors import UnpadError
 from unpad.inference.beams import beam_search
-from unpad.inference.engine import Engine, Reason, Request, Step
+from unpad.inference.engine import Engine, NewToken, Reason, Request
 from unpad.inference.steps import Prompts, banned_ids, check, running, token_limits, token_lists
 from unpad.models.contract import Generates
 from unpad.nn.precision import Precision
@@ -164,10 +164,10 @@ class _Heard:
     tokens: list[int] = field(default_factory=list)
     error: UnpadError | None = None
 
-    def read(self, cached: int, echoed: tuple[Step, ...]) -> None:
+    def read(self, cached: int, echoed: tuple[NewToken, ...]) -> None:
         pass
 
-    def step(self, step: Step) -> bool:
+    def step(self, step: NewToken) -> bool:
         self.tokens.append(step.token)
         return True
 

@@ -17,13 +17,9 @@ import numpy as np
 from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch
-from unpad.data.sources.split import Split
-from unpad.data.text import TextData
-from unpad.data.tokens.token_set import TokenSet
-from unpad.data.vqa import VqaData
 from unpad.errors import SourceError, UnpadError
-from unpad.evaluation.text import question
-from unpad.inference.engine import Engine, Reason, Request, Step, Ticket
+from unpad.evaluation.family import Prompt, measures_of
+from unpad.inference.engine import Engine, NewToken, Reason, Request, Ticket
 from unpad.inference.loaded import LoadedRun, generation_precision
 from unpad.inference.steps import banned_ids, token_lists
 from unpad.nn.cache import PLACES
@@ -40,7 +36,6 @@ LONGEST = 1500  # tokens of a prompt that is joined of others
 PIECES = (7, 32, PLACES)
 FEW_ROWS = 5  # so that requests wait, and rows join while others run
 COMINGS = "in another order, some leave half way = alone"
-Prompt = Sequence[int] | RaggedBatch
 
 
 @dataclass
@@ -57,10 +52,10 @@ class Heard:
     scores: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
     reasons: dict[int, Reason] = field(default_factory=dict)
 
-    def read(self, cached: int, echoed: tuple[Step, ...]) -> None:
+    def read(self, cached: int, echoed: tuple[NewToken, ...]) -> None:
         self.cached = cached
 
-    def step(self, step: Step) -> bool:
+    def step(self, step: NewToken) -> bool:
         self.tokens[step.answer].append(step.token)
         return self.leave is None or len(self.tokens[step.answer]) < self.leave
 
@@ -91,7 +86,7 @@ def prove_serving(
         RecipeError: the run does not continue texts.
         SourceError: there are no prompts.
     """
-    subject = Subject.of(run, prompts_of(run, prompts))
+    subject = Answering.of(run, prompts_of(run, prompts))
     lines = Lines()
     with progress("answering each request alone"):
         truth = lines.value("each request alone", subject.alone)
@@ -117,45 +112,24 @@ def prompts_of(run: LoadedRun, path: Path | None) -> list[Prompt]:
     room = min(run.generator.config.longest - NUM_NEW, LONGEST)
     if path is not None:
         lines = read_file(path, SourceError, fix="give a file of prompts, one on each line").decode(errors="replace")
-        found = [run.prompt(line).ids for line in lines.splitlines() if line.strip()]
-        where = str(path)
+        found: list[Prompt] = [run.prompt(line).ids for line in lines.splitlines() if line.strip()]
     else:
         data = run.data()
-        where = str(run.folder)
-        if isinstance(data, VqaData):
-            held_out = np.flatnonzero(data.table.split == Split.HOLDOUT)
-            return [data.prompts([index]) for index in _spread(held_out, data.num_patches).tolist()]
-        assert isinstance(data, TextData), "the run continues texts"
-        tokens = data.tokens
-        held_out = np.flatnonzero(tokens.split == Split.HOLDOUT)
-        found = [
-            question(tokens, i) or tokens.tokens(i)[:-1].tolist() for i in _spread(held_out, tokens.lengths).tolist()
-        ]
-    texts = [ids[:room] for ids in found if ids]
+        found = measures_of(data.family).held_out_prompts(data, MOST_PROMPTS)
+    if any(isinstance(prompt, RaggedBatch) for prompt in found):
+        return found
+    texts = [list(ids[:room]) for ids in found if not isinstance(ids, RaggedBatch) and ids]
     if not texts:
-        raise SourceError("there are no prompts to prove with", where=where, fix="give some with --prompts FILE")
+        raise SourceError(
+            "there are no prompts to prove with", where=str(path or run.folder), fix="give some with --prompts FILE"
+        )
     long = [token for ids in islice(cycle(texts), room) for token in ids]
     joined = [long[:room], long[1 : room // 2 + 1]]
     return [*texts[: MOST_PROMPTS - len(joined)], *(ids for ids in joined if ids)]
 
 
-def _opening(tokens: TokenSet, index: int) -> list[int]:
-    """A conversation up to its first reply, or half of a text."""
-    if tokens.kind[index] == 1:
-        return question(tokens, index)
-    opening: list[int] = tokens.tokens(index)[: max(int(tokens.lengths[index]) // 2, 1)].tolist()
-    return opening
-
-
-def _spread(rows: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """At most MOST_PROMPTS rows, evenly among those ordered by length."""
-    ordered = rows[np.argsort(lengths[rows], kind="stable")]
-    places = np.linspace(0, len(ordered) - 1, min(MOST_PROMPTS, len(ordered))).round().astype(np.int64)
-    return ordered[np.unique(places)]
-
-
 @dataclass(frozen=True)
-class Subject:
+class Answering:
     """A model, and the requests that it is proved with: greedy and drawn in turn.
 
     Args:
@@ -168,7 +142,7 @@ class Subject:
     longest: int
 
     @classmethod
-    def of(cls, run: LoadedRun, prompts: Sequence[Prompt]) -> Subject:
+    def of(cls, run: LoadedRun, prompts: Sequence[Prompt]) -> Answering:
         model, settings = run.generator, run.recipe.generate
         precision = generation_precision(settings)
         greedy = settings.model_copy(update={"max_new_tokens": NUM_NEW, "temperature": 0.0, "beams": 1})
@@ -294,7 +268,7 @@ def token_ids(request: Request) -> Sequence[int]:
     return token_lists(prompt)[0] if isinstance(prompt, RaggedBatch) else prompt
 
 
-def _without_kernels(subject: Subject) -> Line:
+def _without_kernels(subject: Answering) -> Line:
     name = "without native kernels: all at once = alone"
     if not library.enabled():
         return not_applicable(name, "all lines are without them")
@@ -303,7 +277,7 @@ def _without_kernels(subject: Subject) -> Line:
 
 
 def _line(name: str, here: str, found: Sequence[Heard], truth: Sequence[Heard], *, whole: bool = True) -> Line:
-    """Whether answers have the tokens and scores of the truth.
+    """Compare the tokens and scores of answers with the truth.
 
     Args:
         whole: False if answers may end earlier.
