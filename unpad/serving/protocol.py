@@ -334,6 +334,11 @@ def _neutral(neutral: Any, advice: str = "leave it out") -> Read:
     return read
 
 
+def _unsupported(value: Any, param: str) -> Any:
+    """A field that clients send as null, and that is refused otherwise."""
+    raise RequestError(f"this server does not support {param}: leave it out", param, code="unsupported_parameter")
+
+
 def _top_k(value: Any, param: str) -> int:
     """Other servers spell "off" as -1, too."""
     number: int = _whole(-1, MOST_NEW)(value, param)
@@ -467,6 +472,7 @@ MESSAGE: dict[str, Read] = {
     # What the official client sends back of an earlier answer.
     "tool_calls": _neutral([]),
     "annotations": _neutral([]),
+    **dict.fromkeys(("refusal", "audio", "function_call", "name", "reasoning_content"), _unsupported),
 }
 PART: dict[str, Read] = {
     "type": _one_of("text", "image_url"),

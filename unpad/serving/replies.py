@@ -80,7 +80,7 @@ class Choice:
 
 
 def spelling(name: str, text: bytes) -> str:
-    """A token as a text: its own if it is whole characters, `bytes:\\xe4\\xbd` if it is not, its name if it has none."""
+    """A token as a text: its own if it has whole characters, otherwise `bytes:\\xe4\\xbd`; its name if it has none."""
     if not text:
         return name
     try:
