@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from unpad.batching.batch import RaggedBatch
 from unpad.data.pictures.album import WITH_OPACITY, compare_pictures, image_batch, pixels_of, seen_pictures
 from unpad.data.pixels.decode import decode
 from unpad.data.pixels.formats import NOTES, ImageError, mode_of
@@ -191,6 +192,21 @@ def ask(run: LoadedRun, paths: Sequence[Path], question: str, *, show: bool = Fa
     return _marked(run, [answers[path] for path in paths])
 
 
+def question_about(run: LoadedRun, path: Path, content: bytes, question: str) -> RaggedBatch:
+    """The prompt of one question about one image, as `ask` makes it.
+
+    Args:
+        path: a file from which the image's bytes can be read once more.
+
+    Raises:
+        ImageError: the image cannot be used.
+    """
+    image = _examine(path, content)
+    if isinstance(image, BadRow):
+        raise ImageError(image.code, image.what, image.fix)
+    return questions_about(run.recipe, run.tokenizer, [image], question).prompts([0])
+
+
 def to_csv(answers: Sequence[Answer]) -> str:
     """One row per file: image, class or answer, probability, fault, mark."""
     rows = []
@@ -226,9 +242,9 @@ def _read(run: LoadedRun, path: Path) -> _Read:
     return _Read(path, patches, grid, (height, width), decoded.notes, mode_of(content))
 
 
-def _examine(path: Path) -> ImageExample | BadRow:
+def _examine(path: Path, content: bytes | None = None) -> ImageExample | BadRow:
     """Check one image file for a question; a blank image is a bad row too."""
-    image = examine(Found(str(path), "", path, str(path.resolve().parent)))
+    image = examine(Found(str(path), "", path, str(path.resolve().parent), content=content))
     if isinstance(image, BadRow):
         return image
     try:

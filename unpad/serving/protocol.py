@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from unpad.data.sources.chat import ROLES
-from unpad.errors import nearest
+from unpad.errors import UnpadError, nearest
 
 DEEPEST = 64  # objects and lists inside one another
 MOST_ANSWERS = 16  # of one prompt, and stop texts
@@ -523,6 +524,16 @@ COMPLETION: dict[str, Read] = SHARED | {
     "logprobs": _whole(0, MOST_LIKELIEST_TEXT),
     "echo": _truth,
 }
+
+
+@contextmanager
+def refusals(param: str | None) -> Iterator[None]:
+    """Turn an error of a user into an answer that names the field: what is wrong and what to do, without its place."""
+    try:
+        yield
+    except UnpadError as error:
+        said = f"{error.what}: {error.fix}" if error.fix else error.what
+        raise RequestError(said, param, code=getattr(error, "code", None)) from error
 
 
 def images_of(messages: tuple[Message, ...]) -> Iterator[tuple[str, str]]:
