@@ -19,7 +19,7 @@ MIB = 1 << 20
 MOST_TOKEN_FILE = 1 << 16  # bytes
 OPEN_PATHS = ("/", "/health")  # the page asks for the token itself
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
-METHODS, HEADERS = "GET, POST, OPTIONS", "authorization, content-type, x-stainless-*, *"
+METHODS, HEADERS = "GET, POST, OPTIONS", "authorization, *"
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ class Served:
 
     @cached_property
     def settings(self) -> GenerateSettings:
-        """Settings of answers to asks that give none; as `unpad infer`, questions about images are answered greedily."""
+        """Settings of asks that give none; questions about images are answered greedily, as by `unpad infer`."""
         greedy = {"temperature": 0.0} if self.kind == "vqa" else {}
         return self.run.recipe.generate.model_copy(update={"beams": 1, **greedy})
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -51,12 +50,16 @@ class Worker:
     Args:
         loop: on which sinks and futures hear of what happened.
         failed: told, on the loop, of a fault of the program in this thread.
+
+    Attributes:
+        is_broken: whether all requests end because of such a fault.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, failed: Callable[[BaseException], None]) -> None:
         self._loop, self._failed = loop, failed
         self._inbox: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
-        self._outbox: list[Call] = []
+        self.outbox: list[Call] = []
+        self.is_broken = False
         self._jobs: list[Job] = []
         self._make: Callable[[], Engine] | None = None
         self.engine: Engine | None = None
@@ -152,9 +155,9 @@ class Worker:
         try:
             result = work()
         except BaseException as error:
-            self._outbox.append(partial(_set_exception, future, error))
+            self.outbox.append(partial(_set_exception, future, error))
         else:
-            self._outbox.append(partial(_set_result, future, result))
+            self.outbox.append(partial(_set_result, future, result))
         self._deliver()
 
     def _pass(self) -> None:
@@ -176,22 +179,24 @@ class Worker:
                 for job in jobs:
                     self._answer_jobs([job])
             else:
-                self._outbox.append(partial(_set_exception, jobs[0].future, error))
+                self.outbox.append(partial(_set_exception, jobs[0].future, error))
         else:
             for job, result in zip(jobs, results, strict=True):
-                self._outbox.append(partial(_set_result, job.future, result))
+                self.outbox.append(partial(_set_result, job.future, result))
 
     def _recover(self, error: Exception) -> None:
         """After a fault of the program: end all requests, and go on with a new engine."""
-        self._outbox.append(partial(self._failed, error))
+        self.outbox.append(partial(self._failed, error))
         assert self.engine is not None, "only the engine's turns fail here"
         assert self._make is not None, "there is an engine"
+        self.is_broken = True
         self.engine.close()
+        self.is_broken = False
         self.engine = self._make()
 
     def _deliver(self) -> None:
-        if self._outbox:
-            calls, self._outbox[:] = list(self._outbox), []
+        if self.outbox:
+            calls, self.outbox[:] = list(self.outbox), []
             self._loop.call_soon_threadsafe(_call_all, calls)
 
 
@@ -241,6 +246,8 @@ class _Listener:
         text, tokens = self._speeches[answer].rest()
         if text or tokens:
             self._outbox.append(partial(self._sink.said, answer, text, tokens, self._num_made[answer]))
+        if self._worker.is_broken and reason == "cancelled":
+            reason = "failed"
         if self._silent and reason == "stop":
             reason = "length"
         self._outbox.append(partial(self._sink.ended, answer, reason, error))
@@ -273,8 +280,3 @@ def _set_result(future: asyncio.Future[Any], result: Any) -> None:
 def _set_exception(future: asyncio.Future[Any], error: BaseException) -> None:
     if not future.done():
         future.set_exception(error)
-
-
-def seconds() -> float:
-    """Clock of deadlines, as the engine's."""
-    return time.monotonic()
