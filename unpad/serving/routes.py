@@ -18,8 +18,8 @@ from unpad.serving.limits import check_type, read_body
 from unpad.serving.page import content_security_policy, page
 from unpad.serving.protocol import RequestError, Sampling, parse_body, read_chat, read_completion
 from unpad.serving.replies import DONE, Choice, Head, Piece, chunk, closing, failure, opening, usage, whole
-from unpad.serving.served import Notes, Prompted, Served
-from unpad.serving.service import Answering, Service, failed
+from unpad.serving.served import Notes, Prompted
+from unpad.serving.service import Service
 
 PATHS = [
     "/", "/health", "/metrics", "/v1/models", "/v1/chat/completions", "/v1/completions", "/v1/classify",

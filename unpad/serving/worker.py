@@ -18,8 +18,8 @@ import torch
 
 from unpad.errors import UnpadError, needs_memory
 from unpad.inference.engine import Engine, Reason, Request, Step, Ticket
-from unpad.serving.speech import Speech
 from unpad.serving.replies import Spelled
+from unpad.serving.speech import Speech
 
 Call = Callable[[], None]
 
