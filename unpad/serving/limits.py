@@ -31,7 +31,7 @@ class Limits:
         rows: answers at once; waiting: further ones that wait.
         timeout: seconds of a request, from its arrival to its last token.
         arrival: seconds in which headers, and then a body, have to arrive.
-        max_body: bytes of a body.
+        max_body: bytes of a body; None for a size that suits the run.
         tokens: of which a client has to send one; none: anyone may ask.
         hosts: further names by which clients call the server; origins: of pages that may ask.
     """
@@ -41,7 +41,7 @@ class Limits:
     waiting: int = 256
     timeout: float = 300
     arrival: float = 30
-    max_body: int = 4 * MIB
+    max_body: int | None = None
     tokens: tuple[str, ...] = field(default=(), repr=False)
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
@@ -169,29 +169,29 @@ def check_type(http: Request, *, takes_files: bool = False) -> bool:
     raise RequestError(what, status=415, code="unsupported_media_type")
 
 
-async def read_body(http: Request, limits: Limits) -> bytes:
-    """The body of a request.
+async def read_body(http: Request, limits: Limits, most: int) -> bytes:
+    """The body of a request, of at most so many bytes.
 
     Raises:
         RequestError: 413 if it is too large, 408 if it does not arrive in time; the connection is closed after both.
         ClientDisconnect: the client left.
     """
     given = http.headers.get("content-length", "")
-    if given.isdecimal() and int(given) > limits.max_body:
-        raise _too_large(limits)
+    if given.isdecimal() and int(given) > most:
+        raise _too_large(most)
     content = bytearray()
     try:
         async with asyncio.timeout(limits.arrival):
             async for part in http.stream():
                 content += part
-                if len(content) > limits.max_body:
-                    raise _too_large(limits)
+                if len(content) > most:
+                    raise _too_large(most)
     except TimeoutError:
         what = f"the body did not arrive in {limits.arrival:g} seconds: send it again"
         raise RequestError(what, status=408, code="timeout", headers={"Connection": "close"}) from None
     return bytes(content)
 
 
-def _too_large(limits: Limits) -> RequestError:
-    what = f"the body is larger than {limits.max_body:,} bytes: send less, or start the server with a larger --max-body"
+def _too_large(most: int) -> RequestError:
+    what = f"the body is larger than {most:,} bytes: send less, or start the server with a larger --max-body"
     return RequestError(what, status=413, code="request_too_large", headers={"Connection": "close"})

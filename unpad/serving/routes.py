@@ -105,7 +105,7 @@ async def _chat(service: Service, http: Request) -> Response:
     served = service.ready()
     served.check_route("chat", "text", "vqa")
     check_type(http)
-    content = await read_body(http, service.limits)
+    content = await read_body(http, service.limits, service.max_body)
 
     def prompted() -> tuple[list[Prompted], Sampling]:
         ask = read_chat(parse_body(content))
@@ -120,7 +120,7 @@ async def _completion(service: Service, http: Request) -> Response:
     served = service.ready()
     served.check_route("chat", "text")
     check_type(http)
-    content = await read_body(http, service.limits)
+    content = await read_body(http, service.limits, service.max_body)
 
     def prompted() -> tuple[list[Prompted], Sampling, bool]:
         ask = read_completion(parse_body(content))

@@ -14,14 +14,14 @@ from typing import Any, Literal, TypeVar
 
 from unpad.errors import NonFiniteError, OutOfMemoryError, RecipeError, SourceError, UnpadError
 from unpad.inference.engine import Engine, Reason, Request
-from unpad.serving.limits import Limits
+from unpad.serving.limits import MIB, Limits
 from unpad.serving.log import log_fault
 from unpad.serving.metrics import Metrics
 from unpad.serving.protocol import RequestError, Sampling, refusals
 from unpad.serving.replies import FINISHED, Piece, Spelled
 from unpad.serving.served import Prompted, Served
 from unpad.serving.speech import Speech
-from unpad.serving.worker import Handle, Job, Worker
+from unpad.serving.worker import Handle, Job, Worker, WorkerEndedError
 
 State = Literal["loading", "ready", "draining"]
 Result = TypeVar("Result")
@@ -87,6 +87,13 @@ class Service:
                 status=503, kind="server_error", code=self.state, headers={"Retry-After": "5"},
             )  # fmt: skip
         return self.served
+
+    @property
+    def max_body(self) -> int:
+        """Bytes of a body: more for runs that read images."""
+        if self.limits.max_body is not None:
+            return self.limits.max_body
+        return 20 * MIB if self.ready().kind in ("vqa", "images") else 4 * MIB
 
     def _fail(self, error: BaseException) -> None:
         log_fault("in the thread of the model", error)
@@ -293,15 +300,21 @@ def error_of(reason: Reason, error: UnpadError | None, limits: Limits) -> Reques
     if reason == "deadline":
         return too_late(limits)
     if reason == "cancelled":
-        what = "the server ends before the answer was complete: ask again"
-        return RequestError(what, status=503, kind="server_error", code="draining", headers={"Retry-After": "5"})
+        return ending()
     return failed(error)
+
+
+def ending() -> RequestError:
+    what = "the server ends before the answer was complete: ask again"
+    return RequestError(what, status=503, kind="server_error", code="draining", headers={"Retry-After": "5"})
 
 
 def failed(error: Exception | None) -> RequestError:
     """The answer to a request that failed by an error of its own."""
     if isinstance(error, RequestError):
         return error
+    if isinstance(error, WorkerEndedError):
+        return ending()
     if isinstance(error, NonFiniteError):
         return RequestError(_told(error), status=500, kind="server_error", code="scores_not_finite")
     if isinstance(error, OutOfMemoryError):

@@ -24,6 +24,10 @@ from unpad.serving.speech import Speech
 Call = Callable[[], None]
 
 
+class WorkerEndedError(Exception):
+    """The thread ended before a job was begun."""
+
+
 class Sink(Protocol):
     """Receives the events of one prompt, on the event loop."""
 
@@ -128,6 +132,7 @@ class Worker:
             self._deliver()
         if self.engine is not None:
             self.engine.close()
+        self.outbox += [partial(_set_exception, job.future, WorkerEndedError()) for job in self._jobs]
         self._deliver()
 
     def _take(self, *, wait: bool) -> bool:
