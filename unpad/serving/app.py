@@ -27,7 +27,7 @@ LEFT = 499  # status in the log of a request whose client left before its answer
 
 def application(service: Service, *, page: bool = True) -> ASGIApp:
     """The application around a service; `page`: whether it shows the page at `/`."""
-    handlers: dict[Any, Any] = {RequestError: _refuse, HTTPException: _no_route}
+    handlers: dict[Any, Any] = {RequestError: _refuse, HTTPException: _no_route, Exception: _fault}
     inner = Starlette(routes=routes(service, page=page), exception_handlers=handlers)
     return Front(inner, service)
 
@@ -35,6 +35,10 @@ def application(service: Service, *, page: bool = True) -> ASGIApp:
 async def _refuse(http: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError), "registered for it"
     return answer_of(error)
+
+
+async def _fault(http: Request, error: Exception) -> Response:
+    return answer_of(failed(error))
 
 
 def answer_of(error: RequestError) -> Response:

@@ -84,7 +84,11 @@ async def _serve(opening: Opening, limits: Limits, listening: Listening, place: 
         if loading.done():
             loading.result()
             print_text("".join(f"{line}\n" for line in [address_of(place), *opening.lines(service.served)]))
-            await running
+            broken = asyncio.create_task(service.broken())
+            await asyncio.wait((running, broken), return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                broken.result()
+            broken.cancel()
     finally:
         server.should_exit = True
         await asyncio.gather(running, return_exceptions=True)

@@ -64,6 +64,11 @@ class Service:
             self.metrics.engine = await worker.call(partial(worker.install, make))
         self.state = "ready"
 
+    async def broken(self) -> None:
+        """Wait until the thread of the model ends; raises the fault that ended it."""
+        assert self._worker is not None, "the run is being loaded"
+        await asyncio.shield(self._worker.ended)
+
     def drain(self) -> None:
         """Answer what is open, and nothing new."""
         self.state = "draining"

@@ -53,10 +53,12 @@ class Worker:
 
     Args:
         loop: on which sinks and futures hear of what happened.
-        failed: told, on the loop, of a fault of the program in this thread.
+        failed: told, on the loop, of a fault of the program that the thread survived.
+
 
     Attributes:
         is_broken: whether all requests end because of such a fault.
+        ended: done when the thread ended; with the fault that it did not survive.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, failed: Callable[[BaseException], None]) -> None:
@@ -67,6 +69,7 @@ class Worker:
         self._jobs: list[Job] = []
         self._make: Callable[[], Engine] | None = None
         self.engine: Engine | None = None
+        self.ended: asyncio.Future[None] = loop.create_future()
         self._thread = threading.Thread(target=self._run, name="unpad-model", daemon=True)
         self._num_threads = torch.get_num_threads()
 
@@ -100,9 +103,7 @@ class Worker:
             silent: leave out the tokens that the engine makes, of a request that only reads.
         """
         handle = Handle()
-        listener = _Listener(
-            self._outbox, sink, [speech() for _ in range(request.n)], echoes=request.echo, silent=silent
-        )
+        listener = _Listener(self, sink, [speech() for _ in range(request.n)], echoes=request.echo, silent=silent)
         self._inbox.put(partial(self._submit, handle, request, listener))
         return handle
 
@@ -119,6 +120,14 @@ class Worker:
 
     def _run(self) -> None:
         torch.set_num_threads(self._num_threads)  # of each thread by itself
+        try:
+            self._turns()
+        except BaseException as error:
+            self._loop.call_soon_threadsafe(_set_exception, self.ended, error)
+        else:
+            self._loop.call_soon_threadsafe(_set_result, self.ended, None)
+
+    def _turns(self) -> None:
         is_busy = False
         while True:
             if not self._take(wait=not is_busy):
@@ -224,8 +233,8 @@ class Job:
 class _Listener:
     """Turns the tokens of one request into text, in the thread, and puts events into the outbox."""
 
-    def __init__(self, outbox: list[Call], sink: Sink, speeches: list[Speech], *, echoes: bool, silent: bool) -> None:
-        self._outbox, self._sink, self._speeches = outbox, sink, speeches
+    def __init__(self, worker: Worker, sink: Sink, speeches: list[Speech], *, echoes: bool, silent: bool) -> None:
+        self._worker, self._outbox, self._sink, self._speeches = worker, worker.outbox, sink, speeches
         self._echoes, self._silent = echoes, silent
         self._num_made = [0] * len(speeches)
         self._is_over = [False] * len(speeches)
