@@ -33,8 +33,8 @@ from unpad.data.vqa import VqaData
 from unpad.errors import SourceError
 from unpad.evaluation.vqa import vqa_accuracy
 from unpad.inference.answers import answer
-from unpad.inference.generate import prefill
 from unpad.inference.loaded import LoadedRun, generation_precision, load
+from unpad.inference.steps import prefill
 from unpad.nn.block import BEFORE
 from unpad.nn.linear import independent_rows, keep_copies
 from unpad.nn.precision import autocast

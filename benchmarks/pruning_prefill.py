@@ -21,8 +21,8 @@ import torch
 
 from unpad.batching.batch import RaggedBatch
 from unpad.data.preprocess import Vocabulary, preprocess
-from unpad.inference.generate import prefill
 from unpad.inference.loaded import generation_precision
+from unpad.inference.steps import prefill
 from unpad.models import build_model, model_config
 from unpad.nn.block import BEFORE
 from unpad.nn.linear import independent_rows, keep_copies

@@ -17,7 +17,8 @@ from unpad.data.tokens.tokenizer import Tokenizer
 from unpad.data.tokens.words import train_words
 from unpad.errors import RecipeError, SourceError
 from unpad.inference.chat import Conversation, chat, fit, prompt_ids, until
-from unpad.inference.generate import control_ids, generate
+from unpad.inference.generate import generate
+from unpad.inference.steps import control_ids
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.recipes.data import Template

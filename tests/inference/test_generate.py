@@ -21,7 +21,8 @@ from unpad.data.tokens.encode import encode_examples
 from unpad.data.tokens.tokenizer import Tokenizer
 from unpad.data.tokens.words import train_words
 from unpad.errors import NonFiniteError, RecipeError
-from unpad.inference.generate import advance, complete, control_ids, generate, prefill, sample, stream
+from unpad.inference.generate import complete, generate, stream
+from unpad.inference.steps import advance, control_ids, prefill, sample
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.nn.precision import Precision, autocast

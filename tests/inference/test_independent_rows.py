@@ -10,7 +10,8 @@ import torch
 
 from tests.helpers.paths import PATHS, Path, on
 from unpad.inference import generate as module
-from unpad.inference.generate import generate, sample
+from unpad.inference.generate import generate
+from unpad.inference.steps import sample
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.nn import linear

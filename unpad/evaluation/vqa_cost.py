@@ -15,7 +15,7 @@ from unpad.data.sources.split import PARTS, Split
 from unpad.data.vqa import VqaData
 from unpad.errors import RecipeError
 from unpad.evaluation.metrics import Extremes, Metric
-from unpad.inference.generate import advance, prefill
+from unpad.inference.steps import advance, prefill
 from unpad.inference.loaded import generation_precision, load
 from unpad.models.vision_language.model import Mode, VisionLanguage
 from unpad.nn.block import BEFORE

@@ -63,16 +63,34 @@ class CachedRow:
         """Size of all buffers."""
         return sum(one.buffer.nbytes + (0 if one.bias is None else one.bias.nbytes) for one in self._layers)
 
+    @property
+    def token_bytes(self) -> int:
+        """Size of a token's keys and values in all layers."""
+        return sum(one.buffer.nbytes // max(one.buffer.shape[2], 1) for one in self._layers)
+
+    @property
+    def is_whole(self) -> bool:
+        """True if every layer holds every token that was read, and nothing beside keys and values."""
+        return all(one.length == self.length and one.bias is None for one in self._layers)
+
+    def reserve(self, new: int) -> None:
+        """Make room for so many new tokens in every layer, so that a pass asks for no memory."""
+        for one in self._layers:
+            self._make_room(one, new, self.most - self.length - new)
+
     def hold(self, index: int, new: int, qkv: Tensor, heads: int) -> _Held:
         """Keys and values of a layer, with room for so many new tokens."""
         if index == len(self._layers):
             self._layers.append(_Held(qkv.new_empty(2, (qkv.shape[1] - heads) // 2, 0, qkv.shape[2])))
         one = self._layers[index]
+        self._make_room(one, new, self.most - self.length)
+        return one
+
+    def _make_room(self, one: _Held, new: int, later: int) -> None:
+        """Grow a layer's buffer for new tokens; `later` tokens at most come after them."""
         needed = one.length + new
         if needed > one.buffer.shape[2]:
-            capacity = min(2 * needed, needed + self.most - self.length)
-            one.buffer = _moved(one.buffer, one.length, capacity)
-        return one
+            one.buffer = _moved(one.buffer, one.length, min(2 * needed, needed + later))
 
     def copy(self, num: int | None = None, most: int | None = None) -> CachedRow:
         """A row with the same tokens in buffers of its own.

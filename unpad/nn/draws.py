@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from unpad.nn.scope import Scope
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ class UnmeasuredError(Exception):
     """A draw needs to know the entries of parts that come later: `SplitDraws.measure` all of them first."""
 
 
-_split: ContextVar[SplitDraws | None] = ContextVar("_split", default=None)
-_repeats: ContextVar[int] = ContextVar("_repeats", default=1)
+_split: Scope[SplitDraws | None] = Scope(None)
+_repeats: Scope[int] = Scope(1)
 
 
 def draw(num_rows: int, num_keys: int = 0) -> Draw:
@@ -79,11 +80,8 @@ def in_parts() -> bool:
 @contextmanager
 def repeated(times: int) -> Iterator[None]:
     """Declare that runs inside consist of `times` equal ones."""
-    token = _repeats.set(times)
-    try:
+    with _repeats.of(times):
         yield
-    finally:
-        _repeats.reset(token)
 
 
 def _seed() -> int:
@@ -126,11 +124,8 @@ class SplitDraws:
             UnmeasuredError: the parts are to be measured first.
         """
         self._counts.append([])
-        token = _split.set(self)
-        try:
+        with _split.of(self):
             yield
-        finally:
-            _split.reset(token)
         assert len(self._counts[-1]) == len(self._counts[0]), "a part draws more or less often than another"
 
     @contextmanager

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from enum import Enum
 
 import torch
 
 from unpad.batching.layout import Layout, PaddedLayout
 from unpad.nn.native.attention import supports
+from unpad.nn.scope import Scope
 
 # Above this length the processor's fused kernel is faster than two matrix products and a softmax in bf16, below it up
 # to six times slower; docs/log.md has the figures.
 MATMUL_MAX_LENGTH = 512
 HALF = (torch.bfloat16, torch.float16)
-_by_definition: ContextVar[bool] = ContextVar("_by_definition", default=False)
-_as_weighted: ContextVar[bool] = ContextVar("_as_weighted", default=False)
-_noted: ContextVar[set[Kernel] | None] = ContextVar("_noted", default=None)
+_by_definition: Scope[bool] = Scope(False)
+_as_weighted: Scope[bool] = Scope(False)
+_noted: Scope[set[Kernel] | None] = Scope(None)
 
 
 class Kernel(Enum):
@@ -78,22 +78,16 @@ def runs_native(dtype: torch.dtype, device: torch.device, head_dim: int) -> bool
 @contextmanager
 def by_definition() -> Iterator[None]:
     """Attend through `reference_attention` inside; the proof's truth shares no kernel with what it judges."""
-    token = _by_definition.set(True)
-    try:
+    with _by_definition.of(True):
         yield
-    finally:
-        _by_definition.reset(token)
 
 
 @contextmanager
 def as_weighted() -> Iterator[None]:
     """Choose kernels inside as if attention had dropout or a key bias; a proof without dropout so runs what training
     with it runs."""
-    token = _as_weighted.set(True)
-    try:
+    with _as_weighted.of(True):
         yield
-    finally:
-        _as_weighted.reset(token)
 
 
 def note(kernels: tuple[Kernel, ...]) -> None:
@@ -106,8 +100,5 @@ def note(kernels: tuple[Kernel, ...]) -> None:
 def noted() -> Iterator[set[Kernel]]:
     """Collect the kernels of all attention that runs inside, in this thread."""
     kernels: set[Kernel] = set()
-    token = _noted.set(kernels)
-    try:
+    with _noted.of(kernels):
         yield kernels
-    finally:
-        _noted.reset(token)

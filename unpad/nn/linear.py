@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -25,6 +24,7 @@ from unpad.machine.load import processor_fields
 from unpad.nn.autograd import apply
 from unpad.nn.native import library
 from unpad.nn.native.rowwise_linear import rowwise_linear
+from unpad.nn.scope import Scope
 
 
 @dataclass
@@ -36,10 +36,10 @@ class _Copy:
 MIN_ROUND = 16  # rows; see `round_rows`
 FIXED_ROWS = 32  # of torch's products where rows are independent
 TILED_ROWS = 128  # of those that read prompts on AMX: torch packs the weight anew for every product
-_independent: ContextVar[bool] = ContextVar("_independent", default=False)
-_reading: ContextVar[bool] = ContextVar("_reading", default=False)
+_independent: Scope[bool] = Scope(False)
+_reading: Scope[bool] = Scope(False)
 # Copies of the innermost `keep_copies` of this thread: parameter -> _Copy.
-_kept: ContextVar[WeakTensorKeyDictionary | None] = ContextVar("_kept", default=None)
+_kept: Scope[WeakTensorKeyDictionary | None] = Scope(None)
 _owned: WeakKeyDictionary[object, WeakTensorKeyDictionary] = WeakKeyDictionary()
 
 
@@ -54,11 +54,8 @@ def keep_copies(owner: object | None = None) -> Iterator[None]:
         owner: the copies live as long as this object and are reused the next time; None drops them at the end.
     """
     new = WeakTensorKeyDictionary()
-    token = _kept.set(new if owner is None else _owned.setdefault(owner, new))
-    try:
+    with _kept.of(new if owner is None else _owned.setdefault(owner, new)):
         yield
-    finally:
-        _kept.reset(token)
 
 
 @contextmanager
@@ -69,21 +66,15 @@ def independent_rows() -> Iterator[None]:
     For generation. Elsewhere, as in the evaluation of held-out data, products stay torch's: on processors with AMX
     they are several times as fast in bf16.
     """
-    token = _independent.set(True)
-    try:
+    with _independent.of(True):
         yield
-    finally:
-        _independent.reset(token)
 
 
 @contextmanager
 def reading() -> Iterator[None]:
     """Read prompts inside, many tokens of a sequence in one pass; outside, every sequence has one token."""
-    token = _reading.set(True)
-    try:
+    with _reading.of(True):
         yield
-    finally:
-        _reading.reset(token)
 
 
 @cache
@@ -174,8 +165,10 @@ def round_rows(x: Tensor) -> Tensor:
     """Append rows of zeros to x (rows, columns), so that row counts repeat: oneDNN prepares a kernel for every new
     count, which takes several times as long as a small product. At most an eighth more rows, or 15.
     """
+    if x.dim() != 2 or x.device.type != "cpu":  # first: torch.compile takes a number whose bits are read for a constant
+        return x
     missing = -len(x) % max(MIN_ROUND, 1 << max(len(x).bit_length() - 4, 0))
-    return F.pad(x, (0, 0, 0, missing)) if missing and x.dim() == 2 and x.device.type == "cpu" else x
+    return F.pad(x, (0, 0, 0, missing)) if missing else x
 
 
 class _LowPrecision(torch.autograd.Function):

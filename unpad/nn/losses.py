@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -26,9 +25,10 @@ from unpad.nn.linear import computing_copy
 from unpad.nn.native import library
 from unpad.nn.native.cross_entropy import cross_entropy_ as native_cross_entropy
 from unpad.nn.precision import wide_dtype, widened
+from unpad.nn.scope import Scope
 
 Terms = dict[str, tuple[Tensor, int]]
-_all_rows: ContextVar[bool] = ContextVar("_all_rows", default=False)
+_all_rows: Scope[bool] = Scope(False)
 
 # Bytes of the logits of one chunk; (targets, vocabulary) never exists as a whole.
 CHUNK_BYTES = 32 << 20
@@ -91,11 +91,8 @@ def target_nll(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
 @contextmanager
 def all_rows() -> Iterator[None]:
     """Leave no target out of the backward pass inside, in this thread; for comparing."""
-    token = _all_rows.set(True)
-    try:
+    with _all_rows.of(True):
         yield
-    finally:
-        _all_rows.reset(token)
 
 
 def _chunks(hidden: Tensor, labels: Tensor, vocab_size: int) -> Iterator[tuple[Tensor, Tensor]]:

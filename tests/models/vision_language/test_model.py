@@ -19,7 +19,8 @@ from tests.helpers.vision import IMAGE, LEARNED, PATCH, ROWS, SAMPLES, TOWERS, V
 from unpad.batching.batch import RaggedBatch, from_padded, from_sequences
 from unpad.data.preprocess import preprocess
 from unpad.errors import RecipeError, SourceError
-from unpad.inference.generate import advance, generate
+from unpad.inference.generate import generate
+from unpad.inference.steps import advance
 from unpad.models.contract import WEIGHTS
 from unpad.models.decoder import Decoder
 from unpad.models.vision_language.model import VisionLanguage

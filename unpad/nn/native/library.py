@@ -11,7 +11,6 @@ import platform
 import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from unpad.errors import RecipeError
+from unpad.nn.scope import Scope
 
 SWITCH = "UNPAD_NATIVE"
 INTERFACE = 10  # UNPAD_INTERFACE of kernels.h
@@ -31,7 +31,7 @@ TARGETS = {  # instruction sets, the best first, with their names in logs
     "avx2": "AVX2",
     "plain": "no special instructions" if platform.machine() == "x86_64" else "NEON",
 }
-_switched_off: ContextVar[bool] = ContextVar("_switched_off", default=False)
+_switched_off: Scope[bool] = Scope(False)
 
 
 class _Table(ctypes.Structure):
@@ -146,11 +146,8 @@ def switched_off() -> Iterator[None]:
 
     A backward pass takes the path that its forward pass took, wherever it runs.
     """
-    token = _switched_off.set(True)
-    try:
+    with _switched_off.of(True):
         yield
-    finally:
-        _switched_off.reset(token)
 
 
 def is_plain(tensor: Tensor | None) -> bool:

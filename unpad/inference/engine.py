@@ -1,0 +1,619 @@
+"""Generation for requests that come and go: rows join and leave between steps.
+
+A turn reads at most `piece` tokens of waiting prompts and then one token of every live row. An answer has the bits that
+it has alone, whatever runs beside it: a row's scores depend on its own tokens only (see `independent_rows`), prompts
+are cut where a cut changes nothing, and every answer draws from a generator of its own.
+
+The beginnings of prompts are kept for later ones. Only what was computed by reading is kept: a decoding step sums in
+another order, so replies are read again as part of the next prompt.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unpad.batching.batch import RaggedBatch, from_prompts
+from unpad.errors import NonFiniteError, OutOfMemoryError, UnpadError, needs_memory
+from unpad.inference.steps import (
+    GREEDY_BELOW,
+    advance,
+    check,
+    device_of,
+    generator_of,
+    prefill,
+    running,
+    sample,
+    token_limits,
+    token_lists,
+)
+from unpad.models.contract import Generates
+from unpad.nn.cache import CachedRow, KeyValueCache, cut_step
+from unpad.nn.linear import reading
+from unpad.nn.precision import DTYPES, Precision
+from unpad.recipes.training import GenerateSettings
+
+KEPT_BYTES = 1 << 30  # of beginnings, where the engine has no limit of memory
+SHORTEST_KEPT = 16  # tokens; reading fewer costs less than copying them
+Reason = Literal["eos", "length", "context", "stop", "deadline", "cancelled", "failed"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt to continue.
+
+    Args:
+        prompt: token ids; or a batch of one prompt with images among its tokens.
+        stop_ids: tokens that end an answer and are not part of it.
+        banned: ids that are never generated.
+        n: number of answers; answer i draws with settings.seed + i.
+        deadline: time.monotonic() at which all answers end.
+        top: report log probabilities: of each token, and of so many likeliest ones.
+        echo: with `top`, report those of the prompt's tokens too.
+    """
+
+    prompt: Sequence[int] | RaggedBatch
+    settings: GenerateSettings
+    stop_ids: Sequence[int]
+    banned: Sequence[int] = ()
+    n: int = 1
+    deadline: float | None = None
+    top: int | None = None
+    echo: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """A token of an answer.
+
+    Args:
+        answer: 0 to n - 1.
+        logprob: of the model's scores, before temperature, penalty and banned ids; None if none was asked for.
+        top: the likeliest tokens with their log probabilities, descending.
+    """
+
+    answer: int
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Listener(Protocol):
+    """Hears what becomes of a request, in the thread that turns the engine; must not block."""
+
+    def read(self, cached: int, echoed: tuple[Step, ...]) -> None:
+        """The prompt was read, `cached` tokens of it for an earlier request; `echoed` are its tokens, if asked for."""
+
+    def step(self, step: Step) -> bool:
+        """A token was made. False ends this answer with the reason "stop"."""
+        ...
+
+    def ended(self, answer: int, reason: Reason, error: UnpadError | None) -> None:
+        """An answer ended; `error` says why it failed."""
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A request in the engine."""
+
+    request: Request
+    listener: Listener
+    ids: Sequence[int]
+    limit: int  # most new tokens of an answer
+    batch: RaggedBatch | None = None  # with images, read whole
+    place: int = 0  # in `batch`
+    row: CachedRow | None = None
+    cached: int = 0
+    promised: int = 0  # bytes
+    echoed: list[Step] = field(default_factory=list)
+    open: set[int] = field(default_factory=set)  # answers that did not end
+    cancelled: set[int] = field(default_factory=set)
+
+    def cancel(self, answer: int | None = None) -> None:
+        """End an answer, or all, before the next step."""
+        self.cancelled |= self.open if answer is None else {answer}
+
+    @property
+    def most(self) -> int:
+        """Tokens of a sequence; the last one is never read."""
+        return len(self.ids) + self.limit - 1
+
+
+@dataclass(eq=False)
+class _Answer:
+    """A live row.
+
+    Args:
+        used: (vocab_size,) bool, tokens that the penalty applies to; None without one.
+    """
+
+    ticket: Ticket
+    index: int
+    row: CachedRow
+    generator: np.random.Generator
+    used: Tensor | None
+    made: int = 0
+    last: int = 0
+
+
+class Engine:
+    """Continues prompts; all methods are for one thread.
+
+    Args:
+        piece: tokens of prompts that a turn reads at most.
+        rows: answers at the same time.
+        memory: bytes of keys and values of live rows and kept beginnings; a request that does not fit waits. None: rows
+            take what they need, and beginnings at most KEPT_BYTES.
+        keeps: whether beginnings of prompts are kept for later ones.
+
+    Attributes:
+        tokens_read, tokens_reused, tokens_made: since the start; of prompts computed, of prompts kept from earlier
+            ones, and of answers.
+    """
+
+    def __init__(
+        self,
+        model: Generates,
+        *,
+        precision: Precision = "fp32",
+        piece: int = 256,
+        rows: int = 64,
+        memory: int | None = None,
+        keeps: bool = True,
+    ) -> None:
+        self._model, self._precision = model, precision
+        self._piece, self._rows, self._memory = piece, rows, memory
+        self._cut = cut_step(DTYPES[precision], device_of(model), model.head_dim or 0)
+        self._beginnings = _Beginnings(self._cut) if keeps else None
+        self._waiting: deque[list[Ticket]] = deque()  # those of a list are read in one pass
+        self._reading: list[list[Ticket]] = []
+        self._live: list[_Answer] = []
+        self._token_bytes = 0  # of keys and values, once a row has been read
+        self.tokens_read = self.tokens_reused = self.tokens_made = 0
+
+    @property
+    def live(self) -> int:
+        """Answers that are being made."""
+        return len(self._live)
+
+    @property
+    def waiting(self) -> int:
+        """Requests whose prompts nothing was read of."""
+        return sum(map(len, self._waiting))
+
+    @property
+    def kept_bytes(self) -> int:
+        return 0 if self._beginnings is None else self._beginnings.num_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all keys and values."""
+        prompts = [ticket.row for tickets in self._reading for ticket in tickets if ticket.row is not None]
+        return self.kept_bytes + sum(row.num_bytes for row in [*prompts, *(answer.row for answer in self._live)])
+
+    # ------------------------------------------------------------------ requests
+
+    def submit(self, request: Request, listener: Listener) -> Ticket:
+        """Add a request.
+
+        Raises:
+            RecipeError: it can never run: the prompt is empty, too long or outside the vocabulary, or asks for beams.
+        """
+        if isinstance(request.prompt, RaggedBatch):
+            return self.submit_together(request.prompt, [request], [listener])[0]
+        ticket = self._ticket(request, listener, request.prompt)
+        self._waiting.append([ticket])
+        return ticket
+
+    def submit_together(
+        self, batch: RaggedBatch, requests: Sequence[Request], listeners: Sequence[Listener]
+    ) -> list[Ticket]:
+        """Add requests whose prompts are the sequences of a batch, and read them in one pass; errors as `submit`."""
+        tickets = [
+            self._ticket(request, listener, ids, batch, place)
+            for place, (request, listener, ids) in enumerate(zip(requests, listeners, token_lists(batch), strict=True))
+        ]
+        if tickets:
+            self._waiting.append(tickets)
+        return tickets
+
+    def _ticket(
+        self,
+        request: Request,
+        listener: Listener,
+        ids: Sequence[int],
+        batch: RaggedBatch | None = None,
+        place: int = 0,
+    ) -> Ticket:
+        check(self._model, [ids], request.settings)
+        assert request.settings.beams == 1, "beams have a search of their own"
+        limit = int(token_limits(self._model, [ids], request.settings)[0])
+        return Ticket(request, listener, ids, limit, batch, place, open=set(range(request.n)))
+
+    def close(self) -> None:
+        """End all answers as cancelled."""
+        for ticket in self._tickets():
+            ticket.cancel()
+        self._drop()
+
+    def _tickets(self) -> list[Ticket]:
+        queued = [ticket for tickets in [*self._waiting, *self._reading] for ticket in tickets]
+        return [*queued, *dict.fromkeys(answer.ticket for answer in self._live)]
+
+    # ------------------------------------------------------------------ a turn
+
+    def turn(self) -> bool:
+        """Read a piece of prompts, then one token per live row; False if nothing is left to do."""
+        with running(self._model, self._precision, owner=self):
+            return self._turn()
+
+    def run(self) -> None:
+        """Turn until nothing is left to do."""
+        with running(self._model, self._precision, owner=self):
+            while self._turn():
+                pass
+
+    def _turn(self) -> bool:
+        self._drop()
+        self._admit()
+        self._read()
+        self._step()
+        return bool(self._waiting or self._reading or self._live)
+
+    def _drop(self) -> None:
+        """End what was cancelled or is late."""
+        now = time.monotonic()
+        for ticket in self._tickets():
+            late = ticket.request.deadline is not None and now >= ticket.request.deadline
+            reason: Reason = "deadline" if late else "cancelled"
+            for answer in sorted(ticket.open if late else ticket.open & ticket.cancelled):
+                self._end(ticket, answer, reason)
+        self._forget_ended()
+
+    def _end(self, ticket: Ticket, answer: int, reason: Reason, error: UnpadError | None = None) -> None:
+        ticket.open.discard(answer)
+        ticket.promised = ticket.promised * len(ticket.open) // (len(ticket.open) + 1)
+        ticket.listener.ended(answer, reason, error)
+
+    def _forget_ended(self) -> None:
+        """Remove rows and prompts all of whose answers ended."""
+        self._live = [answer for answer in self._live if answer.index in answer.ticket.open]
+        self._waiting = deque(self._open(self._waiting))
+        self._reading = list(self._open(self._reading))
+
+    @staticmethod
+    def _open(queue: Iterable[list[Ticket]]) -> Iterable[list[Ticket]]:
+        return (tickets for tickets in queue if any(ticket.open for ticket in tickets))
+
+    # ------------------------------------------------------------------ prompts
+
+    def _admit(self) -> None:
+        """Begin with the requests that have waited longest, as many as rows and memory allow."""
+        while self._waiting:
+            tickets = self._waiting[0]
+            alone = not self._reading and not self._live
+            rows = sum(len(ticket.open) for ticket in [t for queued in self._reading for t in queued] + tickets)
+            if not alone and rows + len(self._live) > self._rows:
+                return
+            if self._memory is not None and not self._fits(tickets, alone):
+                return
+            self._waiting.popleft()
+            if not any(ticket.open for ticket in tickets):
+                continue
+            self._reading.append(tickets)
+            for ticket in tickets:
+                ticket.row = CachedRow(ticket.most)
+                if self._beginnings is not None and ticket.batch is None and not ticket.request.echo:
+                    ticket.row = self._beginnings.begin(ticket.ids, ticket.most) or ticket.row
+                ticket.cached = ticket.row.length
+                self.tokens_reused += ticket.cached
+
+    def _fits(self, tickets: list[Ticket], alone: bool) -> bool:
+        """Promise memory to requests, if there is enough; what can never fit fails."""
+        assert self._memory is not None
+        if not self._token_bytes:
+            return alone  # the first row shows how much a token takes
+        needs = [len(ticket.open) * ticket.most * self._token_bytes for ticket in tickets]
+        if sum(needs) > self._memory:
+            error = OutOfMemoryError(
+                f"the request needs {sum(needs) >> 20} MiB of keys and values, {self._memory >> 20} are allowed",
+                fix="ask for fewer tokens or answers, or raise the memory",
+            )
+            self._fail(tickets, error)
+            return True
+        free = self._memory - sum(ticket.promised for ticket in self._tickets()) - sum(needs)
+        if free < 0:
+            return False
+        if self._beginnings is not None:
+            self._beginnings.shrink(free)
+        for ticket, need in zip(tickets, needs, strict=True):
+            ticket.promised = need
+        return True
+
+    def _fail(self, tickets: Iterable[Ticket], error: UnpadError) -> None:
+        for ticket in tickets:
+            for answer in sorted(ticket.open):
+                self._end(ticket, answer, "failed", error)
+
+    def _read(self) -> None:
+        """Read the next pieces of prompts; those that are complete get their first tokens."""
+        parts = self._parts()
+        if not parts:
+            return
+        tickets = [ticket for ticket, _ in parts]
+        began = [ticket.row.length for ticket in tickets if ticket.row is not None]
+        try:
+            with needs_memory("a prompt's keys and values", "ask for less at once, or lower the memory"):
+                hidden = self._read_whole(tickets) if tickets[0].batch is not None else self._read_parts(parts)
+        except OutOfMemoryError as error:  # of the requests that are read, whose rows are half filled
+            self._fail(tickets, error)
+            self._forget_ended()
+            return
+        self.tokens_read += sum(stop - start for (_, stop), start in zip(parts, began, strict=True))
+        complete = [place for place, (ticket, stop) in enumerate(parts) if stop == len(ticket.ids)]
+        answers = [answer for place in complete for answer in self._answers(tickets[place])]
+        done = {id(tickets[place]) for place in complete}
+        self._reading = [queued for queued in self._reading if id(queued[0]) not in done]
+        self._live += answers
+        copies = [place for place in complete for _ in sorted(tickets[place].open)]
+        if copies:
+            self._choose(answers, hidden[torch.tensor(copies, device=hidden.device)])
+
+    def _parts(self) -> list[tuple[Ticket, int]]:
+        """Prompts to read now, and the place where each of their pieces stops.
+
+        A cut is at a multiple of the model's step from the prompt's own start, never where the turn's room ends.
+        """
+        parts: list[tuple[Ticket, int]] = []
+        room = self._piece
+        for queued in self._reading:
+            if queued[0].batch is not None:  # images are read whole, in a pass of their own
+                return parts or [(ticket, len(ticket.ids)) for ticket in queued]
+            ticket = queued[0]
+            assert ticket.row is not None
+            start, length = ticket.row.length, len(ticket.ids)
+            stop = length if length <= start + room else (start + room) // self._cut * self._cut
+            if stop <= start:
+                if parts:
+                    return parts
+                stop = min((start // self._cut + 1) * self._cut, length)
+            parts.append((ticket, stop))
+            room -= stop - start
+            if room <= 0:
+                break
+        return parts
+
+    def _read_whole(self, tickets: list[Ticket]) -> Tensor:
+        batch = tickets[0].batch
+        assert batch is not None
+        cache, hidden = prefill(self._model, batch, max(ticket.most for ticket in tickets))
+        for ticket, row in zip(tickets, cache.rows, strict=True):
+            ticket.row, ticket.batch = row, None
+            self._token_bytes = max(self._token_bytes, row.token_bytes)
+        return hidden
+
+    def _read_parts(self, parts: list[tuple[Ticket, int]]) -> Tensor:
+        """Hidden state of the last token of every piece, (num_parts, width)."""
+        rows = [ticket.row for ticket, _ in parts if ticket.row is not None]
+        starts = [row.length for row in rows]
+        pieces = [ticket.ids[start:stop] for (ticket, stop), start in zip(parts, starts, strict=True)]
+        batch = from_prompts(pieces)
+        lengths = torch.tensor([len(piece) for piece in pieces])
+        moved = batch.position_ids + torch.tensor(starts).repeat_interleave(lengths)
+        batch = replace(batch, position_ids=moved).to(device_of(self._model))
+        cache = KeyValueCache(rows)
+        cache.begin(lengths.tolist())
+        last: Tensor
+        with reading():
+            if any(ticket.request.echo for ticket, _ in parts):
+                every = self._model(batch, cache)
+                for (ticket, stop), start, hidden in zip(parts, starts, every.split(lengths.tolist()), strict=True):
+                    if ticket.request.echo:
+                        self._echo(ticket, start, stop, hidden)
+                last = every[lengths.cumsum(0).to(every.device) - 1]
+            else:
+                last = self._model.last_hidden(batch, cache)
+        for (ticket, stop), row in zip(parts, rows, strict=True):
+            self._token_bytes = max(self._token_bytes, row.token_bytes)
+            if stop == len(ticket.ids) and self._beginnings is not None and row.is_whole:
+                self._beginnings.keep(ticket.ids, row, self._free_for_beginnings())
+        return last
+
+    def _free_for_beginnings(self) -> int:
+        if self._memory is None:
+            return KEPT_BYTES
+        return self._memory - sum(ticket.promised for ticket in self._tickets())
+
+    def _echo(self, ticket: Ticket, start: int, stop: int, hidden: Tensor) -> None:
+        """Report the tokens that follow those of a piece, (num, width), but for the first of the answer."""
+        if start == 0:
+            ticket.echoed.append(Step(0, int(ticket.ids[0])))
+        targets = ticket.ids[start + 1 : stop + 1]
+        logits = self._model.logits(hidden[: len(targets)])
+        ticket.echoed += [
+            _step(0, int(token), row, ticket.request.top) for token, row in zip(targets, logits, strict=True)
+        ]
+
+    def _answers(self, ticket: Ticket) -> list[_Answer]:
+        """Rows for the answers of a prompt that was read; all but the first get copies."""
+        assert ticket.row is not None
+        settings = ticket.request.settings
+        ticket.listener.read(ticket.cached, tuple(ticket.echoed))
+        used = None
+        if settings.repetition_penalty != 1:
+            used = torch.zeros(self._model.vocab_size, dtype=torch.bool, device=device_of(self._model))
+            used[torch.tensor(ticket.ids, device=used.device)] = True
+        rows = [ticket.row, *(ticket.row.copy() for _ in range(len(ticket.open) - 1))]
+        ticket.row = None
+        answers = []
+        for index, row in zip(sorted(ticket.open), rows, strict=True):
+            generator = generator_of(settings.seed + index, ticket.ids)
+            answers.append(_Answer(ticket, index, row, generator, None if used is None else used.clone()))
+        return answers
+
+    # ------------------------------------------------------------------ one token per row
+
+    def _step(self) -> None:
+        answers = []
+        for answer in self._live:
+            try:
+                with needs_memory("a row's keys and values", "ask for fewer tokens"):
+                    answer.row.reserve(1)
+                answers.append(answer)
+            except OutOfMemoryError as error:
+                self._end(answer.ticket, answer.index, "failed", error)
+        if answers:
+            cache = KeyValueCache([answer.row for answer in answers])
+            tokens = torch.tensor([answer.last for answer in answers])
+            self._choose(answers, advance(self._model, cache, tokens))
+        self._forget_ended()
+
+    def _choose(self, answers: list[_Answer], hidden: Tensor) -> None:
+        """Choose the next token of each row from its hidden state, (num_rows, width), and report it."""
+        logits = self._model.logits(hidden)
+        finite = logits.sum(-1).isfinite().tolist()
+        tokens = [0] * len(answers)
+        places = [place for place in range(len(answers)) if finite[place]]
+        for _, group in groupby(sorted(places, key=lambda place: _kind(answers[place])), lambda p: _kind(answers[p])):
+            alike = list(group)
+            chosen = _draw([answers[place] for place in alike], logits[torch.tensor(alike, device=logits.device)])
+            for place, token in zip(alike, chosen, strict=True):
+                tokens[place] = token
+        for place, answer in enumerate(answers):
+            if finite[place]:
+                self._report(answer, tokens[place], logits[place])
+            else:
+                fix = "use an earlier checkpoint, or precision fp32"
+                error = NonFiniteError("the model's scores are not finite", fix=fix)
+                self._end(answer.ticket, answer.index, "failed", error)
+        self._forget_ended()
+
+    def _report(self, answer: _Answer, token: int, logits: Tensor) -> None:
+        ticket, request = answer.ticket, answer.ticket.request
+        if token in request.stop_ids:
+            self._end(ticket, answer.index, "eos")
+            return
+        answer.last, answer.made = token, answer.made + 1
+        self.tokens_made += 1
+        if answer.used is not None:
+            answer.used[token] = True
+        if not ticket.listener.step(_step(answer.index, token, logits, request.top)):
+            self._end(ticket, answer.index, "stop")
+        elif answer.made == ticket.limit:
+            cut = ticket.limit < request.settings.max_new_tokens
+            self._end(ticket, answer.index, "context" if cut else "length")
+
+
+# --------------------------------------------------------------------------- scores and draws
+
+
+def _kind(answer: _Answer) -> tuple[float, ...]:
+    """What a draw depends on besides scores, generator and used tokens."""
+    settings = answer.ticket.request.settings
+    banned = answer.ticket.request.banned
+    return settings.temperature, settings.top_k, settings.top_p, settings.repetition_penalty, *sorted(banned)
+
+
+def _draw(answers: list[_Answer], logits: Tensor) -> list[int]:
+    """Draw a token for each row of scores, (num_rows, vocab_size); the answers are of one kind.
+
+    The penalty divides positive and multiplies negative scores of tokens that the prompt or the answer holds (Keskar et
+    al. 2019, arXiv 1909.05858, section 4.1).
+    """
+    request = answers[0].ticket.request
+    settings, penalty = request.settings, request.settings.repetition_penalty
+    used = [answer.used for answer in answers if answer.used is not None]
+    if used:
+        penalised = torch.where(logits > 0, logits / penalty, logits * penalty)
+        logits = torch.where(torch.stack(used), penalised, logits)
+    if request.banned:
+        banned = torch.tensor(sorted(set(request.banned)), device=logits.device)
+        logits = logits.index_fill(-1, banned, -torch.inf)
+    if settings.temperature <= GREEDY_BELOW:
+        chosen = logits.argmax(-1).cpu()
+    else:
+        uniform = torch.tensor([answer.generator.random() for answer in answers], dtype=torch.float64)
+        chosen = sample(logits.cpu().double(), settings, uniform)
+    tokens: list[int] = chosen.tolist()
+    return tokens
+
+
+def _step(answer: int, token: int, logits: Tensor, top: int | None) -> Step:
+    """A token with its log probability and the likeliest ones, by scores (vocab_size,)."""
+    if top is None:
+        return Step(answer, token)
+    log_probs = logits.double().log_softmax(-1)
+    values, ids = log_probs.topk(min(top, len(log_probs)))
+    likeliest = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    return Step(answer, token, float(log_probs[token]), likeliest)
+
+
+# --------------------------------------------------------------------------- beginnings
+
+
+class _Beginnings:
+    """Prompts that were read, for later ones that begin with the same tokens; the least recently used go first.
+
+    Args:
+        cut: a beginning is used up to a multiple of this many tokens.
+    """
+
+    def __init__(self, cut: int) -> None:
+        self._cut = cut
+        self._kept: dict[bytes, tuple[np.ndarray, CachedRow]] = {}  # the least recently used first
+        self.num_bytes = 0
+
+    def begin(self, ids: Sequence[int], most: int) -> CachedRow | None:
+        """A row that holds the longest kept beginning of a prompt, of which the last token is still to be read."""
+        prompt = np.asarray(ids, np.int64)
+        shared, key = 0, b""
+        for one, (kept, _) in self._kept.items():
+            if (length := _shared(kept, prompt)) > shared:
+                shared, key = length, one
+        shared = min(shared, len(prompt) - 1) // self._cut * self._cut
+        if shared < SHORTEST_KEPT:
+            return None
+        kept, row = self._kept[key] = self._kept.pop(key)
+        return row.copy(shared, most)
+
+    def keep(self, ids: Sequence[int], row: CachedRow, most_bytes: int) -> None:
+        """Keep a prompt that was read; prompts that it begins with go."""
+        prompt = np.asarray(ids, np.int64)
+        length = len(prompt) // self._cut * self._cut
+        if length < SHORTEST_KEPT or length * row.token_bytes > most_bytes:
+            return
+        prompt = prompt[:length]
+        for key, (kept, _) in list(self._kept.items()):
+            shared = _shared(kept, prompt)
+            if shared == length:
+                self._kept[key] = self._kept.pop(key)  # it is kept already
+                return
+            if shared == len(kept):
+                self._drop(key)
+        self.shrink(most_bytes - length * row.token_bytes)
+        copy = row.copy(length, row.most)
+        self._kept[prompt.tobytes()] = prompt, copy
+        self.num_bytes += copy.num_bytes
+
+    def shrink(self, most_bytes: int) -> None:
+        """Drop what exceeds so many bytes."""
+        while self._kept and self.num_bytes > most_bytes:
+            self._drop(next(iter(self._kept)))
+
+    def _drop(self, key: bytes) -> None:
+        self.num_bytes -= self._kept.pop(key)[1].num_bytes
+
+
+def _shared(one: np.ndarray, other: np.ndarray) -> int:
+    """Number of first tokens that two prompts share."""
+    length = min(len(one), len(other))
+    different = np.flatnonzero(one[:length] != other[:length])
+    return int(different[0]) if different.size else length
