@@ -240,7 +240,7 @@ def outcome(body: bytes, read: Any) -> ChatAsk | CompletionAsk | RequestError:
 
 
 @given(BODIES)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 def test_any_body_is_a_checked_ask_or_an_error_of_the_protocol(body: bytes) -> None:
     for read in (read_chat, read_completion):
         found = outcome(body, read)

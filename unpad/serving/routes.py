@@ -74,7 +74,7 @@ async def _health(service: Service, http: Request) -> Response:
 
 
 async def _metrics(service: Service, http: Request) -> Response:
-    return Response(service.metrics.text(), media_type=service.metrics.content_type)
+    return Response(await service.numbers(), media_type=service.metrics.content_type)
 
 
 async def _models(service: Service, http: Request) -> Response:

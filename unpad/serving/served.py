@@ -17,7 +17,7 @@ from unpad.data.tokens.encode import encode_prompt
 from unpad.data.tokens.lost import LostCharacters
 from unpad.errors import RecipeError, UnpadError
 from unpad.inference.chat import fit, speaker_stops
-from unpad.inference.generate import banned_ids
+from unpad.inference.steps import banned_ids
 from unpad.inference.loaded import LoadedRun, generation_precision
 from unpad.inference.prompts import (
     check_system,

@@ -53,7 +53,8 @@ def serve(opening: Opening, limits: Limits, listening: Listening) -> None:
         UnpadError: the run cannot be loaded.
     """
     with bound(limits.host, listening.port) as place, held():
-        asyncio.run(_serve(opening, limits, listening, place))
+        service = Service(limits)
+        asyncio.run(run(service, Server(service, listening), opening, place))
 
 
 @contextmanager
@@ -74,9 +75,12 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
         yield place
 
 
-async def _serve(opening: Opening, limits: Limits, listening: Listening, place: socket.socket) -> None:
-    service = Service(limits)
-    server = Server(service, listening)
+async def run(service: Service, server: Server, opening: Opening, place: socket.socket) -> None:
+    """Answer at a socket while the run is loaded, and then until the server is told to end.
+
+    Raises:
+        UnpadError: the run cannot be loaded.
+    """
     running = asyncio.create_task(server.serve(sockets=[place]))
     loading = asyncio.create_task(service.open(opening.load))
     try:

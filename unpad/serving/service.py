@@ -16,7 +16,7 @@ from unpad.errors import NonFiniteError, OutOfMemoryError, RecipeError, SourceEr
 from unpad.inference.engine import Engine, Reason, Request
 from unpad.serving.limits import MIB, Limits
 from unpad.serving.log import log_fault
-from unpad.serving.metrics import Metrics
+from unpad.serving.metrics import Metrics, Numbers
 from unpad.serving.protocol import RequestError, Sampling, refusals
 from unpad.serving.replies import FINISHED, Piece, Spelled
 from unpad.serving.served import Prompted, Served
@@ -61,7 +61,7 @@ class Service:
         self._worker = worker
         self.served, self.fingerprint, make = await worker.call(load)
         if make is not None:
-            self.metrics.engine = await worker.call(partial(worker.install, make))
+            await worker.call(partial(worker.install, make))
         self.state = "ready"
 
     async def broken(self) -> None:
@@ -102,6 +102,12 @@ class Service:
 
     def _fail(self, error: BaseException) -> None:
         log_fault("in the thread of the model", error)
+
+    async def numbers(self) -> bytes:
+        """What Prometheus reads, with the engine's numbers between two of its turns."""
+        if self.state == "ready" and self._worker is not None and self._worker.engine is not None:
+            self.metrics.engine = await self._worker.call(partial(Numbers.of, self._worker.engine))
+        return self.metrics.text()
 
     # ----------------------------------------------------------------------- work
 

@@ -136,9 +136,7 @@ def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, t
         prefix = f"optim.{name}."
         state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
         if state and not parameter.is_meta:
-            on_device = {
-                key: value.to(parameter.device, copy=True) for key, value in state.items()
-            }  # step too
+            on_device = {key: value.to(parameter.device, copy=True) for key, value in state.items()}  # step too
             optimizer.state[parameter] = {
                 key: value if key == "step" else divided_like(parameter, value) for key, value in on_device.items()
             }
