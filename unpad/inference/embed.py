@@ -24,7 +24,7 @@ from unpad.inference.patients import predict, trains
 from unpad.models.contract import PredictsSets
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.linear import independent_rows
-from unpad.recipes.data import EventLabels
+from unpad.recipes.data import EventLabels, EventSource
 from unpad.recipes.recipe import Recipe
 from unpad.terminal.table import number_of
 
@@ -167,16 +167,15 @@ def moved(recipe: Recipe, path: Path) -> Recipe:
         if not place.exists():
             fix = "name a folder that holds files of the names in the recipe: " + ", ".join(sorted(places))
             raise RecipeError(f"there is nothing in the place of {name}", where=str(place), fix=fix)
-    return with_tables(recipe, [places[source.path].resolve() for source in data.events], labels)
+    sources = [source.model_copy(update={"path": str(places[source.path].resolve())}) for source in data.events]
+    return with_tables(recipe, sources, labels)
 
 
-def with_tables(recipe: Recipe, paths: Sequence[Path], labels: EventLabels | None) -> Recipe:
-    """The recipe with other files of its tables of events, one each, and other labels, without a split."""
-    pairs = zip(recipe.data.events, paths, strict=True)
-    sources = [source.model_copy(update={"path": str(path)}) for source, path in pairs]
+def with_tables(recipe: Recipe, sources: Sequence[EventSource], labels: EventLabels | None) -> Recipe:
+    """The recipe with other tables of events and of labels, and without a split."""
     return recipe.model_copy(
         update={
-            "data": recipe.data.model_copy(update={"events": sources}),
+            "data": recipe.data.model_copy(update={"events": list(sources)}),
             "events": recipe.events.model_copy(update={"labels": labels, "split": None}),
         }
     )

@@ -206,8 +206,8 @@ def ask(run: LoadedRun, paths: Sequence[Path], question: str, *, show: bool = Fa
     return _marked(run, [answers[path] for path in paths])
 
 
-def question_about(run: LoadedRun, path: Path, content: bytes, question: str) -> RaggedBatch:
-    """The prompt of one question about one image, as `ask` makes it.
+def question_about(run: LoadedRun, path: Path, content: bytes, question: str) -> tuple[RaggedBatch, tuple[int, int]]:
+    """The prompt of one question about one image, as `ask` makes it, and the image's rows and columns of patches.
 
     Args:
         path: a file from which the image's bytes can be read once more.
@@ -218,7 +218,9 @@ def question_about(run: LoadedRun, path: Path, content: bytes, question: str) ->
     image = _examine(path, content)
     if isinstance(image, BadRow):
         raise ImageError(image.code, image.what, image.fix)
-    return questions_about(run.recipe, run.tokenizer, [image], question).prompts([0])
+    data = questions_about(run.recipe, run.tokenizer, [image], question)
+    rows, columns = data.album.grids[0].tolist()
+    return data.prompts([0]), (rows, columns)
 
 
 def to_csv(answers: Sequence[Answer]) -> str:

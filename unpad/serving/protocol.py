@@ -19,6 +19,7 @@ from unpad.errors import UnpadError, nearest
 DEEPEST = 64  # objects and lists inside one another
 MOST_ANSWERS = 16  # of one prompt, and stop texts
 MOST_PROMPTS = 256  # of one request
+TOP_CLASSES = 5  # as `unpad infer` shows
 MOST_LIKELIEST_CHAT, MOST_LIKELIEST_TEXT = 20, 5
 MOST_NEW = 2**31 - 1
 LARGEST_SEED = 2**31 - 1  # as for `unpad generate`
@@ -138,6 +139,49 @@ def read_completion(body: Mapping[str, Any]) -> CompletionAsk:
         raise RequestError("the request has no prompt: give a text, texts, token ids or lists of them", "prompt")
     sampling = _sampling(values, values.get("logprobs"))
     return CompletionAsk(values.get("model"), values["prompt"], sampling, values.get("echo", False))
+
+
+@dataclass(frozen=True)
+class ClassifyAsk:
+    """Images to classify, in base64; `is_list`: whether they came in a list, and are answered with one."""
+
+    inputs: tuple[str, ...]
+    is_list: bool
+    top: int
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A patient of a request: the id to answer with, and rows of events by their columns."""
+
+    id: str | int
+    events: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class PatientsAsk:
+    """Patients to predict for; `vectors`: whether their embeddings are wanted too."""
+
+    instances: tuple[Instance, ...]
+    vectors: bool = False
+
+
+def read_classify(body: Mapping[str, Any]) -> ClassifyAsk:
+    """Read the JSON of /v1/classify; raises as `read_chat`."""
+    values = _fields(body, CLASSIFY)
+    if "inputs" not in values:
+        raise RequestError("the request has no inputs: give an image in base64, or a list of them", "inputs")
+    inputs = values["inputs"]
+    top = values.get("parameters", {}).get("top_k", TOP_CLASSES)
+    return ClassifyAsk((inputs,) if type(inputs) is str else tuple(inputs), type(inputs) is list, top)
+
+
+def read_patients(body: Mapping[str, Any]) -> PatientsAsk:
+    """Read the body of KServe's :predict and :explain; raises as `read_chat`."""
+    values = _fields(body, PATIENTS)
+    if "instances" not in values:
+        raise RequestError("the request has no instances: give a list of patients with their events", "instances")
+    return PatientsAsk(values["instances"], "vector" in values.get("outputs", ()))
 
 
 def _sampling(values: Mapping[str, Any], top: int | None) -> Sampling:
@@ -509,6 +553,57 @@ def _ids(value: Any, param: str) -> tuple[int, ...]:
     return tuple(ids)
 
 
+def _inputs(value: Any, param: str) -> str | list[str]:
+    if type(value) is str:
+        return value
+    if type(value) is not list or not 0 < len(value) <= MOST_PROMPTS:
+        what = f"{param} is {_shown(value)}, expected an image in base64, or a list of 1 to {MOST_PROMPTS}"
+        raise RequestError(what, param)
+    return [_text(one, f"{param}[{index}]") for index, one in enumerate(value)]
+
+
+def _instances(value: Any, param: str) -> tuple[Instance, ...]:
+    if type(value) is not list or not 0 < len(value) <= MOST_PROMPTS:
+        raise RequestError(f"{param} is {_shown(value)}, expected a list of 1 to {MOST_PROMPTS} patients", param)
+    return tuple(_instance(one, f"{param}[{index}]") for index, one in enumerate(value))
+
+
+def _instance(value: Any, place: str) -> Instance:
+    values = _fields(_typed(value, dict, place), INSTANCE, f"{place}.")
+    for name in INSTANCE:
+        if name not in values:
+            raise RequestError(f"{place} has no {name}", f"{place}.{name}")
+    return Instance(values["id"], values["events"])
+
+
+def _id(value: Any, param: str) -> str | int:
+    if type(value) is not int and type(value) is not str:
+        raise RequestError(f"{param} is {_shown(value)}, expected a text or a whole number", param)
+    return value
+
+
+def _events(value: Any, param: str) -> tuple[Mapping[str, Any], ...]:
+    rows = _typed(value, list, param)
+    for index, row in enumerate(rows):
+        place = f"{param}[{index}]"
+        for name, cell in _typed(row, dict, place).items():
+            if cell is not None and type(cell) not in (str, int, float):
+                what = f"{place} has {_shown(cell)} as {_shown(name)}, expected a text, a number or null"
+                raise RequestError(what, place)
+    return tuple(rows)
+
+
+def _outputs(value: Any, param: str) -> tuple[str, ...]:
+    known = _one_of("vector", "prediction")
+    return tuple(known(one, f"{param}[{index}]") for index, one in enumerate(_typed(value, list, param)))
+
+
+CLASSIFY: dict[str, Read] = {
+    "inputs": _inputs,
+    "parameters": _object_of({"top_k": _whole(1, MOST_NEW), "function_to_apply": _one_of("softmax")}),
+}
+INSTANCE: dict[str, Read] = {"id": _id, "events": _events}
+PATIENTS: dict[str, Read] = {"instances": _instances, "outputs": _outputs}
 CHAT: dict[str, Read] = SHARED | {
     "messages": _messages,
     "max_tokens": _whole(1, MOST_NEW),

@@ -9,14 +9,34 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from unpad.data.patients import EventData
+from unpad.data.pixels.formats import ImageError
+from unpad.inference.embed import predicts
+from unpad.inference.images import ReadImage
 from unpad.serving.limits import check_type, read_body
 from unpad.serving.page import content_security_policy, page
-from unpad.serving.protocol import RequestError, Sampling, parse_body, read_chat, read_completion
+from unpad.serving.patients import batches, computed, explanations, predictions
+from unpad.serving.pictures import classes_of, decoded, detailed, kept_patches, read_images, top_of
+from unpad.serving.protocol import (
+    TOP_CLASSES,
+    ChatAsk,
+    ClassifyAsk,
+    PatientsAsk,
+    RequestError,
+    Sampling,
+    parse_body,
+    read_chat,
+    read_classify,
+    read_completion,
+    read_patients,
+    refusals,
+)
 from unpad.serving.replies import DONE, Choice, Head, Piece, chunk, closing, failure, opening, usage, whole
 from unpad.serving.served import Notes, Prompted
 from unpad.serving.service import Service
@@ -37,6 +57,9 @@ def routes(service: Service, *, page: bool) -> list[Route]:
         Route("/v1/models/{id}", partial(_model, service)),
         Route("/v1/chat/completions", partial(_chat, service), methods=["POST"]),
         Route("/v1/completions", partial(_completion, service), methods=["POST"]),
+        Route("/v1/classify", partial(_classify, service), methods=["POST"]),
+        Route("/v1/models/{id}:predict", partial(_predict, service), methods=["POST"]),
+        Route("/v1/models/{id}:explain", partial(_explain, service), methods=["POST"]),
         Route("/v1/embeddings", partial(_embeddings, service), methods=["POST"]),
         Route("/v1/responses", partial(_responses, service), methods=["POST"]),
     ]
@@ -107,13 +130,21 @@ async def _chat(service: Service, http: Request) -> Response:
     check_type(http)
     content = await read_body(http, service.limits, service.max_body)
 
-    def prompted() -> tuple[list[Prompted], Sampling]:
+    def prompted() -> tuple[Prompted, ChatAsk]:
         ask = read_chat(parse_body(content))
         served.check_model(ask.model)
-        return [served.chat(ask)], ask.sampling
+        return served.chat(ask), ask
 
-    prompts, sampling = await service.prepare(prompted)
-    return Told(service, "chat", prompts, sampling)
+    prompt, ask = await service.prepare(prompted)
+    patches = {}
+    if ask.kept_patches:
+
+        def shown(prompts: Sequence[Prompted]) -> list[dict[str, Any]]:
+            return [kept_patches(served.run, one.batch, one.grid) for one in prompts]
+
+        (found,) = await while_listening(http.receive, service.once("patches", [prompt], shown))
+        patches = {"kept_patches": found}
+    return Told(service, "chat", [prompt], ask.sampling, more=patches)
 
 
 async def _completion(service: Service, http: Request) -> Response:
@@ -132,16 +163,27 @@ async def _completion(service: Service, http: Request) -> Response:
 
 
 class Told(Response):
-    """Answers of the engine, streamed or whole; the rows are freed as soon as the client leaves."""
+    """Answers of the engine, streamed or whole; the rows are freed as soon as the client leaves.
+
+    Args:
+        more: what the field `unpad` has besides notes.
+    """
 
     def __init__(
-        self, service: Service, kind: str, prompts: Sequence[Prompted], sampling: Sampling, *, echo: bool = False
+        self,
+        service: Service,
+        kind: str,
+        prompts: Sequence[Prompted],
+        sampling: Sampling,
+        *,
+        echo: bool = False,
+        more: Mapping[str, Any] | None = None,
     ) -> None:
         served = service.ready()
         name = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{uuid.uuid4().hex}"
         self._head = Head(name, int(time.time()), served.name, service.fingerprint, kind)
         self._sampling = sampling
-        self._notes = sum((prompt.notes for prompt in prompts), Notes()).to_json()
+        self._notes = {**sum((prompt.notes for prompt in prompts), Notes()).to_json(), **(more or {})}
         self._answering = service.ask(prompts, sampling, echo=echo)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -217,3 +259,85 @@ async def while_listening(receive: Receive, work: Awaitable[Any]) -> Any:
 async def _left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+# --------------------------------------------------------------------------- images and patients
+
+
+async def _classify(service: Service, http: Request) -> Response:
+    served = service.ready()
+    served.check_route("images")
+    is_json = check_type(http, takes_files=True)
+    details = http.query_params.get("details") == "1"
+    content = await read_body(http, service.limits, service.max_body)
+
+    def read() -> tuple[ClassifyAsk, list[ReadImage | ImageError]]:
+        if not is_json:
+            return ClassifyAsk(("",), False, TOP_CLASSES), read_images(served.run, [content])
+        ask = read_classify(parse_body(content))
+        return ask, read_images(served.run, [decoded(one, "inputs") for one in ask.inputs])
+
+    ask, images = await service.prepare(read)
+    usable = [image for image in images if not isinstance(image, ImageError)]
+    if not details:
+        for index, image in enumerate(images):
+            if isinstance(image, ImageError):
+                with refusals(f"inputs[{index}]" if ask.is_list else "inputs"):
+                    raise image
+    work = service.once("images", usable, partial(classes_of, served.run)) if usable else _nothing()
+    answers = iter(await while_listening(http.receive, work))
+    told: list[Any] = []
+    for image in images:
+        one = image if isinstance(image, ImageError) else next(answers)
+        told.append(detailed(one, ask.top) if details or isinstance(one, ImageError) else top_of(one, ask.top))
+    return JSONResponse(told if ask.is_list else told[0])
+
+
+async def _nothing() -> list[Any]:
+    return []
+
+
+async def _predict(service: Service, http: Request) -> Response:
+    ask, data = await _patients(service, http)
+    run = service.ready().run
+    found = await _numbers(service, http, "predict", data)
+    if ask.vectors:
+        vectors = await _numbers(service, http, "vector", data)
+        found = [(places, {**one, **other}) for (places, one), (_, other) in zip(found, vectors, strict=True)]
+    return JSONResponse({"predictions": predictions(run, data, ask.instances, found)})
+
+
+async def _explain(service: Service, http: Request) -> Response:
+    ask, data = await _patients(service, http)
+    if not predicts(service.ready().run)[0]:
+        what = "the run was not trained to classify, so it has no probability to explain: use :predict"
+        raise RequestError(what, status=404, code="no_probability")
+    found = await _numbers(service, http, "explain", data)
+    return JSONResponse({"explanations": explanations(data, ask.instances, found)})
+
+
+async def _patients(service: Service, http: Request) -> tuple[PatientsAsk, EventData]:
+    served = service.ready()
+    served.check_route("patients")
+    served.check_model(http.path_params["id"])
+    check_type(http)
+    content = await read_body(http, service.limits, service.max_body)
+
+    def read() -> tuple[PatientsAsk, EventData]:
+        ask = read_patients(parse_body(content))
+        served.tables.check(ask.instances)
+        with refusals("instances"):
+            return ask, served.tables.read(ask.instances)
+
+    return await service.prepare(read)
+
+
+async def _numbers(
+    service: Service, http: Request, kind: str, data: EventData
+) -> list[tuple[np.ndarray, dict[str, np.ndarray]]]:
+    """Places of patients, and numbers of theirs from passes that other requests join."""
+    run = service.ready().run
+    made = await service.prepare(partial(batches, run, data))
+    work = service.once(kind, [batch for _, batch in made], partial(computed, run, kind))
+    found = await while_listening(http.receive, work)
+    return [(places, one) for (places, _), one in zip(made, found, strict=True)]

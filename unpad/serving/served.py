@@ -17,7 +17,6 @@ from unpad.data.tokens.encode import encode_prompt
 from unpad.data.tokens.lost import LostCharacters
 from unpad.errors import RecipeError, UnpadError
 from unpad.inference.chat import fit, speaker_stops
-from unpad.inference.steps import banned_ids
 from unpad.inference.loaded import LoadedRun, generation_precision
 from unpad.inference.prompts import (
     check_system,
@@ -28,11 +27,13 @@ from unpad.inference.prompts import (
     reads_chat,
     system_note,
 )
+from unpad.inference.steps import banned_ids
 from unpad.models.contract import Classifies, Generates, PixelConfig, PredictsSets
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.nn.precision import Precision
 from unpad.recipes.training import GenerateSettings
-from unpad.serving.pictures import image_bytes, question_prompt
+from unpad.serving.patients import Tables
+from unpad.serving.pictures import image_bytes, question_prompt, shows_patches
 from unpad.serving.protocol import ChatAsk, CompletionAsk, RequestError, Sampling, images_of, refusals
 from unpad.terminal.table import number_of
 
@@ -77,6 +78,7 @@ class Prompted:
     Args:
         prompt: ids, or a batch of one sequence with an image among its tokens.
         stop: texts before which an answer ends.
+        grid: rows and columns of patches of the image.
     """
 
     prompt: Sequence[int] | RaggedBatch
@@ -84,6 +86,13 @@ class Prompted:
     settings: GenerateSettings
     stop: tuple[str, ...]
     notes: Notes = field(default_factory=Notes)
+    grid: tuple[int, int] = (0, 0)
+
+    @property
+    def batch(self) -> RaggedBatch:
+        """The prompt as a batch, of a question about an image."""
+        assert isinstance(self.prompt, RaggedBatch), "only prompts with images are batches"
+        return self.prompt
 
 
 @dataclass(frozen=True)
@@ -148,9 +157,18 @@ class Served:
             settings = {name: getattr(self.settings, name) for name in names}
             facts |= {"context": self.context, "system": self.reads_system}
             facts["settings"] = {**settings, "max_tokens": self.settings.max_new_tokens}
-        elif self.kind == "images":
+        if self.kind == "vqa":
+            facts["kept_patches"] = shows_patches(self.run)
+        if self.kind == "images":
             facts["classes"] = list(read_classes(self.run.files))
+        if self.kind == "patients":
+            facts["columns"] = self.tables.columns
         return facts
+
+    @cached_property
+    def tables(self) -> Tables:
+        """Forms of the tables of a run of patients."""
+        return Tables.of(self.run)
 
     # ----------------------------------------------------------------------- prompts
 
@@ -184,6 +202,8 @@ class Served:
         settings = self._settings(ask.sampling)
         if self.kind == "vqa":
             return self._question(ask, settings)
+        if ask.kept_patches:
+            raise RequestError("this run reads no images: leave kept_patches out", "kept_patches")
         for _, param in images_of(ask.messages):
             raise RequestError("this run reads no images: leave the image out", param)
         run, turns = self.run, [Turn(message.role, message.text) for message in ask.messages]
@@ -244,6 +264,9 @@ class Served:
 
     def _question(self, ask: ChatAsk, settings: GenerateSettings) -> Prompted:
         """The prompt of one question about one image."""
+        if ask.kept_patches and not shows_patches(self.run):
+            what = "this run removes no patches one by one, so there are none to show: leave kept_patches out"
+            raise RequestError(what, "kept_patches")
         if len(ask.messages) > 1 or len(ask.messages[0].images) != 1:
             what = "this run answers one question about one image: send one message with a text and an image_url"
             raise RequestError(what, "messages")
@@ -252,11 +275,11 @@ class Served:
             raise RequestError("the message has no question about the image: add a text part", param)
         content = image_bytes(url, param)
         with refusals(param):
-            batch = question_prompt(self.run, content, message.text)
+            batch, grid = question_prompt(self.run, content, message.text)
             lost = lost_of(self.run.tokenizer, [message.text])
         num_tokens = batch.total_tokens
         self._check_length(num_tokens, "messages", "the question with its image", "shorten it, or use a smaller image")
-        return Prompted(batch, num_tokens, settings, ask.sampling.stop, self._notes(lost))
+        return Prompted(batch, num_tokens, settings, ask.sampling.stop, self._notes(lost), grid)
 
 
 def opened(run: LoadedRun, name: str, created: int) -> Served:
