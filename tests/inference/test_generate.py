@@ -88,7 +88,7 @@ def test_products_are_computed_in_the_precision_that_is_asked_for(
         used.append(precision)
         return autocast(precision, device)
 
-    monkeypatch.setattr("unpad.inference.generate.autocast", noted)
+    monkeypatch.setattr("unpad.inference.steps.autocast", noted)
     settings, prompts = generate_settings(max_new_tokens=1), [[tokenizer.bos_id]]
     for chosen in ((), ("bf16",)):
         complete(model, tokenizer, prompts, settings, *chosen)

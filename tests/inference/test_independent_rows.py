@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from tests.helpers.paths import PATHS, Path, on
-from unpad.inference import generate as module
+from unpad.inference.engine import Engine
 from unpad.inference.generate import generate
 from unpad.inference.steps import sample
 from unpad.models import build_model, model_config
@@ -50,25 +51,28 @@ def unlike_prompts() -> list[list[int]]:
     return [draw.integers(0, VOCAB, length).tolist() for length in lengths]
 
 
+Scores = dict[tuple[int, ...], list[bytes]]
+
+
 @pytest.fixture
-def scores(monkeypatch: pytest.MonkeyPatch) -> list[list[bytes]]:
-    """The rows of scores of every step from now on."""
-    steps: list[list[bytes]] = []
-    of = module._Scores.of
+def scores(monkeypatch: pytest.MonkeyPatch) -> Scores:
+    """The scores of every step from now on, by prompt."""
+    found: Scores = defaultdict(list)
+    report = Engine._report
 
-    def noted(self: module._Scores, hidden: torch.Tensor) -> torch.Tensor:
-        found = of(self, hidden)
-        steps.append([row.numpy().tobytes() for row in found])
-        return found
+    def noted(self: Engine, answer: Any, token: int, logits: torch.Tensor) -> None:
+        found[tuple(answer.ticket.ids)].append(logits.numpy().tobytes())
+        report(self, answer, token, logits)
 
-    monkeypatch.setattr(module._Scores, "of", noted)
-    return steps
+    monkeypatch.setattr(Engine, "_report", noted)
+    return found
 
 
-def taken(scores: list[list[bytes]]) -> Iterator[list[bytes]]:
-    """The steps noted so far, rows in any order."""
-    yield from (sorted(step) for step in scores)
+def taken(scores: Scores) -> Scores:
+    """The scores noted so far."""
+    found = dict(scores)
     scores.clear()
+    return found
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -79,25 +83,22 @@ def taken(scores: list[list[bytes]]) -> Iterator[list[bytes]]:
     ids=["llama, drawn", *(f"{kind}, greedy" for kind in KINDS)],
 )
 def test_scores_of_prompts_together_are_those_of_each_alone(
-    kind: str, settings: GenerateSettings, precision: Precision, path: Path, scores: list[list[bytes]]
+    kind: str, settings: GenerateSettings, precision: Precision, path: Path, scores: Scores
 ) -> None:
     model, prompts = random_model(kind), unlike_prompts()
     with on(path):
-        alone, texts = [], []
-        for prompt in prompts:
-            texts += generate(model, [prompt], settings, eos_id=STOPS, precision=precision)
-            alone.append([step for [step] in taken(scores)])
-        assert len({len(steps) for steps in alone}) > 3, "rows end at different times"
+        texts = [generate(model, [prompt], settings, eos_id=STOPS, precision=precision)[0] for prompt in prompts]
+        alone = taken(scores)
+        assert len({len(steps) for steps in alone.values()}) > 3, "rows end at different times"
         for num in (2, 3, 8, 32):
             for start in range(0, NUM_PROMPTS, num):
                 here = slice(start, start + num)
                 assert generate(model, prompts[here], settings, eos_id=STOPS, precision=precision) == texts[here]
-                for number, together in enumerate(taken(scores)):
-                    assert together == sorted(steps[number] for steps in alone[here] if len(steps) > number)
+            assert taken(scores) == alone
 
 
 @pytest.mark.skipif(not library.enabled(), reason=library.describe())
-def test_two_threads_give_native_scores_the_same_bits(scores: list[list[bytes]]) -> None:
+def test_two_threads_give_native_scores_the_same_bits(scores: Scores) -> None:
     model, prompts, found = random_model("llama"), unlike_prompts(), []
     for threads in (1, 2):
         torch.set_num_threads(threads)
@@ -105,7 +106,7 @@ def test_two_threads_give_native_scores_the_same_bits(scores: list[list[bytes]])
             generate(model, prompts, GREEDY, eos_id=STOPS)
         finally:
             torch.set_num_threads(1)
-        found.append(list(taken(scores)))
+        found.append(taken(scores))
     assert found[0] == found[1]
 
 

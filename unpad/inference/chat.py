@@ -14,6 +14,7 @@ from unpad.data.tokens.encode import encode_prompt
 from unpad.data.tokens.lost import LostCharacters
 from unpad.data.tokens.tokenizer import Tokenizer
 from unpad.errors import RecipeError, UnpadError, nearest
+from unpad.inference.engine import Engine
 from unpad.inference.generate import stream
 from unpad.inference.loaded import generation_precision, load
 from unpad.inference.prompts import check_system, gives_seed, lost_of, plain_note, prompt_warning, system_note
@@ -99,6 +100,7 @@ class Conversation:
     ) -> None:
         self._model, self._tokenizer, self._template, self._settings = model, tokenizer, template, settings
         self._precision, self._advance_seed = precision, advance_seed
+        self._engine = Engine(model, precision=precision)  # keeps the conversation so far, but for the last reply
         self._opening = [Turn("system", system)] if system else []
         self._saved: set[Path] = set()
         self._num_replies = 0
@@ -133,12 +135,13 @@ class Conversation:
         self.lost = lost_of(self._tokenizer, [text])
         seed = self._settings.seed + (self._num_replies if self._advance_seed else 0)
         self._num_replies += 1
-        pieces = stream(self._model, self._tokenizer, ids, self._settings, self._precision, seed)
+        pieces = stream(self._model, self._tokenizer, ids, self._settings, self._precision, seed, self._engine)
         said = ""
         try:
-            for piece in until(pieces, speaker_stops(self._tokenizer, self._template)):
-                said += piece
-                yield piece
+            with closing(pieces):  # frees the row where the text ends early
+                for piece in until(pieces, speaker_stops(self._tokenizer, self._template)):
+                    said += piece
+                    yield piece
         finally:
             if said:
                 self.history = [*turns, Turn("assistant", said)]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Literal, Protocol
@@ -153,6 +153,7 @@ class Engine:
         memory: bytes of keys and values of live rows and kept beginnings; a request that does not fit waits. None: rows
             take what they need, and beginnings at most KEPT_BYTES.
         keeps: whether beginnings of prompts are kept for later ones.
+        watch: called with the scores, (vocab_size,), that each token of an answer is chosen by; for proofs.
 
     Attributes:
         tokens_read, tokens_reused, tokens_made: since the start; of prompts computed, of prompts kept from earlier
@@ -168,8 +169,9 @@ class Engine:
         rows: int = 64,
         memory: int | None = None,
         keeps: bool = True,
+        watch: Callable[[Ticket, int, Tensor], None] = lambda ticket, answer, scores: None,
     ) -> None:
-        self._model, self._precision = model, precision
+        self._model, self._precision, self._watch = model, precision, watch
         self._piece, self._rows, self._memory = piece, rows, memory
         self._cut = cut_step(DTYPES[precision], device_of(model), model.head_dim or 0)
         self._beginnings = _Beginnings(self._cut) if keeps else None
@@ -498,6 +500,7 @@ class Engine:
 
     def _report(self, answer: _Answer, token: int, logits: Tensor) -> None:
         ticket, request = answer.ticket, answer.ticket.request
+        self._watch(ticket, answer.index, logits)
         if token in request.stop_ids:
             self._end(ticket, answer.index, "eos")
             return
@@ -516,7 +519,7 @@ class Engine:
 
 
 def _kind(answer: _Answer) -> tuple[float, ...]:
-    """What a draw depends on besides scores, generator and used tokens."""
+    """Settings of a draw: all it depends on besides scores, generator and used tokens."""
     settings = answer.ticket.request.settings
     banned = answer.ticket.request.banned
     return settings.temperature, settings.top_k, settings.top_p, settings.repetition_penalty, *sorted(banned)

@@ -6,7 +6,7 @@ its own seed and content, and a finished sequence leaves the batch. See `engine`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -109,7 +109,7 @@ def stream(
     precision: Precision = "fp32",
     seed: int | None = None,
     engine: Engine | None = None,
-) -> Iterator[str]:
+) -> Generator[str, None, None]:
     """Yield the continuation of one prompt as it is generated, never splitting a character. Raises as `generate` does.
 
     Args:

@@ -1,4 +1,4 @@
-"""What generation is made of: prompts read, one more token per row, scores and draws.
+"""Parts of generation: prompts read, one more token per row, scores and draws.
 
 On the CPU a decoder's scores have the same bits for a prompt alone and among others: inside `independent_rows` no row's
 products, activation, attention or draw look at the others.
