@@ -73,7 +73,7 @@ def test_every_word_is_used_and_has_two_languages() -> None:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with playwright_api.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         yield opened
         opened.close()
 
@@ -319,27 +319,23 @@ def test_markup_of_a_model_and_of_people_is_text(chat: Standin, visit: Visit) ->
 
 
 @in_browser
-@pytest.mark.parametrize(
-    ("text", "came", "message"),
-    [
-        ("refuse", [], "the message makes a prompt of 2,000 tokens, the model's context is 1,024"),
-        ("cut", [reply_to("cut")], "The connection broke off, so this is not all of the reply."),
-        ("fail", [reply_to("fail")], "scores are not finite"),
-        ("empty", [], "The reply is empty."),
-    ],
-)
-def test_a_reply_that_fails_says_why_and_can_be_asked_again(
-    text: str, came: list[str], message: str, chat: Standin, visit: Visit
-) -> None:
+def test_a_reply_that_fails_says_why_and_can_be_asked_again(chat: Standin, visit: Visit) -> None:
     shown = visit(chat)
-    ask(shown, text)
-    assert said(shown) == [text, *came]
-    assert shown.locator(".note.bad").inner_text() == message
-    assert shown.locator("#announcer").inner_text() == message
-    tap(shown, "Another reply")
-    ready(shown)
-    assert len(chat.bodies("/v1/chat/completions")) == 2
-    assert shown.locator(".branches").count() == len(came), "a reply without a text is no branch"
+    for text, came, message in (
+        ("refuse", 0, "the message makes a prompt of 2,000 tokens, the model's context is 1,024"),
+        ("cut", 1, "The connection broke off, so this is not all of the reply."),
+        ("fail", 1, "scores are not finite"),
+        ("empty", 0, "The reply is empty."),
+    ):
+        tap(shown, "New conversation")
+        ask(shown, text)
+        assert len(said(shown)) == 1 + came
+        assert shown.locator(".note.bad").inner_text() == message
+        assert shown.locator("#announcer").inner_text() == message
+        tap(shown, "Another reply")
+        ready(shown)
+        assert shown.locator(".branches").count() == came, "a reply without a text is no branch"
+    assert len(chat.bodies("/v1/chat/completions")) == 8
 
 
 @in_browser
@@ -524,7 +520,7 @@ def test_the_page_speaks_chinese_to_chinese_browsers_and_changes_on_request(chat
     assert shown.locator("html").get_attribute("lang") == "en"
 
 
-FILLED = """() => [...document.querySelectorAll("body *")].filter(one => {
+CUT_OFF = """() => [...document.querySelectorAll("body *")].filter(one => {
     const box = one.getBoundingClientRect();
     const scrolls = one.closest(".scroll, textarea, .unseen, #list, [popover]:not(:popover-open)");
     return box.width && !scrolls && (box.right > innerWidth + 0.5 || box.left < -0.5);
@@ -532,27 +528,25 @@ FILLED = """() => [...document.querySelectorAll("body *")].filter(one => {
 
 
 @in_browser
-@pytest.mark.parametrize("width", [320, 390, 1400])
-def test_everything_fits_the_width(width: int, visit: Visit) -> None:
-    size = {"viewport": {"width": width, "height": 700}}
-    for kind in ("chat", "text", "images", "patients"):
-        with standing_in(kind) as server:
-            shown = visit(server, **size, **(CHINESE if kind == "chat" else {}))
+@pytest.mark.parametrize("kind", ["chat", "text", "images", "patients"])
+def test_everything_fits_the_width(kind: str, visit: Visit, tmp_path: Path) -> None:
+    with standing_in(kind) as server:
+        shown = visit(server, **CHINESE)
+        if kind == "chat":
+            ask(shown, "x" * 90)
+        use(shown, kind, tmp_path)
+        for width in (320, 390, 1400):
+            shown.set_viewport_size({"width": width, "height": 700})
             if kind == "chat":
-                for text in ("x" * 90, "long", "refuse"):
-                    ask(shown, text)
                 shown.locator("#settings").click()
-                assert shown.evaluate(FILLED) == []
+                assert shown.evaluate(CUT_OFF) == []
                 shown.keyboard.press("Escape")
                 if width < 900:
                     tap(shown, "对话列表")
                     shown.locator("#list button").first.wait_for()
-            elif kind == "patients":
-                shown.locator("#table").fill(TABLE)
-                tap(shown, "Predict")
-                shown.locator("tbody").wait_for()
-            assert shown.evaluate(FILLED) == []
+            assert shown.evaluate(CUT_OFF) == []
             assert shown.evaluate("document.documentElement.scrollWidth") <= width
+            shown.keyboard.press("Escape")
 
 
 @in_browser
@@ -561,7 +555,7 @@ def test_axe_finds_no_violation_in_light_and_dark(kind: str, visit: Visit, tmp_p
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe, of the extra `dev`").Axe()
     with standing_in(kind) as server:
         shown = visit(server, bypass_csp=True, **({} if kind == "text" else {**PHONE, **CHINESE}))
-        fill(shown, kind, tmp_path)
+        use(shown, kind, tmp_path)
         for scheme in ("light", "dark"):
             shown.emulate_media(color_scheme=scheme, reduced_motion="reduce")
             found = axe.run(shown).response["violations"]
@@ -571,7 +565,7 @@ def test_axe_finds_no_violation_in_light_and_dark(kind: str, visit: Visit, tmp_p
                 shown.locator("#settings-dialog").wait_for()
 
 
-def fill(shown: Any, kind: str, folder: Path) -> None:
+def use(shown: Any, kind: str, folder: Path) -> None:
     """Use the page of a kind of run, so that all its parts are there."""
     if kind in ("chat", "vqa"):
         if kind == "vqa":
