@@ -712,7 +712,7 @@ def test_images_get_a_bar_per_class_with_what_is_doubtful(visit: Visit, tmp_path
 
 
 TABLE = '''id;time;code;value
-p1;-20;pulse;71.5
+p1;-20;pulse;71.50
 p1;-10;"blood; ""gas""";
 p02;-5;??;3
 
@@ -736,8 +736,8 @@ def test_patients_of_a_table_get_a_risk_and_a_course(visit: Visit) -> None:
         shown.locator("tbody").wait_for()
         assert shown.locator("#fault").is_hidden()
         assert server.bodies("/v1/models/demo:predict") == [{"instances": [
-            {"id": "p1", "events": [{"time": -20, "code": "pulse", "value": 71.5}, {"time": -10, "code": 'blood; "gas"'}]},
-            {"id": "p02", "events": [{"time": -5, "code": "??", "value": 3}, {"age": 63, "sex": "f"}]},
+            {"id": "p1", "events": [{"time": -20, "code": "pulse", "value": "71.50"}, {"time": -10, "code": 'blood; "gas"'}]},
+            {"id": "p02", "events": [{"time": -5, "code": "??", "value": "3"}, {"age": 63, "sex": "f"}]},
         ]}]  # fmt: skip
         rows = [row.split("\t") for row in shown.locator("tbody tr").all_inner_texts()]
         assert [[cell.strip() for cell in row] for row in rows] == [
