@@ -34,7 +34,7 @@ class Standin:
     """A run of one kind at an address, and what it was asked.
 
     Args:
-        go_on: a reply to "slow" waits for it; left: the client went away meanwhile.
+        go_on: replies to "slow" and "reset" wait for it; left: the client went away meanwhile.
         token: that requests must bear, or "".
     """
 
@@ -154,6 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
             if asked.endswith("slow") and place == 1 and not self._waited():
                 return None
         if asked == "reset":
+            self.standin.go_on.wait()
             return self._reset()
         if asked == "cut":
             return None
