@@ -18,7 +18,7 @@ import httpx
 from unpad.serving.limits import Limits
 from unpad.serving.server import Listening, Server, address_of, bound, run
 from unpad.serving.service import Service
-from unpad.serving.start import Opening
+from unpad.serving.start import RunOpening
 
 PATIENCE = 60  # seconds until a condition that must come
 
@@ -30,7 +30,7 @@ class Running:
     url: str
     service: Service
     server: Server
-    opening: Opening
+    opening: RunOpening
     thread: threading.Thread
     client: httpx.Client
 
@@ -120,7 +120,7 @@ def running(folder: Path, limits: Limits | None = None, *, drain: float = 30, **
     """A server of a run, until the context ends."""
     service = Service(limits or Limits())
     with bound("127.0.0.1", 0) as place:
-        opened = Opening(str(folder), **opening)
+        opened = RunOpening(str(folder), **opening)
         server = Server(service, Listening(drain=drain))
         thread = threading.Thread(target=lambda: asyncio.run(run(service, server, opened, place)), daemon=True)
         url = address_of(place)

@@ -56,7 +56,7 @@ def serve(
     check_run(run)
     from unpad.serving.server import Listening
     from unpad.serving.server import serve as serve_run
-    from unpad.serving.start import Opening
+    from unpad.serving.start import RunOpening
 
     limits = Limits(
         host=host,
@@ -68,7 +68,7 @@ def serve(
         hosts=tuple(allow_host or ()),
         origins=tuple(allow_origin or ()),
     )
-    opening = Opening(run, name, rows, None if memory is None else memory * MIB, piece)
+    opening = RunOpening(run, name, rows, None if memory is None else memory * MIB, piece)
     serve_run(opening, limits, Listening(port, drain, not no_page))
 
 

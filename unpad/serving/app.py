@@ -65,7 +65,7 @@ class Front:
         if scope["type"] != "http":
             await _refuse_other(scope, receive, send)
             return
-        seen = _Seen(send, f"req-{uuid.uuid4().hex}", _cross(Headers(scope=scope), self._service.limits))
+        seen = _Sent(send, f"req-{uuid.uuid4().hex}", _cross(Headers(scope=scope), self._service.limits))
         scope.setdefault("state", {})["seen"] = seen
         try:
             await self._answer(scope, receive, seen.send)
@@ -90,14 +90,14 @@ class Front:
             return
         await self._app(scope, receive, send)
 
-    def _note(self, scope: Scope, seen: _Seen) -> None:
+    def _note(self, scope: Scope, seen: _Sent) -> None:
         status = seen.status or LEFT
         self._service.metrics.requests.labels(seen.route, str(status)).inc()
         method = scope["method"] if scope["method"] in METHODS else UNKNOWN
         log_request(seen.id, f"{method} {seen.route}", status, seen.tokens, time.monotonic() - seen.began)
 
 
-class _Seen:
+class _Sent:
     """What was sent of one answer; `route` and `tokens` are written by the route."""
 
     def __init__(self, send: Send, id: str, headers: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Numbers of a server for Prometheus: requests, tokens, rows, seconds."""
+"""Numbers of a server for Prometheus: requests, tokens, rows, seconds (apart: the library of Prometheus)."""
 
 from __future__ import annotations
 

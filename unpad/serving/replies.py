@@ -55,7 +55,7 @@ class Spelled:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TextPiece:
     """The next part of one answer: text and tokens; `finished` is the reason why it ended, on its last piece."""
 
     index: int
@@ -65,7 +65,7 @@ class Piece:
 
 
 @dataclass
-class Choice:
+class WholeAnswer:
     """One answer, put together from its pieces."""
 
     index: int
@@ -73,7 +73,7 @@ class Choice:
     tokens: list[Spelled] = field(default_factory=list)
     finished: str | None = None
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: TextPiece) -> None:
         self.text += piece.text
         self.tokens += piece.tokens
         self.finished = piece.finished or self.finished
@@ -100,7 +100,12 @@ def usage(num_read: int, num_cached: int, num_made: int) -> dict[str, Any]:
 
 
 def whole(
-    head: Head, choices: Sequence[Choice], counts: Mapping[str, Any], notes: Mapping[str, Any], *, with_tokens: bool
+    head: Head,
+    choices: Sequence[WholeAnswer],
+    counts: Mapping[str, Any],
+    notes: Mapping[str, Any],
+    *,
+    with_tokens: bool,
 ) -> dict[str, Any]:
     """An answer that is not streamed.
 
@@ -164,7 +169,7 @@ def opening(head: Head, index: int) -> bytes:
     return event({**head.to_json(streamed=True), "choices": [choice]})
 
 
-def chunk(head: Head, piece: Piece, *, with_tokens: bool, notes: Mapping[str, Any] | None = None) -> bytes:
+def chunk(head: Head, piece: TextPiece, *, with_tokens: bool, notes: Mapping[str, Any] | None = None) -> bytes:
     """The event of a piece of an answer; `notes` are added as the field `unpad`."""
     said = {"delta": {"content": piece.text} if piece.text else {}} if head.kind == "chat" else {"text": piece.text}
     reported = logprobs(head.kind, piece.tokens) if with_tokens and piece.tokens else None

@@ -37,8 +37,8 @@ from unpad.serving.protocol import (
     read_patients,
     refusals,
 )
-from unpad.serving.replies import DONE, Choice, Head, Piece, chunk, closing, failure, opening, usage, whole
-from unpad.serving.served import Notes, Prompted
+from unpad.serving.replies import DONE, Head, TextPiece, WholeAnswer, chunk, closing, failure, opening, usage, whole
+from unpad.serving.served import ModelPrompt, Notes
 from unpad.serving.service import Service
 
 PATHS = [
@@ -130,7 +130,7 @@ async def _chat(service: Service, http: Request) -> Response:
     check_type(http)
     content = await read_body(http, service.limits, service.max_body)
 
-    def prompted() -> tuple[Prompted, ChatAsk]:
+    def prompted() -> tuple[ModelPrompt, ChatAsk]:
         ask = read_chat(parse_body(content))
         served.check_model(ask.model)
         return served.chat(ask), ask
@@ -139,7 +139,7 @@ async def _chat(service: Service, http: Request) -> Response:
     patches = {}
     if ask.kept_patches:
 
-        def shown(prompts: Sequence[Prompted]) -> list[dict[str, Any]]:
+        def shown(prompts: Sequence[ModelPrompt]) -> list[dict[str, Any]]:
             return [kept_patches(served.run, one.batch, one.grid) for one in prompts]
 
         (found,) = await while_listening(http.receive, service.once("patches", [prompt], shown))
@@ -153,7 +153,7 @@ async def _completion(service: Service, http: Request) -> Response:
     check_type(http)
     content = await read_body(http, service.limits, service.max_body)
 
-    def prompted() -> tuple[list[Prompted], Sampling, bool]:
+    def prompted() -> tuple[list[ModelPrompt], Sampling, bool]:
         ask = read_completion(parse_body(content))
         served.check_model(ask.model)
         return served.completion(ask), ask.sampling, ask.echo
@@ -173,7 +173,7 @@ class Told(Response):
         self,
         service: Service,
         kind: str,
-        prompts: Sequence[Prompted],
+        prompts: Sequence[ModelPrompt],
         sampling: Sampling,
         *,
         echo: bool = False,
@@ -195,7 +195,7 @@ class Told(Response):
             scope["state"]["seen"].tokens = f"{self._answering.num_read}+{self._answering.num_made} tokens"
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        choices = [Choice(index) for index in range(self._answering.num_answers)]
+        choices = [WholeAnswer(index) for index in range(self._answering.num_answers)]
         async for piece in self._answering.pieces():
             choices[piece.index].add(piece)
         said = whole(self._head, choices, self._usage(), self._notes, with_tokens=self._sampling.top is not None)
@@ -221,7 +221,7 @@ class Told(Response):
             await _send(send, failure(error))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _event(self, piece: Piece, begun: set[int], left: int) -> bytes:
+    def _event(self, piece: TextPiece, begun: set[int], left: int) -> bytes:
         """The event of a piece, after the opening of its answer; the last one has the notes."""
         head = b""
         if self._head.kind == "chat" and piece.index not in begun:

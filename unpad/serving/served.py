@@ -72,7 +72,7 @@ class Notes:
 
 
 @dataclass(frozen=True)
-class Prompted:
+class ModelPrompt:
     """A prompt as the model reads it, and how its answers are drawn.
 
     Args:
@@ -193,7 +193,7 @@ class Served:
             what = f"the run {self.name} is of kind {self.kind} and does not answer here: use {route}"
             raise RequestError(what, status=404, code="wrong_route")
 
-    def chat(self, ask: ChatAsk) -> Prompted:
+    def chat(self, ask: ChatAsk) -> ModelPrompt:
         """The prompt of a conversation.
 
         Raises:
@@ -220,9 +220,9 @@ class Served:
         self._check_length(len(ids), "messages", "the conversation", advice)
         notes = self._notes(lost_of(tokenizer, [turns[-1].content]), left_out, system, plain_note(run.recipe))
         stop = (*ask.sampling.stop, *speaker_stops(tokenizer, template))
-        return Prompted(ids, len(ids), settings, stop, notes)
+        return ModelPrompt(ids, len(ids), settings, stop, notes)
 
-    def completion(self, ask: CompletionAsk) -> list[Prompted]:
+    def completion(self, ask: CompletionAsk) -> list[ModelPrompt]:
         """The prompts of texts or token ids; raises as `chat`."""
         settings, made = self._settings(ask.sampling), []
         for index, prompt in enumerate(ask.prompts):
@@ -234,7 +234,7 @@ class Served:
                 else:
                     ids, notes = self._known(prompt, param), Notes()
             self._check_length(len(ids), param, "the prompt", "shorten it")
-            made.append(Prompted(ids, len(ids), settings, ask.sampling.stop, notes))
+            made.append(ModelPrompt(ids, len(ids), settings, ask.sampling.stop, notes))
         return made
 
     def _known(self, ids: tuple[int, ...], param: str) -> list[int]:
@@ -262,7 +262,7 @@ class Served:
         )
         return Notes(left_out, lost.lost, tuple(filter(None, said)))
 
-    def _question(self, ask: ChatAsk, settings: GenerateSettings) -> Prompted:
+    def _question(self, ask: ChatAsk, settings: GenerateSettings) -> ModelPrompt:
         """The prompt of one question about one image."""
         if ask.kept_patches and not shows_patches(self.run):
             what = "this run removes no patches one by one, so there are none to show: leave kept_patches out"
@@ -279,7 +279,7 @@ class Served:
             lost = lost_of(self.run.tokenizer, [message.text])
         num_tokens = batch.total_tokens
         self._check_length(num_tokens, "messages", "the question with its image", "shorten it, or use a smaller image")
-        return Prompted(batch, num_tokens, settings, ask.sampling.stop, self._notes(lost), grid)
+        return ModelPrompt(batch, num_tokens, settings, ask.sampling.stop, self._notes(lost), grid)
 
 
 def opened(run: LoadedRun, name: str, created: int) -> Served:

@@ -23,7 +23,7 @@ from unpad.serving.app import application
 from unpad.serving.limits import Limits
 from unpad.serving.protocol import RequestError
 from unpad.serving.service import Service
-from unpad.serving.start import Opening
+from unpad.serving.start import RunOpening
 from unpad.terminal.printing import print_text
 from unpad.terminal.progress import held
 
@@ -45,7 +45,7 @@ class Listening:
     page: bool = True
 
 
-def serve(opening: Opening, limits: Limits, listening: Listening) -> None:
+def serve(opening: RunOpening, limits: Limits, listening: Listening) -> None:
     """Serve a run until a signal ends it.
 
     Raises:
@@ -75,7 +75,7 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
         yield place
 
 
-async def run(service: Service, server: Server, opening: Opening, place: socket.socket) -> None:
+async def run(service: Service, server: Server, opening: RunOpening, place: socket.socket) -> None:
     """Answer at a socket while the run is loaded, and then until the server is told to end.
 
     Raises:

@@ -18,10 +18,10 @@ from unpad.serving.limits import MIB, Limits
 from unpad.serving.log import log_fault
 from unpad.serving.metrics import Metrics, Numbers
 from unpad.serving.protocol import RequestError, Sampling, refusals
-from unpad.serving.replies import FINISHED, Piece, Spelled
-from unpad.serving.served import Prompted, Served
+from unpad.serving.replies import FINISHED, Spelled, TextPiece
+from unpad.serving.served import ModelPrompt, Served
 from unpad.serving.speech import Speech
-from unpad.serving.worker import Handle, Job, Worker, WorkerEndedError
+from unpad.serving.worker import Handle, ModelThread, PassJob, WorkerEndedError
 
 State = Literal["loading", "ready", "draining"]
 Result = TypeVar("Result")
@@ -42,7 +42,7 @@ class Service:
         self.state: State = "loading"
         self.served: Served | None = None
         self.fingerprint = ""
-        self._worker: Worker | None = None
+        self._worker: ModelThread | None = None
         self._num_open = 0  # answers and inputs that are not done
         self._ends: deque[float] = deque(maxlen=RECENT)
         # One thread, as tokenizers and pictures share the processor with the model.
@@ -56,7 +56,7 @@ class Service:
         Args:
             load: returns the run, its fingerprint, and what makes its engine if it answers in tokens.
         """
-        worker = Worker(asyncio.get_running_loop(), self._fail)
+        worker = ModelThread(asyncio.get_running_loop(), self._fail)
         worker.start()
         self._worker = worker
         self.served, self.fingerprint, make = await worker.call(load)
@@ -149,7 +149,7 @@ class Service:
         self._num_open -= 1
         self._ends.append(time.monotonic())
 
-    def ask(self, prompts: Sequence[Prompted], sampling: Sampling, *, echo: bool = False) -> Answering:
+    def ask(self, prompts: Sequence[ModelPrompt], sampling: Sampling, *, echo: bool = False) -> Answering:
         """Queue the answers to prompts. Raises as `admit` and `ready`."""
         self.ready()
         self.admit(len(prompts) * sampling.n)
@@ -165,7 +165,7 @@ class Service:
         self.admit(len(inputs))
         assert self._worker is not None, "the run is loaded"
         loop = asyncio.get_running_loop()
-        jobs = [Job(kind, one, work, loop.create_future()) for one in inputs]
+        jobs = [PassJob(kind, one, work, loop.create_future()) for one in inputs]
         self.begin(len(jobs))
         for job in jobs:
             self._worker.queue(job)
@@ -190,7 +190,7 @@ class Service:
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndOfAnswer:
     """The end of one answer; `error` if it is not a good one."""
 
     index: int
@@ -205,10 +205,10 @@ class Answering:
         num_read, num_cached, num_made: tokens of the prompts, those of them kept from earlier, and of the answers.
     """
 
-    def __init__(self, service: Service, prompts: Sequence[Prompted], sampling: Sampling, *, echo: bool) -> None:
+    def __init__(self, service: Service, prompts: Sequence[ModelPrompt], sampling: Sampling, *, echo: bool) -> None:
         served = service.ready()
         self._service, self._sampling = service, sampling
-        self._events: asyncio.Queue[Piece | Ended] = asyncio.Queue()
+        self._events: asyncio.Queue[TextPiece | EndOfAnswer] = asyncio.Queue()
         self._made = [0] * (len(prompts) * sampling.n)
         self._began = time.monotonic()
         self._last: list[float | None] = [None] * len(self._made)
@@ -245,7 +245,7 @@ class Answering:
         for handle in self._handles:
             self._service.cancel(handle)
 
-    async def pieces(self) -> AsyncIterator[Piece]:
+    async def pieces(self) -> AsyncIterator[TextPiece]:
         """Text of all answers as it comes; the last piece of each has the reason why it ended.
 
         Raises:
@@ -255,13 +255,13 @@ class Answering:
         try:
             while left:
                 event = await self._events.get()
-                if isinstance(event, Piece):
+                if isinstance(event, TextPiece):
                     yield event
                     continue
                 if event.error is not None:
                     raise event.error
                 left -= 1
-                yield Piece(event.index, finished=FINISHED[event.reason])
+                yield TextPiece(event.index, finished=FINISHED[event.reason])
         finally:
             if left:
                 self.cancel()
@@ -273,7 +273,7 @@ class Answering:
             self._measure(index)
             self._made[index] = num_made
         if text or tokens:
-            self._events.put_nowait(Piece(index, text, tokens))
+            self._events.put_nowait(TextPiece(index, text, tokens))
 
     def _measure(self, index: int) -> None:
         now, last, metrics = time.monotonic(), self._last[index], self._service.metrics
@@ -285,7 +285,7 @@ class Answering:
 
     def _ended(self, index: int, reason: Reason, error: UnpadError | None) -> None:
         self._service.end()
-        self._events.put_nowait(Ended(index, reason, error_of(reason, error, self._service.limits)))
+        self._events.put_nowait(EndOfAnswer(index, reason, error_of(reason, error, self._service.limits)))
 
 
 class _Sink:

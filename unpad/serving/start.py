@@ -30,7 +30,7 @@ SEED = 5
 
 
 @dataclass
-class Opening:
+class RunOpening:
     """How a run is opened.
 
     Args:
@@ -121,7 +121,7 @@ def prove(served: Served, make: Callable[[], Engine]) -> str:
 def answers(make: Callable[[], Engine], requests: Sequence[Request]) -> list[list[tuple[int, float | None]]]:
     """Tokens and scores of requests that run together in an engine of their own."""
     engine = make()
-    heard = [_Heard() for _ in requests]
+    heard = [_KeptSteps() for _ in requests]
     for request, listener in zip(requests, heard, strict=True):
         engine.submit(request, listener)
     while engine.turn():
@@ -133,7 +133,7 @@ def answers(make: Callable[[], Engine], requests: Sequence[Request]) -> list[lis
     return [listener.steps for listener in heard]
 
 
-class _Heard:
+class _KeptSteps:
     """A listener that keeps what it hears."""
 
     def __init__(self) -> None:

@@ -48,7 +48,7 @@ class Handle:
     is_cancelled: bool = False
 
 
-class Worker:
+class ModelThread:
     """The thread that owns the model.
 
     Args:
@@ -66,7 +66,7 @@ class Worker:
         self._inbox: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self.outbox: list[Call] = []
         self.is_broken = False
-        self._jobs: list[Job] = []
+        self._jobs: list[PassJob] = []
         self._make: Callable[[], Engine] | None = None
         self.engine: Engine | None = None
         self.ended: asyncio.Future[None] = loop.create_future()
@@ -112,7 +112,7 @@ class Worker:
         handle.is_cancelled = True
         self._inbox.put(partial(_cancel, handle))
 
-    def queue(self, job: Job) -> None:
+    def queue(self, job: PassJob) -> None:
         """Queue a job; those that wait at the same time and are of one kind join in one pass."""
         self._inbox.put(partial(self._jobs.append, job))
 
@@ -184,7 +184,7 @@ class Worker:
         if self._jobs:
             self._inbox.put(_nothing)  # come back for the others, after a turn of the engine
 
-    def _answer_jobs(self, jobs: Sequence[Job]) -> None:
+    def _answer_jobs(self, jobs: Sequence[PassJob]) -> None:
         try:
             with needs_memory("the request", "send fewer or smaller inputs in one request"):
                 results = jobs[0].work([job.input for job in jobs])
@@ -215,7 +215,7 @@ class Worker:
 
 
 @dataclass(eq=False)
-class Job:
+class PassJob:
     """A pass of the model over an input; those of one kind join.
 
     Args:
@@ -233,7 +233,7 @@ class Job:
 class _Listener:
     """Turns the tokens of one request into text, in the thread, and puts events into the outbox."""
 
-    def __init__(self, worker: Worker, sink: Sink, speeches: list[Speech], *, echoes: bool, silent: bool) -> None:
+    def __init__(self, worker: ModelThread, sink: Sink, speeches: list[Speech], *, echoes: bool, silent: bool) -> None:
         self._worker, self._outbox, self._sink, self._speeches = worker, worker.outbox, sink, speeches
         self._echoes, self._silent = echoes, silent
         self._num_made = [0] * len(speeches)
