@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from unpad.cli import data, models, recipes, runs, training, trials
+from unpad.cli import data, models, recipes, runs, serving, training, trials
 from unpad.terminal.printing import print_lines
 
 app = typer.Typer(
@@ -21,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train transformers on ragged data without padding, with proof that batching changed nothing.",
 )
-for topic in (training, trials, models, runs):
+for topic in (training, trials, models, serving, runs):
     app.add_typer(topic.verbs)
 app.add_typer(data.verbs, name="data")
 app.add_typer(recipes.verbs, name="recipes")

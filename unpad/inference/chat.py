@@ -18,6 +18,7 @@ from unpad.inference.engine import Engine
 from unpad.inference.generate import stream
 from unpad.inference.loaded import generation_precision, load
 from unpad.inference.prompts import check_system, gives_seed, lost_of, plain_note, prompt_warning, system_note
+from unpad.inference.stops import StopTexts
 from unpad.models.contract import Generates
 from unpad.nn.precision import Precision
 from unpad.recipes.data import Template
@@ -135,11 +136,10 @@ class Conversation:
         seed = self._settings.seed + (self._num_replies if self._advance_seed else 0)
         self._num_replies += 1
         pieces = stream(self._model, self._tokenizer, ids, self._settings, self._precision, seed, self._engine)
-        user = "" if self._tokenizer.chat is not None else self._template.user  # a chat template has stop ids instead
         said = ""
         try:
             with closing(pieces):  # frees the row where the text ends early
-                for piece in until(pieces, [user, self._template.separator + user] if user else []):
+                for piece in until(pieces, speaker_stops(self._tokenizer, self._template)):
                     said += piece
                     yield piece
         finally:
@@ -162,23 +162,22 @@ class Conversation:
         self._saved.add(path.resolve())
 
 
+def speaker_stops(tokenizer: Tokenizer, template: Template) -> list[str]:
+    """Texts with which the model begins to speak for the user; none for a chat template, which has stop ids instead."""
+    user = "" if tokenizer.chat is not None else template.user
+    return [user, template.separator + user] if user else []
+
+
 def until(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
-    """Yield text up to the first occurrence of one of `stops`, also across pieces; a possible start of a stop is held
-    back."""
-    waiting = ""
+    """Yield text up to the first occurrence of one of `stops`, as `StopTexts` does."""
+    texts = StopTexts(stops)
     for piece in pieces:
-        waiting += piece
-        places = [at for at in (waiting.find(stop) for stop in stops) if at >= 0]
-        if places:
-            if waiting[: min(places)]:
-                yield waiting[: min(places)]
-            return
-        keep = max((n for stop in stops for n in range(1, len(stop)) if waiting.endswith(stop[:n])), default=0)
-        ready, waiting = waiting[: len(waiting) - keep], waiting[len(waiting) - keep :]
-        if ready:
+        if ready := texts.push(piece):
             yield ready
-    if waiting:
-        yield waiting
+        if texts.found:
+            return
+    if rest := texts.rest():
+        yield rest
 
 
 def chat(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
@@ -22,6 +23,8 @@ from unpad.inference.patient_marks import ledger, mark_patients, mark_sets, refu
 from unpad.inference.patients import predict, trains
 from unpad.models.contract import PredictsSets
 from unpad.models.set_sequence.event_sets import EventSets
+from unpad.nn.linear import independent_rows
+from unpad.recipes.data import EventLabels, EventSource
 from unpad.recipes.recipe import Recipe
 from unpad.terminal.table import number_of
 
@@ -110,12 +113,11 @@ def predicted(run: LoadedRun, data: EventData, known: bool) -> dict[str, pa.Arra
         known: whether the data is the run's own.
     """
     columns: dict[str, pa.Array] = {}
-    labels = run.recipe.events.labels  # without labels a head learns nothing, regardless of its weight
-    classifies = labels is not None and bool(labels.label or labels.horizon) and trains(run.model, "classification")
-    has_hazards = labels is not None and labels.duration is not None and trains(run.model, "hazard")
+    classifies, has_hazards = predicts(run)
     if classifies or has_hazards:
         ids = np.arange(len(data.table.positions))
-        predictions = predict(Measuring(run.model, data, ids, run.recipe.plan))
+        with independent_rows():
+            predictions = predict(Measuring(run.model, data, ids, run.recipe.plan))
         columns |= {"probability": pa.array(predictions.p)} if classifies else {}
         columns |= {"risk": pa.array(predictions.risk)} if has_hazards else {}
     if known:
@@ -123,6 +125,14 @@ def predicted(run: LoadedRun, data: EventData, known: bool) -> dict[str, pa.Arra
         if data.labels is not None:
             columns["label"] = pa.array(data.labels, mask=data.labels < 0)
     return columns
+
+
+def predicts(run: LoadedRun) -> tuple[bool, bool]:
+    """Whether a run gives a probability of the outcome, and whether it gives a risk over time."""
+    labels = run.recipe.events.labels  # without labels a head learns nothing, regardless of its weight
+    classifies = labels is not None and bool(labels.label or labels.horizon) and trains(run.model, "classification")
+    has_hazards = labels is not None and labels.duration is not None and trains(run.model, "hazard")
+    return classifies, has_hazards
 
 
 def _id_name(recipe: Recipe) -> str:
@@ -158,10 +168,15 @@ def moved(recipe: Recipe, path: Path) -> Recipe:
             fix = "name a folder that holds files of the names in the recipe: " + ", ".join(sorted(places))
             raise RecipeError(f"there is nothing in the place of {name}", where=str(place), fix=fix)
     sources = [source.model_copy(update={"path": str(places[source.path].resolve())}) for source in data.events]
+    return with_tables(recipe, sources, labels)
+
+
+def with_tables(recipe: Recipe, sources: Sequence[EventSource], labels: EventLabels | None) -> Recipe:
+    """The recipe with other tables of events and of labels, and without a split."""
     return recipe.model_copy(
         update={
-            "data": data.model_copy(update={"events": sources}),
-            "events": events.model_copy(update={"labels": labels, "split": None}),
+            "data": recipe.data.model_copy(update={"events": list(sources)}),
+            "events": recipe.events.model_copy(update={"labels": labels, "split": None}),
         }
     )
 
@@ -179,7 +194,8 @@ def embed(run: LoadedRun, data: EventData, level: Level) -> Vectors:
     patients, vectors, times = [np.zeros(0, np.int64)], [], [np.zeros(0, np.float32)]
     for micro in Measuring(model, data, ids, run.recipe.plan, targets=once_each).micros():
         batch = data.load(micro)
-        vectors.append(model.vectors(batch, level).float().numpy())
+        with independent_rows():
+            vectors.append(model.vectors(batch, level).float().numpy())
         mine, sets = micro.seq_ids, batch.require(EventSets)
         patients.append(mine if level == "patient" else np.repeat(mine, sets.history.lengths().numpy()))
         times.append(sets.times.numpy())

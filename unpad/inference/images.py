@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from unpad.batching.batch import RaggedBatch
 from unpad.data.pictures.album import WITH_OPACITY, compare_pictures, image_batch, pixels_of, seen_pictures
 from unpad.data.pixels.decode import decode
 from unpad.data.pixels.formats import NOTES, ImageError, mode_of
@@ -25,6 +26,7 @@ from unpad.inference.loaded import LoadedRun
 from unpad.inference.prompts import lost_of
 from unpad.models.contract import Classifies, PixelConfig
 from unpad.models.vision_language.model import VisionLanguage
+from unpad.nn.linear import independent_rows
 from unpad.run.report.vqa import Kept, refuse_unshowable
 from unpad.terminal.progress import counted
 from unpad.terminal.table import csv_text
@@ -106,27 +108,40 @@ def classify(run: LoadedRun, paths: Sequence[Path], top: int = 5) -> list[Answer
     Raises:
         RecipeError: the run does not classify images.
     """
-    if not isinstance(run.model, Classifies) or not isinstance(run.model.config, PixelConfig):
-        asks = isinstance(run.model, VisionLanguage)
-        fix = "ask it something with --question" if asks else "use a run of `unpad train images`"
-        raise RecipeError("this run classifies no images", where=str(run.folder), fix=fix)
-    classes = read_classes(run.files)
-    waiting: list[_Read] = []
+    check_classifies(run)
+    waiting: list[ReadImage] = []
     results: dict[Path, Answer] = {}
     tokens = 0
+
+    def classify_waiting() -> None:
+        found = classify_images(run, waiting, top)
+        results.update({image.path: answer for image, answer in zip(waiting, found, strict=True)})
+
     for path in counted(paths, "classifying", len(paths), "images"):
         try:
-            image = _read(run, path)
+            image = read_image(run, file_bytes(path), path)
         except (ImageError, OSError) as error:
             results[path] = Answer(path, fault=_fault(error))
             continue
         waiting.append(image)
         tokens += len(image.patches)
         if tokens >= run.recipe.plan.tokens_per_micro:
-            results |= _classify_batch(run, waiting, classes, top)
+            classify_waiting()
             waiting, tokens = [], 0
-    results |= _classify_batch(run, waiting, classes, top)
-    return _marked(run, [results[path] for path in paths])
+    classify_waiting()
+    return [results[path] for path in paths]
+
+
+def check_classifies(run: LoadedRun) -> None:
+    """Refuse a run that gives images no classes.
+
+    Raises:
+        RecipeError: says what the run does.
+    """
+    if not isinstance(run.model, Classifies) or not isinstance(run.model.config, PixelConfig):
+        asks = isinstance(run.model, VisionLanguage)
+        fix = "ask it something with --question" if asks else "use a run of `unpad train images`"
+        raise RecipeError("this run classifies no images", where=str(run.folder), fix=fix)
 
 
 def _marked(run: LoadedRun, answers: list[Answer]) -> list[Answer]:
@@ -191,6 +206,23 @@ def ask(run: LoadedRun, paths: Sequence[Path], question: str, *, show: bool = Fa
     return _marked(run, [answers[path] for path in paths])
 
 
+def question_about(run: LoadedRun, path: Path, content: bytes, question: str) -> tuple[RaggedBatch, tuple[int, int]]:
+    """The prompt of one question about one image, as `ask` makes it, and the image's rows and columns of patches.
+
+    Args:
+        path: a file from which the image's bytes can be read once more.
+
+    Raises:
+        ImageError: the image cannot be used.
+    """
+    image = _examine(path, content)
+    if isinstance(image, BadRow):
+        raise ImageError(image.code, image.what, image.fix)
+    data = questions_about(run.recipe, run.tokenizer, [image], question)
+    rows, columns = data.album.grids[0].tolist()
+    return data.prompts([0]), (rows, columns)
+
+
 def to_csv(answers: Sequence[Answer]) -> str:
     """One row per file: image, class or answer, probability, fault, mark."""
     rows = []
@@ -202,7 +234,7 @@ def to_csv(answers: Sequence[Answer]) -> str:
 
 
 @dataclass(frozen=True)
-class _Read:
+class ReadImage:
     """An image as the model reads it; `size` is its height and width in pixels."""
 
     path: Path
@@ -213,22 +245,29 @@ class _Read:
     mode: str
 
 
-def _read(run: LoadedRun, path: Path) -> _Read:
+def read_image(run: LoadedRun, content: bytes, path: Path) -> ReadImage:
+    """Decode an image for a run that classifies.
+
+    Args:
+        path: by which its answer names it.
+
+    Raises:
+        ImageError: it cannot be used.
+    """
     settings, config = run.recipe.images, run.model.config
-    assert isinstance(config, PixelConfig), "checked by classify"
-    content = file_bytes(path)
+    assert isinstance(config, PixelConfig), "checked by the caller"
     decoded = decode(content, config.channels == WITH_OPACITY)
     _refuse_blank(decoded.pixels)
     height, width = decoded.pixels.shape[:2]
     shown = detail(decoded.pixels) if settings.size == "adaptive" else None
     grid = grid_of(width, height, config.patch, settings, shown)
     patches = prepare(decoded.pixels, grid, config.patch, settings)
-    return _Read(path, patches, grid, (height, width), decoded.notes, mode_of(content))
+    return ReadImage(path, patches, grid, (height, width), decoded.notes, mode_of(content))
 
 
-def _examine(path: Path) -> ImageExample | BadRow:
+def _examine(path: Path, content: bytes | None = None) -> ImageExample | BadRow:
     """Check one image file for a question; a blank image is a bad row too."""
-    image = examine(Found(str(path), "", path, str(path.resolve().parent)))
+    image = examine(Found(str(path), "", path, str(path.resolve().parent), content=content))
     if isinstance(image, BadRow):
         return image
     try:
@@ -250,30 +289,36 @@ def _refuse_blank(pixels: np.ndarray) -> None:
 
 
 @torch.inference_mode()
-def _classify_batch(
-    run: LoadedRun,
-    waiting: Sequence[_Read],
-    classes: tuple[str, ...],
-    top: int,
-) -> dict[Path, Answer]:
-    grids = np.array([image.grid for image in waiting], np.int64).reshape(-1, 2)
-    model, config = run.model, run.model.config
-    assert isinstance(model, Classifies), "checked by classify"
+def classify_images(run: LoadedRun, images: Sequence[ReadImage], top: int) -> list[Answer]:
+    """Classes of images in one pass; those of one have the same bits whatever images are beside it.
+
+    Args:
+        top: most classes per image.
+    """
+    if not images:
+        return []
+    grids = np.array([image.grid for image in images], np.int64).reshape(-1, 2)
+    model, config, classes = run.model, run.model.config, read_classes(run.files)
+    assert isinstance(model, Classifies), "checked by the caller"
     assert isinstance(config, PixelConfig), "as well"
     num_values = config.channels * config.patch**2
-    batch = image_batch([image.patches for image in waiting], grids, num_values, [image.size for image in waiting])
-    p = model.classify(batch).double().softmax(-1).numpy()  # (num_images, num_classes)
+    batch = image_batch([image.patches for image in images], grids, num_values, [image.size for image in images])
+    with independent_rows():
+        p = model.classify(batch).double().softmax(-1).numpy()  # (num_images, num_classes)
     order = np.argsort(-p, 1, kind="stable")[:, :top]
-    return {
-        image.path: Answer(
-            image.path,
-            tuple((classes[c], float(p[i, c])) for c in order[i]),
-            notes=image.notes,
-            mode=image.mode,
-            size=(image.size[1], image.size[0]),
-        )
-        for i, image in enumerate(waiting)
-    }
+    return _marked(
+        run,
+        [
+            Answer(
+                image.path,
+                tuple((classes[c], float(p[i, c])) for c in order[i]),
+                notes=image.notes,
+                mode=image.mode,
+                size=(image.size[1], image.size[0]),
+            )
+            for i, image in enumerate(images)
+        ],
+    )
 
 
 def _fault(error: ImageError | OSError) -> str:

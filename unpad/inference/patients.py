@@ -69,25 +69,30 @@ def predict(over: Measuring[EventData]) -> PatientPredictions:
     assert isinstance(model, PredictsSets), "a model of patients"
 
     def measure(batch: RaggedBatch) -> dict[str, np.ndarray]:
-        log_p = model.classify(batch).double().log_softmax(-1)  # (num_seqs, 2)
-        hazards = model.hazards(batch) if trains(model, "hazard") else None  # (num_seqs, bins) logits
         sets, unknown = batch.require(EventSets), torch.full((batch.num_seqs,), torch.nan)
         is_timed = sets.durations is not None and sets.observed is not None
         found = {
-            "log_p": log_p,
-            # Orders patients as the probability of the outcome by the last edge does, but still distinguishes patients
-            # for whom that rounds to 1.
-            "risk": log_p[:, 1] if hazards is None else cumulative_hazard(hazards.double())[:, -1],
             "labels": torch.full((batch.num_seqs,), UNKNOWN) if batch.seq_labels is None else batch.seq_labels,
             "durations": sets.durations if is_timed else unknown,
             "observed": sets.observed if is_timed else unknown > 0,
             "num_sets": sets.history.lengths(),
         }
-        return {name: values.cpu().numpy() for name, values in found.items() if values is not None}
+        known = {name: values.cpu().numpy() for name, values in found.items() if values is not None}
+        return outcomes(model, batch) | known
 
     found = replace(over, targets=once_each).collect(measure)
     assert np.allclose(np.exp(found["log_p"]).sum(1), 1), "the plan left out a patient, or a score is not a number"
     return PatientPredictions(**{**found, "durations": found["durations"].astype(np.float64)})
+
+
+def outcomes(model: PredictsSets, batch: RaggedBatch) -> dict[str, np.ndarray]:
+    """`log_p` and `risk` of `PatientPredictions` for the patients of a batch."""
+    log_p = model.classify(batch).double().log_softmax(-1)  # (num_seqs, 2)
+    hazards = model.hazards(batch) if trains(model, "hazard") else None  # (num_seqs, bins) logits
+    # The log probability orders patients as the probability of the outcome by the last edge does, but still
+    # distinguishes patients for whom that rounds to 1.
+    risk = log_p[:, 1] if hazards is None else cumulative_hazard(hazards.double())[:, -1]
+    return {"log_p": log_p.cpu().numpy(), "risk": risk.cpu().numpy()}
 
 
 def trains(model: Model, term: str) -> bool:

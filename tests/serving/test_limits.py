@@ -1,0 +1,430 @@
+"""What is refused, and by which status: strangers, sizes, times, load; and clients and servers that leave."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from tests.helpers.serving import Running, received, running, wait_for
+from unpad.errors import NonFiniteError, OutOfMemoryError, RecipeError, SourceError
+from unpad.inference.engine import Engine
+from unpad.serving.limits import Limits, check_headers, check_reach, read_tokens
+from unpad.serving.protocol import RequestError
+
+if TYPE_CHECKING:
+    from tests.helpers.families import Finished
+
+TOKEN = "secret-1"
+ASK = {"messages": [{"role": "user", "content": "小猫"}], "temperature": 1, "max_tokens": 50}
+CHAT = "/v1/chat/completions"
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+
+
+@pytest.fixture(scope="module")
+def strict(finished: Finished) -> Iterator[Running]:
+    """A server with small limits, a token and an allowed origin."""
+    limits = Limits(
+        rows=2, waiting=1, arrival=0.4, max_body=2000, tokens=("other", TOKEN), hosts=("model.lan",),
+        origins=("https://a.org",),
+    )  # fmt: skip
+    with running(finished("conversations").run, limits, name="demo", rows=2) as made:
+        yield made
+
+
+def error(answer: httpx.Response, status: int, code: str | None = None) -> dict[str, Any]:
+    """The error of an answer, which has the protocol's form."""
+    assert answer.status_code == status, answer.text
+    body = answer.json()
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["code"] == code
+    assert answer.headers["x-request-id"].startswith("req-")
+    found: dict[str, Any] = body["error"]
+    return found
+
+
+# --------------------------------------------------------------------------- who may ask
+
+
+@pytest.mark.parametrize(
+    ("host", "served", "is_own"),
+    [
+        ("127.0.0.1:8000", "127.0.0.1", True), ("localhost:9000", "127.0.0.1", True), ("[::1]:1", "127.0.0.1", True),
+        ("LOCALHOST", "127.0.0.1", True), ("evil.org", "127.0.0.1", False), ("", "127.0.0.1", False),
+        ("127.0.0.1.evil.org", "127.0.0.1", False), ("model.lan:80", "127.0.0.1", True),
+        ("192.168.1.5:8000", "0.0.0.0", True), ("evil.org:8000", "0.0.0.0", False), ("[fe80::1]:80", "::", True),
+        ("192.168.1.5", "192.168.1.5", True), ("192.168.1.6", "192.168.1.5", False), ("[fd00::2]", "fd00::2", True),
+    ],
+)  # fmt: skip
+def test_a_name_that_was_rebound_to_this_address_is_refused(host: str, served: str, is_own: bool) -> None:
+    limits = Limits(host=served, hosts=("model.lan",))
+    if is_own:
+        check_headers({"host": host}, "/v1/models", limits)
+        return
+    with pytest.raises(RequestError, match="--allow-host") as caught:
+        check_headers({"host": host}, "/v1/models", limits)
+    assert caught.value.status == 403
+
+
+@pytest.mark.parametrize(
+    ("origin", "is_own"),
+    [("http://127.0.0.1:80", True), ("https://127.0.0.1:80", True), ("https://a.org", True), ("null", False),
+     ("https://evil.org", False), ("http://127.0.0.1:81", False), ("", False), ("file://127.0.0.1:80", False)],
+)  # fmt: skip
+def test_a_page_of_another_origin_is_refused(origin: str, is_own: bool) -> None:
+    headers, limits = {"host": "127.0.0.1:80", "origin": origin}, Limits(origins=("https://a.org",))
+    if is_own:
+        check_headers(headers, "/", limits)
+        return
+    with pytest.raises(RequestError, match="--allow-origin") as caught:
+        check_headers(headers, "/", limits)
+    assert caught.value.status == 403
+
+
+def test_a_page_that_may_ask_is_told_so(strict: Running) -> None:
+    asked = {"Origin": "https://a.org"}
+    before = httpx.options(strict.url + CHAT, headers={**asked, "Access-Control-Request-Method": "POST"})
+    assert (before.status_code, before.headers["access-control-allow-origin"]) == (204, "https://a.org")
+    assert "authorization" in before.headers["access-control-allow-headers"]
+    answer = strict.get("/v1/models", headers={**asked, **BEARER})
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "https://a.org")
+    error(strict.get("/v1/models", headers={"Origin": "https://b.org", **BEARER}), 403, "origin_not_allowed")
+    assert "access-control-allow-origin" not in strict.get("/health").headers
+
+
+@pytest.mark.parametrize("header", [None, "Bearer wrong", f"Basic {TOKEN}", "Bearer", TOKEN, f"Bearer {TOKEN}x"])
+def test_without_a_valid_token_nothing_but_the_page_and_the_health_is_told(strict: Running, header: str | None) -> None:
+    headers = {} if header is None else {"Authorization": header}
+    for answer in (strict.post(CHAT, ASK, headers=headers), strict.get("/metrics", headers=headers)):
+        error(answer, 401, "invalid_api_key")
+        assert answer.headers["www-authenticate"] == "Bearer"
+    assert strict.get("/health", headers=headers).json() == {"status": "ready"}
+    assert strict.get("/", headers=headers).status_code == 200
+
+
+def test_each_token_of_the_file_is_valid(strict: Running) -> None:
+    for token in ("other", TOKEN):
+        assert strict.get("/v1/models", headers={"Authorization": f"bearer {token}"}).status_code == 200
+
+
+def test_a_file_of_tokens_has_one_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text("one\n\n two \n", encoding="utf-8")
+    assert read_tokens(path) == ("one", "two")
+    for content in ("", "\n", "a b\n", "密\n"):
+        path.write_text(content, encoding="utf-8")
+        with pytest.raises(SourceError, match="no token"):
+            read_tokens(path)
+    with pytest.raises(SourceError):
+        read_tokens(tmp_path / "absent")
+
+
+def test_a_network_is_served_with_a_token_or_on_purpose() -> None:
+    for host in ("0.0.0.0", "::", "192.168.1.5", "my.host"):
+        with pytest.raises(RecipeError, match="reached from other machines") as caught:
+            check_reach(host, (), no_token=False)
+        assert "--token-file" in caught.value.fix
+        assert "--no-token" in caught.value.fix
+        check_reach(host, ("x",), no_token=False)
+        check_reach(host, (), no_token=True)
+    for host in ("127.0.0.1", "::1", "localhost", "127.0.0.9"):
+        check_reach(host, (), no_token=False)
+
+
+# --------------------------------------------------------------------------- routes and bodies
+
+
+def test_unknown_routes_and_methods_name_what_there_is(chats: Running) -> None:
+    assert "/v1/models" in error(chats.get("/v1/model"), 404, "not_found")["message"]
+    assert chats.get("/v1/chat/completions").headers["allow"] == "POST"
+    error(chats.get("/v1/chat/completions"), 405, "method_not_allowed")
+    error(chats.get("/v1/models/other"), 404, "model_not_found")
+    assert "/v1/chat/completions" in error(chats.post("/v1/responses", {}), 404, "wrong_route")["message"]
+    assert "no trained vectors" in error(chats.post("/v1/embeddings", {}), 404, "no_embeddings")["message"]
+    assert "/v1/chat/completions" in error(chats.post("/v1/classify", {}), 404, "wrong_route")["message"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "image/png"]
+)
+def test_what_a_page_of_another_site_can_send_unasked_is_no_request(chats: Running, kind: str) -> None:
+    content = json.dumps(ASK).encode()
+    answer = chats.client.post(CHAT, content=content, headers={"Content-Type": kind})
+    error(answer, 415, "unsupported_media_type")
+    error(chats.client.post(CHAT, content=content), 415, "unsupported_media_type")
+    charset = {"Content-Type": "application/json; charset=utf-8"}
+    assert chats.client.post(CHAT, content=content, headers=charset, timeout=60).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "said"),
+    [
+        (CHAT, {**ASK, "temprature": 1}, "temprature", "did you mean temperature?"),
+        (CHAT, {"messages": []}, "messages", "empty"),
+        ("/v1/completions", {"prompt": [10**6]}, "prompt", "the model knows 0 to"),
+        ("/v1/completions", {"prompt": [[1], [10**6]]}, "prompt[1]", "the model knows 0 to"),
+        ("/v1/completions", {"prompt": "小" * 99}, "prompt", "the model's context is 64"),
+        ("/v1/completions", {}, "prompt", "no prompt"),
+        (CHAT, {"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content", "no images"),
+    ],
+)  # fmt: skip
+def test_a_body_that_cannot_be_answered_names_the_field(
+    chats: Running, path: str, body: dict[str, Any], param: str, said: str
+) -> None:
+    answer = chats.post(path, body)
+    found = error(answer, 400, answer.json()["error"]["code"])
+    assert (found["param"], said in found["message"]) == (param, True), found
+
+
+def test_a_body_that_is_no_json_is_refused(chats: Running) -> None:
+    kind = {"Content-Type": "application/json"}
+    for content in (b"", b"{", b"[" * 10_000, b"\xff", b'{"a": NaN}', b'{"seed": 1, "seed": 2}'):
+        error(chats.client.post(CHAT, content=content, headers=kind), 400)
+
+
+def test_a_large_body_is_refused_before_it_is_read(strict: Running) -> None:
+    error(strict.post(CHAT, {**ASK, "user": "x" * 3000}, headers=BEARER), 413, "request_too_large")
+    chunked = httpx.post(
+        strict.url + CHAT, content=iter([b"x" * 1500] * 2), headers={**BEARER, "Content-Type": "application/json"}
+    )
+    error(chunked, 413, "request_too_large")
+    assert chunked.headers["connection"] == "close"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"", b"POST /v1/models HT", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow:",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        b"Authorization: Bearer secret-1\r\nContent-Length: 99\r\n\r\n{",
+    ],
+)  # fmt: skip
+def test_headers_or_a_body_that_do_not_arrive_end_the_connection(strict: Running, sent: bytes) -> None:
+    with strict.connect(sent) as connection:
+        told = received(connection)  # returns when the server has closed it
+    assert told.startswith(b"HTTP/1.1 408 ")
+    assert json.loads(told.partition(b"\r\n\r\n")[2])["error"]["code"] == "timeout"
+
+
+def test_a_connection_is_kept_between_requests(strict: Running) -> None:
+    with httpx.Client(base_url=strict.url) as client:
+        for _ in range(2):
+            assert client.get("/health").status_code == 200
+
+
+def test_what_is_not_http_gets_an_error_of_the_protocol(strict: Running) -> None:
+    with strict.connect(b"\x16\x03\x01 hello\r\n\r\n") as connection:
+        told = received(connection)
+    assert told.startswith(b"HTTP/1.1 400 ")
+    assert "error" in json.loads(told.partition(b"\r\n\r\n")[2])
+
+
+# --------------------------------------------------------------------------- load
+
+
+def test_more_than_may_wait_are_told_when_to_come_back(strict: Running) -> None:
+    error(strict.post(CHAT, {**ASK, "n": 4}, headers=BEARER), 400)
+    with strict.held(), strict.connect(b"") as waiting:
+        body = {**ASK, "n": 3, "max_tokens": 2}
+        head, _, content = strict.request(CHAT, body).partition(b"\r\n\r\n")
+        waiting.sendall(head + b"\r\nAuthorization: Bearer secret-1\r\nConnection: close\r\n\r\n" + content)
+        wait_for(lambda: strict.service._num_open == 3)
+        answer = strict.post(CHAT, ASK, headers=BEARER)
+        error(answer, 429, "too_many_requests")
+        assert 1 <= int(answer.headers["retry-after"]) <= 60
+    with waiting:
+        pass
+    wait_for(lambda: strict.service._num_open == 0)
+    assert strict.post(CHAT, {**ASK, "max_tokens": 1}, headers=BEARER).status_code == 200
+
+
+def test_an_answer_that_takes_too_long_is_a_timeout_before_its_first_token(
+    chats: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chats.service, "limits", Limits(timeout=0.05))
+    answers: list[httpx.Response] = []
+    for stream in (False, True):
+        with chats.held():
+            thread = threading.Thread(target=lambda s=stream: answers.append(chats.post(CHAT, {**ASK, "stream": s})))
+            thread.start()
+            wait_for(lambda: chats.service._num_open == 1)
+            threading.Event().wait(0.06)
+        thread.join()
+        error(answers[-1], 408, "timeout")
+
+
+def test_a_stream_that_takes_too_long_ends_with_an_error_event(chats: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, step = [], Engine._step
+
+    def slow(engine: Engine) -> None:
+        step(engine)
+        steps.append(1)
+        if len(steps) == 2:
+            threading.Event().wait(0.5)
+
+    monkeypatch.setattr(Engine, "_step", slow)
+    monkeypatch.setattr(chats.service, "limits", Limits(timeout=0.4))
+    events = chats.events(CHAT, {**ASK, "seed": 3})
+    assert events[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert events[-1]["error"]["code"] == "timeout"
+
+
+# --------------------------------------------------------------------------- faults
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "code"),
+    [(NonFiniteError("the model's scores are not finite", fix="use fp32"), 500, "scores_not_finite"),
+     (OutOfMemoryError("no room", fix="ask for fewer tokens"), 503, "out_of_memory")],
+)  # fmt: skip
+def test_what_one_request_suffers_is_told_to_it_alone(
+    chats: Running, monkeypatch: pytest.MonkeyPatch, fault: Exception, status: int, code: str
+) -> None:
+    alone = chats.texts(**{key: value for key, value in ASK.items() if key != "messages"}, seed=1)
+    report = Engine._report
+
+    def fails(engine: Engine, answer: Any, token: int, logits: Any) -> None:
+        if answer.ticket.request.settings.seed == 13:
+            engine._end(answer.ticket, answer.index, "failed", fault)  # type: ignore[arg-type]
+        else:
+            report(engine, answer, token, logits)
+
+    monkeypatch.setattr(Engine, "_report", fails)
+    others: list[list[str]] = []
+    thread = threading.Thread(
+        target=lambda: others.append(
+            chats.texts(**{key: value for key, value in ASK.items() if key != "messages"}, seed=1)
+        )
+    )
+    thread.start()
+    answer = chats.post(CHAT, {**ASK, "seed": 13})
+    thread.join()
+    error(answer, status, code)
+    assert ("retry-after" in answer.headers) == (status == 503)
+    assert others == [alone]
+
+
+def test_a_fault_of_the_program_is_500_with_an_id_that_the_log_has_and_the_next_request_is_answered(
+    chats: Running, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = chats.texts(max_tokens=3)
+
+    def breaks(engine: Engine) -> None:
+        raise ValueError("the patient's name")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "_step", breaks)
+        answer = chats.post(CHAT, ASK)
+    found = error(answer, 500)
+    assert "ValueError" not in found["message"]
+    log = capfd.readouterr().err
+    assert "ValueError" in log
+    assert "breaks" in log
+    assert "the patient's name" not in log
+    assert answer.headers["x-request-id"] in log
+    assert chats.texts(max_tokens=3) == before
+
+
+def test_a_fault_in_a_route_is_500(chats: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unpad.serving.routes.read_chat", lambda body: 1 / 0)
+    assert "log" in error(chats.post(CHAT, ASK), 500)["message"]
+
+
+# --------------------------------------------------------------------------- who leaves
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_frees_its_rows_also_while_it_waits(chats: Running, stream: bool) -> None:
+    made = chats.metric("unpad_tokens_made_total")
+    body = {**ASK, "n": 8, "max_tokens": 60, "stream": stream, "seed": 2}
+    with chats.held():
+        for _ in range(4):
+            chats.connect(chats.request(CHAT, body)).close()
+        wait_for(lambda: chats.service._num_open in (0, 32))
+        wait_for(lambda: chats.service._worker._inbox.qsize() >= 8)  # asked, and cancelled
+    wait_for(lambda: chats.service._num_open == 0)
+    assert chats.metric("unpad_rows_live ") == 0
+    assert chats.metric("unpad_tokens_made_total") == made, "nothing was decoded for them"
+
+
+def test_a_client_that_leaves_while_its_answer_is_made_frees_its_row(chats: Running) -> None:
+    made = chats.metric("unpad_tokens_made_total")
+    with chats.connect(chats.request(CHAT, {**ASK, "n": 16, "max_tokens": 60, "seed": 4})):
+        wait_for(lambda: chats.service._num_open == 16)
+    wait_for(lambda: chats.service._num_open == 0)
+    assert chats.metric("unpad_rows_live ") == 0
+    assert chats.metric("unpad_tokens_made_total") - made < 16 * 30
+
+
+def test_a_server_that_drains_ends_open_answers_and_takes_none(finished: Finished) -> None:
+    with running(finished("conversations").run, drain=0.3, name="demo") as made:
+        asked = made.request(CHAT, ASK)
+        with made.connect(asked) as one, made.connect(asked) as other:
+            with made.held():
+                wait_for(lambda: made.service._num_open == 2)
+                made.server.should_exit = True
+                wait_for(lambda: made.service.state == "draining")
+                wait_for(lambda: made.service._worker._inbox.qsize())  # told to end, after the time for draining
+            told = [received(one), received(other)]
+        made.thread.join(60)
+    assert not made.thread.is_alive()
+    for answer in told:
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "draining"
+
+
+def test_an_open_stream_ends_whole_while_the_server_drains(finished: Finished) -> None:
+    with running(finished("conversations").run, name="demo") as made:
+        alone = made.events(CHAT, {**ASK, "seed": 6})
+        with made.connect(made.request(CHAT, {**ASK, "seed": 6, "stream": True})) as connection:
+            wait_for(lambda: made.service._num_open == 1)
+            made.server.should_exit = True
+            told = received(connection)
+        with pytest.raises(httpx.ConnectError):
+            made.get("/health")
+    assert told.count(b"data: ") == len(alone) + 1
+    assert b"data: [DONE]" in told
+
+
+# --------------------------------------------------------------------------- what is told of it
+
+
+def test_every_request_has_a_line_in_the_log_without_its_text(
+    chats: Running, capfd: pytest.CaptureFixture[str]
+) -> None:
+    answer = chats.chat("密语", max_tokens=3)
+    chats.get("/secret/path")
+    lines = capfd.readouterr().err.splitlines()
+    mine = next(line for line in lines if answer.headers["x-request-id"] in line)
+    usage = answer.json()["usage"]
+    assert f"POST {CHAT} 200 {usage['prompt_tokens']}+{usage['completion_tokens']} tokens" in mine
+    assert not any("密语" in line or "secret" in line for line in lines)
+    assert any(" GET other 404 " in line for line in lines)
+
+
+def test_metrics_count_requests_tokens_and_rows(chats: Running) -> None:
+    name = f'unpad_requests_total{{route="{CHAT}",status="200"}}'
+    made = chats.metric("unpad_tokens_made_total")
+    chats.chat(max_tokens=2)
+    before = chats.metric(name)
+    answer = chats.chat(max_tokens=2).json()
+    assert chats.metric(name) == before + 1
+    assert chats.metric("unpad_tokens_made_total") - made == 2 * answer["usage"]["completion_tokens"]
+    assert chats.metric("unpad_padding_tokens_total") == 0
+    assert chats.metric("unpad_first_token_seconds_count") > 1
+    assert chats.metric("unpad_token_seconds_count") > 1
+    for name in ("unpad_rows_live", "unpad_rows_waiting", "unpad_kept_bytes", "unpad_tokens_reused_total"):
+        chats.metric(name)
+
+
+def test_the_page_is_served_with_a_policy_unless_it_is_not_wanted(chats: Running) -> None:
+    answer = chats.get("/")
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert answer.headers["x-content-type-options"] == "nosniff"

@@ -1,0 +1,307 @@
+"""Runs of images, of questions about images and of patients: answers are those of `unpad infer` and `unpad embed`."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tests.helpers.serving import Running, running, wait_for
+
+if TYPE_CHECKING:
+    from tests.helpers.families import Finished
+
+KIND = {"Content-Type": "image/png"}
+
+
+@pytest.fixture(scope="module")
+def images(finished: Finished) -> Iterator[Running]:
+    with running(finished("images").run, name="pictures") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def questions(finished: Finished) -> Iterator[Running]:
+    with running(finished("questions").run, name="asks") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def patients(finished: Finished) -> Iterator[Running]:
+    with running(finished("patients").run, name="events") as made:
+        yield made
+
+
+def pictures(finished: Finished, family: str) -> list[Path]:
+    folder = finished(family).recipe.parent / "pictures"
+    return sorted(path for path in folder.rglob("*") if path.suffix == ".png")[:12]
+
+
+def refused(answer: Any, status: int, code: str | None) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    found: dict[str, Any] = answer.json()["error"]
+    assert found["code"] == code
+    assert "/proc" not in found["message"]
+    assert "/tmp" not in found["message"]
+    return found
+
+
+# --------------------------------------------------------------------------- images
+
+
+def test_classes_are_those_of_infer_together_and_alone_bit_for_bit(images: Running, finished: Finished) -> None:
+    from unpad.inference.images import classify
+    from unpad.inference.loaded import load
+
+    paths = pictures(finished, "images")
+    told = classify(load(finished("images").run), paths)
+    expected = [[{"label": name, "score": p} for name, p in answer.top] for answer in told]
+
+    def ask(path: Path) -> Any:
+        return images.client.post("/v1/classify", content=path.read_bytes(), headers=KIND).json()
+
+    assert [ask(path) for path in paths] == expected
+    with ThreadPoolExecutor(6) as pool:
+        waiting = [pool.submit(ask, path) for path in paths]
+        assert [one.result() for one in waiting] == expected
+    inputs = [base64.b64encode(path.read_bytes()).decode() for path in paths]
+    assert images.post("/v1/classify", {"inputs": inputs}).json() == expected
+    top = {"inputs": inputs[0], "parameters": {"top_k": 1}}
+    assert images.post("/v1/classify", top).json() == expected[0][:1]
+
+
+def test_images_that_wait_join_in_one_pass(
+    images: Running, finished: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from unpad.serving import routes
+
+    passes: list[int] = []
+    inner = routes.classes_of
+    monkeypatch.setattr(routes, "classes_of", lambda run, given: (passes.append(len(given)), inner(run, given))[1])
+    paths = pictures(finished, "images")[:6]
+    with ThreadPoolExecutor(6) as pool:
+        with images.held():
+            asked = [
+                pool.submit(images.client.post, "/v1/classify", content=path.read_bytes(), headers=KIND)
+                for path in paths
+            ]
+            wait_for(lambda: images.service._num_open == 6)
+        assert {one.result().status_code for one in asked} == {200}
+    assert passes == [6]
+
+
+def test_the_client_of_hugging_face_reads_the_classes(images: Running, finished: Finished) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    client = hub.InferenceClient(model=f"{images.url}/v1/classify", token="none")
+    path = pictures(finished, "images")[0]
+    assert [one.label for one in client.image_classification(str(path))] == [
+        one["label"] for one in images.client.post("/v1/classify", content=path.read_bytes(), headers=KIND).json()
+    ]
+    assert len(client.image_classification(path.read_bytes(), top_k=1)) == 1
+
+
+def test_details_say_what_is_doubtful(images: Running, finished: Finished) -> None:
+    content = pictures(finished, "images")[0].read_bytes()
+    answer = images.client.post("/v1/classify?details=1", content=content + b"rest", headers=KIND).json()
+    assert set(answer) == {"top", "notes", "mark", "fault"}
+    assert answer["notes"] == ["bytes after the end of the image are ignored"]
+    broken = images.client.post("/v1/classify?details=1", content=b"no image", headers=KIND).json()
+    assert (broken["top"], broken["fault"].partition(" ")[0]) == ([], "E_FORMAT")
+
+
+def test_an_image_that_cannot_be_used_is_refused_with_the_code_of_infer(images: Running, finished: Finished) -> None:
+    from PIL import Image
+
+    content = pictures(finished, "images")[0].read_bytes()
+    good = base64.b64encode(content).decode()
+    for bad, code in ((b"no image", "E_FORMAT"), (content[:-20], "E_TRUNCATED"), (b"", "E_EMPTY")):
+        refused(images.client.post("/v1/classify", content=bad, headers=KIND), 400, code)
+        found = refused(images.post("/v1/classify", {"inputs": [good, base64.b64encode(bad).decode()]}), 400, code)
+        assert found["param"] == "inputs[1]"
+    import io
+
+    blank = io.BytesIO()
+    Image.new("RGB", (9, 9), "red").save(blank, "PNG")
+    refused(images.client.post("/v1/classify", content=blank.getvalue(), headers=KIND), 400, "E_BLANK")
+    refused(images.post("/v1/classify", {"inputs": "!"}), 400, "invalid_base64")
+    refused(images.post("/v1/classify", {"inputs": 5}), 400, None)
+    refused(images.post("/v1/classify", {}), 400, None)
+    refused(images.client.post("/v1/classify", content=content, headers={"Content-Type": "text/plain"}), 415,
+            "unsupported_media_type")  # fmt: skip
+    refused(images.chat(), 404, "wrong_route")
+
+
+def test_models_say_the_classes(images: Running) -> None:
+    facts = images.get("/v1/models").json()["data"][0]["unpad"]
+    assert (facts["kind"], facts["classes"]) == ("images", ["dark", "light"])
+
+
+# --------------------------------------------------------------------------- questions about images
+
+
+def question(path: Path, text: str, **fields: Any) -> dict[str, Any]:
+    url = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+    parts = [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": url}}]
+    return {"messages": [{"role": "user", "content": parts}], **fields}
+
+
+def test_answers_about_images_are_those_of_infer_together_and_alone(questions: Running, finished: Finished) -> None:
+    from unpad.inference.images import ask
+    from unpad.inference.loaded import load
+
+    paths = pictures(finished, "questions")[:6]
+    told = [answer.text for answer in ask(load(finished("questions").run), paths, "什么颜色？")]
+
+    def served(path: Path) -> str:
+        answer = questions.post("/v1/chat/completions", question(path, "什么颜色？"))
+        return answer.json()["choices"][0]["message"]["content"]
+
+    assert [served(path) for path in paths] == told
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(served, paths)) == told
+
+
+def test_a_question_has_one_image_that_can_be_used(questions: Running, finished: Finished) -> None:
+    path = pictures(finished, "questions")[0]
+    chat = "/v1/chat/completions"
+    refused(questions.chat("什么颜色？"), 400, None)
+    body = question(path, "什么颜色？")
+    body["messages"][0]["content"][1]["image_url"]["url"] = "https://a.org/cat.png"
+    assert "data URL" in refused(questions.post(chat, body), 400, "invalid_image_url")["message"]
+    body["messages"][0]["content"][1]["image_url"]["url"] = "data:image/png;base64,AAAA"
+    assert refused(questions.post(chat, body), 400, "E_FORMAT")["param"] == "messages[0].content"
+    refused(questions.post("/v1/completions", {"prompt": "x"}), 404, "wrong_route")
+    facts = questions.get("/v1/models").json()["data"][0]["unpad"]
+    assert facts["kind"] == "vqa"
+    if not facts["kept_patches"]:
+        refused(questions.post(chat, question(path, "什么颜色？", kept_patches=True)), 400, None)
+
+
+# --------------------------------------------------------------------------- patients
+
+
+def instances(finished: Finished, number: int = 9) -> list[dict[str, Any]]:
+    """Patients of the tables, as a client sends them."""
+    folder = finished("patients").recipe.parent / "tables"
+    tests, people = (pq.read_table(folder / f"{name}.parquet").to_pylist() for name in ("tests", "people"))
+    return [
+        {
+            "id": f"p{person['id']}",
+            "events": [{"age": person["age"]}]
+            + [{key: row[key] for key in ("days", "test", "value")} for row in tests if row["id"] == person["id"]],
+        }
+        for person in people[:number]
+    ]
+
+
+def test_predictions_are_those_of_embed_together_and_alone_number_by_number(
+    patients: Running, finished: Finished, tmp_path: Path
+) -> None:
+    from unpad.inference.embed import embed_file
+    from unpad.inference.loaded import load
+
+    out = tmp_path / "vectors.parquet"
+    embed_file(load(finished("patients").run), finished("patients").recipe.parent / "tables", "patient", out)
+    rows = {f"p{row['id']}": row for row in pq.read_table(out).to_pylist()}
+    asked = instances(finished)
+    path = "/v1/models/events:predict"
+    whole = patients.post(path, {"instances": asked, "outputs": ["vector"]}).json()["predictions"]
+    assert [one["id"] for one in whole] == [one["id"] for one in asked]
+    for one in whole:
+        row = rows[one["id"]]
+        assert one["vector"] == row["embedding"]
+        for name in ("probability", "risk", "events", "unknown_codes", "outside_range", "mark"):
+            assert one.get(name) == row.get(name), name
+    assert {"probability", "events", "unknown_codes", "outside_range", "mark"} <= set(whole[0])
+
+    def alone(instance: dict[str, Any]) -> Any:
+        return patients.post(path, {"instances": [instance], "outputs": ["vector"]}).json()["predictions"][0]
+
+    readable = [(one, told) for one, told in zip(asked, whole, strict=True) if len(one["events"]) > 2]
+    assert [alone(one) for one, _ in readable] == [told for _, told in readable]
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(alone, [one for one, _ in readable])) == [told for _, told in readable]
+
+
+def test_explanations_are_the_course_of_the_probability_and_end_with_it(patients: Running, finished: Finished) -> None:
+    asked = [one for one in instances(finished) if len(one["events"]) > 2]
+    whole = patients.post("/v1/models/events:explain", {"instances": asked}).json()["explanations"]
+    probabilities = patients.post("/v1/models/events:predict", {"instances": asked}).json()["predictions"]
+    for one, told, instance in zip(whole, probabilities, asked, strict=True):
+        assert one["id"] == told["id"]
+        days = sorted({event["days"] for event in instance["events"] if "days" in event})
+        assert one["days"] == [None, *days]
+        assert len(one["probability"]) == len(one["attention"]) == len(one["days"])
+        assert 0 < np.sum(one["attention"]) <= 1 + 1e-6  # the rest is the readout's own
+        assert one["probability"][-1] == pytest.approx(told["probability"], abs=1e-6)
+    again = [
+        patients.post("/v1/models/events:explain", {"instances": [one]}).json()["explanations"][0] for one in asked
+    ]
+    assert again == whole
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        ([{"days": -3, "test": "zzz", "value": 1.0}], "E_CODE"), ([], "no event"), ([{"value": 1.0}], "of no table"),
+        ([{"days": -3, "test": "a", "valeu": 1}], "did you mean value"),
+        ([{"days": -3, "test": "a", "value": []}], "expected a"),
+        ([{"days": 5, "test": "a", "value": 1.0}], "after the landmark"), ([{"age": 5}, {"age": 6}], "differ in age"),
+        ([{"days": "soon", "test": "a", "value": 1.0}], "E_"), ([{"days": -3, "test": "a", "value": "much"}], "E_"),
+        ("x", "expected a list"), ([5], "expected an object"),
+        ([{"days": True, "test": "a"}], "expected a text, a number"),
+    ],
+)  # fmt: skip
+def test_patients_are_refused_where_embed_refuses_them(patients: Running, events: Any, said: str) -> None:
+    body = {"instances": [{"id": "secret-7", "events": events}]}
+    answer = patients.post("/v1/models/events:predict", body)
+    found = refused(answer, 400, None)
+    assert said in found["message"], found
+    assert found["param"].startswith("instances")
+    assert "secret-7" not in answer.text
+
+
+def test_nothing_of_a_patient_is_written_to_a_disk_or_the_log(
+    patients: Running,
+    finished: Finished,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    import tempfile
+
+    from unpad.serving import patients as module
+
+    seen: list[tuple[str, bool]] = []
+    inner = module.open_data
+
+    def watched(recipe: Any, *rest: Any) -> Any:
+        seen.extend((path.name, path.is_symlink()) for path in tmp_path.rglob("*") if not path.is_dir())
+        return inner(recipe, *rest)
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(module, "open_data", watched)
+    asked = instances(finished, 3)
+    assert patients.post("/v1/models/events:predict", {"instances": asked}).status_code == 200
+    assert seen
+    assert all(is_link for _, is_link in seen)
+    assert list(tmp_path.iterdir()) == []
+    log = capfd.readouterr().err
+    assert "POST /v1/models/{id}:predict 200" in log
+    assert not any(one["id"] in log for one in asked)
+
+
+def test_models_say_the_columns_of_patients(patients: Running) -> None:
+    facts = patients.get("/v1/models/events").json()["unpad"]
+    assert facts == {"kind": "patients", "columns": ["id", "days", "test", "value", "age"]}
+    refused(patients.post("/v1/models/other:predict", {"instances": []}), 404, "model_not_found")
+    refused(patients.post("/v1/models/events:predict", {"instances": []}), 400, None)
+    refused(patients.post("/v1/models/events:predict", {"instances": [{"id": 1}]}), 400, None)
+    assert json.loads(patients.get("/health").text) == {"status": "ready"}

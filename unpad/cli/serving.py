@@ -1,0 +1,88 @@
+"""The verb that puts a run behind HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unpad.cli.early import check_run
+from unpad.cli.options import Debug, RunArgument
+from unpad.storage.paths import user_path
+
+verbs = typer.Typer()
+NEEDED = ("starlette", "uvicorn", "prometheus_client")  # of the extra `serve`
+
+
+@verbs.command(epilog="Example: unpad serve demo    then open http://127.0.0.1:8000")
+def serve(
+    run: RunArgument,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for a free one.")] = 8000,
+    name: Annotated[str, typer.Option(help="Name of the model for clients; default that of the run's folder.")] = "",
+    rows: Annotated[int, typer.Option(min=1, max=4096, help="Most answers at once.")] = 64,
+    waiting: Annotated[int, typer.Option(min=0, help="Most further answers that wait.")] = 256,
+    memory: Annotated[
+        int | None, typer.Option(min=1, help="MiB of keys and values, of live rows and kept beginnings.")
+    ] = None,
+    piece: Annotated[int, typer.Option(min=1, help="Tokens of prompts that are read between two steps.")] = 256,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds of a request, waiting included.")] = 300,
+    drain: Annotated[float, typer.Option(min=0, help="Seconds that open answers may go on after a signal.")] = 30,
+    max_body: Annotated[
+        int | None, typer.Option(min=1, help="MiB of a request's body; default 4, or 20 for images.")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(parser=user_path, help="File with tokens, one a line; clients have to send one.")
+    ] = None,
+    no_token: Annotated[
+        bool, typer.Option("--no-token", help="Let anyone ask who reaches --host, without a token.")
+    ] = False,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A further name of this server; may be repeated.")
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None, typer.Option(help="Origin of a page that may ask, such as https://a.org; may be repeated.")
+    ] = None,
+    no_page: Annotated[bool, typer.Option("--no-page", help="Show no page at /.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Serve a run: a page to talk to it, and OpenAI's protocol for programs. Ctrl-C ends it after open answers."""
+    require_serve()
+    from unpad.serving.limits import MIB, Limits, check_reach, read_tokens
+
+    tokens = read_tokens(token_file) if token_file is not None else ()
+    check_reach(host, tokens, no_token)
+    check_run(run)
+    from unpad.serving.server import Listening
+    from unpad.serving.server import serve as serve_run
+    from unpad.serving.start import RunOpening
+
+    limits = Limits(
+        host=host,
+        rows=rows,
+        waiting=waiting,
+        timeout=timeout,
+        max_body=None if max_body is None else max_body * MIB,
+        tokens=tokens,
+        hosts=tuple(allow_host or ()),
+        origins=tuple(allow_origin or ()),
+    )
+    opening = RunOpening(run, name, rows, None if memory is None else memory * MIB, piece)
+    serve_run(opening, limits, Listening(port, drain, not no_page))
+
+
+def require_serve() -> None:
+    """Refuse to serve without the libraries of the extra.
+
+    Raises:
+        RecipeError: one is missing.
+    """
+    from importlib.util import find_spec
+
+    from unpad.errors import RecipeError
+
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        what = f"{' and '.join(missing)} cannot be imported, and a server needs it"
+        raise RecipeError(what, where="unpad serve", fix="pip install 'unpad[serve]'")

@@ -1,0 +1,129 @@
+"""The application: what every request passes through, and the routes behind it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from unpad.errors import nearest
+from unpad.serving.limits import Limits, allowing, check_headers
+from unpad.serving.log import log_fault, log_request
+from unpad.serving.protocol import RequestError
+from unpad.serving.routes import PATHS, routes
+from unpad.serving.service import Service, failed
+
+UNKNOWN = "other"  # route of a request that fits none, whose path may hold anything
+METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE")
+LEFT = 499  # status in the log of a request whose client left before its answer began
+
+
+def application(service: Service, *, page: bool = True) -> ASGIApp:
+    """The application around a service; `page`: whether it shows the page at `/`."""
+    handlers: dict[Any, Any] = {RequestError: _refuse, HTTPException: _no_route, Exception: _fault}
+    inner = Starlette(routes=routes(service, page=page), exception_handlers=handlers)
+    return Front(inner, service)
+
+
+async def _refuse(http: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError), "registered for it"
+    return answer_of(error)
+
+
+async def _fault(http: Request, error: Exception) -> Response:
+    return answer_of(failed(error))
+
+
+def answer_of(error: RequestError) -> Response:
+    return JSONResponse(error.to_json(), error.status, error.headers)
+
+
+async def _no_route(http: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "registered for it"
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "GET")
+        what = f"this route does not take {http.method}: use {allowed}"
+        return answer_of(RequestError(what, status=405, code="method_not_allowed", headers={"Allow": allowed}))
+    hint = nearest(http.url.path[:60], PATHS)
+    return answer_of(RequestError(f"there is no such route: {hint}", status=404, code="not_found"))
+
+
+class Front:
+    """What every request passes through: who may ask, an id, a line in the log, numbers, and an answer to any fault."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await _refuse_other(scope, receive, send)
+            return
+        seen = _Sent(send, f"req-{uuid.uuid4().hex}", _cross(Headers(scope=scope), self._service.limits))
+        scope.setdefault("state", {})["seen"] = seen
+        try:
+            await self._answer(scope, receive, seen.send)
+        except ClientDisconnect:
+            seen.status = seen.status or LEFT
+        except Exception as error:
+            log_fault(f"in {seen.id}", error)
+            if not seen.status:
+                await answer_of(failed(error))(scope, receive, seen.send)
+        self._note(scope, seen)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        try:
+            if scope["method"] == "OPTIONS" and "origin" in headers:  # asks whether it may ask, without a token
+                check_headers(headers, "/", self._service.limits)
+                await Response(status_code=204)(scope, receive, send)
+                return
+            check_headers(headers, scope["path"], self._service.limits)
+        except RequestError as error:
+            await answer_of(error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _note(self, scope: Scope, seen: _Sent) -> None:
+        status = seen.status or LEFT
+        self._service.metrics.requests.labels(seen.route, str(status)).inc()
+        method = scope["method"] if scope["method"] in METHODS else UNKNOWN
+        log_request(seen.id, f"{method} {seen.route}", status, seen.tokens, time.monotonic() - seen.began)
+
+
+class _Sent:
+    """What was sent of one answer; `route` and `tokens` are written by the route."""
+
+    def __init__(self, send: Send, id: str, headers: dict[str, str]) -> None:
+        self._send, self.id, self._headers = send, id, headers
+        self.route, self.status, self.tokens, self.began = UNKNOWN, 0, "0+0 tokens", time.monotonic()
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers.update({"X-Request-Id": self.id, "X-Content-Type-Options": "nosniff", **self._headers})
+        await self._send(message)
+
+
+def _cross(headers: Headers, limits: Limits) -> dict[str, str]:
+    origin = headers.get("origin", "")
+    return allowing(origin) if origin in limits.origins else {}
+
+
+async def _refuse_other(scope: Scope, receive: Receive, send: Send) -> None:
+    """Close web sockets, and let the server begin and end."""
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1000})
+        return
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

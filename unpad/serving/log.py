@@ -1,0 +1,21 @@
+"""Lines of the server's log, on standard error: one a request, and faults of the program; no text of a request."""
+
+from __future__ import annotations
+
+import traceback
+from datetime import datetime
+
+from unpad.terminal.printing import print_lines
+
+
+def log_request(id: str, route: str, status: int, tokens: str, seconds: float) -> None:
+    """Time, id, route, status, tokens and seconds of a request that is done."""
+    now = datetime.now().astimezone().isoformat(timespec="milliseconds")
+    print_lines([f"{now} {id} {route} {status} {tokens} {seconds:.3f} s"], to_errors=True)
+
+
+def log_fault(place: str, error: BaseException) -> None:
+    """The traceback of a fault, without the messages of errors, which may quote a request."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f"  {frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+    print_lines([f"fault {place}: {type(error).__name__}", *lines], to_errors=True)

@@ -1,0 +1,354 @@
+"""Patients of requests: rows of events become the run's tables, in memory alone, and predictions as of `unpad embed`.
+
+The model's passes join those of other requests; a patient's numbers have the same bits whoever is beside it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from unpad.batching.batch import RaggedBatch, concatenate
+from unpad.data.family import open_data
+from unpad.data.histories.event_files import AUTO, find_files
+from unpad.data.measuring import Measuring, once_each
+from unpad.data.patients import EventData
+from unpad.data.sources.files import resolve_path
+from unpad.data.sources.split import Wanted
+from unpad.errors import SourceError, UnpadError, nearest
+from unpad.inference.embed import predicts, with_tables
+from unpad.inference.loaded import LoadedRun
+from unpad.inference.patient_marks import mark_patients, refuse_unknown
+from unpad.inference.patients import outcomes
+from unpad.models.contract import PredictsSets
+from unpad.models.set_sequence.event_sets import EventSets
+from unpad.nn.linear import independent_rows
+from unpad.recipes.data import EventLabels, EventSource
+from unpad.serving.protocol import Instance, RequestError
+
+ID = "id"  # column that joins the tables of a request; its numbers are places in the request
+Cell = str | int | float | None
+
+
+@dataclass(frozen=True)
+class Form:
+    """Columns of one table of a run, by which its rows are told from those of others.
+
+    Args:
+        source: the table as the recipe has it, with the columns by which it is read here.
+        timed: columns of time and code; none for a table of facts.
+        needs: those of them that a row has to have.
+        others: value, number of the set, or the facts.
+    """
+
+    source: EventSource
+    name: str
+    timed: tuple[str, ...]
+    needs: tuple[str, ...]
+    others: tuple[str, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (*self.timed, *self.others)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables that a run reads; `landmark` is the column with the landmark of each patient, "" without one."""
+
+    run: LoadedRun
+    forms: tuple[Form, ...]
+    landmark: str
+
+    @staticmethod
+    def of(run: LoadedRun) -> Tables:
+        """Read the forms of a run's tables from its recipe, and from the tables themselves where names are `auto`."""
+        forms = tuple(_form(run, number, source) for number, source in enumerate(run.recipe.data.events))
+        landmark = run.recipe.events.landmark
+        return Tables(run, forms, landmark if isinstance(landmark, str) else "")
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns of the rows of a request, that of the id first."""
+        names = [name for form in self.forms for name in form.columns]
+        return list(dict.fromkeys([ID, *names, *([self.landmark] if self.landmark else [])]))
+
+    def read(self, instances: Sequence[Instance]) -> EventData:
+        """Patients of a request as the model reads them; those of `EventData.ids` are places in the request.
+
+        Raises:
+            RequestError: a row has an unknown column, or is of no table.
+            SourceError: as `unpad embed --data`: a value cannot be used, or no code of a table is known.
+        """
+        tables = {form.name: self._table(form, instances) for form in self.forms}
+        recipe = self.run.recipe
+        with in_memory(tables) as places, ExitStack() as stack:
+            labels = None
+            if self.landmark and recipe.events.labels is not None:
+                labels = self._labels(recipe.events.labels, instances, stack)
+            sources = [form.source.model_copy(update={"path": str(places[form.name])}) for form in self.forms]
+            moved = with_tables(recipe, sources, labels)
+            stop = {"data": moved.data.model_copy(update={"on_bad_row": "stop"})}
+            with _without_places(places.values()):
+                found = cast(EventData, open_data(moved.model_copy(update=stop), self.run.files, Wanted.NEW))
+                refuse_unknown(found)
+        known = {int(one) for one in found.ids.tolist()}
+        for place in range(len(instances)):
+            if place not in known:
+                raise RequestError("the patient has no event: give at least one", f"instances[{place}].events")
+        return found
+
+    def check(self, instances: Sequence[Instance]) -> None:
+        """Refuse rows with unknown columns, and rows of no table.
+
+        Raises:
+            RequestError: names the row.
+        """
+        known, needs = self.columns[1:], [form.needs for form in self.forms if form.timed]
+        facts = {name for form in self.forms if not form.timed for name in form.others} | {self.landmark}
+        for place, instance in enumerate(instances):
+            for number, row in enumerate(instance.events):
+                param = f"instances[{place}].events[{number}]"
+                for name in row:
+                    if name not in known:
+                        raise RequestError(f"unknown column: {nearest(name[:60], known)}", param)
+                given = {name for name, cell in row.items() if cell is not None}
+                is_timed = any(given >= set(one) for one in needs)
+                if not is_timed and not (given and given <= facts):
+                    wanted = " or ".join(map(" and ".join, needs))
+                    raise RequestError(f"the row is of no table of the run: an event needs {wanted}", param)
+
+    def _table(self, form: Form, instances: Sequence[Instance]) -> pa.Table:
+        if not form.timed:
+            return _facts(form.others, instances)
+        earlier = [one.needs for one in self.forms[: self.forms.index(form)] if one.timed]
+        rows = [
+            (place, row)
+            for place, instance in enumerate(instances)
+            for row in instance.events
+            if _has(row, form.needs) and not any(_has(row, needs) for needs in earlier)
+        ]
+        columns = {name: _column(name, [row.get(name) for _, row in rows], form.timed) for name in form.columns}
+        given = {
+            name: column for name, column in columns.items() if name in form.timed or column.null_count < len(rows)
+        }
+        return pa.table({ID: pa.array([place for place, _ in rows], pa.int64()), **given, **_empty(form, given)})
+
+    def _labels(self, labels: EventLabels, instances: Sequence[Instance], stack: ExitStack) -> EventLabels:
+        """The table of labels of a request: landmarks without outcomes."""
+        outcomes_of = [name for name in (labels.label, labels.time, labels.event, labels.duration) if name]
+        empty = {name: pa.nulls(len(instances), pa.float64()) for name in outcomes_of if name != self.landmark}
+        table = _facts((self.landmark,), instances)
+        for name, column in empty.items():
+            table = table.append_column(name, column)
+        place = stack.enter_context(in_memory({"labels": table}))["labels"]
+        return labels.model_copy(update={"path": str(place), "id": ID, "censored": "keep", "missing": "keep"})
+
+
+def _form(run: LoadedRun, number: int, source: EventSource) -> Form:
+    name = f"{Path(source.path).stem.replace('*', '') or 'events'}-{number}"
+    if source.static:
+        return Form(source.model_copy(update={"id": ID, "layout": "table"}), name, (), (), tuple(source.static))
+    layout = _layout(run, source)
+    names = AUTO[layout]
+
+    def column(asked: str, kind: str) -> str:
+        return names[kind][0] if asked == "auto" else asked
+
+    time, code = column(source.time, "time"), column(source.code, "code")
+    value = None if source.value is None else column(source.value, "value")
+    read: dict[str, Any] = {"id": ID, "time": time, "code": code, "value": value}
+    read["layout"] = "meds" if layout == "meds" else "table"
+    if layout == "patients" and source.negative == "auto":
+        read["negative"] = "error"
+    numbered = () if source.set in (None, "auto") else (source.set,)
+    needs = (code,) if layout == "meds" else (time, code)
+    others = (*(() if value is None else (value,)), *numbered)
+    return Form(source.model_copy(update=read), name, (time, code), needs, others)
+
+
+def _layout(run: LoadedRun, source: EventSource) -> str:
+    """Layout of a source; that of tables where its files are gone."""
+    try:
+        return find_files(source, resolve_path(run.recipe.data, source.path))[1]
+    except (UnpadError, OSError):
+        return "table" if source.layout == "auto" else source.layout
+
+
+# --------------------------------------------------------------------------- tables in memory
+
+
+def _has(row: Mapping[str, Cell], names: Sequence[str]) -> bool:
+    return all(row.get(name) is not None for name in names)
+
+
+def _column(name: str, cells: Sequence[Cell], codes: Sequence[str] = ()) -> pa.Array:
+    """Cells as one type: numbers, or texts where one is a text or the column is that of codes."""
+    if any(type(cell) is str for cell in cells) or (codes and name == codes[-1]):
+        return pa.array([None if cell is None else str(cell) for cell in cells], pa.string())
+    if all(type(cell) is int or cell is None for cell in cells):
+        return pa.array(cells, pa.int64())
+    return pa.array([None if cell is None else float(cell) for cell in cells], pa.float64())
+
+
+def _empty(form: Form, given: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+    """Columns of values without any."""
+    num = len(given[form.timed[0]])
+    return {name: pa.nulls(num, pa.float64()) for name in form.others if name not in given}
+
+
+def _facts(names: Sequence[str], instances: Sequence[Instance]) -> pa.Table:
+    """One row per patient with the facts that any of its rows has.
+
+    Raises:
+        RequestError: two rows differ in a fact.
+    """
+    columns: dict[str, list[Cell]] = {name: [] for name in names}
+    for place, instance in enumerate(instances):
+        for name in names:
+            found = list(dict.fromkeys(row[name] for row in instance.events if row.get(name) is not None))
+            if len(found) > 1:
+                what = f"rows of one patient differ in {name}, which is a fact that holds for all of them"
+                raise RequestError(what, f"instances[{place}].events")
+            columns[name].append(found[0] if found else None)
+    ids = pa.array(range(len(instances)), pa.int64())
+    return pa.table({ID: ids, **{name: _column(name, cells) for name, cells in columns.items()}})
+
+
+@contextmanager
+def in_memory(tables: Mapping[str, pa.Table]) -> Iterator[dict[str, Path]]:
+    """Paths of tables whose contents are in memory; on the disk are links to them alone, as long as the context is."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="unpad-")))
+        places = {}
+        for name, table in tables.items():
+            file = stack.enter_context(os.fdopen(os.memfd_create(f"unpad-{name}"), "wb"))
+            pq.write_table(table, file)
+            file.flush()
+            places[name] = folder / f"{name}.parquet"
+            places[name].symlink_to(f"/proc/{os.getpid()}/fd/{file.fileno()}")
+        yield places
+
+
+@contextmanager
+def _without_places(places: Any) -> Iterator[None]:
+    """Errors inside name tables, not where they were."""
+    folders = {f"{place.parent}/" for place in places}
+    try:
+        yield
+    except UnpadError as error:
+        texts = {"what": error.summary, "fix": error.fix, "details": "\n".join(error.details)}
+        for folder in folders:
+            texts = {name: text.replace(folder, "") for name, text in texts.items()}
+        raise SourceError(texts["what"], fix=texts["fix"], details=texts["details"].splitlines()) from None
+
+
+# --------------------------------------------------------------------------- passes and answers
+
+
+def batches(run: LoadedRun, data: EventData) -> list[tuple[np.ndarray, RaggedBatch]]:
+    """Batches of all patients, each with the places of its patients in the data."""
+    over = Measuring(run.model, data, np.arange(len(data.table)), run.recipe.plan, targets=once_each)
+    return [(micro.seq_ids, data.load(micro)) for micro in over.micros()]
+
+
+def computed(run: LoadedRun, kind: str, given: Sequence[RaggedBatch]) -> list[dict[str, np.ndarray]]:
+    """Numbers of every batch, computed together in passes of the run's size.
+
+    Args:
+        kind: "predict", "vector" or "explain".
+    """
+    results: list[dict[str, np.ndarray]] = []
+    waiting: list[RaggedBatch] = []
+    for batch in given:
+        if waiting and sum(one.total_tokens for one in waiting) + batch.total_tokens > run.recipe.plan.tokens_per_micro:
+            results += _computed(run, kind, waiting)
+            waiting = []
+        waiting.append(batch)
+    return results + (_computed(run, kind, waiting) if waiting else [])
+
+
+@torch.no_grad()
+def _computed(run: LoadedRun, kind: str, given: Sequence[RaggedBatch]) -> list[dict[str, np.ndarray]]:
+    model, batch = run.model, concatenate(list(given))
+    assert isinstance(model, PredictsSets), "a run of patients"
+    sizes = [one.num_seqs for one in given]
+    with independent_rows():
+        if kind == "vector":
+            found = {"vector": model.vectors(batch, "patient").float().numpy()}
+        elif kind == "explain":
+            probability, attention = model.course(batch)
+            found = {"probability": probability.numpy(), "attention": attention.numpy()}
+            sizes = [int(one.require(EventSets).history.lengths().sum()) for one in given]
+        else:
+            found = outcomes(model, batch)
+    cuts = np.cumsum(sizes)[:-1]
+    parts = {name: np.split(values, cuts) for name, values in found.items()}
+    return [{name: values[place] for name, values in parts.items()} for place in range(len(given))]
+
+
+def predictions(
+    run: LoadedRun,
+    data: EventData,
+    instances: Sequence[Instance],
+    found: Sequence[tuple[np.ndarray, Mapping[str, np.ndarray]]],
+) -> list[dict[str, Any]]:
+    """What `unpad embed` writes of every patient of a request.
+
+    Args:
+        found: places of patients in the data, and numbers of theirs.
+    """
+    classifies, has_hazards = predicts(run)
+    marks = mark_patients(data)
+    columns = {name: column.to_pylist() for name, column in marks.columns().items()}
+    answers: list[dict[str, Any]] = [{"id": instance.id} for instance in instances]
+    ids = [int(one) for one in data.ids.tolist()]
+    for places, numbers in found:
+        for row, place in enumerate(places.tolist()):
+            answer = answers[ids[place]]
+            if classifies and "log_p" in numbers:
+                answer["probability"] = float(np.exp(numbers["log_p"][row, 1]))
+            if has_hazards and "risk" in numbers:
+                answer["risk"] = float(numbers["risk"][row])
+            answer |= {name: column[place] for name, column in columns.items()}
+            if "vector" in numbers:
+                answer["vector"] = numbers["vector"][row].tolist()
+    return answers
+
+
+def explanations(
+    data: EventData,
+    instances: Sequence[Instance],
+    found: Sequence[tuple[np.ndarray, Mapping[str, np.ndarray]]],
+) -> list[dict[str, Any]]:
+    """Per patient and set, the probability had the record ended with it, and its share of attention.
+
+    `days` are those from the landmark, null for facts without a time.
+    """
+    ids, answers = [int(one) for one in data.ids.tolist()], list[dict[str, Any]]([{}] * len(instances))
+    sets = data.sets
+    for places, numbers in found:
+        starts = np.append(0, np.cumsum(np.diff(sets.sets_of)[places])).tolist()
+        for row, place in enumerate(places.tolist()):
+            mine, (first, last) = slice(*starts[row : row + 2]), sets.sets_of[place : place + 2].tolist()
+            days = [
+                None if bare else float(day)
+                for day, bare in zip(sets.times[first:last], sets.timeless[first:last], strict=True)
+            ]
+            answers[ids[place]] = {
+                "id": instances[ids[place]].id,
+                "days": days,
+                "probability": numbers["probability"][mine].tolist(),
+                "attention": numbers["attention"][mine].tolist(),
+            }
+    return answers

@@ -1,0 +1,117 @@
+"""Images of requests: from data URLs and base64, in memory alone, to the prompts and classes of `unpad infer`."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unpad.batching.batch import RaggedBatch
+from unpad.data.pixels.formats import NOTES, ImageError
+from unpad.inference.images import Answer, ReadImage, classify_images, question_about, read_image
+from unpad.inference.loaded import LoadedRun
+from unpad.models.vision_language.model import VisionLanguage
+from unpad.nn.linear import independent_rows
+from unpad.serving.protocol import RequestError
+
+ALL = 1 << 30  # classes
+
+
+def image_bytes(url: str, param: str) -> bytes:
+    """Bytes of an image in a data URL.
+
+    Raises:
+        RequestError: it is another URL, which this server does not fetch, or its base64 is damaged.
+    """
+    head, comma, data = url.partition(",")
+    if not comma or not head.startswith("data:") or not head.endswith(";base64"):
+        what = "an image_url is no data URL: send the image itself, as data:image/png;base64,..."
+        raise RequestError(what, param, code="invalid_image_url")
+    return decoded(data, param)
+
+
+def decoded(data: str, param: str) -> bytes:
+    """Bytes of base64. Raises RequestError if it is damaged."""
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        raise RequestError("the base64 of an image is damaged: encode it again", param, code="invalid_base64") from None
+
+
+@contextmanager
+def in_memory(content: bytes) -> Iterator[Path]:
+    """A file without a place on a disk, as long as the context is open."""
+    with os.fdopen(os.memfd_create("unpad"), "wb") as file:
+        file.write(content)
+        file.flush()
+        yield Path(f"/proc/self/fd/{file.fileno()}")
+
+
+def read_images(run: LoadedRun, contents: Sequence[bytes]) -> list[ReadImage | ImageError]:
+    """Images as the model reads them, or why one cannot be used."""
+    return [_read_one(run, content) for content in contents]
+
+
+def _read_one(run: LoadedRun, content: bytes) -> ReadImage | ImageError:
+    try:
+        return read_image(run, content, Path())
+    except ImageError as error:
+        return error
+
+
+def classes_of(run: LoadedRun, images: Sequence[ReadImage]) -> list[Answer]:
+    """Classes of images, all of them, in passes of the run's size; of one as of many, bit for bit."""
+    answers: list[Answer] = []
+    waiting: list[ReadImage] = []
+    for image in images:
+        waiting.append(image)
+        if sum(len(one.patches) for one in waiting) >= run.recipe.plan.tokens_per_micro:
+            answers += classify_images(run, waiting, ALL)
+            waiting = []
+    return answers + classify_images(run, waiting, ALL)
+
+
+def top_of(answer: Answer, number: int) -> list[dict[str, Any]]:
+    """The likeliest classes of an image, as clients of Hugging Face read them."""
+    return [{"label": name, "score": p} for name, p in answer.top[:number]]
+
+
+def detailed(answer: Answer | ImageError, number: int) -> dict[str, Any]:
+    """The likeliest classes of an image with what is doubtful about it."""
+    if isinstance(answer, ImageError):
+        return {"top": [], "notes": [], "mark": "", "fault": f"{answer.code} {answer.what}; {answer.fix}"}
+    notes = [NOTES[note] for note in answer.notes]
+    return {"top": top_of(answer, number), "notes": notes, "mark": answer.mark, "fault": ""}
+
+
+def kept_patches(run: LoadedRun, batch: RaggedBatch, grid: tuple[int, int]) -> dict[str, Any]:
+    """The patches that entered each block for a prompt with one image, by row and column; for the model's thread."""
+    model = run.model
+    assert isinstance(model, VisionLanguage), "the run answers questions about images"
+    with torch.inference_mode(), independent_rows():
+        model.last_hidden(batch)
+    columns = grid[1]
+    blocks = [[list(divmod(patch, columns)) for patch in sorted(one.tolist())] for one in model.kept_tokens]
+    return {"grid": list(grid), "blocks": blocks}
+
+
+def shows_patches(run: LoadedRun) -> bool:
+    """Whether a model's visual tokens stand for one patch each, some of which it removes."""
+    model = run.model
+    return isinstance(model, VisionLanguage) and "hard" in model.modes and model.config.merge is None
+
+
+def question_prompt(run: LoadedRun, content: bytes, question: str) -> tuple[RaggedBatch, tuple[int, int]]:
+    """The prompt of a question about an image, as `unpad infer --question` makes it, and rows and columns of patches.
+
+    Raises:
+        ImageError: the image cannot be used.
+    """
+    with in_memory(content) as path:
+        return question_about(run, path, content, question)

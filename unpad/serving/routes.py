@@ -1,0 +1,343 @@
+"""The routes: a body becomes an ask, the ask a place in the queue, and what comes back an answer of the protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from unpad.data.patients import EventData
+from unpad.data.pixels.formats import ImageError
+from unpad.inference.embed import predicts
+from unpad.inference.images import ReadImage
+from unpad.serving.limits import check_type, read_body
+from unpad.serving.page import content_security_policy, page
+from unpad.serving.patients import batches, computed, explanations, predictions
+from unpad.serving.pictures import classes_of, decoded, detailed, kept_patches, read_images, top_of
+from unpad.serving.protocol import (
+    TOP_CLASSES,
+    ChatAsk,
+    ClassifyAsk,
+    PatientsAsk,
+    RequestError,
+    Sampling,
+    parse_body,
+    read_chat,
+    read_classify,
+    read_completion,
+    read_patients,
+    refusals,
+)
+from unpad.serving.replies import DONE, Head, TextPiece, WholeAnswer, chunk, closing, failure, opening, usage, whole
+from unpad.serving.served import ModelPrompt, Notes
+from unpad.serving.service import Service
+
+PATHS = [
+    "/", "/health", "/metrics", "/v1/models", "/v1/chat/completions", "/v1/completions", "/v1/classify",
+    "/v1/models/{id}:predict", "/v1/models/{id}:explain",
+]  # fmt: skip
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def routes(service: Service, *, page: bool) -> list[Route]:
+    """All routes of a server; `page`: whether `/` is one."""
+    found = [
+        Route("/health", partial(_health, service)),
+        Route("/metrics", partial(_metrics, service)),
+        Route("/v1/models", partial(_models, service)),
+        Route("/v1/models/{id}", partial(_model, service)),
+        Route("/v1/chat/completions", partial(_chat, service), methods=["POST"]),
+        Route("/v1/completions", partial(_completion, service), methods=["POST"]),
+        Route("/v1/classify", partial(_classify, service), methods=["POST"]),
+        Route("/v1/models/{id}:predict", partial(_predict, service), methods=["POST"]),
+        Route("/v1/models/{id}:explain", partial(_explain, service), methods=["POST"]),
+        Route("/v1/embeddings", partial(_embeddings, service), methods=["POST"]),
+        Route("/v1/responses", partial(_responses, service), methods=["POST"]),
+    ]
+    if page:
+        found.append(Route("/", _page))
+    return [_noting(route) for route in found]
+
+
+def _noting(route: Route) -> Route:
+    """The route, which tells its path to the log; the path that was asked for may hold anything."""
+    inner = route.app
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"]["seen"].route = route.path
+        await inner(scope, receive, send)
+
+    route.app = app
+    return route
+
+
+# --------------------------------------------------------------------------- what the server says of itself
+
+
+async def _page(http: Request) -> Response:
+    text = page()
+    headers = {
+        "Content-Security-Policy": content_security_policy(text), "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-cache",
+    }  # fmt: skip
+    return HTMLResponse(text, headers=headers)
+
+
+async def _health(service: Service, http: Request) -> Response:
+    return JSONResponse({"status": service.state}, 200 if service.state == "ready" else 503)
+
+
+async def _metrics(service: Service, http: Request) -> Response:
+    return Response(await service.numbers(), media_type=service.metrics.content_type)
+
+
+async def _models(service: Service, http: Request) -> Response:
+    return JSONResponse({"object": "list", "data": [service.ready().to_json()]})
+
+
+async def _model(service: Service, http: Request) -> Response:
+    served = service.ready()
+    served.check_model(http.path_params["id"])
+    return JSONResponse(served.to_json())
+
+
+async def _embeddings(service: Service, http: Request) -> Response:
+    name = service.ready().name
+    what = f"the run {name} has no trained vectors of texts, and vectors of a hidden layer would not be any"
+    raise RequestError(f"{what}: use a model that was trained for them", status=404, code="no_embeddings")
+
+
+async def _responses(service: Service, http: Request) -> Response:
+    what = "this server has no /v1/responses: use /v1/chat/completions, with the same messages"
+    raise RequestError(what, status=404, code="wrong_route")
+
+
+# --------------------------------------------------------------------------- texts
+
+
+async def _chat(service: Service, http: Request) -> Response:
+    served = service.ready()
+    served.check_route("chat", "text", "vqa")
+    check_type(http)
+    content = await read_body(http, service.limits, service.max_body)
+
+    def prompted() -> tuple[ModelPrompt, ChatAsk]:
+        ask = read_chat(parse_body(content))
+        served.check_model(ask.model)
+        return served.chat(ask), ask
+
+    prompt, ask = await service.prepare(prompted)
+    patches = {}
+    if ask.kept_patches:
+
+        def shown(prompts: Sequence[ModelPrompt]) -> list[dict[str, Any]]:
+            return [kept_patches(served.run, one.batch, one.grid) for one in prompts]
+
+        (found,) = await while_listening(http.receive, service.once("patches", [prompt], shown))
+        patches = {"kept_patches": found}
+    return Told(service, "chat", [prompt], ask.sampling, more=patches)
+
+
+async def _completion(service: Service, http: Request) -> Response:
+    served = service.ready()
+    served.check_route("chat", "text")
+    check_type(http)
+    content = await read_body(http, service.limits, service.max_body)
+
+    def prompted() -> tuple[list[ModelPrompt], Sampling, bool]:
+        ask = read_completion(parse_body(content))
+        served.check_model(ask.model)
+        return served.completion(ask), ask.sampling, ask.echo
+
+    prompts, sampling, echo = await service.prepare(prompted)
+    return Told(service, "text", prompts, sampling, echo=echo)
+
+
+class Told(Response):
+    """Answers of the engine, streamed or whole; the rows are freed as soon as the client leaves.
+
+    Args:
+        more: what the field `unpad` has besides notes.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        kind: str,
+        prompts: Sequence[ModelPrompt],
+        sampling: Sampling,
+        *,
+        echo: bool = False,
+        more: Mapping[str, Any] | None = None,
+    ) -> None:
+        served = service.ready()
+        name = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{uuid.uuid4().hex}"
+        self._head = Head(name, int(time.time()), served.name, service.fingerprint, kind)
+        self._sampling = sampling
+        self._notes = {**sum((prompt.notes for prompt in prompts), Notes()).to_json(), **(more or {})}
+        self._answering = service.ask(prompts, sampling, echo=echo)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        tell = self._stream(scope, receive, send) if self._sampling.stream else self._whole(scope, receive, send)
+        try:
+            await while_listening(receive, tell)
+        finally:
+            self._answering.cancel()
+            scope["state"]["seen"].tokens = f"{self._answering.num_read}+{self._answering.num_made} tokens"
+
+    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        choices = [WholeAnswer(index) for index in range(self._answering.num_answers)]
+        async for piece in self._answering.pieces():
+            choices[piece.index].add(piece)
+        said = whole(self._head, choices, self._usage(), self._notes, with_tokens=self._sampling.top is not None)
+        await JSONResponse(said)(scope, receive, send)
+
+    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send events; the head waits for the first, so that an error before it has a status of its own."""
+        pieces = self._answering.pieces()
+        first = await anext(pieces)
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store"),
+                   (b"x-accel-buffering", b"no")]  # fmt: skip
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        begun: set[int] = set()
+        left = self._answering.num_answers
+        parts = [self._event(first, begun, left := left - bool(first.finished))]
+        try:
+            await _send(send, b"".join(parts))
+            async for piece in pieces:
+                left -= bool(piece.finished)
+                await _send(send, self._event(piece, begun, left))
+            await _send(send, (closing(self._head, self._usage()) if self._sampling.include_usage else b"") + DONE)
+        except RequestError as error:
+            await _send(send, failure(error))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _event(self, piece: TextPiece, begun: set[int], left: int) -> bytes:
+        """The event of a piece, after the opening of its answer; the last one has the notes."""
+        head = b""
+        if self._head.kind == "chat" and piece.index not in begun:
+            head = opening(self._head, piece.index)
+            begun.add(piece.index)
+        notes = None if left else self._notes
+        return head + chunk(self._head, piece, with_tokens=self._sampling.top is not None, notes=notes)
+
+    def _usage(self) -> Mapping[str, Any]:
+        return usage(self._answering.num_read, self._answering.num_cached, self._answering.num_made)
+
+
+async def _send(send: Send, body: bytes) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def while_listening(receive: Receive, work: Awaitable[Any]) -> Any:
+    """Result of some work, which ends at once if the client leaves.
+
+    Raises:
+        ClientDisconnect: it left.
+    """
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientDisconnect
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+# --------------------------------------------------------------------------- images and patients
+
+
+async def _classify(service: Service, http: Request) -> Response:
+    served = service.ready()
+    served.check_route("images")
+    is_json = check_type(http, takes_files=True)
+    details = http.query_params.get("details") == "1"
+    content = await read_body(http, service.limits, service.max_body)
+
+    def read() -> tuple[ClassifyAsk, list[ReadImage | ImageError]]:
+        if not is_json:
+            return ClassifyAsk(("",), False, TOP_CLASSES), read_images(served.run, [content])
+        ask = read_classify(parse_body(content))
+        return ask, read_images(served.run, [decoded(one, "inputs") for one in ask.inputs])
+
+    ask, images = await service.prepare(read)
+    usable = [image for image in images if not isinstance(image, ImageError)]
+    if not details:
+        for index, image in enumerate(images):
+            if isinstance(image, ImageError):
+                with refusals(f"inputs[{index}]" if ask.is_list else "inputs"):
+                    raise image
+    work = service.once("images", usable, partial(classes_of, served.run)) if usable else _nothing()
+    answers = iter(await while_listening(http.receive, work))
+    told: list[Any] = []
+    for image in images:
+        one = image if isinstance(image, ImageError) else next(answers)
+        told.append(detailed(one, ask.top) if details or isinstance(one, ImageError) else top_of(one, ask.top))
+    return JSONResponse(told if ask.is_list else told[0])
+
+
+async def _nothing() -> list[Any]:
+    return []
+
+
+async def _predict(service: Service, http: Request) -> Response:
+    ask, data = await _patients(service, http)
+    run = service.ready().run
+    found = await _numbers(service, http, "predict", data)
+    if ask.vectors:
+        vectors = await _numbers(service, http, "vector", data)
+        found = [(places, {**one, **other}) for (places, one), (_, other) in zip(found, vectors, strict=True)]
+    return JSONResponse({"predictions": predictions(run, data, ask.instances, found)})
+
+
+async def _explain(service: Service, http: Request) -> Response:
+    ask, data = await _patients(service, http)
+    if not predicts(service.ready().run)[0]:
+        what = "the run was not trained to classify, so it has no probability to explain: use :predict"
+        raise RequestError(what, status=404, code="no_probability")
+    found = await _numbers(service, http, "explain", data)
+    return JSONResponse({"explanations": explanations(data, ask.instances, found)})
+
+
+async def _patients(service: Service, http: Request) -> tuple[PatientsAsk, EventData]:
+    served = service.ready()
+    served.check_route("patients")
+    served.check_model(http.path_params["id"])
+    check_type(http)
+    content = await read_body(http, service.limits, service.max_body)
+
+    def read() -> tuple[PatientsAsk, EventData]:
+        ask = read_patients(parse_body(content))
+        served.tables.check(ask.instances)
+        with refusals("instances"):
+            return ask, served.tables.read(ask.instances)
+
+    return await service.prepare(read)
+
+
+async def _numbers(
+    service: Service, http: Request, kind: str, data: EventData
+) -> list[tuple[np.ndarray, dict[str, np.ndarray]]]:
+    """Places of patients, and numbers of theirs from passes that other requests join."""
+    run = service.ready().run
+    made = await service.prepare(partial(batches, run, data))
+    work = service.once(kind, [batch for _, batch in made], partial(computed, run, kind))
+    found = await while_listening(http.receive, work)
+    return [(places, one) for (places, _), one in zip(made, found, strict=True)]

@@ -1,0 +1,303 @@
+"""The run that is served: what it is, what it says of itself, and how the prompts of asks are made.
+
+Prompts are those of `unpad generate` and `unpad chat`, so answers are theirs with the same settings and seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from unpad.batching.batch import RaggedBatch
+from unpad.data.rows import read_classes
+from unpad.data.sources.example import Turn
+from unpad.data.tokens.encode import encode_prompt
+from unpad.data.tokens.lost import LostCharacters
+from unpad.errors import RecipeError, UnpadError
+from unpad.inference.chat import fit, speaker_stops
+from unpad.inference.loaded import LoadedRun, generation_precision
+from unpad.inference.prompts import (
+    check_system,
+    encode,
+    lost_of,
+    plain_note,
+    prompt_warning,
+    reads_chat,
+    system_note,
+)
+from unpad.inference.steps import banned_ids
+from unpad.models.contract import Classifies, Generates, PixelConfig, PredictsSets
+from unpad.models.vision_language.model import VisionLanguage
+from unpad.nn.precision import Precision
+from unpad.recipes.training import GenerateSettings
+from unpad.serving.patients import Tables
+from unpad.serving.pictures import image_bytes, question_prompt, shows_patches
+from unpad.serving.protocol import ChatAsk, CompletionAsk, RequestError, Sampling, images_of, refusals
+from unpad.terminal.table import number_of
+
+Kind = Literal["chat", "text", "vqa", "images", "patients"]
+TEXTS: tuple[Kind, ...] = ("chat", "text", "vqa")  # kinds that answer in tokens
+ROUTES: dict[Kind, str] = {
+    "chat": "/v1/chat/completions", "text": "/v1/completions", "vqa": "/v1/chat/completions", "images": "/v1/classify",
+    "patients": "/v1/models/{name}:predict",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What an answer says besides: the field `unpad`.
+
+    Args:
+        left_out: messages of the history that did not fit into the context.
+        unknown: characters of the prompt that the tokenizer lost.
+        warnings: that `unpad chat` and `unpad generate` print.
+    """
+
+    left_out: int = 0
+    unknown: int = 0
+    warnings: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "left_out_messages": self.left_out,
+            "unknown_characters": self.unknown,
+            "warnings": list(self.warnings),
+        }
+
+    def __add__(self, other: Notes) -> Notes:
+        warnings = tuple(dict.fromkeys((*self.warnings, *other.warnings)))
+        return Notes(self.left_out + other.left_out, self.unknown + other.unknown, warnings)
+
+
+@dataclass(frozen=True)
+class ModelPrompt:
+    """A prompt as the model reads it, and how its answers are drawn.
+
+    Args:
+        prompt: ids, or a batch of one sequence with an image among its tokens.
+        stop: texts before which an answer ends.
+        grid: rows and columns of patches of the image.
+    """
+
+    prompt: Sequence[int] | RaggedBatch
+    num_tokens: int
+    settings: GenerateSettings
+    stop: tuple[str, ...]
+    notes: Notes = field(default_factory=Notes)
+    grid: tuple[int, int] = (0, 0)
+
+    @property
+    def batch(self) -> RaggedBatch:
+        """The prompt as a batch, of a question about an image."""
+        assert isinstance(self.prompt, RaggedBatch), "only prompts with images are batches"
+        return self.prompt
+
+
+@dataclass(frozen=True)
+class Served:
+    """A run that is open for answers.
+
+    Args:
+        name: by which clients call it.
+        created: seconds since 1970 of the run's weights.
+    """
+
+    run: LoadedRun
+    name: str
+    kind: Kind
+    precision: Precision
+    created: int
+
+    @cached_property
+    def settings(self) -> GenerateSettings:
+        """Settings of asks that give none; questions about images are answered greedily, as by `unpad infer`."""
+        greedy = {"temperature": 0.0} if self.kind == "vqa" else {}
+        return self.run.recipe.generate.model_copy(update={"beams": 1, **greedy})
+
+    @cached_property
+    def context(self) -> int:
+        """Tokens that the model reads at most; 0 if it reads none."""
+        return self.run.generator.config.longest if self.kind in TEXTS else 0
+
+    @cached_property
+    def stop_ids(self) -> list[int]:
+        return sorted(self.run.tokenizer.stop_ids)
+
+    @cached_property
+    def banned(self) -> list[int]:
+        return banned_ids(self.run.generator, self.run.tokenizer)
+
+    @cached_property
+    def reads_system(self) -> bool:
+        """Whether conversations may begin with a system text."""
+        if self.kind not in ("chat", "text"):
+            return False
+        try:
+            check_system(self.run.recipe, self.run.tokenizer, "?")
+        except UnpadError:
+            return False
+        return True
+
+    @cached_property
+    def num_system(self) -> int | None:
+        return self.run.num_system
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry of the list of models."""
+        return {"id": self.name, "object": "model", "created": self.created, "owned_by": "unpad", "unpad": self.facts}
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """What a page has to know to offer the run."""
+        facts: dict[str, Any] = {"kind": self.kind}
+        if self.kind in TEXTS:
+            names = ("temperature", "top_p", "top_k", "repetition_penalty", "seed")
+            settings = {name: getattr(self.settings, name) for name in names}
+            facts |= {"context": self.context, "system": self.reads_system}
+            facts["settings"] = {**settings, "max_tokens": self.settings.max_new_tokens}
+        if self.kind == "vqa":
+            facts["kept_patches"] = shows_patches(self.run)
+        if self.kind == "images":
+            facts["classes"] = list(read_classes(self.run.files))
+        if self.kind == "patients":
+            facts["columns"] = self.tables.columns
+        return facts
+
+    @cached_property
+    def tables(self) -> Tables:
+        """Forms of the tables of a run of patients."""
+        return Tables.of(self.run)
+
+    # ----------------------------------------------------------------------- prompts
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse another model's name; None stands for the only one there is.
+
+        Raises:
+            RequestError: 404, with the name to use.
+        """
+        if name is not None and name != self.name:
+            what = f"there is no such model here: use {self.name}"
+            raise RequestError(what, "model", status=404, code="model_not_found")
+
+    def check_route(self, *kinds: Kind) -> None:
+        """Refuse a route that is for other kinds of runs.
+
+        Raises:
+            RequestError: 404, with the route to use.
+        """
+        if self.kind not in kinds:
+            route = ROUTES[self.kind].format(name=self.name)
+            what = f"the run {self.name} is of kind {self.kind} and does not answer here: use {route}"
+            raise RequestError(what, status=404, code="wrong_route")
+
+    def chat(self, ask: ChatAsk) -> ModelPrompt:
+        """The prompt of a conversation.
+
+        Raises:
+            RequestError: it does not fit into the context, or the run has no place for a part of it.
+        """
+        settings = self._settings(ask.sampling)
+        if self.kind == "vqa":
+            return self._question(ask, settings)
+        if ask.kept_patches:
+            raise RequestError("this run reads no images: leave kept_patches out", "kept_patches")
+        for _, param in images_of(ask.messages):
+            raise RequestError("this run reads no images: leave the image out", param)
+        run, turns = self.run, [Turn(message.role, message.text) for message in ask.messages]
+        system = turns[0].content if turns[0].role == "system" else ""
+        template, tokenizer = run.recipe.data.template, run.tokenizer
+        with refusals("messages"):
+            check_system(run.recipe, tokenizer, system)
+            if ask.trims:
+                reserve = min(settings.max_new_tokens, self.context // 2)  # as `unpad chat`
+                ids, left_out = fit(turns, template, tokenizer, self.context, reserve)
+            else:
+                ids, left_out = encode_prompt(turns, tokenizer, template), 0
+        advice = 'shorten it, or leave out the oldest turns by "history": "trim"'
+        self._check_length(len(ids), "messages", "the conversation", advice)
+        notes = self._notes(lost_of(tokenizer, [turns[-1].content]), left_out, system, plain_note(run.recipe))
+        stop = (*ask.sampling.stop, *speaker_stops(tokenizer, template))
+        return ModelPrompt(ids, len(ids), settings, stop, notes)
+
+    def completion(self, ask: CompletionAsk) -> list[ModelPrompt]:
+        """The prompts of texts or token ids; raises as `chat`."""
+        settings, made = self._settings(ask.sampling), []
+        for index, prompt in enumerate(ask.prompts):
+            param = "prompt" if len(ask.prompts) == 1 else f"prompt[{index}]"
+            with refusals(param):
+                if isinstance(prompt, str):
+                    encoded = encode(self.run.recipe, self.run.tokenizer, prompt)
+                    ids, notes = encoded.ids, self._notes(encoded.lost)
+                else:
+                    ids, notes = self._known(prompt, param), Notes()
+            self._check_length(len(ids), param, "the prompt", "shorten it")
+            made.append(ModelPrompt(ids, len(ids), settings, ask.sampling.stop, notes))
+        return made
+
+    def _known(self, ids: tuple[int, ...], param: str) -> list[int]:
+        vocab_size = self.run.generator.vocab_size
+        if max(ids) >= vocab_size:
+            what = (
+                f"the prompt has the id {max(ids)}, the model knows 0 to {vocab_size - 1}: encode it with its tokenizer"
+            )
+            raise RequestError(what, param)
+        return list(ids)
+
+    def _settings(self, sampling: Sampling) -> GenerateSettings:
+        return self.settings.model_copy(update=dict(sampling.settings))
+
+    def _check_length(self, num_tokens: int, param: str, what: str, advice: str) -> None:
+        if num_tokens > self.context:
+            said = f"{what} makes a prompt of {number_of(num_tokens, 'tokens')}, the model's context is {self.context}"
+            raise RequestError(f"{said}: {advice}", param, code="context_length_exceeded")
+
+    def _notes(self, lost: LostCharacters, left_out: int = 0, system: str = "", remark: str = "") -> Notes:
+        said = (
+            prompt_warning(lost).removeprefix("warning: "),
+            system_note(self.num_system) if system else "",
+            remark,
+        )
+        return Notes(left_out, lost.lost, tuple(filter(None, said)))
+
+    def _question(self, ask: ChatAsk, settings: GenerateSettings) -> ModelPrompt:
+        """The prompt of one question about one image."""
+        if ask.kept_patches and not shows_patches(self.run):
+            what = "this run removes no patches one by one, so there are none to show: leave kept_patches out"
+            raise RequestError(what, "kept_patches")
+        if len(ask.messages) > 1 or len(ask.messages[0].images) != 1:
+            what = "this run answers one question about one image: send one message with a text and an image_url"
+            raise RequestError(what, "messages")
+        message, ((url, param),) = ask.messages[0], tuple(images_of(ask.messages))
+        if not message.text:
+            raise RequestError("the message has no question about the image: add a text part", param)
+        content = image_bytes(url, param)
+        with refusals(param):
+            batch, grid = question_prompt(self.run, content, message.text)
+            lost = lost_of(self.run.tokenizer, [message.text])
+        num_tokens = batch.total_tokens
+        self._check_length(num_tokens, "messages", "the question with its image", "shorten it, or use a smaller image")
+        return ModelPrompt(batch, num_tokens, settings, ask.sampling.stop, self._notes(lost), grid)
+
+
+def opened(run: LoadedRun, name: str, created: int) -> Served:
+    """A run for answers, with the precision that `unpad generate` would compute its own in.
+
+    Raises:
+        RecipeError: its model answers in no way that can be served.
+    """
+    model = run.model
+    if isinstance(model, VisionLanguage):
+        return Served(run, name, "vqa", "fp32", created)  # as `unpad infer`
+    if isinstance(model, PredictsSets):
+        return Served(run, name, "patients", "fp32", created)
+    if isinstance(model, Classifies) and isinstance(model.config, PixelConfig):
+        return Served(run, name, "images", "fp32", created)
+    if isinstance(model, Generates) and model.causal:
+        kind: Kind = "chat" if reads_chat(run.recipe, run.tokenizer) else "text"
+        return Served(run, name, kind, generation_precision(run.recipe.generate), created)
+    what = f"a model of kind {model.config.kind} answers in no form that can be served"
+    fix = "serve a run of texts, conversations, images, questions about images or patients"
+    raise RecipeError(what, where=str(run.folder), fix=fix)

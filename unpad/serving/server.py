@@ -1,0 +1,204 @@
+"""`unpad serve`: listens, loads the run, answers, and ends what is open when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from unpad.errors import RecipeError
+from unpad.serving.app import application
+from unpad.serving.limits import Limits
+from unpad.serving.protocol import RequestError
+from unpad.serving.service import Service
+from unpad.serving.start import RunOpening
+from unpad.terminal.printing import print_text
+from unpad.terminal.progress import held
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+LATE = 5  # seconds after the end of draining in which connections have to be closed
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where a server listens, and how it ends.
+
+    Args:
+        drain: seconds that open answers may go on after a signal.
+        page: whether it shows the page.
+    """
+
+    port: int = 8000
+    drain: float = 30
+    page: bool = True
+
+
+def serve(opening: RunOpening, limits: Limits, listening: Listening) -> None:
+    """Serve a run until a signal ends it.
+
+    Raises:
+        RecipeError: the address cannot be used.
+        UnpadError: the run cannot be loaded.
+    """
+    with bound(limits.host, listening.port) as place, held():
+        service = Service(limits)
+        asyncio.run(run(service, Server(service, listening), opening, place))
+
+
+@contextmanager
+def bound(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket that listens at an address.
+
+    Raises:
+        RecipeError: the address is in use, or not of this machine.
+    """
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        place = socket.create_server(address[:2], family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        fix = "choose another --port, or an address of this machine as --host"
+        raise RecipeError(f"cannot listen: {reason}", where=f"{host}:{port}", fix=fix) from None
+    with place:
+        yield place
+
+
+async def run(service: Service, server: Server, opening: RunOpening, place: socket.socket) -> None:
+    """Answer at a socket while the run is loaded, and then until the server is told to end.
+
+    Raises:
+        UnpadError: the run cannot be loaded.
+    """
+    running = asyncio.create_task(server.serve(sockets=[place]))
+    loading = asyncio.create_task(service.open(opening.load))
+    try:
+        await asyncio.wait((running, loading), return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            loading.result()
+            print_text("".join(f"{line}\n" for line in [address_of(place), *opening.lines(service.served)]))
+            broken = asyncio.create_task(service.broken())
+            await asyncio.wait((running, broken), return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                broken.result()
+            broken.cancel()
+    finally:
+        server.should_exit = True
+        await asyncio.gather(running, return_exceptions=True)
+        await service.close()
+        loading.cancel()
+
+
+def address_of(place: socket.socket) -> str:
+    """URL of a listening socket."""
+    host, port = place.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server with signals, and an end, of its own."""
+
+    def __init__(self, service: Service, listening: Listening) -> None:
+        config = uvicorn.Config(
+            application(service, page=listening.page),
+            http=partial(Connection, service.limits.arrival),  # type: ignore[arg-type]
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=int(listening.drain) + LATE,
+        )
+        super().__init__(config)
+        self._service, self._drain = service, listening.drain
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle signals inside, if this is the main thread's; none is raised again afterwards."""
+        try:
+            before = {number: signal.signal(number, self.handle_exit) for number in SIGNALS}
+        except ValueError:  # another thread
+            yield
+            return
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to drain; a second signal ends the process at once."""
+        if self.should_exit:
+            os._exit(128 + sig)
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more connections, and end open answers after the time for draining."""
+        self._service.drain()
+        ends: list[asyncio.Task[None]] = []
+        late = asyncio.get_running_loop().call_later(
+            self._drain, lambda: ends.append(asyncio.ensure_future(self._service.close()))
+        )
+        await super().shutdown(sockets)
+        late.cancel()
+        await asyncio.gather(*ends)
+
+
+class Connection(H11Protocol):
+    """A connection on which headers have to arrive in time; every error has the protocol's form."""
+
+    def __init__(self, arrival: float, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._arrival = arrival
+        self._late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._expect_nothing()
+
+    def _expect(self) -> None:
+        """Wait for the headers of a request while none is being answered."""
+        if self.conn.their_state is not h11.IDLE:
+            self._expect_nothing()
+        elif self._late is None:
+            self._late = self.loop.call_later(self._arrival, self._end)
+
+    def _expect_nothing(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _end(self) -> None:
+        if not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete):
+            what = f"the headers did not arrive in {self._arrival:g} seconds: send them again"
+            self._refuse("408 Request Timeout", RequestError(what, status=408, code="timeout"))
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse("400 Bad Request", RequestError("the request is not HTTP/1.1 that can be read: send it again"))
+
+    def _refuse(self, status: str, error: RequestError) -> None:
+        body = json.dumps(error.to_json()).encode()
+        head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        self.transport.write(head.encode() + b"Connection: close\r\n\r\n" + body)
+        self.transport.close()

@@ -1,0 +1,353 @@
+"""The run behind the routes: asks go into one queue before one model, and their answers come back as events."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+from unpad.errors import NonFiniteError, OutOfMemoryError, RecipeError, SourceError, UnpadError
+from unpad.inference.engine import Engine, Reason, Request
+from unpad.serving.limits import MIB, Limits
+from unpad.serving.log import log_fault
+from unpad.serving.metrics import Metrics, Numbers
+from unpad.serving.protocol import RequestError, Sampling, refusals
+from unpad.serving.replies import FINISHED, Spelled, TextPiece
+from unpad.serving.served import ModelPrompt, Served
+from unpad.serving.speech import Speech
+from unpad.serving.worker import Handle, ModelThread, PassJob, WorkerEndedError
+
+State = Literal["loading", "ready", "draining"]
+Result = TypeVar("Result")
+RECENT = 32  # ends of answers by which the rate is measured
+LONGEST_RETRY = 60  # seconds
+
+
+class Service:
+    """A run open for answers.
+
+    Attributes:
+        state: whether it answers; asks are refused while the model loads, and when the server is about to end.
+        served: the run, once it is loaded.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits, self.metrics = limits, Metrics()
+        self.state: State = "loading"
+        self.served: Served | None = None
+        self.fingerprint = ""
+        self._worker: ModelThread | None = None
+        self._num_open = 0  # answers and inputs that are not done
+        self._ends: deque[float] = deque(maxlen=RECENT)
+        # One thread, as tokenizers and pictures share the processor with the model.
+        self._preparing = ThreadPoolExecutor(1, thread_name_prefix="unpad-prompts")
+
+    # ----------------------------------------------------------------------- life
+
+    async def open(self, load: Callable[[], tuple[Served, str, Callable[[], Engine] | None]]) -> None:
+        """Load the run in the thread that will own it; raises as `load`.
+
+        Args:
+            load: returns the run, its fingerprint, and what makes its engine if it answers in tokens.
+        """
+        worker = ModelThread(asyncio.get_running_loop(), self._fail)
+        worker.start()
+        self._worker = worker
+        self.served, self.fingerprint, make = await worker.call(load)
+        if make is not None:
+            await worker.call(partial(worker.install, make))
+        self.state = "ready"
+
+    async def broken(self) -> None:
+        """Wait until the thread of the model ends; raises the fault that ended it."""
+        assert self._worker is not None, "the run is being loaded"
+        await asyncio.shield(self._worker.ended)
+
+    def drain(self) -> None:
+        """Answer what is open, and nothing new."""
+        self.state = "draining"
+
+    async def close(self) -> None:
+        """End what is still open, and the thread of the model."""
+        self.state = "draining"
+        if self._worker is not None:
+            await asyncio.to_thread(self._worker.stop)
+        self._preparing.shutdown(wait=False, cancel_futures=True)
+
+    def ready(self) -> Served:
+        """The run.
+
+        Raises:
+            RequestError: 503 while it loads, and when the server is about to end.
+        """
+        if self.served is None or self.state != "ready":
+            raise RequestError(
+                f"the server is {self.state}: ask again later",
+                status=503, kind="server_error", code=self.state, headers={"Retry-After": "5"},
+            )  # fmt: skip
+        return self.served
+
+    @property
+    def max_body(self) -> int:
+        """Bytes of a body: more for runs that read images."""
+        if self.limits.max_body is not None:
+            return self.limits.max_body
+        return 20 * MIB if self.ready().kind in ("vqa", "images") else 4 * MIB
+
+    def _fail(self, error: BaseException) -> None:
+        log_fault("in the thread of the model", error)
+
+    async def numbers(self) -> bytes:
+        """What Prometheus reads, with the engine's numbers between two of its turns."""
+        if self.state == "ready" and self._worker is not None and self._worker.engine is not None:
+            self.metrics.engine = await self._worker.call(partial(Numbers.of, self._worker.engine))
+        return self.metrics.text()
+
+    # ----------------------------------------------------------------------- work
+
+    async def prepare(self, work: Callable[[], Result]) -> Result:
+        """Read a body and make its prompts beside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._preparing, work)
+
+    def admit(self, number: int) -> None:
+        """Refuse work beyond what runs and waits.
+
+        Raises:
+            RequestError: 429, with the seconds until there may be room; 400 if there can never be.
+        """
+        most = self.limits.rows + self.limits.waiting
+        if number > most:
+            raise RequestError(f"the request asks for {number} answers: at most {most} are taken at once", "n")
+        if self._num_open + number > most:
+            seconds = self._seconds_to_wait(self._num_open + number - most)
+            what = f"{self._num_open} answers run or wait already, and {most} are the most: ask again in {seconds} s"
+            raise RequestError(
+                what,
+                status=429,
+                kind="rate_limit_error",
+                code="too_many_requests",
+                headers={"Retry-After": str(seconds)},
+            )
+
+    def _seconds_to_wait(self, number: int) -> int:
+        """Seconds in which so many answers end at the rate of the last ones."""
+        if len(self._ends) < 2:
+            return 1
+        rate = (len(self._ends) - 1) / max(time.monotonic() - self._ends[0], 1e-3)
+        return max(1, min(LONGEST_RETRY, math.ceil(number / rate)))
+
+    def begin(self, number: int) -> None:
+        self._num_open += number
+
+    def end(self) -> None:
+        self._num_open -= 1
+        self._ends.append(time.monotonic())
+
+    def ask(self, prompts: Sequence[ModelPrompt], sampling: Sampling, *, echo: bool = False) -> Answering:
+        """Queue the answers to prompts. Raises as `admit` and `ready`."""
+        self.ready()
+        self.admit(len(prompts) * sampling.n)
+        return Answering(self, prompts, sampling, echo=echo)
+
+    async def once(self, kind: str, inputs: Sequence[Any], work: Callable[[Sequence[Any]], Sequence[Any]]) -> list[Any]:
+        """Results of inputs, in a pass that others of their kind may join.
+
+        Raises:
+            RequestError: as `admit` and `ready`; 408 after the time of a request.
+        """
+        self.ready()
+        self.admit(len(inputs))
+        assert self._worker is not None, "the run is loaded"
+        loop = asyncio.get_running_loop()
+        jobs = [PassJob(kind, one, work, loop.create_future()) for one in inputs]
+        self.begin(len(jobs))
+        for job in jobs:
+            self._worker.queue(job)
+        try:
+            async with asyncio.timeout(self.limits.timeout):
+                return [await job.future for job in jobs]
+        except TimeoutError:
+            raise too_late(self.limits) from None
+        finally:
+            for job in jobs:
+                job.handle.is_cancelled = True
+                job.future.cancel()
+                self.end()
+
+    def submit(self, request: Request, sink: Any, speech: Callable[[], Speech], *, silent: bool) -> Handle:
+        assert self._worker is not None, "the run is loaded"
+        return self._worker.submit(request, sink, speech, silent=silent)
+
+    def cancel(self, handle: Handle) -> None:
+        assert self._worker is not None, "the run is loaded"
+        self._worker.cancel(handle)
+
+
+@dataclass(frozen=True)
+class EndOfAnswer:
+    """The end of one answer; `error` if it is not a good one."""
+
+    index: int
+    reason: Reason
+    error: RequestError | None = None
+
+
+class Answering:
+    """The answers to the prompts of one request, numbered prompt by prompt.
+
+    Attributes:
+        num_read, num_cached, num_made: tokens of the prompts, those of them kept from earlier, and of the answers.
+    """
+
+    def __init__(self, service: Service, prompts: Sequence[ModelPrompt], sampling: Sampling, *, echo: bool) -> None:
+        served = service.ready()
+        self._service, self._sampling = service, sampling
+        self._events: asyncio.Queue[TextPiece | EndOfAnswer] = asyncio.Queue()
+        self._made = [0] * (len(prompts) * sampling.n)
+        self._began = time.monotonic()
+        self._last: list[float | None] = [None] * len(self._made)
+        self.num_read = sum(prompt.num_tokens for prompt in prompts)
+        self.num_cached = 0
+        deadline = self._began + service.limits.timeout
+        service.begin(len(self._made))
+        self._handles = []
+        for number, prompted in enumerate(prompts):
+            request = Request(
+                prompt=prompted.prompt,
+                settings=prompted.settings,
+                stop_ids=served.stop_ids,
+                banned=served.banned,
+                n=sampling.n,
+                deadline=deadline,
+                top=sampling.top if not echo or sampling.top is not None else 0,
+                echo=echo,
+            )
+            speech = partial(Speech, served.run.tokenizer, prompted.stop, reports=sampling.top is not None)
+            sink = _Sink(self, number * sampling.n)
+            self._handles.append(service.submit(request, sink, speech, silent=sampling.reads_only))
+
+    @property
+    def num_made(self) -> int:
+        return sum(self._made)
+
+    @property
+    def num_answers(self) -> int:
+        return len(self._made)
+
+    def cancel(self) -> None:
+        """Free the rows; for a client that left."""
+        for handle in self._handles:
+            self._service.cancel(handle)
+
+    async def pieces(self) -> AsyncIterator[TextPiece]:
+        """Text of all answers as it comes; the last piece of each has the reason why it ended.
+
+        Raises:
+            RequestError: an answer failed; the others are cancelled.
+        """
+        left = len(self._made)
+        try:
+            while left:
+                event = await self._events.get()
+                if isinstance(event, TextPiece):
+                    yield event
+                    continue
+                if event.error is not None:
+                    raise event.error
+                left -= 1
+                yield TextPiece(event.index, finished=FINISHED[event.reason])
+        finally:
+            if left:
+                self.cancel()
+
+    # ----------------------------------------------------------------------- events
+
+    def _said(self, index: int, text: str, tokens: tuple[Spelled, ...], num_made: int) -> None:
+        if num_made > self._made[index]:
+            self._measure(index)
+            self._made[index] = num_made
+        if text or tokens:
+            self._events.put_nowait(TextPiece(index, text, tokens))
+
+    def _measure(self, index: int) -> None:
+        now, last, metrics = time.monotonic(), self._last[index], self._service.metrics
+        if last is not None:
+            metrics.between.observe(now - last)
+        elif not any(self._last):
+            metrics.first.observe(now - self._began)
+        self._last[index] = now
+
+    def _ended(self, index: int, reason: Reason, error: UnpadError | None) -> None:
+        self._service.end()
+        self._events.put_nowait(EndOfAnswer(index, reason, error_of(reason, error, self._service.limits)))
+
+
+class _Sink:
+    """Events of one prompt of a request; `first` is the number of its first answer."""
+
+    def __init__(self, answering: Answering, first: int) -> None:
+        self._answering, self._first = answering, first
+
+    def read(self, cached: int) -> None:
+        self._answering.num_cached += cached
+
+    def said(self, answer: int, text: str, tokens: tuple[Spelled, ...], num_made: int) -> None:
+        self._answering._said(self._first + answer, text, tokens, num_made)
+
+    def ended(self, answer: int, reason: Reason, error: UnpadError | None) -> None:
+        self._answering._ended(self._first + answer, reason, error)
+
+
+def error_of(reason: Reason, error: UnpadError | None, limits: Limits) -> RequestError | None:
+    """The error of an answer that did not end well; None for one that did."""
+    if reason in FINISHED:
+        return None
+    if reason == "deadline":
+        return too_late(limits)
+    if reason == "cancelled":
+        return ending()
+    return failed(error)
+
+
+def ending() -> RequestError:
+    what = "the server ends before the answer was complete: ask again"
+    return RequestError(what, status=503, kind="server_error", code="draining", headers={"Retry-After": "5"})
+
+
+def failed(error: Exception | None) -> RequestError:
+    """The answer to a request that failed by an error of its own."""
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, WorkerEndedError):
+        return ending()
+    if isinstance(error, NonFiniteError):
+        return RequestError(_told(error), status=500, kind="server_error", code="scores_not_finite")
+    if isinstance(error, OutOfMemoryError):
+        what = f"the request does not fit into memory: {error.fix}"
+        return RequestError(
+            what, status=503, kind="server_error", code="out_of_memory", headers={"Retry-After": str(LONGEST_RETRY)}
+        )
+    if isinstance(error, RecipeError | SourceError):
+        return RequestError(_told(error), code=getattr(error, "code", None))
+    return RequestError(
+        "a fault of the server: its log has more under the id of this request", status=500, kind="server_error"
+    )
+
+
+def _told(error: UnpadError) -> str:
+    try:
+        with refusals(None):
+            raise error
+    except RequestError as said:
+        return said.message
+
+
+def too_late(limits: Limits) -> RequestError:
+    what = f"the request waited or ran longer than {limits.timeout:g} seconds: ask for fewer tokens, or again later"
+    return RequestError(what, status=408, kind="timeout_error", code="timeout")
