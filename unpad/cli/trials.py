@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -115,10 +116,16 @@ def _proved(
     assert recipe is not None, "options were checked"
     if serve:
         check_run(recipe, overrides)
+        from unpad.cli.serving import missing_of_serve
         from unpad.inference.loaded import load
         from unpad.proof.serving import prove_serving
 
-        certificate = prove_serving(load(recipe, overrides), prompts)
+        loaded, over_http = load(recipe, overrides), None
+        if not missing_of_serve():
+            from unpad.serving.proof import over_http as compare
+
+            over_http = partial(compare, loaded, overrides)
+        certificate = prove_serving(loaded, prompts, over_http)
     elif processes is not None:
         check_run_or_recipe(recipe, overrides)
         from unpad.proof.processes import prove_processes

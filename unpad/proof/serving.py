@@ -35,6 +35,7 @@ NUM_ANSWERS = 3  # to one prompt
 LONGEST = 1500  # tokens of a prompt that is joined of others
 PIECES = (7, 32, PLACES)
 FEW_ROWS = 5  # so that requests wait, and rows join while others run
+HTTP = "through HTTP, by concurrent streams = alone"
 COMINGS = "in another order, some leave half way = alone"
 
 
@@ -65,6 +66,15 @@ class Heard:
         self.reasons[answer] = reason
 
 
+def hear(engine: Engine, requests: Sequence[Request]) -> list[Heard]:
+    """The answers to requests that come at once."""
+    heard = [Heard() for _ in requests]
+    for request, listener in zip(requests, heard, strict=True):
+        engine.submit(request, listener)
+    engine.run()
+    return heard
+
+
 def watch(ticket: Ticket, answer: int, scores: Tensor) -> None:
     """Keep scores with what is heard of their request."""
     assert isinstance(ticket.listener, Heard), "requests of a proof are heard whole"
@@ -74,7 +84,7 @@ def watch(ticket: Ticket, answer: int, scores: Tensor) -> None:
 def prove_serving(
     run: LoadedRun,
     prompts: Path | None = None,
-    over_http: Callable[[LoadedRun, Sequence[Request], Sequence[Heard]], Line] | None = None,
+    over_http: Callable[[Sequence[Request], Sequence[Heard]], Line] | None = None,
 ) -> Certificate:
     """Prove that a run's answers do not depend on what runs beside them.
 
@@ -98,12 +108,14 @@ def prove_serving(
             lines.add(name, partial(check, f"{here}, {subject.precision}"))
     with progress("without native kernels"):
         lines.add("without native kernels: all at once = alone", partial(_without_kernels, subject))
-    name = "through HTTP, by concurrent streams = alone"
     if over_http is None:
-        reason = "unpad's extra `serve` is not installed: pip install '.[serve]'"
-        lines.add(name, lambda: Line(name, "", None, None, None, reason))
+        reason = "the extra is not installed: pip install 'unpad[serve]'"
+        lines.add(HTTP, lambda: Line(HTTP, "", None, None, None, reason))
+    elif any(isinstance(request.prompt, RaggedBatch) for request in subject.requests):
+        lines.add(HTTP, lambda: Line(HTTP, "", None, None, None, "prompts with images were not sent"))
     else:
-        lines.add(name, lambda: over_http(run, subject.requests, truth))
+        with progress("asking through HTTP"):
+            lines.add(HTTP, lambda: over_http(subject.requests, truth))
     return lines.certificate()
 
 
@@ -158,11 +170,7 @@ class Answering:
 
     def together(self, requests: Sequence[Request], **options: object) -> list[Heard]:
         """The answers to requests that come at once."""
-        engine, heard = self.make(**options), [Heard() for _ in requests]
-        for request, listener in zip(requests, heard, strict=True):
-            engine.submit(request, listener)
-        engine.run()
-        return heard
+        return hear(self.make(**options), requests)
 
     def checks(self, truth: Sequence[Heard]) -> Iterator[tuple[str, Callable[[str], Line]]]:
         """Names and checks of the engine, given what runs here."""
@@ -171,7 +179,7 @@ class Answering:
         few = few or ("no answer has two tokens" if decoded < 2 else "")
 
         def at_once(here: str) -> Line:
-            return _line("all at once = alone", here, self.together(self.requests), truth).unless(few)
+            return line_of("all at once = alone", here, self.together(self.requests), truth).unless(few)
 
         yield "all at once = alone", at_once
         yield COMINGS, lambda here: self._comings(here, truth).unless(few)
@@ -195,7 +203,7 @@ class Answering:
                 engine.turn()
                 ticket.cancel()
         engine.run()
-        return _line(COMINGS, here, heard, expected, whole=False)
+        return line_of(COMINGS, here, heard, expected, whole=False)
 
     def _pieces(self, truth: Sequence[Heard]) -> Iterator[tuple[str, Callable[[str], Line]]]:
         texts = [len(request.prompt) for request in self.requests if not isinstance(request.prompt, RaggedBatch)]
@@ -218,7 +226,7 @@ class Answering:
         def check(here: str) -> Line:
             if reason:
                 return not_applicable(name, reason)
-            return _line(name, here, self.together(self.requests, piece=piece, keeps=False), truth).unless(gap)
+            return line_of(name, here, self.together(self.requests, piece=piece, keeps=False), truth).unless(gap)
 
         yield name, check
 
@@ -243,7 +251,7 @@ class Answering:
             engine.run()
         truth = [found for request in later for found in self.together([request], keeps=False, piece=1 << 20)]
         gap = "" if any(listener.cached for listener in heard) else "no prompt begins with enough tokens of another"
-        return _line(name, here, heard, truth).unless(gap)
+        return line_of(name, here, heard, truth).unless(gap)
 
     def _answers(self, name: str, here: str) -> Line:
         drawn = [request for request in self.requests if request.settings.temperature][:4]
@@ -259,7 +267,7 @@ class Answering:
             for one in found
             for i in range(NUM_ANSWERS)
         ]
-        return _line(name, here, apart, truth).unless("" if drawn else "no prompt is drawn")
+        return line_of(name, here, apart, truth).unless("" if drawn else "no prompt is drawn")
 
 
 def token_ids(request: Request) -> Sequence[int]:
@@ -273,10 +281,10 @@ def _without_kernels(subject: Answering) -> Line:
     if not library.enabled():
         return not_applicable(name, "all lines are without them")
     with library.switched_off():
-        return _line(name, f"torch, {subject.precision}", subject.together(subject.requests), subject.alone())
+        return line_of(name, f"torch, {subject.precision}", subject.together(subject.requests), subject.alone())
 
 
-def _line(name: str, here: str, found: Sequence[Heard], truth: Sequence[Heard], *, whole: bool = True) -> Line:
+def line_of(name: str, here: str, found: Sequence[Heard], truth: Sequence[Heard], *, whole: bool = True) -> Line:
     """Compare the tokens and scores of answers with the truth.
 
     Args:

@@ -25,11 +25,15 @@ METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE")
 LEFT = 499  # status in the log of a request whose client left before its answer began
 
 
-def application(service: Service, *, page: bool = True) -> ASGIApp:
-    """The application around a service; `page`: whether it shows the page at `/`."""
+def application(service: Service, *, page: bool = True, log: bool = True) -> ASGIApp:
+    """The application around a service.
+
+    Args:
+        page: whether it shows the page at `/`; log: whether it writes a line for each request.
+    """
     handlers: dict[Any, Any] = {RequestError: _refuse, HTTPException: _no_route, Exception: _fault}
     inner = Starlette(routes=routes(service, page=page), exception_handlers=handlers)
-    return Front(inner, service)
+    return Front(inner, service, log)
 
 
 async def _refuse(http: Request, error: Exception) -> Response:
@@ -58,8 +62,8 @@ async def _no_route(http: Request, error: Exception) -> Response:
 class Front:
     """What every request passes through: who may ask, an id, a line in the log, numbers, and an answer to any fault."""
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
-        self._app, self._service = app, service
+    def __init__(self, app: ASGIApp, service: Service, log: bool) -> None:
+        self._app, self._service, self._log = app, service, log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -94,7 +98,8 @@ class Front:
         status = seen.status or LEFT
         self._service.metrics.requests.labels(seen.route, str(status)).inc()
         method = scope["method"] if scope["method"] in METHODS else UNKNOWN
-        log_request(seen.id, f"{method} {seen.route}", status, seen.tokens, time.monotonic() - seen.began)
+        if self._log:
+            log_request(seen.id, f"{method} {seen.route}", status, seen.tokens, time.monotonic() - seen.began)
 
 
 class _Sent:

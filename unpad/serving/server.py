@@ -37,12 +37,13 @@ class Listening:
 
     Args:
         drain: seconds that open answers may go on after a signal.
-        page: whether it shows the page.
+        page: whether it shows the page; log: whether it says that it is ready, and writes a line for each request.
     """
 
     port: int = 8000
     drain: float = 30
     page: bool = True
+    log: bool = True
 
 
 def serve(opening: RunOpening, limits: Limits, listening: Listening) -> None:
@@ -87,7 +88,8 @@ async def run(service: Service, server: Server, opening: RunOpening, place: sock
         await asyncio.wait((running, loading), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()
-            print_text("".join(f"{line}\n" for line in [address_of(place), *opening.lines(service.served)]))
+            if server.listening.log:
+                print_text("".join(f"{line}\n" for line in [address_of(place), *opening.lines(service.served)]))
             broken = asyncio.create_task(service.broken())
             await asyncio.wait((running, broken), return_when=asyncio.FIRST_COMPLETED)
             if not running.done():
@@ -111,7 +113,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, service: Service, listening: Listening) -> None:
         config = uvicorn.Config(
-            application(service, page=listening.page),
+            application(service, page=listening.page, log=listening.log),
             http=partial(Connection, service.limits.arrival),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
@@ -123,7 +125,7 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=int(listening.drain) + LATE,
         )
         super().__init__(config)
-        self._service, self._drain = service, listening.drain
+        self._service, self.listening = service, listening
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -150,7 +152,7 @@ class Server(uvicorn.Server):
         self._service.drain()
         ends: list[asyncio.Task[None]] = []
         late = asyncio.get_running_loop().call_later(
-            self._drain, lambda: ends.append(asyncio.ensure_future(self._service.close()))
+            self.listening.drain, lambda: ends.append(asyncio.ensure_future(self._service.close()))
         )
         await super().shutdown(sockets)
         late.cancel()

@@ -4,7 +4,7 @@ prompts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from unpad.errors import ProofError, UnpadError
-from unpad.inference.engine import Engine, Reason, Request, Step
+from unpad.errors import ProofError
+from unpad.inference.engine import Engine, Request
 from unpad.inference.loaded import load
 from unpad.machine.load import full_processor_name
 from unpad.nn.linear import has_tiles
 from unpad.nn.native import library
+from unpad.proof.serving import hear, line_of, watch
 from unpad.run.folder import find_run
 from unpad.serving.served import TEXTS, Served, opened
 
@@ -37,6 +38,8 @@ class RunOpening:
         name: by which clients call it; "" for that of its folder.
         rows: answers at once; memory: bytes of keys and values, None for the engine's own choice; piece: tokens of
             prompts that are read between two steps.
+        overrides: fields of the recipe to change.
+        proves: whether four prompts are compared first; not within a longer proof.
     """
 
     run: str
@@ -44,6 +47,8 @@ class RunOpening:
     rows: int = 64
     memory: int | None = None
     piece: int = 256
+    overrides: tuple[str, ...] = ()
+    proves: bool = True
     proof: str = field(default="", init=False)
 
     def load(self) -> tuple[Served, str, Callable[[], Engine] | None]:
@@ -54,7 +59,7 @@ class RunOpening:
             ProofError: prompts together do not get what each gets alone.
         """
         folder = find_run(self.run)
-        loaded = load(self.run)
+        loaded = load(self.run, self.overrides)
         created = int(folder.stat().st_mtime)
         served = opened(loaded, self.name or folder.resolve().name, created)
         name = fingerprint(served, self.piece)
@@ -63,7 +68,8 @@ class RunOpening:
         make = partial(
             Engine, loaded.generator, precision=served.precision, piece=self.piece, rows=self.rows, memory=self.memory
         )
-        self.proof = prove(served, make)
+        if self.proves:
+            self.proof = prove(served, make)
         return served, name, make
 
     def lines(self, served: Served | None) -> list[str]:
@@ -98,7 +104,7 @@ def fingerprint(served: Served, piece: int) -> str:
     return f"unpad-{digest.hexdigest()}"
 
 
-def prove(served: Served, make: Callable[[], Engine]) -> str:
+def prove(served: Served, make: Callable[..., Engine]) -> str:
     """Compare four prompts together with each alone, token by token and score by score, bit for bit.
 
     Raises:
@@ -109,43 +115,10 @@ def prove(served: Served, make: Callable[[], Engine]) -> str:
     usable = np.setdiff1d(np.arange(served.run.tokenizer.vocab_size), [*served.banned, *served.stop_ids])
     prompts = [draw.choice(usable, min(length, served.context)).tolist() for length in LENGTHS]
     settings = served.settings.model_copy(update={"temperature": 1.0, "max_new_tokens": NUM_NEW, "seed": SEED})
-    requests = [Request(ids, settings, served.stop_ids, served.banned, top=0) for ids in prompts]
-    together = answers(make, requests)
-    alone = [answers(make, [request])[0] for request in requests]
-    if together != alone:
+    requests = [Request(ids, settings, served.stop_ids, served.banned) for ids in prompts]
+    together = hear(make(watch=watch), requests)
+    alone = [hear(make(watch=watch), [request])[0] for request in requests]
+    if not line_of("together = alone", "", together, alone).passed:
         fix = "report this with the machine's processor and `unpad --version`; UNPAD_NATIVE=0 may help meanwhile"
         raise ProofError("four prompts together did not get what each gets alone", where=served.name, fix=fix)
     return f"Four prompts together equal each alone, bit for bit ({perf_counter() - began:.1f} s)."
-
-
-def answers(make: Callable[[], Engine], requests: Sequence[Request]) -> list[list[tuple[int, float | None]]]:
-    """Tokens and scores of requests that run together in an engine of their own."""
-    engine = make()
-    heard = [_KeptSteps() for _ in requests]
-    for request, listener in zip(requests, heard, strict=True):
-        engine.submit(request, listener)
-    while engine.turn():
-        pass
-    engine.close()
-    for listener in heard:
-        if listener.error is not None:
-            raise listener.error
-    return [listener.steps for listener in heard]
-
-
-class _KeptSteps:
-    """A listener that keeps what it hears."""
-
-    def __init__(self) -> None:
-        self.steps: list[tuple[int, float | None]] = []
-        self.error: UnpadError | None = None
-
-    def read(self, cached: int, echoed: tuple[Step, ...]) -> None:
-        pass
-
-    def step(self, step: Step) -> bool:
-        self.steps.append((step.token, step.logprob))
-        return True
-
-    def ended(self, answer: int, reason: Reason, error: UnpadError | None) -> None:
-        self.error = error
