@@ -104,7 +104,7 @@ class Service:
         log_fault("in the thread of the model", error)
 
     async def numbers(self) -> bytes:
-        """What Prometheus reads, with the engine's numbers between two of its turns."""
+        """Numbers for Prometheus, those of the engine between two of its turns."""
         if self.state == "ready" and self._worker is not None and self._worker.engine is not None:
             self.metrics.engine = await self._worker.call(partial(Numbers.of, self._worker.engine))
         return self.metrics.text()
