@@ -56,7 +56,7 @@ async def _no_route(http: Request, error: Exception) -> Response:
 
 
 class Front:
-    """The part that every request passes through: who may ask, an id, a line in the log, numbers, an answer to any fault."""
+    """The part that every request passes through: who may ask, an id, a line in the log, numbers, answers to faults."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
