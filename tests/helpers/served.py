@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from unpad.errors import UnpadError
-from unpad.inference.engine import Engine, Reason, Request, Step, Ticket
+from unpad.inference.engine import Engine, NewToken, Reason, Request, Ticket
 
 
 @dataclass
@@ -21,17 +21,17 @@ class Heard:
 
     leave: int | None = None
     cached: int | None = None
-    echoed: tuple[Step, ...] = ()
-    steps: dict[int, list[Step]] = field(default_factory=lambda: defaultdict(list))
+    echoed: tuple[NewToken, ...] = ()
+    steps: dict[int, list[NewToken]] = field(default_factory=lambda: defaultdict(list))
     reasons: dict[int, Reason] = field(default_factory=dict)
     errors: dict[int, UnpadError | None] = field(default_factory=dict)
     scores: dict[int, list[bytes]] = field(default_factory=lambda: defaultdict(list))
 
-    def read(self, cached: int, echoed: tuple[Step, ...]) -> None:
+    def read(self, cached: int, echoed: tuple[NewToken, ...]) -> None:
         assert self.cached is None, "a prompt is read once"
         self.cached, self.echoed = cached, echoed
 
-    def step(self, step: Step) -> bool:
+    def step(self, step: NewToken) -> bool:
         assert step.answer not in self.reasons, "an ended answer goes on"
         self.steps[step.answer].append(step)
         return self.leave is None or len(self.steps[step.answer]) < self.leave

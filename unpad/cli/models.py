@@ -10,6 +10,7 @@ import typer
 
 from unpad.cli.early import check_run, load_torch
 from unpad.cli.options import Debug, Json, RunArgument, Sampling, System, print_json
+from unpad.errors import RecipeError
 from unpad.storage.paths import new_path, user_path
 from unpad.terminal.printing import print_lines, print_text
 from unpad.terminal.progress import progress
@@ -212,6 +213,12 @@ def generate(
     settings: Sampling = None,
     prompt: Annotated[list[str] | None, typer.Option(help="Text to continue, or a question; may be repeated.")] = None,
     heldout: Annotated[int, typer.Option(help="Continue the openings of this many held-out documents instead.")] = 0,
+    file: Annotated[
+        Path | None, typer.Option(parser=user_path, help="Answer the prompts of JSON lines; --out gets the answers.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(parser=new_path, help="With --file: JSON lines, continued where they stop.")
+    ] = None,
     system: System = "",
     as_json: Json = False,
     debug: Debug = False,
@@ -220,11 +227,17 @@ def generate(
 
     Each prompt draws with the next seed, unless seed= is given."""
     fields = [_generate_field(text) for text in settings or []]
-    check_run(run, fields)
+    _check_file(file, out, alone=not (prompt or heldout or system or as_json))
+    check_run(run, fields, places=[] if file is None else [file])
     from unpad.inference.loaded import load
     from unpad.inference.prompts import gives_seed, prompt_warning, system_note
 
     loaded = load(run, fields)
+    if file is not None and out is not None:
+        from unpad.inference.bulk import answer_file
+
+        print_lines(answer_file(loaded, file, out, same_seed=gives_seed(fields)))
+        return
     if heldout:
         from unpad.evaluation.text import heldout_openings
 
@@ -250,6 +263,15 @@ def generate(
         return
     for reply in replies:
         print_text(f"{reply.prompt.text} -> {reply.text}\n\n")
+
+
+def _check_file(file: Path | None, out: Path | None, *, alone: bool) -> None:
+    """Refuse a file of prompts without one for their answers, and beside options that it replaces."""
+    if (file is None) != (out is None):
+        raise RecipeError("--file and --out go together", fix="name a file of prompts, and one for their answers")
+    if file is not None and not alone:
+        what, fix = "--file has prompts and system texts", "leave out --prompt, --heldout, --system and --json"
+        raise RecipeError(what, fix=fix)
 
 
 @verbs.command(epilog="Example: unpad chat zh_chat-1    or    echo 你好 | unpad chat zh_chat-1")

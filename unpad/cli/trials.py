@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from unpad.cli.early import check_recipe, check_run_or_recipe
+from unpad.cli.early import check_recipe, check_run, check_run_or_recipe
 from unpad.cli.options import Debug, Json, OptionalSubject, Overrides, RecipeArgument, RunOrRecipe, print_json
 from unpad.errors import DRILL_FOUND_FAULT, NOT_PROVED, RecipeError
 from unpad.storage.paths import new_path
@@ -56,6 +57,12 @@ def prove(
     processes: Annotated[
         str | None, typer.Option(help="Prove an update by these numbers of processes instead, as 1,2,3.", metavar="N,N")
     ] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Prove that answers of a run do not depend on what runs beside them.")
+    ] = False,
+    prompts: Annotated[
+        Path | None, typer.Option(help="With --serve: a file with a prompt on each line.", metavar="FILE")
+    ] = None,
     allow_not_proven: Annotated[
         bool, typer.Option("--allow-not-proven", help="Exit code 0 also if no line fails and some are NOT PROVEN.")
     ] = False,
@@ -69,37 +76,61 @@ def prove(
 
     With --processes: an update by several processes, which the command starts, has the bits of one; with
     train.sums=fast its gradient.
+
+    With --serve: every answer of a run has the tokens and scores, bit by bit, of the answer to its request alone.
     """
-    if recipe is not None and hf is None:
-        check_run_or_recipe(recipe, overrides or [])
-    if processes is not None and (recipe is None or hf is not None):
-        raise RecipeError("--processes proves an update of a recipe", fix="name a recipe, and leave out --hf")
-    if hf is not None:
-        if recipe is not None:
-            raise RecipeError("a recipe or run and --hf are given", fix="name one, or --hf with a config.json")
-        from unpad.hf.prepare import UNPAD
-        from unpad.proof.foreign.folder import prove_folder
-
-        proof = prove_folder(hf, [UNPAD])
-        shown, lines, passed = proof.to_json, proof.lines, proof.passed
-    elif recipe is not None and processes is not None:
-        from unpad.proof.processes import prove_processes
-        from unpad.trials.strategy_table import process_counts
-
-        certificate = prove_processes(recipe, overrides or [], process_counts(processes))
-        shown, lines, passed = certificate.to_json, certificate.text, certificate.passed
-    elif recipe is not None:
-        from unpad.proof.recipe import prove_recipe
-
-        certificate = prove_recipe(recipe, overrides or [])
-        shown, lines, passed = certificate.to_json, certificate.text, certificate.passed
-    else:
-        raise RecipeError("nothing to prove is named", fix="name a recipe, as in unpad prove zh_chat, or --hf FOLDER")
+    _refuse_mixed(recipe, hf, processes, serve, prompts)
+    shown, lines, passed = _proved(recipe, overrides or [], hf, processes, serve, prompts)
     if as_json:
         print_json(shown())
     else:
         print_lines(lines())
     raise typer.Exit(0 if passed or (passed is None and allow_not_proven) else NOT_PROVED)
+
+
+def _refuse_mixed(recipe: str | None, hf: str | None, processes: str | None, serve: bool, prompts: Path | None) -> None:
+    """Refuse options that do not go together."""
+    if recipe is not None and hf is not None:
+        raise RecipeError("a recipe or run and --hf are given", fix="name one, or --hf with a config.json")
+    if serve and (recipe is None or processes is not None):
+        raise RecipeError("--serve proves a run", fix="name a run, and leave out --hf and --processes")
+    if prompts is not None and not serve:
+        raise RecipeError("--prompts is of --serve", fix="add --serve, or leave it out")
+    if processes is not None and recipe is None:
+        raise RecipeError("--processes proves an update of a recipe", fix="name a recipe, and leave out --hf")
+    if recipe is None and hf is None:
+        raise RecipeError("nothing to prove is named", fix="name a recipe, as in unpad prove zh_chat, or --hf FOLDER")
+
+
+def _proved(
+    recipe: str | None, overrides: list[str], hf: str | None, processes: str | None, serve: bool, prompts: Path | None
+) -> tuple[Callable[[], Any], Callable[[], list[str]], bool | None]:
+    """The proof as JSON and as lines, and whether it passed."""
+    if hf is not None:
+        from unpad.hf.prepare import UNPAD
+        from unpad.proof.foreign.folder import prove_folder
+
+        proof = prove_folder(hf, [UNPAD])
+        return proof.to_json, proof.lines, proof.passed
+    assert recipe is not None, "options were checked"
+    if serve:
+        check_run(recipe, overrides)
+        from unpad.inference.loaded import load
+        from unpad.proof.serving import prove_serving
+
+        certificate = prove_serving(load(recipe, overrides), prompts)
+    elif processes is not None:
+        check_run_or_recipe(recipe, overrides)
+        from unpad.proof.processes import prove_processes
+        from unpad.trials.strategy_table import process_counts
+
+        certificate = prove_processes(recipe, overrides, process_counts(processes))
+    else:
+        check_run_or_recipe(recipe, overrides)
+        from unpad.proof.recipe import prove_recipe
+
+        certificate = prove_recipe(recipe, overrides)
+    return certificate.to_json, certificate.text, certificate.passed
 
 
 @verbs.command(epilog="Example: unpad doctor zh_chat    or    unpad doctor zh_chat-1 --out rates.svg")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
+import numpy as np
+
+from unpad.batching.batch import RaggedBatch
 from unpad.data.family import Data
 from unpad.data.measuring import DataType, Measuring
 from unpad.evaluation.metrics import Evaluation, HeldOut, NewFacts
@@ -16,6 +19,9 @@ from unpad.recipes.recipe import Recipe
 
 if TYPE_CHECKING:  # training measures models, and loads no runs
     from unpad.inference.loaded import LoadedRun
+
+
+Prompt = Sequence[int] | RaggedBatch  # ids; or a batch of one with images among its tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +61,17 @@ class FamilyMeasures(Protocol):
 
     def evaluate(self, run: LoadedRun, over: Measuring[Any], num_shown: int) -> Evaluation:
         """Measure a run, for `unpad eval`, with `num_shown` examples."""
+
+    def held_out_prompts(self, data: Any, most: int) -> list[Prompt]:
+        """Prompts of held-out data, of lengths as unlike as there are; in families whose models generate."""
+
+
+def evenly(rows: np.ndarray, lengths: np.ndarray, most: int) -> list[int]:
+    """At most so many of some rows, evenly among those ordered by their lengths, (num_sequences,)."""
+    ordered = rows[np.argsort(lengths[rows], kind="stable")]
+    places = np.linspace(0, len(ordered) - 1, min(most, len(ordered))).round().astype(np.int64)
+    chosen: list[int] = ordered[np.unique(places)].tolist()
+    return chosen
 
 
 def measures_of(family: str) -> FamilyMeasures:

@@ -22,7 +22,7 @@ from unpad.data.tokens.tokenizer import load_tokenizer
 from unpad.errors import SourceError
 from unpad.evaluation import preferences
 from unpad.evaluation.attention_maps import maps_of_text
-from unpad.evaluation.family import TrainedModel
+from unpad.evaluation.family import Prompt, TrainedModel, evenly
 from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, Refused, interval, mean_of, resample
 from unpad.evaluation.per_sequence import token_sums
 from unpad.inference.generate import complete
@@ -91,6 +91,16 @@ def opening(tokens: TokenSet, index: int) -> list[int]:
     """The first tokens of a text."""
     opening: list[int] = tokens.tokens(index)[: OPENING_TOKENS + 1].tolist()
     return opening
+
+
+def held_out_prompts(data: TextData, most: int) -> list[Prompt]:
+    """Conversations up to their first reply, and first halves of texts."""
+    tokens = data.tokens
+    rows = evenly(np.flatnonzero(tokens.split == Split.HOLDOUT), tokens.lengths, most)
+    return [
+        question(tokens, i) if tokens.kind[i] == 1 else tokens.tokens(i)[: max(int(tokens.lengths[i]) // 2, 1)].tolist()
+        for i in rows
+    ]
 
 
 def sample_replies(model: Generates, data: TextData, recipe: Recipe, kinds: tuple[str, ...]) -> list[tuple[str, str]]:

@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from unpad.data.measuring import Measuring
+from unpad.data.sources.split import Split
 from unpad.data.tokens.lost import FIX_OF_RUN
 from unpad.data.vqa import VqaData
+from unpad.evaluation.family import Prompt, evenly
 from unpad.evaluation.metrics import Evaluation, Extremes, HeldOut, Metric, NewFacts, interval, mean_of, resample
 from unpad.evaluation.per_sequence import token_sums
 from unpad.inference.answers import answer, answer_counted, answer_shown
@@ -150,6 +152,12 @@ def evaluate(run: LoadedRun, over: Measuring[VqaData], num_shown: int) -> Evalua
         for i in order[:num_shown]
     ]
     return Evaluation(metrics, lines, drawn)
+
+
+def held_out_prompts(data: VqaData, most: int) -> list[Prompt]:
+    """Questions with their images."""
+    rows = evenly(np.flatnonzero(data.table.split == Split.HOLDOUT), data.num_patches, most)
+    return [data.prompts([row]) for row in rows]
 
 
 def check_new(data: VqaData, path: Path) -> NewFacts:

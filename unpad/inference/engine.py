@@ -71,7 +71,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Step:
+class NewToken:
     """A token of an answer.
 
     Args:
@@ -89,10 +89,10 @@ class Step:
 class Listener(Protocol):
     """Hears what becomes of a request, in the thread that turns the engine; must not block."""
 
-    def read(self, cached: int, echoed: tuple[Step, ...]) -> None:
+    def read(self, cached: int, echoed: tuple[NewToken, ...]) -> None:
         """The prompt was read, `cached` tokens of it for an earlier request; `echoed` are its tokens, if asked for."""
 
-    def step(self, step: Step) -> bool:
+    def step(self, step: NewToken) -> bool:
         """A token was made. False ends this answer with the reason "stop"."""
         ...
 
@@ -113,7 +113,7 @@ class Ticket:
     row: CachedRow | None = None
     cached: int = 0
     promised: int = 0  # bytes
-    echoed: list[Step] = field(default_factory=list)
+    echoed: list[NewToken] = field(default_factory=list)
     open: set[int] = field(default_factory=set)  # answers that did not end
     cancelled: set[int] = field(default_factory=set)
 
@@ -437,7 +437,7 @@ class Engine:
     def _echo(self, ticket: Ticket, start: int, stop: int, hidden: Tensor) -> None:
         """Report the tokens that follow those of a piece, (num, width), but for the first of the answer."""
         if start == 0:
-            ticket.echoed.append(Step(0, int(ticket.ids[0])))
+            ticket.echoed.append(NewToken(0, int(ticket.ids[0])))
         targets = ticket.ids[start + 1 : stop + 1]
         logits = self._model.logits(hidden[: len(targets)])
         ticket.echoed += [
@@ -549,14 +549,14 @@ def _draw(answers: list[_Answer], logits: Tensor) -> list[int]:
     return tokens
 
 
-def _step(answer: int, token: int, logits: Tensor, top: int | None) -> Step:
+def _step(answer: int, token: int, logits: Tensor, top: int | None) -> NewToken:
     """A token with its log probability and the likeliest ones, by scores (vocab_size,)."""
     if top is None:
-        return Step(answer, token)
+        return NewToken(answer, token)
     log_probs = logits.double().log_softmax(-1)
     values, ids = log_probs.topk(min(top, len(log_probs)))
     likeliest = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-    return Step(answer, token, float(log_probs[token]), likeliest)
+    return NewToken(answer, token, float(log_probs[token]), likeliest)
 
 
 # --------------------------------------------------------------------------- beginnings

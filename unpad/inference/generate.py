@@ -14,7 +14,7 @@ from unpad.batching.batch import RaggedBatch
 from unpad.data.tokens.tokenizer import DecodeStream, Tokenizer
 from unpad.errors import UnpadError
 from unpad.inference.beams import beam_search
-from unpad.inference.engine import Engine, Reason, Request, Step
+from unpad.inference.engine import Engine, NewToken, Reason, Request
 from unpad.inference.steps import Prompts, banned_ids, check, running, token_limits, token_lists
 from unpad.models.contract import Generates
 from unpad.nn.precision import Precision
@@ -90,7 +90,7 @@ def generate(
         Request(text, settings.model_copy(update={"seed": seed}), stops, banned)
         for text, seed in zip(texts, seeds, strict=True)
     ]
-    heard = [_Heard() for _ in requests]
+    heard = [SingleAnswer() for _ in requests]
     engine = Engine(model, precision=precision, piece=PIECE, rows=ROWS, keeps=False)
     if isinstance(prompts, RaggedBatch):
         engine.submit_together(prompts, requests, heard)
@@ -141,7 +141,7 @@ def _tokens(
         return
     if seed is not None:
         settings = settings.model_copy(update={"seed": seed})
-    engine, heard = engine or Engine(model, precision=precision, piece=PIECE, keeps=False), _Heard()
+    engine, heard = engine or Engine(model, precision=precision, piece=PIECE, keeps=False), SingleAnswer()
     ticket = engine.submit(Request(prompt, settings, stops, banned), heard)
     said = 0
     try:
@@ -158,27 +158,34 @@ def _tokens(
 
 
 @dataclass
-class _Heard:
+class SingleAnswer:
     """Keeps the tokens of a request with one answer."""
 
     tokens: list[int] = field(default_factory=list)
+    reason: Reason | None = None  # None until it ended
     error: UnpadError | None = None
 
-    def read(self, cached: int, echoed: tuple[Step, ...]) -> None:
+    def read(self, cached: int, echoed: tuple[NewToken, ...]) -> None:
         pass
 
-    def step(self, step: Step) -> bool:
+    def step(self, step: NewToken) -> bool:
         self.tokens.append(step.token)
         return True
 
     def ended(self, answer: int, reason: Reason, error: UnpadError | None) -> None:
-        self.error = error
+        self.reason, self.error = reason, error
 
     def result(self) -> list[int]:
         """The tokens; raises the error with which the answer failed."""
         if self.error is not None:
             raise self.error
         return self.tokens
+
+    @property
+    def finished(self) -> Finished:
+        """The reason of an answer that nobody ended."""
+        assert self.reason == "eos" or self.reason == "length" or self.reason == "context", self.reason
+        return self.reason
 
 
 def _why_finished(num_ids: int, limit: int, settings: GenerateSettings) -> Finished:

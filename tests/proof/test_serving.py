@@ -1,0 +1,169 @@
+"""`unpad prove --serve`: every line holds, and a fault of each kind makes one fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.helpers.paths import Path, on
+from unpad.inference import engine as engine_module
+from unpad.inference import steps
+from unpad.inference.engine import Engine, Request
+from unpad.models import build_model, decoder, model_config
+from unpad.models.decoder import Decoder
+from unpad.nn import cache, linear
+from unpad.nn.native import decode as native_decode
+from unpad.nn.native import library
+from unpad.proof.line import Line
+from unpad.proof.serving import NUM_NEW, Answering, watch
+from unpad.recipes.training import GenerateSettings
+
+VOCAB, CONTEXT = 300, 420
+native_only = pytest.mark.skipif(not library.enabled(), reason=library.describe())
+
+
+def subject() -> Answering:
+    """A random model with a head that is not tied, and prompts of 1 to 390 tokens."""
+    torch.manual_seed(0)
+    fields = {"width": 64, "blocks": 2, "heads": 4, "kv_heads": 2, "hidden": 64, "context": CONTEXT, "tied": False}
+    model = build_model(model_config(fields), VOCAB)
+    assert isinstance(model, Decoder)
+    draw = np.random.default_rng(0)
+    prompts = [draw.integers(0, VOCAB, length).tolist() for length in (40, 1, 60, 3, 270, 390, 9, 33)]
+    greedy = GenerateSettings(max_new_tokens=NUM_NEW)
+    drawn = greedy.model_copy(update={"temperature": 1.0, "top_p": 0.95})
+    requests = [Request(ids, (greedy, drawn)[i % 2], range(0, VOCAB, 40)) for i, ids in enumerate(prompts)]
+
+    def make(**options: Any) -> Engine:
+        return Engine(model.eval(), watch=watch, **options)
+
+    return Answering(make, requests, "fp32", CONTEXT)
+
+
+def proved(one: Answering) -> dict[str, Line]:
+    return {name: check("here") for name, check in one.checks(one.alone())}
+
+
+@pytest.mark.parametrize("path", [pytest.param("native", marks=native_only), "torch"])
+def test_every_line_holds(path: Path) -> None:
+    with on(path):
+        lines = proved(subject())
+    assert len(lines) == 7
+    assert all(line.passed for line in lines.values() if line.applies), lines
+    assert all(line.measured == 0 for line in lines.values() if line.applies)
+
+
+def wide_products(patch: pytest.MonkeyPatch) -> None:
+    """Torch's product above 32 rows, whose rows depend on their number."""
+    own = linear.product
+
+    def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.linear(x, weight, bias) if len(x) > 32 else own(x, weight, bias)
+
+    patch.setattr(linear, "product", product)
+    patch.setattr(decoder, "product", product)
+
+
+def later_keys(patch: pytest.MonkeyPatch) -> None:
+    """Attention of a prompt that depends on keys that come later, as a shift of scores by the largest key would."""
+    own = native_decode.piece_attention
+
+    def attention(qkv: Tensor, *others: Any) -> Tensor:
+        return own(qkv, *others) * (1 + 1e-4 * float(qkv.abs().max()))
+
+    patch.setattr(cache, "piece_attention", attention)
+
+
+def one_sort(patch: pytest.MonkeyPatch) -> None:
+    """Rows that are sorted whole as soon as one of them is flat."""
+
+    def most_likely(probabilities: Tensor, share: float) -> tuple[Tensor, Tensor]:
+        values, ids = probabilities.topk(16, -1)
+        if bool((values.sum(-1) < share).any()):
+            values, ids = probabilities.flip(-1).sort(dim=-1, descending=True, stable=True)
+            ids = probabilities.shape[-1] - 1 - ids
+        return values, ids
+
+    patch.setattr(steps, "_most_likely", most_likely)
+    own = Decoder.logits
+
+    def logits(self: Decoder, hidden: Tensor) -> Tensor:
+        """Scores with many ties; half of the rows are peaked."""
+        scores = own(self, hidden)
+        scores = (scores * 2 / scores.std(-1, keepdim=True)).round()
+        return torch.where(hidden[:, :1] > 0, scores * 3, scores)
+
+    patch.setattr(Decoder, "logits", logits)
+
+
+def cuts_by_queue(patch: pytest.MonkeyPatch) -> None:
+    """Prompts cut where the turn's room ends, without kernels that can."""
+    patch.setattr(engine_module, "cut_step", lambda *of: 1)
+
+
+def kept_replies(patch: pytest.MonkeyPatch) -> None:
+    """Replies kept as if they had been read."""
+    own, said = Engine._report, dict[int, list[int]]()
+
+    def report(self: Engine, answer: Any, token: int, scores: Tensor) -> None:
+        own(self, answer, token, scores)
+        made = said.setdefault(id(answer), [])
+        if answer.index in answer.ticket.open:
+            made.append(token)
+        elif self._beginnings is not None and len(made) > 1:
+            ids = [*answer.ticket.ids, *made][: answer.row.length]
+            self._beginnings.keep(ids, answer.row.copy(len(ids)), 1 << 30)
+
+    patch.setattr(Engine, "_report", report)
+
+
+def generators_of_slots(patch: pytest.MonkeyPatch) -> None:
+    """Draws from the generator of a row's place."""
+    own, generators = engine_module._draw, dict[int, np.random.Generator]()
+
+    def draw(answers: list[Any], scores: Tensor) -> list[int]:
+        for place, answer in enumerate(answers):
+            answer.generator = generators.setdefault(place, answer.generator)
+        if len(answers) == 1:
+            generators.clear()
+        return own(answers, scores)
+
+    patch.setattr(engine_module, "_draw", draw)
+
+
+@pytest.mark.parametrize(
+    ("plant", "path", "where"),
+    [
+        pytest.param(wide_products, "native", "all at once", marks=native_only),
+        pytest.param(later_keys, "native", "pieces of 7", marks=native_only),
+        (one_sort, "torch", "all at once"),
+        (cuts_by_queue, "torch", "pieces of 7 "),
+        pytest.param(kept_replies, "native", "beginnings", marks=native_only),
+        (generators_of_slots, "torch", "some leave"),
+    ],
+)
+def test_a_fault_makes_a_line_fail(
+    plant: Callable[[pytest.MonkeyPatch], None], path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with on(path):
+        lines = proved(subject())
+    failed = [name for name, line in lines.items() if line.passed is False]
+    assert any(where in name for name in failed), lines
+    assert all("rows of scores differ" in line.note for line in lines.values() if line.passed is False)
+
+
+def test_what_compares_nothing_is_not_proven() -> None:
+    one = subject()
+    short = Answering(one.make, one.requests[1:2], "fp32", CONTEXT)
+    lines = proved(short)
+    assert lines["all at once = alone"].passed is None
+    assert lines["all at once = alone"].note == "fewer than two prompts"
+    assert lines["prompts in pieces of 7 tokens = whole"].note == "no prompt is longer"
+    assert lines["beginnings kept from earlier requests = read anew"].passed is None

@@ -1,0 +1,298 @@
+"""`unpad prove --serve`: an answer has the tokens and every score, bit by bit, of the answer to its request alone.
+
+The truth is each request in an engine of its own that reads the prompt whole and keeps nothing. Texts of a trained
+model hide most differences of its scores, so the scores are compared.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import cycle, islice
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from unpad.batching.batch import RaggedBatch
+from unpad.errors import SourceError, UnpadError
+from unpad.evaluation.family import Prompt, measures_of
+from unpad.inference.engine import Engine, NewToken, Reason, Request, Ticket
+from unpad.inference.loaded import LoadedRun, generation_precision
+from unpad.inference.steps import banned_ids, token_lists
+from unpad.nn.cache import PLACES
+from unpad.nn.native import library
+from unpad.nn.precision import Precision
+from unpad.proof.line import Certificate, Line, Lines, not_applicable
+from unpad.storage.reading import read_file
+from unpad.terminal.progress import progress
+
+MOST_PROMPTS = 32
+NUM_NEW = 24  # tokens of an answer
+NUM_ANSWERS = 3  # to one prompt
+LONGEST = 1500  # tokens of a prompt that is joined of others
+PIECES = (7, 32, PLACES)
+FEW_ROWS = 5  # so that requests wait, and rows join while others run
+COMINGS = "in another order, some leave half way = alone"
+
+
+@dataclass
+class Heard:
+    """Tokens, scores and the end of every answer to a request.
+
+    Args:
+        leave: tokens after which an answer is left; None to hear all.
+    """
+
+    leave: int | None = None
+    cached: int = 0
+    tokens: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    scores: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    reasons: dict[int, Reason] = field(default_factory=dict)
+
+    def read(self, cached: int, echoed: tuple[NewToken, ...]) -> None:
+        self.cached = cached
+
+    def step(self, step: NewToken) -> bool:
+        self.tokens[step.answer].append(step.token)
+        return self.leave is None or len(self.tokens[step.answer]) < self.leave
+
+    def ended(self, answer: int, reason: Reason, error: UnpadError | None) -> None:
+        if error is not None:
+            raise error
+        self.reasons[answer] = reason
+
+
+def watch(ticket: Ticket, answer: int, scores: Tensor) -> None:
+    """Keep scores with what is heard of their request."""
+    assert isinstance(ticket.listener, Heard), "requests of a proof are heard whole"
+    ticket.listener.scores[answer].append(scores.clone())
+
+
+def prove_serving(
+    run: LoadedRun,
+    prompts: Path | None = None,
+    over_http: Callable[[LoadedRun, Sequence[Request], Sequence[Heard]], Line] | None = None,
+) -> Certificate:
+    """Prove that a run's answers do not depend on what runs beside them.
+
+    Args:
+        prompts: a file with a prompt on each line; None for held-out data of the run.
+        over_http: compares answers through HTTP with those of each request alone.
+
+    Raises:
+        RecipeError: the run does not continue texts.
+        SourceError: there are no prompts.
+    """
+    subject = Answering.of(run, prompts_of(run, prompts))
+    lines = Lines()
+    with progress("answering each request alone"):
+        truth = lines.value("each request alone", subject.alone)
+    if truth is None:
+        return lines.certificate()
+    here = "native" if library.enabled() else "torch"
+    for name, check in subject.checks(truth):
+        with progress(name):
+            lines.add(name, partial(check, f"{here}, {subject.precision}"))
+    with progress("without native kernels"):
+        lines.add("without native kernels: all at once = alone", partial(_without_kernels, subject))
+    name = "through HTTP, by concurrent streams = alone"
+    if over_http is None:
+        reason = "unpad's extra `serve` is not installed: pip install '.[serve]'"
+        lines.add(name, lambda: Line(name, "", None, None, None, reason))
+    else:
+        lines.add(name, lambda: over_http(run, subject.requests, truth))
+    return lines.certificate()
+
+
+def prompts_of(run: LoadedRun, path: Path | None) -> list[Prompt]:
+    """Prompts of a file or of held-out data, of lengths as unlike as there are, and long ones joined of them."""
+    room = min(run.generator.config.longest - NUM_NEW, LONGEST)
+    if path is not None:
+        lines = read_file(path, SourceError, fix="give a file of prompts, one on each line").decode(errors="replace")
+        found: list[Prompt] = [run.prompt(line).ids for line in lines.splitlines() if line.strip()]
+    else:
+        data = run.data()
+        found = measures_of(data.family).held_out_prompts(data, MOST_PROMPTS)
+    if any(isinstance(prompt, RaggedBatch) for prompt in found):
+        return found
+    texts = [list(ids[:room]) for ids in found if not isinstance(ids, RaggedBatch) and ids]
+    if not texts:
+        raise SourceError(
+            "there are no prompts to prove with", where=str(path or run.folder), fix="give some with --prompts FILE"
+        )
+    long = [token for ids in islice(cycle(texts), room) for token in ids]
+    joined = [long[:room], long[1 : room // 2 + 1]]
+    return [*texts[: MOST_PROMPTS - len(joined)], *(ids for ids in joined if ids)]
+
+
+@dataclass(frozen=True)
+class Answering:
+    """A model, and the requests that it is proved with: greedy and drawn in turn.
+
+    Args:
+        make: makes an engine with these options.
+    """
+
+    make: Callable[..., Engine]
+    requests: list[Request]
+    precision: Precision
+    longest: int
+
+    @classmethod
+    def of(cls, run: LoadedRun, prompts: Sequence[Prompt]) -> Answering:
+        model, settings = run.generator, run.recipe.generate
+        precision = generation_precision(settings)
+        greedy = settings.model_copy(update={"max_new_tokens": NUM_NEW, "temperature": 0.0, "beams": 1})
+        drawn = greedy.model_copy(update={"temperature": 1.0, "top_p": 0.95})
+        stops, banned = sorted(run.tokenizer.stop_ids), banned_ids(model, run.tokenizer)
+        requests = [Request(prompt, (greedy, drawn)[i % 2], stops, banned) for i, prompt in enumerate(prompts)]
+        make = partial(Engine, model, precision=precision, watch=watch)
+        return cls(make, requests, precision, model.config.longest)
+
+    def alone(self) -> list[Heard]:
+        """The answer to each request in an engine of its own."""
+        return [heard for request in self.requests for heard in self.together([request], keeps=False, piece=1 << 20)]
+
+    def together(self, requests: Sequence[Request], **options: object) -> list[Heard]:
+        """The answers to requests that come at once."""
+        engine, heard = self.make(**options), [Heard() for _ in requests]
+        for request, listener in zip(requests, heard, strict=True):
+            engine.submit(request, listener)
+        engine.run()
+        return heard
+
+    def checks(self, truth: Sequence[Heard]) -> Iterator[tuple[str, Callable[[str], Line]]]:
+        """Names and checks of the engine, given what runs here."""
+        few = "fewer than two prompts" if len(self.requests) < 2 else ""
+        decoded = max(len(steps) for heard in truth for steps in heard.scores.values())
+        few = few or ("no answer has two tokens" if decoded < 2 else "")
+
+        def at_once(here: str) -> Line:
+            return _line("all at once = alone", here, self.together(self.requests), truth).unless(few)
+
+        yield "all at once = alone", at_once
+        yield COMINGS, lambda here: self._comings(here, truth).unless(few)
+        yield from self._pieces(truth)
+        name = "beginnings kept from earlier requests = read anew"
+        yield name, partial(self._beginnings, name)
+        name = f"as one of {NUM_ANSWERS} answers = alone with its seed"
+        yield name, partial(self._answers, name)
+
+    def _comings(self, here: str, truth: Sequence[Heard]) -> Line:
+        """Requests come one by one while others run; every third leaves, or is cancelled, after two tokens."""
+        engine = self.make(rows=FEW_ROWS)
+        order = np.random.default_rng(0).permutation(len(self.requests)).tolist()
+        heard, expected = [], []
+        for place, index in enumerate(order):
+            heard.append(Heard(leave=2 if place % 3 == 1 else None))
+            expected.append(truth[index])
+            ticket = engine.submit(self.requests[index], heard[-1])
+            engine.turn()
+            if place % 3 == 2:
+                engine.turn()
+                ticket.cancel()
+        engine.run()
+        return _line(COMINGS, here, heard, expected, whole=False)
+
+    def _pieces(self, truth: Sequence[Heard]) -> Iterator[tuple[str, Callable[[str], Line]]]:
+        texts = [len(request.prompt) for request in self.requests if not isinstance(request.prompt, RaggedBatch)]
+        room = self.longest - NUM_NEW
+        for piece in PIECES:
+            reason, gap = "", "" if max(texts, default=0) > piece else "no prompt is longer"
+            if not texts:
+                reason = "prompts with images are read whole"
+            elif room <= piece:
+                reason = f"no prompt has more: the context is {self.longest}"
+            elif not library.enabled() and room <= PLACES:
+                reason = f"without native kernels prompts are cut every {PLACES} tokens; the context is {self.longest}"
+            yield from self._piece(piece, truth, reason, gap)
+
+    def _piece(
+        self, piece: int, truth: Sequence[Heard], reason: str, gap: str
+    ) -> Iterator[tuple[str, Callable[[str], Line]]]:
+        name = f"prompts in pieces of {piece} tokens = whole"
+
+        def check(here: str) -> Line:
+            if reason:
+                return not_applicable(name, reason)
+            return _line(name, here, self.together(self.requests, piece=piece, keeps=False), truth).unless(gap)
+
+        yield name, check
+
+    def _beginnings(self, name: str, here: str) -> Line:
+        """Each prompt, and then one that goes on from its answer, as a conversation does, in an engine that keeps
+        beginnings; alone it reads all anew."""
+        texts = [request for request in self.requests if not isinstance(request.prompt, RaggedBatch)]
+        if not texts:
+            return not_applicable(name, "prompts with images are not kept")
+        if not library.enabled() and self.longest - NUM_NEW <= PLACES:
+            why = f"without native kernels beginnings of {PLACES} tokens are kept; the context is {self.longest}"
+            return not_applicable(name, why)
+        engine, heard, later = self.make(), [], []
+        for first, other in zip(texts, [*texts[1:], *texts[:1]], strict=True):
+            answer = Heard()
+            engine.submit(first, answer)
+            engine.run()
+            ids = [*token_ids(first), *answer.tokens[0], *token_ids(other)]
+            later.append(replace(first, prompt=ids[: self.longest - NUM_NEW]))
+            heard.append(Heard())
+            engine.submit(later[-1], heard[-1])
+            engine.run()
+        truth = [found for request in later for found in self.together([request], keeps=False, piece=1 << 20)]
+        gap = "" if any(listener.cached for listener in heard) else "no prompt begins with enough tokens of another"
+        return _line(name, here, heard, truth).unless(gap)
+
+    def _answers(self, name: str, here: str) -> Line:
+        drawn = [request for request in self.requests if request.settings.temperature][:4]
+        found = self.together([replace(request, n=NUM_ANSWERS) for request in drawn])
+        seeded = [
+            replace(request, settings=request.settings.model_copy(update={"seed": request.settings.seed + answer}))
+            for request in drawn
+            for answer in range(NUM_ANSWERS)
+        ]
+        truth = [heard for request in seeded for heard in self.together([request], keeps=False, piece=1 << 20)]
+        apart = [
+            Heard(tokens={0: one.tokens[i]}, scores={0: one.scores[i]}, reasons={0: one.reasons[i]})
+            for one in found
+            for i in range(NUM_ANSWERS)
+        ]
+        return _line(name, here, apart, truth).unless("" if drawn else "no prompt is drawn")
+
+
+def token_ids(request: Request) -> Sequence[int]:
+    """Tokens of a prompt; images as their placeholders."""
+    prompt = request.prompt
+    return token_lists(prompt)[0] if isinstance(prompt, RaggedBatch) else prompt
+
+
+def _without_kernels(subject: Answering) -> Line:
+    name = "without native kernels: all at once = alone"
+    if not library.enabled():
+        return not_applicable(name, "all lines are without them")
+    with library.switched_off():
+        return _line(name, f"torch, {subject.precision}", subject.together(subject.requests), subject.alone())
+
+
+def _line(name: str, here: str, found: Sequence[Heard], truth: Sequence[Heard], *, whole: bool = True) -> Line:
+    """Compare the tokens and scores of answers with the truth.
+
+    Args:
+        whole: False if answers may end earlier.
+    """
+    other, largest, differ = 0, 0.0, 0
+    for one, expected in zip(found, truth, strict=True):
+        for answer, scores in expected.scores.items():
+            made, tokens = one.tokens[answer], expected.tokens[answer]
+            other += made != (tokens if whole else tokens[: len(made)])
+            other += whole and one.reasons.get(answer) != expected.reasons[answer]
+            for mine, theirs in zip(one.scores[answer], scores, strict=False):  # other tokens may end elsewhere
+                if mine.numpy().tobytes() != theirs.numpy().tobytes():
+                    differ += 1
+                    apart = float((mine.double() - theirs.double()).abs().max())
+                    largest = max(largest, apart if apart == apart else float("inf"))
+    note = f"{differ} rows of scores differ, and {other} answers" if other or differ else ""
+    measured = largest if largest or not (other or differ) else float("inf")
+    return Line(name, here, measured, 0.0, not other and not differ, note)
