@@ -17,7 +17,7 @@ from benchmarks.size import (
 # Lower a number where a change made it smaller; code lines and files also grow with features, which then say so here.
 MOST = {
     "code lines": 52_300,  # checks of the doctor, rows of trainers, and rows of a cache by themselves
-    "files": 400,
+    "files": 402,  # the page of a server
     "doubled class names": 1,
     "modules from training/loop.py": 124,
     "family names outside of families": 0,

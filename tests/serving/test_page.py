@@ -448,7 +448,8 @@ def test_who_reads_the_end_follows_a_reply_and_who_reads_elsewhere_stays(chat: S
 @in_browser
 def test_the_keyboard_alone_does_everything(chat: Standin, visit: Visit) -> None:
     shown = visit(chat, permissions=["clipboard-read", "clipboard-write"])
-    press, active = shown.keyboard.press, "document.activeElement.getAttribute('aria-label') ?? document.activeElement.id"
+    press = shown.keyboard.press
+    active = "document.activeElement.getAttribute('aria-label') ?? document.activeElement.id"
 
     def go_to(name: str) -> None:
         for _ in range(40):
@@ -657,7 +658,7 @@ def test_a_text_is_continued_in_place(visit: Visit, tmp_path: Path) -> None:
 
 
 @in_browser
-def test_questions_are_asked_about_an_image_and_the_kept_patches_are_drawn_over_it(visit: Visit, tmp_path: Path) -> None:
+def test_questions_are_about_an_image_over_which_the_kept_patches_are_drawn(visit: Visit, tmp_path: Path) -> None:
     with standing_in("vqa") as server:
         shown = visit(server)
         shown.locator("#text").fill("What?")
@@ -736,7 +737,9 @@ def test_patients_of_a_table_get_a_risk_and_a_course(visit: Visit) -> None:
         shown.locator("tbody").wait_for()
         assert shown.locator("#fault").is_hidden()
         assert server.bodies("/v1/models/demo:predict") == [{"instances": [
-            {"id": "p1", "events": [{"time": -20, "code": "pulse", "value": "71.50"}, {"time": -10, "code": 'blood; "gas"'}]},
+            {"id": "p1", "events": [
+                {"time": -20, "code": "pulse", "value": "71.50"}, {"time": -10, "code": 'blood; "gas"'}
+            ]},
             {"id": "p02", "events": [{"time": -5, "code": "??", "value": "3"}, {"age": 63, "sex": "f"}]},
         ]}]  # fmt: skip
         rows = [row.split("\t") for row in shown.locator("tbody tr").all_inner_texts()]
@@ -753,4 +756,5 @@ def test_patients_of_a_table_get_a_risk_and_a_course(visit: Visit) -> None:
         tap(shown, "p02")
         shown.locator(".chart").wait_for(state="detached")
         kept = shown.evaluate("indexedDB.databases().then(found => found.length + JSON.stringify(localStorage))")
-        assert kept.startswith("0") and "p02" not in kept, "nothing of a patient is kept"
+        assert kept.startswith("0"), "nothing of a patient is kept"
+        assert "p02" not in kept
