@@ -83,11 +83,12 @@ def visit(browser: Any) -> Iterator[Visit]:
     """Open the page of a stand-in. At the end: no error on any page, and no request to another host."""
     contexts, faults = [], list[str]()
 
-    def opened(server: Standin, **options: Any) -> Any:
+    def opened(server: Standin, *, before: str = "", **options: Any) -> Any:
         context = browser.new_context(**{"viewport": {"width": 1400, "height": 860}, "locale": "en-US", **options})
-        context.set_default_timeout(4_000)
+        context.set_default_timeout(20_000)
         contexts.append(context)
         shown = context.new_page()
+        shown.add_init_script(before)
         shown.on("pageerror", lambda error: faults.append(str(error)))
         shown.on("console", lambda line: faults.append(line.text) if is_fault(line) else None)
         shown.on("request", lambda asked: None if is_own(asked.url, server) else faults.append(asked.url))
@@ -200,6 +201,9 @@ def test_a_reply_is_stopped_and_stays_as_far_as_it_came(way: str, chat: Standin,
     if way == "button":
         tap(shown, "Stop")
     else:
+        tap(shown, "Settings")
+        shown.keyboard.press("Escape")
+        assert shown.locator("main").get_attribute("aria-busy") == "true", "this Escape was for the dialog"
         shown.keyboard.press("Escape")
     ready(shown)
     assert chat.left.wait(5), "the server has to see that the client is gone"
@@ -380,6 +384,17 @@ def test_without_a_server_conversations_stay_readable_and_go_on_when_it_is_back(
     shown.locator(".talk").wait_for()
     assert len(said(shown)) == 4
     shown.unroute_all()
+
+
+@in_browser
+def test_a_browser_that_keeps_nothing_shows_the_page_too(chat: Standin, visit: Visit) -> None:
+    forbid = "Object.defineProperty(window, '%s', {get() { throw new DOMException('no', 'SecurityError'); }});"
+    shown = visit(chat, before="".join(forbid % name for name in ("localStorage", "sessionStorage", "indexedDB")))
+    remark(shown, "conversations end with this tab")
+    ask(shown, "Hello")
+    tap(shown, "New conversation")
+    tap(shown, "Hello")
+    assert said(shown) == ["Hello", reply_to("Hello")]
 
 
 @in_browser
@@ -684,6 +699,7 @@ def test_questions_are_about_an_image_over_which_the_kept_patches_are_drawn(visi
         shown.reload()
         shown.locator(".talk").wait_for()
         assert shown.locator(".picture img").last.evaluate("one => one.decode().then(() => one.naturalWidth)") == 64
+        shown.locator("#chosen", has_text="circle.png").wait_for()
         give(shown, "body", "paste", noise(tmp_path))
         shown.locator("#chosen", has_text="noise.png").wait_for()
         with shown.expect_download() as download:
