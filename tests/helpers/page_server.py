@@ -113,6 +113,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._reply(_text_of(body["messages"][-1]["content"]), body, "chat")
             elif self.path == "/v1/completions":
                 self._reply(body["prompt"], body, "text")
+            elif not re.match("application/(json|octet-stream)|image/", self.headers["Content-Type"]):
+                self._refuse(415, "the content type is not application/json")
             elif self.path == "/v1/classify?details=1":
                 self._json(_classes(raw))
             elif self.path == "/v1/models/demo:predict":

@@ -711,10 +711,10 @@ def test_questions_are_about_an_image_over_which_the_kept_patches_are_drawn(visi
 
 @in_browser
 def test_images_get_a_bar_per_class_with_what_is_doubtful(visit: Visit, tmp_path: Path) -> None:
-    (tmp_path / "no.png").write_text("no image")
+    (tmp_path / "no.txt").write_text("no image")
     with standing_in("images") as server:
         shown = visit(server)
-        choose(shown, "#choose", [picture(tmp_path), tmp_path / "no.png"])
+        choose(shown, "#choose", [picture(tmp_path), tmp_path / "no.txt"])
         shown.locator(".note.bad", has_text="E_FORMAT not an image").wait_for()
         first = shown.locator(".result").first
         assert first.locator(".bars li").all_inner_texts() == ["circle\n90.2%", "square\n8.6%", "star\n1.2%"]
