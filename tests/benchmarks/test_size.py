@@ -16,7 +16,7 @@ from benchmarks.size import (
 
 # Lower a number where a change made it smaller; code lines and files also grow with features, which then say so here.
 MOST = {
-    "code lines": 56_200,  # checks of the doctor, rows of trainers, requests that come and go, and a server for them
+    "code lines": 55_700,  # checks of the doctor, rows of trainers, requests that come and go, and a server for them
     "files": 426,
     "doubled class names": 1,
     "modules from training/loop.py": 125,

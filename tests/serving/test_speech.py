@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from unpad.data.tokens.words import train_words
 from unpad.inference.chat import until
-from unpad.inference.engine import Step
+from unpad.inference.engine import NewToken
 from unpad.inference.stops import StopTexts
 from unpad.serving.replies import Spelled
 from unpad.serving.speech import Speech
@@ -22,7 +22,7 @@ def spoken(ids: list[int], stops: list[str], *, reports: bool = True) -> tuple[s
     speech = Speech(TOKENIZER, stops, reports=reports)
     said, tokens = "", []
     for place, id in enumerate(ids):
-        text, ready = speech.push(Step(0, id, -float(place), ()))
+        text, ready = speech.push(NewToken(0, id, -float(place), ()))
         said += text
         tokens += ready
         assert all(token.offset < len(said) for token in ready), "a token comes with the text that it begins in"
@@ -74,11 +74,11 @@ def test_a_stop_is_found_wherever_pieces_are_cut(text: str, cuts: list[int], sto
 def test_tokens_of_a_prompt_begin_the_answer_with_their_places() -> None:
     ids = TOKENIZER.encode_batch(["你好，x"])[0]
     speech = Speech(TOKENIZER, ["好"], reports=True)
-    text, tokens = speech.echo([Step(0, TOKENIZER.bos_id), *(Step(0, id, -1.0, ((id, -1.0),)) for id in ids)])
+    text, tokens = speech.echo([NewToken(0, TOKENIZER.bos_id), *(NewToken(0, id, -1.0, ((id, -1.0),)) for id in ids)])
     assert text == "你好，x"
     assert (tokens[0].name, tokens[0].spelling, tokens[0].logprob) == ("<|bos|>", b"", None)
     assert [text[token.offset :].startswith(token.spelling.decode()) for token in tokens] == [True] * len(tokens)
     assert not speech.is_over
-    said, (token,) = speech.push(Step(0, ids[0], -1.0, ()))
+    said, (token,) = speech.push(NewToken(0, ids[0], -1.0, ()))
     assert (said, token.spelling.decode(), token.offset) == ("你", "你好", len(text))
     assert speech.is_over

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from unpad.data.tokens.tokenizer import DecodeStream, Tokenizer
-from unpad.inference.engine import Step
+from unpad.inference.engine import NewToken
 from unpad.inference.stops import StopTexts
 from unpad.serving.replies import Spelled
 
@@ -29,7 +29,7 @@ class Speech:
         """True once a stop text was found."""
         return self._stops.found
 
-    def echo(self, tokens: Iterable[Step]) -> tuple[str, tuple[Spelled, ...]]:
+    def echo(self, tokens: Iterable[NewToken]) -> tuple[str, tuple[Spelled, ...]]:
         """Text and tokens of the prompt, which begin the answer; no stop text is looked for in them."""
         decoder, said, spelled = DecodeStream(self._tokenizer), "", []
         for step in tokens:
@@ -39,7 +39,7 @@ class Speech:
         self._num_decoded = self._num_said = len(said)
         return said, tuple(spelled)
 
-    def push(self, step: Step) -> tuple[str, tuple[Spelled, ...]]:
+    def push(self, step: NewToken) -> tuple[str, tuple[Spelled, ...]]:
         """Add a token; return the text that is certain by now, and the tokens that begin in the text so far."""
         if self._reports:
             self._held.append(self._spelled(step, self._num_decoded))
@@ -60,7 +60,7 @@ class Speech:
         self._held = self._held[len(ready) :]
         return said, tuple(ready)
 
-    def _spelled(self, step: Step, offset: int) -> Spelled:
+    def _spelled(self, step: NewToken, offset: int) -> Spelled:
         top = tuple(Spelled(*self._spelling(id), logprob) for id, logprob in step.top)
         return Spelled(*self._spelling(step.token), step.logprob, top, offset)
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from unpad.errors import ProofError, UnpadError
-from unpad.inference.engine import Engine, Reason, Request, Step
+from unpad.inference.engine import Engine, NewToken, Reason, Request
 from unpad.inference.loaded import load
 from unpad.machine.load import full_processor_name
 from unpad.nn.linear import has_tiles
@@ -140,10 +140,10 @@ class _KeptSteps:
         self.steps: list[tuple[int, float | None]] = []
         self.error: UnpadError | None = None
 
-    def read(self, cached: int, echoed: tuple[Step, ...]) -> None:
+    def read(self, cached: int, echoed: tuple[NewToken, ...]) -> None:
         pass
 
-    def step(self, step: Step) -> bool:
+    def step(self, step: NewToken) -> bool:
         self.steps.append((step.token, step.logprob))
         return True
 

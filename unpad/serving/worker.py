@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from unpad.errors import UnpadError, needs_memory
-from unpad.inference.engine import Engine, Reason, Request, Step, Ticket
+from unpad.inference.engine import Engine, NewToken, Reason, Request, Ticket
 from unpad.serving.replies import Spelled
 from unpad.serving.speech import Speech
 
@@ -239,12 +239,12 @@ class _Listener:
         self._num_made = [0] * len(speeches)
         self._is_over = [False] * len(speeches)
 
-    def read(self, cached: int, echoed: tuple[Step, ...]) -> None:
+    def read(self, cached: int, echoed: tuple[NewToken, ...]) -> None:
         self._outbox.append(partial(self._sink.read, cached))
         for answer, speech in enumerate(self._speeches if self._echoes else []):
             self._outbox.append(partial(self._sink.said, answer, *speech.echo(echoed), 0))
 
-    def step(self, step: Step) -> bool:
+    def step(self, step: NewToken) -> bool:
         if self._silent:
             return False
         self._num_made[step.answer] += 1
