@@ -16,8 +16,8 @@ from benchmarks.size import (
 
 # Lower a number where a change made it smaller; code lines and files also grow with features, which then say so here.
 MOST = {
-    "code lines": 55_900,  # checks of the doctor, rows of trainers, requests that come and go, and a server for them
-    "files": 425,
+    "code lines": 56_100,  # checks of the doctor, rows of trainers, requests that come and go, and a server for them
+    "files": 428,
     "doubled class names": 1,
     "modules from training/loop.py": 125,
     "family names outside of families": 0,

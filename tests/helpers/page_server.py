@@ -1,4 +1,4 @@
-"""A server of the protocol for tests of the page: a run's answers without a model, which a test can hold up or break."""
+"""A server of the protocol for tests of the page: answers without a model, which a test can hold up or break."""
 
 from __future__ import annotations
 
@@ -113,6 +113,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._reply(_text_of(body["messages"][-1]["content"]), body, "chat")
             elif self.path == "/v1/completions":
                 self._reply(body["prompt"], body, "text")
+            elif not re.match("application/(json|octet-stream)|image/", self.headers["Content-Type"]):
+                self._refuse(415, "the content type is not application/json")
             elif self.path == "/v1/classify?details=1":
                 self._json(_classes(raw))
             elif self.path == "/v1/models/demo:predict":
@@ -137,9 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(status, json.dumps(value).encode(), "application/json")
 
     def _refuse(self, status: int, message: str) -> None:
-        self._json(
-            {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}}, status
-        )
+        self._json({"error": {"message": message, "type": "invalid_request_error", "param": None}}, status)
 
     def _reply(self, asked: str, body: dict[str, Any], kind: str) -> None:
         """Stream the reply that a text asks for."""
@@ -221,9 +221,5 @@ def _course(instance: dict[str, Any]) -> dict[str, Any]:
     days = [event.get("time") for event in instance["events"]]
     num = len(days)
     p = [0.05 + 0.6 * (i / num) ** 2 + 0.05 * (i % 3) for i in range(num)]
-    return {
-        "id": instance["id"],
-        "days": days,
-        "probability": p,
-        "attention": [1 / num + 0.02 * (i % 3) for i in range(num)],
-    }
+    attention = [1 / num + 0.02 * (i % 3) for i in range(num)]
+    return {"id": instance["id"], "days": days, "probability": p, "attention": attention}

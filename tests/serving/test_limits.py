@@ -370,7 +370,9 @@ def test_a_server_that_drains_ends_open_answers_and_takes_none(finished: Finishe
                 wait_for(lambda: made.service._num_open == 2)
                 made.server.should_exit = True
                 wait_for(lambda: made.service.state == "draining")
-                wait_for(lambda: made.service._worker._inbox.qsize() > 2)  # both, and then to end after the time for draining
+                wait_for(
+                    lambda: made.service._worker._inbox.qsize() > 2
+                )  # both, and then to end after the time for draining
             told = [received(one), received(other)]
         made.thread.join(60)
     assert not made.thread.is_alive()

@@ -83,11 +83,12 @@ def visit(browser: Any) -> Iterator[Visit]:
     """Open the page of a stand-in. At the end: no error on any page, and no request to another host."""
     contexts, faults = [], list[str]()
 
-    def opened(server: Standin, **options: Any) -> Any:
+    def opened(server: Standin, *, before: str = "", **options: Any) -> Any:
         context = browser.new_context(**{"viewport": {"width": 1400, "height": 860}, "locale": "en-US", **options})
-        context.set_default_timeout(4_000)
+        context.set_default_timeout(20_000)
         contexts.append(context)
         shown = context.new_page()
+        shown.add_init_script(before)
         shown.on("pageerror", lambda error: faults.append(str(error)))
         shown.on("console", lambda line: faults.append(line.text) if is_fault(line) else None)
         shown.on("request", lambda asked: None if is_own(asked.url, server) else faults.append(asked.url))
@@ -200,6 +201,9 @@ def test_a_reply_is_stopped_and_stays_as_far_as_it_came(way: str, chat: Standin,
     if way == "button":
         tap(shown, "Stop")
     else:
+        tap(shown, "Settings")
+        shown.keyboard.press("Escape")
+        assert shown.locator("main").get_attribute("aria-busy") == "true", "this Escape was for the dialog"
         shown.keyboard.press("Escape")
     ready(shown)
     assert chat.left.wait(5), "the server has to see that the client is gone"
@@ -383,6 +387,17 @@ def test_without_a_server_conversations_stay_readable_and_go_on_when_it_is_back(
 
 
 @in_browser
+def test_a_browser_that_keeps_nothing_shows_the_page_too(chat: Standin, visit: Visit) -> None:
+    forbid = "Object.defineProperty(window, '%s', {get() { throw new DOMException('no', 'SecurityError'); }});"
+    shown = visit(chat, before="".join(forbid % name for name in ("localStorage", "sessionStorage", "indexedDB")))
+    remark(shown, "conversations end with this tab")
+    ask(shown, "Hello")
+    tap(shown, "New conversation")
+    tap(shown, "Hello")
+    assert said(shown) == ["Hello", reply_to("Hello")]
+
+
+@in_browser
 def test_a_token_is_asked_for_and_kept_for_the_tab_alone(visit: Visit) -> None:
     with standing_in("chat", token="secret") as server:
         shown = visit(server)
@@ -448,7 +463,8 @@ def test_who_reads_the_end_follows_a_reply_and_who_reads_elsewhere_stays(chat: S
 @in_browser
 def test_the_keyboard_alone_does_everything(chat: Standin, visit: Visit) -> None:
     shown = visit(chat, permissions=["clipboard-read", "clipboard-write"])
-    press, active = shown.keyboard.press, "document.activeElement.getAttribute('aria-label') ?? document.activeElement.id"
+    press = shown.keyboard.press
+    active = "document.activeElement.getAttribute('aria-label') ?? document.activeElement.id"
 
     def go_to(name: str) -> None:
         for _ in range(40):
@@ -657,7 +673,7 @@ def test_a_text_is_continued_in_place(visit: Visit, tmp_path: Path) -> None:
 
 
 @in_browser
-def test_questions_are_asked_about_an_image_and_the_kept_patches_are_drawn_over_it(visit: Visit, tmp_path: Path) -> None:
+def test_questions_are_about_an_image_over_which_the_kept_patches_are_drawn(visit: Visit, tmp_path: Path) -> None:
     with standing_in("vqa") as server:
         shown = visit(server)
         shown.locator("#text").fill("What?")
@@ -683,6 +699,7 @@ def test_questions_are_asked_about_an_image_and_the_kept_patches_are_drawn_over_
         shown.reload()
         shown.locator(".talk").wait_for()
         assert shown.locator(".picture img").last.evaluate("one => one.decode().then(() => one.naturalWidth)") == 64
+        shown.locator("#chosen", has_text="circle.png").wait_for()
         give(shown, "body", "paste", noise(tmp_path))
         shown.locator("#chosen", has_text="noise.png").wait_for()
         with shown.expect_download() as download:
@@ -694,10 +711,10 @@ def test_questions_are_asked_about_an_image_and_the_kept_patches_are_drawn_over_
 
 @in_browser
 def test_images_get_a_bar_per_class_with_what_is_doubtful(visit: Visit, tmp_path: Path) -> None:
-    (tmp_path / "no.png").write_text("no image")
+    (tmp_path / "no.txt").write_text("no image")
     with standing_in("images") as server:
         shown = visit(server)
-        choose(shown, "#choose", [picture(tmp_path), tmp_path / "no.png"])
+        choose(shown, "#choose", [picture(tmp_path), tmp_path / "no.txt"])
         shown.locator(".note.bad", has_text="E_FORMAT not an image").wait_for()
         first = shown.locator(".result").first
         assert first.locator(".bars li").all_inner_texts() == ["circle\n90.2%", "square\n8.6%", "star\n1.2%"]
@@ -736,7 +753,9 @@ def test_patients_of_a_table_get_a_risk_and_a_course(visit: Visit) -> None:
         shown.locator("tbody").wait_for()
         assert shown.locator("#fault").is_hidden()
         assert server.bodies("/v1/models/demo:predict") == [{"instances": [
-            {"id": "p1", "events": [{"time": -20, "code": "pulse", "value": "71.50"}, {"time": -10, "code": 'blood; "gas"'}]},
+            {"id": "p1", "events": [
+                {"time": -20, "code": "pulse", "value": "71.50"}, {"time": -10, "code": 'blood; "gas"'}
+            ]},
             {"id": "p02", "events": [{"time": -5, "code": "??", "value": "3"}, {"age": 63, "sex": "f"}]},
         ]}]  # fmt: skip
         rows = [row.split("\t") for row in shown.locator("tbody tr").all_inner_texts()]
@@ -753,4 +772,5 @@ def test_patients_of_a_table_get_a_risk_and_a_course(visit: Visit) -> None:
         tap(shown, "p02")
         shown.locator(".chart").wait_for(state="detached")
         kept = shown.evaluate("indexedDB.databases().then(found => found.length + JSON.stringify(localStorage))")
-        assert kept.startswith("0") and "p02" not in kept, "nothing of a patient is kept"
+        assert kept.startswith("0"), "nothing of a patient is kept"
+        assert "p02" not in kept

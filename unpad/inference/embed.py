@@ -128,7 +128,7 @@ def predicted(run: LoadedRun, data: EventData, known: bool) -> dict[str, pa.Arra
 
 
 def predicts(run: LoadedRun) -> tuple[bool, bool]:
-    """Whether a run gives a probability of the outcome, and whether it gives a risk over time."""
+    """True if a run gives a probability of the outcome, and true if it gives a risk over time."""
     labels = run.recipe.events.labels  # without labels a head learns nothing, regardless of its weight
     classifies = labels is not None and bool(labels.label or labels.horizon) and trains(run.model, "classification")
     has_hazards = labels is not None and labels.duration is not None and trains(run.model, "hazard")

@@ -60,7 +60,7 @@ async def _no_route(http: Request, error: Exception) -> Response:
 
 
 class Front:
-    """What every request passes through: who may ask, an id, a line in the log, numbers, and an answer to any fault."""
+    """The part that every request passes through: who may ask, an id, a line in the log, numbers, answers to faults."""
 
     def __init__(self, app: ASGIApp, service: Service, log: bool) -> None:
         self._app, self._service, self._log = app, service, log
@@ -103,7 +103,7 @@ class Front:
 
 
 class _Sent:
-    """What was sent of one answer; `route` and `tokens` are written by the route."""
+    """The part of one answer that was sent; `route` and `tokens` are written by the route."""
 
     def __init__(self, send: Send, id: str, headers: dict[str, str]) -> None:
         self._send, self.id, self._headers = send, id, headers

@@ -1,4 +1,4 @@
-"""Who may ask, and how much: hosts, origins, tokens, and sizes and times of bodies."""
+"""Limits on who may ask, and how much: hosts, origins, tokens, and sizes and times of bodies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ METHODS, HEADERS = "GET, POST, OPTIONS", "authorization, *"
 
 @dataclass(frozen=True)
 class Limits:
-    """What the server takes.
+    """Limits of a server.
 
     Args:
         host: address that it listens on.

@@ -1,4 +1,4 @@
-"""The page of a server, one file without anything from elsewhere, and what a browser may do for it."""
+"""The page of a server, one file with nothing from elsewhere, and what a browser may do for it (apart: no HTTP)."""
 
 from __future__ import annotations
 

@@ -303,7 +303,7 @@ def predictions(
     instances: Sequence[Instance],
     found: Sequence[tuple[np.ndarray, Mapping[str, np.ndarray]]],
 ) -> list[dict[str, Any]]:
-    """What `unpad embed` writes of every patient of a request.
+    """Every patient of a request as `unpad embed` writes it.
 
     Args:
         found: places of patients in the data, and numbers of theirs.

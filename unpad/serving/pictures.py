@@ -102,7 +102,7 @@ def kept_patches(run: LoadedRun, batch: RaggedBatch, grid: tuple[int, int]) -> d
 
 
 def shows_patches(run: LoadedRun) -> bool:
-    """Whether a model's visual tokens stand for one patch each, some of which it removes."""
+    """True if a model's visual tokens stand for one patch each, and it removes some of them."""
     model = run.model
     return isinstance(model, VisionLanguage) and "hard" in model.modes and model.config.merge is None
 

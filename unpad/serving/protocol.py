@@ -70,7 +70,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How answers are drawn and sent.
+    """Settings by which answers are drawn and sent.
 
     Args:
         settings: fields of the recipe's `generate` section that the request gives.

@@ -19,7 +19,7 @@ FINISHED = {"eos": "stop", "stop": "stop", "length": "length", "context": "lengt
 
 @dataclass(frozen=True)
 class Head:
-    """What every part of one answer begins with; `kind` is "chat" or "text"."""
+    """Fields that every part of one answer begins with; `kind` is "chat" or "text"."""
 
     id: str
     created: int

@@ -47,7 +47,7 @@ ROUTES: dict[Kind, str] = {
 
 @dataclass(frozen=True)
 class Notes:
-    """What an answer says besides: the field `unpad`.
+    """Remarks on an answer: the field `unpad`.
 
     Args:
         left_out: messages of the history that did not fit into the context.
@@ -131,7 +131,7 @@ class Served:
 
     @cached_property
     def reads_system(self) -> bool:
-        """Whether conversations may begin with a system text."""
+        """True if conversations may begin with a system text."""
         if self.kind not in ("chat", "text"):
             return False
         try:
@@ -150,7 +150,7 @@ class Served:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """What a page has to know to offer the run."""
+        """Facts that a page has to know to offer the run."""
         facts: dict[str, Any] = {"kind": self.kind}
         if self.kind in TEXTS:
             names = ("temperature", "top_p", "top_k", "repetition_penalty", "seed")

@@ -33,7 +33,7 @@ LATE = 5  # seconds after the end of draining in which connections have to be cl
 
 @dataclass(frozen=True)
 class Listening:
-    """Where a server listens, and how it ends.
+    """Settings of how a server listens and ends.
 
     Args:
         drain: seconds that open answers may go on after a signal.

@@ -104,7 +104,7 @@ class Service:
         log_fault("in the thread of the model", error)
 
     async def numbers(self) -> bytes:
-        """What Prometheus reads, with the engine's numbers between two of its turns."""
+        """Numbers for Prometheus, those of the engine between two of its turns."""
         if self.state == "ready" and self._worker is not None and self._worker.engine is not None:
             self.metrics.engine = await self._worker.call(partial(Numbers.of, self._worker.engine))
         return self.metrics.text()
@@ -149,11 +149,11 @@ class Service:
         self._num_open -= 1
         self._ends.append(time.monotonic())
 
-    def ask(self, prompts: Sequence[ModelPrompt], sampling: Sampling, *, echo: bool = False) -> Answering:
+    def ask(self, prompts: Sequence[ModelPrompt], sampling: Sampling, *, echo: bool = False) -> OpenRequest:
         """Queue the answers to prompts. Raises as `admit` and `ready`."""
         self.ready()
         self.admit(len(prompts) * sampling.n)
-        return Answering(self, prompts, sampling, echo=echo)
+        return OpenRequest(self, prompts, sampling, echo=echo)
 
     async def once(self, kind: str, inputs: Sequence[Any], work: Callable[[Sequence[Any]], Sequence[Any]]) -> list[Any]:
         """Results of inputs, in a pass that others of their kind may join.
@@ -198,7 +198,7 @@ class EndOfAnswer:
     error: RequestError | None = None
 
 
-class Answering:
+class OpenRequest:
     """The answers to the prompts of one request, numbered prompt by prompt.
 
     Attributes:
@@ -291,7 +291,7 @@ class Answering:
 class _Sink:
     """Events of one prompt of a request; `first` is the number of its first answer."""
 
-    def __init__(self, answering: Answering, first: int) -> None:
+    def __init__(self, answering: OpenRequest, first: int) -> None:
         self._answering, self._first = answering, first
 
     def read(self, cached: int) -> None:

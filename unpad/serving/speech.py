@@ -46,7 +46,7 @@ class Speech:
         return self._said(self._decoder.push(step.token), is_last=False)
 
     def rest(self) -> tuple[str, tuple[Spelled, ...]]:
-        """What is left of text and tokens at the end of the answer."""
+        """The rest of text and tokens at the end of the answer."""
         return self._said(self._decoder.flush(), is_last=True)
 
     def _said(self, text: str, *, is_last: bool) -> tuple[str, tuple[Spelled, ...]]:

@@ -1,4 +1,4 @@
-"""What happens before the first answer: the run is loaded, named by what its answers depend on, and proved on four
+"""Work before the first answer: the run is loaded, named by what its answers depend on, and proved on four
 prompts.
 """
 
@@ -32,7 +32,7 @@ SEED = 5
 
 @dataclass
 class RunOpening:
-    """How a run is opened.
+    """Settings of how a run is opened.
 
     Args:
         name: by which clients call it; "" for that of its folder.
@@ -73,7 +73,7 @@ class RunOpening:
         return served, name, make
 
     def lines(self, served: Served | None) -> list[str]:
-        """What is printed when the server is ready."""
+        """Lines that are printed when the server is ready."""
         assert served is not None, "it is loaded"
         more = f" {self.proof}" if self.proof else ""
         lines = [f"model {served.name} ({served.kind}, {served.precision}).{more}"]

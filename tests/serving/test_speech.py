@@ -1,0 +1,84 @@
+"""Text of an answer while its tokens come."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unpad.data.tokens.words import train_words
+from unpad.inference.chat import until
+from unpad.inference.engine import NewToken
+from unpad.inference.stops import StopTexts
+from unpad.serving.replies import Spelled
+from unpad.serving.speech import Speech
+
+TOKENIZER = train_words(["你好，世界。hello"], 300, 1, ["用户："])
+IDS = st.lists(st.integers(0, TOKENIZER.vocab_size - 1), max_size=20)
+STOPS = st.lists(st.sampled_from(["你", "好，", "世界。h", "l", "\ufffd", "用户：", "\n用户："]), max_size=3)
+
+
+def spoken(ids: list[int], stops: list[str], *, reports: bool = True) -> tuple[str, list[Spelled], bool]:
+    """Text and tokens of an answer by pieces, up to a stop text."""
+    speech = Speech(TOKENIZER, stops, reports=reports)
+    said, tokens = "", []
+    for place, id in enumerate(ids):
+        text, ready = speech.push(NewToken(0, id, -float(place), ()))
+        said += text
+        tokens += ready
+        assert all(token.offset < len(said) for token in ready), "a token comes with the text that it begins in"
+        if speech.is_over:
+            break
+    text, ready = speech.rest()
+    return said + text, tokens + list(ready), speech.is_over
+
+
+@given(IDS, STOPS)
+@settings(deadline=None, max_examples=200)
+def test_the_text_is_that_of_all_tokens_up_to_the_first_stop(ids: list[int], stops: list[str]) -> None:
+    whole = TOKENIZER.decode(ids)
+    ends = [at for at in (whole.find(stop) for stop in stops) if at >= 0]
+    said, tokens, is_over = spoken(ids, stops)
+    assert said == whole[: min(ends)] if ends else said == whole
+    assert spoken(ids, stops, reports=False)[:2] == (said, [])
+    assert [token.logprob for token in tokens] == [-float(place) for place in range(len(tokens))]
+    if not is_over:
+        assert len(tokens) == len(ids)
+        assert b"".join(token.spelling for token in tokens).decode("utf-8", "replace") == said
+    else:
+        assert all(token.offset < len(said) for token in tokens)
+    assert [token.offset for token in tokens] == sorted(token.offset for token in tokens)
+
+
+@given(
+    st.text(alphabet="ab用", max_size=12),
+    st.lists(st.integers(1, 3), max_size=12),
+    st.lists(st.text(alphabet="ab用", min_size=1, max_size=3), max_size=3),
+)
+@settings(deadline=None, max_examples=200)
+def test_a_stop_is_found_wherever_pieces_are_cut(text: str, cuts: list[int], stops: list[str]) -> None:
+    pieces, at = [], 0
+    for cut in [*cuts, len(text)]:
+        pieces.append(text[at : at + cut])
+        at += cut
+    pieces.append(text[at:])
+    ends = [place for place in (text.find(stop) for stop in stops) if place >= 0]
+    wanted = text[: min(ends)] if ends else text
+    assert "".join(until(pieces, stops)) == wanted
+    gate = StopTexts(stops)
+    for piece in pieces:
+        if not gate.found:
+            gate.push(piece)
+    assert gate.found == bool(ends)
+
+
+def test_tokens_of_a_prompt_begin_the_answer_with_their_places() -> None:
+    ids = TOKENIZER.encode_batch(["你好，x"])[0]
+    speech = Speech(TOKENIZER, ["好"], reports=True)
+    text, tokens = speech.echo([NewToken(0, TOKENIZER.bos_id), *(NewToken(0, id, -1.0, ((id, -1.0),)) for id in ids)])
+    assert text == "你好，x"
+    assert (tokens[0].name, tokens[0].spelling, tokens[0].logprob) == ("<|bos|>", b"", None)
+    assert [text[token.offset :].startswith(token.spelling.decode()) for token in tokens] == [True] * len(tokens)
+    assert not speech.is_over
+    said, (token,) = speech.push(NewToken(0, ids[0], -1.0, ()))
+    assert (said, token.spelling.decode(), token.offset) == ("你", "你好", len(text))
+    assert speech.is_over
