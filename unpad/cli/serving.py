@@ -72,17 +72,21 @@ def serve(
     serve_run(opening, limits, Listening(port, drain, not no_page))
 
 
+def missing_for_serve() -> list[str]:
+    """Libraries of the extra that are not installed."""
+    from importlib.util import find_spec
+
+    return [name for name in NEEDED if find_spec(name) is None]
+
+
 def require_serve() -> None:
     """Refuse to serve without the libraries of the extra.
 
     Raises:
         RecipeError: one is missing.
     """
-    from importlib.util import find_spec
-
     from unpad.errors import RecipeError
 
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
+    if missing := missing_for_serve():
         what = f"{' and '.join(missing)} cannot be imported, and a server needs it"
         raise RecipeError(what, where="unpad serve", fix="pip install 'unpad[serve]'")

@@ -25,11 +25,15 @@ METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE")
 LEFT = 499  # status in the log of a request whose client left before its answer began
 
 
-def application(service: Service, *, page: bool = True) -> ASGIApp:
-    """The application around a service; `page`: whether it shows the page at `/`."""
+def application(service: Service, *, page: bool = True, logs: bool = True) -> ASGIApp:
+    """The application around a service.
+
+    Args:
+        page: whether it shows the page at `/`; logs: whether every request has a line in the log.
+    """
     handlers: dict[Any, Any] = {RequestError: _refuse, HTTPException: _no_route, Exception: _fault}
     inner = Starlette(routes=routes(service, page=page), exception_handlers=handlers)
-    return Front(inner, service)
+    return Front(inner, service, logs=logs)
 
 
 async def _refuse(http: Request, error: Exception) -> Response:
@@ -58,8 +62,8 @@ async def _no_route(http: Request, error: Exception) -> Response:
 class Front:
     """The part that every request passes through: who may ask, an id, a line in the log, numbers, answers to faults."""
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
-        self._app, self._service = app, service
+    def __init__(self, app: ASGIApp, service: Service, *, logs: bool) -> None:
+        self._app, self._service, self._logs = app, service, logs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -93,6 +97,8 @@ class Front:
     def _note(self, scope: Scope, seen: _Sent) -> None:
         status = seen.status or LEFT
         self._service.metrics.requests.labels(seen.route, str(status)).inc()
+        if not self._logs:
+            return
         method = scope["method"] if scope["method"] in METHODS else UNKNOWN
         log_request(seen.id, f"{method} {seen.route}", status, seen.tokens, time.monotonic() - seen.began)
 

@@ -17,11 +17,10 @@ import torch
 
 from unpad.errors import ProofError, UnpadError
 from unpad.inference.engine import Engine, NewToken, Reason, Request
-from unpad.inference.loaded import load
+from unpad.inference.loaded import LoadedRun, load
 from unpad.machine.load import full_processor_name
 from unpad.nn.linear import has_tiles
 from unpad.nn.native import library
-from unpad.run.folder import find_run
 from unpad.serving.served import TEXTS, Served, opened
 
 LENGTHS = (3, 40, 9, 17)  # of the prompts of the proof
@@ -39,7 +38,7 @@ class RunOpening:
             prompts that are read between two steps.
     """
 
-    run: str
+    run: str | LoadedRun
     name: str = ""
     rows: int = 64
     memory: int | None = None
@@ -53,8 +52,8 @@ class RunOpening:
             UnpadError: it cannot be loaded, or answers in no form that can be served.
             ProofError: prompts together do not get what each gets alone.
         """
-        folder = find_run(self.run)
-        loaded = load(self.run)
+        loaded = self.run if isinstance(self.run, LoadedRun) else load(self.run)
+        folder = loaded.folder
         created = int(folder.stat().st_mtime)
         served = opened(loaded, self.name or folder.resolve().name, created)
         name = fingerprint(served, self.piece)
