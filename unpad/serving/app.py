@@ -31,7 +31,12 @@ def application(service: Service, *, page: bool = True, logs: bool = True) -> AS
     Args:
         page: whether it shows the page at `/`; logs: whether every request has a line in the log.
     """
-    handlers: dict[Any, Any] = {RequestError: _refuse, HTTPException: _no_route, Exception: _fault}
+    handlers: dict[Any, Any] = {
+        RequestError: _refuse,
+        HTTPException: _no_route,
+        ClientDisconnect: _gone,
+        Exception: _fault,
+    }
     inner = Starlette(routes=routes(service, page=page), exception_handlers=handlers)
     return Front(inner, service, logs=logs)
 
@@ -39,6 +44,10 @@ def application(service: Service, *, page: bool = True, logs: bool = True) -> AS
 async def _refuse(http: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError), "registered for it"
     return answer_of(error)
+
+
+async def _gone(http: Request, error: Exception) -> Response:
+    return Response(status_code=LEFT)
 
 
 async def _fault(http: Request, error: Exception) -> Response:
@@ -73,8 +82,6 @@ class Front:
         scope.setdefault("state", {})["seen"] = seen
         try:
             await self._answer(scope, receive, seen.send)
-        except ClientDisconnect:
-            seen.status = seen.status or LEFT
         except Exception as error:
             log_fault(f"in {seen.id}", error)
             if not seen.status:
