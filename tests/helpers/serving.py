@@ -122,7 +122,9 @@ def running(folder: Path, limits: Limits | None = None, *, drain: float = 30, **
     with bound("127.0.0.1", 0) as place:
         opened = RunOpening(str(folder), **opening)
         server = Server(service, Listening(drain=drain))
-        thread = threading.Thread(target=lambda: asyncio.run(run(service, server, opened, place)), daemon=True)
+        thread = threading.Thread(
+            target=lambda: asyncio.run(run(service, server, opened, place, lambda lines: None)), daemon=True
+        )
         url = address_of(place)
         client = httpx.Client(base_url=url, timeout=PATIENCE, verify=False)  # reading certificates takes a while
         made = Running(url, service, server, opened, thread, client)

@@ -313,7 +313,7 @@ def test_what_one_request_suffers_is_told_to_it_alone(
 def test_a_fault_of_the_program_is_500_with_an_id_that_the_log_has_and_the_next_request_is_answered(
     chats: Running, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    before = chats.texts(max_tokens=3)
+    before, engine = chats.texts(max_tokens=3), chats.service._worker.engine
 
     def breaks(engine: Engine) -> None:
         raise ValueError("the patient's name")
@@ -329,6 +329,7 @@ def test_a_fault_of_the_program_is_500_with_an_id_that_the_log_has_and_the_next_
     assert "the patient's name" not in log
     assert answer.headers["x-request-id"] in log
     assert chats.texts(max_tokens=3) == before
+    assert chats.service._worker.engine is not engine, "what the broken one had read is not trusted"
 
 
 def test_a_fault_in_a_route_is_500(chats: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,7 +342,7 @@ def test_a_fault_in_a_route_is_500(chats: Running, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_its_rows_also_while_it_waits(chats: Running, stream: bool) -> None:
-    made = chats.metric("unpad_tokens_made_total")
+    made, gone = chats.metric("unpad_tokens_made_total"), f'unpad_requests_total{{route="{CHAT}",status="499"}}'
     body = {**ASK, "n": 8, "max_tokens": 60, "stream": stream, "seed": 2}
     with chats.held():
         for _ in range(4):
@@ -351,6 +352,7 @@ def test_a_client_that_leaves_frees_its_rows_also_while_it_waits(chats: Running,
     wait_for(lambda: chats.service._num_open == 0)
     assert chats.metric("unpad_rows_live ") == 0
     assert chats.metric("unpad_tokens_made_total") == made, "nothing was decoded for them"
+    assert chats.metric(gone) >= 4
 
 
 def test_a_client_that_leaves_while_its_answer_is_made_frees_its_row(chats: Running) -> None:

@@ -117,7 +117,7 @@ def test_a_run_that_cannot_be_loaded_ends_the_server_with_its_error(finished: Fi
         path.write_bytes(b"broken")
     service = Service(Limits())
     with bound("127.0.0.1", 0) as place, pytest.raises(CheckpointError):
-        asyncio.run(run(service, Server(service, Listening()), RunOpening(str(folder)), place))
+        asyncio.run(run(service, Server(service, Listening()), RunOpening(str(folder)), place, print))
 
 
 @pytest.mark.slow

@@ -72,6 +72,13 @@ def serve(
     serve_run(opening, limits, Listening(port, drain, not no_page))
 
 
+def missing_for_serve() -> list[str]:
+    """Libraries of the extra that are not installed."""
+    from importlib.util import find_spec
+
+    return [name for name in NEEDED if find_spec(name) is None]
+
+
 def require_serve() -> None:
     """Refuse to serve without the libraries of the extra.
 
@@ -80,7 +87,7 @@ def require_serve() -> None:
     """
     from unpad.errors import RecipeError
 
-    if missing := missing_of_serve():
+    if missing := missing_for_serve():
         what = f"{' and '.join(missing)} cannot be imported, and a server needs it"
         raise RecipeError(what, where="unpad serve", fix="pip install 'unpad[serve]'")
 

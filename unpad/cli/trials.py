@@ -11,6 +11,7 @@ import typer
 
 from unpad.cli.early import check_recipe, check_run, check_run_or_recipe
 from unpad.cli.options import Debug, Json, OptionalSubject, Overrides, RecipeArgument, RunOrRecipe, print_json
+from unpad.cli.serving import missing_for_serve
 from unpad.errors import DRILL_FOUND_FAULT, NOT_PROVED, RecipeError
 from unpad.storage.paths import new_path
 from unpad.terminal.printing import print_lines
@@ -120,12 +121,12 @@ def _proved(
         from unpad.inference.loaded import load
         from unpad.proof.serving import prove_serving
 
-        loaded, over_http = load(recipe, overrides), None
-        if not missing_of_serve():
-            from unpad.serving.proof import over_http as compare
+        if missing_for_serve():
+            certificate = prove_serving(load(recipe, overrides), prompts)
+        else:
+            from unpad.serving.over_http import over_http
 
-            over_http = partial(compare, loaded, overrides)
-        certificate = prove_serving(loaded, prompts, over_http)
+            certificate = prove_serving(load(recipe, overrides), prompts, over_http)
     elif processes is not None:
         check_run_or_recipe(recipe, overrides)
         from unpad.proof.processes import prove_processes

@@ -25,20 +25,29 @@ METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE")
 LEFT = 499  # status in the log of a request whose client left before its answer began
 
 
-def application(service: Service, *, page: bool = True, log: bool = True) -> ASGIApp:
+def application(service: Service, *, page: bool = True, logs: bool = True) -> ASGIApp:
     """The application around a service.
 
     Args:
-        page: whether it shows the page at `/`; log: whether it writes a line for each request.
+        page: whether it shows the page at `/`; logs: whether every request has a line in the log.
     """
-    handlers: dict[Any, Any] = {RequestError: _refuse, HTTPException: _no_route, Exception: _fault}
+    handlers: dict[Any, Any] = {
+        RequestError: _refuse,
+        HTTPException: _no_route,
+        ClientDisconnect: _gone,
+        Exception: _fault,
+    }
     inner = Starlette(routes=routes(service, page=page), exception_handlers=handlers)
-    return Front(inner, service, log)
+    return Front(inner, service, logs=logs)
 
 
 async def _refuse(http: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError), "registered for it"
     return answer_of(error)
+
+
+async def _gone(http: Request, error: Exception) -> Response:
+    return Response(status_code=LEFT)
 
 
 async def _fault(http: Request, error: Exception) -> Response:
@@ -62,8 +71,8 @@ async def _no_route(http: Request, error: Exception) -> Response:
 class Front:
     """The part that every request passes through: who may ask, an id, a line in the log, numbers, answers to faults."""
 
-    def __init__(self, app: ASGIApp, service: Service, log: bool) -> None:
-        self._app, self._service, self._log = app, service, log
+    def __init__(self, app: ASGIApp, service: Service, *, logs: bool) -> None:
+        self._app, self._service, self._logs = app, service, logs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -73,8 +82,6 @@ class Front:
         scope.setdefault("state", {})["seen"] = seen
         try:
             await self._answer(scope, receive, seen.send)
-        except ClientDisconnect:
-            seen.status = seen.status or LEFT
         except Exception as error:
             log_fault(f"in {seen.id}", error)
             if not seen.status:
@@ -97,6 +104,8 @@ class Front:
     def _note(self, scope: Scope, seen: _Sent) -> None:
         status = seen.status or LEFT
         self._service.metrics.requests.labels(seen.route, str(status)).inc()
+        if not self._logs:
+            return
         method = scope["method"] if scope["method"] in METHODS else UNKNOWN
         if self._log:
             log_request(seen.id, f"{method} {seen.route}", status, seen.tokens, time.monotonic() - seen.began)

@@ -190,6 +190,8 @@ class Told(Response):
         tell = self._stream(scope, receive, send) if self._sampling.stream else self._whole(scope, receive, send)
         try:
             await while_listening(receive, tell)
+        except ClientDisconnect:
+            pass  # nobody hears an answer, which may have begun
         finally:
             self._answering.cancel()
             scope["state"]["seen"].tokens = f"{self._answering.num_read}+{self._answering.num_made} tokens"

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -37,13 +37,13 @@ class Listening:
 
     Args:
         drain: seconds that open answers may go on after a signal.
-        page: whether it shows the page; log: whether it says that it is ready, and writes a line for each request.
+        page: whether it shows the page; logs: whether every request has a line in the log.
     """
 
     port: int = 8000
     drain: float = 30
     page: bool = True
-    log: bool = True
+    logs: bool = True
 
 
 def serve(opening: RunOpening, limits: Limits, listening: Listening) -> None:
@@ -55,7 +55,11 @@ def serve(opening: RunOpening, limits: Limits, listening: Listening) -> None:
     """
     with bound(limits.host, listening.port) as place, held():
         service = Service(limits)
-        asyncio.run(run(service, Server(service, listening), opening, place))
+        asyncio.run(run(service, Server(service, listening), opening, place, _show))
+
+
+def _show(lines: list[str]) -> None:
+    print_text("".join(f"{line}\n" for line in lines))
 
 
 @contextmanager
@@ -76,8 +80,13 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
         yield place
 
 
-async def run(service: Service, server: Server, opening: RunOpening, place: socket.socket) -> None:
+async def run(
+    service: Service, server: Server, opening: RunOpening, place: socket.socket, tell: Callable[[list[str]], None]
+) -> None:
     """Answer at a socket while the run is loaded, and then until the server is told to end.
+
+    Args:
+        tell: shows lines on the server when it is ready.
 
     Raises:
         UnpadError: the run cannot be loaded.
@@ -88,8 +97,7 @@ async def run(service: Service, server: Server, opening: RunOpening, place: sock
         await asyncio.wait((running, loading), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()
-            if server.listening.log:
-                print_text("".join(f"{line}\n" for line in [address_of(place), *opening.lines(service.served)]))
+            tell([address_of(place), *opening.lines(service.served)])
             broken = asyncio.create_task(service.broken())
             await asyncio.wait((running, broken), return_when=asyncio.FIRST_COMPLETED)
             if not running.done():
@@ -113,7 +121,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, service: Service, listening: Listening) -> None:
         config = uvicorn.Config(
-            application(service, page=listening.page, log=listening.log),
+            application(service, page=listening.page, logs=listening.logs),
             http=partial(Connection, service.limits.arrival),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",

@@ -15,14 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from unpad.errors import ProofError
-from unpad.inference.engine import Engine, Request
-from unpad.inference.loaded import load
+from unpad.errors import ProofError, UnpadError
+from unpad.inference.engine import Engine, NewToken, Reason, Request
+from unpad.inference.loaded import LoadedRun, load
 from unpad.machine.load import full_processor_name
 from unpad.nn.linear import has_tiles
 from unpad.nn.native import library
-from unpad.proof.serving import hear, line_of, watch
-from unpad.run.folder import find_run
 from unpad.serving.served import TEXTS, Served, opened
 
 LENGTHS = (3, 40, 9, 17)  # of the prompts of the proof
@@ -42,7 +40,7 @@ class RunOpening:
         proves: whether four prompts are compared first; not within a longer proof.
     """
 
-    run: str
+    run: str | LoadedRun
     name: str = ""
     rows: int = 64
     memory: int | None = None
@@ -58,8 +56,8 @@ class RunOpening:
             UnpadError: it cannot be loaded, or answers in no form that can be served.
             ProofError: prompts together do not get what each gets alone.
         """
-        folder = find_run(self.run)
-        loaded = load(self.run, self.overrides)
+        loaded = self.run if isinstance(self.run, LoadedRun) else load(self.run)
+        folder = loaded.folder
         created = int(folder.stat().st_mtime)
         served = opened(loaded, self.name or folder.resolve().name, created)
         name = fingerprint(served, self.piece)
