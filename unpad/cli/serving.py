@@ -90,10 +90,3 @@ def require_serve() -> None:
     if missing := missing_for_serve():
         what = f"{' and '.join(missing)} cannot be imported, and a server needs it"
         raise RecipeError(what, where="unpad serve", fix="pip install 'unpad[serve]'")
-
-
-def missing_of_serve() -> list[str]:
-    """Libraries of the extra that are not installed."""
-    from importlib.util import find_spec
-
-    return [name for name in NEEDED if find_spec(name) is None]

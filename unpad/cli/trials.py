@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -117,7 +116,6 @@ def _proved(
     assert recipe is not None, "options were checked"
     if serve:
         check_run(recipe, overrides)
-        from unpad.cli.serving import missing_of_serve
         from unpad.inference.loaded import load
         from unpad.proof.serving import prove_serving
 

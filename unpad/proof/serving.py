@@ -84,7 +84,7 @@ def watch(ticket: Ticket, answer: int, scores: Tensor) -> None:
 def prove_serving(
     run: LoadedRun,
     prompts: Path | None = None,
-    over_http: Callable[[Sequence[Request], Sequence[Heard]], Line] | None = None,
+    over_http: Callable[[LoadedRun, Sequence[Request], Sequence[Heard]], Line] | None = None,
 ) -> Certificate:
     """Prove that a run's answers do not depend on what runs beside them.
 
@@ -111,11 +111,9 @@ def prove_serving(
     if over_http is None:
         reason = "the extra is not installed: pip install 'unpad[serve]'"
         lines.add(HTTP, lambda: Line(HTTP, "", None, None, None, reason))
-    elif any(isinstance(request.prompt, RaggedBatch) for request in subject.requests):
-        lines.add(HTTP, lambda: Line(HTTP, "", None, None, None, "prompts with images were not sent"))
     else:
         with progress("asking through HTTP"):
-            lines.add(HTTP, lambda: over_http(subject.requests, truth))
+            lines.add(HTTP, lambda: over_http(run, subject.requests, truth))
     return lines.certificate()
 
 

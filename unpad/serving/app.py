@@ -107,8 +107,7 @@ class Front:
         if not self._logs:
             return
         method = scope["method"] if scope["method"] in METHODS else UNKNOWN
-        if self._log:
-            log_request(seen.id, f"{method} {seen.route}", status, seen.tokens, time.monotonic() - seen.began)
+        log_request(seen.id, f"{method} {seen.route}", status, seen.tokens, time.monotonic() - seen.began)
 
 
 class _Sent:

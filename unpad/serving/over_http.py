@@ -15,13 +15,12 @@ from unpad.batching.batch import RaggedBatch
 from unpad.inference.engine import Request
 from unpad.inference.loaded import LoadedRun
 from unpad.proof.line import Line, not_applicable
-from unpad.proof.serving import Heard
+from unpad.proof.serving import HTTP, Heard
 from unpad.serving.limits import Limits
 from unpad.serving.server import Listening, Server, bound, run
 from unpad.serving.service import Service
 from unpad.serving.start import RunOpening
 
-NAME = "through HTTP, by concurrent streams = alone"
 SECONDS = 600  # of a request
 
 
@@ -32,7 +31,7 @@ def over_http(loaded: LoadedRun, requests: Sequence[Request], truth: Sequence[He
         truth: what each request gets alone.
     """
     if any(isinstance(request.prompt, RaggedBatch) for request in requests):
-        return not_applicable(NAME, "prompts with images are compared within the engine")
+        return not_applicable(HTTP, "prompts with images are compared within the engine")
     with serving(loaded) as port, ThreadPoolExecutor(len(requests)) as pool:
         told = list(pool.map(lambda request: _ask(port, request), requests))
     differ, largest = 0, 0.0
@@ -46,7 +45,7 @@ def over_http(loaded: LoadedRun, requests: Sequence[Request], truth: Sequence[He
     note = f"{differ} of {len(requests)} answers differ" if differ else ""
     measured = largest if largest or not differ else float("inf")
     few = "" if len(requests) > 1 else "fewer than two prompts"
-    return Line(NAME, f"{len(requests)} streams", measured, 0.0, not differ, note).unless(few)
+    return Line(HTTP, f"{len(requests)} streams", measured, 0.0, not differ, note).unless(few)
 
 
 @contextmanager

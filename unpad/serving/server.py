@@ -133,7 +133,7 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=int(listening.drain) + LATE,
         )
         super().__init__(config)
-        self._service, self.listening = service, listening
+        self._service, self._drain = service, listening.drain
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -160,7 +160,7 @@ class Server(uvicorn.Server):
         self._service.drain()
         ends: list[asyncio.Task[None]] = []
         late = asyncio.get_running_loop().call_later(
-            self.listening.drain, lambda: ends.append(asyncio.ensure_future(self._service.close()))
+            self._drain, lambda: ends.append(asyncio.ensure_future(self._service.close()))
         )
         await super().shutdown(sockets)
         late.cancel()

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from unpad.errors import ProofError, UnpadError
-from unpad.inference.engine import Engine, NewToken, Reason, Request
+from unpad.errors import ProofError
+from unpad.inference.engine import Engine, Request
 from unpad.inference.loaded import LoadedRun, load
 from unpad.machine.load import full_processor_name
 from unpad.nn.linear import has_tiles
 from unpad.nn.native import library
+from unpad.proof.serving import hear, line_of, watch
 from unpad.serving.served import TEXTS, Served, opened
 
 LENGTHS = (3, 40, 9, 17)  # of the prompts of the proof
@@ -36,8 +37,6 @@ class RunOpening:
         name: by which clients call it; "" for that of its folder.
         rows: answers at once; memory: bytes of keys and values, None for the engine's own choice; piece: tokens of
             prompts that are read between two steps.
-        overrides: fields of the recipe to change.
-        proves: whether four prompts are compared first; not within a longer proof.
     """
 
     run: str | LoadedRun
@@ -45,8 +44,6 @@ class RunOpening:
     rows: int = 64
     memory: int | None = None
     piece: int = 256
-    overrides: tuple[str, ...] = ()
-    proves: bool = True
     proof: str = field(default="", init=False)
 
     def load(self) -> tuple[Served, str, Callable[[], Engine] | None]:
@@ -66,8 +63,7 @@ class RunOpening:
         make = partial(
             Engine, loaded.generator, precision=served.precision, piece=self.piece, rows=self.rows, memory=self.memory
         )
-        if self.proves:
-            self.proof = prove(served, make)
+        self.proof = prove(served, make)
         return served, name, make
 
     def lines(self, served: Served | None) -> list[str]:
