@@ -48,7 +48,8 @@ VERBS: dict[str, Verb] = {
     "search": Verb(((2, "zh_caht --out s"),)),
     "plan": Verb(((2, "nofile.yaml"), (3, "small data.text=no*")), json=True),
     "prove": Verb((
-        (2, "zh_caht"), (2, "zh_chat plan.stride=x"), (2, "--serve"), (2, "mine-1 --prompts a.txt"), (2, "nothere --serve"),
+        (2, "zh_caht"), (2, "zh_chat plan.stride=x"),
+        (2, "--serve"), (2, "mine-1 --prompts a.txt"), (2, "nothere --serve"),
     ), json=True),
     "doctor": Verb(((2, "zh_caht"), (2, "zh_chat --lang fr")), json=True),
     "bench": Verb(((2, "zh_caht"),), json=True),
@@ -60,7 +61,8 @@ VERBS: dict[str, Verb] = {
     "infer": Verb(((3, "mine-1 --image nofile.png"),), json=True),
     "embed": Verb(((2, "no --out x"),)),
     "generate": Verb((
-        (2, "nothere"), (2, "mine-1 temperture=1"), (2, "mine-1 --file a.jsonl"), (3, "mine-1 --file no.jsonl --out o.jsonl"),
+        (2, "nothere"), (2, "mine-1 temperture=1"),
+        (2, "mine-1 --file a.jsonl"), (3, "mine-1 --file no.jsonl --out o.jsonl"),
     ), json=True),
     "serve": Verb(((2, "nothere"), (2, "mine-1 --host 0.0.0.0"), (3, "mine-1 --token-file nofile"))),
     "chat": Verb(((2, ""), (2, "nothere"))),
