@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.helpers.paths import PATHS, Path, on
+from tests.helpers.quantized import quantized
 from unpad.inference import generate as module
 from unpad.inference.generate import generate, sample
 from unpad.models import build_model, model_config
@@ -17,6 +18,7 @@ from unpad.nn import linear
 from unpad.nn.linear import FIXED_ROWS, independent_rows, product, reading
 from unpad.nn.native import library
 from unpad.nn.precision import Precision
+from unpad.nn.quantized import Kind
 from unpad.recipes.training import GenerateSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.promise("llm.generation")]
@@ -93,6 +95,24 @@ def test_scores_of_prompts_together_are_those_of_each_alone(
                 assert generate(model, prompts[here], settings, eos_id=STOPS, precision=precision) == texts[here]
                 for number, together in enumerate(taken(scores)):
                     assert together == sorted(steps[number] for steps in alone[here] if len(steps) > number)
+
+
+@pytest.mark.promise("runs.quantized")
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_scores_of_quantized_weights_are_those_of_each_prompt_alone(
+    weights: Kind, precision: Precision, path: Path, scores: list[list[bytes]]
+) -> None:
+    model, prompts = quantized(random_model("gpt"), weights), unlike_prompts()[:12]
+    with on(path):
+        alone = []
+        for prompt in prompts:
+            generate(model, [prompt], GREEDY, eos_id=STOPS, precision=precision)
+            alone.append([step for [step] in taken(scores)])
+        generate(model, prompts, GREEDY, eos_id=STOPS, precision=precision)
+        for number, together in enumerate(taken(scores)):
+            assert together == sorted(steps[number] for steps in alone if len(steps) > number)
 
 
 @pytest.mark.skipif(not library.enabled(), reason=library.describe())
