@@ -1,7 +1,7 @@
 """`unpad quantize`: a run with weights of 8 or 4 bits in place of those of 32, for machines with less memory.
 
 Matrices of linear layers and embeddings are quantized. Layers outside blocks, embeddings and heads among them, become
-int8 in either case: a head of 4 bits changes the likeliest token more often than all blocks together.
+int8 in either case.
 """
 
 from __future__ import annotations
