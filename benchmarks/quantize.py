@@ -31,7 +31,7 @@ from unpad.models.contract import Model
 from unpad.models.decoder import Decoder
 from unpad.nn.linear import has_tiles
 from unpad.nn.native import library
-from unpad.nn.quantized import Kind
+from unpad.nn.native.quantized import Kind
 from unpad.run.quantized import hold_quantized, packed_weights, quantized_tensors
 from unpad.trials.bench.measure import spread
 

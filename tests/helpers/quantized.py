@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from unpad.interchange.quantize import weight_kinds
 from unpad.models.contract import Model
-from unpad.nn.quantized import Kind
+from unpad.nn.native.quantized import Kind
 from unpad.run.quantized import hold_quantized, packed_weights, quantized_tensors
 
 ModelType = TypeVar("ModelType", bound=Model)

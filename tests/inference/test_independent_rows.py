@@ -17,8 +17,8 @@ from unpad.models.decoder import Decoder
 from unpad.nn import linear
 from unpad.nn.linear import FIXED_ROWS, independent_rows, product, reading
 from unpad.nn.native import library
+from unpad.nn.native.quantized import Kind
 from unpad.nn.precision import Precision
-from unpad.nn.quantized import Kind
 from unpad.recipes.training import GenerateSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.promise("llm.generation")]
@@ -97,7 +97,7 @@ def test_scores_of_prompts_together_are_those_of_each_alone(
                     assert together == sorted(steps[number] for steps in alone[here] if len(steps) > number)
 
 
-@pytest.mark.promise("runs.quantized")
+@pytest.mark.promise("models.quantized")
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("weights", ["int8", "int4"])

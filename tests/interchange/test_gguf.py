@@ -28,7 +28,7 @@ from unpad.interchange.families import DECODERS
 from unpad.interchange.gguf_file import DIGITS, PATTERNS, architecture_of, save_gguf
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Config, Decoder
-from unpad.nn.quantized import plain_copy
+from unpad.nn.native.quantized import plain_copy
 from unpad.recipes.file import load_recipe
 
 transformers = pytest.importorskip("transformers")

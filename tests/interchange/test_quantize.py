@@ -18,11 +18,11 @@ from unpad.errors import CheckpointError
 from unpad.evaluation.run import evaluate_run
 from unpad.inference.loaded import load
 from unpad.interchange.quantize import quantize_run
-from unpad.nn.quantized import Int4Weight, Int8Weight, Kind, QuantizedWeight
+from unpad.nn.native.quantized import Int4Weight, Int8Weight, Kind, QuantizedWeight
 from unpad.run import checkpoint
 from unpad.run.base import run_weights
 
-pytestmark = [pytest.mark.slow, pytest.mark.promise("runs.quantized")]
+pytestmark = [pytest.mark.slow, pytest.mark.promise("models.quantized")]
 KINDS: tuple[Kind, ...] = ("int8", "int4")
 WIDE: dict[str, dict[str, Any]] = {  # models with layers of 32 inputs and more
     "conversations": {"width": 64, "hidden": 96}, "pairs": {"width": 64, "hidden": 96},

@@ -18,8 +18,8 @@ from unpad.evaluation.metrics import HeldOut, Metric, mean_of
 from unpad.evaluation.per_sequence import token_sums
 from unpad.interchange.origin import starting_weights
 from unpad.models.contract import LearnsPreferences, Model
+from unpad.nn.native.quantized import plain_copy
 from unpad.nn.precision import Precision
-from unpad.nn.quantized import plain_copy
 from unpad.recipes.recipe import stages_of
 from unpad.run import checkpoint
 from unpad.run.base import fingerprint

@@ -1,5 +1,7 @@
-"""What quantized weights lose, against the run that they were made of: its perplexity, how far the predictions moved,
-and how often the likeliest answer stays."""
+"""Losses of quantized weights against the run that they were made of (apart: of every family).
+
+The original's perplexity, how far predictions moved, and how often the likeliest answer stays.
+"""
 
 from __future__ import annotations
 

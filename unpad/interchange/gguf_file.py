@@ -25,7 +25,7 @@ from unpad.errors import CheckpointError, RecipeError, nearest
 from unpad.models.contract import Model
 from unpad.models.decoder import Config, Decoder
 from unpad.nn.activation import GATED
-from unpad.nn.quantized import to_int4, to_int8
+from unpad.nn.native.quantized import to_int4, to_int8
 from unpad.nn.rope import position_table, rotary_frequencies, scaled_frequencies
 
 if TYPE_CHECKING:

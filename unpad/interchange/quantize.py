@@ -15,7 +15,7 @@ from unpad.data.family import family_of
 from unpad.errors import RecipeError
 from unpad.models import build_model, model_config
 from unpad.models.contract import Model
-from unpad.nn.quantized import GROUP, MOST_INPUTS, Kind
+from unpad.nn.native.quantized import GROUP, MOST_INPUTS, Kind
 from unpad.run.base import fingerprint, stored_weights, write_derived
 from unpad.run.folder import MADE_BY, find_run, refuse_run, run_recipe
 from unpad.run.kept import open_files

@@ -24,8 +24,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from unpad.machine.load import processor_fields
 from unpad.nn.autograd import apply
 from unpad.nn.native import library
+from unpad.nn.native.quantized import Int8Weight, QuantizedWeight, multiply_int8, runs_native
 from unpad.nn.native.rowwise_linear import rowwise_linear
-from unpad.nn.quantized import Int8Weight, QuantizedWeight, multiply_int8, runs_native
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Quantized weights in a checkpoint, and the refusal to train them.
 
     NAME.int8, int8 (out, in)       and  NAME.scale (out,)
-    NAME.int4, uint8 (out, in / 2)  and  NAME.scale (out, in / 32), as `nn.quantized.to_int4` has them
+    NAME.int4, uint8 (out, in / 2)  and  NAME.scale (out, in / 32), as `nn.native.quantized.to_int4` has them
 
 in place of the tensor NAME. The value `quantized` of the checkpoint's state says which weights they were made of.
 """
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from unpad.errors import CheckpointError, RecipeError
-from unpad.nn.quantized import GROUP, MOST, MOST_INPUTS, PACKED, Kind, QuantizedWeight, to_int4, to_int8
+from unpad.nn.native.quantized import GROUP, MOST, MOST_INPUTS, PACKED, Kind, QuantizedWeight, to_int4, to_int8
 from unpad.run.checkpoint import State
 from unpad.storage.reading import known_fields, misfit
 
@@ -105,7 +105,7 @@ def packed_weights(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Ten
 
 
 def _fault(name: str, kind: Kind, numbers: Tensor, scales: Tensor | None) -> str:
-    """What is wrong with a weight's tensors, with the name of the one; "" if nothing is."""
+    """The fault of a weight's tensors, with the name of the one; "" without any."""
     shown = f"{name}.{kind}", name + SCALE
     if numbers.dtype != NUMBERS[kind] or numbers.dim() != 2 or numbers.shape[1] % (GROUP // 2 if kind == "int4" else 1):
         return f"{shown[0]} is {numbers.dtype} of shape {tuple(numbers.shape)}, which no {kind} weight is"

@@ -10,8 +10,8 @@ from tests.helpers.targets import able, running
 from unpad.batching.layout import Layout
 from unpad.nn.attention import self_attention
 from unpad.nn.native import library
+from unpad.nn.native.quantized import GROUP, Int4Weight, Int8Weight, multiply_int8, to_int4, to_int8
 from unpad.nn.native.rowwise_linear import rowwise_linear
-from unpad.nn.quantized import GROUP, Int4Weight, Int8Weight, multiply_int8, to_int4, to_int8
 
 pytestmark = [
     pytest.mark.skipif(not library.enabled(), reason=library.describe()),

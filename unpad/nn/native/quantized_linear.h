@@ -1,4 +1,4 @@
-/* Linear layers whose weights have 8 or 4 bits (unpad/nn/quantized.py says what these stand for).
+/* Linear layers whose weights have 8 or 4 bits (unpad/nn/native/quantized.py says what these stand for).
  *
  * The numbers of OUTS outputs lie together, input by input, so that a vector holds sums of different outputs: nothing
  * is added up over its lanes, and a panel is read from memory in order. Rows of inputs meet a panel tile by tile.

@@ -15,7 +15,7 @@ from tests.helpers.quantized import quantized
 from unpad.batching.batch import from_sequences
 from unpad.nn.linear import Linear, independent_rows, keep_copies, product
 from unpad.nn.native import library
-from unpad.nn.quantized import (
+from unpad.nn.native.quantized import (
     GROUP,
     PACKED,
     Int4Weight,
@@ -30,7 +30,7 @@ from unpad.nn.quantized import (
     to_int8,
 )
 
-pytestmark = pytest.mark.promise("runs.quantized")
+pytestmark = pytest.mark.promise("models.quantized")
 KINDS: tuple[Kind, ...] = ("int8", "int4")
 SIZES = [(64, 40), (32, 1), (1120, 17), (96, 16)]  # inputs and outputs
 

@@ -1,4 +1,5 @@
-"""Weights of 8 or 4 bits: how numbers are rounded, and the tensors that stand for such weights in a model.
+"""Weights of 8 or 4 bits: how numbers are rounded, the operators of quantized_linear.h, and the tensors that stand for
+such weights in a model.
 
 int8: whole numbers from -127 to 127, and a scale for every output. In a product the rows of activations become such
 numbers too, so sums are whole numbers: neither their order nor the number of rows or threads changes a bit, and torch
@@ -11,7 +12,9 @@ is farthest from zero becomes -8: Q4_0 of GGUF. Activations stay as they are.
 from __future__ import annotations
 
 import copy
+import ctypes
 from abc import abstractmethod
+from functools import cache
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -20,7 +23,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from unpad.nn.native import library
-from unpad.nn.native.quantized_linear import BLOCK, int4_linear, int8_linear
+from unpad.nn.native.library import function, pointer
 
 Kind = Literal["int8", "int4"]
 GROUP = 32  # inputs that share a scale in int4
@@ -29,6 +32,7 @@ MOST_INPUTS = 1 << 16  # of int8: sums of more products may leave 32 bits
 EXACT_INPUTS = (1 << 24) // MOST**2  # whose sum of products is exact in fp32
 LEAST_SCALE = torch.finfo(torch.float32).tiny  # of activations: the inverse of less is infinite
 
+BLOCK = 16  # outputs whose numbers lie together; those that fill up the last block are not written
 ModelType = TypeVar("ModelType", bound=nn.Module)
 aten = torch.ops.aten
 
@@ -83,6 +87,85 @@ def _scales(extremes: Tensor, full: int, dtype: torch.dtype) -> Tensor:
 def _rounded(weight: Tensor, scales: Tensor) -> Tensor:
     """Numbers of the weight in units of their scales; 0 where these are 0."""
     return torch.where(scales == 0, 0, torch.round(weight / scales.float()))
+
+
+# --------------------------------------------------------------------------- operators
+
+
+def int8_linear(x: Tensor, numbers: Tensor, scales: Tensor) -> Tensor:
+    """x weight^T without gradient, where the sums are whole numbers.
+
+    Args:
+        x: (num_rows, in) fp32; each row is rounded to whole numbers from -127 to 127.
+        numbers: (blocks, in / 4, BLOCK, 4) uint8, those of the weight plus 128.
+        scales: (out,) fp32.
+
+    Returns:
+        (num_rows, out) fp32.
+    """
+    y: Tensor = _int8_linear(x, numbers, scales)
+    return y
+
+
+def int4_linear(x: Tensor, numbers: Tensor, scales: Tensor, num_outputs: int) -> Tensor:
+    """x weight^T without gradient; a row's result depends neither on the other rows nor on their number.
+
+    Args:
+        x: (num_rows, in) fp32; `in` is a multiple of 32.
+        numbers: (blocks, in / 8, BLOCK) int32, eight numbers of the weight plus 8 in each.
+        scales: (blocks, in / 32, BLOCK) fp32.
+
+    Returns:
+        (num_rows, num_outputs) fp32.
+    """
+    y: Tensor = _int4_linear(x, numbers, scales, num_outputs)
+    return y
+
+
+_library = torch.library.Library("unpad", "FRAGMENT")
+_library.define("int8_linear(Tensor x, Tensor numbers, Tensor scales) -> Tensor")
+_library.define("int4_linear(Tensor x, Tensor numbers, Tensor scales, int num_outputs) -> Tensor")
+_int8_linear = torch.ops.unpad.int8_linear.default
+_int4_linear = torch.ops.unpad.int4_linear.default
+
+
+@cache
+def _functions() -> tuple[Any, Any]:
+    arguments = [*[ctypes.c_int64] * 3, ctypes.c_int, *[ctypes.c_void_p] * 4]
+    return function("int8_linear", None, *arguments), function("int4_linear", None, *arguments)
+
+
+def _forward_int8(x: Tensor, numbers: Tensor, scales: Tensor) -> Tensor:
+    assert numbers.shape == (-(-len(scales) // BLOCK), -(-x.shape[1] // 4), BLOCK, 4), (x.shape, numbers.shape)
+    return _forward(0, x, numbers, scales, len(scales))
+
+
+def _forward_int4(x: Tensor, numbers: Tensor, scales: Tensor, num_outputs: int) -> Tensor:
+    blocks, width = -(-num_outputs // BLOCK), x.shape[1]
+    assert numbers.shape == (blocks, width // 8, BLOCK), (x.shape, numbers.shape)
+    assert scales.shape == (blocks, width // 32, BLOCK), (x.shape, scales.shape)
+    return _forward(1, x, numbers, scales, num_outputs)
+
+
+def _forward(which: int, x: Tensor, numbers: Tensor, scales: Tensor, num_outputs: int) -> Tensor:
+    assert x.dtype == scales.dtype == torch.float32, (x.dtype, scales.dtype)
+    x, y = x.contiguous(), x.new_empty((x.shape[0], num_outputs))
+    threads = torch.get_num_threads()
+    _functions()[which](*x.shape, num_outputs, threads, pointer(x), pointer(numbers), pointer(scales), pointer(y))
+    return y
+
+
+def _fake_int8(x: Tensor, numbers: Tensor, scales: Tensor) -> Tensor:
+    return x.new_empty((x.shape[0], len(scales)))
+
+
+def _fake_int4(x: Tensor, numbers: Tensor, scales: Tensor, num_outputs: int) -> Tensor:
+    return x.new_empty((x.shape[0], num_outputs))
+
+
+for _name, _made, _fake in (("int8_linear", _forward_int8, _fake_int8), ("int4_linear", _forward_int4, _fake_int4)):
+    _library.impl(_name, _made, "CPU")
+    torch.library.register_fake(f"unpad::{_name}", _fake, lib=_library)
 
 
 # --------------------------------------------------------------------------- in a model
