@@ -115,7 +115,7 @@ def computing_copy(parameter: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _kept_copy(parameter: Tensor, dtype: torch.dtype, make: Callable[[], Tensor]) -> Tensor:
-    """What `make` makes of a parameter, a tensor of this dtype; inside `keep_copies` made once."""
+    """The tensor of this dtype that `make` makes of a parameter; inside `keep_copies` it is made once."""
     copies = _kept.get()
     if copies is None:
         return make()
