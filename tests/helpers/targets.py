@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from unpad.nn.native import activation, attention, decode, library, norm, rowwise_linear
+from unpad.nn.native import activation, attention, decode, library, norm, quantized, rowwise_linear
 
 FUNCTIONS = (
     *(activation._functions, attention._functions, norm._functions),
-    *(decode._function, rowwise_linear._function),
+    *(decode._function, rowwise_linear._function, quantized._functions),
 )
 
 

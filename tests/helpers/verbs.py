@@ -55,6 +55,7 @@ VERBS: dict[str, Verb] = {
     "bench": Verb(((2, "zh_caht"),), json=True),
     "drill": Verb(((2, "nothere"),), json=True),
     "merge": Verb(((2, "nothere --out x"), (2, "mine-1 --out runs/mine-1"))),
+    "quantize": Verb(((2, "nothere --out x"), (2, "mine-1 --out runs/mine-1"), (2, "mine-1 --out x --weights int2"))),
     "import": Verb(((2, "x --out runs/mine-1"),)),
     "export": Verb(((2, "nothere x"),)),
     "eval": Verb(((2, "nothere"), (3, "mine-1 --data nofile")), json=True),

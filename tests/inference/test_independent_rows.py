@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.helpers.paths import PATHS, Path, on
+from tests.helpers.quantized import quantized
 from unpad.inference.engine import Engine
 from unpad.inference.generate import generate
 from unpad.inference.steps import sample
@@ -18,6 +19,7 @@ from unpad.models.decoder import Decoder
 from unpad.nn import linear
 from unpad.nn.linear import FIXED_ROWS, independent_rows, product, reading
 from unpad.nn.native import library
+from unpad.nn.native.quantized import Kind
 from unpad.nn.precision import Precision
 from unpad.recipes.training import GenerateSettings
 
@@ -95,6 +97,22 @@ def test_scores_of_prompts_together_are_those_of_each_alone(
                 here = slice(start, start + num)
                 assert generate(model, prompts[here], settings, eos_id=STOPS, precision=precision) == texts[here]
             assert taken(scores) == alone
+
+
+@pytest.mark.promise("models.quantized")
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_scores_of_quantized_weights_are_those_of_each_prompt_alone(
+    weights: Kind, precision: Precision, path: Path, scores: Scores
+) -> None:
+    model, prompts = quantized(random_model("gpt"), weights), unlike_prompts()[:12]
+    with on(path):
+        for prompt in prompts:
+            generate(model, [prompt], GREEDY, eos_id=STOPS, precision=precision)
+        alone = taken(scores)
+        generate(model, prompts, GREEDY, eos_id=STOPS, precision=precision)
+        assert taken(scores) == alone
 
 
 @pytest.mark.skipif(not library.enabled(), reason=library.describe())

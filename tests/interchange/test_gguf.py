@@ -19,6 +19,7 @@ from torch import Tensor
 from tests.conftest import random_sequences, tiny_model
 from tests.helpers import llama_cpp
 from tests.helpers.chat_folder import CHATML
+from tests.helpers.quantized import quantized
 from unpad.batching.batch import from_sequences
 from unpad.data.tokens.tokenizer import load_tokenizer, with_import
 from unpad.data.tokens.words import train_words
@@ -27,12 +28,13 @@ from unpad.interchange.families import DECODERS
 from unpad.interchange.gguf_file import DIGITS, PATTERNS, architecture_of, save_gguf
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Config, Decoder
+from unpad.nn.native.quantized import plain_copy
 from unpad.recipes.file import load_recipe
 
 transformers = pytest.importorskip("transformers")
 gguf = pytest.importorskip("gguf")
 
-TOLERANCES = {"f32": 1e-5, "f16": 2e-3, "q8_0": 5e-2}
+TOLERANCES = {"f32": 1e-5, "f16": 2e-3, "q8_0": 5e-2, "q4_0": 0.5}
 ROWS = 320  # of the model; the tokenizer has fewer
 TEXTS = ["hello world, hello there 2024", "你好 世界", "it's   fine\n\nthen"]
 
@@ -156,6 +158,23 @@ def test_names_and_types_of_tensors_are_those_of_the_architecture(name: str, tmp
         assert base in names
         plain = kind == "bias" or "norm" in base or base in ("rope_freqs", "position_embd")
         assert stored == ("F32" if plain else "F16")
+
+
+@pytest.mark.promise("models.gguf")
+@pytest.mark.parametrize("name", ["llama", "qwen3", "smollm3", "gpt2"])
+def test_weights_of_int4_are_written_as_q4_0_without_loss(name: str, tmp_path: Path) -> None:
+    _, fields = MODELS[name]
+    model = plain_copy(quantized(make(**fields), "int4"))
+    saved(model, tmp_path / "4.gguf", "q4_0")
+    saved(model, tmp_path / "32.gguf", "f32")
+    four, whole = (llama_cpp.File(tmp_path / f"{bits}.gguf") for bits in (4, 32))
+    types = {tensor: kind for tensor, kind in four.types.items() if kind != "F32"}
+    outer = {"token_embd.weight", "output.weight"} & types.keys()
+    assert set(types.values()) == {"Q4_0", "Q8_0"}
+    assert {tensor for tensor, kind in types.items() if kind == "Q8_0"} == outer
+    assert len(types) >= 4 * len(model.blocks)
+    for tensor in whole.types:
+        assert (four.tensors[tensor] == whole.tensors[tensor]).all(), tensor
 
 
 @pytest.mark.parametrize(("name", "exact"), [("gemma", "geglu"), ("gpt2", "gelu")])

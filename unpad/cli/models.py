@@ -37,6 +37,27 @@ def merge(
     print_lines(what_next(merged))
 
 
+@verbs.command(epilog="Example: unpad quantize zh_chat-1 --out runs/small --weights int4")
+def quantize(
+    run: RunArgument,
+    out: Annotated[Path, typer.Option(parser=new_path, help="Directory of the new run.")],
+    weights: Annotated[
+        Literal["int8", "int4"], typer.Option(help="Of linear layers and embeddings; int4 of those in blocks.")
+    ] = "int8",
+    debug: Debug = False,
+) -> None:
+    """Write a run with weights of 8 or 4 bits, a quarter or a sixth of the size, for all verbs but training."""
+    from unpad.run.folder import refuse_run
+
+    refuse_run(out)
+    check_run(run)
+    from unpad.interchange.quantize import quantize_run
+
+    with progress(f"quantizing {run}"):
+        lines = quantize_run(run, out, weights)
+    print_lines([*lines, f"next:  unpad eval {out}"])
+
+
 @verbs.command(name="import", epilog="Example: unpad import ./Qwen3-0.6B --out runs/qwen3")
 def import_(
     folder: Annotated[
@@ -75,7 +96,9 @@ def export(
         str | None, typer.Option(help="model_type to write, such as llama; default that of the imported folder.")
     ] = None,
     adapter: Annotated[bool, typer.Option("--adapter", help="Write the adapters of a run alone, for peft.")] = False,
-    precision: Annotated[str, typer.Option("--type", help="Of the matrices of a GGUF file: f32, f16 or q8_0.")] = "f16",
+    precision: Annotated[
+        str, typer.Option("--type", help="Of matrices in a GGUF file: f32, f16, q8_0 or q4_0.")
+    ] = "f16",
     debug: Debug = False,
 ) -> None:
     """Write a run as a Hugging Face folder, which transformers opens with equal logits, or as a GGUF file."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from unpad.evaluation.metrics import HeldOut, Metric, mean_of
 from unpad.evaluation.per_sequence import token_sums
 from unpad.interchange.origin import starting_weights
 from unpad.models.contract import LearnsPreferences, Model
+from unpad.nn.native.quantized import plain_copy
 from unpad.nn.precision import Precision
 from unpad.recipes.recipe import stages_of
 from unpad.run import checkpoint
@@ -122,7 +123,7 @@ def put_reference(run: LoadedRun, data: Data, seq_ids: np.ndarray, *, is_own: bo
 
 def _start(run: LoadedRun, wanted: str) -> Model:
     """The model with the weights that the run's last stage started from, found by their fingerprint."""
-    model = copy.deepcopy(run.model)
+    model = plain_copy(run.model)
     for weights in _candidates(run):
         with suppress(CheckpointError):
             checkpoint.put_weights(model, weights, str(run.folder), model.additions)
@@ -137,9 +138,10 @@ def _start(run: LoadedRun, wanted: str) -> Model:
 
 def _candidates(run: LoadedRun) -> Iterator[dict[str, Tensor]]:
     """Weights that the last stage may have started from: the ends of the stages before it, then another run's."""
+    trained = run.folder if run.quantized is None else Path(run.quantized.original)
     for stage in reversed(stages_of(run.recipe)[:-1]):
         with suppress(CheckpointError):
-            state = checkpoint.load(run.folder / CHECKPOINTS / f"best-{stage.name}", checkpoint.WEIGHTS)
+            state = checkpoint.load(trained / CHECKPOINTS / f"best-{stage.name}", checkpoint.WEIGHTS)
             yield checkpoint.model_weights(state.tensors)
     if run.recipe.train.init_from:
         with suppress(CheckpointError, RecipeError):

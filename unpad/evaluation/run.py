@@ -15,6 +15,7 @@ from unpad.data.sources.split import PARTS, Split, Wanted
 from unpad.errors import DiskError, RecipeError, SourceError
 from unpad.evaluation.family import check_new, measures_of
 from unpad.evaluation.metrics import Evaluation, Metric, NewFacts
+from unpad.evaluation.quantized import against_original
 from unpad.inference.loaded import LoadedRun, load
 from unpad.recipes.data import Source
 from unpad.recipes.recipe import Recipe
@@ -222,6 +223,10 @@ def _measure(
     """Measure the model, and name the part in every metric that does not name one itself."""
     over = Measuring(loaded.model, data, seq_ids, loaded.recipe.plan)
     evaluation = measures_of(data.family).evaluate(loaded, over, num_shown)
+    if loaded.quantized is not None:
+        compared, lines = against_original(loaded, over)
+        metrics = evaluation.metrics | compared
+        evaluation = replace(evaluation, metrics=metrics, lines=[*evaluation.lines, *lines])
     metrics = {
         name: metric if metric.part else replace(metric, part=part, best_of=best_of)
         for name, metric in evaluation.metrics.items()

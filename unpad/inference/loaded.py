@@ -24,10 +24,11 @@ from unpad.nn.precision_choice import choose_precision
 from unpad.recipes.recipe import Recipe, stages_of
 from unpad.recipes.section import checked
 from unpad.recipes.training import GenerateSettings
-from unpad.run.base import run_weights
+from unpad.run.base import stored_weights
 from unpad.run.checkpoint import put_weights
 from unpad.run.folder import find_run, run_recipe
 from unpad.run.kept import open_files
+from unpad.run.quantized import Quantized, hold_quantized, read_quantized
 from unpad.run.report.history import read_log
 from unpad.terminal.table import number_of
 
@@ -39,6 +40,7 @@ class LoadedRun:
     Args:
         files: kept of the run's data, by name, such as its tokenizer.
         fingerprint: of the data it was trained on.
+        quantized: record of quantized weights; None for others.
     """
 
     folder: Path
@@ -47,6 +49,7 @@ class LoadedRun:
     files: dict[str, bytes]
     step: int
     fingerprint: str
+    quantized: Quantized | None = None
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -182,10 +185,14 @@ def load(name: str | Path, overrides: Sequence[str] = ()) -> LoadedRun:
     model = build_model(config, family_of(recipe).num_outputs(files))
     last = stages_of(recipe)[-1]
     model.trained = set_objective(model, last.recipe, of_pairs=last.of_pairs).weights
-    weights, state = run_weights(folder)
+    weights, state = stored_weights(folder)
     put_weights(model, weights, str(folder))
+    hold_quantized(model, weights)
+    if (quantized := read_quantized(state, folder)) is not None and recipe.generate.precision == "auto":
+        # Their products are no faster in bf16, and what is between them is rounded less in fp32.
+        recipe = recipe.model_copy(update={"generate": recipe.generate.model_copy(update={"precision": "fp32"})})
     data = state.values.get("data")
     if not isinstance(data, str):
         what = "the checkpoint does not say which data it was trained on"
         raise CheckpointError(what, where=str(folder), fix="use another copy of the run")
-    return LoadedRun(folder, recipe, model.eval(), files, state.step, data)
+    return LoadedRun(folder, recipe, model.eval(), files, state.step, data, quantized)

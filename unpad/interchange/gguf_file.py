@@ -25,6 +25,7 @@ from unpad.errors import CheckpointError, RecipeError, nearest
 from unpad.models.contract import Model
 from unpad.models.decoder import Config, Decoder
 from unpad.nn.activation import GATED
+from unpad.nn.native.quantized import to_int4, to_int8
 from unpad.nn.rope import position_table, rotary_frequencies, scaled_frequencies
 
 if TYPE_CHECKING:
@@ -271,9 +272,9 @@ def rotary_divisors(config: Config) -> Tensor | None:
     return (plain / scaled).float()
 
 
-TYPES = ("f32", "f16", "q8_0")
+TYPES = ("f32", "f16", "q8_0", "q4_0")
 OWN_SCRIPT = "export a folder, and convert it with llama.cpp's own script"
-Q8_BLOCK = 32  # block size of q8_0: numbers that share a scale
+BLOCK_NUMBERS = 32  # of a block of q8_0 and q4_0, that share a scale
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # types of tokens
 _SPLIT_QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -299,8 +300,9 @@ def save_gguf(model: Model, tokenizer: Tokenizer, out: Path, kind: str, template
     """Write a model and its tokenizer.
 
     Args:
-        kind: one of `TYPES`, of matrices; norms, biases and tables of positions stay in fp32, as do rows that q8_0
-            cannot divide into blocks.
+        kind: one of `TYPES`, of matrices; norms, biases and tables of positions stay in fp32, and rows that are not
+            divided into blocks in fp16, beside q4_0 in fp32. Beside q4_0 embedding and head are q8_0, with one scale
+            for all blocks of a row: a run of int4 is written without loss, unless a factor is folded into embeddings.
         template: of conversations, in Jinja; None: the tokenizer's, if it has one.
 
     Returns:
@@ -328,16 +330,13 @@ def save_gguf(model: Model, tokenizer: Tokenizer, out: Path, kind: str, template
         writer = gguf.GGUFWriter(str(path), name)
         writer.add_name(name)  # not Mistral's: readers that know that name look for an architecture of it
         _write_fields(writer, name, {**fields_of(model.config, name), "vocab_size": model.vocab_size})
-        writer.add_file_type({"f32": 0, "f16": 1, "q8_0": 7}[kind])
+        writer.add_file_type({"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 7}[kind])
         _write_tokenizer(writer, tokenizer, vocabulary, template)
         for there, tensor in tensors_of(model, name):
-            numbers: Any = tensor.numpy()
-            own = _type_of(there, numbers, kind)
-            if own == "q8_0":
-                quantised = gguf.quants.quantize(numbers, gguf.GGMLQuantizationType.Q8_0)
-                writer.add_tensor(there, quantised, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
-            else:
-                writer.add_tensor(there, numbers.astype(np.float16 if own == "f16" else np.float32))
+            own = _type_of(there, tensor, kind)
+            numbers: Any = _encoded(tensor, own, kind)
+            raw = gguf.GGMLQuantizationType[own.upper()] if own in ("q8_0", "q4_0") else None
+            writer.add_tensor(there, numbers, raw_dtype=raw)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -354,11 +353,31 @@ def save_gguf(model: Model, tokenizer: Tokenizer, out: Path, kind: str, template
     ]
 
 
-def _type_of(name: str, numbers: np.ndarray, kind: str) -> str:
+def _type_of(name: str, tensor: Tensor, kind: str) -> str:
     """Type of one tensor in a file of `kind`."""
-    if numbers.ndim < 2 or name == "position_embd.weight":
+    if tensor.dim() < 2 or name == "position_embd.weight":
         return "f32"
-    return "f16" if kind == "q8_0" and numbers.shape[1] % Q8_BLOCK else kind
+    if kind in ("q8_0", "q4_0") and tensor.shape[1] % BLOCK_NUMBERS:
+        return "f16" if kind == "q8_0" else "f32"
+    return "q8_0" if kind == "q4_0" and name in ("token_embd.weight", "output.weight") else kind
+
+
+def _encoded(tensor: Tensor, own: str, kind: str) -> np.ndarray:
+    """Numbers of one tensor of type `own` in a file of `kind`; blocks as bytes, (rows, bytes of a row)."""
+    if own in ("f32", "f16"):
+        return tensor.to(torch.float16 if own == "f16" else torch.float32).numpy()
+    if kind == "q8_0":
+        import gguf
+
+        blocks: np.ndarray = gguf.quants.quantize(tensor.numpy(), gguf.GGMLQuantizationType.Q8_0)
+        return blocks
+    if own == "q4_0":
+        numbers, scales = to_int4(tensor)  # (rows, row / 2), (rows, blocks)
+    else:
+        numbers, of_rows = to_int8(tensor, torch.float16)
+        scales = of_rows[:, None].expand(-1, tensor.shape[1] // BLOCK_NUMBERS)
+    cut = numbers.view(torch.uint8).unflatten(1, (scales.shape[1], -1))  # (rows, blocks, bytes)
+    return torch.cat([scales.contiguous().view(torch.uint8).unflatten(1, (-1, 2)), cut], 2).flatten(1).numpy()
 
 
 def _write_fields(writer: GGUFWriter, architecture: str, fields: Mapping[str, int | float | str | list[bool]]) -> None:

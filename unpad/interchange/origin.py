@@ -20,7 +20,7 @@ from unpad.recipes.data import ImageSettings, TokenizerSettings
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.section import first_fault
-from unpad.run.base import run_weights
+from unpad.run.base import trainable_weights
 from unpad.run.folder import KEPT, RECIPE, RUNS, as_run, find_run, run_recipe
 from unpad.run.kept import open_files, refuse_without_data
 from unpad.storage.paths import user_path
@@ -188,7 +188,7 @@ def starting_weights(name: str) -> tuple[dict[str, Tensor], str]:
     """
     if not is_folder(name):
         folder = find_run(name)
-        return run_weights(folder)[0], str(folder)
+        return trainable_weights(folder), str(folder)
     from unpad.interchange.families import family_of
     from unpad.interchange.folder import load_model, read_json_files
 

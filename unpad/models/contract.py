@@ -206,7 +206,7 @@ class Generates(ScoresTokens):
     """
 
     vocab_size: int
-    computes: ClassVar[tuple[str, ...]] = ("last_hidden", "logits")
+    computes: ClassVar[tuple[str, ...]] = ("last_hidden", "logits", "target_hidden")
 
     @abstractmethod
     def forward(self, batch: RaggedBatch, cache: Cache | None = None) -> Tensor:
@@ -219,6 +219,11 @@ class Generates(ScoresTokens):
     @abstractmethod
     def last_hidden(self, batch: RaggedBatch, cache: Cache | None = None) -> Tensor:
         """Hidden state of the last token of every sequence of a flat run, (num_seqs, width)."""
+
+    def target_hidden(self, batch: RaggedBatch) -> Tensor:
+        """Hidden states from which the targets of the batch are predicted, (num_targets, width)."""
+        hidden: Tensor = self(batch)
+        return hidden.index_select(0, batch.target_index)
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:

@@ -286,6 +286,11 @@ class Decoder(Generates, LearnsPreferences):
         embedded = widened(self.embed(ids))  # (total_tokens, width); a frozen embedding may be in bf16
         return embedded if self.config.embed_scale == 1.0 else embedded * self.config.embed_scale
 
+    def target_hidden(self, batch: RaggedBatch, between: Between | None = None) -> Tensor:
+        """Hidden states from which the targets are predicted, (num_targets, width); `between` as in `losses`."""
+        hidden: Tensor = self(batch, between=between, wanted=batch.target_index)
+        return hidden
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token, (num, width) -> (num, vocab_size), fp32 or wider."""
         dtype = compute_dtype(hidden)
@@ -299,7 +304,7 @@ class Decoder(Generates, LearnsPreferences):
         Args:
             between: as in `forward`; it must not remove a target.
         """
-        hidden = self(batch, between=between, wanted=batch.target_index)
+        hidden = self.target_hidden(batch, between)
         labels = batch.labels.index_select(0, batch.target_index)
         if self.beta is not None:
             return pair_terms(target_nll(hidden, self.head_weight, labels), batch, self.beta, self.label_smoothing)
@@ -310,7 +315,7 @@ class Decoder(Generates, LearnsPreferences):
     def token_nll(self, batch: RaggedBatch, between: Between | None = None) -> Tensor:
         """Negative log-likelihood of every target of the batch, (num_targets,) in nats; `between` as in `losses`."""
         labels = batch.labels.index_select(0, batch.target_index)
-        return token_nll(self(batch, between=between, wanted=batch.target_index), self.head_weight, labels)
+        return token_nll(self.target_hidden(batch, between), self.head_weight, labels)
 
     def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
         """The counts that `losses` will return, from the batch alone."""

@@ -1,4 +1,4 @@
-"""Linear layers that compute in low precision from copies of their weights.
+"""Linear layers that compute in low precision from copies of their weights, or from quantized weights.
 
 A training step makes each copy where it is used, because the step changes the weights. Generation computes every token
 with the same weights; inside `keep_copies` a copy lives until its weight changes. It also promises that a sequence gets
@@ -7,7 +7,7 @@ what it would get alone; inside `independent_rows` no product looks at the numbe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -23,6 +23,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from unpad.machine.load import processor_fields
 from unpad.nn.autograd import apply
 from unpad.nn.native import library
+from unpad.nn.native.quantized import Int8Weight, QuantizedWeight, multiply_int8, runs_native
 from unpad.nn.native.rowwise_linear import rowwise_linear
 from unpad.nn.scope import Scope
 
@@ -96,26 +97,36 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 
 
 def computing_copy(parameter: Tensor, dtype: torch.dtype) -> Tensor:
-    """A parameter in the computing dtype, without gradient."""
+    """A parameter in the computing dtype, without gradient; a quantized one as it is, for any dtype."""
+    if isinstance(parameter, QuantizedWeight):
+        return parameter
     if parameter.dtype == dtype:
         return parameter.detach()
+    return _kept_copy(parameter, dtype, lambda: parameter.detach().to(dtype))
+
+
+def _kept_copy(parameter: Tensor, dtype: torch.dtype, make: Callable[[], Tensor]) -> Tensor:
+    """The tensor of this dtype that `make` makes of a parameter; inside `keep_copies` it is made once."""
     copies = _kept.get()
     if copies is None:
-        return parameter.detach().to(dtype)
+        return make()
     kept: _Copy | None = copies.get(parameter)
     wanted = dtype, parameter.device, parameter._version
     if kept is None or (kept.value.dtype, kept.value.device, kept.version) != wanted:
-        kept = copies[parameter] = _Copy(parameter.detach().to(dtype), parameter._version)
+        kept = copies[parameter] = _Copy(make(), parameter._version)
     return kept.value
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x weight^T + bias of one dtype, x (num_rows, in); each row by itself inside `independent_rows`.
+    """x weight^T + bias of one dtype, x (num_rows, in); each row by itself inside `independent_rows`, and everywhere if
+    the weight is quantized and without gradient.
 
     A row of torch's product depends on the number of rows, and at a fixed number on nothing but the row: without the
     native kernel, and where prompts are read in bf16 on AMX, it is computed a fixed number of rows at a time, rows of
     zeros added.
     """
+    if isinstance(weight, QuantizedWeight):
+        return _quantized_product(x, weight, bias)
     if not rows_are_independent(x):
         return F.linear(x, weight, bias)
     tiled = _reading.get() and x.dtype == torch.bfloat16 and has_tiles()
@@ -124,6 +135,18 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     at_once = TILED_ROWS if tiled else FIXED_ROWS
     parts = F.pad(x, (0, 0, 0, -len(x) % at_once)).split(at_once)
     return torch.cat([F.linear(part, weight, bias) for part in parts])[: len(x)]
+
+
+def _quantized_product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+    """`product` by a quantized weight, without a gradient of the weight."""
+    of_rows = not (torch.is_grad_enabled() and x.requires_grad)
+    if of_rows and runs_native(x):
+        y = weight.native(x.float())
+    elif of_rows and isinstance(weight, Int8Weight) and x.dtype != torch.float64:
+        y = multiply_int8(x.float(), _kept_copy(weight, torch.float32, weight.whole), weight.scales)
+    else:
+        return product(x, _kept_copy(weight, x.dtype, lambda: weight.widened(x.dtype)), bias)
+    return (y if bias is None else y + bias).to(x.dtype)
 
 
 class Linear(nn.Linear):

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from unpad.nn.autograd import apply
-from unpad.nn.linear import computing_copy
+from unpad.nn.linear import computing_copy, product
 from unpad.nn.native import library
 from unpad.nn.native.cross_entropy import cross_entropy_ as native_cross_entropy
 from unpad.nn.precision import wide_dtype, widened
@@ -74,7 +74,7 @@ def token_nll(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     low = computing_copy(weight, hidden.dtype)
     parts = [hidden.new_zeros(0, dtype=wide_dtype(hidden.dtype))]
     for x, y in _chunks(hidden, labels, weight.shape[0]):
-        parts.append(_score((x @ low.t())[: len(y)], y, 0.0, want_grad=False)[1])
+        parts.append(_score(product(x, low)[: len(y)], y, 0.0, want_grad=False)[1])
     return torch.cat(parts)
 
 

@@ -36,6 +36,7 @@ from unpad.run.folder import (
     refuse_run,
     run_recipe,
 )
+from unpad.run.quantized import packed_weights, read_quantized, refuse_training, widened
 from unpad.storage.reading import known_fields, misfit
 
 KEY = "base"  # of the record among the values of a checkpoint
@@ -91,7 +92,18 @@ def start_weights(recipe: Recipe) -> tuple[Path, dict[str, Tensor]]:
         what = "adapters need a trained model, and the recipe starts from random weights"
         raise RecipeError(what, where="lora", fix="name the model's run: train.init_from=RUN")
     folder = find_run(recipe.train.init_from)
-    return folder, run_weights(folder)[0]
+    return folder, trainable_weights(folder)
+
+
+def trainable_weights(folder: Path) -> dict[str, Tensor]:
+    """`run_weights` for a training that starts from them.
+
+    Raises:
+        RecipeError: they are quantized.
+    """
+    weights, state = run_weights(folder)
+    refuse_training(read_quantized(state, folder), folder)
+    return weights
 
 
 def run_weights(folder: Path) -> tuple[dict[str, Tensor], State]:
@@ -102,7 +114,15 @@ def run_weights(folder: Path) -> tuple[dict[str, Tensor], State]:
     Raises:
         CheckpointError: there is no usable checkpoint, or the base of its adapters is missing or has changed.
     """
+    weights, state = stored_weights(folder)
+    return widened(weights), state
+
+
+def stored_weights(folder: Path) -> tuple[dict[str, Tensor], State]:
+    """`run_weights`, in which quantized weights stay so."""
     trained, state = newest_weights(folder)
+    if read_quantized(state, folder) is not None:
+        return packed_weights(trained, folder), state
     if KEY not in state.values:
         return trained, state
     base = read_base(state, folder)
@@ -154,24 +174,43 @@ def merge_run(name: str | Path, out: Path) -> Path:
     """
     folder = find_run(name)
     refuse_run(out)
-    recipe, command = run_recipe(folder), read_command(folder)
     weights, state = run_weights(folder)
     if KEY not in state.values:
         raise RecipeError("this run has no adapters to merge", where=str(folder), fix="use it as it is")
+    write_derived(folder, out, weights, state, {MADE_BY: f"unpad merge {folder}"})
+    return out
+
+
+def write_derived(
+    folder: Path,
+    out: Path,
+    tensors: Mapping[str, Tensor],
+    state: State,
+    about: Mapping[str, str],
+    values: Mapping[str, object] | None = None,
+) -> None:
+    """Write a run with the files and the recipe of another, with other weights and without adapters.
+
+    Args:
+        tensors: of the model in its checkpoint.
+        state: checkpoint of the weights that they were made of.
+        about: fields of its `run.json`, MADE_BY among them.
+        values: further values of its checkpoint.
+    """
+    recipe, command = run_recipe(folder), read_command(folder)
     storage.make_folder(out, private=_is_private(folder))
-    values = {key: value for key, value in state.values.items() if key not in (KEY, OF_RUN)}
+    kept = {key: value for key, value in state.values.items() if key not in (KEY, OF_RUN)} | dict(values or {})
     command.pop(RUN_ID, None)
-    command |= {MADE_BY: f"unpad merge {folder}"}
+    command |= about
     with storage.RunLock(out):
         for path in sorted(folder.iterdir()):
             if path.is_file() and path.name not in LEFT:
                 storage.write_atomic(out / path.name, path.read_bytes(), private=_is_private(path))
         if (folder / KEPT).is_dir():
             storage.write_folder(out / KEPT, storage.read_folder(folder / KEPT))
-        checkpoint.save_named(out / CHECKPOINTS, "best", State(state.step, model_tensors(weights), values))
+        checkpoint.save_named(out / CHECKPOINTS, "best", State(state.step, model_tensors(tensors), kept))
         storage.write_atomic(out / COMMAND, json.dumps(command, ensure_ascii=False, indent=1) + "\n")
         storage.write_atomic(out / RECIPE, recipe.model_copy(update={"lora": None}).to_yaml())  # last: now it is a run
-    return out
 
 
 def _is_private(path: Path) -> bool:

@@ -24,6 +24,7 @@ from unpad.run import checkpoint, upgrade
 from unpad.run.base import KEY
 from unpad.run.checkpoint import put_weights
 from unpad.run.folder import CHECKPOINTS, COMMAND, MADE_BY, OF_RUN, RECIPE, RUN_ID, STATE, read_command, run_recipe
+from unpad.run.quantized import read_quantized, refuse_training
 from unpad.run.report.history import read_log
 from unpad.storage.reading import Count, known_fields, misfit
 from unpad.training.auto_size import with_size
@@ -334,6 +335,7 @@ def resumed_recipe(recipe: str | None, overrides: Sequence[str], folder: Path) -
     """
     command = read_command(folder)
     if made_by := command.get(MADE_BY):
+        refuse_training(read_quantized(checkpoint.newest_weights(folder)[1], folder), folder)
         fix = f"start a new run from its weights: train.init_from={folder}"
         raise ResumeError(f'"{made_by}" made this run, which has no training to continue', where=str(folder), fix=fix)
     saved = resolved(run_recipe(folder))

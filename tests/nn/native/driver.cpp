@@ -43,6 +43,8 @@ void put(uint16_t& to, double x) { to = to_bf16(x); }
 void put(float& to, double x) { to = (float)x; }
 void put(double& to, double x) { to = x; }
 void put(int32_t& to, double x) { to = (int32_t)x; }
+void put(uint32_t& to, double x) { to = (uint32_t)x; }
+void put(uint8_t& to, double x) { to = (uint8_t)x; }
 void put(int64_t& to, double x) { to = (int64_t)x; }
 double get(uint16_t x) { return from_bf16(x); }
 double get(float x) { return x; }
@@ -351,6 +353,67 @@ void check_rowwise_linear() {
     comparison.report(T::bound);
 }
 
+/* Quantized weights have no type of activations: what they give is compared with sums in double. */
+void check_int8_linear() {
+    Comparison comparison{"int8_linear"};
+    for (int64_t rows : {1, 2, 3, 5, 7, 31})
+        for (int64_t in : {1, 4, 7, 64, 300})
+            for (int64_t out : {1, 16, 17, 100}) {
+                const int64_t fours = (in + 3) / 4, blocks = (out + 15) / 16;
+                Array<float> x = random_array<float>(rows * in, 1), scales = random_array<float>(out, 2), y(rows * out);
+                const auto number = [](int64_t o, int64_t i) { return std::round(127 * noise(4, 1000 * o + i)); };
+                Array<uint8_t> weight(blocks * fours * 64, [&](int64_t at) {
+                    const int64_t i = at / 64 % fours * 4 + at % 4, o = at / (64 * fours) * 16 + at / 4 % 16;
+                    return i < in && o < out ? number(o, i) + 128 : 128;
+                });
+                kernels->int8_linear(rows, in, out, num_threads, x.data(), weight.data(), scales.data(), y.data());
+                Numbers expected;
+                for (int64_t row = 0; row < rows; ++row) {
+                    float largest = 0;
+                    for (int64_t i = 0; i < in; ++i) largest = std::fmax(largest, std::fabs(x.data()[row * in + i]));
+                    const float scale = largest / 127, inverse = scale > 0 ? 1 / scale : 0;
+                    for (int64_t o = 0; o < out; ++o) {
+                        double sum = 0;
+                        for (int64_t i = 0; i < in; ++i)
+                            sum += std::nearbyint(x.data()[row * in + i] * inverse) * number(o, i);
+                        expected.push_back((float)sum * (scale * scales.data()[o]));
+                    }
+                }
+                comparison.add({y.numbers()}, {expected});
+            }
+    comparison.report(std::numeric_limits<double>::min());
+}
+
+void check_int4_linear() {
+    Comparison comparison{"int4_linear"};
+    for (int64_t rows : {1, 2, 3, 5, 7, 31})
+        for (int64_t in : {32, 96, 320})
+            for (int64_t out : {1, 16, 17, 100, 200}) {
+                const int64_t blocks = (out + 15) / 16;
+                Array<float> x = random_array<float>(rows * in, 1), y(rows * out);
+                Array<float> scales = random_array<float>(blocks * in / 32 * 16, 2);
+                const auto number = [](int64_t o, int64_t i) { return (o * 7 + i * 5 + i / 16) % 16; };
+                Array<uint32_t> weight(blocks * in / 8 * 16, [&](int64_t at) {
+                    uint32_t word = 0;
+                    for (int64_t place = 0; place < 8; ++place)
+                        word |= (uint32_t)number(at / (2 * in) * 16 + at % 16, at / 16 % (in / 8) * 8 + place) << 4 * place;
+                    return (double)word;
+                });
+                kernels->int4_linear(rows, in, out, num_threads, x.data(), weight.data(), scales.data(), y.data());
+                Numbers expected;
+                for (int64_t row = 0; row < rows; ++row)
+                    for (int64_t o = 0; o < out; ++o) {
+                        double sum = 0;
+                        for (int64_t i = 0; i < in; ++i)
+                            sum += x.data()[row * in + i] * (double)(number(o, i) - 8) *
+                                   scales.data()[(o / 16 * (in / 32) + i / 32) * 16 + o % 16];
+                        expected.push_back(sum);
+                    }
+                comparison.add({y.numbers()}, {expected});
+            }
+    comparison.report(1e-5);
+}
+
 struct NormCase {
     int64_t tokens, width;
     bool centred, delta, bias, grad_sum;
@@ -473,6 +536,8 @@ void check_all() {
     check_attention<T>();
     check_decode<T>();
     check_rowwise_linear<T>();
+    check_int8_linear();
+    check_int4_linear();
     check_add_norm<T>();
     check_activation<T>();
     check_cross_entropy<T>();

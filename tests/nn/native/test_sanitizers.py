@@ -34,4 +34,4 @@ def test_no_kernel_leaves_its_arrays(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
     kinds = run.stdout.splitlines()
     assert f"{library.target()}, float" in kinds
-    assert run.stdout.count("ok ") == 8 * sum(line.endswith(("float", "bf16")) for line in run.stdout.splitlines())
+    assert run.stdout.count("ok ") == 10 * sum(line.endswith(("float", "bf16")) for line in run.stdout.splitlines())

@@ -286,6 +286,11 @@ class VisionLanguage(Generates, PrunesTokens):
         reading = self._read(batch)
         return self.decoder.token_nll(reading.batch, self._pruning(reading))
 
+    def target_hidden(self, batch: RaggedBatch) -> Tensor:
+        """Hidden states from which the targets of the batch are predicted, (num_targets, language width)."""
+        reading = self._read(batch)
+        return self.decoder.target_hidden(reading.batch, self._pruning(reading))
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token, (num, width) -> (num, vocab_size), fp32 or wider."""
         return self.decoder.logits(hidden)

@@ -5,14 +5,16 @@
 #include "decode.h"
 #include "gradient_sum.h"
 #include "norm.h"
+#include "quantized_linear.h"
 #include "rowwise_linear.h"
 
 namespace unpad {
 namespace {
 
 constexpr unpad_kernels table = {
-    attention_forward, attention_backward, piece_attention,     decode_attention, rowwise_linear, add_norm_forward,
-    add_norm_backward, activation_forward, activation_backward, cross_entropy,    add_rounded,
+    attention_forward, attention_backward, piece_attention,    decode_attention,    rowwise_linear, int8_linear,
+    int4_linear,       add_norm_forward,   add_norm_backward,  activation_forward,  activation_backward,
+    cross_entropy,     add_rounded,
 };
 
 }  // namespace

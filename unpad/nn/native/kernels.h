@@ -19,7 +19,7 @@ extern "C" {
 enum { UNPAD_BF16 = 0, UNPAD_DOUBLE = 1, UNPAD_FP32 = 2 };
 
 /* Raised with every change of an interface below, so that a library compiled from another one is not called. */
-#define UNPAD_INTERFACE 10
+#define UNPAD_INTERFACE 11
 int unpad_interface(void);
 
 /* Attention within each sequence of a flat run (attention.h). */
@@ -95,6 +95,20 @@ struct unpad_kernels {
     void (*rowwise_linear)(
         int dtype, int64_t num_rows, int64_t in, int64_t out, int num_threads, const void* x, const void* weight,
         const void* bias, void* y);
+
+    /* y = x weight^T for weights of 8 bits (quantized_linear.h): x (num_rows, in), weight (blocks of 16 outputs, in / 4
+     * rounded up, 16, 4) plus 128, scales (out), y (num_rows, out). Rows of x are rounded to whole numbers from -127 to
+     * 127 in units of their largest / 127; sums are exact. in is 65,536 at most. */
+    void (*int8_linear)(
+        int64_t num_rows, int64_t in, int64_t out, int num_threads, const float* x, const uint8_t* weight,
+        const float* scales, float* y);
+
+    /* The same for 4 bits: weight (blocks of 16 outputs, in / 8, 16), in each the numbers plus 8 of 8 inputs, the first
+     * in the lowest bits; scales (blocks, in / 32, 16). in is a multiple of 32. A row's result depends neither on the
+     * other rows nor on their number. */
+    void (*int4_linear)(
+        int64_t num_rows, int64_t in, int64_t out, int num_threads, const float* x, const uint32_t* weight,
+        const float* scales, float* y);
 
     /* sum = residual + dropout(delta); y = normalise(sum) * weight + bias. residual and sum (total_tokens, width)
      * wide; delta (total_tokens, width) or NULL for nothing to add, and then sum is not written; weight, bias

@@ -23,7 +23,7 @@ from unpad.errors import RecipeError
 from unpad.nn.scope import Scope
 
 SWITCH = "UNPAD_NATIVE"
-INTERFACE = 10  # UNPAD_INTERFACE of kernels.h
+INTERFACE = 11  # UNPAD_INTERFACE of kernels.h
 DTYPES = {torch.bfloat16: 0, torch.float64: 1, torch.float32: 2}  # of activations, as in kernels.h
 TARGETS = {  # instruction sets, the best first, with their names in logs
     "avx512_bf16": "AVX-512 BF16",
@@ -41,8 +41,8 @@ class _Table(ctypes.Structure):
         (name, ctypes.c_void_p)
         for name in (
             "attention_forward", "attention_backward", "piece_attention", "decode_attention", "rowwise_linear",
-            "add_norm_forward", "add_norm_backward", "activation_forward", "activation_backward", "cross_entropy",
-            "add_rounded",
+            "int8_linear", "int4_linear", "add_norm_forward", "add_norm_backward", "activation_forward",
+            "activation_backward", "cross_entropy", "add_rounded",
         )
     )  # fmt: skip
 

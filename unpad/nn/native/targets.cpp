@@ -23,7 +23,9 @@ const unpad_kernels* unpad_kernels_for(const char* target) {
     if (!std::strcmp(target, "avx2")) return avx2 ? unpad_kernels_avx2() : nullptr;
     if (!std::strcmp(target, "avx512")) return avx512 ? unpad_kernels_avx512() : nullptr;
     if (!std::strcmp(target, "avx512_bf16"))
-        return avx512 && __builtin_cpu_supports("avx512bf16") ? unpad_kernels_avx512_bf16() : nullptr;
+        return avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")
+                   ? unpad_kernels_avx512_bf16()
+                   : nullptr;
 #endif
     return nullptr;
 }

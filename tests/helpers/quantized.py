@@ -1,0 +1,20 @@
+"""Models with quantized weights, made in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+from unpad.interchange.quantize import weight_kinds
+from unpad.models.contract import Model
+from unpad.nn.native.quantized import Kind
+from unpad.run.quantized import hold_quantized, packed_weights, quantized_tensors
+
+ModelType = TypeVar("ModelType", bound=Model)
+
+
+def quantized(model: ModelType, kind: Kind) -> ModelType:
+    """The model, with quantized weights as `unpad quantize` gives them to a run."""
+    tensors = quantized_tensors(model.state_dict(), weight_kinds(model, kind), kind)
+    hold_quantized(model, packed_weights(tensors, Path("in memory")))
+    return model

@@ -1,0 +1,188 @@
+"""`unpad quantize`: runs of every family with weights of 8 and 4 bits, what opens them and what refuses them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from tests.helpers.families import FAMILIES, SHORT, STEPS
+from tests.helpers.shell import Shell
+from tests.helpers.toy import run
+from unpad.errors import CheckpointError
+from unpad.evaluation.run import evaluate_run
+from unpad.inference.loaded import load
+from unpad.interchange.quantize import quantize_run
+from unpad.nn.native.quantized import Int4Weight, Int8Weight, Kind, QuantizedWeight
+from unpad.run import checkpoint
+from unpad.run.base import run_weights
+
+pytestmark = [pytest.mark.slow, pytest.mark.promise("models.quantized")]
+KINDS: tuple[Kind, ...] = ("int8", "int4")
+WIDE: dict[str, dict[str, Any]] = {  # models with layers of 32 inputs and more
+    "conversations": {"width": 64, "hidden": 96}, "pairs": {"width": 64, "hidden": 96},
+    "images": {"width": 32, "hidden": 64}, "patients": {"width": 32, "hidden": 64},
+    "questions": {"vision": {"patch": 8, "width": 32, "blocks": 1, "heads": 2, "hidden": 64, "feature_layer": -1}},
+    "cnn": {"kind": "cnn", "patch": 32},
+}  # fmt: skip
+
+
+class Runs:
+    """Trained runs by family, each made when it is asked for first."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def __call__(self, family: str) -> Path:
+        """The run of a family of `WIDE`."""
+        folder = self.root / family
+        if not (folder / "run").exists():
+            make = FAMILIES["images" if family == "cnn" else family]
+            model = WIDE[family]
+            if family == "cnn":
+                recipe = make(folder, **{**SHORT, "model": None, "images": {"size": "square", "square": 32}})
+                recipe = with_model(recipe, model)
+            else:
+                recipe = make(folder, **{**SHORT, "model": model})
+            run(recipe, folder / "run", *([] if family == "pairs" else [f"train.max_steps={STEPS}"]))
+        return folder / "run"
+
+
+def with_model(recipe: Path, model: dict[str, Any]) -> Path:
+    values = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    recipe.write_text(json.dumps({**values, "model": model}), encoding="utf-8")
+    return recipe
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", WIDE)
+def test_every_family_is_quantized_and_evaluated(
+    family: str, kind: Kind, trained: Runs, tmp_path: Path, unpad: Shell
+) -> None:
+    original = trained(family)
+    done = unpad("quantize", original, "--out", "shrunk", "--weights", kind)
+    assert done.code == 0, done.err
+    weights = dict(load("shrunk").model.named_parameters())
+    held = {type(weight) for weight in weights.values()} & {Int8Weight, Int4Weight}
+    assert held == ({Int4Weight, Int8Weight} if kind == "int4" and family != "cnn" else {Int8Weight})
+    before, after = run_weights(original)[0], run_weights(Path("shrunk"))[0]
+    assert before.keys() == after.keys()
+    for name, weight in weights.items():
+        assert torch.equal(weight + 0, after[name])
+        if isinstance(weight, QuantizedWeight):
+            assert float((after[name] - before[name]).norm() / before[name].norm()) < (0.02 if kind == "int8" else 0.2)
+        else:
+            assert torch.equal(after[name], before[name]), name
+    metrics, _ = evaluate_run("shrunk")
+    assert metrics["divergence"].value < 0.05
+    assert metrics["likeliest_kept"].value > 0.8
+    if "perplexity" in metrics:
+        expected = evaluate_run(str(original))[0]["perplexity"].value
+        assert metrics["original_perplexity"].value == pytest.approx(expected, rel=1e-6)
+        assert abs(metrics["perplexity"].value / metrics["original_perplexity"].value - 1) < 0.1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_quantized_run_is_used_and_trained_no_further(kind: Kind, trained: Runs, unpad: Shell) -> None:
+    original = trained("conversations")
+    quantize_run(str(original), Path("runs/shrunk"), kind)
+    assert unpad("generate", "shrunk", "--prompt", "你好").code == 0
+    assert unpad("chat", "shrunk", stdin="你好\n").code == 0
+    assert unpad("eval", "shrunk", "--json").code == 0
+    assert unpad("prove", "shrunk").code == 0
+    assert unpad("report", "shrunk").code == 0
+    assert "quantize" in unpad("runs").out
+    there = f"train.init_from={original.resolve()}"
+    for words, code in (
+        (["train", original.parent / "toy.yaml", "train.init_from=runs/shrunk", "--out", "x"], 2),
+        (["train", original.parent / "toy.yaml", "train.init_from=runs/shrunk", "lora.r=2", "--out", "y"], 2),
+        (["train", "--resume", "shrunk"], 2),
+    ):
+        refused = unpad(*words)
+        assert (refused.code, there in refused.err) == (code, True), (words, refused.err)
+    twice = unpad("quantize", "shrunk", "--out", "z")
+    assert (twice.code, f"unpad quantize {original.resolve()}" in twice.err) == (2, True)
+    assert unpad("quantize", original, "--out", "runs/shrunk").code == 2
+    assert unpad("quantize", original, "--out", "z", "--weights", "int2").code == 2
+
+
+def test_new_pairs_are_measured_with_quantized_weights(trained: Runs, tmp_path: Path, unpad: Shell) -> None:
+    original = trained("pairs")
+    quantize_run(str(original), Path("shrunk"), "int8")
+    rows = (original.parent / "pairs.jsonl").read_text(encoding="utf-8").splitlines()[:8]
+    Path("new.jsonl").write_text("\n".join(rows).replace("、", ";"), encoding="utf-8")
+    done = unpad("eval", "shrunk", "--data", "new.jsonl")
+    assert (done.code, "accuracy" in done.out) == (0, True), done.err
+
+
+def test_without_the_original_as_it_was_the_loss_is_not_told(trained: Runs, tmp_path: Path, unpad: Shell) -> None:
+    shutil.copytree(trained("images"), "mine")
+    quantize_run("mine", Path("shrunk"), "int8")
+    state = checkpoint.load(Path("mine/checkpoints/best"))
+    state.tensors["model.head.weight"] += 1
+    checkpoint.save_named(Path("mine/checkpoints"), "best", state)
+    metrics, lines = evaluate_run("shrunk")
+    assert ("divergence" in metrics, "have changed" in lines[-1]) == (False, True)
+    shutil.rmtree("mine")
+    assert evaluate_run("shrunk")[1][-1].endswith("mine is gone")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_scale_or_number_is_refused_by_name(kind: Kind, trained: Runs, tmp_path: Path) -> None:
+    folder = tmp_path / "shrunk"
+    quantize_run(str(trained("images")), folder, kind)
+    state = checkpoint.load(folder / "checkpoints/best")
+    scale = next(name for name in state.tensors if name.endswith(".scale") and "blocks" in name)
+    numbers = scale.removesuffix("scale") + kind
+
+    def refused(name: str, value: torch.Tensor | None) -> str:
+        tensors = {key: tensor for key, tensor in state.tensors.items() if key != name}
+        changed = checkpoint.State(state.step, tensors | ({} if value is None else {name: value}), state.values)
+        checkpoint.save_named(folder / "checkpoints", "best", changed)
+        with pytest.raises(CheckpointError) as caught:
+            load(folder)
+        return caught.value.what
+
+    was = state.tensors[scale]
+    shown = scale.removeprefix("model.")
+    assert refused(scale, None) == f"{shown} is missing"
+    assert refused(scale, was[:-1]).startswith(f"{shown} is {was.dtype} of shape")
+    assert refused(scale, was.double()).startswith(f"{shown} is torch.float64")
+    if kind == "int8":
+        assert refused(scale, -was) == f"{shown} holds negative values"
+        assert "holds numbers below -127" in refused(numbers, torch.full_like(state.tensors[numbers], -128))
+    assert numbers.removeprefix("model.") in refused(numbers, state.tensors[numbers].float())
+    with pytest.MonkeyPatch.context() as patch:  # a file that this program does not write
+        patch.setattr(torch, "isfinite", lambda tensor: torch.ones_like(tensor, dtype=torch.bool))
+        checkpoint.save_named(
+            folder / "checkpoints", "best",
+            checkpoint.State(state.step, {**state.tensors, scale: was * torch.nan}, state.values),
+        )  # fmt: skip
+    with pytest.raises(CheckpointError, match="holds NaN or infinite values"):
+        load(folder)
+    for record in (None, {}, {"weights": 8, "original": "", "sha256": ""}):
+        values = {**state.values, "quantized": record}
+        checkpoint.save_named(folder / "checkpoints", "best", checkpoint.State(state.step, state.tensors, values))
+        with pytest.raises(CheckpointError, match="record of its quantized weights is damaged"):
+            load(folder)
+
+
+def test_one_flipped_bit_of_the_file_is_refused(trained: Runs, tmp_path: Path) -> None:
+    folder = tmp_path / "shrunk"
+    quantize_run(str(trained("images")), folder, "int8")
+    file = folder / "checkpoints/best/model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        load(folder)
