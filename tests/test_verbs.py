@@ -52,7 +52,7 @@ class Calls:
 # Modules that bind functions of others, and must not bind a replaced one when a verb imports them first.
 BINDING = (
     "unpad.api", "unpad.evaluation.run", "unpad.evaluation.vqa_cost", "unpad.inference.chat", "unpad.inference.images",
-    "unpad.trials.search.search",
+    "unpad.inference.bulk", "unpad.serving.served", "unpad.serving.start", "unpad.trials.search.search",
 )  # fmt: skip
 
 

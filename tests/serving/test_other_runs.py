@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tests.helpers.serving import Running, running, wait_for
+from tests.helpers.serving import Running, heard, running, wait_for
 
 if TYPE_CHECKING:
     from tests.helpers.families import Finished
@@ -293,8 +293,7 @@ def test_nothing_of_a_patient_is_written_to_a_disk_or_the_log(
     assert seen
     assert all(is_link for _, is_link in seen)
     assert list(tmp_path.iterdir()) == []
-    log = capfd.readouterr().err
-    assert "POST /v1/models/{id}:predict 200" in log
+    log = heard(capfd, "POST /v1/models/{id}:predict 200")
     assert not any(one["id"] in log for one in asked)
 
 
