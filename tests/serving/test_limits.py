@@ -52,6 +52,7 @@ def error(answer: httpx.Response, status: int, code: str | None = None) -> dict[
 # --------------------------------------------------------------------------- who may ask
 
 
+@pytest.mark.promise("serving.strangers")
 @pytest.mark.parametrize(
     ("host", "served", "is_own"),
     [
@@ -72,6 +73,7 @@ def test_a_name_that_was_rebound_to_this_address_is_refused(host: str, served: s
     assert caught.value.status == 403
 
 
+@pytest.mark.promise("serving.strangers")
 @pytest.mark.parametrize(
     ("origin", "is_own"),
     [("http://127.0.0.1:80", True), ("https://127.0.0.1:80", True), ("https://a.org", True), ("null", False),
@@ -98,6 +100,7 @@ def test_a_page_that_may_ask_is_told_so(strict: Running) -> None:
     assert "access-control-allow-origin" not in strict.get("/health").headers
 
 
+@pytest.mark.promise("serving.strangers")
 @pytest.mark.parametrize("header", [None, "Bearer wrong", f"Basic {TOKEN}", "Bearer", TOKEN, f"Bearer {TOKEN}x"])
 def test_without_a_valid_token_nothing_but_the_page_and_the_health_is_told(strict: Running, header: str | None) -> None:
     headers = {} if header is None else {"Authorization": header}
@@ -228,6 +231,7 @@ def test_what_is_not_http_gets_an_error_of_the_protocol(strict: Running) -> None
 # --------------------------------------------------------------------------- load
 
 
+@pytest.mark.promise("serving.load")
 def test_more_than_may_wait_are_told_when_to_come_back(strict: Running) -> None:
     error(strict.post(CHAT, {**ASK, "n": 4}, headers=BEARER), 400)
     with strict.held(), strict.connect(b"") as waiting:
@@ -278,6 +282,7 @@ def test_a_stream_that_takes_too_long_ends_with_an_error_event(chats: Running, m
 # --------------------------------------------------------------------------- faults
 
 
+@pytest.mark.promise("serving.load")
 @pytest.mark.parametrize(
     ("fault", "status", "code"),
     [(NonFiniteError("the model's scores are not finite", fix="use fp32"), 500, "scores_not_finite"),
@@ -340,6 +345,7 @@ def test_a_fault_in_a_route_is_500(chats: Running, monkeypatch: pytest.MonkeyPat
 # --------------------------------------------------------------------------- who leaves
 
 
+@pytest.mark.promise("serving.load")
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_its_rows_also_while_it_waits(chats: Running, stream: bool) -> None:
     made, gone = chats.metric("unpad_tokens_made_total"), f'unpad_requests_total{{route="{CHAT}",status="499"}}'
@@ -364,6 +370,7 @@ def test_a_client_that_leaves_while_its_answer_is_made_frees_its_row(chats: Runn
     assert chats.metric("unpad_tokens_made_total") - made < 16 * 30
 
 
+@pytest.mark.promise("serving.load")
 def test_a_server_that_drains_ends_open_answers_and_takes_none(finished: Finished) -> None:
     with running(finished("conversations").run, drain=0.3, name="demo") as made:
         asked = made.request(CHAT, ASK)
@@ -399,6 +406,7 @@ def test_an_open_stream_ends_whole_while_the_server_drains(finished: Finished) -
 # --------------------------------------------------------------------------- what is told of it
 
 
+@pytest.mark.promise("serving.private")
 def test_every_request_has_a_line_in_the_log_without_its_text(
     chats: Running, capfd: pytest.CaptureFixture[str]
 ) -> None:

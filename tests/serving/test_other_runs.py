@@ -56,6 +56,7 @@ def refused(answer: Any, status: int, code: str | None) -> dict[str, Any]:
 # --------------------------------------------------------------------------- images
 
 
+@pytest.mark.promise("serving.alone")
 def test_classes_are_those_of_infer_together_and_alone_bit_for_bit(images: Running, finished: Finished) -> None:
     from unpad.inference.images import classify
     from unpad.inference.loaded import load
@@ -152,6 +153,7 @@ def question(path: Path, text: str, **fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": parts}], **fields}
 
 
+@pytest.mark.promise("serving.alone")
 def test_answers_about_images_are_those_of_infer_together_and_alone(questions: Running, finished: Finished) -> None:
     from unpad.inference.images import ask
     from unpad.inference.loaded import load
@@ -184,6 +186,34 @@ def test_a_question_has_one_image_that_can_be_used(questions: Running, finished:
         refused(questions.post(chat, question(path, "什么颜色？", kept_patches=True)), 400, None)
 
 
+def test_the_patches_that_entered_each_block_are_those_that_infer_shows(finished: Finished, tmp_path: Path) -> None:
+    from tests.helpers.families import SHORT, merged
+    from tests.helpers.families import questions as recipe_of
+    from tests.helpers.questions import SMALL
+    from tests.helpers.toy import run
+    from unpad.inference.images import ask
+    from unpad.inference.loaded import load
+
+    prune = {"model": {**SMALL, "prune": {"layers": [0], "keep": 0.5}}}
+    run(recipe_of(tmp_path, **merged(dict(SHORT), prune)), tmp_path / "run", "train.max_steps=2")
+    path = pictures(finished, "questions")[2]
+    told = ask(load(tmp_path / "run"), [path], "什么颜色？", show=True)[0]
+    assert told.shown is not None
+    with running(tmp_path / "run", name="asks") as served:
+        assert served.get("/v1/models").json()["data"][0]["unpad"]["kept_patches"]
+        body = question(path, "什么颜色？", kept_patches=True)
+        answer = served.post("/v1/chat/completions", body).json()
+        last = served.events("/v1/chat/completions", body)[-1]
+    assert answer["choices"][0]["message"]["content"] == told.text
+    found = answer["unpad"]["kept_patches"]
+    assert last["unpad"]["kept_patches"] == found
+    rows, columns = found["grid"]
+    assert (rows, columns) == told.shown.grid
+    everything, kept = ([row * columns + column for row, column in block] for block in found["blocks"])
+    assert everything == list(range(rows * columns))
+    assert kept == np.flatnonzero(told.shown.stays[0]).tolist()
+
+
 # --------------------------------------------------------------------------- patients
 
 
@@ -201,6 +231,7 @@ def instances(finished: Finished, number: int = 9) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.promise("serving.alone")
 def test_predictions_are_those_of_embed_together_and_alone_number_by_number(
     patients: Running, finished: Finished, tmp_path: Path
 ) -> None:
@@ -268,6 +299,7 @@ def test_patients_are_refused_where_embed_refuses_them(patients: Running, events
     assert "secret-7" not in answer.text
 
 
+@pytest.mark.promise("serving.private")
 def test_nothing_of_a_patient_is_written_to_a_disk_or_the_log(
     patients: Running,
     finished: Finished,
