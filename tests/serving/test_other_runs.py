@@ -329,6 +329,48 @@ def test_nothing_of_a_patient_is_written_to_a_disk_or_the_log(
     assert not any(one["id"] in log for one in asked)
 
 
+def test_a_landmark_of_each_patient_is_a_column_of_the_request(finished: Finished, tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    from tests.helpers.families import SHORT, rewritten
+    from tests.helpers.families import patients as recipe_of
+    from tests.helpers.toy import run
+    from unpad.inference.embed import embed_file
+    from unpad.inference.loaded import load
+    from unpad.serving.patients import Tables, batches, computed, predictions
+    from unpad.serving.protocol import read_patients
+
+    recipe, people = recipe_of(tmp_path, **SHORT), tmp_path / "tables/people.parquet"
+    table = pq.read_table(people)
+    pq.write_table(table.append_column("seen", pa.array(np.arange(len(table)) % 3 * -100)), people)
+    labels = {"path": "people.parquet", "label": "status", "event": None, "duration": None, "horizon": None}
+    rewritten(recipe, {"events": {"landmark": "seen", "labels": labels}})
+    run(recipe, tmp_path / "run", "train.max_steps=2")
+    loaded = load(tmp_path / "run")
+    tables = Tables.of(loaded)
+    assert tables.columns == ["id", "days", "test", "value", "age", "seen"]
+    rows = pq.read_table(tmp_path / "tables/tests.parquet").to_pylist()
+    asked = [
+        {
+            "id": one["id"],
+            "events": [{"age": one["age"], "seen": one["seen"]}]
+            + [{key: row[key] for key in ("days", "test", "value")} for row in rows if row["id"] == one["id"]],
+        }
+        for one in pq.read_table(people).to_pylist()[:6]
+    ]
+    instances = read_patients({"instances": asked}).instances
+    tables.check(instances)
+    data = tables.read(instances)
+    made = batches(loaded, data)
+    found = computed(loaded, "predict", [batch for _, batch in made])
+    told = predictions(loaded, data, instances, [(places, one) for (places, _), one in zip(made, found, strict=True)])
+    embed_file(loaded, tmp_path / "tables", "patient", tmp_path / "out.parquet")
+    wanted = {row["id"]: row for row in pq.read_table(tmp_path / "out.parquet").to_pylist()}
+    for one in told:
+        assert {name: wanted[one["id"]][name] for name in one} == one
+    assert sum(one["after_landmark"] for one in told) > 0
+
+
 def test_models_say_the_columns_of_patients(patients: Running) -> None:
     facts = patients.get("/v1/models/events").json()["unpad"]
     assert facts == {"kind": "patients", "columns": ["id", "days", "test", "value", "age"]}
