@@ -19,7 +19,7 @@ MOST = {
     "code lines": 56_900,  # checks of the doctor, rows of trainers, a server, quantized weights
     "files": 434,
     "doubled class names": 1,
-    "modules from training/loop.py": 126,
+    "modules from training/loop.py": 127,
     "family names outside of families": 0,
     "imports between test files": 0,
     "files in the largest folder": 23,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from unpad.serving.limits import Limits
 from unpad.serving.server import Listening, Server, address_of, bound, run
@@ -113,6 +114,19 @@ def wait_for(condition: Callable[[], Any]) -> None:
     while not condition():
         assert time.monotonic() < until, "what must come did not"
         time.sleep(0.01)
+
+
+def heard(capture: pytest.CaptureFixture[str], said: str) -> str:
+    """What a server logged until a line that it writes after an answer."""
+    log = ""
+
+    def has_come() -> bool:
+        nonlocal log
+        log += capture.readouterr().err
+        return said in log
+
+    wait_for(has_come)
+    return log
 
 
 @contextmanager

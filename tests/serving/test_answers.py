@@ -47,6 +47,7 @@ def said_by_chat(run: LoadedRun, turns: list[str], **settings: Any) -> str:
 # --------------------------------------------------------------------------- equal to the commands, and to alone
 
 
+@pytest.mark.promise("serving.commands")
 @pytest.mark.parametrize(("text", "seed"), ASKS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_an_answer_is_that_of_chat_with_the_same_settings_and_seed(
@@ -64,6 +65,7 @@ def test_a_conversation_goes_on_as_in_chat(chats: Running, run: LoadedRun) -> No
     assert chats.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"] == second
 
 
+@pytest.mark.promise("serving.commands")
 def test_completions_are_those_of_generate(chats: Running, run: LoadedRun) -> None:
     texts = [text for text, _ in ASKS]
     told = run.generate(texts, temperature=1.0, seed=5, max_new_tokens=12)
@@ -100,6 +102,7 @@ def one(client: OpenAI, number: int, streamed: bool) -> tuple[str, list[tuple[st
     return said, scores
 
 
+@pytest.mark.promise("serving.alone")
 def test_many_at_once_equal_each_alone_text_and_scores_streamed_or_not(client: OpenAI) -> None:
     numbers = range(12)
     alone = [one(client, number, streamed=False) for number in numbers]

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tests.helpers.serving import Running, running, wait_for
+from tests.helpers.serving import Running, heard, running, wait_for
 
 if TYPE_CHECKING:
     from tests.helpers.families import Finished
@@ -56,6 +56,7 @@ def refused(answer: Any, status: int, code: str | None) -> dict[str, Any]:
 # --------------------------------------------------------------------------- images
 
 
+@pytest.mark.promise("serving.alone")
 def test_classes_are_those_of_infer_together_and_alone_bit_for_bit(images: Running, finished: Finished) -> None:
     from unpad.inference.images import classify
     from unpad.inference.loaded import load
@@ -152,6 +153,7 @@ def question(path: Path, text: str, **fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": parts}], **fields}
 
 
+@pytest.mark.promise("serving.alone")
 def test_answers_about_images_are_those_of_infer_together_and_alone(questions: Running, finished: Finished) -> None:
     from unpad.inference.images import ask
     from unpad.inference.loaded import load
@@ -184,6 +186,34 @@ def test_a_question_has_one_image_that_can_be_used(questions: Running, finished:
         refused(questions.post(chat, question(path, "什么颜色？", kept_patches=True)), 400, None)
 
 
+def test_the_patches_that_entered_each_block_are_those_that_infer_shows(finished: Finished, tmp_path: Path) -> None:
+    from tests.helpers.families import SHORT, merged
+    from tests.helpers.families import questions as recipe_of
+    from tests.helpers.questions import SMALL
+    from tests.helpers.toy import run
+    from unpad.inference.images import ask
+    from unpad.inference.loaded import load
+
+    prune = {"model": {**SMALL, "prune": {"layers": [0], "keep": 0.5}}}
+    run(recipe_of(tmp_path, **merged(dict(SHORT), prune)), tmp_path / "run", "train.max_steps=2")
+    path = pictures(finished, "questions")[2]
+    told = ask(load(tmp_path / "run"), [path], "什么颜色？", show=True)[0]
+    assert told.shown is not None
+    with running(tmp_path / "run", name="asks") as served:
+        assert served.get("/v1/models").json()["data"][0]["unpad"]["kept_patches"]
+        body = question(path, "什么颜色？", kept_patches=True)
+        answer = served.post("/v1/chat/completions", body).json()
+        last = served.events("/v1/chat/completions", body)[-1]
+    assert answer["choices"][0]["message"]["content"] == told.text
+    found = answer["unpad"]["kept_patches"]
+    assert last["unpad"]["kept_patches"] == found
+    rows, columns = found["grid"]
+    assert (rows, columns) == told.shown.grid
+    everything, kept = ([row * columns + column for row, column in block] for block in found["blocks"])
+    assert everything == list(range(rows * columns))
+    assert kept == np.flatnonzero(told.shown.stays[0]).tolist()
+
+
 # --------------------------------------------------------------------------- patients
 
 
@@ -201,6 +231,7 @@ def instances(finished: Finished, number: int = 9) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.promise("serving.alone")
 def test_predictions_are_those_of_embed_together_and_alone_number_by_number(
     patients: Running, finished: Finished, tmp_path: Path
 ) -> None:
@@ -268,6 +299,7 @@ def test_patients_are_refused_where_embed_refuses_them(patients: Running, events
     assert "secret-7" not in answer.text
 
 
+@pytest.mark.promise("serving.private")
 def test_nothing_of_a_patient_is_written_to_a_disk_or_the_log(
     patients: Running,
     finished: Finished,
@@ -293,9 +325,50 @@ def test_nothing_of_a_patient_is_written_to_a_disk_or_the_log(
     assert seen
     assert all(is_link for _, is_link in seen)
     assert list(tmp_path.iterdir()) == []
-    log = capfd.readouterr().err
-    assert "POST /v1/models/{id}:predict 200" in log
+    log = heard(capfd, "POST /v1/models/{id}:predict 200")
     assert not any(one["id"] in log for one in asked)
+
+
+def test_a_landmark_of_each_patient_is_a_column_of_the_request(finished: Finished, tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    from tests.helpers.families import SHORT, rewritten
+    from tests.helpers.families import patients as recipe_of
+    from tests.helpers.toy import run
+    from unpad.inference.embed import embed_file
+    from unpad.inference.loaded import load
+    from unpad.serving.patients import Tables, batches, computed, predictions
+    from unpad.serving.protocol import read_patients
+
+    recipe, people = recipe_of(tmp_path, **SHORT), tmp_path / "tables/people.parquet"
+    table = pq.read_table(people)
+    pq.write_table(table.append_column("seen", pa.array(np.arange(len(table)) % 3 * -100)), people)
+    labels = {"path": "people.parquet", "label": "status", "event": None, "duration": None, "horizon": None}
+    rewritten(recipe, {"events": {"landmark": "seen", "labels": labels}})
+    run(recipe, tmp_path / "run", "train.max_steps=2")
+    loaded = load(tmp_path / "run")
+    tables = Tables.of(loaded)
+    assert tables.columns == ["id", "days", "test", "value", "age", "seen"]
+    rows = pq.read_table(tmp_path / "tables/tests.parquet").to_pylist()
+    asked = [
+        {
+            "id": one["id"],
+            "events": [{"age": one["age"], "seen": one["seen"]}]
+            + [{key: row[key] for key in ("days", "test", "value")} for row in rows if row["id"] == one["id"]],
+        }
+        for one in pq.read_table(people).to_pylist()[:6]
+    ]
+    instances = read_patients({"instances": asked}).instances
+    tables.check(instances)
+    data = tables.read(instances)
+    made = batches(loaded, data)
+    found = computed(loaded, "predict", [batch for _, batch in made])
+    told = predictions(loaded, data, instances, [(places, one) for (places, _), one in zip(made, found, strict=True)])
+    embed_file(loaded, tmp_path / "tables", "patient", tmp_path / "out.parquet")
+    wanted = {row["id"]: row for row in pq.read_table(tmp_path / "out.parquet").to_pylist()}
+    for one in told:
+        assert {name: wanted[one["id"]][name] for name in one} == one
+    assert sum(one["after_landmark"] for one in told) > 0
 
 
 def test_models_say_the_columns_of_patients(patients: Running) -> None:

@@ -97,6 +97,7 @@ NEUTRAL = {
 }  # fmt: skip
 
 
+@pytest.mark.promise("serving.bodies")
 def test_neutral_values_and_null_change_nothing() -> None:
     assert chat(**NEUTRAL) == chat()
     assert text(**NEUTRAL) == text()
@@ -239,6 +240,7 @@ def outcome(body: bytes, read: Any) -> ChatAsk | CompletionAsk | RequestError:
         return error
 
 
+@pytest.mark.promise("serving.bodies")
 @given(BODIES)
 @settings(deadline=None, max_examples=150)
 def test_any_body_is_a_checked_ask_or_an_error_of_the_protocol(body: bytes) -> None:
