@@ -912,7 +912,7 @@ def other_attention(trainer: Trainer) -> None:
 
 
 def other_layer(trainer: Trainer) -> None:
-    trainer.model.model.layers[1].mlp = copy.deepcopy(trainer.model.model.layers[1].mlp)
+    trainer.model.model.layers[0].mlp = copy.deepcopy(trainer.model.model.layers[0].mlp)
 
 
 def adapted(trainer: Trainer) -> None:

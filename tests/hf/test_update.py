@@ -67,25 +67,32 @@ def plant(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(Examples, "_read", read)
 
 
-@pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.parametrize("kind", ["collator", "sft"])
-def test_a_fault_of_the_examples_is_found_by_attach_and_after_it(
-    kind: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def make() -> Trainer:
-        if kind == "sft":
-            return make_trainer("sft", make_model("llama"), tmp_path, train_dataset=data(ROWS))
-        return plain(tmp_path, alone(SEQUENCES), masking)
+def trainer_of(kind: str, folder: Path) -> Trainer:
+    if kind == "sft":
+        return make_trainer("sft", make_model("llama"), folder, train_dataset=data(ROWS))
+    return plain(folder, alone(SEQUENCES), masking)
 
-    trainer = make()
+
+@pytest.fixture(scope="module", params=["collator", "sft"])
+def proved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Trainer]:
+    """A trainer of a kind with our batches, which are right."""
+    trainer = trainer_of(request.param, tmp_path_factory.mktemp("proved"))
     attach(trainer, tokens_per_micro=64)
     assert prove_trainer(trainer).passed
+    return request.param, trainer
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_of_the_examples_is_found_by_attach_and_after_it(
+    proved: tuple[str, Trainer], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, trainer = proved
     plant(monkeypatch, name)
     assert trainer.attachment is not None
     trainer.attachment.examples.clear()
     assert prove_trainer(trainer).passed is False
     with pytest.raises(UnpadError, match="the update on flat batches is not that of its sequences"):
-        attach(make(), tokens_per_micro=64)
+        attach(trainer_of(kind, tmp_path), tokens_per_micro=64)
 
 
 def test_a_head_that_scales_the_loss_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
