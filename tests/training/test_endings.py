@@ -102,7 +102,7 @@ def test_the_command_passes_ctrl_c_on_and_shows_one_error_of_three_lines(
 
         threading.Thread(target=once_it_trains, daemon=True).start()
 
-    forever = [f"stages.{name}.train.max_epochs=100000" for name in ("pretrain", "tune")]
+    forever = [f"stages.{name}.train.max_epochs=1000" for name in ("pretrain", "tune")]
     ended = run_command(train(folder, "--processes", "2", *forever), 1, tmp_path / "outputs", interrupt)
     said = "Interrupted: stopped by Ctrl-C; everything up to here is saved"
     error = f"{said}\n  at: {folder}\n  do: continue with {resume_run(folder)}\n"

@@ -265,8 +265,8 @@ def test_a_second_ctrl_c_does_not_wait_for_the_step(tmp_path: Path) -> None:
 def test_the_command_itself_saves_on_ctrl_c(tmp_path: Path) -> None:
     recipe = two_stages(tmp_path)
     folder = tmp_path / "run"
-    command = [sys.executable, "-m", "unpad", "train", str(recipe), "train.max_steps=100000", "--out", str(folder)]
-    stages = [f"stages.{name}.train.max_epochs=100000" for name in ("pretrain", "tune")]
+    command = [sys.executable, "-m", "unpad", "train", str(recipe), "--out", str(folder)]
+    stages = [f"stages.{name}.train.max_epochs=1000" for name in ("pretrain", "tune")]
     with subprocess.Popen([*command, *stages], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         try:
             while not ((folder / "metrics.jsonl").is_file() and (folder / "metrics.jsonl").stat().st_size):
