@@ -28,7 +28,7 @@ def make(folder: Path, model_type: str) -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     torch.manual_seed(0)
-    module.make(folder, model_type, conversations=60)
+    module.make(folder, model_type, conversations=30)
 
 
 def run(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
