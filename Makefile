@@ -13,14 +13,16 @@
 # TORCH_INDEX=URL passes an index for torch to pip; SYSTEM_TORCH=1 uses the torch that is installed already.
 PYTHON ?= python3
 VENV = .venv
-PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
+# Modules are compiled when they are first imported, and kept then whatever the environment says: pip would compile the 17,000 of all
+# packages one after the other, which takes most of a minute, and tests start hundreds of processes.
+PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile
+export PYTHONDONTWRITEBYTECODE =
 TORCH_INDEX ?=
 SYSTEM_TORCH ?=
 RUN = runs/demo
 
-# Threads that wait asleep: the few tests with two threads share their cores with other tests. Compiled modules are kept, also where the
-# environment says otherwise: tests start hundreds of processes.
-PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python -m pytest -n auto --dist worksteal
+# Threads that wait asleep: the few tests with two threads share their cores with other tests.
+PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python -m pytest -n auto --dist worksteal
 
 .PHONY: demo test quick wheel readme census processes fuzz crash kill llama lint size clean
 demo: $(VENV)/.installed
