@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 # A micro-batch of 256 tokens gives both processes work, and equal bits need equal numbers of threads.
-FIELDS = ["train.max_steps=12", "plan.tokens_per_micro=256", "train.threads=1"]
+FIELDS = ["train.max_steps=4", "plan.tokens_per_micro=256", "train.threads=1"]
 
 
 def train(out: Path, processes: int) -> dict[str, str]:
