@@ -16,7 +16,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,8 +70,20 @@ def _commands(page: str, first: int, lines: list[str]) -> Iterator[Shown]:
         yield Shown(page, first + start, lines[start][2:], tuple(lines[start + 1 : stop]))
 
 
-def run(block: list[Shown]) -> Iterator[tuple[Shown, str]]:
-    """Each command of a block but `cat`, with what it printed, in a folder of their own."""
+def start(words: list[str], folder: str) -> str:
+    """What a command prints in a folder, as a process of its own."""
+    if words[0] == "unpad":
+        words = [sys.executable, "-m", *words]
+    done = subprocess.run(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    return done.stdout.decode("utf-8")
+
+
+def run(block: list[Shown], command: Callable[[list[str], str], str] = start) -> Iterator[tuple[Shown, str]]:
+    """Each command of a block but `cat`, with what it printed, in a folder of their own.
+
+    Args:
+        command: runs a command, as `start` does.
+    """
     with tempfile.TemporaryDirectory() as folder:
         for shown in block:
             words = shlex.split(shown.command)
@@ -80,14 +92,11 @@ def run(block: list[Shown]) -> Iterator[tuple[Shown, str]]:
                 continue
             if words == ["make", "demo"]:
                 words = ["make", "--silent", "--no-print-directory", "-C", str(ROOT), "demo", f"RUN={folder}/demo"]
-            elif words[0] == "unpad":
-                words = [sys.executable, "-m", "unpad", *words[1:]]
             elif words[0] == "python" and words[1].startswith("examples/"):
                 words = [sys.executable, str(ROOT / words[1]), *words[2:]]
-            else:
+            elif words[0] != "unpad":
                 raise ValueError(f"{shown.page}:{shown.line}: only unpad, cat, make demo and examples can be run")
-            done = subprocess.run(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
-            yield shown, done.stdout.decode("utf-8")
+            yield shown, command(words, folder)
 
 
 def drift(shown: Shown, printed: str) -> str | None:

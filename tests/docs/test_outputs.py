@@ -18,7 +18,8 @@ import torch
 import typer.main
 from rich.console import Console
 
-import unpad
+from tests.helpers.shell import Shell
+from unpad import api
 from unpad.cli import app
 from unpad.doctor.examine import Examination, Tried
 from unpad.doctor.trials.layers import Layers
@@ -62,9 +63,18 @@ def beginning(line: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", QUICK, ids=name)
-def test_a_command_prints_what_its_page_shows(block: list[Any], native_lines: None) -> None:
+def test_a_command_prints_what_its_page_shows(
+    block: list[Any], native_lines: None, unpad: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`make readme` runs the others, which train."""
-    for shown, printed in OUTPUTS["run"](block):
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def within(words: list[str], folder: str) -> str:
+        monkeypatch.chdir(folder)
+        done = unpad(*words[1:])
+        return done.out + done.err
+
+    for shown, printed in OUTPUTS["run"](block, within):
         assert OUTPUTS["drift"](shown, printed) is None, printed
 
 
@@ -134,8 +144,8 @@ def test_an_example_on_a_recipe_prints_its_lines(
     block: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After a few steps; `make readme` lets it learn as much as its page shows."""
-    train = unpad.train
-    monkeypatch.setattr(unpad, "train", lambda *fields, **options: train(*fields, *FEW_STEPS, **options))
+    train = api.train
+    monkeypatch.setattr("unpad.train", lambda *fields, **options: train(*fields, *FEW_STEPS, **options))
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(example_of(block)), run_name="__main__")
     assert list(map(beginning, capsys.readouterr().out.splitlines())) == list(map(beginning, block[0].expected))
