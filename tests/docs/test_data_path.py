@@ -31,6 +31,7 @@ PROGRAM = """
 import json, sys, threading
 from itertools import islice
 from pathlib import Path
+import torch.utils.tensorboard, typer  # before calls are watched
 import unpad
 
 package, stacks, callers = str(Path(unpad.__file__).parent) + "/", {}, {}

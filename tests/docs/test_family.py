@@ -37,7 +37,7 @@ def blocks() -> tuple[str, dict[str, str]]:
 def build(folder: Path) -> int:
     """Copy the package and add the section's files and its field to the copy; return the number of files."""
     field, files = blocks()
-    shutil.copytree(ROOT / "unpad", folder / "unpad", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "unpad", folder / "unpad")  # with what is compiled
     recipe = folder / "unpad/recipes/data.py"
     recipe.write_text(recipe.read_text("utf-8").replace("    root: UserPath", f"{field}    root: UserPath", 1), "utf-8")
     for name, body in files.items():
@@ -91,7 +91,7 @@ def test_the_family_of_the_example_needs_six_files_and_one_field_and_works_with_
     shown = show(
         tmp_path,
         "data check series.jsonl --kind series", f"plan series {data}", f"prove series {data}",
-        f"doctor series {data} --seconds 5", f"train series {data} --out run", "eval run", "report run",
+        f"doctor series {data} --seconds 2", f"train series {data} --out run", "eval run", "report run",
     )  # fmt: skip
     assert "Error:" not in shown
     assert shown.count("unpad eval run") == 1, "the commands after training name each verb once"
