@@ -20,7 +20,7 @@ EPOCHS = 8
 def draw(num: int, seed: int) -> tuple[list[list[int]], list[list[bool]]]:
     """Rows such as 3 1 4 = 1 3 4 END, and which of their tokens count in the loss: those after the equals sign."""
     source = random.Random(seed)
-    numbers = [source.choices(range(10), k=source.randint(2, 8)) for _ in range(num)]
+    numbers = [source.choices(range(10), k=source.randint(2, 5)) for _ in range(num)]
     rows = [[*digits, EQUALS, *sorted(digits), END] for digits in numbers]
     return rows, [[False] * (len(digits) + 1) + [True] * (len(digits) + 1) for digits in numbers]
 
