@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -85,9 +86,9 @@ def test_the_history_of_a_chat_goes_through_the_template_as_rows_do(
     opens = kind != "late"  # the prompt has <think> already, so the model does not say it
     reply = TALKS[0][1].removeprefix("<think>\n" if opens else "")
 
-    def say(model: object, tokenizer: object, ids: list[int], *_: object) -> list[str]:
+    def say(model: object, tokenizer: object, ids: list[int], *_: object) -> Generator[str, None, None]:
         seen.append(list(ids))
-        return [reply]
+        yield reply
 
     monkeypatch.setattr("unpad.inference.chat.stream", say)
     talk = Conversation(run.generator, run.tokenizer, run.recipe.data.template, run.recipe.generate)
