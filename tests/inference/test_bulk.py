@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.families import Finished
 from tests.helpers.shell import Shell
-from unpad.errors import RecipeError, SourceError
+from unpad.errors import RecipeError, RunInUseError, SourceError
 from unpad.inference import bulk
 from unpad.inference.bulk import answer_file
 from unpad.inference.loaded import LoadedRun, load
@@ -84,9 +84,11 @@ def test_conversations_end_with_a_message_of_the_user(run: LoadedRun, tmp_path: 
     ("row", "what"),
     [
         ({"prompt": 5}, "E_TYPE"),
-        ({"question": "?"}, 'no field "prompt" or "messages"'),
+        ({"id": 1}, 'no field "prompt" or "messages"'),
         ({"prompt": ""}, "E_EMPTY"),
         ({"prompt": "word " * 5000}, "context"),
+        ({"prompt": "a", "temperature": 1}, "unknown field"),
+        ({"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, "beside"),
         ("not an object", "E_"),
     ],
 )
@@ -121,6 +123,14 @@ def test_files_of_others_are_left_alone(run: LoadedRun, tmp_path: Path, finished
             answer_file(model, prompts, target)
         assert target.read_bytes() == before
     assert out.read_bytes() == kept
+
+
+def test_two_commands_do_not_write_the_same_answers(run: LoadedRun, tmp_path: Path) -> None:
+    file, out = written(tmp_path / "in.jsonl", PROMPTS[:2]), tmp_path / "out.jsonl"
+    with bulk._alone(out), pytest.raises(RunInUseError, match="another command"):
+        answer_file(run, file, out)
+    answer_file(run, file, out)
+    assert len(answers(out)) == 2
 
 
 def test_the_command_wants_both_files_and_no_other_prompts(unpad: Shell, finished: Finished, tmp_path: Path) -> None:

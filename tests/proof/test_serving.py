@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
@@ -11,17 +12,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.helpers.families import Finished
 from tests.helpers.paths import Path, on
+from unpad.errors import SourceError
 from unpad.inference import engine as engine_module
 from unpad.inference import steps
 from unpad.inference.engine import Engine, Request
+from unpad.inference.loaded import load
 from unpad.models import build_model, decoder, model_config
 from unpad.models.decoder import Decoder
 from unpad.nn import cache, linear
 from unpad.nn.native import decode as native_decode
 from unpad.nn.native import library
 from unpad.proof.line import Line
-from unpad.proof.serving import NUM_NEW, Answering, watch
+from unpad.proof.serving import NUM_NEW, Answering, prompts_of, watch
 from unpad.recipes.training import GenerateSettings
 
 VOCAB, CONTEXT = 300, 420
@@ -167,3 +171,18 @@ def test_what_compares_nothing_is_not_proven() -> None:
     assert lines["all at once = alone"].note == "fewer than two prompts"
     assert lines["prompts in pieces of 7 tokens = whole"].note == "no prompt is longer"
     assert lines["beginnings kept from earlier requests = read anew"].passed is None
+
+
+def test_prompts_of_a_file_are_proved_as_they_are(finished: Finished, tmp_path: FilePath) -> None:
+    run, file = load(finished("text").run), tmp_path / "prompts.txt"
+    file.write_text("小猫\n\n谁看见月亮\n", encoding="utf-8")
+    assert prompts_of(run, file) == [run.prompt("小猫").ids, run.prompt("谁看见月亮").ids]
+    for content, where, what in (
+        (b"a\n\xff\n", ":2", "not UTF-8"),
+        (b"a\n" + b"long " * 5000, ":2", "leave room"),
+        (b"\n \n", "", "no prompts in it"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(SourceError, match=what) as refused:
+            prompts_of(run, file)
+        assert refused.value.where == f"{file}{where}"

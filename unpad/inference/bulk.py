@@ -6,8 +6,10 @@ and settings it was made; lines of others are not continued.
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -17,7 +19,7 @@ from unpad.data.sources.chat import messages_of
 from unpad.data.sources.jsonlines import RowFault, missing, read_lines
 from unpad.data.sources.rows import reading, require_text
 from unpad.data.tokens.encode import encode_prompt
-from unpad.errors import RecipeError, SourceError
+from unpad.errors import RecipeError, RunInUseError, SourceError
 from unpad.inference.engine import Engine, Request
 from unpad.inference.generate import PIECE, ROWS, SingleAnswer
 from unpad.inference.loaded import LoadedRun, generation_precision
@@ -26,11 +28,13 @@ from unpad.inference.steps import banned_ids, check
 from unpad.recipes.training import GenerateSettings
 from unpad.run.folder import run_id
 from unpad.storage import LineLog
+from unpad.storage.disk import disk_errors
 from unpad.storage.strict_json import json_object
 from unpad.terminal.progress import ProgressBar, progress
 from unpad.terminal.table import number_of
 
 BEGIN = b'{"line": '  # of every line of answers
+FIELDS = ("prompt", "system", "messages", "id")
 AHEAD = 2 * ROWS  # prompts in the engine, so that a row that becomes free is taken at once
 
 
@@ -70,18 +74,35 @@ def answer_file(run: LoadedRun, path: Path, out: Path, *, same_seed: bool = Fals
     if not num_rows:
         raise SourceError("there are no prompts in it", where=str(path), fix='write rows such as {"prompt": "..."}')
     made_by = _made_by(run, settings)
-    done = _answered(out, made_by, _rows(run, path, settings))
-    log = LineLog(out)
-    try:
-        with progress(f"answering {path.name}", num_rows, "prompts") as bar:
-            bar.begin_at(done)
-            for answer in _answers(run, path, settings, done, same_seed, bar):
-                log.append(answer | {"made_by": made_by})
-        log.sync()
-    finally:
-        log.close()
+    with _alone(out):
+        done = _answered(out, made_by, _rows(run, path, settings))
+        log = LineLog(out)
+        try:
+            with progress(f"answering {path.name}", num_rows, "prompts") as bar:
+                bar.begin_at(done)
+                for answer in _answers(run, path, settings, done, same_seed, bar):
+                    log.append(answer | {"made_by": made_by})
+            log.sync()
+        finally:
+            log.close()
     before = f", {done:,} of them before" if done else ""
     return [f"{number_of(num_rows, 'prompts')} answered{before}: {out}"]
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Keep other commands from writing the same answers.
+
+    Raises:
+        RunInUseError: one does.
+    """
+    with disk_errors(out), out.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fix = "wait until it has ended, or name another file with --out"
+            raise RunInUseError("another command writes these answers", where=str(out), fix=fix) from None
+        yield
 
 
 def _made_by(run: LoadedRun, settings: GenerateSettings) -> str:
@@ -115,6 +136,11 @@ def _prompt(run: LoadedRun, row: dict[str, Any]) -> Prompt:
         RowFault: the row has none.
         RecipeError: the run has no place for a system text.
     """
+    if unknown := [name for name in row if name not in FIELDS]:
+        fix = f"leave it out; a row has {', '.join(FIELDS)}, and settings are of the command"
+        raise RowFault("E_TYPE", f"unknown field {json.dumps(unknown[0], ensure_ascii=False)}", fix)
+    if "messages" in row and ("prompt" in row or "system" in row):
+        raise RowFault("E_TYPE", '"messages" stand beside "prompt" or "system"', "give one of them")
     if "messages" not in row:
         if "prompt" not in row:
             raise missing(("prompt", "messages"), list(row))
@@ -138,8 +164,6 @@ def _answered(out: Path, made_by: str, rows: Iterator[_Row]) -> int:
     Raises:
         RecipeError: it has something else.
     """
-    if not out.exists():
-        return 0
     done = 0
     with reading(out), out.open("rb") as file:
         for number, line in enumerate(file, 1):

@@ -121,21 +121,37 @@ def prompts_of(run: LoadedRun, path: Path | None) -> list[Prompt]:
     """Prompts of a file or of held-out data, of lengths as unlike as there are, and long ones joined of them."""
     room = min(run.generator.config.longest - NUM_NEW, LONGEST)
     if path is not None:
-        lines = read_file(path, SourceError, fix="give a file of prompts, one on each line").decode(errors="replace")
-        found: list[Prompt] = [run.prompt(line).ids for line in lines.splitlines() if line.strip()]
-    else:
-        data = run.data()
-        found = measures_of(data.family).held_out_prompts(data, MOST_PROMPTS)
+        return _of_file(run, path, room)
+    data = run.data()
+    found = measures_of(data.family).held_out_prompts(data, MOST_PROMPTS)
     if any(isinstance(prompt, RaggedBatch) for prompt in found):
         return found
     texts = [list(ids[:room]) for ids in found if not isinstance(ids, RaggedBatch) and ids]
     if not texts:
-        raise SourceError(
-            "there are no prompts to prove with", where=str(path or run.folder), fix="give some with --prompts FILE"
-        )
+        what, fix = "the run holds no prompts out to prove with", "give a file of them with --prompts"
+        raise SourceError(what, where=str(run.folder), fix=fix)
     long = [token for ids in islice(cycle(texts), room) for token in ids]
     joined = [long[:room], long[1 : room // 2 + 1]]
     return [*texts[: MOST_PROMPTS - len(joined)], *(ids for ids in joined if ids)]
+
+
+def _of_file(run: LoadedRun, path: Path, room: int) -> list[Prompt]:
+    """Every prompt of a file, as it is."""
+    try:
+        lines = read_file(path, SourceError, fix="give a file of prompts, one on each line").decode()
+    except UnicodeDecodeError as error:
+        place = error.object[: error.start].count(b"\n") + 1
+        raise SourceError("the line is not UTF-8", where=f"{path}:{place}", fix="save the file as UTF-8") from None
+    found: list[Prompt] = []
+    for number, line in enumerate(lines.splitlines(), 1):
+        ids = run.prompt(line).ids if line.strip() else []
+        if len(ids) > room:
+            what = f"the prompt has {len(ids)} tokens, and {room} leave room for {NUM_NEW} new ones"
+            raise SourceError(what, where=f"{path}:{number}", fix="shorten it")
+        found += [ids] if ids else []
+    if not found:
+        raise SourceError("there are no prompts in it", where=str(path), fix="write one on each line")
+    return found
 
 
 @dataclass(frozen=True)
