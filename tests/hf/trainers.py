@@ -30,8 +30,8 @@ from unpad.proof.foreign.model import Wrapper
 
 datasets.disable_progress_bars()
 
-ROWS = make_rows(make_sequences(12, seed=5, high=30))
-HELD_OUT = make_rows(make_sequences(8, seed=6, low=2, high=40), seed=4)
+ROWS = make_rows(make_sequences(16, seed=5, high=30))
+HELD_OUT = make_rows(make_sequences(13, seed=6, low=2, high=40), seed=4)
 DATA, EVALUATED = datasets.Dataset.from_list(ROWS), datasets.Dataset.from_list(HELD_OUT)
 GIVEN = (  # to a trainer, and not to its arguments
     *("tokens_per_micro", "compute_loss_func", "data_collator", "train_dataset", "eval_dataset", "compute_metrics"),
