@@ -35,9 +35,9 @@ FEWER = {
     for name in (
         *("command_line", "data_check", "recipe_yaml", "tokenizer_folder", "run_log", "run_evaluations", "run_samples"),
         *("run_evaluation", "run_attention", "run_recipe", "run_metrics", "run_timing", "run_json", "hf_index"),
-        *("hf_weights", "hf_files", "synonyms", "events_meds", "labels_csv", "labels_parquet", "adapter_sealed"),
+        *("hf_weights", "hf_files", "chat_budget", "synonyms", "events_meds", "labels_csv", "labels_parquet"),
     )
-} | {"chat_budget": 2}  # fmt: skip
+}  # fmt: skip
 KEPT = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOUND.glob("*.json"))}
 
 

@@ -52,6 +52,8 @@ def test_answers_are_those_of_generate_in_the_order_of_the_file(run: LoadedRun, 
         True
     ] * 9
     assert [row.get("id") for row in found] == [None] * 4 + [[7]] + [None] * 4
+    with pytest.raises(RecipeError, match="did not make"):  # all prompts would draw alike from here on
+        answer_file(run, file, tmp_path / "out.jsonl", same_seed=True)
     answer_file(run, file, tmp_path / "same.jsonl", same_seed=True)
     assert {row["seed"] for row in answers(tmp_path / "same.jsonl")} == {run.recipe.generate.seed}
 

@@ -220,6 +220,21 @@ def test_one_of_several_answers_can_leave() -> None:
     assert (heard.tokens(0), heard.tokens(2)) == (whole.tokens(0), whole.tokens(2))
 
 
+def test_one_of_several_prompts_that_are_read_together_can_leave() -> None:
+    asked = [Request(prompt(length), GREEDY, []) for length in (20, 30, 40)]
+    for gone in range(3):
+        one, heard = engine(), [Heard(), Heard(), Heard()]
+        tickets = one.submit_together(from_prompts([prompt(20), prompt(30), prompt(40)]), asked, heard)
+        tickets[gone].cancel()
+        one.run()
+        assert (one.live, one.waiting) == (0, 0)
+        for place, (request, each) in enumerate(zip(asked, heard, strict=True)):
+            if place == gone:
+                assert (each.reasons, each.cached) == ({0: "cancelled"}, None)
+            else:
+                assert each.all() == alone(engine(), request).all()
+
+
 def test_a_listener_ends_its_answer() -> None:
     heard = alone(engine(), Request(prompt(20), GREEDY, []), leave=4)
     assert heard.reasons == {0: "stop"}

@@ -141,6 +141,23 @@ def generators_of_slots(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(engine_module, "_draw", draw)
 
 
+def ends_early(patch: pytest.MonkeyPatch) -> None:
+    """Answers that end when a request leaves beside them."""
+    drop = Engine._drop
+
+    def dropped(self: Engine) -> None:
+        if any(ticket.cancelled for ticket in self._tickets()):
+            self.close()
+        drop(self)
+
+    def close(self: Engine) -> None:
+        for ticket in self._tickets():
+            ticket.cancel()
+
+    patch.setattr(Engine, "_drop", dropped)
+    patch.setattr(Engine, "close", close)
+
+
 @pytest.mark.parametrize(
     ("plant", "path", "where"),
     [
@@ -150,6 +167,7 @@ def generators_of_slots(patch: pytest.MonkeyPatch) -> None:
         (cuts_by_queue, "torch", "pieces of 7 "),
         pytest.param(kept_replies, "native", "beginnings", marks=native_only),
         (generators_of_slots, "torch", "some leave"),
+        pytest.param(ends_early, "native", "some leave", marks=native_only),
     ],
 )
 def test_a_fault_makes_a_line_fail(

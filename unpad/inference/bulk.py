@@ -73,7 +73,7 @@ def answer_file(run: LoadedRun, path: Path, out: Path, *, same_seed: bool = Fals
         num_rows = sum(1 for _ in _rows(run, path, settings))
     if not num_rows:
         raise SourceError("there are no prompts in it", where=str(path), fix='write rows such as {"prompt": "..."}')
-    made_by = _made_by(run, settings)
+    made_by = _made_by(run, settings, same_seed)
     with _alone(out):
         done = _answered(out, made_by, _rows(run, path, settings))
         log = LineLog(out)
@@ -96,7 +96,9 @@ def _alone(out: Path) -> Iterator[None]:
     Raises:
         RunInUseError: one does.
     """
-    with disk_errors(out), out.open("ab") as file:
+    with disk_errors(out):
+        file = out.open("ab")
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -105,9 +107,10 @@ def _alone(out: Path) -> Iterator[None]:
         yield
 
 
-def _made_by(run: LoadedRun, settings: GenerateSettings) -> str:
+def _made_by(run: LoadedRun, settings: GenerateSettings, same_seed: bool) -> str:
     """Digest of all that an answer depends on besides its prompt."""
-    parts = [run_id(run.folder), run.step, generation_precision(settings), settings.model_dump(mode="json")]
+    precision = generation_precision(settings)
+    parts = [run_id(run.folder), run.step, precision, settings.model_dump(mode="json"), same_seed]
     return blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 

@@ -109,7 +109,6 @@ class Ticket:
     ids: Sequence[int]
     limit: int  # most new tokens of an answer
     batch: RaggedBatch | None = None  # with images, read whole
-    place: int = 0  # in `batch`
     row: CachedRow | None = None
     cached: int = 0
     promised: int = 0  # bytes
@@ -220,8 +219,8 @@ class Engine:
     ) -> list[Ticket]:
         """Add requests whose prompts are the sequences of a batch, and read them in one pass; errors as `submit`."""
         tickets = [
-            self._ticket(request, listener, ids, batch, place)
-            for place, (request, listener, ids) in enumerate(zip(requests, listeners, token_lists(batch), strict=True))
+            self._ticket(request, listener, ids, batch)
+            for request, listener, ids in zip(requests, listeners, token_lists(batch), strict=True)
         ]
         if tickets:
             self._waiting.append(tickets)
@@ -233,12 +232,11 @@ class Engine:
         listener: Listener,
         ids: Sequence[int],
         batch: RaggedBatch | None = None,
-        place: int = 0,
     ) -> Ticket:
         check(self._model, [ids], request.settings)
         assert request.settings.beams == 1, "beams have a search of their own"
         limit = int(token_limits(self._model, [ids], request.settings)[0])
-        return Ticket(request, listener, ids, limit, batch, place, open=set(range(request.n)))
+        return Ticket(request, listener, ids, limit, batch, open=set(range(request.n)))
 
     def close(self) -> None:
         """End all answers as cancelled."""
@@ -360,9 +358,10 @@ class Engine:
             self._forget_ended()
             return
         self.tokens_read += sum(stop - start for (_, stop), start in zip(parts, began, strict=True))
-        complete = [place for place, (ticket, stop) in enumerate(parts) if stop == len(ticket.ids)]
+        done = {id(ticket) for ticket, stop in parts if stop == len(ticket.ids)}
+        # A prompt whose answers all ended may still be read, with others of its batch.
+        complete = [place for place, ticket in enumerate(tickets) if id(ticket) in done and ticket.open]
         answers = [answer for place in complete for answer in self._answers(tickets[place])]
-        done = {id(tickets[place]) for place in complete}
         self._reading = [queued for queued in self._reading if id(queued[0]) not in done]
         self._live += answers
         copies = [place for place in complete for _ in sorted(tickets[place].open)]

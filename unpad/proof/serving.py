@@ -53,6 +53,11 @@ class Heard:
     scores: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
     reasons: dict[int, Reason] = field(default_factory=dict)
 
+    def up_to(self, left: Heard) -> Heard:
+        """As much of the first answer as one has that may have been left."""
+        tokens, scores = self.tokens[0][: len(left.tokens[0])], self.scores[0][: len(left.scores[0])]
+        return Heard(tokens={0: tokens}, scores={0: scores}, reasons=left.reasons)
+
     def read(self, cached: int, echoed: tuple[NewToken, ...]) -> None:
         self.cached = cached
 
@@ -119,9 +124,10 @@ def prove_serving(
 
 def prompts_of(run: LoadedRun, path: Path | None) -> list[Prompt]:
     """Prompts of a file or of held-out data, of lengths as unlike as there are, and long ones joined of them."""
-    room = min(run.generator.config.longest - NUM_NEW, LONGEST)
+    room = run.generator.config.longest - NUM_NEW
     if path is not None:
         return _of_file(run, path, room)
+    room = min(room, LONGEST)
     data = run.data()
     found = measures_of(data.family).held_out_prompts(data, MOST_PROMPTS)
     if any(isinstance(prompt, RaggedBatch) for prompt in found):
@@ -207,17 +213,19 @@ class Answering:
         """Requests come one by one while others run; every third leaves, or is cancelled, after two tokens."""
         engine = self.make(rows=FEW_ROWS)
         order = np.random.default_rng(0).permutation(len(self.requests)).tolist()
-        heard, expected = [], []
+        heard = []
         for place, index in enumerate(order):
             heard.append(Heard(leave=2 if place % 3 == 1 else None))
-            expected.append(truth[index])
             ticket = engine.submit(self.requests[index], heard[-1])
             engine.turn()
             if place % 3 == 2:
                 engine.turn()
                 ticket.cancel()
         engine.run()
-        return line_of(COMINGS, here, heard, expected, whole=False)
+        expected = [
+            truth[index] if place % 3 == 0 else truth[index].up_to(heard[place]) for place, index in enumerate(order)
+        ]
+        return line_of(COMINGS, here, heard, expected)
 
     def _pieces(self, truth: Sequence[Heard]) -> Iterator[tuple[str, Callable[[str], Line]]]:
         texts = [len(request.prompt) for request in self.requests if not isinstance(request.prompt, RaggedBatch)]
@@ -298,18 +306,13 @@ def _without_kernels(subject: Answering) -> Line:
         return line_of(name, f"torch, {subject.precision}", subject.together(subject.requests), subject.alone())
 
 
-def line_of(name: str, here: str, found: Sequence[Heard], truth: Sequence[Heard], *, whole: bool = True) -> Line:
-    """Compare the tokens and scores of answers with the truth.
-
-    Args:
-        whole: False if answers may end earlier.
-    """
+def line_of(name: str, here: str, found: Sequence[Heard], truth: Sequence[Heard]) -> Line:
+    """Compare the tokens, scores and ends of answers with the truth."""
     other, largest, differ = 0, 0.0, 0
     for one, expected in zip(found, truth, strict=True):
         for answer, scores in expected.scores.items():
             made, tokens = one.tokens[answer], expected.tokens[answer]
-            other += made != (tokens if whole else tokens[: len(made)])
-            other += whole and one.reasons.get(answer) != expected.reasons[answer]
+            other += made != tokens or one.reasons.get(answer) != expected.reasons[answer]
             for mine, theirs in zip(one.scores[answer], scores, strict=False):  # other tokens may end elsewhere
                 if mine.numpy().tobytes() != theirs.numpy().tobytes():
                     differ += 1
