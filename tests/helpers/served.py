@@ -2,56 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass, field
+from typing import Any
 
-import torch
-
-from unpad.errors import UnpadError
-from unpad.inference.engine import Engine, NewToken, Reason, Request, Ticket
+from unpad.inference.engine import Engine, Request
+from unpad.inference.heard import Heard
 
 
-@dataclass
-class Heard:
-    """What a listener heard.
-
-    Args:
-        leave: tokens after which an answer is left with the reason "stop"; None to hear all.
-    """
-
-    leave: int | None = None
-    cached: int | None = None
-    echoed: tuple[NewToken, ...] = ()
-    steps: dict[int, list[NewToken]] = field(default_factory=lambda: defaultdict(list))
-    reasons: dict[int, Reason] = field(default_factory=dict)
-    errors: dict[int, UnpadError | None] = field(default_factory=dict)
-    scores: dict[int, list[bytes]] = field(default_factory=lambda: defaultdict(list))
-
-    def read(self, cached: int, echoed: tuple[NewToken, ...]) -> None:
-        assert self.cached is None, "a prompt is read once"
-        self.cached, self.echoed = cached, echoed
-
-    def step(self, step: NewToken) -> bool:
-        assert step.answer not in self.reasons, "an ended answer goes on"
-        self.steps[step.answer].append(step)
-        return self.leave is None or len(self.steps[step.answer]) < self.leave
-
-    def ended(self, answer: int, reason: Reason, error: UnpadError | None) -> None:
-        assert answer not in self.reasons, "an answer ends once"
-        self.reasons[answer], self.errors[answer] = reason, error
-
-    def tokens(self, answer: int = 0) -> list[int]:
-        return [step.token for step in self.steps[answer]]
-
-    def all(self) -> tuple[dict[int, list[int]], dict[int, list[bytes]], dict[int, Reason]]:
-        """Tokens, scores bit by bit, and reasons, by answer."""
-        return {i: self.tokens(i) for i in self.reasons}, dict(self.scores), self.reasons
-
-
-def watch(ticket: Ticket, answer: int, scores: torch.Tensor) -> None:
-    """Keep the scores with what is heard of the request."""
-    assert isinstance(ticket.listener, Heard)
-    ticket.listener.scores[answer].append(scores.numpy().tobytes())
+def everything(heard: Heard) -> tuple[dict[int, list[int]], dict[int, list[bytes]], dict[int, Any]]:
+    """Tokens, scores bit by bit, and reasons, by answer."""
+    scores = {answer: [one.numpy().tobytes() for one in rows] for answer, rows in heard.scores.items()}
+    return {answer: heard.tokens(answer) for answer in heard.reasons}, scores, heard.reasons
 
 
 def alone(engine: Engine, request: Request, leave: int | None = None) -> Heard:

@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from tests.helpers.paths import PATHS, Path, on
-from tests.helpers.served import Heard, alone, watch
+from tests.helpers.served import alone, everything
 from unpad.batching.batch import from_prompts
 from unpad.errors import NonFiniteError, OutOfMemoryError, RecipeError
 from unpad.inference.engine import Engine, Request
 from unpad.inference.generate import generate
+from unpad.inference.heard import Heard, watch
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.nn.cache import PLACES, CachedRow
@@ -64,7 +65,7 @@ def engine(precision: Precision = "fp32", **options: Any) -> Engine:
 @lru_cache
 def truths(precision: Precision, path: Path) -> list[Any]:
     """Each request in an engine of its own."""
-    return [alone(engine(precision, keeps=False, piece=1 << 20), request).all() for request in requests()]
+    return [everything(alone(engine(precision, keeps=False, piece=1 << 20), request)) for request in requests()]
 
 
 def together(one: Engine, asked: list[Request], order: list[int]) -> list[Heard]:
@@ -92,7 +93,7 @@ def test_answers_of_requests_that_come_and_go_are_those_of_each_alone(
         for order in ([*range(10)], [*range(9, -1, -1)]):
             for keeps in (False, True):
                 one = engine(precision, piece=piece, rows=5, keeps=keeps)
-                found = [heard.all() for heard in together(one, asked, order)]
+                found = [everything(heard) for heard in together(one, asked, order)]
                 assert found == truths(precision, path)
                 assert (one.tokens_reused > 0) == keeps
     assert {reason for truth in truths(precision, path) for reason in truth[2].values()} == {"eos", "length"}
@@ -114,10 +115,10 @@ def test_a_beginning_is_read_once_and_the_scores_stay() -> None:
     assert first.cached == 0
     again = alone(one, Request(prompt(100), GREEDY, STOPS))
     assert again.cached == 99
-    assert again.all() == first.all()
+    assert everything(again) == everything(first)
     longer = Request([*prompt(100), *first.tokens(), *prompt(20, 3)], GREEDY, STOPS)
     assert alone(one, longer).cached == 100  # of what was read: the reply is read again
-    assert alone(one, longer).all() == alone(engine(keeps=False), longer).all()
+    assert everything(alone(one, longer)) == everything(alone(engine(keeps=False), longer))
     assert alone(one, Request([1, *prompt(100)], GREEDY, STOPS)).cached == 0
     assert one.tokens_read + one.tokens_reused == 100 + 100 + 2 * (100 + len(first.tokens()) + 20) + 101
 
@@ -205,7 +206,7 @@ def test_what_is_cancelled_ends_before_the_next_step_and_the_others_go_on(when: 
     assert len(gone.tokens()) == made
     assert one.live == 1
     one.run()
-    assert other.all() == alone(engine(), Request(prompt(20), GREEDY, [])).all()
+    assert everything(other) == everything(alone(engine(), Request(prompt(20), GREEDY, [])))
 
 
 def test_one_of_several_answers_can_leave() -> None:
@@ -232,7 +233,7 @@ def test_one_of_several_prompts_that_are_read_together_can_leave() -> None:
             if place == gone:
                 assert (each.reasons, each.cached) == ({0: "cancelled"}, None)
             else:
-                assert each.all() == alone(engine(), request).all()
+                assert everything(each) == everything(alone(engine(), request))
 
 
 def test_a_listener_ends_its_answer() -> None:
@@ -293,7 +294,7 @@ def test_who_asks_for_memory_that_is_not_there_fails_alone(monkeypatch: pytest.M
             one.run()
         assert bad.reasons == {0: "failed"}
         assert isinstance(bad.errors[0], OutOfMemoryError)
-        assert good.all() == alone(engine(), Request(prompt(20), GREEDY, STOPS)).all()
+        assert everything(good) == everything(alone(engine(), Request(prompt(20), GREEDY, STOPS)))
 
 
 @pytest.mark.parametrize("piece", [7, 1 << 20])

@@ -18,6 +18,7 @@ from unpad.errors import SourceError
 from unpad.inference import engine as engine_module
 from unpad.inference import steps
 from unpad.inference.engine import Engine, Request
+from unpad.inference.heard import watch
 from unpad.inference.loaded import load
 from unpad.models import build_model, decoder, model_config
 from unpad.models.decoder import Decoder
@@ -25,7 +26,7 @@ from unpad.nn import cache, linear
 from unpad.nn.native import decode as native_decode
 from unpad.nn.native import library
 from unpad.proof.line import Line
-from unpad.proof.serving import NUM_NEW, Answering, prompts_of, watch
+from unpad.proof.serving import NUM_NEW, Answering, prompts_of
 from unpad.recipes.training import GenerateSettings
 
 VOCAB, CONTEXT = 300, 420

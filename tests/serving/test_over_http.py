@@ -21,10 +21,10 @@ def test_streams_of_a_server_are_what_each_request_gets_alone(finished: Finished
     line = over_http(loaded, subject.requests, truth)
     assert line.passed, line
     assert line.measured == 0
-    number = next(place for place, heard in enumerate(truth) if heard.tokens[0])
+    number = next(place for place, heard in enumerate(truth) if heard.tokens())
     changed = truth[number].scores[0][0].clone()
     with torch.inference_mode():
-        changed[truth[number].tokens[0][0]] += 1e-3
+        changed[truth[number].tokens()[0]] += 1e-3
     truth[number].scores[0][0] = changed
     broken = over_http(loaded, subject.requests, truth)
     assert broken.passed is False

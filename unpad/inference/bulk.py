@@ -15,13 +15,14 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from unpad.data.sources.chat import messages_of
+from unpad.data.sources.chat import messages_of, refuse_order
 from unpad.data.sources.jsonlines import RowFault, missing, read_lines
 from unpad.data.sources.rows import reading, require_text
 from unpad.data.tokens.encode import encode_prompt
 from unpad.errors import RecipeError, RunInUseError, SourceError
 from unpad.inference.engine import Engine, Request
-from unpad.inference.generate import PIECE, ROWS, SingleAnswer
+from unpad.inference.generate import PIECE, ROWS
+from unpad.inference.heard import Heard
 from unpad.inference.loaded import LoadedRun, generation_precision
 from unpad.inference.prompts import Prompt, Reply, check_system, lost_of, reads_chat
 from unpad.inference.steps import banned_ids, check
@@ -152,9 +153,9 @@ def _prompt(run: LoadedRun, row: dict[str, Any]) -> Prompt:
     turns = messages_of(row["messages"], '"messages"')
     if not reads_chat(run.recipe, run.tokenizer):
         raise RowFault("E_TYPE", "the run was trained on no conversations", 'give it rows with "prompt"')
-    roles = [turn.role for turn in turns if turn.role != "system"]
-    if not roles or roles != ["user" if i % 2 == 0 else "assistant" for i in range(len(roles))] or roles[-1] != "user":
-        raise RowFault("E_ROLE", "user and assistant do not take turns up to a message of the user")
+    refuse_order([turn.role for turn in turns])
+    if not turns or turns[-1].role != "user":
+        raise RowFault("E_ROLE", "the last message is not of the user", "end with the user's message")
     system = turns[0].content if turns[0].role == "system" else ""
     check_system(run.recipe, run.tokenizer, system)
     ids = encode_prompt(turns, run.tokenizer, run.recipe.data.template)
@@ -189,7 +190,7 @@ def _answers(
     stops, banned = sorted(tokenizer.stop_ids), banned_ids(model, tokenizer)
     engine = Engine(model, precision=generation_precision(settings), piece=PIECE, rows=ROWS)
     rows = enumerate(_rows(run, path, settings))
-    open_rows: list[tuple[_Row, GenerateSettings, SingleAnswer]] = []
+    open_rows: list[tuple[_Row, GenerateSettings, Heard]] = []
     left = True
     while left or open_rows:
         while left and len(open_rows) < AHEAD:
@@ -198,12 +199,12 @@ def _answers(
                 if index >= done:
                     seed = settings.seed + (0 if same_seed else index)
                     own = settings.model_copy(update={"seed": seed})
-                    open_rows.append((row, own, SingleAnswer()))
+                    open_rows.append((row, own, Heard()))
                     engine.submit(Request(row.prompt.ids, own, stops, banned), open_rows[-1][2])
         engine.turn()
-        while open_rows and open_rows[0][2].reason is not None:
+        while open_rows and open_rows[0][2].reasons:
             row, own, heard = open_rows.pop(0)
-            ids = heard.result()
-            reply = Reply(row.prompt, tokenizer.decode(ids), len(ids), heard.finished, own.seed)
+            ids = heard.tokens()
+            reply = Reply(row.prompt, tokenizer.decode(ids), len(ids), heard.finished(), own.seed)
             bar.advance()
             yield {"line": row.line, **({} if row.id is None else {"id": row.id}), **reply.to_json()}

@@ -43,7 +43,8 @@ from unpad.recipes.training import GenerateSettings
 
 KEPT_BYTES = 1 << 30  # of beginnings, where the engine has no limit of memory
 SHORTEST_KEPT = 16  # tokens; reading fewer costs less than copying them
-Reason = Literal["eos", "length", "context", "stop", "deadline", "cancelled", "failed"]
+Finished = Literal["eos", "length", "context"]  # of an answer that nobody ended
+Reason = Finished | Literal["stop", "deadline", "cancelled", "failed"]
 
 
 @dataclass(frozen=True)

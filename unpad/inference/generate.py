@@ -7,20 +7,18 @@ its own seed and content, and a finished sequence leaves the batch. See `engine`
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 from unpad.batching.batch import RaggedBatch
 from unpad.data.tokens.tokenizer import DecodeStream, Tokenizer
-from unpad.errors import UnpadError
 from unpad.inference.beams import beam_search
-from unpad.inference.engine import Engine, NewToken, Reason, Request
+from unpad.inference.engine import Engine, Finished, Request
+from unpad.inference.heard import Heard
 from unpad.inference.steps import Prompts, banned_ids, check, running, token_limits, token_lists
 from unpad.models.contract import Generates
 from unpad.nn.precision import Precision
 from unpad.recipes.training import GenerateSettings
 
-Finished = Literal["eos", "length", "context"]
 PIECE, ROWS = 8192, 256  # of an engine whose prompts are all there: tokens read in a turn, answers at the same time
 
 
@@ -46,12 +44,8 @@ def complete(
 ) -> list[Completion]:
     """Continue every prompt. Raises as `generate` does."""
     stops, banned = sorted(tokenizer.stop_ids), banned_ids(model, tokenizer)
-    all_ids = generate(model, prompts, settings, eos_id=stops, banned=banned, precision=precision, seeds=seeds)
-    limits = token_limits(model, token_lists(prompts), settings)
-    return [
-        Completion(ids, tokenizer.decode(ids), _why_finished(len(ids), limit, settings))
-        for ids, limit in zip(all_ids, limits.tolist(), strict=True)
-    ]
+    found = _continued(model, prompts, settings, stops, banned, precision, seeds)
+    return [Completion(ids, tokenizer.decode(ids), finished) for ids, finished in found]
 
 
 def generate(
@@ -79,18 +73,32 @@ def generate(
         NonFiniteError: the model's scores are NaN or infinite.
     """
     stops = [eos_id] if isinstance(eos_id, int) else eos_id
+    return [ids for ids, _ in _continued(model, prompts, settings, stops, banned, precision, seeds)]
+
+
+def _continued(
+    model: Generates,
+    prompts: Prompts,
+    settings: GenerateSettings,
+    stops: Sequence[int],
+    banned: Sequence[int],
+    precision: Precision,
+    seeds: Sequence[int] | None,
+) -> list[tuple[list[int], Finished]]:
+    """The tokens of every continuation, and why it ended."""
     texts = token_lists(prompts)
     check(model, texts, settings)
     if settings.beams > 1 and len(texts):
         with running(model, precision):
             found = dict(beam_search(model, prompts, settings, stops, banned))
-        return [found[place] for place in range(len(texts))]
+        limits = token_limits(model, texts, settings).tolist()
+        return [(found[place], _why_finished(len(found[place]), limit, settings)) for place, limit in enumerate(limits)]
     seeds = [settings.seed] * len(texts) if seeds is None else seeds
     requests = [
         Request(text, settings.model_copy(update={"seed": seed}), stops, banned)
         for text, seed in zip(texts, seeds, strict=True)
     ]
-    heard = [SingleAnswer() for _ in requests]
+    heard = [Heard() for _ in requests]
     engine = Engine(model, precision=precision, piece=PIECE, rows=ROWS, keeps=False)
     if isinstance(prompts, RaggedBatch):
         engine.submit_together(prompts, requests, heard)
@@ -98,7 +106,7 @@ def generate(
         for request, listener in zip(requests, heard, strict=True):
             engine.submit(request, listener)
     engine.run()
-    return [listener.result() for listener in heard]
+    return [(listener.tokens(), listener.finished()) for listener in heard]
 
 
 def stream(
@@ -141,54 +149,25 @@ def _tokens(
         return
     if seed is not None:
         settings = settings.model_copy(update={"seed": seed})
-    engine, heard = engine or Engine(model, precision=precision, piece=PIECE, keeps=False), SingleAnswer()
+    engine, heard = engine or Engine(model, precision=precision, piece=PIECE, keeps=False), Heard()
     ticket = engine.submit(Request(prompt, settings, stops, banned), heard)
     said = 0
     try:
         going = True
         while going:
             going = engine.turn()  # between turns the caller has its own modes
-            yield from heard.tokens[said:]
-            said = len(heard.tokens)
-        heard.result()
+            new = heard.steps[0][said:]
+            yield from (step.token for step in new)
+            said += len(new)
+        heard.tokens()  # raises the error of an answer that failed
     finally:  # the caller may leave
         if ticket.open:
             ticket.cancel()
             engine.turn()
 
 
-@dataclass
-class SingleAnswer:
-    """Keeps the tokens of a request with one answer."""
-
-    tokens: list[int] = field(default_factory=list)
-    reason: Reason | None = None  # None until it ended
-    error: UnpadError | None = None
-
-    def read(self, cached: int, echoed: tuple[NewToken, ...]) -> None:
-        pass
-
-    def step(self, step: NewToken) -> bool:
-        self.tokens.append(step.token)
-        return True
-
-    def ended(self, answer: int, reason: Reason, error: UnpadError | None) -> None:
-        self.reason, self.error = reason, error
-
-    def result(self) -> list[int]:
-        """The tokens; raises the error with which the answer failed."""
-        if self.error is not None:
-            raise self.error
-        return self.tokens
-
-    @property
-    def finished(self) -> Finished:
-        """The reason of an answer that nobody ended."""
-        assert self.reason == "eos" or self.reason == "length" or self.reason == "context", self.reason
-        return self.reason
-
-
 def _why_finished(num_ids: int, limit: int, settings: GenerateSettings) -> Finished:
+    """The reason of a text that beams found."""
     if num_ids < limit:
         return "eos"
     return "length" if limit == settings.max_new_tokens else "context"

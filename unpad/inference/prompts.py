@@ -13,7 +13,7 @@ from unpad.data.tokens.encode import encode_prompt
 from unpad.data.tokens.lost import MOST_OF_PROMPT, LostCharacters, commonest
 from unpad.data.tokens.tokenizer import Tokenizer
 from unpad.errors import RecipeError
-from unpad.inference.generate import Finished
+from unpad.inference.engine import Finished
 from unpad.recipes.recipe import Recipe
 
 

@@ -6,20 +6,19 @@ model hide most differences of its scores, so the scores are compared.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch
-from unpad.errors import SourceError, UnpadError
+from unpad.errors import SourceError
 from unpad.evaluation.family import Prompt, measures_of
-from unpad.inference.engine import Engine, NewToken, Reason, Request, Ticket
+from unpad.inference.engine import Engine, Request
+from unpad.inference.heard import Heard, watch
 from unpad.inference.loaded import LoadedRun, generation_precision
 from unpad.inference.steps import banned_ids, token_lists
 from unpad.nn.cache import PLACES
@@ -39,51 +38,19 @@ HTTP = "through HTTP, by concurrent streams = alone"
 COMINGS = "in another order, some leave half way = alone"
 
 
-@dataclass
-class Heard:
-    """Tokens, scores and the end of every answer to a request.
-
-    Args:
-        leave: tokens after which an answer is left; None to hear all.
-    """
-
-    leave: int | None = None
-    cached: int = 0
-    tokens: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    scores: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
-    reasons: dict[int, Reason] = field(default_factory=dict)
-
-    def up_to(self, left: Heard) -> Heard:
-        """As much of the first answer as one has that may have been left."""
-        tokens, scores = self.tokens[0][: len(left.tokens[0])], self.scores[0][: len(left.scores[0])]
-        return Heard(tokens={0: tokens}, scores={0: scores}, reasons=left.reasons)
-
-    def read(self, cached: int, echoed: tuple[NewToken, ...]) -> None:
-        self.cached = cached
-
-    def step(self, step: NewToken) -> bool:
-        self.tokens[step.answer].append(step.token)
-        return self.leave is None or len(self.tokens[step.answer]) < self.leave
-
-    def ended(self, answer: int, reason: Reason, error: UnpadError | None) -> None:
-        if error is not None:
-            raise error
-        self.reasons[answer] = reason
-
-
 def hear(engine: Engine, requests: Sequence[Request]) -> list[Heard]:
-    """The answers to requests that come at once."""
+    """The answers to requests that come at once.
+
+    Raises:
+        UnpadError: one failed.
+    """
     heard = [Heard() for _ in requests]
     for request, listener in zip(requests, heard, strict=True):
         engine.submit(request, listener)
     engine.run()
+    for error in [error for listener in heard for error in listener.errors.values()]:
+        raise error
     return heard
-
-
-def watch(ticket: Ticket, answer: int, scores: Tensor) -> None:
-    """Keep scores with what is heard of their request."""
-    assert isinstance(ticket.listener, Heard), "requests of a proof are heard whole"
-    ticket.listener.scores[answer].append(scores.clone())
 
 
 def prove_serving(
@@ -223,7 +190,7 @@ class Answering:
                 ticket.cancel()
         engine.run()
         expected = [
-            truth[index] if place % 3 == 0 else truth[index].up_to(heard[place]) for place, index in enumerate(order)
+            truth[index] if place % 3 == 0 else _up_to(heard[place], truth[index]) for place, index in enumerate(order)
         ]
         return line_of(COMINGS, here, heard, expected)
 
@@ -266,7 +233,7 @@ class Answering:
             answer = Heard()
             engine.submit(first, answer)
             engine.run()
-            ids = [*token_ids(first), *answer.tokens[0], *token_ids(other)]
+            ids = [*token_ids(first), *answer.tokens(), *token_ids(other)]
             later.append(replace(first, prompt=ids[: self.longest - NUM_NEW]))
             heard.append(Heard())
             engine.submit(later[-1], heard[-1])
@@ -285,11 +252,17 @@ class Answering:
         ]
         truth = [heard for request in seeded for heard in self.together([request], keeps=False, piece=1 << 20)]
         apart = [
-            Heard(tokens={0: one.tokens[i]}, scores={0: one.scores[i]}, reasons={0: one.reasons[i]})
+            Heard(steps={0: one.steps[i]}, scores={0: one.scores[i]}, reasons={0: one.reasons[i]})
             for one in found
             for i in range(NUM_ANSWERS)
         ]
         return line_of(name, here, apart, truth).unless("" if drawn else "no prompt is drawn")
+
+
+def _up_to(left: Heard, truth: Heard) -> Heard:
+    """As much of the truth as an answer has that may have been left."""
+    steps, scores = truth.steps[0][: len(left.steps[0])], truth.scores[0][: len(left.scores[0])]
+    return Heard(steps={0: steps}, scores={0: scores}, reasons=left.reasons)
 
 
 def token_ids(request: Request) -> Sequence[int]:
@@ -311,7 +284,7 @@ def line_of(name: str, here: str, found: Sequence[Heard], truth: Sequence[Heard]
     other, largest, differ = 0, 0.0, 0
     for one, expected in zip(found, truth, strict=True):
         for answer, scores in expected.scores.items():
-            made, tokens = one.tokens[answer], expected.tokens[answer]
+            made, tokens = one.tokens(answer), expected.tokens(answer)
             other += made != tokens or one.reasons.get(answer) != expected.reasons[answer]
             for mine, theirs in zip(one.scores[answer], scores, strict=False):  # other tokens may end elsewhere
                 if mine.numpy().tobytes() != theirs.numpy().tobytes():

@@ -13,9 +13,10 @@ from typing import Any
 
 from unpad.batching.batch import RaggedBatch
 from unpad.inference.engine import Request
+from unpad.inference.heard import Heard
 from unpad.inference.loaded import LoadedRun
 from unpad.proof.line import Line, not_applicable
-from unpad.proof.serving import HTTP, Heard
+from unpad.proof.serving import HTTP
 from unpad.serving.limits import Limits
 from unpad.serving.server import Listening, Server, bound, run
 from unpad.serving.service import Service
@@ -36,7 +37,7 @@ def over_http(loaded: LoadedRun, requests: Sequence[Request], truth: Sequence[He
         told = list(pool.map(lambda request: _ask(port, request), requests))
     differ, largest = 0, 0.0
     for (text, logprobs), heard in zip(told, truth, strict=True):
-        ids, scores = heard.tokens[0], heard.scores[0]
+        ids, scores = heard.tokens(), heard.scores[0]
         pairs = zip(ids, scores, strict=False)  # the last scores chose the end
         expected = [float(row.double().log_softmax(-1)[id]) for id, row in pairs]
         differ += text != loaded.tokenizer.decode(ids) or logprobs != expected

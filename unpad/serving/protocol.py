@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from unpad.data.sources.chat import ROLES
+from unpad.data.sources.chat import ROLES, Role, out_of_turn
 from unpad.errors import UnpadError, nearest
 
 DEEPEST = 64  # objects and lists inside one another
@@ -27,7 +27,6 @@ SHOWN = 60  # characters of a refused value in a message
 
 Value = TypeVar("Value")
 Read = Callable[[Any, str], Any]  # value and name of a field -> what it means, or a RequestError
-Role = Literal["system", "user", "assistant"]
 
 
 class RequestError(Exception):
@@ -456,13 +455,10 @@ def _messages(value: Any, param: str) -> tuple[Message, ...]:
     messages = [_message(one, f"{param}[{index}]") for index, one in enumerate(_typed(value, list, param))]
     if not messages:
         raise RequestError(f"{param} is empty: give at least the user's message", param)
-    first = 1 if messages[0].role == "system" else 0
-    for index, message in enumerate(messages[first:]):
-        expected = "assistant" if index % 2 else "user"
-        if message.role != expected:
-            place = f"{param}[{first + index}]"
-            what = f"{place} is of the {message.role}, expected the {expected}: after a system text, if there is one, "
-            raise RequestError(what + "user and assistant take turns", f"{place}.role")
+    if (wrong := out_of_turn([message.role for message in messages])) is not None:
+        place, expected = f"{param}[{wrong[0]}]", wrong[1]
+        what = f"{place} is of the {messages[wrong[0]].role}, expected the {expected}: after a system text, if there "
+        raise RequestError(what + "is one, user and assistant take turns", f"{place}.role")
     if messages[-1].role != "user":
         raise RequestError(f"the last message is of the {messages[-1].role}: end with the user's", param)
     return tuple(messages)

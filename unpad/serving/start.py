@@ -17,11 +17,12 @@ import torch
 
 from unpad.errors import ProofError
 from unpad.inference.engine import Engine, Request
+from unpad.inference.heard import watch
 from unpad.inference.loaded import LoadedRun, load
 from unpad.machine.load import full_processor_name
 from unpad.nn.linear import has_tiles
 from unpad.nn.native import library
-from unpad.proof.serving import hear, line_of, watch
+from unpad.proof.serving import hear, line_of
 from unpad.serving.served import TEXTS, Served, opened
 
 LENGTHS = (3, 40, 9, 17)  # of the prompts of the proof

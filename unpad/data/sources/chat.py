@@ -3,7 +3,7 @@ as `用户：…助手：…`.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from unpad.data.sources.example import BadRow, Example, Turn, Usable
@@ -135,14 +135,33 @@ def in_turns(turns: list[Turn], name: str) -> tuple[Turn, ...]:
     """
     if not turns:
         raise RowFault("E_EMPTY", f"{name} has no messages")
-    first = 1 if turns[0].role == "system" else 0
-    for index in range(first, len(turns)):
-        expected = "assistant" if (index - first) % 2 else "user"
-        if turns[index].role != expected:
-            raise RowFault("E_ROLE", f"turn {index + 1} is of the {turns[index].role}, expected the {expected}")
-    if len(turns) < first + 2:
+    refuse_order([turn.role for turn in turns])
+    if len(turns) < (3 if turns[0].role == "system" else 2):
         raise RowFault("E_NO_TARGET", "no turn of the assistant, so there is nothing to learn")
     return tuple(turns)
+
+
+def refuse_order(roles: Sequence[str]) -> None:
+    """Refuse messages that are not in their turn.
+
+    Raises:
+        RowFault: names the message.
+    """
+    if (wrong := out_of_turn(roles)) is not None:
+        place, expected = wrong
+        raise RowFault("E_ROLE", f"turn {place + 1} is of the {roles[place]}, expected the {expected}")
+
+
+def out_of_turn(roles: Sequence[str]) -> tuple[int, Role] | None:
+    """The place of the first message that is not in its turn, and the role expected there; None if all are.
+
+    After a system text, if there is one, user and assistant take turns.
+    """
+    first = 1 if roles[:1] == ["system"] else 0
+    for place, role in enumerate(roles[first:]):
+        if role != _PAIR[place % 2]:
+            return first + place, _PAIR[place % 2]
+    return None
 
 
 def _message(message: object, name: str, index: int) -> Turn:
