@@ -162,12 +162,12 @@ def evaluate(
         print_lines([*shown, *metric_lines(metrics)])
 
 
-@verbs.command(epilog="Example: unpad infer images-1 --image cat.jpg    or    --image folder --csv out.csv")
+@verbs.command(epilog="Example: unpad infer images-1 --image cat.jpg    or    vqa-1 --file in.csv --out answers.jsonl")
 def infer(
     run: RunArgument,
     image: Annotated[
-        list[Path], typer.Option(parser=user_path, help="An image file, or a folder of them; may be repeated.")
-    ],
+        list[Path] | None, typer.Option(parser=user_path, help="An image file, or a folder of them; may be repeated.")
+    ] = None,
     question: Annotated[str | None, typer.Option(help="Question about each image, for a run that answers.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Most classes to show per image.")] = 5,
     table: Annotated[
@@ -179,13 +179,32 @@ def infer(
             parser=new_path, help="Draw the patches that a pruned model kept for its answer: a PNG or SVG file."
         ),
     ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(parser=user_path, help="Answer a table of images and questions: JSON lines or CSV."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(parser=new_path, help="With --file: JSON lines, continued where they stop.")
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Classify images, or answer a question about them. Exit code 3 when a file cannot be used."""
-    check_run(run, places=image)
-    from unpad.inference.images import ask, classify, ledger, list_images, to_csv
+    if image is None and file is None:
+        raise RecipeError("no image is named", fix="give --image FILE, or --file with a table of images and questions")
+    beside = question is not None or table is not None or show is not None or as_json or image is not None
+    _check_file(file, out, "images and questions", "--image, --question, --csv, --show and --json", alone=not beside)
+    check_run(run, places=[*(image or []), *([] if file is None else [file])])
     from unpad.inference.loaded import load
+
+    if file is not None and out is not None:
+        from unpad.inference.question_file import answer_questions
+
+        lines, written = answer_questions(load(run), file, out)
+        print_lines(lines)
+        raise typer.Exit(3 if written.faults else 0)
+    assert image is not None, "options were checked"
+    from unpad.inference.images import ask, classify, ledger, list_images, to_csv
     from unpad.inference.prompts import lost_of, prompt_warning
     from unpad.run.report.vqa import check_request, write_pictures
     from unpad.storage import write_atomic
@@ -250,16 +269,17 @@ def generate(
 
     Each prompt draws with the next seed, unless seed= is given."""
     fields = [_generate_field(text) for text in settings or []]
-    _check_file(file, out, alone=not (prompt or heldout or system or as_json))
+    beside = bool(prompt or heldout or system or as_json)
+    _check_file(file, out, "prompts and system texts", "--prompt, --heldout, --system and --json", alone=not beside)
     check_run(run, fields, places=[] if file is None else [file])
     from unpad.inference.loaded import load
     from unpad.inference.prompts import gives_seed, prompt_warning, system_note
 
     loaded = load(run, fields)
     if file is not None and out is not None:
-        from unpad.inference.bulk import answer_file
+        from unpad.inference.prompt_file import answer_prompts
 
-        print_lines(answer_file(loaded, file, out, same_seed=gives_seed(fields)))
+        print_lines(answer_prompts(loaded, file, out, same_seed=gives_seed(fields)))
         return
     if heldout:
         from unpad.evaluation.text import heldout_openings
@@ -288,13 +308,12 @@ def generate(
         print_text(f"{reply.prompt.text} -> {reply.text}\n\n")
 
 
-def _check_file(file: Path | None, out: Path | None, *, alone: bool) -> None:
-    """Refuse a file of prompts without one for their answers, and beside options that it replaces."""
+def _check_file(file: Path | None, out: Path | None, holds: str, replaces: str, *, alone: bool) -> None:
+    """Refuse a file to be answered without one for its answers, and beside options that it replaces."""
     if (file is None) != (out is None):
-        raise RecipeError("--file and --out go together", fix="name a file of prompts, and one for their answers")
+        raise RecipeError("--file and --out go together", fix=f"name a file of {holds}, and one for the answers")
     if file is not None and not alone:
-        what, fix = "--file has prompts and system texts", "leave out --prompt, --heldout, --system and --json"
-        raise RecipeError(what, fix=fix)
+        raise RecipeError(f"--file has {holds}", fix=f"leave out {replaces}")
 
 
 @verbs.command(epilog="Example: unpad chat zh_chat-1    or    echo 你好 | unpad chat zh_chat-1")

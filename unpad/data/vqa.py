@@ -267,7 +267,19 @@ def folder_files(folder: Path) -> dict[str, bytes]:
 
 def questions_about(recipe: Recipe, tokenizer: Tokenizer, images: list[ImageExample], question: str) -> VqaData:
     """One question about each of several images, without answers to train on, for `VqaData.prompts`."""
-    examples = [VqaExample(image.where, (i,), question, ("?",), None, False) for i, image in enumerate(images)]
+    return _unanswered(recipe, tokenizer, images, [(question, (i,)) for i in range(len(images))])
+
+
+def question_about_all(recipe: Recipe, tokenizer: Tokenizer, images: list[ImageExample], question: str) -> VqaData:
+    """One question about all of several images, or about none; otherwise as `questions_about`."""
+    return _unanswered(recipe, tokenizer, images, [(question, tuple(range(len(images))))])
+
+
+def _unanswered(
+    recipe: Recipe, tokenizer: Tokenizer, images: list[ImageExample], asked: list[tuple[str, tuple[int, ...]]]
+) -> VqaData:
+    """Questions about images, each with the places of its own."""
+    examples = [VqaExample("", shown, question, ("?",), None, False) for question, shown in asked]
     listed = ListedRows(recipe, "vqa", [], examples, [0] * len(examples), [])
     chosen = choose_questions(listed, images, Wanted.NEW)
     data = _lay_out(chosen, images, tokenizer, None)

@@ -12,6 +12,7 @@ from unpad.inference.generate import complete
 from unpad.inference.loaded import LoadedRun
 from unpad.models.contract import PrunesTokens
 from unpad.models.vision_language.model import VisionLanguage
+from unpad.recipes.training import GenerateSettings
 from unpad.run.report.vqa import Kept
 
 
@@ -62,9 +63,14 @@ def answer_shown(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> list[Kep
     return [shown[seq] for seq in seq_ids.tolist()]
 
 
+def greedy(run: LoadedRun) -> GenerateSettings:
+    """Settings of answers about images."""
+    return run.recipe.generate.model_copy(update={"temperature": 0.0, "beams": 1})
+
+
 def _answered(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> Iterator[tuple[list[int], list[str]]]:
     """Yield rows and their answers, batch by batch; the model's counts are those of the latest batch."""
-    settings = run.recipe.generate.model_copy(update={"temperature": 0.0, "beams": 1})
+    settings = greedy(run)
     for micro in Measuring(run.model, data, seq_ids, run.recipe.plan).micros():
         ids = micro.seq_ids.tolist()
         completions = complete(run.generator, run.tokenizer, data.prompts(ids), settings)

@@ -1,4 +1,4 @@
-"""`unpad generate --file`: the prompts of a file, answered as rows become free and written in the order of the file.
+"""Files answered in bulk: rows are asked as others end, and their answers written in the order of the file.
 
 The file of answers is continued where it stops, so a command that was ended is run again. Each line says by which run
 and settings it was made; lines of others are not continued.
@@ -8,86 +8,135 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from unpad.data.sources.chat import messages_of, refuse_order
-from unpad.data.sources.jsonlines import RowFault, missing, read_lines
-from unpad.data.sources.rows import reading, require_text
-from unpad.data.tokens.encode import encode_prompt
-from unpad.errors import RecipeError, RunInUseError, SourceError
+from unpad.batching.batch import RaggedBatch
+from unpad.data.sources.example import BadRow
+from unpad.data.sources.jsonlines import FIXES, RowFault
+from unpad.data.sources.rows import reading
+from unpad.errors import Interrupted, RecipeError, RunInUseError
 from unpad.inference.engine import Engine, Request
-from unpad.inference.generate import PIECE, ROWS
+from unpad.inference.generate import ROWS
 from unpad.inference.heard import Heard
-from unpad.inference.loaded import LoadedRun, generation_precision
-from unpad.inference.prompts import Prompt, Reply, check_system, lost_of, reads_chat
-from unpad.inference.steps import banned_ids, check
+from unpad.inference.loaded import LoadedRun
+from unpad.nn.precision import Precision
 from unpad.recipes.training import GenerateSettings
 from unpad.run.folder import run_id
 from unpad.storage import LineLog
 from unpad.storage.disk import disk_errors
 from unpad.storage.strict_json import json_object
-from unpad.terminal.progress import ProgressBar, progress
+from unpad.terminal.progress import progress
 from unpad.terminal.table import number_of
 
 BEGIN = b'{"line": '  # of every line of answers
-FIELDS = ("prompt", "system", "messages", "id")
-AHEAD = 2 * ROWS  # prompts in the engine, so that a row that becomes free is taken at once
+AHEAD = 2 * ROWS  # rows that are asked before the first of them is written, so that a free place is taken at once
+FAULT = "fault"  # field of a line that has no answer
+
+
+class Row(Protocol):
+    """A row of a file; `given` are fields of it that its answer repeats, by which the answer is known again."""
+
+    @property
+    def line(self) -> int: ...
+
+    @property
+    def given(self) -> Mapping[str, Any]: ...
+
+    def ask(self) -> Request:
+        """What to ask the engine.
+
+        Raises:
+            RowFault: nothing can be asked; the fault is written in the place of an answer.
+        """
+        ...
+
+    def told(self, heard: Heard) -> dict[str, Any]:
+        """Fields of its answer."""
+        ...
 
 
 @dataclass(frozen=True)
-class _Row:
-    """A prompt of the file, with its place, its line and its `id`."""
-
-    where: str
-    line: int
-    prompt: Prompt
-    id: Any
-
-
-def answer_file(run: LoadedRun, path: Path, out: Path, *, same_seed: bool = False) -> list[str]:
-    """Answer all prompts of a file of JSON lines, each with `prompt`, or `messages` up to a user's.
-
-    Every prompt draws with the next seed, as with `unpad generate`.
+class Bulk:
+    """A file to be answered.
 
     Args:
-        out: gets a JSON line for each prompt; one that such a command began is continued.
-        same_seed: whether all draw with the seed of the settings.
+        made_by: digest of all that an answer depends on besides its row.
+        rows: the file's, in order; num_rows: how many; unit: what they are, plural.
+        most_tokens: of prompts in the engine at once; None for as many as it has rows for.
+    """
 
-    Returns:
-        What was done, for the terminal.
+    path: Path
+    made_by: str
+    rows: Iterator[Row]
+    num_rows: int
+    unit: str
+    most_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a file of answers has: `before`, lines that it had already; `faults`, lines without an answer."""
+
+    before: int
+    faults: int
+
+
+def fault_text(fault: RowFault) -> str:
+    """A fault as a line of answers has it."""
+    return f"{fault.code} {fault.what}; {fault.fix}"
+
+
+def remedy(fault: RowFault | BadRow, example: str) -> str:
+    """What to do about a fault of a row; an example where the remedy would be a setting of a recipe's sources."""
+    is_setting = fault.fix == FIXES["E_MISSING"] or "set format:" in fault.fix
+    return example if is_setting else fault.fix
+
+
+def digest_of(run: LoadedRun, settings: GenerateSettings, precision: Precision, *more: Any) -> str:
+    """Digest of a run and settings, for `made_by`."""
+    parts = [run_id(run.folder), run.step, precision, settings.model_dump(mode="json"), *more]
+    return blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def answer_rows(bulk: Bulk, engine: Engine, out: Path) -> Written:
+    """Write a JSON line for each row, after those that such a command wrote before.
 
     Raises:
-        SourceError: a row is no prompt; nothing was written.
-        RecipeError: the file of answers is of another run, of other settings or prompts, or no such file.
+        RecipeError: the file has lines of another run, of other settings or rows, or it is no such file.
+        RunInUseError: another command writes it.
         DiskError: it cannot be written.
+        Interrupted: by Ctrl-C; what is written stays.
     """
-    settings = run.recipe.generate
-    if settings.beams > 1:
-        what = "a file is answered without beams"
-        raise RecipeError(what, where="generate.beams", fix="leave out beams")
-    with progress(f"checking {path.name}"):
-        num_rows = sum(1 for _ in _rows(run, path, settings))
-    if not num_rows:
-        raise SourceError("there are no prompts in it", where=str(path), fix='write rows such as {"prompt": "..."}')
-    made_by = _made_by(run, settings, same_seed)
     with _alone(out):
-        done = _answered(out, made_by, _rows(run, path, settings))
-        log = LineLog(out)
+        done, faults = _answered(out, bulk)
+        before, log = done, LineLog(out)
         try:
-            with progress(f"answering {path.name}", num_rows, "prompts") as bar:
+            with progress(f"answering {bulk.path.name}", bulk.num_rows, bulk.unit) as bar:
                 bar.begin_at(done)
-                for answer in _answers(run, path, settings, done, same_seed, bar):
-                    log.append(answer | {"made_by": made_by})
+                for answer in _answers(bulk, engine):
+                    log.append(answer | {"made_by": bulk.made_by})
+                    done, faults = done + 1, faults + bool(answer.get(FAULT))
+                    bar.advance()
             log.sync()
+        except KeyboardInterrupt:
+            what = f"stopped by Ctrl-C; {done:,} of {number_of(bulk.num_rows, bulk.unit)} are answered"
+            fix = "give the same command again, which goes on behind them"
+            raise Interrupted(what, where=str(out), fix=fix) from None
         finally:
             log.close()
-    before = f", {done:,} of them before" if done else ""
-    return [f"{number_of(num_rows, 'prompts')} answered{before}: {out}"]
+    return Written(before, faults)
+
+
+def summary(bulk: Bulk, written: Written, out: Path) -> str:
+    """What was done, for the terminal."""
+    faults = f", {written.faults:,} with a fault" if written.faults else ""
+    before = f", {written.before:,} of them before" if written.before else ""
+    return f"{number_of(bulk.num_rows - written.faults, bulk.unit)} answered{faults}{before}: {out}"
 
 
 @contextmanager
@@ -108,103 +157,69 @@ def _alone(out: Path) -> Iterator[None]:
         yield
 
 
-def _made_by(run: LoadedRun, settings: GenerateSettings, same_seed: bool) -> str:
-    """Digest of all that an answer depends on besides its prompt."""
-    precision = generation_precision(settings)
-    parts = [run_id(run.folder), run.step, precision, settings.model_dump(mode="json"), same_seed]
-    return blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
-
-
-def _rows(run: LoadedRun, path: Path, settings: GenerateSettings) -> Iterator[_Row]:
-    with reading(path):
-        for item in read_lines(path):
-            if not isinstance(item, tuple):
-                raise SourceError(f"{item.code}: {item.what}", where=item.where, fix=item.fix)
-            line, row = item
-            where = f"{path}:{line}"
-            try:
-                prompt = _prompt(run, row)
-                check(run.generator, [prompt.ids], settings)
-            except RowFault as fault:
-                bad = fault.at(where, row)
-                raise SourceError(f"{bad.code}: {bad.what}", where=where, fix=bad.fix) from None
-            except RecipeError as error:
-                raise SourceError(error.what, where=where, fix=error.fix) from None
-            yield _Row(where, line, prompt, row.get("id"))
-
-
-def _prompt(run: LoadedRun, row: dict[str, Any]) -> Prompt:
-    """The prompt of a row.
-
-    Raises:
-        RowFault: the row has none.
-        RecipeError: the run has no place for a system text.
-    """
-    if unknown := [name for name in row if name not in FIELDS]:
-        fix = f"leave it out; a row has {', '.join(FIELDS)}, and settings are of the command"
-        raise RowFault("E_TYPE", f"unknown field {json.dumps(unknown[0], ensure_ascii=False)}", fix)
-    if "messages" in row and ("prompt" in row or "system" in row):
-        raise RowFault("E_TYPE", '"messages" stand beside "prompt" or "system"', "give one of them")
-    if "messages" not in row:
-        if "prompt" not in row:
-            raise missing(("prompt", "messages"), list(row))
-        system = require_text(row["system"], '"system"') if row.get("system") else ""
-        return run.prompt(require_text(row["prompt"], '"prompt"'), system)
-    turns = messages_of(row["messages"], '"messages"')
-    if not reads_chat(run.recipe, run.tokenizer):
-        raise RowFault("E_TYPE", "the run was trained on no conversations", 'give it rows with "prompt"')
-    refuse_order([turn.role for turn in turns])
-    if not turns or turns[-1].role != "user":
-        raise RowFault("E_ROLE", "the last message is not of the user", "end with the user's message")
-    system = turns[0].content if turns[0].role == "system" else ""
-    check_system(run.recipe, run.tokenizer, system)
-    ids = encode_prompt(turns, run.tokenizer, run.recipe.data.template)
-    return Prompt(turns[-1].content, system, ids, lost_of(run.tokenizer, [turn.content for turn in turns]))
-
-
-def _answered(out: Path, made_by: str, rows: Iterator[_Row]) -> int:
-    """Number of prompts that a file has answers to.
+def _answered(out: Path, bulk: Bulk) -> tuple[int, int]:
+    """Take the rows that a file has lines of; the number of them, and of those without an answer.
 
     Raises:
         RecipeError: it has something else.
     """
-    done = 0
+    done = faults = 0
     with reading(out), out.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n") and line.startswith(BEGIN[: len(line)]):
                 break  # cut by the end of the earlier command
-            answer, row = json_object(line), next(rows, None)
-            found = None if answer is None else (answer.get("line"), answer.get("prompt"), answer.get("made_by"))
-            if row is None or found != (row.line, row.prompt.text, made_by):
-                what = "the file has lines that this run with these settings did not make of these prompts"
+            answer, row = json_object(line), next(bulk.rows, None)
+            known = {} if row is None else {"line": row.line, **row.given, "made_by": bulk.made_by}
+            if answer is None or not known or known != {name: answer.get(name) for name in known}:
+                what = "the file has lines that this run with these settings did not make of these rows"
                 raise RecipeError(what, where=f"{out}:{number}", fix="name another file with --out")
-            done = number
-    return done
+            done, faults = number, faults + bool(answer.get(FAULT))
+    return done, faults
 
 
-def _answers(
-    run: LoadedRun, path: Path, settings: GenerateSettings, done: int, same_seed: bool, bar: ProgressBar
-) -> Iterator[dict[str, Any]]:
-    """Yield answers in the order of the file; at most AHEAD are in the engine or wait for an earlier one."""
-    model, tokenizer = run.generator, run.tokenizer
-    stops, banned = sorted(tokenizer.stop_ids), banned_ids(model, tokenizer)
-    engine = Engine(model, precision=generation_precision(settings), piece=PIECE, rows=ROWS)
-    rows = enumerate(_rows(run, path, settings))
-    open_rows: list[tuple[_Row, GenerateSettings, Heard]] = []
-    left = True
-    while left or open_rows:
-        while left and len(open_rows) < AHEAD:
-            if left := (item := next(rows, None)) is not None:
-                index, row = item
-                if index >= done:
-                    seed = settings.seed + (0 if same_seed else index)
-                    own = settings.model_copy(update={"seed": seed})
-                    open_rows.append((row, own, Heard()))
-                    engine.submit(Request(row.prompt.ids, own, stops, banned), open_rows[-1][2])
+@dataclass
+class _Open:
+    """A row that was asked, or cannot be; `fault`: why."""
+
+    row: Row
+    num_tokens: int = 0
+    fault: str = ""
+    heard: Heard = field(default_factory=Heard)
+
+    @property
+    def is_done(self) -> bool:
+        return bool(self.fault or self.heard.reasons)
+
+    def line(self) -> dict[str, Any]:
+        said = {FAULT: self.fault} if self.fault else self.row.told(self.heard)
+        return {"line": self.row.line, **self.row.given, **said}
+
+
+def _answers(bulk: Bulk, engine: Engine) -> Iterator[dict[str, Any]]:
+    """Yield answers in the order of the rows."""
+    asked: list[_Open] = []
+    row = next(bulk.rows, None)
+    while row is not None or asked:
+        while row is not None and len(asked) < AHEAD and _has_room(bulk, asked):
+            asked.append(_ask(row, engine))
+            row = next(bulk.rows, None)
         engine.turn()
-        while open_rows and open_rows[0][2].reasons:
-            row, own, heard = open_rows.pop(0)
-            ids = heard.tokens()
-            reply = Reply(row.prompt, tokenizer.decode(ids), len(ids), heard.finished(), own.seed)
-            bar.advance()
-            yield {"line": row.line, **({} if row.id is None else {"id": row.id}), **reply.to_json()}
+        while asked and asked[0].is_done:
+            yield asked.pop(0).line()
+
+
+def _has_room(bulk: Bulk, asked: list[_Open]) -> bool:
+    return bulk.most_tokens is None or sum(one.num_tokens for one in asked if not one.is_done) < bulk.most_tokens
+
+
+def _ask(row: Row, engine: Engine) -> _Open:
+    made = _Open(row)
+    try:
+        request = row.ask()
+    except RowFault as fault:
+        made.fault = fault_text(fault)
+        return made
+    prompt = request.prompt
+    made.num_tokens = prompt.total_tokens if isinstance(prompt, RaggedBatch) else len(prompt)
+    engine.submit(request, made.heard)
+    return made

@@ -144,6 +144,18 @@ def check_classifies(run: LoadedRun) -> None:
         raise RecipeError("this run classifies no images", where=str(run.folder), fix=fix)
 
 
+def check_asks(run: LoadedRun) -> VisionLanguage:
+    """The model of a run that answers questions about images.
+
+    Raises:
+        RecipeError: the run answers none.
+    """
+    if not isinstance(run.model, VisionLanguage):
+        fix = "ask for classes with --image alone, or use a run of `unpad train vqa`"
+        raise RecipeError("this run answers no questions about images", where=str(run.folder), fix=fix)
+    return run.model
+
+
 def _marked(run: LoadedRun, answers: list[Answer]) -> list[Answer]:
     """Mark the images with a mode or size that training did not have."""
     seen = seen_pictures(run.files)
@@ -171,12 +183,10 @@ def ask(run: LoadedRun, paths: Sequence[Path], question: str, *, show: bool = Fa
         RecipeError: the run does not answer questions about images, or `show` is given and its model removes no
             patches.
     """
-    if not isinstance(run.model, VisionLanguage):
-        fix = "leave --question out for classes, or use a run of `unpad train vqa`"
-        raise RecipeError("this run answers no questions about images", where=str(run.folder), fix=fix)
+    model = check_asks(run)
     if show:
-        refuse_unshowable(run.model.modes, run.model.config.merge is not None, str(run.folder))
-    looked = {path: _examine(path) for path in paths}
+        refuse_unshowable(model.modes, model.config.merge is not None, str(run.folder))
+    looked = {path: examine_image(path) for path in paths}
     images = [image for image in looked.values() if isinstance(image, ImageExample)]
     lost = lost_of(run.tokenizer, [question]).lost
     texts: list[str] = []
@@ -215,7 +225,7 @@ def question_about(run: LoadedRun, path: Path, content: bytes, question: str) ->
     Raises:
         ImageError: the image cannot be used.
     """
-    image = _examine(path, content)
+    image = examine_image(path, content)
     if isinstance(image, BadRow):
         raise ImageError(image.code, image.what, image.fix)
     data = questions_about(run.recipe, run.tokenizer, [image], question)
@@ -265,9 +275,13 @@ def read_image(run: LoadedRun, content: bytes, path: Path) -> ReadImage:
     return ReadImage(path, patches, grid, (height, width), decoded.notes, mode_of(content))
 
 
-def _examine(path: Path, content: bytes | None = None) -> ImageExample | BadRow:
-    """Check one image file for a question; a blank image is a bad row too."""
-    image = examine(Found(str(path), "", path, str(path.resolve().parent), content=content))
+def examine_image(path: Path, content: bytes | None = None, root: str | None = None) -> ImageExample | BadRow:
+    """Check one image file for a question; a blank image is a bad row too.
+
+    Args:
+        root: the real folder that must contain it; None for its own.
+    """
+    image = examine(Found(str(path), "", path, root or str(path.resolve().parent), content=content))
     if isinstance(image, BadRow):
         return image
     try:

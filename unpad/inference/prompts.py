@@ -105,11 +105,11 @@ def check_system(recipe: Recipe, tokenizer: Tokenizer, system: str) -> None:
         tokenizer.chat.prompted([Turn("system", system), Turn("user", "?")])
         return
     if system and not recipe.data.converses:
-        what, fix = "this run was trained on no conversations, so it reads no system text", "leave --system out"
+        what, fix = "this run was trained on no conversations, so it reads no system text", "leave the system text out"
         raise RecipeError(what, where="data.chat", fix=fix)
     if system and template.system in ("", template.user):
         same = "an empty prefix" if not template.system else "the prefix of user messages"
-        fix = "leave --system out, or train with another data.template.system"
+        fix = "leave the system text out, or train with another data.template.system"
         raise RecipeError(f"the template gives system messages {same}", where="data.template.system", fix=fix)
 
 

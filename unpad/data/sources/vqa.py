@@ -13,8 +13,16 @@ from typing import Any
 from unpad.data.sources.example import BadRow, SplitName, Usable
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.images import Found, ImageExample, checked_path, examine
-from unpad.data.sources.jsonlines import RowFault, excerpt, missing, type_name
-from unpad.data.sources.rows import OPTIONAL, declared_group, declared_split, examples, reading, require_text
+from unpad.data.sources.jsonlines import RowFault, excerpt, type_name
+from unpad.data.sources.rows import (
+    OPTIONAL,
+    declared_group,
+    declared_split,
+    examples,
+    reading,
+    require_fields,
+    require_text,
+)
 from unpad.recipes.data import DataSettings
 from unpad.terminal.progress import counted
 
@@ -109,16 +117,27 @@ def read_all(file: SourceFile, data: DataSettings) -> tuple[list[VqaExample], li
 
 
 def _row(folder: Path, where: str, value: Any) -> _QuestionRow:
-    if type(value) is not dict:
-        raise RowFault("E_NOT_OBJECT", f"the row is {type_name(value)}, expected an object")
-    if "image" not in value:
-        raise missing(("image",), list(value))
-    names = value["image"] if isinstance(value["image"], list) else [] if value["image"] is None else [value["image"]]
-    paths = tuple(folder / checked_path(require_text(name, '"image"')) for name in names)
-    caption = "caption" in value and "question" not in value
-    question = DESCRIBE if caption else require_text(value.get("question"), '"question"')
+    paths, question = asked(folder, value)
+    caption = "question" not in value
     answers, split = _answers(value, caption), declared_split(value)
     return _QuestionRow(where, paths, question, answers, split, caption, declared_group(value))
+
+
+def asked(folder: Path, row: Any) -> tuple[tuple[Path, ...], str]:
+    """Paths of the images of a row, and its question.
+
+    Args:
+        folder: in which the paths start.
+
+    Raises:
+        RowFault: one of them is missing or unusable.
+    """
+    image = require_fields(row, ("image",))["image"]
+    names = image if isinstance(image, list) else [] if image is None else [image]
+    paths = tuple(folder / checked_path(require_text(name, '"image"')) for name in names)
+    if "caption" in row and "question" not in row:
+        return paths, DESCRIBE
+    return paths, require_text(row.get("question"), '"question"')
 
 
 def _answers(value: dict[str, Any], caption: bool) -> tuple[str, ...]:

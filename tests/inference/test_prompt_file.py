@@ -11,9 +11,10 @@ import pytest
 from tests.helpers.families import Finished
 from tests.helpers.shell import Shell
 from unpad.errors import RecipeError, RunInUseError, SourceError
-from unpad.inference import bulk
-from unpad.inference.bulk import answer_file
+from unpad.inference import bulk, prompt_file
 from unpad.inference.loaded import LoadedRun, load
+from unpad.inference.prompt_file import answer_prompts
+from unpad.storage import LineLog
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +27,7 @@ def run(finished: Finished) -> LoadedRun:
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     """More prompts than fit into the engine at once."""
-    monkeypatch.setattr(bulk, "ROWS", 2)
+    monkeypatch.setattr(prompt_file, "ROWS", 2)
     monkeypatch.setattr(bulk, "AHEAD", 3)
 
 
@@ -42,9 +43,10 @@ def answers(path: Path) -> list[dict[str, Any]]:
 PROMPTS = [{"prompt": f"what is {'the ' * (i % 4)}number {i}?"} for i in range(9)]
 
 
+@pytest.mark.promise("serving.bulk")
 def test_answers_are_those_of_generate_in_the_order_of_the_file(run: LoadedRun, tmp_path: Path) -> None:
     file = written(tmp_path / "in.jsonl", [*PROMPTS[:4], {**PROMPTS[4], "id": [7]}, *PROMPTS[5:]])
-    assert answer_file(run, file, tmp_path / "out.jsonl") == [f"9 prompts answered: {tmp_path / 'out.jsonl'}"]
+    assert answer_prompts(run, file, tmp_path / "out.jsonl") == [f"9 prompts answered: {tmp_path / 'out.jsonl'}"]
     found = answers(tmp_path / "out.jsonl")
     expected = run.replies([run.prompt(row["prompt"]) for row in PROMPTS], range(9))
     assert [row["line"] for row in found] == list(range(1, 10))
@@ -53,19 +55,20 @@ def test_answers_are_those_of_generate_in_the_order_of_the_file(run: LoadedRun, 
     ] * 9
     assert [row.get("id") for row in found] == [None] * 4 + [[7]] + [None] * 4
     with pytest.raises(RecipeError, match="did not make"):  # all prompts would draw alike from here on
-        answer_file(run, file, tmp_path / "out.jsonl", same_seed=True)
-    answer_file(run, file, tmp_path / "same.jsonl", same_seed=True)
+        answer_prompts(run, file, tmp_path / "out.jsonl", same_seed=True)
+    answer_prompts(run, file, tmp_path / "same.jsonl", same_seed=True)
     assert {row["seed"] for row in answers(tmp_path / "same.jsonl")} == {run.recipe.generate.seed}
 
 
+@pytest.mark.promise("serving.bulk")
 def test_a_file_that_was_cut_anywhere_is_continued_to_the_same_bytes(run: LoadedRun, tmp_path: Path) -> None:
     file, whole = written(tmp_path / "in.jsonl", PROMPTS[:4]), tmp_path / "whole.jsonl"
-    answer_file(run, file, whole)
+    answer_prompts(run, file, whole)
     content = whole.read_bytes()
     ends = [0, *(i + 1 for i, byte in enumerate(content) if byte == 10)]
     for cut in sorted({*ends, *(end + 5 for end in ends[:-1]), len(content) - 1}):
         (tmp_path / "out.jsonl").write_bytes(content[:cut])
-        [line] = answer_file(run, file, tmp_path / "out.jsonl")
+        [line] = answer_prompts(run, file, tmp_path / "out.jsonl")
         assert (tmp_path / "out.jsonl").read_bytes() == content
         before = content[:cut].count(b"\n")
         assert (f"{before} of them before" in line) == (before > 0)
@@ -74,12 +77,12 @@ def test_a_file_that_was_cut_anywhere_is_continued_to_the_same_bytes(run: Loaded
 def test_conversations_end_with_a_message_of_the_user(run: LoadedRun, tmp_path: Path) -> None:
     said = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
     asked = {"messages": [*said, {"role": "user", "content": "and now?"}]}
-    answer_file(run, written(tmp_path / "in.jsonl", [asked]), tmp_path / "out.jsonl")
+    answer_prompts(run, written(tmp_path / "in.jsonl", [asked]), tmp_path / "out.jsonl")
     [answer] = answers(tmp_path / "out.jsonl")
     assert answer["prompt"] == "and now?"
     assert answer["prompt_tokens"] > len(run.prompt("and now?").ids)
     with pytest.raises(SourceError, match="E_ROLE"):
-        answer_file(run, written(tmp_path / "in.jsonl", [{"messages": said}]), tmp_path / "other.jsonl")
+        answer_prompts(run, written(tmp_path / "in.jsonl", [{"messages": said}]), tmp_path / "other.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -99,14 +102,14 @@ def test_a_row_that_is_no_prompt_is_named_and_nothing_is_written(
 ) -> None:
     file = written(tmp_path / "in.jsonl", [PROMPTS[0], row])
     with pytest.raises(SourceError, match=what) as refused:
-        answer_file(run, file, tmp_path / "out.jsonl")
+        answer_prompts(run, file, tmp_path / "out.jsonl")
     assert refused.value.where == f"{file}:2"
     assert not (tmp_path / "out.jsonl").exists()
 
 
 def test_files_of_others_are_left_alone(run: LoadedRun, tmp_path: Path, finished: Finished) -> None:
     file, out = written(tmp_path / "in.jsonl", PROMPTS[:2]), tmp_path / "out.jsonl"
-    answer_file(run, file, out)
+    answer_prompts(run, file, out)
     kept = out.read_bytes()
     (tmp_path / "longer.jsonl").write_bytes(kept + kept.splitlines(keepends=True)[0])
     other = load(finished("text").run, ["generate.temperature=1"])
@@ -122,16 +125,59 @@ def test_files_of_others_are_left_alone(run: LoadedRun, tmp_path: Path, finished
     ):
         before = target.read_bytes()
         with pytest.raises(RecipeError, match="did not make"):
-            answer_file(model, prompts, target)
+            answer_prompts(model, prompts, target)
         assert target.read_bytes() == before
     assert out.read_bytes() == kept
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("in.jsonl", '{"id": 1}\n'),
+        ("in.jsonl", '[{"prompt": "a"}, {"prompt": "b"}]'),
+        ("in.csv", "prompt,text\na,b\nc,d\n"),
+        ("in.txt", "a line\nand a second one\n"),
+    ],
+)
+def test_what_to_do_about_a_file_is_nothing_that_the_command_lacks(
+    run: LoadedRun, tmp_path: Path, name: str, content: str
+) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(SourceError) as refused:
+        answer_prompts(run, tmp_path / name, tmp_path / "out.jsonl")
+    assert refused.value.fix == 'write JSON lines such as {"prompt": "..."}'
+
+
+def test_ctrl_c_says_how_many_are_answered_and_the_same_command_goes_on(
+    unpad: Shell, finished: Finished, run: LoadedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, whole, out = written(tmp_path / "in.jsonl", PROMPTS), tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    answer_prompts(run, file, whole)
+    append = LineLog.append
+
+    def interrupted(log: LineLog, line: dict[str, Any]) -> None:
+        if line["line"] == 4:
+            raise KeyboardInterrupt
+        append(log, line)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LineLog, "append", interrupted)
+        ended = unpad("generate", finished("text").run, "--file", file, "--out", out)
+    assert (ended.code, len(answers(out))) == (130, 3)
+    assert ended.err.splitlines() == [
+        "Interrupted: stopped by Ctrl-C; 3 of 9 prompts are answered",
+        f"  at: {out}",
+        "  do: give the same command again, which goes on behind them",
+    ]
+    assert unpad("generate", finished("text").run, "--file", file, "--out", out).code == 0
+    assert out.read_bytes() == whole.read_bytes()
 
 
 def test_two_commands_do_not_write_the_same_answers(run: LoadedRun, tmp_path: Path) -> None:
     file, out = written(tmp_path / "in.jsonl", PROMPTS[:2]), tmp_path / "out.jsonl"
     with bulk._alone(out), pytest.raises(RunInUseError, match="another command"):
-        answer_file(run, file, out)
-    answer_file(run, file, out)
+        answer_prompts(run, file, out)
+    answer_prompts(run, file, out)
     assert len(answers(out)) == 2
 
 
