@@ -23,7 +23,11 @@ FACTS: dict[str, dict[str, Any]] = {
     "text": {"kind": "text", **TEXTS, "system": False},
     "vqa": {"kind": "vqa", **TEXTS, "system": False, "kept_patches": True},
     "images": {"kind": "images", "classes": ["circle", "square", "star"]},
-    "patients": {"kind": "patients", "columns": ["id", "time", "code", "value", "age", "sex"]},
+    "patients": {
+        "kind": "patients",
+        "routes": ["/v1/models/demo:predict", "/v1/models/demo:explain"],
+        "columns": ["id", "time", "code", "value", "age", "sex"],
+    },
 }
 MARKUP = "<script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\"><b>bold</b>"
 PATCHES = {"grid": [3, 4], "blocks": [[[r, c] for r in range(3) for c in range(4)], [[1, 1], [1, 2], [2, 2]]]}
@@ -138,13 +142,15 @@ class _Handler(BaseHTTPRequestHandler):
     def _json(self, value: Any, status: int = 200) -> None:
         self._send(status, json.dumps(value).encode(), "application/json")
 
-    def _refuse(self, status: int, message: str) -> None:
-        self._json({"error": {"message": message, "type": "invalid_request_error", "param": None}}, status)
+    def _refuse(self, status: int, message: str, code: str | None = None) -> None:
+        error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+        self._json({"error": error}, status)
 
     def _reply(self, asked: str, body: dict[str, Any], kind: str) -> None:
         """Stream the reply that a text asks for."""
         if asked == "refuse":
-            return self._refuse(400, "the message makes a prompt of 2,000 tokens, the model's context is 1,024")
+            what = "the message makes a prompt of 2,000 tokens, the model's context is 1,024"
+            return self._refuse(400, what, "context_length_exceeded")
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()

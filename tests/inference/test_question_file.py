@@ -73,6 +73,9 @@ def test_every_row_is_answered_as_alone_in_the_order_of_the_table(
         again = written(tmp_path / "one.jsonl", [row])
         answer_questions(run, again, tmp_path / f"{made['line']}.jsonl")
         assert answers(tmp_path / f"{made['line']}.jsonl") == [{**made, "line": 1}]
+    warm = load(run.folder, ["generate.temperature=2", "generate.precision=bf16"])  # not of answers about images
+    answer_questions(warm, file, tmp_path / "warm.jsonl")
+    assert [row["answer"] for row in answers(tmp_path / "warm.jsonl")] == [row["answer"] for row in found]
 
 
 def test_csv_and_rows_of_data_for_training_are_read(run: LoadedRun, rows: list[dict[str, Any]], tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from openai import NotFoundError, OpenAI
 
+from unpad.data.sources.example import Turn
 from unpad.inference.chat import Conversation
 from unpad.inference.loaded import LoadedRun, generation_precision, load
 
@@ -240,3 +241,20 @@ def test_a_long_conversation_is_refused_or_trimmed_as_chat_does(chats: Running) 
     shorter = {"messages": [{"role": role, "content": said} for role, said in left], "max_tokens": 4}
     alone = chats.post("/v1/chat/completions", shorter).json()
     assert alone["choices"] == trimmed["choices"]
+
+
+@pytest.mark.promise("serving.commands")
+@pytest.mark.parametrize("most", [1, 16, 500])
+def test_the_turns_that_are_left_out_are_those_that_chat_leaves_out(chats: Running, run: LoadedRun, most: int) -> None:
+    said = [
+        turn for number in range(9) for turn in (Turn("user", f"小猫{number}"), Turn("assistant", "小猫看见一座桥。"))
+    ]
+    settings = run.recipe.generate.model_copy(update={"max_new_tokens": most})
+    precision = generation_precision(settings)
+    talk = Conversation(run.generator, run.tokenizer, run.recipe.data.template, settings, precision=precision)
+    talk.history = list(said)
+    replied = "".join(talk.reply("为什么"))
+    messages = [{"role": turn.role, "content": turn.content} for turn in [*said, Turn("user", "为什么")]]
+    answer = chats.post("/v1/chat/completions", {"messages": messages, "max_tokens": most, "history": "trim"}).json()
+    assert answer["unpad"]["left_out_messages"] == talk.num_forgotten > 0
+    assert answer["choices"][0]["message"]["content"] == replied

@@ -14,11 +14,12 @@ import pytest
 from tests.helpers.serving import Running, heard, received, running, wait_for
 from unpad.errors import NonFiniteError, OutOfMemoryError, RecipeError, SourceError
 from unpad.inference.engine import Engine
-from unpad.serving.limits import Limits, check_headers, check_reach, read_tokens
+from unpad.serving.limits import Limits, check_headers, check_origins, check_reach, read_tokens
 from unpad.serving.protocol import RequestError
 
 if TYPE_CHECKING:
     from tests.helpers.families import Finished
+    from tests.helpers.shell import Shell
 
 TOKEN = "secret-1"
 ASK = {"messages": [{"role": "user", "content": "小猫"}], "temperature": 1, "max_tokens": 50}
@@ -140,6 +141,24 @@ def test_a_network_is_served_with_a_token_or_on_purpose() -> None:
         check_reach(host, (), no_token=False)
 
 
+@pytest.mark.parametrize(
+    ("origin", "written"),
+    [
+        ("a.org", "https://a.org"), ("https://a.org/", "https://a.org"), ("http://a.org:8080/page", "http://a.org:8080"),
+        ("https://A.org", "https://a.org"), (" https://a.org", "https://a.org"), ("https://a.org:443", "https://a.org"),
+        ("https://a b.org", "https://a.org"), ("*", "https://a.org"), ("null", "https://a.org"), ("", "https://a.org"),
+    ],
+)  # fmt: skip
+def test_an_origin_that_no_browser_sends_is_refused_at_the_start(unpad: Shell, origin: str, written: str) -> None:
+    told = unpad("serve", "demo", "--allow-origin", "https://b.org", "--allow-origin", origin)
+    assert (told.code, told.err.splitlines()[1]) == (2, "  at: --allow-origin")
+    assert told.err.endswith(f"such as {written}\n")
+
+
+def test_origins_that_browsers_send_are_taken() -> None:
+    check_origins(["https://a.org", "http://127.0.0.1:5173", "http://[::1]:8080", "app://x.y"])
+
+
 # --------------------------------------------------------------------------- routes and bodies
 
 
@@ -151,6 +170,10 @@ def test_unknown_routes_and_methods_name_what_there_is(chats: Running) -> None:
     assert "/v1/chat/completions" in error(chats.post("/v1/responses", {}), 404, "wrong_route")["message"]
     assert "no trained vectors" in error(chats.post("/v1/embeddings", {}), 404, "no_embeddings")["message"]
     assert "/v1/chat/completions" in error(chats.post("/v1/classify", {}), 404, "wrong_route")["message"]
+    for path in ("/v1/classifi", "/v1/model/demo:predict", "/x"):  # near routes that this run refuses
+        told = error(chats.post(path, {}), 404, "not_found")["message"]
+        assert "classify" not in told
+        assert ":predict" not in told
 
 
 @pytest.mark.parametrize(
@@ -238,13 +261,13 @@ def test_more_than_may_wait_are_told_when_to_come_back(strict: Running) -> None:
         body = {**ASK, "n": 3, "max_tokens": 2}
         head, _, content = strict.request(CHAT, body).partition(b"\r\n\r\n")
         waiting.sendall(head + b"\r\nAuthorization: Bearer secret-1\r\nConnection: close\r\n\r\n" + content)
-        wait_for(lambda: strict.service._num_open == 3)
+        wait_for(lambda: strict.service.num_open == 3)
         answer = strict.post(CHAT, ASK, headers=BEARER)
         error(answer, 429, "too_many_requests")
         assert 1 <= int(answer.headers["retry-after"]) <= 60
     with waiting:
         pass
-    wait_for(lambda: strict.service._num_open == 0)
+    wait_for(lambda: strict.service.num_open == 0)
     assert strict.post(CHAT, {**ASK, "max_tokens": 1}, headers=BEARER).status_code == 200
 
 
@@ -257,13 +280,15 @@ def test_an_answer_that_takes_too_long_is_a_timeout_before_its_first_token(
         with chats.held():
             thread = threading.Thread(target=lambda s=stream: answers.append(chats.post(CHAT, {**ASK, "stream": s})))
             thread.start()
-            wait_for(lambda: chats.service._num_open == 1)
+            wait_for(lambda: chats.service.num_open == 1)
             threading.Event().wait(0.06)
         thread.join()
         error(answers[-1], 408, "timeout")
 
 
-def test_a_stream_that_takes_too_long_ends_with_an_error_event(chats: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_takes_too_long_ends_with_an_error_event(
+    chats: Running, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     steps, step = [], Engine._step
 
     def slow(engine: Engine) -> None:
@@ -274,9 +299,13 @@ def test_a_stream_that_takes_too_long_ends_with_an_error_event(chats: Running, m
 
     monkeypatch.setattr(Engine, "_step", slow)
     monkeypatch.setattr(chats.service, "limits", Limits(timeout=0.4))
+    broken = f'unpad_broken_answers_total{{reason="error:timeout",route="{CHAT}"}}'
+    capfd.readouterr()
     events = chats.events(CHAT, {**ASK, "seed": 3})
     assert events[0]["choices"][0]["delta"]["role"] == "assistant"
     assert events[-1]["error"]["code"] == "timeout"
+    heard(capfd, f"POST {CHAT} 200 error:timeout ")
+    assert chats.metric(broken) == 1
 
 
 # --------------------------------------------------------------------------- faults
@@ -353,9 +382,9 @@ def test_a_client_that_leaves_frees_its_rows_also_while_it_waits(chats: Running,
     with chats.held():
         for _ in range(4):
             chats.connect(chats.request(CHAT, body)).close()
-        wait_for(lambda: chats.service._num_open in (0, 32))
+        wait_for(lambda: chats.service.num_open in (0, 32))
         wait_for(lambda: chats.service._worker._inbox.qsize() >= 8)  # asked, and cancelled
-    wait_for(lambda: chats.service._num_open == 0)
+    wait_for(lambda: chats.service.num_open == 0)
     assert chats.metric("unpad_rows_live ") == 0
     assert chats.metric("unpad_tokens_made_total") == made, "nothing was decoded for them"
     wait_for(lambda: chats.metric(gone) >= 4)
@@ -364,21 +393,47 @@ def test_a_client_that_leaves_frees_its_rows_also_while_it_waits(chats: Running,
 def test_a_client_that_leaves_while_its_answer_is_made_frees_its_row(chats: Running) -> None:
     made = chats.metric("unpad_tokens_made_total")
     with chats.connect(chats.request(CHAT, {**ASK, "n": 16, "max_tokens": 60, "seed": 4})):
-        wait_for(lambda: chats.service._num_open == 16)
-    wait_for(lambda: chats.service._num_open == 0)
+        wait_for(lambda: chats.service.num_open == 16)
+    wait_for(lambda: chats.service.num_open == 0)
     assert chats.metric("unpad_rows_live ") == 0
     assert chats.metric("unpad_tokens_made_total") - made < 16 * 30
 
 
+def test_a_client_that_leaves_a_stream_is_told_from_one_that_hears_the_end(
+    chats: Running, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    step, go_on = Engine._step, threading.Event()
+
+    def held(engine: Engine) -> None:
+        step(engine)
+        go_on.wait(60)
+
+    capfd.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "_step", held)
+        with chats.connect(chats.request(CHAT, {**ASK, "stream": True, "seed": 3})) as connection:
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        heard(capfd, f"POST {CHAT} 200 client left ")
+        go_on.set()
+    assert chats.metric(f'unpad_broken_answers_total{{reason="client left",route="{CHAT}"}}') == 1
+    chats.events(CHAT, {**ASK, "max_tokens": 2})
+    assert f"POST {CHAT} 200 " in (log := heard(capfd, f"POST {CHAT} 200 "))
+    assert "left" not in log
+
+
 @pytest.mark.promise("serving.load")
-def test_a_server_that_drains_ends_open_answers_and_takes_none(finished: Finished) -> None:
+def test_a_server_that_drains_ends_open_answers_and_takes_none(
+    finished: Finished, capfd: pytest.CaptureFixture[str]
+) -> None:
+    capfd.readouterr()
     with running(finished("conversations").run, drain=0.3, name="demo") as made:
         asked = made.request(CHAT, ASK)
         with made.connect(asked) as one, made.connect(asked) as other:
             with made.held():
-                wait_for(lambda: made.service._num_open == 2)
+                wait_for(lambda: made.service.num_open == 2)
                 made.server.should_exit = True
                 wait_for(lambda: made.service.state == "draining")
+                heard(capfd, "draining: 2 answers open, for at most 0.3 s; another signal ends now\n")
                 wait_for(
                     lambda: made.service._worker._inbox.qsize() == 3
                 )  # two asks, and its end when the time is over
@@ -394,7 +449,7 @@ def test_an_open_stream_ends_whole_while_the_server_drains(finished: Finished) -
     with running(finished("conversations").run, name="demo") as made:
         alone = made.events(CHAT, {**ASK, "seed": 6})
         with made.connect(made.request(CHAT, {**ASK, "seed": 6, "stream": True})) as connection:
-            wait_for(lambda: made.service._num_open == 1)
+            wait_for(lambda: made.service.num_open == 1)
             made.server.should_exit = True
             told = received(connection)
         with pytest.raises(httpx.TransportError):  # refused, or reset while it waited

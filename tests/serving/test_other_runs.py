@@ -93,7 +93,7 @@ def test_images_that_wait_join_in_one_pass(
                 pool.submit(images.client.post, "/v1/classify", content=path.read_bytes(), headers=KIND)
                 for path in paths
             ]
-            wait_for(lambda: images.service._num_open == 6)
+            wait_for(lambda: images.service.num_open == 6)
         assert {one.result().status_code for one in asked} == {200}
     assert passes == [6]
 
@@ -337,7 +337,8 @@ def test_a_landmark_of_each_patient_is_a_column_of_the_request(finished: Finishe
     from tests.helpers.toy import run
     from unpad.inference.embed import embed_file
     from unpad.inference.loaded import load
-    from unpad.serving.patients import Tables, batches, computed, predictions
+    from unpad.inference.patients import batches, computed
+    from unpad.serving.patients import Tables, predictions
     from unpad.serving.protocol import read_patients
 
     recipe, people = recipe_of(tmp_path, **SHORT), tmp_path / "tables/people.parquet"
@@ -361,7 +362,7 @@ def test_a_landmark_of_each_patient_is_a_column_of_the_request(finished: Finishe
     instances = read_patients({"instances": asked}).instances
     tables.check(instances)
     data = tables.read(instances)
-    made = batches(loaded, data)
+    made = batches(loaded, data, np.arange(len(data.table)))
     found = computed(loaded, "predict", [batch for _, batch in made])
     told = predictions(loaded, data, instances, [(places, one) for (places, _), one in zip(made, found, strict=True)])
     embed_file(loaded, tmp_path / "tables", "patient", tmp_path / "out.parquet")
@@ -371,9 +372,39 @@ def test_a_landmark_of_each_patient_is_a_column_of_the_request(finished: Finishe
     assert sum(one["after_landmark"] for one in told) > 0
 
 
+@pytest.mark.parametrize("kind", ["images", "questions", "patients"])
+def test_the_routes_of_a_run_answer_and_errors_of_others_name_them(
+    kind: str, images: Running, questions: Running, patients: Running
+) -> None:
+    server = {"images": images, "questions": questions, "patients": patients}[kind]
+    routes = server.get("/v1/models").json()["data"][0]["unpad"]["routes"]
+    assert {server.post(route, {}).status_code for route in routes} == {400}
+    known = ("chat/completions", "completions", "classify", "responses", "embeddings", "models/events:predict")
+    for path in (f"/v1/{name}" for name in known):
+        if path not in routes:
+            told = server.post(path, {}).json()["error"]
+            assert told["message"].endswith(f": use {' or '.join(routes)}"), told
+
+
+def test_a_run_without_outcomes_offers_no_explanation(
+    patients: Running, finished: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from unpad.inference.loaded import load
+    from unpad.serving import served
+
+    monkeypatch.setattr(served, "predicts", lambda run: (False, True))
+    one = served.opened(load(finished("patients").run), "events", 0)
+    assert one.facts["routes"] == ["/v1/models/events:predict"]
+    with pytest.raises(served.RequestError, match="use /v1/models/events:predict") as refused:
+        one.check_route(served.EXPLAIN)
+    assert refused.value.code == "no_probability"
+
+
 def test_models_say_the_columns_of_patients(patients: Running) -> None:
     facts = patients.get("/v1/models/events").json()["unpad"]
-    assert facts == {"kind": "patients", "columns": ["id", "days", "test", "value", "age"]}
+    columns = ["id", "days", "test", "value", "age"]
+    routes = ["/v1/models/events:predict", "/v1/models/events:explain"]
+    assert facts == {"kind": "patients", "routes": routes, "columns": columns}
     refused(patients.post("/v1/models/other:predict", {"instances": []}), 404, "model_not_found")
     refused(patients.post("/v1/models/events:predict", {"instances": []}), 400, None)
     refused(patients.post("/v1/models/events:predict", {"instances": [{"id": 1}]}), 400, None)

@@ -19,6 +19,7 @@ from unpad.data.sources.chat import read
 from unpad.data.sources.example import Example
 from unpad.data.sources.files import SourceFile
 from unpad.recipes.data import DataSettings
+from unpad.serving import protocol
 from unpad.serving.page import content_security_policy, page
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the extra `dev`")
@@ -534,6 +535,39 @@ def test_the_page_speaks_chinese_to_chinese_browsers_and_changes_on_request(chat
     shown.reload()
     shown.locator(".talk").wait_for()
     assert shown.locator("html").get_attribute("lang") == "en"
+
+
+@in_browser
+def test_errors_of_the_server_are_told_in_the_language_of_the_page(visit: Visit, tmp_path: Path) -> None:
+    with standing_in("chat") as server:
+        shown = visit(server, **CHINESE)
+        for asked, kind, told in (
+            (
+                "refuse",
+                "内容超出模型的上下文长度",
+                "the message makes a prompt of 2,000 tokens, the model's context is 1,024",
+            ),
+            ("fail", "服务器出错", "scores are not finite"),
+        ):
+            ask(shown, asked)
+            assert shown.locator(".note.bad").last.inner_text() == f"{kind}。服务器说明：{told}"
+    with standing_in("images") as server:
+        shown = visit(server, **CHINESE)
+        (tmp_path / "a.png").write_bytes(b"no image")
+        give(shown, ".drop", "drop", tmp_path / "a.png")
+        shown.locator(".note.bad", has_text="文件不是可用的图片格式。服务器说明：E_FORMAT").wait_for()
+
+
+def test_every_error_of_the_server_has_words_in_chinese() -> None:
+    folder = Path(protocol.__file__).parent
+    sources = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
+    codes = set(re.findall(r'code(?:: str)?\s?=\s?"(\w+)"', sources)) | {"no_embeddings", "no_probability", "loading"}
+    assert len(codes) > 15
+    pixels = folder.parent / "data" / "pixels"
+    faults = "".join(path.read_text(encoding="utf-8") for path in pixels.glob("*.py"))
+    codes |= set(re.findall(r'ImageError\(\s*"(E_\w+)"', faults)) | {"E_BLANK"}
+    block = page().split("const REFUSED = {\n")[1].split("\n};")[0]
+    assert codes <= set(re.findall(r'^  (\w+): "[^"]*[一-鿿]', block, re.MULTILINE))
 
 
 CUT_OFF = """() => [...document.querySelectorAll("body *")].filter(one => {

@@ -49,7 +49,7 @@ def test_a_conversation_is_read_with_what_it_says_about_sampling() -> None:
         {"role": "developer", "content": "简短。"},
         {"role": "user", "content": [{"type": "text", "text": "你"}, {"type": "text", "text": "好"}]},
         {"role": "assistant", "content": "好", "refusal": None, "tool_calls": [], "annotations": []},
-        {"role": "user", "content": "x"},
+        {"role": "user", "content": "x", "name": "anna"},
     ]
     ask = chat(
         model="demo", messages=messages, temperature=1, top_p=0.5, top_k=-1, repetition_penalty=1.5, seed=7,

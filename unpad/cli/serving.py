@@ -49,10 +49,11 @@ def serve(
 ) -> None:
     """Serve a run: a page to talk to it, and OpenAI's protocol for programs. Ctrl-C ends it after open answers."""
     require_serve()
-    from unpad.serving.limits import MIB, Limits, check_reach, read_tokens
+    from unpad.serving.limits import MIB, Limits, check_origins, check_reach, read_tokens
 
     tokens = read_tokens(token_file) if token_file is not None else ()
     check_reach(host, tokens, no_token)
+    check_origins(allow_origin or ())
     check_run(run)
     from unpad.serving.server import Listening
     from unpad.serving.server import serve as serve_run

@@ -76,6 +76,11 @@ def fit(
     return ids, left_out
 
 
+def room_for_reply(settings: GenerateSettings, longest: int) -> int:
+    """Tokens of the context that the oldest turns make way for: those of the longest reply, but at most half."""
+    return min(settings.max_new_tokens, longest // 2)
+
+
 class Conversation:
     """Turns so far, and the model that replies.
 
@@ -130,7 +135,7 @@ class Conversation:
         """
         longest = self._model.config.longest
         turns = [*self.history, Turn("user", text)]
-        reserve = min(self._settings.max_new_tokens, longest // 2)  # a short context keeps half for the question
+        reserve = room_for_reply(self._settings, longest)
         ids, self.num_forgotten = fit(turns, self._template, self._tokenizer, longest, reserve)
         self.lost = lost_of(self._tokenizer, [text])
         seed = self._settings.seed + (self._num_replies if self._advance_seed else 0)

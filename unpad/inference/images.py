@@ -132,13 +132,18 @@ def classify(run: LoadedRun, paths: Sequence[Path], top: int = 5) -> list[Answer
     return [results[path] for path in paths]
 
 
+def is_of_images(run: LoadedRun) -> bool:
+    """True if a run gives images classes."""
+    return isinstance(run.model, Classifies) and isinstance(run.model.config, PixelConfig)
+
+
 def check_classifies(run: LoadedRun) -> None:
     """Refuse a run that gives images no classes.
 
     Raises:
         RecipeError: says what the run does.
     """
-    if not isinstance(run.model, Classifies) or not isinstance(run.model.config, PixelConfig):
+    if not is_of_images(run):
         asks = isinstance(run.model, VisionLanguage)
         fix = "ask it something with --question" if asks else "use a run of `unpad train images`"
         raise RecipeError("this run classifies no images", where=str(run.folder), fix=fix)

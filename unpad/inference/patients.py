@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from unpad.batching.batch import RaggedBatch
+from unpad.batching.batch import RaggedBatch, concatenate
 from unpad.data.measuring import Measuring, once_each
 from unpad.data.patients import EventData
+from unpad.inference.loaded import LoadedRun
 from unpad.models.contract import Model, PredictsSets
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.models.set_sequence.heads import cumulative_hazard
+from unpad.nn.linear import independent_rows
 
 UNKNOWN = -1  # label of an unknown outcome
 
@@ -98,3 +101,48 @@ def outcomes(model: PredictsSets, batch: RaggedBatch) -> dict[str, np.ndarray]:
 def trains(model: Model, term: str) -> bool:
     """True if the model trains on a loss term at any time."""
     return bool(model.trained.get(term, 0))
+
+
+# --------------------------------------------------------------------------- passes that several share
+
+
+def batches(run: LoadedRun, data: EventData, seq_ids: np.ndarray) -> list[tuple[np.ndarray, RaggedBatch]]:
+    """Batches of patients, each with the places of its patients in the data."""
+    over = Measuring(run.model, data, seq_ids, run.recipe.plan, targets=once_each)
+    return [(micro.seq_ids, data.load(micro)) for micro in over.micros()]
+
+
+def computed(run: LoadedRun, kind: str, given: Sequence[RaggedBatch]) -> list[dict[str, np.ndarray]]:
+    """Numbers of every batch, computed together in passes of the run's size.
+
+    Args:
+        kind: "predict", "vector" or "explain".
+    """
+    results: list[dict[str, np.ndarray]] = []
+    waiting: list[RaggedBatch] = []
+    for batch in given:
+        if waiting and sum(one.total_tokens for one in waiting) + batch.total_tokens > run.recipe.plan.tokens_per_micro:
+            results += computed_at_once(run, kind, waiting)
+            waiting = []
+        waiting.append(batch)
+    return results + (computed_at_once(run, kind, waiting) if waiting else [])
+
+
+@torch.no_grad()
+def computed_at_once(run: LoadedRun, kind: str, given: Sequence[RaggedBatch]) -> list[dict[str, np.ndarray]]:
+    """Numbers of every batch, computed in one pass; otherwise as `computed`."""
+    model, batch = run.model, concatenate(list(given))
+    assert isinstance(model, PredictsSets), "a run of patients"
+    sizes = [one.num_seqs for one in given]
+    with independent_rows():
+        if kind == "vector":
+            found = {"vector": model.vectors(batch, "patient").float().numpy()}
+        elif kind == "explain":
+            probability, attention = model.course(batch)
+            found = {"probability": probability.numpy(), "attention": attention.numpy()}
+            sizes = [int(one.require(EventSets).history.lengths().sum()) for one in given]
+        else:
+            found = outcomes(model, batch)
+    cuts = np.cumsum(sizes)[:-1]
+    parts = {name: np.split(values, cuts) for name, values in found.items()}
+    return [{name: values[place] for name, values in parts.items()} for place in range(len(given))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -17,7 +18,7 @@ from unpad.errors import nearest
 from unpad.serving.limits import Limits, allowing, check_headers
 from unpad.serving.log import log_fault, log_request
 from unpad.serving.protocol import RequestError
-from unpad.serving.routes import PATHS, routes
+from unpad.serving.routes import ABOUT, routes
 from unpad.serving.service import Service, failed
 
 UNKNOWN = "other"  # route of a request that fits none, whose path may hold anything
@@ -33,7 +34,7 @@ def application(service: Service, *, page: bool = True, logs: bool = True) -> AS
     """
     handlers: dict[Any, Any] = {
         RequestError: _refuse,
-        HTTPException: _no_route,
+        HTTPException: partial(_no_route, [*ABOUT, *(["/"] if page else [])], service),
         ClientDisconnect: _gone,
         Exception: _fault,
     }
@@ -58,13 +59,14 @@ def answer_of(error: RequestError) -> Response:
     return JSONResponse(error.to_json(), error.status, error.headers)
 
 
-async def _no_route(http: Request, error: Exception) -> Response:
+async def _no_route(known: list[str], service: Service, http: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for it"
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "GET")
         what = f"this route does not take {http.method}: use {allowed}"
         return answer_of(RequestError(what, status=405, code="method_not_allowed", headers={"Allow": allowed}))
-    hint = nearest(http.url.path[:60], PATHS)
+    answering = [] if service.served is None else service.served.routes
+    hint = nearest(http.url.path[:60], [*known, *answering])
     return answer_of(RequestError(f"there is no such route: {hint}", status=404, code="not_found"))
 
 
@@ -84,7 +86,9 @@ class Front:
             await self._answer(scope, receive, seen.send)
         except Exception as error:
             log_fault(f"in {seen.id}", error)
-            if not seen.status:
+            if seen.status:
+                seen.broke = "error:fault"
+            else:
                 await answer_of(failed(error))(scope, receive, seen.send)
         self._note(scope, seen)
 
@@ -102,8 +106,11 @@ class Front:
         await self._app(scope, receive, send)
 
     def _note(self, scope: Scope, seen: _Sent) -> None:
-        status = seen.status or LEFT
-        self._service.metrics.requests.labels(seen.route, str(status)).inc()
+        status = str(seen.status or LEFT)
+        self._service.metrics.requests.labels(seen.route, status).inc()
+        if seen.broke:
+            self._service.metrics.broken.labels(seen.route, seen.broke).inc()
+            status = f"{status} {seen.broke}"
         if not self._logs:
             return
         method = scope["method"] if scope["method"] in METHODS else UNKNOWN
@@ -111,11 +118,16 @@ class Front:
 
 
 class _Sent:
-    """The part of one answer that was sent; `route` and `tokens` are written by the route."""
+    """The part of one answer that was sent; `route`, `tokens` and `broke` are written by the route.
+
+    Attributes:
+        broke: why an answer that had begun is not whole, "error:CODE" or "client left"; "" for one that is.
+    """
 
     def __init__(self, send: Send, id: str, headers: dict[str, str]) -> None:
         self._send, self.id, self._headers = send, id, headers
         self.route, self.status, self.tokens, self.began = UNKNOWN, 0, "0+0 tokens", time.monotonic()
+        self.broke = ""
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,8 @@ MIB = 1 << 20
 MOST_TOKEN_FILE = 1 << 16  # bytes
 OPEN_PATHS = ("/", "/health")  # the page asks for the token itself
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9_.-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
+_USUAL_PORTS = {"http": ":80", "https": ":443"}
 METHODS, HEADERS = "GET, POST, OPTIONS", "authorization, *"
 
 
@@ -84,6 +87,21 @@ def check_reach(host: str, tokens: Sequence[str], no_token: bool) -> None:
         what = f"--host {host} is reached from other machines, and anyone there could ask"
         fix = "give --token-file FILE, with one token a line; or --no-token if anyone may"
         raise RecipeError(what, where="--host", fix=fix)
+
+
+def check_origins(origins: Sequence[str]) -> None:
+    """Refuse what no browser sends as the origin of a page.
+
+    Raises:
+        RecipeError: names the first, and how it is written.
+    """
+    for origin in origins:
+        scheme, _, rest = origin.strip().lower().rpartition("://")
+        meant = f"{scheme or 'https'}://{rest.partition('/')[0].removesuffix(_USUAL_PORTS.get(scheme or 'https', ''))}"
+        if origin != meant or not _ORIGIN.fullmatch(origin):
+            written = meant if _ORIGIN.fullmatch(meant) and origin != "null" else "https://a.org"
+            what = f'"{origin}" is no origin, which has a scheme and a host, and a port if it is not the usual one'
+            raise RecipeError(what, where="--allow-origin", fix=f"write it as browsers send it, such as {written}")
 
 
 # --------------------------------------------------------------------------- before a route

@@ -6,12 +6,19 @@ import traceback
 from datetime import datetime
 
 from unpad.terminal.printing import print_lines
+from unpad.terminal.table import number_of
 
 
-def log_request(id: str, route: str, status: int, tokens: str, seconds: float) -> None:
+def log_request(id: str, route: str, status: str, tokens: str, seconds: float) -> None:
     """Time, id, route, status, tokens and seconds of a request that is done."""
     now = datetime.now().astimezone().isoformat(timespec="milliseconds")
     print_lines([f"{now} {id} {route} {status} {tokens} {seconds:.3f} s"], to_errors=True)
+
+
+def log_draining(num_open: int, seconds: float) -> None:
+    """The beginning of the end: answers that are open, and how long they may take."""
+    left = f"{number_of(num_open, 'answers')} open, for at most {seconds:g} s; another signal ends now"
+    print_lines([f"draining: {left if num_open else 'no answer is open'}"], to_errors=True)
 
 
 def log_fault(place: str, error: BaseException) -> None:

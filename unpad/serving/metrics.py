@@ -45,6 +45,12 @@ class Metrics:
         self.requests = Counter(
             "unpad_requests", "Requests by route and status.", ("route", "status"), registry=self.registry
         )
+        self.broken = Counter(
+            "unpad_broken_answers",
+            "Answers that had begun and are not whole, by route and reason.",
+            ("route", "reason"),
+            registry=self.registry,
+        )
         self.first = Histogram(
             "unpad_first_token_seconds", "From a request to its first token.", buckets=BUCKETS, registry=self.registry
         )

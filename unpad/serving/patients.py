@@ -16,12 +16,11 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 
-from unpad.batching.batch import RaggedBatch, concatenate
 from unpad.data.family import open_data
+from unpad.data.histories.cohort import read_cohort
 from unpad.data.histories.event_files import AUTO, find_files
-from unpad.data.measuring import Measuring, once_each
+from unpad.data.histories.tables import Table
 from unpad.data.patients import EventData
 from unpad.data.sources.files import resolve_path
 from unpad.data.sources.split import Wanted
@@ -29,10 +28,6 @@ from unpad.errors import SourceError, UnpadError, nearest
 from unpad.inference.embed import predicts, with_tables
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patient_marks import mark_patients, refuse_unknown
-from unpad.inference.patients import outcomes
-from unpad.models.contract import PredictsSets
-from unpad.models.set_sequence.event_sets import EventSets
-from unpad.nn.linear import independent_rows
 from unpad.recipes.data import EventLabels, EventSource
 from unpad.serving.protocol import Instance, RequestError
 
@@ -253,48 +248,7 @@ def _without_places(places: Any) -> Iterator[None]:
         raise SourceError(texts["what"], fix=texts["fix"], details=texts["details"].splitlines()) from None
 
 
-# --------------------------------------------------------------------------- passes and answers
-
-
-def batches(run: LoadedRun, data: EventData) -> list[tuple[np.ndarray, RaggedBatch]]:
-    """Batches of all patients, each with the places of its patients in the data."""
-    over = Measuring(run.model, data, np.arange(len(data.table)), run.recipe.plan, targets=once_each)
-    return [(micro.seq_ids, data.load(micro)) for micro in over.micros()]
-
-
-def computed(run: LoadedRun, kind: str, given: Sequence[RaggedBatch]) -> list[dict[str, np.ndarray]]:
-    """Numbers of every batch, computed together in passes of the run's size.
-
-    Args:
-        kind: "predict", "vector" or "explain".
-    """
-    results: list[dict[str, np.ndarray]] = []
-    waiting: list[RaggedBatch] = []
-    for batch in given:
-        if waiting and sum(one.total_tokens for one in waiting) + batch.total_tokens > run.recipe.plan.tokens_per_micro:
-            results += _computed(run, kind, waiting)
-            waiting = []
-        waiting.append(batch)
-    return results + (_computed(run, kind, waiting) if waiting else [])
-
-
-@torch.no_grad()
-def _computed(run: LoadedRun, kind: str, given: Sequence[RaggedBatch]) -> list[dict[str, np.ndarray]]:
-    model, batch = run.model, concatenate(list(given))
-    assert isinstance(model, PredictsSets), "a run of patients"
-    sizes = [one.num_seqs for one in given]
-    with independent_rows():
-        if kind == "vector":
-            found = {"vector": model.vectors(batch, "patient").float().numpy()}
-        elif kind == "explain":
-            probability, attention = model.course(batch)
-            found = {"probability": probability.numpy(), "attention": attention.numpy()}
-            sizes = [int(one.require(EventSets).history.lengths().sum()) for one in given]
-        else:
-            found = outcomes(model, batch)
-    cuts = np.cumsum(sizes)[:-1]
-    parts = {name: np.split(values, cuts) for name, values in found.items()}
-    return [{name: values[place] for name, values in parts.items()} for place in range(len(given))]
+# --------------------------------------------------------------------------- answers
 
 
 def predictions(
@@ -352,3 +306,60 @@ def explanations(
                 "attention": numbers["attention"][mine].tolist(),
             }
     return answers
+
+
+# --------------------------------------------------------------------------- requests, of a run's own patients
+
+
+class NoFormError(Exception):
+    """Patients of a run cannot be sent in a request: says why."""
+
+
+def instances_of(tables: Tables, data: EventData, seq_ids: Sequence[int]) -> list[dict[str, Any]]:
+    """Patients of the run's data as a client would send them, from the rows of its tables.
+
+    Raises:
+        NoFormError: a table has something that a request has no form for.
+    """
+    read = read_cohort(tables.run.recipe)
+    ids = [str(one) for one in data.ids[list(seq_ids)].tolist()]
+    rows: dict[str, list[dict[str, Any]]] = {one: [] for one in ids}
+    for form, part in zip(tables.forms, read.rows.parts, strict=True):
+        _add_rows(rows, part.ids, part.origin, _named(form, part.table))
+    if tables.landmark and read.labels is not None:
+        landmarks = {tables.landmark: read.labels.table.column("landmark")}
+        _add_rows(rows, read.labels.ids, read.labels.origin, landmarks)
+    return [{"id": one, "events": rows[one]} for one in ids]
+
+
+def _named(form: Form, table: Table) -> dict[str, pa.Array]:
+    """Columns of a table under the names that a request has for them."""
+    if not form.timed:
+        return {name: table.column(f"static {name}") for name in form.others}
+    names = dict(zip(("time", "code"), form.timed, strict=True))
+    numbered = form.source.set not in (None, "auto")
+    values = form.others[:-1] if numbered else form.others
+    names |= {"value": values[0]} if values else {}
+    names |= {"set": form.others[-1]} if numbered else {}
+    if {"set", "text"} & set(table.columns.column_names) - set(names):
+        raise NoFormError("a table has numbers of sets or texts as values, for which requests have no column")
+    return {name: table.column(key) for key, name in names.items() if table.has(key)}
+
+
+def _add_rows(
+    rows: Mapping[str, list[dict[str, Any]]], ids: pa.Array, origin: np.ndarray, columns: Mapping[str, pa.Array]
+) -> None:
+    """Add the rows of a table, each once, to those of their patients.
+
+    Args:
+        ids: (num,) of patients, strings; origin: (num,) row of each in the columns.
+    """
+    for one, row in dict.fromkeys(zip(ids.to_pylist(), origin.tolist(), strict=True)):
+        if one not in rows:
+            continue
+        cells = {name: column[row].as_py() for name, column in columns.items()}
+        given = {name: cell for name, cell in cells.items() if cell is not None and cell == cell}  # not NaN
+        for name, cell in given.items():
+            if type(cell) not in (int, float, str):
+                raise NoFormError(f"{name} holds values of type {type(cell).__name__}, which JSON has no form for")
+        rows[one] += [given] if given else []

@@ -510,10 +510,11 @@ def _part(value: Any, place: str) -> tuple[str, str]:
 MESSAGE: dict[str, Read] = {
     "role": _role,
     "content": _content,
+    "name": _ignored(str),
     # What the official client sends back of an earlier answer.
     "tool_calls": _neutral([]),
     "annotations": _neutral([]),
-    **dict.fromkeys(("refusal", "audio", "function_call", "name", "reasoning_content"), _unsupported),
+    **dict.fromkeys(("refusal", "audio", "function_call", "reasoning_content"), _unsupported),
 }
 PART: dict[str, Read] = {
     "type": _one_of("text", "image_url"),

@@ -17,11 +17,11 @@ from starlette.types import Receive, Scope, Send
 
 from unpad.data.patients import EventData
 from unpad.data.pixels.formats import ImageError
-from unpad.inference.embed import predicts
 from unpad.inference.images import ReadImage
+from unpad.inference.patients import batches, computed
 from unpad.serving.limits import check_type, read_body
 from unpad.serving.page import content_security_policy, page
-from unpad.serving.patients import batches, computed, explanations, predictions
+from unpad.serving.patients import explanations, predictions
 from unpad.serving.pictures import classes_of, decoded, detailed, kept_patches, read_images, top_of
 from unpad.serving.protocol import (
     TOP_CLASSES,
@@ -38,13 +38,10 @@ from unpad.serving.protocol import (
     refusals,
 )
 from unpad.serving.replies import DONE, Head, TextPiece, WholeAnswer, chunk, closing, failure, opening, usage, whole
-from unpad.serving.served import ModelPrompt, Notes
+from unpad.serving.served import CHAT, CLASSIFY, COMPLETIONS, EXPLAIN, PREDICT, ModelPrompt, Notes
 from unpad.serving.service import Service
 
-PATHS = [
-    "/", "/health", "/metrics", "/v1/models", "/v1/chat/completions", "/v1/completions", "/v1/classify",
-    "/v1/models/{id}:predict", "/v1/models/{id}:explain",
-]  # fmt: skip
+ABOUT = ["/health", "/metrics", "/v1/models"]  # routes of every server
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -55,11 +52,11 @@ def routes(service: Service, *, page: bool) -> list[Route]:
         Route("/metrics", partial(_metrics, service)),
         Route("/v1/models", partial(_models, service)),
         Route("/v1/models/{id}", partial(_model, service)),
-        Route("/v1/chat/completions", partial(_chat, service), methods=["POST"]),
-        Route("/v1/completions", partial(_completion, service), methods=["POST"]),
-        Route("/v1/classify", partial(_classify, service), methods=["POST"]),
-        Route("/v1/models/{id}:predict", partial(_predict, service), methods=["POST"]),
-        Route("/v1/models/{id}:explain", partial(_explain, service), methods=["POST"]),
+        Route(CHAT, partial(_chat, service), methods=["POST"]),
+        Route(COMPLETIONS, partial(_completion, service), methods=["POST"]),
+        Route(CLASSIFY, partial(_classify, service), methods=["POST"]),
+        Route(PREDICT, partial(_predict, service), methods=["POST"]),
+        Route(EXPLAIN, partial(_explain, service), methods=["POST"]),
         Route("/v1/embeddings", partial(_embeddings, service), methods=["POST"]),
         Route("/v1/responses", partial(_responses, service), methods=["POST"]),
     ]
@@ -111,14 +108,15 @@ async def _model(service: Service, http: Request) -> Response:
 
 
 async def _embeddings(service: Service, http: Request) -> Response:
-    name = service.ready().name
-    what = f"the run {name} has no trained vectors of texts, and vectors of a hidden layer would not be any"
-    raise RequestError(f"{what}: use a model that was trained for them", status=404, code="no_embeddings")
+    served = service.ready()
+    if served.kind == "patients":
+        raise served.wrong_route('vectors of patients are of another route, with "outputs": ["vector"]')
+    what = f"the run {served.name} has no trained vectors of texts, and vectors of a hidden layer would not be any"
+    raise served.wrong_route(f"{what}; it answers elsewhere", "no_embeddings")
 
 
 async def _responses(service: Service, http: Request) -> Response:
-    what = "this server has no /v1/responses: use /v1/chat/completions, with the same messages"
-    raise RequestError(what, status=404, code="wrong_route")
+    raise service.ready().wrong_route("this server has no /v1/responses")
 
 
 # --------------------------------------------------------------------------- texts
@@ -126,7 +124,7 @@ async def _responses(service: Service, http: Request) -> Response:
 
 async def _chat(service: Service, http: Request) -> Response:
     served = service.ready()
-    served.check_route("chat", "text", "vqa")
+    served.check_route(CHAT)
     check_type(http)
     content = await read_body(http, service.limits, service.max_body)
 
@@ -149,7 +147,7 @@ async def _chat(service: Service, http: Request) -> Response:
 
 async def _completion(service: Service, http: Request) -> Response:
     served = service.ready()
-    served.check_route("chat", "text")
+    served.check_route(COMPLETIONS)
     check_type(http)
     content = await read_body(http, service.limits, service.max_body)
 
@@ -185,16 +183,19 @@ class Told(Response):
         self._sampling = sampling
         self._notes = {**sum((prompt.notes for prompt in prompts), Notes()).to_json(), **(more or {})}
         self._answering = service.ask(prompts, sampling, echo=echo)
+        self._is_told = False  # whether the last event of a stream was handed over
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         tell = self._stream(scope, receive, send) if self._sampling.stream else self._whole(scope, receive, send)
+        seen = scope["state"]["seen"]
         try:
             await while_listening(receive, tell)
-        except ClientDisconnect:
-            pass  # nobody hears an answer, which may have begun
+        except ClientDisconnect:  # nobody hears the answer
+            if seen.status and not self._is_told:
+                seen.broke = "client left"
         finally:
             self._answering.cancel()
-            scope["state"]["seen"].tokens = f"{self._answering.num_read}+{self._answering.num_made} tokens"
+            seen.tokens = f"{self._answering.num_read}+{self._answering.num_made} tokens"
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         choices = [WholeAnswer(index) for index in range(self._answering.num_answers)]
@@ -218,8 +219,11 @@ class Told(Response):
             async for piece in pieces:
                 left -= bool(piece.finished)
                 await _send(send, self._event(piece, begun, left))
+            self._is_told = True
             await _send(send, (closing(self._head, self._usage()) if self._sampling.include_usage else b"") + DONE)
         except RequestError as error:
+            self._is_told = True
+            scope["state"]["seen"].broke = f"error:{error.code or error.kind}"
             await _send(send, failure(error))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -268,7 +272,7 @@ async def _left(receive: Receive) -> None:
 
 async def _classify(service: Service, http: Request) -> Response:
     served = service.ready()
-    served.check_route("images")
+    served.check_route(CLASSIFY)
     is_json = check_type(http, takes_files=True)
     details = http.query_params.get("details") == "1"
     content = await read_body(http, service.limits, service.max_body)
@@ -300,7 +304,7 @@ async def _nothing() -> list[Any]:
 
 
 async def _predict(service: Service, http: Request) -> Response:
-    ask, data = await _patients(service, http)
+    ask, data = await _patients(service, http, PREDICT)
     run = service.ready().run
     found = await _numbers(service, http, "predict", data)
     if ask.vectors:
@@ -310,17 +314,14 @@ async def _predict(service: Service, http: Request) -> Response:
 
 
 async def _explain(service: Service, http: Request) -> Response:
-    ask, data = await _patients(service, http)
-    if not predicts(service.ready().run)[0]:
-        what = "the run was not trained to classify, so it has no probability to explain: use :predict"
-        raise RequestError(what, status=404, code="no_probability")
+    ask, data = await _patients(service, http, EXPLAIN)
     found = await _numbers(service, http, "explain", data)
     return JSONResponse({"explanations": explanations(data, ask.instances, found)})
 
 
-async def _patients(service: Service, http: Request) -> tuple[PatientsAsk, EventData]:
+async def _patients(service: Service, http: Request, route: str) -> tuple[PatientsAsk, EventData]:
     served = service.ready()
-    served.check_route("patients")
+    served.check_route(route)
     served.check_model(http.path_params["id"])
     check_type(http)
     content = await read_body(http, service.limits, service.max_body)
@@ -339,7 +340,7 @@ async def _numbers(
 ) -> list[tuple[np.ndarray, dict[str, np.ndarray]]]:
     """Places of patients, and numbers of theirs from passes that other requests join."""
     run = service.ready().run
-    made = await service.prepare(partial(batches, run, data))
+    made = await service.prepare(partial(batches, run, data, np.arange(len(data.table))))
     work = service.once(kind, [batch for _, batch in made], partial(computed, run, kind))
     found = await while_listening(http.receive, work)
     return [(places, one) for (places, _), one in zip(made, found, strict=True)]

@@ -16,7 +16,9 @@ from unpad.data.sources.example import Turn
 from unpad.data.tokens.encode import encode_prompt
 from unpad.data.tokens.lost import LostCharacters
 from unpad.errors import RecipeError, UnpadError
-from unpad.inference.chat import fit, speaker_stops
+from unpad.inference.chat import fit, room_for_reply, speaker_stops
+from unpad.inference.embed import predicts
+from unpad.inference.images import is_of_images
 from unpad.inference.loaded import LoadedRun, generation_precision
 from unpad.inference.prompts import (
     check_system,
@@ -28,7 +30,7 @@ from unpad.inference.prompts import (
     system_note,
 )
 from unpad.inference.steps import banned_ids
-from unpad.models.contract import Classifies, Generates, PixelConfig, PredictsSets
+from unpad.models.contract import Generates, PredictsSets
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.nn.precision import Precision
 from unpad.recipes.training import GenerateSettings
@@ -39,9 +41,11 @@ from unpad.terminal.table import number_of
 
 Kind = Literal["chat", "text", "vqa", "images", "patients"]
 TEXTS: tuple[Kind, ...] = ("chat", "text", "vqa")  # kinds that answer in tokens
-ROUTES: dict[Kind, str] = {
-    "chat": "/v1/chat/completions", "text": "/v1/completions", "vqa": "/v1/chat/completions", "images": "/v1/classify",
-    "patients": "/v1/models/{name}:predict",
+CHAT, COMPLETIONS, CLASSIFY = "/v1/chat/completions", "/v1/completions", "/v1/classify"
+PREDICT, EXPLAIN = "/v1/models/{id}:predict", "/v1/models/{id}:explain"
+ROUTES: dict[Kind, tuple[str, ...]] = {  # that answer, the best suited first
+    "chat": (CHAT, COMPLETIONS), "text": (COMPLETIONS, CHAT), "vqa": (CHAT,), "images": (CLASSIFY,),
+    "patients": (PREDICT, EXPLAIN),
 }  # fmt: skip
 
 
@@ -151,7 +155,7 @@ class Served:
     @cached_property
     def facts(self) -> dict[str, Any]:
         """Facts that a page has to know to offer the run."""
-        facts: dict[str, Any] = {"kind": self.kind}
+        facts: dict[str, Any] = {"kind": self.kind, "routes": self.routes}
         if self.kind in TEXTS:
             names = ("temperature", "top_p", "top_k", "repetition_penalty", "seed")
             settings = {name: getattr(self.settings, name) for name in names}
@@ -164,6 +168,12 @@ class Served:
         if self.kind == "patients":
             facts["columns"] = self.tables.columns
         return facts
+
+    @cached_property
+    def routes(self) -> list[str]:
+        """Paths that answer, the best suited first; a run that was not trained to classify explains no probability."""
+        explains = self.kind == "patients" and predicts(self.run)[0]
+        return [route.format(id=self.name) for route in ROUTES[self.kind] if route != EXPLAIN or explains]
 
     @cached_property
     def tables(self) -> Tables:
@@ -182,16 +192,24 @@ class Served:
             what = f"there is no such model here: use {self.name}"
             raise RequestError(what, "model", status=404, code="model_not_found")
 
-    def check_route(self, *kinds: Kind) -> None:
-        """Refuse a route that is for other kinds of runs.
+    def check_route(self, route: str) -> None:
+        """Refuse a route by which a run of this kind does not answer.
+
+        Args:
+            route: as in ROUTES.
 
         Raises:
-            RequestError: 404, with the route to use.
+            RequestError: 404, with the routes to use.
         """
-        if self.kind not in kinds:
-            route = ROUTES[self.kind].format(name=self.name)
-            what = f"the run {self.name} is of kind {self.kind} and does not answer here: use {route}"
-            raise RequestError(what, status=404, code="wrong_route")
+        if route not in ROUTES[self.kind]:
+            raise self.wrong_route(f"the run {self.name} is of kind {self.kind} and does not answer here")
+        if route == EXPLAIN and EXPLAIN.format(id=self.name) not in self.routes:
+            what = "the run was not trained to classify, so it has no probability to explain"
+            raise self.wrong_route(what, "no_probability")
+
+    def wrong_route(self, what: str, code: str = "wrong_route") -> RequestError:
+        """The error of a route that does not answer, with those that do."""
+        return RequestError(f"{what}: use {' or '.join(self.routes)}", status=404, code=code)
 
     def chat(self, ask: ChatAsk) -> ModelPrompt:
         """The prompt of a conversation.
@@ -212,7 +230,7 @@ class Served:
         with refusals("messages"):
             check_system(run.recipe, tokenizer, system)
             if ask.trims:
-                reserve = min(settings.max_new_tokens, self.context // 2)  # as `unpad chat`
+                reserve = room_for_reply(settings, self.context)
                 ids, left_out = fit(turns, template, tokenizer, self.context, reserve)
             else:
                 ids, left_out = encode_prompt(turns, tokenizer, template), 0
@@ -293,7 +311,7 @@ def opened(run: LoadedRun, name: str, created: int) -> Served:
         return Served(run, name, "vqa", "fp32", created)  # as `unpad infer`
     if isinstance(model, PredictsSets):
         return Served(run, name, "patients", "fp32", created)
-    if isinstance(model, Classifies) and isinstance(model.config, PixelConfig):
+    if is_of_images(run):
         return Served(run, name, "images", "fp32", created)
     if isinstance(model, Generates) and model.causal:
         kind: Kind = "chat" if reads_chat(run.recipe, run.tokenizer) else "text"

@@ -21,6 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from unpad.errors import RecipeError
 from unpad.serving.app import application
 from unpad.serving.limits import Limits
+from unpad.serving.log import log_draining
 from unpad.serving.protocol import RequestError
 from unpad.serving.service import Service
 from unpad.serving.start import RunOpening
@@ -133,7 +134,7 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=int(listening.drain) + LATE,
         )
         super().__init__(config)
-        self._service, self._drain = service, listening.drain
+        self._service, self._drain, self._logs = service, listening.drain, listening.logs
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -158,6 +159,8 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no more connections, and end open answers after the time for draining."""
         self._service.drain()
+        if self._logs:
+            log_draining(self._service.num_open, self._drain)
         ends: list[asyncio.Task[None]] = []
         late = asyncio.get_running_loop().call_later(
             self._drain, lambda: ends.append(asyncio.ensure_future(self._service.close()))

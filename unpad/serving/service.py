@@ -35,6 +35,7 @@ class Service:
     Attributes:
         state: whether it answers; asks are refused while the model loads, and when the server is about to end.
         served: the run, once it is loaded.
+        num_open: answers and inputs that are not done.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -43,7 +44,7 @@ class Service:
         self.served: Served | None = None
         self.fingerprint = ""
         self._worker: ModelThread | None = None
-        self._num_open = 0  # answers and inputs that are not done
+        self.num_open = 0
         self._ends: deque[float] = deque(maxlen=RECENT)
         # One thread, as tokenizers and pictures share the processor with the model.
         self._preparing = ThreadPoolExecutor(1, thread_name_prefix="unpad-prompts")
@@ -124,9 +125,9 @@ class Service:
         most = self.limits.rows + self.limits.waiting
         if number > most:
             raise RequestError(f"the request asks for {number} answers: at most {most} are taken at once", "n")
-        if self._num_open + number > most:
-            seconds = self._seconds_to_wait(self._num_open + number - most)
-            what = f"{self._num_open} answers run or wait already, and {most} are the most: ask again in {seconds} s"
+        if self.num_open + number > most:
+            seconds = self._seconds_to_wait(self.num_open + number - most)
+            what = f"{self.num_open} answers run or wait already, and {most} are the most: ask again in {seconds} s"
             raise RequestError(
                 what,
                 status=429,
@@ -143,10 +144,10 @@ class Service:
         return max(1, min(LONGEST_RETRY, math.ceil(number / rate)))
 
     def begin(self, number: int) -> None:
-        self._num_open += number
+        self.num_open += number
 
     def end(self) -> None:
-        self._num_open -= 1
+        self.num_open -= 1
         self._ends.append(time.monotonic())
 
     def ask(self, prompts: Sequence[ModelPrompt], sampling: Sampling, *, echo: bool = False) -> OpenRequest:
