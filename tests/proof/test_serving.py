@@ -189,7 +189,7 @@ def test_what_compares_nothing_is_not_proven() -> None:
     assert lines["all at once = alone"].passed is None
     assert lines["all at once = alone"].note == "fewer than two prompts"
     assert lines["prompts in pieces of 7 tokens = whole"].note == "no prompt is longer"
-    assert lines["beginnings kept from earlier requests = read anew"].passed is None
+    assert lines["beginnings kept from others = read anew"].passed is None
 
 
 def test_prompts_of_a_file_are_proved_as_they_are(finished: Finished, tmp_path: FilePath) -> None:

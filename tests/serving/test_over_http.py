@@ -1,31 +1,102 @@
-"""The line of the proof on HTTP: it compares every answer, and fails where one differs."""
+"""The lines of the proof on HTTP: they compare every answer, and fail where one differs."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pytest
 import torch
 
-from unpad.inference.loaded import load
+from unpad.inference.loaded import LoadedRun, load
+from unpad.proof.passes import Passes
 from unpad.proof.serving import Answering, prompts_of
-from unpad.serving.over_http import over_http
+from unpad.serving import over_http
+from unpad.serving.over_http import numbers, streams
+from unpad.serving.patients import NoFormError
 
 if TYPE_CHECKING:
     from tests.helpers.families import Finished
 
 
-def test_streams_of_a_server_are_what_each_request_gets_alone(finished: Finished) -> None:
-    loaded = load(finished("conversations").run)
+@pytest.mark.parametrize("kind", ["conversations", "questions"])
+def test_streams_of_a_server_are_what_each_request_gets_alone(finished: Finished, kind: str) -> None:
+    loaded = load(finished(kind).run)
     subject = Answering.of(loaded, prompts_of(loaded, None)[:6])
     truth = subject.alone()
-    line = over_http(loaded, subject.requests, truth)
+    line = streams(loaded, subject.requests, truth)
     assert line.passed, line
     assert line.measured == 0
-    number = next(place for place, heard in enumerate(truth) if heard.tokens())
+    asked = [place for place, _, _ in over_http._bodies(loaded, subject.requests)]
+    number = next(place for place in asked if truth[place].tokens())
     changed = truth[number].scores[0][0].clone()
     with torch.inference_mode():
         changed[truth[number].tokens()[0]] += 1e-3
     truth[number].scores[0][0] = changed
-    broken = over_http(loaded, subject.requests, truth)
+    broken = streams(loaded, subject.requests, truth)
     assert broken.passed is False
-    assert "1 of 6 answers differ" in broken.note
+    assert f"1 of {len(asked)} answers differ" in broken.note
+
+
+def test_questions_about_several_images_are_said_not_to_be_asked(finished: Finished) -> None:
+    loaded = load(finished("questions").run)
+    data = loaded.data()
+    rows = [row for row, example in enumerate(data.examples) if len(example.images) != 1][:3]  # type: ignore[attr-defined]
+    subject = Answering.of(loaded, [data.prompts([row]) for row in rows])  # type: ignore[attr-defined]
+    line = streams(loaded, subject.requests, [])
+    assert (line.passed, line.applies, "about one image" in line.note) == (None, True, True)
+
+
+@pytest.fixture(scope="module", params=["images", "patients"])
+def proved(request: Any, finished: Finished) -> tuple[LoadedRun, Passes]:
+    loaded = load(finished(request.param).run)
+    return loaded, Passes.of(loaded)
+
+
+def test_numbers_of_a_server_are_those_of_each_input_alone(proved: tuple[LoadedRun, Passes]) -> None:
+    loaded, subject = proved
+    truth = subject.alone()
+    line = numbers(loaded, subject, truth)
+    assert line.passed, line
+    assert (line.measured, line.kernel) == (0, f"{len(subject.inputs)} requests")
+    for name in truth[1]:
+        own = truth[1][name]
+        truth[1] = {**truth[1], name: np.nextafter(own, np.inf)}
+        broken = numbers(loaded, subject, truth)
+        assert (broken.passed, broken.note) == (False, f"1 of {len(truth)} differ"), name
+        truth[1] = {**truth[1], name: own}
+
+
+def test_what_cannot_be_asked_through_http_is_not_proven(
+    proved: tuple[LoadedRun, Passes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, subject = proved
+    own = over_http._post
+
+    def refuses(port: int, route: str, body: Any) -> bytes:
+        if "instances" in body and body["instances"][0]["id"] != first:
+            return own(port, route, body)
+        if "inputs" in body and body["inputs"] != first:
+            return own(port, route, body)
+        raise over_http.NotAnsweredError("the server answered 400: no")
+
+    first = None
+    sent: list[Any] = []
+    monkeypatch.setattr(over_http, "_post", lambda port, route, body: (sent.append(body), own(port, route, body))[1])
+    truth = subject.alone()
+    numbers(loaded, subject, truth)
+    first = sent[0]["instances"][0]["id"] if "instances" in sent[0] else sent[0]["inputs"]
+    monkeypatch.setattr(over_http, "_post", refuses)
+    line = numbers(loaded, subject, truth)
+    assert (line.passed, line.note) == (None, f"1 of {len(truth)} were not answered: the server answered 400: no")
+
+
+def test_tables_that_json_cannot_hold_are_not_proven(finished: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load(finished("patients").run)
+
+    def none(*of: Any) -> Any:
+        raise NoFormError("time holds values of type datetime, which JSON has no form for")
+
+    monkeypatch.setattr(over_http, "instances_of", none)
+    line = numbers(loaded, Passes.of(loaded), [])
+    assert (line.passed, "type datetime" in line.note) == (None, True)

@@ -117,14 +117,14 @@ def _proved(
     if serve:
         check_run(recipe, overrides)
         from unpad.inference.loaded import load
-        from unpad.proof.serving import prove_serving
+        from unpad.proof.serving import OverHttp, prove_serving
 
         if missing_for_serve():
             certificate = prove_serving(load(recipe, overrides), prompts)
         else:
-            from unpad.serving.over_http import over_http
+            from unpad.serving.over_http import numbers, streams
 
-            certificate = prove_serving(load(recipe, overrides), prompts, over_http)
+            certificate = prove_serving(load(recipe, overrides), prompts, OverHttp(streams, numbers))
     elif processes is not None:
         check_run_or_recipe(recipe, overrides)
         from unpad.proof.processes import prove_processes

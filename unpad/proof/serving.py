@@ -15,16 +15,20 @@ from pathlib import Path
 import numpy as np
 
 from unpad.batching.batch import RaggedBatch
-from unpad.errors import SourceError
+from unpad.errors import RecipeError, SourceError
 from unpad.evaluation.family import Prompt, measures_of
 from unpad.inference.engine import Engine, Request
 from unpad.inference.heard import Heard, watch
+from unpad.inference.images import is_of_images
 from unpad.inference.loaded import LoadedRun, generation_precision
 from unpad.inference.steps import banned_ids, token_lists
+from unpad.models.contract import PredictsSets
+from unpad.models.vision_language.model import VisionLanguage
 from unpad.nn.cache import PLACES
 from unpad.nn.native import library
 from unpad.nn.precision import Precision
 from unpad.proof.line import Certificate, Line, Lines, not_applicable
+from unpad.proof.passes import Numbers, Passes, prove_passes
 from unpad.storage.reading import read_file
 from unpad.terminal.progress import progress
 
@@ -35,7 +39,8 @@ LONGEST = 1500  # tokens of a prompt that is joined of others
 PIECES = (7, 32, PLACES)
 FEW_ROWS = 5  # so that requests wait, and rows join while others run
 HTTP = "through HTTP, by concurrent streams = alone"
-COMINGS = "in another order, some leave half way = alone"
+NO_EXTRA = "the extra is not installed: pip install 'unpad[serve]'"
+COMINGS = "in another order, some leave early = alone"
 
 
 def hear(engine: Engine, requests: Sequence[Request]) -> list[Heard]:
@@ -53,21 +58,37 @@ def hear(engine: Engine, requests: Sequence[Request]) -> list[Heard]:
     return heard
 
 
-def prove_serving(
-    run: LoadedRun,
-    prompts: Path | None = None,
-    over_http: Callable[[LoadedRun, Sequence[Request], Sequence[Heard]], Line] | None = None,
-) -> Certificate:
+@dataclass(frozen=True)
+class OverHttp:
+    """Lines of a real server, against what each request gets alone.
+
+    Args:
+        streams: of answers in tokens; numbers: of classes and predictions.
+    """
+
+    streams: Callable[[LoadedRun, Sequence[Request], Sequence[Heard]], Line]
+    numbers: Callable[[LoadedRun, Passes, Sequence[Numbers]], Line]
+
+
+def prove_serving(run: LoadedRun, prompts: Path | None = None, over_http: OverHttp | None = None) -> Certificate:
     """Prove that a run's answers do not depend on what runs beside them.
 
     Args:
         prompts: a file with a prompt on each line; None for held-out data of the run.
-        over_http: compares answers through HTTP with those of each request alone.
+        over_http: None where the extra is not installed.
 
     Raises:
-        RecipeError: the run does not continue texts.
+        RecipeError: the run answers in no form that is served, or not to the prompts of a file.
         SourceError: there are no prompts.
     """
+    if isinstance(run.model, PredictsSets) or is_of_images(run):
+        if prompts is not None:
+            fix = "leave --prompts out; the run's held-out data is used"
+            raise RecipeError("the run reads no prompts", where=str(run.folder), fix=fix)
+        return prove_passes(run, None if over_http is None else over_http.numbers, NO_EXTRA)
+    if prompts is not None and isinstance(run.model, VisionLanguage):
+        fix = "leave --prompts out; the run's held-out questions are used"
+        raise RecipeError("questions of this run are about images", where=str(run.folder), fix=fix)
     subject = Answering.of(run, prompts_of(run, prompts))
     lines = Lines()
     with progress("answering each request alone"):
@@ -81,11 +102,10 @@ def prove_serving(
     with progress("without native kernels"):
         lines.add("without native kernels: all at once = alone", partial(_without_kernels, subject))
     if over_http is None:
-        reason = "the extra is not installed: pip install 'unpad[serve]'"
-        lines.add(HTTP, lambda: Line(HTTP, "", None, None, None, reason))
+        lines.add(HTTP, lambda: Line(HTTP, "", None, None, None, NO_EXTRA))
     else:
         with progress("asking through HTTP"):
-            lines.add(HTTP, lambda: over_http(run, subject.requests, truth))
+            lines.add(HTTP, lambda: over_http.streams(run, subject.requests, truth))
     return lines.certificate()
 
 
@@ -143,7 +163,7 @@ class Answering:
     @classmethod
     def of(cls, run: LoadedRun, prompts: Sequence[Prompt]) -> Answering:
         model, settings = run.generator, run.recipe.generate
-        precision = generation_precision(settings)
+        precision = "fp32" if isinstance(run.model, VisionLanguage) else generation_precision(settings)
         greedy = settings.model_copy(update={"max_new_tokens": NUM_NEW, "temperature": 0.0, "beams": 1})
         drawn = greedy.model_copy(update={"temperature": 1.0, "top_p": 0.95})
         stops, banned = sorted(run.tokenizer.stop_ids), banned_ids(model, run.tokenizer)
@@ -171,7 +191,7 @@ class Answering:
         yield "all at once = alone", at_once
         yield COMINGS, lambda here: self._comings(here, truth).unless(few)
         yield from self._pieces(truth)
-        name = "beginnings kept from earlier requests = read anew"
+        name = "beginnings kept from others = read anew"
         yield name, partial(self._beginnings, name)
         name = f"as one of {NUM_ANSWERS} answers = alone with its seed"
         yield name, partial(self._answers, name)

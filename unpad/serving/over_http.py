@@ -1,59 +1,159 @@
-"""The line of `unpad prove --serve` on HTTP: concurrent streams of a real server get what each request gets alone."""
+"""Lines of `unpad prove --serve` on HTTP: concurrent requests to a real server get what each request gets alone."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from http.client import HTTPConnection
 from typing import Any
 
+import numpy as np
+
 from unpad.batching.batch import RaggedBatch
+from unpad.data.images import ImageData
+from unpad.data.patients import EventData
+from unpad.data.rows import read_classes
+from unpad.data.sources.images import read_bytes
+from unpad.data.vqa import VqaData
 from unpad.inference.engine import Request
 from unpad.inference.heard import Heard
 from unpad.inference.loaded import LoadedRun
-from unpad.proof.line import Line, not_applicable
+from unpad.proof import passes
+from unpad.proof.line import Line
+from unpad.proof.passes import Numbers, Passes, line_of_numbers
 from unpad.proof.serving import HTTP
 from unpad.serving.limits import Limits
+from unpad.serving.patients import NoFormError, Tables, instances_of
+from unpad.serving.served import CHAT, CLASSIFY, COMPLETIONS, EXPLAIN, PREDICT
 from unpad.serving.server import Listening, Server, bound, run
 from unpad.serving.service import Service
 from unpad.serving.start import RunOpening
 
 SECONDS = 600  # of a request
+NAME = "run"  # of the model
 
 
-def over_http(loaded: LoadedRun, requests: Sequence[Request], truth: Sequence[Heard]) -> Line:
+class NotAnsweredError(Exception):
+    """The server answered a request of the proof with an error."""
+
+
+def streams(loaded: LoadedRun, requests: Sequence[Request], truth: Sequence[Heard]) -> Line:
     """Ask a server for all answers at once, each as a stream; compare texts, and log probabilities bit for bit.
 
     Args:
         truth: what each request gets alone.
     """
-    if any(isinstance(request.prompt, RaggedBatch) for request in requests):
-        return not_applicable(HTTP, "prompts with images are compared within the engine")
-    with serving(loaded) as port, ThreadPoolExecutor(len(requests)) as pool:
-        told = list(pool.map(lambda request: _ask(port, request), requests))
+    asked = _bodies(loaded, requests)
+    if not asked:
+        return Line(HTTP, "", None, None, None, "no held-out question is about one image, as those of a request are")
+    with serving(loaded) as port, ThreadPoolExecutor(len(asked)) as pool:
+        told = list(pool.map(lambda one: _ask(port, *one[1:]), asked))
     differ, largest = 0, 0.0
-    for (text, logprobs), heard in zip(told, truth, strict=True):
-        ids, scores = heard.tokens(), heard.scores[0]
+    for (place, _, _), (text, logprobs) in zip(asked, told, strict=True):
+        ids, scores = truth[place].tokens(), truth[place].scores[0]
         pairs = zip(ids, scores, strict=False)  # the last scores chose the end
         expected = [float(row.double().log_softmax(-1)[id]) for id, row in pairs]
         differ += text != loaded.tokenizer.decode(ids) or logprobs != expected
         apart = [abs(one - other) for one, other in zip(logprobs, expected, strict=False)]
         largest = max([largest, *apart])
-    note = f"{differ} of {len(requests)} answers differ" if differ else ""
+    note = f"{differ} of {len(asked)} answers differ" if differ else ""
     measured = largest if largest or not differ else float("inf")
-    few = "" if len(requests) > 1 else "fewer than two prompts"
-    return Line(HTTP, f"{len(requests)} streams", measured, 0.0, not differ, note).unless(few)
+    few = "" if len(asked) > 1 else "fewer than two prompts"
+    return Line(HTTP, f"{len(asked)} streams", measured, 0.0, not differ, note).unless(few)
+
+
+def _bodies(loaded: LoadedRun, requests: Sequence[Request]) -> list[tuple[int, str, dict[str, Any]]]:
+    """Place, route and body of every request that HTTP has a form for: one question has one image there."""
+    data, made = None, []
+    for place, request in enumerate(requests):
+        if not isinstance(request.prompt, RaggedBatch):
+            asked = {"prompt": [int(id) for id in request.prompt], "logprobs": 0}
+            made.append((place, COMPLETIONS, asked | _settings(request)))
+            continue
+        data = loaded.data() if data is None else data
+        assert isinstance(data, VqaData), "prompts with images are questions"
+        assert request.prompt.seq_ids is not None, "rows of the data"
+        example = data.examples[int(request.prompt.seq_ids[0])]
+        if len(example.images) == 1:
+            content = read_bytes(data.album.images[example.images[0]])
+            url = f"data:image/png;base64,{_base64(content)}"
+            parts = [{"type": "text", "text": example.question}, {"type": "image_url", "image_url": {"url": url}}]
+            asked = {"messages": [{"role": "user", "content": parts}], "logprobs": True}
+            made.append((place, CHAT, asked | _settings(request)))
+    return made
+
+
+def _settings(request: Request) -> dict[str, Any]:
+    names = ("temperature", "top_p", "top_k", "repetition_penalty", "seed")
+    settings = request.settings
+    return {"max_tokens": settings.max_new_tokens, "stream": True, **{name: getattr(settings, name) for name in names}}
+
+
+def numbers(loaded: LoadedRun, subject: Passes, truth: Sequence[Numbers]) -> Line:
+    """Ask a server for all inputs at once, each in a request of its own; compare every number bit for bit.
+
+    Args:
+        truth: the numbers of each input alone.
+    """
+    data, name, gap = subject.data, passes.HTTP, subject.gap()
+    work: Callable[[int, Any, Numbers], Numbers]
+    if isinstance(data, ImageData):
+        given: Sequence[Any] = [read_bytes(data.examples[row]) for row in subject.seq_ids]
+        work = partial(_classes, read_classes(loaded.files))
+    else:
+        assert isinstance(data, EventData), "data of patients"
+        try:
+            given, work = instances_of(Tables.of(loaded), data, subject.seq_ids), _patient
+        except NoFormError as error:
+            return Line(name, "", None, None, None, str(error))
+
+    def asked(one: Any, expected: Numbers) -> Numbers | str:
+        try:
+            return work(port, one, expected)
+        except NotAnsweredError as error:
+            return str(error)
+
+    with serving(loaded) as port, ThreadPoolExecutor(len(given)) as pool:
+        told = list(pool.map(asked, given, truth))
+    found = [(one, expected) for one, expected in zip(told, truth, strict=True) if not isinstance(one, str)]
+    if refused := [one for one in told if isinstance(one, str)]:
+        gap = f"{len(refused)} of {len(told)} were not answered: {refused[0]}"
+    line = line_of_numbers(name, f"{len(told)} requests", [one for one, _ in found], [one for _, one in found])
+    return line.unless(gap)
+
+
+def _classes(classes: Sequence[str], port: int, content: bytes, expected: Numbers) -> Numbers:
+    body = {"inputs": _base64(content), "parameters": {"top_k": len(classes)}}
+    scores = {one["label"]: one["score"] for one in json.loads(_post(port, CLASSIFY, body))}
+    return {"score": np.array([scores[name] for name in classes])}
+
+
+def _patient(port: int, instance: Mapping[str, Any], expected: Numbers) -> Numbers:
+    """The numbers of one patient that are expected, in their precision."""
+    asked = {"instances": [instance]}
+    [told] = json.loads(_post(port, PREDICT.format(id=NAME), asked | {"outputs": ["vector"]}))["predictions"]
+    found = {name: told[name] for name in ("vector", "probability", "risk") if name in told}
+    if "course" in expected:
+        [course] = json.loads(_post(port, EXPLAIN.format(id=NAME), asked))["explanations"]
+        found |= {"course": course["probability"], "attention": course["attention"]}
+    return {name: np.atleast_1d(np.array(found[name], expected[name].dtype)) for name in expected if name in found}
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
 
 
 @contextmanager
 def serving(loaded: LoadedRun) -> Iterator[int]:
     """The port of a server of a run in a thread, until the context ends."""
     service = Service(Limits(timeout=SECONDS))
-    server, opening = Server(service, Listening(page=False, logs=False)), RunOpening(loaded)
+    server, opening = Server(service, Listening(page=False, logs=False)), RunOpening(loaded, NAME)
     ready, faults = threading.Event(), list[BaseException]()
 
     def answer() -> None:
@@ -77,23 +177,36 @@ def serving(loaded: LoadedRun) -> Iterator[int]:
             thread.join()
 
 
-def _ask(port: int, request: Request) -> tuple[str, list[float]]:
+def _ask(port: int, route: str, body: Mapping[str, Any]) -> tuple[str, list[float]]:
     """Text and log probabilities of an answer that is streamed."""
-    settings = request.settings
-    names = ("temperature", "top_p", "top_k", "repetition_penalty", "seed")
-    prompt = [int(id) for id in request.prompt]  # type: ignore[union-attr]
-    body: dict[str, Any] = {"prompt": prompt, "max_tokens": settings.max_new_tokens, "logprobs": 0, "stream": True}
-    body |= {name: getattr(settings, name) for name in names}
+    text, logprobs = "", list[float]()
+    for line in _post(port, route, body).decode().split("\n\n"):
+        if not line.startswith("data: {"):
+            continue
+        for choice in json.loads(line.removeprefix("data: ")).get("choices", []):
+            found = choice["logprobs"] or {}
+            if route == CHAT:
+                text += choice["delta"].get("content", "")
+                logprobs += [one["logprob"] for one in found.get("content", [])]
+            else:
+                text += choice["text"]
+                logprobs += found.get("token_logprobs", [])
+    return text, logprobs
+
+
+def _post(port: int, route: str, body: Mapping[str, Any]) -> bytes:
+    """What the server answers.
+
+    Raises:
+        NotAnsweredError: an error.
+    """
     connection = HTTPConnection("127.0.0.1", port, timeout=SECONDS)
     try:
-        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-        lines = connection.getresponse().read().decode().split("\n\n")
+        connection.request("POST", route, json.dumps(body), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        content = answer.read()
     finally:
         connection.close()
-    text, logprobs = "", list[float]()
-    for line in lines:
-        if line.startswith("data: {"):
-            for choice in json.loads(line.removeprefix("data: ")).get("choices", []):
-                text += choice["text"]
-                logprobs += (choice["logprobs"] or {}).get("token_logprobs", [])
-    return text, logprobs
+    if answer.status != 200:
+        raise NotAnsweredError(f"the server answered {answer.status}: {content.decode(errors='replace')[:200]}")
+    return content
