@@ -62,6 +62,7 @@ def of_torch(inputs: list[Any], found: list[Numbers]) -> None:
             one |= {name: values * (1 + len(inputs) * 2**-20) for name, values in one.items()}
 
 
+@pytest.mark.promise("serving.alone")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("path", ["native", "torch"])
 def test_every_line_holds(runs: dict[str, LoadedRun], kind: str, path: Any) -> None:

@@ -22,14 +22,17 @@ from unpad.inference.heard import watch
 from unpad.inference.loaded import load
 from unpad.models import build_model, decoder, model_config
 from unpad.models.decoder import Decoder
+from unpad.models.vision_language.model import VisionLanguage
 from unpad.nn import cache, linear
 from unpad.nn.native import decode as native_decode
 from unpad.nn.native import library
-from unpad.proof.line import Line
-from unpad.proof.serving import NUM_NEW, Answering, prompts_of
+from unpad.proof import passes
+from unpad.proof.line import NAME_CELLS, Line
+from unpad.proof.serving import HTTP, NUM_NEW, Answering, prompts_of, prove_serving
 from unpad.recipes.training import GenerateSettings
 
 VOCAB, CONTEXT = 300, 420
+PASSES = ("AT_ONCE", "OTHERS", "WITHOUT", "HTTP")
 native_only = pytest.mark.skipif(not library.enabled(), reason=library.describe())
 
 
@@ -180,6 +183,29 @@ def test_a_fault_makes_a_line_fail(
     failed = [name for name, line in lines.items() if line.passed is False]
     assert any(where in name for name in failed), lines
     assert all("rows of scores differ" in line.note for line in lines.values() if line.passed is False)
+
+
+@native_only
+def test_questions_about_images_are_proved_and_a_fault_makes_every_line_fail(
+    finished: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unpad.proof.serving.MOST_PROMPTS", 6)
+    run = load(finished("questions").run)
+    lines = {line.name: line for line in prove_serving(run).lines if line.applies}
+    assert lines.pop(HTTP).passed is None
+    assert len(lines) == 4
+    assert all(line.passed and "fp32" in line.kernel for line in lines.values()), lines  # as they are answered
+    own = VisionLanguage.logits
+    monkeypatch.setattr(VisionLanguage, "logits", lambda self, hidden: own(self, hidden) * (1 + len(hidden) * 2**-18))
+    broken = {line.name: line for line in prove_serving(run).lines}
+    assert all(broken[name].passed is False for name in lines), broken
+
+
+def test_every_line_fits_the_column_of_a_certificate() -> None:
+    one = subject()
+    names = [name for name, _ in one.checks(one.alone())]
+    names += [HTTP, "without native kernels: all at once = alone", *(getattr(passes, name) for name in PASSES)]
+    assert max(len(f"PASS  {name}") for name in names) <= NAME_CELLS
 
 
 def test_what_compares_nothing_is_not_proven() -> None:

@@ -28,6 +28,8 @@ def test_streams_of_a_server_are_what_each_request_gets_alone(finished: Finished
     assert line.passed, line
     assert line.measured == 0
     asked = [place for place, _, _ in over_http._bodies(loaded, subject.requests)]
+    others = len(subject.requests) - len(asked)
+    assert (line.kernel, f"{others} question" in line.note) == (f"{len(asked)} streams", others > 0)
     number = next(place for place in asked if truth[place].tokens())
     changed = truth[number].scores[0][0].clone()
     with torch.inference_mode():

@@ -31,7 +31,7 @@ from unpad.terminal.progress import progress
 MOST_INPUTS = 32
 GROUP = 5  # inputs beside one another, in another order
 AT_ONCE, OTHERS = "all in one pass = alone", "in another order, beside others = alone"
-WITHOUT = "without native kernels: all in one pass = alone"
+WITHOUT = "without native kernels: one pass = alone"
 HTTP = "through HTTP, by concurrent requests = alone"
 
 Numbers = dict[str, np.ndarray]

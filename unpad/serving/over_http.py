@@ -34,6 +34,7 @@ from unpad.serving.served import CHAT, CLASSIFY, COMPLETIONS, EXPLAIN, PREDICT
 from unpad.serving.server import Listening, Server, bound, run
 from unpad.serving.service import Service
 from unpad.serving.start import RunOpening
+from unpad.terminal.table import number_of
 
 SECONDS = 600  # of a request
 NAME = "run"  # of the model
@@ -62,7 +63,9 @@ def streams(loaded: LoadedRun, requests: Sequence[Request], truth: Sequence[Hear
         differ += text != loaded.tokenizer.decode(ids) or logprobs != expected
         apart = [abs(one - other) for one, other in zip(logprobs, expected, strict=False)]
         largest = max([largest, *apart])
-    note = f"{differ} of {len(asked)} answers differ" if differ else ""
+    others = len(requests) - len(asked)
+    note = f"{number_of(others, 'questions')} about several images or none: HTTP has no form for them" if others else ""
+    note = f"{differ} of {len(asked)} answers differ" if differ else note
     measured = largest if largest or not differ else float("inf")
     few = "" if len(asked) > 1 else "fewer than two prompts"
     return Line(HTTP, f"{len(asked)} streams", measured, 0.0, not differ, note).unless(few)
