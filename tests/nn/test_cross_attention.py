@@ -24,6 +24,7 @@ from unpad.nn.cross_attention import (
     pair_sequences,
     received_attention,
 )
+from unpad.nn.linear import independent_rows
 
 HEADS, HEAD_DIM = 4, 6
 LENGTHS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=8)
@@ -159,6 +160,24 @@ def test_a_layer_gives_every_sample_what_it_gives_it_alone() -> None:
     )
     projection = moved(Projection(WIDTH, 8))
     check_alone(lambda s: (projection(s.vision), s.vision_layout), projection)
+
+
+def test_inside_independent_rows_a_sequence_has_the_bits_that_it_has_alone() -> None:
+    lengths = [(4, 4), (1, 7), (4, 4), (4, 9), (2, 3), (9, 2), (4, 4), (1, 40), (4, 5), (40, 40), (3, 0), (4, 4)]
+    torch.manual_seed(0)
+    q = [torch.randn(num, 3, 32) for num, _ in lengths]
+    kv = [torch.randn(num, 2, 3, 32) for _, num in lengths]
+
+    def attended(chosen: list[int]) -> tuple[Tensor, Tensor]:
+        pairs = pair_sequences(*layouts([lengths[i] for i in chosen]))
+        queries, (k, v) = torch.cat([q[i] for i in chosen]), torch.cat([kv[i] for i in chosen]).unbind(1)
+        return attention_weights(queries, k, pairs).apply(v), received_attention(queries, k, pairs)
+
+    with torch.no_grad(), independent_rows():
+        whole, received = attended(list(range(len(lengths))))
+        alone = [attended([i]) for i in range(len(lengths))]
+    assert torch.equal(whole, torch.cat([one for one, _ in alone]))
+    assert torch.equal(received, torch.cat([one for _, one in alone]))
 
 
 def test_nothing_to_attend_to_gives_zero() -> None:

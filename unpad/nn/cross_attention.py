@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from unpad.batching.layout import Layout
 from unpad.nn.draws import Draw, draw
 from unpad.nn.dropout import kept
-from unpad.nn.linear import Linear
+from unpad.nn.linear import Linear, rows_are_independent
 from unpad.nn.norm import Norm
 from unpad.nn.precision import widened
 
@@ -143,9 +143,23 @@ def pair_sequences(queries: Layout, keys: Layout) -> PairedRuns:
     begins, lengths = bounds[:, :-1], bounds[:, 1:] - bounds[:, :-1]
     groups = tuple(
         PairGroup(*(RectangleSide(*side, device) for side in zip(begins[:, seqs], lengths[:, seqs], strict=True)))
-        for seqs in _alike(lengths)
+        for seqs in (_equal(lengths) if rows_are_independent(queries.cu_seqlens) else _alike(lengths))
     )
     return PairedRuns(groups, *bounds[:, -1].tolist())
+
+
+def _equal(lengths: np.ndarray) -> Iterator[np.ndarray]:
+    """Sequences with equal lengths in both runs, as `_alike`: rectangles without padding, in which a sequence has the
+    bits that it has alone."""
+    live = np.flatnonzero(lengths.all(0))
+    if live.size < 2:
+        yield live
+        return
+    kinds = np.unique(lengths[:, live], axis=1, return_inverse=True)[1].reshape(-1)
+    order = np.argsort(kinds, kind="stable")
+    for seqs in np.split(live[order], np.flatnonzero(np.diff(kinds[order])) + 1):
+        at_once = max(1, MAX_CELLS // int(lengths[:, seqs[0]].prod()))
+        yield from (seqs[start : start + at_once] for start in range(0, seqs.size, at_once))
 
 
 def _alike(lengths: np.ndarray) -> Iterator[np.ndarray]:
@@ -213,6 +227,8 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     """a @ b, (num_seqs, heads, rows, inner) by (num_seqs, heads, inner, columns), in b's dtype, small ones in fp32."""
     if a.device.type == "cpu" and a.numel() * b.shape[-1] <= SMALL_PRODUCT:
         b = widened(b)
+    if rows_are_independent(b):  # strided numbers, as of one sequence, are summed in another order than copies
+        a, b = a.contiguous(), b.contiguous()
     with torch.autocast(a.device.type, enabled=False):
         return a.to(b.dtype) @ b
 
@@ -295,7 +311,7 @@ def received_attention(
     for group in pairs.groups:
         weights = _weigh(q, k, group, key_bias, places).mean(1)  # (num_seqs, longest query, longest key)
         real = group.queries.mask.to(weights.dtype)
-        mean = (real[:, None] @ weights)[:, 0] / real.sum(1, keepdim=True)  # (num_seqs, longest key)
+        mean = _product(real[:, None], weights)[:, 0] / real.sum(1, keepdim=True)  # (num_seqs, longest key)
         parts.append(group.keys.flatten(mean))
         tokens.append(group.keys.tokens)
     out = parts[0].new_zeros(pairs.num_keys)
