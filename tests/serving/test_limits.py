@@ -433,7 +433,7 @@ def test_a_server_that_drains_ends_open_answers_and_takes_none(
                 wait_for(lambda: made.service.num_open == 2)
                 made.server.should_exit = True
                 wait_for(lambda: made.service.state == "draining")
-                heard(capfd, "draining: 2 answers open, for at most 0.3 s; another signal ends now\n")
+                heard(capfd, "draining: 2 answers open, for at most 0.3 s; another signal ends it now\n")
                 wait_for(
                     lambda: made.service._worker._inbox.qsize() == 3
                 )  # two asks, and its end when the time is over

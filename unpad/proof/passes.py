@@ -55,7 +55,10 @@ class Passes:
     def of(cls, run: LoadedRun) -> Passes:
         """Raises SourceError if no input is held out."""
         data = run.data()
-        rows = evenly(np.flatnonzero(data.table.split == Split.HOLDOUT), data.table.positions, MOST_INPUTS)
+        held_out = data.table.split == Split.HOLDOUT
+        if isinstance(data, EventData):
+            held_out &= _has_events(data)
+        rows = evenly(np.flatnonzero(held_out), data.table.positions, MOST_INPUTS)
         found = _images(run, data, rows) if isinstance(data, ImageData) else _patients(run, data, rows)
         if not found.inputs:
             fix = "use a run with held-out data"
@@ -85,6 +88,13 @@ def _images(run: LoadedRun, data: ImageData, rows: Sequence[int]) -> Passes:
         return [{"score": np.array([scores[name] for name in classes])} for scores in found]
 
     return Passes(data, list(used), list(used.values()), compute)
+
+
+def _has_events(data: EventData) -> np.ndarray:
+    """True for patients with an event in time, (num_patients,) bool; others are refused where they are served."""
+    timed = np.append(0, np.cumsum(~data.sets.timeless))
+    num_timed: np.ndarray = np.diff(timed[data.sets.sets_of])
+    return num_timed > 0
 
 
 def _patients(run: LoadedRun, data: Data, rows: Sequence[int]) -> Passes:

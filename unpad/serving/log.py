@@ -17,7 +17,7 @@ def log_request(id: str, route: str, status: str, tokens: str, seconds: float) -
 
 def log_draining(num_open: int, seconds: float) -> None:
     """The beginning of the end: answers that are open, and how long they may take."""
-    left = f"{number_of(num_open, 'answers')} open, for at most {seconds:g} s; another signal ends now"
+    left = f"{number_of(num_open, 'answers')} open, for at most {seconds:g} s; another signal ends it now"
     print_lines([f"draining: {left if num_open else 'no answer is open'}"], to_errors=True)
 
 

@@ -211,5 +211,5 @@ def _post(port: int, route: str, body: Mapping[str, Any]) -> bytes:
     finally:
         connection.close()
     if answer.status != 200:
-        raise NotAnsweredError(f"the server answered {answer.status}: {content.decode(errors='replace')[:200]}")
+        raise NotAnsweredError(f"the server answered {answer.status}: {json.loads(content)['error']['message']}")
     return content

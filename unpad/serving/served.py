@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
+from urllib.parse import quote
 
 from unpad.batching.batch import RaggedBatch
 from unpad.data.rows import read_classes
@@ -173,7 +174,8 @@ class Served:
     def routes(self) -> list[str]:
         """Paths that answer, the best suited first; a run that was not trained to classify explains no probability."""
         explains = self.kind == "patients" and predicts(self.run)[0]
-        return [route.format(id=self.name) for route in ROUTES[self.kind] if route != EXPLAIN or explains]
+        routes = ROUTES[self.kind] if explains else [route for route in ROUTES[self.kind] if route != EXPLAIN]
+        return [route.format(id=quote(self.name, safe="")) for route in routes]
 
     @cached_property
     def tables(self) -> Tables:
@@ -203,7 +205,7 @@ class Served:
         """
         if route not in ROUTES[self.kind]:
             raise self.wrong_route(f"the run {self.name} is of kind {self.kind} and does not answer here")
-        if route == EXPLAIN and EXPLAIN.format(id=self.name) not in self.routes:
+        if route == EXPLAIN and len(self.routes) < len(ROUTES[self.kind]):
             what = "the run was not trained to classify, so it has no probability to explain"
             raise self.wrong_route(what, "no_probability")
 
