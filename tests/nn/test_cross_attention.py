@@ -163,7 +163,7 @@ def test_a_layer_gives_every_sample_what_it_gives_it_alone() -> None:
 
 
 def test_inside_independent_rows_a_sequence_has_the_bits_that_it_has_alone() -> None:
-    lengths = [(4, 4), (1, 7), (4, 4), (10, 10), (11, 11), (9, 2), (4, 4), (1, 40), (36, 37), (40, 40), (3, 0), (10, 11)]
+    lengths = [(4, 4), (1, 7), (10, 10), (11, 11), (9, 2), (4, 4), (1, 40), (36, 37), (40, 40), (3, 0), (10, 11)]
     torch.manual_seed(0)
     q = [torch.randn(num, 3, 32) for num, _ in lengths]
     kv = [torch.randn(num, 2, 3, 32) for _, num in lengths]

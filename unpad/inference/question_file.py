@@ -29,7 +29,7 @@ from unpad.inference.images import check_asks, examine_image
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.prompts import lost_of
 from unpad.inference.steps import banned_ids, check, token_lists
-from unpad.terminal.progress import progress
+from unpad.terminal.progress import held, progress
 
 WANTED, OPTIONAL = ("image",), ("question", "caption", "id")
 EXAMPLE = 'write rows such as {"image": "cat.png", "question": "Which animal?"}, or a CSV with these columns'
@@ -60,7 +60,8 @@ class QuestionRow:
             if isinstance(one, BadRow):
                 raise RowFault(one.code, one.what, one.fix)
         self.images = [one for one in looked if isinstance(one, ImageExample)]
-        batch = question_about_all(run.recipe, run.tokenizer, self.images, self.question).prompts([0])
+        with held():  # the work on one row is no progress of its own
+            batch = question_about_all(run.recipe, run.tokenizer, self.images, self.question).prompts([0])
         try:
             check(model, token_lists(batch), settings)
         except RecipeError as error:
