@@ -52,8 +52,8 @@ class Calls:
 # Modules that bind functions of others, and must not bind a replaced one when a verb imports them first.
 BINDING = (
     "unpad.api", "unpad.evaluation.quantized", "unpad.evaluation.run", "unpad.evaluation.vqa_cost",
-    "unpad.inference.bulk", "unpad.inference.chat", "unpad.inference.images", "unpad.serving.served",
-    "unpad.serving.start", "unpad.trials.search.search",
+    "unpad.inference.chat", "unpad.inference.images", "unpad.inference.prompt_file", "unpad.inference.question_file",
+    "unpad.serving.served", "unpad.serving.start", "unpad.trials.search.search",
 )  # fmt: skip
 
 

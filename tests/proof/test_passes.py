@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,11 @@ import pytest
 from tests.helpers.families import Finished
 from tests.helpers.paths import on
 from unpad.errors import RecipeError
+from unpad.evaluation.family import HeldOutInputs, Numbers
 from unpad.inference.loaded import LoadedRun, load
 from unpad.nn.native import library
 from unpad.proof import passes
-from unpad.proof.passes import AT_ONCE, HTTP, OTHERS, WITHOUT, Numbers, Passes, prove_passes
+from unpad.proof.passes import AT_ONCE, HTTP, OTHERS, WITHOUT, prove_passes
 from unpad.proof.serving import prove_serving
 
 KINDS = ("images", "patients")
@@ -27,19 +29,19 @@ def runs(finished: Finished) -> dict[str, LoadedRun]:
 
 def planted(patch: pytest.MonkeyPatch, fault: Callable[[list[Any], list[Numbers]], None]) -> None:
     """A fault in the numbers of inputs that are computed together."""
-    own = Passes.of.__func__  # type: ignore[attr-defined]
+    own = passes.inputs_of
 
-    def of(cls: type[Passes], run: LoadedRun) -> Passes:
-        made: Passes = own(cls, run)
+    def of(run: LoadedRun) -> HeldOutInputs:
+        made = own(run)
 
-        def compute(inputs: list[Any]) -> list[Numbers]:
+        def compute(inputs: Any) -> list[Numbers]:
             found = made.compute(inputs)
             fault(inputs, found)
             return found
 
-        return Passes(made.data, made.seq_ids, made.inputs, compute)
+        return replace(made, compute=compute)
 
-    patch.setattr(Passes, "of", classmethod(of))
+    patch.setattr(passes, "inputs_of", of)
 
 
 def of_neighbours(inputs: list[Any], found: list[Numbers]) -> None:

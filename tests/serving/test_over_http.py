@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from unpad.evaluation.family import HeldOutInputs
 from unpad.inference.loaded import LoadedRun, load
-from unpad.proof.passes import Passes
+from unpad.proof.passes import inputs_of
 from unpad.proof.serving import Answering, prompts_of
 from unpad.serving import over_http
 from unpad.serving.over_http import numbers, streams
@@ -50,12 +51,12 @@ def test_questions_about_several_images_are_said_not_to_be_asked(finished: Finis
 
 
 @pytest.fixture(scope="module", params=["images", "patients"])
-def proved(request: Any, finished: Finished) -> tuple[LoadedRun, Passes]:
+def proved(request: Any, finished: Finished) -> tuple[LoadedRun, HeldOutInputs]:
     loaded = load(finished(request.param).run)
-    return loaded, Passes.of(loaded)
+    return loaded, inputs_of(loaded)
 
 
-def test_numbers_of_a_server_are_those_of_each_input_alone(proved: tuple[LoadedRun, Passes]) -> None:
+def test_numbers_of_a_server_are_those_of_each_input_alone(proved: tuple[LoadedRun, HeldOutInputs]) -> None:
     loaded, subject = proved
     truth = subject.alone()
     line = numbers(loaded, subject, truth)
@@ -70,7 +71,7 @@ def test_numbers_of_a_server_are_those_of_each_input_alone(proved: tuple[LoadedR
 
 
 def test_what_cannot_be_asked_through_http_is_not_proven(
-    proved: tuple[LoadedRun, Passes], monkeypatch: pytest.MonkeyPatch
+    proved: tuple[LoadedRun, HeldOutInputs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded, subject = proved
     own = over_http._post
@@ -100,5 +101,5 @@ def test_tables_that_json_cannot_hold_are_not_proven(finished: Finished, monkeyp
         raise NoFormError("time holds values of type datetime, which JSON has no form for")
 
     monkeypatch.setattr(over_http, "instances_of", none)
-    line = numbers(loaded, Passes.of(loaded), [])
+    line = numbers(loaded, inputs_of(loaded), [])
     assert (line.passed, "type datetime" in line.note) == (None, True)

@@ -24,6 +24,28 @@ if TYPE_CHECKING:  # training measures models, and loads no runs
 Prompt = Sequence[int] | RaggedBatch  # ids; or a batch of one with images among its tokens
 
 
+Numbers = dict[str, np.ndarray]  # of one input, by name
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOutInputs:
+    """Held-out inputs of a run, of sizes as unlike as there are, and what computes the numbers that it answers with.
+
+    Args:
+        seq_ids: of the inputs in the data.
+        compute: from inputs to the numbers of each, in one pass of the model.
+    """
+
+    data: Data
+    seq_ids: list[int]
+    inputs: list[Any]
+    compute: Callable[[Sequence[Any]], list[Numbers]]
+
+    def alone(self) -> list[Numbers]:
+        """Numbers of every input in a pass of its own."""
+        return [numbers for one in self.inputs for numbers in self.compute([one])]
+
+
 @dataclass(frozen=True, eq=False)
 class TrainedModel(Generic[DataType]):
     """A model with the weights that its run ends with.
@@ -64,6 +86,9 @@ class FamilyMeasures(Protocol):
 
     def held_out_prompts(self, data: Any, most: int) -> list[Prompt]:
         """Prompts of held-out data, of lengths as unlike as there are; in families whose models generate."""
+
+    def held_out_inputs(self, run: LoadedRun, data: Any, most: int) -> HeldOutInputs:
+        """Inputs of held-out data; in families whose models answer in numbers."""
 
 
 def evenly(rows: np.ndarray, lengths: np.ndarray, most: int) -> list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,16 @@ import numpy as np
 
 from unpad.data.images import ImageData
 from unpad.data.measuring import Measuring
+from unpad.data.pixels.formats import ImageError
+from unpad.data.rows import read_classes
+from unpad.data.sources.images import read_bytes
+from unpad.data.sources.split import Split
 from unpad.evaluation.attention_maps import maps_of_image
 from unpad.evaluation.classes import ClassPredictions, predict
 from unpad.evaluation.classes import held_out as held_out
-from unpad.evaluation.family import TrainedModel
+from unpad.evaluation.family import HeldOutInputs, Numbers, TrainedModel, evenly
 from unpad.evaluation.metrics import Evaluation, Metric, NewFacts, exact_share, interval, mean_of, resample
+from unpad.inference.images import ReadImage, classify_images, read_image
 from unpad.inference.loaded import LoadedRun
 from unpad.run.report.attention import has_attention, keep_attention
 
@@ -128,3 +135,18 @@ def describe(predictions: ClassPredictions, classes: tuple[str, ...]) -> dict[st
         sure, right = float(confidence[bins == b].mean()), float(predictions.right[bins == b].mean())
         calibration.append({"confidence": sure, "accuracy": right, "images": int((bins == b).sum())})
     return {"classes": list(classes), "confusion": confusion.tolist(), "calibration": calibration}
+
+
+def held_out_inputs(run: LoadedRun, data: ImageData, most: int) -> HeldOutInputs:
+    """Held-out images and the scores of their classes; without blank ones, to which `unpad infer` gives none."""
+    used: dict[int, ReadImage] = {}
+    for row in evenly(np.flatnonzero(data.table.split == Split.HOLDOUT), data.table.positions, most):
+        with suppress(ImageError):
+            used[row] = read_image(run, read_bytes(data.examples[row]), data.examples[row].path)
+    classes = read_classes(run.files)
+
+    def compute(images: Sequence[ReadImage]) -> list[Numbers]:
+        found = [dict(answer.top) for answer in classify_images(run, images, len(classes))]
+        return [{"score": np.array([scores[name] for name in classes])} for scores in found]
+
+    return HeldOutInputs(data, list(used), list(used.values()), compute)

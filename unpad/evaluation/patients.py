@@ -6,6 +6,7 @@ of one patient are not independent. Measures of the prediction leave out patient
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,15 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
 from unpad.data.measuring import Measuring, once_each
 from unpad.data.patients import EventData
+from unpad.data.sources.split import Split
 from unpad.errors import SourceError
 from unpad.evaluation import binary, sets
+from unpad.evaluation.family import HeldOutInputs, Numbers, evenly
 from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, Refused
+from unpad.inference.embed import predicts
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patient_marks import mark_patients, refuse_unknown, unknown_lines
-from unpad.inference.patients import UNKNOWN, PatientPredictions, predict, trains
+from unpad.inference.patients import UNKNOWN, PatientPredictions, batches, computed_at_once, predict, trains
 from unpad.models.contract import PredictsSets
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.segments import real_tokens
@@ -298,3 +302,25 @@ def _surest_wrong(predictions: PatientPredictions, data: EventData, seq_ids: np.
     worst = [i for i in np.argsort(-wrong, kind="stable")[:num_shown] if wrong[i] > 0.5]
     came = ("an outcome that did not come", "an outcome that came")
     return [f"{data.where(int(seq_ids[i]))}: {predictions.p[i]:.0%} for {came[predictions.labels[i]]}" for i in worst]
+
+
+def held_out_inputs(run: LoadedRun, data: EventData, most: int) -> HeldOutInputs:
+    """Held-out patients with all numbers that are told of them; those with an event in time, as others are refused."""
+    timed = np.append(0, np.cumsum(~data.sets.timeless))
+    usable = (data.table.split == Split.HOLDOUT) & (np.diff(timed[data.sets.sets_of]) > 0)
+    rows = evenly(np.flatnonzero(usable), data.table.positions, most)
+    classifies, has_hazards = predicts(run)
+
+    def compute(given: Sequence[RaggedBatch]) -> list[Numbers]:
+        found = [{"vector": one["vector"][0]} for one in computed_at_once(run, "vector", given)]
+        if classifies or has_hazards:
+            for numbers, one in zip(found, computed_at_once(run, "predict", given), strict=True):
+                numbers |= {"probability": np.exp(one["log_p"][:, 1])} if classifies else {}
+                numbers |= {"risk": one["risk"]} if has_hazards else {}
+        if classifies:
+            for numbers, one in zip(found, computed_at_once(run, "explain", given), strict=True):
+                numbers |= {"course": one["probability"], "attention": one["attention"]}
+        return found
+
+    inputs = [batch for row in rows for _, batch in batches(run, data, np.array([row]))]
+    return HeldOutInputs(data, rows, inputs, compute)

@@ -38,7 +38,7 @@ AHEAD = 2 * ROWS  # rows that are asked before the first of them is written, so 
 FAULT = "fault"  # field of a line that has no answer
 
 
-class Row(Protocol):
+class BulkRow(Protocol):
     """A row of a file; `given` are fields of it that its answer repeats, by which the answer is known again."""
 
     @property
@@ -48,7 +48,7 @@ class Row(Protocol):
     def given(self) -> Mapping[str, Any]: ...
 
     def ask(self) -> Request:
-        """What to ask the engine.
+        """The request to the engine.
 
         Raises:
             RowFault: nothing can be asked; the fault is written in the place of an answer.
@@ -72,7 +72,7 @@ class Bulk:
 
     path: Path
     made_by: str
-    rows: Iterator[Row]
+    rows: Iterator[BulkRow]
     num_rows: int
     unit: str
     most_tokens: int | None = None
@@ -80,7 +80,7 @@ class Bulk:
 
 @dataclass(frozen=True)
 class Written:
-    """What a file of answers has: `before`, lines that it had already; `faults`, lines without an answer."""
+    """Lines of a file of answers: `before`, those that it had already; `faults`, those without an answer."""
 
     before: int
     faults: int
@@ -92,7 +92,7 @@ def fault_text(fault: RowFault) -> str:
 
 
 def remedy(fault: RowFault | BadRow, example: str) -> str:
-    """What to do about a fault of a row; an example where the remedy would be a setting of a recipe's sources."""
+    """Remedy of a fault of a row; an example where it would be a setting of a recipe's sources."""
     is_setting = fault.fix == FIXES["E_MISSING"] or "set format:" in fault.fix
     return example if is_setting else fault.fix
 
@@ -133,7 +133,7 @@ def answer_rows(bulk: Bulk, engine: Engine, out: Path) -> Written:
 
 
 def summary(bulk: Bulk, written: Written, out: Path) -> str:
-    """What was done, for the terminal."""
+    """The line that says what was done."""
     faults = f", {written.faults:,} with a fault" if written.faults else ""
     before = f", {written.before:,} of them before" if written.before else ""
     return f"{number_of(bulk.num_rows - written.faults, bulk.unit)} answered{faults}{before}: {out}"
@@ -181,7 +181,7 @@ def _answered(out: Path, bulk: Bulk) -> tuple[int, int]:
 class _Open:
     """A row that was asked, or cannot be; `fault`: why."""
 
-    row: Row
+    row: BulkRow
     num_tokens: int = 0
     fault: str = ""
     heard: Heard = field(default_factory=Heard)
@@ -212,7 +212,7 @@ def _has_room(bulk: Bulk, asked: list[_Open]) -> bool:
     return bulk.most_tokens is None or sum(one.num_tokens for one in asked if not one.is_done) < bulk.most_tokens
 
 
-def _ask(row: Row, engine: Engine) -> _Open:
+def _ask(row: BulkRow, engine: Engine) -> _Open:
     made = _Open(row)
     try:
         request = row.ask()

@@ -21,7 +21,7 @@ from unpad.data.sources.vqa import asked
 from unpad.data.vqa import question_about_all
 from unpad.errors import RecipeError, SourceError
 from unpad.inference.answers import greedy
-from unpad.inference.bulk import FAULT, Bulk, Row, Written, answer_rows, digest_of, fault_text, remedy, summary
+from unpad.inference.bulk import FAULT, Bulk, BulkRow, Written, answer_rows, digest_of, fault_text, remedy, summary
 from unpad.inference.engine import Engine, Request
 from unpad.inference.generate import PIECE, ROWS
 from unpad.inference.heard import Heard
@@ -148,7 +148,7 @@ def _count(run: LoadedRun, path: Path) -> int:
     raise SourceError(f"{fault.code}: {fault.what}", where=f"{path}:{first.line}", fix=fault.fix)
 
 
-def _rows(run: LoadedRun, path: Path) -> Iterator[Row]:
+def _rows(run: LoadedRun, path: Path) -> Iterator[BulkRow]:
     is_table = FORMATS.get(path.suffix.lower()) == "csv"
     file = SourceFile(path, "csv" if is_table else "jsonl", None, 1.0, 0)
     folder, root = path.parent, os.path.realpath(path.parent)

@@ -16,7 +16,7 @@ import numpy as np
 
 from unpad.batching.batch import RaggedBatch
 from unpad.errors import RecipeError, SourceError
-from unpad.evaluation.family import Prompt, measures_of
+from unpad.evaluation.family import HeldOutInputs, Numbers, Prompt, measures_of
 from unpad.inference.engine import Engine, Request
 from unpad.inference.heard import Heard, watch
 from unpad.inference.images import is_of_images
@@ -28,7 +28,7 @@ from unpad.nn.cache import PLACES
 from unpad.nn.native import library
 from unpad.nn.precision import Precision
 from unpad.proof.line import Certificate, Line, Lines, not_applicable
-from unpad.proof.passes import Numbers, Passes, prove_passes
+from unpad.proof.passes import prove_passes
 from unpad.storage.reading import read_file
 from unpad.terminal.progress import progress
 
@@ -67,7 +67,7 @@ class OverHttp:
     """
 
     streams: Callable[[LoadedRun, Sequence[Request], Sequence[Heard]], Line]
-    numbers: Callable[[LoadedRun, Passes, Sequence[Numbers]], Line]
+    numbers: Callable[[LoadedRun, HeldOutInputs, Sequence[Numbers]], Line]
 
 
 def prove_serving(run: LoadedRun, prompts: Path | None = None, over_http: OverHttp | None = None) -> Certificate:

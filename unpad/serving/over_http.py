@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from http.client import HTTPConnection
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -21,16 +21,17 @@ from unpad.data.patients import EventData
 from unpad.data.rows import read_classes
 from unpad.data.sources.images import read_bytes
 from unpad.data.vqa import VqaData
+from unpad.evaluation.family import HeldOutInputs, Numbers
 from unpad.inference.engine import Request
 from unpad.inference.heard import Heard
 from unpad.inference.loaded import LoadedRun
 from unpad.proof import passes
 from unpad.proof.line import Line
-from unpad.proof.passes import Numbers, Passes, line_of_numbers
+from unpad.proof.passes import line_of_numbers
 from unpad.proof.serving import HTTP
 from unpad.serving.limits import Limits
 from unpad.serving.patients import NoFormError, Tables, instances_of
-from unpad.serving.served import CHAT, CLASSIFY, COMPLETIONS, EXPLAIN, PREDICT
+from unpad.serving.served import CHAT, CLASSIFY, COMPLETIONS, EXPLAIN, PREDICT, opened
 from unpad.serving.server import Listening, Server, bound, run
 from unpad.serving.service import Service
 from unpad.serving.start import RunOpening
@@ -79,8 +80,7 @@ def _bodies(loaded: LoadedRun, requests: Sequence[Request]) -> list[tuple[int, s
             asked = {"prompt": [int(id) for id in request.prompt], "logprobs": 0}
             made.append((place, COMPLETIONS, asked | _settings(request)))
             continue
-        data = loaded.data() if data is None else data
-        assert isinstance(data, VqaData), "prompts with images are questions"
+        data = cast(VqaData, loaded.data()) if data is None else data
         assert request.prompt.seq_ids is not None, "rows of the data"
         example = data.examples[int(request.prompt.seq_ids[0])]
         if len(example.images) == 1:
@@ -98,23 +98,27 @@ def _settings(request: Request) -> dict[str, Any]:
     return {"max_tokens": settings.max_new_tokens, "stream": True, **{name: getattr(settings, name) for name in names}}
 
 
-def numbers(loaded: LoadedRun, subject: Passes, truth: Sequence[Numbers]) -> Line:
+def numbers(loaded: LoadedRun, subject: HeldOutInputs, truth: Sequence[Numbers]) -> Line:
     """Ask a server for all inputs at once, each in a request of its own; compare every number bit for bit.
 
     Args:
         truth: the numbers of each input alone.
     """
-    data, name, gap = subject.data, passes.HTTP, subject.gap()
+    name, gap = passes.HTTP, passes.few(subject)
+    given: Sequence[Any]
     work: Callable[[int, Any, Numbers], Numbers]
-    if isinstance(data, ImageData):
-        given: Sequence[Any] = [read_bytes(data.examples[row]) for row in subject.seq_ids]
-        work = partial(_classes, read_classes(loaded.files))
+    if opened(loaded, NAME, 0).kind == "images":
+        examples = cast(ImageData, subject.data).examples
+        given, work = (
+            [read_bytes(examples[row]) for row in subject.seq_ids],
+            partial(_classes, read_classes(loaded.files)),
+        )
     else:
-        assert isinstance(data, EventData), "data of patients"
         try:
-            given, work = instances_of(Tables.of(loaded), data, subject.seq_ids), _patient
+            given = instances_of(Tables.of(loaded), cast(EventData, subject.data), subject.seq_ids)
         except NoFormError as error:
             return Line(name, "", None, None, None, str(error))
+        work = _patient
 
     def asked(one: Any, expected: Numbers) -> Numbers | str:
         try:
@@ -198,7 +202,7 @@ def _ask(port: int, route: str, body: Mapping[str, Any]) -> tuple[str, list[floa
 
 
 def _post(port: int, route: str, body: Mapping[str, Any]) -> bytes:
-    """What the server answers.
+    """The content of an answer.
 
     Raises:
         NotAnsweredError: an error.
