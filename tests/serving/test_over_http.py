@@ -15,6 +15,7 @@ from unpad.proof.serving import Answering, prompts_of
 from unpad.serving import over_http
 from unpad.serving.over_http import numbers, streams
 from unpad.serving.patients import NoFormError
+from unpad.serving.protocol import RequestError
 
 if TYPE_CHECKING:
     from tests.helpers.families import Finished
@@ -39,6 +40,25 @@ def test_streams_of_a_server_are_what_each_request_gets_alone(finished: Finished
     broken = streams(loaded, subject.requests, truth)
     assert broken.passed is False
     assert f"1 of {len(asked)} answers differ" in broken.note
+
+
+@pytest.mark.parametrize("status", [400, 500])
+def test_what_the_server_refuses_is_not_proven_and_what_it_fails_at_is_no_answer(
+    finished: Finished, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    loaded = load(finished("conversations").run)
+    subject = Answering.of(loaded, prompts_of(loaded, None)[:3])
+
+    def refuses(ask: Any) -> None:
+        raise RequestError("too long", status=status)
+
+    monkeypatch.setattr("unpad.serving.served.Served.completion", lambda served, ask: refuses(ask))
+    if status == 500:
+        with pytest.raises(over_http.FaultError, match="too long"):
+            streams(loaded, subject.requests, subject.alone())
+        return
+    line = streams(loaded, subject.requests, subject.alone())
+    assert (line.passed, line.note) == (None, "3 of 3 were refused: too long")
 
 
 def test_questions_about_several_images_are_said_not_to_be_asked(finished: Finished) -> None:
@@ -81,7 +101,7 @@ def test_what_cannot_be_asked_through_http_is_not_proven(
             return own(port, route, body)
         if "inputs" in body and body["inputs"] != first:
             return own(port, route, body)
-        raise over_http.NotAnsweredError("the server answered 400: no")
+        raise over_http.RefusedError("no")
 
     first = None
     sent: list[Any] = []
@@ -91,7 +111,7 @@ def test_what_cannot_be_asked_through_http_is_not_proven(
     first = sent[0]["instances"][0]["id"] if "instances" in sent[0] else sent[0]["inputs"]
     monkeypatch.setattr(over_http, "_post", refuses)
     line = numbers(loaded, subject, truth)
-    assert (line.passed, line.note) == (None, f"1 of {len(truth)} were not answered: the server answered 400: no")
+    assert (line.passed, line.note) == (None, f"1 of {len(truth)} were refused: no")
 
 
 def test_tables_that_json_cannot_hold_are_not_proven(finished: Finished, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,8 +41,12 @@ SECONDS = 600  # of a request
 NAME = "run"  # of the model
 
 
-class NotAnsweredError(Exception):
-    """The server answered a request of the proof with an error."""
+class RefusedError(Exception):
+    """The server refused a request of the proof, as it does with inputs that it cannot use."""
+
+
+class FaultError(Exception):
+    """The server failed to answer."""
 
 
 def streams(loaded: LoadedRun, requests: Sequence[Request], truth: Sequence[Heard]) -> Line:
@@ -54,10 +58,12 @@ def streams(loaded: LoadedRun, requests: Sequence[Request], truth: Sequence[Hear
     asked = _bodies(loaded, requests)
     if not asked:
         return Line(HTTP, "", None, None, None, "no held-out question is about one image, as those of a request are")
-    with serving(loaded) as port, ThreadPoolExecutor(len(asked)) as pool:
-        told = list(pool.map(lambda one: _ask(port, *one[1:]), asked))
+    told = _all_at_once(loaded, lambda port, one: _ask(port, *one[1:]), asked)
     differ, largest = 0, 0.0
-    for (place, _, _), (text, logprobs) in zip(asked, told, strict=True):
+    for (place, _, _), answer in zip(asked, told, strict=True):
+        if isinstance(answer, RefusedError):
+            continue
+        text, logprobs = answer
         ids, scores = truth[place].tokens(), truth[place].scores[0]
         pairs = zip(ids, scores, strict=False)  # the last scores chose the end
         expected = [float(row.double().log_softmax(-1)[id]) for id, row in pairs]
@@ -68,8 +74,31 @@ def streams(loaded: LoadedRun, requests: Sequence[Request], truth: Sequence[Hear
     note = f"{number_of(others, 'questions')} about several images or none: HTTP has no form for them" if others else ""
     note = f"{differ} of {len(asked)} answers differ" if differ else note
     measured = largest if largest or not differ else float("inf")
-    few = "" if len(asked) > 1 else "fewer than two prompts"
-    return Line(HTTP, f"{len(asked)} streams", measured, 0.0, not differ, note).unless(few)
+    gap = _refusals(told) or ("" if len(asked) > 1 else "fewer than two prompts")
+    return Line(HTTP, f"{len(asked)} streams", measured, 0.0, not differ, note).unless(gap)
+
+
+def _all_at_once(loaded: LoadedRun, work: Callable[[int, Any], Any], given: Sequence[Any]) -> list[Any]:
+    """Results of requests to a server, each in a thread of its own; the error of one that was refused.
+
+    Args:
+        work: asks the server at a port.
+    """
+
+    def asked(one: Any) -> Any:
+        try:
+            return work(port, one)
+        except RefusedError as error:
+            return error
+
+    with serving(loaded) as port, ThreadPoolExecutor(len(given)) as pool:
+        return list(pool.map(asked, given))
+
+
+def _refusals(told: Sequence[Any]) -> str:
+    """Number of requests that were refused, and why the first was; "" for none."""
+    refused = [str(one) for one in told if isinstance(one, RefusedError)]
+    return f"{len(refused)} of {len(told)} were refused: {refused[0]}" if refused else ""
 
 
 def _bodies(loaded: LoadedRun, requests: Sequence[Request]) -> list[tuple[int, str, dict[str, Any]]]:
@@ -104,15 +133,13 @@ def numbers(loaded: LoadedRun, subject: HeldOutInputs, truth: Sequence[Numbers])
     Args:
         truth: the numbers of each input alone.
     """
-    name, gap = passes.HTTP, passes.few(subject)
+    name = passes.HTTP
     given: Sequence[Any]
     work: Callable[[int, Any, Numbers], Numbers]
     if opened(loaded, NAME, 0).kind == "images":
         examples = cast(ImageData, subject.data).examples
-        given, work = (
-            [read_bytes(examples[row]) for row in subject.seq_ids],
-            partial(_classes, read_classes(loaded.files)),
-        )
+        given = [read_bytes(examples[row]) for row in subject.seq_ids]
+        work = partial(_classes, read_classes(loaded.files))
     else:
         try:
             given = instances_of(Tables.of(loaded), cast(EventData, subject.data), subject.seq_ids)
@@ -120,19 +147,11 @@ def numbers(loaded: LoadedRun, subject: HeldOutInputs, truth: Sequence[Numbers])
             return Line(name, "", None, None, None, str(error))
         work = _patient
 
-    def asked(one: Any, expected: Numbers) -> Numbers | str:
-        try:
-            return work(port, one, expected)
-        except NotAnsweredError as error:
-            return str(error)
-
-    with serving(loaded) as port, ThreadPoolExecutor(len(given)) as pool:
-        told = list(pool.map(asked, given, truth))
-    found = [(one, expected) for one, expected in zip(told, truth, strict=True) if not isinstance(one, str)]
-    if refused := [one for one in told if isinstance(one, str)]:
-        gap = f"{len(refused)} of {len(told)} were not answered: {refused[0]}"
+    pairs = list(zip(given, truth, strict=True))
+    told = _all_at_once(loaded, lambda port, pair: work(port, *pair), pairs)
+    found = [(one, expected) for one, expected in zip(told, truth, strict=True) if not isinstance(one, RefusedError)]
     line = line_of_numbers(name, f"{len(told)} requests", [one for one, _ in found], [one for _, one in found])
-    return line.unless(gap)
+    return line.unless(_refusals(told) or passes.few(subject))
 
 
 def _classes(classes: Sequence[str], port: int, content: bytes, expected: Numbers) -> Numbers:
@@ -205,7 +224,8 @@ def _post(port: int, route: str, body: Mapping[str, Any]) -> bytes:
     """The content of an answer.
 
     Raises:
-        NotAnsweredError: an error.
+        RefusedError: an error that is the request's.
+        FaultError: an error of the server.
     """
     connection = HTTPConnection("127.0.0.1", port, timeout=SECONDS)
     try:
@@ -215,5 +235,6 @@ def _post(port: int, route: str, body: Mapping[str, Any]) -> bytes:
     finally:
         connection.close()
     if answer.status != 200:
-        raise NotAnsweredError(f"the server answered {answer.status}: {json.loads(content)['error']['message']}")
+        kind = RefusedError if answer.status < 500 else FaultError
+        raise kind(json.loads(content)["error"]["message"])
     return content
