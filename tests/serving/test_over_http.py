@@ -54,7 +54,7 @@ def test_what_the_server_refuses_is_not_proven_and_what_it_fails_at_is_no_answer
 
     monkeypatch.setattr("unpad.serving.served.Served.completion", lambda served, ask: refuses(ask))
     if status == 500:
-        with pytest.raises(over_http.FaultError, match="too long"):
+        with pytest.raises(over_http.ServerFaultError, match="too long"):
             streams(loaded, subject.requests, subject.alone())
         return
     line = streams(loaded, subject.requests, subject.alone())
@@ -101,7 +101,7 @@ def test_what_cannot_be_asked_through_http_is_not_proven(
             return own(port, route, body)
         if "inputs" in body and body["inputs"] != first:
             return own(port, route, body)
-        raise over_http.RefusedError("no")
+        raise over_http.NotTakenError("no")
 
     first = None
     sent: list[Any] = []

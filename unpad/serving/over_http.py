@@ -41,11 +41,11 @@ SECONDS = 600  # of a request
 NAME = "run"  # of the model
 
 
-class RefusedError(Exception):
+class NotTakenError(Exception):
     """The server refused a request of the proof, as it does with inputs that it cannot use."""
 
 
-class FaultError(Exception):
+class ServerFaultError(Exception):
     """The server failed to answer."""
 
 
@@ -61,7 +61,7 @@ def streams(loaded: LoadedRun, requests: Sequence[Request], truth: Sequence[Hear
     told = _all_at_once(loaded, lambda port, one: _ask(port, *one[1:]), asked)
     differ, largest = 0, 0.0
     for (place, _, _), answer in zip(asked, told, strict=True):
-        if isinstance(answer, RefusedError):
+        if isinstance(answer, NotTakenError):
             continue
         text, logprobs = answer
         ids, scores = truth[place].tokens(), truth[place].scores[0]
@@ -88,7 +88,7 @@ def _all_at_once(loaded: LoadedRun, work: Callable[[int, Any], Any], given: Sequ
     def asked(one: Any) -> Any:
         try:
             return work(port, one)
-        except RefusedError as error:
+        except NotTakenError as error:
             return error
 
     with serving(loaded) as port, ThreadPoolExecutor(len(given)) as pool:
@@ -97,7 +97,7 @@ def _all_at_once(loaded: LoadedRun, work: Callable[[int, Any], Any], given: Sequ
 
 def _refusals(told: Sequence[Any]) -> str:
     """Number of requests that were refused, and why the first was; "" for none."""
-    refused = [str(one) for one in told if isinstance(one, RefusedError)]
+    refused = [str(one) for one in told if isinstance(one, NotTakenError)]
     return f"{len(refused)} of {len(told)} were refused: {refused[0]}" if refused else ""
 
 
@@ -149,7 +149,7 @@ def numbers(loaded: LoadedRun, subject: HeldOutInputs, truth: Sequence[Numbers])
 
     pairs = list(zip(given, truth, strict=True))
     told = _all_at_once(loaded, lambda port, pair: work(port, *pair), pairs)
-    found = [(one, expected) for one, expected in zip(told, truth, strict=True) if not isinstance(one, RefusedError)]
+    found = [(one, expected) for one, expected in zip(told, truth, strict=True) if not isinstance(one, NotTakenError)]
     line = line_of_numbers(name, f"{len(told)} requests", [one for one, _ in found], [one for _, one in found])
     return line.unless(_refusals(told) or passes.few(subject))
 
@@ -224,8 +224,8 @@ def _post(port: int, route: str, body: Mapping[str, Any]) -> bytes:
     """The content of an answer.
 
     Raises:
-        RefusedError: an error that is the request's.
-        FaultError: an error of the server.
+        NotTakenError: an error that is the request's.
+        ServerFaultError: an error of the server.
     """
     connection = HTTPConnection("127.0.0.1", port, timeout=SECONDS)
     try:
@@ -235,6 +235,6 @@ def _post(port: int, route: str, body: Mapping[str, Any]) -> bytes:
     finally:
         connection.close()
     if answer.status != 200:
-        kind = RefusedError if answer.status < 500 else FaultError
+        kind = NotTakenError if answer.status < 500 else ServerFaultError
         raise kind(json.loads(content)["error"]["message"])
     return content
