@@ -1,0 +1,351 @@
+"""What `unpad serve` keeps under load, beside `transformers serve --continuous-batching`; each with its gate.
+
+    python benchmarks/serve.py                  # the table, about ten minutes of two idle cores
+    python benchmarks/serve.py --fuzz 5000      # hostile bodies, headers and fields
+    python benchmarks/serve.py --cancel 1000    # clients that leave at random moments
+    python benchmarks/serve.py --drain          # SIGTERM under load
+
+Every command writes its part of `benchmarks/serve.md` (`--out`), and ends with code 1 where a gate does not hold or was
+not measured. Servers are processes of their own on free ports of 127.0.0.1, of a run that is made for it: the 512-wide
+decoder of `benchmarks/generation.md` with a context of 2,048 and random weights. Its other side is the same model as a
+folder of transformers; `--peer PYTHON` names an interpreter that has transformers and what its server needs.
+
+Clients are processes' own asyncio streams, one connection a request, and their processor time counts against both
+sides. Prompts have 4 to 400 tokens and are read by no request before; replies have 32 tokens, which is checked. Sides
+take turns, ratios are those within a round, and the table has their medians and quartiles.
+
+- Tokens a second are those of the clock. `--shared`, for a machine that others use, takes tokens a second of the
+  servers' processor time instead (`/proc/PID/stat`). Gaps and first tokens are always of the clock.
+- Equal to alone: half of the streams are drawn and half greedy; the later half joins one by one while others stream,
+  every eighth leaves. Truth is each request alone, one after the other, in a server of its own.
+- Processor time outside the model: the server's (all threads, `/proc/PID/stat`) without what the model takes for the
+  same requests in the same engine in a process without a server, by its processor clock around every call of the model.
+  Tokens that are drawn, texts, events, HTTP and the rest of Python are outside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import resource
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import torch
+from serve_measures import (
+    ALIKE,
+    WITH_USAGE,
+    Joined,
+    Load,
+    WrongAnswerError,
+    differing,
+    engine,
+    gone,
+    greedy,
+    join,
+    joining,
+    lengths,
+    load,
+    loads,
+    one_by_one,
+    outside,
+    prompts,
+    scored,
+)
+from serve_rude import cancelled, drained, fuzzed
+from serve_sides import CannotStartError, make_run, missing_for, ours, theirs
+
+from unpad.inference.loaded import generation_precision
+from unpad.machine.load import full_processor_name, load_average
+from unpad.nn.linear import has_tiles
+from unpad.nn.native import library
+from unpad.recipes.training import GenerateSettings
+from unpad.trials.bench.measure import spread
+
+OUT = Path(__file__).with_suffix(".md")
+CLIENTS = (1, 8, 32)
+MANY, GONE = 256, 1000
+AGAINST_ONE = {True: {8: 3.0, 32: 4.0}, False: {8: 2.5, 32: 3.0}}  # with AMX, and without
+AGAINST_PEER = {1: 1.0, 8: 1.0, 32: 1.3}
+MOST_GAP, MOST_FIRST, MOST_JOINED = 0.4, 1.6, 2.0  # times
+MOST_OUTSIDE, MOST_SECONDS = 0.2, 1.0
+WHOLE = ("--piece", "2048")
+TITLES = ("Speed and equality", "Hostile requests", "Clients that leave", "The end of a server")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table; `holds` is None where there is no gate, False also where it was not measured."""
+
+    what: str
+    measured: str
+    gate: str = ""
+    holds: bool | None = None
+
+    @property
+    def cells(self) -> str:
+        verdict = {None: "", True: "yes", False: "**no**"}[self.holds]
+        return f"| {self.what} | {self.measured} | {self.gate} | {verdict} |"
+
+
+def at_least(what: str, values: Sequence[float], gate: float) -> Row:
+    """A row whose median must reach a gate."""
+    found = spread(values)
+    return Row(what, shown(values), f"at least {gate:g}", found.median >= gate)
+
+
+def at_most(what: str, values: Sequence[float], gate: float, show: str = "{:.2f}") -> Row:
+    """A row whose median must not pass a gate."""
+    found = spread(values)
+    return Row(what, shown(values, show), f"at most {show.format(gate)}", found.median <= gate)
+
+
+def shown(values: Sequence[float], show: str = "{:.2f}") -> str:
+    found = spread(values)
+    return f"{show.format(found.median)} ({show.format(found.low)} to {show.format(found.high)})"
+
+
+def unmeasured(what: str, gate: str) -> Row:
+    return Row(what, "NOT MEASURED", gate, False)
+
+
+def equal(what: str, wrong: int, num: int) -> Row:
+    """The row of answers that must all be those of the same requests alone."""
+    return Row(what, f"{num - wrong} of {num}", "all", wrong == 0)
+
+
+# --------------------------------------------------------------------------- rows from what was measured
+
+
+def speed_rows(found: dict[tuple[str, int], list[Load]], shared: bool, tiles: bool) -> list[Row]:
+    """Rates of each number of clients, against one client, and against the peer where it was measured."""
+    unit = "tokens a second of processor time" if shared else "tokens/s"
+    rates = {key: [one.rate(shared) for one in many] for key, many in found.items()}
+    rows = [Row(f"{unit}, {name}, {_clients(num)}", shown(many, "{:.0f}")) for (name, num), many in rates.items()]
+    for num, gate in AGAINST_ONE[tiles].items():
+        ratios = _ratios(rates["unpad", num], rates["unpad", 1])
+        rows.append(at_least(f"{_clients(num)} against one, times", ratios, gate))
+    for num, gate in AGAINST_PEER.items():
+        what = f"against transformers, {_clients(num)}, times"
+        if ("transformers", num) in rates:
+            rows.append(at_least(what, _ratios(rates["unpad", num], rates["transformers", num]), gate))
+        else:
+            rows.append(unmeasured(what, f"at least {gate:g}"))
+    return rows
+
+
+def gap_rows(pieces: Sequence[Joined], whole: Sequence[Joined], short: Sequence[Joined]) -> list[Row]:
+    """What a long prompt does to others, in pieces against whole, and to 63 short ones against none."""
+    gaps, firsts = ([getattr(one, name) for one in pieces] for name in ("gap", "first"))
+    whole_gaps, whole_firsts = ([getattr(one, name) for one in whole] for name in ("gap", "first"))
+    long = "a prompt of 1,500 tokens beside 8 streams"
+    own, none = (f"{1e3 * median(getattr(one, name) for one in short):.0f}" for name in ("gap", "without"))
+    return [
+        Row(f"{long}: longest gap of these, ms", f"{1e3 * median(gaps):.0f}, whole {1e3 * median(whole_gaps):.0f}"),
+        at_most(f"{long}: longest gap against whole prompts, times", _ratios(gaps, whole_gaps), MOST_GAP),
+        Row(f"{long}: its first token, ms", f"{1e3 * median(firsts):.0f}, whole {1e3 * median(whole_firsts):.0f}"),
+        at_most(f"{long}: its first token against whole prompts, times", _ratios(firsts, whole_firsts), MOST_FIRST),
+        Row("it joins 63 short rows: longest gap, ms", f"{own}, without it {none}"),
+        at_most("it joins 63 short rows: against none, times", [one.gap / one.without for one in short], MOST_JOINED),
+    ]
+
+
+def _ratios(one: Sequence[float], other: Sequence[float]) -> list[float]:
+    return [mine / theirs for mine, theirs in zip(one, other, strict=True)]
+
+
+def _clients(num: int) -> str:
+    return "1 client" if num == 1 else f"{num} clients"
+
+
+# --------------------------------------------------------------------------- the table
+
+
+class Bench:
+    """Servers of one run, and what is measured of them."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self.options, self.folder = options, folder
+        self.run, self.theirs = make_run(folder)
+        self.precision = generation_precision(GenerateSettings())
+
+    def serve(self, *options: str, log: str = "ours"):
+        return ours(self.run, self.folder / f"{log}.log", self.options.threads, *options)
+
+    async def rows(self) -> list[Row]:
+        rows: list[Row] = []
+
+        def note(*found: Row) -> None:
+            rows.extend(found)
+            for row in found:
+                print(row.cells, flush=True)
+
+        bodies = scored(MANY, seed=11)
+        with self.serve(log="alone") as (side, _):
+            truth = await one_by_one(side, bodies)
+        with self.serve("--waiting", str(GONE)) as (side, _):
+            note(equal("32 streams equal to alone", differing(truth[:32], await joining(side, bodies[:32])), 32))
+            with self.serve("--rows", str(MANY), log="many") as (many, _):
+                note(equal("256 streams equal to alone", differing(truth, await joining(many, bodies)), MANY))
+                texts = prompts(77, MANY, lengths(ALIKE))
+                one = await load(many, [greedy(many, text, **WITH_USAGE) for text in texts], MANY)
+            with ExitStack() as stack:
+                sides = {"unpad": side}
+                if self.options.peer:
+                    log = self.folder / "transformers.log"
+                    peer = theirs(self.options.peer, self.theirs, log, self.options.threads, self.precision)
+                    sides["transformers"] = stack.enter_context(peer)
+                found = await loads(sides, CLIENTS, self.options.rounds)
+            speeds = speed_rows(found, self.options.shared, has_tiles())
+            speeds.insert(len(CLIENTS), Row("the same, unpad, 256 clients", f"{one.rate(self.options.shared):.0f}"))
+            note(*speeds)
+            with self.serve(*WHOLE, log="whole") as (whole, _):
+                pairs = [(side, whole)[:: 1 if number % 2 else -1] for number in range(self.options.rounds)]
+                joined = {id(side): list[Joined](), id(whole): list[Joined]()}
+                for number, pair in enumerate([pairs[0], *pairs]):  # the first warms up
+                    for one_side in pair:
+                        met = await join(one_side, 500 + 10 * number, 8, 40, 8)
+                        joined[id(one_side)] += [met] if number else []
+            short = [await join(side, 800 + 10 * number, 63, 8, 12) for number in range(self.options.rounds)]
+            note(*gap_rows(joined[id(side)], joined[id(whole)], short))
+            with engine(self.run, self.options.threads, os.environ) as work:
+                await outside(side, work, 900, 32)  # warms up
+                shares = [await outside(side, work, 901 + number, 32) for number in range(self.options.rounds)]
+            note(at_most("processor time outside the model, 32 streams", shares, MOST_OUTSIDE, "{:.1%}"))
+            times = [await gone(side, GONE, 950 + number) for number in range(3)]
+            note(at_most("1,000 clients gone at once: seconds until their rows are free", times, MOST_SECONDS))
+        return rows
+
+
+def table(options: argparse.Namespace, folder: Path) -> tuple[list[str], bool]:
+    """The lines of the table, and whether every gate holds."""
+    bench = Bench(options, folder)
+    about = machine_lines(options, bench.precision)
+    print("\n".join(about), flush=True)
+    began, before = perf_counter(), load_average()
+    rows = asyncio.run(bench.rows())
+    clock = "seconds of the servers' processor time, as others used the machine" if options.shared else "the clock's"
+    lines = [
+        *about,
+        f"{options.rounds} rounds in {(perf_counter() - began) / 60:.0f} minutes; tokens a second are of {clock}; load "
+        f"{before:.1f} before. Medians, and quartiles in brackets.",
+        *([options.peer_missing] if options.peer_missing else []),
+        "",
+        "| what | measured | gate | holds |",
+        "|---|---|---|---|",
+        *(row.cells for row in rows),
+    ]
+    return lines, all(row.holds is not False for row in rows)
+
+
+def machine_lines(options: argparse.Namespace, precision: str) -> list[str]:
+    tiles = "AMX" if has_tiles() else "no AMX"
+    return [
+        f"{os.cpu_count()} cores of {full_processor_name()}, {tiles}; {precision}, {options.threads} threads a server; "
+        f"{library.describe()}; torch {torch.__version__}, transformers {_version(options.peer)}.",
+    ]
+
+
+def _version(peer: str) -> str:
+    import subprocess
+
+    if not peer:
+        return "not measured"
+    script = "from importlib.metadata import version; print(version('transformers'))"
+    return subprocess.run([peer, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+
+
+# --------------------------------------------------------------------------- the page
+
+
+def write_section(path: Path, title: str, command: str, lines: Sequence[str]) -> None:
+    """Put a section in its place on the page; the others stay."""
+    sections = dict(_sections(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    sections[title] = "\n".join(["", f"    {command}", "", *lines])
+    parts = [f"## {name}\n{sections[name].rstrip()}\n" for name in TITLES if name in sections]
+    path.write_text("\n".join(["# A server under load\n", *parts]), encoding="utf-8")
+
+
+def _sections(text: str) -> Iterator[tuple[str, str]]:
+    for part in text.split("\n## ")[1:]:
+        title, _, content = part.partition("\n")
+        yield title, content
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder for the run and the logs, which goes with the context."""
+    with tempfile.TemporaryDirectory(prefix="unpad-serve-") as name:
+        yield Path(name)
+
+
+def read_command_line(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument("--fuzz", type=int, metavar="NUM", help="send so many hostile requests")
+    modes.add_argument("--cancel", type=int, metavar="NUM", help="so many clients leave at random moments")
+    modes.add_argument("--drain", action="store_true", help="send SIGTERM under load")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of every server")
+    parser.add_argument("--shared", action="store_true", help="others use this machine: rates by processor time")
+    parser.add_argument("--peer", default=sys.executable, metavar="PYTHON", help="interpreter with transformers")
+    parser.add_argument("--out", type=Path, default=OUT, help="page that gets the section")
+    options = parser.parse_args(arguments)
+    options.peer_missing = ""
+    return options
+
+
+def main() -> int:
+    options = read_command_line()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192) if soft < 8192 else soft, hard))
+    plain = not (options.fuzz or options.cancel or options.drain)
+    if plain and (missing := missing_for(options.peer)):
+        options.peer_missing = (
+            f"Beside transformers nothing was measured: pip install {missing}, or name an interpreter that has it by "
+            "--peer PYTHON."
+        )
+        print(options.peer_missing)
+        options.peer = ""
+    try:
+        with scratch() as folder:
+            if plain:
+                title, (lines, good) = TITLES[0], table(options, folder)
+            else:
+                title, (lines, good) = rude(options, folder)
+    except (CannotStartError, WrongAnswerError) as error:
+        print(f"cannot be measured: {error}", file=sys.stderr)
+        return 1
+    write_section(options.out, title, shlex.join(["python", "benchmarks/serve.py", *sys.argv[1:]]), lines)
+    print("every gate holds" if good else "a gate does not hold")
+    return int(not good)
+
+
+def rude(options: argparse.Namespace, folder: Path) -> tuple[str, tuple[list[str], bool]]:
+    """One of the modes with clients that behave badly: its title, its lines, and whether its gates hold."""
+    run, _ = make_run(folder)
+    log = folder / "ours.log"
+    settings = {"fuzz": ("--memory", "64", "--timeout", "10"), "cancel": (), "drain": ("--drain", "3")}
+    mode = "fuzz" if options.fuzz else "cancel" if options.cancel else "drain"
+    with ours(run, log, options.threads, *settings[mode]) as (side, process):
+        if mode == "fuzz":
+            verdict = asyncio.run(fuzzed(side, options.fuzz))
+        elif mode == "cancel":
+            verdict = asyncio.run(cancelled(side, options.cancel))
+        else:
+            verdict = asyncio.run(drained(side, process))
+    title = TITLES[1 + ("fuzz", "cancel", "drain").index(mode)]
+    precision = generation_precision(GenerateSettings())
+    return title, ([*machine_lines(options, precision), "", *verdict.lines], verdict.holds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

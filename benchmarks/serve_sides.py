@@ -1,0 +1,180 @@
+"""Sides of `serve.py`: a run that is made, and servers of it in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import torch
+from serve_client import Address
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from unpad.interchange.families import FAMILIES
+from unpad.interchange.folder import save_model
+from unpad.interchange.runs import import_folder
+from unpad.models import build_model, model_config
+from unpad.models.decoder import Decoder
+
+ROOT = Path(__file__).parents[1]
+SIZES = {
+    "norm": "rmsnorm", "activation": "swiglu", "positions": "rotary", "tied": False, "width": 512, "blocks": 6,
+    "heads": 8, "hidden": 2048, "context": 2048,
+}  # fmt: skip
+VOCAB = 16_000
+SPECIAL = ("<|pad|>", "<|bos|>", "<|eos|>")
+EOS = 2
+NAME = "random"
+NEW_BY_DEFAULT = 8  # tokens of an answer to a request that does not say
+START_SECONDS = 180  # until a server answers
+END_SECONDS = 60  # until it has ended
+NEEDED = ("fastapi", "uvicorn", "openai", "pydantic", "accelerate")  # of `transformers serve`, besides transformers
+
+
+class CannotStartError(Exception):
+    """A server did not come up; with the last lines of its log."""
+
+
+def make_run(folder: Path) -> tuple[Path, Path]:
+    """A run with random weights, and the same model as a folder of transformers.
+
+    The scores of EOS are 0, so that a greedy answer, whose best score is above 0, never ends before its limit. A token
+    is a number between spaces.
+    """
+    torch.manual_seed(0)
+    model = build_model(model_config(SIZES), VOCAB)
+    assert isinstance(model, Decoder)
+    with torch.no_grad():
+        model.head.weight[EOS].zero_()
+    words = [*SPECIAL, *map(str, range(len(SPECIAL), VOCAB))]
+    library = Tokenizer(models.WordLevel({word: id for id, word in enumerate(words)}, unk_token=SPECIAL[0]))
+    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    library.add_special_tokens(list(SPECIAL))
+    theirs, run = folder / "transformers", folder / "run"
+    save_model(model, theirs, FAMILIES["llama"], {})
+    names = dict(zip(("pad_token", "bos_token", "eos_token"), SPECIAL, strict=True))
+    (theirs / "tokenizer.json").write_text(library.to_str(), encoding="utf-8")
+    (theirs / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **names}))
+    import_folder(str(theirs), run)
+    recipe = (run / "recipe.yaml").read_text(encoding="utf-8")
+    short = re.sub(r"max_new_tokens: \d+", f"max_new_tokens: {NEW_BY_DEFAULT}", recipe)
+    (run / "recipe.yaml").write_text(short, encoding="utf-8")
+    return run, theirs
+
+
+@dataclass(frozen=True)
+class Side:
+    """A server that answers.
+
+    Args:
+        model: by which clients call it.
+        log: file of its standard error.
+    """
+
+    address: Address
+    model: str
+    pid: int
+    log: Path
+
+    def processor_seconds(self) -> float:
+        """User and system time of all its threads so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def memory_bytes(self) -> int:
+        """Memory of the process that is in use."""
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def faults(self) -> list[str]:
+        """Faults of the program in its log."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return [line for line in lines if line.startswith("fault ")]
+
+
+@contextmanager
+def ours(run: Path, log: Path, threads: int, *options: str) -> Iterator[tuple[Side, subprocess.Popen[str]]]:
+    """`unpad serve` of a run, until the context ends."""
+    command = [sys.executable, "-m", "unpad", "serve", str(run), "--port", "0", "--name", NAME, *options]
+    with _process(command, log, threads, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None, "it is a pipe"
+        url = process.stdout.readline().strip()  # the server prints it when it is ready
+        if not url:
+            raise CannotStartError(_last_lines(log))
+        yield Side(Address("127.0.0.1", int(url.rpartition(":")[2])), NAME, process.pid, log), process
+
+
+@contextmanager
+def theirs(python: str, folder: Path, log: Path, threads: int, precision: str) -> Iterator[Side]:
+    """`transformers serve --continuous-batching` of a folder, until the context ends."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = [
+        "--dtype",
+        {"bf16": "bfloat16", "fp32": "float32"}[precision],
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
+    options += ["--cb-max-memory-percent", "0.1"]  # enough for 32 clients; the default takes most of the machine
+    start = "import sys; from transformers.cli.transformers import main; sys.argv[0] = 'transformers'; main()"
+    command = [python, "-c", start, "serve", str(folder), "--continuous-batching", *options]
+    with _process(command, log, threads, stdout=subprocess.DEVNULL) as process:
+        until = time.monotonic() + START_SECONDS
+        while not _answers(f"http://127.0.0.1:{port}/health"):
+            if process.poll() is not None or time.monotonic() > until:
+                raise CannotStartError(_last_lines(log))
+            time.sleep(0.2)
+        yield Side(Address("127.0.0.1", port), str(folder), process.pid, log)
+
+
+def missing_for(python: str) -> str:
+    """Packages that `transformers serve` needs and an interpreter lacks, as one would install them; "" if none."""
+    script = "import sys; from importlib.util import find_spec; print(*[n for n in sys.argv[1:] if not find_spec(n)])"
+    command = [python, "-c", script, "transformers", *NEEDED]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@contextmanager
+def _process(command: Sequence[str], log: Path, threads: int, stdout: int) -> Iterator[subprocess.Popen[str]]:
+    """A process that is ended with the context, whatever happens."""
+    variables = {
+        **os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false", "NO_COLOR": "1",
+    }  # fmt: skip
+    with log.open("w") as errors:
+        process = subprocess.Popen(command, cwd=log.parent, env=variables, stdout=stdout, stderr=errors, text=True)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urlopen(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (URLError, OSError):
+        return False
+
+
+def _last_lines(log: Path) -> str:
+    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-8:])
