@@ -147,13 +147,15 @@ def gap_rows(pieces: Sequence[Joined], whole: Sequence[Joined], short: Sequence[
     gaps, firsts = ([getattr(one, name) for one in pieces] for name in ("gap", "first"))
     whole_gaps, whole_firsts = ([getattr(one, name) for one in whole] for name in ("gap", "first"))
     long = "a prompt of 1,500 tokens beside 8 streams"
-    own, none = (f"{1e3 * median(getattr(one, name) for one in short):.0f}" for name in ("gap", "without"))
+    own, none, steady = (
+        f"{1e3 * median(getattr(one, name) for one in short):.0f}" for name in ("gap", "without", "steady")
+    )
     return [
         Row(f"{long}: longest gap of these, ms", f"{1e3 * median(gaps):.0f}, whole {1e3 * median(whole_gaps):.0f}"),
         at_most(f"{long}: longest gap against whole prompts, times", _ratios(gaps, whole_gaps), MOST_GAP),
         Row(f"{long}: its first token, ms", f"{1e3 * median(firsts):.0f}, whole {1e3 * median(whole_firsts):.0f}"),
         at_most(f"{long}: its first token against whole prompts, times", _ratios(firsts, whole_firsts), MOST_FIRST),
-        Row("it joins 63 short rows: longest gap, ms", f"{own}, without it {none}"),
+        Row("it joins 63 short rows: longest gap, ms", f"{own}, without it {none}, steady {steady}"),
         at_most("it joins 63 short rows: against none, times", [one.gap / one.without for one in short], MOST_JOINED),
     ]
 
@@ -212,16 +214,17 @@ class Bench:
                 joined = {id(side): list[Joined](), id(whole): list[Joined]()}
                 for number, pair in enumerate([pairs[0], *pairs]):  # the first warms up
                     for one_side in pair:
-                        met = await join(one_side, 500 + 10 * number, 8, 40, 8)
+                        met = await join(one_side, 500 + 10 * number, 8)
                         joined[id(one_side)] += [met] if number else []
-            short = [await join(side, 800 + 10 * number, 63, 8, 12) for number in range(self.options.rounds)]
+            short = [await join(side, 800 + 10 * number, 63) for number in range(self.options.rounds)]
             note(*gap_rows(joined[id(side)], joined[id(whole)], short))
             with engine(self.run, self.options.threads, os.environ) as work:
                 await outside(side, work, 900, 32)  # warms up
                 shares = [await outside(side, work, 901 + number, 32) for number in range(self.options.rounds)]
             note(at_most("processor time outside the model, 32 streams", shares, MOST_OUTSIDE, "{:.1%}"))
-            times = [await gone(side, GONE, 950 + number) for number in range(3)]
-            note(at_most("1,000 clients gone at once: seconds until their rows are free", times, MOST_SECONDS))
+            times = [(await gone(side, GONE, 950 + number))[self.options.shared] for number in range(3)]
+            what = "seconds of processor time" if self.options.shared else "seconds"
+            note(at_most(f"1,000 clients gone at once: {what} until their rows are free", times, MOST_SECONDS))
         return rows
 
 

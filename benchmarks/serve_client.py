@@ -183,11 +183,26 @@ async def metrics(address: Address) -> dict[str, float]:
     return {name: float(value) for name, _, value in lines if "{" not in name}
 
 
-async def wait_until_idle(address: Address, seconds: float) -> dict[str, float]:
-    """Numbers of rows once none lives or waits, or after so many seconds."""
+async def wait_until_idle(address: Address, seconds: float) -> float:
+    """Rows that live or wait: 0 once there is none, or their number after so many seconds."""
     until = perf_counter() + seconds
     while True:
         numbers = await metrics(address)
-        if not (numbers["unpad_rows_live"] or numbers["unpad_rows_waiting"]) or perf_counter() > until:
-            return numbers
+        rows = numbers["unpad_rows_live"] + numbers["unpad_rows_waiting"]
+        if not rows or perf_counter() > until:
+            return rows
         await asyncio.sleep(0.02)
+
+
+async def wait_until_quiet(address: Address, seconds: float) -> float:
+    """As `wait_until_idle`, and until no request of before is left that the server has not read or done."""
+    until, before = perf_counter() + seconds, -1.0
+    while True:
+        rows = await wait_until_idle(address, seconds)
+        _, body = await get(address, "/metrics")
+        done = [line for line in body.decode().splitlines() if line.startswith("unpad_requests_total")]
+        count = sum(float(line.rpartition(" ")[2]) for line in done if '"/metrics"' not in line)
+        if rows or count == before or perf_counter() > until:
+            return rows
+        before = count
+        await asyncio.sleep(1)

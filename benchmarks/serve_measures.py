@@ -26,7 +26,8 @@ HERE = Path(__file__).parent
 SHORTEST, MEDIAN, LONGEST, SIGMA = 4, 60, 400, 0.8  # tokens of prompts, log-normal as in generation.py
 NUM_NEW = 32
 ALIKE = 8  # prompts whose lengths cover the distribution; every load is a multiple of them
-LONG_PROMPT = 1500
+LONG_PROMPT, SHORT_PROMPT = 1500, 40  # tokens of prompts where one joins others
+STEADY = 10  # tokens of every stream before that
 PATIENCE = 120  # seconds until something that must come
 
 
@@ -214,32 +215,37 @@ def longest_gap(told: Sequence[Told], since: float, until: float) -> float:
 
 @dataclass(frozen=True)
 class Joined:
-    """A long prompt that joined streams: longest gaps of these without it and while it was read, its first token."""
+    """A long prompt that joined streams: seconds.
+
+    Args:
+        without: longest gap of these before, while their own prompts join; steady: after that.
+        gap: their longest gap while the long prompt is read.
+        first: from the long prompt to its first token.
+    """
 
     without: float
+    steady: float
     gap: float
     first: float
 
 
-async def join(side: Side, seed: int, num: int, size: int, quiet: int) -> Joined:
-    """Let a prompt of 1,500 tokens join so many streams of prompts of `size` tokens.
-
-    Args:
-        quiet: tokens that every stream gets before, in which its gaps without the prompt are measured.
-    """
+async def join(side: Side, seed: int, num: int) -> Joined:
+    """Let a prompt of 1,500 tokens join so many streams, which come at once."""
     (long,) = prompts(seed, 1, [LONG_PROMPT])
-    with streams(side, prompts(seed + 1, num, [size]), 1500) as told:
-        await until(lambda: all(len(one.parts) > 2 for one in told), "the streams")
+    with streams(side, prompts(seed + 1, num, [SHORT_PROMPT]), 1500) as told:
         began = perf_counter()
+        await until(lambda: all(one.parts for one in told), "the streams")
+        full = perf_counter()
         counts = [len(one.parts) for one in told]
-        await until(lambda: all(len(o.parts) >= n + quiet for o, n in zip(told, counts, strict=True)), "quiet tokens")
+        await until(lambda: all(len(o.parts) >= n + STEADY for o, n in zip(told, counts, strict=True)), "steady tokens")
         sent = perf_counter()
         answer = await ask(side.address, greedy(side, long, 1))
         if answer.ending != "complete":
             raise WrongAnswerError(f"the long prompt's answer was {answer.ending}")
         first = answer.times[0]
         await until(lambda: all(one.parts[-1][0] > first for one in told), "the streams after it")
-        found = Joined(longest_gap(told, began, sent), longest_gap(told, sent, first), first - sent)
+        gaps = (longest_gap(told, *during) for during in ((began, sent), (full, sent), (sent, first)))
+        found = Joined(*gaps, first - sent)
     await wait_until_idle(side.address, PATIENCE)
     return found
 
@@ -284,8 +290,10 @@ async def outside(side: Side, work: Callable[[Mapping[str, Any]], Any], seed: in
 # --------------------------------------------------------------------------- clients that are gone
 
 
-async def gone(side: Side, num: int, seed: int) -> float:
-    """Seconds until no row lives or waits, after so many clients with open streams hang up at once."""
+async def gone(side: Side, num: int, seed: int) -> tuple[float, float]:
+    """Seconds until no row lives or waits, after so many clients with open streams hang up at once: of the clock, and
+    of the server's processor time.
+    """
     bodies = [greedy(side, text, 400) for text in prompts(seed, num, [8])]
     writers = await asyncio.gather(*(_opened(side.address, body) for body in bodies))
     try:
@@ -295,13 +303,12 @@ async def gone(side: Side, num: int, seed: int) -> float:
                 raise WrongAnswerError(f"of {num} requests {numbers} live and wait")
             await asyncio.sleep(0.1)
     finally:
-        began = perf_counter()
+        before, began = side.processor_seconds(), perf_counter()
         for writer in writers:
             writer.transport.abort()
-    numbers = await wait_until_idle(side.address, PATIENCE)
-    if numbers["unpad_rows_live"] or numbers["unpad_rows_waiting"]:
-        raise WrongAnswerError(f"rows of clients that are gone: {numbers}")
-    return perf_counter() - began
+    if rows := await wait_until_idle(side.address, PATIENCE):
+        raise WrongAnswerError(f"{rows:.0f} rows of clients that are gone live or wait after {PATIENCE} s")
+    return perf_counter() - began, side.processor_seconds() - before
 
 
 async def _opened(address: Address, body: Mapping[str, Any]) -> asyncio.StreamWriter:

@@ -83,11 +83,10 @@ def test_a_gap_is_the_longest_of_one_stream_that_touches_the_interval(serve: Any
     assert measures.longest_gap([told], 5.5, 9) == 1
     assert measures.longest_gap([told, _told(A, A)], 4.9, 9) == 5
     joined = serve.Joined
-    pieces, whole = [joined(0.1, 0.2, 1.0)], [joined(0.1, 0.4, 0.5)]
+    pieces, whole = [joined(0.1, 0.02, 0.2, 1.0)], [joined(0.1, 0.02, 0.4, 0.5)]
     assert [row.holds for row in serve.gap_rows(pieces, whole, pieces)] == [None, False, None, False, None, True]
-    assert [row.holds for row in serve.gap_rows(pieces, [joined(0, 0.6, 0.7)], [joined(0.1, 0.21, 1)])][1::2] == [
-        True, True, False,
-    ]  # fmt: skip
+    slow, short = [joined(0, 0, 0.6, 0.7)], [joined(0.1, 0.1, 0.21, 1)]
+    assert [row.holds for row in serve.gap_rows(pieces, slow, short)][1::2] == [True, True, False]
 
 
 @pytest.mark.parametrize(
