@@ -29,7 +29,6 @@ import argparse
 import asyncio
 import os
 import resource
-import shlex
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -68,6 +67,7 @@ from unpad.machine.load import full_processor_name, load_average
 from unpad.nn.linear import has_tiles
 from unpad.nn.native import library
 from unpad.recipes.training import GenerateSettings
+from unpad.terminal.table import number_of
 from unpad.trials.bench.measure import spread
 
 OUT = Path(__file__).with_suffix(".md")
@@ -250,9 +250,9 @@ def table(options: argparse.Namespace, folder: Path) -> tuple[list[str], bool]:
 
 
 def machine_lines(options: argparse.Namespace, precision: str) -> list[str]:
-    tiles = "AMX" if has_tiles() else "no AMX"
+    tiles, threads = "AMX" if has_tiles() else "no AMX", number_of(options.threads, "threads")
     return [
-        f"{os.cpu_count()} cores of {full_processor_name()}, {tiles}; {precision}, {options.threads} threads a server; "
+        f"{os.cpu_count()} cores of {full_processor_name()}, {tiles}; {precision}, {threads} a server; "
         f"{library.describe()}; torch {torch.__version__}, transformers {_version(options.peer)}.",
     ]
 
@@ -327,9 +327,21 @@ def main() -> int:
     except (CannotStartError, WrongAnswerError) as error:
         print(f"cannot be measured: {error}", file=sys.stderr)
         return 1
-    write_section(options.out, title, shlex.join(["python", "benchmarks/serve.py", *sys.argv[1:]]), lines)
+    write_section(options.out, title, command_of(options), lines)
     print("every gate holds" if good else "a gate does not hold")
     return int(not good)
+
+
+def command_of(options: argparse.Namespace) -> str:
+    """The command of a section, without what only this machine has."""
+    words = ["python benchmarks/serve.py"]
+    words += [f"--fuzz {options.fuzz}"] if options.fuzz else []
+    words += [f"--cancel {options.cancel}"] if options.cancel else []
+    words += ["--drain"] if options.drain else []
+    if len(words) == 1:
+        words += [f"--rounds {options.rounds}"] + ["--shared"] * options.shared
+        words += [] if options.peer in ("", sys.executable) else ["--peer PYTHON"]
+    return " ".join(words)
 
 
 def rude(options: argparse.Namespace, folder: Path) -> tuple[str, tuple[list[str], bool]]:

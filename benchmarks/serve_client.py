@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 DONE = b"[DONE]"
 LARGEST = 1 << 24  # bytes of a line or a body
+QUIET = 1.0  # seconds in which a server does nothing, if it has nothing left to do
 Ending = Literal["complete", "error", "cut", "left"]
 
 
@@ -205,4 +206,4 @@ async def wait_until_quiet(address: Address, seconds: float) -> float:
         if rows or count == before or perf_counter() > until:
             return rows
         before = count
-        await asyncio.sleep(1)
+        await asyncio.sleep(QUIET)

@@ -146,21 +146,31 @@ def test_sections_of_the_page_stay_in_their_order(serve: Any, tmp_path: Path) ->
     assert "old" not in text
 
 
-def test_a_server_that_answers_500_or_keeps_a_row_is_found(
+def test_a_server_that_answers_500_or_keeps_a_place_is_found(
     serve: Any, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tests.helpers.serving import running
     from unpad.serving import routes
+    from unpad.serving.limits import Limits
+    from unpad.serving.service import Service
 
     rude, sides = sys.modules["serve_rude"], sys.modules["serve_sides"]
-    monkeypatch.setattr(rude, "NUM_EQUAL", 2)
-    monkeypatch.setattr(rude, "scored", lambda num, seed: [{"prompt": [5], "max_tokens": 1, "logprobs": 0}] * num)
-    monkeypatch.setattr(rude, "IMPATIENT", 0.02)
+    bodies = [{"prompt": [5], "max_tokens": 1, "logprobs": 0}] * 2
+    for name, value in {"scored": lambda num, seed: bodies, "IMPATIENT": 0.02, "NUM_EQUAL": 2, "PLACES": 4}.items():
+        monkeypatch.setattr(rude, name, value)
+    monkeypatch.setattr(sys.modules["serve_client"], "QUIET", 0.01)
     (log := tmp_path / "log").write_text("")
-    with running(finished("conversations").run, name="demo") as made:
-        side = sides.Side(sides.Address("127.0.0.1", made.port), "demo", os.getpid(), log)
-        sound = asyncio.run(rude.fuzzed(side, 40))
-        assert sound.holds, sound.lines
-        monkeypatch.setattr(routes, "read_chat", lambda body: body["messages"][0]["content"])
-        broken = asyncio.run(rude.fuzzed(side, 40))
+
+    def verdict_of(mode: Any) -> Any:
+        return asyncio.run(mode(sides.Side(sides.Address("127.0.0.1", made.port), "demo", os.getpid(), log), 12))
+
+    with running(finished("conversations").run, Limits(rows=2, waiting=2), name="demo", rows=2) as made:
+        sound = verdict_of(rude.fuzzed), verdict_of(rude.cancelled)
+        assert [one.faults for one in sound] == [[], []]
+        with monkeypatch.context() as patch:
+            patch.setattr(routes, "read_chat", lambda body: body["messages"][0]["content"])
+            broken = verdict_of(rude.fuzzed)
+        monkeypatch.setattr(Service, "end", lambda service: None)
+        kept = verdict_of(rude.cancelled)
     assert any("status 500" in fault for fault in broken.faults), broken.lines
+    assert "places of clients that left are not free" in kept.faults, kept.lines
