@@ -29,6 +29,7 @@ import argparse
 import asyncio
 import os
 import resource
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -308,6 +309,7 @@ def read_command_line(arguments: Sequence[str] | None = None) -> argparse.Namesp
 
 def main() -> int:
     options = read_command_line()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # servers end with this process
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192) if soft < 8192 else soft, hard))
     plain = not (options.fuzz or options.cancel or options.drain)
