@@ -9,6 +9,7 @@ import select
 import signal
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
@@ -168,6 +169,28 @@ def test_work_that_counts_nothing_is_told_by_a_thread_until_it_ends(
         progress._shown.extend(bars)
     assert capfd.readouterr().err == "after 30s: proving\nafter 1m00s: proving\n"
     assert waits == pytest.approx([30.01] * 3)
+
+
+@pytest.mark.promise("cli.no-terminal")
+def test_the_thread_that_tells_finds_the_work_that_it_was_started_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, written = list[str](), threading.Event()
+
+    def write(data: bytes) -> None:
+        if data:
+            seen.append(data.decode())
+            written.set()
+
+    monkeypatch.setattr(progress, "_output", lambda: "lines")
+    monkeypatch.setattr(progress, "_write", write)
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "_ended", float("-inf"))
+    for _ in range(5):  # a thread that starts before the work is noted ends at once, most times
+        written.clear()
+        with progress.progress("measuring"):
+            assert written.wait(5), "nothing but the thread can tell of work without units"
+        assert progress._watcher is not None
+        progress._watcher.join(5)
+    assert all(re.fullmatch(r"after \d+s: measuring\n", line) for line in seen)
 
 
 def test_a_line_printed_elsewhere_counts(clock: Clock, capfd: pytest.CaptureFixture[str]) -> None:

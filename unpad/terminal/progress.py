@@ -86,10 +86,10 @@ def progress(what: str, total: int | None = None, unit: str = "") -> Iterator[Pr
     if _held or kind == "none":
         yield bar
         return
-    if not _shown:
-        _begin(kind)
-    _shown.append(bar)
+    _shown.append(bar)  # before a thread begins, which ends where no work is shown
     try:
+        if len(_shown) == 1:
+            _begin(kind)
         _show()
         yield bar
     finally:
