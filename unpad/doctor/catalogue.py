@@ -522,20 +522,21 @@ CATALOGUE: dict[str, Entry] = {
         "调小 plan.tokens_per_micro，或关掉其他程序",
     ),
     "short_sweep": Entry(
-        "Only {number:.0f} learning rates were tried in the time, of at least {least}: nothing is said about the rate.",
+        "Only {number:.0f} of at least {least} learning rates could be tried in the time: nothing is said about the "
+        "rate.",
         "give more time: --seconds {seconds}",
         "在规定时间内只试了 {number:.0f} 个学习率，至少要 {least} 个：对学习率不作判断。",
         "给更多时间：--seconds {seconds}",
     ),
     "short_heart": Entry(
-        "Only {number:.0f} steps on one batch were taken in the time, of at least {least}: nothing is said about "
+        "Only {number:.0f} of at least {least} steps on one batch could be taken in the time: nothing is said about "
         "whether it can be learnt.",
         "give more time: --seconds {seconds}",
         "在规定时间内同一批上只走了 {number:.0f} 步，至少要 {least} 步：对能否学会不作判断。",
         "给更多时间：--seconds {seconds}",
     ),
     "short_labels": Entry(
-        "Only {number:.0f} steps on labelled sequences were taken in the time, of at least {least}: nothing is said "
+        "Only {number:.0f} of at least {least} steps on labelled sequences could be taken in the time: nothing is said "
         "about the labels.",
         "give more time: --seconds {seconds}",
         "在规定时间内带标签的样本上只走了 {number:.0f} 步，至少要 {least} 步：对标签不作判断。",
