@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import yaml
 
 from unpad.data.check_report import Asked, CheckReport, FileCheck, PictureCounts
 from unpad.data.sources import chat, images, pairs
@@ -260,8 +262,9 @@ def _no_kind(file: SourceFile, values: list[Any], bad: list[BadRow], advise: Adv
     if not fix or fix == FIXES["E_MISSING"]:
         fix = f"set --kind ({', '.join(KINDS)}), or name the fields or columns in a recipe and check it with "
         fix += "`unpad data check RECIPE.yaml`"
-    elif field := re.search(r"field: ([^}]+)\}'$", fix):
-        fix += f"; here: --field {field[1]}"
+    elif item := re.search(r"'data\.\w+=.*, field: .*", fix):
+        field = yaml.safe_load(shlex.split(item[0])[0].partition("=")[2])["field"]
+        fix += f"; here: --field {shlex.quote(field)}"
     return SourceError(what, where=str(file.path), fix=fix)
 
 

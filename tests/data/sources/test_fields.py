@@ -125,9 +125,26 @@ def test_advice_knows_conversations_pictures_and_rows_without_a_header() -> None
     assert "prompt and the reply completion" in advice("chat", path, [{"q": "a b", "a": "b c"}])
     assert "line of names" in advice("text", path, [{"0": "", "The cat sat": ""}])
     assert advice("text", path, [{"n": 1}]) == ""
-    for data in (["0", "a"], ["2024-01-31", "x"], ["1.2.2023 10:00"], ["a text of more than six words stands here"]):
+    for data in (
+        ["0", "a"],
+        ["2024-01-31", "x"],
+        ["1.2.2023 10:00"],
+        ["a text of more than six words stands here"],
+        ["The rain has stopped."],
+        ["今天下雨。"],
+    ):
         assert looks_like_data(data)
-    assert not looks_like_data(["id", "the text", "label 1", "2nd"])
+    assert not looks_like_data(["id", "the text", "label 1", "2nd", "Patient no.", "Has it rained today?"])
+
+
+@pytest.mark.parametrize("name", ["what they wrote", "note: free", "it's free"])
+def test_the_option_that_names_a_column_can_be_pasted_into_a_shell(unpad: Shell, tmp_path: Path, name: str) -> None:
+    path = put_text(tmp_path / "a.csv", f"number,{name}\n1,The cat sat\n2,A dog ran\n")
+    told = unpad("data", "check", path)
+    assert told.code == 3
+    option = shlex.split((told.out + told.err).splitlines()[-1].partition("; here: ")[2])
+    assert option == ["--field", name]
+    assert unpad("data", "check", path, *option).code == 0
 
 
 @pytest.mark.promise("patients.long-table")

@@ -138,6 +138,7 @@ _CODE_LIKE = frozenset(_CODE_LIKES.split())
 _VALUE_LIKES = "value result valuenum numericvalue resultvalue reading ergebnis wert 结果 数值"
 _VALUE_LIKE = frozenset(_VALUE_LIKES.split())
 _NUMBER = re.compile(r"\s*[<>]?\s*[+-]?(\d+(?:[.,]\d*)?|[.,]\d+)([eE][+-]?\d+)?\s*")
+_SENTENCE = re.compile(r"\S+(\s+\S+){2,}[.!]|\w+[。！]")  # a question may be the name of a column
 _FILLERS = re.compile(r"[\s_\u200b-\u200d\u2060\ufeff]+")
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")  # endings of files that are read
 MOST_READ = 200  # characters of a name or a cell that show what it is
@@ -191,8 +192,11 @@ def in_yaml(text: str) -> str:
 
 def looks_like_data(names: Sequence[str]) -> bool:
     """True if the first row of a table seems to be one of its rows rather than the names of its columns."""
-    begun = [name[:MOST_READ] for name in names]
-    return any(_NUMBER.fullmatch(name) or is_date_like(name) or len(name.split()) > 6 for name in begun)
+    begun = [name[:MOST_READ].strip() for name in names]
+    return any(
+        _NUMBER.fullmatch(name) or is_date_like(name) or len(name.split()) > 6 or _SENTENCE.fullmatch(name)
+        for name in begun
+    )
 
 
 # --------------------------------------------------------------------------- advice
