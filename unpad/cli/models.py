@@ -46,7 +46,7 @@ def quantize(
     ] = "int8",
     debug: Debug = False,
 ) -> None:
-    """Write a run with weights of 8 or 4 bits, a quarter or a sixth of the size, for all verbs but training."""
+    """Write a run with weights of 8 or 4 bits, a quarter to a sixth of the size, for all verbs but training."""
     from unpad.run.folder import refuse_run
 
     refuse_run(out)
