@@ -319,6 +319,20 @@ CATALOGUE: dict[str, Entry] = {
         "阶段 {stage} 只有 {number:.0f} 步：这么少的步数学不到什么。",
         "调小 {field}，或调大 {longer}",
     ),
+    "stage_without_step": Entry(
+        "Stage {stage} gets no step: train.max_steps is {number:,.0f} for all stages together, and they are done at "
+        "the end of stage {earlier}.",
+        "raise train.max_steps, or lower {field}",
+        "阶段 {stage} 一步也没有：train.max_steps 为 {number:,.0f}，是所有阶段合计的步数，到阶段 {earlier} 结束时已经"
+        "用完。",
+        "调大 train.max_steps，或调低 {field}",
+    ),
+    "stage_without_data": Entry(
+        "Stage {stage} gets no step: {number:.0f} sequences of data.{kind} are there to train on.",
+        "give data.{kind} rows that are not held out, or leave the stage out of stages",
+        "阶段 {stage} 一步也没有：data.{kind} 中可训练的样本有 {number:.0f} 个。",
+        "给 data.{kind} 一些不留作验证的数据，或从 stages 中去掉这个阶段",
+    ),
     "many_epochs": Entry(
         "The stage goes {number:,.0f} times through the same {sequences:,} sequences: it overfits them "
         "(overfits), and nothing ends it before.",

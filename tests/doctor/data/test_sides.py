@@ -234,6 +234,18 @@ def second(**changes: Any) -> list[dict[str, Any]]:
         ({"stages": second(optim={"lr_scale": 1e-5})}, ["later_slow"]),
         ({"stages": second(plan={"tokens_per_step": 1 << 20})}, ["later_few_steps"]),
         ({"stages": STAGES[:1]}, ["unused"]),
+        ({"stages": STAGES, "train": {"max_steps": 20}}, ["stage_without_step"]),
+        ({"stages": STAGES, "train": {"max_steps": 10_000}}, []),
+        ({"stages": STAGES, "train": {"max_steps": 41}}, ["later_few_steps"]),
+        ({"stages": second(train={"max_epochs": 0}), "train": {"max_steps": 20}}, []),
+        (
+            {
+                "stages": [{**STAGES[0], "train": {"max_epochs": 6, "patience": 3}}, STAGES[1]],
+                "train": {"max_steps": 20},
+            },
+            [],
+        ),
+        ({"stages": [*STAGES, {"name": "prefer", "use": ["pairs"]}]}, ["stage_without_data"]),
         ({"train": {"max_epochs": 2000}}, ["many_epochs"]),
         ({"train": {"max_epochs": 2000, "patience": 20}}, []),
         ({"train": {"max_epochs": 12, "patience": 1, "eval_every": 1}}, ["impatient"]),

@@ -15,7 +15,7 @@ from unpad.recipes.data import KINDS
 from unpad.recipes.recipe import Recipe, stages_of
 from unpad.run.folder import find_run, run_recipe
 from unpad.terminal.finding import Finding, Severity, Value
-from unpad.training.stage import epoch_plan, last_step, stage_epochs
+from unpad.training.stage import StageSetup, epoch_plan, last_step, stage_epochs
 
 OTHER_COLOURS = 0.4  # relative difference of images.std, and that of images.mean
 QUICKER, QUICKER_PAIRS = 10.0, 5.0  # times the rate of that run
@@ -91,6 +91,7 @@ def check_course(subject: Subject) -> list[Finding]:
     return [
         *_unused(subject),
         *_later(subject),
+        *_without_step(subject),
         *_order(subject),
         *_ends(subject),
         *_epochs(subject),
@@ -128,7 +129,7 @@ def check_left_out(subject: Subject, bad: int, whole: int) -> list[Finding]:
 def _later(subject: Subject) -> list[Finding]:
     """Stages that are not tried: their rate against that of the one before them, and their steps."""
     names = [stage.name for stage in subject.setup.stages]
-    before, found = subject.rate, list[Finding]()
+    before, found, course = subject.rate, list[Finding](), _course(subject)
     for stage in subject.setup.stages[names.index(subject.stage.name) + 1 :]:
         if not stage.train_ids.size or stage.recipe.train.max_epochs == 0:
             continue
@@ -149,14 +150,58 @@ def _later(subject: Subject) -> list[Finding]:
         if smoothing >= MUCH_SMOOTHED and not stage.of_pairs:
             field = of(stage.name, "train.label_smoothing")
             found.append(Finding("smoothing", "warning", smoothing, (field,), {"field": field}))
-        plan = epoch_plan(stage, 0)
-        steps = last_step(stage, 0, stage_epochs(stage, plan)) if plan.num_steps else 0
-        if steps < FEW_STEPS:
-            fields = (of(stage.name, "plan.tokens_per_step"), of(stage.name, "train.max_epochs"))
+        first, last = course[stage.name]
+        if last - first < FEW_STEPS and not _is_over(stage, first):
+            longer = "train.max_steps" if last == stage.recipe.train.max_steps else of(stage.name, "train.max_epochs")
+            fields = (of(stage.name, "plan.tokens_per_step"), longer)
             values = {"field": fields[0], "longer": fields[1], "stage": stage.name}
-            found.append(Finding("later_few_steps", "warning", steps, fields, values))
+            found.append(Finding("later_few_steps", "warning", last - first, fields, values))
         before = max(before, rate)
     return found
+
+
+def _without_step(subject: Subject) -> list[Finding]:
+    """Stages that take no step: they have no data, or train.max_steps ends the run before they begin.
+
+    A stage with max_epochs=0 is left out on purpose. One with patience may end before its last step.
+    """
+    recipe, course, found = subject.setup.recipe, _course(subject), list[Finding]()
+    earlier = ""
+    severity: Severity = "warning"
+    for stage in subject.setup.stages:
+        if stage.recipe.train.max_epochs == 0:
+            continue
+        kind, values = stage.kinds[0], dict[str, Value]({"stage": stage.name})
+        if stage.name not in course:
+            names = (f"data.{kind}", f"stages.{stage.name}.use", "stages")
+            found.append(Finding("stage_without_data", "warning", 0, names, {**values, "kind": kind}))
+        elif earlier and _is_over(stage, first := course[stage.name][0]):
+            field = recipe.field_of(earlier, "train.max_epochs")
+            fields = ("train.max_steps", field, "stages", f"stages.{stage.name}")
+            values |= {"earlier": earlier, "field": field}
+            found.append(Finding("stage_without_step", severity, first, fields, values))
+        else:
+            earlier = stage.name
+            severity = "note" if stage.recipe.train.patience is not None else severity
+    return found
+
+
+def _course(subject: Subject) -> dict[str, tuple[int, int]]:
+    """First and last step of the stages that have data and epochs, counted over the run; equal where there is none."""
+    course, at = dict[str, tuple[int, int]](), 0
+    for stage in subject.setup.stages:
+        if stage.train_ids.size and stage.recipe.train.max_epochs != 0:
+            plan = epoch_plan(stage, 0)
+            last = last_step(stage, at, stage_epochs(stage, plan)) if plan.num_steps else at
+            course[stage.name] = (at, max(at, last))
+            at = course[stage.name][1]
+    return course
+
+
+def _is_over(stage: StageSetup, first: int) -> bool:
+    """True if the steps of the run are done before a stage."""
+    most = stage.recipe.train.max_steps
+    return most is not None and first >= most
 
 
 def _order(subject: Subject) -> list[Finding]:
