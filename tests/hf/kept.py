@@ -97,10 +97,10 @@ def error_of(trainer: Trainer, wanted: Mapping[str, Tensor]) -> float:
     return distance(recorder.gradient, wanted)
 
 
-def kept(trainer: Trainer, pairs: Pairs, loss: Loss = plain_loss, prove: bool = True) -> None:
+def kept(trainer: Trainer, pairs: Pairs, loss: Loss = plain_loss, prove: bool = True, tokens: int = 64) -> None:
     """After `attach` the update is that of the sequences, and the certificate is of the trainer before."""
     _, wanted = truth_of(trainer.model, pairs, loss)
-    attachment = attach(trainer, tokens_per_micro=64, prove=prove)
+    attachment = attach(trainer, tokens_per_micro=tokens, prove=prove)
     assert not prove or attachment.update is not None
     certificate = prove_trainer(trainer)
     assert certificate.passed, str(certificate)
@@ -134,6 +134,10 @@ def plain(folder: Path, rows: Any, collator: Any = None, base: type[Trainer] | N
 
 def whole(rows: Sequence[Sequence[int]]) -> Pairs:
     return [(list(row), list(row)) for row in rows]
+
+
+def labelled_rows(pairs: Pairs) -> list[dict[str, Any]]:
+    return [{"input_ids": ids, "attention_mask": [1] * len(ids), "labels": labels} for ids, labels in pairs]
 
 
 def labelled(rows: Sequence[Mapping[str, Any]]) -> Pairs:
@@ -669,8 +673,7 @@ class ByArguments(Trainer):
         return loss + 0.01 * penalty / self.args.gradient_accumulation_steps
 
 
-def reads_across_ends(folder: Path) -> None:
-    refused(plain(folder, data(ROWS), None, TwoAhead), "TwoAhead.*reads tokens or labels across their ends")
+def reads_attention(folder: Path) -> None:
     model = make_model("llama", "eager")
     trainer = make_trainer("plain", model, folder, ReadsAttention, train_dataset=data(ROWS))
     refused(trainer, r"it asks for attention weights \(output_attentions=True\)")
@@ -689,11 +692,108 @@ class PerSequence(Trainer):
         return (nll.sum(1) / counts).mean()
 
 
-def weighs_sequences_alike(folder: Path) -> None:
-    for micros, size in ((2, 3), (1, 8), (1, 1)):
-        options = {"gradient_accumulation_steps": micros, "per_device_train_batch_size": size}
-        trainer = plain(folder, alone(SEQUENCES), masking, PerSequence, **options)
-        refused(trainer, r"your own \(PerSequence.compute_loss\)")
+class BeforeShift(Trainer):
+    """Divides by the labels of the batch, that of each row's first token too."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs["labels"]
+        logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits.transpose(1, 2)
+        self.loss_is_scaled_for_ga = False
+        return F.cross_entropy(logits[..., :-1], labels[:, 1:], reduction="sum") / (labels != IGNORED).sum()
+
+
+def divides_by_its_batch(folder: Path) -> None:
+    pairs = whole(SEQUENCES)
+    num, tokens = sum(len(ids) - 1 for ids in SEQUENCES), sum(map(len, SEQUENCES))
+    losses: dict[type[Trainer], Loss] = {
+        PerSequence: lambda logits, labels, index: plain_loss(logits, labels, index) / (len(labels) - 1) * num / 8,
+        BeforeShift: lambda *given: plain_loss(*given) * num / tokens,
+    }
+    assert len(SEQUENCES) == 8
+    for kind, loss in losses.items():
+        rows = data(labelled_rows(pairs))
+        trainer = plain(folder, rows, pad, kind, gradient_accumulation_steps=1, per_device_train_batch_size=8)
+        kept(trainer, pairs, loss, tokens=10_000)
+        trainer = plain(folder, rows, pad, kind, gradient_accumulation_steps=2, per_device_train_batch_size=4)
+        refused(trainer, rf"your own \({kind.__name__}.compute_loss\).*divides each micro-batch")
+
+
+class Budget(Trainer):
+    """A sum over tokens, divided by a number that never changes."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs["labels"]
+        logits = model(**{name: x for name, x in inputs.items() if name != "labels"}).logits.transpose(1, 2)
+        return F.cross_entropy(logits[..., :-1], labels[:, 1:], reduction="sum") / 64
+
+
+def sums_over_a_constant(folder: Path) -> None:
+    num = sum(len(ids) - 1 for ids in SEQUENCES)
+    trainer = plain(folder, data(labelled_rows(whole(SEQUENCES))), None, Budget)
+    with pytest.warns(UserWarning, match=r"Budget.compute_loss: .*a sum over rows.*updates of more tokens are larger"):
+        kept(trainer, whole(SEQUENCES), lambda *given: plain_loss(*given) * num / 64)
+
+
+class ReadsMask(Focal):
+    seen = 0
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        self.seen += int(inputs["attention_mask"].sum())
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+
+class ByRow(Trainer):
+    """Weighs rows by a number of each."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        weights, labels = inputs["weights"], inputs["labels"]
+        logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits.transpose(1, 2)
+        nll = F.cross_entropy(logits[..., :-1], labels[:, 1:], reduction="none", ignore_index=IGNORED)
+        return (nll.sum(1) * weights).sum() / num_items_in_batch
+
+
+class Student(Trainer):
+    """Learns the most likely next tokens of a teacher, which gets tokens alone."""
+
+    teacher: nn.Module
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs["labels"][:, 1:]
+        logits = model(**{name: x for name, x in inputs.items() if name != "labels"}).logits[:, :-1]
+        with torch.no_grad():
+            taught = self.teacher(inputs["input_ids"]).logits[:, :-1].argmax(-1)
+        taught = torch.where(labels == IGNORED, IGNORED, taught)
+        return F.cross_entropy(logits.transpose(1, 2), taught, reduction="sum") / num_items_in_batch
+
+
+def reads_rows(folder: Path) -> None:
+    """What a flat batch does not have is in whole rows; their padding is not computed."""
+    rows = data(ROWS)
+    trainer = plain(folder, rows, None, ReadsMask)
+    seen: list[tuple[int, ...]] = []
+    trainer.model.get_input_embeddings().register_forward_pre_hook(lambda _, args: seen.append(args[0].shape))
+    kept(trainer, labelled(ROWS), focal_loss)
+    assert [tuple(shape) for shape in seen[-2:]] == [(1, 64), (1, sum(map(len, SEQUENCES)) - 64)]
+
+    def by_length(logits: Tensor, labels: Tensor, index: int) -> Tensor:
+        return plain_loss(logits, labels, index) * len(labels)
+
+    kept(plain(folder, alone(SEQUENCES), weigh("rows"), ByRow), whole(SEQUENCES), by_length)
+    teacher = make_model("gpt2")
+    trainer = plain(folder, rows, None, Student)
+    vars(trainer)["teacher"] = teacher
+
+    def taught(logits: Tensor, labels: Tensor, index: int) -> Tensor:
+        with torch.no_grad():
+            best = teacher(torch.tensor([SEQUENCES[index]])).logits[0].argmax(-1)[:-1]
+        return F.cross_entropy(logits[:-1], torch.where(labels[1:] == IGNORED, IGNORED, best), reduction="sum")
+
+    kept(trainer, labelled(ROWS), taught)
+
+    def two_ahead(logits: Tensor, labels: Tensor, index: int) -> Tensor:
+        return plain_loss(logits, labels, index) + F.cross_entropy(logits[:-2], labels[2:], reduction="sum")
+
+    kept(plain(folder, data(ROWS), None, TwoAhead), labelled(ROWS), two_ahead)
 
 
 def mended(folder: Path) -> None:
@@ -1160,13 +1260,16 @@ SETUPS: dict[str, tuple[Callable[[Path], None], ...]] = {
     "a collator that fails on a single row, or gives no labels": (no_single_rows, no_labels),
     "a column that the collator gives, an entry for every token": (columns_of_tokens, columns_of_vectors, speakers),
     "a column that the collator gives, of another shape": (columns_of_rows,),
+    "a loss of one's own that reads rows": (reads_rows,),
     "`compute_loss`, `compute_loss_func`, label smoothing": (right_losses, label_smoothing),
     "`_get_num_items_in_batch`": (own_divisors,),
     "a loss that reads how far the training is": (reads_the_state,),
-    "a loss that reads across the ends of sequences, or attention weights": (reads_across_ends,),
+    "a loss that reads attention weights, or `args.gradient_accumulation_steps`": (reads_attention,),
     "a custom model class with further terms in its loss": (second_head,),
     "a router's auxiliary loss": (balances,),
-    "a loss of one's own that is not the mean over the update's targets": (ignores_the_count, weighs_sequences_alike),
+    "a loss of one's own that is a sum divided by a constant": (sums_over_a_constant,),
+    "a loss of one's own that divides by a number of its batch": (divides_by_its_batch,),
+    "a loss of one's own that is another in other micro-batches": (ignores_the_count,),
     "a loss of one's own that forgets the shift": (forgets_the_shift,),
     "the usual loss, wrong in the trainer's own batches": (mended,),
     "`get_train_dataloader`, `_get_dataloader`, `_get_train_sampler`, `get_batch_samples`": (own_batches,),

@@ -187,7 +187,7 @@ def test_an_update_that_shows_too_little_is_compared_with_further_rows(tmp_path:
     for name in ("one", "equal", "silent"):
         rows = ROWS if name != "silent" else [*silent, *ROWS[:5]]
         rows = [ROWS[0]] * 12 + ROWS[1:5] if name == "equal" else rows
-        options = {"per_device_train_batch_size": first.get(name, 4), "gradient_accumulation_steps": 1}
+        options = {"per_device_train_batch_size": first.get(name, 4), "gradient_accumulation_steps": 2}
         trainer = plain(tmp_path, data(rows), None, PerSequence, **options)
         with pytest.raises(RecipeError, match=r"PerSequence\.compute_loss"):
             attach(trainer)

@@ -45,13 +45,14 @@ class CollatedRows:
     Args:
         data: rows that the collator is given.
         collator: what the user knows it by; `collate` is it, with the trainer's removal of columns.
+        are_whole: whether the loss gets batches of whole rows, which have columns of any shape.
     """
 
-    def __init__(self, data: Sequence[Any], collate: Collator, collator: object) -> None:
-        self.data, self.collate, self.collator = data, collate, collator
+    def __init__(self, data: Sequence[Any], collate: Collator, collator: object, are_whole: bool = False) -> None:
+        self.data, self.collate, self.collator, self.are_whole = data, collate, collator, are_whole
 
     @classmethod
-    def of(cls, trainer: Trainer, data: Any) -> CollatedRows:
+    def of(cls, trainer: Trainer, data: Any, are_whole: bool = False) -> CollatedRows:
         """The rows of a trainer's dataset.
 
         Raises:
@@ -61,7 +62,7 @@ class CollatedRows:
         collate: Collator = trainer.data_collator
         package = sys.modules.get("datasets")
         if package is None or not isinstance(data, package.Dataset):
-            return cls(data, trainer._get_collator_with_removed_columns(collate), collate)
+            return cls(data, trainer._get_collator_with_removed_columns(collate), collate, are_whole)
         try:
             kept = trainer._remove_unused_columns(data)
         except ValueError as error:
@@ -77,7 +78,11 @@ class CollatedRows:
                 f"rows are packed, and the trainer removes their column {PACKED}",
                 fix="set remove_unused_columns=False with a collator that reads it, or do not pack",
             )
-        return cls(kept, collate, collate)
+        return cls(kept, collate, collate, are_whole)
+
+    def like(self, data: Sequence[Any]) -> CollatedRows:
+        """Other rows by the same collator."""
+        return CollatedRows(data, self.collate, self.collator, self.are_whole)
 
     def __len__(self) -> int:
         return len(self.data)
@@ -127,12 +132,18 @@ class CollatedRows:
     def alone(self, number: int, part: int) -> Mapping[str, Any]:
         """The collator's batch of the row of one sequence; the sequences of a packed row get a flat batch each.
 
-        The first token has no label, as in a flat batch.
+        The first token has no label, as in a flat batch. A whole row is as the collator makes it.
         """
+        if self.are_whole:
+            return self.batch([self.data[number]])
         sequences = self.sequences(number)
         if len(sequences) == 1:
             return without_first_label(self.batch([self.data[number]]))
         return collate([{"input_ids": sequences[part].ids, "labels": sequences[part].labels}])
+
+    def are_sequences(self) -> bool:
+        """True if every row that is tried is one sequence, and the same one whenever it is read."""
+        return all(len(self.sequences(number)) == 1 and not self.draws_anew(number) for number in self._checked)
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         row = self.data[number]
@@ -173,6 +184,8 @@ class CollatedRows:
             if name in READ or value is None:
                 continue
             if not isinstance(value, Tensor) or value.shape[:2] != (1, size):
+                if self.are_whole:
+                    continue
                 raise RecipeError(
                     f"the collator {self.name} gives `{name}` of shape {_shape(value)} to a row of {size} tokens, and "
                     "a flat batch has no place for what is not one entry per token",

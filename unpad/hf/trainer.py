@@ -12,12 +12,12 @@ from typing import Any
 
 from accelerate.data_loader import prepare_data_loader
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput
 
 from unpad.batching.ledger import Ledger
-from unpad.errors import RecipeError
+from unpad.errors import ProofError, RecipeError, UnpadError
 from unpad.hf.checks import (
     cells_per_token,
     certify,
@@ -27,6 +27,7 @@ from unpad.hf.checks import (
     has_standard_loss,
     is_sft,
     keeps_evaluation,
+    may_read_rows,
     own_counts,
     refuse,
     refuse_metrics,
@@ -50,7 +51,8 @@ from unpad.hf.loader import (
 from unpad.hf.prepare import Prepared, add_noise, preparing, undo
 from unpad.hf.proved import Before, Promised, ProvedModel
 from unpad.hf.rows import CollatedRows
-from unpad.hf.update import OwnUpdate, prove_ours, take_own, warn_of_own
+from unpad.hf.update import OwnUpdate, noting, prove_ours, take_own, warn_of_own
+from unpad.hf.whole import OfRows, WholeRows, WithoutPadding
 from unpad.processes.group import ALONE, Group
 from unpad.proof.foreign.certificate import ForeignCertificate
 from unpad.proof.foreign.update import Known
@@ -75,6 +77,7 @@ class Attachment:
         before: what the trainer had in the place of what was changed.
         promised: what must stay as it was when the update was proved.
         group: the processes that train together.
+        whole: the model's hooks where the loss gets whole rows; None where it gets flat batches.
     """
 
     tokens_per_micro: int
@@ -92,6 +95,7 @@ class Attachment:
     before: Before
     promised: Promised
     group: Group = ALONE
+    whole: WithoutPadding | None = None
     evaluated: MeanOverTargets = field(default_factory=MeanOverTargets)
     trained: Examples | None = None  # those of the last loader for training
     gives_rows: bool = False  # whether the evaluation at hand is of flat batches, with results to take apart
@@ -189,7 +193,8 @@ class UnpadMixin(Trainer):
             epochs = math.ceil(args.max_steps * per_step / least)
         seed = args.seed if args.data_seed is None else args.data_seed
         ranks = self._ranks(attachment, args.gradient_accumulation_steps)
-        return self._flat_batches(examples, PlannedBatches(examples, tokens, epochs=epochs, seed=seed, ranks=ranks))
+        planned = PlannedBatches(examples, tokens, epochs=epochs, seed=seed, ranks=ranks)
+        return self._flat_batches(examples, planned)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Flat batches of an evaluation set, of the dataset by that name, or of the trainer's own.
@@ -222,11 +227,15 @@ class UnpadMixin(Trainer):
         return Ranks(group.rank, group.size, micros, cells_per_token(attachment.prepared.inner))
 
     def _flat_batches(self, examples: Examples, sampler: Sampler[list[int]]) -> DataLoader[Any]:
-        args = self.args
+        args, rows = self.args, examples.data
+        data: Dataset[Any] = examples
+        joined: Callable[[Any], dict[str, Any]] = partial(collate, columns=examples.columns)
+        if isinstance(rows, CollatedRows) and rows.are_whole:
+            data, joined = WholeRows(examples, rows), OfRows.by(rows)
         loader = DataLoader(
-            examples,
+            data,
             batch_sampler=sampler,
-            collate_fn=partial(collate, columns=examples.columns),
+            collate_fn=joined,
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory,
             persistent_workers=args.dataloader_persistent_workers,
@@ -267,6 +276,8 @@ class UnpadMixin(Trainer):
         read = before.examples_of(self.train_dataset) if is_read else None
         set_up(self, before.tokens_per_micro, before.tokens_per_eval, before.certificate is not None, read)
         before.head.remove()
+        if before.whole is not None:
+            before.whole.remove()
         undo(before.prepared)
 
     def _train_with_noise(self, *args: Any, **kwargs: Any) -> Any:
@@ -390,11 +401,34 @@ def set_up(
 ) -> Attachment:
     """Check the trainer, prove its update and its model, and give it an attachment.
 
-    Nothing is changed if any of it fails on a rank.
+    Nothing is changed if any of it fails on a rank. A loss of the user's own with another update on flat batches gets
+    whole rows, if its update is right on these.
 
     Args:
         read: examples of the training data, if they were read before.
     """
+    unlike: list[UnpadError] = []
+    try:
+        return _set_up(trainer, tokens_per_micro, tokens_per_eval, prove, read, unlike)
+    except (RecipeError, ProofError):
+        if not (unlike and prove and may_read_rows(trainer)):
+            raise
+    try:
+        return _set_up(trainer, tokens_per_micro, tokens_per_eval, prove, read, [], whole=True)
+    except UnpadError:
+        raise unlike[0] from None
+
+
+def _set_up(
+    trainer: Trainer,
+    tokens_per_micro: int,
+    tokens_per_eval: int | None,
+    prove: bool,
+    read: Examples | None,
+    unlike: list[UnpadError],
+    whole: bool = False,
+) -> Attachment:
+    """`set_up` with flat batches, or with whole rows; an error of the update itself is added to `unlike`."""
     group, args = group_of(trainer), trainer.args
     before = Before.of(trainer)
     tokens = (tokens_per_micro, tokens_per_eval or tokens_per_micro)
@@ -406,12 +440,16 @@ def set_up(
             if tokens_per_micro < 1 or (tokens_per_eval is not None and tokens_per_eval < 1):
                 fix = "set tokens_per_micro and tokens_per_eval to 1 or more"
                 raise RecipeError("a micro-batch of no tokens", fix=fix)
-            rows = CollatedRows.of(trainer, trainer.train_dataset)
-            examples = Examples(rows, rows.columns) if read is None else read
+            rows = CollatedRows.of(trainer, trainer.train_dataset, whole)
+            with noting(unlike):
+                examples = Examples(rows, rows.columns) if read is None or whole else read
+            if whole and not rows.are_sequences():
+                raise RecipeError("rows hold several sequences, or are drawn anew", fix="give each sequence its row")
             rows.check(args.per_device_train_batch_size)
-            warn_of_cuts(trainer, examples)
-            rows.warn_of_ends()
-            with before.restored(trainer):
+            if not whole:
+                warn_of_cuts(trainer, examples)
+                rows.warn_of_ends()
+            with before.restored(trainer), noting(unlike):
                 standard = has_standard_loss(trainer)
                 own = take_own(trainer, rows, examples) if prove else None
             model = trainer.accelerator.unwrap_model(trainer.model)
@@ -423,7 +461,9 @@ def set_up(
             head = add_target_head(model, prepared.inner, batch, args.loss_type if is_sft(trainer) else None)
             stack.push(lambda kind, error, trace: None if error is None else head.remove())
             known = {id(trainer.train_dataset): (trainer.train_dataset, examples)}
-            keeps, promised = keeps_evaluation(trainer), Promised.of(trainer, standard)
+            keeps, promised = whole or keeps_evaluation(trainer), Promised.of(trainer, standard)
+            hooks = WithoutPadding(model) if whole else None
+            stack.push(lambda kind, error, trace: None if error is None or hooks is None else hooks.remove())
             attachment = Attachment(
                 *tokens,
                 prepared,
@@ -432,17 +472,19 @@ def set_up(
                 certificate,
                 own,
                 None,
-                partial(CollatedRows.of, trainer),
+                partial(CollatedRows.of, trainer, are_whole=whole),
                 known,
                 standard,
                 keeps,
                 before,
                 promised,
                 group,
+                hooks,
             )
             stack.enter_context(replacing(trainer, attachment))
             if own is not None:
-                attachment.update = ours = prove_ours(trainer, own)
+                with noting(unlike):
+                    attachment.update = ours = prove_ours(trainer, own)
             talk.own = [tokens_per_micro, args.gradient_accumulation_steps, args.seed, args.data_seed, head.mode]
             talk.own.append(examples.digest())
         check_alike("training data or arguments", talk.told)
@@ -458,6 +500,8 @@ def detach(trainer: UnpadMixin) -> None:
         return
     attachment.before.restore(trainer)
     attachment.head.remove()
+    if attachment.whole is not None:
+        attachment.whole.remove()
     undo(attachment.prepared)
     trainer.attachment = None
     if type(trainer) in _mixed.values():

@@ -14,14 +14,16 @@ from accelerate.utils import send_to_device
 from torch import nn
 from transformers import Trainer
 
-from unpad.errors import ProofError, RecipeError
+from unpad.errors import ProofError, RecipeError, UnpadError
 from unpad.hf.checks import has_standard_loss, is_sft, name_of_loss, own_counts
 from unpad.hf.loader import IGNORED, Examples, collate
 from unpad.hf.rows import CollatedRows, is_stock
+from unpad.hf.whole import OfRows, WholeRows
 from unpad.proof.foreign.certificate import MEAN, TAKEN, ForeignCertificate
 from unpad.proof.foreign.first_update import BEGUN, FirstUpdate, begin, first_update, proving
 from unpad.proof.foreign.judge import NO_ROUTER_LOSS, Precision, describe, judge, raise_memory
 from unpad.proof.foreign.measure import UpdateResults
+from unpad.proof.foreign.own_loss import BY_OWN_DIVISOR, BY_ROWS, BY_SUM, MEANS
 from unpad.proof.foreign.trainer import TrainerCase
 from unpad.proof.foreign.update import Known
 
@@ -62,7 +64,7 @@ class OwnUpdate:
 
 
 def take_own(trainer: Trainer, rows: CollatedRows, examples: Examples) -> OwnUpdate:
-    """Compute the trainer's first update by itself, and judge it.
+    """Compute the trainer's first update by itself, and judge it. A whole row alone keeps the label of its first token.
 
     Raises:
         RecipeError: its collator gives rows others in a batch than alone, or its own loss is not the one of its
@@ -71,14 +73,15 @@ def take_own(trainer: Trainer, rows: CollatedRows, examples: Examples) -> OwnUpd
     standard, loss = has_standard_loss(trainer), name_of_loss(trainer)
     with _alone(trainer) as (model, notes):
         first, failure = _first(trainer, rows, examples)
-        small = CollatedRows(first.examples, rows.collate, rows.collator)
+        small = rows.like(first.examples)
         places = [(number, part) for number in range(len(small)) for part, _ in enumerate(small.sequences(number))]
         known = [one for number in range(len(small)) for one in small.sequences(number)]
         truths: dict[bool, UpdateResults] = {}
         certificate = None
         if not failure:
             # Here, where numbers that a collator makes are as in training, and not in the precision of the proof.
-            alone = [dict(send_to_device(dict(small.alone(*place)), trainer.args.device)) for place in places]
+            made = [small.alone(*place) for place in places]
+            alone = [dict(send_to_device(dict(one), trainer.args.device)) for one in made]
             case = TrainerCase(trainer, model, first, known=known, alone=alone, truths=truths)
             certificate = judge(model, _precision(trainer), case.measure, notes)
             failure = certificate.refused or ""
@@ -144,12 +147,12 @@ def _first(trainer: Trainer, rows: CollatedRows, examples: Examples) -> tuple[Fi
 
 
 def _tokens(rows: CollatedRows, given: Sequence[Any]) -> int:
-    return sum(len(one.ids) for row in given for one in CollatedRows([row], rows.collate, rows.collator).sequences(0))
+    return sum(len(one.ids) for row in given for one in rows.like([row]).sequences(0))
 
 
 def _num_unlike(rows: CollatedRows, given: Sequence[Any]) -> int:
     """Number of sequences of some rows that have a target and are not alike."""
-    small = CollatedRows(given, rows.collate, rows.collator)
+    small = rows.like(given)
     known = [one for number in range(len(small)) for one in small.sequences(number)]
     return len({tuple(one.ids) for one in known if any(label != IGNORED for label in one.labels)})
 
@@ -188,19 +191,39 @@ def _refuse_own(own: OwnUpdate) -> None:
             f"the first update has other targets than its rows, as the collator {collator} gives them alone: {reasons}",
             fix="let the collator give a row in a batch the tokens and labels that it has alone",
         )
+    if own.num_batches > 1 and any(note in own.certificate.notes for note in (BY_ROWS, BY_OWN_DIVISOR)):
+        raise RecipeError(
+            f"the trainer's first update is one of {own.num_batches} micro-batches, and its loss is your own "
+            f"({own.loss}): {MEANS}",
+            fix="set gradient_accumulation_steps=1, with which an update is one micro-batch",
+        )
     if own.certificate.passed is False and not own.is_standard:
         reasons = _reasons(own.certificate)
-        divide = "divide the sum over targets by num_items_in_batch, which counts those of the whole update"
+        fixes = {
+            MEANS: "set gradient_accumulation_steps=1, with which an update is one micro-batch",
+            MEAN: "divide the sum over targets by num_items_in_batch, which counts those of the whole update",
+        }
+        usual = "mend that, or train with the trainer's own batches"
         raise RecipeError(
             f"the trainer's first update is not that of its sequences one at a time, and its loss is your own "
             f"({own.loss}): {reasons}",
-            fix=divide if MEAN in reasons else "mend that, or train with the trainer's own batches",
+            fix=next((fix for reason, fix in fixes.items() if reason in reasons), usual),
         )
 
 
 def _reasons(certificate: ForeignCertificate) -> str:
     found = [f"{one.claim} ({one.measured:.2g}): {one.advice}" for one in certificate.failed]
     return f"{certificate.verdict}; " + "; ".join(found)
+
+
+@contextmanager
+def noting(errors: list[UnpadError]) -> Iterator[None]:
+    """Note the error of an update that is judged inside, which is raised."""
+    try:
+        yield
+    except (RecipeError, ProofError) as error:
+        errors.append(error)
+        raise
 
 
 # --------------------------------------------------------------------------- ours
@@ -216,13 +239,15 @@ def prove_ours(trainer: Trainer, own: OwnUpdate) -> ForeignCertificate:
     with _alone(trainer) as (model, notes), _noting(model, longest) as called:
         vars(trainer).update(own.begun)
         examples = Examples(own.rows, own.rows.columns)
-        items = [examples[index] for index in range(len(examples)) if len(examples[index]["input_ids"])]
+        given: Any = WholeRows(examples, own.rows) if own.rows.are_whole else examples
+        items = [given[index] for index in range(len(examples)) if examples.lengths[index]]
         parts = unequal(items, max(1, min(own.num_batches, len(items) // 2)))
         device = trainer.args.device
-        flat = [send_to_device(collate(part, own.rows.columns), device) for part in parts]
-        batches, num_items = trainer.get_batch_samples(iter(flat), len(flat), device)
-        first = FirstUpdate(batches, num_items, list(items), partial(collate, columns=own.rows.columns))
-        alone = [dict(send_to_device(collate([item], own.rows.columns), device)) for item in items]
+        joined: Any = OfRows.by(own.rows) if own.rows.are_whole else partial(collate, columns=own.rows.columns)
+        made = [send_to_device(joined(part), device) for part in parts]
+        batches, num_items = trainer.get_batch_samples(iter(made), len(made), device)
+        first = FirstUpdate(batches, num_items, list(items), joined)
+        alone = [dict(send_to_device(joined([item]), device)) for item in items]
         known = [one for one in own.known if one.ids]
         case = TrainerCase(trainer, model, first, known=known, alone=alone, reference=own.truths)
         certificate = judge(model, _precision(trainer), case.measure, notes)
@@ -281,6 +306,9 @@ def warn_of_own(own: OwnUpdate, ours: ForeignCertificate) -> None:
         warnings.warn(text, stacklevel=4)
     elif own.certificate is not None and own.certificate.passed is False:
         text = f"the trainer's own first update was not right, and is on flat batches: {_reasons(own.certificate)}"
+        warnings.warn(text, stacklevel=4)
+    elif own.certificate is not None and BY_SUM in own.certificate.notes:
+        text = f"{own.loss}: {BY_SUM}; updates of more tokens are larger, and tokens_per_micro says how many they have"
         warnings.warn(text, stacklevel=4)
     if NO_ROUTER_LOSS in ours.notes:
         text = "the router's auxiliary loss is one of each micro-batch, and flat ones have other sequences"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -84,32 +85,29 @@ def own_shares(trainer: ForeignTrainer, alone: Sequence[Batch], num_items: Tenso
 
 def alone_by_trainer(
     trainer: ForeignTrainer,
-    update: Update,
-    pieces: Sequence[Span],
     alone: Sequence[Batch],
-    shares: Sequence[float] | None,
+    weights: Sequence[Sequence[float]],
     logits: list[Tensor],
     accumulation: int,
-) -> tuple[UpdateResults, UpdateResults]:
-    """The trainer's own loss of every sequence as an update of its own: each by its share, and all alike.
+) -> tuple[list[UpdateResults], list[float]]:
+    """The trainer's own loss of every sequence as an update of its own: the sums by some weights, and each loss.
 
     Args:
-        pieces, alone: the pieces with a target, and the batch of each alone.
-        shares: of the pieces, by default those of their targets.
+        alone: the batch of each sequence with a target.
+        weights: for every sum, one weight per sequence.
     """
-    loss, gradient, means = 0.0, dict[str, Tensor](), list[float]()
-    equal: dict[str, Tensor] = {}
-    num = len(pieces)
-    counts = [sum(label != IGNORE for label in update.labels_of(piece)) / update.num_wanted for piece in pieces]
-    for share, batch in zip(shares or counts, alone, strict=True):
+    sums = [dict[str, Tensor]() for _ in weights]
+    losses = list[float]()
+    for index, batch in enumerate(alone):
         step = _step_alone(trainer, batch, accumulation)
-        loss += share * step.loss
-        means.append(step.loss)
-        for name, value in step.gradient.items():
-            gradient[name] = gradient[name] + share * value if name in gradient else share * value
-            equal[name] = equal[name] + value / num if name in equal else value / num
-    mean = sum(means) / max(num, 1)
-    return UpdateResults(logits, loss, gradient, mean), UpdateResults(logits, mean, equal, mean)
+        losses.append(step.loss)
+        for total, given in zip(sums, weights, strict=True):
+            for name, value in step.gradient.items():
+                share = given[index] * value
+                total[name] = total[name] + share if name in total else share
+    mean = sum(losses) / max(len(losses), 1)
+    totals = [sum(map(operator.mul, given, losses)) for given in weights]
+    return [UpdateResults(logits, one, total, mean) for one, total in zip(totals, sums, strict=True)], losses
 
 
 def targeted(update: Update) -> list[Span]:
@@ -131,6 +129,13 @@ def _step_alone(trainer: ForeignTrainer, batch: Batch, accumulation: int = 1) ->
 BY_ROWS = "the loss is a mean over rows, each of which weighs alike whatever its targets"
 
 BY_SUM = "the loss is a sum over rows, divided by nothing that depends on the batches"
+
+BY_OWN_DIVISOR = "the loss is a mean over rows, weighed by a divisor that the loss makes of the rows of its batch"
+
+MEANS = (
+    "the loss divides each micro-batch by a number of its own rows, and they weigh otherwise in other micro-batches; "
+    "divide by that number of the whole update, as num_items_in_batch is of the targets"
+)
 
 COUPLED = "the loss couples the rows of a batch, so that a row alone has none to compare with"
 
@@ -182,11 +187,17 @@ class Probe:
         if usual is not None and fits(in_sum) and self._adds_up():
             forgotten = abs(in_sum.loss / (usual * self.update.num_wanted) - 1) < FITS
             return (truth, "", "") if forgotten else (in_sum, BY_SUM, "")
+        if weighed := next(filter(fits, self._weighed(truth)), None):
+            return (weighed, BY_OWN_DIVISOR, "") if self._is_exact() else (truth, "", OWN_SHARES)
         if usual is not None and self._counts_padding():
             return truth, "", ""
         if self._couples():
             return truth, "", COUPLED
         return truth, "", "" if usual is None or self._depends_on_division() else OWN_SHARES
+
+    def divides_by_itself(self) -> bool:
+        """True if a batch of rows is their mean by a divisor that the loss makes of them."""
+        return not self._reads_count() and self._weights(self.alone) is not None
 
     def makes_another_gradient(self, step: TrainerStep, truth: UpdateResults, own: UpdateResults) -> bool:
         """True if the trainer's step makes another gradient than that of its loss, as an adversarial one does.
@@ -201,6 +212,64 @@ class Probe:
         if errors.loss >= FITS or errors.gradient < OWN or own.errors(truth).gradient < OWN:
             return False
         return found.errors(own).gradient > OWN
+
+    def _is_exact(self) -> bool:
+        """True in fp64; in fp32 weights that are measured are known too roughly."""
+        return next(self.trainer.model.parameters()).dtype == torch.float64
+
+    def _weighed(self, truth: UpdateResults) -> Iterator[UpdateResults]:
+        """The mean over rows by the weights that batches of two of them show.
+
+        The loss of rows a and b with divisors A and B is (A a + B b) / (A + B), which gives A / B. A divisor may count
+        the labels of first tokens, which no position predicts.
+        """
+        if self._reads_count():
+            return
+        tries = [self.alone]
+        if any(_labels_first(batch) for batch in self.update.batches):
+            tries.append([_with_first_label(batch) for batch in self.alone])
+        for alone in tries:
+            if (weights := self._weights(alone)) is not None:
+                (one,), _ = alone_by_trainer(self.trainer, alone, [weights], truth.logits, 1)
+                yield one
+
+    def _reads_count(self) -> bool:
+        """True if the loss of a row depends on the number of items of the update: that is no divisor of its own."""
+        batches, num_items = self.trainer.get_batch_samples(iter([dict(self.alone[0])]), 1, self.trainer.args.device)
+        if num_items is None:
+            return False
+        once, twice = (take_step(self.trainer, batches, times * num_items).loss for times in (1, 2))
+        return abs(once - twice) > FITS * abs(once)
+
+    def _weights(self, alone: Sequence[Batch]) -> list[float] | None:
+        """The share of each row, of a sum of 1; None if a batch of three has another loss than these give it."""
+
+        def ratio(one: int, other: int) -> float:
+            """Weight of a row over that of another."""
+            both = self._loss(alone[one], alone[other])
+            return (losses[other] - both) / (both - losses[one])
+
+        try:
+            losses = [self._loss(batch) for batch in alone]
+            low, high = losses.index(min(losses)), losses.index(max(losses))
+            rest = [row for row in range(len(losses)) if row not in (low, high)]
+            weights = [1.0] * len(losses)
+            weights[high] = ratio(high, low)
+            for row in rest:
+                far = low if losses[high] - losses[row] < losses[row] - losses[low] else high
+                weights[row] = weights[far] * ratio(row, far)
+            three = (low, rest[0], high)
+            mean = sum(weights[row] * losses[row] for row in three) / sum(weights[row] for row in three)
+            fits = abs(self._loss(*(alone[row] for row in three)) - mean) <= FITS * abs(mean)
+        except Exception as error:  # a loss that takes no such batch, losses that are alike, fewer than three rows
+            raise_memory(error)
+            return None
+        total = sum(weights)
+        return [weight / total for weight in weights] if fits and total > 0 and min(weights) >= 0 else None
+
+    def _loss(self, *rows: Batch) -> float:
+        """The loss of some rows as an update of one batch."""
+        return _step_alone(self.trainer, rows[0] if len(rows) == 1 else _stacked(*rows)).loss
 
     def _weighs_alike(self) -> bool:
         """True if the loss of a batch of two different rows is the mean over rows, not over targets."""
@@ -271,14 +340,34 @@ class Probe:
         return len(pulls) == 2 and relative(pulls[1][::2][learnt], pulls[0][::2][learnt]) > FITS
 
 
+def _labels_first(batch: ForeignBatch) -> bool:
+    """True if the first real token of a row has a label."""
+    labels = batch.labels.get("labels")
+    if labels is None:
+        return False
+    first = batch.real & (batch.real.cumsum(1) == 1)
+    return bool((labels.reshape(batch.ids.shape)[first] != IGNORE).any())
+
+
+def _with_first_label(batch: Batch) -> Batch:
+    """The batch of a row in which the first real token is its own label."""
+    read = read_batch(batch)
+    if "labels" not in read.labels:
+        return batch
+    first = read.real & (read.real.cumsum(1) == 1)
+    labels = read.labels["labels"]
+    return {**batch, "labels": torch.where(first, read.ids, labels.reshape(read.ids.shape)).reshape(labels.shape)}
+
+
 def _widened(batch: Batch, more: int) -> Batch:
     """The batch of a row with more padding on the right."""
     shape = read_batch(batch).ids.shape
 
     def wide(name: str, value: object) -> object:
-        if not isinstance(value, Tensor) or value.shape != shape:
+        if not isinstance(value, Tensor) or value.shape[:2] != shape:
             return value
-        return nn.functional.pad(value, (0, more), value=IGNORE if name in LABELS else 0)
+        further = (0, 0) * (value.dim() - 2)
+        return nn.functional.pad(value, (*further, 0, more), value=IGNORE if name in LABELS else 0)
 
     return {name: wide(name, value) for name, value in batch.items()}
 
@@ -286,7 +375,7 @@ def _widened(batch: Batch, more: int) -> Batch:
 def _stacked(*rows: Batch) -> Batch:
     """Batches of one row each as one batch, padded on the right."""
     width = max(read_batch(row).ids.shape[1] for row in rows)
-    full = [{**row, "attention_mask": torch.ones_like(read_batch(row).ids)} for row in rows]
+    full = [{"attention_mask": torch.ones_like(read_batch(row).ids), **row} for row in rows]
     padded = [_widened(row, width - read_batch(row).ids.shape[1]) for row in full]
     names = [name for name, value in padded[0].items() if isinstance(value, Tensor)]
     return {name: torch.cat([value for row in padded if isinstance(value := row[name], Tensor)]) for name in names}

@@ -45,6 +45,7 @@ from unpad.proof.foreign.measure import (
 from unpad.proof.foreign.model import called
 from unpad.proof.foreign.own_loss import (
     FITS,
+    MEANS,
     OWN_STEP,
     Probe,
     adds_up,
@@ -57,7 +58,7 @@ from unpad.proof.foreign.own_loss import (
 )
 from unpad.proof.foreign.script import Script, read_script, without_holes
 from unpad.proof.foreign.targets import Taken, are_shifted_before, target_taken
-from unpad.proof.foreign.update import LABELS, Known, Update, read_batch, read_update, refuse_missing
+from unpad.proof.foreign.update import IGNORE, LABELS, Known, Update, read_batch, read_update, refuse_missing
 
 OF_TOKENS = (  # inputs of a model that say which tokens there are, and where sequences begin
     *("input_ids", "attention_mask", "position_ids", "use_cache", "seq_idx"),
@@ -262,7 +263,10 @@ class TrainerCase:
         pieces = targeted(update)
         alone = [self._batch_of(update, piece) for piece in pieces]
         shares = own_shares(self.trainer, alone, self.first.num_items)
-        own, over_rows = alone_by_trainer(self.trainer, update, pieces, alone, shares, plain.logits, accumulation)
+        num = len(pieces)
+        counts = [sum(label != IGNORE for label in update.labels_of(piece)) / update.num_wanted for piece in pieces]
+        weights = (shares or counts, [1 / num] * num)
+        (own, over_rows), _ = alone_by_trainer(self.trainer, alone, weights, plain.logits, accumulation)
         truth, notes = plain, tuple[str, ...]()
         taken: Taken = 1
         apart = own.errors(plain)  # of random weights the losses of any tokens are much alike
@@ -270,13 +274,13 @@ class TrainerCase:
         if is_own:
             truth, notes = own, (OWN_LOSS,)
             taken = target_taken(update, partial(pull, self.trainer, self._batch_alone))
-        if not self.any_mean:
-            return truth, notes, taken, {}
         probe, reasons = Probe(self.trainer, self.first, alone, update), dict[Kind, str]()
-        if has_own:
+        if has_own and not self.reference:
             truth, note, reason = probe.fitting(step, truth, over_rows, plain.loss if is_own else None)
             notes = (*notes, note) if note else notes
             reasons = dict.fromkeys(("loss", "gradient"), reason) if reason else {}
+        if not self.any_mean:  # what cannot be judged is not attached
+            return truth, notes, taken, {}
         if not reasons and is_users_own(self.trainer.training_step) and probe.makes_another_gradient(step, truth, own):
             reasons = {"gradient": OWN_STEP}
         return truth, notes, taken, reasons
@@ -302,7 +306,10 @@ class TrainerCase:
                 args.gradient_accumulation_steps = before
 
         rows = [(index, row) for index in range(len(update.batches)) for _, row, _ in update.places(index)]
-        return cause_of(loss, self.first.batches, batches, truth, len(rows) > len(set(rows)))
+        cause = cause_of(loss, self.first.batches, batches, truth, len(rows) > len(set(rows)))
+        if cause or len(self.first.batches) < 2:
+            return cause
+        return MEANS if Probe(self.trainer, self.first, batches, update).divides_by_itself() else ""
 
     def _given(self, update: Update) -> dict[int, dict[str, object]]:
         """Inputs of each sequence besides its tokens, as the batch of the sequence alone has them."""
