@@ -141,9 +141,9 @@ class CollatedRows:
             return without_first_label(self.batch([self.data[number]]))
         return collate([{"input_ids": sequences[part].ids, "labels": sequences[part].labels}])
 
-    def are_sequences(self) -> bool:
-        """True if every row that is tried is one sequence, and the same one whenever it is read."""
-        return all(len(self.sequences(number)) == 1 and not self.draws_anew(number) for number in self._checked)
+    def are_drawn(self) -> bool:
+        """True if one of the rows that are tried is another whenever it is read."""
+        return any(map(self.draws_anew, self._checked))
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         row = self.data[number]

@@ -443,8 +443,8 @@ def _set_up(
             rows = CollatedRows.of(trainer, trainer.train_dataset, whole)
             with noting(unlike):
                 examples = Examples(rows, rows.columns) if read is None or whole else read
-            if whole and not rows.are_sequences():
-                raise RecipeError("rows hold several sequences, or are drawn anew", fix="give each sequence its row")
+            if whole and rows.are_drawn():
+                raise RecipeError("rows are drawn anew each time that they are read", fix="draw them once")
             rows.check(args.per_device_train_batch_size)
             if not whole:
                 warn_of_cuts(trainer, examples)

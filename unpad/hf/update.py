@@ -40,7 +40,8 @@ class OwnUpdate:
     Args:
         rows: what it is made of, as the collator is given it.
         known: the sequences of these rows with the targets that the collator gives them alone.
-        num_batches: micro-batches of the update.
+        num_batches: micro-batches of the update that is proved.
+        num_micros: those of an update in training, of all processes together.
         certificate: of the update; None if it cannot be computed, and `failure` says why.
         begun: what the trainer's training begins with, which a loss may read, by the name of the attribute.
         truths: loss and gradient of the sequences one at a time, by whether they were computed in fp64; they and
@@ -52,6 +53,7 @@ class OwnUpdate:
     rows: CollatedRows
     known: list[Known]
     num_batches: int
+    num_micros: int
     certificate: ForeignCertificate | None
     failure: str
     begun: dict[str, object]
@@ -86,7 +88,8 @@ def take_own(trainer: Trainer, rows: CollatedRows, examples: Examples) -> OwnUpd
             certificate = judge(model, _precision(trainer), case.measure, notes)
             failure = certificate.refused or ""
         begun = {name: vars(trainer)[name] for name in BEGUN if name in vars(trainer)}
-    own = OwnUpdate(small, known, len(first.batches), certificate, failure, begun, truths, standard, loss)
+    micros = trainer.args.gradient_accumulation_steps * trainer.accelerator.num_processes
+    own = OwnUpdate(small, known, len(first.batches), micros, certificate, failure, begun, truths, standard, loss)
     _refuse_own(own)
     return own
 
@@ -191,11 +194,12 @@ def _refuse_own(own: OwnUpdate) -> None:
             f"the first update has other targets than its rows, as the collator {collator} gives them alone: {reasons}",
             fix="let the collator give a row in a batch the tokens and labels that it has alone",
         )
-    if own.num_batches > 1 and any(note in own.certificate.notes for note in (BY_ROWS, BY_OWN_DIVISOR)):
+    divided = any(note in own.certificate.notes for note in (BY_ROWS, BY_OWN_DIVISOR))
+    if divided and own.num_micros > 1:
         raise RecipeError(
-            f"the trainer's first update is one of {own.num_batches} micro-batches, and its loss is your own "
+            f"the trainer's first update is one of {own.num_micros} micro-batches, and its loss is your own "
             f"({own.loss}): {MEANS}",
-            fix="set gradient_accumulation_steps=1, with which an update is one micro-batch",
+            fix="train in one process with gradient_accumulation_steps=1, so that an update is one micro-batch",
         )
     if own.certificate.passed is False and not own.is_standard:
         reasons = _reasons(own.certificate)

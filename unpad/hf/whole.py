@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torch.utils.hooks import RemovableHandle
 
+from unpad.errors import RecipeError
 from unpad.hf.loader import IGNORED, PLACE, Examples
 from unpad.hf.rows import CollatedRows
 
@@ -23,9 +24,18 @@ ROW = "unpad_row"  # of an item: the row as the collator is given it
 
 
 class WholeRows(Dataset[dict[str, Any]]):
-    """The rows of examples, each with its place."""
+    """The rows of examples, each with its place.
+
+    Raises:
+        RecipeError: a row holds several sequences.
+    """
 
     def __init__(self, examples: Examples, rows: CollatedRows) -> None:
+        if any(part for _, part, _ in examples.places):
+            raise RecipeError(
+                "rows are packed, and a loss that reads whole rows would get them once for each of their sequences",
+                fix="do not pack",
+            )
         self.examples, self.rows = examples, rows
 
     def __len__(self) -> int:
@@ -33,6 +43,7 @@ class WholeRows(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Raises ChangedRowError for a row of another length than before, as `Examples` does."""
+        assert index >= 0, "only several ranks have rows without targets"
         place = self.examples[index][PLACE]
         return {PLACE: place, ROW: self.rows.data[int(place[0])]}
 

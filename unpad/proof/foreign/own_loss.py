@@ -165,35 +165,57 @@ class Probe:
     def fitting(
         self, step: TrainerStep, truth: UpdateResults, over_rows: UpdateResults, usual: float | None
     ) -> tuple[UpdateResults, str, str]:
-        """The measurement to compare the update with, a note on it, and the reason if there is none.
-
-        Args:
-            usual: the mean cross-entropy over targets, if the loss is another; a sum of it that is divided by nothing
-                is a division that was forgotten.
-        """
-        found = UpdateResults(truth.logits, step.loss, step.gradient)
-
-        def fits(one: UpdateResults) -> bool:
-            errors = found.errors(one)
-            return max(errors.loss, errors.gradient) < FITS
-
-        if fits(truth) or len(self.alone) < 2:
-            return truth, "", ""
-        if fits(over_rows) and self._weighs_alike():
-            return over_rows, BY_ROWS, ""
-        num = len(self.alone)
-        total = {name: num * value for name, value in over_rows.gradient.items()}
-        in_sum = replace(over_rows, loss=num * over_rows.loss, gradient=total)
-        if usual is not None and fits(in_sum) and self._adds_up():
-            forgotten = abs(in_sum.loss / (usual * self.update.num_wanted) - 1) < FITS
-            return (truth, "", "") if forgotten else (in_sum, BY_SUM, "")
-        if weighed := next(filter(fits, self._weighed(truth)), None):
-            return (weighed, BY_OWN_DIVISOR, "") if self._is_exact() else (truth, "", OWN_SHARES)
+        """The measurement to compare the update with, a note on it, and the reason if there is none; see `combined`."""
+        found, note = self.combined(step, truth, over_rows, usual)
+        if note == BY_OWN_DIVISOR and not self._is_exact():
+            return truth, "", OWN_SHARES
+        if note or len(self.alone) < 2 or self._fits(step, truth) or found is None:
+            return found or truth, note, ""
         if usual is not None and self._counts_padding():
             return truth, "", ""
         if self._couples():
             return truth, "", COUPLED
         return truth, "", "" if usual is None or self._depends_on_division() else OWN_SHARES
+
+    def combined(
+        self, step: TrainerStep, truth: UpdateResults, over_rows: UpdateResults, usual: float | None
+    ) -> tuple[UpdateResults | None, str]:
+        """How the update combines the losses of its rows, with a note where it is no mean over targets.
+
+        Args:
+            usual: the mean cross-entropy over targets, if the loss is another; a sum of it that is divided by nothing
+                is a division that was forgotten.
+
+        Returns:
+            The measurement to compare the update with; None for a forgotten division.
+        """
+        if self._fits(step, truth) or len(self.alone) < 2:
+            return truth, ""
+        if self._fits(step, over_rows) and self._weighs_alike():
+            return over_rows, BY_ROWS
+        num = len(self.alone)
+        total = {name: num * value for name, value in over_rows.gradient.items()}
+        in_sum = replace(over_rows, loss=num * over_rows.loss, gradient=total)
+        if usual is not None and self._fits(step, in_sum) and self._adds_up():
+            forgotten = abs(in_sum.loss / (usual * self.update.num_wanted) - 1) < FITS
+            return (None, "") if forgotten else (in_sum, BY_SUM)
+        weighed = next((one for one in self._weighed(truth) if self._fits(step, one)), None)
+        return (truth, "") if weighed is None else (weighed, BY_OWN_DIVISOR)
+
+    def combined_if_any(
+        self, step: TrainerStep, truth: UpdateResults, over_rows: UpdateResults, usual: float | None
+    ) -> tuple[UpdateResults, str]:
+        """`combined`; the given truth where a batch of other rows raises, or weights are known too roughly."""
+        try:
+            found, note = self.combined(step, truth, over_rows, usual)
+        except Exception as error:
+            raise_memory(error)
+            return truth, ""
+        return (truth, "") if found is None or (note == BY_OWN_DIVISOR and not self._is_exact()) else (found, note)
+
+    def _fits(self, step: TrainerStep, one: UpdateResults) -> bool:
+        errors = UpdateResults(one.logits, step.loss, step.gradient).errors(one)
+        return max(errors.loss, errors.gradient) < FITS
 
     def divides_by_itself(self) -> bool:
         """True if a batch of rows is their mean by a divisor that the loss makes of them."""
@@ -375,10 +397,16 @@ def _widened(batch: Batch, more: int) -> Batch:
 def _stacked(*rows: Batch) -> Batch:
     """Batches of one row each as one batch, padded on the right."""
     width = max(read_batch(row).ids.shape[1] for row in rows)
-    full = [{"attention_mask": torch.ones_like(read_batch(row).ids), **row} for row in rows]
+    full = [{**row, "attention_mask": _mask_of(row)} for row in rows]
     padded = [_widened(row, width - read_batch(row).ids.shape[1]) for row in full]
     names = [name for name, value in padded[0].items() if isinstance(value, Tensor)]
     return {name: torch.cat([value for row in padded if isinstance(value := row[name], Tensor)]) for name in names}
+
+
+def _mask_of(row: Batch) -> Tensor:
+    """The attention_mask of a row, of ones if it has none with an entry for every token."""
+    mask, ids = row.get("attention_mask"), read_batch(row).ids
+    return mask if isinstance(mask, Tensor) and mask.shape == ids.shape else torch.ones_like(ids)
 
 
 def pull(

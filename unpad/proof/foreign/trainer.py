@@ -275,12 +275,16 @@ class TrainerCase:
             truth, notes = own, (OWN_LOSS,)
             taken = target_taken(update, partial(pull, self.trainer, self._batch_alone))
         probe, reasons = Probe(self.trainer, self.first, alone, update), dict[Kind, str]()
-        if has_own and not self.reference:
-            truth, note, reason = probe.fitting(step, truth, over_rows, plain.loss if is_own else None)
+        usual = plain.loss if is_own else None
+        if not self.any_mean:  # `attach` refuses what fits nothing
+            if has_own and not self.reference:
+                truth, note = probe.combined_if_any(step, truth, over_rows, usual)
+                notes = (*notes, note) if note else notes
+            return truth, notes, taken, {}
+        if has_own:
+            truth, note, reason = probe.fitting(step, truth, over_rows, usual)
             notes = (*notes, note) if note else notes
             reasons = dict.fromkeys(("loss", "gradient"), reason) if reason else {}
-        if not self.any_mean:  # what cannot be judged is not attached
-            return truth, notes, taken, {}
         if not reasons and is_users_own(self.trainer.training_step) and probe.makes_another_gradient(step, truth, own):
             reasons = {"gradient": OWN_STEP}
         return truth, notes, taken, reasons
