@@ -89,8 +89,8 @@ def alone_by_trainer(
     weights: Sequence[Sequence[float]],
     logits: list[Tensor],
     accumulation: int,
-) -> tuple[list[UpdateResults], list[float]]:
-    """The trainer's own loss of every sequence as an update of its own: the sums by some weights, and each loss.
+) -> list[UpdateResults]:
+    """The trainer's own loss of every sequence as an update of its own, added up by some weights.
 
     Args:
         alone: the batch of each sequence with a target.
@@ -107,7 +107,7 @@ def alone_by_trainer(
                 total[name] = total[name] + share if name in total else share
     mean = sum(losses) / max(len(losses), 1)
     totals = [sum(map(operator.mul, given, losses)) for given in weights]
-    return [UpdateResults(logits, one, total, mean) for one, total in zip(totals, sums, strict=True)], losses
+    return [UpdateResults(logits, one, total, mean) for one, total in zip(totals, sums, strict=True)]
 
 
 def targeted(update: Update) -> list[Span]:
@@ -180,7 +180,7 @@ class Probe:
     def combined(
         self, step: TrainerStep, truth: UpdateResults, over_rows: UpdateResults, usual: float | None
     ) -> tuple[UpdateResults | None, str]:
-        """How the update combines the losses of its rows, with a note where it is no mean over targets.
+        """The combination of the losses of rows that the update is, with a note where it is no mean over targets.
 
         Args:
             usual: the mean cross-entropy over targets, if the loss is another; a sum of it that is divided by nothing
@@ -252,8 +252,7 @@ class Probe:
             tries.append([_with_first_label(batch) for batch in self.alone])
         for alone in tries:
             if (weights := self._weights(alone)) is not None:
-                (one,), _ = alone_by_trainer(self.trainer, alone, [weights], truth.logits, 1)
-                yield one
+                yield from alone_by_trainer(self.trainer, alone, [weights], truth.logits, 1)
 
     def _reads_count(self) -> bool:
         """True if the loss of a row depends on the number of items of the update: that is no divisor of its own."""

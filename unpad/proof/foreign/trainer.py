@@ -266,7 +266,7 @@ class TrainerCase:
         num = len(pieces)
         counts = [sum(label != IGNORE for label in update.labels_of(piece)) / update.num_wanted for piece in pieces]
         weights = (shares or counts, [1 / num] * num)
-        (own, over_rows), _ = alone_by_trainer(self.trainer, alone, weights, plain.logits, accumulation)
+        own, over_rows = alone_by_trainer(self.trainer, alone, weights, plain.logits, accumulation)
         truth, notes = plain, tuple[str, ...]()
         taken: Taken = 1
         apart = own.errors(plain)  # of random weights the losses of any tokens are much alike
@@ -277,7 +277,7 @@ class TrainerCase:
         probe, reasons = Probe(self.trainer, self.first, alone, update), dict[Kind, str]()
         usual = plain.loss if is_own else None
         if not self.any_mean:  # `attach` refuses what fits nothing
-            if has_own and not self.reference:
+            if has_own_loss(self.trainer) and not self.reference:
                 truth, note = probe.combined_if_any(step, truth, over_rows, usual)
                 notes = (*notes, note) if note else notes
             return truth, notes, taken, {}
