@@ -47,6 +47,7 @@ with warnings.catch_warnings():
 from unpad import prove_trainer
 from unpad.errors import UnpadError
 from unpad.hf import UnpadMixin, attach
+from unpad.hf.trainer import detach
 from unpad.proof.foreign.trainer import DRAWN
 
 SEQUENCES = make_sequences(8, seed=5, low=4, high=30)
@@ -734,12 +735,16 @@ def sums_over_a_constant(folder: Path) -> None:
         kept(trainer, whole(SEQUENCES), lambda *given: plain_loss(*given) * num / 64)
 
 
-class ReadsMask(Focal):
+class ReadsMask(Trainer):
     seen = 0
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         self.seen += int(inputs["attention_mask"].sum())
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+
+class ReadsMaskAndLogits(ReadsMask, Focal):
+    pass
 
 
 class ByRow(Trainer):
@@ -769,11 +774,16 @@ class Student(Trainer):
 def reads_rows(folder: Path) -> None:
     """What a flat batch does not have is in whole rows; their padding is not computed."""
     rows = data(ROWS)
-    trainer = plain(folder, rows, None, ReadsMask)
+    kept(plain(folder, rows, None, ReadsMask), labelled(ROWS))
+    trainer = plain(folder, rows, None, ReadsMaskAndLogits)
     seen: list[tuple[int, ...]] = []
     trainer.model.get_input_embeddings().register_forward_pre_hook(lambda _, args: seen.append(args[0].shape))
     kept(trainer, labelled(ROWS), focal_loss)
     assert [tuple(shape) for shape in seen[-2:]] == [(1, 64), (1, sum(map(len, SEQUENCES)) - 64)]
+
+    detach(trainer)
+    assert not trainer.model._forward_pre_hooks
+    assert not trainer.model._forward_hooks
 
     def by_length(logits: Tensor, labels: Tensor, index: int) -> Tensor:
         return plain_loss(logits, labels, index) * len(labels)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,12 @@ from tests.hf.trainers import make_trainer, tokenizer
 from unpad import prove_trainer
 from unpad.errors import ProofError, RecipeError, SourceError, UnpadError
 from unpad.hf import UnpadMixin, attach
-from unpad.hf.loader import Examples
+from unpad.hf.loader import PACKED, Examples
 from unpad.hf.rows import CollatedRows, is_stock
-from unpad.hf.update import unequal
+from unpad.hf.update import OwnUpdate, refuse_own, unequal
+from unpad.hf.whole import WholeRows
+from unpad.proof.foreign.certificate import ForeignCertificate
+from unpad.proof.foreign.own_loss import BY_ROWS
 
 pytestmark = pytest.mark.filterwarnings("default")  # trainers of other packages warn of their own affairs
 
@@ -319,6 +323,45 @@ def test_parts_of_an_update_are_unlike(num: int, parts: int) -> None:
     assert len(made) == parts
     assert all(made)
     assert parts in (1, num) or len(made[0]) > len(made[-1])
+
+
+class WithLastToken(Trainer):
+    """Adds a term of each row's last token, which is a mean over rows, to one over targets."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+        ends = logits[torch.arange(len(logits)), inputs["attention_mask"].sum(1) - 1].logsumexp(-1).mean()
+        targets = torch.nn.functional.pad(inputs["labels"][:, 1:], (0, 1), value=IGNORED)
+        return torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets) + ends
+
+
+def test_a_refusal_says_what_is_wrong_with_whole_rows_too(tmp_path: Path) -> None:
+    options = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+    with pytest.raises(RecipeError, match=r"WithLastToken\.compute_loss"):
+        attach(plain(tmp_path, data(ROWS), None, WithLastToken, **options))
+
+    def numbered(rows: list[dict[str, Any]]) -> Any:
+        return {**pad([{name: row[name] for name in ("input_ids", "labels")} for row in rows]), "number": torch.ones(1)}
+
+    with pytest.raises(RecipeError, match=r"gives `number` of shape[\s\S]*with whole rows for the loss: .*WithLast"):
+        attach(plain(tmp_path, data(ROWS), numbered, WithLastToken, **options))
+
+
+def test_a_row_of_several_sequences_is_no_whole_row(tmp_path: Path) -> None:
+    rows = [{"input_ids": [5, 6, 7, 8, 9], "labels": [5, 6, 7, 8, 9], PACKED: [2, 3]}]
+    collated = CollatedRows.of(plain(tmp_path, rows), rows)
+    with pytest.raises(RecipeError, match="rows are packed"):
+        WholeRows(Examples(rows), collated)
+
+
+def test_a_divisor_of_each_rank_is_refused() -> None:
+    """Ranks add up means of their own rows, as micro-batches do."""
+    rows = CollatedRows([], pad, pad)
+    certificate = ForeignCertificate((), "fp64", notes=(BY_ROWS,))
+    own = OwnUpdate(rows, [], 1, 2, certificate, "", {}, {}, False, "Mine.compute_loss")
+    with pytest.raises(RecipeError, match=r"one of 2 micro-batches.*Mine\.compute_loss.*divides each micro-batch"):
+        refuse_own(own)
+    refuse_own(replace(own, num_micros=1))
 
 
 def test_a_wrong_update_of_long_data_is_found_in_a_part_of_it(tmp_path: Path) -> None:

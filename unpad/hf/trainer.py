@@ -415,8 +415,11 @@ def set_up(
             raise
     try:
         return _set_up(trainer, tokens_per_micro, tokens_per_eval, prove, read, [], whole=True)
-    except UnpadError:
-        raise unlike[0] from None
+    except UnpadError as error:
+        first = unlike[0]
+        if error.summary != first.summary:
+            first.details = (*first.details, f"  with whole rows for the loss: {error.summary}")
+        raise first from None
 
 
 def _set_up(

@@ -90,7 +90,7 @@ def take_own(trainer: Trainer, rows: CollatedRows, examples: Examples) -> OwnUpd
         begun = {name: vars(trainer)[name] for name in BEGUN if name in vars(trainer)}
     micros = trainer.args.gradient_accumulation_steps * trainer.accelerator.num_processes
     own = OwnUpdate(small, known, len(first.batches), micros, certificate, failure, begun, truths, standard, loss)
-    _refuse_own(own)
+    refuse_own(own)
     return own
 
 
@@ -169,7 +169,7 @@ def unequal(items: Sequence[Any], num: int) -> list[list[Any]]:
     return [list(items[start:stop]) for start, stop in zip(starts, [*starts[1:], len(items)], strict=True)]
 
 
-def _refuse_own(own: OwnUpdate) -> None:
+def refuse_own(own: OwnUpdate) -> None:
     """Refuse what shows in the trainer's own update, and cannot be kept or mended.
 
     Raises:
