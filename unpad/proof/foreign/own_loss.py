@@ -13,7 +13,7 @@ from unpad.proof.foreign.first_update import FirstUpdate, ForeignTrainer, Traine
 from unpad.proof.foreign.judge import raise_memory
 from unpad.proof.foreign.known import Batch
 from unpad.proof.foreign.locate import Span
-from unpad.proof.foreign.measure import OWN, UpdateResults, relative
+from unpad.proof.foreign.measure import EXACT, OWN, UpdateResults, relative
 from unpad.proof.foreign.targets import logits_noted
 from unpad.proof.foreign.update import IGNORE, LABELS, ForeignBatch, Known, Update, read_batch, read_update
 
@@ -167,7 +167,7 @@ class Probe:
     ) -> tuple[UpdateResults, str, str]:
         """The measurement to compare the update with, a note on it, and the reason if there is none; see `combined`."""
         found, note = self.combined(step, truth, over_rows, usual)
-        if note == BY_OWN_DIVISOR and not self._is_exact():
+        if found is not None and note == BY_OWN_DIVISOR and not self._fits(step, found, EXACT):
             return truth, "", OWN_SHARES
         if note or len(self.alone) < 2 or self._fits(step, truth) or found is None:
             return found or truth, note, ""
@@ -211,11 +211,12 @@ class Probe:
         except Exception as error:
             raise_memory(error)
             return truth, ""
-        return (truth, "") if found is None or (note == BY_OWN_DIVISOR and not self._is_exact()) else (found, note)
+        roughly = found is not None and note == BY_OWN_DIVISOR and not self._fits(step, found, EXACT)
+        return (truth, "") if found is None or roughly else (found, note)
 
-    def _fits(self, step: TrainerStep, one: UpdateResults) -> bool:
+    def _fits(self, step: TrainerStep, one: UpdateResults, most: float = FITS) -> bool:
         errors = UpdateResults(one.logits, step.loss, step.gradient).errors(one)
-        return max(errors.loss, errors.gradient) < FITS
+        return max(errors.loss, errors.gradient) < most
 
     def divides_by_itself(self) -> bool:
         """True if a batch of rows is their mean by a divisor that the loss makes of them."""
@@ -234,10 +235,6 @@ class Probe:
         if errors.loss >= FITS or errors.gradient < OWN or own.errors(truth).gradient < OWN:
             return False
         return found.errors(own).gradient > OWN
-
-    def _is_exact(self) -> bool:
-        """True in fp64; in fp32 weights that are measured are known too roughly."""
-        return next(self.trainer.model.parameters()).dtype == torch.float64
 
     def _weighed(self, truth: UpdateResults) -> Iterator[UpdateResults]:
         """The mean over rows by the weights that batches of two of them show.
