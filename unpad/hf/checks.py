@@ -224,7 +224,7 @@ def has_standard_loss(trainer: Trainer) -> bool:
 
 def may_read_rows(trainer: Trainer) -> bool:
     """True if a loss of the user's own may get whole rows: in one process, as ranks share a plan of flat batches."""
-    return not has_standard_loss(trainer) and not is_sft(trainer) and trainer.accelerator.num_processes == 1
+    return not has_standard_loss(trainer) and trainer.accelerator.num_processes == 1
 
 
 def name_of_loss(trainer: Trainer) -> str:

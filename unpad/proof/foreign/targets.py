@@ -126,7 +126,7 @@ def logits_noted(model: nn.Module) -> Iterator[list[Tensor]]:
             logits.retain_grad()
             noted.append(logits)
 
-    hook = model.register_forward_hook(note)
+    hook = model.register_forward_hook(note, prepend=True)  # those that the loss inside the model reads too
     try:
         yield noted
     finally:
