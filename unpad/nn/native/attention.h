@@ -1,10 +1,8 @@
 /* Attention within each sequence of a flat run of tokens, forward and backward.
  *
- * A task is one sequence and one key head with all the query heads that it serves, so that one task writes each
- * number and the order in which gradients of keys are summed is fixed. A task packs its keys and values once, then
- * takes QUERY_ROWS queries at a time against KEY_BLOCK keys at a time: scores of a tile stay in registers until
- * they are weights, and only weights are stored, in the type of activations. Memory is linear in the length of the
- * longest sequence.
+ * A task (attention_call.h) packs its keys and values once, then takes QUERY_ROWS queries at a time against KEY_BLOCK
+ * keys at a time: scores of a tile stay in registers until they are weights, and only weights are stored, in the type
+ * of activations. Memory is linear in the length of the longest sequence.
  *
  * The code is written once over `Math<T>` (pairs.h), which gives vectors, the product of pairs, and the two ways of
  * packing.
@@ -17,14 +15,9 @@
 #ifndef UNPAD_ATTENTION_H
 #define UNPAD_ATTENTION_H
 
-#include "buffer.h"
-#include "kernels.h"
-#include "pairs.h"
-#include "simd.h"
+#include "attention_call.h"
 #include "types.h"
 
-#include <algorithm>
-#include <cstdlib>
 #include <limits>
 #include <type_traits>
 
@@ -35,16 +28,8 @@ namespace attention {
 constexpr int64_t QUERY_ROWS = 48; /* queries of a block: a multiple of every tile height */
 constexpr int64_t KEY_BLOCK = 256; /* keys of a block: its weights stay in the first cache */
 constexpr int64_t ROW_WIDTH = 128; /* numbers from row to row of a block of queries; fixed, so that offsets are too */
-constexpr double LOG2_E = 1.4426950408889634;
-constexpr double LN_2 = 0.6931471805599453;
-
-/* Scores (in powers of two) no larger than this need no maximum taken off: sums of 2^100 fit the range of a float, and
- * so does 2^-100. */
-constexpr double SAFE_EXPONENT = 100.0;
 
 #define UNPAD_APART __attribute__((noinline)) /* registers are for one tile at a time */
-
-inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 /* --------------------------------------------------------------------------- tiles of products */
 
@@ -117,27 +102,6 @@ void sum_rows(
         sum_tile<M, ROWS, 1>(a, row_stride, pair_stride, b + column, num_pairs, c + column, width, add);
 }
 
-/* --------------------------------------------------------------------------- one call */
-
-template <class M>
-struct Call {
-    using Element = typename M::Element;
-    using Wide = typename M::Wide;
-
-    const unpad_attention& sizes;
-    const int32_t* cu_seqlens;
-    const Element* qkv;
-    const Element* qkv_bias; /* (heads + 2 * kv_heads, head_dim) or NULL */
-    const Wide* cos;
-    const Wide* sin;
-    const Wide* key_bias;
-    const unpad_held* held = nullptr; /* earlier tokens of the sequences; NULL for none */
-
-    int64_t qkv_stride() const { return (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim; }
-    int64_t out_stride() const { return sizes.heads * sizes.head_dim; }
-    int64_t group() const { return sizes.heads / sizes.kv_heads; }
-};
-
 /* Scratch memory of the tiles of one task. */
 template <class M>
 struct Workspace {
@@ -147,71 +111,6 @@ struct Workspace {
     Buffer<typename M::Wide> bias, bias_grad, key_grad, value_grad, query_grad, out;
     Buffer<double> key_squares;
 };
-
-template <class M, bool biased, class In>
-void turn_rows(
-    const In* x, int64_t x_stride, const In* bias, int64_t num_rows, int64_t head_dim, const typename M::Wide* cos,
-    const typename M::Wide* sin, bool back, double factor, typename M::Element* y, int64_t y_stride) {
-    const auto scale = M::set((typename M::Wide)factor);
-    const auto load_biased = [&](int64_t d, auto m) UNPAD_INLINE {
-        return biased ? M::load(x + d, m) + M::load(bias + d, m) : M::load(x + d, m);
-    };
-    if (!cos) {
-        for (int64_t row = 0; row < num_rows; row++, x += x_stride)
-            for (int64_t d = 0; d < head_dim; d += M::lanes)
-                M::store(y + row * y_stride + d, load_biased(d, Whole()) * scale);
-        return;
-    }
-    const auto sin_scale = back ? M::set(0) - scale : scale;
-    const int64_t half = head_dim / 2;
-    for (int64_t row = 0; row < num_rows; row++, x += x_stride, y += y_stride, cos += half, sin += half) {
-        int64_t d = 0;
-        for (; d + M::lanes <= half; d += M::lanes) {
-            auto c = M::load(cos + d) * scale, s = M::load(sin + d) * sin_scale;
-            auto a = load_biased(d, Whole()), b = load_biased(half + d, Whole());
-            M::store(y + d, a * c - b * s);
-            M::store(y + half + d, a * s + b * c);
-        }
-        if (d == half) continue;
-        const auto valid = M::first(half - d); /* for the rest only: masked stores are slow */
-        auto c = M::load(cos + d, valid) * scale, s = M::load(sin + d, valid) * sin_scale;
-        auto a = load_biased(d, valid), b = load_biased(half + d, valid);
-        M::store(y + d, a * c - b * s, valid);
-        M::store(y + half + d, a * s + b * c, valid);
-    }
-}
-
-/* y = (x + bias) * factor, rotated by the angles of cos and sin (by their negatives when `back`), row by row; bias
- * (head_dim) NULL for none. */
-template <class M, class In>
-void turn(
-    const In* x, int64_t x_stride, const In* bias, int64_t num_rows, int64_t head_dim, const typename M::Wide* cos,
-    const typename M::Wide* sin, bool back, double factor, typename M::Element* y, int64_t y_stride) {
-    if (bias)
-        turn_rows<M, true>(x, x_stride, bias, num_rows, head_dim, cos, sin, back, factor, y, y_stride);
-    else
-        turn_rows<M, false>(x, x_stride, bias, num_rows, head_dim, cos, sin, back, factor, y, y_stride);
-}
-
-template <class M>
-void interleave_rows(
-    const typename M::Element* rows, int64_t stride, int64_t num_rows, int64_t head_dim, typename M::Pair* pairs) {
-    for (int64_t row = 0; row < num_rows; row += M::depth)
-        for (int64_t d = 0; d < head_dim; d += M::lanes)
-            M::interleave(
-                rows + row * stride + d, rows + (row + 1) * stride + d, pairs + row / M::depth * head_dim + d);
-}
-
-/* Sum of squares of a row. */
-template <class M>
-double square_of(const typename M::Element* row, int64_t head_dim) {
-    auto square = M::set(0);
-    for (int64_t d = 0; d < head_dim; d += M::lanes) {
-        auto x = M::load(row + d);
-        square = M::fma(x, x, square);
-    }
-    return M::sum(square);
-}
 
 /* --------------------------------------------------------------------------- a sequence and a key head */
 
@@ -225,13 +124,11 @@ class Task {
     static constexpr int64_t PANEL = M::panel_vecs * M::lanes;
 
     Task(const Call<M>& call, int64_t seq, int64_t kv_head)
-        : call_(call),
+        : seq_(call, seq, kv_head),
+          call_(call),
           sizes_(call.sizes),
           head_dim_(call.sizes.head_dim),
-          kv_head_(kv_head),
-          earlier_(call.held ? call.held->lengths[seq] : 0),
-          start_(call.cu_seqlens[seq] - earlier_),
-          length_(call.cu_seqlens[seq + 1] - start_),
+          length_(seq_.length),
           padded_(round_up(length_, PANEL)),
           window_(call.sizes.window),
           scale_(M::set((Wide)(sizes_.scale * LOG2_E))),
@@ -239,65 +136,38 @@ class Task {
           kept_(M::set((Wide)(1 / (1 - sizes_.dropout)))) {
         static thread_local Workspace<M> workspace;
         work_ = &workspace;
-        if (!call.held) return;
-        const int64_t size = call.held->capacities[seq] * head_dim_;
-        held_keys_ = (Element*)call.held->buffers[seq] + kv_head * size;
-        held_values_ = held_keys_ + sizes_.kv_heads * size;
     }
 
     void forward(Element* out, Wide* log_z) {
         Pair* value_pairs = work_->value_pairs.at_least(padded_ / M::depth * head_dim_);
         key_squares_ = work_->key_squares.at_least(length_);
-        pack(key_row(), held_keys_, true, columns(work_->key_columns), nullptr, key_squares_);
-        pack(value_row(), held_values_, false, nullptr, value_pairs, nullptr);
+        pack(seq_.key_row(), seq_.held_keys, true, columns(work_->key_columns), nullptr, key_squares_);
+        pack(seq_.value_row(), seq_.held_values, false, nullptr, value_pairs, nullptr);
         load_bias();
         for (int64_t i = 0; i < call_.group(); i++) {
-            head_ = kv_head_ * call_.group() + i;
-            for (first_ = earlier_; first_ < length_; first_ += QUERY_ROWS) forward_block(value_pairs, out, log_z);
+            head_ = seq_.query_row(i);
+            for (first_ = seq_.earlier; first_ < length_; first_ += QUERY_ROWS) forward_block(value_pairs, out, log_z);
         }
     }
 
     void backward(const Element* out, const Wide* log_z, const Element* grad_out, Element* grad_qkv, Wide* grad_bias) {
         Pair* key_pairs = work_->key_pairs.at_least(padded_ / M::depth * head_dim_);
-        pack(key_row(), nullptr, true, columns(work_->key_columns), key_pairs, nullptr);
-        pack(value_row(), nullptr, false, columns(work_->value_columns), nullptr, nullptr);
+        pack(seq_.key_row(), nullptr, true, columns(work_->key_columns), key_pairs, nullptr);
+        pack(seq_.value_row(), nullptr, false, columns(work_->value_columns), nullptr, nullptr);
         load_bias();
         Wide* key_grad = zeros(work_->key_grad, padded_ * head_dim_);
         Wide* value_grad = zeros(work_->value_grad, padded_ * head_dim_);
         bias_grad_ = grad_bias ? zeros(work_->bias_grad, padded_) : nullptr;
         for (int64_t i = 0; i < call_.group(); i++) {
-            head_ = kv_head_ * call_.group() + i;
+            head_ = seq_.query_row(i);
             for (first_ = 0; first_ < length_; first_ += QUERY_ROWS) backward_block(out, log_z, grad_out, grad_qkv);
         }
-        const Wide* no_bias = nullptr;
-        Element* to = grad_qkv + start_ * call_.qkv_stride() + key_row() * head_dim_;
-        turn<M>(
-            key_grad, head_dim_, no_bias, length_, head_dim_, cos(0), sin(0), true, sizes_.scale, to,
-            call_.qkv_stride());
-        to += sizes_.kv_heads * head_dim_;
-        const double kept = 1 / (1 - sizes_.dropout);
-        turn<M>(
-            value_grad, head_dim_, no_bias, length_, head_dim_, no_angles(), no_angles(), false, kept, to,
-            call_.qkv_stride());
-        if (grad_bias) std::copy_n(bias_grad_, length_, grad_bias + kv_head_ * sizes_.total_tokens + start_);
+        seq_.write(key_grad, seq_.key_row(), true, sizes_.scale, grad_qkv);
+        seq_.write(value_grad, seq_.value_row(), false, 1 / (1 - sizes_.dropout), grad_qkv);
+        if (grad_bias) std::copy_n(bias_grad_, length_, grad_bias + seq_.kv_head * sizes_.total_tokens + seq_.start);
     }
 
   private:
-    /* Tables from a row of the sequence on, not a held one; NULL without rotary. */
-    const Wide* cos(int64_t row) const { return call_.cos ? call_.cos + (start_ + row) * head_dim_ / 2 : nullptr; }
-    const Wide* sin(int64_t row) const { return call_.cos ? call_.sin + (start_ + row) * head_dim_ / 2 : nullptr; }
-    static const Wide* no_angles() { return nullptr; }
-
-    /* Rows of a token's (heads + 2 * kv_heads, head_dim); the query's is head_. */
-    int64_t key_row() const { return sizes_.heads + kv_head_; }
-    int64_t value_row() const { return key_row() + sizes_.kv_heads; }
-
-    /* A row of the token at this place of the sequence, not a held one. */
-    const Element* at(int64_t place, int64_t row) const {
-        return call_.qkv + (start_ + place) * call_.qkv_stride() + row * head_dim_;
-    }
-    const Element* bias_of(int64_t row) const { return call_.qkv_bias ? call_.qkv_bias + row * head_dim_ : nullptr; }
-
     Pair* columns(Buffer<Pair>& buffer) const { return buffer.at_least(padded_ / M::depth * head_dim_); }
 
     static Wide* zeros(Buffer<Wide>& buffer, int64_t count) {
@@ -314,16 +184,7 @@ class Task {
         double largest = 0;
         for (int64_t key = 0; key < length_; key += PANEL) {
             const int64_t num_rows = std::min(PANEL, length_ - key);
-            const int64_t num_held = std::min(std::max<int64_t>(earlier_ - key, 0), num_rows);
-            if (num_held) std::copy_n(held + key * head_dim_, num_held * head_dim_, rows);
-            if (const int64_t num_new = num_rows - num_held) {
-                const int64_t first = key + num_held;
-                Element* to = rows + num_held * head_dim_;
-                turn<M>(
-                    at(first, token_row), call_.qkv_stride(), bias_of(token_row), num_new, head_dim_,
-                    rotary ? cos(first) : nullptr, rotary ? sin(first) : nullptr, false, 1, to, head_dim_);
-                if (held) std::copy_n(to, num_new * head_dim_, held + first * head_dim_);
-            }
+            seq_.load(token_row, held, rotary, key, num_rows, rows, head_dim_);
             std::fill_n(rows + num_rows * head_dim_, (PANEL - num_rows) * head_dim_, (Element)0);
             if (columns) M::transpose(rows, head_dim_, columns + key / M::depth * head_dim_);
             if (pairs) interleave_rows<M>(rows, head_dim_, PANEL, head_dim_, pairs + key / M::depth * head_dim_);
@@ -337,7 +198,7 @@ class Task {
         bias_ = nullptr;
         if (!call_.key_bias) return;
         Wide* bias = zeros(work_->bias, padded_);
-        for (int64_t key = 0; key < length_; key++) bias[key] = call_.key_bias[start_ + key] * (Wide)LOG2_E;
+        seq_.load_bias(bias);
         bias_ = bias;
     }
 
@@ -346,20 +207,16 @@ class Task {
         num_rows_ = std::min(QUERY_ROWS, length_ - first_);
         padded_rows_ = round_up(num_rows_, M::row_unit);
         Element* rows = work_->queries.at_least(QUERY_ROWS * ROW_WIDTH);
-        turn<M>(
-            at(first_, head_), call_.qkv_stride(), bias_of(head_), num_rows_, head_dim_,
-            cos(first_), sin(first_), false, 1, rows, ROW_WIDTH);
+        seq_.load_new(head_, true, first_, num_rows_, rows, ROW_WIDTH);
         std::fill_n(rows + num_rows_ * ROW_WIDTH, (padded_rows_ - num_rows_) * ROW_WIDTH, (Element)0);
         for (int64_t row = 0; row < padded_rows_; row++) limits_[row] = (int32_t)seen_by(row + 1);
         if (threshold_)
-            for (int64_t row = 0; row < num_rows_; row++)
-                dropout_rows_[row] =
-                    dropout_row(sizes_.seed, (uint64_t)((sizes_.first + start_ + first_ + row) * sizes_.heads + head_));
+            for (int64_t row = 0; row < num_rows_; row++) dropout_rows_[row] = seq_.dropout_bits(first_ + row, head_);
         return rows;
     }
 
     /* Keys seen by any of the first `num_rows` rows of the block. */
-    int64_t seen_by(int64_t num_rows) const { return sizes_.causal ? std::min(first_ + num_rows, length_) : length_; }
+    int64_t seen_by(int64_t num_rows) const { return seq_.seen_before(first_ + num_rows); }
 
     /* Whether `num_rows` rows from `row` on see every key from `key` up to `stop`. */
     bool all_seen(int64_t row, int64_t num_rows, int64_t key, int64_t stop) const {
@@ -374,10 +231,10 @@ class Task {
     }
 
     /* First key of a panel that any row of the block sees. */
-    int64_t begin() const { return window_ ? std::max((int64_t)0, first_ + 1 - window_) / PANEL * PANEL : 0; }
+    int64_t begin() const { return seq_.first_seen(first_) / PANEL * PANEL; }
 
     typename M::Mask kept(int64_t row, int64_t key) const {
-        return M::keep(dropout_rows_[row], (uint32_t)(sizes_.first + start_ + key), threshold_);
+        return M::keep(dropout_rows_[row], seq_.dropout_column(key), threshold_);
     }
 
     static int64_t pairs_of(int64_t num_keys) { return (num_keys + M::depth - 1) / M::depth; }
@@ -458,12 +315,11 @@ class Task {
     /* Subtracted from each row's scores before exponentiation: nothing when the scores are known to be small. Keys that
      * a causal row does not see have no part in this: a prefix has the same bits whatever follows it. */
     void find_shifts(const Element* queries) {
-        const double safe = SAFE_EXPONENT / (sizes_.scale * LOG2_E);
         bool shifts[QUERY_ROWS];
         shifted_ = false;
         for (int64_t row = 0; row < padded_rows_; row++) {
-            const double key_square = key_squares_[seen_by(row + 1) - 1];
-            shifts[row] = bias_ || !(square_of<M>(queries + row * ROW_WIDTH, head_dim_) * key_square <= safe * safe);
+            const double square = square_of<M>(queries + row * ROW_WIDTH, head_dim_);
+            shifts[row] = bias_ || seq_.needs_shift(square, key_squares_[seen_by(row + 1) - 1]);
             shifted_ |= shifts[row];
         }
         std::fill_n(shift_, QUERY_ROWS, (Wide)0);
@@ -529,7 +385,7 @@ class Task {
 
     void finish(const Wide* sums, Element* out, Wide* log_z) {
         for (int64_t row = 0; row < num_rows_; row++) {
-            const int64_t token = start_ + first_ + row;
+            const int64_t token = seq_.start + first_ + row;
             const Wide total = M::sum(totals_[row]);
             if (log_z) log_z[head_ * sizes_.total_tokens + token] = shift_[row] * (Wide)LN_2 + std::log(total);
             const Vec factor = M::set(1 / total) * kept_;
@@ -559,16 +415,15 @@ class Task {
             });
             sum_query_grads(block);
         }
-        Element* to = grad_qkv + (start_ + first_) * call_.qkv_stride() + head_ * head_dim_;
         turn<M>(
-            work_->query_grad.data(), head_dim_, (const Wide*)nullptr, num_rows_, head_dim_, cos(first_), sin(first_),
-            true, sizes_.scale, to, call_.qkv_stride());
+            work_->query_grad.data(), head_dim_, (const Wide*)nullptr, num_rows_, head_dim_, seq_.cos(first_),
+            seq_.sin(first_), true, sizes_.scale, grad_qkv + seq_.offset(first_, head_), call_.qkv_stride());
     }
 
     /* Gradients of the block's outputs; also each row's log_z as a power of two and its sum of grad * out. */
     const Element* load_grads(const Element* out, const Wide* log_z, const Element* grad_out) {
         Element* rows = work_->grads.at_least(QUERY_ROWS * ROW_WIDTH);
-        const int64_t token = start_ + first_;
+        const int64_t token = seq_.start + first_;
         const int64_t offset = token * call_.out_stride() + head_ * head_dim_;
         std::fill_n(shift_, QUERY_ROWS, (Wide)0);
         std::fill_n(delta_, QUERY_ROWS, (Wide)0);
@@ -705,18 +560,14 @@ class Task {
         });
     }
 
+    const Sequence<M> seq_;
     const Call<M>& call_;
     const unpad_attention& sizes_;
-    const int64_t head_dim_, kv_head_;
-    const int64_t earlier_; /* held tokens of the sequence, before the new ones */
-    const int64_t start_;   /* in the run, where the sequence would start with the held ones: may be negative */
-    const int64_t length_, padded_, window_; /* with the held ones */
+    const int64_t head_dim_, length_, padded_, window_;
     const Vec scale_;
     const uint32_t threshold_;
     const Vec kept_;
     Workspace<M>* work_;
-    Element* held_keys_ = nullptr;
-    Element* held_values_ = nullptr;
     const Wide* bias_ = nullptr;
     Wide* bias_grad_ = nullptr;
     double* key_squares_ = nullptr; /* (length_) the largest up to each key */
@@ -730,47 +581,11 @@ class Task {
     Vec totals_[QUERY_ROWS];
 };
 
-/* Order in which sequences are started, (num_seqs): by descending power of two of their length, so that no thread
- * is left with a long one at the end. */
-void long_first(const int32_t* cu_seqlens, int64_t num_seqs, int32_t* order) {
-    int64_t starts[34] = {};
-    auto place = [&](int64_t seq) {
-        const uint32_t length = (uint32_t)(cu_seqlens[seq + 1] - cu_seqlens[seq]);
-        return length ? __builtin_clz(length) : 32;
-    };
-    for (int64_t seq = 0; seq < num_seqs; seq++) starts[place(seq) + 1]++;
-    for (int i = 1; i < 34; i++) starts[i] += starts[i - 1];
-    for (int64_t seq = 0; seq < num_seqs; seq++) order[starts[place(seq)]++] = (int32_t)seq;
-}
-
-template <class M, class F>
-void each_task(const Call<M>& call, F run) {
-    const int64_t kv_heads = call.sizes.kv_heads, num_tasks = call.sizes.num_seqs * kv_heads;
-    Buffer<int32_t> buffer;
-    int32_t* order = buffer.at_least(call.sizes.num_seqs);
-    long_first(call.cu_seqlens, call.sizes.num_seqs, order);
-#pragma omp parallel for schedule(dynamic, 1) num_threads(call.sizes.num_threads)
-    for (int64_t i = 0; i < num_tasks; i++) {
-        const int64_t seq = order[i / kv_heads];
-        if (call.cu_seqlens[seq + 1] == call.cu_seqlens[seq]) continue;
-        Task<M> task(call, seq, i % kv_heads);
-        run(task);
-    }
-}
-
-template <class M>
-Call<M> make_call(
-    const unpad_attention* sizes, const int32_t* cu_seqlens, const void* qkv, const void* qkv_bias, const void* cos,
-    const void* sin, const void* key_bias) {
-    using Element = typename M::Element;
-    using Wide = typename M::Wide;
-    return {*sizes, cu_seqlens, (const Element*)qkv, (const Element*)qkv_bias, (const Wide*)cos, (const Wide*)sin,
-            (const Wide*)key_bias, nullptr};
-}
-
 template <class M>
 void forward(const Call<M>& call, void* out, void* log_z) {
-    each_task(call, [&](Task<M>& task) { task.forward((typename M::Element*)out, (typename M::Wide*)log_z); });
+    each_task<Nothing>(call, [&](int64_t seq, int64_t kv_head) {
+        Task<M>(call, seq, kv_head).forward((typename M::Element*)out, (typename M::Wide*)log_z);
+    });
 }
 
 template <class M>
@@ -778,9 +593,11 @@ void backward(
     const Call<M>& call, const void* out, const void* log_z, const void* grad_out, void* grad_qkv, void* grad_bias) {
     using Element = typename M::Element;
     using Wide = typename M::Wide;
-    each_task(call, [&](Task<M>& task) {
-        task.backward(
-            (const Element*)out, (const Wide*)log_z, (const Element*)grad_out, (Element*)grad_qkv, (Wide*)grad_bias);
+    each_task<Nothing>(call, [&](int64_t seq, int64_t kv_head) {
+        Task<M>(call, seq, kv_head)
+            .backward(
+                (const Element*)out, (const Wide*)log_z, (const Element*)grad_out, (Element*)grad_qkv,
+                (Wide*)grad_bias);
     });
 }
 
