@@ -18,6 +18,7 @@ from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.nn import product_speed
+from unpad.nn.native import library
 
 if TYPE_CHECKING:
     from tests.helpers.families import Finished
@@ -61,7 +62,8 @@ def _signals() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _fixed_precision() -> Iterator[None]:
     """bf16 where the processor has it, whatever its speed; fp32 where a variable limits the instructions."""
-    limited = any(os.environ.get(name, "1") not in ("0", "1", "avx512_bf16") for name in product_speed.VARIABLES)
+    best = ("0", "1", *library.BF16_TARGETS)
+    limited = any(os.environ.get(name, "1") not in best for name in product_speed.VARIABLES)
     speed = product_speed.Speed(fp32_seconds=1.0 if limited else 2.0, bf16_seconds=2.0 if limited else 1.0)
     speeds = product_speed.Speeds(training=speed, decoding=speed)
     with pytest.MonkeyPatch.context() as patch:

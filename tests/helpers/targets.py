@@ -15,12 +15,15 @@ FUNCTIONS = (
 )
 
 
-def able() -> list[str]:
-    """Targets that this process can run; none where kernels are switched off."""
+def has(target: str) -> bool:
+    """True if this process can run a target; of none where kernels are switched off."""
     kernels = library._load()[0]
-    if kernels is None:
-        return []
-    return [target for target in library.TARGETS if kernels.library.unpad_kernels_for(target.encode())]
+    return kernels is not None and bool(kernels.library.unpad_kernels_for(target.encode()))
+
+
+def able() -> list[str]:
+    """Targets that this process can run, without the one for tests alone."""
+    return list(filter(has, library.TARGETS))
 
 
 @contextmanager
@@ -29,7 +32,7 @@ def running(target: str) -> Iterator[None]:
     kernels = library._load()[0]
     assert kernels is not None
     table = kernels.library.unpad_kernels_for(target.encode()).contents
-    loaded = kernels._replace(target=target, table=table), library.TARGETS[target]
+    loaded = kernels._replace(target=target, table=table), library.NAMES[target]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(library, "_load", lambda: loaded)
         try:

@@ -556,5 +556,12 @@ int main() {
         std::printf("%s, bf16\n", target);
         check_all<LowType>();
     }
+    for (const char* target : {"plain_tiles", "avx512_amx"}) {
+        kernels = unpad_kernels_for(target);
+        if (!kernels) continue;
+        std::printf("%s, tiles\n", target);
+        check_attention<LowType>();
+        check_decode<LowType>();
+    }
     return failures ? 1 : 0;
 }

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.helpers.targets import able, running
+from tests.helpers.targets import able, has, running
 from unpad.batching.layout import Layout
 from unpad.nn.attention import self_attention
 from unpad.nn.native import library
@@ -19,8 +19,11 @@ pytestmark = [
 ]
 
 MOST_ROWS = 300
-FLOATS = [(target, torch.float32) for target in able()] + [("avx512_bf16", torch.bfloat16)] * ("avx512_bf16" in able())
-DOUBLES = [(target, torch.float64) for target in able()]
+TARGETS = [target for target in able() if target != "avx512_amx"]  # its other functions are those of avx512_bf16
+FLOATS = [(target, torch.float32) for target in TARGETS]
+FLOATS += [("avx512_bf16", torch.bfloat16)] * ("avx512_bf16" in TARGETS)
+DOUBLES = [(target, torch.float64) for target in TARGETS]
+BY_TILES = [(target, torch.bfloat16) for target in (library.PLAIN_TILES, "avx512_amx") if has(target)]
 # Inputs and outputs with whole and partial vectors; rows of the last are computed in several blocks.
 SIZES = [(1, 3), (70, 37), (256, 32), (3000, 5)]
 
@@ -52,7 +55,7 @@ QUANTIZED_SIZES = [(1, 3), (70, 37), (256, 32), (3008, 21)]
 
 
 @pytest.mark.parametrize("sizes", QUANTIZED_SIZES, ids=str)
-@pytest.mark.parametrize("target", able())
+@pytest.mark.parametrize("target", TARGETS)
 def test_every_number_of_rows_gives_the_rows_of_the_most_for_quantized_weights(
     target: str, sizes: tuple[int, int]
 ) -> None:
@@ -82,7 +85,7 @@ def test_every_number_of_rows_gives_the_rows_of_the_most_for_quantized_weights(
                     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("target", able())
+@pytest.mark.parametrize("target", TARGETS)
 def test_a_row_that_is_not_finite_spoils_its_own_results_alone(target: str) -> None:
     torch.manual_seed(0)
     weight = torch.randn(20, 64)
@@ -105,7 +108,7 @@ def test_a_row_that_is_not_finite_spoils_its_own_results_alone(target: str) -> N
 @pytest.mark.parametrize("scale", [1.0, 2.7, 40.0])
 @pytest.mark.parametrize("window", [None, 100], ids=["all keys", "window"])
 @pytest.mark.parametrize("sizes", [(4, 4, 64), (4, 2, 32)], ids=str)
-@pytest.mark.parametrize(("target", "dtype"), FLOATS, ids=str)
+@pytest.mark.parametrize(("target", "dtype"), FLOATS + BY_TILES, ids=str)
 def test_a_prefix_has_the_same_bits_whatever_follows(
     target: str, dtype: torch.dtype, sizes: tuple[int, int, int], window: int | None, scale: float
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.shell import Shell
+from tests.helpers.targets import able, has
 from tests.helpers.toy import write_toy
 from unpad.nn.native import library
 
@@ -89,14 +90,79 @@ def test_the_best_target_of_the_processor_is_taken_unless_the_switch_names_anoth
     if not library.enabled():
         pytest.skip("no native kernels here")
     flags = Path("/proc/cpuinfo").read_text()
-    able = [
-        target
-        for target, flag in {"avx512_bf16": "avx512_bf16", "avx512": "avx512dq", "avx2": "avx2", "plain": ""}.items()
-        if flag in flags
-    ]
-    targets = {"": able[0], "1": able[0], **{name: name for name in able}}
+    needs = {"avx512_amx": "amx_bf16", "avx512_bf16": "avx512_bf16", "avx512": "avx512dq", "avx2": "avx2", "plain": ""}
+    found = [target for target, flag in needs.items() if flag in flags]
+    assert list(needs) == list(library.TARGETS)
+    targets = {"": found[0], "1": found[0], **{name: name for name in found}}
     assert switched(*targets) == [
-        f"native kernels ({library.TARGETS[target]}) {target == 'avx512_bf16'}" for target in targets.values()
+        f"native kernels ({library.TARGETS[target]}) {target in library.BF16_TARGETS}" for target in targets.values()
+    ]
+
+
+# In a process of its own: no other request of it may be refused.
+DENIED = """
+import ctypes, os, sys, torch
+from unpad.nn.native import library
+from unpad.training.setup import _kernels
+
+class Filter(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("program", ctypes.c_char_p))
+
+def code(operation, value, yes=0, no=0):
+    return operation.to_bytes(2, "little") + bytes([yes, no]) + value.to_bytes(4, "little")
+
+# The system refuses arch_prctl(ARCH_REQ_XCOMP_PERM) from here on.
+load, equal, give = 0x20, 0x15, 0x06
+program = b"".join([
+    code(load, 0), code(equal, 158, no=3), code(load, 16), code(equal, 0x1023, no=1), code(give, 0x50001),
+    code(give, 0x7fff0000),
+])
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, ctypes.byref(Filter(len(program) // 8, program))) == 0, os.strerror(ctypes.get_errno())
+
+class Library(ctypes.CDLL):
+    \"\"\"Of a processor with tiles.\"\"\"
+    def unpad_has_tiles(self):
+        return 1
+
+ctypes.CDLL = Library
+print(library.describe(), library.target())
+print(_kernels(torch.device("cpu"), "fp32", 32))
+library._load.cache_clear()
+os.environ[library.SWITCH] = "avx512_amx"
+print(library.describe())
+library._load.cache_clear()
+os.environ[library.SWITCH] = "avx2"
+print(library.describe())
+"""
+
+
+@pytest.mark.promise("speed.instructions")
+@pytest.mark.skipif(library.TARGETS["plain"] == "NEON", reason="tiles are of x86-64")
+def test_where_the_system_denies_tiles_the_next_target_is_taken_and_the_log_says_so() -> None:
+    if not library.enabled():
+        pytest.skip("no native kernels here")
+    done = run(ROOT, sys.executable, "-c", DENIED, UNPAD_NATIVE="")
+    assert done.returncode == 0, done.stderr
+    denied = "the system does not let this process use AMX (arch_prctl)"
+    best = next(target for target in able() if target != "avx512_amx")
+    taken = f"native kernels ({library.TARGETS[best]}; {denied})"
+    assert done.stdout.splitlines() == [
+        *(f"{taken} {best}", taken, f"torch kernels ({denied})", f"native kernels ({library.TARGETS['avx2']})"),
+    ]
+
+
+@pytest.mark.promise("speed.instructions")
+def test_a_target_that_is_asked_for_and_missing_is_named_and_the_one_for_tests_is_taken_if_asked_for() -> None:
+    if not library.enabled():
+        pytest.skip("no native kernels here")
+    assert library.PLAIN_TILES not in library.TARGETS
+    missing = [target for target in library.TARGETS if not has(target)]
+    asked = [*missing, *([library.PLAIN_TILES] if has(library.PLAIN_TILES) else [])]
+    assert switched(*asked) == [
+        *(f"torch kernels (this processor has no {library.TARGETS[target]}) False" for target in missing),
+        *(f"native kernels ({library.NAMES[target]}) True" for target in asked[len(missing) :]),
     ]
 
 
@@ -133,7 +199,7 @@ def test_a_switch_that_names_no_target_is_refused(unpad: Shell, monkeypatch: pyt
         monkeypatch.undo()
         library._load.cache_clear()
     assert failed.code == 2
-    assert "or set it to 0 for none or to a target: avx512_bf16" in failed.err
+    assert "or set it to 0 for none or to a target: avx512_amx, avx512_bf16" in failed.err
 
 
 @pytest.mark.skipif(not library.enabled(), reason="no native kernels here")
@@ -173,6 +239,7 @@ def test_a_processor_without_the_instructions_takes_torch(monkeypatch: pytest.Mo
         def __init__(self, interface: int) -> None:
             self.unpad_interface = lambda: interface
             self.unpad_kernels_for = Targets()
+            self.unpad_has_tiles = lambda: False
 
     try:
         monkeypatch.setenv(library.SWITCH, "avx512")

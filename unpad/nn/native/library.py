@@ -23,14 +23,18 @@ from unpad.errors import RecipeError
 from unpad.nn.scope import Scope
 
 SWITCH = "UNPAD_NATIVE"
-INTERFACE = 11  # UNPAD_INTERFACE of kernels.h
+INTERFACE = 12  # UNPAD_INTERFACE of kernels.h
 DTYPES = {torch.bfloat16: 0, torch.float64: 1, torch.float32: 2}  # of activations, as in kernels.h
 TARGETS = {  # instruction sets, the best first, with their names in logs
+    "avx512_amx": "AVX-512 BF16 with AMX",
     "avx512_bf16": "AVX-512 BF16",
     "avx512": "AVX-512",
     "avx2": "AVX2",
     "plain": "no special instructions" if platform.machine() == "x86_64" else "NEON",
 }
+PLAIN_TILES = "plain_tiles"  # for tests: what avx512_amx computes, without its instructions; taken if asked for alone
+BF16_TARGETS = ("avx512_amx", "avx512_bf16", PLAIN_TILES)
+NAMES = TARGETS | {PLAIN_TILES: "AVX-512 BF16 with plain tiles"}
 _switched_off: Scope[bool] = Scope(False)
 
 
@@ -66,7 +70,7 @@ def _load() -> tuple[Kernels | None, str]:
     asked = os.environ.get(SWITCH) or "1"  # an empty variable is like none
     if asked == "0":
         return None, f"switched off by {SWITCH}=0"
-    if asked not in ("1", *TARGETS):
+    if asked not in ("1", *NAMES):
         fix = f"unset it for the best kernels, or set it to 0 for none or to a target: {', '.join(TARGETS)}"
         raise RecipeError(f"{SWITCH} is {asked!r}", where="environment", fix=fix)
     if not file().exists():
@@ -80,10 +84,13 @@ def _load() -> tuple[Kernels | None, str]:
     if len(_openmp_runtimes()) > 1:  # two pools of threads would wait for each other's cores
         return None, f"two OpenMP runtimes are loaded: {', '.join(sorted(_openmp_runtimes()))}"
     library.unpad_kernels_for.restype = ctypes.POINTER(_Table)
+    denied = ""
     for target in TARGETS if asked == "1" else (asked,):
         if table := library.unpad_kernels_for(target.encode()):
-            return Kernels(target, table.contents, library), TARGETS[target]
-    return None, f"this processor has no {TARGETS[asked]}"
+            return Kernels(target, table.contents, library), NAMES[target] + (denied and f"; {denied}")
+        if target == "avx512_amx" and library.unpad_has_tiles() and not library.unpad_grants_tiles():
+            denied = "the system does not let this process use AMX (arch_prctl)"
+    return None, denied or f"this processor has no {NAMES[asked]}"
 
 
 def _openmp_runtimes() -> set[str]:
@@ -114,7 +121,7 @@ def computes(dtype: torch.dtype) -> bool:
 def _supports(dtype: torch.dtype) -> bool:
     kernels = _load()[0]
     assert kernels is not None
-    return dtype in DTYPES and (dtype != torch.bfloat16 or kernels.target == "avx512_bf16")
+    return dtype in DTYPES and (dtype != torch.bfloat16 or kernels.target in BF16_TARGETS)
 
 
 def code(dtype: torch.dtype) -> int:
@@ -129,7 +136,7 @@ def runs(x: Tensor) -> bool:
 
 
 def target() -> str | None:
-    """The instruction set whose kernels this process runs, a key of `TARGETS`; None without kernels."""
+    """The instruction set whose kernels this process runs, a key of `NAMES`; None without kernels."""
     loaded = _load()[0]
     return None if loaded is None else loaded.target
 

@@ -185,13 +185,14 @@ struct Fp32 {
 
     /* Which of columns c to c + lanes - 1 dropout keeps. */
     static Mask keep(uint32_t row_bits, uint32_t column, uint32_t threshold) {
-        Bits x = ((Bits)lane_numbers() + column) * 0x9e3779b9u ^ row_bits;
-        x ^= x >> 16;
-        x *= 0x85ebca6bu;
-        x ^= x >> 13;
-        x *= 0xc2b2ae35u;
-        x ^= x >> 16;
-        return x >= threshold;
+        return mix_each(((Bits)lane_numbers() + column) * 0x9e3779b9u ^ row_bits) >= threshold;
+    }
+
+    /* Which of as many rows it keeps in a column. */
+    static Mask keep_each(const uint32_t* row_bits, uint32_t column, uint32_t threshold) {
+        Bits rows;
+        std::memcpy(&rows, row_bits, sizeof rows);
+        return mix_each(rows ^ column * 0x9e3779b9u) >= threshold;
     }
 
     /* A square of as many rows as a vector has lanes, `stride` apart, to columns that are `out_stride` apart. */
@@ -211,6 +212,13 @@ struct Fp32 {
     }
 
   private:
+    static Bits mix_each(Bits x) {
+        x ^= x >> 16;
+        x *= 0x85ebca6bu;
+        x ^= x >> 13;
+        x *= 0xc2b2ae35u;
+        return x ^ x >> 16;
+    }
     /* Adds the halves of every block of 2 * HALF lanes, of two vectors at a time into one. */
     template <int HALF>
     static UNPAD_INLINE void add_halves(Vec* sums) {

@@ -1,0 +1,239 @@
+"""Attention by tiles: its error beside that of the kernel without tiles, and its bits from instructions and plain C++.
+
+UNPAD_TILE_CASES=2000 python -m pytest tests/nn/native/test_tiles.py      more cases
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.helpers.targets import has, running
+from unpad.nn.native import library
+from unpad.nn.native.attention import attention_backward, attention_forward
+from unpad.nn.native.decode import piece_attention
+from unpad.nn.rope import rotary_frequencies, rotary_table
+
+pytestmark = [
+    pytest.mark.skipif(not has(library.PLAIN_TILES), reason=f"no AVX-512 BF16: {library.describe()}"),
+    pytest.mark.promise("speed.kernels"),
+]
+NO_AMX = pytest.mark.skipif(not has("avx512_amx"), reason="no AMX: the instructions of tiles were not run")
+
+SEED = 5_000_000_011  # of dropout; needs both halves of 64 bits
+EXAMPLES = int(os.environ.get("UNPAD_TILE_CASES", "40"))
+NAMES = ("out", "log_z", "queries", "keys", "values", "key bias")
+
+
+class Case(NamedTuple):
+    """One call of attention."""
+
+    lengths: tuple[int, ...]
+    heads: int = 2
+    kv_heads: int = 2
+    head_dim: int = 32
+    causal: bool = True
+    rotary: bool = False
+    qkv_bias: bool = False
+    key_bias: bool = False
+    dropout: float = 0.0
+    window: int = 0
+    scale: float = 1.0  # of queries and keys: with 8 some rows need a shift before exponentiation
+
+    def inputs(self) -> Inputs:
+        torch.manual_seed(sum(self.lengths) + self.head_dim)
+        total, rows = sum(self.lengths), self.heads + 2 * self.kv_heads
+        qkv = torch.randn(total, rows, self.head_dim)
+        qkv[:, : -self.kv_heads] *= self.scale
+        positions = torch.cat([torch.arange(0), *map(torch.arange, self.lengths)])
+        tables = rotary_table(positions, rotary_frequencies(self.head_dim, 100.0, "none", 1.0), torch.float32)
+        key_bias = None
+        if self.key_bias:  # every third key is hidden, so that every query sees one that is not
+            key_bias = torch.randn(total).masked_fill((positions % 3 == 2) & (self.window != 1), -torch.inf)
+        return Inputs(
+            qkv.bfloat16(),
+            torch.randn(rows * self.head_dim).bfloat16() if self.qkv_bias else None,
+            key_bias,
+            *(tables if self.rotary else (None, None)),
+            torch.randn(total, self.heads, self.head_dim).bfloat16(),
+        )
+
+
+class Inputs(NamedTuple):
+    qkv: Tensor  # (total_tokens, heads + 2 * kv_heads, head_dim)
+    qkv_bias: Tensor | None
+    key_bias: Tensor | None
+    cos: Tensor | None
+    sin: Tensor | None
+    grad: Tensor  # (total_tokens, heads, head_dim)
+
+    def double(self) -> Inputs:
+        return Inputs(*(None if x is None else x.double() for x in self))
+
+    def part(self, start: int, stop: int) -> Inputs:
+        """Tokens from `start` to `stop`."""
+        whole = self._replace(qkv_bias=None)
+        return Inputs(*(None if x is None else x[start:stop] for x in whole))._replace(qkv_bias=self.qkv_bias)
+
+
+def attend(case: Case, given: Inputs, lengths: Sequence[int], first: int = 0) -> list[Tensor]:
+    """Everything that NAMES lists, the gradient of the key bias summed over heads."""
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).int()
+    arguments = (
+        *(given.qkv, given.qkv_bias, given.key_bias, cu_seqlens, case.heads, case.kv_heads, case.causal),
+        *(case.head_dim**-0.5, given.cos, given.sin, case.dropout, SEED, first, case.window),
+    )
+    out, log_z = attention_forward(*arguments)
+    grad_qkv, grad_bias = attention_backward(given.grad, out, log_z, *arguments, case.key_bias)
+    parts = grad_qkv.split([case.heads, case.kv_heads, case.kv_heads], 1)
+    return [out, log_z, *parts, *([grad_bias] if case.key_bias else [])]
+
+
+def attend_by(target: str, case: Case) -> list[Tensor]:
+    with running(target):
+        return attend(case, case.inputs(), case.lengths)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Lengths around the edges of panels and blocks as often as any other."""
+    edges = st.sampled_from([0, 1, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 127, 128, 129, 256, 257, 289])
+    kv_heads, group = draw(st.sampled_from([(1, 1), (2, 1), (1, 2), (1, 3), (2, 2)]))
+    causal = draw(st.booleans())
+    return Case(
+        tuple(draw(st.lists(edges | st.integers(0, 300), min_size=1, max_size=3))),
+        heads=kv_heads * group,
+        kv_heads=kv_heads,
+        head_dim=16 * draw(st.integers(1, 8)),
+        causal=causal,
+        rotary=draw(st.booleans()),
+        qkv_bias=draw(st.booleans()),
+        key_bias=draw(st.booleans()),
+        dropout=draw(st.sampled_from([0.0, 0.0, 0.2])),
+        window=draw(st.sampled_from([0, 1, 7, 32, 33, 100])) if causal else 0,
+        scale=draw(st.sampled_from([1.0, 1.0, 8.0])),
+    )
+
+
+EVERYTHING = Case(
+    (33, 0, 70, 1, 300, 20, 5), heads=4, head_dim=48, rotary=True, qkv_bias=True, key_bias=True, dropout=0.1, window=80
+)
+FULL = EVERYTHING._replace(causal=False, window=0, head_dim=32, scale=8.0)
+CASES = [EVERYTHING, FULL, Case((16, 130, 64, 3))]
+
+
+def error(got: Tensor, wanted: Tensor) -> float:
+    """Norm of the difference, of one number on average."""
+    return float((got.double() - wanted).square().mean().sqrt()) if wanted.numel() else 0.0
+
+
+# Where a query sees one key alone, its gradients are zero but for rounding; those of a few numbers differ by chance.
+LEAST = 1e-5
+
+
+def compare(case: Case) -> None:
+    """Plain tiles beside the kernel without tiles, against fp64."""
+    inputs = case.inputs()
+    with running("avx512_bf16"):
+        wanted = attend(case, inputs.double(), case.lengths)
+        present = attend(case, inputs, case.lengths)
+    tiled = attend_by(library.PLAIN_TILES, case)
+    for name, a, b, exact in zip(NAMES, tiled, present, wanted, strict=False):
+        ours, theirs = error(a, exact), error(b, exact)
+        assert ours <= 1.1 * theirs + LEAST, (name, ours, theirs)
+
+
+@settings(deadline=None, max_examples=EXAMPLES)
+@given(case=cases())
+@example(case=EVERYTHING)
+@example(case=FULL)
+def test_tiles_err_no_more_than_the_kernel_without_them(case: Case) -> None:
+    compare(case)
+
+
+@NO_AMX
+@settings(deadline=None, max_examples=EXAMPLES)
+@given(case=cases())
+@example(case=EVERYTHING)
+@example(case=FULL)
+def test_instructions_give_the_bits_of_plain_tiles(case: Case) -> None:
+    for name, a, b in zip(NAMES, attend_by("avx512_amx", case), attend_by(library.PLAIN_TILES, case), strict=False):
+        assert torch.equal(a, b), name
+
+
+@pytest.fixture(params=[library.PLAIN_TILES, pytest.param("avx512_amx", marks=NO_AMX)])
+def _tiles(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Kernels by tiles, in plain C++ and by instructions."""
+    with running(request.param):
+        yield
+
+
+@pytest.mark.promise("proof.packing")
+@pytest.mark.usefixtures("_tiles")
+@pytest.mark.parametrize("case", CASES)
+def test_packed_split_and_alone_have_the_same_bits(case: Case) -> None:
+    inputs, ends = case.inputs(), torch.tensor([0, *case.lengths]).cumsum(0).tolist()
+    packed = attend(case, inputs, case.lengths)
+    for cuts in ([0, 3, len(case.lengths)], range(len(case.lengths) + 1)):
+        runs = [
+            attend(case, inputs.part(ends[a], ends[b]), case.lengths[a:b], first=ends[a]) for a, b in pairwise(cuts)
+        ]
+        for name, whole, *parts in zip(NAMES, packed, *runs, strict=False):
+            tokens = 1 if name in ("log_z", "key bias") else 0  # which of a tensor's dimensions counts tokens
+            assert torch.equal(torch.cat(parts, tokens), whole), name
+
+
+@pytest.mark.usefixtures("_tiles")
+@pytest.mark.parametrize("case", CASES)
+def test_every_number_of_threads_gives_the_same_bits(case: Case) -> None:
+    inputs, before = case.inputs(), torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(attend(case, inputs, case.lengths))
+    finally:
+        torch.set_num_threads(before)
+    for result in results[1:]:
+        assert all(map(torch.equal, result, results[0]))
+
+
+@pytest.mark.promise("llm.generation")
+@pytest.mark.usefixtures("_tiles")
+@pytest.mark.parametrize("window", [0, 100])
+def test_a_prompt_that_is_read_in_pieces_has_the_bits_of_one_that_is_read_at_once(window: int) -> None:
+    """Also beside another one, whose held tokens are others."""
+    case = Case((300,), heads=4, rotary=True, window=window, scale=3.5)  # some rows need a shift and others do not
+    inputs = case.inputs()
+    whole = attend(case, inputs, case.lengths)[0]
+    buffers = [torch.empty(2, case.kv_heads, 300, case.head_dim).bfloat16() for _ in range(2)]
+    cuts = [0, 1, 17, 49, 50, 130, 250, 300]
+    for i, (start, stop) in enumerate(pairwise(cuts)):
+        behind = cuts[i - 1] if i else 0, start  # a second row reads the piece before, until the first has all
+        parts = [inputs.part(start, stop), inputs.part(*behind)]
+        qkv, cos, sin = (torch.cat([getattr(part, name) for part in parts]) for name in ("qkv", "cos", "sin"))
+        cu_seqlens = torch.tensor([0, stop - start, stop - start + behind[1] - behind[0]]).int()
+        out = piece_attention(
+            qkv, cu_seqlens, buffers, [start, behind[0]], case.heads, (cos, sin), window=window or None
+        )
+        assert torch.equal(out, torch.cat([whole[start:stop], whole[slice(*behind)]])), (start, stop)
+
+
+def test_denormal_numbers_count_as_zero() -> None:
+    """Weights of 2^-23 times values of 2^-115: without the first, the quotient of their sums would be 2^-115 again."""
+    case = Case((3,), head_dim=16)
+    inputs = case.inputs()
+    queries, keys, values = inputs.qkv.split([case.heads, case.kv_heads, case.kv_heads], 1)
+    queries.fill_(1), keys.fill_(-4), values.fill_(2.0**-115)
+    with running(library.PLAIN_TILES):
+        assert not attend(case, inputs, case.lengths)[0].any()
+        values.fill_(2.0**-100)
+        assert torch.equal(attend(case, inputs, case.lengths)[0], torch.full((3, 2, 16), 2.0**-100).bfloat16())
