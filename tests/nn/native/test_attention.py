@@ -95,6 +95,15 @@ def test_a_bias_is_added_as_beforehand_on_any_number_of_threads(
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("dtype", NATIVE_DTYPES, ids=str)
+def test_a_large_bias_of_all_keys_changes_no_gradient(dtype: torch.dtype) -> None:
+    """Rows that complete a block of queries see it too."""
+    case = make_case([5, 33], dtype, causal=False)
+    plain = case.gradients(case.run())[0]
+    biased = case._replace(key_bias=torch.full((38,), 2.0**11).to(torch.promote_types(dtype, torch.float32)))
+    assert error(torch.autograd.grad(biased.run(), biased.qkv, case.grad)[0], plain) < 5e-3
+
+
 def test_operators_show_by_name_in_a_profile() -> None:
     case = make_case([20], LOWEST)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:

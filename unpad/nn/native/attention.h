@@ -420,12 +420,13 @@ class Task {
             seq_.sin(first_), true, sizes_.scale, grad_qkv + seq_.offset(first_, head_), call_.qkv_stride());
     }
 
-    /* Gradients of the block's outputs; also each row's log_z as a power of two and its sum of grad * out. */
+    /* Gradients of the block's outputs; also each row's log_z as a power of two and its sum of grad * out. Rows that
+     * complete the block have no weights, however large the bias of a key. */
     const Element* load_grads(const Element* out, const Wide* log_z, const Element* grad_out) {
         Element* rows = work_->grads.at_least(QUERY_ROWS * ROW_WIDTH);
         const int64_t token = seq_.start + first_;
         const int64_t offset = token * call_.out_stride() + head_ * head_dim_;
-        std::fill_n(shift_, QUERY_ROWS, (Wide)0);
+        std::fill_n(shift_, QUERY_ROWS, std::numeric_limits<Wide>::infinity());
         std::fill_n(delta_, QUERY_ROWS, (Wide)0);
         for (int64_t row = 0; row < num_rows_; row++) {
             Vec delta = M::set(0);
