@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
-from unpad.nn.native import activation, attention, decode, library, norm, quantized, rowwise_linear
+from unpad.nn.native import activation, attention, cross_entropy, decode, head, library, norm, quantized, rowwise_linear
 
 FUNCTIONS = (
-    *(activation._functions, attention._functions, norm._functions),
+    *(activation._functions, attention._functions, norm._functions, cross_entropy._function, head._functions),
     *(decode._function, rowwise_linear._function, quantized._functions),
 )
 
@@ -27,11 +28,11 @@ def able() -> list[str]:
 
 
 @contextmanager
-def running(target: str) -> Iterator[None]:
-    """Run the kernels of a target inside."""
+def running(target: str, table: Any = None) -> Iterator[None]:
+    """Run the kernels of a target inside; of the table that is given, if one is."""
     kernels = library._load()[0]
     assert kernels is not None
-    table = kernels.library.unpad_kernels_for(target.encode()).contents
+    table = table or kernels.library.unpad_kernels_for(target.encode()).contents
     loaded = kernels._replace(target=target, table=table), library.NAMES[target]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(library, "_load", lambda: loaded)

@@ -24,6 +24,8 @@ from unpad.nn.autograd import apply
 from unpad.nn.linear import computing_copy, product
 from unpad.nn.native import library
 from unpad.nn.native.cross_entropy import cross_entropy_ as native_cross_entropy
+from unpad.nn.native.head import head_backward, head_forward
+from unpad.nn.native.head import supports as has_head
 from unpad.nn.precision import wide_dtype, widened
 from unpad.nn.scope import Scope
 
@@ -136,7 +138,7 @@ def _score_block(logits: Tensor, labels: Tensor, smoothing: float, want_grad: bo
     return loss, nll
 
 
-def _kept_rows(nll: Tensor, grad: Tensor, smoothing: float) -> Tensor | None:
+def _kept_rows(nll: Tensor, low: Tensor, smoothing: float) -> Tensor | None:
     """Rows of a chunk that the products of the backward pass take, int64 in order, or None for all.
 
     Only on the processor, where reading a number does not synchronize, and without smoothing, because its gradient is
@@ -144,10 +146,10 @@ def _kept_rows(nll: Tensor, grad: Tensor, smoothing: float) -> Tensor | None:
 
     Args:
         nll: negative log-likelihood of every row's target, (rows,).
-        grad: gradient of the logits, (rows, vocab_size); for its dtype and size.
+        low: weight in the computing dtype, (vocab_size, dim).
     """
-    wide_enough = grad.dtype == torch.bfloat16 and grad.shape[1] >= LEAST_VOCAB
-    if not wide_enough or smoothing or grad.device.type != "cpu" or _all_rows.get():
+    wide_enough = low.dtype == torch.bfloat16 and len(low) >= LEAST_VOCAB
+    if not wide_enough or smoothing or nll.device.type != "cpu" or _all_rows.get():
         return None
     size = -torch.expm1(-nll)  # 1 - probability of the target; the gradient's norm is this to 1.42 times this
     negligible = size < NEGLIGIBLE * size.square().mean().sqrt()
@@ -156,12 +158,34 @@ def _kept_rows(nll: Tensor, grad: Tensor, smoothing: float) -> Tensor | None:
     return negligible.sort(stable=True).indices[:num].sort().values if num <= MOST_KEPT * len(nll) else None
 
 
+def _at_once(
+    hidden: Tensor, low: Tensor, labels: Tensor, smoothing: float, wanted: tuple[bool, bool]
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Both sums of `cross_entropy` and its gradients, where wanted, without logits in memory; the weight's in fp32."""
+    row_loss, row_nll, log_z = head_forward(hidden, low, labels, smoothing)
+    grad_hidden: Tensor | None = None
+    grad_weight: Tensor | None = None
+    if any(wanted):
+        kept = _kept_rows(row_nll, low, smoothing)
+        rows = (hidden, labels, row_nll, log_z)
+        x, y, nll, z = rows if kept is None else [row.index_select(0, kept) for row in rows]
+        grad_hidden, grad_weight = head_backward(x, low, y, smoothing, nll, z, wanted)
+        if kept is not None and grad_hidden is not None:
+            grad_hidden = torch.zeros_like(hidden).index_copy_(0, kept, grad_hidden)
+    return row_loss.sum(), row_nll.sum(), grad_hidden, grad_weight
+
+
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
         wide = wide_dtype(hidden.dtype)
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         low = computing_copy(weight, hidden.dtype)
+        if has_head(hidden, low):
+            loss, nll, *gradients = _at_once(hidden, low, labels, smoothing, (need_hidden, need_weight))
+            ctx.save_for_backward(*gradients)
+            ctx.mark_non_differentiable(nll)
+            return loss, nll
         grad_hidden = hidden.new_empty(len(hidden) + ROUND_ROWS, hidden.shape[1]) if need_hidden else None
         grad_weight: Tensor | None = None
         loss, nll = hidden.new_zeros((), dtype=wide), hidden.new_zeros((), dtype=wide)
@@ -171,7 +195,7 @@ class _CrossEntropy(torch.autograd.Function):
             row_loss, row_nll = _score(grad[: len(y)], y, smoothing, need_hidden or need_weight)
             grad[len(y) :] = 0
             loss, nll = loss + row_loss.sum(), nll + row_nll.sum()
-            kept = _kept_rows(row_nll, grad, smoothing) if need_hidden or need_weight else None
+            kept = _kept_rows(row_nll, low, smoothing) if need_hidden or need_weight else None
             if kept is not None:
                 grad, x = grad.index_select(0, kept), x.index_select(0, kept)
             if grad_hidden is not None and kept is not None:

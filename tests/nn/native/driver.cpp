@@ -511,6 +511,62 @@ void check_cross_entropy() {
     comparison.report(T::bound);
 }
 
+/* Loss, nll, log_z and both gradients, in double. */
+std::vector<Numbers> head_in_double(
+    int64_t rows, int64_t width, int64_t vocab_size, double smoothing, Array<uint16_t>& hidden, Array<uint16_t>& weight,
+    Array<int64_t>& labels) {
+    Numbers loss, nll, log_z, grad_hidden((size_t)(rows * width)), grad_weight((size_t)(vocab_size * width));
+    const auto x = [&](int64_t row, int64_t d) { return get(hidden.data()[row * width + d]); };
+    const auto w = [&](int64_t word, int64_t d) { return get(weight.data()[word * width + d]); };
+    for (int64_t row = 0; row < rows; ++row) {
+        Numbers logits;
+        double total = 0, sum = 0;
+        for (int64_t word = 0; word < vocab_size; ++word) {
+            double logit = 0;
+            for (int64_t d = 0; d < width; ++d) logit += x(row, d) * w(word, d);
+            logits.push_back(logit);
+            total += std::exp(logit);
+            sum += logit;
+        }
+        log_z.push_back(std::log(total));
+        nll.push_back(log_z.back() - logits[(size_t)labels.data()[row]]);
+        loss.push_back((1 - smoothing) * nll.back() + smoothing * (log_z.back() - sum / (double)vocab_size));
+        for (int64_t word = 0; word < vocab_size; ++word) {
+            const double target = smoothing / (double)vocab_size + (word == labels.data()[row] ? 1 - smoothing : 0);
+            const double grad = std::exp(logits[(size_t)word]) / total - target;
+            for (int64_t d = 0; d < width; ++d) {
+                grad_hidden[(size_t)(row * width + d)] += grad * w(word, d);
+                grad_weight[(size_t)(word * width + d)] += grad * x(row, d);
+            }
+        }
+    }
+    return {loss, nll, log_z, grad_hidden, grad_weight};
+}
+
+void check_head() {
+    Comparison comparison{"head"};
+    for (int64_t rows : {0, 1, 33, 530})
+        for (int64_t width : {16, 64})
+            for (int64_t vocab_size : {2, 33, 150})
+                for (double smoothing : {0.0, 0.1}) {
+                    auto hidden = random_array<uint16_t>(rows * width, 1);
+                    auto weight = random_array<uint16_t>(vocab_size * width, 2);
+                    Array<int64_t> labels(rows, [=](int64_t i) { return (double)((vocab_size - 1 + 3 * i) % vocab_size); });
+                    Array<float> loss(rows), nll(rows), log_z(rows), grad_weight(vocab_size * width);
+                    Array<uint16_t> grad_hidden(rows * width);
+                    kernels->head_forward(
+                        rows, width, vocab_size, smoothing, num_threads, hidden.data(), weight.data(), labels.data(),
+                        loss.data(), nll.data(), log_z.data());
+                    kernels->head_backward(
+                        rows, width, vocab_size, smoothing, num_threads, hidden.data(), weight.data(), labels.data(),
+                        nll.data(), log_z.data(), grad_hidden.data(), grad_weight.data());
+                    comparison.add(
+                        {loss.numbers(), nll.numbers(), log_z.numbers(), grad_hidden.numbers(), grad_weight.numbers()},
+                        head_in_double(rows, width, vocab_size, smoothing, hidden, weight, labels));
+                }
+    comparison.report(LowType::bound);
+}
+
 /* Of rounded sums the bits are compared with the formula: rounded sums have no type of activations. */
 void check_add_rounded() {
     Comparison comparison{"add_rounded"};
@@ -562,6 +618,7 @@ int main() {
         std::printf("%s, tiles\n", target);
         check_attention<LowType>();
         check_decode<LowType>();
+        check_head();
     }
     return failures ? 1 : 0;
 }

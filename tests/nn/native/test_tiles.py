@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -33,6 +34,7 @@ pytestmark = [
 ]
 NO_AMX = pytest.mark.skipif(not has("avx512_amx"), reason="no AMX: the instructions of tiles were not run")
 
+ROOT = Path(__file__).parents[3]
 SEED = 5_000_000_011  # of dropout; needs both halves of 64 bits
 EXAMPLES = int(os.environ.get("UNPAD_TILE_CASES", "40"))
 NAMES = ("out", "log_z", "queries", "keys", "values", "key bias")
@@ -251,6 +253,46 @@ def test_products_of_tiles_are_summed_in_the_order_of_their_definition(body: str
     subprocess.run(["g++", *flags, str(here.with_name("tiles.cpp")), "-o", str(program)], check=True)
     done = subprocess.run([program, body], capture_output=True, text=True, check=False)
     assert done.stdout == "0 numbers differ\n", done
+
+
+# In a process of its own, whose SIGILL the emulator takes.
+EMULATED = """
+import ctypes, sys, torch
+from tests.helpers.targets import running
+from tests.nn.native.test_tiled_head import drawn
+from tests.nn.native.test_tiles import Case, attend
+from unpad.nn.native import library
+
+emulator, kernels = ctypes.CDLL(sys.argv[1]), library._load()[0].library
+kernels.unpad_kernels_avx512_amx.restype = kernels.unpad_kernels_for.restype
+emulator.emulate_amx()
+torch.set_num_threads(2)
+full = Case((70, 33), head_dim=32, causal=False)
+many = Case((5, 41), 2, 1, 48, rotary=True, qkv_bias=True, key_bias=True, dropout=0.1, window=20, scale=8.0)
+
+def computed():
+    for case in (full, many):
+        yield from attend(case, case.inputs(), case.lengths)
+    yield from drawn(70, 48, 100, 0.1).solved()
+
+with running("avx512_amx", kernels.unpad_kernels_avx512_amx().contents):
+    emulated = list(computed())
+with running(library.PLAIN_TILES):
+    print(emulator.unreleased_tiles(), *map(torch.equal, emulated, computed()))
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+@pytest.mark.skipif(has("avx512_amx"), reason="the processor runs them")
+def test_instructions_that_are_emulated_give_the_bits_of_plain_tiles(tmp_path: Path) -> None:
+    """By a second reading of their definition; tiles are used between their configuration and their release alone."""
+    emulator, source = tmp_path / "emulator.so", Path(__file__).with_name("amx_emulator.cpp")
+    flags = ["-std=c++17", "-O3", "-mavx2", "-mfma", "-ffp-contract=off", "-shared", "-fPIC"]
+    subprocess.run(["g++", *flags, str(source), "-o", str(emulator)], check=True)
+    command = [sys.executable, "-c", EMULATED, str(emulator)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["0", *["True"] * (5 + 6 + 4)]
 
 
 @pytest.mark.usefixtures("_tiles")

@@ -7,6 +7,7 @@
 #define UNPAD_CROSS_ENTROPY_H
 
 #include "columns.h"
+#include "labels.h"
 #include "types.h"
 
 #include <limits>
@@ -108,18 +109,12 @@ void cross_entropy(
             (Wide*)loss + row, (Wide*)nll + row);
 }
 
-int64_t count_outside(int64_t num_rows, int64_t vocab_size, const int64_t* labels) {
-    int64_t outside = 0;
-    for (int64_t row = 0; row < num_rows; ++row) outside += labels[row] < 0 || labels[row] >= vocab_size;
-    return outside;
-}
-
 }  // namespace losses
 
 int64_t cross_entropy(
     int dtype, int64_t num_rows, int64_t vocab_size, double smoothing, int want_grad, int num_threads, void* logits,
     const int64_t* labels, void* loss, void* nll) {
-    if (const int64_t outside = losses::count_outside(num_rows, vocab_size, labels)) return outside;
+    if (const int64_t outside = count_outside(num_rows, vocab_size, labels)) return outside;
     with_type(dtype, [&](auto type) {
         losses::cross_entropy<decltype(type)>(
             num_rows, vocab_size, smoothing, want_grad != 0, num_threads, logits, labels, loss, nll);

@@ -154,6 +154,20 @@ struct unpad_kernels {
      * where `replace` is 1; gradient, sum (count). factor is a power of two. */
     void (*add_rounded)(
         int64_t count, double factor, double shift, int replace, int num_threads, const float* gradient, double* sum);
+
+    /* Product with the vocabulary and cross-entropy at once (tiled_head.h), in bf16: on targets with tiles, else NULL.
+     * hidden (num_rows, width), weight (vocab_size, width), width a multiple of 16; labels, loss, nll and what is
+     * returned as of cross_entropy; log_z (num_rows) float, the log of each softmax's sum. */
+    int64_t (*head_forward)(
+        int64_t num_rows, int64_t width, int64_t vocab_size, double smoothing, int num_threads, const void* hidden,
+        const void* weight, const int64_t* labels, void* loss, void* nll, void* log_z);
+
+    /* Gradients of the losses' sum: grad_hidden like hidden, grad_weight (vocab_size, width) float; either may be NULL.
+     * nll and log_z as head_forward gave them, perhaps of some of its rows. */
+    void (*head_backward)(
+        int64_t num_rows, int64_t width, int64_t vocab_size, double smoothing, int num_threads, const void* hidden,
+        const void* weight, const int64_t* labels, const void* nll, const void* log_z, void* grad_hidden,
+        void* grad_weight);
 };
 
 /* The functions of a target - "plain", "avx2", "avx512", "avx512_bf16", "avx512_amx", or for tests "plain_tiles", which

@@ -46,7 +46,7 @@ class _Table(ctypes.Structure):
         for name in (
             "attention_forward", "attention_backward", "piece_attention", "decode_attention", "rowwise_linear",
             "int8_linear", "int4_linear", "add_norm_forward", "add_norm_backward", "activation_forward",
-            "activation_backward", "cross_entropy", "add_rounded",
+            "activation_backward", "cross_entropy", "add_rounded", "head_forward", "head_backward",
         )
     )  # fmt: skip
 
@@ -106,6 +106,12 @@ def function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
     assert loaded is not None, reason
     found: Callable[..., Any] = ctypes.CFUNCTYPE(result, *arguments)(getattr(loaded.table, name))
     return found
+
+
+def has_function(name: str) -> bool:
+    """True if the target has a function that not all have; check `enabled` first."""
+    loaded = _load()[0]
+    return loaded is not None and getattr(loaded.table, name) is not None
 
 
 def enabled() -> bool:

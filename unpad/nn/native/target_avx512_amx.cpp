@@ -1,4 +1,4 @@
-/* x86-64 with AVX-512 BF16 and AMX: attention in bf16 by products of tiles, everything else as without AMX.
+/* x86-64 with AVX-512 BF16 and AMX: attention and head in bf16 by products of tiles, everything else as without AMX.
  *
  * The same with tiles in plain C++ is for tests. setup.py compiles this file without contraction of products and sums:
  * so the two, which differ in their products alone, give the same bits.
@@ -9,7 +9,9 @@
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,avx2,fma")
 #define UNPAD_FLOATS 16
 #include "bf16.h"
+#include "labels.h"
 #include "tiled_attention.h"
+#include "tiled_head.h"
 
 extern "C" const unpad_kernels* unpad_kernels_avx512_bf16();
 
@@ -55,11 +57,34 @@ void attention_backward(
 }
 
 template <class Tiles>
+int64_t head_forward(
+    int64_t num_rows, int64_t width, int64_t vocab_size, double smoothing, int num_threads, const void* hidden,
+    const void* weight, const int64_t* labels, void* loss, void* nll, void* log_z) {
+    if (const int64_t outside = count_outside(num_rows, vocab_size, labels)) return outside;
+    head::Head<M, Tiles>(
+        num_rows, width, vocab_size, smoothing, num_threads, (const uint16_t*)hidden, (const uint16_t*)weight, labels)
+        .forward((float*)loss, (float*)nll, (float*)log_z);
+    return 0;
+}
+
+template <class Tiles>
+void head_backward(
+    int64_t num_rows, int64_t width, int64_t vocab_size, double smoothing, int num_threads, const void* hidden,
+    const void* weight, const int64_t* labels, const void* nll, const void* log_z, void* grad_hidden,
+    void* grad_weight) {
+    head::Head<M, Tiles>(
+        num_rows, width, vocab_size, smoothing, num_threads, (const uint16_t*)hidden, (const uint16_t*)weight, labels)
+        .backward((const float*)nll, (const float*)log_z, (uint16_t*)grad_hidden, (float*)grad_weight);
+}
+
+template <class Tiles>
 unpad_kernels with_tiles() {
     unpad_kernels kernels = *unpad_kernels_avx512_bf16();
     kernels.attention_forward = attention_forward<Tiles>;
     kernels.attention_backward = attention_backward<Tiles>;
     kernels.piece_attention = piece_attention<Tiles>;
+    kernels.head_forward = head_forward<Tiles>;
+    kernels.head_backward = head_backward<Tiles>;
     return kernels;
 }
 

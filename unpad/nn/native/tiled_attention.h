@@ -8,11 +8,7 @@
  * whole, of zeros where a key is hidden: a row's bits depend neither on the rows beside it, nor on later keys, nor on
  * where a prompt is cut into pieces.
  *
- * Packed forms, completed by zeros to whole panels of rows, and of channels where they are summed over:
- * rows     [row][channel]: left operands;
- * columns  [panel][channel / 2][32 rows]: pairs of channels, right operands of scores;
- * pairs    [row / 2][channel]: pairs of rows, right operands of sums over rows;
- * turned   [panel][channel][16 pairs of rows]: left operands of sums over rows.
+ * Operands (tiles.h) are completed by zeros to whole panels of rows, and of channels where those are summed over.
  */
 #ifndef UNPAD_TILED_ATTENTION_H
 #define UNPAD_TILED_ATTENTION_H
@@ -28,8 +24,6 @@ namespace {
 namespace attention {
 namespace tiled {
 
-constexpr int64_t PANEL = 2 * TILE;
-constexpr int64_t SQUARE = PANEL * PANEL;
 constexpr int64_t FORWARD_QUERIES = PANEL; /* of a block */
 constexpr int64_t FORWARD_KEYS = 256;      /* of a block: its weights stay in the first cache */
 constexpr int64_t BACKWARD_QUERIES = 2 * PANEL;
@@ -40,23 +34,6 @@ enum Kind { WHOLE, HIDDEN, ANY };
 
 template <int N>
 using Constant = std::integral_constant<int, N>;
-
-/* Views of operands, in numbers of 2 and 4 bytes. */
-inline TileView rows_view(const uint16_t* rows, int64_t stride) {
-    return {rows, 2 * stride, 2 * stride * TILE, TILE_BYTES};
-}
-inline TileView squares_view(const uint16_t* squares) { return {squares, 2 * PANEL, 2 * PANEL * TILE, 2 * SQUARE}; }
-inline TileView columns_view(const uint32_t* columns) {
-    return {columns, 4 * PANEL, TILE_BYTES, 4 * PANEL * TILE};
-}
-inline TileView pairs_view(const uint32_t* pairs, int64_t stride) {
-    return {pairs, 4 * stride, TILE_BYTES, 4 * stride * TILE};
-}
-inline TileView sums_view(const float* sums, int64_t stride) {
-    return {sums, 4 * stride, 4 * stride * TILE, TILE_BYTES};
-}
-
-inline int64_t tiles_of(int64_t num) { return num > TILE ? 2 : 1; } /* of the rows of a panel */
 
 template <class M>
 struct Workspace {
@@ -112,7 +89,8 @@ class Task {
         }
     }
 
-    void backward(const Element* out, const float* log_z, const Element* grad_out, Element* grad_qkv, float* grad_bias) {
+    void backward(
+        const Element* out, const float* log_z, const Element* grad_out, Element* grad_qkv, float* grad_bias) {
         load(seq_.key_row(), nullptr, true, 0, length_, work_->keys.at_least(padded_ * channels_));
         load(seq_.value_row(), nullptr, false, 0, length_, work_->values.at_least(padded_ * channels_));
         turn_keys();
@@ -170,7 +148,7 @@ class Task {
         return rows;
     }
 
-    /* Keys that a block's queries from row `row` to `stop` see lie in the panels from the one on to before the other. */
+    /* The first panel of keys that row `row` of the block sees, and the end of the keys that rows before `stop` see. */
     int64_t first_panel(int64_t row) const { return seq_.first_seen(first_ + row) / PANEL * PANEL; }
     int64_t seen_by(int64_t stop) const { return seq_.seen_before(first_ + stop); }
 
@@ -395,7 +373,8 @@ class Task {
         make(first);
         for (int64_t panel = first; panel <= last; panel++) {
             if (panel < last) make(panel + 1);
-            differentiate(panel, key, num_keys, work_->grad_score_pairs.data() + (place * num_panels_ + panel) * SQUARE / 2);
+            Pair* pairs = work_->grad_score_pairs.data() + (place * num_panels_ + panel) * SQUARE / 2;
+            differentiate(panel, key, num_keys, pairs);
         }
         const auto sum = [&](const Buffer<Element>& left, const Buffer<Pair>& right, Buffer<float>& to) {
             multiply_tiles<Tiles>(
@@ -479,10 +458,10 @@ class Task {
             const int64_t end = std::min(stop, seen_by(std::min(panel * PANEL + PANEL, num_rows_)));
             if (first >= end) continue;
             const Pair* keys = work_->keys_turned.data() + first / 2 * head_dim_;
-            const Pair* pairs = work_->grad_score_pairs.data() + ((first - block) / PANEL * num_panels_ + panel) * SQUARE / 2;
+            const int64_t place = (first - block) / PANEL * num_panels_ + panel;
+            const Pair* pairs = work_->grad_score_pairs.data() + place * SQUARE / 2;
             multiply_tiles<Tiles>(
-                {keys, TILE_BYTES, TILE_BYTES * TILE, TILE_BYTES * head_dim_},
-                {pairs, 4 * PANEL, TILE_BYTES, 2 * SQUARE * num_panels_},
+                turned_view(keys, head_dim_), {pairs, 4 * PANEL, TILE_BYTES, 2 * SQUARE * num_panels_},
                 sums_view(work_->query_grad.data() + panel * PANEL, BACKWARD_QUERIES), head_dim_ / TILE,
                 tiles_of(rows_of(panel)), (end - first + PANEL - 1) / PANEL, first > begin);
         }

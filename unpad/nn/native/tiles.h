@@ -27,6 +27,7 @@ struct AmxTiles {
             uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
             uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
         } shapes;
+        static_assert(sizeof shapes == 64);
         asm volatile("ldtilecfg %0" ::"m"(shapes));
     }
     ~AmxTiles() { asm volatile("tilerelease"); }
@@ -114,6 +115,39 @@ struct TileView {
     int64_t row, across, along;
     char* at(int64_t i, int64_t k) const { return (char*)base + i * across + k * along; }
 };
+
+/* --------------------------------------------------------------------------- operands
+ *
+ * Panels are two tiles of rows. What is multiplied lies in one of these forms, `stride` numbers from row to row:
+ * rows     [row][channel]: left operands;
+ * squares  [panel][32 rows][32 columns]: left operands, summed over panels and columns;
+ * columns  [panel][channel / 2][32 rows]: pairs of channels, right operands of products of rows;
+ * pairs    [row / 2][channel]: pairs of rows, right operands of sums over rows;
+ * turned   [panel][channel][16 pairs of rows]: left operands of sums over rows;
+ * sums     [row][column]: floats, results. */
+constexpr int64_t PANEL = 2 * TILE;
+constexpr int64_t SQUARE = PANEL * PANEL;
+
+inline TileView rows_view(const uint16_t* rows, int64_t stride) {
+    return {rows, 2 * stride, 2 * stride * TILE, TILE_BYTES};
+}
+inline TileView squares_view(const uint16_t* squares) { return {squares, 2 * PANEL, 2 * PANEL * TILE, 2 * SQUARE}; }
+inline TileView columns_view(const uint32_t* columns) {
+    return {columns, 4 * PANEL, TILE_BYTES, 4 * PANEL * TILE};
+}
+inline TileView pairs_view(const uint32_t* pairs, int64_t stride) {
+    return {pairs, 4 * stride, TILE_BYTES, 4 * stride * TILE};
+}
+inline TileView turned_view(const uint32_t* turned, int64_t num_channels) {
+    return {turned, TILE_BYTES, TILE_BYTES * TILE, TILE_BYTES * num_channels};
+}
+inline TileView sums_view(const float* sums, int64_t stride) {
+    return {sums, 4 * stride, 4 * stride * TILE, TILE_BYTES};
+}
+
+inline int64_t tiles_of(int64_t num) { return num > TILE ? 2 : 1; } /* of the rows of a panel */
+
+/* --------------------------------------------------------------------------- products */
 
 /* c = or += a times b, all of c in tiles: ROWS x COLUMNS of them, `depth` tiles of inner dimension. */
 template <class Tiles, int ROWS, int COLUMNS>
