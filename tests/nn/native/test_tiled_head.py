@@ -138,9 +138,12 @@ def test_a_row_has_the_same_bits_among_any_others(by_tiles: str) -> None:
             assert torch.equal(whole[order], part)
 
 
-def test_logits_of_any_size_have_finite_losses_and_gradients(by_tiles: str) -> None:
+@pytest.mark.parametrize("below_zero", [False, True])
+def test_logits_of_any_size_have_finite_losses_and_gradients(by_tiles: str, below_zero: bool) -> None:
     """The largest of a row is taken off; a sure target costs nothing, and never less."""
     problem = drawn(64, 32, 1000, spread=60.0)
+    if below_zero:  # all of them, also the largest
+        problem = problem._replace(hidden=problem.hidden.abs(), weight=-problem.weight.abs())
     exact = problem.exact()
     for got, wanted in zip(problem.solved_by(by_tiles), exact, strict=True):
         assert error(got, wanted) < 5e-3

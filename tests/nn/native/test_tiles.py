@@ -295,6 +295,22 @@ def test_instructions_that_are_emulated_give_the_bits_of_plain_tiles(tmp_path: P
     assert done.stdout.split() == ["0", *["True"] * (5 + 6 + 4)]
 
 
+@NO_AMX
+def test_products_of_torch_between_ours_keep_their_bits() -> None:
+    """oneDNN configures tiles of its own, in the threads that ours were released in."""
+    torch.manual_seed(0)
+    a, b, before = torch.randn(300, 512).bfloat16(), torch.randn(512, 700).bfloat16(), torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        products = [a @ b]
+        for _ in range(3):
+            attend_by("avx512_amx", EVERYTHING)
+            products.append(a @ b)
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(product, products[0]) for product in products)
+
+
 @pytest.mark.usefixtures("_tiles")
 def test_the_certificate_passes() -> None:
     model = tiny_model(torch.float32, width=64, heads=2, blocks=1)  # heads of 32 channels
