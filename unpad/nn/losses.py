@@ -138,7 +138,7 @@ def _score_block(logits: Tensor, labels: Tensor, smoothing: float, want_grad: bo
     return loss, nll
 
 
-def _kept_rows(nll: Tensor, low: Tensor, smoothing: float) -> Tensor | None:
+def _kept_rows(nll: Tensor, dtype: torch.dtype, vocab_size: int, smoothing: float) -> Tensor | None:
     """Rows of a chunk that the products of the backward pass take, int64 in order, or None for all.
 
     Only on the processor, where reading a number does not synchronize, and without smoothing, because its gradient is
@@ -146,9 +146,9 @@ def _kept_rows(nll: Tensor, low: Tensor, smoothing: float) -> Tensor | None:
 
     Args:
         nll: negative log-likelihood of every row's target, (rows,).
-        low: weight in the computing dtype, (vocab_size, dim).
+        dtype: of the logits.
     """
-    wide_enough = low.dtype == torch.bfloat16 and len(low) >= LEAST_VOCAB
+    wide_enough = dtype == torch.bfloat16 and vocab_size >= LEAST_VOCAB
     if not wide_enough or smoothing or nll.device.type != "cpu" or _all_rows.get():
         return None
     size = -torch.expm1(-nll)  # 1 - probability of the target; the gradient's norm is this to 1.42 times this
@@ -166,7 +166,7 @@ def _at_once(
     grad_hidden: Tensor | None = None
     grad_weight: Tensor | None = None
     if any(wanted):
-        kept = _kept_rows(row_nll, low, smoothing)
+        kept = _kept_rows(row_nll, low.dtype, len(low), smoothing)
         rows = (hidden, labels, row_nll, log_z)
         x, y, nll, z = rows if kept is None else [row.index_select(0, kept) for row in rows]
         grad_hidden, grad_weight = head_backward(x, low, y, smoothing, nll, z, wanted)
@@ -195,7 +195,7 @@ class _CrossEntropy(torch.autograd.Function):
             row_loss, row_nll = _score(grad[: len(y)], y, smoothing, need_hidden or need_weight)
             grad[len(y) :] = 0
             loss, nll = loss + row_loss.sum(), nll + row_nll.sum()
-            kept = _kept_rows(row_nll, low, smoothing) if need_hidden or need_weight else None
+            kept = _kept_rows(row_nll, grad.dtype, grad.shape[1], smoothing) if need_hidden or need_weight else None
             if kept is not None:
                 grad, x = grad.index_select(0, kept), x.index_select(0, kept)
             if grad_hidden is not None and kept is not None:

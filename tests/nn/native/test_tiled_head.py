@@ -73,7 +73,8 @@ SIZES = [(100, 64, 1000), (530, 48, 1001), (70, 80, 6129), (40, 16, 20_003)]
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_loss_and_gradients_err_no_more_than_without_tiles(sizes: tuple[int, int, int], smoothing: float) -> None:
-    """The gradient of the weight, which is summed in fp32 and stays so, at most a quarter."""
+    """The gradient of the weight, which is summed in fp32 and stays so, at most a quarter. Smoothed targets are not as
+    near to whole numbers as others, and what their rounding takes off is added again."""
     problem = drawn(*sizes, smoothing)
     with losses.all_rows():
         tiled, present, exact = (
@@ -81,7 +82,7 @@ def test_loss_and_gradients_err_no_more_than_without_tiles(sizes: tuple[int, int
             problem.solved_by("avx512_bf16"),
             problem.exact(),
         )
-    for share, a, b, wanted in zip((1.1, 1.1, 1.1, 0.25), tiled, present, exact, strict=True):
+    for share, a, b, wanted in zip((1.1, 1.1, 0.95 if smoothing else 1.1, 0.25), tiled, present, exact, strict=True):
         assert error(a, wanted) <= share * error(b, wanted) + 1e-7
 
 
