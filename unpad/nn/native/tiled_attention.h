@@ -411,8 +411,12 @@ class Task {
         Element* grad_scores = work_->grad_scores.data() + panel * SQUARE;
         for (int64_t row = 0; row < PANEL; row += 2) {
             Vec w[2][2] = {{zero, zero}, {zero, zero}}, g[2][2] = {{zero, zero}, {zero, zero}};
-            for (int r = 0; r < 2 && row + r < num_keys; r++)
+#pragma GCC unroll 2
+            for (int r = 0; r < 2; r++) {
+                if (row + r >= num_keys) continue;
+#pragma GCC unroll 2
                 for (int v = 0; v < VECS; v++) differentiate_cells<KIND>(panel, row + r, v, key, w[r][v], g[r][v]);
+            }
             for (int r = 0; r < 2; r++) M::store_both(weights + (row + r) * PANEL, w[r][0], w[r][1]);
             for (int v = 0; v < 2; v++) {
                 Element* rows = grad_scores + row * PANEL + v * TILE;
