@@ -80,7 +80,7 @@ def reading() -> Iterator[None]:
 
 @cache
 def has_tiles() -> bool:
-    """True if torch multiplies bf16 in the tiles of AMX, which the native kernels use in attention alone."""
+    """True if torch multiplies bf16 in the tiles of AMX, which the native kernels use in attention and the head."""
     return "amx_bf16" in processor_fields().get("flags", "").split()
 
 
