@@ -8,10 +8,16 @@ from typing import Any
 
 import pytest
 
-from unpad.nn.native import activation, attention, cross_entropy, decode, head, library, norm, quantized, rowwise_linear
+from unpad.nn.native import activation, attention, cross_entropy, decode, library, norm, quantized, rowwise_linear
 
 FUNCTIONS = (
-    *(activation._functions, attention._functions, norm._functions, cross_entropy._function, head._functions),
+    *(
+        activation._functions,
+        attention._functions,
+        norm._functions,
+        cross_entropy._function,
+        cross_entropy._head_functions,
+    ),
     *(decode._function, rowwise_linear._function, quantized._functions),
 )
 

@@ -24,8 +24,7 @@ from unpad.nn.autograd import apply
 from unpad.nn.linear import computing_copy, product
 from unpad.nn.native import library
 from unpad.nn.native.cross_entropy import cross_entropy_ as native_cross_entropy
-from unpad.nn.native.head import head_backward, head_forward
-from unpad.nn.native.head import supports as has_head
+from unpad.nn.native.cross_entropy import head_backward, head_forward, supports_head
 from unpad.nn.precision import wide_dtype, widened
 from unpad.nn.scope import Scope
 
@@ -181,7 +180,7 @@ class _CrossEntropy(torch.autograd.Function):
         wide = wide_dtype(hidden.dtype)
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         low = computing_copy(weight, hidden.dtype)
-        if has_head(hidden, low):
+        if supports_head(hidden, low):
             loss, nll, *gradients = _at_once(hidden, low, labels, smoothing, (need_hidden, need_weight))
             ctx.save_for_backward(*gradients)
             ctx.mark_non_differentiable(nll)

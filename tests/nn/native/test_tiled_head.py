@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from tests.helpers.targets import has, running
+from tests.helpers.tile_cases import Problem, drawn
 from unpad.nn import losses
 from unpad.nn.losses import cross_entropy
 from unpad.nn.native import library
-from unpad.nn.native.head import head_backward, head_forward, supports
+from unpad.nn.native.cross_entropy import head_backward, head_forward
 
 pytestmark = [
     pytest.mark.skipif(not has(library.PLAIN_TILES), reason=f"no AVX-512 BF16: {library.describe()}"),
@@ -28,38 +27,6 @@ def by_tiles(request: pytest.FixtureRequest) -> str:
     """Each target with tiles."""
     name: str = request.param
     return name
-
-
-class Problem(NamedTuple):
-    hidden: Tensor  # (num_rows, width)
-    weight: Tensor  # (vocab_size, width)
-    labels: Tensor
-    smoothing: float = 0.0
-
-    def solved(self) -> list[Tensor]:
-        """Loss and nll, each a sum, and the gradients of hidden and weight."""
-        hidden, weight = self.hidden.detach().requires_grad_(), self.weight.detach().requires_grad_()
-        loss, nll = cross_entropy(hidden, weight, self.labels, self.smoothing)
-        return [loss.detach(), nll, *torch.autograd.grad(loss, [hidden, weight])]
-
-    def solved_by(self, target: str) -> list[Tensor]:
-        with running(target):
-            assert supports(self.hidden, self.weight.bfloat16()) == (target != "avx512_bf16")
-            return self.solved()
-
-    def exact(self) -> list[Tensor]:
-        """The same in fp64, of the weight that computes."""
-        hidden, weight = self.hidden.double().requires_grad_(), self.weight.bfloat16().double().requires_grad_()
-        logits = hidden @ weight.T
-        nll = F.cross_entropy(logits, self.labels, reduction="sum")
-        loss = F.cross_entropy(logits, self.labels, reduction="sum", label_smoothing=self.smoothing)
-        return [loss.detach(), nll.detach(), *torch.autograd.grad(loss, [hidden, weight])]
-
-
-def drawn(num: int, width: int, vocab_size: int, smoothing: float = 0.0, spread: float = 0.05) -> Problem:
-    torch.manual_seed(num + width)
-    hidden, weight = torch.randn(num, width).bfloat16(), torch.randn(vocab_size, width) * spread
-    return Problem(hidden, weight, torch.randint(vocab_size, (num,)), smoothing)
 
 
 def error(got: Tensor, wanted: Tensor) -> float:

@@ -1,6 +1,8 @@
 """Attention by tiles: its error beside that of the kernel without tiles, and its bits from instructions and plain C++.
 
-UNPAD_TILE_CASES=2000 python -m pytest tests/nn/native/test_tiles.py      more cases
+    UNPAD_TILE_CASES=2000 python -m pytest tests/nn/native/test_tiles.py      more cases
+
+`test_tiled_head.py` has the head.
 """
 
 from __future__ import annotations
@@ -9,10 +11,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -22,10 +23,9 @@ from torch import Tensor
 
 from tests.conftest import random_batch, tiny_model
 from tests.helpers.targets import has, running
+from tests.helpers.tile_cases import NAMES, Case, attend, attend_by
 from unpad.nn.native import library
-from unpad.nn.native.attention import attention_backward, attention_forward
 from unpad.nn.native.decode import piece_attention
-from unpad.nn.rope import rotary_frequencies, rotary_table
 from unpad.proof.certificate import prove
 
 pytestmark = [
@@ -35,78 +35,7 @@ pytestmark = [
 NO_AMX = pytest.mark.skipif(not has("avx512_amx"), reason="no AMX: the instructions of tiles were not run")
 
 ROOT = Path(__file__).parents[3]
-SEED = 5_000_000_011  # of dropout; needs both halves of 64 bits
 EXAMPLES = int(os.environ.get("UNPAD_TILE_CASES", "40"))
-NAMES = ("out", "log_z", "queries", "keys", "values", "key bias")
-
-
-class Case(NamedTuple):
-    """One call of attention."""
-
-    lengths: tuple[int, ...]
-    heads: int = 2
-    kv_heads: int = 2
-    head_dim: int = 32
-    causal: bool = True
-    rotary: bool = False
-    qkv_bias: bool = False
-    key_bias: bool = False
-    dropout: float = 0.0
-    window: int = 0
-    scale: float = 1.0  # of queries and keys: with 8 some rows need a shift before exponentiation
-
-    def inputs(self) -> Inputs:
-        torch.manual_seed(sum(self.lengths) + self.head_dim)
-        total, rows = sum(self.lengths), self.heads + 2 * self.kv_heads
-        qkv = torch.randn(total, rows, self.head_dim)
-        qkv[:, : -self.kv_heads] *= self.scale
-        positions = torch.cat([torch.arange(0), *map(torch.arange, self.lengths)])
-        tables = rotary_table(positions, rotary_frequencies(self.head_dim, 100.0, "none", 1.0), torch.float32)
-        key_bias = None
-        if self.key_bias:  # every third key is hidden, so that every query sees one that is not
-            key_bias = torch.randn(total).masked_fill((positions % 3 == 2) & (self.window != 1), -torch.inf)
-        return Inputs(
-            qkv.bfloat16(),
-            torch.randn(rows * self.head_dim).bfloat16() if self.qkv_bias else None,
-            key_bias,
-            *(tables if self.rotary else (None, None)),
-            torch.randn(total, self.heads, self.head_dim).bfloat16(),
-        )
-
-
-class Inputs(NamedTuple):
-    qkv: Tensor  # (total_tokens, heads + 2 * kv_heads, head_dim)
-    qkv_bias: Tensor | None
-    key_bias: Tensor | None
-    cos: Tensor | None
-    sin: Tensor | None
-    grad: Tensor  # (total_tokens, heads, head_dim)
-
-    def double(self) -> Inputs:
-        return Inputs(*(None if x is None else x.double() for x in self))
-
-    def part(self, start: int, stop: int) -> Inputs:
-        """Tokens from `start` to `stop`."""
-        whole = self._replace(qkv_bias=None)
-        return Inputs(*(None if x is None else x[start:stop] for x in whole))._replace(qkv_bias=self.qkv_bias)
-
-
-def attend(case: Case, given: Inputs, lengths: Sequence[int], first: int = 0) -> list[Tensor]:
-    """Everything that NAMES lists, the gradient of the key bias summed over heads."""
-    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).int()
-    arguments = (
-        *(given.qkv, given.qkv_bias, given.key_bias, cu_seqlens, case.heads, case.kv_heads, case.causal),
-        *(case.head_dim**-0.5, given.cos, given.sin, case.dropout, SEED, first, case.window),
-    )
-    out, log_z = attention_forward(*arguments)
-    grad_qkv, grad_bias = attention_backward(given.grad, out, log_z, *arguments, case.key_bias)
-    parts = grad_qkv.split([case.heads, case.kv_heads, case.kv_heads], 1)
-    return [out, log_z, *parts, *([grad_bias] if case.key_bias else [])]
-
-
-def attend_by(target: str, case: Case) -> list[Tensor]:
-    with running(target):
-        return attend(case, case.inputs(), case.lengths)
 
 
 @st.composite
@@ -259,8 +188,7 @@ def test_products_of_tiles_are_summed_in_the_order_of_their_definition(body: str
 EMULATED = """
 import ctypes, sys, torch
 from tests.helpers.targets import running
-from tests.nn.native.test_tiled_head import drawn
-from tests.nn.native.test_tiles import Case, attend
+from tests.helpers.tile_cases import Case, attend, drawn
 from unpad.nn.native import library
 
 emulator, kernels = ctypes.CDLL(sys.argv[1]), library._load()[0].library
