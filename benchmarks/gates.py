@@ -16,7 +16,7 @@ OURS, TORCH_KERNELS, PRODUCTS = "ours", "ours, torch kernels", "our products alo
 ALONE = "one at a time, torch"  # what a loop over examples is without this package: torch's kernels, fp32
 MEMORY_GATE = 0.7  # of the Trainer's peak at equal tokens per step
 # Kinds of processor: kernels and precision, and for what was fixed on one processor that one.
-AVX2, AVX512_BF16 = "AVX2, fp32", "AVX-512 BF16"
+AVX2, AVX512_BF16, AMX = "AVX2, fp32", "AVX-512 BF16", "AVX-512 BF16 with AMX"
 EPYC = "AVX-512 BF16, AMD family 26"
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # 97.5 %, of 1 to 10 degrees
 
@@ -77,6 +77,8 @@ GATES: dict[str, dict[str, list[Gate]]] = {
         "chat": [products(1.32), defaults(7.2), best(2.6), alone(10.5), share(0.65)],
     },
     AVX512_BF16: {"W1": [products(1.32)], "chat": [products(1.32)]},
+    # Of a prototype (docs/log.md); products alone are torch's, some of them at a third of the ceiling.
+    AMX: {"W1": [products(1.85)], "W3": [products(3.2)], "chat": [products(2.0)]},
     AVX2: {
         "W1": [products(1.15), best(1.25), kernels(1.2)],
         "W2": [products(1.2), kernels(1.2)],
@@ -96,6 +98,8 @@ def kind_of(target: str | None, precision: str, processor: str) -> str | None:
     """
     if target == "avx2" and precision == "fp32":
         return AVX2
+    if target == "avx512_amx" and precision == "bf16":
+        return AMX
     if target != "avx512_bf16":
         return None
     fixed_here = precision == "bf16" and processor.startswith("AMD") and "(family 26," in processor
