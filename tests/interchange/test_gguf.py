@@ -25,7 +25,7 @@ from unpad.data.tokens.tokenizer import load_tokenizer, with_import
 from unpad.data.tokens.words import train_words
 from unpad.errors import CheckpointError, RecipeError
 from unpad.interchange.families import DECODERS
-from unpad.interchange.gguf_file import DIGITS, PATTERNS, architecture_of, save_gguf
+from unpad.interchange.gguf_file import DIGITS, PATTERNS, TYPES, architecture_of, save_gguf
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Config, Decoder
 from unpad.nn.native.quantized import plain_copy
@@ -334,3 +334,10 @@ def test_without_the_package_the_error_says_what_to_install(tmp_path: Path, monk
     with pytest.raises(RecipeError, match="need the package gguf") as caught:
         saved(tiny_model(torch.float32), tmp_path / "m.gguf")
     assert caught.value.fix == "pip install unpad[gguf]"
+
+
+def test_the_table_of_llama_cpps_own_library_has_every_type() -> None:
+    """`make llama` writes it."""
+    page = (Path(__file__).parents[2] / "docs" / "huggingface.md").read_text(encoding="utf-8")
+    table = page.partition("<!-- llama: begin -->")[2].partition("<!-- llama: end -->")[0]
+    assert [kind for kind in TYPES if f"| {kind}: logits |" not in table] == []
