@@ -18,9 +18,9 @@ take turns, ratios are those within a round, and the table has their medians and
   servers' processor time instead (`/proc/PID/stat`). Gaps and first tokens are always of the clock.
 - Equal to alone: half of the streams are drawn and half greedy; the later half joins one by one while others stream,
   every eighth leaves. Truth is each request alone, one after the other, in a server of its own.
-- Processor time outside the model: the server's (all threads, `/proc/PID/stat`) without what the model takes for the
-  same requests in the same engine in a process without a server, by its processor clock around every call of the model.
-  Tokens that are drawn, texts, events, HTTP and the rest of Python are outside.
+- Processor time outside the model: the server's (all threads, `/proc/PID/stat`) without what its model's thread takes
+  inside the model, by a clock around every call (`serve_clocked.py`). Tokens that are drawn, texts, events, HTTP and
+  the rest of Python are outside.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ from serve_measures import (
     Load,
     WrongAnswerError,
     differing,
-    engine,
     gone,
     greedy,
     join,
@@ -219,9 +218,10 @@ class Bench:
                         joined[id(one_side)] += [met] if number else []
             short = [await join(side, 800 + 10 * number, 63) for number in range(self.options.rounds)]
             note(*gap_rows(joined[id(side)], joined[id(whole)], short))
-            with engine(self.run, self.options.threads, os.environ) as work:
-                await outside(side, work, 900, 32)  # warms up
-                shares = [await outside(side, work, 901 + number, 32) for number in range(self.options.rounds)]
+            log, clock = self.folder / "clocked.log", self.folder / "clock"
+            with ours(self.run, log, 1, clock=clock) as (clocked, _):  # its clock is one thread's
+                await outside(clocked, 900, 32)  # warms up
+                shares = [await outside(clocked, 901 + number, 32) for number in range(self.options.rounds)]
             note(at_most("processor time outside the model, 32 streams", shares, MOST_OUTSIDE, "{:.1%}"))
             times = [(await gone(side, GONE, 950 + number))[self.options.shared] for number in range(3)]
             what = "seconds of processor time" if self.options.shared else "seconds"

@@ -5,15 +5,11 @@ are gone.
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from math import exp, log
-from pathlib import Path
 from statistics import NormalDist
 from time import perf_counter
 from typing import Any
@@ -22,7 +18,6 @@ import numpy as np
 from serve_client import Address, Told, ask, metrics, request_bytes, wait_until_idle
 from serve_sides import SPECIAL, VOCAB, Side
 
-HERE = Path(__file__).parent
 SHORTEST, MEDIAN, LONGEST, SIGMA = 4, 60, 400, 0.8  # tokens of prompts, log-normal as in generation.py
 NUM_NEW = 32
 ALIKE = 8  # prompts whose lengths cover the distribution; every load is a multiple of them
@@ -253,38 +248,17 @@ async def join(side: Side, seed: int, num: int) -> Joined:
 # --------------------------------------------------------------------------- outside the model
 
 
-@contextmanager
-def engine(run: Path, threads: int, environment: Mapping[str, str]) -> Iterator[Callable[[Mapping[str, Any]], Any]]:
-    """An engine of the run in a process of its own; what is yielded sends it work and returns what it took."""
-    command = [sys.executable, str(HERE / "serve_engine.py"), str(run)]
-    variables = {**environment, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(HERE.parent)}
-    process = subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdin is not None
-    assert process.stdout is not None
+async def outside(side: Side, seed: int, num: int) -> float:
+    """Share of the server's processor time that is not its model's, of so many streams at once.
 
-    def work(asked: Mapping[str, Any]) -> Any:
-        process.stdin.write(json.dumps(asked) + "\n")  # type: ignore[union-attr]
-        process.stdin.flush()  # type: ignore[union-attr]
-        return json.loads(process.stdout.readline())  # type: ignore[union-attr]
-
-    try:
-        yield work
-    finally:
-        process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
-
-
-async def outside(side: Side, work: Callable[[Mapping[str, Any]], Any], seed: int, num: int) -> float:
-    """Share of the server's processor time that is not its model's, of so many streams at once."""
+    Args:
+        side: with a clock.
+    """
     texts = prompts(seed, num, lengths(ALIKE))
     bodies = [greedy(side, "", **WITH_USAGE) | {"prompt": text} for text in texts]
+    before = side.model_seconds()
     served = await load(side, bodies, num)
-    alone = work({"prompts": texts, "new": NUM_NEW})
-    if alone["tokens"] != served.tokens:
-        raise WrongAnswerError(f"the engine made {alone['tokens']} tokens, the server {served.tokens}")
-    return 1 - alone["seconds"] / served.processor
+    return 1 - (side.model_seconds() - before) / served.processor
 
 
 # --------------------------------------------------------------------------- clients that are gone

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -26,7 +27,8 @@ from unpad.interchange.runs import import_folder
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 
-ROOT = Path(__file__).parents[1]
+HERE = Path(__file__).parent
+ROOT = HERE.parent
 SIZES = {
     "norm": "rmsnorm", "activation": "swiglu", "positions": "rotary", "tied": False, "width": 512, "blocks": 6,
     "heads": 8, "hidden": 2048, "context": 2048,
@@ -79,17 +81,25 @@ class Side:
     Args:
         model: by which clients call it.
         log: file of its standard error.
+        clock: of the time inside its model, as `serve_clocked.py` writes it.
     """
 
     address: Address
     model: str
     pid: int
     log: Path
+    clock: Path | None = None
 
     def processor_seconds(self) -> float:
         """User and system time of all its threads so far."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def model_seconds(self) -> float:
+        """Processor time inside its model so far."""
+        assert self.clock is not None, "the server has a clock"
+        seconds: float = struct.unpack("d", self.clock.read_bytes())[0]
+        return seconds
 
     def memory_bytes(self) -> int:
         """Memory of the process that is in use."""
@@ -102,15 +112,21 @@ class Side:
 
 
 @contextmanager
-def ours(run: Path, log: Path, threads: int, *options: str) -> Iterator[tuple[Side, subprocess.Popen[str]]]:
-    """`unpad serve` of a run, until the context ends."""
-    command = [sys.executable, "-m", "unpad", "serve", str(run), "--port", "0", "--name", NAME, *options]
+def ours(
+    run: Path, log: Path, threads: int, *options: str, clock: Path | None = None
+) -> Iterator[tuple[Side, subprocess.Popen[str]]]:
+    """`unpad serve` of a run, until the context ends; with a clock around its model that is written to a file."""
+    program = ["-m", "unpad"]
+    if clock is not None:
+        clock.write_bytes(bytes(8))
+        program = [str(HERE / "serve_clocked.py"), str(clock)]
+    command = [sys.executable, *program, "serve", str(run), "--port", "0", "--name", NAME, *options]
     with _process(command, log, threads, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None, "it is a pipe"
         url = process.stdout.readline().strip()  # the server prints it when it is ready
         if not url:
             raise CannotStartError(_last_lines(log))
-        yield Side(Address("127.0.0.1", int(url.rpartition(":")[2])), NAME, process.pid, log), process
+        yield Side(Address("127.0.0.1", int(url.rpartition(":")[2])), NAME, process.pid, log, clock), process
 
 
 @contextmanager
