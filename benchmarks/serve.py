@@ -236,10 +236,10 @@ def table(options: argparse.Namespace, folder: Path) -> tuple[list[str], bool]:
     print("\n".join(about), flush=True)
     began, before = perf_counter(), load_average()
     rows = asyncio.run(bench.rows())
-    clock = "seconds of the servers' processor time, as others used the machine" if options.shared else "the clock's"
+    clock = "of the servers' processor time, as others used the machine" if options.shared else "by the clock"
     lines = [
         *about,
-        f"{options.rounds} rounds in {(perf_counter() - began) / 60:.0f} minutes; tokens a second are of {clock}; load "
+        f"{options.rounds} rounds in {(perf_counter() - began) / 60:.0f} minutes; tokens a second are {clock}; load "
         f"{before:.1f} before. Medians, and quartiles in brackets.",
         *([options.peer_missing] if options.peer_missing else []),
         "",
