@@ -29,6 +29,7 @@ from unpad.serving.protocol import CHAT, COMPLETION
 AT_ONCE = 16  # hostile requests; fewer than rows, so that none is refused for load
 LEAVING, PLACES = 100, 64 + 256  # clients that leave at a time, more than rows; answers that a server has places for
 IMPATIENT = 1.5  # seconds for a request that may be incomplete, to which a server need not say anything yet
+LONGEST_STAY = 20  # seconds of a client that waits for so much of an answer
 MOST_GROWTH = 0.05
 NUM_EQUAL = 16
 HELLO = {"role": "user", "content": "7 8 9"}
@@ -293,7 +294,7 @@ async def leave(side: Side, number: int) -> None:
     try:
         writer.write(sent[: rng.randrange(len(sent))] if rng.random() < 0.1 else sent)
         # Half leave after some time, wherever the server is then; half when so much of the answer has come.
-        seconds, parts = (rng.uniform(0, 1), 1000) if rng.random() < 0.5 else (20, rng.randint(1, 20))
+        seconds, parts = (rng.uniform(0, 1), 1000) if rng.random() < 0.5 else (LONGEST_STAY, rng.randint(1, 20))
         async with asyncio.timeout(seconds):
             while parts and await reader.read(1 << 12):
                 parts -= 1

@@ -156,7 +156,13 @@ def test_a_server_that_answers_500_or_keeps_a_place_is_found(
 
     rude, sides = sys.modules["serve_rude"], sys.modules["serve_sides"]
     bodies = [{"prompt": [5], "max_tokens": 1, "logprobs": 0}] * 2
-    for name, value in {"scored": lambda num, seed: bodies, "IMPATIENT": 0.02, "NUM_EQUAL": 2, "PLACES": 4}.items():
+    for name, value in {
+        "scored": lambda num, seed: bodies,
+        "IMPATIENT": 0.02,
+        "LONGEST_STAY": 0.5,
+        "NUM_EQUAL": 2,
+        "PLACES": 4,
+    }.items():
         monkeypatch.setattr(rude, name, value)
     monkeypatch.setattr(sys.modules["serve_client"], "QUIET", 0.01)
     (log := tmp_path / "log").write_text("")

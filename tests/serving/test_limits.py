@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -402,19 +403,21 @@ def test_a_client_that_leaves_while_its_answer_is_made_frees_its_row(chats: Runn
 def test_a_client_that_leaves_a_stream_is_told_from_one_that_hears_the_end(
     chats: Running, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    step, go_on = Engine._step, threading.Event()
+    step, go_on, steps = Engine._step, threading.Event(), count()
 
     def held(engine: Engine) -> None:
         step(engine)
-        go_on.wait(60)
+        if next(steps):  # the first token begins the answer
+            go_on.wait(60)
 
     capfd.readouterr()
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "_step", held)
         with chats.connect(chats.request(CHAT, {**ASK, "stream": True, "seed": 3})) as connection:
             assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
-        heard(capfd, f"POST {CHAT} 200 client left ")
+        wait_for(lambda: chats.service._worker._inbox.qsize())  # the server noticed, and asked for its rows
         go_on.set()
+        heard(capfd, f"POST {CHAT} 200 client left ")
     assert chats.metric(f'unpad_broken_answers_total{{reason="client left",route="{CHAT}"}}') == 1
     chats.events(CHAT, {**ASK, "max_tokens": 2})
     assert f"POST {CHAT} 200 " in (log := heard(capfd, f"POST {CHAT} 200 "))
