@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from rich.cells import cell_len
 
+from unpad.evaluation.rows import Rows
 from unpad.terminal.table import columns, number_of, wrapped
 
 NUM_RESAMPLES = 1000
@@ -93,11 +94,13 @@ class Evaluation:
         lines: examples, as text.
         metrics: those of the part that was measured have no `part`, which `evaluate_run` fills in.
         drawn: `evaluation.json` for the run's page; None leaves the run as it is.
+        rows: makes the rows that were measured, when they are asked for; None for a family without them.
     """
 
     metrics: dict[str, Metric]
     lines: list[str]
     drawn: dict[str, object] | None = None
+    rows: Callable[[], Rows] | None = None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from unpad.data.measuring import Measuring
 from unpad.errors import CheckpointError, RecipeError, SourceError
 from unpad.evaluation.metrics import HeldOut, Metric, mean_of
 from unpad.evaluation.per_sequence import token_sums
+from unpad.evaluation.rows import Columns
 from unpad.interchange.origin import starting_weights
 from unpad.models.contract import LearnsPreferences, Model
 from unpad.nn.native.quantized import plain_copy
@@ -31,16 +32,22 @@ if TYPE_CHECKING:  # training computes references, and loads no runs
 
 
 class Margins(NamedTuple):
-    """Loss in nats, margin of the chosen reply's reward, and group of every pair; (num_pairs,) each."""
+    """Loss in nats, margin of the chosen reply's reward, group and chosen sequence of every pair, (num_pairs,)."""
 
     loss: np.ndarray
     margin: np.ndarray
     group: np.ndarray
+    chosen: np.ndarray
 
     @property
     def right(self) -> np.ndarray:
         """1 where the chosen reply has the larger reward, (num_pairs,) float64."""
         return (self.margin > 0).astype(np.float64)
+
+    def columns(self) -> Columns:
+        """What its row says of a pair."""
+        num = np.ones(len(self.loss), np.int64)
+        return {"loss": self.loss, "num_targets": num, "margin": self.margin, "right": self.right}
 
 
 def log_probabilities(over: Measuring[Data], precision: Precision = "fp32") -> np.ndarray:
@@ -78,7 +85,7 @@ def margins(over: Measuring[Data]) -> Margins:
     gain[seq_ids] = log_probabilities(replace(over, seq_ids=seq_ids)) - data.replies.reference[seq_ids]
     chosen = seq_ids[data.replies.is_chosen(seq_ids)]
     margin = model.beta * (gain[chosen] - gain[data.replies.rejected_of(chosen)])
-    return Margins(np.logaddexp(0, -margin), margin, data.table.group[chosen])
+    return Margins(np.logaddexp(0, -margin), margin, data.table.group[chosen], chosen)
 
 
 def held_out(over: Measuring[Data]) -> HeldOut:
