@@ -12,7 +12,7 @@ from unpad.batching.batch import RaggedBatch
 from unpad.data.measuring import Measuring
 from unpad.data.rows import ClassData
 from unpad.evaluation.metrics import HeldOut
-from unpad.evaluation.rows import Ratio, Rows, named, objects
+from unpad.evaluation.rows import Ratio, Rows, objects, placed
 from unpad.models.contract import Classifies
 
 
@@ -69,7 +69,7 @@ def held_out(over: Measuring[ClassData[Any]]) -> HeldOut:
 def rows(over: Measuring[ClassData[Any]], predictions: ClassPredictions) -> Rows:
     """The rows that were measured: `label`, `prediction`, `right`, `loss`, and `probability_CLASS` of every class."""
     classes, probabilities = over.data.classes, np.exp(predictions.log_p)
-    columns = named(over.data, over.seq_ids) | {
+    columns = placed(over.data, over.seq_ids) | {
         "label": objects([classes[i] for i in predictions.labels]),
         "prediction": objects([classes[i] for i in predictions.chosen]),
         "right": predictions.right,

@@ -129,7 +129,7 @@ def _difference(a: Columns, b: Columns, measure: Ratio | Ranked) -> Metric | Non
     if isinstance(measure, Ranked):
         has = [np.array([value is not None for value in rows[measure.needs]]) for rows in (a, b)]
     else:
-        has = [np.isfinite(_sums(rows, measure)).all(0) for rows in (a, b)]
+        has = [np.isfinite(total) & np.isfinite(num) for total, num in (_sums(rows, measure) for rows in (a, b))]
         if measure.kind is not None:
             has.append(a[KIND] == measure.kind)
     known = np.all(has, 0)

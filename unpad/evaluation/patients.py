@@ -23,7 +23,7 @@ from unpad.errors import SourceError
 from unpad.evaluation import binary, sets
 from unpad.evaluation.family import HeldOutInputs, Numbers, evenly
 from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, Refused
-from unpad.evaluation.rows import ID, WHERE, Columns, Ranked, Ratio, Rows, named, objects
+from unpad.evaluation.rows import ID, Columns, Ranked, Ratio, Rows, named, objects
 from unpad.inference.embed import predicts
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patient_marks import mark_patients, refuse_unknown, unknown_lines
@@ -168,8 +168,7 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> Eval
     metrics: dict[str, Metric] = {}
     drawn: dict[str, Any] = {"family": "events", "counts": {"patients": len(ids)}}
     lines: list[str] = []
-    columns: Columns = {ID: data.ids[ids], **named(data, ids, [""] * len(ids))}
-    del columns[WHERE]  # it has the pseudonym of an id
+    columns = named(data, ids, ID, data.ids[ids])
     measures: dict[str, Ratio | Ranked] = {}
     if trains(model, "classification") or trains(model, "hazard"):
         predictions = predict(over)

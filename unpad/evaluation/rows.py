@@ -53,7 +53,7 @@ class Rows:
     """Rows of an evaluation.
 
     Args:
-        columns: those of `named` first.
+        columns: those of `named` first; the first of all names the row.
         measures: metrics that can be compared row by row, by name.
     """
 
@@ -76,14 +76,18 @@ def objects(values: Sequence[object]) -> np.ndarray:
     return column
 
 
-def named(data: Data, seq_ids: np.ndarray, names: Sequence[str] | None = None) -> Columns:
-    """What every row begins with: `where`, its place; `group`, the number of what intervals are taken over; `part`.
+def placed(data: Data, seq_ids: np.ndarray) -> Columns:
+    """What the rows of a family without identities begin with; `where` is the place of a row in its file."""
+    return named(data, seq_ids, WHERE, objects([data.where(i) for i in seq_ids.tolist()]))
+
+
+def named(data: Data, seq_ids: np.ndarray, name: str, values: np.ndarray) -> Columns:
+    """What rows begin with: their names, `group`, the number of what intervals are taken over, and `part`.
 
     Args:
-        names: places of the rows; None asks the data.
+        name: `where` or `id`; values: of the rows, (num_rows,).
     """
-    places = [data.where(i) for i in seq_ids.tolist()] if names is None else names
-    return {WHERE: objects(places), GROUP: data.table.group[seq_ids], PART: objects([None] * len(seq_ids))}
+    return {name: values, GROUP: data.table.group[seq_ids], PART: objects([None] * len(seq_ids))}
 
 
 def joined(tables: Sequence[Columns]) -> Columns:

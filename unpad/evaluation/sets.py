@@ -148,7 +148,7 @@ def summarise_sets(scores: SetScores, names: Sequence[str], seed: int = 0) -> di
 
 
 SHARES = ("next_set_auroc", "next_set_recall@")
-Numbers = dict[str, tuple[np.ndarray, np.ndarray]]  # by measure: values, and the patient of each, (num,) both
+Means = dict[str, tuple[np.ndarray, np.ndarray]]  # by measure: values, and the patient of each, (num,) both
 
 
 def set_columns(scores: SetScores, names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -160,9 +160,9 @@ def set_columns(scores: SetScores, names: Sequence[str]) -> dict[str, np.ndarray
     return columns
 
 
-def set_measures(scores: SetScores, names: Sequence[str]) -> Numbers:
+def set_measures(scores: SetScores, names: Sequence[str]) -> Means:
     """The numbers that the measures of `summarise_sets` are means of."""
-    measures: Numbers = {}
+    measures: Means = {}
     if scores.reconstruction.size:
         patient, code, nats = scores.event_patient, scores.event_code, scores.code_nats
         measures["reconstruction"] = scores.reconstruction, scores.patient
@@ -178,10 +178,10 @@ def set_measures(scores: SetScores, names: Sequence[str]) -> Numbers:
     return measures
 
 
-def _next_set(scores: SetScores, later: np.ndarray) -> Numbers:
+def _next_set(scores: SetScores, later: np.ndarray) -> Means:
     sets, above, equal = scores.sets[later], scores.above[later], scores.equal[later]
     num_sets = len(scores.patient)
-    measures: Numbers = {"next_set_loss": (scores.nats[later], scores.patient[sets])}
+    measures: Means = {"next_set_loss": (scores.nats[later], scores.patient[sets])}
     # A code beats the other codes below it, and half of its equals; pairs within the set, one win each, do not count.
     wins = scores.num_codes - above - (equal + 1) / 2
     size = np.bincount(sets, minlength=num_sets)

@@ -25,7 +25,7 @@ from unpad.evaluation.attention_maps import maps_of_text
 from unpad.evaluation.family import Prompt, TrainedModel, evenly
 from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, Refused, interval, mean_of, resample
 from unpad.evaluation.per_sequence import token_sums
-from unpad.evaluation.rows import KIND, PART, Columns, Ranked, Ratio, Rows, joined, named, objects
+from unpad.evaluation.rows import KIND, PART, WHERE, Columns, Ranked, Ratio, Rows, joined, named, objects
 from unpad.inference.generate import complete
 from unpad.inference.loaded import LoadedRun, generation_precision
 from unpad.models.contract import Generates
@@ -266,8 +266,10 @@ def _rows(data: TextData, kinds: list[_Kind], asked: list[_Asked], metrics: dict
 def _named(data: TextData, seq_ids: np.ndarray) -> Columns:
     """What the rows of sequences begin with; a pair has the place of its document."""
     documents = seq_ids if data.replies is None else data.replies.document[seq_ids]
-    columns = named(data, seq_ids, [data.tokens.where(document) for document in documents.tolist()])
-    return columns | {KIND: objects([data.kinds[number] for number in data.table.kind[seq_ids].tolist()])}
+    places = objects([data.tokens.where(document) for document in documents.tolist()])
+    return named(data, seq_ids, WHERE, places) | {
+        KIND: objects([data.kinds[number] for number in data.table.kind[seq_ids].tolist()])
+    }
 
 
 def is_of_pairs(data: TextData, seq_ids: np.ndarray) -> bool:

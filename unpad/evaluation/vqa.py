@@ -17,7 +17,7 @@ from unpad.data.vqa import VqaData
 from unpad.evaluation.family import Prompt, evenly
 from unpad.evaluation.metrics import Evaluation, Extremes, HeldOut, Metric, NewFacts, interval, mean_of, resample
 from unpad.evaluation.per_sequence import token_sums
-from unpad.evaluation.rows import KIND, Columns, Ranked, Ratio, Rows, named, objects
+from unpad.evaluation.rows import KIND, Columns, Ranked, Ratio, Rows, objects, placed
 from unpad.inference.answers import answer, answer_counted, answer_shown
 from unpad.inference.loaded import LoadedRun
 from unpad.models.vision_language.model import VisionLanguage
@@ -175,7 +175,7 @@ ACCURACIES = {"accuracy": "question", "caption_accuracy": "caption"}  # by the k
 
 def _columns(data: VqaData, seq_ids: np.ndarray, captions: np.ndarray) -> Columns:
     """What a row says before it is answered: its `kind`, the `question`, and as `label` the commonest answer."""
-    return named(data, seq_ids) | {
+    return placed(data, seq_ids) | {
         KIND: objects([ACCURACIES["caption_accuracy" if one else "accuracy"] for one in captions]),
         "question": objects([data.examples[i].question for i in seq_ids]),
         "label": objects([data.examples[i].answer for i in seq_ids]),
