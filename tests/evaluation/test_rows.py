@@ -103,7 +103,7 @@ def read(path: Path) -> Table:
     return {name: table[name].to_numpy() for name in table.column_names}
 
 
-@pytest.mark.promise("eval.rows")
+@pytest.mark.promise("run.rows")
 @pytest.mark.parametrize("family", list(RECOMPUTED))
 def test_metrics_are_those_of_the_rows(
     family: str, unpad: Shell, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -181,7 +181,7 @@ def rows_of(places: list[str], loss: list[float], targets: list[int], groups: li
     )  # fmt: skip
 
 
-@pytest.mark.promise("eval.rows")
+@pytest.mark.promise("run.rows")
 def test_rows_are_paired_by_place_and_drawn_by_group() -> None:
     """Of one place several rows may be; they are taken in order."""
     a = rows_of(["x:1", "x:2", "x:2", "x:3", "x:9"], [4.0, 6, 9, 8, 100], [2, 2, 3, 4, 1], [0, 0, 1, 1, 2])
@@ -194,6 +194,7 @@ def test_rows_are_paired_by_place_and_drawn_by_group() -> None:
     assert (loss.low, loss.high) == pytest.approx(((2 + 2 - 4 - 6) / 4, (9 + 4 - 9 - 8) / 7))
     assert (loss.num, loss.num_groups, loss.part) == (4, 2, "valid")
     assert "1 row of a alone; 1 row of b alone" in " ".join(found.lines())
+    assert paired("a", "b", rows_of(["x:1"], [0.0], [0], [0]), b).differences == {}, "it has no target"
     with pytest.raises(SourceError, match="no row in common"):
         paired("a", "b", a, rows_of(["z:1"], [1.0], [1], [0]))
 
@@ -213,7 +214,7 @@ def test_ranks_are_compared_on_the_same_draws() -> None:
     assert better.value == 0.5
 
 
-@pytest.mark.promise("eval.rows")
+@pytest.mark.promise("run.rows")
 def test_runs_are_compared_on_the_rows_that_both_hold_out(
     unpad: Shell, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,7 +129,7 @@ def _difference(a: Columns, b: Columns, measure: Ratio | Ranked) -> Metric | Non
     if isinstance(measure, Ranked):
         has = [np.array([value is not None for value in rows[measure.needs]]) for rows in (a, b)]
     else:
-        has = [np.isfinite(total) & np.isfinite(num) for total, num in (_sums(rows, measure) for rows in (a, b))]
+        has = [np.isfinite(total) & (num > 0) for total, num in (_sums(rows, measure) for rows in (a, b))]
         if measure.kind is not None:
             has.append(a[KIND] == measure.kind)
     known = np.all(has, 0)
@@ -147,10 +147,11 @@ def _ranked(a: Columns, b: Columns, measure: Callable[[Columns, np.ndarray | Non
 
 def _ratio(a: Columns, b: Columns, measure: Ratio) -> Metric:
     columns, groups = [*_sums(a, measure), *_sums(b, measure)], a[GROUP]
-    whole, drawn = np.sum(columns, 1), resample(columns, 0, groups)
-    with np.errstate(invalid="ignore", divide="ignore"):  # not a number where no row that was drawn has a target
-        value, samples = (measure.scale * (sums[2] / sums[3] - sums[0] / sums[1]) for sums in (whole, drawn))
-    return interval(value, samples[np.isfinite(samples)], len(groups), len(np.unique(groups)))
+    value, samples = (
+        measure.scale * (sums[2] / sums[3] - sums[0] / sums[1])
+        for sums in (np.sum(columns, 1), resample(columns, 0, groups))
+    )
+    return interval(value, samples, len(groups), len(np.unique(groups)))
 
 
 def _sums(rows: Columns, measure: Ratio) -> tuple[np.ndarray, np.ndarray]:

@@ -194,7 +194,7 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> Eval
 
 
 def _columns(predictions: PatientPredictions, classifies: bool) -> Columns:
-    """What its row says of a patient: `risk`, `duration` and `observed`; if the model `classifies`, `label` (0, 1 or
+    """Columns of the patients' rows: `risk`, `duration` and `observed`; if the model `classifies`, `label` (0, 1 or
     None), `probability`, `loss` in nats and `num_targets`, 1 where the outcome is known."""
     timed, known = ~np.isnan(predictions.durations), predictions.known
     columns: Columns = {"risk": predictions.risk, "duration": predictions.durations}

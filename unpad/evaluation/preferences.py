@@ -45,7 +45,7 @@ class Margins(NamedTuple):
         return (self.margin > 0).astype(np.float64)
 
     def columns(self) -> Columns:
-        """What its row says of a pair."""
+        """Columns of the pairs' rows."""
         num = np.ones(len(self.loss), np.int64)
         return {"loss": self.loss, "num_targets": num, "margin": self.margin, "right": self.right}
 

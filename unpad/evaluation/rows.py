@@ -77,12 +77,12 @@ def objects(values: Sequence[object]) -> np.ndarray:
 
 
 def placed(data: Data, seq_ids: np.ndarray) -> Columns:
-    """What the rows of a family without identities begin with; `where` is the place of a row in its file."""
+    """First columns of the rows of a family without identities; `where` is the place of a row in its file."""
     return named(data, seq_ids, WHERE, objects([data.where(i) for i in seq_ids.tolist()]))
 
 
 def named(data: Data, seq_ids: np.ndarray, name: str, values: np.ndarray) -> Columns:
-    """What rows begin with: their names, `group`, the number of what intervals are taken over, and `part`.
+    """First columns of rows: their names, `group`, the number of what intervals are taken over, and `part`.
 
     Args:
         name: `where` or `id`; values: of the rows, (num_rows,).

@@ -156,7 +156,7 @@ class DocumentSums:
     lost: LostCharacters = field(default_factory=LostCharacters)
 
     def columns(self) -> Columns:
-        """What its row says of a document."""
+        """Columns of the documents' rows."""
         counts = {"num_targets": self.targets, "num_chars": self.chars, "num_bytes": self.num_bytes}
         return {"loss": self.nll, **counts}
 
@@ -264,7 +264,7 @@ def _rows(data: TextData, kinds: list[_Kind], asked: list[_Asked], metrics: dict
 
 
 def _named(data: TextData, seq_ids: np.ndarray) -> Columns:
-    """What the rows of sequences begin with; a pair has the place of its document."""
+    """First columns of the rows of sequences; a pair has the place of its document."""
     documents = seq_ids if data.replies is None else data.replies.document[seq_ids]
     places = objects([data.tokens.where(document) for document in documents.tolist()])
     return named(data, seq_ids, WHERE, places) | {

@@ -174,7 +174,7 @@ ACCURACIES = {"accuracy": "question", "caption_accuracy": "caption"}  # by the k
 
 
 def _columns(data: VqaData, seq_ids: np.ndarray, captions: np.ndarray) -> Columns:
-    """What a row says before it is answered: its `kind`, the `question`, and as `label` the commonest answer."""
+    """Columns of rows before they are answered: `kind`, `question`, and as `label` the commonest answer."""
     return placed(data, seq_ids) | {
         KIND: objects([ACCURACIES["caption_accuracy" if one else "accuracy"] for one in captions]),
         "question": objects([data.examples[i].question for i in seq_ids]),
