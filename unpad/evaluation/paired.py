@@ -80,7 +80,8 @@ def compare_rows(runs: Sequence[str], names: Sequence[str]) -> list[Paired]:
     for run, name in zip(runs, names, strict=True):
         with progress(f"evaluating {name}"):
             scored = score(run)
-            measured_rows.append(rows_of(scored.evaluation, scored.data, scored.part))
+            rows = rows_of(scored.evaluation, scored.data, scored.part)
+        measured_rows.append(rows.only(rows.columns[PART] == scored.part))  # without questions of the training part
     first, *others = measured_rows
     return [paired(names[0], name, first, rows) for name, rows in zip(names[1:], others, strict=True)]
 
@@ -100,11 +101,10 @@ def paired(first: str, second: str, a: Rows, b: Rows) -> Paired:
         fix = "train both on the same files, under the same names, with the same data.holdout and train.seed"
         raise SourceError(what, where="--rows", fix=fix)
     theirs = [others[keys[row]] for row in mine]
-    common_a = {name: column[mine] for name, column in a.columns.items()}
-    common_b = {name: column[theirs] for name, column in b.columns.items()}
+    common = a.only(np.array(mine)).columns, b.only(np.array(theirs)).columns
     differences = {}
     for name, measure in a.measures.items():
-        if name in b.measures and (found := _difference(common_a, common_b, measure)) is not None:
+        if name in b.measures and (found := _difference(*common, measure)) is not None:
             differences[name] = found
     alone = len(keys) - len(mine), len(others) - len(mine)
     return Paired(first, second, len(mine), *alone, differences)

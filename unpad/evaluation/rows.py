@@ -63,6 +63,10 @@ class Rows:
     def __len__(self) -> int:
         return len(self.columns[GROUP])
 
+    def only(self, chosen: np.ndarray) -> Rows:
+        """Some of the rows, by a mask or by their numbers."""
+        return replace(self, columns={name: column[chosen] for name, column in self.columns.items()})
+
     def of_part(self, part: str) -> Rows:
         """The same rows, with the name of the part in those that name none."""
         named = [part if one is None else one for one in self.columns[PART]]
