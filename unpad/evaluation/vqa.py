@@ -160,7 +160,7 @@ def evaluate(run: LoadedRun, over: Measuring[VqaData], num_shown: int) -> Evalua
         for mode, scores in by_mode.items():
             columns[f"right_{mode}"] = np.full(len(ids), np.nan)
             columns[f"right_{mode}"][~captions] = scores
-        if by_mode or len(run.model.modes) > 1:
+        if len(run.model.modes) > 1:
             columns |= {"num_patches": data.num_patches[ids], "num_given": num_given}
             columns |= {f"num_kept_block_{block}": column for block, column in enumerate(num_kept.T)}
         measures: dict[str, Ratio | Ranked] = {"loss": Ratio("loss", "num_targets")}
