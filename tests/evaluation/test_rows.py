@@ -19,7 +19,7 @@ from unpad.errors import SourceError
 from unpad.evaluation import binary
 from unpad.evaluation.paired import paired
 from unpad.evaluation.patients import MEASURES
-from unpad.evaluation.rows import Ratio, Rows, objects
+from unpad.evaluation.rows import ExampleRows, Ratio, objects
 from unpad.evaluation.run import evaluate_new, evaluate_run
 
 Table = dict[str, np.ndarray]
@@ -166,9 +166,9 @@ def test_rows_of_patients_are_for_their_owner(
 # --------------------------------------------------------------------------- pairs of runs
 
 
-def rows_of(places: list[str], loss: list[float], targets: list[int], groups: list[int], **columns: Any) -> Rows:
+def rows_of(places: list[str], loss: list[float], targets: list[int], groups: list[int], **columns: Any) -> ExampleRows:
     given = {name: objects(values) for name, values in columns.items()}
-    return Rows(
+    return ExampleRows(
         {
             "where": objects(places), "group": np.array(groups), "part": objects(["valid"] * len(places)),
             "loss": np.array(loss), "num_targets": np.array(targets), **given,
@@ -201,7 +201,7 @@ def test_ranks_are_compared_on_the_same_draws() -> None:
     places, ones, groups = [f"x:{i}" for i in range(8)], [1] * 8, list(range(8))
     good = [0.1, 0.8, 0.5, 0.9, 0.3, 0.2, 0.7, 0.4]
 
-    def run(probability: list[float]) -> Rows:
+    def run(probability: list[float]) -> ExampleRows:
         return rows_of(places, [1.0] * 8, ones, groups, label=label, probability=probability)
 
     fair = [*good[:6], 0.25, good[7]]  # which some draws are without

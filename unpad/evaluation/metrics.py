@@ -6,12 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.cells import cell_len
 
-from unpad.evaluation.rows import Rows
 from unpad.terminal.table import columns, number_of, wrapped
+
+if TYPE_CHECKING:
+    from unpad.evaluation.rows import ExampleRows
 
 NUM_RESAMPLES = 1000
 TAILS = (2.5, 97.5)  # percentiles that bound 95 %
@@ -100,7 +103,7 @@ class Evaluation:
     metrics: dict[str, Metric]
     lines: list[str]
     drawn: dict[str, object] | None = None
-    rows: Callable[[], Rows] | None = None
+    rows: Callable[[], ExampleRows] | None = None
 
 
 @dataclass(frozen=True)

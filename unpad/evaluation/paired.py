@@ -13,7 +13,7 @@ from unpad.data.family import family_name
 from unpad.errors import RecipeError, SourceError
 from unpad.evaluation.binary import measured
 from unpad.evaluation.metrics import Metric, interval, metric_lines, resample
-from unpad.evaluation.rows import GROUP, ID, KIND, PART, WHERE, Columns, Ranked, Ratio, Rows
+from unpad.evaluation.rows import GROUP, ID, KIND, PART, WHERE, Columns, ExampleRows, Ranked, Ratio
 from unpad.evaluation.run import rows_of, score
 from unpad.run.folder import find_run, run_recipe
 from unpad.terminal.progress import progress
@@ -86,7 +86,7 @@ def compare_rows(runs: Sequence[str], names: Sequence[str]) -> list[Paired]:
     return [paired(names[0], name, first, rows) for name, rows in zip(names[1:], others, strict=True)]
 
 
-def paired(first: str, second: str, a: Rows, b: Rows) -> Paired:
+def paired(first: str, second: str, a: ExampleRows, b: ExampleRows) -> Paired:
     """Compare the rows of two runs that have the same id or place; several of one place are taken in order.
 
     Groups are those of the first run.
@@ -110,7 +110,7 @@ def paired(first: str, second: str, a: Rows, b: Rows) -> Paired:
     return Paired(first, second, len(mine), *alone, differences)
 
 
-def _keys(rows: Rows) -> list[tuple[str, str, int]]:
+def _keys(rows: ExampleRows) -> list[tuple[str, str, int]]:
     """Kind, id or place of every row, and how many rows before it have the same."""
     names = rows.columns[ID if ID in rows.columns else WHERE]
     kinds = rows.columns.get(KIND, [""] * len(names))

@@ -23,7 +23,7 @@ from unpad.errors import SourceError
 from unpad.evaluation import binary, sets
 from unpad.evaluation.family import HeldOutInputs, Numbers, evenly
 from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, Refused
-from unpad.evaluation.rows import ID, Columns, Ranked, Ratio, Rows, named, objects
+from unpad.evaluation.rows import ID, Columns, ExampleRows, Ranked, Ratio, named, objects
 from unpad.inference.embed import predicts
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patient_marks import mark_patients, refuse_unknown, unknown_lines
@@ -190,7 +190,7 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> Eval
         measures |= {name: Ratio(name, f"num_{name}") for name in by_patient if f"num_{name}" in by_patient}
         drawn["counts"] |= {"sets": len(scores.patient)}
     shown = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in drawn["counts"].items())
-    return Evaluation(metrics, [f"evaluated: {shown}", *lines], drawn, lambda: Rows(columns, measures))
+    return Evaluation(metrics, [f"evaluated: {shown}", *lines], drawn, lambda: ExampleRows(columns, measures))
 
 
 def _columns(predictions: PatientPredictions, classifies: bool) -> Columns:

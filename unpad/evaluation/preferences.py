@@ -16,7 +16,6 @@ from unpad.data.measuring import Measuring
 from unpad.errors import CheckpointError, RecipeError, SourceError
 from unpad.evaluation.metrics import HeldOut, Metric, mean_of
 from unpad.evaluation.per_sequence import token_sums
-from unpad.evaluation.rows import Columns
 from unpad.interchange.origin import starting_weights
 from unpad.models.contract import LearnsPreferences, Model
 from unpad.nn.native.quantized import plain_copy
@@ -28,6 +27,7 @@ from unpad.run.folder import CHECKPOINTS
 from unpad.run.kept import read_reference
 
 if TYPE_CHECKING:  # training computes references, and loads no runs
+    from unpad.evaluation.rows import Columns
     from unpad.inference.loaded import LoadedRun
 
 

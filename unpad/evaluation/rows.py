@@ -49,7 +49,7 @@ class Ranked(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class ExampleRows:
     """Rows of an evaluation.
 
     Args:
@@ -63,11 +63,11 @@ class Rows:
     def __len__(self) -> int:
         return len(self.columns[GROUP])
 
-    def only(self, chosen: np.ndarray) -> Rows:
+    def only(self, chosen: np.ndarray) -> ExampleRows:
         """Some of the rows, by a mask or by their numbers."""
         return replace(self, columns={name: column[chosen] for name, column in self.columns.items()})
 
-    def of_part(self, part: str) -> Rows:
+    def of_part(self, part: str) -> ExampleRows:
         """The same rows, with the name of the part in those that name none."""
         named = [part if one is None else one for one in self.columns[PART]]
         return replace(self, columns=self.columns | {PART: objects(named)})
@@ -128,7 +128,7 @@ def check_file(out: Path) -> None:
             raise OSError(errno.EACCES, "")
 
 
-def write_rows(out: Path, rows: Rows, *, private: bool) -> None:
+def write_rows(out: Path, rows: ExampleRows, *, private: bool) -> None:
     """Write rows as parquet, or as JSON lines if the file is named so; an existing file is replaced.
 
     Args:

@@ -16,7 +16,7 @@ from unpad.errors import DiskError, RecipeError, SourceError
 from unpad.evaluation.family import check_new, measures_of
 from unpad.evaluation.metrics import Evaluation, Metric, NewFacts
 from unpad.evaluation.quantized import against_original
-from unpad.evaluation.rows import Rows, write_rows
+from unpad.evaluation.rows import ExampleRows, write_rows
 from unpad.inference.loaded import LoadedRun, load
 from unpad.recipes.data import Source
 from unpad.recipes.recipe import Recipe
@@ -124,7 +124,7 @@ def evaluate_run(
 
 
 @dataclass(frozen=True, eq=False)
-class Scored:
+class ScoredRun:
     """Evaluation of a part of a run's own data.
 
     Args:
@@ -140,7 +140,7 @@ class Scored:
     evaluation: Evaluation
 
 
-def score(run: str, num_shown: int = 0, part: str | None = None) -> Scored:
+def score(run: str, num_shown: int = 0, part: str | None = None) -> ScoredRun:
     """Evaluate a part of a run's own data, and write nothing; see `evaluate_run`."""
     loaded = load(run)
     measured = run_id(loaded.folder)
@@ -156,10 +156,10 @@ def score(run: str, num_shown: int = 0, part: str | None = None) -> Scored:
         raise _no_rows(part)
     best_of = _checks(loaded) if part == PARTS[Split.HOLDOUT] else None
     evaluation = _measure(loaded, own_data, seq_ids, num_shown, part, best_of)
-    return Scored(loaded, measured, own_data, part, best_of, evaluation)
+    return ScoredRun(loaded, measured, own_data, part, best_of, evaluation)
 
 
-def rows_of(evaluation: Evaluation, data: Data, part: str) -> Rows:
+def rows_of(evaluation: Evaluation, data: Data, part: str) -> ExampleRows:
     """The rows that were measured.
 
     Raises:

@@ -25,7 +25,7 @@ from unpad.evaluation.attention_maps import maps_of_text
 from unpad.evaluation.family import Prompt, TrainedModel, evenly
 from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, Refused, interval, mean_of, resample
 from unpad.evaluation.per_sequence import token_sums
-from unpad.evaluation.rows import KIND, PART, WHERE, Columns, Ranked, Ratio, Rows, joined, named, objects
+from unpad.evaluation.rows import KIND, PART, WHERE, Columns, ExampleRows, Ranked, Ratio, joined, named, objects
 from unpad.inference.generate import complete
 from unpad.inference.loaded import LoadedRun, generation_precision
 from unpad.models.contract import Generates
@@ -229,7 +229,7 @@ _Asked = tuple[str, np.ndarray, list[JudgedReply]]  # end of the metric's name, 
 BITS = 1 / math.log(2)  # in a nat
 
 
-def _rows(data: TextData, kinds: list[_Kind], asked: list[_Asked], metrics: dict[str, Metric]) -> Rows:
+def _rows(data: TextData, kinds: list[_Kind], asked: list[_Asked], metrics: dict[str, Metric]) -> ExampleRows:
     """The rows that were measured, and the training questions that were asked; of pairs a row each.
 
     `kind`; `loss` in nats, `num_targets`, and of documents `num_chars` and `num_bytes`, of pairs `margin` and `right`;
@@ -260,7 +260,7 @@ def _rows(data: TextData, kinds: list[_Kind], asked: list[_Asked], metrics: dict
             found |= {f"bits_per_{unit}": Ratio("loss", f"num_{unit}s", only, BITS) for unit in ("char", "byte")}
         refused = {name for name in found if isinstance(metrics[prefix + name], Refused)}
         measures |= {prefix + name: measure for name, measure in found.items() if name not in refused}
-    return Rows(columns, measures | {f"keywords_{label}": Ratio(f"keywords_{label}") for label, _, _ in asked})
+    return ExampleRows(columns, measures | {f"keywords_{label}": Ratio(f"keywords_{label}") for label, _, _ in asked})
 
 
 def _named(data: TextData, seq_ids: np.ndarray) -> Columns:

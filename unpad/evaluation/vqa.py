@@ -17,7 +17,7 @@ from unpad.data.vqa import VqaData
 from unpad.evaluation.family import Prompt, evenly
 from unpad.evaluation.metrics import Evaluation, Extremes, HeldOut, Metric, NewFacts, interval, mean_of, resample
 from unpad.evaluation.per_sequence import token_sums
-from unpad.evaluation.rows import KIND, Columns, Ranked, Ratio, Rows, objects, placed
+from unpad.evaluation.rows import KIND, Columns, ExampleRows, Ranked, Ratio, objects, placed
 from unpad.inference.answers import answer, answer_counted, answer_shown
 from unpad.inference.loaded import LoadedRun
 from unpad.models.vision_language.model import VisionLanguage
@@ -154,7 +154,7 @@ def evaluate(run: LoadedRun, over: Measuring[VqaData], num_shown: int) -> Evalua
         for i in order[:num_shown]
     ]
 
-    def rows() -> Rows:
+    def rows() -> ExampleRows:
         columns = _columns(data, ids, captions) | {"prediction": objects(answers), "right": right}
         columns |= {"loss": nll, "num_targets": targets.astype(np.int64)}
         for mode, scores in by_mode.items():
@@ -165,7 +165,7 @@ def evaluate(run: LoadedRun, over: Measuring[VqaData], num_shown: int) -> Evalua
             columns |= {f"num_kept_block_{block}": column for block, column in enumerate(num_kept.T)}
         measures: dict[str, Ratio | Ranked] = {"loss": Ratio("loss", "num_targets")}
         measures |= {name: Ratio("right", None, kind) for name, kind in ACCURACIES.items() if name in metrics}
-        return Rows(columns, measures | {f"accuracy_{mode}": Ratio(f"right_{mode}") for mode in by_mode})
+        return ExampleRows(columns, measures | {f"accuracy_{mode}": Ratio(f"right_{mode}") for mode in by_mode})
 
     return Evaluation(metrics, lines, drawn, rows)
 
