@@ -194,7 +194,9 @@ def test_eval_passes_its_options_on_and_adds_the_cost_only_if_asked(unpad: Shell
     told = unpad("eval", "mine")
     assert told.out.splitlines() == ["a reply", "loss      2.0000   1.0000 to 3.0000   of 4"]
     calls.replace("unpad.evaluation.vqa_cost.evaluate_cost", {"cache_bytes_hard": Metric(5.0, 5.0, 5.0, 1)})
-    told = unpad("eval", "mine", "--replies", 2, "--split", "train", "--data", "new", "--cost", "--json")
+    told = unpad(
+        "eval", "mine", "--replies", 2, "--split", "train", "--data", "new", "--cost", "--json", "--rows", "rows.jsonl"
+    )
     of = {"num_groups": None, "part": None, "best_of": None}
     assert json.loads(told.out) == {
         "loss": {"value": 2.0, "low": 1.0, "high": 3.0, "num": 4, **of},
@@ -202,8 +204,8 @@ def test_eval_passes_its_options_on_and_adds_the_cost_only_if_asked(unpad: Shell
         "near_duplicates": {"near": 1},
     }
     assert calls.made == [
-        ("evaluate_run", ("mine", 0, None)),
-        ("evaluate_new", ("mine", 2, "train", Path("new"))),
+        ("evaluate_run", ("mine", 0, None, None, None)),
+        ("evaluate_new", ("mine", 2, "train", Path("new"), Path("rows.jsonl"))),
         ("evaluate_cost", ("mine",)),
     ]
     assert unpad("eval", "mine", "--split", "all").code == 2

@@ -16,8 +16,8 @@ from benchmarks.size import (
 
 # Lower a number where a change made it smaller; code lines and files also grow with features, which then say so here.
 MOST = {
-    "code lines": 57_150,  # checks of the doctor, rows of trainers, a server, quantized weights, tables of questions
-    "files": 435,
+    "code lines": 57_490,  # checks of the doctor, a server, quantized weights, tables of questions, rows of evaluations
+    "files": 438,
     "doubled class names": 1,
     "modules from training/loop.py": 127,
     "family names outside of families": 0,

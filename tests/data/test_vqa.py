@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
@@ -272,10 +273,14 @@ def test_runs_with_fewer_visual_tokens_train_answer_and_are_proven(
 
     right = vqa.answer
     monkeypatch.setattr(vqa, "answer", answer)
-    metrics = evaluate_run(str(tmp_path / "run"))[0]
+    metrics = evaluate_run(str(tmp_path / "run"), rows=tmp_path / "rows.parquet")[0]
     assert undeclared("vqa", metrics) == []
+    told = pq.read_table(tmp_path / "rows.parquet")
+    with_images = told.filter(np.array(told["num_patches"]) > 0)
+    assert np.mean(with_images["num_kept_block_1"]) == metrics["kept_block_1"].value
     for mode in ("origin", *modes):
         assert 0 <= metrics[f"accuracy_{mode}"].value <= 1
+        assert np.mean(told[f"right_{mode}"].drop_null()) == metrics[f"accuracy_{mode}"].value
     assert metrics["accuracy"] == metrics["accuracy_hard"]
     assert seen == ["origin", *modes[:-1]], "answers in every other mode"
     assert 1 <= metrics["kept_final"].low <= metrics["kept_final"].value < metrics["visual_tokens"].value

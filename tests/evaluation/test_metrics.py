@@ -31,7 +31,7 @@ LESS = ("loss", "perplexity", "bits_per", "brier", "calibration_error", "reconst
 
 def of_text() -> list[str]:
     sums = text.DocumentSums(*(np.ones(3) for _ in range(4)))
-    names = [*text.summarise(sums), *preferences.summarise(preferences.Margins(*np.ones((3, 4))))]
+    names = [*text.summarise(sums), *preferences.summarise(preferences.Margins(*np.ones((4, 4))))]
     kinds = ("", "text_", "chat_", "pairs_")
     return [*(kind + name for kind in kinds for name in names), "keywords_trained", "keywords_heldout"]
 

@@ -24,7 +24,7 @@ from unpad.evaluation import binary
 from unpad.evaluation.metrics import Refused, metric_lines
 from unpad.evaluation.patients import _thin, count, courses, describe, evaluate, held_out, summarise
 from unpad.evaluation.run import evaluate_run
-from unpad.evaluation.sets import SetScores, score_sets, summarise_sets
+from unpad.evaluation.sets import SetScores, score_sets, set_columns, summarise_sets
 from unpad.inference.patients import PatientPredictions, predict
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.recipes.training import PlanSettings
@@ -175,6 +175,10 @@ def test_the_next_set_is_compared_with_what_came_and_never_with_another_patient(
     data, model = draw(), Guess()
     found = score_sets(Measuring(model, data, np.arange(40), MANY), True, True)
     metrics = summarise_sets(found, CODES)
+    of_rows = set_columns(found, CODES)
+    ratios = {name: of_rows[name].sum() / of_rows[f"num_{name}"].sum() for name in metrics}
+    assert ratios == pytest.approx({name: metric.value for name, metric in metrics.items()})
+    assert [of_rows["num_reconstruction"][seq] for seq in range(40)] == [len(sizes) for sizes in data.set_sizes]
     recalls: dict[int, list[float]] = {5: [], 10: []}
     areas, nats, rebuilt = [], [], []
     for seq in range(40):

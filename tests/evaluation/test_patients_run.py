@@ -104,10 +104,13 @@ def test_vectors_of_other_patients_are_those_they_would_have_had(unpad: Shell, r
     for person in (FIRST + 1, FIRST + 3):
         before, now = (table["embedding"][table["id"].index(person)] for table in (known, found))
         assert now == pytest.approx(before, rel=1e-4, abs=1e-5)
+    split = dict(zip(known["id"], known["split"], strict=True))
+    assert found["trained"] == [split.get(person) == "train" for person in found["id"]]
+    assert set(found["trained"]) == {True, False}
     sets = tmp_path / "sets.parquet"
     assert unpad("embed", run, "--data", tmp_path / "others", "--level", "set", "--out", sets).code == 0
     table = pq.read_table(sets)
-    marks = ["events", "unknown_codes", "outside_range", "mark"]
+    marks = ["events", "unknown_codes", "outside_range", "mark", "trained"]
     assert table.column_names == ["id", "set_index", "days_from_landmark", *marks, "embedding"]
     first = [index == 0 for index in table["set_index"].to_pylist()]
     assert [day is None for day in table["days_from_landmark"].to_pylist()] == first, "ages have no time"

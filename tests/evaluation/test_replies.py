@@ -88,17 +88,23 @@ def test_only_questions_with_keywords_are_asked(trained: tuple[LoadedRun, TokenS
 
 
 def test_evaluation_of_the_run_scores_both_sides_and_shows_replies(
-    trained: tuple[LoadedRun, TokenSet, Path], monkeypatch: pytest.MonkeyPatch
+    trained: tuple[LoadedRun, TokenSet, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder = trained[2]
     monkeypatch.setenv("UNPAD_CACHE", str(folder / "cache"))
-    metrics, lines = evaluate_run(str(folder / "run"), num_shown=1)
+    metrics, lines = evaluate_run(str(folder / "run"), num_shown=1, rows=tmp_path / "rows.jsonl")
     assert metrics["keywords_trained"].value == pytest.approx(2 / 3)
     assert metrics["keywords_trained"].num == 3
     assert metrics["keywords_heldout"].value == 1
     assert {"loss", "perplexity", "bits_per_char", "bits_per_byte"} <= set(metrics)
-    assert [line.split()[0] for line in lines] == ["trained", "reply", "heldout", "reply"]
+    assert [line.split()[0] for line in lines[:-1]] == ["trained", "reply", "heldout", "reply"]
     assert lines[3].endswith("天空是蓝色的。")
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text("utf-8").splitlines()]
+    asked = [row for row in rows if row["keywords_trained"] is not None]
+    assert [row["keywords_trained"] for row in asked] == [1, 1, 0]
+    assert [row["reply"] for row in asked] == [said for _, said, _ in TALKS[:3]]
+    assert all((row["part"], row["loss"], row["num_targets"]) == ("train", None, None) for row in asked)
+    assert [row["part"] for row in rows if row["keywords_heldout"] == 1] == ["valid"]
 
 
 def test_samples_are_the_likeliest_replies_to_held_out_questions(

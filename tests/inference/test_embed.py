@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -14,7 +14,10 @@ from tests.helpers.families import Finished
 from tests.helpers.shell import Shell
 from tests.helpers.untrained_patients import Guess, Patients, draw
 from unpad.batching.plan import Micro
-from unpad.inference.embed import embed, embed_file
+from unpad.data.patients import EventData
+from unpad.errors import SourceError
+from unpad.inference.embed import embed, embed_file, trained
+from unpad.inference.loaded import LoadedRun
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.recipes.data import EventLabels
 from unpad.recipes.training import PlanSettings
@@ -99,6 +102,21 @@ def test_vectors_do_not_depend_on_the_batches(monkeypatch: pytest.MonkeyPatch, l
     one, many = (embed(opened(monkeypatch, data, size), data, level) for size in (1, 400))
     assert np.array_equal(one.patient, many.patient)
     assert one.embedding == pytest.approx(many.embedding, abs=1e-5)
+
+
+def test_who_trained_the_run_is_unknown_where_its_data_cannot_be_read() -> None:
+    def gone() -> Any:
+        raise SourceError("there is no such file", where="people.csv", fix="put it back")
+
+    def known_to(ids_by_part: Any) -> tuple[list[bool | None], str]:
+        people = SimpleNamespace(identities=lambda: ["7", "8", "9"])
+        column, line = trained(cast(LoadedRun, SimpleNamespace(ids_by_part=ids_by_part)), cast(EventData, people))
+        return column.to_pylist(), line
+
+    why = "not compared by id with those of the run: the run's own data cannot be read: there is no such file"
+    assert known_to(gone) == ([None] * 3, why)
+    parts = {"train": {"7", "1"}, "valid": {"9"}}
+    assert known_to(lambda: parts) == ([True, False, False], "the run trained on 1 of 3 patients, by id")
 
 
 def test_a_run_of_texts_is_refused(unpad: Shell, finished: Finished, tmp_path: Path) -> None:

@@ -133,6 +133,12 @@ def evaluate(
         Path | None,
         typer.Option(parser=user_path, help="New labelled data in the form of the run's, a file or a folder, instead."),
     ] = None,
+    rows: Annotated[
+        Path | None,
+        typer.Option(
+            parser=new_path, help="Also write a row per example here: parquet, or JSON lines if it ends in .jsonl."
+        ),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Evaluate a run on data it was not trained on, with 95 % confidence intervals.
@@ -142,14 +148,17 @@ def evaluate(
     """
     check_run(run, places=[data] if data is not None else [])
     from unpad.evaluation.metrics import metric_lines
+    from unpad.evaluation.rows import check_file
     from unpad.evaluation.run import evaluate_new, evaluate_run
 
+    if rows is not None:
+        check_file(rows)
     facts: dict[str, object] = {}
     with progress("evaluating"):
         if data is None:
-            metrics, shown = evaluate_run(run, replies, part)
+            metrics, shown = evaluate_run(run, replies, part, None, rows)
         else:
-            found = evaluate_new(run, replies, part, data)
+            found = evaluate_new(run, replies, part, data, rows)
             metrics, shown, facts = found.metrics, found.lines, found.facts
         if cost:
             from unpad.evaluation.vqa_cost import evaluate_cost

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from unpad.cli.early import check_names, check_run
+from unpad.cli.early import check_names, check_run, load_torch
 from unpad.cli.options import Debug, Json, RunArgument, override_words, print_json, run_names
 from unpad.errors import REPLAY_DIFFERS
 from unpad.storage.paths import new_path, user_path
@@ -49,18 +49,36 @@ def compare(
     out: Annotated[Path, typer.Option(parser=new_path, help="The page of curves and tables to write.")] = Path(
         "compare.html"
     ),
+    rows: Annotated[
+        bool, typer.Option("--rows", help="Also evaluate them, and show differences on the rows that both hold out.")
+    ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Put runs side by side: where their recipes differ, what they reached, and a page with their curves."""
+    """Put runs side by side: where their recipes differ, what they reached, and a page with their curves.
+
+    With --rows: differences of their metrics to the first run's, with 95 % intervals over groups of rows.
+    """
     check_names(runs)
+    if rows:
+        load_torch()
+        from unpad.evaluation.paired import check_families
+
+        check_families(runs)
     from unpad.run.compare import compare
 
     found = compare(runs, out)
+    shown, lines = found.to_json(), [*found.lines(), "", str(out)]
+    if rows:
+        from unpad.evaluation.paired import compare_rows
+
+        others = compare_rows(runs, found.names)
+        shown |= {"rows": [one.to_json() for one in others]}
+        lines += [line for one in others for line in ("", *one.lines())]
     if as_json:
-        print_json(found.to_json())
+        print_json(shown)
     else:
-        print_lines([*found.lines(), "", str(out)])
+        print_lines(lines)
 
 
 Moved = Annotated[

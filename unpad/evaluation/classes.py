@@ -12,6 +12,7 @@ from unpad.batching.batch import RaggedBatch
 from unpad.data.measuring import Measuring
 from unpad.data.rows import ClassData
 from unpad.evaluation.metrics import HeldOut
+from unpad.evaluation.rows import ExampleRows, Ratio, objects, placed
 from unpad.models.contract import Classifies
 
 
@@ -63,3 +64,17 @@ def held_out(over: Measuring[ClassData[Any]]) -> HeldOut:
     predictions = predict(over)
     loss = float(predictions.nll.mean())
     return HeldOut(loss, {"loss": loss, "accuracy": float(predictions.right.mean())}, len(over.seq_ids))
+
+
+def rows(over: Measuring[ClassData[Any]], predictions: ClassPredictions) -> ExampleRows:
+    """The rows that were measured: `label`, `prediction`, `right`, `loss`, and `probability_CLASS` of every class."""
+    classes, probabilities = over.data.classes, np.exp(predictions.log_p)
+    columns = placed(over.data, over.seq_ids) | {
+        "label": objects([classes[i] for i in predictions.labels]),
+        "prediction": objects([classes[i] for i in predictions.chosen]),
+        "right": predictions.right,
+        "loss": predictions.nll,
+        "num_targets": np.ones(len(predictions.labels), np.int64),
+    }
+    columns |= {f"probability_{name}": probabilities[:, index] for index, name in enumerate(classes)}
+    return ExampleRows(columns, {"loss": Ratio("loss", "num_targets"), "accuracy": Ratio("right")})

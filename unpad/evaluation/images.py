@@ -16,7 +16,7 @@ from unpad.data.rows import read_classes
 from unpad.data.sources.images import read_bytes
 from unpad.data.sources.split import Split
 from unpad.evaluation.attention_maps import maps_of_image
-from unpad.evaluation.classes import ClassPredictions, predict
+from unpad.evaluation.classes import ClassPredictions, predict, rows
 from unpad.evaluation.classes import held_out as held_out
 from unpad.evaluation.family import HeldOutInputs, Numbers, TrainedModel, evenly
 from unpad.evaluation.metrics import Evaluation, Metric, NewFacts, exact_share, interval, mean_of, resample
@@ -55,7 +55,7 @@ def evaluate(run: LoadedRun, over: Measuring[ImageData], num_shown: int) -> Eval
         f"it is {data.classes[predictions.labels[i]]}"
         for i in wrong
     ]
-    return Evaluation(metrics, lines, describe(predictions, data.classes))
+    return Evaluation(metrics, lines, describe(predictions, data.classes), lambda: rows(over, predictions))
 
 
 def check_new(data: ImageData, path: Path) -> NewFacts:

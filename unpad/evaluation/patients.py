@@ -6,7 +6,7 @@ of one patient are not independent. Measures of the prediction leave out patient
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from unpad.errors import SourceError
 from unpad.evaluation import binary, sets
 from unpad.evaluation.family import HeldOutInputs, Numbers, evenly
 from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, Refused
+from unpad.evaluation.rows import ID, Columns, ExampleRows, Ranked, Ratio, named, objects
 from unpad.inference.embed import predicts
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patient_marks import mark_patients, refuse_unknown, unknown_lines
@@ -167,11 +168,15 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> Eval
     metrics: dict[str, Metric] = {}
     drawn: dict[str, Any] = {"family": "events", "counts": {"patients": len(ids)}}
     lines: list[str] = []
+    columns = named(data, ids, ID, data.ids[ids])
+    measures: dict[str, Ratio | Ranked] = {}
     if trains(model, "classification") or trains(model, "hazard"):
         predictions = predict(over)
         classifies = trains(model, "classification") and bool(predictions.known.any())
         metrics |= summarise(predictions, classifies, classifies or trains(model, "hazard"))
         drawn["counts"] |= count(predictions, data.labels is not None)
+        columns |= _columns(predictions, classifies)
+        measures |= {name: measure for name, measure in MEASURES.items() if name in metrics}
         if classifies:
             lines = _surest_wrong(predictions, data, ids, num_shown)
             drawn |= describe(predictions)
@@ -180,9 +185,49 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> Eval
     if any(wanted):
         scores = sets.score_sets(over, *wanted)
         metrics |= sets.summarise_sets(scores, data.codes)
+        by_patient = sets.set_columns(scores, data.codes)
+        columns |= by_patient
+        measures |= {name: Ratio(name, f"num_{name}") for name in by_patient if f"num_{name}" in by_patient}
         drawn["counts"] |= {"sets": len(scores.patient)}
     shown = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in drawn["counts"].items())
-    return Evaluation(metrics, [f"evaluated: {shown}", *lines], drawn)
+    return Evaluation(metrics, [f"evaluated: {shown}", *lines], drawn, lambda: ExampleRows(columns, measures))
+
+
+def _columns(predictions: PatientPredictions, classifies: bool) -> Columns:
+    """Columns of the patients' rows: `risk`, `duration` and `observed`; if the model `classifies`, `label` (0, 1 or
+    None), `probability`, `loss` in nats and `num_targets`, 1 where the outcome is known."""
+    timed, known = ~np.isnan(predictions.durations), predictions.known
+    columns: Columns = {"risk": predictions.risk, "duration": predictions.durations}
+    columns["observed"] = _known_only(predictions.observed, timed)
+    if classifies:
+        columns["label"] = _known_only(predictions.labels, known)
+        columns["probability"] = predictions.p
+        columns["loss"] = np.full(len(known), np.nan)
+        columns["loss"][known] = predictions.nll
+        columns["num_targets"] = known.astype(np.int64)
+    return columns
+
+
+def _known_only(values: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """(num,) object, None where a value is not known."""
+    return objects([value if one else None for value, one in zip(values.tolist(), known.tolist(), strict=True)])
+
+
+def _of_outcome(measure: Callable[[np.ndarray, np.ndarray, np.ndarray | None], np.ndarray]) -> Ranked:
+    return Ranked("label", lambda rows, w: measure(rows["label"].astype(np.int64), rows["probability"], w))
+
+
+# Metrics of the prediction by the columns that they are of.
+MEASURES: dict[str, Ratio | Ranked] = {
+    "loss": Ratio("loss", "num_targets"),
+    "auroc": _of_outcome(binary.auroc),
+    "average_precision": _of_outcome(binary.average_precision),
+    "brier": _of_outcome(binary.brier),
+    "accuracy": _of_outcome(binary.accuracy),
+    "concordance": Ranked(
+        "observed", lambda rows, w: binary.concordance(rows["risk"], rows["duration"], rows["observed"].astype(bool), w)
+    ),
+}
 
 
 def check_new(data: EventData, path: Path) -> NewFacts:

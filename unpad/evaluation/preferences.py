@@ -27,20 +27,27 @@ from unpad.run.folder import CHECKPOINTS
 from unpad.run.kept import read_reference
 
 if TYPE_CHECKING:  # training computes references, and loads no runs
+    from unpad.evaluation.rows import Columns
     from unpad.inference.loaded import LoadedRun
 
 
 class Margins(NamedTuple):
-    """Loss in nats, margin of the chosen reply's reward, and group of every pair; (num_pairs,) each."""
+    """Loss in nats, margin of the chosen reply's reward, group and chosen sequence of every pair, (num_pairs,)."""
 
     loss: np.ndarray
     margin: np.ndarray
     group: np.ndarray
+    chosen: np.ndarray
 
     @property
     def right(self) -> np.ndarray:
         """1 where the chosen reply has the larger reward, (num_pairs,) float64."""
         return (self.margin > 0).astype(np.float64)
+
+    def columns(self) -> Columns:
+        """Columns of the pairs' rows."""
+        num = np.ones(len(self.loss), np.int64)
+        return {"loss": self.loss, "num_targets": num, "margin": self.margin, "right": self.right}
 
 
 def log_probabilities(over: Measuring[Data], precision: Precision = "fp32") -> np.ndarray:
@@ -78,7 +85,7 @@ def margins(over: Measuring[Data]) -> Margins:
     gain[seq_ids] = log_probabilities(replace(over, seq_ids=seq_ids)) - data.replies.reference[seq_ids]
     chosen = seq_ids[data.replies.is_chosen(seq_ids)]
     margin = model.beta * (gain[chosen] - gain[data.replies.rejected_of(chosen)])
-    return Margins(np.logaddexp(0, -margin), margin, data.table.group[chosen])
+    return Margins(np.logaddexp(0, -margin), margin, data.table.group[chosen], chosen)
 
 
 def held_out(over: Measuring[Data]) -> HeldOut:

@@ -16,6 +16,7 @@ from unpad.errors import DiskError, RecipeError, SourceError
 from unpad.evaluation.family import check_new, measures_of
 from unpad.evaluation.metrics import Evaluation, Metric, NewFacts
 from unpad.evaluation.quantized import against_original
+from unpad.evaluation.rows import ExampleRows, write_rows
 from unpad.inference.loaded import LoadedRun, load
 from unpad.recipes.data import Source
 from unpad.recipes.recipe import Recipe
@@ -84,7 +85,7 @@ SPLITS = {name: split for split, name in PARTS.items()}
 
 
 def evaluate_run(
-    run: str, num_shown: int = 0, part: str | None = None, data: Path | None = None
+    run: str, num_shown: int = 0, part: str | None = None, data: Path | None = None, rows: Path | None = None
 ) -> tuple[dict[str, Metric], list[str]]:
     """Evaluate a run, in fp32, so that no number depends on batching or hardware format.
 
@@ -98,6 +99,7 @@ def evaluate_run(
         part: train, valid or test; None is test if the data has a test part, otherwise valid. Of new data only rows
             that declare the part are measured, or all of them with None.
         data: new labelled data, instead of the run's own.
+        rows: file for a row per example; see `write_rows`.
 
     Returns:
         Metrics, and lines: of new data the counts of its rows by what became of them, and the examples.
@@ -108,8 +110,38 @@ def evaluate_run(
         DiskError: a file cannot be written.
     """
     if data is not None:
-        of_new = evaluate_new(run, num_shown, part, data)
+        of_new = evaluate_new(run, num_shown, part, data, rows)
         return of_new.metrics, of_new.lines
+    scored = score(run, num_shown, part)
+    loaded, part, evaluation = scored.loaded, scored.part, scored.evaluation
+    lines = evaluation.lines
+    if part != PARTS[Split.TRAIN]:
+        if run_id(loaded.folder) == scored.id:
+            lines = _keep(loaded, scored.data, evaluation, part, scored.best_of)
+        else:
+            lines = [*lines, "not kept: the directory holds another run by now, or none"]
+    return evaluation.metrics, [*lines, *_write(rows, scored.data, evaluation, part)]
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredRun:
+    """Evaluation of a part of a run's own data.
+
+    Args:
+        id: that the directory had when the run was opened.
+        best_of: as that of `Metric`.
+    """
+
+    loaded: LoadedRun
+    id: str
+    data: Data
+    part: str
+    best_of: int | None
+    evaluation: Evaluation
+
+
+def score(run: str, num_shown: int = 0, part: str | None = None) -> ScoredRun:
+    """Evaluate a part of a run's own data, and write nothing; see `evaluate_run`."""
     loaded = load(run)
     measured = run_id(loaded.folder)
     refuse_without_data(loaded.recipe, loaded.folder, f"measure it on yours: unpad eval {run} --data FILE")
@@ -124,11 +156,28 @@ def evaluate_run(
         raise _no_rows(part)
     best_of = _checks(loaded) if part == PARTS[Split.HOLDOUT] else None
     evaluation = _measure(loaded, own_data, seq_ids, num_shown, part, best_of)
-    if part == PARTS[Split.TRAIN]:
-        return evaluation.metrics, evaluation.lines
-    if run_id(loaded.folder) != measured:
-        return evaluation.metrics, [*evaluation.lines, "not kept: the directory holds another run by now, or none"]
-    return evaluation.metrics, _keep(loaded, own_data, evaluation, part, best_of)
+    return ScoredRun(loaded, measured, own_data, part, best_of, evaluation)
+
+
+def rows_of(evaluation: Evaluation, data: Data, part: str) -> ExampleRows:
+    """The rows that were measured.
+
+    Raises:
+        RecipeError: the family gives none.
+    """
+    if evaluation.rows is None:
+        fix = f"give the Evaluation of unpad/evaluation/{data.family}.py its rows"
+        raise RecipeError(f"the family {data.family} has no rows of an evaluation", where="--rows", fix=fix)
+    return evaluation.rows().of_part(part)
+
+
+def _write(out: Path | None, data: Data, evaluation: Evaluation, part: str) -> list[str]:
+    """Write the rows that were measured, if a file is named for them; returns a line on them."""
+    if out is None:
+        return []
+    rows = rows_of(evaluation, data, part)
+    write_rows(out, rows, private=data.private)
+    return [f"{number_of(len(rows), 'rows')}: {out}"]
 
 
 def _keep(loaded: LoadedRun, data: Data, evaluation: Evaluation, part: str, best_of: int | None) -> list[str]:
@@ -159,7 +208,7 @@ class NewEvaluation:
     facts: dict[str, object]
 
 
-def evaluate_new(run: str, num_shown: int, part: str | None, path: Path) -> NewEvaluation:
+def evaluate_new(run: str, num_shown: int, part: str | None, path: Path, rows: Path | None = None) -> NewEvaluation:
     """Evaluate all rows of new data, or those that declare a part; see `evaluate_run`."""
     loaded = load(run)
     new = open_data(recipe_for(loaded.recipe, path), loaded.files, Wanted.NEW)
@@ -172,7 +221,8 @@ def evaluate_new(run: str, num_shown: int, part: str | None, path: Path) -> NewE
     lines = [*new.lines(), *unknown[0], *(near.lines if near is not None else ()), *known[0]]
     facts = unknown[1] | ({} if near is None else {"near_duplicates": near.to_json()}) | known[1]
     evaluation = _measure(loaded, new, seq_ids, num_shown, name, None)
-    return NewEvaluation(evaluation.metrics, [*lines, *(line for line in evaluation.lines if line not in lines)], facts)
+    lines += [*(line for line in evaluation.lines if line not in lines), *_write(rows, new, evaluation, name)]
+    return NewEvaluation(evaluation.metrics, lines, facts)
 
 
 def _near_training(loaded: LoadedRun, new: Data, seq_ids: np.ndarray) -> NearDuplicates | None:
@@ -193,18 +243,12 @@ def _known(loaded: LoadedRun, new: Data, seq_ids: np.ndarray) -> NewFacts:
     if mine is None:
         return [], {}
     try:
-        data = loaded.data()
-        parts = [data, loaded.test_data()] if data.table.num_test else [data]
+        known = loaded.ids_by_part()
     except (DiskError, RecipeError, SourceError) as error:  # the run may be used without its data
         what = f"the run's own data cannot be read: {error.what}"
         return [f"not compared by id with those of the run: {what}"], {"known_ids": {"reason": what}}
     asked = {mine[i] for i in seq_ids.tolist()}
-    counts = dict.fromkeys(SPLITS, 0)
-    for part in parts:
-        ids = part.identities()
-        assert ids is not None, "data of one family"
-        for name, split in SPLITS.items():
-            counts[name] += len(asked.intersection(ids[i] for i in np.flatnonzero(part.table.split == split).tolist()))
+    counts = {name: len(asked & ids) for name, ids in known.items()}
     facts: dict[str, object] = {"known_ids": {"compared": len(asked), **counts, "reason": None}}
     if not any(counts.values()):
         return [f"new data, {number_of(len(asked), 'ids')}: none is of the run's data"], facts

@@ -140,41 +140,60 @@ def summarise_sets(scores: SetScores, names: Sequence[str], seed: int = 0) -> di
         names: of the codes.
     """
     metrics: dict[str, Metric] = {}
+    for name, (values, patient) in set_measures(scores, names).items():
+        metrics[name] = by_patient(values, patient, scores.num_patients, seed)
+        if name.startswith(SHARES):
+            metrics[name] = exact_share(metrics[name], metrics[name].num)
+    return metrics
+
+
+SHARES = ("next_set_auroc", "next_set_recall@")
+Means = dict[str, tuple[np.ndarray, np.ndarray]]  # by measure: values, and the patient of each, (num,) both
+
+
+def set_columns(scores: SetScores, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Sums of the numbers of every patient by measure, and as `num_MEASURE` how many they are, (num_patients,) each."""
+    columns: dict[str, np.ndarray] = {}
+    for name, (values, patient) in set_measures(scores, names).items():
+        columns[name] = np.bincount(patient, values, scores.num_patients)
+        columns[f"num_{name}"] = np.bincount(patient, minlength=scores.num_patients)
+    return columns
+
+
+def set_measures(scores: SetScores, names: Sequence[str]) -> Means:
+    """The numbers that the measures of `summarise_sets` are means of."""
+    measures: Means = {}
     if scores.reconstruction.size:
         patient, code, nats = scores.event_patient, scores.event_code, scores.code_nats
-        metrics["reconstruction"] = by_patient(scores.reconstruction, scores.patient, scores.num_patients, seed)
-        metrics["made_code"] = by_patient(nats, patient, scores.num_patients, seed)
+        measures["reconstruction"] = scores.reconstruction, scores.patient
+        measures["made_code"] = nats, patient
         times = np.bincount(code, minlength=len(names))
         for chosen in np.argsort(-times, kind="stable")[:NUM_CODES]:
             if times[chosen]:
                 mine = code == chosen
-                metrics[f"made_code: {names[chosen]}"] = by_patient(
-                    nats[mine], patient[mine], scores.num_patients, seed
-                )
+                measures[f"made_code: {names[chosen]}"] = nats[mine], patient[mine]
     later = scores.above >= 0
     if later.any():
-        metrics |= _next_set(scores, later, seed)
-    return metrics
+        measures |= _next_set(scores, later)
+    return measures
 
 
-def _next_set(scores: SetScores, later: np.ndarray, seed: int) -> dict[str, Metric]:
+def _next_set(scores: SetScores, later: np.ndarray) -> Means:
     sets, above, equal = scores.sets[later], scores.above[later], scores.equal[later]
-    num_sets, patients = len(scores.patient), scores.num_patients
-    metrics = {"next_set_loss": by_patient(scores.nats[later], scores.patient[sets], patients, seed)}
+    num_sets = len(scores.patient)
+    measures: Means = {"next_set_loss": (scores.nats[later], scores.patient[sets])}
     # A code beats the other codes below it, and half of its equals; pairs within the set, one win each, do not count.
     wins = scores.num_codes - above - (equal + 1) / 2
     size = np.bincount(sets, minlength=num_sets)
     others = size * (scores.num_codes - size)
     some = np.flatnonzero(others)
     area = (np.bincount(sets, wins, num_sets) - size * (size - 1) / 2)[some] / others[some]
-    ranked = by_patient(area, scores.patient[some], patients, seed)
-    metrics["next_set_auroc"] = exact_share(ranked, ranked.num)
+    measures["next_set_auroc"] = area, scores.patient[some]
     expected = np.flatnonzero(size)
     for k in (k for k in RECALLS if k < scores.num_codes):
         recall = recall_at_k(above, equal, sets, num_sets, k)[expected]
-        mean = by_patient(recall, scores.patient[expected], patients, seed)
-        metrics[f"next_set_recall@{k}"] = exact_share(mean, mean.num)
-    return metrics
+        measures[f"next_set_recall@{k}"] = recall, scores.patient[expected]
+    return measures
 
 
 def by_patient(values: np.ndarray, patient: np.ndarray, num_patients: int, seed: int) -> Metric:

@@ -25,6 +25,7 @@ from unpad.evaluation.attention_maps import maps_of_text
 from unpad.evaluation.family import Prompt, TrainedModel, evenly
 from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, Refused, interval, mean_of, resample
 from unpad.evaluation.per_sequence import token_sums
+from unpad.evaluation.rows import KIND, PART, WHERE, Columns, ExampleRows, Ranked, Ratio, joined, named, objects
 from unpad.inference.generate import complete
 from unpad.inference.loaded import LoadedRun, generation_precision
 from unpad.models.contract import Generates
@@ -154,6 +155,11 @@ class DocumentSums:
     num_bytes: np.ndarray
     lost: LostCharacters = field(default_factory=LostCharacters)
 
+    def columns(self) -> Columns:
+        """Columns of the documents' rows."""
+        counts = {"num_targets": self.targets, "num_chars": self.chars, "num_bytes": self.num_bytes}
+        return {"loss": self.nll, **counts}
+
     def mean_nll(self) -> float:
         return float(self.nll.sum() / max(int(self.targets.sum()), 1))
 
@@ -182,7 +188,7 @@ def evaluate(run: LoadedRun, over: Measuring[TextData], num_shown: int) -> Evalu
         over: the documents to measure on.
         num_shown: number of trained and of held-out questions to show, picked by the run's seed.
     """
-    data, seq_ids, metrics = over.data, over.seq_ids, dict[str, Metric]()
+    data, seq_ids, metrics, measured_kinds = over.data, over.seq_ids, dict[str, Metric](), list[_Kind]()
     lines = data.report.lost.lines() if data.report.lost.lost else []
     kinds = [kind for number, kind in enumerate(data.kinds) if (data.table.kind[seq_ids] == number).any()]
     is_own = data.fingerprint() == run.fingerprint
@@ -190,26 +196,80 @@ def evaluate(run: LoadedRun, over: Measuring[TextData], num_shown: int) -> Evalu
         lines += data.report.group_lines()
     for kind in kinds:
         ids = seq_ids[data.table.kind[seq_ids] == data.kinds.index(kind)]
+        prefix = f"{kind}_" if len(kinds) > 1 else ""
         if kind == PAIRS:
             preferences.put_reference(run, data, ids, is_own=is_own)
-            measured = preferences.summarise(preferences.margins(replace(over, seq_ids=ids)))
+            pairs = preferences.margins(replace(over, seq_ids=ids))
+            measured = preferences.summarise(pairs)
+            measured_kinds.append((kind, prefix, pairs.chosen, pairs.columns()))
         else:
-            measured = summarise(document_nll(replace(over, seq_ids=ids)), groups=data.table.group[ids])
-        prefix = f"{kind}_" if len(kinds) > 1 else ""
+            sums = document_nll(replace(over, seq_ids=ids))
+            measured = summarise(sums, groups=data.table.group[ids])
+            measured_kinds.append((kind, prefix, ids, sums.columns()))
         metrics |= {prefix + key: metric for key, metric in measured.items()}
     trained = np.flatnonzero(data.table.split == Split.TRAIN) if is_own else np.zeros(0, np.int64)
     others = np.setdiff1d(seq_ids, trained)
     if data.replies is not None:
         trained, others = (ids[data.replies.pair[ids] < 0] for ids in (trained, others))
-    for asked, label, part in ((trained, "trained", PARTS[Split.TRAIN]), (others, "heldout", None)):
-        ids = with_keywords(data.tokens, asked, run.recipe.train.seed)
+    asked = list[_Asked]()
+    for candidates, label, part in ((trained, "trained", PARTS[Split.TRAIN]), (others, "heldout", None)):
+        ids = with_keywords(data.tokens, candidates, run.recipe.train.seed)
         if ids.size:
             replies = answer(run, data.tokens, ids)
             metrics[f"keywords_{label}"] = replace(accuracy(replies, data.table.group[ids]), part=part)
+            asked.append((label, ids, replies))
             for pick in np.random.default_rng(run.recipe.train.seed).permutation(len(replies))[:num_shown]:
                 chosen = replies[pick]
                 lines += [f"{label + ' question':<18}{chosen.question}", f"{'reply':<18}{chosen.reply}"]
-    return Evaluation(metrics, lines)
+    return Evaluation(metrics, lines, rows=lambda: _rows(data, measured_kinds, asked, metrics))
+
+
+_Kind = tuple[str, str, np.ndarray, Columns]  # kind, prefix of its metrics, sequences, and columns of these
+_Asked = tuple[str, np.ndarray, list[JudgedReply]]  # end of the metric's name, sequences, and their replies
+BITS = 1 / math.log(2)  # in a nat
+
+
+def _rows(data: TextData, kinds: list[_Kind], asked: list[_Asked], metrics: dict[str, Metric]) -> ExampleRows:
+    """The rows that were measured, and the training questions that were asked; of pairs a row each.
+
+    `kind`; `loss` in nats, `num_targets`, and of documents `num_chars` and `num_bytes`, of pairs `margin` and `right`;
+    of questions with keywords `reply`, and `keywords_heldout` or `keywords_trained`, 1 if it has all of them.
+    """
+    used = np.concatenate([ids for _, _, ids, _ in kinds])
+    tables = [_named(data, ids) | values for _, _, ids, values in kinds]
+    for _, ids, _ in asked:
+        others = np.setdiff1d(ids, used)  # of the training part, beside another that was measured
+        tables.append(_named(data, others) | {PART: objects([PARTS[Split.TRAIN]] * len(others))})
+        used = np.concatenate([used, others])
+    columns = joined(tables)
+    place = {seq_id: row for row, seq_id in enumerate(used.tolist())}
+    if asked:
+        columns["reply"] = objects([None] * len(used))
+    for label, ids, replies in asked:
+        mine = [place[seq_id] for seq_id in ids.tolist()]
+        columns["reply"][mine] = [reply.reply for reply in replies]
+        columns[f"keywords_{label}"] = np.full(len(used), np.nan)
+        columns[f"keywords_{label}"][mine] = [reply.right for reply in replies]
+    measures: dict[str, Ratio | Ranked] = {}
+    for kind, prefix, _, _ in kinds:
+        only = kind if prefix else None
+        found: dict[str, Ratio | Ranked] = {"loss": Ratio("loss", "num_targets", only)}
+        if kind == PAIRS:
+            found |= {"accuracy": Ratio("right", None, only), "margin": Ratio("margin", None, only)}
+        else:
+            found |= {f"bits_per_{unit}": Ratio("loss", f"num_{unit}s", only, BITS) for unit in ("char", "byte")}
+        refused = {name for name in found if isinstance(metrics[prefix + name], Refused)}
+        measures |= {prefix + name: measure for name, measure in found.items() if name not in refused}
+    return ExampleRows(columns, measures | {f"keywords_{label}": Ratio(f"keywords_{label}") for label, _, _ in asked})
+
+
+def _named(data: TextData, seq_ids: np.ndarray) -> Columns:
+    """First columns of the rows of sequences; a pair has the place of its document."""
+    documents = seq_ids if data.replies is None else data.replies.document[seq_ids]
+    places = objects([data.tokens.where(document) for document in documents.tolist()])
+    return named(data, seq_ids, WHERE, places) | {
+        KIND: objects([data.kinds[number] for number in data.table.kind[seq_ids].tolist()])
+    }
 
 
 def is_of_pairs(data: TextData, seq_ids: np.ndarray) -> bool:

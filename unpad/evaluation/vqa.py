@@ -17,6 +17,7 @@ from unpad.data.vqa import VqaData
 from unpad.evaluation.family import Prompt, evenly
 from unpad.evaluation.metrics import Evaluation, Extremes, HeldOut, Metric, NewFacts, interval, mean_of, resample
 from unpad.evaluation.per_sequence import token_sums
+from unpad.evaluation.rows import KIND, Columns, ExampleRows, Ranked, Ratio, objects, placed
 from unpad.inference.answers import answer, answer_counted, answer_shown
 from unpad.inference.loaded import LoadedRun
 from unpad.models.vision_language.model import VisionLanguage
@@ -139,10 +140,11 @@ def evaluate(run: LoadedRun, over: Measuring[VqaData], num_shown: int) -> Evalua
         mine = questions == question
         metrics[f"accuracy: {question}"] = mean_of(right[mine], groups[mine], share=True)
     order = np.random.default_rng(run.recipe.train.seed).permutation(len(ids))
-    drawn = None
+    drawn, by_mode = None, dict[str, np.ndarray]()
     if len(run.model.modes) > 1:
         if not captions.all():
-            metrics |= mode_metrics(_scores_by_mode(run, data, ids, right, ~captions), groups[~captions])
+            by_mode = _scores_by_mode(run, data, ids, right, ~captions)
+            metrics |= mode_metrics(by_mode, groups[~captions])
         metrics |= kept_metrics(data.num_patches[ids], num_given, num_kept, groups)
         about_one = [int(i) for i in ids[order] if not data.examples[i].caption and len(data.examples[i].images) == 1]
         drawn = to_json(metrics, _pictures(run, data, about_one[:NUM_PICTURES]))
@@ -151,7 +153,33 @@ def evaluate(run: LoadedRun, over: Measuring[VqaData], num_shown: int) -> Evalua
         f"{data.where(int(ids[i]))}: {questions[i]} -> {answers[i]} ({data.examples[ids[i]].answer})"
         for i in order[:num_shown]
     ]
-    return Evaluation(metrics, lines, drawn)
+
+    def rows() -> ExampleRows:
+        columns = _columns(data, ids, captions) | {"prediction": objects(answers), "right": right}
+        columns |= {"loss": nll, "num_targets": targets.astype(np.int64)}
+        for mode, scores in by_mode.items():
+            columns[f"right_{mode}"] = np.full(len(ids), np.nan)
+            columns[f"right_{mode}"][~captions] = scores
+        if len(run.model.modes) > 1:
+            columns |= {"num_patches": data.num_patches[ids], "num_given": num_given}
+            columns |= {f"num_kept_block_{block}": column for block, column in enumerate(num_kept.T)}
+        measures: dict[str, Ratio | Ranked] = {"loss": Ratio("loss", "num_targets")}
+        measures |= {name: Ratio("right", None, kind) for name, kind in ACCURACIES.items() if name in metrics}
+        return ExampleRows(columns, measures | {f"accuracy_{mode}": Ratio(f"right_{mode}") for mode in by_mode})
+
+    return Evaluation(metrics, lines, drawn, rows)
+
+
+ACCURACIES = {"accuracy": "question", "caption_accuracy": "caption"}  # by the kind of a row
+
+
+def _columns(data: VqaData, seq_ids: np.ndarray, captions: np.ndarray) -> Columns:
+    """Columns of rows before they are answered: `kind`, `question`, and as `label` the commonest answer."""
+    return placed(data, seq_ids) | {
+        KIND: objects([ACCURACIES["caption_accuracy" if one else "accuracy"] for one in captions]),
+        "question": objects([data.examples[i].question for i in seq_ids]),
+        "label": objects([data.examples[i].answer for i in seq_ids]),
+    }
 
 
 def held_out_prompts(data: VqaData, most: int) -> list[Prompt]:

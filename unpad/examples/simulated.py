@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from unpad import storage
+from unpad.storage.parquet import write_parquet
 
 NUM_PATIENTS = 800
 VERSION = 1  # of the drawing; a change makes a new folder
@@ -33,9 +33,7 @@ def simulated_folder() -> Path:
         storage.make_folder(folder / "patients")
         events, patients = draw_patients(NUM_PATIENTS, np.random.default_rng(VERSION))
         for name, table in (("events", events), ("patients", patients)):
-            sink = pa.BufferOutputStream()
-            pq.write_table(table, sink)
-            storage.write_atomic(folder / "patients" / f"{name}.parquet", sink.getvalue().to_pybytes())
+            write_parquet(folder / "patients" / f"{name}.parquet", table)
     return folder
 
 

@@ -9,15 +9,13 @@ from typing import Literal, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
-from unpad import storage
 from unpad.data.family import open_data
 from unpad.data.measuring import Measuring, once_each
 from unpad.data.patients import EventData
 from unpad.data.sources.split import PARTS, Split, Wanted
-from unpad.errors import RecipeError
+from unpad.errors import DiskError, RecipeError, SourceError
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patient_marks import ledger, mark_patients, mark_sets, refuse_unknown
 from unpad.inference.patients import predict, trains
@@ -26,10 +24,10 @@ from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.linear import independent_rows
 from unpad.recipes.data import EventLabels, EventSource
 from unpad.recipes.recipe import Recipe
+from unpad.storage.parquet import refuse_other_name, write_parquet
 from unpad.terminal.table import number_of
 
 Level = Literal["patient", "set"]
-NOT_PARQUET = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".npy", ".npz", ".xlsx")  # other names are the user's choice
 
 
 @dataclass(frozen=True)
@@ -53,8 +51,8 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
     """Write the embeddings of patients to a parquet file and return its description.
 
     Its columns are the patient's id as in the data; for sets `set_index` and `days_from_landmark` (null for facts); for
-    patients the columns of `predicted`; for patients other than the run's the columns of `Marks`; and `embedding`, a
-    list of fp32 numbers of fixed length.
+    patients the columns of `predicted`; for patients given at `path` the columns of `Marks` and `trained`; and
+    `embedding`, a list of fp32 numbers of fixed length.
 
     Args:
         path: data in the form that the run was trained on; None for the run's own.
@@ -66,8 +64,7 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
     if not isinstance(run.model, PredictsSets):
         fix = "use a run of `unpad train events`"
         raise RecipeError("this run is not one of patients", where=str(run.folder), fix=fix)
-    if out.suffix.lower() in NOT_PARQUET:
-        raise RecipeError("the file will be parquet", where=str(out), fix=f"name it {out.with_suffix('.parquet').name}")
+    refuse_other_name(out)
     data = cast(EventData, run.data() if path is None else open_data(moved(run.recipe, path), run.files, Wanted.NEW))
     lines: list[str] = []
     if path is not None:
@@ -83,11 +80,12 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
         columns |= predicted(run, data, known=path is None)
     if path is not None:
         columns |= (mark_patients(data) if level == "patient" else mark_sets(data)).columns()
+        is_trained, remark = trained(run, data)
+        columns["trained"] = is_trained.take(pa.array(vectors.patient))
+        lines.append(remark)
     flat = pa.array(vectors.embedding.reshape(-1))
     columns["embedding"] = pa.FixedSizeListArray.from_arrays(flat, vectors.embedding.shape[1])
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns), sink)
-    storage.write_atomic(out, sink.getvalue().to_pybytes(), private=True)
+    write_parquet(out, columns, private=True)
     num, with_sets, size = len(data.table.positions), len(np.unique(vectors.patient)), vectors.embedding.shape[1]
     rows = (
         number_of(num, "patients")
@@ -125,6 +123,19 @@ def predicted(run: LoadedRun, data: EventData, known: bool) -> dict[str, pa.Arra
         if data.labels is not None:
             columns["label"] = pa.array(data.labels, mask=data.labels < 0)
     return columns
+
+
+def trained(run: LoadedRun, data: EventData) -> tuple[pa.BooleanArray, str]:
+    """True for patients whose id is one of those that the run trained on, null for all if its own data cannot be read;
+    and a line on it."""
+    ids = data.identities()
+    try:
+        known = run.ids_by_part()[PARTS[Split.TRAIN]]
+    except (DiskError, RecipeError, SourceError) as error:  # the run may be used without its data
+        why = f"the run's own data cannot be read: {error.what}"
+        return pa.nulls(len(ids), pa.bool_()), f"not compared by id with those of the run: {why}"
+    found = [one in known for one in ids]
+    return pa.array(found, pa.bool_()), f"the run trained on {sum(found):,} of {number_of(len(ids), 'patients')}, by id"
 
 
 def predicts(run: LoadedRun) -> tuple[bool, bool]:

@@ -8,10 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from unpad.data.family import Data, family_of, open_data
-from unpad.data.sources.split import Wanted
+from unpad.data.sources.split import PARTS, Wanted
 from unpad.data.tokens.tokenizer import Tokenizer, kept_tokenizer
 from unpad.errors import CheckpointError, RecipeError, SourceError
 from unpad.inference.generate import complete, stream
@@ -159,6 +160,21 @@ class LoadedRun:
             SourceError: a file is missing or unusable.
         """
         return open_data(self.recipe, self.files, Wanted.TEST, compare=False)
+
+    def ids_by_part(self) -> dict[str, set[str]]:
+        """Identities of the rows of every part of the run's data, such as ids of patients.
+
+        Raises:
+            SourceError: a file is missing, unusable, or changed since.
+        """
+        data = self.data()
+        found: dict[str, set[str]] = {name: set() for name in PARTS.values()}
+        for one in [data, self.test_data()] if data.table.num_test else [data]:
+            ids = one.identities()
+            assert ids is not None, "rows have identities"
+            for split, name in PARTS.items():
+                found[name].update(ids[i] for i in np.flatnonzero(one.table.split == split).tolist())
+        return found
 
     def stream(self, prompt: str, *, system: str = "", **settings: Any) -> Iterator[str]:
         """Yield the continuation of one prompt as it is generated, whole characters only."""

@@ -1,0 +1,237 @@
+"""`unpad eval --rows` has the numbers that metrics are computed from, and `unpad compare --rows` pairs them."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tests.helpers.families import Finished
+from tests.helpers.shell import Shell
+from unpad.errors import SourceError
+from unpad.evaluation import binary
+from unpad.evaluation.paired import paired
+from unpad.evaluation.patients import MEASURES
+from unpad.evaluation.rows import ExampleRows, Ratio, objects
+from unpad.evaluation.run import evaluate_new, evaluate_run
+
+Table = dict[str, np.ndarray]
+
+
+def of_text(rows: Table, prefix: str = "") -> dict[str, float]:
+    nats = rows["loss"].sum()
+    loss = nats / rows["num_targets"].sum()
+    found = {"loss": loss, "perplexity": math.exp(loss)}
+    found |= {f"bits_per_{unit}": nats / math.log(2) / rows[f"num_{unit}s"].sum() for unit in ("char", "byte")}
+    return {prefix + name: value for name, value in found.items()}
+
+
+def of_text_and_chats(rows: Table) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for kind in ("text", "chat"):
+        chosen = (rows["kind"] == kind) & np.isfinite(rows["loss"].astype(float))
+        found |= of_text({name: column[chosen] for name, column in rows.items()}, f"{kind}_")
+    return found
+
+
+def of_pairs(rows: Table) -> dict[str, float]:
+    assert (rows["right"] == (rows["margin"] > 0)).all()
+    return {"loss": rows["loss"].mean(), "accuracy": rows["right"].mean(), "margin": rows["margin"].mean()}
+
+
+def of_images(rows: Table) -> dict[str, float]:
+    classes = [name.removeprefix("probability_") for name in rows if name.startswith("probability_")]
+    p = np.stack([rows[f"probability_{name}"] for name in classes], 1)
+    label = np.array([classes.index(name) for name in rows["label"]])
+    assert (p.argmax(1) == [classes.index(name) for name in rows["prediction"]]).all()
+    right, sure = p.argmax(1) == label, p.max(1)
+    bins = np.minimum((sure * 10).astype(int), 9)
+    of_class = {f"accuracy_{name}": float(right[rows["label"] == name].mean()) for name in set(rows["label"])}
+    return {
+        "loss": float(-np.log(p[np.arange(len(p)), label]).mean()),
+        "accuracy": float(right.mean()),
+        "balanced_accuracy": float(np.mean(list(of_class.values()))),
+        "calibration_error": sum(abs((sure - right)[bins == b].sum()) for b in range(10)) / len(p),
+        **of_class,
+    }
+
+
+def of_questions(rows: Table) -> dict[str, float]:
+    loss = rows["loss"].sum() / rows["num_targets"].sum()
+    asked = rows["kind"] == "question"
+    found = {"loss": loss, "perplexity": math.exp(loss), "accuracy": rows["right"][asked].mean()}
+    for question in set(rows["question"][asked]):
+        found[f"accuracy: {question}"] = rows["right"][rows["question"] == question].mean()
+    return found | {"caption_accuracy": rows["right"][rows["kind"] == "caption"].mean()}
+
+
+def of_patients(rows: Table) -> dict[str, float]:
+    label, p = rows["label"].astype(int), rows["probability"]
+    found = {name: float(one.measure(rows, None)) for name, one in MEASURES.items() if not isinstance(one, Ratio)}
+    return found | {
+        "loss": rows["loss"].sum() / rows["num_targets"].sum(),
+        "auroc": float((p[label == 1][:, None] > p[label == 0]).mean()),
+        "prevalence": label.mean(),
+        "calibration_error": float(binary.calibration_error(label, p)),
+        "calibration_slope": float(binary.calibration_slope(label, p)),
+        "calibration_intercept": float(binary.calibration_intercept(label, p)),
+    }
+
+
+RECOMPUTED: dict[str, Callable[[Table], dict[str, float]]] = {
+    "text": of_text_and_chats, "conversations": of_text, "pairs": of_pairs, "images": of_images,
+    "questions": of_questions, "patients": of_patients,
+}  # fmt: skip
+
+
+def copied(finished: Finished, family: str, to: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run of its own, which reads the cache of all."""
+    made = finished(family)
+    monkeypatch.setenv("UNPAD_CACHE", str(made.cache))
+    return Path(shutil.copytree(made.run, to))
+
+
+def read(path: Path) -> Table:
+    table = pq.read_table(path)
+    return {name: table[name].to_numpy() for name in table.column_names}
+
+
+@pytest.mark.promise("run.rows")
+@pytest.mark.parametrize("family", list(RECOMPUTED))
+def test_metrics_are_those_of_the_rows(
+    family: str, unpad: Shell, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = copied(finished, family, tmp_path / "run", monkeypatch)
+    done = unpad("eval", run, "--json", "--rows", tmp_path / "rows.parquet")
+    assert done.code == 0, done.err
+    printed, rows = json.loads(done.out), read(tmp_path / "rows.parquet")
+    assert next(iter(rows)) == ("id" if family == "patients" else "where")
+    scored = rows["part"] == "valid"
+    found = RECOMPUTED[family]({name: column[scored] for name, column in rows.items()})
+    for name in [name for name in printed if name.startswith("keywords_")]:
+        found[name] = np.nanmean(rows[name].astype(float))
+    assert found == pytest.approx({name: one["value"] for name, one in printed.items()}, nan_ok=True)
+    groups = {one["num_groups"] or one["num"] for name, one in printed.items() if name.endswith("loss")}
+    by_kind = [rows["kind"] == kind for kind in set(rows["kind"])] if family == "text" else [scored]
+    assert {len(np.unique(rows["group"][scored & mine])) for mine in by_kind} == groups
+
+
+def test_rows_of_new_data_are_json_lines_if_the_file_is_named_so(
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = copied(finished, "images", tmp_path / "run", monkeypatch)
+    out, data = tmp_path / "rows.jsonl", finished("images").recipe.parent / "pictures"
+    found = evaluate_new(str(run), 0, None, data, out)
+    rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
+    assert found.lines[-1] == f"{len(rows)} rows: {out}"
+    assert {row["part"] for row in rows} == {str(data)}
+    assert np.mean([row["right"] for row in rows]) == pytest.approx(found.metrics["accuracy"].value)
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "told"),
+    [
+        ("rows.csv", 2, "the file will be parquet"),
+        ("", 2, "is a folder"),
+        ("nowhere/rows.parquet", 6, "cannot write"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_the_evaluation(
+    name: str, code: int, told: str, unpad: Shell, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unpad.evaluation.run.evaluate_run", lambda *_: pytest.fail("it was evaluated"))
+    refused = unpad("eval", finished("images").run, "--rows", tmp_path / name)
+    assert refused.code == code
+    assert told in refused.err
+    assert "Traceback" not in refused.err
+
+
+def test_rows_of_patients_are_for_their_owner(
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, folder = copied(finished, "patients", tmp_path / "run", monkeypatch), tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o755)
+    evaluate_run(str(run), rows=folder / "rows.parquet")
+    assert (folder / "rows.parquet").stat().st_mode & 0o077 == 0
+
+
+# --------------------------------------------------------------------------- pairs of runs
+
+
+def rows_of(places: list[str], loss: list[float], targets: list[int], groups: list[int], **columns: Any) -> ExampleRows:
+    given = {name: objects(values) for name, values in columns.items()}
+    return ExampleRows(
+        {
+            "where": objects(places), "group": np.array(groups), "part": objects(["valid"] * len(places)),
+            "loss": np.array(loss), "num_targets": np.array(targets), **given,
+        },
+        {"loss": Ratio("loss", "num_targets"), **({"auroc": MEASURES["auroc"]} if columns else {})},
+    )  # fmt: skip
+
+
+@pytest.mark.promise("run.rows")
+def test_rows_are_paired_by_place_and_drawn_by_group() -> None:
+    """Of one place several rows may be; they are taken in order."""
+    a = rows_of(["x:1", "x:2", "x:2", "x:3", "x:9"], [4.0, 6, 9, 8, 100], [2, 2, 3, 4, 1], [0, 0, 1, 1, 2])
+    b = rows_of(["x:3", "x:2", "y:1", "x:2", "x:1"], [4.0, 2, 50, 9, 2], [4, 2, 1, 3, 2], [5, 6, 7, 8, 9])
+    found = paired("a", "b", a, b)
+    assert (found.common, found.only_first, found.only_second) == (4, 1, 1)
+    loss = found.differences["loss"]
+    assert loss.value == pytest.approx((2 + 2 + 9 + 4 - 4 - 6 - 9 - 8) / 11)
+    # Two groups: a resample is one of them twice, or both.
+    assert (loss.low, loss.high) == pytest.approx(((2 + 2 - 4 - 6) / 4, (9 + 4 - 9 - 8) / 7))
+    assert (loss.num, loss.num_groups, loss.part) == (4, 2, "valid")
+    assert "1 row of a alone; 1 row of b alone" in " ".join(found.lines())
+    assert paired("a", "b", rows_of(["x:1"], [0.0], [0], [0]), b).differences == {}, "it has no target"
+    with pytest.raises(SourceError, match="no row in common"):
+        paired("a", "b", a, rows_of(["z:1"], [1.0], [1], [0]))
+
+
+def test_ranks_are_compared_on_the_same_draws() -> None:
+    """The second run ranks as the first: no draw differs; where the first is at chance, the second is above it."""
+    label = [0, 1, None, 1, 0, 0, 1, 0]
+    places, ones, groups = [f"x:{i}" for i in range(8)], [1] * 8, list(range(8))
+    good = [0.1, 0.8, 0.5, 0.9, 0.3, 0.2, 0.7, 0.4]
+
+    def run(probability: list[float]) -> ExampleRows:
+        return rows_of(places, [1.0] * 8, ones, groups, label=label, probability=probability)
+
+    fair = [*good[:6], 0.25, good[7]]  # which some draws are without
+    same = paired("a", "b", run(fair), run([p / 2 for p in fair])).differences["auroc"]
+    assert (same.value, same.num, math.isnan(same.low)) == (0, 7, True)
+    better = paired("a", "b", run([0.5] * 8), run(good)).differences["auroc"]
+    assert better.value == 0.5
+
+
+@pytest.mark.promise("run.rows")
+def test_runs_are_compared_on_the_rows_that_both_hold_out(
+    unpad: Shell, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = copied(finished, "images", tmp_path / "other", monkeypatch)
+    before = {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
+    run = finished("images").run
+    plain = json.loads(unpad("compare", run, other, "--json").out)
+    assert set(plain) == {"runs", "recipes", "measures", "notes"}
+    found = json.loads(unpad("compare", run, other, "--json", "--rows").out)
+    assert set(found) == {*plain, "rows"}
+    (beside,) = found["rows"]
+    assert (beside["only_first"], beside["only_second"], beside["differences"]["loss"]["value"]) == (0, 0, 0)
+    assert beside["common"] == beside["differences"]["accuracy"]["num"]
+    assert {path: path.read_bytes() for path in other.rglob("*") if path.is_file()} == before, "nothing is written"
+    shown = unpad("compare", run, other, "--rows").out
+    assert f"other less run, on {beside['common']} rows that both hold out" in shown
+
+
+def test_runs_of_two_families_are_not_compared_by_rows(unpad: Shell, finished: Finished, tmp_path: Path) -> None:
+    refused = unpad("compare", finished("images").run, finished("conversations").run, "--rows")
+    assert refused.code == 2
+    assert "rows of several families cannot be compared" in refused.err
+    assert not (tmp_path / "compare.html").exists()

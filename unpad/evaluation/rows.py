@@ -1,0 +1,149 @@
+"""Examples of an evaluation, a row each, with the numbers that its metrics are computed from."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from unpad.data.family import Data
+from unpad.errors import RecipeError
+from unpad.storage import disk_errors, finite, write_atomic
+from unpad.storage.parquet import refuse_other_name, write_parquet
+
+Columns = dict[str, np.ndarray]  # (num_rows,) each; a number that a row lacks is nan, anything else None
+LINES = ".jsonl"
+ID, WHERE, KIND, GROUP, PART = "id", "where", "kind", "group", "part"
+
+
+class Ratio(NamedTuple):
+    """A metric that is the sum of one column over that of another, over the rows that have both.
+
+    Args:
+        num: column of the numbers that are summed; None counts every row once.
+        kind: of the rows, in data of several kinds; None for all.
+        scale: of the result.
+    """
+
+    total: str
+    num: str | None = None
+    kind: str | None = None
+    scale: float = 1.0
+
+
+class Ranked(NamedTuple):
+    """A metric of all rows together that have a column, each of which is independent of the others.
+
+    Args:
+        measure: takes the columns, and weights as those of `binary.py`.
+    """
+
+    needs: str
+    measure: Callable[[Columns, np.ndarray | None], np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class ExampleRows:
+    """Rows of an evaluation.
+
+    Args:
+        columns: those of `named` first; the first of all names the row.
+        measures: metrics that can be compared row by row, by name.
+    """
+
+    columns: Columns
+    measures: dict[str, Ratio | Ranked] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.columns[GROUP])
+
+    def only(self, chosen: np.ndarray) -> ExampleRows:
+        """Some of the rows, by a mask or by their numbers."""
+        return replace(self, columns={name: column[chosen] for name, column in self.columns.items()})
+
+    def of_part(self, part: str) -> ExampleRows:
+        """The same rows, with the name of the part in those that name none."""
+        named = [part if one is None else one for one in self.columns[PART]]
+        return replace(self, columns=self.columns | {PART: objects(named)})
+
+
+def objects(values: Sequence[object]) -> np.ndarray:
+    """Values such as texts, (num,) object."""
+    column = np.empty(len(values), object)
+    column[:] = values
+    return column
+
+
+def placed(data: Data, seq_ids: np.ndarray) -> Columns:
+    """First columns of the rows of a family without identities; `where` is the place of a row in its file."""
+    return named(data, seq_ids, WHERE, objects([data.where(i) for i in seq_ids.tolist()]))
+
+
+def named(data: Data, seq_ids: np.ndarray, name: str, values: np.ndarray) -> Columns:
+    """First columns of rows: their names, `group`, the number of what intervals are taken over, and `part`.
+
+    Args:
+        name: `where` or `id`; values: of the rows, (num_rows,).
+    """
+    return {name: values, GROUP: data.table.group[seq_ids], PART: objects([None] * len(seq_ids))}
+
+
+def joined(tables: Sequence[Columns]) -> Columns:
+    """Rows of tables one after the other; what a table lacks is missing in its rows."""
+    names = list(dict.fromkeys(name for table in tables for name in table))
+    columns = {}
+    for name in names:
+        is_object = any(table[name].dtype == object for table in tables if name in table)
+        nothing, dtype = (None, object) if is_object else (np.nan, np.float64)
+        columns[name] = np.concatenate(
+            [table.get(name, np.full(len(table[GROUP]), nothing, dtype)) for table in tables]
+        )
+    return columns
+
+
+# --------------------------------------------------------------------------- files
+
+
+def check_file(out: Path) -> None:
+    """Refuse a file for rows before the work that they take.
+
+    Raises:
+        RecipeError: its name promises another format than parquet or JSON lines, or it is a folder.
+        DiskError: its folder is missing or closed.
+    """
+    if out.suffix.lower() != LINES:
+        refuse_other_name(out)
+    if out.is_dir():
+        raise RecipeError("the file for the rows is a folder", where=str(out), fix="name a file, such as rows.parquet")
+    with disk_errors(out):
+        if not out.parent.is_dir():
+            raise OSError(errno.ENOENT, "")
+        if not os.access(out.parent, os.W_OK):
+            raise OSError(errno.EACCES, "")
+
+
+def write_rows(out: Path, rows: ExampleRows, *, private: bool) -> None:
+    """Write rows as parquet, or as JSON lines if the file is named so; an existing file is replaced.
+
+    Args:
+        private: whether only the owner may read the file.
+
+    Raises:
+        DiskError: it cannot be written.
+    """
+    import pyarrow as pa
+
+    columns = {name: pa.array(column, from_pandas=True) for name, column in rows.columns.items()}
+    counts = {name: column.cast(pa.int64()) for name, column in columns.items() if name.startswith("num_")}
+    table = pa.table(columns | counts)  # in numpy a count that some rows lack is a float
+    if out.suffix.lower() != LINES:
+        write_parquet(out, table, private=private)
+        return
+    lines = (json.dumps(finite(row), ensure_ascii=False, allow_nan=False) + "\n" for row in table.to_pylist())
+    write_atomic(out, "".join(lines), private=private)
