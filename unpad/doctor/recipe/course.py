@@ -233,7 +233,8 @@ def _epochs(subject: Subject) -> list[Finding]:
     epochs = subject.num_steps / max(subject.plan.num_steps, 1)
     if epochs < MANY_EPOCHS or subject.recipe.train.patience is not None:
         return []
-    fields = (*subject.longer, subject.field("train.max_epochs"), "train.max_steps", subject.field("train.patience"))
+    ends = dict.fromkeys((*subject.longer, subject.field("train.max_epochs"), "train.max_steps"))
+    fields = (*ends, subject.field("train.patience"))
     values: dict[str, Value] = {"sequences": len(subject.stage.train_ids), "field": subject.longer[0]}
     return [Finding("many_epochs", "warning" if epochs >= TOO_MANY else "note", epochs, fields, values)]
 
