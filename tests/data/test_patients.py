@@ -211,6 +211,10 @@ def test_max_events_leaves_out_whole_sets_and_counts_them(keep: str, tmp_path: P
     assert [m for m, _ in told(data, A)] == [stay[0], *stay], "facts stay, and stand where the first set does"
     assert data.table.positions[of(data, B)] == 9, "a set is never split"
     assert data.report.counts["beyond events.max_events"] == 2
+    fewest = opened(
+        sources, data={"events": sources, "holdout": 0}, events={"max_events": 1, "keep": keep, "landmark": 20}
+    )
+    assert fewest.table.positions[of(fewest, A)] == 3, "facts count, and stay, and so does one set"
     assert any("2 beyond events.max_events" in line for line in data.lines())
     with pytest.raises(RecipeError, match="cut through a set") as caught:
         opened(sources, model={"context": 8}, plan={"overflow": "split"})

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import typer.main
 
+from tests.helpers.shell import Shell
 from unpad.cli import app
+from unpad.cli.main import ELSEWHERE
 from unpad.models import model_config
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
@@ -66,3 +68,24 @@ def test_every_command_and_function_exists() -> None:
         elif code.startswith("--") and code != "--help":
             options = {option for command in root.commands.values() for p in command.params for option in p.opts}
             assert code.split()[0] in options, code
+
+
+def test_an_unknown_option_or_verb_of_the_page_is_answered_with_the_page() -> None:
+    root: Any = typer.main.get_command(app)
+    ours = {option for command in root.commands.values() for p in command.params for option in p.opts} | {"--help"}
+    first = [re.split(r"(?<!\\) \| ", line)[0] for line in TEXT.splitlines() if line.startswith("| ")]
+    options = set(re.findall(r"(?<![\w-])(--[\w-]+)", " ".join(first))) - ours
+    assert len(options) > 30
+    assert options == {word for word in ELSEWHERE if word.startswith("--")}
+    assert not ELSEWHERE & (ours | set(root.commands))
+    assert {word for word in ELSEWHERE if not word.startswith("--") and f"| `{word}" not in TEXT} == set()
+
+
+@pytest.mark.parametrize(
+    "words", [("train", "events", "--batch_size", "4"), ("train", "events", "--devices=2"), ("train-llm",)]
+)
+def test_a_command_of_another_program_is_refused_with_the_page(words: tuple[str, ...], unpad: Shell) -> None:
+    refused = unpad(*words)
+    assert refused.code == 2
+    assert refused.err.endswith("  do: docs/migrating.md names what is in its place here\n")
+    assert "docs/migrating" not in unpad("train", "events", "--batchsize").err + unpad("trian").err

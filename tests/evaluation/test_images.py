@@ -34,8 +34,8 @@ def by_hand(found: ClassPredictions, items: list[int], classes: list[int]) -> di
     p = np.exp(found.log_p)
     right = {i: p[i].argmax() == found.labels[i] for i in set(items)}
     values = {
-        "loss": np.mean([-math.log(p[i, found.labels[i]]) for i in items]),
         "accuracy": np.mean([right[i] for i in items]),
+        "commonest_class": np.mean([found.labels[i] == 0 for i in items]),
         "top5_accuracy": np.mean([sum(p[i] > p[i, found.labels[i]]) < 5 for i in items]),
     }
     recalls = {}
@@ -43,6 +43,7 @@ def by_hand(found: ClassPredictions, items: list[int], classes: list[int]) -> di
         mine = [right[i] for i in items if found.labels[i] == c]
         recalls[f"accuracy_{CLASSES[c]}"] = np.mean(mine) if mine else math.nan
     values["balanced_accuracy"] = np.nanmean(list(recalls.values()))
+    values["loss"] = np.mean([-math.log(p[i, found.labels[i]]) for i in items])
     bins = [min(int(p[i].max() * 10), 9) for i in items]
     gaps = [abs(sum(p[i].max() - right[i] for i, b in zip(items, bins, strict=True) if b == one)) for one in set(bins)]
     values["calibration_error"] = sum(gaps) / len(items)

@@ -45,7 +45,7 @@ def of_images() -> list[str]:
 def of_vqa() -> list[str]:
     kept = vqa.kept_metrics(np.array([8, 8]), np.array([4, 4]), np.array([[4, 2], [4, 2]]))
     modes = vqa.mode_metrics({mode: np.ones(2) for mode in ("origin", "merge_only", "soft", "hard")})
-    return ["loss", "perplexity", "accuracy", "caption_accuracy", "accuracy: 什么颜色？", *modes, *kept]
+    return ["accuracy", "caption_accuracy", "loss", "perplexity", "accuracy: 什么颜色？", *modes, *kept]
 
 
 def of_patients() -> list[str]:

@@ -239,7 +239,7 @@ def test_evaluation_leaves_what_the_report_draws_and_names_nobody(
     run = SimpleNamespace(folder=folder, model=Guess(), recipe=recipe, step=7, data=lambda: data, quantized=None)
     monkeypatch.setattr("unpad.evaluation.run.load", lambda name: run)
     metrics, lines = evaluate_run(str(folder), 2)
-    assert list(metrics)[:6] == ["loss", "auroc", "average_precision", "brier", "accuracy", "prevalence"]
+    assert list(metrics)[:6] == ["auroc", "average_precision", "prevalence", "brier", "accuracy", "loss"]
     mine = data.labels[data.table.split == Split.HOLDOUT]  # type: ignore[index]
     assert metrics["prevalence"].value == pytest.approx(mine[mine >= 0].mean())
     assert "next_set_recall@5" in metrics

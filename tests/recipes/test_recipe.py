@@ -441,7 +441,8 @@ def test_differences_are_listed_by_key(write: object) -> None:
     ("key", "allowed"),
     [
         ("train.max_steps", True), ("train.max_epochs", True), ("train.log_every", True), ("train.eval_every", True),
-        ("train.grad_norm_warning", True), ("checkpoint.every", True), ("checkpoint.keep", True),
+        ("train.min_steps", True), ("stages.1.train.min_steps", True), ("train.grad_norm_warning", True),
+        ("checkpoint.every", True), ("checkpoint.keep", True),
         ("generate.temperature", True), ("stages.1.train.max_epochs", True), ("stages.0.train.eval_every", True),
         ("train.seed", False), ("train.init_from", False), ("train.patience", False), ("train.freeze", False),
         ("optim.lr", False), ("model.width", False), ("data.text.0.path", False), ("plan.tokens_per_micro", False),
@@ -474,9 +475,10 @@ def test_no_other_field_may_change_on_resume() -> None:
     assert {"plan.tokens_per_step", "optim.lr", "train.seed", "data.holdout"} <= keys
     allowed = {key for key in keys if may_change_on_resume(key)}
     assert {key for key in allowed if not key.startswith("generate.")} == {
-        "train.max_steps", "train.max_epochs", "train.log_every", "train.eval_every", "train.grad_norm_warning",
-        "train.allocator", "train.threads", "train.sums", "train.shard", "train.pipeline_stages", "train.timeout",
-        "images.cache_mib", "collapse.policy", "checkpoint.every", "checkpoint.every_seconds", "checkpoint.keep",
+        "train.max_steps", "train.max_epochs", "train.min_steps", "train.log_every", "train.eval_every",
+        "train.grad_norm_warning", "train.allocator", "train.threads", "train.sums", "train.shard",
+        "train.pipeline_stages", "train.timeout", "images.cache_mib", "collapse.policy", "checkpoint.every",
+        "checkpoint.every_seconds", "checkpoint.keep",
         "log.to", "log.project",
     }  # fmt: skip
 

@@ -14,7 +14,16 @@ from unpad.data.sources.split import Split
 from unpad.recipes.file import parse_recipe
 from unpad.recipes.recipe import stages_of
 from unpad.training.optim import Epochs
-from unpad.training.stage import StageSetup, epoch_plan, last_step, make_stage, plan_inputs, stage_epochs
+from unpad.training.stage import (
+    StageSetup,
+    epoch_plan,
+    epochs_per_evaluation,
+    last_step,
+    make_stage,
+    num_epochs,
+    plan_inputs,
+    stage_epochs,
+)
 
 POSITIONS = np.random.default_rng(0).integers(1, 60, 80)
 UNEVEN = {"tokens_per_step": 110, "tokens_per_micro": 60}
@@ -167,3 +176,38 @@ def test_a_stage_ends_with_the_first_of_its_limits(
 ) -> None:
     stage = stage_of(train={"max_epochs": max_epochs, "max_steps": max_steps})
     assert last_step(stage, before, Epochs((0,), (10,))) == expected
+
+
+@pytest.mark.promise("run.min-steps")
+@pytest.mark.parametrize(
+    ("max_epochs", "max_steps", "min_steps", "before", "epochs", "last"),
+    [(3, None, 30, 7, 3, 37), (3, None, 31, 7, 4, 47), (3, None, 95, 0, 10, 100), (3, 52, 95, 7, 10, 52),
+     (3, None, 1, 0, 3, 30), (None, 12, 95, 7, None, 12), (0, 50, 95, 7, 0, 7)],
+)  # fmt: skip
+def test_a_stage_of_fewer_steps_than_min_steps_runs_more_epochs_unless_max_steps_ends_it(
+    max_epochs: int | None, max_steps: int | None, min_steps: int, before: int, epochs: int | None, last: int
+) -> None:
+    stage = stage_of(train={"max_epochs": max_epochs, "max_steps": max_steps, "min_steps": min_steps})
+    of_ten = Epochs((0,), (10,))
+    assert num_epochs(stage, of_ten) == epochs
+    assert last_step(stage, before, of_ten) == last
+
+
+@pytest.mark.promise("run.min-steps")
+@pytest.mark.parametrize("per", ["epoch", "step"])
+def test_a_stage_that_is_lengthened_grows_its_steps_as_one_of_as_many_epochs(per: str) -> None:
+    growing = {**UNEVEN, "grow": {3: 200, 9: 400, 90: 800}, "grow_per": per}
+    short, long = stage_of(plan=growing, train={"max_epochs": 2, "min_steps": 100}), stage_of(plan=growing)
+    epochs = stage_epochs(short, epoch_plan(short, 0))
+    found = num_epochs(short, epochs)
+    assert found is not None
+    long = stage_of(plan=growing, train={"max_epochs": found})
+    assert epochs == stage_epochs(long, epoch_plan(long, 0))
+    assert epochs.steps_before(found - 1) < 100 <= epochs.steps_before(found)
+
+
+@pytest.mark.promise("run.min-steps")
+def test_a_stage_that_is_lengthened_is_evaluated_as_often_as_it_would_have_been() -> None:
+    found = [epochs_per_evaluation(stage_of(train={"max_epochs": 3, "min_steps": least}), Epochs((0,), (10,)))
+             for least in (None, 30, 31, 60, 61, 500)]  # fmt: skip
+    assert found == [1, 1, 1, 2, 2, 17]

@@ -25,8 +25,8 @@ from unpad.training import auto_size
 from unpad.training.auto_size import StageMemory
 from unpad.training.rehearsal import StepCost
 from unpad.training.setup import Setup, prepare_setup
-from unpad.training.stage import StageSetup, epoch_plan
-from unpad.trials.preview import Preview, preview
+from unpad.training.stage import StageSetup, epoch_plan, num_epochs, run_length, stage_epochs
+from unpad.trials.preview import Preview, planned, preview
 
 pytestmark = pytest.mark.slow
 
@@ -146,6 +146,17 @@ def test_a_plan_that_drops_everything_is_shown_and_not_tried(tmp_path: Path, mon
     assert ledger["total"] == sum(ledger["dropped"].values()) > 0
     assert all(row["steps"] == 0 for row in result.to_json()["strategies"])
     assert "100.0%" in shown(result)
+
+
+@pytest.mark.promise("run.min-steps")
+def test_a_preview_has_the_epochs_and_steps_that_training_has(made: tuple[Preview, str]) -> None:
+    result, recipe = made
+    length = run_length(result.setup.stages).last(0, 0).step
+    lines = re.findall(r"^(\w+): about ([\d,]+) steps in (\d) epochs$", shown(result), re.M)
+    assert [(name, int(epochs)) for name, _, epochs in lines] == [("pretrain", 2), ("tune", 3)]
+    assert abs(sum(int(steps) for _, steps, _ in lines) - length) <= 3
+    stage = setup_of(recipe, "train.min_steps=100").stages[0]
+    assert planned(stage).epochs == num_epochs(stage, stage_epochs(stage, epoch_plan(stage, 0))) == 17
 
 
 def test_the_screen_shows_histogram_table_and_advice(made: tuple[Preview, str]) -> None:

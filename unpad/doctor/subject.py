@@ -29,7 +29,7 @@ from unpad.run.checkpoint import put_weights
 from unpad.run.kept import open_files
 from unpad.training.optim import freeze, make_optimizer, set_rate
 from unpad.training.setup import Setup, prepare_setup, resolved
-from unpad.training.stage import StageSetup, epoch_plan, last_step, stage_epochs
+from unpad.training.stage import StageSetup, epoch_plan, last_step, num_epochs, stage_epochs
 from unpad.training.step import LossScaler, StepResult, train_step
 
 DataType = TypeVar("DataType", bound=Data, covariant=True, default=Data)
@@ -110,8 +110,10 @@ class Subject(Generic[DataType]):
     def longer(self) -> tuple[str, ...]:
         """Fields to raise for more steps: those that end the stage."""
         train = self.recipe.train
-        by_steps = train.max_steps is not None and self.num_steps >= train.max_steps
-        return ("train.max_steps",) if by_steps else (self.field("train.max_epochs"),)
+        if train.max_steps is not None and self.num_steps >= train.max_steps:
+            return ("train.max_steps",)
+        is_longer = num_epochs(self.stage, stage_epochs(self.stage, self.plan)) != train.max_epochs
+        return (self.field("train.min_steps" if is_longer else "train.max_epochs"),)
 
     @property
     def units(self) -> tuple[str, str]:

@@ -28,6 +28,7 @@ NUM_BINS = 10  # of confidence, in the calibration error and its picture
 HIGHER_IS_BETTER: dict[str, bool | None] = {
     "loss": False,
     "accuracy": True,
+    "commonest_class": None,
     "accuracy_*": True,
     "top5_accuracy": True,
     "balanced_accuracy": True,
@@ -36,7 +37,8 @@ HIGHER_IS_BETTER: dict[str, bool | None] = {
 
 
 def evaluate(run: LoadedRun, over: Measuring[ImageData], num_shown: int) -> Evaluation:
-    """`loss`, `accuracy`, `top5_accuracy`, `balanced_accuracy`, `calibration_error`, and `accuracy_<class>`.
+    """`accuracy` beside that of always saying the `commonest_class`, `top5_accuracy`, `balanced_accuracy`, `loss`,
+    `calibration_error`, and `accuracy_<class>`.
 
     The calibration error is the mean distance between confidence and accuracy over bins of confidence (Guo et al.
     2017, arXiv 1706.04599).
@@ -86,9 +88,10 @@ def summarise(
     sums = resample([*of_class, *(is_class * predictions.right for is_class in of_class)], seed, groups)
     size = len(classes)
     counts, hits = sums[:size], sums[size:]
+    commonest = of_class[int(np.argmax([one.sum() for one in of_class]))]
     metrics = {
-        "loss": mean_of(predictions.nll, groups, seed),
         "accuracy": mean_of(predictions.right, groups, seed, share=True),
+        "commonest_class": mean_of(commonest, groups, seed, share=True),
     }
     if size > 5:
         metrics["top5_accuracy"] = mean_of(in_top, groups, seed, share=True)
@@ -99,6 +102,7 @@ def summarise(
     of_classes = [len(np.unique(groups[of_class[c] > 0])) for c in present]
     balanced = interval(value, np.nanmean(recalls, 0), num, num_groups)
     metrics["balanced_accuracy"] = exact_share(balanced, min(of_classes))  # as wide as that of the rarest class
+    metrics["loss"] = mean_of(predictions.nll, groups, seed)
     metrics["calibration_error"] = _calibration_error(predictions, seed, groups)
     for row, c in enumerate(present):
         mine = of_class[c] > 0

@@ -255,7 +255,7 @@ def count(predictions: PatientPredictions, labelled: bool) -> dict[str, int]:
 
 
 def summarise(predictions: PatientPredictions, classifies: bool, ranks: bool, seed: int = 0) -> dict[str, Metric]:
-    """`loss`, `auroc`, `average_precision`, `brier`, `accuracy` beside `prevalence`, `calibration_error` with
+    """`auroc`, `average_precision` beside `prevalence`, `brier`, `accuracy`, `loss`, `calibration_error` with
     `calibration_slope` and `calibration_intercept`, and `concordance` where times to the outcome are known.
 
     Args:
@@ -266,12 +266,12 @@ def summarise(predictions: PatientPredictions, classifies: bool, ranks: bool, se
     labels, p, nll = predictions.labels[predictions.known], predictions.p[predictions.known], predictions.nll
     if classifies:
         measures: dict[str, binary.Measure] = {
-            "loss": lambda w: binary.mean(nll, w),
             "auroc": lambda w: binary.auroc(labels, p, w),
             "average_precision": lambda w: binary.average_precision(labels, p, w),
+            "prevalence": lambda w: binary.mean(labels, w),
             "brier": lambda w: binary.brier(labels, p, w),
             "accuracy": lambda w: binary.accuracy(labels, p, w),
-            "prevalence": lambda w: binary.mean(labels, w),
+            "loss": lambda w: binary.mean(nll, w),
             "calibration_error": lambda w: binary.calibration_error(labels, p, w),
             "calibration_slope": lambda w: binary.calibration_slope(labels, p, w),
             "calibration_intercept": lambda w: binary.calibration_intercept(labels, p, w),

@@ -110,7 +110,7 @@ def held_out(over: Measuring[VqaData]) -> HeldOut:
 
 
 def evaluate(run: LoadedRun, over: Measuring[VqaData], num_shown: int) -> Evaluation:
-    """`loss`, `perplexity`, `accuracy` of the answers generated greedily, and of every question that occurs often.
+    """`accuracy` of the answers generated greedily, `loss`, `perplexity`, and the accuracy of every frequent question.
 
     Intervals are bootstraps over pictures, with all rows about one and those of its group. Captions count in the loss;
     `caption_accuracy` is their accuracy. All of these are in the model's own mode. A model with other modes also has
@@ -129,11 +129,12 @@ def evaluate(run: LoadedRun, over: Measuring[VqaData], num_shown: int) -> Evalua
     samples = sums[0] / np.maximum(sums[1], 1)
     loss = interval(nll.sum() / max(targets.sum(), 1), samples, len(ids), len(np.unique(groups)))
     perplexity = replace(loss, value=math.exp(loss.value), low=math.exp(loss.low), high=math.exp(loss.high))
-    metrics = {"loss": loss, "perplexity": perplexity}
+    metrics = dict[str, Metric]()
     captions = np.array([data.examples[i].caption for i in ids])
     for name, chosen in (("accuracy", ~captions), ("caption_accuracy", captions)):
         if chosen.any():
             metrics[name] = mean_of(right[chosen], groups[chosen], share=True)
+    metrics |= {"loss": loss, "perplexity": perplexity}
     questions = np.array([data.examples[i].question for i in ids])
     names, counts = np.unique(questions[~captions], return_counts=True)
     for question in names[np.argsort(-counts, kind="stable")][:MAX_QUESTIONS]:

@@ -193,7 +193,10 @@ class EventSettings(Section):
         None, description="Table of vectors per code: column Key, and numeric columns."
     )
     max_events: int | None = Field(
-        None, ge=1, description="Maximum of events per patient; whole sets are dropped and counted. null keeps all."
+        None,
+        ge=1,
+        description="Maximum of events per patient, facts included; whole sets are dropped and counted. Facts and one "
+        "set with a time always stay, however many events that is. null keeps all.",
     )
     keep: Literal["latest", "earliest"] = Field("latest", description="Sets that max_events keeps.")
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from unpad.errors import RecipeError, nearest
 from unpad.recipes.lines import YAML_FAULTS, LineLoader, Lines, TwoReadingsError
-from unpad.recipes.overrides import apply_override, refuse_shadowed, refuse_split, without_packaged
+from unpad.recipes.overrides import apply_override, as_long_as_asked, refuse_shadowed, refuse_split, without_packaged
 from unpad.recipes.recipe import STAGE_SECTIONS, Recipe, stage_fields
 from unpad.recipes.section import Fault, all_faults
 from unpad.storage.paths import user_path
@@ -82,7 +82,8 @@ def load_recipe(
 ) -> Recipe:
     """Load a recipe by packaged name or path, and apply `key.sub=value` overrides.
 
-    A source given by an override replaces the packaged sources of the recipe.
+    A source given by an override replaces the packaged sources of the recipe, and epochs given by one its
+    train.min_steps.
 
     Args:
         began: overrides of the command that started a run, applied first; some may be shadowed by stages.
@@ -100,6 +101,7 @@ def load_recipe(
     new = [apply_override(values, given) for given in overrides]
     loaded = _validate(values, str(path), lines, {override.path for override in [*first, *new]})
     refuse_shadowed(loaded, new)
+    loaded = as_long_as_asked(loaded, [*first, *new])
     return loaded if keep_packaged else without_packaged(loaded, [*first, *new])
 
 

@@ -189,6 +189,24 @@ def without_packaged(recipe: Recipe, overrides: Sequence[Override]) -> Recipe:
     return recipe.model_copy(update={"data": recipe.data.model_copy(update=kept)})
 
 
+def as_long_as_asked(recipe: Recipe, overrides: Sequence[Override]) -> Recipe:
+    """Drop train.min_steps where overrides give epochs, and not the steps too: who asks for two epochs gets two."""
+
+    def is_dropped(*section: str | int) -> bool:
+        return _gives(overrides, (*section, "max_epochs")) and not _gives(overrides, (*section, "min_steps"))
+
+    if not any(train.get("min_steps") for train in (recipe.train.model_dump(), *(one.train for one in recipe.stages))):
+        return recipe
+    stages = [
+        stage.model_copy(update={"train": {**stage.train, "min_steps": None}})
+        if is_dropped("stages", index, "train")
+        else stage
+        for index, stage in enumerate(recipe.stages)
+    ]
+    train = recipe.train.model_copy(update={"min_steps": None}) if is_dropped("train") else recipe.train
+    return recipe.model_copy(update={"stages": stages, "train": train})
+
+
 def _gives_source(override: Override) -> bool:
     """True if an override gives files to read, rather than none, or another field of a source."""
     head, *rest = override.path

@@ -28,8 +28,8 @@ from unpad.recipes.training import (
 )
 
 STAGE_TRAIN_KEYS = {
-    "max_epochs", "label_smoothing", "beta", "freeze", "eval_every", "patience", "min_delta", "grad_norm_warning",
-    "weights",
+    "max_epochs", "min_steps", "label_smoothing", "beta", "freeze", "eval_every", "patience", "min_delta",
+    "grad_norm_warning", "weights",
 }  # fmt: skip
 
 # Sections that a stage may change, and their fields that belong to the whole run.
@@ -176,12 +176,12 @@ def stages_of(recipe: Recipe) -> list[ResolvedStage]:
 
 
 RESUMABLE = (
-    "train.max_steps", "train.max_epochs", "train.log_every", "train.eval_every", "train.grad_norm_warning",
-    "train.allocator", "train.threads", "train.sums", "train.shard", "train.pipeline_stages", "train.timeout",
-    "images.cache_mib", "collapse.policy", "checkpoint.every", "checkpoint.every_seconds", "checkpoint.keep", "log",
-    "generate",
+    "train.max_steps", "train.max_epochs", "train.min_steps", "train.log_every", "train.eval_every",
+    "train.grad_norm_warning", "train.allocator", "train.threads", "train.sums", "train.shard", "train.pipeline_stages",
+    "train.timeout", "images.cache_mib", "collapse.policy", "checkpoint.every", "checkpoint.every_seconds",
+    "checkpoint.keep", "log", "generate",
 )  # fmt: skip
-STAGE_RESUMABLE = ("max_epochs", "eval_every", "grad_norm_warning")
+STAGE_RESUMABLE = ("max_epochs", "min_steps", "eval_every", "grad_norm_warning")
 
 
 def differences(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:

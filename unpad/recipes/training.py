@@ -249,6 +249,12 @@ class TrainSettings(Section):
 
     max_steps: int | None = Field(None, ge=0, description="Maximum of steps of the run, all stages together.")
     max_epochs: int | None = Field(None, ge=0, description="Maximum of epochs per stage; 0 skips it.")
+    min_steps: int | None = Field(
+        None,
+        ge=1,
+        description="Steps that a stage has at least, to a few: of small data it runs more epochs than max_epochs. "
+        "max_steps and patience end it before; max_epochs on the command line counts without it.",
+    )
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of initial weights, plans, dropout and the held-out split.")
     init_from: UserPath | None = Field(
         None,
@@ -268,7 +274,11 @@ class TrainSettings(Section):
         "weights that the stage starts from; smaller lets them go further from these.",
     )
     freeze: list[str] = Field([], description="Name patterns (fnmatch) of frozen parameters.")
-    eval_every: int | None = Field(None, ge=1, description="Steps between evaluations; default: every epoch.")
+    eval_every: int | None = Field(
+        None,
+        ge=1,
+        description="Steps between evaluations; default: every epoch, or as often in a stage that min_steps lengthens.",
+    )
     log_every: int = Field(10, ge=1, description="Steps between lines on the screen; the files record every step.")
     patience: int | None = Field(None, ge=1, description="Evaluations without progress before a stage stops early.")
     min_delta: float = Field(0.0, ge=0, description="Smallest decrease of the held-out loss that counts as progress.")
@@ -360,7 +370,9 @@ class CollapseSettings(Section):
 class CheckpointSettings(Section):
     """Saving of checkpoints."""
 
-    every: int | None = Field(None, ge=1, description="Steps between checkpoints; default: every epoch.")
+    every: int | None = Field(
+        None, ge=1, description="Steps between checkpoints; default: every epoch, or as train.eval_every then does."
+    )
     every_seconds: float | None = Field(
         None, gt=0, description="Seconds after which a step is followed by a checkpoint besides; default: none."
     )

@@ -73,3 +73,5 @@ class StageRun:
     sums: GradientSum | None  # None where autograd adds the gradients of one process
     cells_per_token: float
     room: Room | None  # None where micro-batches are never cut
+    max_epochs: int | None  # of `num_epochs`
+    epochs_per_evaluation: int

@@ -18,6 +18,7 @@ from unpad.errors import CheckpointError, ResumeError, SourceError, UnlikeProces
 from unpad.interchange.origin import open_recipe
 from unpad.models.adapters import ADAPTER_FOLDER, kept_weights, peft_files
 from unpad.nn.precision import DTYPES, Precision
+from unpad.recipes.file import recipe_names
 from unpad.recipes.recipe import Recipe, differences, may_change_on_resume, stages_of
 from unpad.recipes.section import kept_paths
 from unpad.run import checkpoint, upgrade
@@ -318,7 +319,7 @@ def _changed_files(old: dict[str, str], new: dict[str, str]) -> str:
     return ", ".join(changed[:5]) or "the split or the encoding differs"
 
 
-ENDS = ("max_steps", "max_epochs")
+ENDS = ("max_steps", "max_epochs", "min_steps")
 
 
 def resumed_recipe(recipe: str | None, overrides: Sequence[str], folder: Path) -> tuple[list[str], Recipe, Recipe]:
@@ -345,6 +346,8 @@ def resumed_recipe(recipe: str | None, overrides: Sequence[str], folder: Path) -
         return [*began, *overrides], _refuse_changes(resolved(run_recipe(folder, overrides)), saved, folder), saved
     with kept_paths():
         settings = _same_rule(resolved(open_recipe(recipe, overrides, began=began, known=saved)), saved)
+        if recipe in recipe_names() and not fields & {"train.min_steps", "train.max_epochs", "train"}:
+            settings = _with_least(settings, saved)
         if settings.data != saved.data:  # the run may have kept packaged sources beside given ones
             with_packaged = resolved(open_recipe(recipe, overrides, began=began, keep_packaged=True, known=saved))
             with_packaged = _same_rule(with_packaged, saved)
@@ -369,6 +372,11 @@ def recorded_precision(folder: Path) -> Precision | None:
         with suppress(SourceError):  # it ended before its log, or the log is damaged
             recorded = upgrade.precision(read_log(folder))
     return recorded if isinstance(recorded, str) and recorded in DTYPES else None
+
+
+def _with_least(settings: Recipe, saved: Recipe) -> Recipe:
+    """The settings with the run's own train.min_steps, as the packaged recipe of its version may have had another."""
+    return settings.model_copy(update={"train": settings.train.model_copy(update={"min_steps": saved.train.min_steps})})
 
 
 def _same_rule(settings: Recipe, saved: Recipe) -> Recipe:

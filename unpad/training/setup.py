@@ -30,6 +30,7 @@ from unpad.run.checkpoint import put_weights
 from unpad.run.timers import Timers
 from unpad.terminal.table import number_of
 from unpad.training.auto_size import AutoSize, asks, resolved_size
+from unpad.training.length import length_lines
 from unpad.training.memory import choose_allocator
 from unpad.training.optim import Schedule, freeze, make_optimizer
 from unpad.training.parallel.divisions import parallelism_of
@@ -265,6 +266,7 @@ def describe(setup: Setup, *, verbose: bool = False) -> list[str]:
         f"{setup.data.describe_outputs()}, context {setup.model.config.longest}",
         *adapters,
         *setup.parallelism.describe(),
+        *length_lines(setup.stages, setup.recipe.field_of),
         f"computing in {environment['precision']} ({environment['precision_reason']}), {weights}; "
         f"{environment['device']}, {processes}{number_of(threads, 'threads')}, "
         f"{environment['matmul']} and {environment['blas']}, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -163,23 +164,48 @@ def stage_epochs(stage: StageSetup, first: Plan) -> Epochs:
         first: the plan of epoch 0.
     """
     train, last = stage.recipe.train, stage.recipe.train.max_epochs
+    least = train.min_steps or 0
     if stage.recipe.plan.grow_per == "step":
         counts = [first.num_steps]
-        while sum(counts[:-1]) < _grown(stage) and counts[-1] and (last is None or len(counts) < last):
+        while sum(counts[:-1]) < _grown(stage) and counts[-1]:
+            if last is not None and len(counts) >= last and sum(counts) >= least:
+                break
             if train.max_steps is not None and sum(counts) >= train.max_steps:
                 break
             counts.append(epoch_plan(stage, len(counts)).num_steps)
         return Epochs(tuple(range(len(counts))), tuple(counts))
-    begins = [epoch - 1 for epoch in sorted(stage.recipe.plan.grow) if last is None or epoch <= last]
-    steps = [epoch_plan(stage, epoch).num_steps for epoch in begins]
-    return Epochs((0, *begins), (first.num_steps, *steps))
+    found = Epochs((0,), (first.num_steps,))
+    for begin in (epoch - 1 for epoch in sorted(stage.recipe.plan.grow)):
+        if last is not None and begin >= last and found.steps_before(begin) >= least:
+            break
+        found = Epochs((*found.first, begin), (*found.steps, epoch_plan(stage, begin).num_steps))
+    return found
+
+
+def num_epochs(stage: StageSetup, epochs: Epochs) -> int | None:
+    """Epochs that a stage runs: `train.max_epochs`, or as many more as `train.min_steps` asks for; None where its steps
+    end it.
+    """
+    most, least = stage.recipe.train.max_epochs, stage.recipe.train.min_steps or 0
+    if not most:
+        return most
+    return bisect_left(range(most + least), least, lo=most, key=epochs.steps_before)  # an epoch has a step or more
+
+
+def epochs_per_evaluation(stage: StageSetup, epochs: Epochs) -> int:
+    """Epochs between evaluations and checkpoints where the recipe gives no steps: 1, or in a stage that
+    `train.min_steps` lengthens, so many that there are about as many of them as epochs in the recipe. Hundreds of
+    readings of a few held-out examples would choose the best of them by chance.
+    """
+    most, given = num_epochs(stage, epochs), stage.recipe.train.max_epochs
+    return max(round(most / given), 1) if most and given else 1
 
 
 def last_step(stage: StageSetup, before: int, epochs: Epochs) -> int:
     """Last step of a stage that begins after step `before` of the run."""
-    train = stage.recipe.train
-    by_epochs = None if train.max_epochs is None else before + epochs.steps_before(train.max_epochs)
-    return min(end for end in (by_epochs, train.max_steps) if end is not None)
+    most, max_steps = num_epochs(stage, epochs), stage.recipe.train.max_steps
+    by_epochs = None if most is None else before + epochs.steps_before(most)
+    return min(end for end in (by_epochs, max_steps) if end is not None)
 
 
 # Sequences that all stages together may plan in advance, a plan counting as PLAN_COST more: about two seconds.
@@ -200,7 +226,8 @@ class StageLength:
 
     Args:
         epochs: estimate that takes epochs with equal step sizes as equally long.
-        max_epochs, max_steps: limits of the stage; max_steps counts the steps of the whole run.
+        max_epochs, max_steps: limits of the stage, the first by `num_epochs`; max_steps counts the steps of the whole
+            run.
         planned: steps of the epochs planned so far, by 0-based epoch.
     """
 
@@ -262,9 +289,10 @@ def run_length(stages: Sequence[StageSetup]) -> RunLength:
 def _stage_length(stage: StageSetup, left: int) -> tuple[StageLength, int]:
     """Length of a stage, planning at most `left` sequences; also returns how many of these remain."""
     train, first = stage.recipe.train, epoch_plan(stage, 0)
-    length = StageLength(stage_epochs(stage, first), train.max_epochs, train.max_steps, {0: first.num_steps})
-    steps = first.num_steps
-    for epoch in counted(range(1, train.max_epochs or 1), f"planning {stage.name}", train.max_epochs, "epochs"):
+    epochs = stage_epochs(stage, first)
+    most, steps = num_epochs(stage, epochs), first.num_steps
+    length = StageLength(epochs, most, train.max_steps, {0: steps})
+    for epoch in counted(range(1, most or 1), f"planning {stage.name}", most, "epochs"):
         left -= stage.train_ids.size + PLAN_COST
         if left < 0 or (train.max_steps is not None and steps >= train.max_steps):
             break

@@ -29,7 +29,15 @@ from unpad.training.memory import HeapKeeper, Room, used_at_most
 from unpad.training.optim import Schedule, load_optimizer_tensors, make_optimizer, optimizer_tensors
 from unpad.training.progress import end_stage, save_best, save_checkpoint
 from unpad.training.reference import put_reference
-from unpad.training.stage import StageSetup, epoch_plan, last_step, prepare_model, stage_epochs
+from unpad.training.stage import (
+    StageSetup,
+    epoch_plan,
+    epochs_per_evaluation,
+    last_step,
+    num_epochs,
+    prepare_model,
+    stage_epochs,
+)
 from unpad.training.step import OPTIMIZER_FIX, StepResult, non_finite, train_step
 from unpad.training.updates import LoadedUpdate, epoch_updates
 from unpad.training.watches.collapse import CollapseMonitor
@@ -68,12 +76,12 @@ def run_stage(run: RunContext, setup: StageSetup, state: State | None) -> tuple[
     if _is_over(stage):
         message = f"{name}: it ended at step {progress.step}; {_what_ended(stage)}"
         run.monitor.log("nothing_to_do", message=message, name=name)
-    end, most = run.length.last(progress.stage, before), recipe.train.max_epochs
+    end = run.length.last(progress.stage, before)
     run.monitor.stage(
         name,
         end.step,
         exact=end.exact,
-        max_epochs=most,
+        max_epochs=stage.max_epochs,
         epoch_steps=epochs.steps[0],
         frozen=ready.num_frozen,
         ledger=first.ledger.to_json(),
@@ -155,7 +163,8 @@ def _start_stage(
     sums = run.setup.parallelism.gradient_sum(recipe.train.sums, model)
     clock, ratio = SaveClock(recipe.checkpoint.every_seconds), cells_per_token(model)
     room = run.setup.parallelism.room(recipe.train.sums, progress.most_tokens)
-    return StageRun(run, setup, optimizer, objective, schedule, watches, HeapKeeper(), clock, sums, ratio, room)
+    ends = num_epochs(setup, schedule.epochs), epochs_per_evaluation(setup, schedule.epochs)
+    return StageRun(run, setup, optimizer, objective, schedule, watches, HeapKeeper(), clock, sums, ratio, room, *ends)
 
 
 def _after_step(stage: StageRun, ends_epoch: bool, is_saved: bool) -> None:
@@ -166,12 +175,13 @@ def _after_step(stage: StageRun, ends_epoch: bool, is_saved: bool) -> None:
     """
     run, recipe, progress = stage.run, stage.setup.recipe, stage.run.progress
     _count_epoch_and_watch(stage, ends_epoch)
-    evaluate = _due(recipe.train.eval_every, progress.stage_step, ends_epoch) or _is_over(stage)
+    ends_epochs = ends_epoch and progress.epoch % stage.epochs_per_evaluation == 0
+    evaluate = _due(recipe.train.eval_every, progress.stage_step, ends_epochs) or _is_over(stage)
     improved, stop = _evaluate(stage) if evaluate else (False, False)
     if ends_epoch:
         run.monitor.epoch(progress.step, stage.setup.name, progress.epoch)
     stopping = stop or run.signals.stops is not None
-    is_saved = is_saved or _due(recipe.checkpoint.every, progress.step, ends_epoch)
+    is_saved = is_saved or _due(recipe.checkpoint.every, progress.step, ends_epochs)
     if is_saved or improved or stopping or _is_over(stage):
         _save(stage)
     if improved and stage.setup.keeps_best:
@@ -222,7 +232,7 @@ def _is_over(stage: StageRun) -> bool:
     """Return whether the stage has run its epochs, the run its steps, or evaluations have exhausted the patience."""
     train, progress = stage.setup.recipe.train, stage.run.progress
     return (
-        (train.max_epochs is not None and progress.epoch >= train.max_epochs)
+        (stage.max_epochs is not None and progress.epoch >= stage.max_epochs)
         or (train.max_steps is not None and progress.step >= train.max_steps)
         or (train.patience is not None and progress.checks_without_progress >= train.patience)
     )
@@ -231,9 +241,9 @@ def _is_over(stage: StageRun) -> bool:
 def _what_ended(stage: StageRun) -> str:
     """Name the limit that the stage has reached and the field that raises it."""
     train, progress = stage.setup.recipe.train, stage.run.progress
-    if train.max_epochs is not None and progress.epoch >= train.max_epochs:
+    if stage.max_epochs is not None and progress.epoch >= stage.max_epochs:
         field = stage.run.setup.recipe.field_of(stage.setup.name, "train.max_epochs")
-        return f"raise {field} above {train.max_epochs} to continue"
+        return f"raise {field} above {stage.max_epochs} to continue"
     if train.max_steps is not None and progress.step >= train.max_steps:
         return f"raise train.max_steps above {train.max_steps} to continue"
     return f"no progress in {number_of(progress.checks_without_progress, 'evaluations')} (train.patience)"
@@ -361,7 +371,7 @@ def _evaluate(stage: StageRun) -> tuple[bool, bool]:
         message = (
             f"{name}: no progress in {number_of(train.patience, 'evaluations')}; best {progress.best:.4f} "
             f"at step {progress.best_step}, stopped at step {progress.step}, after epoch {progress.epoch}"
-            + (f" of {train.max_epochs}" if train.max_epochs is not None else "")
+            + (f" of {stage.max_epochs}" if stage.max_epochs is not None else "")
         )
         run.monitor.log("early_stop", message=message, step=progress.step, best_step=progress.best_step)
     if run.after_evaluation is None:

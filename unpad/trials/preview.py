@@ -28,7 +28,7 @@ from unpad.terminal.table import cells, columns, text_table, wrapped
 from unpad.training.auto_size import SHARE, StageMemory, free_memory, largest_update
 from unpad.training.rehearsal import Rehearsal, StepCost
 from unpad.training.setup import Setup, describe, prepare_setup
-from unpad.training.stage import StageSetup, epoch_plan, make_stage, plan_inputs
+from unpad.training.stage import StageSetup, epoch_plan, make_stage, num_epochs, plan_inputs, stage_epochs
 from unpad.trials.strategy_table import (
     ProcessTable,
     StrategyRow,
@@ -78,6 +78,8 @@ def planned(stage: StageSetup) -> StagePreview:
     lengths, settings, known = plan_inputs(stage, 0)
     rows = compare(lengths, settings, **known)
     epochs = recipe.train.max_epochs if recipe.train.max_epochs is not None else 1
+    if recipe.train.min_steps is not None:
+        epochs = num_epochs(stage, stage_epochs(stage, epoch_plan(stage, 0))) or epochs
     units, attends = Units(*family_of(recipe).UNITS), stage.data.table.attended is None
     return StagePreview(stage.name, lengths[known["seq_ids"]], rows, {}, epochs, settings, units, attends)
 

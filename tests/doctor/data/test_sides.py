@@ -237,6 +237,9 @@ def second(**changes: Any) -> list[dict[str, Any]]:
         ({"stages": STAGES, "train": {"max_steps": 20}}, ["stage_without_step"]),
         ({"stages": STAGES, "train": {"max_steps": 10_000}}, []),
         ({"stages": STAGES, "train": {"max_steps": 41}}, ["later_few_steps"]),
+        ({"stages": second(plan={"tokens_per_step": 1 << 20}), "train": {"min_steps": 40}}, []),
+        ({"stages": STAGES, "train": {"min_steps": 60}}, []),
+        ({"stages": STAGES, "train": {"min_steps": 60, "max_steps": 90}}, ["later_few_steps"]),
         ({"stages": second(train={"max_epochs": 0}), "train": {"max_steps": 20}}, []),
         (
             {

@@ -14,9 +14,11 @@ from rich.console import Console
 
 from tests.helpers.run_folders import run_directory
 from unpad.errors import SourceError
+from unpad.evaluation.metrics import Metric, Refused
 from unpad.run.monitor import Monitor
 from unpad.run.report.history import load_metrics, read_rows
 from unpad.run.report.page import write_report
+from unpad.run.report.samples import keep_evaluation
 from unpad.run.report.section import family_section, part_note
 from unpad.run.report.svg import MAX_POINTS, Curve, plot, running_mean, short, span, thin, tick_labels, ticks
 from unpad.storage import RunLock
@@ -54,6 +56,34 @@ def test_key_figures_equal_those_counted_from_the_files(tmp_path: Path) -> None:
         "Peak memory": "0.60 GB",
         "Waiting for data": "20.0%",
     }
+
+
+TILE = re.compile(r"<div class=tile><span>([^<]*)</span><b>([^<]*)</b><small>([^<]*)</small>")
+
+
+@pytest.mark.promise("run.metrics")
+def test_the_page_begins_with_what_the_model_is_worth_beside_a_guess(tmp_path: Path) -> None:
+    folder = run_directory(tmp_path / "run")
+    (folder / "recipe.yaml").write_text("model: {kind: vit}\ndata: {images: a}\n")
+    assert [name for name, _, _ in TILE.findall(write_report(folder).read_text())][:3] == [
+        "Held-out loss", "Held-out perplexity", "Steps",
+    ]  # fmt: skip
+    log = (folder / "metrics.jsonl").read_text(encoding="utf-8")
+    (folder / "metrics.jsonl").write_text(log.replace('"bits_per_char": 2.5', '"accuracy": 0.75'), encoding="utf-8")
+    assert TILE.findall(write_report(folder).read_text())[0] == ("Accuracy", "75.0%", "of valid, step 60")
+    measured = {name: Metric(value, value - 0.1, value + 0.1, 40, part="test").to_json()
+                for name, value in (("accuracy", 0.7), ("commonest_class", 0.25))}  # fmt: skip
+    keep_evaluation(folder, 50, measured, [])
+    told = "always the commonest class 25.0%; 95 %: 60.0% to 80.0%; of test, step 50"
+    assert TILE.findall(write_report(folder).read_text())[0] == ("Accuracy", "70.0%", told)
+
+    (folder / "recipe.yaml").write_text("model: {kind: set_sequence}\ndata: {events: a}\n")
+    refused = Refused(math.nan, math.nan, math.nan, 40, "no patient has the outcome").to_json()
+    values = {"auroc": Metric(0.8, math.nan, math.nan, 40).to_json(), "concordance": refused}
+    keep_evaluation(folder, 50, json.loads(json.dumps(values).replace("NaN", "null")), [])
+    tiles = TILE.findall(write_report(folder).read_text())
+    assert tiles[0] == ("AUROC", "0.800", "by chance 0.500; of the evaluation, step 50")
+    assert tiles[1][0] == "Held-out loss"
 
 
 def test_a_wide_figure_has_a_drawing_for_narrow_screens_of_the_same_curve(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from unpad.recipes.data import KINDS
 from unpad.recipes.recipe import Recipe, stages_of
 from unpad.run.folder import find_run, run_recipe
 from unpad.terminal.finding import Finding, Severity, Value
-from unpad.training.stage import StageSetup, epoch_plan, last_step, stage_epochs
+from unpad.training.length import course
+from unpad.training.stage import StageSetup, epoch_plan, epochs_per_evaluation, last_step, stage_epochs
 
 OTHER_COLOURS = 0.4  # relative difference of images.std, and that of images.mean
 QUICKER, QUICKER_PAIRS = 10.0, 5.0  # times the rate of that run
@@ -79,7 +80,7 @@ MANY_EPOCHS, TOO_MANY = 200, 1000
 OVERLAP, MUCH_OVERLAP = 5.0, 32.0  # windows in which a token is learnt
 FASTER, MUCH_FASTER = 10.0, 50.0  # times the rate of the stage before it
 LARGE_RATE = 0.05
-FEW_STEPS, GROWN = 10, 0.5  # steps, and share of an epoch that a step may grow to
+GROWN = 0.5  # share of an epoch that a step may grow to
 HOT, REPEATS = 2.0, 2.0  # temperature, and penalty of what was said
 TALL = 0.9  # of the replies, that are longer than what is generated
 LORA_SCALE = 64.0
@@ -129,7 +130,7 @@ def check_left_out(subject: Subject, bad: int, whole: int) -> list[Finding]:
 def _later(subject: Subject) -> list[Finding]:
     """Stages that are not tried: their rate against that of the one before them, and their steps."""
     names = [stage.name for stage in subject.setup.stages]
-    before, found, course = subject.rate, list[Finding](), _course(subject)
+    before, found, steps_of = subject.rate, list[Finding](), course(subject.setup.stages)
     for stage in subject.setup.stages[names.index(subject.stage.name) + 1 :]:
         if not stage.train_ids.size or stage.recipe.train.max_epochs == 0:
             continue
@@ -150,12 +151,11 @@ def _later(subject: Subject) -> list[Finding]:
         if smoothing >= MUCH_SMOOTHED and not stage.of_pairs:
             field = of(stage.name, "train.label_smoothing")
             found.append(Finding("smoothing", "warning", smoothing, (field,), {"field": field}))
-        first, last = course[stage.name]
-        if last - first < FEW_STEPS and not _is_over(stage, first):
-            longer = "train.max_steps" if last == stage.recipe.train.max_steps else of(stage.name, "train.max_epochs")
-            fields = (of(stage.name, "plan.tokens_per_step"), longer)
+        steps = steps_of[stage.name]
+        if steps.is_short:
+            fields = (of(stage.name, "plan.tokens_per_step"), of(stage.name, steps.longer))
             values = {"field": fields[0], "longer": fields[1], "stage": stage.name}
-            found.append(Finding("later_few_steps", "warning", last - first, fields, values))
+            found.append(Finding("later_few_steps", "warning", steps.num_steps, fields, values))
         before = max(before, rate)
     return found
 
@@ -165,17 +165,17 @@ def _without_step(subject: Subject) -> list[Finding]:
 
     A stage with max_epochs=0 is left out on purpose. One with patience may end before its last step.
     """
-    recipe, course, found = subject.setup.recipe, _course(subject), list[Finding]()
+    recipe, steps_of, found = subject.setup.recipe, course(subject.setup.stages), list[Finding]()
     earlier = ""
     severity: Severity = "warning"
     for stage in subject.setup.stages:
         if stage.recipe.train.max_epochs == 0:
             continue
         kind, values = stage.kinds[0], dict[str, Value]({"stage": stage.name})
-        if stage.name not in course:
+        if stage.name not in steps_of:
             names = (f"data.{kind}", f"stages.{stage.name}.use", "stages")
             found.append(Finding("stage_without_data", "warning", 0, names, {**values, "kind": kind}))
-        elif earlier and _is_over(stage, first := course[stage.name][0]):
+        elif earlier and _is_over(stage, first := steps_of[stage.name].first):
             field = recipe.field_of(earlier, "train.max_epochs")
             fields = ("train.max_steps", field, "stages", f"stages.{stage.name}")
             values |= {"earlier": earlier, "field": field}
@@ -184,18 +184,6 @@ def _without_step(subject: Subject) -> list[Finding]:
             earlier = stage.name
             severity = "note" if stage.recipe.train.patience is not None else severity
     return found
-
-
-def _course(subject: Subject) -> dict[str, tuple[int, int]]:
-    """First and last step of the stages that have data and epochs, counted over the run; equal where there is none."""
-    course, at = dict[str, tuple[int, int]](), 0
-    for stage in subject.setup.stages:
-        if stage.train_ids.size and stage.recipe.train.max_epochs != 0:
-            plan = epoch_plan(stage, 0)
-            last = last_step(stage, at, stage_epochs(stage, plan)) if plan.num_steps else at
-            course[stage.name] = (at, max(at, last))
-            at = course[stage.name][1]
-    return course
 
 
 def _is_over(stage: StageSetup, first: int) -> bool:
@@ -231,7 +219,8 @@ def _ends(subject: Subject) -> list[Finding]:
     train, steps = subject.recipe.train, subject.num_steps
     if train.patience is None or not subject.stage.held_out_ids.size:
         return []
-    waits = train.patience * (train.eval_every or subject.plan.num_steps)
+    an_epoch = subject.plan.num_steps * epochs_per_evaluation(subject.stage, stage_epochs(subject.stage, subject.plan))
+    waits = train.patience * (train.eval_every or an_epoch)
     if waits >= min(max(SOON * steps, LEAST_PATIENT / 3), LEAST_PATIENT) or waits >= steps / 5:
         return []
     fields = (subject.field("train.patience"), subject.field("train.eval_every"))
@@ -244,7 +233,8 @@ def _epochs(subject: Subject) -> list[Finding]:
     epochs = subject.num_steps / max(subject.plan.num_steps, 1)
     if epochs < MANY_EPOCHS or subject.recipe.train.patience is not None:
         return []
-    fields = (subject.field("train.max_epochs"), "train.max_steps", subject.field("train.patience"))
+    ends = dict.fromkeys((*subject.longer, subject.field("train.max_epochs"), "train.max_steps"))
+    fields = (*ends, subject.field("train.patience"))
     values: dict[str, Value] = {"sequences": len(subject.stage.train_ids), "field": subject.longer[0]}
     return [Finding("many_epochs", "warning" if epochs >= TOO_MANY else "note", epochs, fields, values)]
 

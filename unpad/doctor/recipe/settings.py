@@ -12,11 +12,12 @@ from unpad.doctor.subject import Subject, Trial
 from unpad.doctor.trials.overfit import Overfit
 from unpad.recipes.training import OptimSettings
 from unpad.terminal.finding import Finding, Severity, Value
+from unpad.training.length import FEW_STEPS, least_steps
 from unpad.training.optim import Schedule, make_optimizer
 from unpad.training.stage import stage_epochs
 
 LONG_WARMUP, WHOLE_WARMUP = 0.5, 0.9
-FEW_STEPS, RATHER_FEW = 10, 30
+RATHER_FEW = 30
 SHORT_HALF, VERY_SHORT_HALF = 300.0, 100.0  # steps in which decay alone would halve a matrix
 USUAL_DECAY = 0.01
 MUCH_DROPPED, MOST_DROPPED = 0.5, 0.8
@@ -39,11 +40,12 @@ def check_schedule(subject: Subject) -> list[Finding]:
         found.append(Finding("warmup", severity, optim.warmup, (field,), values))
     else:
         found += _area(subject)
-    if steps < RATHER_FEW:
+    least = least_steps(subject.stage)
+    if steps < max(least, RATHER_FEW):
         advice = subject.longer
         fields = (subject.field("plan.tokens_per_step"), *advice)
         values = {"longer": " or ".join(advice), "field": fields[0]}
-        found.append(Finding("few_steps", "warning" if steps < FEW_STEPS else "note", steps, fields, values))
+        found.append(Finding("few_steps", "warning" if steps < least else "note", steps, fields, values))
     return found
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from unpad.run.report.section import FamilySection
+from unpad.run.report.section import FamilySection, Performance
 from unpad.run.report.svg import Axes, Curve, matrix, plot
 
 
@@ -36,4 +36,5 @@ def section(evaluation: dict[str, Any]) -> str:
     return f"<h2>Held-out images</h2><div class=plots>{''.join(figures)}</div>"
 
 
-SECTION = FamilySection(section, length_unit="patches")
+ACCURACY = Performance("accuracy", "Accuracy", "commonest_class", "always the commonest class", is_share=True)
+SECTION = FamilySection(section, performance=(ACCURACY,), length_unit="patches")

@@ -29,6 +29,7 @@ from unpad.run.timers import covered_steps
 from unpad.storage.reading import read_shaped
 from unpad.terminal.table import number_of
 
+Tile = tuple[str, str, str]  # name, value and note
 MAX_ROWS = 200  # rows of a table; its title names the number left out
 EVALUATION = "evaluation.json"  # written by `unpad eval` for the page
 
@@ -84,7 +85,34 @@ def _number(value: Any) -> str:
     return f"{float(value):#.4g}" if abs(float(value)) < 1e3 else f"{float(value):,.0f}"
 
 
-def _tiles(run: RunHistory, family: FamilySection) -> str:
+def _performance(family: FamilySection, checked: dict[str, Any] | None, evaluated: dict[str, Any] | None) -> list[Tile]:
+    """Tiles of the family's measures: of the newest evaluation with `unpad eval`, or else of the best check.
+
+    Args:
+        checked: row of the check; evaluated: the evaluation.
+    """
+    tiles = list[Tile]()
+    measured = {} if evaluated is None else evaluated["metrics"]
+    for one in family.performance:
+        found = measured.get(one.name)
+        guess = measured.get(one.guess, {}).get("value") if isinstance(one.guess, str) else one.guess
+        notes = [] if guess is None else [f"{one.guessed} {one.shown(guess)}"]
+        if evaluated is not None and found is not None and found["value"] is not None:
+            value = found["value"]
+            if found["low"] is not None and found["high"] is not None:
+                notes.append(f"95 %: {one.shown(found['low'])} to {one.shown(found['high'])}")
+            notes.append(f"of {found.get('part') or 'the evaluation'}, step {evaluated['step']:,}")
+        elif checked is not None and one.name in checked["values"]:
+            value = float(checked["values"][one.name])
+            notes.append(f"of valid, step {checked['step']:,}")
+        else:
+            continue
+        tiles.append((one.title, one.shown(value), "; ".join(notes)))
+    return tiles
+
+
+def _tiles(run: RunHistory, family: FamilySection, evaluated: dict[str, Any] | None) -> str:
+    """Key figures: what the model is worth, and then what its training took."""
     train, timing = run.steps, run.timing
     tokens, cells = train["tokens"].sum(), train["padded_tokens"].sum()
     held = [row for row in run.evaluations if row["stage"] == run.last["stage"] and row["loss"] is not None]
@@ -93,14 +121,15 @@ def _tiles(run: RunHistory, family: FamilySection) -> str:
     busy, skipped = timing["seconds"].sum(), int(train["skipped"].sum())
     exp = ("Held-out perplexity", _number(best["perplexity"]) if best else "–", "exp of the best loss of valid")
     tiles = [
+        *_performance(family, best, evaluated),
+        ("Held-out loss", _number(best["loss"]) if best else "–", note),
+        *([exp] if family.perplexity else []),
         (
             "Steps",
             f"{run.last['step']:,}",
             f"epoch {run.last['epoch']:,}" + (f", {skipped} skipped" if skipped else ""),
         ),
         (f"Real {family.length_unit} trained", short(tokens), f"{short(train['targets'].sum())} targets"),
-        ("Held-out loss", _number(best["loss"]) if best else "–", note),
-        *([exp] if family.perplexity else []),
         (
             "Speed",
             f"{short(float(np.median(timing['tokens_per_second'])))}" if busy else "–",
@@ -293,7 +322,7 @@ def write_report(folder: Path) -> Path:
 <style>{STYLE}{svg.STYLE}{attention.STYLE}{family.style}</style>
 <main><header><h1>{name}</h1><span class="state {state}">{state}</span><p>{stages} · {started}{written}</p></header>
 {"".join(f"<p class=gap>{escape(gap)}</p>" for gap in run.gaps)}
-<div class=tiles>{_tiles(run, family)}</div>
+<div class=tiles>{_tiles(run, family, samples.newest_evaluation(folder))}</div>
 {_plots(run, limit, family)}
 {readings}
 {_evaluations(run, family.perplexity)}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from unpad.run.report.history import Array
-from unpad.run.report.section import FamilySection
+from unpad.run.report.section import FamilySection, Performance
 from unpad.run.report.svg import WIDE, Axes, Curve, plot, tick_labels, ticks
 
 WIDTH, RIGHT = 1060, 1042
@@ -198,5 +198,10 @@ SECTION = FamilySection(
     title="Held-out patients",
     adds="calibration, curves and the course of some patients",
     private=True,
+    performance=(
+        Performance("auroc", "AUROC", 0.5),
+        Performance("average_precision", "Average precision", "prevalence"),
+        Performance("concordance", "Concordance", 0.5),
+    ),
     length_unit="events",
 )

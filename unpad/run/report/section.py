@@ -17,6 +17,27 @@ Reading = dict[str, Any]
 
 
 @dataclass(frozen=True)
+class Performance:
+    """A measure that the page shows first, beside what a guess reaches.
+
+    Args:
+        name: of the measure, in evaluations.
+        guess: the measure of an evaluation that is its value for a guess, or that value; None where it is not known.
+        guessed: how the guess is made.
+        is_share: whether it is told in percent.
+    """
+
+    name: str
+    title: str
+    guess: str | float | None = None
+    guessed: str = "by chance"
+    is_share: bool = False
+
+    def shown(self, value: float) -> str:
+        return f"{value:.1%}" if self.is_share else f"{value:.3f}"
+
+
+@dataclass(frozen=True)
 class FamilySection:
     """Part of the page of a family: `SECTION` of `report/<family>.py`.
 
@@ -26,6 +47,7 @@ class FamilySection:
         perplexity: whether exp of the loss is meaningful.
         title, adds: heading and contents announced on the page before `unpad eval` has run; empty announces nothing.
         private: whether the page shows people, so that only its owner may read it.
+        performance: measures in the first places of the page.
         length_unit: unit of a sequence's length, plural; equals the second of `UNITS` of the data family, but without
             loading its libraries.
     """
@@ -36,6 +58,7 @@ class FamilySection:
     title: str = ""
     adds: str = ""
     private: bool = False
+    performance: tuple[Performance, ...] = ()
     length_unit: str = "tokens"
 
 

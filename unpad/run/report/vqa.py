@@ -22,7 +22,7 @@ from rich.cells import cell_len
 
 from unpad import storage
 from unpad.errors import RecipeError
-from unpad.run.report.section import FamilySection
+from unpad.run.report.section import FamilySection, Performance
 from unpad.run.report.svg import WIDE, Axes, Curve, plot
 from unpad.terminal.table import wrapped
 
@@ -398,4 +398,5 @@ def _picture(values: dict[str, Any]) -> str:
     return f"<figure>{to_svg(picture_from_json(values))}<p>{escape(note)}</p></figure>"
 
 
-SECTION = FamilySection(section, STYLE, length_unit="positions")
+ACCURACY = Performance("accuracy", "Accuracy", is_share=True)
+SECTION = FamilySection(section, STYLE, performance=(ACCURACY,), length_unit="positions")
