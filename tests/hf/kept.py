@@ -408,6 +408,36 @@ def no_labels(folder: Path) -> None:
     named(plain(folder, alone(SEQUENCES), DataCollatorWithPadding(tokenizer())), "gives no labels")
 
 
+def no_ids(folder: Path) -> None:
+    def towers(rows: list[dict[str, Any]]) -> Any:
+        return {f"ids_{side}": torch.tensor([row["input_ids"][:3] for row in rows]) for side in "ab"}
+
+    named(plain(folder, alone(SEQUENCES), towers), "towers makes no input_ids, but ids_a, ids_b")
+
+
+def changes_rows(folder: Path) -> None:
+    """Also the data stay as they were, and rows that are made anew give no warning."""
+
+    def growing(rows: list[dict[str, Any]]) -> Any:
+        for row in rows:
+            row["input_ids"].append(2)
+        return pad([{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in rows])
+
+    rows = [{"input_ids": list(one)} for one in SEQUENCES]
+    trainer = plain(folder, rows, growing)
+    certificate = prove_trainer(trainer)
+    assert certificate.passed
+    assert any("changes the rows that it is given" in note for note in certificate.notes)
+    with pytest.warns(UserWarning, match="changes the rows that it is given.*Flat batches are made of copies"):
+        kept(trainer, whole([[*one, 2] for one in SEQUENCES]))
+    assert rows == [{"input_ids": list(one)} for one in SEQUENCES]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "the collator")
+        anew = plain(folder, alone(SEQUENCES), growing)
+        assert not any("changes" in note for note in prove_trainer(anew).notes)
+        attach(anew, tokens_per_micro=64)
+
+
 # --------------------------------------------------------------------------- columns and losses
 
 
@@ -631,6 +661,35 @@ def ignores_the_count(folder: Path) -> None:
     trainer = plain(folder, data(ROWS), None, Ignoring, **options)
     attach(trainer, tokens_per_micro=10_000)
     assert error_of(trainer, truth_of(trainer.model, labelled(ROWS))[1]) < 1e-5
+
+
+class Tilted(Trainer):
+    """Hard rows count more."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        logits, labels = model(**inputs).logits.transpose(1, 2), inputs["labels"]
+        nll = F.cross_entropy(logits[..., :-1], labels[:, 1:], reduction="none", ignore_index=IGNORED)
+        return torch.logsumexp(2 * nll.sum(1) / (labels[:, 1:] != IGNORED).sum(1), 0)
+
+
+class Weighed(Trainer):
+    """A mean of the micro-batches' weighed means."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        logits = model(**{name: x for name, x in inputs.items() if name != "labels"}).logits
+        weights = torch.linspace(0.2, 2, VOCAB)
+        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), inputs["labels"][:, 1:].flatten(), weights)
+        return loss / self.args.gradient_accumulation_steps
+
+
+def couples(folder: Path) -> None:
+    options = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+    trainer = plain(folder, alone(SEQUENCES), masking, Tilted, **options)
+    refused(trainer, "^RecipeError: Tilted.compute_loss: the loss couples the rows of a batch")
+    trainer = plain(
+        folder, alone(SEQUENCES), masking, Weighed, per_device_train_batch_size=2, gradient_accumulation_steps=4
+    )
+    refused(trainer, "the loss divides by args.gradient_accumulation_steps")
 
 
 class Unshifted(Trainer):
@@ -1098,43 +1157,73 @@ def logits_of(model: nn.Module, ids: Sequence[int]) -> np.ndarray:
 def metrics(folder: Path) -> None:
     silent = {"input_ids": [5, 6, 7, 8], "labels": [IGNORED] * 4}
     rows = [*make_rows(HELD_OUT), silent, *make_rows(HELD_OUT[:2])]
+    pairs = [(row["input_ids"], row["labels"]) for row in rows]
+    seen: list[Any] = []
     for kind in ("plain", "sft"):
-        for choice in ("predictions", "argmax", "batches", "inputs"):
-            seen: list[Any] = []
-            options: dict[str, Any] = {"eval_dataset": data(rows), "compute_metrics": metrics_of(seen)}
-            if choice == "argmax":
-                options["preprocess_logits_for_metrics"] = lambda logits, labels: logits.argmax(-1)
-            if choice == "batches":
-                options["batch_eval_metrics"] = True
-            if choice == "inputs":
-                options["include_for_metrics"] = ["inputs"]
-            model = make_model("llama")
-            trainer = make_trainer(kind, model, folder, train_dataset=data(ROWS), **options)
-            attach(trainer, tokens_per_micro=64, tokens_per_eval=40)
-            trainer.evaluate()
-            assert len(seen) == 1 or choice == "batches"
-            at = 0
-            for given in seen:
-                for index in range(len(given.label_ids)):
-                    row, size = rows[at], len(rows[at]["input_ids"])
-                    wanted = logits_of(model.eval(), row["input_ids"])
-                    found = np.asarray(given.predictions[index])
-                    assert np.asarray(given.label_ids[index][:size]).tolist()[1:] == row["labels"][1:], (kind, choice)
-                    assert (np.asarray(given.label_ids[index][size:]) == IGNORED).all()
-                    assert choice == "argmax" or (found[size:] == IGNORED).all()
-                    if choice == "argmax":
-                        assert found[:size].tolist() == wanted.argmax(-1).tolist()
-                    else:
-                        assert np.abs(found[:size] - wanted).max() < 1e-4
-                    if choice == "inputs":
-                        assert given.inputs[index][:size].tolist() == row["input_ids"]
-                    at += 1
-            assert at == len(rows)
+        model = make_model("llama")
+        options = {"eval_dataset": data(rows), "compute_metrics": metrics_of(seen), "per_device_eval_batch_size": 3}
+        trainer = make_trainer(kind, model, folder, train_dataset=data(ROWS), **options)
+        wanted_loss = truth_of(model, pairs)[0]
+        attach(trainer, tokens_per_micro=64, tokens_per_eval=40)
+        wanted = [logits_of(model.eval(), row["input_ids"]) for row in rows]
+        for choice in ("predictions", "argmax", "batches", ["inputs"], ["loss"]):
+            seen.clear()
+            argmax = (lambda logits, labels: logits.argmax(-1)) if choice == "argmax" else None
+            trainer.preprocess_logits_for_metrics = argmax
+            trainer.args.batch_eval_metrics = choice == "batches"
+            trainer.args.include_for_metrics = choice if isinstance(choice, list) else []
+            loss = trainer.evaluate()["eval_loss"]
+            assert loss == pytest.approx(wanted_loss, rel=1e-5)
+            found = [row for given in seen if len(given.label_ids) <= len(rows) for row in arrays_of(given)]
+            predicted = trainer.predict(data(rows)) if choice == "predictions" else None
+            for index, row in enumerate(rows):
+                size = len(row["input_ids"])
+                labels, logits, inputs = found[index]
+                assert labels[:size].tolist() == row["labels"], (kind, choice)
+                assert (labels[size:] == IGNORED).all()
+                if choice == "argmax":
+                    assert logits[:size].tolist() == wanted[index].argmax(-1).tolist()
+                else:
+                    assert np.abs(logits[:size] - wanted[index]).max() < 1e-4
+                if inputs is not None:
+                    assert inputs[:size].tolist() == row["input_ids"]
+                if predicted is not None:
+                    assert np.array_equal(labels, predicted.label_ids[index])
+                    assert np.array_equal(logits, predicted.predictions[index])
+            assert choice != ["inputs"] or found[0][2] is not None
 
 
-def metrics_with_losses(folder: Path) -> None:
-    options = {"compute_metrics": metrics_of([]), "include_for_metrics": ["loss"]}
-    named(plain(folder, data(ROWS), **options), 'include_for_metrics has "loss"')
+def arrays_of(given: Any) -> list[tuple[Any, Any, Any]]:
+    """Labels, predictions and inputs of every row."""
+    inputs = [None] * len(given.label_ids) if given.inputs is None else given.inputs
+    pairs = zip(given.label_ids, given.predictions, inputs, strict=True)
+    return [(np.asarray(labels), np.asarray(found), own) for labels, found, own in pairs]
+
+
+def metrics_over_padding(folder: Path) -> None:
+    def accuracy(given: Any) -> dict[str, float]:
+        return {"accuracy": float((given.predictions[:, :-1] == given.label_ids[:, 1:]).mean())}
+
+    def of_targets(given: Any) -> dict[str, float]:
+        right, labels = given.predictions[:, :-1] == given.label_ids[:, 1:], given.label_ids[:, 1:]
+        return {"accuracy": float(right[labels != IGNORED].mean())}
+
+    options = {
+        "eval_dataset": data(make_rows(HELD_OUT)),
+        "preprocess_logits_for_metrics": lambda logits, labels: logits.argmax(-1),
+        "per_device_eval_batch_size": 3,
+    }
+    trainer = plain(folder, data(ROWS), compute_metrics=accuracy, **options)
+    before = trainer.evaluate()["eval_accuracy"]
+    attach(trainer, tokens_per_micro=64)
+    with pytest.warns(UserWarning, match=r"accuracy\) counts padding: accuracy is .*Leave out the places whose labels"):
+        assert trainer.evaluate()["eval_accuracy"] == before
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "compute_metrics")  # once is enough, and a sound one is not accused
+        trainer.evaluate()
+        assert trainer.predict(trainer.eval_dataset).metrics["test_accuracy"] == before
+        trainer.compute_metrics = of_targets
+        trainer.evaluate()
 
 
 def predicts(folder: Path) -> None:
@@ -1267,7 +1356,8 @@ SETUPS: dict[str, tuple[Callable[[Path], None], ...]] = {
     "a callback that changes the lengths of rows": (changes_the_data,),
     "a collator that draws random numbers": (random_collator,),
     "a collator that gives a row other targets in a batch than alone": (other_in_batches,),
-    "a collator that fails on a single row, or gives no labels": (no_single_rows, no_labels),
+    "a collator that fails on a single row, or gives no labels or `input_ids`": (no_single_rows, no_labels, no_ids),
+    "a collator that changes the rows of the data": (changes_rows,),
     "a column that the collator gives, an entry for every token": (columns_of_tokens, columns_of_vectors, speakers),
     "a column that the collator gives, of another shape": (columns_of_rows,),
     "a loss of one's own that reads rows": (reads_rows,),
@@ -1279,7 +1369,7 @@ SETUPS: dict[str, tuple[Callable[[Path], None], ...]] = {
     "a router's auxiliary loss": (balances,),
     "a loss of one's own that is a sum divided by a constant": (sums_over_a_constant,),
     "a loss of one's own that divides by a number of its batch": (divides_by_its_batch,),
-    "a loss of one's own that is another in other micro-batches": (ignores_the_count,),
+    "a loss of one's own that is another in other micro-batches": (ignores_the_count, couples),
     "a loss of one's own that forgets the shift": (forgets_the_shift,),
     "the usual loss, wrong in the trainer's own batches": (mended,),
     "`get_train_dataloader`, `_get_dataloader`, `_get_train_sampler`, `get_batch_samples`": (own_batches,),
@@ -1289,10 +1379,10 @@ SETUPS: dict[str, tuple[Callable[[Path], None], ...]] = {
     "`dataloader_drop_last`, `data_seed`": (drops_the_last,),
     "callbacks that read batches": (callbacks,),
     "`get_eval_dataloader`, `prediction_step`, `evaluation_loop`": (own_evaluation,),
-    "`compute_metrics`, `preprocess_logits_for_metrics`, `batch_eval_metrics`, `include_for_metrics=[\"inputs\"]`": (
+    "`compute_metrics`, `preprocess_logits_for_metrics`, `batch_eval_metrics`, `include_for_metrics`": (
         metrics,
     ),
-    "`include_for_metrics=[\"loss\"]`": (metrics_with_losses,),
+    "`compute_metrics` that counts padding": (metrics_over_padding,),
     "`predict`": (predicts,),
     "`neftune_noise_alpha`": (noise,),
     "another collator, loss or accumulation after `attach`": (changed_later,),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.hf.families import IGNORED, distance, make_model, make_rows, make_sequences, take_gradient, targets_of, truth
 from unpad.errors import PlanError, RecipeError, SourceError
 from unpad.hf import collate, prepare, steps
-from unpad.hf.loader import PLACE, Examples, PlannedBatches, halved
+from unpad.hf.loader import PLACE, ChangedRowError, Examples, PlannedBatches, halved
 from unpad.recipes.training import PlanSettings
 
 SEQUENCES = make_sequences(24, high=30)
@@ -51,6 +51,14 @@ def test_the_gradients_of_ranks_add_up_to_that_of_one_sequence_at_a_time(world_s
         for batch in step.batches:
             model(**batch, num_items_in_batch=step.num_targets).loss.backward()
     assert distance(take_gradient(model), wanted) < 1e-5
+
+
+def test_a_row_that_has_grown_since_it_was_read_is_refused() -> None:
+    rows = [{"input_ids": list(one)} for one in SEQUENCES]
+    examples = Examples(rows)
+    rows[3]["input_ids"].append(2)
+    with pytest.raises(ChangedRowError, match=f"a row has .{len(SEQUENCES[3]) + 1}, "):
+        examples[3]
 
 
 def test_a_rank_that_is_none_is_refused() -> None:

@@ -377,7 +377,7 @@ def test_metrics_of_rows_are_refused_on_several_processes(tmp_path: Path, monkey
     monkeypatch.setattr(type(trainer.args), "world_size", property(lambda self: 2))
     trainer.evaluate()
     trainer.compute_metrics = lambda given: {}
-    with pytest.raises(RecipeError, match="2 processes would gather them out of order"):
+    with pytest.raises(RecipeError, match="2 processes repeat rows in theirs"):
         trainer.evaluate()
-    with pytest.raises(RecipeError, match="2 processes would gather them out of order"):
+    with pytest.raises(RecipeError, match="2 processes repeat rows in theirs"):
         attach(plain(tmp_path, data(ROWS), compute_metrics=lambda given: {}))

@@ -143,19 +143,15 @@ def refuse(trainer: Trainer) -> None:
 
 
 def refuse_metrics(trainer: Trainer) -> None:
-    """Refuse metrics of what flat batches of an evaluation do not have.
+    """Refuse metrics of several processes.
 
     Raises:
-        RecipeError: losses of batches, or rows of several processes.
+        RecipeError: their own loaders repeat rows, so that the loss is no mean over targets.
     """
-    if "loss" in trainer.args.include_for_metrics:
-        raise RecipeError(
-            'include_for_metrics has "loss", one per batch, and batches of an evaluation are others',
-            fix='leave "loss" out; eval_loss is the mean over all targets',
-        )
     if trainer.args.world_size > 1:
         raise RecipeError(
-            f"compute_metrics reads rows, and {trainer.args.world_size} processes would gather them out of order",
+            f"compute_metrics reads the trainer's own batches, and {trainer.args.world_size} processes repeat rows in "
+            "theirs, so that the loss is no mean over targets",
             fix="compute metrics in one process, or with a get_eval_dataloader of your own",
         )
 

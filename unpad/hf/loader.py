@@ -133,7 +133,9 @@ class Examples(Dataset[dict[str, Tensor]]):
         """
         number = ~index if index < 0 else index
         place = self.places[number]
-        example = self._read(self.data[place[0]], place)
+        row = self.data[place[0]]
+        now = next((one for one in _places(place[0], row) if one[1] == place[1]), place)  # a row may have grown
+        example = self._read(row, now)
         before = (int(self.lengths[number]), int(self.targets[number]))
         if _size(example) != before:
             raise ChangedRowError(
@@ -280,26 +282,6 @@ def halved(micros: list[list[int]], lengths: np.ndarray, num: int) -> list[list[
         shortest = min((index for micro in micros for index in micro), key=lambda index: int(lengths[index]))
         cut += [[~shortest]] * (num - len(cut))
     return cut
-
-
-class OrderedBatches(Sampler[list[int]]):
-    """All examples in the order of the data, those without a target too, in batches of up to `tokens`."""
-
-    def __init__(self, examples: Examples, tokens: int) -> None:
-        self.batches: list[list[int]] = []
-        room = 0
-        for index, length in enumerate(examples.lengths.tolist()):
-            if length > room or not self.batches:
-                self.batches.append([])
-                room = tokens
-            self.batches[-1].append(index)
-            room -= length
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        yield from self.batches
 
 
 def collate(rows: Sequence[Mapping[str, Sequence[int] | Tensor]], columns: Sequence[str] = ()) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from unpad.hf.loader import IGNORED, PACKED, collate, refuse_streams
 from unpad.proof.foreign.judge import describe, raise_memory
 from unpad.proof.foreign.known import listed, sequences_alone, without_first_label
 from unpad.proof.foreign.model import untouched_generators
+from unpad.proof.foreign.script import CHANGES, changes_rows, copied, holds_row
 from unpad.proof.foreign.update import (
     Known,
     count_cut,
@@ -32,6 +33,7 @@ from unpad.proof.foreign.update import (
 
 READ = ("input_ids", "labels", "shift_labels", "attention_mask", "position_ids", "use_cache", *BOUNDARIES)
 CHECKED = 24  # rows that a collator is tried on twice and in batches
+TRIED = 6  # of these rows, to see whether it changes them
 Collator = Callable[[list[Any]], Any]
 
 
@@ -93,14 +95,14 @@ class CollatedRows:
         return str(getattr(self.collator, "__qualname__", type(self.collator).__name__))
 
     def batch(self, rows: Sequence[Any], collate: Collator | None = None) -> Mapping[str, Any]:
-        """The collator's batch of some rows, which stay as they are.
+        """The collator's batch of copies of some rows, which it may change.
 
         Raises:
             SourceError: it raises, and a row has no `input_ids`.
             RecipeError: it raises, or makes no single batch.
         """
         try:
-            made = listed((collate or self.collate)([_copied(row) for row in rows]))
+            made = listed((collate or self.collate)([copied(row) for row in rows]))
         except Exception as error:
             raise_memory(error)
             missing = [row for row in rows if isinstance(row, Mapping) and "input_ids" not in row]
@@ -161,12 +163,7 @@ class CollatedRows:
 
     def _read(self, made: Mapping[str, Any], lengths: list[int] | None) -> dict[str, Any]:
         """The collator's batch of one row, without what pads it."""
-        ids = made.get("input_ids")
-        if not isinstance(ids, Tensor) or ids.dim() > 2 or (ids.dim() == 2 and len(ids) != 1):
-            raise RecipeError(
-                f"the collator {self.name} makes {_shape(ids)} input_ids of a single row",
-                fix="let it make a tensor of shape (1, tokens)",
-            )
+        ids = self._ids(made)
         size = ids.numel()
         labels = _labels(made)
         if labels is None:
@@ -204,6 +201,22 @@ class CollatedRows:
                 fix="use a collator that keeps the tokens of packed rows",
             )
         return row
+
+    def _ids(self, made: Mapping[str, Any]) -> Tensor:
+        """Tokens of the batch of one row, (tokens,) or (1, tokens)."""
+        ids = made.get("input_ids")
+        if ids is None:
+            raise RecipeError(
+                f"the collator {self.name} makes no input_ids, but {', '.join(made) or 'nothing'}; flat batches are of "
+                "token ids",
+                fix="let it give the tokens as input_ids, or train with the trainer's own batches",
+            )
+        if not isinstance(ids, Tensor) or ids.dim() > 2 or (ids.dim() == 2 and len(ids) != 1):
+            raise RecipeError(
+                f"the collator {self.name} makes {_shape(ids)} input_ids of a single row",
+                fix="let it make a tensor of shape (1, tokens)",
+            )
+        return ids
 
     def _real(self, mask: object, labels: Tensor) -> Tensor:
         """True where a token is no padding, (size,) bool, of the labels of a row."""
@@ -270,6 +283,12 @@ class CollatedRows:
                 "padding: it is no target, and the model does not learn where to end. Pad with another token",
                 stacklevel=4,
             )
+
+    def warn_of_changes(self) -> None:
+        """Warn of a collator that changes rows which the data hold: the padded trainer has others in each epoch."""
+        collate = _independent(self.collate)
+        if any(holds_row(self.data, at) and changes_rows(self.data[at], collate) for at in self._checked[:TRIED]):
+            warnings.warn(f"the collator {self.name}: {CHANGES}. Flat batches are made of copies", stacklevel=4)
 
     def _lost_end(self, row: Any, collate: Collator) -> int | None:
         """The last token of a row if it alone is no target, and the data do not say so; else None."""
@@ -357,13 +376,6 @@ def _independent(collate: Collator) -> Collator:
         return copy.deepcopy(collate)
     except Exception:
         return collate
-
-
-def _copied(row: Any) -> Any:
-    """A row with lists that a collator may change."""
-    if not isinstance(row, Mapping):
-        return copy.copy(row)
-    return {name: list(value) if isinstance(value, list) else value for name, value in row.items()}
 
 
 def _numbers(column: Any) -> list[Any]:

@@ -35,14 +35,13 @@ from unpad.hf.checks import (
     stop_packing,
     warn_of_cuts,
 )
-from unpad.hf.evaluation import MeanOverTargets, as_rows, inputs_as_rows, is_mean_of_means
+from unpad.hf.evaluation import MeanOverTargets, is_mean_of_means, watching_padding
 from unpad.hf.head import TargetHead, add_target_head
 from unpad.hf.loader import (
     IGNORED,
     PLACE,
     ChangedRowError,
     Examples,
-    OrderedBatches,
     PlannedBatches,
     Ranks,
     collate,
@@ -98,7 +97,7 @@ class Attachment:
     whole: WithoutPadding | None = None
     evaluated: MeanOverTargets = field(default_factory=MeanOverTargets)
     trained: Examples | None = None  # those of the last loader for training
-    gives_rows: bool = False  # whether the evaluation at hand is of flat batches, with results to take apart
+    watched: object = None  # function of metrics that was tried with more padding
 
     def examples_of(self, data: Any) -> Examples:
         """The examples of a dataset, with lengths that are read once."""
@@ -150,6 +149,9 @@ class Attachment:
         return rows
 
 
+SAME_LOSS = 1e-5  # relative difference of two means that are the same
+
+
 class UnpadMixin(Trainer):
     """Trainer with our plan, flat batches and exact evaluation; mix it into Trainer, SFTTrainer or a subclass.
 
@@ -199,7 +201,7 @@ class UnpadMixin(Trainer):
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Flat batches of an evaluation set, of the dataset by that name, or of the trainer's own.
 
-        They are in the order of the data where metrics are computed of its rows. Streams keep the trainer's own ones.
+        Streams, and metrics, which read rows as the collator makes them, keep the trainer's own ones.
         """
         attachment = self.attachment
         if attachment is None or attachment.keeps_evaluation:
@@ -211,14 +213,13 @@ class UnpadMixin(Trainer):
             data = self.eval_dataset[eval_dataset]
         if data is None:
             raise RecipeError("the trainer has no eval_dataset", fix="pass eval_dataset to the trainer or to evaluate")
-        if is_streamed(data):
-            streamed: DataLoader[Any] = super().get_eval_dataloader(eval_dataset)
-            return streamed
-        examples = attachment.examples_of(data)
-        tokens = attachment.tokens_per_eval
         if self.compute_metrics is not None:
             refuse_metrics(self)
-            return self._flat_batches(examples, OrderedBatches(examples, tokens))
+        if is_streamed(data) or self.compute_metrics is not None:
+            padded: DataLoader[Any] = super().get_eval_dataloader(eval_dataset)
+            return padded
+        examples = attachment.examples_of(data)
+        tokens = attachment.tokens_per_eval
         ranks = self._ranks(attachment, 1)
         return self._flat_batches(examples, PlannedBatches(examples, tokens, epochs=1, seed=0, ranks=ranks))
 
@@ -302,7 +303,7 @@ class UnpadMixin(Trainer):
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """A batch of an evaluation, with its loss counted by its targets, and the logits of rows."""
+        """A batch of an evaluation, with its loss counted by its targets."""
         attachment = self.attachment
         if attachment is None or attachment.keeps_evaluation:
             own: tuple[Any, Any, Any] = super().prediction_step(
@@ -317,13 +318,6 @@ class UnpadMixin(Trainer):
             loss, logits, given = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
         if loss is not None:
             attachment.evaluated.add(loss, num_targets)
-        if attachment.gives_rows and not prediction_loss_only:
-            bounds = inputs["cu_seq_lens_q"]
-            logits, given = as_rows(logits, bounds), as_rows(given, bounds)
-            if "inputs" in self.args.include_for_metrics:  # the loop reads them of the batch that it gave
-                rows = inputs_as_rows(inputs, getattr(self.processing_class, "pad_token_id", None))
-                inputs.clear()
-                inputs.update(rows)
         return loss, logits, given
 
     def evaluation_loop(
@@ -338,15 +332,21 @@ class UnpadMixin(Trainer):
         if isinstance(examples, Examples):
             told = group.exchange([attachment.tokens_per_eval, examples.digest()])
             check_alike("sequences of evaluation", told)
-        attachment.evaluated, attachment.gives_rows = evaluated, isinstance(examples, Examples)
-        try:
+        attachment.evaluated = evaluated
+        with ExitStack() as stack:
+            if self.compute_metrics is not attachment.watched and not self.args.batch_eval_metrics:
+                attachment.watched = self.compute_metrics
+                stack.enter_context(watching_padding(self))
             out = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
-        finally:
-            attachment.gives_rows = False
         if group.size > 1:  # accelerate's own loaders repeat sequences on the last ranks
             parts = group.exchange([evaluated.total, evaluated.num_targets]) if isinstance(examples, Examples) else []
             evaluated = MeanOverTargets.of_parts(parts)
-        if isinstance(examples, Examples) and not is_mean_of_means(examples.targets, self.args.eval_batch_size):
+        own = out.metrics.get(f"{metric_key_prefix}_loss", evaluated.mean)
+        if isinstance(examples, Examples):
+            is_own = is_mean_of_means(examples.targets, self.args.eval_batch_size)
+        else:
+            is_own = not evaluated.num_targets or math.isclose(own, evaluated.mean, rel_tol=SAME_LOSS)
+        if not is_own:
             warnings.warn(
                 "the loss of an evaluation is the mean over all targets of the set; the trainer's own is the mean over "
                 "rows of their batches' means, and may be another",
@@ -452,6 +452,7 @@ def _set_up(
             if not whole:
                 warn_of_cuts(trainer, examples)
                 rows.warn_of_ends()
+                rows.warn_of_changes()
             with before.restored(trainer), noting(unlike):
                 standard = has_standard_loss(trainer)
                 own = take_own(trainer, rows, examples) if prove else None

@@ -23,7 +23,7 @@ from unpad.proof.foreign.certificate import MEAN, TAKEN, ForeignCertificate
 from unpad.proof.foreign.first_update import BEGUN, FirstUpdate, begin, first_update, proving
 from unpad.proof.foreign.judge import NO_ROUTER_LOSS, Precision, describe, judge, raise_memory
 from unpad.proof.foreign.measure import UpdateResults
-from unpad.proof.foreign.own_loss import BY_OWN_DIVISOR, BY_ROWS, BY_SUM, MEANS
+from unpad.proof.foreign.own_loss import BY_OWN_DIVISOR, BY_ROWS, BY_SUM, COUPLED, MEANS
 from unpad.proof.foreign.trainer import TrainerCase
 from unpad.proof.foreign.update import Known
 
@@ -203,6 +203,11 @@ def refuse_own(own: OwnUpdate) -> None:
         )
     if own.certificate.passed is False and not own.is_standard:
         reasons = _reasons(own.certificate)
+        if COUPLED in reasons:
+            raise RecipeError(
+                f"{own.loss}: {COUPLED}, and micro-batches of flat batches have other rows",
+                fix="train with the trainer's own batches",
+            )
         fixes = {
             MEANS: "set gradient_accumulation_steps=1, with which an update is one micro-batch",
             MEAN: "divide the sum over targets by num_items_in_batch, which counts those of the whole update",
@@ -310,6 +315,7 @@ def warn_of_own(own: OwnUpdate, ours: ForeignCertificate) -> None:
         warnings.warn(text, stacklevel=4)
     elif own.certificate is not None and own.certificate.passed is False:
         text = f"the trainer's own first update was not right, and is on flat batches: {_reasons(own.certificate)}"
+        text += ". predict and compute_metrics still read the trainer's own batches"
         warnings.warn(text, stacklevel=4)
     elif own.certificate is not None and BY_SUM in own.certificate.notes:
         text = f"{own.loss}: {BY_SUM}; updates of more tokens are larger, and tokens_per_micro says how many they have"

@@ -137,14 +137,14 @@ def refuse_several(trainer: ForeignTrainer) -> None:
 
 @dataclass(eq=False)
 class Recorded:
-    """Collator that keeps the examples of every call."""
+    """Collator that keeps the examples of every call, and gets copies, as it may change rows that the data hold."""
 
     collate: Collate
     examples: list[list[object]] = field(default_factory=list)
 
     def __call__(self, examples: list[object]) -> Collated:
         self.examples.append(copy.deepcopy(examples))
-        return self.collate(examples)
+        return self.collate(copy.deepcopy(examples))
 
 
 @contextmanager

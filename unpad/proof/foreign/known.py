@@ -213,7 +213,8 @@ def _integers(values: object) -> list[int]:
 def example_of(known: Known, like: object) -> Example:
     """A sequence alone as an example for a trainer's collator, with the columns of another example."""
     columns = set(like) if isinstance(like, Mapping) else set()
-    made: dict[str, object] = {"input_ids": known.ids, "labels": known.labels, "attention_mask": [1] * len(known.ids)}
+    made: dict[str, object] = {"input_ids": list(known.ids), "labels": list(known.labels)}  # collators may change them
+    made["attention_mask"] = [1] * len(known.ids)
     made[LENGTHS] = [len(known.ids)]
     kept = {name: value for name, value in made.items() if name in columns or name == "input_ids"}
     tensors = isinstance(like, Mapping) and isinstance(like.get("input_ids"), Tensor)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from unpad.proof.foreign.certificate import BY_ARGUMENTS
 from unpad.proof.foreign.first_update import FirstUpdate, ForeignTrainer, TrainerStep, own_divisor, take_step
 from unpad.proof.foreign.judge import raise_memory
 from unpad.proof.foreign.known import Batch
@@ -21,10 +22,6 @@ FITS = 1e-5  # relative difference of two losses that are the same
 CROSSES = (
     "the loss of sequences that share a row is not the sum of theirs: it reads tokens or labels across their ends, as "
     "heads for tokens further ahead and terms of earlier targets do"
-)
-BY_ARGUMENTS = (
-    "the loss divides by args.gradient_accumulation_steps, and an update can have fewer micro-batches; divide by "
-    "current_gradient_accumulation_steps"
 )
 DIVIDED = (
     "the loss is divided by num_items_in_batch, and other batches of the same sequences have another: a term of it is "
@@ -221,6 +218,14 @@ class Probe:
     def divides_by_itself(self) -> bool:
         """True if a batch of rows is their mean by a divisor that the loss makes of them."""
         return not self._reads_count() and self._weights(self.alone) is not None
+
+    def couples(self) -> bool:
+        """True if the loss is told to couple the rows of a batch."""
+        try:
+            return self._couples()
+        except Exception as error:  # a loss that takes no other rows
+            raise_memory(error)
+            return False
 
     def makes_another_gradient(self, step: TrainerStep, truth: UpdateResults, own: UpdateResults) -> bool:
         """True if the trainer's step makes another gradient than that of its loss, as an adversarial one does.

@@ -9,12 +9,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from unpad.errors import ProofError
 from unpad.proof.foreign.certificate import Kind
+from unpad.proof.foreign.judge import raise_memory
 from unpad.proof.foreign.known import (
     LENGTHS,
     Batch,
@@ -41,6 +44,15 @@ from unpad.proof.foreign.update import (
 Collate = Callable[[list[object]], Collated]
 OF_DATA: tuple[Kind, ...] = ("cut", "unknown", "targets")  # claims about the tokens of the data
 OF_NUMBERS: tuple[Kind, ...] = ("logits", "loss", "gradient")  # claims that need the batch of a row alone
+
+
+@runtime_checkable
+class Rows(Protocol):
+    """A dataset with rows that can be read in any order."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> object: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +97,55 @@ def read_script(
         return Script(known, None, dict.fromkeys((*OF_DATA, *OF_NUMBERS), reason))
     filled = [(example, one) for example, one in zip(examples, made, strict=True) if bool(read_batch(one).real.any())]
     return _of_rows([example for example, _ in filled], [one for _, one in filled], collate, read, packed, padding)
+
+
+CHANGES = (
+    "it changes the rows that it is given, and the data hold them, so that each epoch has others, as where an end is "
+    "appended once more; let it change a copy"
+)
+
+
+def copied(row: object) -> object:
+    """A row with lists, arrays and tensors that a collator may change."""
+    if isinstance(row, Mapping):
+        return {name: copied(value) for name, value in row.items()}
+    if isinstance(row, list):
+        return [copied(one) for one in row] if row and isinstance(row[0], list | dict) else list(row)
+    if isinstance(row, Tensor):
+        return row.clone()
+    return row.copy() if isinstance(row, np.ndarray) else copy.copy(row)
+
+
+def holds_row(data: Rows, number: int) -> bool:
+    """True if a row that is read is an object of the data, or has one: a change of it is a change of the data."""
+
+    def shares(one: object, other: object) -> bool:
+        if isinstance(one, Tensor) and isinstance(other, Tensor):
+            return one.numel() > 0 and one.data_ptr() == other.data_ptr()
+        if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+            return bool(np.may_share_memory(one, other))
+        return one is other and isinstance(one, list | dict)
+
+    with untouched_generators():
+        one, other = data[number], data[number]
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one is other or any(shares(value, other.get(name)) for name, value in one.items())
+    return shares(one, other)
+
+
+def changes_rows(row: object, collate: Collate) -> bool:
+    """True if a collator makes another batch of a row, or none, once it was given it."""
+    with untouched_generators():
+        given = copied(row)
+        once, fresh = (listed(collate([one]))[0] for one in (given, copied(row)))
+        if not _alike(once, fresh):  # drawn
+            return False
+        try:
+            again = listed(collate([given]))[0]
+        except Exception as error:
+            raise_memory(error)
+            return True
+    return not _alike(once, again)
 
 
 def without_holes(batch: ForeignBatch) -> ForeignBatch:

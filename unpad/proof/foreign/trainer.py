@@ -17,6 +17,7 @@ from unpad.proof.foreign.first_update import (
     FirstUpdate,
     ForeignTrainer,
     HasOrigins,
+    Recorded,
     TrainerStep,
     first_update,
     has_own_loss,
@@ -44,6 +45,7 @@ from unpad.proof.foreign.measure import (
 )
 from unpad.proof.foreign.model import called
 from unpad.proof.foreign.own_loss import (
+    COUPLED,
     FITS,
     MEANS,
     OWN_STEP,
@@ -56,7 +58,15 @@ from unpad.proof.foreign.own_loss import (
     pull,
     targeted,
 )
-from unpad.proof.foreign.script import Script, read_script, without_holes
+from unpad.proof.foreign.script import (
+    CHANGES,
+    Rows,
+    Script,
+    changes_rows,
+    holds_row,
+    read_script,
+    without_holes,
+)
 from unpad.proof.foreign.targets import Taken, are_shifted_before, target_taken
 from unpad.proof.foreign.update import IGNORE, LABELS, Known, Update, read_batch, read_update, refuse_missing
 
@@ -65,6 +75,7 @@ OF_TOKENS = (  # inputs of a model that say which tokens there are, and where se
     *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
 )
 
+TRIED = 6  # rows, to see whether the collator changes them
 DRAWN = "the data draw rows anew each time that they are read: the update is compared with those that were read for it"
 
 
@@ -161,6 +172,7 @@ def prove_trainer(
                 doubts=script.doubts,
                 any_mean=True,
             )
+            notes += [f"the collator: {CHANGES}"] if _changes_data(trainer, first) else []
         return judge(model, precision, case.measure, notes)
 
 
@@ -311,9 +323,10 @@ class TrainerCase:
 
         rows = [(index, row) for index in range(len(update.batches)) for _, row, _ in update.places(index)]
         cause = cause_of(loss, self.first.batches, batches, truth, len(rows) > len(set(rows)))
-        if cause or len(self.first.batches) < 2:
-            return cause
-        return MEANS if Probe(self.trainer, self.first, batches, update).divides_by_itself() else ""
+        probe = Probe(self.trainer, self.first, batches, update)
+        if cause or probe.couples():
+            return cause or COUPLED
+        return MEANS if len(self.first.batches) > 1 and probe.divides_by_itself() else ""
 
     def _given(self, update: Update) -> dict[int, dict[str, object]]:
         """Inputs of each sequence besides its tokens, as the batch of the sequence alone has them."""
@@ -361,6 +374,21 @@ class TrainerCase:
 
     def _truth(self, update: Update) -> UpdateResults:
         return one_at_a_time(self.model, update, FollowedLoss(returned=False, own=False))
+
+
+def _changes_data(trainer: ForeignTrainer, first: FirstUpdate) -> bool:
+    """True if the collator changes rows that the trainer's data hold."""
+    data = vars(trainer).get("train_dataset")
+    collate = first.collate.collate if isinstance(first.collate, Recorded) else first.collate
+    try:
+        return (
+            isinstance(data, Rows)
+            and holds_row(data, 0)
+            and any(changes_rows(example, collate) for example in first.examples[:TRIED])
+        )
+    except Exception as error:  # rows without numbers, a collator that takes no row alone
+        raise_memory(error)
+        return False
 
 
 def _in_fp64(batch: Batch) -> Batch:
