@@ -16,10 +16,10 @@ from benchmarks.size import (
 
 # Lower a number where a change made it smaller; code lines and files also grow with features, which then say so here.
 MOST = {
-    "code lines": 57_490,  # checks of the doctor, a server, quantized weights, tables of questions, rows of evaluations
-    "files": 438,
+    "code lines": 57_850,  # checks of the doctor, rows of trainers, a server, quantized weights, tables of questions, rows of evaluations
+    "files": 439,
     "doubled class names": 1,
-    "modules from training/loop.py": 127,
+    "modules from training/loop.py": 128,
     "family names outside of families": 0,
     "imports between test files": 0,
     "files in the largest folder": 23,

@@ -57,6 +57,7 @@ def of_images(rows: Table) -> dict[str, float]:
     return {
         "loss": float(-np.log(p[np.arange(len(p)), label]).mean()),
         "accuracy": float(right.mean()),
+        "commonest_class": max(float((rows["label"] == name).mean()) for name in set(rows["label"])),
         "balanced_accuracy": float(np.mean(list(of_class.values()))),
         "calibration_error": sum(abs((sure - right)[bins == b].sum()) for b in range(10)) / len(p),
         **of_class,
