@@ -12,7 +12,7 @@ FEW_STEPS = 10  # in fewer there is not much to learn, whatever the data
 
 
 @dataclass(frozen=True)
-class StageLength:
+class StageCourse:
     """Steps of one stage that has data and epochs.
 
     Args:
@@ -49,15 +49,15 @@ def least_steps(stage: StageSetup) -> int:
     return max(stage.recipe.train.min_steps or 0, FEW_STEPS)
 
 
-def course(stages: Sequence[StageSetup]) -> dict[str, StageLength]:
+def course(stages: Sequence[StageSetup]) -> dict[str, StageCourse]:
     """Steps of the stages that have data and epochs, by name; early stopping may end a stage sooner."""
-    found, at = dict[str, StageLength](), 0
+    found, at = dict[str, StageCourse](), 0
     for stage in stages:
         if stage.train_ids.size and stage.recipe.train.max_epochs != 0:
             plan = epoch_plan(stage, 0)
             epochs = stage_epochs(stage, plan)
             last = last_step(stage, at, epochs) if plan.num_steps else at
-            found[stage.name] = StageLength(stage, at, max(at, last), num_epochs(stage, epochs))
+            found[stage.name] = StageCourse(stage, at, max(at, last), num_epochs(stage, epochs))
             at = found[stage.name].last
     return found
 
@@ -80,7 +80,7 @@ def length_lines(stages: Sequence[StageSetup], field_of: Callable[[str, str], st
     return lines
 
 
-def _counted(steps: StageLength) -> str:
+def _counted(steps: StageCourse) -> str:
     train, num = steps.stage.recipe.train, number_of(steps.num_steps, "steps")
     if steps.longer == "train.max_steps":
         return f"{num}, then train.max_steps={train.max_steps} ends it"
