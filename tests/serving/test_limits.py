@@ -415,7 +415,8 @@ def test_a_client_that_leaves_a_stream_is_told_from_one_that_hears_the_end(
         patch.setattr(Engine, "_step", held)
         with chats.connect(chats.request(CHAT, {**ASK, "stream": True, "seed": 3})) as connection:
             assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
-        wait_for(lambda: chats.service._worker._inbox.qsize())  # the server noticed, and asked for its rows
+        worker = chats.service._worker
+        wait_for(lambda: worker._inbox.qsize() or not worker.engine.live)  # the server noticed, and asked for its rows
         go_on.set()
         heard(capfd, f"POST {CHAT} 200 client left ")
     assert chats.metric(f'unpad_broken_answers_total{{reason="client left",route="{CHAT}"}}') == 1
