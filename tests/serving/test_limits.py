@@ -391,11 +391,23 @@ def test_a_client_that_leaves_frees_its_rows_also_while_it_waits(chats: Running,
     wait_for(lambda: chats.metric(gone) >= 4)
 
 
-def test_a_client_that_leaves_while_its_answer_is_made_frees_its_row(chats: Running) -> None:
-    made = chats.metric("unpad_tokens_made_total")
-    with chats.connect(chats.request(CHAT, {**ASK, "n": 16, "max_tokens": 60, "seed": 4})):
-        wait_for(lambda: chats.service.num_open == 16)
-    wait_for(lambda: chats.service.num_open == 0)
+def test_a_client_that_leaves_while_its_answer_is_made_frees_its_row(
+    chats: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, worker = chats.metric("unpad_tokens_made_total"), chats.service._worker
+    step, go_on = Engine._step, threading.Event()
+
+    def held(engine: Engine) -> None:
+        step(engine)
+        go_on.wait(60)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "_step", held)
+        with chats.connect(chats.request(CHAT, {**ASK, "n": 16, "max_tokens": 60, "seed": 4})):
+            wait_for(lambda: worker.engine.live == 16)
+        wait_for(worker._inbox.qsize)  # the server noticed, and asked for its rows
+        go_on.set()
+        wait_for(lambda: chats.service.num_open == 0)
     assert chats.metric("unpad_rows_live ") == 0
     assert chats.metric("unpad_tokens_made_total") - made < 16 * 30
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from unpad.data.tokens.words import train_words
@@ -54,6 +54,7 @@ def test_the_text_is_that_of_all_tokens_up_to_the_first_stop(ids: list[int], sto
     st.lists(st.integers(1, 3), max_size=12),
     st.lists(st.text(alphabet="ab用", min_size=1, max_size=3), max_size=3),
 )
+@example("baa", [2], ["a", "baa"])  # the longer one begins first, and ends last
 @settings(deadline=None, max_examples=200)
 def test_a_stop_is_found_wherever_pieces_are_cut(text: str, cuts: list[int], stops: list[str]) -> None:
     pieces, at = [], 0
@@ -61,8 +62,8 @@ def test_a_stop_is_found_wherever_pieces_are_cut(text: str, cuts: list[int], sto
         pieces.append(text[at : at + cut])
         at += cut
     pieces.append(text[at:])
-    ends = [place for place in (text.find(stop) for stop in stops) if place >= 0]
-    wanted = text[: min(ends)] if ends else text
+    ends = [(place + len(stop), place) for stop in stops if (place := text.find(stop)) >= 0]  # the first complete one
+    wanted = text[: min(ends)[1]] if ends else text
     assert "".join(until(pieces, stops)) == wanted
     gate = StopTexts(stops)
     for piece in pieces:

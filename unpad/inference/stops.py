@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class StopTexts:
-    """Text up to the first occurrence of one of `stops`, also across pieces; a possible start of a stop is held back.
+    """Text up to the one of `stops` that is complete first, also across pieces; a start of a stop is held back.
 
     `found` is True once one has occurred; nothing is pushed then.
     """
@@ -19,10 +19,10 @@ class StopTexts:
     def push(self, piece: str) -> str:
         """Add a piece, and return the text that is certain to come before any stop."""
         waiting = self._waiting + piece
-        places = [at for at in (waiting.find(stop) for stop in self._stops) if at >= 0]
-        if places:
+        ends = [(at + len(stop), at) for stop in self._stops if (at := waiting.find(stop)) >= 0]
+        if ends:
             self.found, self._waiting = True, ""
-            return waiting[: min(places)]
+            return waiting[: min(ends)[1]]
         starts = (n for stop in self._stops for n in range(1, len(stop)) if waiting.endswith(stop[:n]))
         keep = len(waiting) - max(starts, default=0)
         self._waiting = waiting[keep:]
