@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -221,12 +221,17 @@ async def fuzzed(side: Side, num: int, thousand: int = 1000) -> Verdict:
     rows = await wait_until_quiet(side.address, PATIENCE)
     verdict.refuse(rows > 0, f"{rows:.0f} rows live or wait after all clients are gone")
     _judge_memory(verdict, memory)
+    await _judge_afterwards(verdict, side, bodies, before)
+    return verdict
+
+
+async def _judge_afterwards(verdict: Verdict, side: Side, bodies: list[dict[str, Any]], before: Sequence[Told]) -> None:
+    """Compare answers with those before, and look for faults in the log."""
     wrong = differing(before, await one_by_one(side, bodies))
     verdict.say(f"{NUM_EQUAL - wrong} of {NUM_EQUAL} answers afterwards equal those before.")
     verdict.refuse(wrong > 0, "answers afterwards are not those before")
     faults = side.faults()
     verdict.refuse(bool(faults), f"the log has {len(faults)} faults: {', '.join(faults[:3])}")
-    return verdict
 
 
 def _judge_memory(verdict: Verdict, memory: Mapping[int, list[int]]) -> None:
@@ -266,11 +271,7 @@ async def cancelled(side: Side, num: int) -> Verdict:
     complete = sum(one.ending == "complete" for one in told)
     verdict.say(f"{complete} of {PLACES} requests at once, as many as it has places for, are answered then.")
     verdict.refuse(complete < PLACES, "places of clients that left are not free")
-    wrong = differing(before, await one_by_one(side, bodies))
-    verdict.say(f"{NUM_EQUAL - wrong} of {NUM_EQUAL} answers afterwards equal those before.")
-    verdict.refuse(wrong > 0, "answers afterwards are not those before")
-    faults = side.faults()
-    verdict.refuse(bool(faults), f"the log has {len(faults)} faults: {', '.join(faults[:3])}")
+    await _judge_afterwards(verdict, side, bodies, before)
     return verdict
 
 
