@@ -16,8 +16,8 @@ from benchmarks.size import (
 
 # Lower a number where a change made it smaller; code lines and files also grow with features, which then say so here.
 MOST = {
-    "code lines": 57_850,  # checks of the doctor, a server, quantized weights, rows of trainers and evaluations
-    "files": 439,
+    "code lines": 60_500,  # checks of the doctor, a server, quantized weights, rows of evaluations, scales and captions
+    "files": 450,
     "doubled class names": 1,
     "modules from training/loop.py": 128,
     "family names outside of families": 0,
