@@ -20,7 +20,7 @@ import numpy as np
 
 from unpad.batching.batch import RaggedBatch, from_prompts, from_sequences
 from unpad.batching.plan import Micro
-from unpad.data.family import Data, NearDuplicates, check_near_duplicates
+from unpad.data.family import Data, NearDuplicates, check_near_duplicates, sequence_table
 from unpad.data.images import refuse_image_cuts
 from unpad.data.pictures.album import Album, PixelCache, image_batch, open_album, with_images
 from unpad.data.pictures.alike import Pictures, tie_alike
@@ -58,6 +58,7 @@ class QuestionRows:
         offsets: (num_rows + 1,) int64.
         place: tokens before the images of a row.
         lost: characters of questions and answers that the tokenizer lost.
+        lost_targets: (num_rows,) int32, how many of them each answer had.
     """
 
     tokens: np.ndarray
@@ -65,6 +66,7 @@ class QuestionRows:
     offsets: np.ndarray
     place: int
     lost: LostCharacters
+    lost_targets: np.ndarray
 
     def lengths(self) -> np.ndarray:
         """Tokens per row, (num_rows,) int64."""
@@ -74,6 +76,14 @@ class QuestionRows:
         """Tokens that carry loss per row, (num_rows,) int64."""
         before = np.concatenate([[0], np.cumsum(self.counts)])
         return np.diff(before[self.offsets])
+
+    def take(self, rows: np.ndarray) -> QuestionRows:
+        """Some rows in this order, (num_taken,) int64; a row may be taken several times."""
+        lengths = self.lengths()[rows]
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        places = np.repeat(self.offsets[rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        taken = {"tokens": self.tokens[places], "counts": self.counts[places], "offsets": offsets}
+        return replace(self, **taken, lost_targets=self.lost_targets[rows])
 
 
 def count_patches(examples: Sequence[VqaExample], grids: np.ndarray) -> np.ndarray:
@@ -137,6 +147,24 @@ class VqaData(RowData[VqaExample]):
     def prompts(self, seq_ids: Sequence[int]) -> RaggedBatch:
         """Build a batch of rows up to their answers, for generation."""
         return self._batch(seq_ids, self._patches(seq_ids), answered=False)
+
+    def retold(self, shown: np.ndarray, told: np.ndarray) -> VqaData:
+        """Rows that show the images of some captions and tell the texts of others, to measure a model on; not one of
+        them is a training row.
+
+        Args:
+            shown, told: (num_rows,) int64, captions.
+        """
+        assert all(self.examples[seq].caption for seq in {*shown.tolist(), *told.tolist()}), "all ask the same"
+        rows, patches = self.rows.take(told), self.num_patches[shown]
+        examples = [
+            replace(self.examples[picture], answers=self.examples[text].answers)
+            for picture, text in zip(shown.tolist(), told.tolist(), strict=True)
+        ]
+        split = np.full(len(shown), Split.HOLDOUT, np.uint8)
+        table = sequence_table(rows.lengths() - 1 + patches, split, num_targets=rows.num_targets())
+        chosen = replace(self.chosen, index=self.chosen.index[shown])
+        return replace(self, table=table, chosen=chosen, examples=examples, rows=rows)
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.album.settings.identity().encode())
@@ -338,7 +366,7 @@ def _encode(examples: list[VqaExample], tokenizer: Tokenizer, recipe: Recipe) ->
     prefix = encode_prompt([], tokenizer, template.model_copy(update={"assistant": template.user}))
     total = sum(len(turn.content) for text in texts for turn in text.turns)
     lost_characters = LostCharacters(int(lost.chars.sum()), total, commonest(lost.counts))
-    return QuestionRows(tokens, counts, offsets, len(prefix), lost_characters)
+    return QuestionRows(tokens, counts, offsets, len(prefix), lost_characters, lost.target_chars)
 
 
 def choose_questions(

@@ -248,6 +248,19 @@ def mean_of(values: np.ndarray, groups: np.ndarray | None = None, seed: int = 0,
     return exact_share(metric, num_groups) if share else metric
 
 
+def ratio_of(total: np.ndarray, num: np.ndarray, groups: np.ndarray | None = None, scale: float = 1.0) -> Metric:
+    """The sum of one column over that of another, (num_rows,) each, with its 95 % interval over groups.
+
+    Args:
+        groups: (num_rows,) as in `resample`.
+        scale: of the result.
+    """
+    sums = resample([total, num], 0, groups)
+    num_groups = len(total if groups is None else np.unique(groups))
+    samples = scale * sums[0] / np.maximum(sums[1], 1)
+    return interval(scale * total.sum() / max(num.sum(), 1), samples, len(total), num_groups)
+
+
 def exact_share(metric: Metric, num_groups: int) -> Metric:
     """A share with the exact 95 % interval if it is 0 or 1, otherwise as it is.
 

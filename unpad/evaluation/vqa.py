@@ -14,8 +14,9 @@ from unpad.data.measuring import Measuring
 from unpad.data.sources.split import Split
 from unpad.data.tokens.lost import FIX_OF_RUN
 from unpad.data.vqa import VqaData
+from unpad.evaluation import captions
 from unpad.evaluation.family import Prompt, evenly
-from unpad.evaluation.metrics import Evaluation, Extremes, HeldOut, Metric, NewFacts, interval, mean_of, resample
+from unpad.evaluation.metrics import Evaluation, Extremes, HeldOut, Metric, NewFacts, mean_of, ratio_of
 from unpad.evaluation.per_sequence import token_sums
 from unpad.evaluation.rows import KIND, Columns, ExampleRows, Ranked, Ratio, objects, placed
 from unpad.inference.answers import answer, answer_counted, answer_shown
@@ -94,6 +95,9 @@ HIGHER_IS_BETTER: dict[str, bool | None] = {
     "accuracy": True,
     "accuracy: *": True,
     "caption_accuracy": True,
+    **captions.HIGHER_IS_BETTER,
+    "question_loss": False,
+    "caption_loss": False,
     "accuracy_*": True,
     "soft_to_hard_gap": None,
     "visual_tokens": None,
@@ -102,50 +106,59 @@ HIGHER_IS_BETTER: dict[str, bool | None] = {
 }
 
 
+QUESTION, CAPTION = "question", "caption"  # kinds of rows
+ACCURACIES = {"accuracy": QUESTION, "caption_accuracy": CAPTION}
+
+
 def held_out(over: Measuring[VqaData]) -> HeldOut:
-    """Loss per target."""
+    """Loss per target; of questions and captions together also `question_loss` and `caption_loss`."""
     nll, targets = token_sums(over)
-    loss = float(nll.sum() / max(int(targets.sum()), 1))
-    return HeldOut(loss, {"loss": loss}, int(targets.sum()))
+    parts = {"loss": np.ones(len(nll), np.bool_)} | _losses(_kinds(over.data, over.seq_ids))
+    values = {name: float(nll[mine].sum() / max(int(targets[mine].sum()), 1)) for name, mine in parts.items()}
+    return HeldOut(values["loss"], values, int(targets.sum()))
 
 
 def evaluate(run: LoadedRun, over: Measuring[VqaData], num_shown: int) -> Evaluation:
-    """`accuracy` of the answers generated greedily, `loss`, `perplexity`, and the accuracy of every frequent question.
+    """`accuracy` of the answers generated greedily, and the accuracy of every frequent question; of captions
+    `caption_accuracy` and the metrics of `CaptionScores`. `loss` and `perplexity` are of both, and where there are
+    both, `question_loss` and `caption_loss` of one kind each.
 
-    Intervals are bootstraps over pictures, with all rows about one and those of its group. Captions count in the loss;
-    `caption_accuracy` is their accuracy. All of these are in the model's own mode. A model with other modes also has
-    `accuracy_MODE` of the questions in each, and the numbers of visual tokens of `kept_metrics`; the page draws both.
+    Intervals are bootstraps over pictures, with all rows about one and those of its group. All of these are in the
+    model's own mode. A model with other modes also has `accuracy_MODE` of the questions in each, and the numbers of
+    visual tokens of `kept_metrics`; the page draws both.
 
     Args:
         over: the rows to measure on.
         num_shown: number of questions to show with the model's answer.
     """
     ids, data = over.seq_ids, over.data
-    groups = data.table.group[ids]
+    groups, kinds = data.table.group[ids], _kinds(data, ids)
+    asked, told = kinds[QUESTION], kinds[CAPTION]
     nll, targets = token_sums(over)
     answers, num_given, num_kept = answer_counted(run, data, ids)
     right = _judge(data, ids, answers)
-    sums = resample([nll, targets], 0, groups)
-    samples = sums[0] / np.maximum(sums[1], 1)
-    loss = interval(nll.sum() / max(targets.sum(), 1), samples, len(ids), len(np.unique(groups)))
+    of_captions = captions.score_captions(replace(over, seq_ids=ids[told]), nll[told]) if told.any() else None
+    loss = ratio_of(nll, targets, groups)
     perplexity = replace(loss, value=math.exp(loss.value), low=math.exp(loss.low), high=math.exp(loss.high))
     metrics = dict[str, Metric]()
-    captions = np.array([data.examples[i].caption for i in ids])
-    for name, chosen in (("accuracy", ~captions), ("caption_accuracy", captions)):
-        if chosen.any():
-            metrics[name] = mean_of(right[chosen], groups[chosen], share=True)
-    metrics |= {"loss": loss, "perplexity": perplexity}
+    for name, kind in ACCURACIES.items():
+        if kinds[kind].any():
+            metrics[name] = mean_of(right[kinds[kind]], groups[kinds[kind]], share=True)
+    metrics |= of_captions.metrics() if of_captions else {}
+    metrics["loss"] = loss
+    metrics |= {name: ratio_of(nll[mine], targets[mine], groups[mine]) for name, mine in _losses(kinds).items()}
+    metrics["perplexity"] = perplexity
     questions = np.array([data.examples[i].question for i in ids])
-    names, counts = np.unique(questions[~captions], return_counts=True)
+    names, counts = np.unique(questions[asked], return_counts=True)
     for question in names[np.argsort(-counts, kind="stable")][:MAX_QUESTIONS]:
-        mine = questions == question
+        mine = asked & (questions == question)  # which may be that of captions
         metrics[f"accuracy: {question}"] = mean_of(right[mine], groups[mine], share=True)
     order = np.random.default_rng(run.recipe.train.seed).permutation(len(ids))
     drawn, by_mode = None, dict[str, np.ndarray]()
     if len(run.model.modes) > 1:
-        if not captions.all():
-            by_mode = _scores_by_mode(run, data, ids, right, ~captions)
-            metrics |= mode_metrics(by_mode, groups[~captions])
+        if asked.any():
+            by_mode = _scores_by_mode(run, data, ids, right, asked)
+            metrics |= mode_metrics(by_mode, groups[asked])
         metrics |= kept_metrics(data.num_patches[ids], num_given, num_kept, groups)
         about_one = [int(i) for i in ids[order] if not data.examples[i].caption and len(data.examples[i].images) == 1]
         drawn = to_json(metrics, _pictures(run, data, about_one[:NUM_PICTURES]))
@@ -156,28 +169,41 @@ def evaluate(run: LoadedRun, over: Measuring[VqaData], num_shown: int) -> Evalua
     ]
 
     def rows() -> ExampleRows:
-        columns = _columns(data, ids, captions) | {"prediction": objects(answers), "right": right}
+        columns = _columns(data, ids, told) | {"prediction": objects(answers), "right": right}
         columns |= {"loss": nll, "num_targets": targets.astype(np.int64)}
-        for mode, scores in by_mode.items():
-            columns[f"right_{mode}"] = np.full(len(ids), np.nan)
-            columns[f"right_{mode}"][~captions] = scores
+        partial = [(told, {} if of_captions is None else of_captions.columns())]
+        partial.append((asked, {f"right_{mode}": scores for mode, scores in by_mode.items()}))
+        for mine, values in partial:
+            for name, column in values.items():
+                columns[name] = np.full(len(ids), np.nan)
+                columns[name][mine] = column
         if len(run.model.modes) > 1:
             columns |= {"num_patches": data.num_patches[ids], "num_given": num_given}
             columns |= {f"num_kept_block_{block}": column for block, column in enumerate(num_kept.T)}
         measures: dict[str, Ratio | Ranked] = {"loss": Ratio("loss", "num_targets")}
         measures |= {name: Ratio("right", None, kind) for name, kind in ACCURACIES.items() if name in metrics}
+        measures |= {name: Ratio("loss", "num_targets", name.removesuffix("_loss")) for name in _losses(kinds)}
+        measures |= {} if of_captions is None else of_captions.measures(CAPTION)
         return ExampleRows(columns, measures | {f"accuracy_{mode}": Ratio(f"right_{mode}") for mode in by_mode})
 
     return Evaluation(metrics, lines, drawn, rows)
 
 
-ACCURACIES = {"accuracy": "question", "caption_accuracy": "caption"}  # by the kind of a row
+def _kinds(data: VqaData, seq_ids: np.ndarray) -> dict[str, np.ndarray]:
+    """Rows of each kind, (num_rows,) bool."""
+    told = np.array([data.examples[i].caption for i in seq_ids.tolist()], np.bool_)
+    return {QUESTION: ~told, CAPTION: told}
 
 
-def _columns(data: VqaData, seq_ids: np.ndarray, captions: np.ndarray) -> Columns:
+def _losses(kinds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Rows of the losses of one kind, (num_rows,) bool by name; there are none where all rows are of one kind."""
+    return {f"{kind}_loss": mine for kind, mine in kinds.items() if 0 < mine.sum() < len(mine)}
+
+
+def _columns(data: VqaData, seq_ids: np.ndarray, told: np.ndarray) -> Columns:
     """Columns of rows before they are answered: `kind`, `question`, and as `label` the commonest answer."""
     return placed(data, seq_ids) | {
-        KIND: objects([ACCURACIES["caption_accuracy" if one else "accuracy"] for one in captions]),
+        KIND: objects([CAPTION if one else QUESTION for one in told]),
         "question": objects([data.examples[i].question for i in seq_ids]),
         "label": objects([data.examples[i].answer for i in seq_ids]),
     }
@@ -282,8 +308,4 @@ def kept_metrics(
         for name, values in counts.items()
     }
     ratios = {"merge": (num_given, patches), "average": (average, num_given), "final": (final, num_given)}
-    for name, (part, whole) in ratios.items():
-        sums = resample([part, whole], 0, groups)
-        num_groups = len(np.unique(groups))
-        metrics[f"keep_ratio_{name}"] = interval(part.sum() / whole.sum(), sums[0] / sums[1], len(patches), num_groups)
-    return metrics
+    return metrics | {f"keep_ratio_{name}": ratio_of(part, whole, groups) for name, (part, whole) in ratios.items()}

@@ -399,4 +399,5 @@ def _picture(values: dict[str, Any]) -> str:
 
 
 ACCURACY = Performance("accuracy", "Accuracy", is_share=True)
-SECTION = FamilySection(section, STYLE, performance=(ACCURACY,), length_unit="positions")
+CHOICE = Performance("caption_choice_of_20", "Right caption of 20", "caption_choice_chance", is_share=True)
+SECTION = FamilySection(section, STYLE, performance=(ACCURACY, CHOICE), length_unit="positions")
