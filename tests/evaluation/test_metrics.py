@@ -14,8 +14,9 @@ import torch
 from tests.helpers.metrics import undeclared
 from tests.helpers.untrained_patients import CODES, Guess, draw
 from unpad.data.measuring import Measuring
+from unpad.data.tokens.lost import LostCharacters
 from unpad.errors import RecipeError
-from unpad.evaluation import images, patients, preferences, sets, text, vqa
+from unpad.evaluation import captions, images, patients, preferences, sets, text, vqa
 from unpad.evaluation.binary import mean, measured
 from unpad.evaluation.classes import ClassPredictions
 from unpad.evaluation.family import measures_of
@@ -25,7 +26,7 @@ from unpad.recipes.training import PlanSettings
 from unpad.trials.search.search import direction
 
 # Parts of names by which a search told more from less before families declared it.
-MORE = ("accuracy", "auroc", "average_precision", "concordance", "keywords", "margin", "recall", "score")
+MORE = ("accuracy", "auroc", "average_precision", "concordance", "keywords", "margin", "recall", "score", "choice_of")
 LESS = ("loss", "perplexity", "bits_per", "brier", "calibration_error", "reconstruction", "made_code")
 
 
@@ -45,7 +46,9 @@ def of_images() -> list[str]:
 def of_vqa() -> list[str]:
     kept = vqa.kept_metrics(np.array([8, 8]), np.array([4, 4]), np.array([[4, 2], [4, 2]]))
     modes = vqa.mode_metrics({mode: np.ones(2) for mode in ("origin", "merge_only", "soft", "hard")})
-    return ["accuracy", "caption_accuracy", "loss", "perplexity", "accuracy: 什么颜色？", *modes, *kept]
+    told = captions.CaptionScores(*np.ones((4, 2)), LostCharacters()).metrics()
+    kinds = ["accuracy", "caption_accuracy", "loss", "question_loss", "caption_loss", "perplexity"]
+    return [*kinds, "accuracy: 什么颜色？", *told, *modes, *kept]
 
 
 def of_patients() -> list[str]:
