@@ -46,8 +46,10 @@ class CaptionScores:
         metrics: dict[str, Metric] = {}
         if chosen.any():
             metrics[CHOICE] = mean_of(self.choice[chosen], self.group[chosen], share=True)
-            guess = f"a guess among {NUM_CHOICES}"
-            metrics[CHANCE] = NoInterval(1 / NUM_CHOICES, math.nan, math.nan, int(chosen.sum()), guess)
+            what, num_groups = f"a guess among {NUM_CHOICES}", metrics[CHOICE].num_groups
+            metrics[CHANCE] = NoInterval(
+                1 / NUM_CHOICES, math.nan, math.nan, int(chosen.sum()), what, num_groups=num_groups
+            )
         else:
             why = f"fewer than {NUM_CHOICES} different captions of unlike pictures"
             metrics[CHOICE] = Refused(math.nan, math.nan, math.nan, num, why)

@@ -85,6 +85,13 @@ def test_the_page_begins_with_what_the_model_is_worth_beside_a_guess(tmp_path: P
     assert tiles[0] == ("AUROC", "0.800", "by chance 0.500; of the evaluation, step 50")
     assert tiles[1][0] == "Held-out loss"
 
+    (folder / "recipe.yaml").write_text("model: {kind: vision_language}\ndata: {vqa: a}\n")
+    values = {name: Metric(value, math.nan, math.nan, 40).to_json()
+              for name, value in (("caption_choice_of_20", 0.4), ("caption_choice_chance", 0.05))}  # fmt: skip
+    keep_evaluation(folder, 50, json.loads(json.dumps(values).replace("NaN", "null")), [])
+    told = "a guess among 20 5.0%; of the evaluation, step 50"
+    assert TILE.findall(write_report(folder).read_text())[1] == ("Right caption of 20", "40.0%", told)
+
 
 def test_a_wide_figure_has_a_drawing_for_narrow_screens_of_the_same_curve(tmp_path: Path) -> None:
     page = write_report(run_directory(tmp_path / "run")).read_text()

@@ -399,5 +399,7 @@ def _picture(values: dict[str, Any]) -> str:
 
 
 ACCURACY = Performance("accuracy", "Accuracy", is_share=True)
-CHOICE = Performance("caption_choice_of_20", "Right caption of 20", "caption_choice_chance", is_share=True)
+CHOICE = Performance(
+    "caption_choice_of_20", "Right caption of 20", "caption_choice_chance", "a guess among 20", is_share=True
+)
 SECTION = FamilySection(section, STYLE, performance=(ACCURACY, CHOICE), length_unit="positions")
