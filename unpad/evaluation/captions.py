@@ -1,4 +1,4 @@
-"""How well captions are told: bits per character, and the right caption among others by likelihood."""
+"""Measures of captions: bits per character, and the right caption among others by likelihood."""
 
 from __future__ import annotations
 
