@@ -6,6 +6,8 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +26,21 @@ if TYPE_CHECKING:
     from tests.helpers.families import Finished
 
 VOCAB = 50
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Before all tests, import the later files of them first in every worker but one, each from a place of its own.
+
+    What is imported for the first time is compiled, which takes most of the time before the first test: workers that
+    begin at one place compile every file at the same time, each for itself. What fails here fails in collection again.
+    """
+    worker: dict[str, object] = getattr(session.config, "workerinput", {})
+    number, num_workers = int(str(worker.get("workerid", "gw0"))[2:]), int(str(worker.get("workercount", 1)))
+    root = Path(__file__).parents[1]
+    files = sorted(root.glob("tests/**/test_*.py")) if session.config.args == ["tests"] else []
+    for path in files[len(files) * number // num_workers :] if number else []:
+        with suppress(Exception, pytest.skip.Exception):
+            import_module(".".join(path.relative_to(root).with_suffix("").parts))
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -163,7 +163,7 @@ class Stream:
             return None if x is None else x.index_select(0, index)
 
         def take_angles(rotary: Rotary | None) -> Rotary | None:
-            return None if rotary is None else (rotary[0][index], rotary[1][index])
+            return None if rotary is None else (rotary[0].index_select(0, index), rotary[1].index_select(0, index))
 
         return Stream(
             x=self.x.index_select(0, index),

@@ -85,9 +85,9 @@ def segment_top_k(scores: Tensor, layout: Layout, k: Tensor) -> Tensor:
     Returns:
         (total_tokens,) bool.
     """
-    order = scores.argsort(descending=True, stable=True)
+    order, stops = scores.argsort(descending=True, stable=True), layout.cu_seqlens[:-1] + k
     if layout.num_seqs > 1:  # by sequence, then by score
         order = order[layout.seq_of_token()[order].argsort(stable=True)]
+        stops = torch.repeat_interleave(stops, layout.lengths(), output_size=len(order))
     place = torch.arange(len(order), device=order.device)
-    stops = torch.repeat_interleave(layout.cu_seqlens[:-1] + k, layout.lengths(), output_size=len(order))
     return torch.empty_like(order, dtype=torch.bool).index_copy_(0, order, place < stops)

@@ -113,7 +113,9 @@ class PrunePass:
         visual, question = hidden.index_select(0, self._visual), hidden.index_select(0, self._question)
         if self._config.attention_weight != "none":
             received = self._received(index, entered, self._question)
-        head = self._heads[str(index)].train(self._learns)
+        head = self._heads[str(index)]
+        if head.training != self._learns:  # to set it takes as long as a layer of a short prompt
+            head.train(self._learns)
         logits: Tensor = head(visual, self.visual_layout, question, self._question_layout, received)
         return logits + (fresh_noise(logits) if self._learns else drawn_noise(index, self._place, logits.dtype))
 
@@ -185,9 +187,8 @@ class PrunePass:
         self._lengths = self.visual_layout.lengths()
         if isinstance(stream.layout, Layout):
             places = stays.cumsum(0) - 1  # of tokens that stay; the others are never looked up
-            self._places, self._visual, self._question = (
-                places[at] for at in (self._places, self._visual, self._question)
-            )
+            self._places = places[self._places]
+            self._visual, self._question = (places.index_select(0, at) for at in (self._visual, self._question))
         return stream.keep(stays)
 
 
