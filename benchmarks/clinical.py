@@ -1,7 +1,8 @@
 """Death within five years from what is known at the index date: `unpad train events` beside gradient boosting.
 
     python benchmarks/clinical.py [--only boosting] [--data shared/data/clinical] [--out benchmarks/clinical.md]
-                                  [--recipe benchmarks/clinical.yaml] [--kept runs/clinical.json] [key=value ...]
+                                  [--recipe benchmarks/clinical.yaml] [--kept runs/clinical.json]
+                                  [--before KEPT] [key=value ...]
 
 Both sides see the same people: those who died within the horizon or were followed for at least as long, over five
 random splits into 80 % to learn from and 20 % that are seen only in the end. Boosting (scikit-learn, extra `bench`)
@@ -9,7 +10,7 @@ reads a table made by hand; its settings are chosen within the 80 %. Ours reads 
 many epochs as were best on a tenth of them (--stop measures that tenth after every epoch and trains on the others), and
 learns besides from how long those were followed whose outcome is not known; it is trained twice per split, with other
 seeds, to tell what the mean of two runs gives. Other words change the recipe. All predictions go to --kept, so that one
-side can be run again.
+side can be run again; --before names what an earlier version kept, to compare ours with its own.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 
 import unpad
 from unpad.data.family import open_data
+from unpad.data.measuring import Measuring
 from unpad.data.sources.split import Split
 from unpad.evaluation.binary import auroc, average_precision, bootstrap, brier, calibration_error, mean
 from unpad.inference.patients import predict
@@ -69,6 +70,7 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 INNER_FOLDS = 5
 OURS, BOOSTING = "unpad train events", "gradient boosting"
+BEFORE = "unpad train events of an earlier version"
 OTHER, BOTH = "unpad train events, other seeds", "mean of both"
 DEFAULTS, BASIC = "gradient boosting, default settings", "gradient boosting, age and sex alone"
 
@@ -237,7 +239,7 @@ def _ours_once(people: People, recipe: str, overrides: Sequence[str], seed: int,
         write(asked)
         data: Any = open_data(load_recipe(recipe, [*overrides, f"events.split={asked}"]), run.files)
         held = np.flatnonzero(data.table.split == Split.HOLDOUT)
-        found = predict(run.model, data, held, run.recipe.plan, torch.device("cpu"))
+        found = predict(Measuring(run.model, data, held, run.recipe.plan))
         place = {person: row for row, person in enumerate(data.ids[held].tolist())}
         rows = np.array([place[person] for person in people.ids[test].tolist()])
         assert np.array_equal(found.labels[rows], people.died[test]), "the two sides disagree about who died"
@@ -311,7 +313,7 @@ def markdown(people: People, sides: dict[str, list[np.ndarray]], words: str) -> 
     for side, found in sides.items():
         for name, values in scores(people, found).items():
             lines.append(f"| {side} | {name} | {np.mean(values):.4f} | {' '.join(f'{v:.4f}' for v in values)} |")
-    for side, other in ((OURS, BOOSTING), (BOTH, BOOSTING), (OURS, DEFAULTS)):
+    for side, other in ((OURS, BOOSTING), (BOTH, BOOSTING), (OURS, DEFAULTS), (OURS, BEFORE)):
         if side not in sides or other not in sides:
             continue
         lines += [
@@ -338,6 +340,7 @@ def main() -> None:
     parser.add_argument("--stop", action="store_true", help="stop early on a tenth of what is learned from")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
     parser.add_argument("--kept", type=Path, default=Path("runs/clinical.json"), help="predictions of every side")
+    parser.add_argument("--before", type=Path, help="predictions that an earlier version kept")
     options = parser.parse_intermixed_args()
     people = load_people(options.data)
     known = json.loads(options.kept.read_text(encoding="utf-8")) if options.kept.exists() else {}
@@ -346,17 +349,21 @@ def main() -> None:
         sides[BASIC] = boosting(people, SETTINGS, people.basics.shape[1])
         sides[DEFAULTS] = boosting(people, SETTINGS[:1])
         sides[BOOSTING] = boosting(people, SETTINGS)
-    words = [f"data.root={options.data.resolve()}", *options.overrides]
+    fields = [f"data.root={options.data.resolve()}", *options.overrides]
     if options.only in (None, "ours"):
-        sides[OURS] = ours(people, options.recipe, words, 0, options.stop)
+        sides[OURS] = ours(people, options.recipe, fields, 0, options.stop)
     if options.only in (None, "other"):
-        sides[OTHER] = ours(people, options.recipe, words, len(SEEDS), options.stop)
+        sides[OTHER] = ours(people, options.recipe, fields, len(SEEDS), options.stop)
     if OURS in sides and OTHER in sides:
         sides[BOTH] = [(a + b) / 2 for a, b in zip(sides[OURS], sides[OTHER], strict=True)]
-    sides = {name: sides[name] for name in (OURS, OTHER, BOTH, BOOSTING, DEFAULTS, BASIC) if name in sides}
+    if options.before is not None:
+        sides[BEFORE] = [np.array(p) for p in json.loads(options.before.read_text(encoding="utf-8"))[OURS]]
+    order = (OURS, OTHER, BOTH, BEFORE, BOOSTING, DEFAULTS, BASIC)
+    sides = {name: sides[name] for name in order if name in sides}
     make_folder(options.kept.parent)
     write_atomic(options.kept, json.dumps({name: [p.tolist() for p in found] for name, found in sides.items()}))
-    write_atomic(options.out, markdown(people, sides, " ".join(options.overrides)))
+    words = [*([] if options.before is None else ["--before KEPT"]), *options.overrides]
+    write_atomic(options.out, markdown(people, sides, " ".join(words)))
     print(options.out.read_text(encoding="utf-8"))
 
 

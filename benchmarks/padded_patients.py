@@ -223,7 +223,7 @@ class Customary(Shared):
         terms: Terms = {name: (sums.get(name, states.new_zeros(())), count) for name, count in counts.items()}
         terms |= divergence_terms(model, latents, torch.ones(events.num_sets, dtype=torch.bool))
         readouts, hidden = states.index_select(0, course.readouts), states.index_select(0, course.sets)
-        terms |= model.patient.terms(readouts, batch.seq_labels, events, model.label_smoothing)
+        terms |= model.patient.terms(readouts, None, batch.seq_labels, events, model.label_smoothing)
         following = sets_that_follow(events, course.is_first)
         return terms | model.next_set.terms(hidden, codes, events, following, {"next_code", "next_time", "next_value"})
 
@@ -259,7 +259,7 @@ class Padded(Shared):
         latents = encode(model, embedded, self.sets)
         states = model.history(latents[-1].mean, self.course).unflatten(0, (len(self.codes), -1))
         terms = divergence_terms(model, latents, self.is_set.flatten())
-        terms |= model.patient.terms(states[:, -1], batch.seq_labels, events, model.label_smoothing)
+        terms |= model.patient.terms(states[:, -1], None, batch.seq_labels, events, model.label_smoothing)
         terms |= self._next_terms(widened(states[:, :-2]), events)
         return terms | decoder_terms(model, latents, embedded, codes, self.sets)
 

@@ -33,6 +33,7 @@ from unpad.data.histories.tables import alias
 from unpad.data.measuring import Measuring
 from unpad.data.patients import CODES, EventData, num_outputs
 from unpad.errors import PlanError, RecipeError, SourceError
+from unpad.models import model_config
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import PlanSettings, strategy_names
@@ -273,6 +274,11 @@ def test_labels_by_the_horizon_equal_a_walk_over_people(tmp_path: Path) -> None:
     kept = opened(source, events={"labels": {**made, "censored": "keep"}, "landmark": 10})
     assert kept.labels is not None
     assert int((kept.labels == -1).sum()) == why["censored"]
+    binned = {"kind": "set_sequence", "bins": [0, 30]}
+    learned = opened(source, events={"labels": made, "landmark": 10}, model=binned)
+    assert learned.ids.tolist() == kept.ids.tolist(), "hazards learn from the censored too"
+    without = opened(source, events={"labels": {**made, "censored": "exclude"}, "landmark": 10}, model=binned)
+    assert without.ids.tolist() == data.ids.tolist()
     timed = {"labels": {k: v for k, v in made.items() if k != "horizon"}, "landmark": 10}
     only = opened(source, events=timed, model={"kind": "set_sequence", "bins": [0, 30]})
     assert (only.labels, len(only.ids)) == (None, num - why["over"])
@@ -350,6 +356,27 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
             Recipe(events={"labels": {"path": "a.parquet", **labels}, "landmark": landmark})
     with pytest.raises(ValueError, match=r"needs events\.labels"):
         Recipe(events={"landmark": "day"})
+
+
+@pytest.mark.parametrize(("unit", "days"), [("days", 30.0), ("hours", 1.25)])
+def test_the_data_decides_the_horizon_and_the_linear_path(tmp_path: Path, unit: str, days: float) -> None:
+    path = label_file(tmp_path / "people.parquet", id=[A, B], end=[40, 50], dead=[1, 0])
+    made = {"path": path, "event": "dead", "duration": "end", "horizon": 30}
+    source = {**long(tmp_path, [(A, 0, "x", 1.0), (B, 0, "x", 2.0)]), "unit": unit}
+
+    def completed(scale: str, **fields: object) -> dict[str, object]:
+        settings = {"labels": made, "landmark": 0, "scale": scale}
+        data = opened(source, data={"holdout": 0}, events=settings, model={"kind": "set_sequence", **fields})
+        config = data.complete(model_config({"kind": "set_sequence", **fields})).model_dump()
+        return {name: config[name] for name in ("horizon", "last_values")}
+
+    assert completed("standard") == {"horizon": None, "last_values": False}
+    assert completed("standard", bins=[0, 60]) == {"horizon": days, "last_values": False}
+    assert completed("rank", bins=[0, 60], horizon=days) == {"horizon": days, "last_values": True}
+    assert completed("log", last_values=False) == {"horizon": None, "last_values": False}
+    with pytest.raises(RecipeError, match=f"up to day 7, and the labels are of day {days:g}") as caught:
+        completed("standard", bins=[0, 60], horizon=7.0)
+    assert caught.value.where == "model.horizon"
 
 
 # --------------------------------------------------------------------------- codes and scales

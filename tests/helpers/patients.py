@@ -19,8 +19,9 @@ from unpad.models.set_sequence.model import SetSequence
 NUM_CODES = 7
 BINS = [0.0, 100.0, 400.0, 1000.0]
 SET_SEQUENCES: dict[str, dict[str, Any]] = {
-    "plain": {},
+    "plain": {"last_values": True},
     "filter": {
+        "horizon": 250.0, "last_values": True,
         "prior": "history", "update": "product", "decoder_history": True, "rotary": False, "levels": 3,
         "norm": "rmsnorm", "activation": "swiglu", "kv_heads": 1,
     },

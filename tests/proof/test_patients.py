@@ -8,12 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import build_layout
 from unpad.batching.plan import Micro
 from unpad.data.patients import EventData
+from unpad.models.set_sequence import linear_path
 from unpad.models.set_sequence.event_sets import EventSets
+from unpad.models.set_sequence.linear_path import LastValues
 from unpad.proof.recipe import prove_recipe
 
 pytestmark = pytest.mark.slow
@@ -68,6 +71,20 @@ def test_a_boundary_between_patients_that_is_off_by_one_is_caught(monkeypatch: p
 
     plant(monkeypatch, fault)
     assert "plan pack = alone" in failed()
+
+
+def test_a_last_value_that_is_read_past_the_end_of_a_patient_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = linear_path.last_values
+
+    def fault(code: Tensor, value: Tensor, has_value: Tensor, lengths: Tensor) -> LastValues:
+        longer = lengths.clone()
+        if len(lengths) > 2 and lengths[1] > 0:
+            longer[:2] += torch.tensor([1, -1])
+        return read(code, value, has_value, longer)
+
+    monkeypatch.setattr(linear_path, "last_values", fault)
+    found = failed()
+    assert {"plan pack = alone", "no gradient crosses between sequences"} <= found
 
 
 def test_an_event_in_the_set_of_the_next_patient_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,9 @@ import yaml
 from tests.helpers.shell import Shell
 from tests.helpers.toy import LOOP, events, rows, run, same_tensors, scripted_heldout, weights, write_toy
 from unpad.errors import CheckpointError, Interrupted, RecipeError, ResumeError
+from unpad.recipes.file import load_recipe
 from unpad.run import checkpoint
-from unpad.run.folder import COMMAND
+from unpad.run.folder import COMMAND, RECIPE
 from unpad.training import progress
 from unpad.training.progress import resumed_recipe
 
@@ -198,6 +199,36 @@ def test_a_run_whose_recipe_lacks_a_newer_field_of_the_model_goes_on(tmp_path: P
     path.write_text("".join(line for line in lines if not line.startswith("  tied:")), encoding="utf-8")
     run(recipe, tmp_path / "run", "train.max_steps=3", resume=True)
     assert len(rows(tmp_path / "run", "train")) == 3
+
+
+def test_a_run_of_a_packaged_recipe_goes_on_as_it_began_when_the_recipe_is_another(tmp_path: Path) -> None:
+    values = load_recipe("events").model_dump(mode="json")
+    values["events"]["scale"] = "standard"
+    values["events"]["labels"]["censored"] = "exclude"
+    values["model"] |= {"horizon": None, "last_values": None}
+    (tmp_path / RECIPE).write_text(yaml.safe_dump(values), encoding="utf-8")
+    (tmp_path / "run.json").write_text('{"recipe": "events", "overrides": []}', encoding="utf-8")
+    _, settings, saved = resumed_recipe("events", ["train.max_epochs=90"], tmp_path)
+    assert (settings.events, settings.model) == (saved.events, saved.model)
+    assert settings.events.scale == "standard"
+    assert settings.train.max_epochs == 90
+    with pytest.raises(ResumeError, match=r"events\.scale: 'standard' in the run, 'rank' now"):
+        resumed_recipe("events", ["events.scale=rank"], tmp_path)
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_what_the_data_decided_needs_no_repetition_to_go_on(tmp_path: Path, by_name: bool) -> None:
+    recipe = load_recipe("events")
+    values = recipe.model_dump(mode="json")
+    values["model"] |= {"horizon": 365.0, "last_values": True}
+    (tmp_path / RECIPE).write_text(yaml.safe_dump(values), encoding="utf-8")
+    (tmp_path / "mine.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
+    asked = "events" if by_name else str(tmp_path / "mine.yaml")
+    (tmp_path / "run.json").write_text(json.dumps({"recipe": asked, "overrides": []}), encoding="utf-8")
+    _, settings, saved = resumed_recipe(asked, [], tmp_path)
+    assert settings.model == saved.model
+    with pytest.raises(ResumeError, match=r"model\.horizon"):
+        resumed_recipe(asked, ["model.horizon=30"], tmp_path)
 
 
 def test_changed_data_is_refused_by_file(tmp_path: Path) -> None:

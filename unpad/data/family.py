@@ -22,7 +22,7 @@ from unpad.data.sources.example import BadRow
 from unpad.data.sources.split import Split, Wanted
 from unpad.errors import RecipeError
 from unpad.models import model_config, model_module
-from unpad.models.contract import Model
+from unpad.models.contract import Model, ModelConfig
 from unpad.recipes.data import KINDS, is_packaged
 from unpad.recipes.recipe import Recipe, stages_of
 
@@ -337,8 +337,20 @@ class Data(ABC):
         """Counts that the run's log keeps for those who use the run later, by name; by default none."""
         return {}
 
+    def complete(self, config: ModelConfig) -> ModelConfig:
+        """Fill in the fields of a new model's config that the data decides, its `decided`; by default there are none.
+
+        Raises:
+            RecipeError: the config has another value of such a field.
+        """
+        return config
+
     def initialize(self, model: Model) -> None:
         """Load into a new model the parameters that come with the data; by default there are none."""
+        return None
+
+    def begin(self, model: Model) -> None:
+        """Fit parameters of a new model that do not begin at random; by default there are none."""
         return None
 
 

@@ -50,9 +50,10 @@ from unpad.data.histories.tables import alias, named_by, names_key
 from unpad.data.sources.bad_rows import apply_policy, refuse_empty
 from unpad.data.sources.example import BadRow, place_of
 from unpad.data.sources.files import resolve_path
-from unpad.data.sources.split import Wanted
+from unpad.data.sources.split import Split, Wanted
 from unpad.errors import RecipeError
-from unpad.models.contract import Model, ReadsCodeVectors
+from unpad.models import model_config
+from unpad.models.contract import Model, ModelConfig, PredictsSets, ReadsCodeVectors
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.recipes.recipe import Recipe
 from unpad.storage import sha256_file
@@ -60,6 +61,7 @@ from unpad.terminal.table import number_of
 
 KINDS = ("events",)
 UNITS = ("patients", "events")
+MOST_PATIENTS = 20_000  # of a regression with which a model begins
 FILES = (CODES,)
 NO_TEXT = "this run is one of patients and writes no text", "use `unpad embed {run}`"
 
@@ -72,11 +74,13 @@ class EventData(Data):
         ids: (num_patients,) as the tables have them, int64 or str; never in a message.
         known: names and scales of the codes.
         code: (num_events,) int32, row of the code embedding.
-        values: (num_events,) float32 in standard deviations from the mean of the code, nan without a value.
+        values: (num_events,) float32 on the scale of `events.scale`, nan without a value.
+        standard: the same values in standard deviations from the mean of the code.
         sets: starts of patients and sets, and times of sets.
         cohort: labels, landmarks and split of the patients.
         places: (num_patients,) str, a row of each patient.
         code_vectors: (num_codes, dim) float32 from `events.code_embeddings`, or None.
+        horizon: days from the landmark within which the outcome makes the label 1; None without such a time.
         names_key: random key of the patients' pseudonyms, of the run or of the process that began it.
         recipe: names the tables.
     """
@@ -86,11 +90,13 @@ class EventData(Data):
     known: Codes
     code: np.ndarray
     values: np.ndarray
+    standard: np.ndarray
     sets: Sets
     cohort: Cohort
     places: list[str]
     code_vectors: np.ndarray | None
     report: PatientsReport
+    horizon: float | None
     names_key: bytes
     recipe: Recipe
     family: ClassVar[str] = "patients"
@@ -200,6 +206,21 @@ class EventData(Data):
             digest.update(f"{patient_id},".encode())
         return digest.hexdigest()
 
+    def complete(self, config: ModelConfig) -> ModelConfig:
+        """Fill in the horizon of the hazards, and that last values act linearly where their scale suits it."""
+        own, section = self.recipe.events, config.model_dump(mode="json")
+        if "horizon" in config.decided:
+            given, days = section["horizon"], None if section["bins"] is None else self.horizon
+            if given not in (None, days):
+                what = f"the hazards would give the probability up to day {given:g}, and the labels " + (
+                    "have no horizon" if days is None else f"are of day {days:g}"
+                )
+                raise RecipeError(what, where="model.horizon", fix="leave it out; events.labels.horizon decides it")
+            section["horizon"] = days
+        if "last_values" in config.decided and section["last_values"] is None:
+            section["last_values"] = own.scale != "standard" and own.labels is not None
+        return model_config(section)
+
     def initialize(self, model: Model) -> None:
         """Load the vectors of `events.code_embeddings`.
 
@@ -213,6 +234,14 @@ class EventData(Data):
             raise RecipeError(what, where="model.code_vectors", fix=f"set model.code_vectors={vector_size or 'null'}")
         if self.code_vectors is not None and isinstance(model, ReadsCodeVectors):
             model.load_code_vectors(torch.from_numpy(self.code_vectors))
+
+    def begin(self, model: Model) -> None:
+        """Fit the linear path of a new model on training patients, at most MOST_PATIENTS of them, evenly chosen."""
+        ids = np.flatnonzero(self.table.split == Split.TRAIN)
+        if isinstance(model, PredictsSets) and len(ids):
+            ids = ids[np.linspace(0, len(ids) - 1, min(len(ids), MOST_PATIENTS)).round().astype(np.int64)]
+            start, stops = np.zeros(len(ids), np.int32), self.table.positions[ids].astype(np.int32)
+            model.begin(self.load(Micro(ids, start, stops, start, pad_to=0, fill_to=0)))
 
     def lines(self) -> list[str]:
         return self.report.lines(self.cohort, self.known, self.values, self.sets)
@@ -326,17 +355,21 @@ def open_tables(recipe: Recipe, tables: PatientTables, kept: dict[str, bytes] | 
         notes=tuple(note for part in tables.rows.parts for note in part.notes),
     )
     table = _table(recipe, tables, histories.sets)
+    known, code, value = histories.known, histories.events.code, histories.events.value
+    standard = known.standardised(code, value).astype(np.float32)
     return EventData(
         table=table,
         ids=_ids(tables),
-        known=histories.known,
-        code=histories.events.code.astype(np.int32),
-        values=histories.events.value.astype(np.float32),
+        known=known,
+        code=code.astype(np.int32),
+        values=standard if known.scale is None else known.scaled(code, value).astype(np.float32),
+        standard=standard,
         sets=histories.sets,
         cohort=tables.cohort,
         places=_places(tables, histories),
         code_vectors=vectors,
         report=report,
+        horizon=tables.clock.horizon(settings.labels),
         names_key=key,
         recipe=recipe,
     )

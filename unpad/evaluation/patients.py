@@ -27,7 +27,15 @@ from unpad.evaluation.rows import ID, Columns, ExampleRows, Ranked, Ratio, named
 from unpad.inference.embed import predicts
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patient_marks import mark_patients, refuse_unknown, unknown_lines
-from unpad.inference.patients import UNKNOWN, PatientPredictions, batches, computed_at_once, predict, trains
+from unpad.inference.patients import (
+    UNKNOWN,
+    PatientPredictions,
+    batches,
+    computed_at_once,
+    gives_probability,
+    predict,
+    trains,
+)
 from unpad.models.contract import PredictsSets
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.segments import real_tokens
@@ -117,8 +125,9 @@ def held_out(over: Measuring[EventData]) -> HeldOut:
     Raises:
         SourceError: no term of `JUDGES` has targets.
     """
+    assert isinstance(over.model, PredictsSets), "a model of patients"
     terms = [name for name in JUDGES if trains(over.model, name)]
-    if "classification" in terms:
+    if gives_probability(over.model):
         predictions = predict(over)
         labels, p = predictions.labels[predictions.known], predictions.p[predictions.known]
         if labels.size:
@@ -128,7 +137,7 @@ def held_out(over: Measuring[EventData]) -> HeldOut:
             values |= {"brier": float(binary.brier(labels, p))}
             refused = {name: _why_missing(name, labels, p) for name, value in values.items() if np.isnan(value)}
             return HeldOut(loss, {k: v for k, v in values.items() if k not in refused}, len(labels), refused)
-        terms.remove("classification")
+        terms = [name for name in terms if name != "classification"]
     sums = _term_sums(over)
     for name in terms:
         total, num = sums.get(name, (0.0, 0))
@@ -170,9 +179,9 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> Eval
     lines: list[str] = []
     columns = named(data, ids, ID, data.ids[ids])
     measures: dict[str, Ratio | Ranked] = {}
-    if trains(model, "classification") or trains(model, "hazard"):
+    if gives_probability(model) or trains(model, "hazard"):
         predictions = predict(over)
-        classifies = trains(model, "classification") and bool(predictions.known.any())
+        classifies = gives_probability(model) and bool(predictions.known.any())
         metrics |= summarise(predictions, classifies, classifies or trains(model, "hazard"))
         drawn["counts"] |= count(predictions, data.labels is not None)
         columns |= _columns(predictions, classifies)

@@ -18,7 +18,7 @@ from unpad.data.sources.split import PARTS, Split, Wanted
 from unpad.errors import DiskError, RecipeError, SourceError
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patient_marks import ledger, mark_patients, mark_sets, refuse_unknown
-from unpad.inference.patients import predict, trains
+from unpad.inference.patients import gives_probability, predict, trains
 from unpad.models.contract import PredictsSets
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.linear import independent_rows
@@ -140,8 +140,9 @@ def trained(run: LoadedRun, data: EventData) -> tuple[pa.BooleanArray, str]:
 
 def predicts(run: LoadedRun) -> tuple[bool, bool]:
     """True if a run gives a probability of the outcome, and true if it gives a risk over time."""
+    assert isinstance(run.model, PredictsSets), "a run of patients"
     labels = run.recipe.events.labels  # without labels a head learns nothing, regardless of its weight
-    classifies = labels is not None and bool(labels.label or labels.horizon) and trains(run.model, "classification")
+    classifies = labels is not None and bool(labels.label or labels.horizon) and gives_probability(run.model)
     has_hazards = labels is not None and labels.duration is not None and trains(run.model, "hazard")
     return classifies, has_hazards
 

@@ -92,7 +92,7 @@ def _count(
     return Marks(
         events=np.bincount(owner, minlength=num),
         unknown=unknown,
-        valued=np.bincount(owner[~np.isnan(data.values)], minlength=num),
+        valued=np.bincount(owner[~np.isnan(data.standard)], minlength=num),
         outside=None if outside is None else np.bincount(owner[outside], minlength=num),
         unusual=None if unusual is None else np.bincount(owner[unusual], minlength=num),
         late=late,
@@ -108,7 +108,7 @@ def beyond(data: EventData, margin: int) -> np.ndarray | None:
         return None
     scale = np.where(known.std > 0, known.std, 1)
     low, high = ((known.quantiles[:, at] - known.mean) / scale for at in (margin, -1 - margin))
-    code, value = data.code, data.values.astype(np.float64)
+    code, value = data.code, data.standard.astype(np.float64)
     # Values are fp32: an extreme of training may round outwards.
     below = value < low[code] - 1e-5 * np.maximum(1, np.abs(low[code]))
     above = value > high[code] + 1e-5 * np.maximum(1, np.abs(high[code]))
@@ -170,13 +170,13 @@ def _units(data: EventData) -> list[str]:
     unusual, known = beyond(data, 1), data.known
     assert unusual is not None, "the caller has checked it"
     assert known.quantiles is not None, "as well"
-    valued = ~np.isnan(data.values)
+    valued = ~np.isnan(data.standard)
     num = np.bincount(data.code[valued], minlength=len(data.codes))
     strange = np.bincount(data.code[unusual], minlength=len(data.codes))
     codes = np.flatnonzero((num >= FEWEST_VALUES) & (strange > MOST_UNUSUAL * num))
     lines = []
     for code in sorted(codes.tolist(), key=lambda one: -strange[one])[:NUM_NAMED]:
-        values = data.values[valued & (data.code == code)].astype(np.float64) * known.std[code] + known.mean[code]
+        values = data.standard[valued & (data.code == code)].astype(np.float64) * known.std[code] + known.mean[code]
         low, median, high = known.quantiles[code, 1:4].tolist()
         lines.append(
             f"warning: {data.codes[code]}: {strange[code]:,} of {num[code]:,} values outside of {low:.4g} to {high:.4g}"

@@ -98,6 +98,11 @@ def outcomes(model: PredictsSets, batch: RaggedBatch) -> dict[str, np.ndarray]:
     return {"log_p": log_p.cpu().numpy(), "risk": risk.cpu().numpy()}
 
 
+def gives_probability(model: PredictsSets) -> bool:
+    """True if the model trains the probability of the outcome, by classes or by hazards up to a horizon."""
+    return trains(model, "classification") or (model.horizon is not None and trains(model, "hazard"))
+
+
 def trains(model: Model, term: str) -> bool:
     """True if the model trains on a loss term at any time."""
     return bool(model.trained.get(term, 0))

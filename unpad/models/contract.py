@@ -33,6 +33,7 @@ ORIGIN = "origin"
 class ModelConfig(Section):
     """Fields of a recipe's `model` section that all kinds share."""
 
+    decided: ClassVar[tuple[str, ...]] = ()  # fields that the data fills in where they are None
     kind: str
 
     @property
@@ -346,7 +347,16 @@ class PredictsSets(Classifies, HasLatent):
     """A model of sequences of sets of events that predicts the outcome of a sequence and the contents of its next
     set."""
 
-    computes: ClassVar[tuple[str, ...]] = ("hazards", "next_codes", "code_nll", "vectors", "course")
+    computes: ClassVar[tuple[str, ...]] = ("begin", "hazards", "next_codes", "code_nll", "vectors", "course")
+
+    @property
+    def horizon(self) -> float | None:
+        """Time up to which the hazards give the classes; by default these do not come of hazards."""
+        return None
+
+    def begin(self, batch: RaggedBatch) -> None:
+        """Fit what does not begin at random on training sequences; by default there is nothing."""
+        return None
 
     @abstractmethod
     def hazards(self, batch: RaggedBatch) -> Tensor | None:

@@ -24,9 +24,11 @@ def alone(batch: RaggedBatch) -> list[RaggedBatch]:
 
 
 def outputs(model: Model, batch: RaggedBatch) -> list[Tensor]:
-    """Hidden state of every patient, (1, width)."""
+    """Hidden state of every patient and the scores of both classes, (1, width + 2)."""
+    assert isinstance(model, PredictsSets), "a model of patients"
     hidden: Tensor = model(batch)
-    return list(hidden[:, None].unbind())
+    told = torch.cat([hidden, model.classify(batch).to(hidden)], 1)
+    return list(told[:, None].unbind())
 
 
 def leaves(model: Model, batch: RaggedBatch) -> tuple[RaggedBatch, list[tuple[Tensor, Tensor]]]:

@@ -131,8 +131,10 @@ class EventLabels(Section):
     horizon: float | None = Field(
         None, gt=0, description="Time from the landmark within which the outcome makes the label 1."
     )
-    censored: Literal["exclude", "keep"] = Field(
-        "exclude", description="Patients with an observation that ended before the horizon; keep: unlabelled."
+    censored: Literal["auto", "exclude", "keep"] = Field(
+        "auto",
+        description="Patients with an observation that ended before the horizon; keep: unlabelled; auto: keep if "
+        "model.bins are there, which learn from them, else exclude.",
     )
     missing: Literal["error", "exclude", "keep"] = Field(
         "error", description="Patients with events but no label; keep: unlabelled."
@@ -188,6 +190,12 @@ class EventSettings(Section):
         description="Codes that are missing or rare among training patients; unknown: one code for all of them.",
     )
     min_count: int = Field(1, ge=1, description="Codes with fewer occurrences in training are unknown.")
+    scale: Literal["standard", "log", "rank"] = Field(
+        "standard",
+        description="Values of every code as the model reads them, by those of training patients; standard: in "
+        "standard deviations; log: their logarithms so, for codes with values above 0 alone; rank: normal scores of "
+        "their ranks.",
+    )
     std_floor: float = Field(1e-3, gt=0, description="Smallest standard deviation of a code, as a share of its mean.")
     code_embeddings: UserPath | None = Field(
         None, description="Table of vectors per code: column Key, and numeric columns."

@@ -281,7 +281,11 @@ class TrainSettings(Section):
     )
     log_every: int = Field(10, ge=1, description="Steps between lines on the screen; the files record every step.")
     patience: int | None = Field(None, ge=1, description="Evaluations without progress before a stage stops early.")
-    min_delta: float = Field(0.0, ge=0, description="Smallest decrease of the held-out loss that counts as progress.")
+    min_delta: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
+        0.0,
+        description="Smallest decrease of the held-out loss that counts as progress, also to the best weights; auto: "
+        "0.2 / sqrt(held-out targets), below which it may be chance.",
+    )
     weights: Literal["best", "last"] = Field(
         "best", description="Weights that a stage ends with: those of its best evaluation, or its last."
     )

@@ -16,6 +16,7 @@ from unpad import storage
 from unpad.data.family import Data
 from unpad.errors import CheckpointError, ResumeError, SourceError, UnlikeProcessesError
 from unpad.interchange.origin import open_recipe
+from unpad.models import model_config
 from unpad.models.adapters import ADAPTER_FOLDER, kept_weights, peft_files
 from unpad.nn.precision import DTYPES, Precision
 from unpad.recipes.file import recipe_names
@@ -342,12 +343,12 @@ def resumed_recipe(recipe: str | None, overrides: Sequence[str], folder: Path) -
     saved = resolved(run_recipe(folder))
     fields = {override.partition("=")[0] for override in overrides}
     began = [o for o in command["overrides"] if o.partition("=")[0] not in fields]
-    if recipe is None:
-        return [*began, *overrides], _refuse_changes(resolved(run_recipe(folder, overrides)), saved, folder), saved
+    kept = resolved(run_recipe(folder, overrides))
+    # A packaged recipe may have been another in the version that began the run.
+    if recipe is None or (recipe == command["recipe"] and recipe in recipe_names() and kept.data == saved.data):
+        return [*began, *overrides], _refuse_changes(kept, saved, folder), saved
     with kept_paths():
         settings = _same_rule(resolved(open_recipe(recipe, overrides, began=began, known=saved)), saved)
-        if recipe in recipe_names() and not fields & {"train.min_steps", "train.max_epochs", "train"}:
-            settings = _with_least(settings, saved)
         if settings.data != saved.data:  # the run may have kept packaged sources beside given ones
             with_packaged = resolved(open_recipe(recipe, overrides, began=began, keep_packaged=True, known=saved))
             with_packaged = _same_rule(with_packaged, saved)
@@ -374,14 +375,15 @@ def recorded_precision(folder: Path) -> Precision | None:
     return recorded if isinstance(recorded, str) and recorded in DTYPES else None
 
 
-def _with_least(settings: Recipe, saved: Recipe) -> Recipe:
-    """The settings with the run's own train.min_steps, as the packaged recipe of its version may have had another."""
-    return settings.model_copy(update={"train": settings.train.model_copy(update={"min_steps": saved.train.min_steps})})
-
-
 def _same_rule(settings: Recipe, saved: Recipe) -> Recipe:
-    """Split by the rule of the run, unless the command names one; auto means the run's own choice."""
+    """Split by the rule of the run, unless the command names one; auto, or what the data decides, is as in the run."""
     settings = with_size(settings, saved.plan.tokens_per_micro)
+    decided = {name: saved.model[name] for name in model_config(saved.model).decided if settings.model[name] is None}
+    settings = settings.model_copy(update={"model": settings.model | decided})
+    labels, began = settings.events.labels, saved.events.labels
+    if labels is not None and began is not None and labels.censored == "auto":
+        labels = labels.model_copy(update={"censored": began.censored})
+        settings = settings.model_copy(update={"events": settings.events.model_copy(update={"labels": labels})})
     if "split_version" in settings.data.model_fields_set:
         return settings
     rule = {"split_version": saved.data.split_version}

@@ -83,8 +83,7 @@ def prepare_setup(
     """
     timers = timers or Timers()
     config = model_config(recipe.model)
-    stages = stages_of(recipe)
-    for stage in stages:
+    for stage in stages_of(recipe):
         _check_lengths_given(stage)
     low_power = recipe.profile == "low_power"
     torch.set_num_threads(1 if low_power else recipe.train.threads or torch.get_num_threads())
@@ -102,10 +101,14 @@ def prepare_setup(
         data = group.first_of_host_first(lambda: open_data(recipe, files, compare=compare and group.leads))
     if is_new:  # runs of earlier versions may name a rule that they did not follow
         check_near_duplicates(recipe, data)
+        config = data.complete(config)
+        recipe = recipe.model_copy(update={"model": config.model_dump(mode="json")})
     torch.manual_seed(recipe.train.seed)
     with timers("build"):
         model = build_model(config, data.num_outputs)
         data.initialize(model)
+        if not recipe.train.init_from:
+            data.begin(model)
         base = None if recipe.lora is None else _adapt(model, recipe, recipe.lora, precision)
         with needs_memory("the model", lower_sizes(config)):
             # A model that is divided goes to the device block by block.
@@ -125,6 +128,7 @@ def prepare_setup(
         "allocator": allocator,
         "allocator_reason": allocator_reason,
     }
+    stages = stages_of(recipe)
     resolved_stages, auto = [make_stage(stage, data, config.longest) for stage in stages], None
     if asks(recipe):
         with timers("plan"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,6 +43,8 @@ from unpad.training.step import OPTIMIZER_FIX, StepResult, non_finite, train_ste
 from unpad.training.updates import LoadedUpdate, epoch_updates
 from unpad.training.watches.collapse import CollapseMonitor
 from unpad.training.watches.watch import SavedWatches, Watch
+
+CHANCE = 0.2  # nats of a held-out loss that few targets move by chance, times the root of their number
 
 
 def start_watches(stage: StageSetup, model: Model, saved: SavedWatches, timers: Timers) -> list[Watch]:
@@ -360,7 +363,8 @@ def _evaluate(stage: StageRun) -> tuple[bool, bool]:
         return False, False
     with run.timers("evaluate"), setup.parallelism.evaluating() as group:
         result = held_out(Measuring(setup.model, setup.data, ids, recipe.plan, setup.device, group))
-    improved = progress.best is None or result.loss < progress.best - train.min_delta
+    least = CHANCE / math.sqrt(result.num_targets) if train.min_delta == "auto" else train.min_delta
+    improved = progress.best is None or result.loss < progress.best - least
     if improved:
         progress.best, progress.best_step, progress.checks_without_progress = result.loss, progress.step, 0
     else:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unpad.data.histories.assemble import FARTHEST, QUANTILES, UNKNOWN, Events, learn_codes, load_codes, number_codes
+from unpad.data.histories.assemble import QUANTILES, UNKNOWN, Events, learn_codes, load_codes, number_codes
+from unpad.data.histories.scales import FARTHEST
 from unpad.recipes.data import EventSettings
 
 
@@ -34,7 +35,7 @@ def test_a_value_far_outside_of_training_is_held_at_a_distance() -> None:
     codes = learn_codes(events([0, 0, 0], [1.0, 2.0, 3.0]), names, np.ones(3, np.bool_), own)
     rows: Any = SimpleNamespace(names=names)
     numbered, _, unknown = number_codes(events([0, 0, 0], [2.0, 1e12, -1e12]), rows, codes, own)
-    assert numbered.value.tolist() == pytest.approx([0.0, FARTHEST, -FARTHEST])
+    assert codes.scaled(numbered.code, numbered.value).tolist() == pytest.approx([0.0, FARTHEST, -FARTHEST])
     assert unknown == {}
 
 

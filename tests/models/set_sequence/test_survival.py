@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from unpad.errors import RecipeError
-from unpad.models.set_sequence.heads import bin_edges, cumulative_hazard, hazard_nll
+from unpad.models.set_sequence.heads import bin_edges, bins_until, class_scores, cumulative_hazard, hazard_nll
 
 F64 = torch.float64
 EDGES = [0.0, 30.0, 100.0, 365.0, 1825.0]
@@ -178,3 +178,43 @@ def test_edges_that_make_no_bins_are_refused(days: list[float]) -> None:
         bin_edges(days, "model.bins")
     assert caught.value.where == "model.bins"
     assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("horizon", "whole", "share"), [(30.0, 1, 0.0), (100.0, 2, 0.0), (65.0, 1, 0.5), (1825.0, 4, 0.0)]
+)
+def test_the_classes_are_those_of_the_hazards_up_to_the_horizon(horizon: float, whole: int, share: float) -> None:
+    logits = hazards(5).detach()
+    left = 1 - logits.sigmoid()  # of every bin, who is left of those who reach it
+    part = left[:, whole] ** share if share else 1.0  # at a constant rate
+    wanted = 1 - left[:, :whole].prod(1) * part
+    scores = class_scores(logits, bins_until(horizon, bin_edges(EDGES, "")))
+    assert scores[:, 1].exp().tolist() == pytest.approx(wanted.tolist(), abs=1e-6)
+    assert scores.exp().sum(1).tolist() == pytest.approx([1.0] * 5, abs=1e-12)
+
+
+@pytest.mark.promise("patients.horizon")
+def test_probability_and_risk_to_the_last_edge_order_people_alike() -> None:
+    logits = hazards(50).detach()
+    p = class_scores(logits, bins_until(EDGES[-1], bin_edges(EDGES, "")))[:, 1]
+    assert torch.equal(p.argsort(), cumulative_hazard(logits)[:, -1].argsort())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_a_horizon_of_certain_hazards_has_scores_and_gradients(dtype: torch.dtype) -> None:
+    logits = torch.tensor([[-200.0] * BINS, [200.0] * BINS], dtype=dtype, requires_grad=True)
+    scores = class_scores(logits, bins_until(100.0, bin_edges(EDGES, "")))
+    scores.log_softmax(1).sum().backward()
+    assert scores.isfinite().all()
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()
+    assert scores.detach()[0, 1].exp() < 1e-30
+    assert scores.detach()[1, 1].exp() == 1
+
+
+@pytest.mark.parametrize("horizon", [0.0, 1826.0])
+def test_a_horizon_outside_of_the_bins_is_refused(horizon: float) -> None:
+    with pytest.raises(RecipeError) as error:
+        bins_until(horizon, bin_edges(EDGES, ""))
+    assert f"the horizon is day {horizon:g}" in error.value.what
+    assert error.value.where == "model.bins"

@@ -1,11 +1,12 @@
-"""Histories: each patient's sets in order of time, cut at sets, with numbered codes and scaled values."""
+"""Histories: each patient's sets in order of time, cut at sets, with numbered codes."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, NotRequired
+from typing import Annotated, Any, NotRequired
 
 import numpy as np
 from pydantic import AfterValidator, Field
@@ -16,6 +17,7 @@ from unpad.data.histories.cohort import PatientTables
 from unpad.data.histories.columns import Faults
 from unpad.data.histories.event_rows import EventRows
 from unpad.data.histories.labels import TimeUnit
+from unpad.data.histories.scales import LogJson, RankJson, Scale, fit_scale, scale_of, standardised
 from unpad.data.histories.tables import TableFile, column_names, open_table
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.split import Split
@@ -27,7 +29,6 @@ from unpad.terminal.table import number_of
 CODES = "events.json"  # of a run
 UNKNOWN = "<unknown>"  # row 0 of the code embedding
 QUANTILES = (0.0, 0.01, 0.5, 0.99, 1.0)  # of the values of a code in training; the first and the last are its range
-FARTHEST = 1e6  # standard deviations; a larger distance is an error of the data, and might not fit float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +111,7 @@ class Codes:
         mean, std: (num_codes,) float64, of the values of training patients; 0 for codes without values.
         quantiles: (num_codes, len(QUANTILES)) float64, of the same values; 0 for codes without values. None in runs of
             versions that did not record them.
+        scale: of the values that the model reads, by `events.scale`.
     """
 
     names: tuple[str, ...]
@@ -117,11 +119,27 @@ class Codes:
     mean: np.ndarray
     std: np.ndarray
     quantiles: np.ndarray | None = None
+    scale: Scale = None
+
+    def standardised(self, code: np.ndarray, value: np.ndarray) -> np.ndarray:
+        """Values (num_events,) in standard deviations from the mean of their code, nan without a value."""
+        return standardised(code, value, self.mean, self.std)
+
+    def scaled(self, code: np.ndarray, value: np.ndarray) -> np.ndarray:
+        """Values (num_events,) as the model reads them, nan without a value."""
+        standard = self.standardised(code, value)
+        return standard if self.scale is None else self.scale.of(code, value, standard)
 
     def to_bytes(self) -> bytes:
-        columns = {"counts": self.counts.tolist(), "mean": self.mean.tolist(), "std": self.std.tolist()}
+        columns: dict[str, object] = {
+            "counts": self.counts.tolist(),
+            "mean": self.mean.tolist(),
+            "std": self.std.tolist(),
+        }
         if self.quantiles is not None:
             columns["quantiles"] = self.quantiles.tolist()
+        if self.scale is not None:
+            columns |= self.scale.to_json()
         return json.dumps({"codes": self.names, **columns}, ensure_ascii=False, indent=1).encode()
 
 
@@ -131,16 +149,28 @@ class _Codes(TypedDict):
     mean: list[Finite]
     std: list[Finite]
     quantiles: NotRequired[list[Annotated[list[Finite], Field(min_length=len(QUANTILES), max_length=len(QUANTILES))]]]
+    log: NotRequired[LogJson]
+    rank: NotRequired[RankJson]
 
 
 def _of_one_length(known: _Codes) -> _Codes:
     size = len(known["codes"])
     columns = {"counts": len(known["counts"]), "mean": len(known["mean"]), "std": len(known["std"])}
-    for name, length in {**columns, "quantiles": len(known.get("quantiles", known["mean"]))}.items():
+    columns["quantiles"] = len(known.get("quantiles", known["mean"]))
+    scales: dict[str, Any] = {scale: known.get(scale, {}) for scale in ("log", "rank")}
+    columns |= {f"{scale}.{name}": len(part) for scale, parts in scales.items() for name, part in parts.items()}
+    for name, length in columns.items():
         if length != size:
             raise ValueError(f'has {size:,} codes, and {length:,} entries in "{name}"')
     if known["codes"][0] != UNKNOWN or len(set(known["codes"])) < size:
         raise ValueError(f"has codes that do not begin with {UNKNOWN}, or one of them twice")
+    if "log" in known and any(a > 0 >= b for a, b in zip(known["log"]["std"], known["log"]["least"], strict=True)):
+        raise ValueError('has logarithms of values that are not above 0 in "log"')
+    if "rank" in known:
+        for values, scores, std in zip(known["rank"]["values"], known["rank"]["scores"], known["std"], strict=True):
+            rises = all(a < b for knots in (values, scores) for a, b in pairwise(knots))
+            if len(values) != len(scores) or bool(values) != (std > 0) or not rises:
+                raise ValueError('has knots in "rank" that do not rise, or do not fit the codes with values')
     return known
 
 
@@ -156,7 +186,8 @@ def load_codes(content: bytes) -> Codes:
     known = shaped(content, _CODES, Path(CODES))
     mean, std = np.array(known["mean"], np.float64), np.array(known["std"], np.float64)
     quantiles = np.array(known["quantiles"], np.float64) if "quantiles" in known else None
-    return Codes(tuple(known["codes"]), np.array(known["counts"], np.int64), mean, std, quantiles)
+    scale = scale_of(known.get("log"), known.get("rank"))
+    return Codes(tuple(known["codes"]), np.array(known["counts"], np.int64), mean, std, quantiles, scale)
 
 
 def learn_codes(events: Events, names: list[str], in_training: np.ndarray, settings: EventSettings) -> Codes:
@@ -181,8 +212,8 @@ def learn_codes(events: Events, names: list[str], in_training: np.ndarray, setti
     std = np.maximum(std, settings.std_floor * np.abs(mean))
     std = np.where((num > 0) & (std == 0), 1.0, std)  # only zeros
     counts = np.concatenate([[occurs.sum() - occurs[chosen].sum()], occurs[chosen]])
-    quantiles = _quantiles(code, value, num)
-    return Codes((UNKNOWN, *(names[code] for code in chosen)), counts, mean, std, quantiles)
+    scale = fit_scale(settings.scale, code, value, settings.std_floor, size)
+    return Codes((UNKNOWN, *(names[code] for code in chosen)), counts, mean, std, _quantiles(code, value, num), scale)
 
 
 def _quantiles(code: np.ndarray, value: np.ndarray, num: np.ndarray) -> np.ndarray:
@@ -201,7 +232,7 @@ def _quantiles(code: np.ndarray, value: np.ndarray, num: np.ndarray) -> np.ndarr
 def number_codes(
     events: Events, rows: EventRows, codes: Codes, settings: EventSettings
 ) -> tuple[Events, dict[str, int], dict[str, int]]:
-    """Replace codes by their numbers and scale the values; the recipe says what happens to events of unknown codes.
+    """Replace codes by their numbers; the recipe says what happens to events of unknown codes.
 
     Values of codes without values in training are dropped, since their scale is unknown.
 
@@ -225,10 +256,7 @@ def number_codes(
             where=rows.where(first),
             fix="set events.unknown_codes to unknown or skip, or events.min_count lower",
         )
-    std = codes.std[code]
-    scaled = (events.value - codes.mean[code]) / np.where(std > 0, std, 1)
-    scaled = np.where(std > 0, np.clip(scaled, -FARTHEST, FARTHEST), np.nan)
-    numbered = replace(events, code=code, value=scaled)
+    numbered = replace(events, code=code, value=np.where(codes.std[code] > 0, events.value, np.nan))
     if settings.unknown_codes != "skip":
         return numbered, {}, unknown
     return numbered.take(np.flatnonzero(~strange)), {"of unknown codes": int(strange.sum())}, unknown
@@ -335,7 +363,7 @@ class Histories:
     """The histories of a cohort.
 
     Args:
-        events: with numbers of `known` as codes and scaled values.
+        events: with numbers of `known` as codes.
         counts: events that were left out, by reason.
         unknown: the commonest codes outside `known` -> how often they occur.
         num_read: (num_patients, num_sources) int64, events of each table before any is left out here; num_strange:

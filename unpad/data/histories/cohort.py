@@ -132,7 +132,7 @@ def read_cohort(recipe: Recipe, wanted: Wanted = Wanted.LEARNING) -> PatientTabl
         fix = "write the ids alike in both; columns of numbers lose leading zeros, and 007 and 7 are two patients"
         what = "E_LABEL no id of the events is in the table of labels"
         raise SourceError(what, where=f"{rows.where(0)} and {labels.where(0)}", fix=fix)
-    cohort = choose(rows, labels, persons[0], settings, clock)
+    cohort = choose(rows, labels, persons[0], settings, clock, has_bins=recipe.model.get("bins") is not None)
     if fixed:
         side = np.full(len(rows.patients), Split.UNDECLARED, np.int8)
         side[persons[1]] = fixed[1]
@@ -195,12 +195,18 @@ def refuse_nobody(recipe: Recipe, cohort: Cohort) -> None:
 
 
 def choose(
-    rows: EventRows, labels: LabelTable | None, persons: np.ndarray, settings: EventSettings, clock: TimeUnit
+    rows: EventRows,
+    labels: LabelTable | None,
+    persons: np.ndarray,
+    settings: EventSettings,
+    clock: TimeUnit,
+    has_bins: bool,
 ) -> Cohort:
     """Choose the patients of a run, their landmarks and labels; all are on the training side until `split_patients`.
 
     Args:
         persons: (num_rows of labels,) int64, person of each row of the table of labels.
+        has_bins: whether the model learns times to the outcome, of censored patients too.
     """
     num = len(rows.patients)
     row = np.full(num, -1, np.int64)  # of the table of labels
@@ -227,7 +233,7 @@ def choose(
     if labels is not None and settings.labels is not None and settings.labels.duration is not None:
         duration, observed = end - landmark, label == 1
         choice.leave(duration < 0, "whose observation ended before the landmark")
-        label = _within(duration, observed, choice, settings.labels, clock)
+        label = _within(duration, observed, choice, settings.labels, clock, has_bins)
     person = _in_order(rows.patients)
     person = person[choice.taking[person]]
     has_labels = settings.labels is not None and (settings.labels.label or settings.labels.horizon)
@@ -331,15 +337,20 @@ def _landmarks(
 
 
 def _within(
-    duration: np.ndarray, observed: np.ndarray, choice: _Choice, settings: EventLabels, clock: TimeUnit
+    duration: np.ndarray,
+    observed: np.ndarray,
+    choice: _Choice,
+    settings: EventLabels,
+    clock: TimeUnit,
+    has_bins: bool,
 ) -> np.ndarray:
     """Labels by the horizon, (num_persons,) float64, nan for censored patients and without a horizon."""
-    if settings.horizon is None:
+    horizon = clock.horizon(settings)
+    if horizon is None:
         return np.full(len(duration), np.nan)
-    horizon = settings.horizon / clock.per_day
     within = observed & (duration <= horizon)
     known = within | (duration >= horizon)
-    if settings.censored == "exclude":
+    if settings.censored == "exclude" or (settings.censored == "auto" and not has_bins):
         choice.leave(~known & ~np.isnan(duration), "censored before the horizon")
     return np.where(known, within, np.nan)
 

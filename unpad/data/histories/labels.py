@@ -39,6 +39,10 @@ class TimeUnit:
     unit: str
     per_day: float
 
+    def horizon(self, labels: EventLabels | None) -> float | None:
+        """Days from the landmark within which the outcome makes the label 1, if the recipe has such a time."""
+        return None if labels is None or labels.horizon is None else labels.horizon / self.per_day
+
 
 def clock_of(parts: list[EventTable], settings: EventSettings) -> TimeUnit:
     """Return the clock of a recipe.

@@ -92,6 +92,7 @@ class PatientsReport:
         rare = ", ".join(f"{name} {number:,}" for name, number in list(self.unknown.items())[:5])
         lines = [
             f"{number_of(len(known.names) - 1, 'codes')}, {int((known.std > 0).sum()):,} with values"
+            + ("" if known.scale is None else f", {known.scale.describe()}")
             + (f"; not among them: {rare}" if rare else "")
         ]
         if self.num_sorted:

@@ -30,7 +30,7 @@ def check_columns(subject: Subject[EventData]) -> list[Finding]:
     time = np.repeat(data.sets.times, np.diff(data.sets.set_starts)).astype(np.float64)
     timed = ~np.repeat(data.sets.timeless, np.diff(data.sets.set_starts))
     code, patient = data.code[at].astype(np.int64), owner[at]
-    value = data.values[at] * data.known.std[code] + data.known.mean[code]
+    value = data.standard[at] * data.known.std[code] + data.known.mean[code]
     time, timed = time[at], timed[at]
     if len(ids) < LEAST:
         return []

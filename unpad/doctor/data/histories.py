@@ -83,7 +83,7 @@ def _told(data: EventData, ids: np.ndarray) -> _Told:
     place[ids] = np.arange(len(ids))
     events = np.flatnonzero(place[owner] >= 0)
     events = events[np.argsort(place[owner[events]], kind="stable")]
-    return _Told(data, ids, place[owner[events]], data.code[events].astype(np.int64), data.values[events])
+    return _Told(data, ids, place[owner[events]], data.code[events].astype(np.int64), data.standard[events])
 
 
 # --------------------------------------------------------------------------- the outcome among the events

@@ -294,15 +294,15 @@ def _detail(examples: Sequence[ImageExample]) -> np.ndarray:
 
 
 def measure_patients(data: EventData, ids: np.ndarray) -> Properties:
-    """Values of every code, as the model gets them, whether a patient has it, and the events of a patient."""
+    """Values of every code, in standard deviations, whether a patient has it, and the events of a patient."""
     found = {"@log_events": np.log10(1 + np.diff(data.sets.events_of)[ids])}
     owner = np.repeat(np.arange(len(data.sets.events_of) - 1), np.diff(data.sets.events_of))
     having = np.zeros((len(data.sets.events_of) - 1, len(data.codes)), bool)
     having[owner, data.code] = True
     for code in np.flatnonzero(having.mean(0) >= COMMON).tolist():
         found[f"{data.codes[code]} (0/1)" if code else "@unknown_code"] = having[ids, code].astype(np.float64)
-    chosen = np.isin(owner, ids) & ~np.isnan(data.values)
+    chosen = np.isin(owner, ids) & ~np.isnan(data.standard)
     for code in np.flatnonzero(np.bincount(data.code[chosen], minlength=1) >= LEAST_HELD).tolist():
         if code:
-            found[data.codes[code]] = data.values[chosen & (data.code == code)].astype(np.float64)
+            found[data.codes[code]] = data.standard[chosen & (data.code == code)].astype(np.float64)
     return found

@@ -58,10 +58,10 @@ def check_values(subject: Subject[EventData]) -> list[Finding]:
 
 
 def _values_of(data: EventData, ids: np.ndarray) -> dict[int, np.ndarray]:
-    """Sorted values of the training patients as the model gets them, by code."""
+    """Sorted values of the training patients in standard deviations, by code."""
     owner = np.repeat(np.arange(len(data.sets.events_of) - 1), np.diff(data.sets.events_of))
-    chosen = np.isin(owner, ids) & ~np.isnan(data.values) & (data.code > 0)
-    code, value = data.code[chosen], data.values[chosen].astype(np.float64)
+    chosen = np.isin(owner, ids) & ~np.isnan(data.standard) & (data.code > 0)
+    code, value = data.code[chosen], data.standard[chosen].astype(np.float64)
     counts = np.bincount(code, minlength=len(data.codes))
     return {one: np.sort(value[code == one]) for one in np.flatnonzero(counts >= LEAST_VALUES).tolist()}
 

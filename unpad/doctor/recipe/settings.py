@@ -320,7 +320,7 @@ def _patience(subject: Subject) -> list[Finding]:
         fields = (subject.field("train.eval_every"), "train.patience")
         values: dict[str, Value] = {"steps": subject.num_steps, "field": fields[0]}
         return [Finding("never_evaluated", "warning", train.eval_every or 0, fields, values)]
-    if train.patience is None or train.min_delta < ENDS_SOON:
+    if train.patience is None or train.min_delta == "auto" or train.min_delta < ENDS_SOON:
         return []
     field = subject.field("train.min_delta")
     severity: Severity = "fault" if train.min_delta >= 1 else "warning"

@@ -1,4 +1,4 @@
-"""Heads on the readouts of a patient: one of two classes, the discrete time to the outcome, and the next set.
+"""Heads on the readouts of a patient: one of two classes or the discrete time to the outcome, and the next set.
 
 Time is cut into bins at `edges` in days from the landmark, and a model gives the logit of the hazard of every bin: the
 probability of the outcome in it, given that it was reached without (Singer and Willett 1993; Gensheimer and
@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from unpad.batching.layout import Layout
 from unpad.errors import RecipeError
 from unpad.models.set_sequence.event_sets import EventSets
+from unpad.models.set_sequence.linear_path import LastValues, Regression, fit
 from unpad.nn.draws import draw
 from unpad.nn.dropout import dropout
 from unpad.nn.linear import Linear
@@ -66,13 +67,20 @@ def hazard_nll(logits: Tensor, durations: Tensor, observed: Tensor, edges: Tenso
     """
     assert logits.shape[1] == len(edges) - 1, f"{logits.shape[1]} hazards for {len(edges)} edges"
     logits, durations = widened(logits), widened(durations)
+    tried, came = observed_bins(durations, observed, edges)
+    nll = torch.where(tried, -F.logsigmoid(torch.where(came, logits, -logits)), 0)
+    return nll.sum(1).masked_fill(durations.isnan(), math.nan)
+
+
+def observed_bins(durations: Tensor, observed: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
+    """The bins of which it is known whether the outcome came in them, and those in which it came, both (num, bins)
+    bool; arguments as of `hazard_nll`."""
     ends = edges.to(durations)[1:]  # in the dtype of the durations, where a day on an edge is that edge
     before, until = (torch.bucketize(durations, ends, right=right) for right in (False, True))  # ends < and <= a day
     survived = torch.where(observed, before, until)[:, None]  # (num, 1) bins
-    bins = torch.arange(logits.shape[1], device=logits.device)
-    nll = torch.where(bins < survived, -F.logsigmoid(-logits), 0)
-    nll = nll + torch.where((bins == survived) & observed[:, None], -F.logsigmoid(logits), 0)
-    return nll.sum(1).masked_fill(durations.isnan(), math.nan)
+    bins = torch.arange(len(ends), device=durations.device)
+    came = (bins == survived) & observed[:, None]
+    return (bins < survived) | came, came
 
 
 def cumulative_hazard(logits: Tensor) -> Tensor:
@@ -85,33 +93,120 @@ def cumulative_hazard(logits: Tensor) -> Tensor:
     return -F.logsigmoid(-widened(logits)).cumsum(1)
 
 
+def bins_until(horizon: float, edges: Tensor) -> Tensor:
+    """Share of every bin that lies before the horizon, (bins,) float32.
+
+    Args:
+        horizon: days from the landmark.
+        edges: (bins + 1,).
+
+    Raises:
+        RecipeError: the horizon is beyond the last edge, or not after the first.
+    """
+    if not float(edges[0]) < horizon <= float(edges[-1]):
+        raise RecipeError(
+            f"the hazards are of days {edges[0]:g} to {edges[-1]:g}, and the horizon is day {horizon:g}",
+            where="model.bins",
+            fix=f"let the edges begin before {horizon:g} and go on to it or beyond",
+        )
+    return ((horizon - edges[:-1]) / edges.diff()).clamp(0, 1)
+
+
+def class_scores(hazards: Tensor, until: Tensor) -> Tensor:
+    """Logarithms of the probability of no outcome and of the outcome by the horizon, (num, 2) in fp32 or wider.
+
+    Within a bin the rate of the outcome is constant.
+
+    Args:
+        hazards: (num, bins) logits.
+        until: (bins,) from `bins_until`.
+    """
+    total = (-F.logsigmoid(-widened(hazards)) * until).sum(1)
+    tiny = torch.finfo(total.dtype).tiny  # a probability that rounds to 0 has a logarithm and a gradient all the same
+    return torch.stack([-total, (-torch.expm1(-total)).clamp_min(tiny).log()], 1)
+
+
 class PatientHeads(nn.Module):
-    """Two heads on the hidden state of a patient's readout.
+    """Head on the hidden state of a patient's readout: hazards of bins of time, or both classes, or either.
+
+    With a horizon the classes are those of the hazards up to it, and there is one head for both.
 
     Args:
         width: channels of the hidden state.
-        edges: (bins + 1,) of the bins of time to the outcome, from `survival.bin_edges`; None: without that head.
+        edges: (bins + 1,) of the bins of time to the outcome, from `bin_edges`; None: no hazards.
+        horizon: days from the landmark up to which the hazards give the classes; None: these have a head of their own.
         positive_weight: factor on the loss of a patient of class 1; it makes up for a rare class, and raises the
             predicted odds by the same factor.
         dropout: share of the hidden state set to zero in training.
     """
 
     edges: Tensor | None
+    until: Tensor | None
 
-    def __init__(self, width: int, edges: Tensor | None, positive_weight: float, dropout: float) -> None:
+    def __init__(
+        self, width: int, edges: Tensor | None, horizon: float | None, positive_weight: float, dropout: float
+    ) -> None:
         super().__init__()
-        self.classes = Linear(width, 2)
+        self.classes = Linear(width, 2) if horizon is None else None
         self.bins = None if edges is None else Linear(width, len(edges) - 1)
         self.register_buffer("edges", edges, persistent=False)
+        assert horizon is None or edges is not None, "a horizon is one of hazards"
+        until = None if horizon is None or edges is None else bins_until(horizon, edges)
+        self.register_buffer("until", until, persistent=False)
         self.positive_weight, self.dropout = positive_weight, dropout
 
-    def scores(self, readouts: Tensor) -> Tensor:
-        """Scores of both classes, (num_seqs, width) to (num_seqs, 2), fp32 or wider."""
-        return widened(self.classes(readouts))
+    def scores(self, readouts: Tensor, shift: Tensor | None) -> Tensor:
+        """Scores of both classes, (num_seqs, 2), fp32 or wider.
 
-    def hazards(self, readouts: Tensor) -> Tensor | None:
-        """Logits of the hazard of every bin, (num_seqs, bins), fp32 or wider; None without bins."""
-        return None if self.bins is None else widened(self.bins(readouts))
+        Args:
+            readouts: (num_seqs, width).
+            shift: (num_seqs,) of `LinearPath`, or None.
+        """
+        if self.classes is None:
+            hazards = self.hazards(readouts, shift)
+            assert hazards is not None, "a horizon is one of hazards"
+            assert self.until is not None, "a horizon is one of hazards"
+            return class_scores(hazards, self.until)
+        scores = widened(self.classes(readouts))
+        return scores if shift is None else scores + F.pad(shift[:, None], (1, 0))
+
+    def hazards(self, readouts: Tensor, shift: Tensor | None) -> Tensor | None:
+        """Logits of the hazard of every bin, (num_seqs, bins), fp32 or wider, all shifted alike; None without bins."""
+        if self.bins is None:
+            return None
+        logits = widened(self.bins(readouts))
+        return logits if shift is None else logits + shift[:, None]
+
+    @torch.no_grad()
+    def begin(self, last: LastValues, num_codes: int, labels: Tensor | None, events: EventSets) -> Tensor | None:
+        """Begin at ridge regression of what is known of patients on their last values, with little of the readout.
+
+        Args:
+            last: their last values, of `num_codes` different codes.
+            labels: as of `terms`.
+
+        Returns:
+            The weights of a `LinearPath`, (num_codes, COLUMNS); None if nothing is known of anybody.
+        """
+        timed = self.timed(events)
+        if self.bins is not None and bool(timed.any()):
+            assert self.edges is not None, "hazards have bins"
+            assert events.durations is not None, "timed patients have durations"
+            assert events.observed is not None, "durations come with `observed`"
+            both = observed_bins(events.durations.nan_to_num(), events.observed, self.edges)
+            weights = self._weighed(timed.double(), labels if self.classes is None else None)
+            tried, came = (part * weights[:, None] for part in both)
+            weight, biases = fit(Regression(last, num_codes, tried, came))
+            head = self.bins
+        elif self.classes is not None and labels is not None and bool((labels >= 0).any()):
+            tried = self._weighed((labels >= 0).double(), labels)[:, None]
+            weight, biases = fit(Regression(last, num_codes, tried, tried * (labels == 1)[:, None]))
+            head, biases = self.classes, F.pad(biases, (1, 0))
+        else:
+            return None
+        head.weight.mul_(FIRST_SHARE)
+        head.bias.copy_(biases)
+        return weight
 
     def timed(self, events: EventSets) -> Tensor:
         """Patients with a hazard loss, (num_seqs,) bool: all with a duration; none without bins."""
@@ -119,17 +214,24 @@ class PatientHeads(nn.Module):
             return torch.zeros(events.history.num_seqs, dtype=torch.bool, device=events.times.device)
         return ~events.durations.isnan()
 
-    def terms(self, readouts: Tensor, labels: Tensor | None, events: EventSets, label_smoothing: float) -> Terms:
+    def terms(
+        self,
+        readouts: Tensor,
+        shift: Tensor | None,
+        labels: Tensor | None,
+        events: EventSets,
+        label_smoothing: float,
+    ) -> Terms:
         """Losses of patients.
 
         Args:
-            readouts: (num_seqs, width).
+            readouts, shift: as of `scores`.
             labels: (num_seqs,) int64, 0, 1, or -1 for an unknown class; None: all unknown.
             label_smoothing: share of each target spread over both classes.
 
         Returns:
             classification, smoothed and weighted, over known classes; nll, the same plain and without gradient, only
-            with labels; hazard, over patients with a duration.
+            with labels; hazard, over patients with a duration, and weighted where it gives the classes.
         """
         if self.training and self.dropout:
             readouts = dropout(readouts, self.dropout, draw(len(readouts)))
@@ -137,22 +239,34 @@ class PatientHeads(nn.Module):
         terms: Terms = {"classification": nothing, "hazard": nothing}
         if labels is not None:
             known = (labels >= 0).nonzero().flatten()
-            labels = labels.index_select(0, known)
-            logs = self.scores(readouts.index_select(0, known)).log_softmax(1)  # (num_known, 2)
-            nll = -logs.gather(1, labels[:, None])[:, 0]
+            known_classes = labels.index_select(0, known)
+            scores = self.scores(readouts.index_select(0, known), _select(shift, known))
+            logs = scores.log_softmax(1)  # (num_known, 2)
+            nll = -logs.gather(1, known_classes[:, None])[:, 0]
             loss = (1 - label_smoothing) * nll - label_smoothing * logs.mean(1)
-            terms["classification"] = torch.where(labels == 1, self.positive_weight * loss, loss).sum(), len(known)
+            terms["classification"] = self._weighed(loss, known_classes).sum(), len(known)
             terms["nll"] = nll.detach().sum(), len(known)
         timed = self.timed(events).nonzero().flatten()
-        logits = self.hazards(readouts.index_select(0, timed))
+        logits = self.hazards(readouts.index_select(0, timed), _select(shift, timed))
         if logits is not None and events.durations is not None:
             assert events.observed is not None, "durations come with `observed`"
             assert self.edges is not None, "hazards have bins"
             durations, observed = (x.index_select(0, timed) for x in (events.durations, events.observed))
-            terms["hazard"] = hazard_nll(logits, durations, observed, self.edges).sum(), len(timed)
+            nll = hazard_nll(logits, durations, observed, self.edges)
+            classes = _select(labels, timed) if self.classes is None else None
+            terms["hazard"] = self._weighed(nll, classes).sum(), len(timed)
         return terms
 
+    def _weighed(self, loss: Tensor, labels: Tensor | None) -> Tensor:
+        """Losses of patients, (num,), those of class 1 times `positive_weight`."""
+        return loss if labels is None else torch.where(labels == 1, self.positive_weight * loss, loss)
 
+
+def _select(values: Tensor | None, rows: Tensor) -> Tensor | None:
+    return None if values is None else values.index_select(0, rows)
+
+
+FIRST_SHARE = 0.3  # of a head's initial weights, beside a linear path: not zero, so that all parts learn from the start
 CHUNK_CELLS = 1 << 22  # most pairs of a set and a code in memory at a time
 LOG_VAR_LIMIT = 6.0  # of the time of the next set, in logarithms of days; exactly repeating times would reach -inf
 

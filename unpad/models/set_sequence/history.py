@@ -6,6 +6,7 @@ without sets has a readout too.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -69,6 +70,19 @@ def lay_out_course(history: Layout, times: Tensor) -> SetLayout:
     days = times.new_zeros(num_sets + num_seqs).index_copy(0, sets, times)
     gaps = torch.where(position_ids > 0, days - days.roll(1), 0).clamp_min(0)
     return SetLayout(layout, sets, readouts, position_ids, days, gaps)
+
+
+def records(begins: Tensor, lengths: Tensor) -> Iterator[tuple[Layout, Tensor]]:
+    """Records that overlap, as runs of their own: some at a time, with their layout and the entries they read.
+
+    Args:
+        begins: (num_records,) int64, first entry of each, such as the first set of its patient.
+        lengths: (num_records,) int64, entries of each.
+    """
+    chunks = (lengths.cumsum(0) // CHUNK_TOKENS).unique_consecutive(return_counts=True)[1].tolist()
+    for first, size in zip(begins.split(chunks), lengths.split(chunks), strict=True):
+        layout = Layout(F.pad(size.cumsum(0, dtype=torch.int32), (1, 0)), int(size.max()))
+        yield layout, segment_place(layout) + first.repeat_interleave(size)
 
 
 class TimeEncoding(nn.Module):
@@ -159,11 +173,8 @@ class HistoryEncoder(nn.Module):
         """
         lengths = segment_place(history) + 1  # (num_sets,) sets up to and including each
         begins = torch.arange(len(times), device=times.device) + 1 - lengths  # (num_sets,) first set of its patient
-        chunks = (lengths.cumsum(0) // CHUNK_TOKENS).unique_consecutive(return_counts=True)[1].tolist()
         parts = [self.readout[None][:0]]
-        for size, first in zip(lengths.split(chunks), begins.split(chunks), strict=True):
-            layout = Layout(F.pad(size.cumsum(0, dtype=torch.int32), (1, 0)), history.max_seqlen)
-            sets = segment_place(layout) + first.repeat_interleave(size)
+        for layout, sets in records(begins, lengths):
             course = lay_out_course(layout, times.index_select(0, sets))
             parts.append(self(latents.index_select(0, sets), course).index_select(0, course.readouts))
         return torch.cat(parts[1:] or parts)

@@ -12,6 +12,7 @@ The other files of this folder, in reading order:
 - `gaussian.py`, `belief.py`: product of Gaussians; prior and posterior of every set
 - `history.py`: transformer over the latents of a patient, with the readout
 - `decoder.py`: latent -> events
+- `linear_path.py`: last values of a patient -> outcome
 - `heads.py`: class of a patient, time to the outcome, and codes, time and values of the next set
 - `losses.py`: distances between sets, and divergences of latents
 """
@@ -36,6 +37,7 @@ from unpad.models.set_sequence.encoder import EventEmbedding, Latent, SetEncoder
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.models.set_sequence.heads import NextSet, PatientHeads, bin_edges, sets_that_follow
 from unpad.models.set_sequence.history import HistoryEncoder, SetLayout, lay_out_course
+from unpad.models.set_sequence.linear_path import LinearPath, values_of_patients
 from unpad.models.set_sequence.losses import chamfer, free_bits, gaussian_kl, nearest, sinkhorn
 from unpad.nn.activation import Kind
 from unpad.nn.block import BlockConfig, init_weights
@@ -52,6 +54,7 @@ DATA = "patients"
 class Config(ModelConfig, BlockConfig):
     """The `model` section of a recipe. Sizes of blocks apply to all parts; `blocks` counts those of the history."""
 
+    decided: ClassVar[tuple[str, ...]] = ("horizon", "last_values")
     kind: Literal["set_sequence"] = "set_sequence"
     width: int = Field(96, ge=2, multiple_of=2, description="Channels of events, sets and histories.")
     blocks: int = Field(2, ge=1, le=1000, description="Blocks of the transformer over a patient's sets.")
@@ -83,6 +86,17 @@ class Config(ModelConfig, BlockConfig):
     bins: list[float] | None = Field(
         None, description="Edges in days from the landmark of the bins of time to the outcome; default no hazards."
     )
+    horizon: float | None = Field(
+        None,
+        gt=0,
+        description="Days from the landmark up to which the hazards of bins give the probability of the outcome; "
+        "default: as events.labels.horizon says. Without, a head of its own gives it.",
+    )
+    last_values: bool | None = Field(
+        None,
+        description="The last value of every code, its change, and whether there is one also act on the outcome "
+        "linearly; default: if events.scale is log or rank.",
+    )
     code_vectors: int | None = Field(
         None, ge=1, description="Length of given vectors of codes; default codes are learned."
     )
@@ -92,6 +106,12 @@ class Config(ModelConfig, BlockConfig):
     def _rotary_fits(self) -> Config:
         if self.rotary and self.head_dim % 2:
             raise ValueError(f"rotary needs an even head size, and width {self.width} / heads {self.heads} is odd")
+        return self
+
+    @model_validator(mode="after")
+    def _horizon_has_bins(self) -> Config:
+        if self.horizon is not None and self.bins is None:
+            raise ValueError("a horizon needs hazards, and model.bins has none")
         return self
 
     @property
@@ -148,10 +168,14 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
         self.made_code = Linear(config.width, num_codes, bias=False)
         self.next_set = NextSet(config.width, num_codes)
         edges = None if config.bins is None else bin_edges(config.bins, "model.bins")
-        self.patient = PatientHeads(config.width, edges, config.positive_weight, config.dropout)
+        self.patient = PatientHeads(config.width, edges, config.horizon, config.positive_weight, config.dropout)
+        self.last_values = LinearPath(num_codes) if config.last_values else None
+        # With a horizon the hazards learn what the classes would, and of censored patients besides.
+        of_both = {True: (0.0, 1.0), False: (1.0, 0.0 if config.bins is None else 0.3)}
+        classification, hazard = of_both[config.horizon is not None]
         self.weights = {
-            "classification": 1.0,
-            "hazard": 0.0 if config.bins is None else 0.3,
+            "classification": classification,
+            "hazard": hazard,
             "reconstruction": 0.1,
             "made_code": 0.1,
             "kl": Ramp(start=0.0, end=0.1, steps=1000),
@@ -174,6 +198,24 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
         reading = self._read(batch)
         return self._readouts(self._states(reading), reading)
 
+    def begin(self, batch: RaggedBatch) -> None:
+        """Let the linear path, if there is one, begin as ridge regression on patients, and the network
+        near zero."""
+        if self.last_values is None:
+            return
+        events, codes = batch.require(EventSets), batch.input_ids
+        assert codes is not None, "events have codes"
+        last = values_of_patients(real_tokens(codes, batch.layout), events, torch.float64)
+        weight = self.patient.begin(last, self.num_codes, batch.seq_labels, events)
+        if weight is not None:
+            with torch.no_grad():
+                self.last_values.weight.copy_(weight)
+
+    @property
+    def horizon(self) -> float | None:
+        """In days from the landmark."""
+        return self.config.horizon
+
     @property
     def code_vector_size(self) -> int | None:
         return self.config.code_vectors
@@ -185,11 +227,13 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
 
     def classify(self, batch: RaggedBatch) -> Tensor:
         """Scores of both classes of every patient, (num_seqs, 2), fp32 or wider."""
-        return self.patient.scores(self(batch))
+        reading = self._read(batch)
+        return self.patient.scores(self._readouts(self._states(reading), reading), self._shift(reading))
 
     def hazards(self, batch: RaggedBatch) -> Tensor | None:
         """Logits of the hazard of every bin, (num_seqs, bins), fp32 or wider; None without bins."""
-        return self.patient.hazards(self(batch))
+        reading = self._read(batch)
+        return self.patient.hazards(self._readouts(self._states(reading), reading), self._shift(reading))
 
     @torch.no_grad()
     def nll(self, batch: RaggedBatch) -> Tensor:
@@ -250,7 +294,8 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
         latents, events = reading.latents[-1].z, reading.events
         hidden = self.history.at_every_set(latents, events.history, events.times)
         attention = self.history.attention(latents, reading.course).index_select(0, reading.course.sets)
-        return self.patient.scores(hidden).softmax(1)[:, 1], attention
+        shift = None if self.last_values is None else self.last_values.at_every_set(reading.codes, events)
+        return self.patient.scores(hidden, shift).softmax(1)[:, 1], attention
 
     # ----------------------------------------------------------------------- losses
 
@@ -278,7 +323,8 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
             "kl": (self._over_levels(free).sum(), num_sets),
             "raw_kl": (reading.divergences[-1].detach().sum(), num_sets),
         }
-        terms |= self.patient.terms(self._readouts(states, reading), batch.seq_labels, events, self.label_smoothing)
+        readouts, shift = self._readouts(states, reading), self._shift(reading)
+        terms |= self.patient.terms(readouts, shift, batch.seq_labels, events, self.label_smoothing)
         if weighted & {"next_code", "next_time", "next_value"}:
             hidden = states.index_select(0, reading.course.sets)
             following = sets_that_follow(events, reading.course.is_first)
@@ -355,6 +401,9 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
 
     def _readouts(self, states: Tensor, reading: SetReading) -> Tensor:
         return states.index_select(0, reading.course.readouts)
+
+    def _shift(self, reading: SetReading) -> Tensor | None:
+        return None if self.last_values is None else self.last_values(reading.codes, reading.events)
 
     def _make(self, reading: SetReading, latents: Sequence[Tensor], states: Tensor | None) -> tuple[Tensor, Layout]:
         """Decode every set once for each of several latents, all (num_sets, latent).

@@ -1,0 +1,227 @@
+"""The linear path of last values: what it reads, equal however patients are batched, and where it begins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.patients import BINS, NUM_CODES, patient_batch, random_patients
+from unpad.batching.batch import RaggedBatch
+from unpad.models import build_model, model_config
+from unpad.models.set_sequence.event_sets import EventSets
+from unpad.models.set_sequence.linear_path import (
+    CHANGE_UNIT,
+    COLUMNS,
+    FARTHEST,
+    TOLERANCE,
+    LinearPath,
+    Regression,
+    values_of_patients,
+)
+from unpad.models.set_sequence.model import SetSequence
+
+LENGTHS = [0, 60, 1, 0, 2, 130, 40, 7, 90, 11]
+
+
+def path_of(dtype: torch.dtype = torch.float64) -> LinearPath:
+    path = LinearPath(NUM_CODES).to(dtype)
+    torch.nn.init.normal_(path.weight, generator=torch.Generator().manual_seed(3))
+    return path
+
+
+def by_hand(path: LinearPath, batch: RaggedBatch, sets_read: int | None = None) -> float:
+    """Sum of a patient alone, in plain loops; of its first sets."""
+    events, codes, total = batch.require(EventSets), batch.input_ids, 0.0
+    assert codes is not None
+    bounds = events.members.cu_seqlens.tolist()
+    for code in range(1, NUM_CODES):
+        means, present = [], False
+        for begin, end in list(pairwise(bounds))[:sets_read]:
+            mine = [at for at in range(begin, end) if codes[at] == code]
+            present = present or bool(mine)
+            values = [float(events.values[at].clamp(-FARTHEST, FARTHEST)) for at in mine if events.has_value[at]]
+            means += [float(np.mean(values))] if values else []
+        if present:
+            last = means[-1] if means else 0.0
+            change = last - float(np.mean(means[:-1])) if len(means) > 1 else 0.0
+            total += float(path.weight[code].detach() @ torch.tensor([last, change / CHANGE_UNIT, 1.0]).double())
+    return total
+
+
+def summed(path: LinearPath, batch: RaggedBatch) -> Tensor:
+    assert batch.input_ids is not None
+    found: Tensor = path(batch.input_ids, batch.require(EventSets))
+    return found.detach()
+
+
+def test_it_reads_the_last_value_its_change_and_the_presence_of_every_known_code() -> None:
+    path, batch = path_of(), random_patients(LENGTHS)
+    found = summed(path, batch).tolist()
+    for row, value in enumerate(found):
+        assert value == pytest.approx(by_hand(path, batch.select([row])), abs=1e-6)
+    assert found[0] == 0, "nobody without events has a shift"
+    assert len(set(found)) >= len(LENGTHS) - 2
+
+
+@pytest.mark.promise("patients.linear")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_patient_has_the_bits_of_a_batch_of_its_own(dtype: torch.dtype) -> None:
+    path, batch = path_of(dtype), random_patients(LENGTHS)
+    alone = torch.cat([summed(path, batch.select([row])) for row in range(len(LENGTHS))])
+    assert torch.equal(summed(path, batch), alone)
+
+
+def test_at_every_set_is_the_record_that_ends_there() -> None:
+    path, batch = path_of(), random_patients(LENGTHS)
+    assert batch.input_ids is not None
+    found = path.at_every_set(batch.input_ids, batch.require(EventSets)).detach().tolist()
+    wanted = [
+        by_hand(path, batch.select([row]), number + 1)
+        for row in range(len(LENGTHS))
+        for number in range(batch.select([row]).require(EventSets).num_sets)
+    ]
+    assert found == pytest.approx(wanted, abs=1e-6)
+
+
+# --------------------------------------------------------------------------- where it begins
+
+
+def cohort(num: int, effect: float, seed: int = 0) -> RaggedBatch:
+    """Patients with two values of code 1, of which the last decides, and a value of code 2, which does not."""
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=(num, 3))
+    batch = patient_batch(
+        [[1, 2]] * num, np.tile([1, 1, 2], num), values.ravel(), np.ones(3 * num, np.bool_), np.tile([-9.0, 0.0], num)
+    )
+    wait = rng.exponential(300, num) / np.exp(effect * values[:, 1])
+    events = replace(
+        batch.require(EventSets),
+        durations=torch.from_numpy(np.minimum(wait, 900).astype(np.float32)),
+        observed=torch.from_numpy(wait < 900),
+    )
+    labels = torch.from_numpy((wait < 200).astype(np.int64))
+    return replace(batch.with_part(events), seq_labels=labels)
+
+
+def model_of(**fields: object) -> SetSequence:
+    torch.manual_seed(0)
+    config = model_config({"kind": "set_sequence", "width": 12, "hidden": 16, "latent": 8, "blocks": 1, **fields})
+    model = build_model(config, NUM_CODES)
+    assert isinstance(model, SetSequence)
+    return model.eval()
+
+
+FIELDS: dict[str, dict[str, object]] = {
+    "times": {"bins": BINS}, "a horizon": {"bins": BINS, "horizon": 200.0}, "labels": {},
+    "labels beside bins": {"bins": [0.0, 90.0]},
+}  # fmt: skip
+
+
+@pytest.mark.promise("patients.linear")
+@pytest.mark.parametrize("known", FIELDS)
+def test_a_model_begins_as_the_regression_on_its_patients(known: str) -> None:
+    def shown(seed: int) -> RaggedBatch:
+        batch = cohort(400, 1.0, seed)
+        bare = replace(batch.require(EventSets), durations=None, observed=None)
+        return batch.with_part(bare) if "labels" in known else batch
+
+    model, batch = model_of(last_values=True, **FIELDS[known]), shown(0)
+    before = {name: part.clone() for name, part in model.state_dict().items()}
+    model.begin(batch)
+    assert model.last_values is not None
+    weight = model.last_values.weight.detach()
+    assert weight[1, 0] > 0.6, "the last value of code 1 decides"
+    assert weight[2].abs().max() < 0.2
+    assert not weight[3:].any(), "codes that no patient has"
+    moved = {name for name, part in model.state_dict().items() if not torch.equal(part, before[name])}
+    head = "patient.classes" if "labels" in known else "patient.bins"
+    assert moved == {"last_values.weight", f"{head}.weight", f"{head}.bias"}
+    new = shown(1)
+    with torch.no_grad():
+        answers = model.classify(new) if "labels" in known else model.hazards(new)
+    assert answers is not None
+    values = new.require(EventSets).values.view(-1, 3)[:, 1]
+    assert float(torch.corrcoef(torch.stack([answers[:, -1], values]))[0, 1]) > 0.9, "untrained, it knows already"
+
+
+@pytest.mark.parametrize("known", ["a horizon", "labels"])
+def test_a_weight_of_a_class_moves_where_a_model_begins_and_what_it_learns(known: str) -> None:
+    batch, shares, losses = cohort(400, 1.0), [], []
+    for weight in (1.0, 5.0):
+        model = model_of(last_values=True, positive_weight=weight, **FIELDS[known])
+        model.begin(batch)
+        with torch.no_grad():
+            shares.append(float(model.classify(batch).softmax(1)[:, 1].mean()))
+            model.load_state_dict(model_of(last_values=True, **FIELDS[known]).state_dict())
+            terms = model.losses(batch)
+            losses.append(float(terms["hazard" if known == "a horizon" else "classification"][0]))
+    assert shares[1] > shares[0] + 0.1
+    assert losses[1] > 1.5 * losses[0]
+
+
+def test_where_nothing_is_known_a_model_begins_at_random() -> None:
+    batch = cohort(20, 1.0)
+    bare = batch.with_part(replace(batch.require(EventSets), durations=None, observed=None))
+    model = model_of(last_values=True, bins=BINS)
+    before = {name: part.clone() for name, part in model.state_dict().items()}
+    model.begin(replace(bare, seq_labels=None))
+    model_of(bins=BINS).begin(batch)
+    assert all(torch.equal(part, before[name]) for name, part in model.state_dict().items())
+
+
+def test_the_penalty_is_weak_where_there_is_much_to_learn_and_strong_where_there_is_nothing() -> None:
+    known: dict[str, Tensor] = {}
+    nothing: dict[str, Tensor] = {}
+    for effect, found in ((1.5, known), (0.0, nothing)):
+        model = model_of(last_values=True, bins=BINS)
+        model.begin(cohort(250, effect, seed=5))
+        assert model.last_values is not None
+        found["weight"] = model.last_values.weight.detach()
+    assert known["weight"][1, 0] > 1.0
+    assert nothing["weight"].abs().max() < 0.1
+
+
+def test_a_solution_has_no_gradient_left() -> None:
+    batch = cohort(200, 1.0)
+    assert batch.input_ids is not None
+    assert batch.seq_labels is not None
+    label = batch.seq_labels.double()[:, None]
+    last = values_of_patients(batch.input_ids, batch.require(EventSets), torch.float64)
+    problem = Regression(last, NUM_CODES, torch.ones_like(label), label)
+    everyone = torch.ones(200, dtype=torch.float64)
+    begin = torch.zeros(NUM_CODES * COLUMNS + 1, dtype=torch.float64)
+    with torch.no_grad():
+        found = problem.solve(3.0, everyone, begin)
+    found = found.clone().requires_grad_()
+    losses, logits = problem.losses(found)
+    cross_entropy = torch.nn.functional.binary_cross_entropy_with_logits(logits, label, reduction="none")[:, 0]
+    torch.testing.assert_close(losses, cross_entropy)
+    weight, _ = problem.parts(found)
+    (losses.sum() + 1.5 * weight.square().sum()).backward()
+    assert found.grad is not None
+    assert found.grad.abs().max() < 200 * 2 * TOLERANCE
+    assert weight.abs().max() > 0.5
+
+
+def test_what_the_network_adds_is_small_at_first_and_everything_learns() -> None:
+    model, batch = model_of(last_values=True, bins=BINS, horizon=200.0), cohort(50, 1.0)
+    model.begin(batch)
+    with torch.no_grad():
+        whole = model.hazards(batch)
+        assert whole is not None
+        assert model.patient.bins is not None
+        model.patient.bins.weight.zero_()
+        alone = model.hazards(batch)
+    assert alone is not None
+    assert float((whole - alone).abs().max()) < 0.3
+    model.train()
+    model.patient.bins.weight.data.fill_(0.01)
+    model.losses(batch)["hazard"][0].backward()
+    parts = [(name, part.grad) for name, part in model.named_parameters() if "history.blocks" in name]
+    idle = [name for name, gradient in parts if gradient is None or not gradient.any()]
+    assert not idle
