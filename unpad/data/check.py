@@ -35,7 +35,7 @@ from unpad.data.sources.jsonlines import FIXES, count_blank_lines, there_is
 from unpad.data.sources.rows import OPTIONAL, TEXT_KINDS, reading, rows
 from unpad.errors import RecipeError, SourceError, nearest
 from unpad.recipes.data import KINDS, DataSettings, EventSource, Source
-from unpad.recipes.file import load_recipe
+from unpad.recipes.file import SUFFIXES, load_recipe, recipe_names
 from unpad.recipes.recipe import Recipe
 from unpad.terminal.progress import counted
 
@@ -114,7 +114,8 @@ def _refused(path: Path, error: SourceError | RecipeError) -> CheckReport:
 
 
 def _is_recipe(path: Path) -> bool:
-    return path.suffix.lower() in (".yaml", ".yml")
+    """Whether it is a recipe's file, or the name of a packaged one that no file here has."""
+    return path.suffix.lower() in SUFFIXES or (str(path) in recipe_names() and not path.exists())
 
 
 def _check_path(kind: str | None, field: str | None, seen: _CheckMemory, path: Path) -> CheckReport:

@@ -1,6 +1,7 @@
 """Small set of simulated patients; their outcome depends on kind, number and order of their events.
 
-The packaged recipe of events trains on it by default. Drawing is a pure function of the number below, so the set is the
+The packaged recipes of patients train on it by default: `events` on its events and outcomes, `events_labels` on the same
+patients with ready labels. Drawing is a pure function of the number below, so the set is the
 same everywhere. The names are of real measurements, the numbers are not.
 """
 
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from unpad import storage
 from unpad.storage.parquet import write_parquet
@@ -17,24 +19,46 @@ from unpad.storage.parquet import write_parquet
 NUM_PATIENTS = 800
 VERSION = 1  # of the drawing; a change makes a new folder
 HORIZON = 365  # days after the landmark, day 0
+DAY_0 = np.datetime64("2020-01-01")
+HISTORY = ["id", "time", "code", "value"]
 # name -> mean and standard deviation of the patients' own levels
 MEASURED = {"creatinine": (90.0, 25.0), "hemoglobin": (135.0, 15.0), "pressure": (130.0, 18.0), "weight": (78.0, 14.0)}
 NOISE = 0.5  # of one measurement, in standard deviations
 
 
 def simulated_folder() -> Path:
-    """Return the folder of the set (patients/events.parquet, patients/patients.parquet); draw it if it is missing.
+    """Return the folder of the set (events, patients, history and labels.parquet in patients/); draw it if it is missing.
 
-    The second file is written last, so a partial folder is drawn again.
+    The labels are written last, so a partial folder, or one of an earlier version without them, is drawn again.
     """
     folder = storage.cache_folder() / f"simulated-{VERSION}"
-    if not (folder / "patients" / "patients.parquet").is_file():
+    if not (folder / "patients" / "labels.parquet").is_file():
         storage.make_folder(folder, private=True)
         storage.make_folder(folder / "patients")
         events, patients = draw_patients(NUM_PATIENTS, np.random.default_rng(VERSION))
-        for name, table in (("events", events), ("patients", patients)):
+        history, labels = ready_labels(events, patients)
+        tables = {"events": events, "patients": patients, "history": history, "labels": labels}
+        for name, table in tables.items():
             write_parquet(folder / "patients" / f"{name}.parquet", table)
     return folder
+
+
+def ready_labels(events: pa.Table, patients: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Make a table of labels without times, and the events that may be known with it.
+
+    Returns:
+        history: `id, time, code, value`, the events before day 0, as later ones would tell who lived on; labels:
+        `id, label`, whether a patient died up to day HORIZON, of those with an event and a known outcome.
+    """
+    early = events.filter(pc.less(events["days"], 0))
+    last, died = patients["days"], pc.equal(patients["died"], 1)
+    known = pc.or_(pc.greater_equal(last, HORIZON), died)
+    taken = pc.and_(known, pc.is_in(patients["id"], early["id"].combine_chunks()))
+    label = pc.and_(died, pc.less_equal(last, HORIZON)).cast(pa.int64())
+    labels = pa.table({"id": patients["id"], "label": label}).filter(taken)
+    history = early.filter(pc.is_in(early["id"], labels["id"].combine_chunks())).rename_columns(HISTORY)
+    dates = (DAY_0 + history["time"].to_numpy()).astype("datetime64[s]")
+    return history.set_column(1, "time", pa.array(dates)), labels
 
 
 def draw_patients(num: int, rng: np.random.Generator) -> tuple[pa.Table, pa.Table]:
