@@ -123,6 +123,25 @@ def test_a_table_of_facts_and_labels_counts_once(tmp_path: Path) -> None:
     assert report.num_rows == report.num_used + 1 == 7
 
 
+def test_ready_labels_are_checked_by_the_name_of_the_packaged_recipe(unpad: Shell, tmp_path: Path) -> None:
+    days = pa.array([1, 2, 3, 4], pa.timestamp("s"))
+    events = pa.table({"id": list("abca"), "time": days, "code": list("xyxz"), "value": [1.0, 2.0, 3.0, None]})
+    labels = pa.table({"id": list("abc"), "died": [0, 1, 2]})
+    events_path, labels_path = put(tmp_path / "my.parquet", events), put(tmp_path / "labels.parquet", labels)
+    words = ["events_labels", f"data.events={events_path}", f"events.labels.path={labels_path}"]
+    missing = unpad("data", "check", *words)
+    assert missing.code == 3
+    what, where, fix = missing.err.splitlines()
+    assert what == 'SourceError: E_MISSING no column "label"; there is "id", "died"'
+    assert (where.endswith("labels.parquet"), "`label:` in events.labels" in fix) == (True, True)
+    wrong = unpad("data", "check", *words, "events.labels.label=died")
+    assert (wrong.code, "faults: 1 E_LABEL" in wrong.out) == (3, True)
+    assert '"died" is neither 0 nor 1' in wrong.out
+    mapped = unpad("data", "check", *words, "events.labels.label=died", "events.labels.map={0: 0, 1: 1, 2: 1}")
+    assert (mapped.code, mapped.err) == (0, "")
+    assert "rows read 7 = rows used 7 + bad rows 0" in mapped.out
+
+
 # --------------------------------------------------------------------------- JSON
 
 
