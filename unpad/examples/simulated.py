@@ -1,8 +1,8 @@
 """Small set of simulated patients; their outcome depends on kind, number and order of their events.
 
-The packaged recipes of patients train on it by default: `events` on its events and outcomes, `events_labels` on the same
-patients with ready labels. Drawing is a pure function of the number below, so the set is the
-same everywhere. The names are of real measurements, the numbers are not.
+The packaged recipe `events` trains on its events and outcomes by default, `events_labels` on the same patients with
+ready labels. Drawing is a pure function of the number below, so the set is the same everywhere. The names are of real
+measurements, the numbers are not.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ NOISE = 0.5  # of one measurement, in standard deviations
 
 
 def simulated_folder() -> Path:
-    """Return the folder of the set (events, patients, history and labels.parquet in patients/); draw it if it is missing.
+    """Return the folder of the set; draw it if it is missing.
 
-    The labels are written last, so a partial folder, or one of an earlier version without them, is drawn again.
+    Its folder `patients` has the tables of `draw_patients`, and history and labels of `ready_labels`. The
+    labels are written last, so a partial folder, or one of an earlier version without them, is drawn again.
     """
     folder = storage.cache_folder() / f"simulated-{VERSION}"
     if not (folder / "patients" / "labels.parquet").is_file():

@@ -343,7 +343,9 @@ def _named(form: Form, table: Table) -> dict[str, pa.Array]:
     names |= {"set": form.others[-1]} if numbered else {}
     if {"set", "text"} & set(table.columns.column_names) - set(names):
         raise NoFormError("a table has numbers of sets or texts as values, for which requests have no column")
-    return {name: table.column(key) for key, name in names.items() if table.has(key)}
+    columns = {name: table.column(key) for key, name in names.items() if table.has(key)}
+    dated = [name for name, column in columns.items() if pa.types.is_timestamp(column.type) and column.type.tz is None]
+    return columns | {name: columns[name].cast(pa.string()) for name in dated}  # JSON has no form for dates
 
 
 def _add_rows(
