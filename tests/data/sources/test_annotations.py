@@ -90,6 +90,7 @@ def test_what_does_not_belong_together_is_named_once(tmp_path: Path) -> None:
     ]
     assert all(row.what and row.fix and row.excerpt and row.num_rows == 1 for row in bad)
     assert "question_id 2" in bad[2].what
+    assert "also that of question [0]" in bad[3].what
     assert str(tmp_path / "train2014") in bad[5].what
 
 
