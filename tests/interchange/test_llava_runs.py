@@ -94,6 +94,26 @@ def test_heads_and_mergers_learn_on_an_imported_llava_and_nothing_else_moves(
     assert "accuracy" in unpad("eval", "tuned").out
 
 
+@pytest.mark.promise("vqa.prune-llava")
+def test_the_packaged_recipe_prunes_an_imported_run_and_names_it_where_it_is_missing(
+    theirs: Path, tmp_path: Path, unpad: Shell
+) -> None:
+    assert unpad("import", str(theirs), "--out", "runs/llava").code == 0
+    write_tuning(tmp_path, "llava")
+    questions = f"data.vqa={tmp_path}/pictures/questions.jsonl"
+    alone = unpad("train", "llava_prune", questions)
+    assert alone.code == 2
+    assert "train.init_from=RUN" in alone.err
+    small = ["model.prune.layers=[0]", "model.prune.inner=8", "model.prune.heads=2", "precision=fp32"]
+    done = unpad("train", "llava_prune", "train.init_from=llava", questions, *small, "--out", "runs/pruned")
+    assert done.code == 0, done.err
+    before, after = load("llava").model.state_dict(), load("pruned").model.state_dict()
+    kept = [name for name in before if name.startswith(("tower.", "decoder."))]
+    assert kept
+    assert all(torch.equal(before[name], after[name]) for name in kept)
+    assert any(name.startswith("pruners.") for name in after)
+
+
 def test_an_imported_llava_is_a_run_that_answers_and_goes_out_again(theirs: Path, tmp_path: Path, unpad: Shell) -> None:
     assert unpad("import", str(theirs), "--out", "runs/llava").code == 0
     recipe = write_tuning(tmp_path, "llava")

@@ -27,6 +27,7 @@ def check_recipe(recipe: str, overrides: Sequence[str] = ()) -> None:
     loaded = load_recipe(recipe, overrides)
     tables = loaded.events.tables.values() if loaded.data.events else ()
     paths = [*(source.path for kind in KINDS for source in loaded.data.sources(kind)), *tables]
+    paths += [path for source in loaded.data.vqa for path in source.beside.values()]
     check_places(resolve_path(loaded.data, path) for path in paths if not is_packaged(path))
     base = loaded.model.get("from")
     for start in (base, loaded.train.init_from):

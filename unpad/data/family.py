@@ -325,6 +325,7 @@ class Data(ABC):
         Files in folders are not listed by default: there may be thousands, and their names may be patients' ids.
         """
         sources = [(f"data.{kind}", source.path) for kind in KINDS for source in recipe.data.sources(kind)]
+        sources += [(f"data.vqa.{field}", path) for one in recipe.data.vqa for field, path in one.beside.items()]
         if recipe.data.events:
             sources += [(f"events.{field}", path) for field, path in recipe.events.tables.items()]
         return [line for field, path in sources for line in (_source_line(field, path), *cls._listed(recipe, path))]

@@ -98,7 +98,8 @@ def list_rows(
         listed.rows.extend(rows)
         listed.sources.extend([file.source] * len(rows))
         listed.bad.extend(bad)
-    apply_policy(listed.bad, len(listed.rows) + count_bad(listed.bad), recipe.data)
+    checked = "RECIPE.yaml" if any(file.annotations for file in files) else ""  # one file is not checked without both
+    apply_policy(listed.bad, len(listed.rows) + count_bad(listed.bad), recipe.data, checked)
     return listed
 
 
@@ -157,7 +158,7 @@ class ChosenRows(Generic[R]):
 
     def file_hashes(self) -> list[tuple[str, str]]:
         """Path and sha256 of every file."""
-        return [(str(file.path), sha256_file(file.path)) for file in self.listed.files]
+        return [(str(path), sha256_file(path)) for file in self.listed.files for path in file.paths]
 
     def table(
         self, positions: np.ndarray, file_hashes: Sequence[tuple[str, str]], num_targets: np.ndarray | None = None

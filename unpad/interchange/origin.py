@@ -73,10 +73,11 @@ def with_origin(recipe: Recipe, known: Recipe | None = None) -> Recipe:
         CheckpointError, SourceError: the folder cannot be used.
     """
     given = dict(recipe.model)
+    has_origin = FROM in given  # null: that of train.init_from
     name = given.pop(FROM, None)
-    has_origin = name is not None
-    name = name if has_origin else recipe.train.init_from
+    name = recipe.train.init_from if name is None else name
     if name is None:
+        _refuse_nameless(has_origin)
         return recipe
     where = "model.from" if has_origin else "train.init_from"
     if not isinstance(name, str):
@@ -111,6 +112,13 @@ def with_origin(recipe: Recipe, known: Recipe | None = None) -> Recipe:
             "train": recipe.train.model_copy(update={"init_from": name}),
         }
     )
+
+
+def _refuse_nameless(has_origin: bool) -> None:
+    if has_origin:
+        what = "the recipe goes on from a model, and names none"
+        fix = "name a run: train.init_from=RUN (unpad import FOLDER --out RUN makes one of a Hugging Face folder)"
+        raise RecipeError(what, where="train.init_from", fix=fix)
 
 
 def _overridden(section: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from unpad.training.setup import Setup
 
 # Last parts of fields that name a file, a folder or a run.
 PLACES = ("path", "root", "split", "code_embeddings", "synonyms_file", "init_from")
+QUESTIONS = re.compile(r"data\.vqa\.\d+\.(annotations|images)")  # the fields of a source of questions that do
 
 
 def relocated(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
@@ -46,7 +48,7 @@ def relocated(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     with kept_paths():
         moved = parse_recipe(values)
     for key in differences(recipe, moved):
-        if key.rpartition(".")[2] not in PLACES:
+        if key.rpartition(".")[2] not in PLACES and not QUESTIONS.fullmatch(key):
             what = f"{key} is not the place of a file, and a run's other fields stay as they were"
             fix = f"give new places of data alone, such as {_field_of(recipe, '')}=NEW"
             raise RecipeError(what, where="command line", fix=fix)
@@ -83,6 +85,8 @@ def _field_of(recipe: Recipe, where: str) -> str:
         sources = recipe.data.sources(kind)
         names = [f"data.{kind}"] if len(sources) == 1 else [f"data.{kind}.{n}.path" for n in range(len(sources))]
         fields |= dict(zip(names, (source.path for source in sources), strict=True))
+    for n, source in enumerate(recipe.data.vqa):
+        fields |= {f"data.vqa.{n}.{field}": path for field, path in source.beside.items()}
     fields |= {f"events.{field}": path for field, path in recipe.events.tables.items()}
     known = {field: resolve_path(recipe.data, path) for field, path in fields.items() if not is_packaged(path)}
     named = (field for field, path in known.items() if place == path or path in place.parents)

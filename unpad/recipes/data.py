@@ -43,6 +43,36 @@ def as_sources(value: Any) -> Any:
 Sources = Annotated[list[Source], BeforeValidator(as_sources)]
 
 
+class QuestionSource(Source):
+    """Files of questions with their answers, or a file of questions and one of annotations, as VQAv2 has them."""
+
+    annotations: UserPath | None = Field(
+        None, description="The answers, in JSON as VQAv2 publishes it; `path` is then the file of its questions."
+    )
+    images: UserPath | None = Field(
+        None, description="Folder of their images, named by image_id: COCO_train2014_000000000009.jpg or 9.jpg."
+    )
+    part: Literal["train", "valid", "test"] | None = Field(
+        None, description="Part of all their questions; null: data.holdout divides them."
+    )
+
+    @model_validator(mode="after")
+    def _in_two_files(self) -> QuestionSource:
+        if (self.annotations is None) != (self.images is None):
+            raise ValueError("annotations and images go together: a file of answers, and the folder of the images")
+        if self.annotations is None and self.part is not None:
+            raise ValueError("part goes with annotations; rows have a field split of their own")
+        if self.annotations is not None and (self.field is not None or self.format != "auto"):
+            raise ValueError("field and format do not go with annotations, whose fields are those of VQAv2")
+        return self
+
+    @property
+    def beside(self) -> dict[str, str]:
+        """Paths beside the questions, by the field that names each."""
+        paths = {"annotations": self.annotations, "images": self.images}
+        return {field: path for field, path in paths.items() if path is not None}
+
+
 def _sound_format(layout: str) -> str:
     """Refuse a format that strptime cannot read, or that lacks the day."""
     moment = datetime(2023, 11, 25, 13, 47, tzinfo=UTC)
@@ -259,7 +289,11 @@ class DataSettings(Section):
     images: Sources = Field(
         [], description="A folder per class, a manifest in JSON lines or CSV, or parquet with bytes."
     )
-    vqa: Sources = Field([], description="JSONL of image, question and answer, or of image and caption.")
+    vqa: Annotated[list[QuestionSource], BeforeValidator(as_sources)] = Field(
+        [],
+        description="JSONL of image, question and answer, or of image and caption; or questions and annotations of "
+        "VQAv2.",
+    )
     events: Annotated[list[EventSource], BeforeValidator(as_sources)] = Field(
         [], description="Tables of patients' events, joined by the patients' ids."
     )

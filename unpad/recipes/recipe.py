@@ -83,7 +83,8 @@ class Recipe(DataSections):
     model: Model = Field(
         {"kind": "decoder"},
         description="`kind` names the file in models/, which defines the other fields; `from` names a run or a Hugging "
-        "Face folder that section, weights and tokenizer come from, and other fields replace those of its section.",
+        "Face folder that section, weights and tokenizer come from, and other fields replace those of its section; "
+        "null: that of train.init_from.",
     )
     lora: LoraSettings | None = Field(
         None, description="Adapters to train in place of the model's weights, which are those of train.init_from."

@@ -129,7 +129,10 @@ def _model(models: Mapping[str, dict[str, Any]], definitions: dict[str, Any]) ->
         chosen = {"properties": {"kind": {"const": kind}}, "required": required, "not": {"required": ["from"]}}
         branches.append({"if": chosen, "then": {"$ref": f"#/$defs/model_{kind}"}})
     kinds = {"enum": list(models), "default": DEFAULT_KIND, "description": "Name of a file of models/."}
-    start = {"type": "string", "description": "A run, or a Hugging Face folder, that the model comes from."}
+    start = {
+        "type": ["string", "null"],
+        "description": "A run, or a Hugging Face folder, that the model comes from; null: that of train.init_from.",
+    }
     return {"type": "object", "properties": {"kind": kinds, "from": start}, "allOf": branches}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,8 +29,8 @@ TOKEN = 16  # more characters than a number's or literal's beginning that a buff
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")  # bytes, as "surrogateescape" decodes them
 
 
-def read_array(path: Path) -> Iterator[tuple[int, Any] | BadRow]:
-    """Read a JSON array; yield (index from 0, element) or the bad row.
+def read_array(path: Path, key: str = "") -> Iterator[tuple[int, Any] | BadRow]:
+    """Read a JSON array, or the one that an object has under `key`; yield (index from 0, element) or the bad row.
 
     A fault inside an element names the element. Broken syntax names the line and ends the reading; how many elements
     follow is unknown.
@@ -43,7 +43,7 @@ def read_array(path: Path) -> Iterator[tuple[int, Any] | BadRow]:
         handle.seek(len(BOM) if head.startswith(BOM) else 0)
         buffer = _Buffer(handle)
         try:
-            yield from _elements(path, buffer)
+            yield from _member(path, buffer, key) if key else _whole(path, buffer)
         except json.JSONDecodeError as error:
             line, column = buffer.place(error.pos)
             text = buffer.text
@@ -118,13 +118,94 @@ class _Buffer:
             raise bad_utf8(ord(match[0]) - 0xDC00, place, near.encode("utf-8", "surrogateescape"))
 
 
-def _elements(path: Path, buffer: _Buffer) -> Iterator[tuple[int, Any] | BadRow]:
-    decoder, faults = strict_decoder()
+def _whole(path: Path, buffer: _Buffer) -> Iterator[tuple[int, Any] | BadRow]:
     position = buffer.skip_space(0)
     if buffer.text[position : position + 1] != "[":
         empty = position == len(buffer.text)
         yield _not_array(buffer.text[position:]).at(f"{path}:1", buffer.text, num_rows=1 if empty else None)
         return
+    end = yield from _elements(path, buffer, position)
+    if end is not None:
+        _refuse_more(buffer, end)
+
+
+def _member(path: Path, buffer: _Buffer, key: str) -> Iterator[tuple[int, Any] | BadRow]:
+    """Read the array of one key; other members are checked and left."""
+    position = buffer.skip_space(0)
+    wanted = f'name a file that holds {{"{key}": [...]}}'
+    try:
+        if buffer.text[position : position + 1] != "{":
+            raise RowFault("E_TYPE", f'the file is no object with a list "{key}"', wanted)
+        position = buffer.skip_space(position + 1)
+        found = buffer.text[position : position + 1] != "}"
+        if found:
+            position, found = _to_key(buffer, position, key)
+        if not found:
+            raise RowFault("E_MISSING", f'the object has no list "{key}"', wanted)
+        if buffer.text[position : position + 1] != "[":
+            raise RowFault("E_TYPE", f'"{key}" is no list', wanted)
+        end = yield from _elements(path, buffer, position)
+        if end is None:
+            return
+        position = buffer.skip_space(end)
+        if buffer.text[position : position + 1] == ",":
+            position, again = _to_key(buffer, buffer.skip_space(position + 1), key)
+            if again:
+                raise RowFault("E_DUPKEY", f'"{key}" stands twice')
+        else:
+            position = _after(buffer, position, "}")
+        _refuse_more(buffer, position)
+    except RecursionError:
+        fault = RowFault("E_DEPTH", f"nested deeper than {MAX_DEPTH} levels")
+        yield fault.at(f"{path}:{buffer.place(position)[0]}", buffer.text[position:], num_rows=None)
+    except RowFault as fault:
+        yield fault.at(f"{path}:{buffer.place(position)[0]}", buffer.text[position:], num_rows=None)
+
+
+def _to_key(buffer: _Buffer, position: int, key: str) -> tuple[int, bool]:
+    """Pass over members of an object: the place of the value of `key` and True, or that behind the object and False.
+
+    Raises:
+        RowFault: a member is not strict JSON.
+    """
+    decoder, faults = strict_decoder()
+    while True:
+        name, end = _decode(buffer, position, decoder, faults)
+        if type(name) is not str:
+            raise json.JSONDecodeError("Expecting property name enclosed in double quotes", buffer.text, position)
+        position = _after(buffer, buffer.skip_space(end), ":")
+        if name == key:
+            return position, True
+        value, end = _decode(buffer, position, decoder, faults)
+        buffer.check(position, end)
+        check_value(buffer.text, position, end, value, faults)
+        position = buffer.skip_space(end)
+        if buffer.text[position : position + 1] != ",":
+            return _after(buffer, position, "}"), False
+        position = buffer.skip_space(position + 1)
+
+
+def _after(buffer: _Buffer, position: int, mark: str) -> int:
+    """Return the place behind a mark and white space.
+
+    Raises:
+        JSONDecodeError: another character stands there.
+    """
+    if buffer.text[position : position + 1] != mark:
+        raise json.JSONDecodeError(f"Expecting '{mark}' delimiter", buffer.text, position)
+    return buffer.skip_space(position + 1)
+
+
+def _refuse_more(buffer: _Buffer, position: int) -> None:
+    """Refuse anything but white space to the end of the file."""
+    tail = buffer.skip_space(position)
+    if tail != len(buffer.text):
+        raise json.JSONDecodeError("Extra data", buffer.text, tail)
+
+
+def _elements(path: Path, buffer: _Buffer, position: int) -> Generator[tuple[int, Any] | BadRow, None, int | None]:
+    """Yield the elements of the array at a place; return the place behind it, or None where reading ends inside."""
+    decoder, faults = strict_decoder()
     index, position = 0, buffer.skip_space(position + 1)
     more = buffer.text[position : position + 1] != "]"
     while more:
@@ -142,7 +223,7 @@ def _elements(path: Path, buffer: _Buffer) -> Iterator[tuple[int, Any] | BadRow]
             closed = _end_of_brackets(buffer, position)
             if closed is None:
                 yield fault.at(f"{path}:{buffer.place(position)[0]}", buffer.text[position:], num_rows=None)
-                return
+                return None
             end = closed
             yield fault.at(place, buffer.text[position : position + MAX_EXCERPT + 1])
         except RowFault as fault:
@@ -153,9 +234,7 @@ def _elements(path: Path, buffer: _Buffer) -> Iterator[tuple[int, Any] | BadRow]
             raise json.JSONDecodeError("Expecting ',' delimiter", buffer.text, position)
         if more:
             index, position = index + 1, buffer.skip_space(position + 1)
-    tail = buffer.skip_space(position + 1)
-    if tail != len(buffer.text):
-        raise json.JSONDecodeError("Extra data", buffer.text, tail)
+    return position + 1
 
 
 def _decode(buffer: _Buffer, position: int, decoder: json.JSONDecoder, faults: list[RowFault]) -> tuple[object, int]:
@@ -195,7 +274,8 @@ def _not_array(body: str) -> RowFault:
     if not body:
         return RowFault("E_EMPTY", "the file is empty", "remove the file")
     if body.startswith("{"):
-        return RowFault(
-            "E_TYPE", "the file holds objects, expected one array", "one object per line? set format: jsonl"
-        )
+        fix = "one object per line? set format: jsonl"
+        if re.search(r'"questions"\s*:\s*\[', body):
+            fix = "read it with its answers: 'data.vqa={path: QUESTIONS.json, annotations: FILE.json, images: FOLDER}'"
+        return RowFault("E_TYPE", "the file holds objects, expected one array", fix)
     return RowFault("E_TYPE", "the file is not a JSON array", "write an array in brackets")

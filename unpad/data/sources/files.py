@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from unpad.errors import SourceError
-from unpad.recipes.data import PACKAGED, DataSettings, Source
+from unpad.recipes.data import PACKAGED, DataSettings, QuestionSource, Source
 from unpad.storage.paths import RENAME, is_special, is_utf8, user_path
 from unpad.terminal.printing import escaped
 
@@ -99,6 +99,15 @@ _ADDRESS = re.compile(r"(?:^|/)(https?|ftp|s3|gs|hf):/+(.+)")
 
 
 @dataclass(frozen=True, slots=True)
+class Annotations:
+    """The file of annotations that belongs to one of questions, the folder of their images, and their part."""
+
+    path: Path
+    images: Path
+    part: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class SourceFile:
     """One file of a source.
 
@@ -107,6 +116,7 @@ class SourceFile:
         weight: the source's epochs per epoch of the run.
         source: index of the source in the recipe's list.
         by_ending: whether the format is that of the name's ending, rather than of the recipe.
+        annotations: of questions as VQAv2 has them; None for other files.
     """
 
     path: Path
@@ -115,6 +125,12 @@ class SourceFile:
     weight: float
     source: int
     by_ending: bool = False
+    annotations: Annotations | None = None
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The file, and that of its annotations."""
+        return (self.path,) if self.annotations is None else (self.path, self.annotations.path)
 
 
 def expand(sources: list[Source], resolve: Callable[[str], Path]) -> list[SourceFile]:
@@ -131,10 +147,23 @@ def expand(sources: list[Source], resolve: Callable[[str], Path]) -> list[Source
             source.weight,
             index,
             source.format == "auto",
+            _annotations(source, resolve),
         )
         for index, source in enumerate(sources)
         for path in list_paths(resolve(source.path))
     ]
+
+
+def _annotations(source: Source, resolve: Callable[[str], Path]) -> Annotations | None:
+    if not isinstance(source, QuestionSource) or source.annotations is None or source.images is None:
+        return None
+    files, images = list_paths(resolve(source.annotations)), resolve(source.images)
+    if len(files) > 1:
+        what = f"annotations are one file, and this names {len(files):,}"
+        raise SourceError(what, where=str(files[0].parent), fix="give every file of questions its own annotations")
+    if not images.is_dir():
+        raise SourceError("there is no such folder of images", where=str(images.absolute()), fix=PATH_FIX)
+    return Annotations(files[0], images, source.part)
 
 
 def unreadable(error: OSError, where: str) -> SourceError:

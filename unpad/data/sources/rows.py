@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -104,6 +104,18 @@ def examples(
                 advised = advise([value]) if advised is None else advised
                 fault.fix = advised or fault.fix
             yield fault.at(where, value)
+
+
+def converted(items: Iterable[Row | BadRow], convert: Callable[[str, Any], T]) -> Iterator[T | BadRow]:
+    """Yield `convert(where, value)` of every row, or the bad row where `convert` raises RowFault."""
+    for item in items:
+        if isinstance(item, BadRow):
+            yield item
+            continue
+        try:
+            yield convert(*item)
+        except RowFault as fault:
+            yield fault.at(*item)
 
 
 def usable(item: Example | BadRow) -> Usable | BadRow:

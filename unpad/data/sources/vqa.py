@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from unpad.data.sources.annotations import answer_texts, joined
 from unpad.data.sources.example import BadRow, SplitName, Usable
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.images import Found, ImageExample, checked_path, examine
-from unpad.data.sources.jsonlines import RowFault, excerpt, type_name
+from unpad.data.sources.jsonlines import excerpt
 from unpad.data.sources.rows import (
     OPTIONAL,
+    converted,
     declared_group,
     declared_split,
     examples,
@@ -79,21 +81,14 @@ def read_all(file: SourceFile, data: DataSettings) -> tuple[list[VqaExample], li
     """Read a file of questions to the end; every row is an example or a bad row, every image is looked at once.
 
     A row has `image`, a path that stays within the file's folder, a list of them or null; `question` and `answer`, or
-    `answers`, a list; or `caption`. It may have `split` and `group`.
+    `answers`, a list; or `caption`. It may have `split` and `group`. Questions with annotations of VQAv2 become such.
 
     Raises:
         SourceError: the file cannot be opened or read.
     """
-    folder = file.path.parent
-    wanted = ("image",) if file.format == "csv" else FIELDS  # other empty cells of CSV are no fields
+    folder = file.path.parent if file.annotations is None else file.annotations.images
     with reading(file.path):
-        rows = list(
-            counted(
-                examples(file, data, wanted, partial(_row, folder), "vqa", (*FIELDS, *OPTIONAL)),
-                f"reading {file.path.name}",
-                unit="rows",
-            )
-        )
+        rows = list(counted(_rows(file, data, partial(_row, folder)), f"reading {file.path.name}", unit="rows"))
     root = os.path.realpath(folder)
     paths = list(dict.fromkeys(path for row in rows if isinstance(row, _QuestionRow) for path in row.paths))
     with ThreadPoolExecutor() as pool:
@@ -114,6 +109,16 @@ def read_all(file: SourceFile, data: DataSettings) -> tuple[list[VqaExample], li
         chosen = tuple(number[path] for path in row.paths)
         used.append(VqaExample(row.where, chosen, row.question, row.answers, row.split, row.caption, row.group))
     return used, images, bad
+
+
+def _rows(
+    file: SourceFile, data: DataSettings, convert: Callable[[str, Any], _QuestionRow]
+) -> Iterator[_QuestionRow | BadRow]:
+    if file.annotations is None:
+        wanted = ("image",) if file.format == "csv" else FIELDS  # other empty cells of CSV are no fields
+        yield from examples(file, data, wanted, convert, "vqa", (*FIELDS, *OPTIONAL))
+    else:
+        yield from converted(joined(file, file.annotations), convert)
 
 
 def _row(folder: Path, where: str, value: Any) -> _QuestionRow:
@@ -145,9 +150,4 @@ def _answers(value: dict[str, Any], caption: bool) -> tuple[str, ...]:
         return (require_text(value["caption"], '"caption"'),)
     if "answers" not in value:
         return (require_text(value.get("answer"), '"answer"'),)
-    answers = value["answers"]
-    if type(answers) is not list or not answers:
-        raise RowFault("E_TYPE", f'"answers" is {type_name(answers)}, expected a list of strings')
-    # As VQAv2 writes them: {"answer": ...} with who gave it.
-    texts = [item.get("answer") if isinstance(item, dict) else item for item in answers]
-    return tuple(require_text(text, '"answers"') for text in texts)
+    return answer_texts(value["answers"])

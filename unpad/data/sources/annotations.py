@@ -1,0 +1,175 @@
+"""Questions and annotations in two files of JSON, as VQAv2 publishes them, joined by their question_id."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from sys import intern
+from typing import Any
+
+from unpad.data.sources.arrays import read_array
+from unpad.data.sources.example import BadRow
+from unpad.data.sources.files import Annotations, SourceFile
+from unpad.data.sources.images import SUFFIXES
+from unpad.data.sources.jsonlines import RowFault, excerpt, type_name
+from unpad.data.sources.rows import Row, reading, require_fields, require_text
+from unpad.terminal.progress import counted
+
+_NAME = re.compile(r"(?:.*_)?(\d{12})|(\d+)", re.DOTALL)  # COCO_train2014_000000000009, 000000000009, 9
+PAIR = "E_PAIR"
+
+
+@dataclass(frozen=True, slots=True)
+class _Annotation:
+    where: str
+    image_id: int
+    answers: tuple[str, ...]
+
+
+def joined(file: SourceFile, annotations: Annotations) -> Iterator[Row | BadRow]:
+    """Yield every question as a row of JSON lines, with its image and its answers, or the bad row; at last the
+    annotations without a question.
+
+    Raises:
+        SourceError: a file or the folder of the images cannot be read.
+    """
+    with reading(annotations.images):
+        pictures = _pictures(annotations.images)
+    with reading(annotations.path):
+        answers, bad = _annotations(annotations.path)
+    yield from bad
+    if any(row.num_rows is None for row in bad):
+        return  # most questions would lack what is in the rest of the file
+    join = _Join(annotations, pictures, answers, {})
+    for item in read_array(file.path, "questions"):
+        if isinstance(item, BadRow):
+            yield item
+            if item.num_rows is None:
+                return
+            continue
+        index, row = item
+        where = f"{file.path}[{index}]"
+        try:
+            asked = join(index, row)
+        except RowFault as fault:
+            asked = fault.at(where, row)
+        yield asked if isinstance(asked, BadRow) else (where, asked)
+    for number, left in answers.items():
+        if isinstance(left, BadRow):
+            yield left
+        else:
+            what = f"no question of {file.path.name} has question_id {number}"
+            fix = "name the questions of these annotations, or remove the annotation"
+            yield BadRow(left.where, PAIR, what, fix, excerpt(repr(left.answers)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Join:
+    """Images and annotations that questions look for.
+
+    Args:
+        pictures: names of image files by image_id.
+        answers: by question_id, those without a question so far.
+        seen: index of each question so far by its question_id.
+    """
+
+    annotations: Annotations
+    pictures: dict[int, list[str]]
+    answers: dict[int, _Annotation | BadRow]
+    seen: dict[int, int]
+
+    def __call__(self, index: int, row: Any) -> dict[str, Any] | BadRow:
+        """Row of a question, or the bad annotation that belongs to it.
+
+        Raises:
+            RowFault: the question has no annotation or no image, or more than one.
+        """
+        number = _id(row, "question_id")
+        if number in self.seen:
+            what = f"question_id {number} is also that of question [{self.seen[number]}]"
+            raise RowFault(PAIR, what, "keep one of the two")
+        self.seen[number] = index
+        found = self.answers.pop(number, None)
+        if found is None:
+            what = f"no annotation of {self.annotations.path.name} has question_id {number}"
+            raise RowFault(PAIR, what, "name the annotations of these questions, or remove the question")
+        if isinstance(found, BadRow):
+            return found
+        image = _id(row, "image_id")
+        if image != found.image_id:
+            what = f"image_id is {image}, and {found.image_id} in the annotation {found.where}"
+            raise RowFault(PAIR, what, "name the annotations of these questions, or correct one of the two")
+        name = _picture(self.pictures, image, self.annotations.images)
+        texts = list(found.answers)
+        return {"image": name, "question": row.get("question"), "answers": texts, "split": self.annotations.part}
+
+
+def answer_texts(answers: object) -> tuple[str, ...]:
+    """Texts of a list of answers, which are texts themselves or `{"answer": text}`.
+
+    Raises:
+        RowFault: it is none, or holds something else.
+    """
+    if type(answers) is not list or not answers:
+        raise RowFault("E_TYPE", f'"answers" is {type_name(answers)}, expected a list of strings')
+    texts = [item.get("answer") if isinstance(item, dict) else item for item in answers]
+    return tuple(intern(require_text(text, '"answers"')) for text in texts)  # ten times millions, mostly the same
+
+
+def _annotations(path: Path) -> tuple[dict[int, _Annotation | BadRow], list[BadRow]]:
+    """Annotations by question_id, or why they cannot be used; and the bad ones of which it is not known."""
+    found: dict[int, _Annotation | BadRow] = {}
+    bad: list[BadRow] = []
+    for item in counted(read_array(path, "annotations"), f"reading {path.name}", unit="annotations"):
+        if isinstance(item, BadRow):
+            bad.append(item)
+            continue
+        where, row = f"{path}[{item[0]}]", item[1]
+        try:
+            number = _id(row, "question_id")
+            if number in found:
+                raise RowFault(PAIR, f"question_id {number} has two annotations", "keep one of the two")
+        except RowFault as fault:
+            bad.append(fault.at(where, row))
+            continue
+        try:
+            texts = answer_texts(require_fields(row, ("answers",))["answers"])
+            found[number] = _Annotation(where, _id(row, "image_id"), texts)
+        except RowFault as fault:
+            found[number] = fault.at(where, row)
+    return found, bad
+
+
+def _id(row: Any, name: str) -> int:
+    value = require_fields(row, (name,))[name]
+    if type(value) is not int or value < 0:
+        given = value if type(value) is int else type_name(value)
+        raise RowFault("E_TYPE", f'"{name}" is {given}, expected a whole number from 0')
+    return value
+
+
+def _pictures(folder: Path) -> dict[int, list[str]]:
+    """Names of the image files of a folder by the image_id that they have."""
+    names: dict[int, list[str]] = {}
+    for name in sorted(os.listdir(folder)):
+        stem, suffix = os.path.splitext(name)
+        match = _NAME.fullmatch(stem)
+        if match and suffix.lower() in SUFFIXES:
+            names.setdefault(int(match[1] or match[2]), []).append(name)
+    return names
+
+
+def _picture(pictures: dict[int, list[str]], image: int, folder: Path) -> str:
+    match pictures.get(image, []):
+        case [name]:
+            return name
+        case []:
+            what = f"there is no image of image_id {image} in {folder}"
+            raise RowFault("E_MISSING", what, "put it there, named as COCO_train2014_000000000009.jpg or 9.jpg are")
+        case [one, other, *_]:
+            what = f"{one} and {other} in {folder} are both the image of image_id {image}"
+            raise RowFault(PAIR, what, "keep one of the two")
+    raise AssertionError("a list")
