@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
+from unpad.data.histories.tables import TableFile, open_table
 from unpad.evaluation.family import HeldOutInputs
 from unpad.inference.loaded import LoadedRun, load
 from unpad.proof.passes import inputs_of
 from unpad.proof.serving import Answering, prompts_of
+from unpad.recipes.data import EventSource
 from unpad.serving import over_http
 from unpad.serving.over_http import numbers, streams
-from unpad.serving.patients import NoFormError
+from unpad.serving.patients import Form, NoFormError, _named
 from unpad.serving.protocol import RequestError
 
 if TYPE_CHECKING:
@@ -123,3 +128,13 @@ def test_tables_that_json_cannot_hold_are_not_proven(finished: Finished, monkeyp
     monkeypatch.setattr(over_http, "instances_of", none)
     line = numbers(loaded, inputs_of(loaded), [])
     assert (line.passed, "type datetime" in line.note) == (None, True)
+
+
+def test_dates_are_texts_in_requests(tmp_path: Path) -> None:
+    path = tmp_path / "events.parquet"
+    days = pa.array([86_400, 90_061], pa.timestamp("s"))
+    pq.write_table(pa.table({"id": ["1", "1"], "time": days, "code": ["a", "b"]}), path)
+    names = {name: (name,) for name in ("id", "time", "code")}
+    table = open_table([TableFile(path, str(path))], names)
+    form = Form(EventSource(path=str(path)), "events", ("time", "code"), ("time", "code"), ())
+    assert _named(form, table)["time"].to_pylist() == ["1970-01-02 00:00:00", "1970-01-02 01:01:01"]

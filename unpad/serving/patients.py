@@ -344,8 +344,12 @@ def _named(form: Form, table: Table) -> dict[str, pa.Array]:
     if {"set", "text"} & set(table.columns.column_names) - set(names):
         raise NoFormError("a table has numbers of sets or texts as values, for which requests have no column")
     columns = {name: table.column(key) for key, name in names.items() if table.has(key)}
-    dated = [name for name, column in columns.items() if pa.types.is_timestamp(column.type) and column.type.tz is None]
-    return columns | {name: columns[name].cast(pa.string()) for name in dated}  # JSON has no form for dates
+    return {name: column.cast(pa.string()) if _is_dated(column) else column for name, column in columns.items()}
+
+
+def _is_dated(column: pa.Array) -> bool:
+    """Whether it holds dates without a zone, which a request has as texts."""
+    return pa.types.is_date(column.type) or (pa.types.is_timestamp(column.type) and column.type.tz is None)
 
 
 def _add_rows(
