@@ -137,4 +137,4 @@ def test_dates_are_texts_in_requests(tmp_path: Path) -> None:
     names = {name: (name,) for name in ("id", "time", "code")}
     table = open_table([TableFile(path, str(path))], names)
     form = Form(EventSource(path=str(path)), "events", ("time", "code"), ("time", "code"), ())
-    assert _named(form, table)["time"].to_pylist() == ["1970-01-02 00:00:00", "1970-01-02 01:01:01"]
+    assert _named(form, table)["time"].to_pylist() == ["1970-01-02 00:00:00.000", "1970-01-02 01:01:01.000"]
