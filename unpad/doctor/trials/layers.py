@@ -17,6 +17,7 @@ from unpad.batching.fields import BatchPart
 from unpad.batching.layout import Layout
 from unpad.doctor.subject import Subject, Trial
 from unpad.inference.attention import attention_weights
+from unpad.models.contract import PredictsSets
 from unpad.models.objective import LAST, Objective
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.block import Block, FeedForward
@@ -343,7 +344,9 @@ def check_terms(subject: Subject) -> list[Finding]:
         for name, grads in gradients.items()
     }
     share = sum(norms[name] for name in own) / max(sum(norms.values()), 1e-300)
-    if not shared or share >= STARVED:
+    # What begins with a fit of its own leaves little to the layers at first.
+    least = STARVED * (trial.model.outcome_share if isinstance(trial.model, PredictsSets) else 1)
+    if not shared or share >= least:
         return []
     strongest = max(others, key=lambda name: norms[name])
     usual = subject.setup.model.weights[own[0]]
