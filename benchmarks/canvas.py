@@ -4,9 +4,9 @@
     python benchmarks/canvas.py --work DIR --seeds 0 --keep 0.0625 --arms random heads blind
 
 `canvas_set.py` draws the set and says what is asked. Per seed one model learns captions of small canvases, then of
-those of the study, then questions about these, with all visual tokens. If it answers fewer than 90 % of the questions of a kind about
-held-out canvases, that kind is void and the seed ends there. Then every arm removes some of its tokens before the first
-block, or after it where its name says so:
+those of the study, then questions about these, with all visual tokens. If it answers fewer than 90 % of the questions
+of one kind about held-out canvases, the seed is void and ends there. Then every arm removes some of its tokens before
+the first block, or after one where its name says so:
 
 - `heads` learn which tokens to keep beside a model that stays as it is, and read the question; `blind` ones do not.
 - `oracle` keeps the tokens of the cells that a question depends on, and others by chance.
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -30,8 +31,11 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from canvas_report import ALL, GUESS, LEAST, Study, markdown
-from canvas_set import ICON, KINDS, Size, read_icons, write_set
+from canvas_set import ICON, KINDS, STEPS, Size, cell_names, read_icons, write_set
 from pruning import KEEP, ensure_run, scores
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from unpad.data.sources.split import Split
 from unpad.data.vqa import VqaData
@@ -51,7 +55,7 @@ MODEL = [
     f'model.vision={{"patch": {PATCH}, "width": 64, "blocks": 1, "heads": 4, "hidden": 192, "feature_layer": -1, '
     '"pre_norm": true}',
     'model.language={"width": 96, "blocks": 4, "heads": 4, "hidden": 256, "context": 768, "qk_norm": true}',
-    'data.template={"user": "", "assistant": ":"}',
+    'data.template={"user": "", "assistant": ""}',
     # Of these canvases, most of whose pixels are white: what all patches have in common hides what tells them apart.
     "images.mean=[0.79, 0.79, 0.79]",
     "images.std=[0.25, 0.25, 0.25]",
@@ -59,12 +63,13 @@ MODEL = [
     "train.weights=last",
     "train.max_epochs=1000000",  # steps end a run
 ]
-SMALLER = (2, 4)  # sides of canvases whose captions are learnt first: among few icons it is soon clear which one counts
+SMALLER = (1, 2, 4)  # sides of canvases whose captions come first: among few icons it is soon clear which one counts
 CAPTIONS = ["optim.lr=2e-3"]
 QUESTIONS = ["optim.lr=1e-3"]
 HEADS = ['train.freeze=["tower.*", "projector.*", "decoder.*"]', "optim.lr=3e-3"]
 TUNED = ["optim.lr=5e-4"]
 FROZEN_HEADS = ['train.freeze=["pruners.*"]']
+WORDS = "words.json"
 BETWEEN = 1_000_000_000  # steps between evaluations: what a run is worth is measured once, by its answers
 
 
@@ -194,13 +199,29 @@ class Steps:
         return [f"train.max_steps={steps}", f"train.eval_every={BETWEEN}"]
 
 
+def write_words(words: Sequence[str], side: int, file: Path) -> None:
+    """Write the tokenizer of all runs, a token per word and none for the spaces between.
+
+    The token before an answer is then the place that is asked for, and small canvases have the ids of the cells that
+    they lack.
+    """
+    special = ["<|pad|>", "<|unk|>", "<|bos|>", "<|eos|>"]
+    ids = {word: number for number, word in enumerate([*special, *STEPS, *cell_names(side), *words])}
+    tokenizer = Tokenizer(WordLevel(ids, unk_token="<|unk|>"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.add_special_tokens(special)
+    write_atomic(file, tokenizer.to_str())
+
+
 def train_base(sets: Sequence[Path], folder: Path, seed: int, steps: Steps, changes: Sequence[str]) -> Path:
     """Train captions of every set, then questions of the last, with all visual tokens; where the run is.
 
     Args:
         sets: folders of sets, the smallest canvases first.
     """
-    shared, start = [*MODEL, f"train.seed={seed}", *changes], []
+    words = {"kind": "file", "path": str(sets[-1].parent / WORDS)}
+    shared = [*MODEL, f"tokenizer={json.dumps(words)}", f"train.seed={seed}", *changes]
+    start: list[str] = []
     for files in sets:
         told = [f"data.vqa={files / 'captions.jsonl'}", *CAPTIONS, *steps.limit(steps.captions)]
         run = ensure_run("vqa", folder / f"captions-{files.name}", [*shared, *told, *start])
@@ -275,6 +296,7 @@ def measure_seed(
 def run_study(options: argparse.Namespace, work: Path) -> Study:
     """Everything but the writing."""
     icons, sets = read_icons(options.icons), []
+    write_words(icons.words, options.side, work / WORDS)
     for side in (*(side for side in SMALLER if side < options.side), options.side):
         sets.append(work / f"side-{side}")
         write_set(icons, Size(side, *options.canvases, options.asked), options.kinds, sets[-1])
@@ -309,11 +331,13 @@ def main() -> None:
         work = (options.work or Path(temporary)).resolve()
         work.mkdir(parents=True, exist_ok=True)
         study = run_study(options, work)
-    given = {name: getattr(options, name) for name in ("seeds", "keep", "kinds", "steps", "side", "canvases", "asked")}
-    chosen = [
-        f"--{name} {' '.join(map(str, value if isinstance(value, list) else [value]))}" for name, value in given.items()
+    shown = ("seeds", "keep", "arms", "kinds", "steps", "side", "canvases", "asked")
+    given = {name: getattr(options, name) for name in shown if getattr(options, name) != parser.get_default(name)}
+    words = [
+        f"--{name} {shlex.join(map(str, value if isinstance(value, list) else [value]))}"
+        for name, value in given.items()
     ]
-    write_atomic(options.out, markdown(study, " ".join(["python benchmarks/canvas.py", *chosen, *options.overrides])))
+    write_atomic(options.out, markdown(study, " ".join(["python benchmarks/canvas.py", *options.overrides, *words])))
     print(options.out.read_text(encoding="utf-8"))
 
 

@@ -13,7 +13,7 @@ icon of either part belongs to the nearest look, and one that lies between two t
 right answer, and a canvas of held-out icons asks what can be learnt from others.
 
 Half of the looks occur once on a canvas, the other half equally often, so that no guess is much better than another;
-which half is drawn for every canvas. A caption is a list of facts of one kind, `F3:folder,B2:star`; its first place is
+which half is drawn for every canvas. A caption is a list of facts of one kind, `F3 folder B2 star`; its first place is
 the question, so that captions and questions read alike, and a question is a caption that ends with its first fact.
 """
 
@@ -38,10 +38,10 @@ ICON = 16  # pixels a side
 COARSE = 4  # blocks a side whose mean colours a look is made of
 SEED = 33  # of the split and of the looks, which are the same for every run
 HELD_OUT = 0.25  # share of names
-NUM_CLUSTERS = 40
-NUM_LOOKS = 24
+NUM_CLUSTERS = 32
+NUM_LOOKS = 16
 FEWEST = 8  # icons of training of a look; 2 held out
-MARGIN = 1.15  # distance to the second nearest look over that to the nearest
+MARGIN = 1.25  # distance to the second nearest look over that to the nearest
 STEPS = {"right": (0, 1), "below": (1, 0)}
 
 
@@ -100,6 +100,10 @@ class Fact:
 
 def cell_name(row: int, column: int) -> str:
     return f"{chr(ord('A') + column)}{row + 1}"
+
+
+def cell_names(side: int) -> list[str]:
+    return [cell_name(row, column) for row, column in np.ndindex(side, side)]
 
 
 # --------------------------------------------------------------------------- icons
@@ -270,6 +274,8 @@ def write_set(icons: Icons, size: Size, kinds: Sequence[Kind], folder: Path) -> 
         for kind in kinds:
             found = facts(canvas, icons.words, kind)
             order = [found[i] for i in rng.permutation(len(found))]
+            if not order:
+                continue
             told.append(shared | caption(order))
             asked += [shared | question(fact) | {"guess": guess} for fact in order[: size.asked]]
     write_atomic(captions, "".join(json.dumps(row) + "\n" for row in told))
@@ -279,8 +285,8 @@ def write_set(icons: Icons, size: Size, kinds: Sequence[Kind], folder: Path) -> 
 def caption(told: Sequence[Fact]) -> dict[str, str]:
     """A row with facts, which asks for the first and answers with all."""
     first, *others = told
-    rest = [f"{fact.place}:{fact.answer}" for fact in others]
-    return {"question": first.place, "answer": ",".join([first.answer, *rest])}
+    rest = [f"{fact.place} {fact.answer}" for fact in others]
+    return {"question": first.place, "answer": " ".join([first.answer, *rest])}
 
 
 def question(fact: Fact) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def test_a_set_is_the_same_twice_and_a_caption_begins_as_a_question_does(
     assert len(captions) == 18
     assert len(questions) == 36
     assert captions[0]["question"] == questions[0]["question"]
-    assert captions[0]["answer"].split(",")[0] == questions[0]["answer"]
+    assert captions[0]["answer"].split()[0] == questions[0]["answer"]
     assert {row["split"] for row in questions[:24]} == {"train"}
     assert {row["split"] for row in questions[24:]} == {"val"}
 
