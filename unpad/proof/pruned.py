@@ -153,13 +153,14 @@ def _needed(batch: RaggedBatch) -> Tensor:
 
 def _judged(model: VisionLanguage, index: int, x: Tensor, weights: Tensor, visual: Tensor, row: ReferenceRow) -> Tensor:
     """Logits of the visual tokens, by the head after a block, with the noise that evaluation draws."""
-    layouts = [build_layout(np.array([int(mask.sum())])) for mask in (visual, row.question)]
+    asks = row.question & _pruning(model).question
+    layouts = [build_layout(np.array([int(mask.sum())])) for mask in (visual, asks)]
     received = None
     if _pruning(model).attention_weight != "none":
-        seen = weights[:, row.question][:, :, visual].detach()
+        seen = weights[:, asks][:, :, visual].detach()
         received = seen.sum((0, 1)) / max(seen.shape[0] * seen.shape[1], 1)
     head = model.pruners[str(index)]
-    logits: Tensor = head(x[visual], layouts[0], x[row.question], layouts[1], received)
+    logits: Tensor = head(x[visual], layouts[0], x[asks], layouts[1], received)
     place = visual[row.visual].nonzero().flatten()  # among all visual tokens of the sample
     return logits + drawn_noise(index, place, logits.dtype)
 

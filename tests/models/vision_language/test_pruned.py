@@ -239,6 +239,20 @@ def test_the_answer_has_no_say_and_the_question_has() -> None:
     assert (seen[3] - seen[0]).abs().max() > 1e-3
 
 
+@pytest.mark.promise("vqa.prune-heads")
+@torch.no_grad()
+def test_a_head_without_the_question_chooses_by_the_image_alone() -> None:
+    rows = [prepare([(f"1 5 <image> {asks}", [(5, 5)], "")], answers=["9"]).batch for asks in ("7 8", "30 41 6")]
+    model, seen = pruned("soft", question=False), []
+    for row in rows:
+        reading = model._read(row)
+        pruning = model._pruning(reading)
+        model.decoder(reading.batch, None, pruning)
+        seen.append(torch.stack(pruning.probabilities))
+        torch.testing.assert_close(left_rows(model, row)[0], plain_pass(model, row, "soft").hidden, **CLOSE)
+    torch.testing.assert_close(seen[0], seen[1], **CLOSE)
+
+
 def _chosen(model: VisionLanguage, batch: RaggedBatch) -> list[int]:
     """The visual tokens that are left at the end."""
     reading = model._read(batch)
@@ -492,6 +506,8 @@ def test_a_model_without_pruning_has_nothing_of_it() -> None:
         ({"layers": [-2]}, "not ascending"),
         ({"layers": [-1], "method": "attention", "keep": 0.5}, "there is no attention to judge by"),
         ({"layers": [-1], "attention_weight": "fixed"}, "there is no attention to judge by"),
+        ({"question": False, "attention_weight": "fixed"}, "hides it from heads"),
+        ({"question": False, "method": "random", "keep": 0.5}, "is of heads, and method=random has none"),
         ({"layers": []}, "at least 1 entry"),
         ({"method": "random"}, "keep must say"),
         ({"inner": 9, "heads": 3}, "even multiple"),

@@ -52,6 +52,7 @@ class PruneConfig(Section):
     )
     inner: int = Field(512, ge=2, description="Channels inside a head.")
     heads: int = Field(4, ge=1, description="Attention heads of a head.")
+    question: bool = Field(True, description="Heads read the question; false: they choose by the image alone.")
     attention_weight: Literal["none", "fixed", "learned"] = Field(
         "none", description="Add to a head's logits what tokens receive from the question, times 0.5 or learned."
     )
@@ -106,8 +107,14 @@ class PruneConfig(Section):
         course = self.temperature
         if min((course.start, course.end) if isinstance(course, Ramp) else (course,)) <= 0:
             raise ValueError("temperature divides logits; it must be more than 0, at the start of a ramp too")
-        if self.learns:
-            return self
+        if not self.question and self.attention_weight != "none":
+            raise ValueError("attention_weight adds attention of the question, and question: false hides it from heads")
+        if not self.learns:
+            self._fit_ranking()
+        return self
+
+    def _fit_ranking(self) -> None:
+        """Reject settings of heads where there are none."""
         if self.keep is None:
             raise ValueError(f"method={self.method} ranks tokens; keep must say which share of them stays")
         for name in ("target", "discriminator"):
@@ -115,7 +122,8 @@ class PruneConfig(Section):
                 raise ValueError(f"{name} teaches heads, and method={self.method} has none")
         if self.attention_weight != "none":
             raise ValueError(f"attention_weight is of heads, and method={self.method} has none")
-        return self
+        if not self.question:
+            raise ValueError(f"question: false is of heads, and method={self.method} has none")
 
     def check_blocks(self, blocks: int) -> None:
         """Reject numbers of blocks that a model does not have, or that have no effect.
@@ -145,7 +153,7 @@ REMOVED = -1e4
 
 
 class PrunerHead(nn.Module):
-    """Head of one layer that predicts the probability of keeping every vision token, given the question.
+    """Head of one layer that predicts the probability of keeping every vision token, given the question if it reads it.
 
     V = norm(Linear(norm(vision))), Q the same of the question; logit = MLP(norm(V + attention of V to Q)). With noise
     on the logits `keep_probability` is a sample of the binary concrete distribution (Maddison et al. 2016, arXiv

@@ -33,6 +33,7 @@ class PrunePass:
     """Removal of visual tokens before and between the blocks of one pass.
 
     The choice depends on the sample alone: its question, up to the beginning of the answer, and its own visual tokens.
+    With `config.question` false it depends on these tokens and the text before them.
 
     Args:
         config: layers and method of the removal.
@@ -75,7 +76,7 @@ class PrunePass:
         self.visual_layout = rows.restrict(self._visual)
         self._lengths = self.visual_layout.lengths()
         self._place = segment_place(self.visual_layout)  # (num_visual,) among the initial tokens of the sample
-        self._question = asks.nonzero().flatten()
+        self._question = asks.nonzero().flatten()[: None if config.question else 0]
         self._question_layout = rows.restrict(self._question)
         self._places = torch.arange(batch.total_tokens, device=asks.device)  # of the batch's tokens in the stream
         self.probabilities: list[Tensor] = []

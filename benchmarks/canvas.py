@@ -1,0 +1,345 @@
+"""Canvases on which the question matters: accuracy of one and two hops with an eighth and less of the visual tokens.
+
+    python benchmarks/canvas.py [--icons MANIFEST] [--work DIR] [--seeds 0 1 2] [--keep 0.125 0.0625 0.03125]
+    python benchmarks/canvas.py --work DIR --seeds 0 --keep 0.0625 --arms random heads blind
+
+`canvas_set.py` draws the set and says what is asked. Per seed one model learns captions of small canvases, then of
+those of the study, then questions about these, with all visual tokens. If it answers fewer than 90 % of the questions
+of one kind about held-out canvases, the seed is void and ends there. Then every arm removes some of its tokens before
+the first block, or after one where its name says so:
+
+- `heads` learn which tokens to keep beside a model that stays as it is, and read the question; `blind` ones do not.
+- `oracle` keeps the tokens of the cells that a question depends on, and others by chance.
+
+Untuned, an arm is applied to the model of its seed; tuned, that model trains further with it, as long for every arm.
+`--work` keeps the set, runs and answers, and a second call goes on from there. Other words change the models' recipe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from canvas_report import ALL, GUESS, LEAST, Study, markdown
+from canvas_set import ICON, KINDS, STEPS, Size, cell_names, read_icons, write_set
+from pruning import KEEP, ensure_run, scores
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+
+from unpad.data.sources.split import Split
+from unpad.data.vqa import VqaData
+from unpad.inference.loaded import load
+from unpad.models.vision_language import prune_pass
+from unpad.models.vision_language.model import VisionLanguage
+from unpad.models.vision_language.prune import VisionTokens, select
+from unpad.nn.block import BEFORE
+from unpad.storage import write_atomic
+from unpad.trials.bench.measure import describe_machine
+
+HERE = Path(__file__).parent
+ICONS = HERE.parents[1] / "shared" / "data" / "icons" / "images.jsonl"
+PATCH = 8
+FIRST, SECOND = 0, 1  # blocks
+MODEL = [
+    f'model.vision={{"patch": {PATCH}, "width": 64, "blocks": 1, "heads": 4, "hidden": 192, "feature_layer": -1, '
+    '"pre_norm": true}',
+    'model.language={"width": 96, "blocks": 4, "heads": 4, "hidden": 256, "context": 768, "qk_norm": true}',
+    'data.template={"user": "", "assistant": ""}',
+    # Of these canvases, most of whose pixels are white: what all patches have in common hides what tells them apart.
+    "images.mean=[0.79, 0.79, 0.79]",
+    "images.std=[0.25, 0.25, 0.25]",
+    "generate.max_new_tokens=3",
+    "train.weights=last",
+    "train.max_epochs=1000000",  # steps end a run
+]
+SMALLER = (1, 2, 4)  # sides of canvases whose captions come first: among few icons it is soon clear which one counts
+CAPTIONS = ["optim.lr=2e-3"]
+QUESTIONS = ["optim.lr=1e-3"]
+HEADS = ['train.freeze=["tower.*", "projector.*", "decoder.*"]', "optim.lr=3e-3"]
+TUNED = ["optim.lr=5e-4"]
+FROZEN_HEADS = ['train.freeze=["pruners.*"]']
+WORDS = "words.json"
+BETWEEN = 1_000_000_000  # steps between evaluations: what a run is worth is measured once, by its answers
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to have fewer visual tokens.
+
+    Args:
+        model: fields of the model's section; KEEP is replaced by the share that every layer keeps.
+        learns: heads of it learn beside a model that stays as it is.
+        knows: it ranks as `random` does, but for the cells that a question depends on.
+    """
+
+    model: dict[str, dict[str, Any]]
+    learns: bool = False
+    knows: bool = False
+
+    def overrides(self, keep: float) -> list[str]:
+        """The recipe's fields for a share that is kept in the end."""
+        layers = max((len(fields.get("layers", ())) for fields in self.model.values()), default=0) or 1
+        share = keep ** (1 / layers)
+        sections = {
+            name: {key: share if value is KEEP else value for key, value in fields.items()}
+            for name, fields in self.model.items()
+        }
+        return [f"model.{name}={json.dumps(fields)}" for name, fields in sections.items()]
+
+
+def ranking(method: str, layer: int = BEFORE) -> dict[str, dict[str, Any]]:
+    return {"prune": {"layers": [layer], "method": method, "keep": KEEP}}
+
+
+def heads(*layers: int, question: bool = True) -> dict[str, dict[str, Any]]:
+    cooling = {"start": 1.0, "end": 0.1, "share": 0.7}
+    return {"prune": {"layers": layers, "inner": 64, "question": question, "keep": KEEP, "temperature": cooling}}
+
+
+ARMS = {
+    "random": Arm(ranking("random")),
+    "uniform": Arm(ranking("uniform")),
+    "class_token": Arm(ranking("class_token")),
+    "similarity": Arm({"merge": {"variant": "similarity", "ratio": KEEP}}),
+    "blind": Arm(heads(BEFORE, question=False), learns=True),
+    "heads": Arm(heads(BEFORE), learns=True),
+    "oracle": Arm(ranking("random"), knows=True),
+    "attention, after block 1": Arm(ranking("attention", FIRST)),
+    "attention, after block 2": Arm(ranking("attention", SECOND)),
+    "random, after block 1": Arm(ranking("random", FIRST)),
+    "blind, after block 1": Arm(heads(FIRST, question=False), learns=True),
+    "heads, after block 1": Arm(heads(FIRST), learns=True),
+    "heads, at two depths": Arm(heads(BEFORE, FIRST), learns=True),
+    "oracle, after block 1": Arm(ranking("random", FIRST), knows=True),
+    "random, after block 2": Arm(ranking("random", SECOND)),
+    "oracle, after block 2": Arm(ranking("random", SECOND), knows=True),
+}
+
+
+# --------------------------------------------------------------------------- data
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The questions of a run.
+
+    Args:
+        rows: held-out rows, (num_rows,) int64 ids.
+        canvases: (num_rows,) number of the canvas of each.
+        kinds: (num_rows,) their kinds.
+        guessed: (num_rows,) score of the look that the canvas shows most often.
+        cells: of every row of the run, held out or not, the tokens of the cells that its answer depends on,
+            (num_sequences, tokens a side, tokens a side) bool.
+    """
+
+    rows: np.ndarray
+    canvases: np.ndarray
+    kinds: np.ndarray
+    guessed: np.ndarray
+    cells: np.ndarray
+
+
+def look_up(data: VqaData, file: Path, side: int) -> Asked:
+    """Find kind and cells of every question in the file that it comes from."""
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    source = [lines[int(example.where.rpartition(":")[2]) - 1] for example in data.examples]
+    each = ICON // PATCH  # tokens of a cell, a side
+    cells = np.zeros((len(source), side * each, side * each), np.bool_)
+    for row, asked in enumerate(source):
+        for down, aside in asked["cells"]:
+            cells[row, down * each : (down + 1) * each, aside * each : (aside + 1) * each] = True
+    held = np.flatnonzero(data.table.split == Split.HOLDOUT)
+    shown = [source[row] for row in held.tolist()]
+    canvases = np.unique([asked["image"] for asked in shown], return_inverse=True)[1]
+    guessed = np.array([float(asked["guess"] == asked["answer"]) for asked in shown])
+    return Asked(held, canvases, np.array([asked["kind"] for asked in shown]), guessed, cells)
+
+
+@contextmanager
+def knowing(asked: Asked) -> Iterator[None]:
+    """Let the ranking `random` put the tokens of the asked cells before all others."""
+    cells = torch.from_numpy(asked.cells)
+
+    def rank(name: str, tokens: VisionTokens, seed: int = 0) -> torch.Tensor:
+        chance = select(name, tokens, seed)
+        assert tokens.sample_ids is not None, "random draws by sample ids"
+        assert tokens.rows is not None, "images have grids"
+        assert tokens.columns is not None, "images have grids"
+        sample = tokens.sample_ids.index_select(0, tokens.layout.seq_of_token())
+        return chance + cells[sample, tokens.rows, tokens.columns] * 2.0**32  # chance is below
+
+    with patch.object(prune_pass, "select", rank):
+        yield
+
+
+# --------------------------------------------------------------------------- runs and answers
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Updates of every training: captions of one size of canvas, questions, and each of an arm's."""
+
+    captions: int
+    questions: int
+    arm: int
+
+    @staticmethod
+    def limit(steps: int) -> list[str]:
+        return [f"train.max_steps={steps}", f"train.eval_every={BETWEEN}"]
+
+
+def write_words(words: Sequence[str], side: int, file: Path) -> None:
+    """Write the tokenizer of all runs, a token per word and none for the spaces between.
+
+    The token before an answer is then the place that is asked for, and small canvases have the ids of the cells that
+    they lack.
+    """
+    special = ["<|pad|>", "<|unk|>", "<|bos|>", "<|eos|>"]
+    ids = {word: number for number, word in enumerate([*special, *STEPS, *cell_names(side), *words])}
+    tokenizer = Tokenizer(WordLevel(ids, unk_token="<|unk|>"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.add_special_tokens(special)
+    write_atomic(file, tokenizer.to_str())
+
+
+def train_base(sets: Sequence[Path], folder: Path, seed: int, steps: Steps, changes: Sequence[str]) -> Path:
+    """Train captions of every set, then questions of the last, with all visual tokens; where the run is.
+
+    Args:
+        sets: folders of sets, the smallest canvases first.
+    """
+    words = {"kind": "file", "path": str(sets[-1].parent / WORDS)}
+    shared = [*MODEL, f"tokenizer={json.dumps(words)}", f"train.seed={seed}", *changes]
+    start: list[str] = []
+    for files in sets:
+        told = [f"data.vqa={files / 'captions.jsonl'}", *CAPTIONS, *steps.limit(steps.captions)]
+        run = ensure_run("vqa", folder / f"captions-{files.name}", [*shared, *told, *start])
+        start = [f"train.init_from={run}"]
+    asked = [f"data.vqa={sets[-1] / 'questions.jsonl'}", *QUESTIONS, *steps.limit(steps.questions)]
+    return ensure_run("vqa", folder / "base", [*shared, *asked, *start])
+
+
+def place_of(folder: Path, name: str, keep: float) -> Path:
+    return folder / f"{name.replace(', ', '-').replace(' ', '-')}-{keep:g}"
+
+
+def learn_heads(base: Path, name: str, keep: float, steps: int, folder: Path) -> Path:
+    """Train the heads of an arm beside a base that stays as it is; where the run is."""
+    start = [f"train.init_from={base}", *HEADS, *Steps.limit(steps)]
+    return ensure_run(str(base / "recipe.yaml"), place_of(folder, name, keep), [*start, *ARMS[name].overrides(keep)])
+
+
+def tune(base: Path, name: str, keep: float, steps: int, folder: Path) -> Path:
+    """Train a base further with the tokens that an arm leaves; where the run is."""
+    arm = ARMS[name]
+    start = learn_heads(base, name, keep, steps, folder) if arm.learns else base
+    rest = FROZEN_HEADS if arm.learns else []
+    overrides = [f"train.init_from={start}", *TUNED, *rest, *Steps.limit(steps), *arm.overrides(keep)]
+    return ensure_run(str(base / "recipe.yaml"), place_of(folder, f"{name}, tuned", keep), overrides)
+
+
+def measure_arm(base: Path, name: str, keep: float, steps: int, folder: Path, asked: Asked) -> dict[str, np.ndarray]:
+    """Scores of one arm, (num_rows,) each: untuned, tuned, and of heads before the model is tuned the soft ones."""
+    arm, found = ARMS[name], {}
+    with knowing(asked) if arm.knows else nullcontext():
+        start = learn_heads(base, name, keep, steps, folder) if arm.learns else base
+        run = load(start, [] if arm.learns else arm.overrides(keep))
+        data = run.data()
+        assert isinstance(data, VqaData)
+        place = place_of(folder, name, keep)
+        found[name] = scores(run, data, asked.rows, Path(f"{place}.json"))
+        if arm.learns:
+            assert isinstance(run.model, VisionLanguage)
+            run.model.mode = "soft"
+            found[f"{name}, soft"] = scores(run, data, asked.rows, Path(f"{place}-soft.json"))
+        tuned = load(tune(base, name, keep, steps, folder))
+        found[f"{name}, tuned"] = scores(
+            tuned, data, asked.rows, Path(f"{place_of(folder, f'{name}, tuned', keep)}.json")
+        )
+    return found
+
+
+def measure_seed(
+    sets: Sequence[Path], folder: Path, seed: int, options: argparse.Namespace
+) -> tuple[dict[tuple[str, float], np.ndarray], Asked]:
+    """Scores of one seed with all visual tokens, as ALL, and by every arm with every share unless the seed is void."""
+    folder.mkdir(exist_ok=True)
+    base = train_base(sets, folder, seed, Steps(*options.steps), options.overrides)
+    run = load(base)
+    data = run.data()
+    assert isinstance(data, VqaData)
+    asked = look_up(data, sets[-1] / "questions.jsonl", options.side)
+    found = {ALL: scores(run, data, asked.rows, folder / "base.json"), GUESS: asked.guessed}
+    of_kinds = {kind: float(found[ALL][asked.kinds == kind].mean()) for kind in options.kinds}
+    print(f"seed {seed}: " + ", ".join(f"{kind} {value:.1%}" for kind, value in of_kinds.items()), flush=True)
+    if min(of_kinds.values()) < LEAST:
+        return found, asked
+    for keep in options.keep:
+        for name in options.arms:
+            for arm, values in measure_arm(base, name, keep, options.steps[2], folder, asked).items():
+                found[arm, keep] = values
+                print(f"  {arm}, {keep:g} kept: {values.mean():.1%}", flush=True)
+    return found, asked
+
+
+def run_study(options: argparse.Namespace, work: Path) -> Study:
+    """Everything but the writing."""
+    icons, sets = read_icons(options.icons), []
+    write_words(icons.words, options.side, work / WORDS)
+    for side in (*(side for side in SMALLER if side < options.side), options.side):
+        sets.append(work / f"side-{side}")
+        write_set(icons, Size(side, *options.canvases, options.asked), options.kinds, sets[-1])
+    every, asked = [], None
+    for seed in options.seeds:
+        found, asked = measure_seed(sets, work / f"seed-{seed}", seed, options)
+        every.append(found)
+    assert asked is not None, "there is a seed"
+    return Study(every, list(options.seeds), asked.canvases, asked.kinds, options.side**2, describe_machine())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", help="fields of the recipe of captions and questions, such as optim.lr")
+    parser.add_argument("--icons", type=Path, default=ICONS, help="JSONL of image, of icons named NAME_SIZE.png")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument(
+        "--keep", type=float, nargs="+", default=[1 / 8, 1 / 16, 1 / 32], help="shares of visual tokens"
+    )
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument(
+        "--kinds", nargs="+", choices=list(KINDS), default=list(KINDS), help="of captions and questions"
+    )
+    parser.add_argument("--steps", type=int, nargs=3, default=[6000, 4000, 1000], help="of captions, questions, an arm")
+    parser.add_argument("--side", type=int, default=8, help="cells of a canvas, a side")
+    parser.add_argument("--canvases", type=int, nargs=2, default=[6000, 300], help="of training, and held out")
+    parser.add_argument("--asked", type=int, default=4, help="questions of a kind about a canvas")
+    parser.add_argument("--work", type=Path, help="keeps the set, runs and answers; default a temporary folder")
+    parser.add_argument("--out", type=Path, default=HERE / "canvas.md")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        work = (options.work or Path(temporary)).resolve()
+        work.mkdir(parents=True, exist_ok=True)
+        study = run_study(options, work)
+    shown = ("seeds", "keep", "arms", "kinds", "steps", "side", "canvases", "asked")
+    given = {name: getattr(options, name) for name in shown if getattr(options, name) != parser.get_default(name)}
+    words = [
+        f"--{name} {shlex.join(map(str, value if isinstance(value, list) else [value]))}"
+        for name, value in given.items()
+    ]
+    write_atomic(options.out, markdown(study, " ".join(["python benchmarks/canvas.py", *options.overrides, *words])))
+    print(options.out.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    main()

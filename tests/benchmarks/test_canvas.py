@@ -1,0 +1,167 @@
+"""The study of canvases asks what a canvas shows, keeps the asked cells for its oracle, and scores what it says."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from unpad.batching.layout import build_layout
+from unpad.models.vision_language import prune_pass
+from unpad.models.vision_language.prune import VisionTokens, keep_top
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SIDE, LOOKS = 4, 6
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _path() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(BENCHMARKS)
+        yield
+        for name in ("canvas", "canvas_report", "canvas_set", "pruning", "pruning_report"):
+            sys.modules.pop(name, None)
+
+
+def module(name: str) -> ModuleType:
+    return importlib.import_module(name)
+
+
+@pytest.fixture(scope="module")
+def icons() -> Any:
+    """Sixty icons of six colours, each a little different, in the order of their names."""
+    rng = np.random.default_rng(0)
+    colours = np.array([[220, 30, 30], [30, 220, 30], [30, 30, 220], [220, 220, 30], [30, 220, 220], [220, 30, 220]])
+    pixels = np.repeat(colours, 20, 0)[:, None, None] + rng.integers(-9, 9, (120, 16, 16, 3))
+    words = ("red", "green", "blue", "yellow", "cyan", "pink")
+    names = np.array([f"{word}-{number}" for word in words for number in range(20)])
+    return module("canvas_set").choose_looks(pixels.astype(np.uint8), names, num_clusters=LOOKS, num_looks=LOOKS)
+
+
+@pytest.fixture(scope="module")
+def written(icons: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    canvas_set = module("canvas_set")
+    folder: Path = tmp_path_factory.mktemp("set")
+    canvas_set.write_set(icons, canvas_set.Size(SIDE, 6, 3, 2), canvas_set.KINDS, folder)
+    return folder
+
+
+def rows_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def test_icons_of_one_look_have_its_name_and_no_name_is_in_both_parts(icons: Any) -> None:
+    assert sorted(icons.words) == ["blue", "cyan", "green", "pink", "red", "yellow"]
+    assert all(name.startswith(icons.words[look]) for name, look in zip(icons.names, icons.looks, strict=True))
+    shown, unseen = (set(icons.names[icons.held_out == part].tolist()) for part in (False, True))
+    assert shown
+    assert unseen
+    assert not shown & unseen
+    trained, held = icons.of_look(False), icons.of_look(True)
+    assert all(len(one) and len(other) for one, other in zip(trained, held, strict=True))
+
+
+def test_facts_are_what_a_canvas_shows(icons: Any) -> None:
+    canvas_set = module("canvas_set")
+    canvas = canvas_set.draw_canvas(icons.of_look(True), SIDE, np.random.default_rng(1))
+    pixels, counts = canvas.pixels(icons), Counter(canvas.looks.ravel().tolist())
+    assert sorted(counts.values())[:3] == [1, 1, 1], "half of the looks once"
+    assert max(counts.values()) - sorted(counts.values())[3] <= 1, "the others equally often"
+    one, two = (canvas_set.facts(canvas, icons.words, kind) for kind in canvas_set.KINDS)
+    assert [fact.place for fact in one[:5]] == ["A1", "B1", "C1", "D1", "A2"]
+    for fact in (*one, *two):
+        row, column = fact.cells[-1]
+        shown = pixels[16 * row : 16 * row + 16, 16 * column : 16 * column + 16]
+        [icon] = np.flatnonzero((icons.pixels == shown).all((1, 2, 3)))
+        assert icons.held_out[icon]
+        assert icons.words[icons.looks[icon]] == fact.answer
+    assert two
+    for fact in two:
+        step, named = fact.place.split()
+        assert counts[icons.words.index(named)] == 1
+        (row, column), there = fact.cells
+        assert icons.words[canvas.looks[row, column]] == named
+        assert there == ((row, column + 1) if step == "right" else (row + 1, column))
+
+
+def test_a_set_is_the_same_twice_and_a_caption_begins_as_a_question_does(
+    written: Path, icons: Any, tmp_path: Path
+) -> None:
+    canvas_set = module("canvas_set")
+    canvas_set.write_set(icons, canvas_set.Size(SIDE, 6, 3, 2), canvas_set.KINDS, tmp_path)
+    for name in ("captions.jsonl", "questions.jsonl", "canvases/c00007.png"):
+        assert (tmp_path / name).read_bytes() == (written / name).read_bytes()
+    captions, questions = (rows_of(written / f"{name}.jsonl") for name in ("captions", "questions"))
+    assert len(captions) == 18
+    assert len(questions) == 36
+    assert captions[0]["question"] == questions[0]["question"]
+    assert captions[0]["answer"].split()[0] == questions[0]["answer"]
+    assert {row["split"] for row in questions[:24]} == {"train"}
+    assert {row["split"] for row in questions[24:]} == {"val"}
+
+
+def test_the_oracle_keeps_the_asked_cells_and_others_by_chance() -> None:
+    canvas = module("canvas")
+    cells = np.zeros((3, 8, 8), np.bool_)
+    cells[2, 4:6, 2:4] = True
+    asked = canvas.Asked(np.array([2]), np.array([0]), np.array(["one"]), np.array([0.0]), cells)
+    rows, columns = (torch.from_numpy(places.ravel()) for places in np.indices((8, 8)))
+    layout = build_layout(np.array([64]))
+    tokens = VisionTokens(layout, sample_ids=torch.tensor([2]), rows=rows, columns=columns)
+    with canvas.knowing(asked):
+        kept = keep_top(prune_pass.select("random", tokens), layout, torch.tensor([6.0]))
+    assert int(kept.sum()) == 6
+    assert kept[torch.from_numpy(cells[2].ravel())].all()
+    alone = keep_top(prune_pass.select("random", tokens), layout, torch.tensor([6.0]))
+    assert not alone[torch.from_numpy(cells[2].ravel())].all()
+
+
+def test_an_arm_at_two_depths_keeps_its_share_in_the_end() -> None:
+    canvas = module("canvas")
+    [fields] = canvas.ARMS["heads, at two depths"].overrides(1 / 16)
+    assert json.loads(fields.partition("=")[2]) | {"temperature": 0} == {
+        "layers": [-1, 0], "inner": 64, "question": True, "keep": 0.25, "temperature": 0,
+    }  # fmt: skip
+    assert canvas.ARMS["similarity"].overrides(0.125) == ['model.merge={"variant": "similarity", "ratio": 0.125}']
+
+
+def study(whole: float = 1.0) -> Any:
+    """100 canvases with a question of each kind: random answers a fifth, heads three fifths, the oracle all."""
+    report = module("canvas_report")
+    order, kinds = np.tile(np.arange(100) / 100, 2), np.repeat(["one", "two"], 100)
+    shares = {"random": 0.2, "heads": 0.6, "heads, soft": 0.9, "blind": 0.25, "oracle": 1.0, "uniform": 0.3}
+    found = {(name, 1 / 16): (order < share).astype(float) for name, share in shares.items()}
+    found[report.ALL], found[report.GUESS] = (order < whole).astype(float), np.zeros(200)
+    machine = {"threads": 1, "cores": 1, "processor": "one", "torch": "2"}
+    return report.Study([found], [0], np.tile(np.arange(100), 2), kinds, 64, machine)
+
+
+def test_the_figure_is_a_share_of_the_gap_and_goals_are_answered_by_it() -> None:
+    report, measured = module("canvas_report"), study()
+    gap = measured.gap("heads", 1 / 16, "one")
+    assert gap.value == pytest.approx(0.5)
+    assert gap.low < 0.5 < gap.high
+    assert measured.gap("heads, after block 1", 1 / 16, "one") is None
+    assert measured.ceiling(1 / 16) == pytest.approx(0.25)
+    holds = {asked: answer for asked, _, answer in report.checks(measured)}
+    assert holds["blind, 0.0625 kept, one hop: within 3 points of 25.0%"] == "yes"
+    assert holds["heads, 0.0625 kept, one hop: 0.9 of the gap"] == "NO"
+    assert holds["heads, 0.0625 kept, two hops: 0.5 of the gap"] == "yes"
+    assert holds["heads, 0.0625 kept, two hops: above uniform"] == "yes"
+    assert holds["heads, 0.0625 kept, one hop: hard within 2 points of soft"] == "NO"
+
+
+def test_a_study_whose_model_misses_a_tenth_of_the_questions_is_void() -> None:
+    page = module("canvas_report").markdown
+    assert "Void" not in page(study(0.9), "command")
+    assert "| heads |" in page(study(0.9), "command")
+    assert "**Void: seeds 0**" in page(study(0.89), "command")
+    assert "heads" not in page(study(0.89), "command")
