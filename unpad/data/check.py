@@ -114,7 +114,7 @@ def _refused(path: Path, error: SourceError | RecipeError) -> CheckReport:
 
 
 def _is_recipe(path: Path) -> bool:
-    """Whether it is a recipe's file, or the name of a packaged one that no file here has."""
+    """True for a file of a recipe, and for the name of a packaged one that no file here has."""
     return path.suffix.lower() in SUFFIXES or (str(path) in recipe_names() and not path.exists())
 
 

@@ -348,7 +348,7 @@ def _named(form: Form, table: Table) -> dict[str, pa.Array]:
 
 
 def _is_dated(column: pa.Array) -> bool:
-    """Whether it holds dates without a zone, which a request has as texts."""
+    """True for a column of dates without a zone, which a request has as texts."""
     return pa.types.is_date(column.type) or (pa.types.is_timestamp(column.type) and column.type.tz is None)
 
 
