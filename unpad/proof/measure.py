@@ -320,6 +320,7 @@ def isolation_line(subject: ProofSubject, variant: Variant, precision: Precision
     acts, kernels = list[bool](), set[Kernel]()
     for micro in variant.micros:
         batch = micro.to(subject.device)
+        lengths = batch.layout.lengths().tolist()  # a patient without events has an output, and nothing to change
         with autocast(precision, subject.device), noted() as ran:
             before = subject.outputs(subject.model, batch)
             for index in range(min(batch.num_seqs, MOST_CHANGED) if before is not None else 0):
@@ -328,7 +329,7 @@ def isolation_line(subject: ProofSubject, variant: Variant, precision: Precision
                     continue
                 same = [torch.equal(a, b) for a, b in zip(before, after, strict=True)]
                 others = [i for i, one in enumerate(before) if i != index and one.numel()]
-                wrong += sum(not same[i] for i in others) + (same[index] and before[index].numel() > 0)
+                wrong += sum(not same[i] for i in others) + (same[index] and lengths[index] > 0)
                 num_changed, num_others = num_changed + 1, num_others + len(others)
                 if not any(acts):
                     acts += _acts(subject, batch, before, index)
