@@ -35,13 +35,13 @@ from unpad.storage import write_atomic
 Kind = Literal["one", "two"]
 KINDS: tuple[Kind, ...] = ("one", "two")
 ICON = 16  # pixels a side
-COARSE = 4  # blocks a side whose mean colours a look is made of
+COARSE = 8  # blocks a side whose mean colours a look is made of
 SEED = 33  # of the split and of the looks, which are the same for every run
 HELD_OUT = 0.25  # share of names
 NUM_CLUSTERS = 32
 NUM_LOOKS = 16
 FEWEST = 8  # icons of training of a look; 2 held out
-MARGIN = 1.25  # distance to the second nearest look over that to the nearest
+MARGIN = 1.15  # distance to the second nearest look over that to the nearest
 STEPS = {"right": (0, 1), "below": (1, 0)}
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from unpad.batching.layout import build_layout
+from unpad.data.tokens.tokenizer import open_tokenizer_file
 from unpad.models.vision_language import prune_pass
 from unpad.models.vision_language.prune import VisionTokens, keep_top
 
@@ -106,6 +107,16 @@ def test_a_set_is_the_same_twice_and_a_caption_begins_as_a_question_does(
     assert captions[0]["answer"].split()[0] == questions[0]["answer"]
     assert {row["split"] for row in questions[:24]} == {"train"}
     assert {row["split"] for row in questions[24:]} == {"val"}
+
+
+def test_the_token_before_an_answer_is_the_place_that_is_asked_for(tmp_path: Path) -> None:
+    module("canvas").write_words(["folder", "star"], 2, tmp_path / "words.json")
+    tokenizer = open_tokenizer_file(tmp_path / "words.json")
+    [first, second] = tokenizer.encode_batch(["B2 folder right folder star", "B2"])
+    assert first[:1] == second
+    assert len(first) == 5
+    assert first[1] == first[3]
+    assert tokenizer.decode(first[4:]).strip() == "star"
 
 
 def test_the_oracle_keeps_the_asked_cells_and_others_by_chance() -> None:
