@@ -53,7 +53,7 @@ PATCH = 8
 FIRST, SECOND = 0, 1  # blocks
 MODEL = [
     f'model.vision={{"patch": {PATCH}, "width": 64, "blocks": 1, "heads": 4, "hidden": 192, "feature_layer": -1, '
-    '"pre_norm": true}',
+    '"pre_norm": true, "dropout": 0.1}',
     'model.language={"width": 64, "blocks": 3, "heads": 4, "hidden": 192, "context": 768, "qk_norm": true}',
     'data.template={"user": "", "assistant": ""}',
     # Of these canvases, most of whose pixels are white: what all patches have in common hides what tells them apart.
@@ -323,7 +323,13 @@ def main() -> None:
     parser.add_argument(
         "--kinds", nargs="+", choices=list(KINDS), default=list(KINDS), help="of captions and questions"
     )
-    parser.add_argument("--steps", type=int, nargs=4, default=[1000, 6000, 3000, 1000], help="see Steps")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        nargs=4,
+        default=[1000, 6000, 3000, 1000],
+        help="updates of captions of each smaller size, of captions, of questions, of each training of an arm",
+    )
     parser.add_argument("--side", type=int, default=8, help="cells of a canvas, a side")
     parser.add_argument("--canvases", type=int, nargs=2, default=[6000, 300], help="of training, and held out")
     parser.add_argument("--asked", type=int, default=4, help="questions of a kind about a canvas")
