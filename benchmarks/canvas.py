@@ -40,7 +40,6 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from unpad.data.sources.split import Split
 from unpad.data.vqa import VqaData
 from unpad.inference.loaded import load
-from unpad.models.vision_language import prune_pass
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.models.vision_language.prune import VisionTokens, select
 from unpad.nn.block import BEFORE
@@ -180,7 +179,7 @@ def knowing(asked: Asked) -> Iterator[None]:
         sample = tokens.sample_ids.index_select(0, tokens.layout.seq_of_token())
         return chance + cells[sample, tokens.rows, tokens.columns] * 2.0**32  # chance is below
 
-    with patch.object(prune_pass, "select", rank):
+    with patch("unpad.models.vision_language.prune_pass.select", rank):
         yield
 
 
