@@ -40,7 +40,6 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from unpad.data.sources.split import Split
 from unpad.data.vqa import VqaData
 from unpad.inference.loaded import load
-from unpad.models.vision_language import prune_pass
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.models.vision_language.prune import VisionTokens, select
 from unpad.nn.block import BEFORE
@@ -53,18 +52,19 @@ PATCH = 8
 FIRST, SECOND = 0, 1  # blocks
 MODEL = [
     f'model.vision={{"patch": {PATCH}, "width": 64, "blocks": 1, "heads": 4, "hidden": 192, "feature_layer": -1, '
-    '"pre_norm": true}',
-    'model.language={"width": 96, "blocks": 4, "heads": 4, "hidden": 256, "context": 768, "qk_norm": true}',
+    '"pre_norm": true, "dropout": 0.1}',
+    'model.language={"width": 64, "blocks": 3, "heads": 4, "hidden": 192, "context": 768, "qk_norm": true}',
     'data.template={"user": "", "assistant": ""}',
     # Of these canvases, most of whose pixels are white: what all patches have in common hides what tells them apart.
     "images.mean=[0.79, 0.79, 0.79]",
     "images.std=[0.25, 0.25, 0.25]",
+    "plan.tokens_per_step=2048",
     "generate.max_new_tokens=3",
     "train.weights=last",
     "train.max_epochs=1000000",  # steps end a run
 ]
 SMALLER = (1, 2, 4)  # sides of canvases whose captions come first: among few icons it is soon clear which one counts
-CAPTIONS = ["optim.lr=2e-3"]
+CAPTIONS = ["optim.lr=2e-3", "optim.betas=[0.9, 0.98]", "optim.schedule=warmup"]
 QUESTIONS = ["optim.lr=1e-3"]
 HEADS = ['train.freeze=["tower.*", "projector.*", "decoder.*"]', "optim.lr=3e-3"]
 TUNED = ["optim.lr=5e-4"]
@@ -179,7 +179,7 @@ def knowing(asked: Asked) -> Iterator[None]:
         sample = tokens.sample_ids.index_select(0, tokens.layout.seq_of_token())
         return chance + cells[sample, tokens.rows, tokens.columns] * 2.0**32  # chance is below
 
-    with patch.object(prune_pass, "select", rank):
+    with patch("unpad.models.vision_language.prune_pass.select", rank):
         yield
 
 
@@ -188,8 +188,9 @@ def knowing(asked: Asked) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Steps:
-    """Updates of every training: captions of one size of canvas, questions, and each of an arm's."""
+    """Updates of every training: captions of one size of smaller canvas, captions, questions, each of an arm's."""
 
+    smaller: int
     captions: int
     questions: int
     arm: int
@@ -223,7 +224,8 @@ def train_base(sets: Sequence[Path], folder: Path, seed: int, steps: Steps, chan
     shared = [*MODEL, f"tokenizer={json.dumps(words)}", f"train.seed={seed}", *changes]
     start: list[str] = []
     for files in sets:
-        told = [f"data.vqa={files / 'captions.jsonl'}", *CAPTIONS, *steps.limit(steps.captions)]
+        updates = steps.captions if files == sets[-1] else steps.smaller
+        told = [f"data.vqa={files / 'captions.jsonl'}", *CAPTIONS, *steps.limit(updates)]
         run = ensure_run("vqa", folder / f"captions-{files.name}", [*shared, *told, *start])
         start = [f"train.init_from={run}"]
     asked = [f"data.vqa={sets[-1] / 'questions.jsonl'}", *QUESTIONS, *steps.limit(steps.questions)]
@@ -287,7 +289,7 @@ def measure_seed(
         return found, asked
     for keep in options.keep:
         for name in options.arms:
-            for arm, values in measure_arm(base, name, keep, options.steps[2], folder, asked).items():
+            for arm, values in measure_arm(base, name, keep, options.steps[-1], folder, asked).items():
                 found[arm, keep] = values
                 print(f"  {arm}, {keep:g} kept: {values.mean():.1%}", flush=True)
     return found, asked
@@ -320,7 +322,13 @@ def main() -> None:
     parser.add_argument(
         "--kinds", nargs="+", choices=list(KINDS), default=list(KINDS), help="of captions and questions"
     )
-    parser.add_argument("--steps", type=int, nargs=3, default=[6000, 4000, 1000], help="of captions, questions, an arm")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        nargs=4,
+        default=[1000, 6000, 3000, 1000],
+        help="updates of captions of each smaller size, of captions, of questions, of each training of an arm",
+    )
     parser.add_argument("--side", type=int, default=8, help="cells of a canvas, a side")
     parser.add_argument("--canvases", type=int, nargs=2, default=[6000, 300], help="of training, and held out")
     parser.add_argument("--asked", type=int, default=4, help="questions of a kind about a canvas")

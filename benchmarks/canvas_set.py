@@ -9,11 +9,12 @@ the column, a digit for the row from the top, as one word. Questions are of two 
 
 The answer is what the icon looks like, and not its name: icons are split by name, and nobody can know the name of an
 icon never seen. A look is a cluster of the colours of the icons of training, with the name of the one in its middle; an
-icon of either part belongs to the nearest look, and one that lies between two takes no part. So a held-out icon has a
-right answer, and a canvas of held-out icons asks what can be learnt from others.
+icon of either part belongs to the nearest look, and one that lies between two takes no part. Of all clusters those are
+looks whose icons of training resemble one another most. So a held-out icon has a right answer, and a canvas of held-out
+icons asks what can be learnt from others.
 
-Half of the looks occur once on a canvas, the other half equally often, so that no guess is much better than another;
-which half is drawn for every canvas. A caption is a list of facts of one kind, `F3 folder B2 star`; its first place is
+A third of the looks occur once on a canvas, the others equally often, so that no guess is much better than another;
+which third is drawn for every canvas. A caption is a list of facts of one kind, `F3 folder B2 star`; its first place is
 the question, so that captions and questions read alike, and a question is a caption that ends with its first fact.
 """
 
@@ -35,13 +36,13 @@ from unpad.storage import write_atomic
 Kind = Literal["one", "two"]
 KINDS: tuple[Kind, ...] = ("one", "two")
 ICON = 16  # pixels a side
-COARSE = 4  # blocks a side whose mean colours a look is made of
+COARSE = 8  # blocks a side whose mean colours a look is made of
 SEED = 33  # of the split and of the looks, which are the same for every run
 HELD_OUT = 0.25  # share of names
-NUM_CLUSTERS = 32
-NUM_LOOKS = 16
+NUM_CLUSTERS = 48
+NUM_LOOKS = 12
 FEWEST = 8  # icons of training of a look; 2 held out
-MARGIN = 1.25  # distance to the second nearest look over that to the nearest
+MARGIN = 1.1  # distance to the second nearest look over that to the nearest
 STEPS = {"right": (0, 1), "below": (1, 0)}
 
 
@@ -158,7 +159,7 @@ def choose_looks(
     clear = ordered[:, 1] >= MARGIN * ordered[:, 0]
     trained = np.bincount(nearest[clear & ~held_out], minlength=num_clusters)
     unseen = np.bincount(nearest[clear & held_out], minlength=num_clusters)
-    order = np.argsort(-trained, kind="stable")
+    order = np.argsort(-_told_apart(pixels, nearest, clear & ~held_out, num_clusters), kind="stable")
     chosen = [look for look in order.tolist() if trained[look] >= FEWEST and unseen[look] >= 2][:num_looks]
     if len(chosen) < num_looks:
         raise SourceError(f"the icons have {len(chosen)} looks, expected {num_looks}", fix="name a larger set of icons")
@@ -181,6 +182,17 @@ def _clusters(colours: np.ndarray, num: int, rng: np.random.Generator) -> np.nda
     return centres
 
 
+def _told_apart(pixels: np.ndarray, nearest: np.ndarray, among: np.ndarray, num: int) -> np.ndarray:
+    """Share of the icons of every cluster, of those `among`, whose nearest neighbour is of the same cluster, (num,)."""
+    ids = np.flatnonzero(among)
+    values = pixels[ids].reshape(len(ids), -1) / 255
+    squares = (values**2).sum(1)
+    distances = squares[:, None] + squares - 2 * values @ values.T
+    np.fill_diagonal(distances, np.inf)
+    same = nearest[ids] == nearest[ids[distances.argmin(1)]]
+    return np.bincount(nearest[ids], same, num) / np.maximum(np.bincount(nearest[ids], minlength=num), 1)
+
+
 def _by_distance(names: np.ndarray, distances: np.ndarray, among: np.ndarray) -> list[str]:
     """Names of these icons, the nearest first."""
     ids = np.flatnonzero(among)
@@ -201,15 +213,15 @@ def _words(names: Sequence[Sequence[str]]) -> list[str]:
 
 
 def draw_canvas(icons: Sequence[np.ndarray], side: int, rng: np.random.Generator) -> Canvas:
-    """Draw one canvas; half of the looks occur once, and the others fill the rest equally often.
+    """Draw one canvas; a third of the looks occur once, and the others fill the rest equally often.
 
     Args:
         icons: ids of the icons of every look.
     """
     order = rng.permutation(len(icons))
-    half = min(len(icons) // 2, side * side // 4)
-    once, often = order[:half], order[half:]
-    looks = np.concatenate([once, np.resize(often, side * side - half)])
+    num_once = min(len(icons) // 3, side * side // 4)
+    once, often = order[:num_once], order[num_once:]
+    looks = np.concatenate([once, np.resize(often, side * side - num_once)])
     looks = rng.permutation(looks).reshape(side, side)
     shown = np.array([rng.choice(icons[look]) for look in looks.ravel()]).reshape(side, side)
     return Canvas(shown, looks)
