@@ -449,6 +449,18 @@ def test_a_run_keeps_its_codes_and_scales(tmp_path: Path) -> None:
         opened(long(tmp_path, others), events=split_file(tmp_path / "s.parquet", {r[0]: "valid" for r in others}))
 
 
+def test_a_run_that_starts_from_another_has_its_scale_or_is_refused(tmp_path: Path) -> None:
+    source = long(tmp_path, [(A, 0, "x", 1.0), (B, 0, "x", 2.0)])
+    kept = opened(source, data={"holdout": 0}, events={"scale": "rank"}).files
+    again = opened(source, kept=kept, data={"holdout": 0}, events={"scale": "rank"})
+    assert again.files == kept
+    with pytest.raises(
+        RecipeError, match="scales values by standard, and the run that it starts from by rank"
+    ) as caught:
+        opened(source, kept=kept, data={"holdout": 0})
+    assert (caught.value.where, caught.value.fix) == ("events.scale", "set events.scale=rank, or train anew")
+
+
 @pytest.mark.promise("patients.values")
 def test_vectors_of_codes_stand_in_the_order_of_the_codes(tmp_path: Path) -> None:
     rows: list[Row] = [(A, 0, "a", None), (A, 1, "b", None), (A, 2, "b", None), (A, 2, "c", None)]

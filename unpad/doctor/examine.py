@@ -26,7 +26,7 @@ from unpad.doctor.recipe.settings import (
     check_step_size,
 )
 from unpad.doctor.subject import Subject, TimeBudget, open_subject
-from unpad.doctor.trials.carry import FIRST_STEPS, Carry, Transfer, carry_over, judge_carry
+from unpad.doctor.trials.carry import STEPS, Carry, Transfer, carry_over, judge_carry
 from unpad.doctor.trials.layers import Layers, check_layers, check_terms, check_unchanged
 from unpad.doctor.trials.overfit import LEAST_STEPS, Overfit, judge, overfit_batch
 from unpad.doctor.trials.steps import (
@@ -335,7 +335,7 @@ def check_length(subject: Subject, found: Sweep, overfit: Overfit, carry: Carry 
     if overfit.is_short:
         findings.append(_short("short_heart", subject, overfit.steps, LEAST_STEPS))
     if carry is not None and carry.is_short:
-        findings.append(_short("short_labels", subject, carry.steps, FIRST_STEPS))
+        findings.append(_short("short_labels", subject, carry.steps, STEPS))
     return findings
 
 

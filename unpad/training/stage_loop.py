@@ -363,7 +363,7 @@ def _evaluate(stage: StageRun) -> tuple[bool, bool]:
         return False, False
     with run.timers("evaluate"), setup.parallelism.evaluating() as group:
         result = held_out(Measuring(setup.model, setup.data, ids, recipe.plan, setup.device, group))
-    least = CHANCE / math.sqrt(result.num_targets) if train.min_delta == "auto" else train.min_delta
+    least = CHANCE / math.sqrt(max(result.num_targets, 1)) if train.min_delta == "auto" else train.min_delta
     improved = progress.best is None or result.loss < progress.best - least
     if improved:
         progress.best, progress.best_step, progress.checks_without_progress = result.loss, progress.step, 0

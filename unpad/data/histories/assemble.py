@@ -21,7 +21,7 @@ from unpad.data.histories.scales import LogJson, RankJson, Scale, fit_scale, sca
 from unpad.data.histories.tables import TableFile, column_names, open_table
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.split import Split
-from unpad.errors import SourceError
+from unpad.errors import RecipeError, SourceError
 from unpad.recipes.data import EventSettings
 from unpad.storage.reading import Count, Finite, shaped
 from unpad.terminal.table import number_of
@@ -387,11 +387,15 @@ def assemble(tables: PatientTables, events: Events, settings: EventSettings, kno
 
     Raises:
         SourceError: as `number_codes`.
+        RecipeError: the earlier run scales values otherwise.
     """
     rows, num_patients = tables.rows, len(tables.cohort.person)
     if known is None:
         in_training = tables.cohort.split[events.patient] == Split.TRAIN
         known = learn_codes(events, rows.names, in_training, settings)
+    elif (kept := "standard" if known.scale is None else known.scale.kind) != settings.scale:
+        what = f"the recipe scales values by {settings.scale}, and the run that it starts from by {kept}"
+        raise RecipeError(what, where="events.scale", fix=f"set events.scale={kept}, or train anew")
     strange = _numbers(events, rows, known) == 0
     num_read = per_source(tables, events)
     num_strange = per_source(tables, events.take(np.flatnonzero(strange)))

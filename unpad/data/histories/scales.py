@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -50,6 +50,7 @@ class LogScale:
     mean: np.ndarray
     std: np.ndarray
     least: np.ndarray
+    kind: ClassVar[Kind] = "log"
 
     def of(self, code: np.ndarray, value: np.ndarray, standard: np.ndarray) -> np.ndarray:
         """Scale the values of codes; arguments as `standardised`, with its result."""
@@ -78,6 +79,7 @@ class RankScale:
 
     values: tuple[np.ndarray, ...]
     scores: tuple[np.ndarray, ...]
+    kind: ClassVar[Kind] = "rank"
 
     def of(self, code: np.ndarray, value: np.ndarray, standard: np.ndarray) -> np.ndarray:
         """Scale the values of codes; arguments as `standardised`, with its result."""

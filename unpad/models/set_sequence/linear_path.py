@@ -53,7 +53,7 @@ def set_values(codes: Tensor, events: EventSets, dtype: torch.dtype) -> SetValue
         dtype: of the values found.
     """
     set_of = events.members.seq_of_token()
-    key = set_of * (codes.max() + 1 if len(codes) else 1) + codes
+    key = _pairs(set_of, codes)
     order = key.argsort(stable=True)
     sizes = key.index_select(0, order).unique_consecutive(return_counts=True)[1]
     first = order.index_select(0, sizes.cumsum(0) - sizes)
@@ -86,7 +86,7 @@ def last_values(code: Tensor, value: Tensor, has_value: Tensor, lengths: Tensor)
         lengths: (num_records,) entries of each record.
     """
     record = torch.repeat_interleave(lengths.long(), output_size=len(code))
-    run = record * (code.max() + 1 if len(code) else 1) + code
+    run = _pairs(record, code)
     order = (2 * run + has_value).argsort(stable=True)  # by record and code, those with a value last, then by time
     sizes = run.index_select(0, order).unique_consecutive(return_counts=True)[1]
     ends = order.index_select(0, sizes.cumsum(0) - 1)
@@ -97,6 +97,11 @@ def last_values(code: Tensor, value: Tensor, has_value: Tensor, lengths: Tensor)
     found = record[ends], code[ends], torch.stack([last, change, torch.ones_like(last)], 1)
     known = (found[1] > 0).nonzero().flatten()
     return LastValues(*(part.index_select(0, known) for part in found))
+
+
+def _pairs(owner: Tensor, code: Tensor) -> Tensor:
+    """A number for every pair of an owner and a code, both (num,) int64, in the order of owners and then of codes."""
+    return owner * (code.max() + 1 if len(code) else 1) + code
 
 
 class LinearPath(nn.Module):
@@ -136,8 +141,8 @@ class LinearPath(nn.Module):
 def values_of_patients(codes: Tensor, events: EventSets, dtype: torch.dtype) -> LastValues:
     """Last values of the patients of a batch; arguments as of `set_values`."""
     found = set_values(codes, events, dtype)
-    lengths = sum_runs(found.per_set.double(), events.history.lengths()).long()
-    return last_values(found.code, found.value, found.has_value, lengths)
+    starts = F.pad(found.per_set.cumsum(0), (1, 0)).index_select(0, events.history.cu_seqlens.long())
+    return last_values(found.code, found.value, found.has_value, starts.diff())
 
 
 def _sum(weight: Tensor, last: LastValues, num_records: int) -> Tensor:

@@ -170,12 +170,9 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
         edges = None if config.bins is None else bin_edges(config.bins, "model.bins")
         self.patient = PatientHeads(config.width, edges, config.horizon, config.positive_weight, config.dropout)
         self.last_values = LinearPath(num_codes) if config.last_values else None
-        # With a horizon the hazards learn what the classes would, and of censored patients besides.
-        of_both = {True: (0.0, 1.0), False: (1.0, 0.0 if config.bins is None else 0.3)}
-        classification, hazard = of_both[config.horizon is not None]
         self.weights = {
-            "classification": classification,
-            "hazard": hazard,
+            "classification": 1.0,
+            "hazard": 0.0 if config.bins is None else 0.3,
             "reconstruction": 0.1,
             "made_code": 0.1,
             "kl": Ramp(start=0.0, end=0.1, steps=1000),
@@ -183,6 +180,8 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
             "next_time": 0.05,
             "next_value": 0.05,
         }
+        if config.horizon is not None:  # the hazards learn what the classes would, and of censored patients besides
+            self.weights |= {"classification": 0.0, "hazard": 1.0}
         self._weighted = set(self.weights)
         init_weights(self, config.blocks)
         for part in (self.embedding, self.encoder, self.belief, self.history, self.decoder):
@@ -203,8 +202,7 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
         return 1.0 if self.last_values is None else FIRST_SHARE
 
     def begin(self, batch: RaggedBatch) -> None:
-        """Let the linear path, if there is one, begin as ridge regression on patients, and the network
-        near zero."""
+        """Let the linear path, if there is one, begin as ridge regression on patients, and the network near zero."""
         if self.last_values is None:
             return
         events, codes = batch.require(EventSets), batch.input_ids
@@ -231,13 +229,11 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
 
     def classify(self, batch: RaggedBatch) -> Tensor:
         """Scores of both classes of every patient, (num_seqs, 2), fp32 or wider."""
-        reading = self._read(batch)
-        return self.patient.scores(self._readouts(self._states(reading), reading), self._shift(reading))
+        return self.patient.scores(*self._outcome(self._read(batch)))
 
     def hazards(self, batch: RaggedBatch) -> Tensor | None:
         """Logits of the hazard of every bin, (num_seqs, bins), fp32 or wider; None without bins."""
-        reading = self._read(batch)
-        return self.patient.hazards(self._readouts(self._states(reading), reading), self._shift(reading))
+        return self.patient.hazards(*self._outcome(self._read(batch)))
 
     @torch.no_grad()
     def nll(self, batch: RaggedBatch) -> Tensor:
@@ -327,8 +323,8 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
             "kl": (self._over_levels(free).sum(), num_sets),
             "raw_kl": (reading.divergences[-1].detach().sum(), num_sets),
         }
-        readouts, shift = self._readouts(states, reading), self._shift(reading)
-        terms |= self.patient.terms(readouts, shift, batch.seq_labels, events, self.label_smoothing)
+        outcome = self._outcome(reading, states)
+        terms |= self.patient.terms(*outcome, batch.seq_labels, events, self.label_smoothing)
         if weighted & {"next_code", "next_time", "next_value"}:
             hidden = states.index_select(0, reading.course.sets)
             following = sets_that_follow(events, reading.course.is_first)
@@ -406,8 +402,10 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
     def _readouts(self, states: Tensor, reading: SetReading) -> Tensor:
         return states.index_select(0, reading.course.readouts)
 
-    def _shift(self, reading: SetReading) -> Tensor | None:
-        return None if self.last_values is None else self.last_values(reading.codes, reading.events)
+    def _outcome(self, reading: SetReading, states: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Readouts (num_seqs, width), and shifts (num_seqs,) of the linear path; `states` if already computed."""
+        readouts = self._readouts(self._states(reading) if states is None else states, reading)
+        return readouts, None if self.last_values is None else self.last_values(reading.codes, reading.events)
 
     def _make(self, reading: SetReading, latents: Sequence[Tensor], states: Tensor | None) -> tuple[Tensor, Layout]:
         """Decode every set once for each of several latents, all (num_sets, latent).
