@@ -32,6 +32,9 @@ def test_trials_that_were_too_short_say_so_and_how_much_time_they_take() -> None
     reason, advice = sentences(found[0], "en")
     assert reason.startswith("Only 6 of at least 24 learning rates could be tried")
     assert advice.endswith("--seconds 120")
+    late = Carry(30, 30, None, 1.0, 0.9, 0.0, steps=240, is_short=True)
+    reason, _ = sentences(check_length(subject, WHOLE, Overfit(60, 12, 5.0, 0.1, None), late)[0], "en")
+    assert reason.startswith("Only 240 of at least 360 steps on labelled sequences")
 
 
 def test_trials_that_were_learnt_or_ended_by_themselves_are_judged() -> None:
