@@ -265,10 +265,10 @@ def test_labels_by_the_horizon_equal_a_walk_over_people(tmp_path: Path) -> None:
     assert batch.attended.lengths().tolist() == data.table.attended.tolist(), "sets and a readout"
     sets = batch.require(EventSets)
     assert sets.durations is not None
-    assert sets.observed is not None
+    assert sets.cause is not None
     lengths = {patient: float(end - 10) for patient, end in zip(ids, ends, strict=True)}
     assert sets.durations.tolist() == [lengths[patient] for patient in expected]
-    assert sets.observed.tolist() == [bool(dead[ids.index(patient)]) for patient in expected]
+    assert sets.cause.tolist() == [bool(dead[ids.index(patient)]) for patient in expected]
     empty = [patient for patient in expected if patient not in ids[::2]]
     assert int((data.table.positions == 0).sum()) == len(empty) > 0, "who has no event stays"
     kept = opened(source, events={"labels": {**made, "censored": "keep"}, "landmark": 10})
@@ -508,7 +508,7 @@ def assert_equal(one: RaggedBatch, two: RaggedBatch) -> None:
     assert isinstance(two.layout, Layout)
     assert torch.equal(one.layout.cu_seqlens, two.layout.cu_seqlens)
     ours, theirs = one.require(EventSets), two.require(EventSets)
-    for name in ("values", "has_value", "times", "durations", "observed"):
+    for name in ("values", "has_value", "times", "durations", "cause"):
         assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
     for name in ("members", "history"):
         assert torch.equal(getattr(ours, name).cu_seqlens, getattr(theirs, name).cu_seqlens), name

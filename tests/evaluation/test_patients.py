@@ -52,7 +52,7 @@ def test_predictions_do_not_depend_on_batches_and_stand_where_they_belong() -> N
         assert many.risk[row] == pytest.approx(-float((1 - hazard.double().sigmoid()).log().sum()), rel=1e-5)
         assert data.labels is not None
         assert many.labels[row] == data.labels[seq]
-        assert (many.durations[row], many.observed[row]) == data.outcome(seq)
+        assert (many.durations[row], many.cause[row]) == data.outcome(seq)
         assert many.num_sets[row] == len(data.set_sizes[seq])
 
 
@@ -85,9 +85,8 @@ def test_patients_of_unknown_outcome_are_left_out_and_counted() -> None:
 
 def test_outcomes_that_a_probability_separates_have_limits_and_reasons() -> None:
     p, labels = np.linspace(0.1, 0.9, 40), np.repeat([0, 1], 20)
-    found = PatientPredictions(
-        np.log(np.stack([1 - p, p], 1)), labels, p, np.where(labels == 1, 1.0, 2.0), labels == 1, np.ones(40, np.int64)
-    )
+    log_p, durations, ones = np.log(np.stack([1 - p, p], 1)), np.where(labels == 1, 1.0, 2.0), np.ones(40, np.int64)
+    found = PatientPredictions(log_p, log_p[:, 2:], labels, p, durations, labels, ones)
     metrics = summarise(found, True, True)
     assert metrics["auroc"].value == metrics["average_precision"].value == metrics["concordance"].value == 1
     assert metrics["auroc"].low == pytest.approx(0.025 ** (1 / 20))
@@ -98,7 +97,7 @@ def test_outcomes_that_a_probability_separates_have_limits_and_reasons() -> None
     assert "1.0000 to 1.0000" not in told
     slope = metrics["calibration_slope"].to_json()
     assert (slope["value"], slope["low"], slope["high"]) == (None, None, None)
-    never = replace(found, observed=np.zeros(40, bool))
+    never = replace(found, cause=np.zeros(40, np.int64))
     assert isinstance(summarise(never, True, True)["concordance"], Refused)
 
 
@@ -106,7 +105,7 @@ def test_certain_and_right_probabilities_and_perfect_ranks_of_codes_have_exact_l
     labels = np.repeat([0, 1], 20)
     log_p = np.where(np.stack([1 - labels, labels], 1) > 0, 0.0, -1000.0)  # probabilities of exactly 0 and 1
     nothing = np.full(40, np.nan)
-    found = PatientPredictions(log_p, labels, log_p[:, 1], nothing, labels > 0, np.ones(40, np.int64))
+    found = PatientPredictions(log_p, log_p[:, 2:], labels, log_p[:, 1], nothing, labels, np.ones(40, np.int64))
     assert summarise(found, True, True)["brier"].high == pytest.approx(1 - 0.025 ** (1 / 40))
     sets, none = np.arange(20), np.zeros(0, np.int64)
     above = np.where(sets % 2, 0, -1)  # the second set of each of ten patients, expected rightly

@@ -76,7 +76,7 @@ def random_patients(
     events = replace(
         batch.require(EventSets),
         durations=torch.from_numpy(rng.exponential(500, num_seqs).astype(np.float32)),
-        observed=torch.from_numpy(rng.random(num_seqs) < 0.5),
+        cause=torch.from_numpy((rng.random(num_seqs) < 0.5).astype(np.int64)),
     )
     labels = torch.from_numpy(rng.choice([-1, 0, 1], num_seqs, p=[0.2, 0.4, 0.4]))
     return replace(batch, seq_labels=labels).with_part(events)

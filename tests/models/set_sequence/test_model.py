@@ -272,7 +272,7 @@ def test_terms_are_what_they_say() -> None:
         float(F.cross_entropy(logits[known], batch.seq_labels[known], reduction="sum"))
     )
     timed = [0, 2, 3, 4]
-    wanted = hazard_nll(hazards[timed], events.durations[timed], events.observed[timed], model.patient.edges)
+    wanted = hazard_nll(hazards[timed], events.durations[timed], events.cause[timed], model.patient.edges)
     assert terms["hazard"] == pytest.approx(float(wanted.sum()))
     assert (counts["classification"], counts["nll"], counts["hazard"]) == (4, 4, 4)
 
@@ -393,7 +393,7 @@ def test_weights_start_without_divergence() -> None:
 def test_without_labels_durations_or_values_terms_have_no_targets() -> None:
     model, batch = model_of("plain"), random_patients([30, 5])
     events = events_of(batch)
-    bare = replace(events, durations=None, observed=None, has_value=torch.zeros_like(events.has_value))
+    bare = replace(events, durations=None, cause=None, has_value=torch.zeros_like(events.has_value))
     bare = replace(bare, values=torch.zeros_like(events.values))
     batch = replace(batch, seq_labels=None).with_part(bare)
     counts = model.count_targets(batch)
