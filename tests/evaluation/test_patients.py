@@ -22,10 +22,21 @@ from unpad.data.sources.split import Split
 from unpad.errors import SourceError
 from unpad.evaluation import binary
 from unpad.evaluation.metrics import Refused, metric_lines
-from unpad.evaluation.patients import _thin, count, courses, describe, evaluate, held_out, summarise
+from unpad.evaluation.patients import (
+    MEASURES,
+    _columns,
+    _thin,
+    count,
+    courses,
+    describe,
+    evaluate,
+    held_out,
+    summarise,
+)
+from unpad.evaluation.rows import Ranked
 from unpad.evaluation.run import evaluate_run
 from unpad.evaluation.sets import SetScores, score_sets, set_columns, summarise_sets
-from unpad.inference.patients import PatientPredictions, predict
+from unpad.inference.patients import UNKNOWN, PatientPredictions, predict
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.recipes.training import PlanSettings
 
@@ -341,3 +352,53 @@ def test_one_outcome_alone_has_no_curve() -> None:
     assert set(judged.refused) == {"auroc", "average_precision"}
     assert not set(judged.refused) & set(judged.values)
     assert courses(Measuring(Guess(), data, np.arange(12), MANY), found) == []
+
+
+# --------------------------------------------------------------------------- competing events
+
+
+def timed_only(risk: np.ndarray, durations: np.ndarray, cause: np.ndarray) -> PatientPredictions:
+    """Predictions of patients of whom only times are known."""
+    num = len(risk)
+    nothing = np.full(num, UNKNOWN)
+    return PatientPredictions(np.zeros((num, 2)), np.zeros((num, 1)), nothing, risk, durations, cause, nothing)
+
+
+def ranked(predictions: PatientPredictions) -> list[float]:
+    """Concordance as it is summarised, and as it is found from rows that were written."""
+    columns = _columns(predictions, classifies=False)
+    by_rows = MEASURES["concordance"]
+    assert isinstance(by_rows, Ranked)
+    return [summarise(predictions, False, True)["concordance"].value, float(by_rows.measure(columns, None))]
+
+
+@pytest.mark.promise("patients.competing")
+def test_who_had_a_competing_event_stays_at_risk_for_ever() -> None:
+    """Wolbers et al. (2014): a pair counts if the outcome of one came before that of the other, which never comes after
+    a competing event, however early that was."""
+    rng = np.random.default_rng(5)
+    num = 60
+    risk, durations, cause = rng.integers(0, 9, num), rng.integers(1, 15, num).astype(float), rng.integers(0, 4, num)
+    right, comparable = 0.0, 0
+    for i in np.flatnonzero(cause == 1):
+        for j in range(num):
+            later = durations[j] > durations[i] or (durations[j] == durations[i] and cause[j] == 0)
+            if later or cause[j] >= 2:
+                comparable += 1
+                right += (risk[i] > risk[j]) + (risk[i] == risk[j]) / 2
+    assert ranked(timed_only(risk, durations, cause)) == pytest.approx([right / comparable] * 2, abs=1e-12)
+    # By hand: the outcome on day 5, a competing event on day 2, and a censored patient on day 3, who does not count.
+    days, ended = np.array([5.0, 2.0, 3.0]), np.array([1, 2, 0])
+    assert ranked(timed_only(np.array([0.2, 0.9, 0.9]), days, ended)) == [0, 0]
+    assert ranked(timed_only(np.array([0.9, 0.2, 0.9]), days, ended)) == [1, 1]
+
+
+def test_competing_events_are_counted_and_told_in_rows_where_there_are_any() -> None:
+    cause, days = np.array([0, 1, 2, 3, 2, 0]), np.array([5.0, 2.0, 3.0, 4.0, 5.0, np.nan])
+    some = timed_only(np.zeros(6), days, cause)
+    expected = {"observed_until_the_outcome": 1, "observed_until_a_competing_event": 3, "censored": 1}
+    assert count(some, labelled=False) == expected
+    columns = _columns(some, classifies=False)
+    assert columns["observed"].tolist() == [False, True, False, False, False, None]
+    assert columns["competing"].tolist() == [False, False, True, True, True, None]
+    assert "competing" not in _columns(replace(some, cause=np.minimum(cause, 1)), classifies=False)
