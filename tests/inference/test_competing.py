@@ -35,7 +35,7 @@ class Made:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
-    """A run of two steps; of those who stay well, a third is discharged and a third moves away."""
+    """A run of two steps; of those who stay well, a quarter is discharged and half moves away."""
     folder = tmp_path_factory.mktemp("competing")
     labels = {
         "path": "people.parquet", "event": "status", "duration": "futime", "horizon": 365, "competing": OTHERS,
@@ -50,7 +50,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
     )
     people = pq.read_table(folder / "tables" / "people.parquet").to_pylist()
     for person in people:
-        other = ["well", *OTHERS][person["id"] // 3 % 3]
+        other = ["well", "discharged", "moved", "moved"][person["id"] // 3 % 4]
         person["status"] = "ill" if person["status"] else other
         person["futime"] = 200 if other != "well" and person["status"] != "ill" else person["futime"]
     pq.write_table(pa.Table.from_pylist(people), folder / "tables" / "people.parquet")
@@ -73,6 +73,7 @@ def test_every_verb_tells_the_probabilities_of_all_causes(made: Made, unpad: She
         found = np.stack([table[name].to_numpy() for name in ("probability", *NAMES)])
         assert (found > 0).all()
         assert (found.sum(0) < 1).all(), "beside them, that nothing comes"
+        assert found[2].mean() > 1.3 * found[1].mean(), "each under its own name"
         p, risk = (table[name].to_numpy() for name in ("probability", "risk"))
         assert np.corrcoef(p.argsort().argsort(), risk.argsort().argsort())[0, 1] > 0.95
     rows = tables["rows"].to_pylist()
