@@ -386,6 +386,7 @@ def test_the_data_decides_the_horizon_and_the_linear_path(tmp_path: Path, unit: 
         ([0, 1, 2, 5], [5, 2]),
         (["alive", "1", "Discharged", "moved"], ["moved", "discharged"]),
         ([0.0, 1.0, 2.0, 5.0], ["5", 2]),
+        (["0", "1.0", "2.0", "5"], ["5", 2]),
     ],
 )
 def test_who_had_a_competing_event_by_the_horizon_has_label_0_and_is_not_left_out(

@@ -366,7 +366,7 @@ def timed_only(risk: np.ndarray, durations: np.ndarray, cause: np.ndarray) -> Pa
 
 def ranked(predictions: PatientPredictions) -> list[float]:
     """Concordance as it is summarised, and as it is found from rows that were written."""
-    columns = _columns(predictions, classifies=False)
+    columns = _columns(predictions, {})
     by_rows = MEASURES["concordance"]
     assert isinstance(by_rows, Ranked)
     return [summarise(predictions, False, True)["concordance"].value, float(by_rows.measure(columns, None))]
@@ -398,7 +398,7 @@ def test_competing_events_are_counted_and_told_in_rows_where_there_are_any() -> 
     some = timed_only(np.zeros(6), days, cause)
     expected = {"observed_until_the_outcome": 1, "observed_until_a_competing_event": 3, "censored": 1}
     assert count(some, labelled=False) == expected
-    columns = _columns(some, classifies=False)
+    columns = _columns(some, {})
     assert columns["observed"].tolist() == [False, True, False, False, False, None]
     assert columns["competing"].tolist() == [False, False, True, True, True, None]
-    assert "competing" not in _columns(replace(some, cause=np.minimum(cause, 1)), classifies=False)
+    assert "competing" not in _columns(replace(some, cause=np.minimum(cause, 1)), {})

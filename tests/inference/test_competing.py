@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from tests.helpers import families
+from tests.helpers.serving import running
 from tests.helpers.shell import Shell
 from tests.helpers.toy import run
+from unpad.inference.embed import embed_file
 from unpad.inference.loaded import load
 from unpad.models.set_sequence.heads import PatientHeads
 from unpad.proof.recipe import prove_recipe
@@ -24,6 +26,7 @@ from unpad.serving.over_http import numbers, streams
 
 pytestmark = pytest.mark.promise("patients.competing")
 OTHERS = ["discharged", "moved"]
+TABLES = ("tests", "people")
 NAMES = [f"probability_{name}" for name in OTHERS]
 
 
@@ -81,9 +84,30 @@ def test_every_verb_tells_the_probabilities_of_all_causes(made: Made, unpad: She
     assert unpad("data", "check", made.recipe).code == 0
 
 
-def test_the_server_and_other_passes_give_these_numbers_bit_for_bit(made: Made) -> None:
-    certificate = prove_serving(load(made.run), over_http=OverHttp(streams, numbers))
+def test_the_server_and_other_passes_give_these_numbers_bit_for_bit(made: Made, tmp_path: Path) -> None:
+    loaded = load(made.run)
+    certificate = prove_serving(loaded, over_http=OverHttp(streams, numbers))
     assert [line for line in certificate.lines if line.passed is False] == []
+    rows = {name: pq.read_table(made.recipe.parent / "tables" / f"{name}.parquet").to_pylist() for name in TABLES}
+    asked = [
+        {
+            "id": person["id"],
+            "events": [{"age": person["age"]}]
+            + [
+                {key: row[key] for key in ("days", "test", "value")}
+                for row in rows["tests"]
+                if row["id"] == person["id"]
+            ],
+        }
+        for person in rows["people"][:9]
+    ]
+    embed_file(loaded, made.recipe.parent / "tables", "patient", tmp_path / "new.parquet")
+    wanted = {row["id"]: row for row in pq.read_table(tmp_path / "new.parquet").to_pylist()}
+    with running(made.run, name="events") as server:
+        told = server.post("/v1/models/events:predict", {"instances": asked}).json()["predictions"]
+    for one in told:
+        assert set(NAMES) < one.keys(), "several patients of one request, each with its own numbers"
+        assert {name: wanted[one["id"]][name] for name in one} == one
 
 
 @pytest.mark.slow

@@ -31,10 +31,10 @@ from unpad.inference.patients import (
     UNKNOWN,
     PatientPredictions,
     batches,
-    competing_columns,
     computed_at_once,
     gives_probability,
     predict,
+    probabilities,
     trains,
 )
 from unpad.models.contract import PredictsSets
@@ -185,11 +185,11 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> Eval
         classifies = gives_probability(model) and bool(predictions.known.any())
         metrics |= summarise(predictions, classifies, classifies or trains(model, "hazard"))
         drawn["counts"] |= count(predictions, data.labels is not None)
-        columns |= _columns(predictions, classifies)
+        p = probabilities(run, predictions.log_p, predictions.competing) if classifies else {}
+        columns |= _columns(predictions, p)
         measures |= {name: measure for name, measure in MEASURES.items() if name in metrics}
         if classifies:
             lines = _surest_wrong(predictions, data, ids, num_shown)
-            columns |= competing_columns(run, predictions.competing)
             drawn |= describe(predictions)
             drawn["courses"] = courses(over, predictions)
     wanted = [trains(model, "reconstruction"), trains(model, "next_code")]
@@ -204,19 +204,19 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> Eval
     return Evaluation(metrics, [f"evaluated: {shown}", *lines], drawn, lambda: ExampleRows(columns, measures))
 
 
-def _columns(predictions: PatientPredictions, classifies: bool) -> Columns:
+def _columns(predictions: PatientPredictions, p: Columns) -> Columns:
     """Columns of the patients' rows: `risk`, `duration` and `observed`, whether it ended with the outcome; `competing`,
-    whether with another event, where any did; if the model `classifies`, `label` (0, 1 or None), `probability`,
-    `loss` in nats and `num_targets`, 1 where the outcome is known."""
+    whether with another event, where any did; with probabilities `p`, these, `label` (0, 1 or None), `loss` in nats and
+    `num_targets`, 1 where the outcome is known."""
     timed, known = ~np.isnan(predictions.durations), predictions.known
     columns: Columns = {"risk": predictions.risk, "duration": predictions.durations}
     columns["observed"] = _known_only(predictions.cause == OUTCOME, timed)
     competing = predictions.cause >= FIRST_COMPETING
     if competing.any():
         columns["competing"] = _known_only(competing, timed)
-    if classifies:
+    if p:
         columns["label"] = _known_only(predictions.labels, known)
-        columns["probability"] = predictions.p
+        columns |= p
         columns["loss"] = np.full(len(known), np.nan)
         columns["loss"][known] = predictions.nll
         columns["num_targets"] = known.astype(np.int64)
@@ -384,7 +384,7 @@ def held_out_inputs(run: LoadedRun, data: EventData, most: int) -> HeldOutInputs
         if classifies or has_hazards:
             for numbers, one in zip(found, computed_at_once(run, "predict", given), strict=True):
                 if classifies:
-                    numbers |= {"probability": np.exp(one["log_p"][:, 1])} | competing_columns(run, one["competing"])
+                    numbers |= probabilities(run, one["log_p"], one["competing"])
                 numbers |= {"risk": one["risk"]} if has_hazards else {}
         if classifies:
             for numbers, one in zip(found, computed_at_once(run, "explain", given), strict=True):

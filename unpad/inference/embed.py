@@ -18,7 +18,7 @@ from unpad.data.sources.split import PARTS, Split, Wanted
 from unpad.errors import DiskError, RecipeError, SourceError
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patient_marks import ledger, mark_patients, mark_sets, refuse_unknown
-from unpad.inference.patients import competing_columns, gives_probability, predict, trains
+from unpad.inference.patients import gives_probability, predict, probabilities, trains
 from unpad.models.contract import PredictsSets
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.linear import independent_rows
@@ -118,7 +118,7 @@ def predicted(run: LoadedRun, data: EventData, known: bool) -> dict[str, pa.Arra
         with independent_rows():
             predictions = predict(Measuring(run.model, data, ids, run.recipe.plan))
         if classifies:
-            found = {"probability": predictions.p} | competing_columns(run, predictions.competing)
+            found = probabilities(run, predictions.log_p, predictions.competing)
             columns |= {name: pa.array(values) for name, values in found.items()}
         columns |= {"risk": pa.array(predictions.risk)} if has_hazards else {}
     if known:

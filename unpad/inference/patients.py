@@ -109,17 +109,15 @@ def outcomes(model: PredictsSets, batch: RaggedBatch) -> dict[str, np.ndarray]:
     return {name: values.cpu().numpy() for name, values in found.items()}
 
 
-def competing_columns(run: LoadedRun, competing: np.ndarray) -> dict[str, np.ndarray]:
-    """Columns of the probabilities of competing events, (num_patients,) each, under the names that people read.
-
-    Args:
-        competing: (num_patients, num_competing).
-    """
-    if not competing.shape[1]:  # none, or a model without hazards
-        return {}
-    labels = run.recipe.events.labels
-    assert labels is not None, "competing events are those of labels"
-    return {f"probability_{name}": p for name, p in zip(labels.competing, competing.T, strict=True)}
+def probabilities(run: LoadedRun, log_p: np.ndarray, competing: np.ndarray) -> dict[str, np.ndarray]:
+    """Columns of the probability of the outcome and of every competing event, (num_patients,) each, under the names
+    that people read; arguments as in `PatientPredictions`."""
+    found = {"probability": np.exp(log_p[:, 1])}
+    if competing.shape[1]:  # a model without hazards has none of a competing event
+        labels = run.recipe.events.labels
+        assert labels is not None, "competing events are those of labels"
+        found |= {f"probability_{name}": p for name, p in zip(labels.competing, competing.T, strict=True)}
+    return found
 
 
 def gives_probability(model: PredictsSets) -> bool:
