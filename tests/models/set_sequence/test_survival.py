@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional as F
 
 from unpad.errors import RecipeError
 from unpad.models.set_sequence.heads import (
@@ -19,6 +20,7 @@ from unpad.models.set_sequence.heads import (
     cumulative_hazard,
     hazard_nll,
     incidence,
+    observed_bins,
     risk,
 )
 
@@ -201,6 +203,30 @@ def test_one_cause_is_the_special_case_of_several_of_which_the_others_never_come
     torch.testing.assert_close(class_scores(both, until), class_scores(alone, until), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(risk(both), risk(alone), rtol=1e-12, atol=1e-12)
     assert torch.equal(risk(alone), cumulative_hazard(alone)[:, -1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_without_competing_events_values_and_gradients_have_the_bits_of_the_formulas_of_one_event(
+    dtype: torch.dtype,
+) -> None:
+    """So runs without them are what they were before there were any."""
+    edges = bin_edges(EDGES, "")
+    until = bins_until(200.0, edges)
+    durations, cause = people(*[(days, cause) for days in (10.0, 30.0, 77.0, 400.0, 5000.0) for cause in (0, 1)])
+    logits, alone = (3 * hazards(10, dtype).detach() for _ in range(2))
+    logits.requires_grad_()
+    alone = alone[..., 0].requires_grad_()
+    tried, came = observed_bins(durations, cause, edges)
+    total = (-F.logsigmoid(-alone) * until).sum(1)
+    scores = torch.stack([-total, (-torch.expm1(-total)).log()], 1)
+    nll = torch.where(tried, -F.logsigmoid(torch.where(came, alone, -alone)), 0).sum(1)
+    pairs = [(hazard_nll(logits, durations, cause, edges), nll), (class_scores(logits, until), scores)]
+    for found, wanted in pairs:
+        assert torch.equal(found, wanted)
+        [gradient], [expected] = (
+            torch.autograd.grad(x.square().sum(), y) for x, y in ((found, logits), (wanted, alone))
+        )
+        assert torch.equal(gradient[..., 0], expected)
 
 
 def test_hazards_add_up_to_minus_the_logarithm_of_the_product_of_what_is_left() -> None:
