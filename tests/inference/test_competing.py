@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
 
 
 def test_every_verb_tells_the_probabilities_of_all_causes(made: Made, unpad: Shell, tmp_path: Path) -> None:
+    logged = [json.loads(line)["values"] for line in (made.run / "metrics.jsonl").read_text().splitlines()]
+    assert any(0 < values.get("cause", 0) < values["hazard"] for values in logged if "hazard" in values)
     told = unpad("eval", made.run, "--rows", "rows.parquet")
     assert told.code == 0, told.err
     assert "observed until a competing event" in told.out

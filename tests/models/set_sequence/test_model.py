@@ -497,3 +497,18 @@ def test_it_learns_what_only_the_order_of_values_tells() -> None:
     with torch.no_grad():
         right = model.eval().classify(test).argmax(1) == test.seq_labels
     assert right.double().mean() > 0.9
+
+
+@pytest.mark.promise("patients.competing")
+def test_the_loss_of_which_event_came_is_told_apart_and_is_of_those_who_had_one() -> None:
+    model, batch = model_of("competing"), random_patients([9, 0, 30, 1, 4, 12], causes=3)
+    durations, cause = torch.tensor([50.0, math.nan, 400.0, 3000.0, 120.0, 700.0]), torch.tensor([2, 1, 3, 2, 0, 1])
+    batch = batch.with_part(replace(events_of(batch), durations=durations, cause=cause))
+    total, count = model.losses(batch)["cause"]
+    assert count == model.count_targets(batch)["cause"] == 3, "not of the one without a duration, or beyond the bins"
+    with torch.no_grad():
+        hazards = model.hazards(batch)
+        assert hazards is not None
+        logs = hazards.log_softmax(2)  # of a cause, given an event
+    assert float(total) == pytest.approx(-float(logs[0, 0, 1] + logs[2, 1, 2] + logs[5, 2, 0]))
+    assert "cause" not in model_of("plain").losses(random_patients([3]))

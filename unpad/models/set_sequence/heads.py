@@ -73,10 +73,21 @@ def hazard_nll(logits: Tensor, durations: Tensor, cause: Tensor, edges: Tensor) 
     assert logits.shape[1] == len(edges) - 1, f"{logits.shape[1]} hazards for {len(edges)} edges"
     logits, durations = widened(logits), widened(durations)
     tried, came = observed_bins(durations, cause, edges)
-    any_event, which = any_of(logits), logits.log_softmax(2)  # (num, bins), (num, bins, causes)
+    any_event = any_of(logits)  # (num, bins)
+    nll = torch.where(tried, -F.logsigmoid(torch.where(came, any_event, -any_event)), 0).sum(1)
+    return (nll + cause_nll(logits, cause, came)).masked_fill(durations.isnan(), math.nan)
+
+
+def cause_nll(logits: Tensor, cause: Tensor, came: Tensor) -> Tensor:
+    """The part of `hazard_nll` that says which event came, given that one did, (num,) nats; 0 for who had none.
+
+    Args:
+        logits, cause: as of `hazard_nll`.
+        came: (num, bins) from `observed_bins`.
+    """
     place = (cause - OUTCOME).clamp_min(0)[:, None, None].expand(-1, logits.shape[1], 1)
-    logs = F.logsigmoid(torch.where(came, any_event, -any_event)) + torch.where(came, which.gather(2, place)[..., 0], 0)
-    return torch.where(tried, -logs, 0).sum(1).masked_fill(durations.isnan(), math.nan)
+    logs = widened(logits).log_softmax(2).gather(2, place)[..., 0]
+    return -torch.where(came, logs, 0).sum(1)
 
 
 def any_of(logits: Tensor) -> Tensor:
@@ -289,6 +300,16 @@ class PatientHeads(nn.Module):
             return torch.zeros(events.history.num_seqs, dtype=torch.bool, device=events.times.device)
         return ~events.durations.isnan()
 
+    def num_came(self, events: EventSets) -> int:
+        """Number of patients with an event in a bin, of whom its cause is learned."""
+        timed = self.timed(events)
+        if not bool(timed.any()):
+            return 0
+        assert events.durations is not None, "timed patients have durations"
+        assert events.cause is not None, "durations come with `cause`"
+        assert self.edges is not None, "hazards have bins"
+        return int((observed_bins(events.durations, events.cause, self.edges)[1] & timed[:, None]).sum())
+
     def terms(
         self,
         readouts: Tensor,
@@ -306,12 +327,14 @@ class PatientHeads(nn.Module):
 
         Returns:
             classification, smoothed and weighted, over known classes; nll, the same plain and without gradient, only
-            with labels; hazard, over patients with a duration, and weighted where it gives the classes.
+            with labels; hazard, over patients with a duration, and weighted where it gives the classes; cause, only
+            with competing events, the part of it that says which event came, plain and without gradient, over those
+            who had one in a bin.
         """
         if self.training and self.dropout:
             readouts = dropout(readouts, self.dropout, draw(len(readouts)))
         nothing = widened(readouts.new_zeros(())), 0
-        terms: Terms = {"classification": nothing, "hazard": nothing}
+        terms: Terms = {"classification": nothing, "hazard": nothing} | ({"cause": nothing} if self.causes > 1 else {})
         if labels is not None:
             known = (labels >= 0).nonzero().flatten()
             known_classes = labels.index_select(0, known)
@@ -330,6 +353,9 @@ class PatientHeads(nn.Module):
             nll = hazard_nll(logits, durations, cause, self.edges)
             classes = _select(labels, timed) if self.classes is None else None
             terms["hazard"] = self._weighed(nll, classes).sum(), len(timed)
+            if self.causes > 1:
+                came = observed_bins(durations, cause, self.edges)[1]
+                terms["cause"] = cause_nll(logits.detach(), cause, came).sum(), int(came.sum())
         return terms
 
     def _weighed(self, loss: Tensor, labels: Tensor | None) -> Tensor:

@@ -325,6 +325,7 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
         - kl: divergence from the prior, summed over dimensions, each with its free bits, levels as above; over sets
         - next_code, next_time, next_value: see `NextSet.terms`; over sets after a patient's first, and their values
         - nll, not trained: plain cross-entropy of known classes; without labels, reconstruction at the deepest level
+        - cause, not trained, with competing events: the part of hazard that says which event came; over who had one
         - raw_kl, not trained: divergence of the deepest level without free bits; over sets
 
         Training skips terms without a weight of `begin_step`.
@@ -374,7 +375,7 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
             "next_value": num_values,
             "nll": events.num_sets if labels is None else num_labelled,
             "raw_kl": events.num_sets,
-        }
+        } | ({"cause": self.patient.num_came(events)} if self.patient.causes > 1 else {})
 
     def _decoder_terms(self, reading: SetReading, states: Tensor, unlabelled: bool) -> Terms:
         """reconstruction, made_code, and for a batch without labels nll."""
