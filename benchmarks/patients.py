@@ -94,8 +94,8 @@ def long_patient(patients: RaggedBatch, num_events: int) -> RaggedBatch:
     first = whole.select([0])
     sets = whole.require(EventSets)
     times, history = sets.times.sort().values, build_layout(np.array([sets.num_sets]))
-    durations, observed = first.require(EventSets).durations, first.require(EventSets).observed
-    sets = replace(sets, history=history, times=times, durations=durations, observed=observed)
+    durations, cause = first.require(EventSets).durations, first.require(EventSets).cause
+    sets = replace(sets, history=history, times=times, durations=durations, cause=cause)
     layout = build_layout(np.array([whole.total_tokens]))
     tokens = {name: getattr(whole, name) for name in ("input_ids", "labels", "loss_mask", "target_index")}
     return replace(first, layout=layout, position_ids=torch.arange(whole.total_tokens), parts=(sets,), **tokens)

@@ -265,10 +265,10 @@ def test_labels_by_the_horizon_equal_a_walk_over_people(tmp_path: Path) -> None:
     assert batch.attended.lengths().tolist() == data.table.attended.tolist(), "sets and a readout"
     sets = batch.require(EventSets)
     assert sets.durations is not None
-    assert sets.observed is not None
+    assert sets.cause is not None
     lengths = {patient: float(end - 10) for patient, end in zip(ids, ends, strict=True)}
     assert sets.durations.tolist() == [lengths[patient] for patient in expected]
-    assert sets.observed.tolist() == [bool(dead[ids.index(patient)]) for patient in expected]
+    assert sets.cause.tolist() == [bool(dead[ids.index(patient)]) for patient in expected]
     empty = [patient for patient in expected if patient not in ids[::2]]
     assert int((data.table.positions == 0).sum()) == len(empty) > 0, "who has no event stays"
     kept = opened(source, events={"labels": {**made, "censored": "keep"}, "landmark": 10})
@@ -377,6 +377,92 @@ def test_the_data_decides_the_horizon_and_the_linear_path(tmp_path: Path, unit: 
     with pytest.raises(RecipeError, match=f"up to day 7, and the labels are of day {days:g}") as caught:
         completed("standard", bins=[0, 60], horizon=7.0)
     assert caught.value.where == "model.horizon"
+
+
+@pytest.mark.promise("patients.competing")
+@pytest.mark.parametrize(
+    ("codes", "competing"),
+    [
+        ([0, 1, 2, 5], [5, 2]),
+        (["alive", "1", "Discharged", "moved"], ["moved", "discharged"]),
+        ([0.0, 1.0, 2.0, 5.0], ["5", 2]),
+        (["0", "1.0", "2.0", "5"], ["5", 2]),
+    ],
+)
+def test_who_had_a_competing_event_by_the_horizon_has_label_0_and_is_not_left_out(
+    tmp_path: Path, codes: list[object], competing: list[object]
+) -> None:
+    outcomes = [(cause, end) for cause in range(4) for end in (20, 40, 60)]  # the horizon is day 40
+    ids = list(range(FIRST_ID, FIRST_ID + len(outcomes) + 1))
+    status = [*(codes[cause] for cause, _ in outcomes), None]
+    path = label_file(tmp_path / "people.parquet", id=ids, end=[*(end for _, end in outcomes), 60], status=status)
+    made = {"path": path, "event": "status", "duration": "end", "horizon": 30, "competing": competing}
+    made |= {"map": {"alive": 0}, "missing": "exclude", "censored": "keep"}
+    source = {**long(tmp_path, [(patient, 1, "x", 1.0) for patient in ids]), "unit": "days"}
+    data = opened(source, data={"holdout": 0}, events={"labels": made, "landmark": 10})
+    assert data.ids.tolist() == ids[:-1], "an empty status is a missing label"
+    assert data.labels is not None
+    assert data.labels.tolist() == [-1, 0, 0, 1, 1, 0] + [0] * 6
+    cause = data.load(micro_of(data, range(len(data.ids)))).require(EventSets).cause
+    assert cause is not None
+    assert cause.tolist() == [0] * 3 + [1] * 3 + [3] * 3 + [2] * 3, "in the order in which competing names them"
+    assert "3 observed until the outcome, 6 until a competing event, followed" in "\n".join(data.lines())
+
+
+@pytest.mark.promise("patients.competing")
+def test_another_status_than_0_and_1_is_refused_with_the_way_to_declare_competing_events(tmp_path: Path) -> None:
+    ids = [A, B, C]
+    source = {**long(tmp_path, [(patient, 1, "x", 1.0) for patient in ids]), "unit": "days"}
+    made = {"event": "status", "duration": "end", "horizon": 30}
+
+    def faults(status: list[object], **fields: object) -> list[tuple[str, str, str]]:
+        path = label_file(tmp_path / "people.parquet", id=ids, end=[20, 30, 40], status=status)
+        events = {"labels": {**made, "path": path, **fields, "missing": "exclude"}, "landmark": 0}
+        data = opened(source, data={"holdout": 0, "on_bad_row": "quarantine", "max_bad": 1}, events=events)
+        return [(bad.code, bad.what.partition(": ")[2], bad.fix) for bad in data.bad_rows]
+
+    [(code, what, fix)] = faults([0, 1, 2])
+    assert (code, what) == ("E_LABEL", '"status" is neither 0 nor 1')
+    assert "events.labels.competing=[2]" in fix
+    assert faults([0, 1, 2], competing=[2]) == []
+    for status in ([0, 1, 3], [0, 1, 2.5], ["0", "1", "moved"]):
+        [(code, what, fix)] = faults(status, competing=[2])
+        assert (code, what) == ("E_LABEL", '"status" is none of 0, 1, false, true, 2')
+        assert "map or competing in events.labels" in fix
+
+
+def test_the_labels_decide_the_number_of_competing_hazards(tmp_path: Path) -> None:
+    path = label_file(tmp_path / "people.parquet", id=[A, B, C], end=[40, 50, 20], dead=[1, 0, 2])
+    source = {**long(tmp_path, [(A, 0, "x", 1.0), (B, 0, "x", 2.0)]), "unit": "days"}
+    made = {"path": path, "event": "dead", "duration": "end", "horizon": 30, "competing": [2, 3]}
+
+    def completed(**fields: object) -> object:
+        settings = {"labels": made, "landmark": 0}
+        data = opened(source, data={"holdout": 0}, events=settings, model={"kind": "set_sequence", **fields})
+        return data.complete(model_config({"kind": "set_sequence", **fields})).model_dump()["competing"]
+
+    assert (completed(), completed(bins=[0, 60]), completed(bins=[0, 60], competing=2)) == (None, 2, 2)
+    with pytest.raises(RecipeError, match="the model has 1 competing event, and the labels name 2") as caught:
+        completed(bins=[0, 60], competing=1)
+    assert caught.value.where == "model.competing"
+    with pytest.raises(RecipeError, match=r"competing events have hazards, and model\.bins has none"):
+        model_config({"kind": "set_sequence", "competing": 1})
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ({"label": "dead", "competing": [2]}, "competing events are values of the column event"),
+        ({"competing": [1]}, '"1" among the competing events has a meaning as 0, 1 or in map'),
+        ({"competing": ["Moved"], "map": {"moved": 0}}, '"moved" among the competing events has a meaning'),
+        ({"competing": [2, "2"]}, '"2" among the competing events is named twice'),
+        ({"competing": [""]}, '"" among the competing events is no value'),
+    ],
+)
+def test_competing_events_have_one_meaning_each(labels: dict[str, object], said: str) -> None:
+    timed = {} if "label" in labels else {"event": "dead", "duration": "end"}
+    with pytest.raises(ValueError, match=said):
+        Recipe(events={"labels": {"path": "a.parquet", **timed, **labels}, "landmark": 0})
 
 
 # --------------------------------------------------------------------------- codes and scales
@@ -508,7 +594,7 @@ def assert_equal(one: RaggedBatch, two: RaggedBatch) -> None:
     assert isinstance(two.layout, Layout)
     assert torch.equal(one.layout.cu_seqlens, two.layout.cu_seqlens)
     ours, theirs = one.require(EventSets), two.require(EventSets)
-    for name in ("values", "has_value", "times", "durations", "observed"):
+    for name in ("values", "has_value", "times", "durations", "cause"):
         assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
     for name in ("members", "history"):
         assert torch.equal(getattr(ours, name).cu_seqlens, getattr(theirs, name).cu_seqlens), name

@@ -22,10 +22,21 @@ from unpad.data.sources.split import Split
 from unpad.errors import SourceError
 from unpad.evaluation import binary
 from unpad.evaluation.metrics import Refused, metric_lines
-from unpad.evaluation.patients import _thin, count, courses, describe, evaluate, held_out, summarise
+from unpad.evaluation.patients import (
+    MEASURES,
+    _columns,
+    _thin,
+    count,
+    courses,
+    describe,
+    evaluate,
+    held_out,
+    summarise,
+)
+from unpad.evaluation.rows import Ranked
 from unpad.evaluation.run import evaluate_run
 from unpad.evaluation.sets import SetScores, score_sets, set_columns, summarise_sets
-from unpad.inference.patients import PatientPredictions, predict
+from unpad.inference.patients import UNKNOWN, PatientPredictions, predict
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.recipes.training import PlanSettings
 
@@ -52,7 +63,7 @@ def test_predictions_do_not_depend_on_batches_and_stand_where_they_belong() -> N
         assert many.risk[row] == pytest.approx(-float((1 - hazard.double().sigmoid()).log().sum()), rel=1e-5)
         assert data.labels is not None
         assert many.labels[row] == data.labels[seq]
-        assert (many.durations[row], many.observed[row]) == data.outcome(seq)
+        assert (many.durations[row], many.cause[row]) == data.outcome(seq)
         assert many.num_sets[row] == len(data.set_sizes[seq])
 
 
@@ -85,9 +96,8 @@ def test_patients_of_unknown_outcome_are_left_out_and_counted() -> None:
 
 def test_outcomes_that_a_probability_separates_have_limits_and_reasons() -> None:
     p, labels = np.linspace(0.1, 0.9, 40), np.repeat([0, 1], 20)
-    found = PatientPredictions(
-        np.log(np.stack([1 - p, p], 1)), labels, p, np.where(labels == 1, 1.0, 2.0), labels == 1, np.ones(40, np.int64)
-    )
+    log_p, durations, ones = np.log(np.stack([1 - p, p], 1)), np.where(labels == 1, 1.0, 2.0), np.ones(40, np.int64)
+    found = PatientPredictions(log_p, log_p[:, 2:], labels, p, durations, labels, ones)
     metrics = summarise(found, True, True)
     assert metrics["auroc"].value == metrics["average_precision"].value == metrics["concordance"].value == 1
     assert metrics["auroc"].low == pytest.approx(0.025 ** (1 / 20))
@@ -98,7 +108,7 @@ def test_outcomes_that_a_probability_separates_have_limits_and_reasons() -> None
     assert "1.0000 to 1.0000" not in told
     slope = metrics["calibration_slope"].to_json()
     assert (slope["value"], slope["low"], slope["high"]) == (None, None, None)
-    never = replace(found, observed=np.zeros(40, bool))
+    never = replace(found, cause=np.zeros(40, np.int64))
     assert isinstance(summarise(never, True, True)["concordance"], Refused)
 
 
@@ -106,7 +116,7 @@ def test_certain_and_right_probabilities_and_perfect_ranks_of_codes_have_exact_l
     labels = np.repeat([0, 1], 20)
     log_p = np.where(np.stack([1 - labels, labels], 1) > 0, 0.0, -1000.0)  # probabilities of exactly 0 and 1
     nothing = np.full(40, np.nan)
-    found = PatientPredictions(log_p, labels, log_p[:, 1], nothing, labels > 0, np.ones(40, np.int64))
+    found = PatientPredictions(log_p, log_p[:, 2:], labels, log_p[:, 1], nothing, labels, np.ones(40, np.int64))
     assert summarise(found, True, True)["brier"].high == pytest.approx(1 - 0.025 ** (1 / 40))
     sets, none = np.arange(20), np.zeros(0, np.int64)
     above = np.where(sets % 2, 0, -1)  # the second set of each of ten patients, expected rightly
@@ -342,3 +352,53 @@ def test_one_outcome_alone_has_no_curve() -> None:
     assert set(judged.refused) == {"auroc", "average_precision"}
     assert not set(judged.refused) & set(judged.values)
     assert courses(Measuring(Guess(), data, np.arange(12), MANY), found) == []
+
+
+# --------------------------------------------------------------------------- competing events
+
+
+def timed_only(risk: np.ndarray, durations: np.ndarray, cause: np.ndarray) -> PatientPredictions:
+    """Predictions of patients of whom only times are known."""
+    num = len(risk)
+    nothing = np.full(num, UNKNOWN)
+    return PatientPredictions(np.zeros((num, 2)), np.zeros((num, 1)), nothing, risk, durations, cause, nothing)
+
+
+def ranked(predictions: PatientPredictions) -> list[float]:
+    """Concordance as it is summarised, and as it is found from rows that were written."""
+    columns = _columns(predictions, {})
+    by_rows = MEASURES["concordance"]
+    assert isinstance(by_rows, Ranked)
+    return [summarise(predictions, False, True)["concordance"].value, float(by_rows.measure(columns, None))]
+
+
+@pytest.mark.promise("patients.competing")
+def test_who_had_a_competing_event_stays_at_risk_for_ever() -> None:
+    """Wolbers et al. (2014): a pair counts if the outcome of one came before that of the other, which never comes after
+    a competing event, however early that was."""
+    rng = np.random.default_rng(5)
+    num = 60
+    risk, durations, cause = rng.integers(0, 9, num), rng.integers(1, 15, num).astype(float), rng.integers(0, 4, num)
+    right, comparable = 0.0, 0
+    for i in np.flatnonzero(cause == 1):
+        for j in range(num):
+            later = durations[j] > durations[i] or (durations[j] == durations[i] and cause[j] == 0)
+            if later or cause[j] >= 2:
+                comparable += 1
+                right += (risk[i] > risk[j]) + (risk[i] == risk[j]) / 2
+    assert ranked(timed_only(risk, durations, cause)) == pytest.approx([right / comparable] * 2, abs=1e-12)
+    # By hand: the outcome on day 5, a competing event on day 2, and a censored patient on day 3, who does not count.
+    days, ended = np.array([5.0, 2.0, 3.0]), np.array([1, 2, 0])
+    assert ranked(timed_only(np.array([0.2, 0.9, 0.9]), days, ended)) == [0, 0]
+    assert ranked(timed_only(np.array([0.9, 0.2, 0.9]), days, ended)) == [1, 1]
+
+
+def test_competing_events_are_counted_and_told_in_rows_where_there_are_any() -> None:
+    cause, days = np.array([0, 1, 2, 3, 2, 0]), np.array([5.0, 2.0, 3.0, 4.0, 5.0, np.nan])
+    some = timed_only(np.zeros(6), days, cause)
+    expected = {"observed_until_the_outcome": 1, "observed_until_a_competing_event": 3, "censored": 1}
+    assert count(some, labelled=False) == expected
+    columns = _columns(some, {})
+    assert columns["observed"].tolist() == [False, True, False, False, False, None]
+    assert columns["competing"].tolist() == [False, False, True, True, True, None]
+    assert "competing" not in _columns(replace(some, cause=np.minimum(cause, 1)), {})

@@ -25,6 +25,7 @@ SET_SEQUENCES: dict[str, dict[str, Any]] = {
         "prior": "history", "update": "product", "decoder_history": True, "rotary": False, "levels": 3,
         "norm": "rmsnorm", "activation": "swiglu", "kv_heads": 1,
     },
+    "competing": {"horizon": 250.0, "last_values": True, "competing": 2, "levels": 1, "blocks": 1},
     "vectors": {"code_vectors": 5, "reconstruction": "sinkhorn", "update": "product", "levels": 1, "bins": None},
 }  # fmt: skip
 
@@ -59,9 +60,10 @@ def split_into_sets(num_events: int, largest: int, rng: np.random.Generator) -> 
 
 
 def random_patients(
-    lengths: Sequence[int], *, largest: int = 12, num_codes: int = NUM_CODES, seed: int = 0
+    lengths: Sequence[int], *, largest: int = 12, num_codes: int = NUM_CODES, seed: int = 0, causes: int = 1
 ) -> RaggedBatch:
-    """Patients with these numbers of events, in sets of 1 to `largest`; some classes are not known."""
+    """Patients with these numbers of events, in sets of 1 to `largest`; some classes are not known, and half of the
+    patients are observed until the first of so many `causes`."""
     rng = np.random.default_rng(seed)
     sets = [split_into_sets(length, largest, rng) for length in lengths]
     total, num_seqs = sum(lengths), len(lengths)
@@ -76,7 +78,7 @@ def random_patients(
     events = replace(
         batch.require(EventSets),
         durations=torch.from_numpy(rng.exponential(500, num_seqs).astype(np.float32)),
-        observed=torch.from_numpy(rng.random(num_seqs) < 0.5),
+        cause=torch.from_numpy((rng.random(num_seqs) < 0.5) * (1 + np.arange(num_seqs) % causes)),
     )
     labels = torch.from_numpy(rng.choice([-1, 0, 1], num_seqs, p=[0.2, 0.4, 0.4]))
     return replace(batch, seq_labels=labels).with_part(events)

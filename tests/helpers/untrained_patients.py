@@ -89,7 +89,7 @@ class Patients:
         sets = replace(
             batch.require(EventSets),
             durations=torch.tensor([days for days, _ in outcomes]) if self.timed else None,
-            observed=torch.tensor([event for _, event in outcomes]) if self.timed else None,
+            cause=torch.tensor([int(event) for _, event in outcomes]) if self.timed else None,
         )
         return replace(
             batch.with_part(sets),
@@ -114,7 +114,7 @@ class Guess(Stub, PredictsSets):
         return torch.stack([torch.zeros_like(score), score - 0.5], 1)
 
     def hazards(self, batch: RaggedBatch) -> Tensor | None:
-        return self._score(batch)[:, None] - torch.tensor([2.0, 3.0, 1.0]) if self.has_hazards else None
+        return self._score(batch)[:, None, None] - torch.tensor([[2.0], [3.0], [1.0]]) if self.has_hazards else None
 
     def reconstruct(self, batch: RaggedBatch, latents: Tensor | None = None) -> Tensor:
         sets = batch.require(EventSets)

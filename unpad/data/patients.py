@@ -197,7 +197,7 @@ class EventData(Data):
             sets.set_starts,
             cohort.split,
             cohort.label,
-            cohort.observed,
+            cohort.cause,
         ):
             digest.update(b"" if part is None else np.ascontiguousarray(part).astype("<i8").tobytes())
         for part in (self.values, sets.times, cohort.duration):
@@ -207,7 +207,8 @@ class EventData(Data):
         return digest.hexdigest()
 
     def complete(self, config: ModelConfig) -> ModelConfig:
-        """Fill in the horizon of the hazards, and that last values act linearly where their scale suits it."""
+        """Fill in the horizon and the competing events of the hazards, and that last values act linearly where their
+        scale suits it."""
         own, section = self.recipe.events, config.model_dump(mode="json")
         if "horizon" in config.decided:
             given, days = section["horizon"], None if section["bins"] is None else self.horizon
@@ -217,6 +218,12 @@ class EventData(Data):
                 )
                 raise RecipeError(what, where="model.horizon", fix="leave it out; events.labels.horizon decides it")
             section["horizon"] = days
+        if "competing" in config.decided and section["bins"] is not None:
+            given, num = section["competing"], len(own.labels.competing) if own.labels else 0
+            if given not in (None, num):
+                what = f"the model has {number_of(given, 'competing events')}, and the labels name {num}"
+                raise RecipeError(what, where="model.competing", fix="leave it out; events.labels.competing decides it")
+            section["competing"] = num
         if "last_values" in config.decided and section["last_values"] is None:
             section["last_values"] = own.scale != "standard" and own.labels is not None
         return model_config(section)
@@ -272,7 +279,7 @@ class EventData(Data):
             history=build_layout(history),
             times=torch.from_numpy(times.astype(np.float32)),
             durations=None if cohort.duration is None else torch.from_numpy(cohort.duration[ids].astype(np.float32)),
-            observed=None if cohort.observed is None else torch.from_numpy(cohort.observed[ids]),
+            cause=None if cohort.cause is None else torch.from_numpy(cohort.cause[ids]),
         )
         labels = None if cohort.label is None else torch.from_numpy(cohort.label[ids])
         return replace(batch, seq_labels=labels, parts=(sets,))

@@ -273,7 +273,7 @@ def concordance(
 
     Args:
         risk: (num,), higher where the outcome is expected sooner.
-        durations: (num,) time to the outcome or to the end of observation.
+        durations: (num,) time to the outcome or to the end of observation; infinite where it can never come.
         observed: (num,) bool, whether it was the outcome.
         weights: (..., num) as in `auroc`.
 

@@ -34,10 +34,11 @@ from unpad.inference.patients import (
     computed_at_once,
     gives_probability,
     predict,
+    probabilities,
     trains,
 )
 from unpad.models.contract import PredictsSets
-from unpad.models.set_sequence.event_sets import EventSets
+from unpad.models.set_sequence.event_sets import FIRST_COMPETING, OUTCOME, EventSets
 from unpad.nn.segments import real_tokens
 
 FEWEST_SETS, MOST_EVENTS = 3, 400  # of a patient with a course that can be read off a picture
@@ -184,7 +185,8 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> Eval
         classifies = gives_probability(model) and bool(predictions.known.any())
         metrics |= summarise(predictions, classifies, classifies or trains(model, "hazard"))
         drawn["counts"] |= count(predictions, data.labels is not None)
-        columns |= _columns(predictions, classifies)
+        p = probabilities(run, predictions.log_p, predictions.competing) if classifies else {}
+        columns |= _columns(predictions, p)
         measures |= {name: measure for name, measure in MEASURES.items() if name in metrics}
         if classifies:
             lines = _surest_wrong(predictions, data, ids, num_shown)
@@ -202,15 +204,19 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> Eval
     return Evaluation(metrics, [f"evaluated: {shown}", *lines], drawn, lambda: ExampleRows(columns, measures))
 
 
-def _columns(predictions: PatientPredictions, classifies: bool) -> Columns:
-    """Columns of the patients' rows: `risk`, `duration` and `observed`; if the model `classifies`, `label` (0, 1 or
-    None), `probability`, `loss` in nats and `num_targets`, 1 where the outcome is known."""
+def _columns(predictions: PatientPredictions, p: Columns) -> Columns:
+    """Columns of the patients' rows: `risk`, `duration` and `observed`, whether it ended with the outcome; `competing`,
+    whether with another event, where any did; with probabilities `p`, these, `label` (0, 1 or None), `loss` in nats and
+    `num_targets`, 1 where the outcome is known."""
     timed, known = ~np.isnan(predictions.durations), predictions.known
     columns: Columns = {"risk": predictions.risk, "duration": predictions.durations}
-    columns["observed"] = _known_only(predictions.observed, timed)
-    if classifies:
+    columns["observed"] = _known_only(predictions.cause == OUTCOME, timed)
+    competing = predictions.cause >= FIRST_COMPETING
+    if competing.any():
+        columns["competing"] = _known_only(competing, timed)
+    if p:
         columns["label"] = _known_only(predictions.labels, known)
-        columns["probability"] = predictions.p
+        columns |= p
         columns["loss"] = np.full(len(known), np.nan)
         columns["loss"][known] = predictions.nll
         columns["num_targets"] = known.astype(np.int64)
@@ -226,6 +232,13 @@ def _of_outcome(measure: Callable[[np.ndarray, np.ndarray, np.ndarray | None], n
     return Ranked("label", lambda rows, w: measure(rows["label"].astype(np.int64), rows["probability"], w))
 
 
+def _concordance(rows: Columns, weights: np.ndarray | None) -> np.ndarray:
+    """`binary.concordance` of rows, of which those with a competing event wait without end."""
+    never = rows["competing"].astype(bool) if "competing" in rows else False
+    waits = np.where(never, np.inf, rows["duration"])
+    return binary.concordance(rows["risk"], waits, rows["observed"].astype(bool), weights)
+
+
 # Metrics of the prediction by the columns that they are of.
 MEASURES: dict[str, Ratio | Ranked] = {
     "loss": Ratio("loss", "num_targets"),
@@ -233,9 +246,7 @@ MEASURES: dict[str, Ratio | Ranked] = {
     "average_precision": _of_outcome(binary.average_precision),
     "brier": _of_outcome(binary.brier),
     "accuracy": _of_outcome(binary.accuracy),
-    "concordance": Ranked(
-        "observed", lambda rows, w: binary.concordance(rows["risk"], rows["duration"], rows["observed"].astype(bool), w)
-    ),
+    "concordance": Ranked("observed", _concordance),
 }
 
 
@@ -258,8 +269,11 @@ def count(predictions: PatientPredictions, labelled: bool) -> dict[str, int]:
         counts = {name: int((predictions.labels == label).sum()) for label, name in names.items()}
     timed = ~np.isnan(predictions.durations)
     if timed.any():
-        counts["observed_until_the_outcome"] = int((timed & predictions.observed).sum())
-        counts["censored"] = int((timed & ~predictions.observed).sum())
+        cause = predictions.cause[timed]
+        counts["observed_until_the_outcome"] = int((cause == OUTCOME).sum())
+        if (cause >= FIRST_COMPETING).any():
+            counts["observed_until_a_competing_event"] = int((cause >= FIRST_COMPETING).sum())
+        counts["censored"] = int((cause == 0).sum())
     return counts
 
 
@@ -304,12 +318,12 @@ def summarise(predictions: PatientPredictions, classifies: bool, ranks: bool, se
         }
     timed = ~np.isnan(predictions.durations)
     if ranks and timed.any():
-        risk, durations, observed = predictions.risk[timed], predictions.durations[timed], predictions.observed[timed]
-        found_c = binary.measured(lambda w: binary.concordance(risk, durations, observed, w), len(risk), seed)
+        risk, waits, observed = predictions.risk[timed], predictions.waits[timed], predictions.cause[timed] == OUTCOME
+        found_c = binary.measured(lambda w: binary.concordance(risk, waits, observed, w), len(risk), seed)
         metrics["concordance"] = (
             Refused(np.nan, np.nan, np.nan, len(risk), "no outcome came before another patient's observation ended")
             if np.isnan(found_c.value)
-            else binary.exact_concordance(found_c, durations, observed)
+            else binary.exact_concordance(found_c, waits, observed)
         )
     return metrics
 
@@ -369,7 +383,8 @@ def held_out_inputs(run: LoadedRun, data: EventData, most: int) -> HeldOutInputs
         found = [{"vector": one["vector"][0]} for one in computed_at_once(run, "vector", given)]
         if classifies or has_hazards:
             for numbers, one in zip(found, computed_at_once(run, "predict", given), strict=True):
-                numbers |= {"probability": np.exp(one["log_p"][:, 1])} if classifies else {}
+                if classifies:
+                    numbers |= probabilities(run, one["log_p"], one["competing"])
                 numbers |= {"risk": one["risk"]} if has_hazards else {}
         if classifies:
             for numbers, one in zip(found, computed_at_once(run, "explain", given), strict=True):

@@ -18,7 +18,7 @@ from unpad.data.sources.split import PARTS, Split, Wanted
 from unpad.errors import DiskError, RecipeError, SourceError
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patient_marks import ledger, mark_patients, mark_sets, refuse_unknown
-from unpad.inference.patients import gives_probability, predict, trains
+from unpad.inference.patients import gives_probability, predict, probabilities, trains
 from unpad.models.contract import PredictsSets
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.linear import independent_rows
@@ -104,8 +104,9 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
 def predicted(run: LoadedRun, data: EventData, known: bool) -> dict[str, pa.Array]:
     """Columns with predictions and labels of every patient.
 
-    `probability` of the outcome if the model was trained to classify; `risk`, the hazard summed over all bins, if it
-    was trained on hazards; for the run's own data `split`, train or valid, and `label`, 0, 1 or null if unknown.
+    `probability` of the outcome if the model was trained to classify, and `probability_NAME` of every competing event
+    that has hazards; `risk`, the hazard summed over all bins, if it was trained on hazards; for the run's own data
+    `split`, train or valid, and `label`, 0, 1 or null if unknown.
 
     Args:
         known: whether the data is the run's own.
@@ -116,7 +117,9 @@ def predicted(run: LoadedRun, data: EventData, known: bool) -> dict[str, pa.Arra
         ids = np.arange(len(data.table.positions))
         with independent_rows():
             predictions = predict(Measuring(run.model, data, ids, run.recipe.plan))
-        columns |= {"probability": pa.array(predictions.p)} if classifies else {}
+        if classifies:
+            found = probabilities(run, predictions.log_p, predictions.competing)
+            columns |= {name: pa.array(values) for name, values in found.items()}
         columns |= {"risk": pa.array(predictions.risk)} if has_hazards else {}
     if known:
         columns["split"] = pa.array([PARTS[Split(side)] for side in data.table.split.tolist()])

@@ -13,8 +13,8 @@ from unpad.data.measuring import Measuring, once_each
 from unpad.data.patients import EventData
 from unpad.inference.loaded import LoadedRun
 from unpad.models.contract import Model, PredictsSets
-from unpad.models.set_sequence.event_sets import EventSets
-from unpad.models.set_sequence.heads import cumulative_hazard
+from unpad.models.set_sequence.event_sets import FIRST_COMPETING, EventSets
+from unpad.models.set_sequence.heads import risk
 from unpad.nn.linear import independent_rows
 
 UNKNOWN = -1  # label of an unknown outcome
@@ -27,18 +27,20 @@ class PatientPredictions:
     Args:
         log_p: (num_patients, 2) float64, log probabilities of no outcome, and of the outcome.
         labels: int64, 0, 1, or -1 for an unknown outcome.
+        competing: (num_patients, num_competing) float64, probabilities that the competing events come first.
         risk: float64, higher for an outcome expected sooner: the hazard summed over time if the model trains hazards,
             else the log probability of the outcome.
         durations: float64, days to the outcome or to the end of observation; NaN if unknown.
-        observed: bool, True if `durations` ends with the outcome.
+        cause: int64, what `durations` ends with, as in `EventSets`.
         num_sets: int64.
     """
 
     log_p: np.ndarray
+    competing: np.ndarray
     labels: np.ndarray
     risk: np.ndarray
     durations: np.ndarray
-    observed: np.ndarray
+    cause: np.ndarray
     num_sets: np.ndarray
 
     @property
@@ -46,6 +48,14 @@ class PatientPredictions:
         """Probability of the outcome, (num_patients,)."""
         p: np.ndarray = np.exp(self.log_p[:, 1])
         return p
+
+    @property
+    def waits(self) -> np.ndarray:
+        """Days to the outcome or to censoring, (num_patients,), without end after a competing event: the outcome will
+        never come, and the patient stays among those who are at risk of it longer than any other (Wolbers et al. 2014,
+        "Concordance for prognostic models with competing risks")."""
+        waits: np.ndarray = np.where(self.cause >= FIRST_COMPETING, np.inf, self.durations)
+        return waits
 
     @property
     def known(self) -> np.ndarray:
@@ -72,12 +82,12 @@ def predict(over: Measuring[EventData]) -> PatientPredictions:
     assert isinstance(model, PredictsSets), "a model of patients"
 
     def measure(batch: RaggedBatch) -> dict[str, np.ndarray]:
-        sets, unknown = batch.require(EventSets), torch.full((batch.num_seqs,), torch.nan)
-        is_timed = sets.durations is not None and sets.observed is not None
+        sets = batch.require(EventSets)
+        is_timed = sets.durations is not None and sets.cause is not None
         found = {
             "labels": torch.full((batch.num_seqs,), UNKNOWN) if batch.seq_labels is None else batch.seq_labels,
-            "durations": sets.durations if is_timed else unknown,
-            "observed": sets.observed if is_timed else unknown > 0,
+            "durations": sets.durations if is_timed else torch.full((batch.num_seqs,), torch.nan),
+            "cause": sets.cause if is_timed else torch.zeros(batch.num_seqs, dtype=torch.int64),
             "num_sets": sets.history.lengths(),
         }
         known = {name: values.cpu().numpy() for name, values in found.items() if values is not None}
@@ -89,13 +99,25 @@ def predict(over: Measuring[EventData]) -> PatientPredictions:
 
 
 def outcomes(model: PredictsSets, batch: RaggedBatch) -> dict[str, np.ndarray]:
-    """`log_p` and `risk` of `PatientPredictions` for the patients of a batch."""
+    """`log_p`, `competing` and `risk` of `PatientPredictions` for the patients of a batch."""
     log_p = model.classify(batch).double().log_softmax(-1)  # (num_seqs, 2)
-    hazards = model.hazards(batch) if trains(model, "hazard") else None  # (num_seqs, bins) logits
-    # The log probability orders patients as the probability of the outcome by the last edge does, but still
-    # distinguishes patients for whom that rounds to 1.
-    risk = log_p[:, 1] if hazards is None else cumulative_hazard(hazards.double())[:, -1]
-    return {"log_p": log_p.cpu().numpy(), "risk": risk.cpu().numpy()}
+    hazards = model.hazards(batch) if trains(model, "hazard") else None  # (num_seqs, bins, causes) logits
+    if hazards is None:
+        found = {"log_p": log_p, "competing": log_p[:, 2:], "risk": log_p[:, 1]}
+    else:
+        found = {"log_p": log_p, "competing": model.competing(hazards.double()).exp(), "risk": risk(hazards.double())}
+    return {name: values.cpu().numpy() for name, values in found.items()}
+
+
+def probabilities(run: LoadedRun, log_p: np.ndarray, competing: np.ndarray) -> dict[str, np.ndarray]:
+    """Columns of the probability of the outcome and of every competing event, (num_patients,) each, under the names
+    that people read; arguments as in `PatientPredictions`."""
+    found = {"probability": np.exp(log_p[:, 1])}
+    if competing.shape[1]:  # a model without hazards has none of a competing event
+        labels = run.recipe.events.labels
+        assert labels is not None, "competing events are those of labels"
+        found |= {f"probability_{name}": p for name, p in zip(labels.competing, competing.T, strict=True)}
+    return found
 
 
 def gives_probability(model: PredictsSets) -> bool:

@@ -365,7 +365,12 @@ class PredictsSets(Classifies, HasLatent):
 
     @abstractmethod
     def hazards(self, batch: RaggedBatch) -> Tensor | None:
-        """Logits of the hazard of every bin of time, (num_seqs, bins), fp32 or wider; None without bins."""
+        """Logits of the hazards of every bin of time, (num_seqs, bins, causes), fp32 or wider; None without bins."""
+
+    def competing(self, hazards: Tensor) -> Tensor:
+        """Log probabilities that an event that competes with the outcome is the first to come by the horizon,
+        (num_seqs, num_competing), of `hazards`; by default nothing competes."""
+        return hazards.new_zeros(len(hazards), 0)
 
     @abstractmethod
     def next_codes(self, batch: RaggedBatch) -> Tensor:

@@ -92,7 +92,9 @@ _FORMAT = (
 
 
 def _as_words(value: Any) -> Any:
-    """Keys of a map as they are compared: stripped and in lower case."""
+    """Keys of a map, or members of a list, as they are compared: stripped and in lower case."""
+    if isinstance(value, list):
+        return [str(word).strip().casefold() for word in value]
     return {str(word).strip().casefold(): label for word, label in value.items()} if isinstance(value, dict) else value
 
 
@@ -153,7 +155,14 @@ class EventLabels(Section):
     time: str | None = Field(
         None, description="Column of the time at which the label was known; later events are refused."
     )
-    event: str | None = Field(None, description="Column of 0 and 1: 1 if observation ended with the outcome.")
+    event: str | None = Field(
+        None, description="Column of 0 and 1: 1 if observation ended with the outcome; or of values in competing."
+    )
+    competing: Annotated[list[str], BeforeValidator(_as_words)] = Field(
+        [],
+        description="Values of the column event, numbers or words, each for another event that ended observation and "
+        "after which the outcome cannot come, such as [2] or [discharged, transferred].",
+    )
     duration: str | None = Field(
         None, description="Column of the time at which observation ended, on the clock of the events."
     )
@@ -178,6 +187,13 @@ class EventLabels(Section):
             raise ValueError("give either label, or event and duration")
         if self.horizon is not None and self.event is None:
             raise ValueError("a horizon goes with event and duration")
+        if self.competing and self.event is None:
+            raise ValueError("competing events are values of the column event, which goes with duration")
+        taken = {"0", "1", *(self.map or {})}
+        for place, word in enumerate(self.competing):
+            if word in taken or word in self.competing[:place] or not word:
+                what = "is named twice" if word in self.competing[:place] else "has a meaning as 0, 1 or in map"
+                raise ValueError(f'"{word}" among the competing events {what if word else "is no value"}')
         if self.time is not None and self.label is None:
             raise ValueError("time goes with label; duration says when the outcome was")
         return self

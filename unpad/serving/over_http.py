@@ -164,7 +164,7 @@ def _patient(port: int, instance: Mapping[str, Any], expected: Numbers) -> Numbe
     """The numbers of one patient that are expected, in their precision."""
     asked = {"instances": [instance]}
     [told] = json.loads(_post(port, PREDICT.format(id=NAME), asked | {"outputs": ["vector"]}))["predictions"]
-    found = {name: told[name] for name in ("vector", "probability", "risk") if name in told}
+    found = {name: told[name] for name in expected if name in told}
     if "course" in expected:
         [course] = json.loads(_post(port, EXPLAIN.format(id=NAME), asked))["explanations"]
         found |= {"course": course["probability"], "attention": course["attention"]}

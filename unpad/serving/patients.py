@@ -28,6 +28,7 @@ from unpad.errors import SourceError, UnpadError, nearest
 from unpad.inference.embed import predicts, with_tables
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patient_marks import mark_patients, refuse_unknown
+from unpad.inference.patients import probabilities
 from unpad.recipes.data import EventLabels, EventSource
 from unpad.serving.protocol import Instance, RequestError
 
@@ -268,10 +269,11 @@ def predictions(
     answers: list[dict[str, Any]] = [{"id": instance.id} for instance in instances]
     ids = [int(one) for one in data.ids.tolist()]
     for places, numbers in found:
+        gives = classifies and "log_p" in numbers
+        p = probabilities(run, numbers["log_p"], numbers["competing"]) if gives else {}
         for row, place in enumerate(places.tolist()):
             answer = answers[ids[place]]
-            if classifies and "log_p" in numbers:
-                answer["probability"] = float(np.exp(numbers["log_p"][row, 1]))
+            answer |= {name: float(values[row]) for name, values in p.items()}
             if has_hazards and "risk" in numbers:
                 answer["risk"] = float(numbers["risk"][row])
             answer |= {name: column[place] for name, column in columns.items()}

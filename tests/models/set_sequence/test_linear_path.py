@@ -28,14 +28,14 @@ from unpad.models.set_sequence.model import SetSequence
 LENGTHS = [0, 60, 1, 0, 2, 130, 40, 7, 90, 11]
 
 
-def path_of(dtype: torch.dtype = torch.float64) -> LinearPath:
-    path = LinearPath(NUM_CODES).to(dtype)
+def path_of(dtype: torch.dtype = torch.float64, causes: int = 1) -> LinearPath:
+    path = LinearPath(NUM_CODES, causes).to(dtype)
     torch.nn.init.normal_(path.weight, generator=torch.Generator().manual_seed(3))
     return path
 
 
-def by_hand(path: LinearPath, batch: RaggedBatch, sets_read: int | None = None) -> float:
-    """Sum of a patient alone, in plain loops; of its first sets."""
+def by_hand(path: LinearPath, batch: RaggedBatch, sets_read: int | None = None, cause: int = 0) -> float:
+    """Sum of a patient alone for one cause, in plain loops; of its first sets."""
     events, codes, total = batch.require(EventSets), batch.input_ids, 0.0
     assert codes is not None
     bounds = events.members.cu_seqlens.tolist()
@@ -49,7 +49,8 @@ def by_hand(path: LinearPath, batch: RaggedBatch, sets_read: int | None = None) 
         if present:
             last = means[-1] if means else 0.0
             change = last - float(np.mean(means[:-1])) if len(means) > 1 else 0.0
-            total += float(path.weight[code].detach() @ torch.tensor([last, change / CHANGE_UNIT, 1.0]).double())
+            weight = path.weight[code, COLUMNS * cause :][:COLUMNS].detach()
+            total += float(weight @ torch.tensor([last, change / CHANGE_UNIT, 1.0]).double())
     return total
 
 
@@ -61,7 +62,7 @@ def summed(path: LinearPath, batch: RaggedBatch) -> Tensor:
 
 def test_it_reads_the_last_value_its_change_and_the_presence_of_every_known_code() -> None:
     path, batch = path_of(), random_patients(LENGTHS)
-    found = summed(path, batch).tolist()
+    found = summed(path, batch)[:, 0].tolist()
     for row, value in enumerate(found):
         assert value == pytest.approx(by_hand(path, batch.select([row])), abs=1e-6)
     assert found[0] == 0, "nobody without events has a shift"
@@ -69,23 +70,27 @@ def test_it_reads_the_last_value_its_change_and_the_presence_of_every_known_code
 
 
 @pytest.mark.promise("patients.linear")
+@pytest.mark.parametrize("causes", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_every_patient_has_the_bits_of_a_batch_of_its_own(dtype: torch.dtype) -> None:
-    path, batch = path_of(dtype), random_patients(LENGTHS)
+def test_every_patient_has_the_bits_of_a_batch_of_its_own(dtype: torch.dtype, causes: int) -> None:
+    path, batch = path_of(dtype, causes), random_patients(LENGTHS)
     alone = torch.cat([summed(path, batch.select([row])) for row in range(len(LENGTHS))])
     assert torch.equal(summed(path, batch), alone)
 
 
 def test_at_every_set_is_the_record_that_ends_there() -> None:
-    path, batch = path_of(), random_patients(LENGTHS)
+    path, batch = path_of(causes=2), random_patients(LENGTHS)
     assert batch.input_ids is not None
-    found = path.at_every_set(batch.input_ids, batch.require(EventSets)).detach().tolist()
+    found = path.at_every_set(batch.input_ids, batch.require(EventSets)).detach()
     wanted = [
-        by_hand(path, batch.select([row]), number + 1)
+        [by_hand(path, batch.select([row]), number + 1, cause) for cause in range(2)]
         for row in range(len(LENGTHS))
         for number in range(batch.select([row]).require(EventSets).num_sets)
     ]
-    assert found == pytest.approx(wanted, abs=1e-6)
+    torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64), rtol=0, atol=1e-6)
+    bare = random_patients([0, 0])
+    assert bare.input_ids is not None
+    assert path.at_every_set(bare.input_ids, bare.require(EventSets)).shape == (0, 2)
 
 
 # --------------------------------------------------------------------------- where it begins
@@ -102,7 +107,7 @@ def cohort(num: int, effect: float, seed: int = 0) -> RaggedBatch:
     events = replace(
         batch.require(EventSets),
         durations=torch.from_numpy(np.minimum(wait, 900).astype(np.float32)),
-        observed=torch.from_numpy(wait < 900),
+        cause=torch.from_numpy((wait < 900).astype(np.int64)),
     )
     labels = torch.from_numpy((wait < 200).astype(np.int64))
     return replace(batch.with_part(events), seq_labels=labels)
@@ -127,7 +132,7 @@ FIELDS: dict[str, dict[str, object]] = {
 def test_a_model_begins_as_the_regression_on_its_patients(known: str) -> None:
     def shown(seed: int) -> RaggedBatch:
         batch = cohort(400, 1.0, seed)
-        bare = replace(batch.require(EventSets), durations=None, observed=None)
+        bare = replace(batch.require(EventSets), durations=None, cause=None)
         return batch.with_part(bare) if "labels" in known else batch
 
     model, batch = model_of(last_values=True, **FIELDS[known]), shown(0)
@@ -146,7 +151,9 @@ def test_a_model_begins_as_the_regression_on_its_patients(known: str) -> None:
         answers = model.classify(new) if "labels" in known else model.hazards(new)
     assert answers is not None
     values = new.require(EventSets).values.view(-1, 3)[:, 1]
-    assert float(torch.corrcoef(torch.stack([answers[:, -1], values]))[0, 1]) > 0.9, "untrained, it knows already"
+    assert float(torch.corrcoef(torch.stack([answers.flatten(1)[:, -1], values]))[0, 1]) > 0.9, (
+        "untrained, it knows already"
+    )
 
 
 @pytest.mark.parametrize("known", ["a horizon", "labels"])
@@ -166,7 +173,7 @@ def test_a_weight_of_a_class_moves_where_a_model_begins_and_what_it_learns(known
 
 def test_where_nothing_is_known_a_model_begins_at_random() -> None:
     batch = cohort(20, 1.0)
-    bare = batch.with_part(replace(batch.require(EventSets), durations=None, observed=None))
+    bare = batch.with_part(replace(batch.require(EventSets), durations=None, cause=None))
     model = model_of(last_values=True, bins=BINS)
     before = {name: part.clone() for name, part in model.state_dict().items()}
     model.begin(replace(bare, seq_labels=None))
@@ -225,3 +232,63 @@ def test_what_the_network_adds_is_small_at_first_and_everything_learns() -> None
     parts = [(name, part.grad) for name, part in model.named_parameters() if "history.blocks" in name]
     idle = [name for name, gradient in parts if gradient is None or not gradient.any()]
     assert not idle
+
+
+# --------------------------------------------------------------------------- competing events
+
+
+def competing_cohort(num: int) -> RaggedBatch:
+    """As `cohort`, of effect 1; half of the patients have, whatever their values, another event before the outcome, and
+    a fifth is censored before both."""
+    rng, batch = np.random.default_rng(7), cohort(num, 1.0)
+    values = batch.require(EventSets).values.view(num, 3)[:, 1].double().numpy()
+    scales = (300 / np.exp(values), np.full(num, 200.0), np.full(num, 700.0))
+    outcome, other, censored = (rng.exponential(scale) for scale in scales)
+    wait = np.minimum.reduce([outcome, other, censored, np.full(num, 900.0)])
+    cause = np.select([wait == outcome, wait == other], [1, 2], 0)
+    events = replace(
+        batch.require(EventSets),
+        durations=torch.from_numpy(wait.astype(np.float32)),
+        cause=torch.from_numpy(cause.astype(np.int64)),
+    )
+    return replace(batch.with_part(events), seq_labels=None)
+
+
+def observed_incidence(events: EventSets, cause: int, horizon: float) -> float:
+    """Cumulative incidence of a cause (Aalen and Johansen 1978), person by person in the order of time."""
+    assert events.durations is not None
+    assert events.cause is not None
+    ends = sorted(zip(events.durations.tolist(), events.cause.tolist(), strict=True))
+    total, left = 0.0, 1.0
+    for place, (wait, what) in enumerate(ends):
+        if wait <= horizon:
+            hazard = 1 / (len(ends) - place)
+            total += left * hazard * (what == cause)
+            left *= 1 - hazard * (what > 0)
+    return total
+
+
+@pytest.mark.promise("patients.competing")
+def test_the_mean_probability_is_the_observed_cumulative_incidence_and_censoring_overestimates_it() -> None:
+    horizon, num = 200.0, 1000  # within a bin
+    batch, found, weights = competing_cohort(num), {}, {}
+    events = batch.require(EventSets)
+    assert events.cause is not None
+    alone = batch.with_part(replace(events, cause=torch.where(events.cause == 1, 1, 0)))
+    for competing, given in ((1, batch), (0, alone)):
+        model = model_of(last_values=True, bins=BINS, horizon=horizon, competing=competing)
+        model.begin(given)
+        with torch.no_grad():
+            hazards = model.hazards(batch)
+            assert hazards is not None
+            found[competing] = float(model.classify(batch).exp()[:, 1].mean()), model.competing(hazards).exp()
+            assert model.last_values is not None
+            weights[competing] = model.last_values.weight.split(COLUMNS, 1)
+    wanted = [observed_incidence(events, cause, horizon) for cause in (1, 2)]
+    assert found[1][0] == pytest.approx(wanted[0], abs=0.03), "the outcome"
+    assert found[1][1].mean(0).tolist() == pytest.approx([wanted[1]], abs=0.03), "the other event"
+    assert found[0][0] > wanted[0] + 0.1, "the probability of a world without the other event"
+    assert found[0][1].shape == (num, 0)
+    outcome, other = weights[1]
+    assert outcome[1, 0] > 0.6, "the last value of code 1 decides when the outcome comes"
+    assert other.abs().max() < 0.3, "the other event does not depend on values"

@@ -109,7 +109,8 @@ def test_many_patients_of_0_to_513_events_in_one_batch_equal_each_alone() -> Non
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("kind", SET_SEQUENCES)
 def test_all_ways_to_batch_patients_give_the_same(kind: str, native: bool) -> None:
-    model, batch = model_of(kind), random_patients([0, 61, 1, 0, 17, 2])
+    model = model_of(kind)
+    batch = random_patients([0, 61, 1, 0, 17, 2], causes=model.patient.causes)
     model.label_smoothing = 0.1
     if native:
         _assert_all_ways_equal(model, batch)
@@ -272,7 +273,7 @@ def test_terms_are_what_they_say() -> None:
         float(F.cross_entropy(logits[known], batch.seq_labels[known], reduction="sum"))
     )
     timed = [0, 2, 3, 4]
-    wanted = hazard_nll(hazards[timed], events.durations[timed], events.observed[timed], model.patient.edges)
+    wanted = hazard_nll(hazards[timed], events.durations[timed], events.cause[timed], model.patient.edges)
     assert terms["hazard"] == pytest.approx(float(wanted.sum()))
     assert (counts["classification"], counts["nll"], counts["hazard"]) == (4, 4, 4)
 
@@ -393,7 +394,7 @@ def test_weights_start_without_divergence() -> None:
 def test_without_labels_durations_or_values_terms_have_no_targets() -> None:
     model, batch = model_of("plain"), random_patients([30, 5])
     events = events_of(batch)
-    bare = replace(events, durations=None, observed=None, has_value=torch.zeros_like(events.has_value))
+    bare = replace(events, durations=None, cause=None, has_value=torch.zeros_like(events.has_value))
     bare = replace(bare, values=torch.zeros_like(events.values))
     batch = replace(batch, seq_labels=None).with_part(bare)
     counts = model.count_targets(batch)
@@ -496,3 +497,18 @@ def test_it_learns_what_only_the_order_of_values_tells() -> None:
     with torch.no_grad():
         right = model.eval().classify(test).argmax(1) == test.seq_labels
     assert right.double().mean() > 0.9
+
+
+@pytest.mark.promise("patients.competing")
+def test_the_loss_of_which_event_came_is_told_apart_and_is_of_those_who_had_one() -> None:
+    model, batch = model_of("competing"), random_patients([9, 0, 30, 1, 4, 12], causes=3)
+    durations, cause = torch.tensor([50.0, math.nan, 400.0, 3000.0, 120.0, 700.0]), torch.tensor([2, 1, 3, 2, 0, 1])
+    batch = batch.with_part(replace(events_of(batch), durations=durations, cause=cause))
+    total, count = model.losses(batch)["cause"]
+    assert count == model.count_targets(batch)["cause"] == 3, "not of the one without a duration, or beyond the bins"
+    with torch.no_grad():
+        hazards = model.hazards(batch)
+        assert hazards is not None
+        logs = hazards.log_softmax(2)  # of a cause, given an event
+    assert float(total) == pytest.approx(-float(logs[0, 0, 1] + logs[2, 1, 2] + logs[5, 2, 0]))
+    assert "cause" not in model_of("plain").losses(random_patients([3]))

@@ -10,42 +10,62 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional as F
 
 from unpad.errors import RecipeError
-from unpad.models.set_sequence.heads import bin_edges, bins_until, class_scores, cumulative_hazard, hazard_nll
+from unpad.models.set_sequence.heads import (
+    bin_edges,
+    bins_until,
+    class_scores,
+    cumulative_hazard,
+    hazard_nll,
+    incidence,
+    observed_bins,
+    risk,
+)
 
 F64 = torch.float64
 EDGES = [0.0, 30.0, 100.0, 365.0, 1825.0]
 BINS = len(EDGES) - 1
 
 
-def hazards(num: int, dtype: torch.dtype = F64) -> Tensor:
-    logits = torch.randn(num, BINS, generator=torch.Generator().manual_seed(0), dtype=F64)
+def hazards(num: int, dtype: torch.dtype = F64, causes: int = 1) -> Tensor:
+    logits = torch.randn(num, BINS, causes, generator=torch.Generator().manual_seed(0), dtype=F64)
     return logits.to(dtype).requires_grad_()
 
 
-def people(*outcomes: tuple[float, bool]) -> tuple[Tensor, Tensor]:
-    return torch.tensor([days for days, _ in outcomes]), torch.tensor([seen for _, seen in outcomes], dtype=torch.bool)
+def people(*outcomes: tuple[float, int]) -> tuple[Tensor, Tensor]:
+    return torch.tensor([days for days, _ in outcomes]), torch.tensor([int(cause) for _, cause in outcomes])
 
 
-def brute_force(logits: list[float], days: float, seen: bool) -> float:
+def softmax(logits: list[float]) -> list[float]:
+    """Hazards of nothing and of every cause in a bin."""
+    odds = [1.0, *map(math.exp, logits)]
+    return [one / sum(odds) for one in odds]
+
+
+def brute_force(logits: list[list[float]], days: float, cause: int) -> float:
     """Bin by bin, of one person."""
     total = 0.0
-    for logit, (start, end) in zip(logits, pairwise(EDGES), strict=True):
-        hazard = 1 / (1 + math.exp(-logit))
-        if days > end or (days == end and not seen):
-            total -= math.log(1 - hazard)
-        elif seen and (start < days or start == 0):
-            return total - math.log(hazard)
+    for row, (start, end) in zip(logits, pairwise(EDGES), strict=True):
+        if days > end or (days == end and not cause):
+            total -= math.log(softmax(row)[0])
+        elif cause and (start < days or start == 0):
+            return total - math.log(softmax(row)[cause])
         else:
             return total
     return total
 
 
+DAYS = st.sampled_from([*EDGES, -3.0, 0.5, 29.5, 30.5, 200.0, 1826.0, 9e9])
+
+
+@pytest.mark.parametrize("causes", [1, 3])
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.tuples(st.sampled_from([*EDGES, -3.0, 0.5, 29.5, 30.5, 200.0, 1826.0, 9e9]), st.booleans())))
-def test_the_likelihood_equals_brute_force(outcomes: list[tuple[float, bool]]) -> None:
-    logits = hazards(len(outcomes))
+@given(st.data())
+def test_the_likelihood_equals_brute_force(causes: int, data: st.DataObject) -> None:
+    outcomes = data.draw(st.lists(st.tuples(DAYS, st.integers(0, causes))))
+    logits = hazards(len(outcomes), causes=causes)
     got = hazard_nll(logits, *people(*outcomes), bin_edges(EDGES, ""))
     wanted = [brute_force(row, *outcome) for row, outcome in zip(logits.tolist(), outcomes, strict=True)]
     torch.testing.assert_close(got, torch.tensor(wanted, dtype=F64), rtol=1e-10, atol=1e-10)
@@ -69,20 +89,36 @@ def test_the_likelihood_equals_brute_force(outcomes: list[tuple[float, bool]]) -
 )
 def test_the_convention_for_ends_of_observation(days: float, seen: bool, survived: int, died: int | None) -> None:
     logits = hazards(1)
-    logs = torch.log(1 - logits[0].sigmoid())
-    wanted = -logs[:survived].sum() - (logits[0, died].sigmoid().log() if died is not None else 0)
+    logs = torch.log(1 - logits[0, :, 0].sigmoid())
+    wanted = -logs[:survived].sum() - (logits[0, died, 0].sigmoid().log() if died is not None else 0)
     got = hazard_nll(logits, *people((days, seen)), bin_edges(EDGES, ""))
     torch.testing.assert_close(got[0], wanted, rtol=1e-12, atol=1e-12)
     grad = torch.autograd.grad(got.sum(), logits)[0][0]
-    assert (grad != 0).tolist() == [k < survived or k == died for k in range(BINS)]
+    assert (grad[:, 0] != 0).tolist() == [k < survived or k == died for k in range(BINS)]
 
 
-def test_the_probabilities_of_all_outcomes_add_up_to_one() -> None:
-    ends = [(days, True) for days in EDGES[1:]] + [(EDGES[-1], False)]
-    logits = hazards(6).repeat_interleave(len(ends), 0)
-    durations, observed = (x.repeat(6) for x in people(*ends))
-    probability = (-hazard_nll(logits, durations, observed, bin_edges(EDGES, ""))).exp()
+@pytest.mark.parametrize("causes", [1, 3])
+def test_the_probabilities_of_all_outcomes_add_up_to_one(causes: int) -> None:
+    ends = [(days, cause) for days in EDGES[1:] for cause in range(1, causes + 1)] + [(EDGES[-1], 0)]
+    logits = hazards(6, causes=causes).repeat_interleave(len(ends), 0)
+    durations, cause = (x.repeat(6) for x in people(*ends))
+    probability = (-hazard_nll(logits, durations, cause, bin_edges(EDGES, ""))).exp()
     torch.testing.assert_close(probability.view(6, -1).sum(1), torch.ones(6, dtype=F64), rtol=1e-12, atol=1e-12)
+
+
+def likeliest(outcomes: list[tuple[float, int]], causes: int) -> Tensor:
+    """The one set of logits for all people, (1, BINS, causes), that minimises the likelihood's negative logarithm."""
+    logits = torch.zeros(1, BINS, causes, dtype=F64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([logits], max_iter=200, tolerance_grad=1e-12, line_search_fn="strong_wolfe")
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = hazard_nll(logits.expand(len(outcomes), -1, -1), *people(*outcomes), bin_edges(EDGES, "")).sum()
+        loss.backward()
+        return loss.item()
+
+    optimizer.step(closure)
+    return logits.detach()
 
 
 @pytest.mark.promise("patients.outcomes")
@@ -90,17 +126,7 @@ def test_minimising_it_gives_the_kaplan_meier_estimate() -> None:
     """With ends of observation on the edges, one set of hazards for all people has that closed form."""
     outcomes = [(30.0, True)] * 2 + [(30.0, False)] * 3 + [(100.0, True)] * 4 + [(365.0, False)] * 2
     outcomes += [(1825.0, True)] * 1 + [(1825.0, False)] * 5
-    durations, observed = people(*outcomes)
-    logits = torch.zeros(1, BINS, dtype=F64, requires_grad=True)
-    optimizer = torch.optim.LBFGS([logits], max_iter=200, tolerance_grad=1e-12, line_search_fn="strong_wolfe")
-
-    def closure() -> float:
-        optimizer.zero_grad()
-        loss = hazard_nll(logits.expand(len(durations), -1), durations, observed, bin_edges(EDGES, "")).sum()
-        loss.backward()
-        return loss.item()
-
-    optimizer.step(closure)
+    logits = likeliest(outcomes, causes=1)
     wanted, alive = [], 1.0
     for end in EDGES[1:]:
         events = sum(days == end and seen for days, seen in outcomes)
@@ -111,10 +137,102 @@ def test_minimising_it_gives_the_kaplan_meier_estimate() -> None:
     torch.testing.assert_close(survival[0], torch.tensor(wanted, dtype=F64), rtol=1e-4, atol=1e-5)
 
 
+def aalen_johansen(outcomes: list[tuple[float, int]], cause: int) -> list[float]:
+    """Cumulative incidence of a cause at the end of every bin, of ends of observation on the edges."""
+    incidences, total, left = [], 0.0, 1.0
+    for end in EDGES[1:]:
+        at_risk = [what for days, what in outcomes if days >= end]
+        now = [what for days, what in outcomes if days == end and what]
+        total += left * now.count(cause) / len(at_risk)
+        left *= 1 - len(now) / len(at_risk)
+        incidences.append(total)
+    return incidences
+
+
+@pytest.mark.promise("patients.competing")
+def test_minimising_it_gives_the_aalen_johansen_estimate_of_every_cause() -> None:
+    """As above, and who has a competing event is told apart from who is censored: else the outcome is overestimated."""
+    outcomes = [(30.0, 1)] * 2 + [(30.0, 0)] * 3 + [(30.0, 2)] * 4 + [(100.0, 1)] * 4 + [(100.0, 2), (100.0, 3)] * 3
+    outcomes += [(365.0, 3)] * 2 + [(365.0, 1)] + [(1825.0, 1)] * 2 + [(1825.0, 2)] + [(1825.0, 0)] * 5
+    logits, edges = likeliest(outcomes, causes=3), bin_edges(EDGES, "")
+    censored = likeliest([(days, cause if cause == 1 else 0) for days, cause in outcomes], causes=1)
+    for place, end in enumerate(EDGES[1:]):
+        found = incidence(logits, bins_until(end, edges)).exp()[0]
+        wanted = [aalen_johansen(outcomes, cause)[place] for cause in (1, 2, 3)]
+        assert found.tolist() == pytest.approx([1 - sum(wanted), *wanted], abs=1e-4)
+        scores = class_scores(logits, bins_until(end, edges)).exp()[0]
+        assert scores.tolist() == pytest.approx([1 - wanted[0], wanted[0]], abs=1e-4)
+        if place:  # nobody at risk of the first bin has left before
+            assert class_scores(censored, bins_until(end, edges)).exp()[0, 1] > 1.1 * wanted[0]
+
+
+@pytest.mark.promise("patients.competing")
+@pytest.mark.parametrize("horizon", [10.0, 30.0, 65.0, 1000.0, 1825.0])
+def test_the_incidence_of_a_cause_is_that_of_constant_rates_within_every_bin(horizon: float) -> None:
+    logits = hazards(4, causes=3).detach()
+    found = incidence(logits, bins_until(horizon, bin_edges(EDGES, ""))).exp()
+    for person, rows in enumerate(logits.tolist()):
+        left, wanted = 1.0, [0.0, 0.0, 0.0]
+        for row, (start, end) in zip(rows, pairwise(EDGES), strict=True):
+            nothing, *causes = softmax(row)
+            share = min(max((horizon - start) / (end - start), 0), 1)
+            came = left * (1 - nothing**share)
+            wanted = [one + came * cause / sum(causes) for one, cause in zip(wanted, causes, strict=True)]
+            left -= came
+        assert found[person].tolist() == pytest.approx([left, *wanted], abs=1e-6)
+
+
+@pytest.mark.promise("patients.competing")
+def test_beside_competing_events_probability_and_risk_order_people_alike_and_a_sure_other_event_leaves_no_risk() -> (
+    None
+):
+    logits = hazards(50, causes=3).detach()
+    edges = bin_edges(EDGES, "")
+    p = class_scores(logits, bins_until(EDGES[-1], edges))[:, 1]
+    assert torch.equal(p.argsort(), risk(logits).argsort())
+    assert not torch.equal(p.argsort(), cumulative_hazard(logits)[:, -1].argsort()), "the risk of any event is another"
+    logits[:, 0, 1] = 60.0  # the first competing event comes in the first bin
+    assert risk(logits).max() < 1e-20
+
+
+@pytest.mark.parametrize("causes", [2, 3])
+def test_one_cause_is_the_special_case_of_several_of_which_the_others_never_come(causes: int) -> None:
+    alone = hazards(5).detach()
+    others = torch.full((5, BINS, causes - 1), -800.0, dtype=F64)
+    both, until = torch.cat([alone, others], 2), bins_until(200.0, bin_edges(EDGES, ""))
+    torch.testing.assert_close(class_scores(both, until), class_scores(alone, until), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(risk(both), risk(alone), rtol=1e-12, atol=1e-12)
+    assert torch.equal(risk(alone), cumulative_hazard(alone)[:, -1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_without_competing_events_values_and_gradients_have_the_bits_of_the_formulas_of_one_event(
+    dtype: torch.dtype,
+) -> None:
+    """So runs without them are what they were before there were any."""
+    edges = bin_edges(EDGES, "")
+    until = bins_until(200.0, edges)
+    durations, cause = people(*[(days, cause) for days in (10.0, 30.0, 77.0, 400.0, 5000.0) for cause in (0, 1)])
+    logits, alone = (3 * hazards(10, dtype).detach() for _ in range(2))
+    logits.requires_grad_()
+    alone = alone[..., 0].requires_grad_()
+    tried, came = observed_bins(durations, cause, edges)
+    total = (-F.logsigmoid(-alone) * until).sum(1)
+    scores = torch.stack([-total, (-torch.expm1(-total)).log()], 1)
+    nll = torch.where(tried, -F.logsigmoid(torch.where(came, alone, -alone)), 0).sum(1)
+    pairs = [(hazard_nll(logits, durations, cause, edges), nll), (class_scores(logits, until), scores)]
+    for found, wanted in pairs:
+        assert torch.equal(found, wanted)
+        [gradient], [expected] = (
+            torch.autograd.grad(x.square().sum(), y) for x, y in ((found, logits), (wanted, alone))
+        )
+        assert torch.equal(gradient[..., 0], expected)
+
+
 def test_hazards_add_up_to_minus_the_logarithm_of_the_product_of_what_is_left() -> None:
     logits = hazards(5)
     got = cumulative_hazard(logits)
-    torch.testing.assert_close(got, -(1 - logits.sigmoid()).cumprod(1).log(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(got, -(1 - logits[..., 0].sigmoid()).cumprod(1).log(), rtol=1e-12, atol=1e-12)
     assert (got.diff(dim=1) >= 0).all()
 
 
@@ -127,7 +245,7 @@ def test_who_survived_all_bins_has_the_whole_hazard_as_likelihood() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_certain_hazards_stay_finite(dtype: torch.dtype) -> None:
     edges = bin_edges(EDGES, "")
-    logits = torch.tensor([[-500.0] * BINS, [500.0] * BINS], dtype=dtype, requires_grad=True)
+    logits = torch.tensor([[[-500.0]] * BINS, [[500.0]] * BINS], dtype=dtype, requires_grad=True)
     outcomes = people((50, True), (5000, False))
     values = [hazard_nll(logits, *outcomes, edges), cumulative_hazard(logits)]
     for value in values:
@@ -137,24 +255,26 @@ def test_certain_hazards_stay_finite(dtype: torch.dtype) -> None:
     assert values[0].tolist() == [500.0, 2000.0]
 
 
-def test_gradients_are_those_of_the_values() -> None:
-    outcomes, edges = people((50, True), (50, False), (5000, False), (30, True)), bin_edges(EDGES, "")
-    logits = hazards(4)
+@pytest.mark.parametrize("causes", [1, 3])
+def test_gradients_are_those_of_the_values(causes: int) -> None:
+    outcomes, edges = people((50, 1), (50, 0), (5000, 0), (30, causes)), bin_edges(EDGES, "")
+    logits, until = hazards(4, causes=causes), bins_until(200.0, bin_edges(EDGES, ""))
+    assert torch.autograd.gradcheck(lambda x: incidence(x, until.double()), (logits,))
     assert torch.autograd.gradcheck(lambda x: hazard_nll(x, *outcomes, edges), (logits,))
     assert torch.autograd.gradcheck(cumulative_hazard, (logits,))
 
 
 def test_a_person_counts_in_a_batch_as_alone() -> None:
     edges, logits = bin_edges(EDGES, ""), hazards(4)
-    durations, observed = people((50, True), (50, False), (5000, False), (30, True))
-    whole = hazard_nll(logits, durations, observed, edges)
+    durations, cause = people((50, True), (50, False), (5000, False), (30, True))
+    whole = hazard_nll(logits, durations, cause, edges)
     for i in range(4):
-        alone = hazard_nll(logits[i : i + 1], durations[i : i + 1], observed[i : i + 1], edges)
+        alone = hazard_nll(logits[i : i + 1], durations[i : i + 1], cause[i : i + 1], edges)
         torch.testing.assert_close(whole[i : i + 1], alone, rtol=1e-12, atol=1e-12)
     none = hazards(0)
     empty = hazard_nll(none, *people(), edges)
     assert empty.shape == (0,)
-    assert torch.autograd.grad(empty.sum(), none)[0].shape == (0, BINS)
+    assert torch.autograd.grad(empty.sum(), none)[0].shape == (0, BINS, 1)
     assert cumulative_hazard(none).shape == (0, BINS)
 
 
@@ -166,9 +286,9 @@ def test_a_duration_that_is_no_number_is_not_taken_for_a_long_one() -> None:
 def test_thousands_of_people_and_edges_that_fp32_cannot_hold() -> None:
     """An edge and a duration of the same decimal number are the same day, whatever dtype each is in."""
     num = 4000
-    durations, observed = torch.full((num,), 0.1), torch.arange(num) % 2 == 0
-    logits = torch.zeros(num, 2, dtype=F64)
-    got = hazard_nll(logits, durations, observed, torch.tensor([0, 0.1, 0.3], dtype=F64))
+    durations, cause = torch.full((num,), 0.1), (torch.arange(num) + 1) % 2
+    logits = torch.zeros(num, 2, 1, dtype=F64)
+    got = hazard_nll(logits, durations, cause, torch.tensor([0, 0.1, 0.3], dtype=F64))
     assert got.tolist() == pytest.approx([math.log(2)] * num)  # the outcome in the first bin, or that bin survived
 
 
@@ -185,7 +305,7 @@ def test_edges_that_make_no_bins_are_refused(days: list[float]) -> None:
 )
 def test_the_classes_are_those_of_the_hazards_up_to_the_horizon(horizon: float, whole: int, share: float) -> None:
     logits = hazards(5).detach()
-    left = 1 - logits.sigmoid()  # of every bin, who is left of those who reach it
+    left = 1 - logits[..., 0].sigmoid()  # of every bin, who is left of those who reach it
     part = left[:, whole] ** share if share else 1.0  # at a constant rate
     wanted = 1 - left[:, :whole].prod(1) * part
     scores = class_scores(logits, bins_until(horizon, bin_edges(EDGES, "")))
@@ -200,16 +320,17 @@ def test_probability_and_risk_to_the_last_edge_order_people_alike() -> None:
     assert torch.equal(p.argsort(), cumulative_hazard(logits)[:, -1].argsort())
 
 
+@pytest.mark.parametrize("causes", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
-def test_a_horizon_of_certain_hazards_has_scores_and_gradients(dtype: torch.dtype) -> None:
-    logits = torch.tensor([[-200.0] * BINS, [200.0] * BINS], dtype=dtype, requires_grad=True)
+def test_a_horizon_of_certain_hazards_has_scores_and_gradients(dtype: torch.dtype, causes: int) -> None:
+    logits = torch.tensor([[[-200.0] * causes] * BINS, [[200.0] * causes] * BINS], dtype=dtype, requires_grad=True)
     scores = class_scores(logits, bins_until(100.0, bin_edges(EDGES, "")))
     scores.log_softmax(1).sum().backward()
     assert scores.isfinite().all()
     assert logits.grad is not None
     assert logits.grad.isfinite().all()
     assert scores.detach()[0, 1].exp() < 1e-30
-    assert scores.detach()[1, 1].exp() == 1
+    assert float(scores.detach()[1, 1].exp()) == pytest.approx(1 / causes)
 
 
 @pytest.mark.parametrize("horizon", [0.0, 1826.0])

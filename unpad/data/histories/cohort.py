@@ -2,7 +2,8 @@
 
 The landmark separates history (events until then) from the outcome (after it). `choose` takes the label of a patient
 from the table of labels (`labels.py`): its column `label`, or, with `event`, `duration` and a horizon, 1 if the outcome
-came within the horizon, 0 if the patient was observed for longer, and none if the patient is censored before it.
+came within the horizon, 0 if the patient was observed for longer or a competing event came first, and none if the
+patient is censored before it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from unpad.data.sources.example import BadRow, Place, file_test
 from unpad.data.sources.files import resolve_path
 from unpad.data.sources.split import Split, Wanted, divide, taken
 from unpad.errors import RecipeError, SourceError
+from unpad.models.set_sequence.event_sets import OUTCOME
 from unpad.recipes.data import EventLabels, EventSettings
 from unpad.recipes.recipe import Recipe, stages_of
 
@@ -38,7 +40,7 @@ class Cohort:
         label: (num_patients,) int64, 0, 1, or -1 if unknown; None if the recipe has no labels.
         duration: (num_patients,) float64, days from the landmark to the end of observation, 0 if unknown; None if the
             recipe has no durations.
-        observed: (num_patients,) bool, whether observation ended with the outcome; None with `duration`.
+        cause: (num_patients,) int64, what ended observation, as in `EventSets`; None with `duration`.
         split: (num_patients,) uint8 of `Split`.
         label_row: (num_patients,) int64, index into the table of labels, -1 without a row.
         left_out: reason for leaving out patients -> their number.
@@ -51,7 +53,7 @@ class Cohort:
     landmark: np.ndarray
     label: np.ndarray | None
     duration: np.ndarray | None
-    observed: np.ndarray | None
+    cause: np.ndarray | None
     split: np.ndarray
     label_row: np.ndarray
     left_out: dict[str, int]
@@ -231,9 +233,9 @@ def choose(
     landmark = _landmarks(rows, labels, row, choice, settings, clock, refused)
     duration = None
     if labels is not None and settings.labels is not None and settings.labels.duration is not None:
-        duration, observed = end - landmark, label == 1
+        duration, cause = end - landmark, label
         choice.leave(duration < 0, "whose observation ended before the landmark")
-        label = _within(duration, observed, choice, settings.labels, clock, has_bins)
+        label = _within(duration, cause, choice, settings.labels, clock, has_bins)
     person = _in_order(rows.patients)
     person = person[choice.taking[person]]
     has_labels = settings.labels is not None and (settings.labels.label or settings.labels.horizon)
@@ -242,7 +244,7 @@ def choose(
         landmark=landmark[person],
         label=np.where(np.isnan(label), -1, label)[person].astype(np.int64) if has_labels else None,
         duration=None if duration is None else np.nan_to_num(duration[person]),
-        observed=None if duration is None else observed[person],
+        cause=None if duration is None else np.nan_to_num(cause[person]).astype(np.int64),
         split=np.zeros(len(person), np.uint8),
         label_row=row[person],
         left_out=choice.left_out,
@@ -338,21 +340,24 @@ def _landmarks(
 
 def _within(
     duration: np.ndarray,
-    observed: np.ndarray,
+    cause: np.ndarray,
     choice: _Choice,
     settings: EventLabels,
     clock: TimeUnit,
     has_bins: bool,
 ) -> np.ndarray:
-    """Labels by the horizon, (num_persons,) float64, nan for censored patients and without a horizon."""
+    """Labels by the horizon, (num_persons,) float64, nan for censored patients and without a horizon.
+
+    Who had a competing event by then has no outcome any more: the label is 0, and not unknown.
+    """
     horizon = clock.horizon(settings)
     if horizon is None:
         return np.full(len(duration), np.nan)
-    within = observed & (duration <= horizon)
-    known = within | (duration >= horizon)
+    ended = (cause > 0) & (duration <= horizon)
+    known = ended | (duration >= horizon)
     if settings.censored == "exclude" or (settings.censored == "auto" and not has_bins):
         choice.leave(~known & ~np.isnan(duration), "censored before the horizon")
-    return np.where(known, within, np.nan)
+    return np.where(known, ended & (cause == OUTCOME), np.nan)
 
 
 # --------------------------------------------------------------------------- sides of the split
@@ -384,7 +389,7 @@ def split_patients(rows: EventRows, cohort: Cohort, side: np.ndarray, recipe: Re
         landmark=cohort.landmark[rest],
         label=_pick(cohort.label, rest),
         duration=_pick(cohort.duration, rest),
-        observed=_pick(cohort.observed, rest),
+        cause=_pick(cohort.cause, rest),
         split=split[rest],
         label_row=cohort.label_row[rest],
         left_out=choice.left_out,

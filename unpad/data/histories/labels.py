@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ from unpad.data.histories.tables import Table, TableFile, open_table
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.fields import in_yaml
 from unpad.errors import RecipeError
+from unpad.models.set_sequence.event_sets import FIRST_COMPETING
 from unpad.recipes.data import EventLabels, EventSettings
 
 # Words of labels for which messages know a side; a recipe says what they mean.
@@ -74,7 +75,8 @@ class LabelTable:
     Args:
         ids: (num_rows,) strings, of the rows with an id.
         usable: (num_rows,) bool, rows without a fault.
-        label: (num_rows,) float64, 0 or 1, nan if missing; that of `event` in a table without `label`.
+        label: (num_rows,) float64, 0 or 1, nan if missing; that of `event` in a table without `label`, where 2 and up
+            are the competing events in their order.
         end: (num_rows,) float64, end of observation, or time at which the label was known; nan if unknown.
         landmark: (num_rows,) float64; None without a column of landmarks.
         origin: (num_rows,) int64, row of `table`.
@@ -162,10 +164,12 @@ def _format(labels: EventLabels, clock: TimeUnit) -> str | None:
 
 
 def _read_label(table: Table, labels: EventLabels, faults: Faults) -> np.ndarray:
-    """Read the column of labels, (num_rows,) float64, 0 or 1, nan where it is empty or not known."""
+    """Read the column of labels, (num_rows,) float64, as in `LabelTable`, nan where it is empty or not known."""
     shown = table.names["label"]
-    if labels.map is not None:
-        return _mapped(table, labels.map, faults)
+    if labels.map is not None or labels.competing:
+        causes = {word: cause for cause, word in enumerate(labels.competing, FIRST_COMPETING)}
+        fields = ("map",) if labels.event is None else ("map", "competing")
+        return _mapped(table, {**(labels.map or {}), **causes}, fields, faults)
     words = _words_of(table)
     if words:
         pairs = ", ".join(f"{in_yaml(word)}: {int(word not in _GOOD)}" for word in words)
@@ -175,6 +179,8 @@ def _read_label(table: Table, labels: EventLabels, faults: Faults) -> np.ndarray
     label = columns.numbers(table, "label", faults, expected="0 or 1", truths=True)
     wrong = ~np.isnan(label) & (label != 0) & (label != 1)
     fix = "write 0 or 1, or leave it empty; 'events.labels.map={1: 0, 2: 1}' gives other numbers a meaning"
+    if labels.event is not None:
+        fix += ", and events.labels.competing=[2] says that 2 is another event, after which the outcome cannot come"
     faults.add(wrong, "E_LABEL", f'"{shown}" is neither 0 nor 1', fix)
     return label
 
@@ -195,26 +201,31 @@ def _words_of(table: Table) -> list[str]:
     return [] if truths or len(words) > MOST_WORDS or not known else sorted(words, key=lambda word: word not in _GOOD)
 
 
-def _mapped(table: Table, meaning: dict[str, Literal[0, 1] | None], faults: Faults) -> np.ndarray:
-    """Labels of the words, or numbers, of a column, (num_rows,) float64; nan for empty rows and unknown outcomes."""
+def _mapped(table: Table, meaning: Mapping[str, int | None], fields: Sequence[str], faults: Faults) -> np.ndarray:
+    """Labels of the words, or numbers, of a column, (num_rows,) float64; nan for empty rows and unknown outcomes.
+
+    Args:
+        fields: of `events.labels` that give words a meaning, for the message.
+    """
     column, shown = table.column("label"), table.names["label"]
     if pa.types.is_null(column.type):
         return np.full(len(column), np.nan)
-    if pa.types.is_floating(column.type):
-        column = column.cast(pa.int64(), safe=False)
     if pa.types.is_string(column.type):
         column = columns.utf8(column, faults)
-    encoded = pc.utf8_lower(pc.utf8_trim_whitespace(column.cast(pa.string()))).dictionary_encode()
-    texts = encoded.dictionary.to_pylist()
+    texts = pc.utf8_lower(pc.utf8_trim_whitespace(column.cast(pa.string())))
+    # Programs that know no missing whole number write 2 as 2.0.
+    encoded = pc.replace_substring_regex(texts, r"^(\d+)\.0*$", r"\1").dictionary_encode()
+    words = encoded.dictionary.to_pylist()
     meaning = {"0": 0, "1": 1, "false": 0, "true": 1, **meaning}
-    value = [meaning.get(text) for text in texts]
-    empty = [text in map(str.lower, columns.NOTHING) and text not in meaning for text in texts]
+    value = [meaning.get(word) for word in words]
+    empty = [word in map(str.lower, columns.NOTHING) and word not in meaning for word in words]
     index = np.asarray(encoded.indices.fill_null(-1))
     label: np.ndarray = np.array([*(np.nan if meant is None else meant for meant in value), np.nan], np.float64)[index]
-    strange = np.array([*(not bare and text not in meaning for bare, text in zip(empty, texts, strict=True)), False])
+    strange = np.array([*(not bare and word not in meaning for bare, word in zip(empty, words, strict=True)), False])
     known = ", ".join(meaning)
     what = f'"{shown}" is none of {known}'
-    faults.add(strange[index], "E_LABEL", what, "add the word to map in events.labels, or leave the cell empty")
+    fix = f"add the word to {' or '.join(fields)} in events.labels, or leave the cell empty"
+    faults.add(strange[index], "E_LABEL", what, fix)
     return label
 
 

@@ -11,6 +11,7 @@ from unpad.data.histories.cohort import Cohort
 from unpad.data.sources.bad_rows import fault_lines
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.split import Split, describe_split
+from unpad.models.set_sequence.event_sets import FIRST_COMPETING, OUTCOME
 from unpad.terminal.table import number_of
 
 
@@ -110,10 +111,11 @@ def _outcomes(cohort: Cohort) -> list[str]:
         counts = [int((cohort.label == value).sum()) for value in (1, 0, -1)]
         lines.append(f"{counts[0]:,} with the outcome, {counts[1]:,} without, {counts[2]:,} without a label")
         lines += _one_sided(cohort.label, cohort.split)
-    if cohort.duration is not None and cohort.observed is not None:
+    if cohort.duration is not None and cohort.cause is not None:
         median = np.median(cohort.duration) if len(cohort.duration) else 0
-        observed = int(cohort.observed.sum())
-        lines.append(f"{observed:,} observed until the outcome, followed for a median of {median:,.6g} days")
+        came, other = int((cohort.cause == OUTCOME).sum()), int((cohort.cause >= FIRST_COMPETING).sum())
+        until = f"{came:,} observed until the outcome" + (f", {other:,} until a competing event" if other else "")
+        lines.append(f"{until}, followed for a median of {median:,.6g} days")
     return lines
 
 

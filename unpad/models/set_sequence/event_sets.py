@@ -9,6 +9,8 @@ from torch import Tensor
 from unpad.batching.fields import SEQUENCE, BatchPart, per, per_sequence, runs
 from unpad.batching.layout import Layout, build_layout
 
+OUTCOME, FIRST_COMPETING = 1, 2  # what ended observation, beside 0, censoring
+
 
 @dataclass(frozen=True)
 class EventSets(BatchPart):
@@ -24,7 +26,8 @@ class EventSets(BatchPart):
         has_value: (num_events,) bool, which tells a missing value from a value of 0.
         times: (num_sets,) float32, days from the landmark, negative before it; ascending within a patient.
         durations: (num_seqs,) float32, days from the landmark to the end of observation; None for a cohort without.
-        observed: (num_seqs,) bool, True if observation ended with the outcome, not by censoring; None with `durations`.
+        cause: (num_seqs,) int64, what ended observation: 0 censoring, OUTCOME, or from FIRST_COMPETING on another event
+            after which the outcome cannot come; None with `durations`.
     """
 
     history: Layout = field(metadata=runs(SEQUENCE, "set"))
@@ -33,7 +36,7 @@ class EventSets(BatchPart):
     has_value: Tensor = field(metadata=per("event"))
     times: Tensor = field(metadata=per("set"))
     durations: Tensor | None = field(default=None, metadata=per_sequence())
-    observed: Tensor | None = field(default=None, metadata=per_sequence())
+    cause: Tensor | None = field(default=None, metadata=per_sequence())
 
     @property
     def num_sets(self) -> int:

@@ -4,6 +4,11 @@ Time is cut into bins at `edges` in days from the landmark, and a model gives th
 probability of the outcome in it, given that it was reached without (Singer and Willett 1993; Gensheimer and
 Narasimhan 2019, arXiv 1805.00917). A bin ends with its right edge: an outcome on an edge belongs to the bin before it,
 one at the landmark or earlier to the first.
+
+Other events, after which the outcome cannot come, compete with it. A bin then has a logit per cause, against that of
+nothing, which is 0: its hazards are the softmax of these, and their likelihood is multinomial (Tutz and Schmid 2016,
+"Modeling Discrete Time-to-Event Data", chapter 8). It is computed as that of any event, times that of the cause given
+an event; with the outcome as the only cause the second is exactly 1.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from unpad.batching.layout import Layout
 from unpad.errors import RecipeError
-from unpad.models.set_sequence.event_sets import EventSets
+from unpad.models.set_sequence.event_sets import OUTCOME, EventSets
 from unpad.models.set_sequence.linear_path import LastValues, Regression, fit
 from unpad.nn.draws import draw
 from unpad.nn.dropout import dropout
@@ -49,17 +54,17 @@ def bin_edges(days: Sequence[float], where: str) -> Tensor:
     return edges
 
 
-def hazard_nll(logits: Tensor, durations: Tensor, observed: Tensor, edges: Tensor) -> Tensor:
+def hazard_nll(logits: Tensor, durations: Tensor, cause: Tensor, edges: Tensor) -> Tensor:
     """Negative log-likelihood of every person's observation, in nats.
 
-    Outcome in bin k: survived the bins before k, and not k. Censored within bin k: survived the bins before k, and k is
-    unknown; censored on the right edge of k: survived k as well. Observed beyond the last edge, with or without the
-    outcome: survived all bins.
+    Outcome or competing event in bin k: nothing came in the bins before k, and it came in k. Censored within bin k:
+    nothing in the bins before k, and k is unknown; censored on the right edge of k: nothing in k either. Observed
+    beyond the last edge, whatever came then: nothing in all bins.
 
     Args:
-        logits: (num, bins), of the hazards.
+        logits: (num, bins, causes), of the hazards.
         durations: (num,) days from the landmark to the end of observation.
-        observed: (num,) bool, True if that end was the outcome.
+        cause: (num,) int64, what that end was, as in `EventSets`.
         edges: (bins + 1,).
 
     Returns:
@@ -67,14 +72,33 @@ def hazard_nll(logits: Tensor, durations: Tensor, observed: Tensor, edges: Tenso
     """
     assert logits.shape[1] == len(edges) - 1, f"{logits.shape[1]} hazards for {len(edges)} edges"
     logits, durations = widened(logits), widened(durations)
-    tried, came = observed_bins(durations, observed, edges)
-    nll = torch.where(tried, -F.logsigmoid(torch.where(came, logits, -logits)), 0)
-    return nll.sum(1).masked_fill(durations.isnan(), math.nan)
+    tried, came = observed_bins(durations, cause, edges)
+    any_event = any_of(logits)  # (num, bins)
+    nll = torch.where(tried, -F.logsigmoid(torch.where(came, any_event, -any_event)), 0).sum(1)
+    return (nll + cause_nll(logits, cause, came)).masked_fill(durations.isnan(), math.nan)
 
 
-def observed_bins(durations: Tensor, observed: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
-    """The bins of which it is known whether the outcome came in them, and those in which it came, both (num, bins)
+def cause_nll(logits: Tensor, cause: Tensor, came: Tensor) -> Tensor:
+    """The part of `hazard_nll` that says which event came, given that one did, (num,) nats; 0 for who had none.
+
+    Args:
+        logits, cause: as of `hazard_nll`.
+        came: (num, bins) from `observed_bins`.
+    """
+    place = (cause - OUTCOME).clamp_min(0)[:, None, None].expand(-1, logits.shape[1], 1)
+    logs = widened(logits).log_softmax(2).gather(2, place)[..., 0]
+    return -torch.where(came, logs, 0).sum(1)
+
+
+def any_of(logits: Tensor) -> Tensor:
+    """Logits of the hazard of any event, (num, bins), of those of its causes, (num, bins, causes)."""
+    return logits.logsumexp(2)
+
+
+def observed_bins(durations: Tensor, cause: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
+    """The bins of which it is known whether an event came in them, and those in which one came, both (num, bins)
     bool; arguments as of `hazard_nll`."""
+    observed = cause > 0
     ends = edges.to(durations)[1:]  # in the dtype of the durations, where a day on an edge is that edge
     before, until = (torch.bucketize(durations, ends, right=right) for right in (False, True))  # ends < and <= a day
     survived = torch.where(observed, before, until)[:, None]  # (num, 1) bins
@@ -84,13 +108,27 @@ def observed_bins(durations: Tensor, observed: Tensor, edges: Tensor) -> tuple[T
 
 
 def cumulative_hazard(logits: Tensor) -> Tensor:
-    """Cumulative hazard at the end of each bin, (num, bins) in fp32 or wider, never falling: minus the logarithm of the
-    probability of no outcome until then.
+    """Cumulative hazard of any event at the end of each bin, (num, bins) in fp32 or wider, never falling: minus the
+    logarithm of the probability of no event until then.
 
     Args:
-        logits: (num, bins), of the hazards.
+        logits: (num, bins, causes), of the hazards.
     """
-    return -F.logsigmoid(-widened(logits)).cumsum(1)
+    return -F.logsigmoid(-any_of(widened(logits))).cumsum(1)
+
+
+def risk(logits: Tensor) -> Tensor:
+    """Minus the logarithm of the probability that the outcome does not come by the last edge, (num,) in fp32 or wider.
+
+    It orders people as the probability of the outcome by the last edge does, but still distinguishes those for whom
+    that rounds to 1. Without competing events it is the cumulative hazard; with them, that of the subdistribution
+    (Fine and Gray 1999).
+
+    Args:
+        logits: (num, bins, causes), of the hazards.
+    """
+    until = logits.new_ones(logits.shape[1])
+    return -_both(_incidence(logits, cumulative_hazard(logits)[:, -1], until))[:, 0]
 
 
 def bins_until(horizon: float, edges: Tensor) -> Tensor:
@@ -115,15 +153,46 @@ def bins_until(horizon: float, edges: Tensor) -> Tensor:
 def class_scores(hazards: Tensor, until: Tensor) -> Tensor:
     """Logarithms of the probability of no outcome and of the outcome by the horizon, (num, 2) in fp32 or wider.
 
-    Within a bin the rate of the outcome is constant.
+    Args:
+        hazards, until: as of `incidence`.
+    """
+    return _both(incidence(hazards, until))
+
+
+def incidence(hazards: Tensor, until: Tensor) -> Tensor:
+    """Logarithms of the probability of no event, and of each cause's cumulative incidence, by the horizon: that the
+    outcome, or this competing event, is the first that comes; (num, 1 + causes) in fp32 or wider.
+
+    Within a bin the rate of every cause is constant.
 
     Args:
-        hazards: (num, bins) logits.
+        hazards: (num, bins, causes) logits.
         until: (bins,) from `bins_until`.
     """
-    total = (-F.logsigmoid(-widened(hazards)) * until).sum(1)
-    tiny = torch.finfo(total.dtype).tiny  # a probability that rounds to 0 has a logarithm and a gradient all the same
-    return torch.stack([-total, (-torch.expm1(-total)).clamp_min(tiny).log()], 1)
+    total = (-F.logsigmoid(-any_of(widened(hazards))) * until).sum(1)
+    return _incidence(hazards, total, until)
+
+
+def _both(logs: Tensor) -> Tensor:
+    """`incidence`, with all that is not the outcome as one."""
+    return torch.stack([torch.cat([logs[:, :1], logs[:, 2:]], 1).logsumexp(1), logs[:, 1]], 1)
+
+
+def _incidence(hazards: Tensor, total: Tensor, until: Tensor) -> Tensor:
+    """`incidence`; `total` is the cumulative hazard of any event by the horizon, (num,)."""
+    hazards = widened(hazards)
+    rates = -F.logsigmoid(-any_of(hazards)) * until  # (num, bins)
+    before = rates.cumsum(1) - rates
+    # The shares that causes have in a bin's events count as events do: of who reaches the bin, and where in it.
+    weights = torch.where(until > 0, _log_any(rates) - before, -math.inf)
+    causes = (weights[..., None] + hazards.log_softmax(2)).logsumexp(1).log_softmax(1)  # (num, causes)
+    return torch.cat([-total[:, None], _log_any(total)[:, None] + causes], 1)
+
+
+def _log_any(rate: Tensor) -> Tensor:
+    """Logarithm of the probability that an event comes at a cumulative hazard."""
+    tiny = torch.finfo(rate.dtype).tiny  # a probability that rounds to 0 has a logarithm and a gradient all the same
+    return (-torch.expm1(-rate)).clamp_min(tiny).log()
 
 
 class PatientHeads(nn.Module):
@@ -138,17 +207,25 @@ class PatientHeads(nn.Module):
         positive_weight: factor on the loss of a patient of class 1; it makes up for a rare class, and raises the
             predicted odds by the same factor.
         dropout: share of the hidden state set to zero in training.
+        competing: number of events that compete with the outcome; each has hazards of its own beside those of it.
     """
 
     edges: Tensor | None
     until: Tensor | None
 
     def __init__(
-        self, width: int, edges: Tensor | None, horizon: float | None, positive_weight: float, dropout: float
+        self,
+        width: int,
+        edges: Tensor | None,
+        horizon: float | None,
+        positive_weight: float,
+        dropout: float,
+        competing: int = 0,
     ) -> None:
         super().__init__()
         self.classes = Linear(width, 2) if horizon is None else None
-        self.bins = None if edges is None else Linear(width, len(edges) - 1)
+        self.causes = 1 + competing
+        self.bins = None if edges is None else Linear(width, (len(edges) - 1) * self.causes)
         self.register_buffer("edges", edges, persistent=False)
         assert horizon is None or edges is not None, "a horizon is one of hazards"
         until = None if horizon is None or edges is None else bins_until(horizon, edges)
@@ -160,7 +237,7 @@ class PatientHeads(nn.Module):
 
         Args:
             readouts: (num_seqs, width).
-            shift: (num_seqs,) of `LinearPath`, or None.
+            shift: (num_seqs, causes) of `LinearPath`, or None.
         """
         if self.classes is None:
             hazards = self.hazards(readouts, shift)
@@ -168,35 +245,44 @@ class PatientHeads(nn.Module):
             assert self.until is not None, "a horizon is one of hazards"
             return class_scores(hazards, self.until)
         scores = widened(self.classes(readouts))
-        return scores if shift is None else scores + F.pad(shift[:, None], (1, 0))
+        return scores if shift is None else scores + F.pad(shift[:, :1], (1, 0))
 
     def hazards(self, readouts: Tensor, shift: Tensor | None) -> Tensor | None:
-        """Logits of the hazard of every bin, (num_seqs, bins), fp32 or wider, all shifted alike; None without bins."""
+        """Logits of the hazards of every bin, (num_seqs, bins, causes), fp32 or wider, those of a cause all shifted
+        alike; None without bins."""
         if self.bins is None:
             return None
-        logits = widened(self.bins(readouts))
+        logits: Tensor = widened(self.bins(readouts)).unflatten(1, (-1, self.causes))
         return logits if shift is None else logits + shift[:, None]
 
     @torch.no_grad()
     def begin(self, last: LastValues, num_codes: int, labels: Tensor | None, events: EventSets) -> Tensor | None:
         """Begin at ridge regression of what is known of patients on their last values, with little of the readout.
 
+        The logits of every cause against nothing are a regression of their own, over the bins in which no other cause
+        came: they converge to those of the multinomial one (Begg and Gray 1984, "Calculation of polychotomous logistic
+        regression parameters using individualized regressions"), and each has the penalty that suits it.
+
         Args:
             last: their last values, of `num_codes` different codes.
             labels: as of `terms`.
 
         Returns:
-            The weights of a `LinearPath`, (num_codes, COLUMNS); None if nothing is known of anybody.
+            The weights of a `LinearPath`, (num_codes, causes * COLUMNS); None if nothing is known of anybody.
         """
         timed = self.timed(events)
         if self.bins is not None and bool(timed.any()):
             assert self.edges is not None, "hazards have bins"
             assert events.durations is not None, "timed patients have durations"
-            assert events.observed is not None, "durations come with `observed`"
-            both = observed_bins(events.durations.nan_to_num(), events.observed, self.edges)
-            weights = self._weighed(timed.double(), labels if self.classes is None else None)
-            tried, came = (part * weights[:, None] for part in both)
-            weight, biases = fit(Regression(last, num_codes, tried, came))
+            assert events.cause is not None, "durations come with `cause`"
+            tried, came = observed_bins(events.durations.nan_to_num(), events.cause, self.edges)
+            weights = self._weighed(timed.double(), labels if self.classes is None else None)[:, None]
+            found = []
+            for cause in range(OUTCOME, OUTCOME + self.causes):
+                mine = (events.cause == cause)[:, None] & came
+                found.append(fit(Regression(last, num_codes, (tried & (mine | ~came)) * weights, mine * weights)))
+            weight = torch.cat([weight for weight, _ in found], 1)
+            biases = torch.stack([biases for _, biases in found], 1).flatten()
             head = self.bins
         elif self.classes is not None and labels is not None and bool((labels >= 0).any()):
             tried = self._weighed((labels >= 0).double(), labels)[:, None]
@@ -213,6 +299,16 @@ class PatientHeads(nn.Module):
         if self.bins is None or events.durations is None:
             return torch.zeros(events.history.num_seqs, dtype=torch.bool, device=events.times.device)
         return ~events.durations.isnan()
+
+    def num_came(self, events: EventSets) -> int:
+        """Number of patients with an event in a bin, of whom its cause is learned."""
+        timed = self.timed(events)
+        if not bool(timed.any()):
+            return 0
+        assert events.durations is not None, "timed patients have durations"
+        assert events.cause is not None, "durations come with `cause`"
+        assert self.edges is not None, "hazards have bins"
+        return int((observed_bins(events.durations, events.cause, self.edges)[1] & timed[:, None]).sum())
 
     def terms(
         self,
@@ -231,12 +327,14 @@ class PatientHeads(nn.Module):
 
         Returns:
             classification, smoothed and weighted, over known classes; nll, the same plain and without gradient, only
-            with labels; hazard, over patients with a duration, and weighted where it gives the classes.
+            with labels; hazard, over patients with a duration, and weighted where it gives the classes; cause, only
+            with competing events, the part of it that says which event came, plain and without gradient, over those
+            who had one in a bin.
         """
         if self.training and self.dropout:
             readouts = dropout(readouts, self.dropout, draw(len(readouts)))
         nothing = widened(readouts.new_zeros(())), 0
-        terms: Terms = {"classification": nothing, "hazard": nothing}
+        terms: Terms = {"classification": nothing, "hazard": nothing} | ({"cause": nothing} if self.causes > 1 else {})
         if labels is not None:
             known = (labels >= 0).nonzero().flatten()
             known_classes = labels.index_select(0, known)
@@ -249,12 +347,15 @@ class PatientHeads(nn.Module):
         timed = self.timed(events).nonzero().flatten()
         logits = self.hazards(readouts.index_select(0, timed), _select(shift, timed))
         if logits is not None and events.durations is not None:
-            assert events.observed is not None, "durations come with `observed`"
+            assert events.cause is not None, "durations come with `cause`"
             assert self.edges is not None, "hazards have bins"
-            durations, observed = (x.index_select(0, timed) for x in (events.durations, events.observed))
-            nll = hazard_nll(logits, durations, observed, self.edges)
+            durations, cause = (x.index_select(0, timed) for x in (events.durations, events.cause))
+            nll = hazard_nll(logits, durations, cause, self.edges)
             classes = _select(labels, timed) if self.classes is None else None
             terms["hazard"] = self._weighed(nll, classes).sum(), len(timed)
+            if self.causes > 1:
+                came = observed_bins(durations, cause, self.edges)[1]
+                terms["cause"] = cause_nll(logits.detach(), cause, came).sum(), int(came.sum())
         return terms
 
     def _weighed(self, loss: Tensor, labels: Tensor | None) -> Tensor:

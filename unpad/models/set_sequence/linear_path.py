@@ -109,14 +109,15 @@ class LinearPath(nn.Module):
 
     Args:
         num_codes: number of different codes.
+        causes: number of sums, each of weights of its own.
     """
 
-    def __init__(self, num_codes: int) -> None:
+    def __init__(self, num_codes: int, causes: int = 1) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(num_codes, COLUMNS))
+        self.weight = nn.Parameter(torch.zeros(num_codes, causes * COLUMNS))
 
     def forward(self, codes: Tensor, events: EventSets) -> Tensor:
-        """Sum of every patient, (num_seqs,) fp32 or wider.
+        """Sums of every patient, (num_seqs, causes) fp32 or wider.
 
         Args:
             codes: (num_events,) int64.
@@ -125,13 +126,13 @@ class LinearPath(nn.Module):
         return _sum(weight, values_of_patients(codes, events, weight.dtype), events.history.num_seqs)
 
     def at_every_set(self, codes: Tensor, events: EventSets) -> Tensor:
-        """The same of a record that ends with a set, for every set, (num_sets,)."""
+        """The same of a record that ends with a set, for every set, (num_sets, causes)."""
         weight = widened(self.weight)
         found = set_values(codes, events, weight.dtype)
         stops = F.pad(found.per_set.cumsum(0), (1, 0))
         first_set = events.history.cu_seqlens[:-1].long().repeat_interleave(events.history.lengths())
         begins = stops.index_select(0, first_set)
-        parts = [weight[:0, 0]]
+        parts = [weight[:0, ::COLUMNS]]
         for layout, index in records(begins, stops[1:] - begins):
             code, value, has_value = (part[index] for part in (found.code, found.value, found.has_value))
             parts.append(_sum(weight, last_values(code, value, has_value, layout.lengths()), layout.num_seqs))
@@ -146,8 +147,8 @@ def values_of_patients(codes: Tensor, events: EventSets, dtype: torch.dtype) -> 
 
 
 def _sum(weight: Tensor, last: LastValues, num_records: int) -> Tensor:
-    """Weighted columns of every record, added up, (num_records,)."""
-    shares = (F.embedding(last.code, weight) * last.columns).sum(1)
+    """Weighted columns of every record, added up for every cause, (num_records, causes)."""
+    shares = (F.embedding(last.code, weight).unflatten(1, (-1, COLUMNS)) * last.columns[:, None]).sum(2)
     return sum_runs(shares, torch.bincount(last.record, minlength=num_records))
 
 
@@ -179,7 +180,7 @@ class Regression:
             found: (num_codes * COLUMNS + num_trials,) float64, weights and biases.
         """
         weight, biases = self.parts(found)
-        logits = _sum(weight, self.last, len(self.tried))[:, None] + biases
+        logits = _sum(weight, self.last, len(self.tried)) + biases
         return (self.tried * F.softplus(logits) - self.came * logits).sum(1), logits
 
     def solve(self, penalty: float, chosen: Tensor, start: Tensor) -> Tensor:

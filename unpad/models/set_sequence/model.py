@@ -35,7 +35,7 @@ from unpad.models.contract import ModelConfig, PredictsSets, ReadsCodeVectors
 from unpad.models.set_sequence.belief import Belief, Prior, SetDecoder, Update, states_before
 from unpad.models.set_sequence.encoder import EventEmbedding, Latent, SetEncoder
 from unpad.models.set_sequence.event_sets import EventSets
-from unpad.models.set_sequence.heads import FIRST_SHARE, NextSet, PatientHeads, bin_edges, sets_that_follow
+from unpad.models.set_sequence.heads import FIRST_SHARE, NextSet, PatientHeads, bin_edges, incidence, sets_that_follow
 from unpad.models.set_sequence.history import HistoryEncoder, SetLayout, lay_out_course
 from unpad.models.set_sequence.linear_path import LinearPath, values_of_patients
 from unpad.models.set_sequence.losses import chamfer, free_bits, gaussian_kl, nearest, sinkhorn
@@ -54,7 +54,7 @@ DATA = "patients"
 class Config(ModelConfig, BlockConfig):
     """The `model` section of a recipe. Sizes of blocks apply to all parts; `blocks` counts those of the history."""
 
-    decided: ClassVar[tuple[str, ...]] = ("horizon", "last_values")
+    decided: ClassVar[tuple[str, ...]] = ("horizon", "competing", "last_values")
     kind: Literal["set_sequence"] = "set_sequence"
     width: int = Field(96, ge=2, multiple_of=2, description="Channels of events, sets and histories.")
     blocks: int = Field(2, ge=1, le=1000, description="Blocks of the transformer over a patient's sets.")
@@ -92,6 +92,12 @@ class Config(ModelConfig, BlockConfig):
         description="Days from the landmark up to which the hazards of bins give the probability of the outcome; "
         "default: as events.labels.horizon says. Without, a head of its own gives it.",
     )
+    competing: int | None = Field(
+        None,
+        ge=0,
+        description="Other events that end the wait for the outcome, each with hazards of its own; default: as many as "
+        "events.labels.competing names.",
+    )
     last_values: bool | None = Field(
         None,
         description="The last value of every code, its change, and whether there is one also act on the outcome "
@@ -109,9 +115,11 @@ class Config(ModelConfig, BlockConfig):
         return self
 
     @model_validator(mode="after")
-    def _horizon_has_bins(self) -> Config:
+    def _hazards_have_bins(self) -> Config:
         if self.horizon is not None and self.bins is None:
             raise ValueError("a horizon needs hazards, and model.bins has none")
+        if self.competing and self.bins is None:
+            raise ValueError("competing events have hazards, and model.bins has none")
         return self
 
     @property
@@ -168,8 +176,10 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
         self.made_code = Linear(config.width, num_codes, bias=False)
         self.next_set = NextSet(config.width, num_codes)
         edges = None if config.bins is None else bin_edges(config.bins, "model.bins")
-        self.patient = PatientHeads(config.width, edges, config.horizon, config.positive_weight, config.dropout)
-        self.last_values = LinearPath(num_codes) if config.last_values else None
+        self.patient = PatientHeads(
+            config.width, edges, config.horizon, config.positive_weight, config.dropout, config.competing or 0
+        )
+        self.last_values = LinearPath(num_codes, self.patient.causes) if config.last_values else None
         self.weights = {
             "classification": 1.0,
             "hazard": 0.0 if config.bins is None else 0.3,
@@ -232,8 +242,13 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
         return self.patient.scores(*self._outcome(self._read(batch)))
 
     def hazards(self, batch: RaggedBatch) -> Tensor | None:
-        """Logits of the hazard of every bin, (num_seqs, bins), fp32 or wider; None without bins."""
+        """Logits of the hazards of every bin, (num_seqs, bins, causes), fp32 or wider; None without bins."""
         return self.patient.hazards(*self._outcome(self._read(batch)))
+
+    def competing(self, hazards: Tensor) -> Tensor:
+        """Log probabilities of the competing events by the horizon, (num_seqs, num_competing), fp32 or wider."""
+        until = self.patient.until
+        return super().competing(hazards) if until is None else incidence(hazards, until)[:, 2:]
 
     @torch.no_grad()
     def nll(self, batch: RaggedBatch) -> Tensor:
@@ -310,6 +325,7 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
         - kl: divergence from the prior, summed over dimensions, each with its free bits, levels as above; over sets
         - next_code, next_time, next_value: see `NextSet.terms`; over sets after a patient's first, and their values
         - nll, not trained: plain cross-entropy of known classes; without labels, reconstruction at the deepest level
+        - cause, not trained, with competing events: the part of hazard that says which event came; over who had one
         - raw_kl, not trained: divergence of the deepest level without free bits; over sets
 
         Training skips terms without a weight of `begin_step`.
@@ -359,7 +375,7 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
             "next_value": num_values,
             "nll": events.num_sets if labels is None else num_labelled,
             "raw_kl": events.num_sets,
-        }
+        } | ({"cause": self.patient.num_came(events)} if self.patient.causes > 1 else {})
 
     def _decoder_terms(self, reading: SetReading, states: Tensor, unlabelled: bool) -> Terms:
         """reconstruction, made_code, and for a batch without labels nll."""
@@ -403,7 +419,7 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
         return states.index_select(0, reading.course.readouts)
 
     def _outcome(self, reading: SetReading, states: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Readouts (num_seqs, width), and shifts (num_seqs,) of the linear path; `states` if already computed."""
+        """Readouts (num_seqs, width), and shifts of the linear path, (num_seqs, causes); `states` if computed."""
         readouts = self._readouts(self._states(reading) if states is None else states, reading)
         return readouts, None if self.last_values is None else self.last_values(reading.codes, reading.events)
 

@@ -1,0 +1,132 @@
+"""Competing events from the table to every answer of a run: files, rows, the server, the certificate."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers import families
+from tests.helpers.serving import running
+from tests.helpers.shell import Shell
+from tests.helpers.toy import run
+from unpad.inference.embed import embed_file
+from unpad.inference.loaded import load
+from unpad.models.set_sequence.heads import PatientHeads
+from unpad.proof.recipe import prove_recipe
+from unpad.proof.serving import OverHttp, prove_serving
+from unpad.serving.over_http import numbers, streams
+
+pytestmark = pytest.mark.promise("patients.competing")
+OTHERS = ["discharged", "moved"]
+TABLES = ("tests", "people")
+NAMES = [f"probability_{name}" for name in OTHERS]
+
+
+@dataclass(frozen=True)
+class Made:
+    recipe: Path
+    run: Path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
+    """A run of two steps; of those who stay well, a quarter is discharged and half moves away."""
+    folder = tmp_path_factory.mktemp("competing")
+    labels = {
+        "path": "people.parquet", "event": "status", "duration": "futime", "horizon": 365, "competing": OTHERS,
+        "map": {"well": 0, "ill": 1},
+    }  # fmt: skip
+    recipe = families.patients(
+        folder,
+        num=60,
+        events={"landmark": 0, "labels": labels, "scale": "rank"},
+        model={"bins": [0, 90, 365, 1000]},
+        train={"threads": 1, "max_steps": 2},
+    )
+    people = pq.read_table(folder / "tables" / "people.parquet").to_pylist()
+    for person in people:
+        other = ["well", "discharged", "moved", "moved"][person["id"] // 3 % 4]
+        person["status"] = "ill" if person["status"] else other
+        person["futime"] = 200 if other != "well" and person["status"] != "ill" else person["futime"]
+    pq.write_table(pa.Table.from_pylist(people), folder / "tables" / "people.parquet")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNPAD_CACHE", str(folder / "cache"))
+        run(recipe, folder / "run")
+        yield Made(recipe, folder / "run")
+
+
+def test_every_verb_tells_the_probabilities_of_all_causes(made: Made, unpad: Shell, tmp_path: Path) -> None:
+    logged = [json.loads(line)["values"] for line in (made.run / "metrics.jsonl").read_text().splitlines()]
+    assert any(0 < values.get("cause", 0) < values["hazard"] for values in logged if "hazard" in values)
+    told = unpad("eval", made.run, "--rows", "rows.parquet")
+    assert told.code == 0, told.err
+    assert "observed until a competing event" in told.out
+    assert "concordance" in told.out
+    assert unpad("embed", made.run, "--out", "own.parquet").code == 0
+    assert unpad("embed", made.run, "--data", made.recipe.parent / "tables", "--out", "new.parquet").code == 0
+    tables = {name: pq.read_table(f"{name}.parquet") for name in ("rows", "own", "new")}
+    for table in tables.values():
+        assert {"probability", "risk", *NAMES} <= set(table.column_names)
+        found = np.stack([table[name].to_numpy() for name in ("probability", *NAMES)])
+        assert (found > 0).all()
+        assert (found.sum(0) < 1).all(), "beside them, that nothing comes"
+        assert found[2].mean() > 1.3 * found[1].mean(), "each under its own name"
+        p, risk = (table[name].to_numpy() for name in ("probability", "risk"))
+        assert np.corrcoef(p.argsort().argsort(), risk.argsort().argsort())[0, 1] > 0.95
+    rows = tables["rows"].to_pylist()
+    assert {row["label"] for row in rows if row["competing"]} == {0}, "decided, and not without a label"
+    assert unpad("data", "check", made.recipe).code == 0
+
+
+def test_the_server_and_other_passes_give_these_numbers_bit_for_bit(made: Made, tmp_path: Path) -> None:
+    loaded = load(made.run)
+    certificate = prove_serving(loaded, over_http=OverHttp(streams, numbers))
+    assert [line for line in certificate.lines if line.passed is False] == []
+    rows = {name: pq.read_table(made.recipe.parent / "tables" / f"{name}.parquet").to_pylist() for name in TABLES}
+    asked = [
+        {
+            "id": person["id"],
+            "events": [{"age": person["age"]}]
+            + [
+                {key: row[key] for key in ("days", "test", "value")}
+                for row in rows["tests"]
+                if row["id"] == person["id"]
+            ],
+        }
+        for person in rows["people"][:9]
+    ]
+    embed_file(loaded, made.recipe.parent / "tables", "patient", tmp_path / "new.parquet")
+    wanted = {row["id"]: row for row in pq.read_table(tmp_path / "new.parquet").to_pylist()}
+    with running(made.run, name="events") as server:
+        told = server.post("/v1/models/events:predict", {"instances": asked}).json()["predictions"]
+    for one in told:
+        assert set(NAMES) < one.keys(), "several patients of one request, each with its own numbers"
+        assert {name: wanted[one["id"]][name] for name in one} == one
+
+
+@pytest.mark.slow
+def test_the_certificate_holds_and_fails_where_causes_of_other_patients_move_the_hazards(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failed() -> set[str]:
+        return {line.name for line in prove_recipe(str(made.run), []).lines if line.passed is False}
+
+    assert failed() == set()
+    own = PatientHeads.hazards
+
+    def mixed(heads: PatientHeads, readouts: Tensor, shift: Tensor | None) -> Tensor | None:
+        logits = own(heads, readouts, shift)
+        assert logits is not None
+        return torch.cat([logits[..., :2], logits[..., 2:].roll(1, 0)], 2)  # of the last competing event alone
+
+    monkeypatch.setattr(PatientHeads, "hazards", mixed)
+    assert failed()
