@@ -1,4 +1,4 @@
-"""Categories of icons: trees, one model, the mean of both, averages over an icon's sizes, and all sizes as one sequence.
+"""Categories of icons: trees, one model, the mean of both, averages over sizes, and all sizes as one sequence.
 
     python benchmarks/icons.py MANIFEST [--seeds 0] [--folds 0 1 2 3 4] [--work runs/icons] [--out benchmarks/icons.md]
 
@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
-from icons_report import ALL_SIZES, ONE, TREES, Study, markdown
+from icons_report import ALL_SIZES, ONE, TREES, Study, markdown, with_means
 from PIL import Image
 from pruning import ensure_run
 
@@ -68,6 +68,11 @@ class Icons:
         """Number of the icon of each picture, (num_pictures,) int64: one name in two categories is two icons."""
         keys = [f"{label}/{name}" for label, name in zip(self.labels, self.names, strict=True)]
         return np.unique(keys, return_inverse=True)[1]
+
+    @property
+    def first(self) -> np.ndarray:
+        """The first picture of every icon, (num_icons,) int64."""
+        return np.unique(self.icon, return_index=True)[1]
 
 
 def read_icons(manifest: Path) -> Icons:
@@ -160,7 +165,8 @@ def trees(read: np.ndarray, icons: Icons, held: np.ndarray, seed: int) -> np.nda
 
     model = ExtraTreesClassifier(NUM_TREES, random_state=seed).fit(read[~held], icons.labels[~held])
     assert model.classes_.tolist() == icons.classes, "every fold has pictures of every category"
-    return model.predict_proba(read[held])
+    found: np.ndarray = model.predict_proba(read[held])
+    return found
 
 
 def model(manifest: Path, run: Path, overrides: Sequence[str], classes: Sequence[str]) -> np.ndarray:
@@ -192,7 +198,7 @@ def of_pictures(icons: Icons, folder: Path, held: np.ndarray, seed: int, read: n
     fixed = [f"train.seed={seed}"]
     found[ONE] = model(singles, folder / f"one-{seed}", fixed, icons.classes)
     strips = prepare(icons, folder.parent)
-    first = np.unique(icons.icon, return_index=True)[1]  # a picture of every icon
+    first = icons.first
     write_manifest(joined, strips, icons.labels[first], icons.names[first], held[first])
     whole = np.full((len(first), len(icons.classes)), np.nan)
     whole[held[first]] = model(joined, folder / f"all-{seed}", [*CHOSEN, *fixed], icons.classes)
