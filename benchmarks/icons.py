@@ -2,22 +2,25 @@
 
     python benchmarks/icons.py MANIFEST [--seeds 0] [--folds 0 1 2 3 4] [--work runs/icons] [--out benchmarks/icons.md]
 
-MANIFEST is a JSONL of image and label, of icons named NAME_SIZE.png in a folder of their own set. Names are divided
-into five folds by a fixed seed; every picture is scored by what learnt from the four other folds. Trees are extremely
-randomised trees of scikit-learn (extra `bench`) on 32 x 32 pixels of colours and opacity, and the size; one model is
-the packaged recipe `images` with its last weights. All sizes as one sequence are one picture of an icon's sizes below
-each other, whose patches the same recipe reads together; CHOSEN has its changes, and `--inner` scores them on names
-within the training part of the first fold, where they were chosen. Differences are taken picture by picture, and their
-intervals by resampling names. `--work` keeps runs and answers, and a second call goes on from there.
+MANIFEST is a JSONL of image and label, of icons named NAME_SIZE.png. Names are divided into five folds by a fixed
+seed; every picture is scored by what learnt from the four other folds. Trees are extremely randomised trees of
+scikit-learn (extra `bench`) on 32 x 32 pixels of colours and opacity, and the size; one model is the packaged recipe
+`images` with its last weights. All sizes as one sequence are one picture, a strip with an icon's sizes below each other
+whose patches the same recipe reads together; it begins with the weights of the fold's one model and has the changes of
+CHOSEN. `--inner` scores names within the training part of the first fold, by which these were chosen. Differences are
+taken picture by picture, and their intervals by resampling names. `--work` keeps runs and answers, and a second call
+goes on from there.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -39,8 +42,16 @@ SIDE = 32  # pixels of what trees read, and of every size in a strip
 NUM_TREES = 500
 SIZES = (16, 22, 32, 48, 64, 128)  # of a strip, from the top; an icon without one shows its nearest
 LAST = ["train.weights=last"]
-# A zoom or a large shift of a strip would move one size into the place of another.
-CHOSEN = ["images.max_tokens=54", "images.shift=0.03", "images.zoom=0", "train.max_epochs=32"]
+VIEWS = 8  # of a strip to learn from
+SHIFT, ZOOM = 0.1, 0.2  # of the recipe
+# A zoom or a large shift of a whole strip would move one size into the place of another.
+CHOSEN = [
+    "images.max_tokens=54",
+    "images.shift=0.03",
+    "images.zoom=0",
+    "train.max_epochs=2",
+    "optim.lr=5e-4",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,15 +72,15 @@ class Icons:
 
     @property
     def classes(self) -> list[str]:
-        return np.unique(self.labels).tolist()
+        return [str(label) for label in np.unique(self.labels)]
 
-    @property
+    @cached_property
     def icon(self) -> np.ndarray:
         """Number of the icon of each picture, (num_pictures,) int64: one name in two categories is two icons."""
         keys = [f"{label}/{name}" for label, name in zip(self.labels, self.names, strict=True)]
         return np.unique(keys, return_inverse=True)[1]
 
-    @property
+    @cached_property
     def first(self) -> np.ndarray:
         """The first picture of every icon, (num_icons,) int64."""
         return np.unique(self.icon, return_index=True)[1]
@@ -104,37 +115,44 @@ def fold_names(names: np.ndarray, num_folds: int, seed: int) -> np.ndarray:
     return (np.random.default_rng(seed).permutation(len(unique)) % num_folds)[of_name]
 
 
-def strip(icons: Icons, pictures: Sequence[int]) -> Image.Image:
-    """The sizes of an icon below each other, each SIDE x SIDE."""
+def strip(icons: Icons, pictures: Sequence[int], rng: np.random.Generator | None = None) -> Image.Image:
+    """The sizes of an icon below each other, each SIDE x SIDE.
+
+    Args:
+        rng: shifts and zooms every size by itself, as the recipe does a picture; None shows them as they are.
+    """
     joined = Image.new("RGBA", (SIDE, SIDE * len(SIZES)))
     for row, size in enumerate(SIZES):
         nearest = min(pictures, key=lambda picture: abs(np.log(icons.sizes[picture] / size)))
         with Image.open(icons.folder / icons.images[nearest]) as picture:
             shown = picture.convert("RGBA").resize((SIDE, SIDE), Image.Resampling.LANCZOS)
+        if rng is not None:
+            factor = (1 + ZOOM) ** rng.uniform(-1, 1)
+            left, top = SIDE / 2 * (1 - 1 / factor) - rng.uniform(-SHIFT, SHIFT, 2) * SIDE
+            corners = (1 / factor, 0, left, 0, 1 / factor, top)
+            shown = shown.transform(shown.size, Image.Transform.AFFINE, corners, Image.Resampling.BILINEAR)
         joined.paste(shown, (0, row * SIDE))
     return joined
 
 
-def prepare(icons: Icons, folder: Path) -> list[str]:
-    """Copy the pictures below a folder, beside a strip of every icon.
-
-    Returns:
-        The path of the strip of each icon from there, by its number.
-    """
+def prepare(icons: Icons, folder: Path) -> None:
+    """Copy the pictures below a folder, beside strips of every icon: as it is, and VIEWS shifted and zoomed."""
     for image in icons.images:
         place = folder / image
         if not place.is_file():
             make_folder(place.parent)
             write_atomic(place, (icons.folder / image).read_bytes())
-    of_icon: dict[int, list[int]] = defaultdict(list)
-    for picture, number in enumerate(icons.icon.tolist()):
-        of_icon[number].append(picture)
-    strips = [f"strips/{number}.png" for number in sorted(of_icon)]
     make_folder(folder / "strips")
-    for number, name in enumerate(strips):
-        if not (folder / name).is_file():
-            strip(icons, of_icon[number]).save(folder / name)
-    return strips
+    for number in range(len(icons.first)):
+        pictures = np.flatnonzero(icons.icon == number).tolist()
+        for view in range(1 + VIEWS):
+            if not (folder / strip_name(number, view)).is_file():
+                rng = np.random.default_rng([view, number]) if view else None
+                strip(icons, pictures, rng).save(folder / strip_name(number, view))
+
+
+def strip_name(icon: int, view: int) -> str:
+    return f"strips/{icon}-{view}.png"
 
 
 def write_manifest(file: Path, images: Sequence[str], labels: np.ndarray, names: np.ndarray, held: np.ndarray) -> None:
@@ -144,6 +162,17 @@ def write_manifest(file: Path, images: Sequence[str], labels: np.ndarray, names:
         for image, label, name, scored in zip(images, labels, names, held.tolist(), strict=True)
     ]
     write_atomic(file, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_strips(file: Path, icons: Icons, held: np.ndarray) -> None:
+    """Write the strips of a fold: those of icons that are held out as they are, of others all views."""
+    rows = [
+        (icon, view)
+        for icon, scored in enumerate(held[icons.first].tolist())
+        for view in ([0] if scored else range(1, 1 + VIEWS))
+    ]
+    shown = icons.first[[icon for icon, _ in rows]]
+    write_manifest(file, [strip_name(*row) for row in rows], icons.labels[shown], icons.names[shown], held[shown])
 
 
 # --------------------------------------------------------------------------- sides
@@ -191,17 +220,18 @@ def of_pictures(icons: Icons, folder: Path, held: np.ndarray, seed: int, read: n
     make_folder(folder)
     known = folder / f"trees-{seed}.npy"
     if not known.is_file():
-        np.save(known, trees(read, icons, held, seed))
+        content = io.BytesIO()
+        np.save(content, trees(read, icons, held, seed))
+        write_atomic(known, content.getvalue())
     found = {TREES: np.load(known)}
     singles, joined = folder.parent / f"{folder.name}.jsonl", folder.parent / f"{folder.name}-strips.jsonl"
     write_manifest(singles, icons.images, icons.labels, icons.names, held)
-    fixed = [f"train.seed={seed}"]
-    found[ONE] = model(singles, folder / f"one-{seed}", fixed, icons.classes)
-    strips = prepare(icons, folder.parent)
-    first = icons.first
-    write_manifest(joined, strips, icons.labels[first], icons.names[first], held[first])
-    whole = np.full((len(first), len(icons.classes)), np.nan)
-    whole[held[first]] = model(joined, folder / f"all-{seed}", [*CHOSEN, *fixed], icons.classes)
+    one, fixed = folder / f"one-{seed}", [f"train.seed={seed}"]
+    found[ONE] = model(singles, one, fixed, icons.classes)
+    write_strips(joined, icons, held)
+    whole = np.full((len(icons.first), len(icons.classes)), np.nan)
+    begun = [f"train.init_from={one}", *CHOSEN, *fixed]
+    whole[held[icons.first]] = model(joined, folder / f"all-{seed}", begun, icons.classes)
     found[ALL_SIZES] = whole[icons.icon[held]]
     return found
 
