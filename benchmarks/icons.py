@@ -6,8 +6,8 @@ MANIFEST is a JSONL of image and label, of icons named NAME_SIZE.png. Names are 
 seed; every picture is scored by what learnt from the four other folds. Trees are extremely randomised trees of
 scikit-learn (extra `bench`) on 32 x 32 pixels of colours and opacity, and the size; one model is the packaged recipe
 `images` with its last weights. All sizes as one sequence are one picture, a strip with an icon's sizes below each other
-whose patches the same recipe reads together; it begins with the weights of the fold's one model and has the changes of
-CHOSEN. `--inner` scores names within the training part of the first fold, by which these were chosen. Differences are
+whose patches the same recipe reads together; it begins with the weights of the fold's one model, learns from single
+pictures as well, and has the changes of CHOSEN. `--inner` scores names within the training part of the first fold, by which these were chosen. Differences are
 taken picture by picture, and their intervals by resampling names. `--work` keeps runs and answers, and a second call
 goes on from there.
 """
@@ -42,16 +42,8 @@ SIDE = 32  # pixels of what trees read, and of every size in a strip
 NUM_TREES = 500
 SIZES = (16, 22, 32, 48, 64, 128)  # of a strip, from the top; an icon without one shows its nearest
 LAST = ["train.weights=last"]
-VIEWS = 8  # of a strip to learn from
-SHIFT, ZOOM = 0.1, 0.2  # of the recipe
 # A zoom or a large shift of a whole strip would move one size into the place of another.
-CHOSEN = [
-    "images.max_tokens=54",
-    "images.shift=0.03",
-    "images.zoom=0",
-    "train.max_epochs=2",
-    "optim.lr=5e-4",
-]
+CHOSEN = ["images.max_tokens=54", "images.shift=0.03", "images.zoom=0", "train.max_epochs=6", "optim.lr=3e-4"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,44 +107,32 @@ def fold_names(names: np.ndarray, num_folds: int, seed: int) -> np.ndarray:
     return (np.random.default_rng(seed).permutation(len(unique)) % num_folds)[of_name]
 
 
-def strip(icons: Icons, pictures: Sequence[int], rng: np.random.Generator | None = None) -> Image.Image:
-    """The sizes of an icon below each other, each SIDE x SIDE.
-
-    Args:
-        rng: shifts and zooms every size by itself, as the recipe does a picture; None shows them as they are.
-    """
+def strip(icons: Icons, pictures: Sequence[int]) -> Image.Image:
+    """The sizes of an icon below each other, each SIDE x SIDE."""
     joined = Image.new("RGBA", (SIDE, SIDE * len(SIZES)))
     for row, size in enumerate(SIZES):
         nearest = min(pictures, key=lambda picture: abs(np.log(icons.sizes[picture] / size)))
         with Image.open(icons.folder / icons.images[nearest]) as picture:
             shown = picture.convert("RGBA").resize((SIDE, SIDE), Image.Resampling.LANCZOS)
-        if rng is not None:
-            factor = (1 + ZOOM) ** rng.uniform(-1, 1)
-            left, top = SIDE / 2 * (1 - 1 / factor) - rng.uniform(-SHIFT, SHIFT, 2) * SIDE
-            corners = (1 / factor, 0, left, 0, 1 / factor, top)
-            shown = shown.transform(shown.size, Image.Transform.AFFINE, corners, Image.Resampling.BILINEAR)
         joined.paste(shown, (0, row * SIDE))
     return joined
 
 
+def strip_name(icon: int) -> str:
+    return f"strips/{icon}.png"
+
+
 def prepare(icons: Icons, folder: Path) -> None:
-    """Copy the pictures below a folder, beside strips of every icon: as it is, and VIEWS shifted and zoomed."""
+    """Copy the pictures below a folder, beside a strip of every icon."""
     for image in icons.images:
         place = folder / image
         if not place.is_file():
             make_folder(place.parent)
             write_atomic(place, (icons.folder / image).read_bytes())
     make_folder(folder / "strips")
-    for number in range(len(icons.first)):
-        pictures = np.flatnonzero(icons.icon == number).tolist()
-        for view in range(1 + VIEWS):
-            if not (folder / strip_name(number, view)).is_file():
-                rng = np.random.default_rng([view, number]) if view else None
-                strip(icons, pictures, rng).save(folder / strip_name(number, view))
-
-
-def strip_name(icon: int, view: int) -> str:
-    return f"strips/{icon}-{view}.png"
+    for icon in range(len(icons.first)):
+        if not (folder / strip_name(icon)).is_file():
+            strip(icons, np.flatnonzero(icons.icon == icon).tolist()).save(folder / strip_name(icon))
 
 
 def write_manifest(file: Path, images: Sequence[str], labels: np.ndarray, names: np.ndarray, held: np.ndarray) -> None:
@@ -165,14 +145,11 @@ def write_manifest(file: Path, images: Sequence[str], labels: np.ndarray, names:
 
 
 def write_strips(file: Path, icons: Icons, held: np.ndarray) -> None:
-    """Write the strips of a fold: those of icons that are held out as they are, of others all views."""
-    rows = [
-        (icon, view)
-        for icon, scored in enumerate(held[icons.first].tolist())
-        for view in ([0] if scored else range(1, 1 + VIEWS))
-    ]
-    shown = icons.first[[icon for icon, _ in rows]]
-    write_manifest(file, [strip_name(*row) for row in rows], icons.labels[shown], icons.names[shown], held[shown])
+    """Write the strips of all icons, those to score among them, and the single pictures to learn from beside them."""
+    learnt = np.flatnonzero(~held)
+    shown = np.concatenate([icons.first, learnt])
+    images = [strip_name(icon) for icon in range(len(icons.first))] + [icons.images[picture] for picture in learnt]
+    write_manifest(file, images, icons.labels[shown], icons.names[shown], held[shown])
 
 
 # --------------------------------------------------------------------------- sides
