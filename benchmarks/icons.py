@@ -7,9 +7,9 @@ seed; every picture is scored by what learnt from the four other folds. Trees ar
 scikit-learn (extra `bench`) on 32 x 32 pixels of colours and opacity, and the size; one model is the packaged recipe
 `images` with its last weights. All sizes as one sequence are one picture, a strip with an icon's sizes below each other
 whose patches the same recipe reads together; it begins with the weights of the fold's one model, learns from single
-pictures as well, and has the changes of CHOSEN. `--inner` scores names within the training part of the first fold, by which these were chosen. Differences are
-taken picture by picture, and their intervals by resampling names. `--work` keeps runs and answers, and a second call
-goes on from there.
+pictures as well, and has the changes of CHOSEN. `--inner` scores names within the training part of the first fold, by
+which these were chosen. Differences are taken picture by picture, and their intervals by resampling names. `--work`
+keeps runs and answers, and a second call goes on from there.
 """
 
 from __future__ import annotations
