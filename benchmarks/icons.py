@@ -275,7 +275,8 @@ def main() -> None:
         run_study(within, np.where(chosen, 0, 1), [0], options.seeds, work / "inner")
         return
     study = run_study(icons, fold_names(icons.names, NUM_FOLDS, FOLD_SEED), options.folds, options.seeds, work)
-    command = f"python benchmarks/icons.py MANIFEST --seeds {' '.join(map(str, options.seeds))}"
+    words = ["--seeds", *options.seeds, "--folds", *options.folds]
+    command = " ".join(map(str, ["python benchmarks/icons.py", options.manifest.name, *words]))
     write_atomic(options.out, markdown(study, command))
     print(options.out.read_text(encoding="utf-8"))
 
