@@ -43,7 +43,7 @@ NUM_TREES = 500
 SIZES = (16, 22, 32, 48, 64, 128)  # of a strip, from the top; an icon without one shows its nearest
 LAST = ["train.weights=last"]
 # A zoom or a large shift of a whole strip would move one size into the place of another.
-CHOSEN = ["images.max_tokens=54", "images.shift=0.03", "images.zoom=0", "train.max_epochs=6", "optim.lr=3e-4"]
+CHOSEN = ["images.max_tokens=54", "images.shift=0.03", "images.zoom=0", "train.max_epochs=4", "optim.lr=3e-4"]
 
 
 @dataclass(frozen=True, eq=False)
