@@ -129,8 +129,8 @@ def test_the_page_says_no_where_a_goal_is_missed(gain: float, holds: bool) -> No
     worse = trees & (np.arange(300) % 10 > 1)
     found = study(better if holds else worse, better if holds else worse, trees)
     rows = [line for line in module("icons_report").markdown(found, "command").splitlines() if "interval above" in line]
-    assert [row.endswith("| yes |") for row in rows] == [holds, holds]
-    assert [row.endswith("| NO |") for row in rows] == [not holds, not holds]
+    assert ["| yes | 0.0 |" in row for row in rows] == [holds, holds]
+    assert ["| NO |" in row for row in rows] == [not holds, not holds]
 
 
 def test_a_goal_whose_interval_reaches_too_low_is_missed() -> None:
@@ -138,8 +138,9 @@ def test_a_goal_whose_interval_reaches_too_low_is_missed() -> None:
     noisy = np.where(np.arange(60) < 20, ~trees, trees)
     noisy[21:25] = True  # two points and more above, by chance
     found = module("icons_report").goals(study(noisy, noisy, trees))
-    assert [metric.value > 0.02 for _, metric, _ in found] == [True, True]
-    assert [holds for _, _, holds in found] == [False, False]
+    assert [goal.found.value > 0.02 for goal in found] == [True, True]
+    assert [goal.holds for goal in found] == [False, False]
+    assert [goal.missing for goal in found] == [-0.01 - found[0].found.low, -found[1].found.low]
 
 
 def test_a_picture_without_a_size_in_its_name_is_refused(manifest: Path) -> None:
