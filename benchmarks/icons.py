@@ -1,6 +1,6 @@
 """Categories of icons: trees, one model, the mean of both, averages over sizes, and all sizes as one sequence.
 
-    python benchmarks/icons.py MANIFEST [--seeds 0] [--folds 0 1 2 3 4] [--work runs/icons] [--out benchmarks/icons.md]
+    python benchmarks/icons.py [MANIFEST] [--seeds 0] [--folds 0 1 2 3 4] [--work runs/icons] [--out FILE]
 
 MANIFEST is a JSONL of image and label, of icons named NAME_SIZE.png. Names are divided into five folds by a fixed
 seed; every picture is scored by what learnt from the four other folds. Trees are extremely randomised trees of
@@ -36,6 +36,7 @@ from unpad.evaluation.run import evaluate_run
 from unpad.storage import make_folder, write_atomic
 from unpad.trials.bench.measure import describe_machine
 
+ICONS = Path(__file__).parents[2] / "shared" / "data" / "icons" / "images.jsonl"
 NUM_FOLDS = 5
 FOLD_SEED, INNER_SEED = 0, 1
 SIDE = 32  # pixels of what trees read, and of every size in a strip
@@ -262,7 +263,7 @@ def inner_names(icons: Icons) -> np.ndarray:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("manifest", type=Path)
+    parser.add_argument("manifest", type=Path, nargs="?", default=ICONS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--folds", type=int, nargs="+", choices=range(NUM_FOLDS), default=list(range(NUM_FOLDS)))
     parser.add_argument("--inner", action="store_true", help="score only names within the training part of fold 0")

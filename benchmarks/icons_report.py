@@ -28,16 +28,6 @@ DIFFERENCES = (
 )
 KEY_SIDES = (TREES, ONE, TREES + OVER_SIZES, ALL_SIZES)
 KEY_GAPS = ((ONE, TREES), (ALL_SIZES, TREES + OVER_SIZES))
-TRIED = (
-    ("strips alone, from scratch, 32 epochs", "trees over sizes", "-7.2 (-13.3 to -0.9)"),
-    ("strips alone, from the weights of the one model, 8 epochs", "trees over sizes", "-5.9 (-11.1 to -0.2)"),
-    ("the same, each size of a strip shifted and zoomed by itself, 8 drawn strips, 2 epochs", "trees over sizes",
-     "-7.8 (-12.9 to -2.1)"),
-    ("strips beside single pictures, from the same weights, 6 epochs (chosen)", "trees over sizes",
-     "-3.7 (-9.6 to +2.4)"),
-    ("one model, half of the labels drawn from trees of other folds, 8 epochs of twice the rows", "one model",
-     "-2.5 (-6.3 to +1.0)"),
-)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,14 +156,7 @@ def markdown(study: Study, command: str) -> str:
             ],
         ),
         "",
-        "## Tried",
-        "",
-        "On 966 pictures of 215 names within the training part of the first fold, one seed, where settings were chosen;"
-        " the folds take 4 epochs of the chosen one, for time.",
-        "",
-        *table(["side", "beside", "points per picture"], [list(row) for row in TRIED]),
-        "",
-        "Not tried: masked patches before labels, for which the family has no loss, and rows of several pictures.",
+        "What else was tried, on the names within the first fold's training part, is in `docs/log.md`.",
         "",
         "## Every fold and seed",
         "",
