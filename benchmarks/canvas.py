@@ -22,7 +22,7 @@ import json
 import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from canvas_report import ALL, GUESS, LEAST, Study, markdown
+from canvas_report import ALL, GUESS, LEAST, TUNED, Study, markdown
 from canvas_set import ICON, KINDS, STEPS, Size, cell_names, read_icons, write_set
 from pruning import KEEP, ensure_run, scores
 from tokenizers import Tokenizer
@@ -39,7 +39,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from unpad.data.sources.split import Split
 from unpad.data.vqa import VqaData
-from unpad.inference.loaded import load
+from unpad.inference.loaded import LoadedRun, load
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.models.vision_language.prune import VisionTokens, select
 from unpad.nn.block import BEFORE
@@ -67,9 +67,11 @@ SMALLER = (1, 2, 4)  # sides of canvases whose captions come first: among few ic
 CAPTIONS = ["optim.lr=2e-3", "optim.betas=[0.9, 0.98]", "optim.schedule=warmup"]
 QUESTIONS = ["optim.lr=1e-3"]
 HEADS = ['train.freeze=["tower.*", "projector.*", "decoder.*"]', "optim.lr=3e-3"]
-TUNED = ["optim.lr=5e-4"]
+FURTHER = ["optim.lr=5e-4"]
 FROZEN_HEADS = ['train.freeze=["pruners.*"]']
 WORDS = "words.json"
+TEST = "test"
+PARTS = {TEST: Split.TEST, "valid": Split.HOLDOUT}
 BETWEEN = 1_000_000_000  # steps between evaluations: what a run is worth is measured once, by its answers
 
 
@@ -132,44 +134,62 @@ ARMS = {
 
 @dataclass(frozen=True)
 class Asked:
-    """The questions of a run.
+    """The questions that a study scores.
 
     Args:
-        rows: held-out rows, (num_rows,) int64 ids.
+        data: the data of a run that holds them, of one part or more.
+        rows: theirs, (num_rows,) int64 ids.
         canvases: (num_rows,) number of the canvas of each.
         kinds: (num_rows,) their kinds.
         guessed: (num_rows,) score of the look that the canvas shows most often.
-        cells: of every row of the run, held out or not, the tokens of the cells that its answer depends on,
-            (num_sequences, tokens a side, tokens a side) bool.
     """
 
+    data: VqaData
     rows: np.ndarray
     canvases: np.ndarray
     kinds: np.ndarray
     guessed: np.ndarray
-    cells: np.ndarray
 
 
-def look_up(data: VqaData, file: Path, side: int) -> Asked:
-    """Find kind and cells of every question in the file that it comes from."""
-    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    source = [lines[int(example.where.rpartition(":")[2]) - 1] for example in data.examples]
+def written_rows(data: VqaData) -> list[dict[str, Any]]:
+    """The rows of the set's file that the sequences of a run come from, with kind and cells."""
+    files = {example.where.rpartition(":")[0] for example in data.examples}
+    lines = {file: Path(file).read_text(encoding="utf-8").splitlines() for file in files}
+    places = [example.where.rpartition(":") for example in data.examples]
+    return [json.loads(lines[file][int(line) - 1]) for file, _, line in places]
+
+
+def look_up(run: LoadedRun, part: Split) -> Asked:
+    """The questions of one part."""
+    data = run.test_data() if part == Split.TEST else run.data()
+    assert isinstance(data, VqaData)
+    rows = np.flatnonzero(data.table.split == part)
+    source = written_rows(data)
+    shown = [source[row] for row in rows.tolist()]
+    canvases = np.unique([asked["image"] for asked in shown], return_inverse=True)[1]
+    guessed = np.array([float(asked["guess"] == asked["answer"]) for asked in shown])
+    return Asked(data, rows, canvases, np.array([asked["kind"] for asked in shown]), guessed)
+
+
+def asked_tokens(data: VqaData, side: int) -> np.ndarray:
+    """Tokens of the cells that the answer of every sequence depends on, (num_sequences, tokens, tokens) bool."""
+    source = written_rows(data)
     each = ICON // PATCH  # tokens of a cell, a side
     cells = np.zeros((len(source), side * each, side * each), np.bool_)
     for row, asked in enumerate(source):
         for down, aside in asked["cells"]:
             cells[row, down * each : (down + 1) * each, aside * each : (aside + 1) * each] = True
-    held = np.flatnonzero(data.table.split == Split.HOLDOUT)
-    shown = [source[row] for row in held.tolist()]
-    canvases = np.unique([asked["image"] for asked in shown], return_inverse=True)[1]
-    guessed = np.array([float(asked["guess"] == asked["answer"]) for asked in shown])
-    return Asked(held, canvases, np.array([asked["kind"] for asked in shown]), guessed, cells)
+    return cells
 
 
 @contextmanager
-def knowing(asked: Asked) -> Iterator[None]:
-    """Let the ranking `random` put the tokens of the asked cells before all others."""
-    cells = torch.from_numpy(asked.cells)
+def knowing(asked: np.ndarray) -> Iterator[None]:
+    """Let the ranking `random` put the asked tokens before all others.
+
+    Args:
+        asked: of `asked_tokens`, of the data that are read meanwhile.
+    """
+    cells = torch.from_numpy(asked)
 
     def rank(name: str, tokens: VisionTokens, seed: int = 0) -> torch.Tensor:
         chance = select(name, tokens, seed)
@@ -188,7 +208,13 @@ def knowing(asked: Asked) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Steps:
-    """Updates of every training: captions of one size of smaller canvas, captions, questions, each of an arm's."""
+    """Updates of every training.
+
+    Args:
+        smaller: captions of smaller canvases, for each of the cells that they have a side.
+        captions, questions: of the canvases of the study.
+        arm: each training of an arm.
+    """
 
     smaller: int
     captions: int
@@ -214,21 +240,21 @@ def write_words(words: Sequence[str], side: int, file: Path) -> None:
     write_atomic(file, tokenizer.to_str())
 
 
-def train_base(sets: Sequence[Path], folder: Path, seed: int, steps: Steps, changes: Sequence[str]) -> Path:
+def train_base(sets: dict[int, Path], folder: Path, seed: int, steps: Steps, changes: Sequence[str]) -> Path:
     """Train captions of every set, then questions of the last, with all visual tokens; where the run is.
 
     Args:
-        sets: folders of sets, the smallest canvases first.
+        sets: folders of sets by the cells of their canvases a side, the smallest first.
     """
-    words = {"kind": "file", "path": str(sets[-1].parent / WORDS)}
+    words = {"kind": "file", "path": str(folder.parent / WORDS)}
     shared = [*MODEL, f"tokenizer={json.dumps(words)}", f"train.seed={seed}", *changes]
     start: list[str] = []
-    for files in sets:
-        updates = steps.captions if files == sets[-1] else steps.smaller
+    for side, files in sets.items():
+        updates = steps.captions if side == max(sets) else steps.smaller * side
         told = [f"data.vqa={files / 'captions.jsonl'}", *CAPTIONS, *steps.limit(updates)]
         run = ensure_run("vqa", folder / f"captions-{files.name}", [*shared, *told, *start])
         start = [f"train.init_from={run}"]
-    asked = [f"data.vqa={sets[-1] / 'questions.jsonl'}", *QUESTIONS, *steps.limit(steps.questions)]
+    asked = [f"data.vqa={sets[max(sets)] / 'questions.jsonl'}", *QUESTIONS, *steps.limit(steps.questions)]
     return ensure_run("vqa", folder / "base", [*shared, *asked, *start])
 
 
@@ -247,49 +273,55 @@ def tune(base: Path, name: str, keep: float, steps: int, folder: Path) -> Path:
     arm = ARMS[name]
     start = learn_heads(base, name, keep, steps, folder) if arm.learns else base
     rest = FROZEN_HEADS if arm.learns else []
-    overrides = [f"train.init_from={start}", *TUNED, *rest, *Steps.limit(steps), *arm.overrides(keep)]
-    return ensure_run(str(base / "recipe.yaml"), place_of(folder, f"{name}, tuned", keep), overrides)
+    overrides = [f"train.init_from={start}", *FURTHER, *rest, *Steps.limit(steps), *arm.overrides(keep)]
+    return ensure_run(str(base / "recipe.yaml"), place_of(folder, f"{name}{TUNED}", keep), overrides)
 
 
-def measure_arm(base: Path, name: str, keep: float, steps: int, folder: Path, asked: Asked) -> dict[str, np.ndarray]:
+def measure_arm(
+    base: Path, name: str, keep: float, steps: int, folder: Path, asked: Asked, side: int
+) -> dict[str, np.ndarray]:
     """Scores of one arm, (num_rows,) each: untuned, tuned, and of heads before the model is tuned the soft ones."""
     arm, found = ARMS[name], {}
-    with knowing(asked) if arm.knows else nullcontext():
-        start = learn_heads(base, name, keep, steps, folder) if arm.learns else base
-        run = load(start, [] if arm.learns else arm.overrides(keep))
-        data = run.data()
-        assert isinstance(data, VqaData)
-        place = place_of(folder, name, keep)
-        found[name] = scores(run, data, asked.rows, Path(f"{place}.json"))
-        if arm.learns:
-            assert isinstance(run.model, VisionLanguage)
-            run.model.mode = "soft"
-            found[f"{name}, soft"] = scores(run, data, asked.rows, Path(f"{place}-soft.json"))
+
+    def seen(data: VqaData) -> AbstractContextManager[None]:
+        return knowing(asked_tokens(data, side)) if arm.knows else nullcontext()
+
+    def score(run: LoadedRun, file: Path) -> np.ndarray:
+        with seen(asked.data):
+            return scores(run, asked.data, asked.rows, file)
+
+    start = learn_heads(base, name, keep, steps, folder) if arm.learns else base
+    run = load(start, [] if arm.learns else arm.overrides(keep))
+    place = place_of(folder, name, keep)
+    found[name] = score(run, Path(f"{place}.json"))
+    if arm.learns:
+        assert isinstance(run.model, VisionLanguage)
+        run.model.mode = "soft"
+        found[f"{name}, soft"] = score(run, Path(f"{place}-soft.json"))
+    learnt = run.data()
+    assert isinstance(learnt, VqaData)
+    with seen(learnt):
         tuned = load(tune(base, name, keep, steps, folder))
-        found[f"{name}, tuned"] = scores(
-            tuned, data, asked.rows, Path(f"{place_of(folder, f'{name}, tuned', keep)}.json")
-        )
+    found[f"{name}{TUNED}"] = score(tuned, Path(f"{place_of(folder, f'{name}{TUNED}', keep)}.json"))
     return found
 
 
 def measure_seed(
-    sets: Sequence[Path], folder: Path, seed: int, options: argparse.Namespace
+    sets: dict[int, Path], folder: Path, seed: int, options: argparse.Namespace
 ) -> tuple[dict[tuple[str, float], np.ndarray], Asked]:
     """Scores of one seed with all visual tokens, as ALL, and by every arm with every share unless the seed is void."""
     folder.mkdir(exist_ok=True)
-    base = train_base(sets, folder, seed, Steps(*options.steps), options.overrides)
-    run = load(base)
-    data = run.data()
-    assert isinstance(data, VqaData)
-    asked = look_up(data, sets[-1] / "questions.jsonl", options.side)
-    found = {ALL: scores(run, data, asked.rows, folder / "base.json"), GUESS: asked.guessed}
+    run = load(train_base(sets, folder, seed, Steps(*options.steps), options.overrides))
+    asked = look_up(run, PARTS[options.part])
+    found = {ALL: scores(run, asked.data, asked.rows, folder / f"base-{options.part}.json"), GUESS: asked.guessed}
     of_kinds = {kind: float(found[ALL][asked.kinds == kind].mean()) for kind in options.kinds}
     print(f"seed {seed}: " + ", ".join(f"{kind} {value:.1%}" for kind, value in of_kinds.items()), flush=True)
-    if min(of_kinds.values()) < LEAST:
+    if min(of_kinds.values()) < LEAST or options.part != TEST:
         return found, asked
     for keep in options.keep:
         for name in options.arms:
-            for arm, values in measure_arm(base, name, keep, options.steps[-1], folder, asked).items():
+            measured = measure_arm(run.folder, name, keep, options.steps[-1], folder, asked, options.side)
+            for arm, values in measured.items():
                 found[arm, keep] = values
                 print(f"  {arm}, {keep:g} kept: {values.mean():.1%}", flush=True)
     return found, asked
@@ -297,11 +329,12 @@ def measure_seed(
 
 def run_study(options: argparse.Namespace, work: Path) -> Study:
     """Everything but the writing."""
-    icons, sets = read_icons(options.icons), []
+    icons, sets = read_icons(options.icons), {}
     write_words(icons.words, options.side, work / WORDS)
     for side in (*(side for side in SMALLER if side < options.side), options.side):
-        sets.append(work / f"side-{side}")
-        write_set(icons, Size(side, *options.canvases, options.asked), options.kinds, sets[-1])
+        sets[side] = work / f"side-{side}"
+        size = Size(side, *options.canvases, options.asked, teaches=side < options.side)
+        write_set(icons, size, KINDS if size.teaches else options.kinds, sets[side])
     every, asked = [], None
     for seed in options.seeds:
         found, asked = measure_seed(sets, work / f"seed-{seed}", seed, options)
@@ -314,6 +347,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", help="fields of the recipe of captions and questions, such as optim.lr")
     parser.add_argument("--icons", type=Path, default=ICONS, help="JSONL of image, of icons named NAME_SIZE.png")
+    parser.add_argument("--part", choices=list(PARTS), default=TEST, help="valid: to choose settings by; no arm is run")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument(
         "--keep", type=float, nargs="+", default=[1 / 8, 1 / 16, 1 / 32], help="shares of visual tokens"
@@ -326,8 +360,9 @@ def main() -> None:
         "--steps",
         type=int,
         nargs=4,
-        default=[1000, 6000, 3000, 1000],
-        help="updates of captions of each smaller size, of captions, of questions, of each training of an arm",
+        default=[600, 5000, 2500, 1000],
+        help="updates of captions of smaller canvases for each of their cells a side; of captions, of questions, and of "
+        "each training of an arm",
     )
     parser.add_argument("--side", type=int, default=8, help="cells of a canvas, a side")
     parser.add_argument("--canvases", type=int, nargs=2, default=[6000, 300], help="of training, and held out")
@@ -339,7 +374,7 @@ def main() -> None:
         work = (options.work or Path(temporary)).resolve()
         work.mkdir(parents=True, exist_ok=True)
         study = run_study(options, work)
-    shown = ("seeds", "keep", "arms", "kinds", "steps", "side", "canvases", "asked")
+    shown = ("part", "seeds", "keep", "arms", "kinds", "steps", "side", "canvases", "asked")
     given = {name: getattr(options, name) for name in shown if getattr(options, name) != parser.get_default(name)}
     words = [
         f"--{name} {shlex.join(map(str, value if isinstance(value, list) else [value]))}"
