@@ -183,9 +183,15 @@ def test_the_figure_is_a_share_of_the_gap_and_goals_are_answered_by_it() -> None
     assert holds["heads, 0.0625 kept, one hop: hard within 2 points of soft"] == "NO"
 
 
-def test_a_study_whose_model_misses_a_tenth_of_the_questions_is_void() -> None:
+def test_a_kind_of_which_the_model_misses_a_tenth_is_void() -> None:
     page = module("canvas_report").markdown
-    assert "Void" not in page(study(0.9), "command")
-    assert "| heads |" in page(study(0.9), "command")
-    assert "**Void: seeds 0**" in page(study(0.89), "command")
+    assert "oid" not in page(study(0.9), "command")
+    assert page(study(0.9), "command").count("| heads |") == 2
+    assert "**One hop: void with seed 0**" in page(study(0.89), "command")
     assert "heads" not in page(study(0.89), "command")
+    one = study()
+    one.found[0][module("canvas_report").ALL][one.kinds == "two"] = 0.5
+    told = page(one, "command")
+    assert "**Two hops: void with seed 0**" in told
+    assert "## One hop" in told
+    assert "## Two hops" not in told
