@@ -137,6 +137,7 @@ class Asked:
     """The questions that a study scores.
 
     Args:
+        part: of the set, a key of PARTS.
         data: the data of a run that holds them, of one part or more.
         rows: theirs, (num_rows,) int64 ids.
         canvases: (num_rows,) number of the canvas of each.
@@ -144,11 +145,16 @@ class Asked:
         guessed: (num_rows,) score of the look that the canvas shows most often.
     """
 
+    part: str
     data: VqaData
     rows: np.ndarray
     canvases: np.ndarray
     kinds: np.ndarray
     guessed: np.ndarray
+
+    def score(self, run: LoadedRun, place: Path) -> np.ndarray:
+        """Score of the answers of a run, (num_rows,), kept beside `place`."""
+        return scores(run, self.data, self.rows, place.with_name(f"{place.name}-{self.part}.json"))
 
 
 def written_rows(data: VqaData) -> list[dict[str, Any]]:
@@ -159,16 +165,16 @@ def written_rows(data: VqaData) -> list[dict[str, Any]]:
     return [json.loads(lines[file][int(line) - 1]) for file, _, line in places]
 
 
-def look_up(run: LoadedRun, part: Split) -> Asked:
+def look_up(run: LoadedRun, part: str) -> Asked:
     """The questions of one part."""
-    data = run.test_data() if part == Split.TEST else run.data()
+    data = run.test_data() if PARTS[part] == Split.TEST else run.data()
     assert isinstance(data, VqaData)
-    rows = np.flatnonzero(data.table.split == part)
+    rows = np.flatnonzero(data.table.split == PARTS[part])
     source = written_rows(data)
     shown = [source[row] for row in rows.tolist()]
     canvases = np.unique([asked["image"] for asked in shown], return_inverse=True)[1]
     guessed = np.array([float(asked["guess"] == asked["answer"]) for asked in shown])
-    return Asked(data, rows, canvases, np.array([asked["kind"] for asked in shown]), guessed)
+    return Asked(part, data, rows, canvases, np.array([asked["kind"] for asked in shown]), guessed)
 
 
 def asked_tokens(data: VqaData, side: int) -> np.ndarray:
@@ -286,23 +292,23 @@ def measure_arm(
     def seen(data: VqaData) -> AbstractContextManager[None]:
         return knowing(asked_tokens(data, side)) if arm.knows else nullcontext()
 
-    def score(run: LoadedRun, file: Path) -> np.ndarray:
+    def score(run: LoadedRun, place: Path) -> np.ndarray:
         with seen(asked.data):
-            return scores(run, asked.data, asked.rows, file)
+            return asked.score(run, place)
 
     start = learn_heads(base, name, keep, steps, folder) if arm.learns else base
     run = load(start, [] if arm.learns else arm.overrides(keep))
     place = place_of(folder, name, keep)
-    found[name] = score(run, Path(f"{place}.json"))
+    found[name] = score(run, place)
     if arm.learns:
         assert isinstance(run.model, VisionLanguage)
         run.model.mode = "soft"
-        found[f"{name}, soft"] = score(run, Path(f"{place}-soft.json"))
+        found[f"{name}, soft"] = score(run, place.with_name(f"{place.name}-soft"))
     learnt = run.data()
     assert isinstance(learnt, VqaData)
     with seen(learnt):
         tuned = load(tune(base, name, keep, steps, folder))
-    found[f"{name}{TUNED}"] = score(tuned, Path(f"{place_of(folder, f'{name}{TUNED}', keep)}.json"))
+    found[f"{name}{TUNED}"] = score(tuned, place_of(folder, f"{name}{TUNED}", keep))
     return found
 
 
@@ -312,11 +318,11 @@ def measure_seed(
     """Scores of one seed with all visual tokens, as ALL, and by every arm with every share unless all are void."""
     folder.mkdir(exist_ok=True)
     run = load(train_base(sets, folder, seed, Steps(*options.steps), options.overrides))
-    asked = look_up(run, PARTS[options.part])
-    found = {ALL: scores(run, asked.data, asked.rows, folder / f"base-{options.part}.json"), GUESS: asked.guessed}
+    asked = look_up(run, options.part)
+    found = {ALL: asked.score(run, folder / "base"), GUESS: asked.guessed}
     of_kinds = {kind: float(found[ALL][asked.kinds == kind].mean()) for kind in options.kinds}
     print(f"seed {seed}: " + ", ".join(f"{kind} {value:.1%}" for kind, value in of_kinds.items()), flush=True)
-    if max(of_kinds.values()) < LEAST or options.part != TEST:
+    if max(of_kinds.values()) < LEAST:
         return found, asked
     for keep in options.keep:
         for name in options.arms:
@@ -330,10 +336,11 @@ def measure_seed(
 def run_study(options: argparse.Namespace, work: Path) -> Study:
     """Everything but the writing."""
     icons, sets = read_icons(options.icons), {}
+    train, held_out = options.canvases
     write_words(icons.words, options.side, work / WORDS)
     for side in (*(side for side in SMALLER if side < options.side), options.side):
         sets[side] = work / f"side-{side}"
-        size = Size(side, *options.canvases, options.asked, teaches=side < options.side)
+        size = Size(side, train, held_out, options.asked, teaches=side < options.side)
         write_set(icons, size, KINDS if size.teaches else options.kinds, sets[side])
     every, asked = [], None
     for seed in options.seeds:
@@ -347,7 +354,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", help="fields of the recipe of captions and questions, such as optim.lr")
     parser.add_argument("--icons", type=Path, default=ICONS, help="JSONL of image, of icons named NAME_SIZE.png")
-    parser.add_argument("--part", choices=list(PARTS), default=TEST, help="valid: to choose settings by; no arm is run")
+    parser.add_argument("--part", choices=list(PARTS), default=TEST, help="valid: to choose settings by")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument(
         "--keep", type=float, nargs="+", default=[1 / 8, 1 / 16, 1 / 32], help="shares of visual tokens"
@@ -365,7 +372,7 @@ def main() -> None:
         "each training of an arm",
     )
     parser.add_argument("--side", type=int, default=8, help="cells of a canvas, a side")
-    parser.add_argument("--canvases", type=int, nargs=2, default=[6000, 300], help="of training, and held out")
+    parser.add_argument("--canvases", type=int, nargs=2, default=[6000, 300], help="of training, and of each other part")
     parser.add_argument("--asked", type=int, default=4, help="questions of a kind about a canvas")
     parser.add_argument("--work", type=Path, help="keeps the set, runs and answers; default a temporary folder")
     parser.add_argument("--out", type=Path, default=HERE / "canvas.md")
