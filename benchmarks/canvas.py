@@ -372,7 +372,9 @@ def main() -> None:
         "each training of an arm",
     )
     parser.add_argument("--side", type=int, default=8, help="cells of a canvas, a side")
-    parser.add_argument("--canvases", type=int, nargs=2, default=[6000, 300], help="of training, and of each other part")
+    parser.add_argument(
+        "--canvases", type=int, nargs=2, default=[6000, 300], help="of training, and of each part besides"
+    )
     parser.add_argument("--asked", type=int, default=4, help="questions of a kind about a canvas")
     parser.add_argument("--work", type=Path, help="keeps the set, runs and answers; default a temporary folder")
     parser.add_argument("--out", type=Path, default=HERE / "canvas.md")
