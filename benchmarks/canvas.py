@@ -66,7 +66,7 @@ MODEL = [
 SMALLER = (1, 2, 4)  # sides of canvases whose captions come first: among few icons it is soon clear which one counts
 CAPTIONS = ["optim.lr=2e-3", "optim.betas=[0.9, 0.98]", "optim.schedule=warmup"]
 QUESTIONS = ["optim.lr=1e-3"]
-HEADS = ['train.freeze=["tower.*", "projector.*", "decoder.*"]', "optim.lr=3e-3"]
+HEADS = ['train.freeze=["tower.*", "projector.*", "decoder.*"]', "optim.lr=3e-3", "losses.sparsity=30"]
 FURTHER = ["optim.lr=5e-4"]
 FROZEN_HEADS = ['train.freeze=["pruners.*"]']
 WORDS = "words.json"
@@ -105,8 +105,8 @@ def ranking(method: str, layer: int = BEFORE) -> dict[str, dict[str, Any]]:
 
 
 def heads(*layers: int, question: bool = True) -> dict[str, dict[str, Any]]:
-    cooling = {"start": 1.0, "end": 0.1, "share": 0.7}
-    return {"prune": {"layers": layers, "inner": 64, "question": question, "keep": KEEP, "temperature": cooling}}
+    cooling = {"start": 1.0, "end": 0.2, "share": 1.0}
+    return {"prune": {"layers": layers, "inner": 128, "question": question, "keep": KEEP, "temperature": cooling}}
 
 
 ARMS = {
@@ -219,13 +219,15 @@ class Steps:
     Args:
         smaller: captions of smaller canvases, for each of the cells that they have a side.
         captions, questions: of the canvases of the study.
-        arm: each training of an arm.
+        heads: of the heads of an arm.
+        tuned: of the model with an arm.
     """
 
     smaller: int
     captions: int
     questions: int
-    arm: int
+    heads: int
+    tuned: int
 
     @staticmethod
     def limit(steps: int) -> list[str]:
@@ -268,23 +270,23 @@ def place_of(folder: Path, name: str, keep: float) -> Path:
     return folder / f"{name.replace(', ', '-').replace(' ', '-')}-{keep:g}"
 
 
-def learn_heads(base: Path, name: str, keep: float, steps: int, folder: Path) -> Path:
+def learn_heads(base: Path, name: str, keep: float, steps: Steps, folder: Path) -> Path:
     """Train the heads of an arm beside a base that stays as it is; where the run is."""
-    start = [f"train.init_from={base}", *HEADS, *Steps.limit(steps)]
+    start = [f"train.init_from={base}", *HEADS, *steps.limit(steps.heads)]
     return ensure_run(str(base / "recipe.yaml"), place_of(folder, name, keep), [*start, *ARMS[name].overrides(keep)])
 
 
-def tune(base: Path, name: str, keep: float, steps: int, folder: Path) -> Path:
+def tune(base: Path, name: str, keep: float, steps: Steps, folder: Path) -> Path:
     """Train a base further with the tokens that an arm leaves; where the run is."""
     arm = ARMS[name]
     start = learn_heads(base, name, keep, steps, folder) if arm.learns else base
     rest = FROZEN_HEADS if arm.learns else []
-    overrides = [f"train.init_from={start}", *FURTHER, *rest, *Steps.limit(steps), *arm.overrides(keep)]
+    overrides = [f"train.init_from={start}", *FURTHER, *rest, *steps.limit(steps.tuned), *arm.overrides(keep)]
     return ensure_run(str(base / "recipe.yaml"), place_of(folder, f"{name}{TUNED}", keep), overrides)
 
 
 def measure_arm(
-    base: Path, name: str, keep: float, steps: int, folder: Path, asked: Asked, side: int
+    base: Path, name: str, keep: float, steps: Steps, folder: Path, asked: Asked, side: int
 ) -> dict[str, np.ndarray]:
     """Scores of one arm, (num_rows,) each: untuned, tuned, and of heads before the model is tuned the soft ones."""
     arm, found = ARMS[name], {}
@@ -317,7 +319,8 @@ def measure_seed(
 ) -> tuple[dict[tuple[str, float], np.ndarray], Asked]:
     """Scores of one seed with all visual tokens, as ALL, and by every arm with every share unless all are void."""
     folder.mkdir(exist_ok=True)
-    run = load(train_base(sets, folder, seed, Steps(*options.steps), options.overrides))
+    steps = Steps(*options.steps)
+    run = load(train_base(sets, folder, seed, steps, options.overrides))
     asked = look_up(run, options.part)
     found = {ALL: asked.score(run, folder / "base"), GUESS: asked.guessed}
     of_kinds = {kind: float(found[ALL][asked.kinds == kind].mean()) for kind in options.kinds}
@@ -326,7 +329,7 @@ def measure_seed(
         return found, asked
     for keep in options.keep:
         for name in options.arms:
-            measured = measure_arm(run.folder, name, keep, options.steps[-1], folder, asked, options.side)
+            measured = measure_arm(run.folder, name, keep, steps, folder, asked, options.side)
             for arm, values in measured.items():
                 found[arm, keep] = values
                 print(f"  {arm}, {keep:g} kept: {values.mean():.1%}", flush=True)
@@ -366,10 +369,10 @@ def main() -> None:
     parser.add_argument(
         "--steps",
         type=int,
-        nargs=4,
-        default=[1200, 3000, 4000, 1000],
+        nargs=5,
+        default=[1200, 3000, 10000, 2500, 600],
         help="updates of captions of smaller canvases for each of their cells a side; of captions, of questions, of "
-        "each training of an arm",
+        "heads, and of the model with an arm",
     )
     parser.add_argument("--side", type=int, default=8, help="cells of a canvas, a side")
     parser.add_argument(
