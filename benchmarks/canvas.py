@@ -4,9 +4,9 @@
     python benchmarks/canvas.py --work DIR --seeds 0 --keep 0.0625 --arms random heads blind
 
 `canvas_set.py` draws the set and says what is asked. Per seed one model learns captions of small canvases, then of
-those of the study, then questions about these, with all visual tokens. If it answers fewer than 90 % of the questions
-of one kind about held-out canvases, the seed is void and ends there. Then every arm removes some of its tokens before
-the first block, or after one where its name says so:
+those of the study, then questions about these, with all visual tokens. A kind of questions is void if it answers fewer
+than 90 % of them about held-out canvases; if both are, the seed ends there. Then every arm removes some of its tokens
+before the first block, or after one where its name says so:
 
 - `heads` learn which tokens to keep beside a model that stays as it is, and read the question; `blind` ones do not.
 - `oracle` keeps the tokens of the cells that a question depends on, and others by chance.
@@ -22,7 +22,7 @@ import json
 import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from canvas_report import ALL, GUESS, LEAST, Study, markdown
+from canvas_report import ALL, GUESS, LEAST, TUNED, Study, markdown
 from canvas_set import ICON, KINDS, STEPS, Size, cell_names, read_icons, write_set
 from pruning import KEEP, ensure_run, scores
 from tokenizers import Tokenizer
@@ -39,7 +39,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from unpad.data.sources.split import Split
 from unpad.data.vqa import VqaData
-from unpad.inference.loaded import load
+from unpad.inference.loaded import LoadedRun, load
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.models.vision_language.prune import VisionTokens, select
 from unpad.nn.block import BEFORE
@@ -66,10 +66,12 @@ MODEL = [
 SMALLER = (1, 2, 4)  # sides of canvases whose captions come first: among few icons it is soon clear which one counts
 CAPTIONS = ["optim.lr=2e-3", "optim.betas=[0.9, 0.98]", "optim.schedule=warmup"]
 QUESTIONS = ["optim.lr=1e-3"]
-HEADS = ['train.freeze=["tower.*", "projector.*", "decoder.*"]', "optim.lr=3e-3"]
-TUNED = ["optim.lr=5e-4"]
+HEADS = ['train.freeze=["tower.*", "projector.*", "decoder.*"]', "optim.lr=3e-3", "losses.sparsity=30"]
+FURTHER = ["optim.lr=5e-4"]
 FROZEN_HEADS = ['train.freeze=["pruners.*"]']
 WORDS = "words.json"
+TEST = "test"
+PARTS = {TEST: Split.TEST, "valid": Split.HOLDOUT}
 BETWEEN = 1_000_000_000  # steps between evaluations: what a run is worth is measured once, by its answers
 
 
@@ -103,8 +105,8 @@ def ranking(method: str, layer: int = BEFORE) -> dict[str, dict[str, Any]]:
 
 
 def heads(*layers: int, question: bool = True) -> dict[str, dict[str, Any]]:
-    cooling = {"start": 1.0, "end": 0.1, "share": 0.7}
-    return {"prune": {"layers": layers, "inner": 64, "question": question, "keep": KEEP, "temperature": cooling}}
+    cooling = {"start": 1.0, "end": 0.2, "share": 1.0}
+    return {"prune": {"layers": layers, "inner": 128, "question": question, "keep": KEEP, "temperature": cooling}}
 
 
 ARMS = {
@@ -132,44 +134,68 @@ ARMS = {
 
 @dataclass(frozen=True)
 class Asked:
-    """The questions of a run.
+    """The questions that a study scores.
 
     Args:
-        rows: held-out rows, (num_rows,) int64 ids.
+        part: of the set, a key of PARTS.
+        data: the data of a run that holds them, of one part or more.
+        rows: theirs, (num_rows,) int64 ids.
         canvases: (num_rows,) number of the canvas of each.
         kinds: (num_rows,) their kinds.
         guessed: (num_rows,) score of the look that the canvas shows most often.
-        cells: of every row of the run, held out or not, the tokens of the cells that its answer depends on,
-            (num_sequences, tokens a side, tokens a side) bool.
     """
 
+    part: str
+    data: VqaData
     rows: np.ndarray
     canvases: np.ndarray
     kinds: np.ndarray
     guessed: np.ndarray
-    cells: np.ndarray
+
+    def score(self, run: LoadedRun, place: Path) -> np.ndarray:
+        """Score of the answers of a run, (num_rows,), kept beside `place`."""
+        return scores(run, self.data, self.rows, place.with_name(f"{place.name}-{self.part}.json"))
 
 
-def look_up(data: VqaData, file: Path, side: int) -> Asked:
-    """Find kind and cells of every question in the file that it comes from."""
-    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    source = [lines[int(example.where.rpartition(":")[2]) - 1] for example in data.examples]
+def written_rows(data: VqaData) -> list[dict[str, Any]]:
+    """The rows of the set's file that the sequences of a run come from, with kind and cells."""
+    files = {example.where.rpartition(":")[0] for example in data.examples}
+    lines = {file: Path(file).read_text(encoding="utf-8").splitlines() for file in files}
+    places = [example.where.rpartition(":") for example in data.examples]
+    return [json.loads(lines[file][int(line) - 1]) for file, _, line in places]
+
+
+def look_up(run: LoadedRun, part: str) -> Asked:
+    """The questions of one part."""
+    data = run.test_data() if PARTS[part] == Split.TEST else run.data()
+    assert isinstance(data, VqaData)
+    rows = np.flatnonzero(data.table.split == PARTS[part])
+    source = written_rows(data)
+    shown = [source[row] for row in rows.tolist()]
+    canvases = np.unique([asked["image"] for asked in shown], return_inverse=True)[1]
+    guessed = np.array([float(asked["guess"] == asked["answer"]) for asked in shown])
+    return Asked(part, data, rows, canvases, np.array([asked["kind"] for asked in shown]), guessed)
+
+
+def asked_tokens(data: VqaData, side: int) -> np.ndarray:
+    """Tokens of the cells that the answer of every sequence depends on, (num_sequences, tokens, tokens) bool."""
+    source = written_rows(data)
     each = ICON // PATCH  # tokens of a cell, a side
     cells = np.zeros((len(source), side * each, side * each), np.bool_)
     for row, asked in enumerate(source):
         for down, aside in asked["cells"]:
             cells[row, down * each : (down + 1) * each, aside * each : (aside + 1) * each] = True
-    held = np.flatnonzero(data.table.split == Split.HOLDOUT)
-    shown = [source[row] for row in held.tolist()]
-    canvases = np.unique([asked["image"] for asked in shown], return_inverse=True)[1]
-    guessed = np.array([float(asked["guess"] == asked["answer"]) for asked in shown])
-    return Asked(held, canvases, np.array([asked["kind"] for asked in shown]), guessed, cells)
+    return cells
 
 
 @contextmanager
-def knowing(asked: Asked) -> Iterator[None]:
-    """Let the ranking `random` put the tokens of the asked cells before all others."""
-    cells = torch.from_numpy(asked.cells)
+def knowing(asked: np.ndarray) -> Iterator[None]:
+    """Let the ranking `random` put the asked tokens before all others.
+
+    Args:
+        asked: of `asked_tokens`, of the data that are read meanwhile.
+    """
+    cells = torch.from_numpy(asked)
 
     def rank(name: str, tokens: VisionTokens, seed: int = 0) -> torch.Tensor:
         chance = select(name, tokens, seed)
@@ -188,12 +214,20 @@ def knowing(asked: Asked) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Steps:
-    """Updates of every training: captions of one size of smaller canvas, captions, questions, each of an arm's."""
+    """Updates of every training.
+
+    Args:
+        smaller: captions of smaller canvases, for each of the cells that they have a side.
+        captions, questions: of the canvases of the study.
+        heads: of the heads of an arm.
+        tuned: of the model with an arm.
+    """
 
     smaller: int
     captions: int
     questions: int
-    arm: int
+    heads: int
+    tuned: int
 
     @staticmethod
     def limit(steps: int) -> list[str]:
@@ -214,21 +248,21 @@ def write_words(words: Sequence[str], side: int, file: Path) -> None:
     write_atomic(file, tokenizer.to_str())
 
 
-def train_base(sets: Sequence[Path], folder: Path, seed: int, steps: Steps, changes: Sequence[str]) -> Path:
+def train_base(sets: dict[int, Path], folder: Path, seed: int, steps: Steps, changes: Sequence[str]) -> Path:
     """Train captions of every set, then questions of the last, with all visual tokens; where the run is.
 
     Args:
-        sets: folders of sets, the smallest canvases first.
+        sets: folders of sets by the cells of their canvases a side, the smallest first.
     """
-    words = {"kind": "file", "path": str(sets[-1].parent / WORDS)}
+    words = {"kind": "file", "path": str(folder.parent / WORDS)}
     shared = [*MODEL, f"tokenizer={json.dumps(words)}", f"train.seed={seed}", *changes]
     start: list[str] = []
-    for files in sets:
-        updates = steps.captions if files == sets[-1] else steps.smaller
+    for side, files in sets.items():
+        updates = steps.captions if side == max(sets) else steps.smaller * side
         told = [f"data.vqa={files / 'captions.jsonl'}", *CAPTIONS, *steps.limit(updates)]
         run = ensure_run("vqa", folder / f"captions-{files.name}", [*shared, *told, *start])
         start = [f"train.init_from={run}"]
-    asked = [f"data.vqa={sets[-1] / 'questions.jsonl'}", *QUESTIONS, *steps.limit(steps.questions)]
+    asked = [f"data.vqa={sets[max(sets)] / 'questions.jsonl'}", *QUESTIONS, *steps.limit(steps.questions)]
     return ensure_run("vqa", folder / "base", [*shared, *asked, *start])
 
 
@@ -236,60 +270,67 @@ def place_of(folder: Path, name: str, keep: float) -> Path:
     return folder / f"{name.replace(', ', '-').replace(' ', '-')}-{keep:g}"
 
 
-def learn_heads(base: Path, name: str, keep: float, steps: int, folder: Path) -> Path:
+def learn_heads(base: Path, name: str, keep: float, steps: Steps, folder: Path) -> Path:
     """Train the heads of an arm beside a base that stays as it is; where the run is."""
-    start = [f"train.init_from={base}", *HEADS, *Steps.limit(steps)]
+    start = [f"train.init_from={base}", *HEADS, *steps.limit(steps.heads)]
     return ensure_run(str(base / "recipe.yaml"), place_of(folder, name, keep), [*start, *ARMS[name].overrides(keep)])
 
 
-def tune(base: Path, name: str, keep: float, steps: int, folder: Path) -> Path:
+def tune(base: Path, name: str, keep: float, steps: Steps, folder: Path) -> Path:
     """Train a base further with the tokens that an arm leaves; where the run is."""
     arm = ARMS[name]
     start = learn_heads(base, name, keep, steps, folder) if arm.learns else base
     rest = FROZEN_HEADS if arm.learns else []
-    overrides = [f"train.init_from={start}", *TUNED, *rest, *Steps.limit(steps), *arm.overrides(keep)]
-    return ensure_run(str(base / "recipe.yaml"), place_of(folder, f"{name}, tuned", keep), overrides)
+    overrides = [f"train.init_from={start}", *FURTHER, *rest, *steps.limit(steps.tuned), *arm.overrides(keep)]
+    return ensure_run(str(base / "recipe.yaml"), place_of(folder, f"{name}{TUNED}", keep), overrides)
 
 
-def measure_arm(base: Path, name: str, keep: float, steps: int, folder: Path, asked: Asked) -> dict[str, np.ndarray]:
+def measure_arm(
+    base: Path, name: str, keep: float, steps: Steps, folder: Path, asked: Asked, side: int
+) -> dict[str, np.ndarray]:
     """Scores of one arm, (num_rows,) each: untuned, tuned, and of heads before the model is tuned the soft ones."""
     arm, found = ARMS[name], {}
-    with knowing(asked) if arm.knows else nullcontext():
-        start = learn_heads(base, name, keep, steps, folder) if arm.learns else base
-        run = load(start, [] if arm.learns else arm.overrides(keep))
-        data = run.data()
-        assert isinstance(data, VqaData)
-        place = place_of(folder, name, keep)
-        found[name] = scores(run, data, asked.rows, Path(f"{place}.json"))
-        if arm.learns:
-            assert isinstance(run.model, VisionLanguage)
-            run.model.mode = "soft"
-            found[f"{name}, soft"] = scores(run, data, asked.rows, Path(f"{place}-soft.json"))
+
+    def seen(data: VqaData) -> AbstractContextManager[None]:
+        return knowing(asked_tokens(data, side)) if arm.knows else nullcontext()
+
+    def score(run: LoadedRun, place: Path) -> np.ndarray:
+        with seen(asked.data):
+            return asked.score(run, place)
+
+    start = learn_heads(base, name, keep, steps, folder) if arm.learns else base
+    run = load(start, [] if arm.learns else arm.overrides(keep))
+    place = place_of(folder, name, keep)
+    found[name] = score(run, place)
+    if arm.learns:
+        assert isinstance(run.model, VisionLanguage)
+        run.model.mode = "soft"
+        found[f"{name}, soft"] = score(run, place.with_name(f"{place.name}-soft"))
+    learnt = run.data()
+    assert isinstance(learnt, VqaData)
+    with seen(learnt):
         tuned = load(tune(base, name, keep, steps, folder))
-        found[f"{name}, tuned"] = scores(
-            tuned, data, asked.rows, Path(f"{place_of(folder, f'{name}, tuned', keep)}.json")
-        )
+    found[f"{name}{TUNED}"] = score(tuned, place_of(folder, f"{name}{TUNED}", keep))
     return found
 
 
 def measure_seed(
-    sets: Sequence[Path], folder: Path, seed: int, options: argparse.Namespace
+    sets: dict[int, Path], folder: Path, seed: int, options: argparse.Namespace
 ) -> tuple[dict[tuple[str, float], np.ndarray], Asked]:
-    """Scores of one seed with all visual tokens, as ALL, and by every arm with every share unless the seed is void."""
+    """Scores of one seed with all visual tokens, as ALL, and by every arm with every share unless all are void."""
     folder.mkdir(exist_ok=True)
-    base = train_base(sets, folder, seed, Steps(*options.steps), options.overrides)
-    run = load(base)
-    data = run.data()
-    assert isinstance(data, VqaData)
-    asked = look_up(data, sets[-1] / "questions.jsonl", options.side)
-    found = {ALL: scores(run, data, asked.rows, folder / "base.json"), GUESS: asked.guessed}
+    steps = Steps(*options.steps)
+    run = load(train_base(sets, folder, seed, steps, options.overrides))
+    asked = look_up(run, options.part)
+    found = {ALL: asked.score(run, folder / "base"), GUESS: asked.guessed}
     of_kinds = {kind: float(found[ALL][asked.kinds == kind].mean()) for kind in options.kinds}
     print(f"seed {seed}: " + ", ".join(f"{kind} {value:.1%}" for kind, value in of_kinds.items()), flush=True)
-    if min(of_kinds.values()) < LEAST:
+    if max(of_kinds.values()) < LEAST:
         return found, asked
     for keep in options.keep:
         for name in options.arms:
-            for arm, values in measure_arm(base, name, keep, options.steps[-1], folder, asked).items():
+            measured = measure_arm(run.folder, name, keep, steps, folder, asked, options.side)
+            for arm, values in measured.items():
                 found[arm, keep] = values
                 print(f"  {arm}, {keep:g} kept: {values.mean():.1%}", flush=True)
     return found, asked
@@ -297,11 +338,13 @@ def measure_seed(
 
 def run_study(options: argparse.Namespace, work: Path) -> Study:
     """Everything but the writing."""
-    icons, sets = read_icons(options.icons), []
+    icons, sets = read_icons(options.icons), {}
+    train, held_out = options.canvases
     write_words(icons.words, options.side, work / WORDS)
     for side in (*(side for side in SMALLER if side < options.side), options.side):
-        sets.append(work / f"side-{side}")
-        write_set(icons, Size(side, *options.canvases, options.asked), options.kinds, sets[-1])
+        sets[side] = work / f"side-{side}"
+        size = Size(side, train, held_out, options.asked, teaches=side < options.side)
+        write_set(icons, size, KINDS if size.teaches else options.kinds, sets[side])
     every, asked = [], None
     for seed in options.seeds:
         found, asked = measure_seed(sets, work / f"seed-{seed}", seed, options)
@@ -314,6 +357,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", help="fields of the recipe of captions and questions, such as optim.lr")
     parser.add_argument("--icons", type=Path, default=ICONS, help="JSONL of image, of icons named NAME_SIZE.png")
+    parser.add_argument("--part", choices=list(PARTS), default=TEST, help="valid: to choose settings by")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument(
         "--keep", type=float, nargs="+", default=[1 / 8, 1 / 16, 1 / 32], help="shares of visual tokens"
@@ -325,12 +369,15 @@ def main() -> None:
     parser.add_argument(
         "--steps",
         type=int,
-        nargs=4,
-        default=[1000, 6000, 3000, 1000],
-        help="updates of captions of each smaller size, of captions, of questions, of each training of an arm",
+        nargs=5,
+        default=[1200, 3000, 10000, 2500, 600],
+        help="updates of captions of smaller canvases for each of their cells a side; of captions, of questions, of "
+        "heads, and of the model with an arm",
     )
     parser.add_argument("--side", type=int, default=8, help="cells of a canvas, a side")
-    parser.add_argument("--canvases", type=int, nargs=2, default=[6000, 300], help="of training, and held out")
+    parser.add_argument(
+        "--canvases", type=int, nargs=2, default=[6000, 300], help="of training, and of each part besides"
+    )
     parser.add_argument("--asked", type=int, default=4, help="questions of a kind about a canvas")
     parser.add_argument("--work", type=Path, help="keeps the set, runs and answers; default a temporary folder")
     parser.add_argument("--out", type=Path, default=HERE / "canvas.md")
@@ -339,7 +386,7 @@ def main() -> None:
         work = (options.work or Path(temporary)).resolve()
         work.mkdir(parents=True, exist_ok=True)
         study = run_study(options, work)
-    shown = ("seeds", "keep", "arms", "kinds", "steps", "side", "canvases", "asked")
+    shown = ("part", "seeds", "keep", "arms", "kinds", "steps", "side", "canvases", "asked")
     given = {name: getattr(options, name) for name in shown if getattr(options, name) != parser.get_default(name)}
     words = [
         f"--{name} {shlex.join(map(str, value if isinstance(value, list) else [value]))}"

@@ -55,34 +55,29 @@ class Study:
     def of_kinds(self) -> list[str]:
         return sorted(set(self.kinds.tolist()))
 
-    @property
-    def void(self) -> list[int]:
-        """Seeds whose model with all tokens answers too little."""
+    def sound(self, kind: str) -> list[dict[Key, np.ndarray]]:
+        """What was found with the seeds whose model answers enough questions of a kind with all tokens."""
+        return [one for one in self.found if one[ALL][self.kinds == kind].mean() >= LEAST]
+
+    def void(self, kind: str) -> list[int]:
+        """The other seeds."""
         pairs = zip(self.seeds, self.found, strict=True)
-        return [
-            seed for seed, one in pairs if any(one[ALL][self.kinds == kind].mean() < LEAST for kind in self.of_kinds)
-        ]
+        return [seed for seed, one in pairs if one[ALL][self.kinds == kind].mean() < LEAST]
 
-    @property
-    def sound(self) -> list[dict[Key, np.ndarray]]:
-        return [one for seed, one in zip(self.seeds, self.found, strict=True) if seed not in self.void]
-
-    @property
-    def keys(self) -> list[Key]:
+    def keys(self, kind: str) -> list[Key]:
         """Arms and shares that every sound seed has."""
-        return [key for key in self.sound[0] if all(key in one for one in self.sound)] if self.sound else []
+        sound = self.sound(kind)
+        return [key for key in sound[0] if all(key in one for one in sound)] if sound else []
 
-    @property
-    def shares(self) -> list[float]:
-        return sorted({keep for _, keep in self.keys if 0 < keep < 1}, reverse=True)
+    def shares(self, kind: str) -> list[float]:
+        return sorted({keep for _, keep in self.keys(kind) if 0 < keep < 1}, reverse=True)
 
-    @property
-    def arms(self) -> list[str]:
-        return list(dict.fromkeys(name for name, keep in self.keys if 0 < keep < 1))
+    def arms(self, kind: str) -> list[str]:
+        return list(dict.fromkeys(name for name, keep in self.keys(kind) if 0 < keep < 1))
 
     def scores(self, key: Key, kind: str) -> np.ndarray:
         """Mean over sound seeds of the scores of the questions of one kind, (num,)."""
-        return np.stack([one[key] for one in self.sound]).mean(0)[self.kinds == kind]
+        return np.stack([one[key] for one in self.sound(kind)]).mean(0)[self.kinds == kind]
 
     def mean(self, values: np.ndarray, kind: str) -> Metric:
         """Mean of the values of the questions of one kind, (num,), its interval over canvases."""
@@ -96,7 +91,7 @@ class Study:
         place = late.group() if late else ""
         tuned = TUNED if arm.endswith(TUNED) else ""
         keys = [(arm, keep), (f"random{place}{tuned}", keep), (f"oracle{place}{tuned}", keep)]
-        if not set(keys) <= set(self.keys):
+        if not set(keys) <= set(self.keys(kind)):
             return None
         one, chance, oracle = (self.scores(key, kind) for key in keys)
         drawn = resample([one - chance, oracle - chance], 0, self.canvases[self.kinds == kind])
@@ -118,17 +113,17 @@ class Study:
 def checks(study: Study) -> list[list[str]]:
     """Rows of what the study asked: the question, the result, whether it holds."""
     rows: list[tuple[str, str, bool]] = []
-    for keep in study.shares if "one" in study.of_kinds else []:
+    for keep in study.shares("one"):
         for arm in ("blind", f"blind{TUNED}"):
-            if (arm, keep) in study.keys:
+            if (arm, keep) in study.keys("one"):
                 limit = study.ceiling(keep)
                 away = study.mean(study.scores((arm, keep), "one") - limit, "one")
                 text = f"{arm}, {keep:g} kept, one hop: within 3 points of {limit:.1%}"
                 rows.append((text, signed(away), abs(away.value) <= CEILING))
     for kind in study.of_kinds:
         rows += _goals(study, kind)
-        for arm, keep in study.keys:
-            if (f"{arm}{SOFT}", keep) in study.keys:
+        for arm, keep in study.keys(kind):
+            if (f"{arm}{SOFT}", keep) in study.keys(kind):
                 lost = study.mean(study.scores((arm, keep), kind) - study.scores((f"{arm}{SOFT}", keep), kind), kind)
                 text = f"{arm}, {keep:g} kept, {NAMES[kind]}: hard within 2 points of soft"
                 rows.append((text, signed(lost), abs(lost.value) <= HARD))
@@ -145,7 +140,7 @@ def _goals(study: Study, kind: str) -> list[tuple[str, str, bool]]:
         rows.append((f"{what} {GOALS[kind]:g} of the gap", _share(found), found.value >= GOALS[kind]))
         for name in FREE if kind == "two" else ():
             other = name + (TUNED if arm.endswith(TUNED) else ""), GOAL_SHARE
-            if other in study.keys:
+            if other in study.keys(kind):
                 won = study.mean(study.scores((arm, GOAL_SHARE), kind) - study.scores(other, kind), kind)
                 rows.append((f"{what} above {other[0]}", signed(won), won.low > 0))
     return rows
@@ -181,13 +176,16 @@ def markdown(study: Study, command: str) -> str:
         *table(["questions", *(f"seed {seed}" for seed in study.seeds), GUESS[0]], _whole(study)),
         "",
     ]
-    if study.void:
-        seeds = ", ".join(map(str, study.void))
-        lines += [f"**Void: seeds {seeds}**, below {LEAST:.0%} with all tokens. No arm of them is measured.", ""]
-    if study.arms:
+    for kind in study.of_kinds:
+        if void := study.void(kind):
+            seeds = f"seed{'s' if len(void) > 1 else ''} {', '.join(map(str, void))}"
+            lines += [f"**{NAMES[kind].capitalize()}: void with {seeds}**, below {LEAST:.0%} with all tokens.", ""]
+    if any(study.arms(kind) for kind in study.of_kinds):
         lines += ["## What was asked", "", *table(["", "result", "holds"], checks(study)), ""]
-    for kind in study.of_kinds if study.arms else []:
-        head = ["arm", *(f"{keep:g} kept" for keep in study.shares)]
+    for kind in study.of_kinds:
+        if not study.arms(kind):
+            continue
+        head = ["arm", *(f"{keep:g} kept" for keep in study.shares(kind))]
         text = (
             "Accuracy, its interval, and the share of the gap from random to oracle with its own. What is called soft "
             "removes nothing: every token stays, with less weight."
@@ -205,10 +203,10 @@ def _whole(study: Study) -> list[list[str]]:
 
 def _arms(study: Study, kind: str) -> list[list[str]]:
     rows = []
-    for arm in study.arms:
+    for arm in study.arms(kind):
         cells = []
-        for keep in study.shares:
-            if (arm, keep) not in study.keys:
+        for keep in study.shares(kind):
+            if (arm, keep) not in study.keys(kind):
                 cells.append("")
                 continue
             part = _share(study.gap(arm, keep, kind))

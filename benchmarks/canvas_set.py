@@ -9,12 +9,14 @@ the column, a digit for the row from the top, as one word. Questions are of two 
 
 The answer is what the icon looks like, and not its name: icons are split by name, and nobody can know the name of an
 icon never seen. A look is a cluster of the colours of the icons of training, with the name of the one in its middle; an
-icon of either part belongs to the nearest look, and one that lies between two takes no part. Of all clusters those are
-looks whose icons of training resemble one another most. So a held-out icon has a right answer, and a canvas of held-out
-icons asks what can be learnt from others.
+icon of any part belongs to the nearest look, and one that lies between two takes no part. Of all clusters those are
+looks whose icons of training resemble one another most. So an icon never seen has a right answer, and a canvas of such
+icons asks what can be learnt from others. Names have three parts: of training, whose icons are drawn a little
+differently in every cell; one to choose settings by; and one for the study alone.
 
-A third of the looks occur once on a canvas, the others equally often, so that no guess is much better than another;
-which third is drawn for every canvas. A caption is a list of facts of one kind, `F3 folder B2 star`; its first place is
+A third of the looks occur once on a canvas of the study, the others equally often, so that no guess is much better than
+another; which third is drawn for every canvas. Smaller canvases, which only teach, have more looks that occur once, and
+so more to say of two hops. A caption is a list of facts of one kind, `F3 folder B2 star`; its first place is
 the question, so that captions and questions read alike, and a question is a caption that ends with its first fact.
 """
 
@@ -30,6 +32,7 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
+from unpad.data.sources.split import Split
 from unpad.errors import SourceError
 from unpad.storage import write_atomic
 
@@ -37,13 +40,15 @@ Kind = Literal["one", "two"]
 KINDS: tuple[Kind, ...] = ("one", "two")
 ICON = 16  # pixels a side
 COARSE = 8  # blocks a side whose mean colours a look is made of
-SEED = 33  # of the split and of the looks, which are the same for every run
-HELD_OUT = 0.25  # share of names
-NUM_CLUSTERS = 48
+SEED = 34  # of the split and of the looks, which are the same for every run
+SHARES = {Split.HOLDOUT: 0.15, Split.TEST: 0.25}  # of names
+NUM_CLUSTERS = 32
 NUM_LOOKS = 12
-FEWEST = 8  # icons of training of a look; 2 held out
-MARGIN = 1.1  # distance to the second nearest look over that to the nearest
+FEWEST = 8  # names of training of a look; 2 of each other part
+MARGIN = 1.2  # distance to the second nearest look over that to the nearest
 STEPS = {"right": (0, 1), "below": (1, 0)}
+SHIFT = 1  # pixels an icon of training may lie beside its place
+NOISE = 6.0  # standard deviation, of 255
 
 
 @dataclass(frozen=True)
@@ -52,21 +57,21 @@ class Icons:
 
     Args:
         pixels: (num_icons, 16, 16, 3) uint8, on white.
-        names: (num_icons,) their names.
+        names: (num_icons,) their names; an icon of several sizes is there several times.
         looks: (num_icons,) int64, number of the look of each.
-        held_out: (num_icons,) bool, True for those that training never shows.
+        parts: (num_icons,) int8, `Split` of the name of each.
         words: name of every look, one word each.
     """
 
     pixels: np.ndarray
     names: np.ndarray
     looks: np.ndarray
-    held_out: np.ndarray
+    parts: np.ndarray
     words: list[str]
 
-    def of_look(self, held_out: bool) -> list[np.ndarray]:
+    def of_look(self, part: Split) -> list[np.ndarray]:
         """Icons of every look in one part, ids."""
-        return [np.flatnonzero((self.looks == look) & (self.held_out == held_out)) for look in range(len(self.words))]
+        return [np.flatnonzero((self.looks == look) & (self.parts == part)) for look in range(len(self.words))]
 
 
 @dataclass(frozen=True)
@@ -76,10 +81,12 @@ class Canvas:
     icons: np.ndarray
     looks: np.ndarray
 
-    def pixels(self, icons: Icons) -> np.ndarray:
-        """(16 * side, 16 * side, 3) uint8."""
+    def pixels(self, icons: Icons, rng: np.random.Generator | None = None) -> np.ndarray:
+        """(16 * side, 16 * side, 3) uint8; with `rng` every icon is drawn a little differently."""
         side = len(self.icons)
         cells = icons.pixels[self.icons]  # (side, side, 16, 16, 3)
+        if rng is not None:
+            cells = vary(cells.reshape(-1, ICON, ICON, 3), rng).reshape(cells.shape)
         return cells.transpose(0, 2, 1, 3, 4).reshape(side * ICON, side * ICON, 3)
 
 
@@ -111,21 +118,16 @@ def cell_names(side: int) -> list[str]:
 
 
 def read_icons(manifest: Path) -> Icons:
-    """Read the icons of a manifest of image, one per name in its smallest size, and give each its look.
+    """Read the icons of a manifest of image, every size of each, and give each its look.
 
     Raises:
         SourceError: the manifest is missing, or its icons have too few looks.
     """
     if not manifest.is_file():
         raise SourceError("there is no such manifest", where=str(manifest), fix="name a JSONL of icons NAME_SIZE.png")
-    smallest: dict[str, tuple[int, str]] = {}
-    for line in manifest.read_text(encoding="utf-8").splitlines():
-        image = json.loads(line)["image"]
-        name, _, size = Path(image).stem.rpartition("_")
-        smallest[name] = min(smallest.get(name, (int(size), image)), (int(size), image))
-    names = np.array(sorted(smallest))
-    pixels = np.stack([_read_icon(manifest.parent / smallest[name][1]) for name in names.tolist()])
-    return choose_looks(pixels, names)
+    images = sorted(json.loads(line)["image"] for line in manifest.read_text(encoding="utf-8").splitlines())
+    names = np.array([Path(image).stem.rpartition("_")[0] for image in images])
+    return choose_looks(np.stack([_read_icon(manifest.parent / image) for image in images]), names)
 
 
 def _read_icon(file: Path) -> np.ndarray:
@@ -142,32 +144,56 @@ def choose_looks(
     """Split icons by name, find the looks of those of training, and keep the icons that clearly have one.
 
     Args:
-        pixels: (num, 16, 16, 3) uint8; names: (num,), each once.
+        pixels: (num, 16, 16, 3) uint8; names: (num,).
 
     Raises:
         SourceError: there are fewer looks of enough icons.
     """
     rng = np.random.default_rng(SEED)
-    held_out = np.zeros(len(names), np.bool_)
-    held_out[rng.permutation(len(names))[: round(HELD_OUT * len(names))]] = True
+    parts = _split(names, rng)
+    training = parts == Split.TRAIN
     block = ICON // COARSE
     blocks = pixels.reshape(-1, COARSE, block, COARSE, block, 3) / 255
     colours = blocks.mean((2, 4)).reshape(len(names), -1)  # (num, COARSE * COARSE * 3)
-    centres = _clusters(colours[~held_out], num_clusters, rng)
+    centres = _clusters(colours[training], num_clusters, rng)
     distances = np.linalg.norm(colours[:, None] - centres, axis=2)  # (num, num_clusters)
     nearest, ordered = distances.argmin(1), np.sort(distances, 1)
     clear = ordered[:, 1] >= MARGIN * ordered[:, 0]
-    trained = np.bincount(nearest[clear & ~held_out], minlength=num_clusters)
-    unseen = np.bincount(nearest[clear & held_out], minlength=num_clusters)
-    order = np.argsort(-_told_apart(pixels, nearest, clear & ~held_out, num_clusters), kind="stable")
-    chosen = [look for look in order.tolist() if trained[look] >= FEWEST and unseen[look] >= 2][:num_looks]
+    enough = np.ones(num_clusters, np.bool_)
+    for part in (Split.TRAIN, *SHARES):
+        there = clear & (parts == part)
+        of_part = [len(np.unique(names[there & (nearest == look)])) for look in range(num_clusters)]
+        enough &= np.array(of_part) >= (FEWEST if part == Split.TRAIN else 2)
+    order = np.argsort(-_told_apart(pixels, names, nearest, clear & training, num_clusters), kind="stable")
+    chosen = [look for look in order.tolist() if enough[look]][:num_looks]
     if len(chosen) < num_looks:
         raise SourceError(f"the icons have {len(chosen)} looks, expected {num_looks}", fix="name a larger set of icons")
-    words = _words([_by_distance(names, distances[:, look], clear & ~held_out & (nearest == look)) for look in chosen])
+    words = _words([_by_distance(names, distances[:, look], clear & training & (nearest == look)) for look in chosen])
     number = np.full(num_clusters, -1)
     number[chosen] = np.arange(num_looks)
     used = clear & (number[nearest] >= 0)
-    return Icons(pixels[used], names[used], number[nearest][used], held_out[used], words)
+    return Icons(pixels[used], names[used], number[nearest][used], parts[used], words)
+
+
+def _split(names: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Part of every icon, (num,) int8; all of one name are in the same."""
+    distinct, of = np.unique(names, return_inverse=True)
+    parts = np.full(len(distinct), Split.TRAIN, np.int8)
+    order = rng.permutation(len(distinct))
+    for part, share in SHARES.items():
+        taken, order = np.split(order, [round(share * len(distinct))])
+        parts[taken] = part
+    return parts[of]
+
+
+def vary(pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Draw icons a little differently: beside their place, with noise; (num, 16, 16, 3) uint8."""
+    num = len(pixels)
+    wide = np.pad(pixels, ((0, 0), (SHIFT, SHIFT), (SHIFT, SHIFT), (0, 0)), constant_values=255)
+    windows = np.lib.stride_tricks.sliding_window_view(wide, (ICON, ICON), (1, 2))  # (num, places, places, 3, 16, 16)
+    down, aside = rng.integers(2 * SHIFT + 1, size=(2, num))
+    moved = windows[np.arange(num), down, aside].transpose(0, 2, 3, 1)
+    return (moved + rng.normal(0, NOISE, moved.shape)).clip(0, 255).astype(np.uint8)
 
 
 def _clusters(colours: np.ndarray, num: int, rng: np.random.Generator) -> np.ndarray:
@@ -182,13 +208,13 @@ def _clusters(colours: np.ndarray, num: int, rng: np.random.Generator) -> np.nda
     return centres
 
 
-def _told_apart(pixels: np.ndarray, nearest: np.ndarray, among: np.ndarray, num: int) -> np.ndarray:
-    """Share of the icons of every cluster, of those `among`, whose nearest neighbour is of the same cluster, (num,)."""
+def _told_apart(pixels: np.ndarray, names: np.ndarray, nearest: np.ndarray, among: np.ndarray, num: int) -> np.ndarray:
+    """Share of the icons of every cluster, of those `among`, whose nearest of another name is in the same, (num,)."""
     ids = np.flatnonzero(among)
     values = pixels[ids].reshape(len(ids), -1) / 255
     squares = (values**2).sum(1)
     distances = squares[:, None] + squares - 2 * values @ values.T
-    np.fill_diagonal(distances, np.inf)
+    distances[names[ids][:, None] == names[ids]] = np.inf
     same = nearest[ids] == nearest[ids[distances.argmin(1)]]
     return np.bincount(nearest[ids], same, num) / np.maximum(np.bincount(nearest[ids], minlength=num), 1)
 
@@ -212,14 +238,15 @@ def _words(names: Sequence[Sequence[str]]) -> list[str]:
 # --------------------------------------------------------------------------- canvases
 
 
-def draw_canvas(icons: Sequence[np.ndarray], side: int, rng: np.random.Generator) -> Canvas:
-    """Draw one canvas; a third of the looks occur once, and the others fill the rest equally often.
+def draw_canvas(icons: Sequence[np.ndarray], side: int, most_once: int, rng: np.random.Generator) -> Canvas:
+    """Draw one canvas; some looks occur once, on up to half of the cells, and the others equally often on the rest.
 
     Args:
         icons: ids of the icons of every look.
+        most_once: how many looks occur once at most.
     """
     order = rng.permutation(len(icons))
-    num_once = min(len(icons) // 3, side * side // 4)
+    num_once = min(most_once, side * side // 2)
     once, often = order[:num_once], order[num_once:]
     looks = np.concatenate([once, np.resize(often, side * side - num_once)])
     looks = rng.permutation(looks).reshape(side, side)
@@ -253,14 +280,16 @@ class Size:
 
     Args:
         side: cells a side.
-        train, held_out: canvases.
+        train, held_out: canvases of training, and of each other part.
         asked: questions of each kind about a canvas.
+        teaches: the study asks nothing of it.
     """
 
     side: int
     train: int
     held_out: int
     asked: int
+    teaches: bool = False
 
 
 def write_set(icons: Icons, size: Size, kinds: Sequence[Kind], folder: Path) -> None:
@@ -273,15 +302,17 @@ def write_set(icons: Icons, size: Size, kinds: Sequence[Kind], folder: Path) -> 
     if questions.is_file():
         return
     (folder / "canvases").mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(SEED)
+    rng, num_looks = np.random.default_rng(SEED), len(icons.words)
+    most_once = num_looks - 1 if size.teaches else num_looks // 3
     asked: list[dict[str, Any]] = []
     told: list[dict[str, Any]] = []
-    for number in range(size.train + size.held_out):
-        held_out = number >= size.train
-        canvas = draw_canvas(icons.of_look(held_out), size.side, rng)
+    parts = [Split.TRAIN] * size.train + [part for part in SHARES for _ in range(size.held_out)]
+    for number, part in enumerate(parts):
+        canvas = draw_canvas(icons.of_look(part), size.side, most_once, rng)
         image = f"canvases/c{number:05d}.png"
-        Image.fromarray(canvas.pixels(icons)).save(folder / image, compress_level=1)
-        shared = {"image": image, "split": "val" if held_out else "train"}
+        shown = canvas.pixels(icons, rng if part == Split.TRAIN else None)
+        Image.fromarray(shown).save(folder / image, compress_level=1)
+        shared = {"image": image, "split": part.name.lower()}
         guess = icons.words[int(np.bincount(canvas.looks.ravel()).argmax())]
         for kind in kinds:
             found = facts(canvas, icons.words, kind)

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from unpad.batching.layout import build_layout
+from unpad.data.sources.split import Split
 from unpad.data.tokens.tokenizer import open_tokenizer_file
 from unpad.models.vision_language import prune_pass
 from unpad.models.vision_language.prune import VisionTokens, keep_top
@@ -38,12 +39,12 @@ def module(name: str) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def icons() -> Any:
-    """Sixty icons of six colours, each a little different, in the order of their names."""
+    """Forty icons of six colours, each of two sizes, all a little different."""
     rng = np.random.default_rng(0)
     colours = np.array([[220, 30, 30], [30, 220, 30], [30, 30, 220], [220, 220, 30], [30, 220, 220], [220, 30, 220]])
-    pixels = np.repeat(colours, 20, 0)[:, None, None] + rng.integers(-9, 9, (120, 16, 16, 3))
+    pixels = np.repeat(colours, 80, 0)[:, None, None] + rng.integers(-9, 9, (480, 16, 16, 3))
     words = ("red", "green", "blue", "yellow", "cyan", "pink")
-    names = np.array([f"{word}-{number}" for word in words for number in range(20)])
+    names = np.array([f"{word}-{number // 2}" for word in words for number in range(80)])  # two sizes of each
     return module("canvas_set").choose_looks(pixels.astype(np.uint8), names, num_clusters=LOOKS, num_looks=LOOKS)
 
 
@@ -51,7 +52,7 @@ def icons() -> Any:
 def written(icons: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     canvas_set = module("canvas_set")
     folder: Path = tmp_path_factory.mktemp("set")
-    canvas_set.write_set(icons, canvas_set.Size(SIDE, 6, 3, 2), canvas_set.KINDS, folder)
+    canvas_set.write_set(icons, canvas_set.Size(SIDE, 6, 2, 2), canvas_set.KINDS, folder)
     return folder
 
 
@@ -62,17 +63,29 @@ def rows_of(file: Path) -> list[dict[str, Any]]:
 def test_icons_of_one_look_have_its_name_and_no_name_is_in_both_parts(icons: Any) -> None:
     assert sorted(icons.words) == ["blue", "cyan", "green", "pink", "red", "yellow"]
     assert all(name.startswith(icons.words[look]) for name, look in zip(icons.names, icons.looks, strict=True))
-    shown, unseen = (set(icons.names[icons.held_out == part].tolist()) for part in (False, True))
-    assert shown
-    assert unseen
-    assert not shown & unseen
-    trained, held = icons.of_look(False), icons.of_look(True)
-    assert all(len(one) and len(other) for one, other in zip(trained, held, strict=True))
+    parts = [Split.TRAIN, Split.HOLDOUT, Split.TEST]
+    names = [set(icons.names[icons.parts == part].tolist()) for part in parts]
+    assert [len(one) for one in names] == [144, 36, 60], "of 240 names, 15 % to choose by and 25 % for the study"
+    assert len(set.union(*names)) == 240
+    assert all(len(of_look) for part in parts for of_look in icons.of_look(part))
+
+
+def test_an_icon_of_training_is_drawn_a_little_differently(icons: Any) -> None:
+    canvas_set = module("canvas_set")
+    canvas = canvas_set.draw_canvas(icons.of_look(Split.TRAIN), SIDE, 2, np.random.default_rng(1))
+    drawn = canvas.pixels(icons, np.random.default_rng(2)).reshape(SIDE, 16, SIDE, 16, 3)
+    still = canvas.pixels(icons).reshape(drawn.shape)
+    inside = np.abs(drawn[:, 1:-1, :, 1:-1].astype(float) - still[:, 1:-1, :, 1:-1])
+    assert 3 < inside.mean() < 12, "noise of 6 and another icon's pixels beside its own"
+    white = (drawn.transpose(0, 2, 1, 3, 4)[:, :, 0] > 200).all((2, 3))
+    assert 0 < white.sum() < SIDE * SIDE, "some lie a pixel lower"
+    same = canvas_set.vary(icons.pixels[:4], np.random.default_rng(3))
+    assert np.array_equal(same, canvas_set.vary(icons.pixels[:4], np.random.default_rng(3)))
 
 
 def test_facts_are_what_a_canvas_shows(icons: Any) -> None:
     canvas_set = module("canvas_set")
-    canvas = canvas_set.draw_canvas(icons.of_look(True), SIDE, np.random.default_rng(1))
+    canvas = canvas_set.draw_canvas(icons.of_look(Split.TEST), SIDE, 2, np.random.default_rng(1))
     pixels, counts = canvas.pixels(icons), Counter(canvas.looks.ravel().tolist())
     assert sorted(counts.values())[:2] == [1, 1], "a third of the looks once"
     assert max(counts.values()) - sorted(counts.values())[2] <= 1, "the others equally often"
@@ -82,7 +95,7 @@ def test_facts_are_what_a_canvas_shows(icons: Any) -> None:
         row, column = fact.cells[-1]
         shown = pixels[16 * row : 16 * row + 16, 16 * column : 16 * column + 16]
         [icon] = np.flatnonzero((icons.pixels == shown).all((1, 2, 3)))
-        assert icons.held_out[icon]
+        assert icons.parts[icon] == Split.TEST
         assert icons.words[icons.looks[icon]] == fact.answer
     assert two
     for fact in two:
@@ -97,16 +110,16 @@ def test_a_set_is_the_same_twice_and_a_caption_begins_as_a_question_does(
     written: Path, icons: Any, tmp_path: Path
 ) -> None:
     canvas_set = module("canvas_set")
-    canvas_set.write_set(icons, canvas_set.Size(SIDE, 6, 3, 2), canvas_set.KINDS, tmp_path)
+    canvas_set.write_set(icons, canvas_set.Size(SIDE, 6, 2, 2), canvas_set.KINDS, tmp_path)
     for name in ("captions.jsonl", "questions.jsonl", "canvases/c00007.png"):
         assert (tmp_path / name).read_bytes() == (written / name).read_bytes()
     captions, questions = (rows_of(written / f"{name}.jsonl") for name in ("captions", "questions"))
-    assert len(captions) == 18
+    assert len(captions) == 20
     assert captions[0]["question"] == questions[0]["question"]
     assert captions[0]["answer"].split()[0] == questions[0]["answer"]
-    for number in range(9):
+    for number, part in enumerate(["train"] * 6 + ["holdout"] * 2 + ["test"] * 2):
         of_canvas = [row for row in questions if row["image"] == f"canvases/c{number:05d}.png"]
-        assert {row["split"] for row in of_canvas} == {"train" if number < 6 else "val"}
+        assert {row["split"] for row in of_canvas} == {part}
         assert [row["kind"] for row in of_canvas][:3] == ["one", "one", "two"]
 
 
@@ -124,11 +137,10 @@ def test_the_oracle_keeps_the_asked_cells_and_others_by_chance() -> None:
     canvas = module("canvas")
     cells = np.zeros((3, 8, 8), np.bool_)
     cells[2, 4:6, 2:4] = True
-    asked = canvas.Asked(np.array([2]), np.array([0]), np.array(["one"]), np.array([0.0]), cells)
     rows, columns = (torch.from_numpy(places.ravel()) for places in np.indices((8, 8)))
     layout = build_layout(np.array([64]))
     tokens = VisionTokens(layout, sample_ids=torch.tensor([2]), rows=rows, columns=columns)
-    with canvas.knowing(asked):
+    with canvas.knowing(cells):
         kept = keep_top(prune_pass.select("random", tokens), layout, torch.tensor([6.0]))
     assert int(kept.sum()) == 6
     assert kept[torch.from_numpy(cells[2].ravel())].all()
@@ -171,9 +183,15 @@ def test_the_figure_is_a_share_of_the_gap_and_goals_are_answered_by_it() -> None
     assert holds["heads, 0.0625 kept, one hop: hard within 2 points of soft"] == "NO"
 
 
-def test_a_study_whose_model_misses_a_tenth_of_the_questions_is_void() -> None:
+def test_a_kind_of_which_the_model_misses_a_tenth_is_void() -> None:
     page = module("canvas_report").markdown
-    assert "Void" not in page(study(0.9), "command")
-    assert "| heads |" in page(study(0.9), "command")
-    assert "**Void: seeds 0**" in page(study(0.89), "command")
+    assert "oid" not in page(study(0.9), "command")
+    assert page(study(0.9), "command").count("| heads |") == 2
+    assert "**One hop: void with seed 0**" in page(study(0.89), "command")
     assert "heads" not in page(study(0.89), "command")
+    one = study()
+    one.found[0][module("canvas_report").ALL][one.kinds == "two"] = 0.5
+    told = page(one, "command")
+    assert "**Two hops: void with seed 0**" in told
+    assert "## One hop" in told
+    assert "## Two hops" not in told

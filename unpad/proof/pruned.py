@@ -158,7 +158,7 @@ def _judged(model: VisionLanguage, index: int, x: Tensor, weights: Tensor, visua
     received = None
     if _pruning(model).attention_weight != "none":
         seen = weights[:, asks][:, :, visual].detach()
-        received = seen.sum((0, 1)) / max(seen.shape[0] * seen.shape[1], 1)
+        received = seen.sum((0, 1)) / max(seen.shape[0] * seen.shape[1], 1) * len(row.source)
     head = model.pruners[str(index)]
     logits: Tensor = head(x[visual], layouts[0], x[asks], layouts[1], received)
     place = visual[row.visual].nonzero().flatten()  # among all visual tokens of the sample

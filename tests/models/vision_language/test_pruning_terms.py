@@ -249,15 +249,13 @@ def test_updates_with_sparsity_bring_the_share_to_its_target(batch: RaggedBatch)
 @pytest.mark.parametrize("mode", ["soft", "hard"])
 def test_the_attention_of_the_question_has_a_say_in_soft_and_hard(weight: str, mode: str, batch: RaggedBatch) -> None:
     model, without = (pruned(mode, attention_weight=name, layers=[0, 1]) for name in (weight, "none"))
-    for head in model.pruners.values():
-        head.attention_weight.data.fill_(40.0)
     with torch.no_grad():
         hidden = model(batch).split((batch.layout.lengths() - model.kept[0] + model.kept[-1]).tolist())
         for sample, row in enumerate(hidden):
             torch.testing.assert_close(row, plain_pass(model, batch.select([sample]), mode).hidden, **CLOSE)
         padded, flat = model.token_nll(batch.pad("left", pad_id=5)), model.token_nll(batch)
         torch.testing.assert_close(padded, flat, **CLOSE)
-        assert (flat - without.token_nll(batch)).abs().max() > 1e-6
+        assert (flat - without.token_nll(batch)).abs().max() > 5e-3
     if mode == "soft":
         model.losses(batch)["cross_entropy"][0].backward()
         for head in model.pruners.values():

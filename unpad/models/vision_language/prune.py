@@ -54,7 +54,8 @@ class PruneConfig(Section):
     heads: int = Field(4, ge=1, description="Attention heads of a head.")
     question: bool = Field(True, description="Heads read the question; false: they choose by the image alone.")
     attention_weight: Literal["none", "fixed", "learned"] = Field(
-        "none", description="Add to a head's logits what tokens receive from the question, times 0.5 or learned."
+        "none", description="Add to a head's logits the attention that tokens receive from the question, relative to even "
+        "attention on all of them, times 0.5 or learned."
     )
     keep: float | None = Field(
         None, gt=0, le=1, description="Share that stays of the visual tokens of a sample that reach each layer."
@@ -165,6 +166,7 @@ class PrunerHead(nn.Module):
         heads: of the attention.
         dropout: rate for attention weights and the MLP's hidden values.
         attention_weight: none ignores attention; fixed adds it to the logits, times 0.5; learned learns the factor.
+            Noise of the logits has a deviation of 1.8, so attention should be relative to even attention, not a share.
     """
 
     attention_weight: Tensor | None
@@ -204,7 +206,8 @@ class PrunerHead(nn.Module):
         Args:
             vision: (num_vision, width) hidden states.
             question: (num_question, width) hidden states; a sample may have none.
-            attention: (num_vision,), from `text_to_vision_attention`; only with an attention weight.
+            attention: (num_vision,), from `text_to_vision_attention`, times the tokens that share it; only with an
+                attention weight.
 
         Returns:
             (num_vision,) logits of being kept, fp32 or wider.

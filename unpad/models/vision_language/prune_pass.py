@@ -74,7 +74,7 @@ class PrunePass:
         self._needed = (batch.loss_mask | is_last(batch.layout)).index_select(0, self._visual)  # (num_visual,) bool
         asks, rows = is_question(batch, self._visual), cells(batch.layout)
         self.visual_layout = rows.restrict(self._visual)
-        self._lengths = self.visual_layout.lengths()
+        self._lengths = self._given_lengths = self.visual_layout.lengths()
         self._place = segment_place(self.visual_layout)  # (num_visual,) among the initial tokens of the sample
         self._question = asks.nonzero().flatten()[: None if config.question else 0]
         self._question_layout = rows.restrict(self._question)
@@ -113,7 +113,9 @@ class PrunePass:
         hidden, received = left.hidden(), None
         visual, question = hidden.index_select(0, self._visual), hidden.index_select(0, self._question)
         if self._config.attention_weight != "none":
-            received = self._received(index, entered, self._question)
+            # Relative to even attention on what was given, also of tokens that removal left: 1 tells nothing.
+            even = self._given_lengths.index_select(0, self.visual_layout.seq_of_token())
+            received = self._received(index, entered, self._question) * even
         head = self._heads[str(index)]
         if head.training != self._learns:  # to set it takes as long as a layer of a short prompt
             head.train(self._learns)
