@@ -86,12 +86,13 @@ class Study:
         return interval(float(values.mean()), drawn[0] / drawn[1], len(values), len(np.unique(canvases)))
 
     def gap(self, arm: str, keep: float, kind: str) -> Metric | None:
-        """(arm - random) / (oracle - random), all at the arm's place and tuned if it is; None where one is missing."""
+        """(arm - random) / (oracle - random), all at the arm's place and tuned if it is; None where one is missing, and
+        for these two."""
         late = LATE.search(arm)
         place = late.group() if late else ""
         tuned = TUNED if arm.endswith(TUNED) else ""
         keys = [(arm, keep), (f"random{place}{tuned}", keep), (f"oracle{place}{tuned}", keep)]
-        if not set(keys) <= set(self.keys(kind)):
+        if len(set(keys)) < len(keys) or not set(keys) <= set(self.keys(kind)):
             return None
         one, chance, oracle = (self.scores(key, kind) for key in keys)
         drawn = resample([one - chance, oracle - chance], 0, self.canvases[self.kinds == kind])

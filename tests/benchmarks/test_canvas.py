@@ -174,6 +174,7 @@ def test_the_figure_is_a_share_of_the_gap_and_goals_are_answered_by_it() -> None
     assert gap.value == pytest.approx(0.5)
     assert gap.low < 0.5 < gap.high
     assert measured.gap("heads, after block 1", 1 / 16, "one") is None
+    assert measured.gap("oracle", 1 / 16, "one") is None
     assert measured.ceiling(1 / 16) == pytest.approx(0.25)
     holds = {asked: answer for asked, _, answer in report.checks(measured)}
     assert holds["blind, 0.0625 kept, one hop: within 3 points of 25.0%"] == "yes"
