@@ -152,7 +152,7 @@ def test_an_arm_at_two_depths_keeps_its_share_in_the_end() -> None:
     canvas = module("canvas")
     [fields] = canvas.ARMS["heads, at two depths"].overrides(1 / 16)
     assert json.loads(fields.partition("=")[2]) | {"temperature": 0} == {
-        "layers": [-1, 0], "inner": 64, "question": True, "keep": 0.25, "temperature": 0,
+        "layers": [-1, 0], "inner": 128, "question": True, "keep": 0.25, "temperature": 0,
     }  # fmt: skip
     assert canvas.ARMS["similarity"].overrides(0.125) == ['model.merge={"variant": "similarity", "ratio": 0.125}']
 
