@@ -105,7 +105,7 @@ def ranking(method: str, layer: int = BEFORE) -> dict[str, dict[str, Any]]:
 
 
 def heads(*layers: int, question: bool = True) -> dict[str, dict[str, Any]]:
-    cooling = {"start": 1.0, "end": 0.2, "share": 1.0}
+    cooling = {"start": 1.0, "end": 0.5, "share": 1.0}
     return {"prune": {"layers": layers, "inner": 128, "question": question, "keep": KEEP, "temperature": cooling}}
 
 
@@ -370,7 +370,7 @@ def main() -> None:
         "--steps",
         type=int,
         nargs=5,
-        default=[1200, 3000, 10000, 2500, 600],
+        default=[1200, 3000, 10000, 4000, 600],
         help="updates of captions of smaller canvases for each of their cells a side; of captions, of questions, of "
         "heads, and of the model with an arm",
     )
