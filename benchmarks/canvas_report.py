@@ -26,6 +26,7 @@ GOALS = {"one": 0.9, "two": 0.5}  # share of the gap at a sixteenth, of the bett
 GOAL_SHARE = 1 / 16
 NAMES = {"one": "one hop", "two": "two hops"}
 READS = ("heads", "heads, after block 1", "heads, at two depths")
+BLIND = ("blind", "blind, after block 1")
 LATE = re.compile(", after block [0-9]+")  # such arms are measured against chance and oracle at their own place
 TUNED = ", tuned"
 SOFT = ", soft"
@@ -115,7 +116,7 @@ def checks(study: Study) -> list[list[str]]:
     """Rows of what the study asked: the question, the result, whether it holds."""
     rows: list[tuple[str, str, bool]] = []
     for keep in study.shares("one"):
-        for arm in ("blind", f"blind{TUNED}"):
+        for arm in [name + end for name in BLIND for end in ("", TUNED)]:
             if (arm, keep) in study.keys("one"):
                 limit = study.ceiling(keep)
                 away = study.mean(study.scores((arm, keep), "one") - limit, "one")
