@@ -54,8 +54,9 @@ class PruneConfig(Section):
     heads: int = Field(4, ge=1, description="Attention heads of a head.")
     question: bool = Field(True, description="Heads read the question; false: they choose by the image alone.")
     attention_weight: Literal["none", "fixed", "learned"] = Field(
-        "none", description="Add to a head's logits the attention that tokens receive from the question, relative to even "
-        "attention on all of them, times 0.5 or learned."
+        "none",
+        description="Add to a head's logits the attention that tokens receive from the question, relative to even "
+        "attention on all of them, times 0.5 or learned.",
     )
     keep: float | None = Field(
         None, gt=0, le=1, description="Share that stays of the visual tokens of a sample that reach each layer."

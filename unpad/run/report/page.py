@@ -102,7 +102,7 @@ def _performance(family: FamilySection, checked: dict[str, Any] | None, evaluate
             if found["low"] is not None and found["high"] is not None:
                 notes.append(f"95 %: {one.shown(found['low'])} to {one.shown(found['high'])}")
             notes.append(f"of {found.get('part') or 'the evaluation'}, step {evaluated['step']:,}")
-        elif checked is not None and one.name in checked["values"]:
+        elif checked is not None and checked["values"].get(one.name) is not None:  # of one class alone it has no value
             value = float(checked["values"][one.name])
             notes.append(f"of valid, step {checked['step']:,}")
         else:
