@@ -69,10 +69,10 @@ def test_the_page_begins_with_what_the_model_is_worth_beside_a_guess(tmp_path: P
         "Held-out loss", "Held-out perplexity", "Steps",
     ]  # fmt: skip
     log = (folder / "metrics.jsonl").read_text(encoding="utf-8")
-    (folder / "metrics.jsonl").write_text(log.replace('"bits_per_char": 2.5', '"accuracy": 0.75'), encoding="utf-8")
-    assert TILE.findall(write_report(folder).read_text())[0] == ("Accuracy", "75.0%", "of valid, step 60")
     (folder / "metrics.jsonl").write_text(log.replace('"bits_per_char": 2.5', '"accuracy": null'), encoding="utf-8")
     assert TILE.findall(write_report(folder).read_text())[0][0] == "Held-out loss", "nothing of which it could be told"
+    (folder / "metrics.jsonl").write_text(log.replace('"bits_per_char": 2.5', '"accuracy": 0.75'), encoding="utf-8")
+    assert TILE.findall(write_report(folder).read_text())[0] == ("Accuracy", "75.0%", "of valid, step 60")
     measured = {name: Metric(value, value - 0.1, value + 0.1, 40, part="test").to_json()
                 for name, value in (("accuracy", 0.7), ("commonest_class", 0.25))}  # fmt: skip
     keep_evaluation(folder, 50, measured, [])
