@@ -12,7 +12,8 @@ before the first block, or after one where its name says so:
 - `oracle` keeps the tokens of the cells that a question depends on, and others by chance.
 
 Untuned, an arm is applied to the model of its seed; tuned, that model trains further with it, as long for every arm.
-`--work` keeps the set, runs and answers, and a second call goes on from there. Other words change the models' recipe.
+`--work` keeps the set, runs and answers, and a second call goes on from there; other sizes, steps or changes of the
+recipe, which are the other words, need a folder of their own.
 """
 
 from __future__ import annotations
