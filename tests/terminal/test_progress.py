@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
@@ -248,7 +249,7 @@ def on_terminal(
     with tempfile.TemporaryFile() as out:
         child = os.fork()
         if child == 0:
-            _start(folder, start, words, out.fileno(), theirs, {"TERM": term, "NO_COLOR": no_color})
+            _start(folder, start, words, out.fileno(), theirs, {"TERM": term, "NO_COLOR": no_color}, stop_at)
         os.close(theirs)
         shown, stopped = b"", False
         while True:
@@ -271,10 +272,23 @@ def on_terminal(
 
 
 def _start(
-    folder: Path, start: Callable[[], object], words: Sequence[str], out: int, terminal: int, variables: dict[str, str]
+    folder: Path,
+    start: Callable[[], object],
+    words: Sequence[str],
+    out: int,
+    terminal: int,
+    variables: dict[str, str],
+    wait_at: str,
 ) -> NoReturn:
-    """Run `start` in this process, a child, and end it with its exit code."""
-    code = 99
+    """Run `start` in this process, a child, and end it with its exit code; it waits for Ctrl-C at `wait_at`."""
+    code, write = 99, progress._write
+
+    def write_and_wait(data: bytes) -> None:
+        write(data)
+        if wait_at and wait_at in data.decode():
+            time.sleep(60)  # else work that is short may end before a busy machine sends the signal
+
+    progress._write = write_and_wait
     try:
         os.dup2(out, 1)
         os.dup2(terminal, 2)
