@@ -15,9 +15,9 @@ import pytest
 from tests.helpers.toy import write_toy
 
 ROOT = Path(__file__).parents[1]
-# `unpad` where neither library is installed.
+# `unpad` where neither library is installed: commands in forked children, and what each printed.
 WITHOUT = """
-import sys
+import json, os, sys, tempfile
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
@@ -26,45 +26,67 @@ class Absent:
 
 sys.meta_path.insert(0, Absent())
 from unpad.__main__ import main
-main()
+import unpad.training.loop
+
+printed = []
+for words in json.loads(sys.argv[1]):
+    with tempfile.TemporaryFile() as output:
+        child = os.fork()
+        if not child:
+            os.dup2(output.fileno(), 1)
+            sys.argv = ["unpad", *words]
+            main()
+            sys.exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, words
+        output.seek(0)
+        printed.append(output.read().decode())
+print(json.dumps(printed))
 """
 
 
-def without(folder: Path, *words: object) -> str:
-    """Standard output of a command that must succeed and writes no error."""
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A folder in which commands ran without the two libraries and without an error: a run, another that asks for no
+    log of TensorBoard, and the drawing of a plan; and what they printed."""
+    folder = tmp_path_factory.mktemp("without")
+    recipe = str(write_toy(folder / "toy"))
+    commands = [
+        ["train", recipe, "--out", "run", "train.max_steps=3"],
+        ["train", recipe, "--out", "other", "train.max_steps=1", "log.to=[]"],
+        ["plan", recipe, "--plot", "plan.svg"],
+    ]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "UNPAD_CACHE": str(folder / "cache"), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", WITHOUT, *map(str, words)]
+    command = [sys.executable, "-c", WITHOUT, json.dumps(commands)]
     done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr + done.stdout
     assert "Traceback" not in done.stderr, done.stderr
-    return done.stdout
+    return folder, json.loads(done.stdout)
 
 
 @pytest.mark.promise("install.packages")
 @pytest.mark.slow
-def test_without_matplotlib_and_tensorboard_a_run_keeps_its_other_curves_and_says_so_once(tmp_path: Path) -> None:
-    recipe = write_toy(tmp_path / "toy")
-    shown = without(tmp_path, "train", recipe, "--out", "run", "train.max_steps=3")
+def test_without_matplotlib_and_tensorboard_a_run_keeps_its_other_curves_and_says_so_once(
+    ran: tuple[Path, list[str]],
+) -> None:
+    folder, (shown, told, _) = ran
     assert shown.count("TensorBoard") == 1
     assert "pip install 'unpad[tensorboard]'" in shown
-    log = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text("utf-8").splitlines()]
+    log = [json.loads(line) for line in (folder / "run/log.jsonl").read_text("utf-8").splitlines()]
     assert [entry["message"] for entry in log if entry["kind"] == "warning"] == [
         "TensorBoard is not installed, so the run has no files of it: pip install 'unpad[tensorboard]', "
         "or leave it out of log.to"
     ]
-    assert not (tmp_path / "run/tensorboard").exists()
-    assert (tmp_path / "run/metrics.jsonl").read_text("utf-8").count('"kind": "train"') == 3
-    assert (tmp_path / "run/metrics.csv").read_text("utf-8").startswith("step,")
-    assert (tmp_path / "run/report.html").read_text("utf-8").count("<figure") >= 4
-    told = without(tmp_path, "train", recipe, "--out", "other", "train.max_steps=1", "log.to=[]")
+    assert not (folder / "run/tensorboard").exists()
+    assert (folder / "run/metrics.jsonl").read_text("utf-8").count('"kind": "train"') == 3
+    assert (folder / "run/metrics.csv").read_text("utf-8").startswith("step,")
+    assert (folder / "run/report.html").read_text("utf-8").count("<figure") >= 4
     assert "TensorBoard" not in told, "it was not asked for"
 
 
 @pytest.mark.promise("install.packages")
 @pytest.mark.slow
-def test_without_matplotlib_a_plan_is_drawn(tmp_path: Path) -> None:
-    without(tmp_path, "plan", write_toy(tmp_path / "toy"), "--plot", "plan.svg")
-    assert (tmp_path / "plan.svg").read_text("utf-8").startswith("<svg")
+def test_without_matplotlib_a_plan_is_drawn(ran: tuple[Path, list[str]]) -> None:
+    assert (ran[0] / "plan.svg").read_text("utf-8").startswith("<svg")
 
 
 def project() -> dict:
