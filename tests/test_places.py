@@ -15,10 +15,14 @@ FILES = [ROOT / "setup.py", *sorted(path for folder in FOLDERS for path in (ROOT
 SOURCES = [path for path in FILES if path != Path(__file__)]  # the guesses of this one are examples
 # What holds the path of a checkout, of its environment or of a temporary folder.
 PATHS = re.compile(r"sys\.executable|sys\.prefix|__file__|ROOT|PACKAGE|HERE|tmp_path|cwd\(\)")
+# Without one of these a source has no guess, and is not parsed.
+SIGNS = re.compile(r"/unpad|\.split\(\)|sys\.executable|shell *=")
 
 
 def guesses(source: str) -> Iterator[tuple[int, str]]:
     """Lines of a module that hold for some places of the checkout alone, with what each of them does."""
+    if not SIGNS.search(source):
+        return
     tree = ast.parse(source)
     for node in ast.walk(tree):
         match node:

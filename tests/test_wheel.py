@@ -84,7 +84,18 @@ def install(wheel: Path, folder: Path, extras: str = "") -> Path:
                 (shared / entry.name).symlink_to(entry)
     (site / "shared.pth").write_text(f"{shared}\n")
     python = folder / "bin/python"
-    run(folder, sys.executable, "-m", "pip", "--python", python, "install", "--quiet", f"{wheel}{extras}")
+    run(
+        folder,
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--quiet",
+        "--no-compile",
+        f"{wheel}{extras}",
+    )
     return folder / "bin"
 
 
