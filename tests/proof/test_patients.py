@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,8 @@ from unpad.data.patients import EventData
 from unpad.models.set_sequence import linear_path
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.models.set_sequence.linear_path import LastValues
-from unpad.proof.recipe import prove_recipe
+from unpad.proof import recipe
+from unpad.proof.sample import choose
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +33,15 @@ SMALL = [
 
 
 def failed() -> set[str]:
-    return {line.name for line in prove_recipe("events", SMALL).lines if line.passed is False}
+    return {line.name for line in recipe.prove_recipe("events", SMALL).lines if line.passed is False}
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A certificate of half the sequences, batched by one strategy and not as many at once: enough to find a fault."""
+    monkeypatch.setattr(recipe, "choose", partial(choose, most=8))
+    monkeypatch.setattr(recipe, "many_of", lambda *_: [])
+    monkeypatch.setattr(recipe, "strategy_names", lambda: ["pack"])
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, fault: Callable[[RaggedBatch, EventSets], RaggedBatch]) -> None:
@@ -61,7 +71,7 @@ def first_of_two(lengths: np.ndarray) -> int:
 
 @pytest.mark.promise("patients.verbs")
 def test_patients_pass_and_no_line_is_left_open() -> None:
-    certificate = prove_recipe("events", SMALL)
+    certificate = recipe.prove_recipe("events", SMALL)
     assert certificate.passed
     assert [line.name for line in certificate.lines if line.passed is None and line.applies] == []
     assert "a set never changes an earlier output" in {line.name for line in certificate.lines}
@@ -81,10 +91,11 @@ def test_patients_without_events_have_nothing_to_change_and_fail_no_line(tmp_pat
         *SMALL, f"data.events={{path: {tmp_path}/events.parquet, unit: days}}", "data.holdout=0.1",
         f"events.labels.path={tmp_path}/labels.parquet", "precision=bf16",
     ]  # fmt: skip
-    certificate = prove_recipe("events_labels", overrides)
+    certificate = recipe.prove_recipe("events_labels", overrides)
     assert certificate.passed, [line for line in certificate.lines if line.passed is False]
 
 
+@pytest.mark.usefixtures("few")
 def test_a_boundary_between_patients_that_is_off_by_one_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def fault(batch: RaggedBatch, events: EventSets) -> RaggedBatch:
         lengths = events.history.lengths().numpy()
@@ -94,6 +105,7 @@ def test_a_boundary_between_patients_that_is_off_by_one_is_caught(monkeypatch: p
     assert "plan pack = alone" in failed()
 
 
+@pytest.mark.usefixtures("few")
 def test_a_last_value_that_is_read_past_the_end_of_a_patient_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     read = linear_path.last_values
 
@@ -108,6 +120,7 @@ def test_a_last_value_that_is_read_past_the_end_of_a_patient_is_caught(monkeypat
     assert {"plan pack = alone", "no gradient crosses between sequences"} <= found
 
 
+@pytest.mark.usefixtures("few")
 def test_an_event_in_the_set_of_the_next_patient_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def fault(batch: RaggedBatch, events: EventSets) -> RaggedBatch:
         last = events.history.cu_seqlens[1:-1].numpy() - 1  # the last set of every patient but the last
@@ -119,6 +132,7 @@ def test_an_event_in_the_set_of_the_next_patient_is_caught(monkeypatch: pytest.M
     assert "plan pack = alone" in failed()
 
 
+@pytest.mark.usefixtures("few")
 def test_an_empty_patient_that_shifts_the_labels_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def fault(batch: RaggedBatch, events: EventSets) -> RaggedBatch:
         """As if patients without events were left out of everything but the labels."""
