@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -84,12 +85,22 @@ def test_verbs_that_need_no_model_load_no_heavy_module(tmp_path: Path) -> None:
     assert (run / "report.html").stat().st_size > 1000
 
 
-def test_training_a_recipe_of_our_own_loads_nothing_of_hugging_face_or_the_compiler_of_torch(tmp_path: Path) -> None:
+DIVIDING = (  # a model among processes
+    *(f"unpad.training.parallel.{name}" for name in ("sharding", "pipeline", "pipeline_stages")),
+    "unpad.run.sharded_checkpoint",
+)
+
+
+@pytest.mark.promise("processes.one")
+def test_training_in_one_process_loads_nothing_of_hugging_face_the_compiler_of_torch_or_what_divides_a_model(
+    tmp_path: Path,
+) -> None:
+    assert all(map(find_spec, DIVIDING)), "the rule is about today's names"
     chat = [{"role": "user", "content": "你好"}, {"role": "assistant", "content": "你好！"}]
     rows = [{"messages": [*chat, {"role": "user", "content": f"第{number}"}, chat[1]]} for number in range(40)]
     (tmp_path / "chat.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
     extras = ("transformers", "trl", "peft", "accelerate", "datasets", "jinja2", "gguf", "torch._dynamo")
-    loaded = loaded_by(tmp_path, extras, ["train", "zh_chat", "data.chat=chat.jsonl", *SMALL])
+    loaded = loaded_by(tmp_path, (*extras, *DIVIDING), ["train", "zh_chat", "data.chat=chat.jsonl", *SMALL])
     assert list(loaded.values()) == [[]]
 
 
