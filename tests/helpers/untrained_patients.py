@@ -38,6 +38,7 @@ class Patients:
     timed: bool = True
     seed: int = 0
     private: bool = True
+    landmarks: None = None
 
     family = "patients"
     kinds = ("events",)

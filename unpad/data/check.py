@@ -300,6 +300,9 @@ def _check_events(recipe: Recipe, trains: bool) -> CheckReport:
         num_used = num_rows - len(bad_rows) - len(refused)
         reports.append((FileCheck(Path(shown), "events", num_rows, num_used, 0), (*bad_rows, *refused)))
     notes = tuple(f"warning: {note}" for part in read.rows.parts for note in part.notes)
+    if read.cohort.several:
+        without = "".join(f"; {number:,} left out {why}" for why, number in read.cohort.left_out.items())
+        notes += (read.cohort.describe() + without,)
     if not trains and recipe.events.labels is None:
         notes += tuple(f"note: {_about_labels(table.names.get('id', 'id'))}" for table, _ in read.tables[:1])
     return CheckReport(tuple(file for file, _ in reports), tuple(row for _, bad in reports for row in bad), notes)

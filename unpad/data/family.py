@@ -211,6 +211,11 @@ class Data(ABC):
         """Files that a run keeps so that it can be used without its data, by name."""
 
     @property
+    def unit(self) -> str:
+        """Name of a sequence, plural, where it is not the first of the family's UNITS; by default ""."""
+        return ""
+
+    @property
     def secrets(self) -> dict[str, bytes]:
         """Further files that a run keeps, drawn at random and for its owner alone; by default there are none."""
         return {}

@@ -1,7 +1,8 @@
 """Patients as sequences of events, grouped into sets.
 
-A sequence is a patient, a position one of the patient's events. A patient without events is a sequence too, with a
-label or a time to the outcome. Everything is in memory as flat arrays, so a batch is a few gathers.
+A sequence is a patient, or, where the recipe has several landmarks, a patient at one of them; a position is one of the
+events until then. A patient without events is a sequence too, with a label or a time to the outcome. Everything is in
+memory as flat arrays, so a batch is a few gathers.
 
 The folder `histories/` reads the tables: `event_rows.py` the events, `labels.py` the table of labels, `cohort.py` each
 patient's label, landmark and split, `assemble.py` the sets.
@@ -68,10 +69,12 @@ NO_TEXT = "this run is one of patients and writes no text", "use `unpad embed {r
 
 @dataclass(frozen=True, eq=False)
 class EventData(Data):
-    """Patients of a run.
+    """Patients of a run; one of several landmarks is as many sequences, or examples, side by side.
 
     Args:
         ids: (num_patients,) as the tables have them, int64 or str; never in a message.
+        landmarks: (num_patients,) on the clock of the recipe: float64 in `events.unit`, or str for timestamps; None
+            where no patient has several.
         known: names and scales of the codes.
         code: (num_events,) int32, row of the code embedding.
         values: (num_events,) float32 on the scale of `events.scale`, nan without a value.
@@ -87,6 +90,7 @@ class EventData(Data):
 
     table: SequenceTable
     ids: np.ndarray
+    landmarks: np.ndarray | None
     known: Codes
     code: np.ndarray
     values: np.ndarray
@@ -114,6 +118,11 @@ class EventData(Data):
     def labels(self) -> np.ndarray | None:
         """(num_patients,) int64, 0, 1, or -1 if unknown; None if the recipe has no labels."""
         return self.cohort.label
+
+    @property
+    def unit(self) -> str:
+        """Name of the sequences in text, plural."""
+        return "patients" if self.landmarks is None else "examples"
 
     @property
     def num_outputs(self) -> int:
@@ -159,7 +168,8 @@ class EventData(Data):
         return [str(patient_id) for patient_id in self.ids.tolist()]
 
     def where(self, seq_id: int) -> str:
-        return f"{self.places[seq_id]} (patient {alias(str(self.ids[seq_id]), self.names_key)})"
+        at = "" if self.landmarks is None else f" at {self.landmarks[seq_id]}"
+        return f"{self.places[seq_id]} (patient {alias(str(self.ids[seq_id]), self.names_key)}{at})"
 
     @property
     def bad_rows(self) -> Sequence[BadRow]:
@@ -204,6 +214,7 @@ class EventData(Data):
             digest.update(b"" if part is None else np.ascontiguousarray(part).astype("<f8").tobytes())
         for patient_id in self.ids.tolist():
             digest.update(f"{patient_id},".encode())
+        digest.update(b"" if self.landmarks is None else repr(self.landmarks.tolist()).encode())
         return digest.hexdigest()
 
     def complete(self, config: ModelConfig) -> ModelConfig:
@@ -243,12 +254,16 @@ class EventData(Data):
             model.load_code_vectors(torch.from_numpy(self.code_vectors))
 
     def begin(self, model: Model) -> None:
-        """Fit the linear path of a new model on training patients, at most MOST_PATIENTS of them, evenly chosen."""
+        """Fit the linear path of a new model on training patients, at most MOST_PATIENTS of them, evenly chosen.
+
+        Every example counts, as in training; its penalty is chosen by leaving out patients with all of theirs.
+        """
         ids = np.flatnonzero(self.table.split == Split.TRAIN)
         if isinstance(model, PredictsSets) and len(ids):
             ids = ids[np.linspace(0, len(ids) - 1, min(len(ids), MOST_PATIENTS)).round().astype(np.int64)]
             start, stops = np.zeros(len(ids), np.int32), self.table.positions[ids].astype(np.int32)
-            model.begin(self.load(Micro(ids, start, stops, start, pad_to=0, fill_to=0)))
+            batch = self.load(Micro(ids, start, stops, start, pad_to=0, fill_to=0))
+            model.begin(batch, torch.from_numpy(np.unique(self.table.group[ids], return_inverse=True)[1]))
 
     def lines(self) -> list[str]:
         return self.report.lines(self.cohort, self.known, self.values, self.sets)
@@ -367,6 +382,7 @@ def open_tables(recipe: Recipe, tables: PatientTables, kept: dict[str, bytes] | 
     return EventData(
         table=table,
         ids=_ids(tables),
+        landmarks=_landmarks(tables) if tables.cohort.several else None,
         known=known,
         code=code.astype(np.int32),
         values=standard if known.scale is None else known.scaled(code, value).astype(np.float32),
@@ -390,6 +406,7 @@ def _table(recipe: Recipe, tables: PatientTables, sets: Sets) -> SequenceTable:
         file_hashes=_hashes(recipe, tables.rows.parts),
         num_test=tables.cohort.num_test,
         attended=np.diff(sets.sets_of) + 1,  # sets and one readout
+        group=tables.cohort.patient,
     )
     most, what = int(table.positions.max(initial=0)), "a patient has {} events"
     refuse_cuts(recipe, most, what, "a plan would cut through a set", "set events.max_events={}")
@@ -402,6 +419,16 @@ def _ids(tables: PatientTables) -> np.ndarray:
     # Ids of the table of labels may be other than whole numbers.
     is_whole = all(part.whole_ids for part in tables.rows.parts) and are_whole(pa.array(ids, pa.string()))
     return ids.astype(np.int64) if is_whole else ids
+
+
+def _landmarks(tables: PatientTables) -> np.ndarray:
+    """Landmarks of the examples as the recipe or its table has them, (num_examples,); see `EventData`."""
+    days, clock = tables.cohort.landmark, tables.clock
+    if clock.unit != "timestamp":
+        landmarks: np.ndarray = np.round(days * clock.per_day, 6)  # a day is not always a whole number of units
+        return landmarks
+    moments = np.round(days * 86_400e6).astype("datetime64[us]")
+    return np.strings.replace(np.datetime_as_string(moments, unit="s"), "T", " ").astype(object)
 
 
 def _count_targets(sets: Sets, cohort: Cohort) -> np.ndarray:

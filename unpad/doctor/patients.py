@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+
+import numpy as np
 
 from unpad.data.patients import EventData
 from unpad.doctor.any_family import transfer
@@ -23,7 +26,10 @@ def check_originals(subject: Subject[EventData]) -> list[Finding]:
 
 
 def check_sequences(subject: Subject[EventData]) -> list[Finding]:
-    """Findings on the sequences of the stage."""
+    """Findings on the sequences of the stage, of a patient at several landmarks on the last, which holds the most."""
+    last = np.flatnonzero(np.diff(subject.data.table.group, append=-1))
+    train_ids, held_out_ids = (ids[np.isin(ids, last)] for ids in (subject.stage.train_ids, subject.stage.held_out_ids))
+    subject = replace(subject, stage=replace(subject.stage, train_ids=train_ids, held_out_ids=held_out_ids))
     return [
         *check_histories(subject),
         *check_columns(subject),

@@ -118,7 +118,8 @@ class Subject(Generic[DataType]):
     @property
     def units(self) -> tuple[str, str]:
         """Names of a sequence and of a unit of its length, plural."""
-        return family_of(self.setup.recipe).UNITS
+        sequences, tokens = family_of(self.setup.recipe).UNITS
+        return self.data.unit or sequences, tokens
 
     def load(self, micro: Micro) -> RaggedBatch:
         return self.setup.data.load(micro).to(self.setup.device)

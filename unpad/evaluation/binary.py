@@ -22,17 +22,18 @@ CLOSEST = 1e-12  # probabilities nearer to 0 or 1 count as this near, so that th
 Measure = Callable[[np.ndarray], np.ndarray]
 
 
-def bootstrap(measure: Measure, num: int, seed: int = 0) -> np.ndarray:
+def bootstrap(measure: Measure, num: int, seed: int = 0, group: np.ndarray | None = None) -> np.ndarray:
     """A measure over resamples of `num` patients, (NUM_RESAMPLES,); equal seeds draw the same patients.
 
     Args:
         measure: takes weights (draws, num) and returns (draws,).
+        group: (num,) int64 from 0, number of the patient of each, where a patient has several; None: each is another.
     """
     size = max(1, BLOCK_CELLS // max(num, 1))
     values: list[np.ndarray] = []
     block: list[np.ndarray] = []
-    for times in draws(num, seed):
-        block.append(times)
+    for times in draws(num if group is None else int(group.max(initial=-1)) + 1, seed):
+        block.append(times if group is None else times[group])
         if len(block) == size:
             values.append(measure(np.stack(block).astype(np.float64)))
             block = []
@@ -41,7 +42,14 @@ def bootstrap(measure: Measure, num: int, seed: int = 0) -> np.ndarray:
     return np.concatenate([*values, np.zeros(0)])
 
 
-def measured(measure: Measure, num: int, seed: int = 0, biased: bool = False, share: bool = False) -> Metric:
+def measured(
+    measure: Measure,
+    num: int,
+    seed: int = 0,
+    biased: bool = False,
+    share: bool = False,
+    groups: np.ndarray | None = None,
+) -> Metric:
     """The value of a measure with its 95 % percentile interval over patients (Efron 1979).
 
     The interval leaves out resamples in which the measure does not exist because a class is missing.
@@ -50,16 +58,20 @@ def measured(measure: Measure, num: int, seed: int = 0, biased: bool = False, sh
         biased: the measure sums sizes of differences, which chance only increases, so that its resamples exceed its
             value. Then the interval is their spread about their own mean, centred on the value, and ends at 0.
         share: the measure is a mean of numbers from 0 to 1; its interval is exact where it is 0 or 1.
+        groups: (num,) equal for the examples of one patient, which are drawn together, as in `metrics.resample`; None:
+            each is of another.
     """
-    samples = bootstrap(measure, num, seed)
+    group = None if groups is None else np.unique(groups, return_inverse=True)[1]
+    num_groups = num if group is None else int(group.max(initial=-1)) + 1
+    samples = bootstrap(measure, num, seed, group)
     samples = samples[np.isfinite(samples)]
     value = float(measure(np.ones(num)))
     low, high = np.percentile(samples, TAILS) if samples.size else (np.nan, np.nan)
     if biased and samples.size:
         shift = value - samples.mean()
         low, high = np.maximum([low + shift, high + shift], 0)
-    metric = bounded(Metric(value, float(low), float(high), num))
-    return exact_share(metric, num) if share else metric
+    metric = bounded(Metric(value, float(low), float(high), num, num_groups=None if num_groups == num else num_groups))
+    return exact_share(metric, num_groups) if share else metric
 
 
 # --------------------------------------------------------------------------- ranking
@@ -80,7 +92,7 @@ def auroc(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = N
     return _ratio((positives * (below + negatives / 2)).sum(-1), positives.sum(-1) * negatives.sum(-1))
 
 
-def exact_auroc(metric: Metric, labels: np.ndarray) -> Metric:
+def exact_auroc(metric: Metric, labels: np.ndarray, groups: np.ndarray | None = None) -> Metric:
     """An AUROC with an exact 95 % limit if it is 0 or 1, where no resample differs from it; otherwise as it is.
 
     The patients of the smaller class and as many of the other form pairs that share no patient (the blocks of Hoeffding
@@ -88,9 +100,12 @@ def exact_auroc(metric: Metric, labels: np.ndarray) -> Metric:
     ranked right with the probability AUROC, and all of them were, so that the limit is Clopper and Pearson's for as
     many of as many. It is a cautious one, as every other pair was ranked right too. Obuchowski and Lieber (2002),
     "Confidence bounds when the estimated ROC area is 1.0", have closer ones for scores of known distributions.
+
+    A patient of several examples, in `groups` as of `measured`, is in one pair, whichever of its labels that takes.
     """
-    num = int(np.count_nonzero(labels))
-    return exact_share(metric, min(num, len(labels) - num))
+    groups = np.arange(len(labels)) if groups is None else groups
+    came, not_come = np.unique(groups[labels > 0]), np.unique(groups[labels == 0])
+    return exact_share(metric, min(len(came), len(not_come), len(np.union1d(came, not_come)) // 2))
 
 
 def one_sided_precision(metric: Metric) -> Metric:
@@ -98,7 +113,7 @@ def one_sided_precision(metric: Metric) -> Metric:
     if metric.value != 1:
         return metric
     why = "all with the outcome rank first, so that resamples give no lower limit"
-    return OneSided(1.0, np.nan, 1.0, metric.num, why)
+    return OneSided(1.0, np.nan, 1.0, metric.num, why, num_groups=metric.num_groups)
 
 
 def average_precision(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
@@ -292,17 +307,20 @@ def concordance(
     return _ratio(right + equal / 2, comparable)
 
 
-def exact_concordance(metric: Metric, durations: np.ndarray, observed: np.ndarray) -> Metric:
+def exact_concordance(
+    metric: Metric, durations: np.ndarray, observed: np.ndarray, groups: np.ndarray | None = None
+) -> Metric:
     """A concordance with an exact 95 % limit if it is 0 or 1, where no resample differs from it; otherwise as it is.
 
     As in `exact_auroc`, half of the patients form pairs with the other half, which are independent. A pair is wrong if
     it is comparable and ranked wrong, with the probability q (1 - concordance), where q is the share of comparable
-    pairs, taken as it was observed. No pair was wrong.
+    pairs, taken as it was observed. No pair was wrong. Of a patient of several examples, in `groups` as of `measured`,
+    one is in a pair.
     """
     observed, num = np.asarray(observed, bool), len(durations)
     time = _order(durations, observed)
     comparable = float(_later(np.ones(num), np.zeros_like(time), time, observed, None))
-    exact = exact_share(metric, num // 2)
+    exact = exact_share(metric, (num if groups is None else len(np.unique(groups))) // 2)
     if exact is metric:
         return metric
     widened = (exact.high - exact.low) * num * (num - 1) / 2 / comparable

@@ -13,7 +13,7 @@ from unpad.data.family import family_name
 from unpad.errors import RecipeError, SourceError
 from unpad.evaluation.binary import measured
 from unpad.evaluation.metrics import Metric, interval, metric_lines, resample
-from unpad.evaluation.rows import GROUP, ID, KIND, PART, WHERE, Columns, ExampleRows, Ranked, Ratio
+from unpad.evaluation.rows import GROUP, ID, KIND, LANDMARK, PART, WHERE, Columns, ExampleRows, Ranked, Ratio, objects
 from unpad.evaluation.run import rows_of, score
 from unpad.run.folder import find_run, run_recipe
 from unpad.terminal.progress import progress
@@ -87,7 +87,7 @@ def compare_rows(runs: Sequence[str], names: Sequence[str]) -> list[Paired]:
 
 
 def paired(first: str, second: str, a: ExampleRows, b: ExampleRows) -> Paired:
-    """Compare the rows of two runs that have the same id or place; several of one place are taken in order.
+    """Compare the rows of two runs that have the same id, landmark or place; several of one place are taken in order.
 
     Groups are those of the first run.
 
@@ -97,7 +97,7 @@ def paired(first: str, second: str, a: ExampleRows, b: ExampleRows) -> Paired:
     keys, others = _keys(a), {key: row for row, key in enumerate(_keys(b))}
     mine = [row for row, key in enumerate(keys) if key in others]
     if not mine:
-        what = f"{first} and {second} hold out no row in common, by place or id"
+        what = f"{first} and {second} hold out no row in common, by place or id and landmark"
         fix = "train both on the same files, under the same names, with the same data.holdout and train.seed"
         raise SourceError(what, where="--rows", fix=fix)
     theirs = [others[keys[row]] for row in mine]
@@ -111,8 +111,10 @@ def paired(first: str, second: str, a: ExampleRows, b: ExampleRows) -> Paired:
 
 
 def _keys(rows: ExampleRows) -> list[tuple[str, str, int]]:
-    """Kind, id or place of every row, and how many rows before it have the same."""
+    """Kind, id (and landmark) or place of every row, and how many rows before it have the same."""
     names = rows.columns[ID if ID in rows.columns else WHERE]
+    if LANDMARK in rows.columns:
+        names = objects([f"{name} at {at}" for name, at in zip(names, rows.columns[LANDMARK], strict=True)])
     kinds = rows.columns.get(KIND, [""] * len(names))
     seen = Counter[tuple[str, str]]()
     keys = []
@@ -142,7 +144,7 @@ def _difference(a: Columns, b: Columns, measure: Ratio | Ranked) -> Metric | Non
 
 
 def _ranked(a: Columns, b: Columns, measure: Callable[[Columns, np.ndarray | None], np.ndarray]) -> Metric:
-    return measured(lambda weights: measure(b, weights) - measure(a, weights), len(a[GROUP]))
+    return measured(lambda weights: measure(b, weights) - measure(a, weights), len(a[GROUP]), groups=a[GROUP])
 
 
 def _ratio(a: Columns, b: Columns, measure: Ratio) -> Metric:

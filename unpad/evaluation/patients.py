@@ -1,7 +1,8 @@
 """Evaluation of models of patients: the predicted outcome, the rebuilt sets, the expected next set.
 
 Training calls `held_out`, `unpad eval` calls `evaluate`. Intervals are bootstraps over patients, because sets
-of one patient are not independent. Measures of the prediction leave out patients of unknown outcome.
+of one patient are not independent, and neither are its examples at several landmarks, each of which a measure counts.
+Measures of the prediction leave out patients of unknown outcome.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from unpad.errors import SourceError
 from unpad.evaluation import binary, sets
 from unpad.evaluation.family import HeldOutInputs, Numbers, evenly
 from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, Refused
-from unpad.evaluation.rows import ID, Columns, ExampleRows, Ranked, Ratio, named, objects
+from unpad.evaluation.rows import ID, LANDMARK, Columns, ExampleRows, Ranked, Ratio, named, objects
 from unpad.inference.embed import predicts
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patient_marks import mark_patients, refuse_unknown, unknown_lines
@@ -137,7 +138,9 @@ def held_out(over: Measuring[EventData]) -> HeldOut:
             values |= {"average_precision": float(binary.average_precision(labels, p))}
             values |= {"brier": float(binary.brier(labels, p))}
             refused = {name: _why_missing(name, labels, p) for name, value in values.items() if np.isnan(value)}
-            return HeldOut(loss, {k: v for k, v in values.items() if k not in refused}, len(labels), refused)
+            # Independent targets: their number says how far chance may move the loss.
+            num = len(np.unique(over.data.table.group[over.seq_ids[predictions.known]]))
+            return HeldOut(loss, {k: v for k, v in values.items() if k not in refused}, num, refused)
         terms = [name for name in terms if name != "classification"]
     sums = _term_sums(over)
     for name in terms:
@@ -176,26 +179,30 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> Eval
     model, data, ids = over.model, over.data, over.seq_ids
     assert isinstance(model, PredictsSets), "a model of patients"
     metrics: dict[str, Metric] = {}
-    drawn: dict[str, Any] = {"family": "events", "counts": {"patients": len(ids)}}
+    groups = data.table.group[ids]
+    counts = {"examples": len(ids)} if data.landmarks is not None else {}
+    drawn: dict[str, Any] = {"family": "events", "counts": counts | {"patients": len(np.unique(groups))}}
     lines: list[str] = []
     columns = named(data, ids, ID, data.ids[ids])
+    if data.landmarks is not None:
+        columns = {ID: columns[ID], LANDMARK: data.landmarks[ids], **columns}
     measures: dict[str, Ratio | Ranked] = {}
     if gives_probability(model) or trains(model, "hazard"):
         predictions = predict(over)
         classifies = gives_probability(model) and bool(predictions.known.any())
-        metrics |= summarise(predictions, classifies, classifies or trains(model, "hazard"))
+        metrics |= summarise(predictions, classifies, classifies or trains(model, "hazard"), groups=groups)
         drawn["counts"] |= count(predictions, data.labels is not None)
         p = probabilities(run, predictions.log_p, predictions.competing) if classifies else {}
         columns |= _columns(predictions, p)
         measures |= {name: measure for name, measure in MEASURES.items() if name in metrics}
         if classifies:
             lines = _surest_wrong(predictions, data, ids, num_shown)
-            drawn |= describe(predictions)
+            drawn |= describe(predictions, groups)
             drawn["courses"] = courses(over, predictions)
     wanted = [trains(model, "reconstruction"), trains(model, "next_code")]
     if any(wanted):
         scores = sets.score_sets(over, *wanted)
-        metrics |= sets.summarise_sets(scores, data.codes)
+        metrics |= sets.summarise_sets(scores, data.codes, groups=groups)
         by_patient = sets.set_columns(scores, data.codes)
         columns |= by_patient
         measures |= {name: Ratio(name, f"num_{name}") for name in by_patient if f"num_{name}" in by_patient}
@@ -277,15 +284,20 @@ def count(predictions: PatientPredictions, labelled: bool) -> dict[str, int]:
     return counts
 
 
-def summarise(predictions: PatientPredictions, classifies: bool, ranks: bool, seed: int = 0) -> dict[str, Metric]:
+def summarise(
+    predictions: PatientPredictions, classifies: bool, ranks: bool, seed: int = 0, groups: np.ndarray | None = None
+) -> dict[str, Metric]:
     """`auroc`, `average_precision` beside `prevalence`, `brier`, `accuracy`, `loss`, `calibration_error` with
     `calibration_slope` and `calibration_intercept`, and `concordance` where times to the outcome are known.
 
     Args:
         classifies: whether probabilities were trained and labels exist.
         ranks: whether the risk was trained.
+        groups: (num_patients,) equal for the examples of one patient; None: each is of another.
     """
     metrics: dict[str, Metric] = {}
+    groups = np.arange(len(predictions.labels)) if groups is None else groups
+    of_known = groups[predictions.known]
     labels, p, nll = predictions.labels[predictions.known], predictions.p[predictions.known], predictions.nll
     if classifies:
         measures: dict[str, binary.Measure] = {
@@ -306,10 +318,11 @@ def summarise(predictions: PatientPredictions, classifies: bool, ranks: bool, se
                 seed,
                 biased=name == "calibration_error",
                 share=name in ("accuracy", "prevalence", "brier"),
+                groups=of_known,
             )
             for name, measure in measures.items()
         }
-        metrics["auroc"] = binary.exact_auroc(metrics["auroc"], labels)
+        metrics["auroc"] = binary.exact_auroc(metrics["auroc"], labels, of_known)
         metrics["average_precision"] = binary.one_sided_precision(metrics["average_precision"])
         metrics |= {
             name: Refused(np.nan, np.nan, np.nan, metric.num, _why_missing(name, labels, p))
@@ -319,11 +332,14 @@ def summarise(predictions: PatientPredictions, classifies: bool, ranks: bool, se
     timed = ~np.isnan(predictions.durations)
     if ranks and timed.any():
         risk, waits, observed = predictions.risk[timed], predictions.waits[timed], predictions.cause[timed] == OUTCOME
-        found_c = binary.measured(lambda w: binary.concordance(risk, waits, observed, w), len(risk), seed)
+        of_timed = groups[timed]
+        found_c = binary.measured(
+            lambda w: binary.concordance(risk, waits, observed, w), len(risk), seed, groups=of_timed
+        )
         metrics["concordance"] = (
             Refused(np.nan, np.nan, np.nan, len(risk), "no outcome came before another patient's observation ended")
             if np.isnan(found_c.value)
-            else binary.exact_concordance(found_c, waits, observed)
+            else binary.exact_concordance(found_c, waits, observed, of_timed)
         )
     return metrics
 
@@ -335,13 +351,18 @@ def _why_missing(name: str, labels: np.ndarray, p: np.ndarray) -> str:
     return binary.why_no_slope(labels, p) if name == "calibration_slope" else "the fit does not converge"
 
 
-def describe(predictions: PatientPredictions) -> dict[str, Any]:
-    """Contents of `evaluation.json`: observed and predicted shares with 95 % Wilson intervals, and the two curves."""
+def describe(predictions: PatientPredictions, groups: np.ndarray | None = None) -> dict[str, Any]:
+    """Contents of `evaluation.json`: observed and predicted shares with 95 % Wilson intervals, and the two curves.
+
+    Args:
+        groups: as of `summarise`; an interval is that of as many trials as patients.
+    """
     labels, p = predictions.labels[predictions.known], predictions.p[predictions.known]
+    patients = (np.arange(len(predictions.labels)) if groups is None else groups)[predictions.known]
     bins = binary.calibration_bins(p)
     calibration = []
     for b in np.unique(bins):
-        mine, num = labels[bins == b].mean(), int((bins == b).sum())
+        mine, num = labels[bins == b].mean(), len(np.unique(patients[bins == b]))
         middle, reach = mine + Z**2 / (2 * num), Z * np.sqrt(mine * (1 - mine) / num + Z**2 / (4 * num**2))
         low, high = (middle - reach) / (1 + Z**2 / num), (middle + reach) / (1 + Z**2 / num)
         point = {"predicted": p[bins == b].mean(), "observed": mine, "low": low, "high": high}

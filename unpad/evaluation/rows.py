@@ -20,6 +20,7 @@ from unpad.storage.parquet import refuse_other_name, write_parquet
 Columns = dict[str, np.ndarray]  # (num_rows,) each; a number that a row lacks is nan, anything else None
 LINES = ".jsonl"
 ID, WHERE, KIND, GROUP, PART = "id", "where", "kind", "group", "part"
+LANDMARK = "landmark"  # beside the id, of a patient that may have several
 
 
 class Ratio(NamedTuple):
@@ -38,7 +39,7 @@ class Ratio(NamedTuple):
 
 
 class Ranked(NamedTuple):
-    """A metric of all rows together that have a column, each of which is independent of the others.
+    """A metric of all rows together that have a column, groups of which are independent of each other.
 
     Args:
         measure: takes the columns, and weights as those of `binary.py`.

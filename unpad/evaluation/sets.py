@@ -129,21 +129,25 @@ def _numpy(x: torch.Tensor) -> np.ndarray:
 # --------------------------------------------------------------------------- metrics
 
 
-def summarise_sets(scores: SetScores, names: Sequence[str], seed: int = 0) -> dict[str, Metric]:
+def summarise_sets(
+    scores: SetScores, names: Sequence[str], seed: int = 0, groups: np.ndarray | None = None
+) -> dict[str, Metric]:
     """`reconstruction`, mean over sets, and of what was rebuilt `made_code`, nats per event, also by the most frequent
     codes; of sets that follow another `next_set_loss`, nats per code, and `next_set_auroc` and `next_set_recall@k`,
     means over sets, for every k that is less than the number of codes.
 
-    A set that follows none has not been expected, and a patient of one set has no part in the latter.
+    A set that follows none has not been expected, and a patient of one set has no part in the latter. A set that
+    several examples of a patient hold counts in each, as in training.
 
     Args:
         names: of the codes.
+        groups: (num_patients,) as of `resample`, where a patient has several examples.
     """
     metrics: dict[str, Metric] = {}
     for name, (values, patient) in set_measures(scores, names).items():
-        metrics[name] = by_patient(values, patient, scores.num_patients, seed)
+        metrics[name] = by_patient(values, patient, scores.num_patients, seed, groups)
         if name.startswith(SHARES):
-            metrics[name] = exact_share(metrics[name], metrics[name].num)
+            metrics[name] = exact_share(metrics[name], metrics[name].num_groups or metrics[name].num)
     return metrics
 
 
@@ -196,11 +200,16 @@ def _next_set(scores: SetScores, later: np.ndarray) -> Means:
     return measures
 
 
-def by_patient(values: np.ndarray, patient: np.ndarray, num_patients: int, seed: int) -> Metric:
-    """Mean of (num,) values with a bootstrap interval over the patients (num,) that they come from."""
+def by_patient(
+    values: np.ndarray, patient: np.ndarray, num_patients: int, seed: int, groups: np.ndarray | None = None
+) -> Metric:
+    """Mean of (num,) values with a bootstrap interval over the patients (num,) that they come from, or `groups` of
+    these, (num_patients,)."""
     sums, counts = np.bincount(patient, values, num_patients), np.bincount(patient, minlength=num_patients)
-    resampled = resample([sums, counts], seed)
+    resampled = resample([sums, counts], seed, groups)
     drawn = resampled[1] > 0
     if not drawn.any():
         return Metric(np.nan, np.nan, np.nan, 0)
-    return interval(sums.sum() / counts.sum(), resampled[0][drawn] / resampled[1][drawn], int(np.count_nonzero(counts)))
+    num = int(np.count_nonzero(counts))
+    num_groups = num if groups is None else len(np.unique(groups[counts > 0]))
+    return interval(sums.sum() / counts.sum(), resampled[0][drawn] / resampled[1][drawn], num, num_groups)

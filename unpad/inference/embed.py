@@ -50,9 +50,9 @@ class Vectors:
 def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> list[str]:
     """Write the embeddings of patients to a parquet file and return its description.
 
-    Its columns are the patient's id as in the data; for sets `set_index` and `days_from_landmark` (null for facts); for
-    patients the columns of `predicted`; for patients given at `path` the columns of `Marks` and `trained`; and
-    `embedding`, a list of fp32 numbers of fixed length.
+    Its columns are the patient's id as in the data, and its `landmark` where it may have several; for sets `set_index`
+    and `days_from_landmark` (null for facts); for patients the columns of `predicted`; for patients given at `path` the
+    columns of `Marks` and `trained`; and `embedding`, a list of fp32 numbers of fixed length.
 
     Args:
         path: data in the form that the run was trained on; None for the run's own.
@@ -73,6 +73,8 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
     vectors = embed(run, data, level)
     name = _id_name(run.recipe)
     columns = {name: pa.array(data.ids[vectors.patient])}
+    if data.landmarks is not None:
+        columns["landmark"] = pa.array(data.landmarks[vectors.patient])
     if vectors.set_index is not None:
         columns["set_index"] = pa.array(vectors.set_index)
         columns["days_from_landmark"] = pa.array(vectors.days_from_landmark, from_pandas=True)
@@ -86,19 +88,14 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
     flat = pa.array(vectors.embedding.reshape(-1))
     columns["embedding"] = pa.FixedSizeListArray.from_arrays(flat, vectors.embedding.shape[1])
     write_parquet(out, columns, private=True)
-    num, with_sets, size = len(data.table.positions), len(np.unique(vectors.patient)), vectors.embedding.shape[1]
-    rows = (
-        number_of(num, "patients")
-        if level == "patient"
-        else f"{number_of(len(vectors.patient), 'sets')} of {number_of(with_sets, 'patients')}"
-    )
+    with_sets, size = np.unique(vectors.patient), vectors.embedding.shape[1]
+    sets = "" if level == "patient" else f"{number_of(len(vectors.patient), 'sets')} of "
+    rows = sets + data.cohort.describe(with_sets)
     lines.append(f"{rows}, {number_of(size, 'numbers')} each: {out}")
-    without = num - with_sets
+    without = len(data.table.positions) - len(with_sets)
     if path is None and data.table.num_test:
-        lines.append(
-            f"without {number_of(data.table.num_test, 'patients')} of the test part; --data reads any patients"
-        )
-    return lines + ([f"no row for {number_of(without, 'other patients')} without a set"] if without else [])
+        lines.append(f"without {number_of(data.table.num_test, data.unit)} of the test part; --data reads any patients")
+    return lines + ([f"no row for {number_of(without, f'other {data.unit}')} without a set"] if without else [])
 
 
 def predicted(run: LoadedRun, data: EventData, known: bool) -> dict[str, pa.Array]:
@@ -138,7 +135,8 @@ def trained(run: LoadedRun, data: EventData) -> tuple[pa.BooleanArray, str]:
         why = f"the run's own data cannot be read: {error.what}"
         return pa.nulls(len(ids), pa.bool_()), f"not compared by id with those of the run: {why}"
     found = [one in known for one in ids]
-    return pa.array(found, pa.bool_()), f"the run trained on {sum(found):,} of {number_of(len(ids), 'patients')}, by id"
+    num_found, num = len({one for one in ids if one in known}), len(set(ids))
+    return pa.array(found, pa.bool_()), f"the run trained on {num_found:,} of {number_of(num, 'patients')}, by id"
 
 
 def predicts(run: LoadedRun) -> tuple[bool, bool]:

@@ -151,7 +151,8 @@ def unknown_lines(data: EventData, marks: Marks) -> list[str]:
     num_read, num_strange = int(report.num_read.sum()), int(report.num_strange.sum())
     lines += _share(num_strange, num_read, "events have codes unknown to the run", MOST_UNKNOWN)
     late = int((marks.empty & report.num_late.any(1)).sum())
-    what = "patients have no event to read" + (f", {late:,} of them because all are after the landmark" if late else "")
+    because = f", {late:,} of them because all are after the landmark" if late else ""
+    what = f"{data.unit} have no event to read{because}"
     lines += _share(int(marks.empty.sum()), len(marks.empty), what, MOST_EMPTY)
     if marks.outside is None:
         return [*lines, "this run does not record the values of training, so values of another unit go unnoticed"]

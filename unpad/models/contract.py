@@ -359,8 +359,12 @@ class PredictsSets(Classifies, HasLatent):
         """Share of its usual initial weights with which the head of the outcome begins; by default all of them."""
         return 1.0
 
-    def begin(self, batch: RaggedBatch) -> None:
-        """Fit what does not begin at random on training sequences; by default there is nothing."""
+    def begin(self, batch: RaggedBatch, patient: Tensor | None = None) -> None:
+        """Fit what does not begin at random on training sequences; by default there is nothing.
+
+        Args:
+            patient: (num_seqs,) int64 from 0, equal for sequences of one patient; None: each is of another.
+        """
         return None
 
     @abstractmethod

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, date, datetime
+from itertools import pairwise
 from typing import Annotated, Any, Literal, get_origin
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
@@ -143,7 +145,7 @@ class EventSource(Section):
 
 
 class EventLabels(Section):
-    """Prediction targets, one row per patient: `label`, or `event` and `duration`."""
+    """Prediction targets, one row per patient and landmark: `label`, or `event` and `duration`."""
 
     path: UserPath = Field(description="File of the table.")
     id: str = Field("auto", description="Column of the patient's id.")
@@ -206,17 +208,25 @@ class EventSettings(Section):
     """Conversion of patients' events to histories, and the prediction target."""
 
     labels: EventLabels | None = Field(None, description="The table of outcomes.")
-    landmark: float | str | None = Field(
+    landmark: float | str | list[float] | None = Field(
         None,
-        description="Time of the prediction, or a column of the table of labels; later events are not read. null: the "
-        "last event of each patient.",
+        description="Time of the prediction, or a column of the table of labels; later events are not read. Of several "
+        "times, or rows of a patient, each gives an example. null: the last event of each patient.",
     )
 
     @field_validator("landmark", mode="before")
     @classmethod
     def _landmark_is_no_date(cls, value: object) -> object:
-        if isinstance(value, date) or (isinstance(value, str) and DATE.match(value)):
-            raise ValueError("one date for all is no landmark; give the labels a column of dates and name it")
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, date) or (isinstance(one, str) and DATE.match(one)):
+                raise ValueError("one date for all is no landmark; give the labels a column of dates and name it")
+        return value
+
+    @field_validator("landmark", mode="after")
+    @classmethod
+    def _landmarks_rise(cls, value: float | str | list[float] | None) -> float | str | list[float] | None:
+        if isinstance(value, list) and not (value and all(a < b for a, b in pairwise([*value, math.inf]))):
+            raise ValueError("landmarks are finite times that rise, such as [24, 48, 72]")
         return value
 
     unit: Literal["auto", "minutes", "hours", "days"] = Field(
@@ -255,6 +265,14 @@ class EventSettings(Section):
     keep: Literal["latest", "earliest"] = Field("latest", description="Sets that max_events keeps.")
 
     @property
+    def landmarks(self) -> list[float]:
+        """Times of the prediction that hold for all patients, in `unit`; none where a column, or the last event of each
+        patient, gives them."""
+        if isinstance(self.landmark, list):
+            return self.landmark
+        return [self.landmark] if isinstance(self.landmark, float) else []
+
+    @property
     def tables(self) -> dict[str, str]:
         """Paths of the tables beside the events, by the field that names each."""
         labels = self.labels.path if self.labels else None
@@ -267,6 +285,11 @@ class EventSettings(Section):
             raise ValueError("a landmark column needs events.labels: the column is in its table")
         if self.labels is not None and self.labels.horizon is not None and self.landmark is None:
             raise ValueError("a horizon counts from a landmark; set events.landmark")
+        if isinstance(self.landmark, list) and (self.labels is None or self.labels.event is None):
+            raise ValueError(
+                "several landmarks need labels with event and duration, as a label is the same at each of them; labels "
+                "of the landmarks' own are rows of a table, of which landmark names the column"
+            )
         return self
 
 

@@ -141,11 +141,13 @@ def numbers(loaded: LoadedRun, subject: HeldOutInputs, truth: Sequence[Numbers])
         given = [read_bytes(examples[row]) for row in subject.seq_ids]
         work = partial(_classes, read_classes(loaded.files))
     else:
+        data = cast(EventData, subject.data)
         try:
-            given = instances_of(Tables.of(loaded), cast(EventData, subject.data), subject.seq_ids)
+            given = instances_of(Tables.of(loaded), data, subject.seq_ids)
         except NoFormError as error:
             return Line(name, "", None, None, None, str(error))
-        work = _patient
+        at = [None] * len(given) if data.landmarks is None else data.landmarks[list(subject.seq_ids)].tolist()
+        given, work = list(zip(given, at, strict=True)), _patient
 
     pairs = list(zip(given, truth, strict=True))
     told = _all_at_once(loaded, lambda port, pair: work(port, *pair), pairs)
@@ -160,13 +162,15 @@ def _classes(classes: Sequence[str], port: int, content: bytes, expected: Number
     return {"score": np.array([scores[name] for name in classes])}
 
 
-def _patient(port: int, instance: Mapping[str, Any], expected: Numbers) -> Numbers:
-    """The numbers of one patient that are expected, in their precision."""
-    asked = {"instances": [instance]}
-    [told] = json.loads(_post(port, PREDICT.format(id=NAME), asked | {"outputs": ["vector"]}))["predictions"]
+def _patient(port: int, given: tuple[Mapping[str, Any], float | str | None], expected: Numbers) -> Numbers:
+    """The numbers of one patient, at the landmark that is given with it, that are expected, in their precision."""
+    asked, at = {"instances": [given[0]]}, given[1]
+    answers = json.loads(_post(port, PREDICT.format(id=NAME), asked | {"outputs": ["vector"]}))["predictions"]
+    [told] = [one for one in answers if one.get("landmark", at) == at]
     found = {name: told[name] for name in expected if name in told}
     if "course" in expected:
-        [course] = json.loads(_post(port, EXPLAIN.format(id=NAME), asked))["explanations"]
+        answers = json.loads(_post(port, EXPLAIN.format(id=NAME), asked))["explanations"]
+        [course] = [one for one in answers if one.get("landmark", at) == at]
         found |= {"course": course["probability"], "attention": course["attention"]}
     return {name: np.atleast_1d(np.array(found[name], expected[name].dtype)) for name in expected if name in found}
 

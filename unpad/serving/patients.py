@@ -141,12 +141,14 @@ class Tables:
         return pa.table({ID: pa.array([place for place, _ in rows], pa.int64()), **given, **_empty(form, given)})
 
     def _labels(self, labels: EventLabels, instances: Sequence[Instance], stack: ExitStack) -> EventLabels:
-        """The table of labels of a request: landmarks without outcomes."""
+        """The table of labels of a request: landmarks without outcomes, one row for each of a patient."""
         outcomes_of = [name for name in (labels.label, labels.time, labels.event, labels.duration) if name]
-        empty = {name: pa.nulls(len(instances), pa.float64()) for name in outcomes_of if name != self.landmark}
-        table = _facts((self.landmark,), instances)
-        for name, column in empty.items():
-            table = table.append_column(name, column)
+        found = [(place, at) for place, one in enumerate(instances) for at in _given(one, self.landmark) or [None]]
+        places, cells = ([one[part] for one in found] for part in (0, 1))
+        table = pa.table({ID: pa.array(places, pa.int64()), self.landmark: _column(self.landmark, cells)})
+        for name in outcomes_of:
+            if name != self.landmark:
+                table = table.append_column(name, pa.nulls(len(found), pa.float64()))
         place = stack.enter_context(in_memory({"labels": table}))["labels"]
         return labels.model_copy(update={"path": str(place), "id": ID, "censored": "keep", "missing": "keep"})
 
@@ -203,6 +205,11 @@ def _empty(form: Form, given: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
     return {name: pa.nulls(num, pa.float64()) for name in form.others if name not in given}
 
 
+def _given(instance: Instance, name: str) -> list[Cell]:
+    """The different cells that the rows of a patient have in a column."""
+    return list(dict.fromkeys(row[name] for row in instance.events if row.get(name) is not None))
+
+
 def _facts(names: Sequence[str], instances: Sequence[Instance]) -> pa.Table:
     """One row per patient with the facts that any of its rows has.
 
@@ -212,7 +219,7 @@ def _facts(names: Sequence[str], instances: Sequence[Instance]) -> pa.Table:
     columns: dict[str, list[Cell]] = {name: [] for name in names}
     for place, instance in enumerate(instances):
         for name in names:
-            found = list(dict.fromkeys(row[name] for row in instance.events if row.get(name) is not None))
+            found = _given(instance, name)
             if len(found) > 1:
                 what = f"rows of one patient differ in {name}, which is a fact that holds for all of them"
                 raise RequestError(what, f"instances[{place}].events")
@@ -258,7 +265,7 @@ def predictions(
     instances: Sequence[Instance],
     found: Sequence[tuple[np.ndarray, Mapping[str, np.ndarray]]],
 ) -> list[dict[str, Any]]:
-    """Every patient of a request as `unpad embed` writes it.
+    """Every patient of a request as `unpad embed` writes it; of several landmarks, every one of them.
 
     Args:
         found: places of patients in the data, and numbers of theirs.
@@ -266,19 +273,27 @@ def predictions(
     classifies, has_hazards = predicts(run)
     marks = mark_patients(data)
     columns = {name: column.to_pylist() for name, column in marks.columns().items()}
-    answers: list[dict[str, Any]] = [{"id": instance.id} for instance in instances]
-    ids = [int(one) for one in data.ids.tolist()]
+    answers = _named_answers(data, instances)
     for places, numbers in found:
         gives = classifies and "log_p" in numbers
         p = probabilities(run, numbers["log_p"], numbers["competing"]) if gives else {}
         for row, place in enumerate(places.tolist()):
-            answer = answers[ids[place]]
+            answer = answers[place]
             answer |= {name: float(values[row]) for name, values in p.items()}
             if has_hazards and "risk" in numbers:
                 answer["risk"] = float(numbers["risk"][row])
             answer |= {name: column[place] for name, column in columns.items()}
             if "vector" in numbers:
                 answer["vector"] = numbers["vector"][row].tolist()
+    return answers
+
+
+def _named_answers(data: EventData, instances: Sequence[Instance]) -> list[dict[str, Any]]:
+    """The beginning of an answer for every patient of the data, or example of one, in the order of the request."""
+    answers: list[dict[str, Any]] = [{"id": instances[int(place)].id} for place in data.ids.tolist()]
+    if data.landmarks is not None:
+        for answer, landmark in zip(answers, data.landmarks.tolist(), strict=True):
+            answer["landmark"] = landmark
     return answers
 
 
@@ -291,8 +306,7 @@ def explanations(
 
     `days` are those from the landmark, null for facts without a time.
     """
-    ids, answers = [int(one) for one in data.ids.tolist()], list[dict[str, Any]]([{}] * len(instances))
-    sets = data.sets
+    answers, sets = _named_answers(data, instances), data.sets
     for places, numbers in found:
         starts = np.append(0, np.cumsum(np.diff(sets.sets_of)[places])).tolist()
         for row, place in enumerate(places.tolist()):
@@ -301,8 +315,7 @@ def explanations(
                 None if bare else float(day)
                 for day, bare in zip(sets.times[first:last], sets.timeless[first:last], strict=True)
             ]
-            answers[ids[place]] = {
-                "id": instances[ids[place]].id,
+            answers[place] |= {
                 "days": days,
                 "probability": numbers["probability"][mine].tolist(),
                 "attention": numbers["attention"][mine].tolist(),
@@ -328,10 +341,12 @@ def instances_of(tables: Tables, data: EventData, seq_ids: Sequence[int]) -> lis
     rows: dict[str, list[dict[str, Any]]] = {one: [] for one in ids}
     for form, part in zip(tables.forms, read.rows.parts, strict=True):
         _add_rows(rows, part.ids, part.origin, _named(form, part.table))
+    own: list[list[dict[str, Any]]] = [[] for _ in ids]  # the landmark of each, where a column has it
     if tables.landmark and read.labels is not None:
         landmarks = {tables.landmark: read.labels.table.column("landmark")}
-        _add_rows(rows, read.labels.ids, read.labels.origin, landmarks)
-    return [{"id": one, "events": rows[one]} for one in ids]
+        for mine, row in zip(own, read.labels.origin[data.cohort.label_row[list(seq_ids)]].tolist(), strict=True):
+            mine += _cells(landmarks, row)
+    return [{"id": one, "events": rows[one] + mine} for one, mine in zip(ids, own, strict=True)]
 
 
 def _named(form: Form, table: Table) -> dict[str, pa.Array]:
@@ -363,11 +378,15 @@ def _add_rows(
         ids: (num,) of patients, strings; origin: (num,) row of each in the columns.
     """
     for one, row in dict.fromkeys(zip(ids.to_pylist(), origin.tolist(), strict=True)):
-        if one not in rows:
-            continue
-        cells = {name: column[row].as_py() for name, column in columns.items()}
-        given = {name: cell for name, cell in cells.items() if cell is not None and cell == cell}  # not NaN
-        for name, cell in given.items():
-            if type(cell) not in (int, float, str):
-                raise NoFormError(f"{name} holds values of type {type(cell).__name__}, which JSON has no form for")
-        rows[one] += [given] if given else []
+        if one in rows:
+            rows[one] += _cells(columns, row)
+
+
+def _cells(columns: Mapping[str, pa.Array], row: int) -> list[dict[str, Any]]:
+    """The row of a table as JSON has it; none where it is empty."""
+    cells = {name: column[row].as_py() for name, column in columns.items()}
+    given = {name: cell for name, cell in cells.items() if cell is not None and cell == cell}  # not NaN
+    for name, cell in given.items():
+        if type(cell) not in (int, float, str):
+            raise NoFormError(f"{name} holds values of type {type(cell).__name__}, which JSON has no form for")
+    return [given] if given else []

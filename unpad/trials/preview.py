@@ -80,7 +80,8 @@ def planned(stage: StageSetup) -> StagePreview:
     epochs = recipe.train.max_epochs if recipe.train.max_epochs is not None else 1
     if recipe.train.min_steps is not None:
         epochs = num_epochs(stage, stage_epochs(stage, epoch_plan(stage, 0))) or epochs
-    units, attends = Units(*family_of(recipe).UNITS), stage.data.table.attended is None
+    sequences, tokens = family_of(recipe).UNITS
+    units, attends = Units(stage.data.unit or sequences, tokens), stage.data.table.attended is None
     return StagePreview(stage.name, lengths[known["seq_ids"]], rows, {}, epochs, settings, units, attends)
 
 

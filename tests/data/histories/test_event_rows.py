@@ -126,7 +126,7 @@ CASES = [
     Case("EV-12 label out of range", lambda p: (long(p, ROWS), {"labels": labels(p, [A, B], [0, 2])}),
          "E_LABEL", "labels.parquet:2", "write 0 or 1"),
     Case("EV-12 two labels", lambda p: (long(p, ROWS), {"labels": labels(p, [A, B, A], [0, 1, 0])}),
-         "E_LABEL", "labels.parquet:1", "of several prediction times keep one"),
+         "E_LABEL", "labels.parquet:1", "or name the column of its prediction times"),
     Case("EV-12 label is a word", lambda p: (long(p, ROWS), {"labels": labels(p, [A, B], ["yes", "0"])}),
          "E_TYPE", "labels.parquet:1", "write 0 or 1, or leave it empty"),
     Case("EV-13 a gap between sets", lambda p: (with_sets(p, [0, 0, 2]), {}), "E_SET", "stays[0]:3", "set: null"),

@@ -33,10 +33,12 @@ QUANTILES = (0.0, 0.01, 0.5, 0.99, 1.0)  # of the values of a code in training; 
 
 @dataclass(frozen=True, eq=False)
 class Events:
-    """Events of the histories, patient by patient, facts without a time first, then by time.
+    """Events of the histories, example by example, facts without a time first, then by time.
+
+    An event of a patient occurs in every example with a landmark at it or later.
 
     Args:
-        patient: (num_events,) int64, index into the cohort, ascending.
+        patient: (num_events,) int64, index of the example in the cohort, ascending.
         time: (num_events,) float64, days from the landmark; nan for facts without a time.
         set_index: (num_events,) int64, the number of a set as its table gives it; 0 without.
         code: (num_events,) int64, index into the names of `EventRows`, or of `Codes` once they are numbered.
@@ -65,13 +67,9 @@ def read_histories(tables: PatientTables, settings: EventSettings) -> tuple[Even
         The events; the number of other events, by reason; and the refused rows.
     """
     rows, cohort = tables.rows, tables.cohort
-    index = np.full(len(rows.patients), -1, np.int64)
-    index[cohort.person] = np.arange(len(cohort.person))
     counts: dict[str, int] = {}
-    event_row = np.flatnonzero(~cohort.refused)
-    patient = index[rows.person[event_row]]
-    counts["of patients who are left out"] = int((patient < 0).sum())
-    event_row, patient = event_row[patient >= 0], patient[patient >= 0]
+    counts["of patients who are left out"] = int((~cohort.refused & ~np.isin(rows.person, cohort.person)).sum())
+    event_row, patient = _by_example(tables)
     time = rows.days[event_row] - cohort.landmark[patient]
     counts["after the landmark"] = int((time > 0).sum())
     known = ~(time > 0)  # nan is a fact without a time
@@ -84,12 +82,25 @@ def read_histories(tables: PatientTables, settings: EventSettings) -> tuple[Even
     bad: list[BadRow] = []
     if settings.duplicates == "error":
         fix = "remove it, or set events.duplicates to drop or keep"
-        for event in np.sort(events.row[same]).tolist():
+        for event in np.unique(events.row[same]).tolist():
             what = f"patient {rows.alias(int(rows.person[event]))}: another row is equal in everything"
             bad.append(BadRow(rows.where(event), "E_DUPLICATE", what, fix))
     elif settings.duplicates == "drop":
         counts["exact duplicates"] = int(same.sum())
     return (events if settings.duplicates == "keep" else events.take(np.flatnonzero(~same))), counts, bad
+
+
+def _by_example(tables: PatientTables) -> tuple[np.ndarray, np.ndarray]:
+    """Every event of every example's patient: its row, and the example; (num_pairs,) int64 each."""
+    rows, cohort = tables.rows, tables.cohort
+    num = np.bincount(cohort.person, minlength=len(rows.patients))
+    first = np.zeros(len(num), np.int64)
+    first[cohort.person[::-1]] = np.arange(len(cohort.person))[::-1]
+    event_row = np.flatnonzero(~cohort.refused)
+    times = num[rows.person[event_row]]
+    place = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)  # among the examples of the patient
+    event_row = np.repeat(event_row, times)
+    return event_row, first[rows.person[event_row]] + place
 
 
 def _equals_last(values: np.ndarray) -> np.ndarray:
@@ -107,7 +118,7 @@ class Codes:
 
     Args:
         names: row by row of the code embedding.
-        counts: (num_codes,) int64, events of training patients.
+        counts: (num_codes,) int64, events of training patients, each once, however many examples read it.
         mean, std: (num_codes,) float64, of the values of training patients; 0 for codes without values.
         quantiles: (num_codes, len(QUANTILES)) float64, of the same values; 0 for codes without values. None in runs of
             versions that did not record them.
@@ -195,7 +206,7 @@ def learn_codes(events: Events, names: list[str], in_training: np.ndarray, setti
 
     Args:
         names: of `events.code`.
-        in_training: (num_events,) bool.
+        in_training: (num_events,) bool; an event that several examples of a patient read is in it once.
     """
     mine = events.take(np.flatnonzero(in_training))
     occurs = np.bincount(mine.code, minlength=len(names))
@@ -274,7 +285,7 @@ def _numbers(events: Events, rows: EventRows, codes: Codes) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Sets:
-    """Starts of patients and sets in the events.
+    """Starts of patients and sets in the events; a patient here is one example.
 
     Args:
         events_of: (num_patients + 1,) int64, first event of every patient.
@@ -391,7 +402,9 @@ def assemble(tables: PatientTables, events: Events, settings: EventSettings, kno
     """
     rows, num_patients = tables.rows, len(tables.cohort.person)
     if known is None:
-        in_training = tables.cohort.split[events.patient] == Split.TRAIN
+        in_training = np.zeros(len(events), np.bool_)
+        mine = np.flatnonzero(tables.cohort.split[events.patient] == Split.TRAIN)
+        in_training[mine[np.unique(events.row[mine], return_index=True)[1]]] = True
         known = learn_codes(events, rows.names, in_training, settings)
     elif (kept := "standard" if known.scale is None else known.scale.kind) != settings.scale:
         what = f"the recipe scales values by {settings.scale}, and the run that it starts from by {kept}"
@@ -422,12 +435,8 @@ def _by_source(tables: PatientTables, patient: np.ndarray, row: np.ndarray) -> n
 
 def count_late(tables: PatientTables) -> np.ndarray:
     """Events of every patient after the landmark by table, (num_patients, num_sources) int64."""
-    rows, cohort = tables.rows, tables.cohort
-    index = np.full(len(rows.patients), -1, np.int64)
-    index[cohort.person] = np.arange(len(cohort.person))
-    event_row = np.flatnonzero(~cohort.refused & (index[rows.person] >= 0))
-    patient = index[rows.person[event_row]]
-    late = rows.days[event_row] > cohort.landmark[patient]
+    event_row, patient = _by_example(tables)
+    late = tables.rows.days[event_row] > tables.cohort.landmark[patient]
     return _by_source(tables, patient[late], event_row[late])
 
 

@@ -1,9 +1,14 @@
-"""Cohort: the patients of a run, each with a label, a landmark and a side of the split, and how a user names one.
+"""Cohort: the examples of a run, each a patient at a landmark, with a label and a side of the split, and how a user
+names a patient.
 
 The landmark separates history (events until then) from the outcome (after it). `choose` takes the label of a patient
 from the table of labels (`labels.py`): its column `label`, or, with `event`, `duration` and a horizon, 1 if the outcome
 came within the horizon, 0 if the patient was observed for longer or a competing event came first, and none if the
 patient is censored before it.
+
+A patient is one example, or, with a list of landmarks or several rows in the table of labels, several, of later and
+later landmarks, all of them on one side of the split. Van Houwelingen (2007), "Dynamic prediction by landmarking in
+event history analysis".
 """
 
 from __future__ import annotations
@@ -28,25 +33,27 @@ from unpad.errors import RecipeError, SourceError
 from unpad.models.set_sequence.event_sets import OUTCOME
 from unpad.recipes.data import EventLabels, EventSettings
 from unpad.recipes.recipe import Recipe, stages_of
+from unpad.terminal.table import number_of
 
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """Patients of a run.
+    """Examples of a run: patients, each at a landmark, those of a patient side by side in the order of landmarks.
 
     Args:
-        person: (num_patients,) int64, index into `EventRows.patients`.
-        landmark: (num_patients,) float64, days on the clock of the events.
-        label: (num_patients,) int64, 0, 1, or -1 if unknown; None if the recipe has no labels.
-        duration: (num_patients,) float64, days from the landmark to the end of observation, 0 if unknown; None if the
+        person: (num_examples,) int64, index into `EventRows.patients`.
+        landmark: (num_examples,) float64, days on the clock of the events.
+        label: (num_examples,) int64, 0, 1, or -1 if unknown; None if the recipe has no labels.
+        duration: (num_examples,) float64, days from the landmark to the end of observation, 0 if unknown; None if the
             recipe has no durations.
-        cause: (num_patients,) int64, what ended observation, as in `EventSets`; None with `duration`.
-        split: (num_patients,) uint8 of `Split`.
-        label_row: (num_patients,) int64, index into the table of labels, -1 without a row.
-        left_out: reason for leaving out patients -> their number.
+        cause: (num_examples,) int64, what ended observation, as in `EventSets`; None with `duration`.
+        split: (num_examples,) uint8 of `Split`.
+        label_row: (num_examples,) int64, index into the table of labels, -1 without a row.
+        left_out: reason for leaving out examples -> their number.
         bad: patients and rows of events that are refused.
         refused: (num_events,) bool, the refused rows of events.
-        num_test: patients of the test part, who are left out of a cohort to learn from.
+        several: whether a patient may be several examples, which their landmarks tell apart.
+        num_test: examples of the test part, which are left out of a cohort to learn from.
     """
 
     person: np.ndarray
@@ -59,12 +66,29 @@ class Cohort:
     left_out: dict[str, int]
     bad: list[BadRow]
     refused: np.ndarray
+    several: bool
     num_test: int = 0
+
+    @property
+    def patient(self) -> np.ndarray:
+        """Number of the patient of every example, (num_examples,) int64 from 0, rising."""
+        patient: np.ndarray = np.cumsum(np.diff(self.person, prepend=-1) != 0) - 1
+        return patient
+
+    def describe(self, chosen: np.ndarray | None = None) -> str:
+        """Number of patients among some examples, by default all, and of these examples where a patient has several.
+
+        Args:
+            chosen: (num,) int64.
+        """
+        person = self.person if chosen is None else self.person[chosen]
+        patients = number_of(len(np.unique(person)), "patients")
+        return f"{number_of(len(person), 'examples')} of {patients}" if self.several else patients
 
 
 @dataclass(eq=False)
 class _Choice:
-    """Persons who are still in, (num_persons,) bool, and the numbers of the others by reason."""
+    """Examples that are still in, (num_examples,) bool, and the numbers of the others by reason."""
 
     taking: np.ndarray
     left_out: dict[str, int] = field(default_factory=dict)
@@ -204,31 +228,28 @@ def choose(
     clock: TimeUnit,
     has_bins: bool,
 ) -> Cohort:
-    """Choose the patients of a run, their landmarks and labels; all are on the training side until `split_patients`.
+    """Choose the examples of a run, their landmarks and labels; all are on the training side until `split_patients`.
 
     Args:
         persons: (num_rows of labels,) int64, person of each row of the table of labels.
         has_bins: whether the model learns times to the outcome, of censored patients too.
     """
-    num = len(rows.patients)
-    row = np.full(num, -1, np.int64)  # of the table of labels
-    if labels is not None:
-        row[persons] = np.arange(len(persons))
+    person, row = _examples(len(rows.patients), persons, settings)
     label = _of_row(labels.label if labels else None, row)
     end = _of_row(labels.end if labels else None, row)
-    has_event = np.bincount(rows.person, minlength=num) > 0
+    has_event = np.bincount(rows.person, minlength=len(rows.patients)) > 0
     bad, refused = [], np.zeros(len(rows.person), np.bool_)
-    choice = _Choice(np.ones(num, np.bool_))
+    choice = _Choice(np.ones(len(person), np.bool_))
     if labels is None:
         bad += _without_events(rows, ~has_event)
-        choice.leave(~has_event, "without any event")
+        choice.leave(~has_event[person], "without any event")
     else:
         assert settings.labels is not None
-        choice.leave(~has_event & (row < 0), "in no table of events or labels")
+        choice.leave(~has_event[person] & (row < 0), "in no table of events or labels")
         choice.leave(_of_row(~labels.usable, row, fill=0).astype(np.bool_), "whose row of labels is quarantined")
-        bad += _missing(rows, labels, row, choice, np.isnan(label), settings.labels)
+        bad += _missing(rows, labels, person, row, choice, np.isnan(label), settings.labels)
         if settings.landmark is None:
-            refused = rows.days > end[rows.person]
+            refused = rows.days > end[rows.person]  # every person is one example
             bad += _after_the_end(rows, refused)
     landmark = _landmarks(rows, labels, row, choice, settings, clock, refused)
     duration = None
@@ -236,21 +257,43 @@ def choose(
         duration, cause = end - landmark, label
         choice.leave(duration < 0, "whose observation ended before the landmark")
         label = _within(duration, cause, choice, settings.labels, clock, has_bins)
-    person = _in_order(rows.patients)
-    person = person[choice.taking[person]]
+    chosen = np.flatnonzero(choice.taking)
+    rank = np.empty(len(rows.patients), np.int64)
+    rank[_in_order(rows.patients)] = np.arange(len(rank))
+    chosen = chosen[np.lexsort((landmark[chosen], rank[person[chosen]]))]
     has_labels = settings.labels is not None and (settings.labels.label or settings.labels.horizon)
     return Cohort(
-        person=person,
-        landmark=landmark[person],
-        label=np.where(np.isnan(label), -1, label)[person].astype(np.int64) if has_labels else None,
-        duration=None if duration is None else np.nan_to_num(duration[person]),
-        cause=None if duration is None else np.nan_to_num(cause[person]).astype(np.int64),
-        split=np.zeros(len(person), np.uint8),
-        label_row=row[person],
+        person=person[chosen],
+        landmark=landmark[chosen],
+        label=np.where(np.isnan(label), -1, label)[chosen].astype(np.int64) if has_labels else None,
+        duration=None if duration is None else np.nan_to_num(duration[chosen]),
+        cause=None if duration is None else np.nan_to_num(cause[chosen]).astype(np.int64),
+        split=np.zeros(len(chosen), np.uint8),
+        label_row=row[chosen],
         left_out=choice.left_out,
         bad=bad,
         refused=refused,
+        several=isinstance(settings.landmark, list)
+        or (isinstance(settings.landmark, str) and len(np.unique(persons)) < len(persons)),
     )
+
+
+def _examples(num_persons: int, persons: np.ndarray, settings: EventSettings) -> tuple[np.ndarray, np.ndarray]:
+    """Person of every possible example, and its row in the table of labels, -1 without one; (num_examples,) int64 each,
+    those of a person side by side.
+
+    Args:
+        persons: as of `choose`.
+    """
+    if isinstance(settings.landmark, str):
+        without = np.setdiff1d(np.arange(num_persons), persons)
+        person = np.concatenate([persons, without])
+        order = np.argsort(person, kind="stable")
+        return person[order], np.append(np.arange(len(persons)), np.full(len(without), -1))[order]
+    row = np.full(num_persons, -1, np.int64)
+    row[persons] = np.arange(len(persons))
+    times = max(len(settings.landmarks), 1)
+    return np.repeat(np.arange(num_persons), times), np.repeat(row, times)
 
 
 def _in_order(patients: pa.Array) -> np.ndarray:
@@ -260,7 +303,7 @@ def _in_order(patients: pa.Array) -> np.ndarray:
 
 
 def _of_row(values: np.ndarray | None, row: np.ndarray, fill: float = np.nan) -> np.ndarray:
-    """Spread values of rows of labels over the persons, (num_persons,) float64."""
+    """Spread values of rows of labels over the examples, (num_examples,) float64."""
     spread = np.full(len(row), fill)
     if values is not None:
         spread[row >= 0] = values[row[row >= 0]]
@@ -281,9 +324,15 @@ def _without_events(rows: EventRows, empty: np.ndarray) -> list[BadRow]:
 
 
 def _missing(
-    rows: EventRows, labels: LabelTable, row: np.ndarray, choice: _Choice, unknown: np.ndarray, settings: EventLabels
+    rows: EventRows,
+    labels: LabelTable,
+    person: np.ndarray,
+    row: np.ndarray,
+    choice: _Choice,
+    unknown: np.ndarray,
+    settings: EventLabels,
 ) -> list[BadRow]:
-    """Treat patients without a label as the recipe says."""
+    """Treat examples without a label as the recipe says."""
     unknown = unknown & choice.taking
     if settings.missing == "keep" or not unknown.any():
         return []
@@ -294,9 +343,9 @@ def _missing(
     first = dict(zip(people.tolist(), events.tolist(), strict=True))
     fix = "add the label, or set events.labels.missing to exclude or keep"
     bad = []
-    for person in np.flatnonzero(unknown).tolist():
-        where = labels.where(int(row[person])) if row[person] >= 0 else rows.where(first[person])
-        what = f"patient {rows.alias(person)} has " + ("an empty label" if row[person] >= 0 else "events and no label")
+    for one, of in dict.fromkeys(zip(person[unknown].tolist(), row[unknown].tolist(), strict=True)):
+        where = labels.where(of) if of >= 0 else rows.where(first[one])
+        what = f"patient {rows.alias(one)} has " + ("an empty label" if of >= 0 else "events and no label")
         bad.append(BadRow(where, "E_LABEL", what, fix))
     return bad
 
@@ -324,9 +373,9 @@ def _landmarks(
     clock: TimeUnit,
     refused: np.ndarray,
 ) -> np.ndarray:
-    """The landmark of every person, (num_persons,) float64, in days."""
-    if isinstance(settings.landmark, float):
-        return np.full(len(row), settings.landmark / clock.per_day)
+    """The landmark of every example, (num_examples,) float64, in days."""
+    if settings.landmarks:
+        return np.tile(np.array(settings.landmarks) / clock.per_day, len(row) // len(settings.landmarks))
     if settings.landmark is not None:
         assert labels is not None
         landmark = _of_row(labels.landmark, row)
@@ -346,7 +395,7 @@ def _within(
     clock: TimeUnit,
     has_bins: bool,
 ) -> np.ndarray:
-    """Labels by the horizon, (num_persons,) float64, nan for censored patients and without a horizon.
+    """Labels by the horizon, (num_examples,) float64, nan for censored patients and without a horizon.
 
     Who had a competing event by then has no outcome any more: the label is 0, and not unknown.
     """
@@ -367,6 +416,8 @@ def split_patients(rows: EventRows, cohort: Cohort, side: np.ndarray, recipe: Re
     """Give every patient a part, in every class of label its share; leave out those that `wanted` does not ask for and
     those missing in a table of splits.
 
+    A patient counts once, with the largest label of its examples, and all of these get its part.
+
     Args:
         side: (num_persons,) int8 of `Split` that the tables declare.
     """
@@ -374,13 +425,17 @@ def split_patients(rows: EventRows, cohort: Cohort, side: np.ndarray, recipe: Re
     mine = side[cohort.person]
     if recipe.events.split is not None:
         choice.leave(mine == Split.UNDECLARED, "in no part of events.split")
-    keys = np.array(
-        [_key(patient_id) for patient_id in rows.patients.take(pa.array(cohort.person)).to_pylist()], np.uint64
-    )
     split = np.full(len(mine), Split.TRAIN, np.uint8)
     here = np.flatnonzero(choice.taking)
-    classes = None if cohort.label is None else cohort.label[here]
-    split[here] = divide(keys[here], mine[here], recipe.data, recipe.train.seed, wanted, classes=classes)
+    _, first, patient = np.unique(cohort.patient[here], return_index=True, return_inverse=True)
+    ids = rows.patients.take(pa.array(cohort.person[here[first]])).to_pylist()
+    keys = np.array([_key(patient_id) for patient_id in ids], np.uint64)
+    classes = None
+    if cohort.label is not None:
+        classes = np.full(len(first), -1)
+        np.maximum.at(classes, patient, cohort.label[here])
+    parts = divide(keys, mine[here[first]], recipe.data, recipe.train.seed, wanted, classes=classes)
+    split[here] = parts[patient]
     others = "as the test part" if wanted is Wanted.LEARNING else "of other parts"
     choice.leave(~taken(split, wanted), others)
     rest = np.flatnonzero(choice.taking)
@@ -395,6 +450,7 @@ def split_patients(rows: EventRows, cohort: Cohort, side: np.ndarray, recipe: Re
         left_out=choice.left_out,
         bad=cohort.bad,
         refused=cohort.refused,
+        several=cohort.several,
         num_test=int((split[here] == Split.TEST).sum()) if wanted is Wanted.LEARNING else 0,
     )
 

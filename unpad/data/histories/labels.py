@@ -1,4 +1,5 @@
-"""Table of labels, one row per patient: `label` (0 or 1), or `event` and `duration`, on the clock of the events."""
+"""Table of labels, one row per patient and landmark: `label` (0 or 1), or `event` and `duration`, on the clock of the
+events."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def clock_of(parts: list[EventTable], settings: EventSettings) -> TimeUnit:
     """
     units = units_of(parts)
     if units == {"timestamp"}:
-        if isinstance(settings.landmark, float):
+        if settings.landmarks:
             fix = "name a column of the table of labels that holds timestamps"
             raise RecipeError("events have timestamps, and the landmark is a number", where="events.landmark", fix=fix)
         return TimeUnit("timestamp", PER_DAY["days" if settings.unit == "auto" else settings.unit])
@@ -70,7 +71,7 @@ def clock_of(parts: list[EventTable], settings: EventSettings) -> TimeUnit:
 
 @dataclass(frozen=True, eq=False)
 class LabelTable:
-    """Rows of the table of labels, one per patient; times are days on the clock of the events.
+    """Rows of the table of labels, one per patient, or patient and landmark; times are days on the clock of the events.
 
     Args:
         ids: (num_rows,) strings, of the rows with an id.
@@ -122,7 +123,6 @@ def read_labels(path: Path, settings: EventSettings, clock: TimeUnit, with_split
     faults.ids = ids
     identified = np.flatnonzero(faults.good)
     label = _read_label(table, labels, faults)
-    _refuse_several(ids, label, faults)
     end = np.full(len(table), np.nan)
     if table.has("end"):
         end = times(table, "end", clock.unit, faults, _format(labels, clock))
@@ -131,10 +131,11 @@ def read_labels(path: Path, settings: EventSettings, clock: TimeUnit, with_split
         landmark = times(table, "landmark", clock.unit, faults, _format(labels, clock))
     if landmark is not None:
         faults.add(np.isnan(landmark), "E_NULL", f'there is no "{table.names["landmark"]}"', "fill it in")
+    _refuse_several(ids, label, landmark, faults)
     if labels.duration is not None:
         label = np.where(np.isnan(end), np.nan, label)
-    elif landmark is not None or isinstance(settings.landmark, float):
-        landmark_day = landmark if landmark is not None else settings.landmark / clock.per_day  # type: ignore[operator]
+    elif landmark is not None or settings.landmarks:
+        landmark_day = landmark if landmark is not None else settings.landmarks[0] / clock.per_day
         fix = "set an earlier landmark, or remove the row"
         faults.add(end < landmark_day, "E_LEAK", "the label was known before the landmark", fix)
     split = column_sides(table, faults) if table.has("split") else None
@@ -229,12 +230,17 @@ def _mapped(table: Table, meaning: Mapping[str, int | None], fields: Sequence[st
     return label
 
 
-def _refuse_several(ids: pa.Array, label: np.ndarray, faults: Faults) -> None:
-    """Refuse patients with several rows, and say which of them contradict each other."""
-    person = number(ids)
+def _refuse_several(ids: pa.Array, label: np.ndarray, landmark: np.ndarray | None, faults: Faults) -> None:
+    """Refuse patients with several rows, of one landmark where a column has these, and say which of them contradict
+    each other."""
+    person, of_one = number(ids), ""
+    fix = "leave one row per patient, or name the column of its prediction times in events.landmark"
+    if landmark is not None:
+        pairs = np.stack([person.astype(np.float64), np.nan_to_num(landmark, nan=np.inf)])
+        person, of_one = np.unique(pairs, axis=1, return_inverse=True)[1].reshape(-1), " of one landmark"
+        fix = "leave one row per patient and landmark"
     twice = np.bincount(person, minlength=1)[person] > 1
     has_one, has_none = (np.bincount(person, label == value, minlength=1)[person] > 0 for value in (1, 0))
-    fix = "leave one row per patient; of several prediction times keep one"
-    what = "the patient has several rows of labels, which contradict each other: 0 and 1"
-    faults.add(twice & has_one & has_none, "E_LABEL", what, fix)
-    faults.add(twice, "E_LABEL", "the patient has several rows of labels", fix)
+    what = f"the patient has several rows of labels{of_one}"
+    faults.add(twice & has_one & has_none, "E_LABEL", f"{what}, which contradict each other: 0 and 1", fix)
+    faults.add(twice, "E_LABEL", what, fix)

@@ -21,7 +21,8 @@ class PatientsReport:
 
     Args:
         num_rows: rows read; bad: rows that were quarantined; num_sorted: rows that went back in time.
-        counts: events that were left out, by reason; with the used ones they are all rows that are not bad.
+        counts: events that were left out, by reason; with the used ones they are all rows that are not bad, those of a
+            patient of several examples once in each.
         unknown: the commonest unknown codes -> how often they occur; without_vector: codes without a vector.
         per_source: (num_patients, num_sources) int64, events of each table; source_names: their names.
         num_read, num_strange, num_late: (num_patients, num_sources) int64, events up to the landmark by table, those of
@@ -54,11 +55,12 @@ class PatientsReport:
             for_training: whether the patients have sides of a split, and outcomes to learn.
         """
         others = {why: number for why, number in self.counts.items() if number}
+        events = "events, counted in each example" if cohort.several else "events"
         lines = [
             f"{number_of(self.num_rows, 'rows')} read, {len(self.bad):,} quarantined; "
-            f"{len(values) + sum(others.values()):,} events = {len(values):,} used"
+            f"{len(values) + sum(others.values()):,} {events} = {len(values):,} used"
             + "".join(f" + {number:,} {why}" for why, number in others.items()),
-            number_of(len(cohort.person), "patients")
+            cohort.describe()
             + (f": {describe_split(cohort.split)}" if for_training else "")
             + "".join(f"; {number:,} left out {why}" for why, number in cohort.left_out.items()),
             *(_outcomes(cohort) if for_training else []),
@@ -71,20 +73,20 @@ class PatientsReport:
         return [
             *lines,
             *(f"warning: {note}" for note in self.notes),
-            *self._events(values, sets),
+            *self._events(values, sets, "examples" if cohort.several else "patients"),
             *self._codes(known),
             *fault_lines(self.bad, "  quarantined: "),
         ]
 
-    def _events(self, values: np.ndarray, sets: Sets) -> list[str]:
+    def _events(self, values: np.ndarray, sets: Sets, unit: str) -> list[str]:
         positions, sizes = np.diff(sets.events_of), np.diff(sets.set_starts)
         empty = (self.per_source == 0).sum(0)
         most, largest = int(positions.max(initial=0)), int(sizes.max(initial=0))
         return [
-            f"{positions.min(initial=most)} to {number_of(most, 'events')} per patient, "
+            f"{positions.min(initial=most)} to {number_of(most, 'events')} per {unit[:-1]}, "
             f"{number_of(len(sizes), 'sets')} of {sizes.min(initial=largest)} to {number_of(largest, 'events')}; "
             f"{number_of(int((~np.isnan(values)).sum()), 'events')} with a value",
-            "patients without an event: "
+            f"{unit} without an event: "
             + ", ".join(f"{number:,} of {name}" for number, name in zip(empty, self.source_names, strict=True))
             + f"; {int(sets.has_no_time.sum()):,} without any that has a time",
         ]

@@ -256,7 +256,14 @@ class PatientHeads(nn.Module):
         return logits if shift is None else logits + shift[:, None]
 
     @torch.no_grad()
-    def begin(self, last: LastValues, num_codes: int, labels: Tensor | None, events: EventSets) -> Tensor | None:
+    def begin(
+        self,
+        last: LastValues,
+        num_codes: int,
+        labels: Tensor | None,
+        events: EventSets,
+        patient: Tensor | None = None,
+    ) -> Tensor | None:
         """Begin at ridge regression of what is known of patients on their last values, with little of the readout.
 
         The logits of every cause against nothing are a regression of their own, over the bins in which no other cause
@@ -266,6 +273,7 @@ class PatientHeads(nn.Module):
         Args:
             last: their last values, of `num_codes` different codes.
             labels: as of `terms`.
+            patient: as of `Regression`.
 
         Returns:
             The weights of a `LinearPath`, (num_codes, causes * COLUMNS); None if nothing is known of anybody.
@@ -280,13 +288,14 @@ class PatientHeads(nn.Module):
             found = []
             for cause in range(OUTCOME, OUTCOME + self.causes):
                 mine = (events.cause == cause)[:, None] & came
-                found.append(fit(Regression(last, num_codes, (tried & (mine | ~came)) * weights, mine * weights)))
+                trials = (tried & (mine | ~came)) * weights
+                found.append(fit(Regression(last, num_codes, trials, mine * weights, patient)))
             weight = torch.cat([weight for weight, _ in found], 1)
             biases = torch.stack([biases for _, biases in found], 1).flatten()
             head = self.bins
         elif self.classes is not None and labels is not None and bool((labels >= 0).any()):
             tried = self._weighed((labels >= 0).double(), labels)[:, None]
-            weight, biases = fit(Regression(last, num_codes, tried, tried * (labels == 1)[:, None]))
+            weight, biases = fit(Regression(last, num_codes, tried, tried * (labels == 1)[:, None], patient))
             head, biases = self.classes, F.pad(biases, (1, 0))
         else:
             return None

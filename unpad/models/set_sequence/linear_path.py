@@ -166,12 +166,15 @@ class Regression:
         num_codes: number of different codes.
         tried: (num_patients, num_trials) float64, weight of each trial, 0 for one of which nothing is known.
         came: (num_patients, num_trials) float64, the same weight where the outcome came in it, else 0.
+        patient: (num_patients,) int64 from 0, equal for the examples of one patient at several landmarks: each counts,
+            and folds leave them out together. None: each is another patient.
     """
 
     last: LastValues
     num_codes: int
     tried: Tensor
     came: Tensor
+    patient: Tensor | None = None
 
     def losses(self, found: Tensor) -> tuple[Tensor, Tensor]:
         """Negative log-likelihood of every patient, (num_patients,) nats, and the logits, (num_patients, num_trials).
@@ -216,7 +219,7 @@ def fit(problem: Regression) -> tuple[Tensor, Tensor]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        fold = torch.arange(len(problem.tried)) % FOLDS
+        fold = (torch.arange(len(problem.tried)) if problem.patient is None else problem.patient) % FOLDS
         everyone = torch.ones(len(problem.tried), dtype=torch.float64)
         begin = torch.zeros(problem.num_codes * COLUMNS + problem.tried.shape[1], dtype=torch.float64)
         starts, scores = [begin] * FOLDS, list[float]()

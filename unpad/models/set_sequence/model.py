@@ -211,14 +211,14 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
     def outcome_share(self) -> float:
         return 1.0 if self.last_values is None else FIRST_SHARE
 
-    def begin(self, batch: RaggedBatch) -> None:
+    def begin(self, batch: RaggedBatch, patient: Tensor | None = None) -> None:
         """Let the linear path, if there is one, begin as ridge regression on patients, and the network near zero."""
         if self.last_values is None:
             return
         events, codes = batch.require(EventSets), batch.input_ids
         assert codes is not None, "events have codes"
         last = values_of_patients(real_tokens(codes, batch.layout), events, torch.float64)
-        weight = self.patient.begin(last, self.num_codes, batch.seq_labels, events)
+        weight = self.patient.begin(last, self.num_codes, batch.seq_labels, events, patient)
         if weight is not None:
             with torch.no_grad():
                 self.last_values.weight.copy_(weight)
