@@ -38,12 +38,12 @@ class Patients:
     timed: bool = True
     seed: int = 0
     private: bool = True
-    landmarks: None = None
 
     family = "patients"
     kinds = ("events",)
     codes = CODES
     num_outputs = len(CODES)
+    landmarks, unit = None, "patients"
 
     @cached_property
     def ids(self) -> np.ndarray:

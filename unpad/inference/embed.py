@@ -90,8 +90,9 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
     write_parquet(out, columns, private=True)
     with_sets, size = np.unique(vectors.patient), vectors.embedding.shape[1]
     sets = "" if level == "patient" else f"{number_of(len(vectors.patient), 'sets')} of "
-    rows = sets + data.cohort.describe(with_sets)
-    lines.append(f"{rows}, {number_of(size, 'numbers')} each: {out}")
+    patients = number_of(len(np.unique(data.table.group[with_sets])), "patients")
+    rows = patients if data.landmarks is None else f"{number_of(len(with_sets), 'examples')} of {patients}"
+    lines.append(f"{sets}{rows}, {number_of(size, 'numbers')} each: {out}")
     without = len(data.table.positions) - len(with_sets)
     if path is None and data.table.num_test:
         lines.append(f"without {number_of(data.table.num_test, data.unit)} of the test part; --data reads any patients")

@@ -75,15 +75,10 @@ class Cohort:
         patient: np.ndarray = np.cumsum(np.diff(self.person, prepend=-1) != 0) - 1
         return patient
 
-    def describe(self, chosen: np.ndarray | None = None) -> str:
-        """Number of patients among some examples, by default all, and of these examples where a patient has several.
-
-        Args:
-            chosen: (num,) int64.
-        """
-        person = self.person if chosen is None else self.person[chosen]
-        patients = number_of(len(np.unique(person)), "patients")
-        return f"{number_of(len(person), 'examples')} of {patients}" if self.several else patients
+    def describe(self) -> str:
+        """Number of patients, and of examples where a patient may be several."""
+        patients = number_of(len(np.unique(self.person)), "patients")
+        return f"{number_of(len(self.person), 'examples')} of {patients}" if self.several else patients
 
 
 @dataclass(eq=False)
