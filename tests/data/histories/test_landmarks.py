@@ -1,0 +1,284 @@
+"""Patients at several landmarks: every example reads and is followed from its own, and a patient counts once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pydantic import ValidationError
+
+from tests.helpers.event_tables import FIRST_ID, Row, micro_of, opened, put, table
+from unpad.batching.batch import RaggedBatch
+from unpad.data.patients import CODES, EventData
+from unpad.data.sources.split import Split
+from unpad.errors import SourceError
+from unpad.models.contract import PredictsSets
+from unpad.models.set_sequence.event_sets import EventSets
+from unpad.recipes.recipe import Recipe
+
+pytestmark = pytest.mark.promise("patients.horizon")
+TIMES = [24, 48, 72]
+A, B, C, D = range(FIRST_ID, FIRST_ID + 4)
+ENDS = {A: (0, 500.0), B: (1, 60.0), C: (1, 48.0), D: (0, 20.0)}  # whether the outcome came, and the last hour observed
+ROWS: list[Row] = [
+    *((A, hour, "pulse", hour + 1.0) for hour in (1.0, 24.0, 30.0, 48.5, 70.0, 90.0)),
+    *((B, hour, "pulse", -hour) for hour in (2.0, 23.0, 47.0, 55.0)),
+    (C, 40.0, "pulse", 7.0), (C, 40.0, "fever", None), (D, 5.0, "fever", None),
+]  # fmt: skip
+
+
+def study(
+    folder: Path, landmark: Any, rows: list[Row] = ROWS, kept: dict[str, bytes] | None = None, **sections: Any
+) -> EventData:
+    """Patients in hours, with the outcomes of ENDS by 36 hours after a landmark."""
+    path = put(folder / "events.parquet", table(rows))
+    ends = {"id": list(ENDS), "died": [died for died, _ in ENDS.values()], "end": [end for _, end in ENDS.values()]}
+    labels = {"path": str(put(folder / "labels.parquet", pa.table(ends))), "event": "died", "duration": "end"}
+    events = {
+        "landmark": landmark,
+        "labels": {**labels, "horizon": 36, "censored": "keep"},
+        **sections.pop("events", {}),
+    }
+    return opened({"path": str(path), "unit": "hours"}, kept, **{"data": {"holdout": 0}, "events": events, **sections})
+
+
+def examples_of(data: EventData) -> list[tuple[int, float]]:
+    assert data.landmarks is not None
+    return list(zip(data.ids.tolist(), data.landmarks.tolist(), strict=True))
+
+
+def hours_of(data: EventData, seq: int) -> list[float]:
+    sets = data.sets
+    times = sets.times[sets.sets_of[seq] : sets.sets_of[seq + 1]] * 24
+    return [round(float(time), 3) for time in times]
+
+
+def test_a_patient_is_an_example_at_every_landmark_until_observation_ends(tmp_path: Path) -> None:
+    data = study(tmp_path, TIMES)
+    assert examples_of(data) == [(A, 24), (A, 48), (A, 72), (B, 24), (B, 48), (C, 24), (C, 48)]
+    assert data.cohort.left_out == {"whose observation ended before the landmark": 1 + 1 + 3}
+    lines = "\n".join(data.lines())
+    assert "7 examples of 3 patients: 7 to train on, 0 held out; 5 left out whose observation ended before" in lines
+    assert data.unit == "examples"
+    counts = data.report.counts
+    assert len(data.code) + sum(counts.values()) == 3 * 6 + 2 * 4 + 2 * 2 + 1, "each event once in each example"
+    assert counts == {
+        "of patients who are left out": 1, "after the landmark": 4 + 3 + 1 + 2 + 1 + 2, "exact duplicates": 0,
+        "beyond events.max_events": 0,
+    }  # fmt: skip
+
+
+def test_an_example_reads_events_up_to_its_own_landmark_and_is_followed_from_it(tmp_path: Path) -> None:
+    data = study(tmp_path, TIMES)
+    for seq, (patient, landmark) in enumerate(examples_of(data)):
+        until = [hour - landmark for one, hour, _, _ in ROWS if one == patient and hour <= landmark]
+        assert hours_of(data, seq) == sorted(set(until))
+        died, end = ENDS[patient]
+        cohort = data.cohort
+        assert cohort.duration is not None
+        assert cohort.cause is not None
+        assert data.labels is not None
+        assert round(cohort.duration[seq] * 24, 3) == end - landmark, "the horizon counts from each landmark"
+        assert cohort.cause[seq] == died
+        assert data.labels[seq] == (died if end - landmark <= 36 else 0)
+        assert f"at {landmark}" in data.where(seq)
+    assert data.labels is not None
+    assert data.labels.tolist() == [0, 0, 0, 1, 1, 1, 1], "B dies 36 hours after the first landmark, C at the second"
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_events": 2}, {"window": 24}, {"max_events": 2, "keep": "earliest"}])
+def test_an_example_is_that_of_a_recipe_with_its_landmark_alone(tmp_path: Path, settings: dict[str, Any]) -> None:
+    several = study(tmp_path, TIMES, events=settings)
+    for landmark in TIMES:
+        alone = study(tmp_path, landmark, kept=several.files, events=settings)
+        mine = [seq for seq, (_, at) in enumerate(examples_of(several)) if at == landmark]
+        assert several.ids[mine].tolist() == alone.ids.tolist()
+        assert alone.landmarks is None
+        for seq, same in enumerate(mine):
+            assert_equal(several.load(micro_of(several, [same])), alone.load(micro_of(alone, [seq])))
+        assert_equal(several.load(micro_of(several, mine)), alone.load(micro_of(alone, range(len(mine)))))
+    for seq in range(len(several.table)):
+        assert_equal(
+            several.load(micro_of(several, [seq])), several.alone(seq, 0, int(several.table.positions[seq]), 0)
+        )
+
+
+def assert_equal(a: RaggedBatch, b: RaggedBatch) -> None:
+    assert a.input_ids is not None
+    assert b.input_ids is not None
+    assert torch.equal(a.input_ids, b.input_ids)
+    assert a.seq_labels is not None
+    assert b.seq_labels is not None
+    assert torch.equal(a.seq_labels, b.seq_labels)
+    one, other = a.require(EventSets), b.require(EventSets)
+    for name in ("values", "has_value", "times", "durations", "cause"):
+        assert torch.equal(getattr(one, name), getattr(other, name)), name
+    for layout in ("history", "members"):
+        assert torch.equal(getattr(one, layout).cu_seqlens, getattr(other, layout).cu_seqlens)
+
+
+def test_a_list_of_one_landmark_differs_only_in_its_name(tmp_path: Path) -> None:
+    listed, alone = study(tmp_path, [48]), study(tmp_path, 48)
+    assert listed.files[CODES] == alone.files[CODES]
+    assert examples_of(listed) == [(patient, 48) for patient in alone.ids.tolist()]
+    assert_equal(*(data.load(micro_of(data, range(3))) for data in (listed, alone)))
+
+
+def test_codes_and_scales_count_each_event_of_training_once(tmp_path: Path) -> None:
+    data = study(tmp_path, TIMES, events={"scale": "rank"})
+    read = {row for row in ROWS if row[0] in (A, B, C) and row[1] <= {A: 72, B: 48, C: 48}[row[0]]}
+    assert dict(zip(data.known.names, data.known.counts.tolist(), strict=True)) == {
+        "<unknown>": 0,
+        "pulse": sum(row[2] == "pulse" for row in read),
+        "fever": 1,
+    }
+    values = [row[3] for row in read if row[3] is not None]
+    assert data.known.mean[1] == pytest.approx(np.mean(values))
+    assert data.known.std[1] == pytest.approx(np.std(values))
+
+
+def many(num: int) -> tuple[list[Row], dict[str, list[Any]]]:
+    rows = [(FIRST_ID + n, hour, "pulse", float(n)) for n in range(num) for hour in (1.0, 30.0, 60.0)]
+    ends = [(30.0, 55.0, 100.0, 900.0)[n % 4] for n in range(num)]
+    return rows, {"id": [FIRST_ID + n for n in range(num)], "died": [int(n % 5 == 0) for n in range(num)], "end": ends}
+
+
+def big(folder: Path, **sections: Any) -> EventData:
+    rows, ends = many(60)
+    labels = {
+        "path": str(put(folder / "ends.parquet", pa.table(ends))),
+        "event": "died",
+        "duration": "end",
+        "horizon": 720,
+    }
+    source = {"path": str(put(folder / "many.parquet", table(rows))), "unit": "hours"}
+    events = {"landmark": TIMES, "labels": labels, "censored": "keep", **sections.pop("events", {})}
+    events["labels"]["censored"] = events.pop("censored")
+    return opened(source, **{"data": {"holdout": 0.3}, "events": events, **sections})
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_all_examples_of_a_patient_are_in_one_part_and_it_counts_once(tmp_path: Path, version: int) -> None:
+    for seed in range(3):
+        data = big(tmp_path, data={"holdout": 0.3, "split_version": version}, train={"seed": seed})
+        sides = {patient: set(data.table.split[data.ids == patient].tolist()) for patient in data.ids.tolist()}
+        assert all(len(parts) == 1 for parts in sides.values())
+        held_out = sum(parts == {Split.HOLDOUT} for parts in sides.values())
+        assert held_out == 18 if version == 2 else 0 < held_out < 60
+        assert (np.diff(data.table.group) >= 0).all()
+        groups = dict(zip(data.ids.tolist(), data.table.group.tolist(), strict=True))
+        assert len(set(groups.values())) == len(groups) == 60, "intervals are taken over patients"
+
+
+def test_declared_parts_hold_for_all_examples_and_those_of_the_test_part_are_counted(tmp_path: Path) -> None:
+    sides = [("train", "valid", "test")[n % 3] for n in range(60)]
+    parts = pa.table({"id": [FIRST_ID + n for n in range(60)], "split": sides})
+    data = big(tmp_path, events={"split": str(put(tmp_path / "parts.parquet", parts))})
+    assert {(one - FIRST_ID) % 3 for one in data.ids.tolist()} == {0, 1}
+    for patient, side in zip(data.ids.tolist(), data.table.split.tolist(), strict=True):
+        assert side == (patient - FIRST_ID) % 3
+    per_end = (1, 2, 3, 3)  # landmarks until the end of observation
+    assert data.table.num_test == sum(per_end[n % 4] for n in range(60) if n % 3 == 2)
+
+
+def test_folds_of_the_first_regression_are_of_patients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, told = big(tmp_path), list[Any]()
+
+    class Asked(PredictsSets):
+        def begin(self, batch: RaggedBatch, patient: torch.Tensor | None = None) -> None:
+            told.append((batch, patient))
+
+    monkeypatch.setattr(Asked, "__abstractmethods__", frozenset())
+    data.begin(Asked.__new__(Asked))
+    [(batch, patient)] = told
+    ids = data.ids[batch.seq_ids.numpy()].tolist()
+    assert len(set(ids)) == 42 < len(ids) == int((data.table.split == Split.TRAIN).sum()), "every example counts"
+    assert len(set(zip(ids, patient.tolist(), strict=True))) == 42 == int(patient.max()) + 1
+
+
+# --------------------------------------------------------------------------- rows of labels
+
+
+def own(folder: Path, columns: dict[str, list[Any]], suffix: str = "parquet", **sections: Any) -> EventData:
+    """Patients whose table of labels has a row per landmark, with a ready label."""
+    path = put(folder / f"own.{suffix}", pa.table(columns))
+    labels = {"path": str(path), "label": "worse", "missing": "exclude", **sections.pop("labels", {})}
+    events = {"labels": labels, "landmark": "at"}
+    source = {"path": str(put(folder / "events.parquet", table(ROWS))), "unit": "hours"}
+    return opened(source, **{"data": {"holdout": 0}, "events": events, **sections})
+
+
+def test_every_row_of_labels_is_an_example_with_its_own_label_and_landmark(tmp_path: Path) -> None:
+    rows = [(C, 40, 1), (A, 71, 1), (A, 24, 0), (B, 23, 0), (A, 48, 1), (B, 60, 1), (D, 6, 0)]
+    columns = dict(zip(("id", "at", "worse"), map(list, zip(*rows, strict=True)), strict=True))
+    for suffix in ("parquet", "csv"):
+        data = own(tmp_path, columns, suffix)
+        assert examples_of(data) == sorted((patient, at) for patient, at, _ in rows)
+        assert data.labels is not None
+        assert data.labels.tolist() == [worse for _, _, worse in sorted(rows)]
+        for seq, (patient, at) in enumerate(examples_of(data)):
+            until = [hour - at for one, hour, _, _ in ROWS if one == patient and hour <= at]
+            assert hours_of(data, seq) == sorted(set(until))
+            row = rows.index((patient, int(at), data.labels[seq]))
+            assert f"own.{suffix}:{row + (1 if suffix == 'parquet' else 2)} " in data.where(seq)
+        backwards = own(tmp_path, {name: cells[::-1] for name, cells in columns.items()}, suffix)
+        assert backwards.fingerprint() == data.fingerprint(), "the order of the rows does not count"
+
+
+def test_rows_with_an_end_of_their_own_are_followed_from_their_landmark(tmp_path: Path) -> None:
+    columns = {"id": [A, A, B], "at": [24, 48, 23], "worse": [0, 1, 1], "end": [60, 70, 40]}
+    data = own(tmp_path, columns, labels={"label": None, "event": "worse", "duration": "end", "horizon": 20})
+    assert data.cohort.duration is not None
+    assert (data.cohort.duration * 24).round(3).tolist() == [36, 22, 17]
+    assert data.labels is not None
+    assert data.labels.tolist() == [0, 0, 1]
+
+
+def test_landmarks_of_dates_are_told_as_dates(tmp_path: Path) -> None:
+    days = [np.datetime64(f"2024-01-0{day}T06:00:00", "us") for day in (1, 2, 3)]
+    source = put(tmp_path / "dated.csv", pa.table({"id": [A] * 3, "time": pa.array(days), "code": ["x"] * 3}))
+    columns = {"id": [A, A], "at": ["2024-01-02 12:30:00", "2024-01-01"], "worse": [1, 0]}
+    labels = {"path": str(put(tmp_path / "own.csv", pa.table(columns))), "label": "worse"}
+    events = {"labels": labels, "landmark": "at"}
+    data = opened({"path": str(source), "value": None}, data={"holdout": 0}, events=events)
+    assert data.landmarks is not None
+    assert data.landmarks.tolist() == ["2024-01-01 00:00:00", "2024-01-02 12:30:00"]
+    assert np.diff(data.sets.events_of).tolist() == [0, 2]
+
+
+def test_two_rows_of_a_landmark_are_refused_and_so_are_two_of_a_patient_without_landmarks(tmp_path: Path) -> None:
+    for worse, contradict in (([0, 0, 1], ""), ([0, 1, 1], ", which contradict each other")):
+        columns = {"id": [A, A, B], "at": [24, 24, 24], "worse": worse}
+        with pytest.raises(SourceError) as caught:
+            own(tmp_path, columns)
+        told = f"{caught.value.what} {caught.value.details}"
+        assert f"the patient has several rows of labels of one landmark{contradict}" in told
+        assert "own.parquet:1" in told
+        assert "own.parquet:3" not in told
+        with pytest.raises(SourceError, match="the patient has several rows of labels"):
+            own(tmp_path, columns | {"at": [24, 48, 24]}, events={
+                "landmark": None, "labels": {"path": str(tmp_path / "own.parquet"), "label": "worse"},
+            })  # fmt: skip
+
+
+# --------------------------------------------------------------------------- recipes
+
+
+@pytest.mark.parametrize(
+    ("landmark", "labels", "what"),
+    [
+        ([48, 24], {"event": "died", "duration": "end"}, "landmarks are finite times that rise"),
+        ([24, 24], {"event": "died", "duration": "end"}, "landmarks are finite times that rise"),
+        ([], {"event": "died", "duration": "end"}, "landmarks are finite times that rise"),
+        (["2024-01-01"], {"event": "died", "duration": "end"}, "one date for all is no landmark"),
+        ([24, 48], {"label": "died"}, "several landmarks need labels with event and duration"),
+        ([24, 48], None, "several landmarks need labels with event and duration"),
+    ],
+)
+def test_landmarks_that_mean_nothing_are_refused(landmark: Any, labels: dict[str, str] | None, what: str) -> None:
+    with pytest.raises(ValidationError, match=what):
+        Recipe(events={"landmark": landmark, "labels": labels and {"path": "a.parquet", **labels}})

@@ -1,0 +1,126 @@
+"""Several examples of a patient: every measure counts them, and no interval takes them for as many patients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.helpers.untrained_patients import Guess, draw
+from unpad.data.measuring import Measuring
+from unpad.evaluation.binary import exact_auroc, exact_concordance
+from unpad.evaluation.metrics import Metric
+from unpad.evaluation.paired import paired
+from unpad.evaluation.patients import MEASURES, describe, held_out, summarise
+from unpad.evaluation.rows import GROUP, ID, LANDMARK, PART, ExampleRows, objects
+from unpad.evaluation.sets import score_sets, summarise_sets
+from unpad.inference.patients import PatientPredictions, predict
+from unpad.recipes.training import PlanSettings
+
+pytestmark = pytest.mark.promise("patients.outcomes")
+PLAN = PlanSettings(tokens_per_micro=300)
+TIMES = 3
+NUM = 40
+
+
+@pytest.fixture(scope="module")
+def once() -> PatientPredictions:
+    return predict(Measuring(Guess(), draw(NUM), np.arange(NUM), PLAN))
+
+
+def thrice(predictions: PatientPredictions) -> PatientPredictions:
+    """The same patients, each as three equal examples."""
+    return PatientPredictions(**{name: np.repeat(values, TIMES, 0) for name, values in vars(predictions).items()})
+
+
+def bounds(metrics: dict[str, Metric]) -> dict[str, list[float]]:
+    return {name: [one.value, one.low, one.high] for name, one in metrics.items()}
+
+
+def test_intervals_of_patients_with_equal_examples_are_those_of_the_patients(once: PatientPredictions) -> None:
+    expected = summarise(once, True, True)
+    told = summarise(thrice(once), True, True, groups=np.repeat(np.arange(NUM), TIMES))
+    for name, values in bounds(told).items():
+        if name != "calibration_error":  # its bins are between other numbers
+            assert values == pytest.approx(bounds(expected)[name], nan_ok=True), name
+        assert told[name].num == TIMES * expected[name].num
+        assert told[name].num_groups == expected[name].num
+    assert bounds(told) != bounds(summarise(thrice(once), True, True)), "as many patients as examples"
+
+
+def test_a_patient_in_a_bin_is_one_trial_of_what_is_drawn(once: PatientPredictions) -> None:
+    points = describe(thrice(once), np.repeat(np.arange(NUM), TIMES))["calibration"]
+    few, many = points[0], describe(thrice(once))["calibration"][0]
+    assert sum(point["patients"] for point in points) == int(once.known.sum())
+    assert many["patients"] == TIMES * few["patients"]
+    assert few["high"] - few["low"] > many["high"] - many["low"], "and its interval is no narrower for it"
+
+
+def test_exact_limits_take_every_patient_into_one_pair() -> None:
+    labels, groups = np.array([1, 1, 1, 0, 0, 0]), np.array([0, 0, 1, 2, 2, 3])
+    perfect = Metric(1.0, 1.0, 1.0, 6)
+    assert exact_auroc(perfect, labels, groups).low == exact_auroc(perfect, labels[[0, 2, 3, 5]]).low
+    mixed = exact_auroc(perfect, np.array([0, 1] * 3), np.array([0, 0, 1, 1, 2, 2]))
+    assert mixed.low == pytest.approx(0.025), "three patients of both labels make one pair"
+    waits = np.arange(1.0, 9.0)
+    alone = exact_concordance(Metric(1.0, 1.0, 1.0, 8), waits, np.ones(8, bool))
+    fewer = exact_concordance(Metric(1.0, 1.0, 1.0, 8), waits, np.ones(8, bool), np.arange(8) // 2)
+    assert fewer.low < alone.low
+
+
+def test_intervals_over_sets_draw_patients(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = draw(NUM)
+    scores = score_sets(Measuring(Guess(), data, np.arange(NUM), PLAN), True, True)
+    pairs = np.arange(NUM) // 2
+    told, alone = summarise_sets(scores, data.codes, groups=pairs), summarise_sets(scores, data.codes)
+    assert {name: one.value for name, one in told.items()} == {name: one.value for name, one in alone.items()}
+    assert told["reconstruction"].num_groups == NUM // 2
+    assert told["reconstruction"].low != alone["reconstruction"].low
+
+
+def test_chance_in_training_is_that_of_as_many_patients(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, num_known = draw(NUM), int((draw(NUM).labels >= 0).sum())
+    assert held_out(Measuring(Guess(), data, np.arange(NUM), PLAN)).num_targets == num_known
+    table = replace(data.table, group=np.arange(NUM) // 2)
+    monkeypatch.setitem(vars(data), "table", table)
+    fewer = held_out(Measuring(Guess(), data, np.arange(NUM), PLAN)).num_targets
+    assert fewer == len(np.unique(table.group[data.labels >= 0])) < num_known
+
+
+# --------------------------------------------------------------------------- two runs
+
+
+def rows_of(ids: list[int], landmarks: list[float], loss: list[float], **columns: Any) -> ExampleRows:
+    num = len(ids)
+    first = {ID: np.array(ids), LANDMARK: np.array(landmarks), GROUP: np.array(ids), PART: objects(["valid"] * num)}
+    known = {"loss": np.array(loss), "num_targets": np.ones(num, np.int64)}
+    measures = {name: MEASURES[name] for name in ("loss", "auroc") if name == "loss" or "label" in columns}
+    return ExampleRows({**first, **known, **columns}, measures)
+
+
+def test_rows_of_two_runs_are_paired_by_id_and_landmark() -> None:
+    a = rows_of([7, 7, 7, 8], [24, 48, 72, 24], [1.0, 2.0, 3.0, 4.0])
+    b = rows_of([8, 7, 7], [24, 72, 24], [4.5, 3.5, 1.5])
+    found = paired("a", "b", a, b)
+    assert (found.common, found.only_first, found.only_second) == (3, 1, 0)
+    assert found.differences["loss"].value == pytest.approx(0.5)
+    assert found.differences["loss"].num_groups == 2
+
+
+def test_ranks_of_two_runs_are_compared_over_patients(once: PatientPredictions) -> None:
+    rng, known = np.random.default_rng(0), once.known
+    labels, p = once.labels[known], once.p[known]
+    num, other = len(labels), np.clip(once.p[known] + rng.normal(0, 0.3, len(labels)), 0.01, 0.99)
+
+    def run(p: np.ndarray, times: int, groups: np.ndarray) -> ExampleRows:
+        ids, at = np.repeat(np.arange(num), times), np.tile(np.arange(times), num)
+        columns = {"label": np.repeat(labels, times).astype(object), "probability": np.repeat(p, times), GROUP: groups}
+        return rows_of(ids.tolist(), at.tolist(), [0.0] * len(ids), **columns)
+
+    alone = paired("a", "b", *(run(one, 1, np.arange(num)) for one in (p, other))).differences["auroc"]
+    groups = np.repeat(np.arange(num), TIMES)
+    told = paired("a", "b", *(run(one, TIMES, groups) for one in (p, other))).differences["auroc"]
+    assert (told.value, told.low, told.high) == pytest.approx((alone.value, alone.low, alone.high))
+    assert (told.num, told.num_groups) == (TIMES * num, num)

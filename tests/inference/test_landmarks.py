@@ -1,0 +1,162 @@
+"""Patients at several landmarks from the tables to every answer of a run: files, rows, the server, the certificate."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.helpers import families
+from tests.helpers.serving import running
+from tests.helpers.shell import Shell
+from tests.helpers.toy import run
+from unpad.data.family import open_data
+from unpad.data.measuring import Measuring
+from unpad.data.patients import EventData
+from unpad.inference.embed import embed_file
+from unpad.inference.loaded import LoadedRun, load
+from unpad.inference.patients import PatientPredictions, predict
+from unpad.nn.linear import independent_rows
+from unpad.proof.serving import OverHttp, prove_serving
+from unpad.recipes.training import PlanSettings
+from unpad.serving.over_http import numbers, streams
+
+pytestmark = pytest.mark.promise("patients.horizon")
+TIMES = [-250, -100, 0]
+NUM = 60
+
+
+@dataclass(frozen=True)
+class Made:
+    recipe: Path
+    run: Path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
+    """A run of two steps on three landmarks, before the second of which a part of the patients has left."""
+    folder = tmp_path_factory.mktemp("landmarks")
+    labels = {"path": "people.parquet", "event": "status", "duration": "futime", "horizon": 365}
+    recipe = families.patients(
+        folder,
+        num=NUM,
+        events={"landmark": TIMES, "labels": labels, "scale": "rank"},
+        model={"bins": [0, 90, 365, 1000]},
+        train={"threads": 1, "max_steps": 2},
+    )
+    people = pq.read_table(folder / "tables" / "people.parquet").to_pylist()
+    for number, person in enumerate(people):
+        person["futime"] = -150 if number % 4 == 3 else person["futime"]
+    pq.write_table(pa.Table.from_pylist(people), folder / "tables" / "people.parquet")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNPAD_CACHE", str(folder / "cache"))
+        run(recipe, folder / "run")
+        yield Made(recipe, folder / "run")
+
+
+def predicted(loaded: LoadedRun, data: EventData, plan: PlanSettings) -> PatientPredictions:
+    with independent_rows():
+        return predict(Measuring(loaded.model, data, np.arange(len(data.table)), plan))
+
+
+def test_an_example_is_predicted_as_by_a_recipe_with_its_landmark_alone_bit_for_bit(made: Made) -> None:
+    loaded = load(made.run)
+    data, plan = cast(EventData, loaded.data()), loaded.recipe.plan
+    told = predicted(loaded, data, plan)
+    single = predicted(loaded, data, PlanSettings(tokens_per_micro=1))
+    assert np.array_equal(told.log_p, single.log_p), "one at a time"
+    assert data.landmarks is not None
+    assert len(np.unique(told.log_p[:, 1])) > 2 * NUM, "another prediction at every landmark"
+    for landmark in TIMES:
+        events = loaded.recipe.events.model_copy(update={"landmark": float(landmark)})
+        recipe = loaded.recipe.model_copy(update={"events": events})
+        alone = cast(EventData, open_data(recipe, loaded.files))
+        mine = data.landmarks == landmark
+        assert alone.ids.tolist() == data.ids[mine].tolist()
+        found = predicted(loaded, alone, plan)
+        for name, values in vars(found).items():
+            assert np.array_equal(values, getattr(told, name)[mine], equal_nan=True), name
+
+
+def test_every_verb_tells_examples_and_patients_apart(made: Made, unpad: Shell, tmp_path: Path) -> None:
+    num = NUM * 3 - NUM // 4 * 2
+    checked = unpad("data", "check", made.recipe)
+    assert f"{num} examples of {NUM} patients; {NUM // 4 * 2} left out whose observation ended before" in checked.out
+    planned = unpad("plan", made.recipe)
+    assert f"{num} examples of {NUM} patients" in planned.out
+    told = unpad("eval", made.run, "--rows", "rows.parquet")
+    assert told.code == 0, told.err
+    held_out = round(0.4 * NUM)
+    assert f" examples, {held_out} patients, " in told.out
+    assert f", {held_out} groups" in told.out, "intervals are over patients"
+    own = unpad("embed", made.run, "--out", "own.parquet")
+    assert f"{num} examples of {NUM} patients" in own.out
+    new = unpad("embed", made.run, "--data", made.recipe.parent / "tables", "--out", "new.parquet")
+    assert f"{3 * NUM} examples of {NUM} patients" in new.out, "outcomes of new patients are not known"
+    assert f"the run trained on {NUM - held_out} of {NUM} patients" in new.out
+    assert unpad("embed", made.run, "--level", "set", "--out", "sets.parquet").code == 0
+    tables = {name: pq.read_table(f"{name}.parquet") for name in ("rows", "own", "new", "sets")}
+    for table in tables.values():
+        assert table.column_names[:2] == ["id", "landmark"]
+        assert set(table["landmark"].to_pylist()) == set(TIMES)
+    for name in ("rows", "own", "new"):
+        pairs = list(zip(tables[name]["id"].to_pylist(), tables[name]["landmark"].to_pylist(), strict=True))
+        assert len(set(pairs)) == len(pairs), "one row for each"
+    rows = {(row["id"], row["landmark"]): row for row in tables["rows"].to_pylist()}
+    whole = {(row["id"], row["landmark"]): row for row in tables["own"].to_pylist()}
+    assert {(row["id"], row["group"]) for row in rows.values()} == {(key[0], rows[key]["group"]) for key in rows}
+    assert len({row["group"] for row in rows.values()}) == held_out
+    for key, row in rows.items():
+        assert row["probability"] == pytest.approx(whole[key]["probability"], abs=1e-6)
+    parts = {row["id"]: row["split"] for row in whole.values()}
+    assert all(parts[row["id"]] == row["split"] for row in whole.values())
+    compared = unpad("compare", made.run, made.run, "--rows")
+    assert f"on {len(rows)} rows that both hold out" in compared.out, compared.err
+    assert unpad("report", made.run).code == 0
+    drawn = json.loads((made.run / "evaluation.json").read_text())
+    assert drawn["counts"]["examples"] == len(rows)
+    assert drawn["courses"]
+
+
+def test_the_server_answers_at_every_landmark_with_the_numbers_of_the_files(made: Made, tmp_path: Path) -> None:
+    loaded = load(made.run)
+    certificate = prove_serving(loaded, over_http=OverHttp(streams, numbers))
+    assert [line for line in certificate.lines if line.passed is False] == []
+    rows = {
+        name: pq.read_table(made.recipe.parent / "tables" / f"{name}.parquet").to_pylist()
+        for name in ("tests", "people")
+    }
+    asked = [
+        {
+            "id": f"p{person['id']}",
+            "events": [{"age": person["age"]}]
+            + [
+                {key: row[key] for key in ("days", "test", "value")}
+                for row in rows["tests"]
+                if row["id"] == person["id"]
+            ],
+        }
+        for person in reversed(rows["people"][:9])
+    ]
+    embed_file(loaded, made.recipe.parent / "tables", "patient", tmp_path / "new.parquet")
+    wanted = {(f"p{row['id']}", row["landmark"]): row for row in pq.read_table(tmp_path / "new.parquet").to_pylist()}
+    with running(made.run, name="events") as server:
+        told = server.post("/v1/models/events:predict", {"instances": asked}).json()["predictions"]
+        courses = server.post("/v1/models/events:explain", {"instances": asked}).json()["explanations"]
+    order = [(one["id"], at) for one in asked for at in TIMES]
+    assert [(one["id"], one["landmark"]) for one in told] == order
+    assert [(one["id"], one["landmark"]) for one in courses] == order
+    for one in told:
+        mine = wanted[one["id"], one["landmark"]]
+        assert {name: mine[name] for name in one if name != "id"} == {k: v for k, v in one.items() if k != "id"}
+    for one, course in zip(told, courses, strict=True):
+        assert all(day is None or day <= 0 for day in course["days"])
+        if course["probability"]:
+            assert course["probability"][-1] == pytest.approx(one["probability"], abs=1e-5)
