@@ -19,7 +19,7 @@ from unpad.evaluation.sets import score_sets, summarise_sets
 from unpad.inference.patients import PatientPredictions, predict
 from unpad.recipes.training import PlanSettings
 
-pytestmark = pytest.mark.promise("patients.outcomes")
+pytestmark = pytest.mark.promise("patients.landmarks")
 PLAN = PlanSettings(tokens_per_micro=300)
 TIMES = 3
 NUM = 40

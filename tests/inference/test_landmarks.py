@@ -28,7 +28,7 @@ from unpad.proof.serving import OverHttp, prove_serving
 from unpad.recipes.training import PlanSettings
 from unpad.serving.over_http import numbers, streams
 
-pytestmark = pytest.mark.promise("patients.horizon")
+pytestmark = pytest.mark.promise("patients.landmarks")
 TIMES = [-250, -100, 0]
 NUM = 60
 

@@ -20,7 +20,7 @@ from unpad.models.contract import PredictsSets
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.recipes.recipe import Recipe
 
-pytestmark = pytest.mark.promise("patients.horizon")
+pytestmark = pytest.mark.promise("patients.landmarks")
 TIMES = [24, 48, 72]
 A, B, C, D = range(FIRST_ID, FIRST_ID + 4)
 ENDS = {A: (0, 500.0), B: (1, 60.0), C: (1, 48.0), D: (0, 20.0)}  # whether the outcome came, and the last hour observed
