@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,8 @@ from unpad.nn.linear import independent_rows
 from unpad.proof.serving import OverHttp, prove_serving
 from unpad.recipes.training import PlanSettings
 from unpad.serving.over_http import numbers, streams
+from unpad.serving.patients import Tables, instances_of, predictions
+from unpad.serving.protocol import Instance
 
 pytestmark = pytest.mark.promise("patients.landmarks")
 TIMES = [-250, -100, 0]
@@ -83,6 +85,37 @@ def test_an_example_is_predicted_as_by_a_recipe_with_its_landmark_alone_bit_for_
         found = predicted(loaded, alone, plan)
         for name, values in vars(found).items():
             assert np.array_equal(values, getattr(told, name)[mine], equal_nan=True), name
+
+
+def test_a_request_has_the_landmarks_of_a_column_each_with_an_answer(made: Made, tmp_path: Path) -> None:
+    people = pq.read_table(made.recipe.parent / "tables" / "people.parquet").to_pylist()[:20]
+    own = [{**person, "at": at} for person in people for at in ((-300, -20) if person["id"] % 2 else (0,))]
+    pq.write_table(pa.Table.from_pylist(own), tmp_path / "own.parquet")
+    trained = load(made.run)
+    assert trained.recipe.events.labels is not None
+    labels = trained.recipe.events.labels.model_copy(
+        update={"path": str(tmp_path / "own.parquet"), "missing": "exclude"}
+    )
+    events = trained.recipe.events.model_copy(update={"landmark": "at", "labels": labels})
+    loaded = replace(trained, recipe=trained.recipe.model_copy(update={"events": events}))
+    data, tables = cast(EventData, open_data(loaded.recipe, loaded.files)), Tables.of(loaded)
+    assert data.landmarks is not None
+    found = predicted(loaded, data, loaded.recipe.plan)
+    given = instances_of(tables, data, range(len(data.table)))
+    for seq, one in enumerate(given):
+        assert [row["at"] for row in one["events"] if "at" in row] == [data.landmarks[seq]]
+    merged: dict[str, list[Mapping[str, Any]]] = {}
+    for one in given:
+        merged.setdefault(one["id"], []).extend(row for row in one["events"] if row not in merged.get(one["id"], ()))
+    asked = [Instance(one, tuple(rows)) for one, rows in reversed(merged.items())]
+    read = tables.read(asked)
+    assert read.landmarks is not None
+    told = predicted(loaded, read, loaded.recipe.plan)
+    answers = predictions(loaded, read, asked, [(np.arange(len(read.table)), vars(told))])
+    wanted = {(str(one), at): p for one, at, p in zip(data.ids.tolist(), data.landmarks.tolist(), found.p, strict=True)}
+    assert [(one["id"], one["landmark"]) for one in answers] == sorted(wanted, key=lambda key: (-int(key[0]), key[1]))
+    for one in answers:
+        assert one["probability"] == wanted[one["id"], one["landmark"]]
 
 
 def test_every_verb_tells_examples_and_patients_apart(made: Made, unpad: Shell, tmp_path: Path) -> None:

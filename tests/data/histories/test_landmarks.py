@@ -170,8 +170,8 @@ def test_all_examples_of_a_patient_are_in_one_part_and_it_counts_once(tmp_path: 
         held_out = sum(parts == {Split.HOLDOUT} for parts in sides.values())
         assert held_out == 18 if version == 2 else 0 < held_out < 60
         assert (np.diff(data.table.group) >= 0).all()
-        groups = dict(zip(data.ids.tolist(), data.table.group.tolist(), strict=True))
-        assert len(set(groups.values())) == len(groups) == 60, "intervals are taken over patients"
+        groups = set(zip(data.ids.tolist(), data.table.group.tolist(), strict=True))
+        assert len(groups) == 60 == len({group for _, group in groups}), "intervals are taken over patients"
 
 
 def test_declared_parts_hold_for_all_examples_and_those_of_the_test_part_are_counted(tmp_path: Path) -> None:
