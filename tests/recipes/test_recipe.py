@@ -287,7 +287,7 @@ def test_no_wrong_value_of_any_field_is_told_in_words_of_the_library_that_checks
         ("stages.tune.optim=null", "null is not a mapping", "write a mapping"),
         ("stages=[[1]]", "[1] is not a section of fields", "write its fields"),
         ("optim.betas=0.9", "0.9 is not a list", "write a list"),
-        ("events.landmark=[1]", "[1] is not a number or a text", "write a number"),
+        ("events.landmark={a: 1}", '{"a": 1} is not a number or a text or a list', "write a number"),
         ("data.text={path: 3}", "3 is not a text", "write it in quotes"),
         ("data.text=[3]", "3 is not a section of fields", "write its fields"),
         ("train=3", "3 is not a section of fields", "write its fields"),

@@ -220,6 +220,8 @@ class EventSettings(Section):
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, date) or (isinstance(one, str) and DATE.match(one)):
                 raise ValueError("one date for all is no landmark; give the labels a column of dates and name it")
+        if isinstance(value, list) and not all(isinstance(one, int | float) for one in value):
+            raise ValueError("several landmarks are numbers, such as [24, 48, 72]")
         return value
 
     @field_validator("landmark", mode="after")

@@ -18,7 +18,7 @@ from unpad.storage.wrong_value import describe, expected_of, fix_of, shown
 SectionType = TypeVar("SectionType", bound=BaseModel)
 NOT_A_NUMBER = PydanticCustomError("not_a_number", "is not a number")
 NOT_A_TRUTH = PydanticCustomError("not_a_truth", "is not true or false")
-UNION_TAGS = ("float", "str")  # of a field that takes a number or a text
+UNION_TAGS = ("float", "str", "list[float]")  # of a field that takes a number, a text or numbers
 _keeps_paths = ContextVar("keeps_paths", default=False)
 
 

@@ -274,6 +274,7 @@ def test_two_rows_of_a_landmark_are_refused_and_so_are_two_of_a_patient_without_
         ([48, 24], {"event": "died", "duration": "end"}, "landmarks are finite times that rise"),
         ([24, 24], {"event": "died", "duration": "end"}, "landmarks are finite times that rise"),
         ([], {"event": "died", "duration": "end"}, "landmarks are finite times that rise"),
+        ([24, "x"], {"event": "died", "duration": "end"}, "several landmarks are numbers"),
         (["2024-01-01"], {"event": "died", "duration": "end"}, "one date for all is no landmark"),
         ([24, 48], {"label": "died"}, "several landmarks need labels with event and duration"),
         ([24, 48], None, "several landmarks need labels with event and duration"),
