@@ -70,7 +70,7 @@ def test_every_verb_tells_the_probabilities_of_all_causes(made: Made, unpad: She
     told = unpad("eval", made.run, "--rows", "rows.parquet")
     assert told.code == 0, told.err
     assert "observed until a competing event" in told.out
-    assert "concordance" in told.out
+    assert all(f"{measure}_{name}" in told.out for measure in ("concordance", "brier") for name in OTHERS)
     assert unpad("embed", made.run, "--out", "own.parquet").code == 0
     assert unpad("embed", made.run, "--data", made.recipe.parent / "tables", "--out", "new.parquet").code == 0
     tables = {name: pq.read_table(f"{name}.parquet") for name in ("rows", "own", "new")}

@@ -13,7 +13,7 @@ from unpad.data.measuring import Measuring, once_each
 from unpad.data.patients import EventData
 from unpad.inference.loaded import LoadedRun
 from unpad.models.contract import Model, PredictsSets
-from unpad.models.set_sequence.event_sets import FIRST_COMPETING, EventSets
+from unpad.models.set_sequence.event_sets import EventSets
 from unpad.models.set_sequence.heads import risk
 from unpad.nn.linear import independent_rows
 
@@ -49,12 +49,11 @@ class PatientPredictions:
         p: np.ndarray = np.exp(self.log_p[:, 1])
         return p
 
-    @property
-    def waits(self) -> np.ndarray:
-        """Days to the outcome or to censoring, (num_patients,), without end after a competing event: the outcome will
-        never come, and the patient stays among those who are at risk of it longer than any other (Wolbers et al. 2014,
+    def waits(self, cause: int) -> np.ndarray:
+        """Days to a cause or to censoring, (num_patients,), without end after another cause: this one will never come,
+        and the patient stays among those who are at risk of it longer than any other (Wolbers et al. 2014,
         "Concordance for prognostic models with competing risks")."""
-        waits: np.ndarray = np.where(self.cause >= FIRST_COMPETING, np.inf, self.durations)
+        waits: np.ndarray = np.where((self.cause > 0) & (self.cause != cause), np.inf, self.durations)
         return waits
 
     @property
