@@ -15,12 +15,15 @@ import torch
 from torch import Tensor
 
 from tests.helpers import families
+from tests.helpers.patients import SET_SEQUENCES, random_patients, tiny_patients_model
 from tests.helpers.serving import running
 from tests.helpers.shell import Shell
 from tests.helpers.toy import run
+from unpad.batching.batch import RaggedBatch
 from unpad.inference.embed import embed_file
 from unpad.inference.loaded import load
-from unpad.models.set_sequence.heads import PatientHeads
+from unpad.inference.patients import outcomes
+from unpad.models.set_sequence.heads import PatientHeads, risk
 from unpad.proof.recipe import prove_recipe
 from unpad.proof.serving import OverHttp, prove_serving
 from unpad.serving.over_http import numbers, streams
@@ -130,3 +133,23 @@ def test_the_certificate_holds_and_fails_where_causes_of_other_patients_move_the
 
     monkeypatch.setattr(PatientHeads, "hazards", mixed)
     assert failed()
+
+
+@pytest.mark.parametrize("kind", ["plain", "filter", "competing", "vectors"])
+def test_one_pass_gives_what_classes_and_hazards_give_alone_bit_for_bit(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = SET_SEQUENCES[kind]
+    model, batch = tiny_patients_model(torch.float32, **fields), random_patients([5, 0, 9, 1, 14])
+    model.trained = {"classification": 1.0, "hazard": 1.0}
+    passes, read = list[RaggedBatch](), type(model)._read
+    monkeypatch.setattr(type(model), "_read", lambda own, given: passes.append(given) or read(own, given))
+    with torch.no_grad():
+        found = outcomes(model, batch)
+        assert len(passes) == 1
+        log_p, hazards = model.classify(batch).double().log_softmax(-1), model.hazards(batch)
+    expected = {"log_p": log_p, "competing": log_p[:, 2:], "risk": log_p[:, 1]}
+    if hazards is not None:
+        expected |= {"competing": model.competing(hazards.double()).exp(), "risk": risk(hazards.double())}
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[name], values.detach().numpy()) for name, values in expected.items())

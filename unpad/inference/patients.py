@@ -99,9 +99,9 @@ def predict(over: Measuring[EventData]) -> PatientPredictions:
 
 def outcomes(model: PredictsSets, batch: RaggedBatch) -> dict[str, np.ndarray]:
     """`log_p`, `competing` and `risk` of `PatientPredictions` for the patients of a batch."""
-    log_p = model.classify(batch).double().log_softmax(-1)  # (num_seqs, 2)
-    hazards = model.hazards(batch) if trains(model, "hazard") else None  # (num_seqs, bins, causes) logits
-    if hazards is None:
+    scores, hazards = model.classes_and_hazards(batch)  # (num_seqs, 2); (num_seqs, bins, causes) logits, or None
+    log_p = scores.double().log_softmax(-1)
+    if hazards is None or not trains(model, "hazard"):
         found = {"log_p": log_p, "competing": log_p[:, 2:], "risk": log_p[:, 1]}
     else:
         found = {"log_p": log_p, "competing": model.competing(hazards.double()).exp(), "risk": risk(hazards.double())}
