@@ -111,6 +111,10 @@ def test_the_server_and_other_passes_give_these_numbers_bit_for_bit(made: Made, 
     wanted = {row["id"]: row for row in pq.read_table(tmp_path / "new.parquet").to_pylist()}
     with running(made.run, name="events") as server:
         told = server.post("/v1/models/events:predict", {"instances": asked}).json()["predictions"]
+        facts = server.get("/v1/models/events").json()["unpad"]
+    assert facts["predictions"] == ["probability", *NAMES, "risk"]
+    assert facts["horizon_days"] == 365
+    assert all(set(facts["predictions"]) <= one.keys() for one in told)
     for one in told:
         assert set(NAMES) < one.keys(), "several patients of one request, each with its own numbers"
         assert {name: wanted[one["id"]][name] for name in one} == one
