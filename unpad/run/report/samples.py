@@ -82,7 +82,7 @@ def old_notes(folder: Path) -> list[str]:
     return [f"the evaluation is of step {evaluation['step']:,}, the weights are of step {step:,}: evaluate them anew"]
 
 
-class _State(TypedDict):
+class _Stepped(TypedDict):
     step: Count
 
 
@@ -93,7 +93,7 @@ def _weights_step(folder: Path) -> int | None:
     numbered = {int(path.parent.name.rpartition("-")[2]): path for path in checkpoints.glob("*step-*[0-9]/state.json")}
     for path in (*best, *(numbered[step] for step in sorted(numbered, reverse=True))):
         try:
-            return int(read_shaped(path, _State)["step"])
+            return int(read_shaped(path, _Stepped)["step"])
         except (UnpadError, OSError):
             continue
     return None
