@@ -29,9 +29,12 @@ from tests.helpers.patients import tiny_patients_model
 from unpad.batching.batch import RaggedBatch, concatenate
 from unpad.batching.layout import Layout
 from unpad.batching.plan import plan
+from unpad.data.check import _check_events
+from unpad.data.histories.cohort import read_cohort
+from unpad.data.histories.report import cohort_lines
 from unpad.data.histories.tables import alias
 from unpad.data.measuring import Measuring
-from unpad.data.patients import CODES, EventData, num_outputs
+from unpad.data.patients import CODES, EventData, num_outputs, open_data
 from unpad.errors import PlanError, RecipeError, SourceError
 from unpad.models import model_config
 from unpad.models.set_sequence.event_sets import EventSets
@@ -386,7 +389,8 @@ def test_the_data_decides_the_horizon_and_the_linear_path(tmp_path: Path, unit: 
         ([0, 1, 2, 5], [5, 2]),
         (["alive", "1", "Discharged", "moved"], ["moved", "discharged"]),
         ([0.0, 1.0, 2.0, 5.0], ["5", 2]),
-        (["0", "1.0", "2.0", "5"], ["5", 2]),
+        (["0", "1.0", "2.0", "5"], ["5", 2.0]),
+        (["0", "1", "Straße", "5"], [5, "STRASSE"]),
     ],
 )
 def test_who_had_a_competing_event_by_the_horizon_has_label_0_and_is_not_left_out(
@@ -406,7 +410,9 @@ def test_who_had_a_competing_event_by_the_horizon_has_label_0_and_is_not_left_ou
     cause = data.load(micro_of(data, range(len(data.ids)))).require(EventSets).cause
     assert cause is not None
     assert cause.tolist() == [0] * 3 + [1] * 3 + [3] * 3 + [2] * 3, "in the order in which competing names them"
-    assert "3 observed until the outcome, 6 until a competing event, followed" in "\n".join(data.lines())
+    each = ", ".join(f"{word}: 3" for word in Recipe(events={"labels": made, "landmark": 0}).events.labels.competing)
+    assert f"3 observed until the outcome, 6 until a competing event ({each}), followed" in "\n".join(data.lines())
+    assert "of events.labels.competing" not in "\n".join(data.lines())
 
 
 @pytest.mark.promise("patients.competing")
@@ -422,13 +428,68 @@ def test_another_status_than_0_and_1_is_refused_with_the_way_to_declare_competin
         return [(bad.code, bad.what.partition(": ")[2], bad.fix) for bad in data.bad_rows]
 
     [(code, what, fix)] = faults([0, 1, 2])
-    assert (code, what) == ("E_LABEL", '"status" is neither 0 nor 1')
+    assert (code, what) == ("E_LABEL", '"status" is "2", neither 0 nor 1')
     assert "events.labels.competing=[2]" in fix
     assert faults([0, 1, 2], competing=[2]) == []
-    for status in ([0, 1, 3], [0, 1, 2.5], ["0", "1", "moved"]):
-        [(code, what, fix)] = faults(status, competing=[2])
-        assert (code, what) == ("E_LABEL", '"status" is none of 0, 1, false, true, 2')
+    own = "none of 0, 1, false, true, 2"
+    said = {"3": '"3", ', "2.5": '"2.5", ', "dead": '"dead", ', "moved": "", "90210001": ""}  # perhaps a name, an id
+    for value, shown in said.items():
+        [(code, what, fix)] = faults(["0", "1", value], competing=[2])
+        assert (code, what) == ("E_LABEL", f'"status" is {shown}{own}')
         assert "map or competing in events.labels" in fix
+    assert {what for _, what, _ in faults(["moved", "moved", "0"], competing=[2])} == {f'"status" is "moved", {own}'}
+
+
+def people_with(tmp_path: Path, columns: dict[str, list[Any]], **fields: object) -> Recipe:
+    """A recipe with events of patients and the table of labels of these columns; the landmark is day 10."""
+    ids = list(range(A, A + len(next(iter(columns.values())))))
+    path = label_file(tmp_path / "people.csv", id=ids, **columns)
+    source = {**long(tmp_path, [(patient, 1, "x", 1.0) for patient in ids]), "unit": "days"}
+    made = {"path": path, "event": "status", "duration": "end", "horizon": 30, "missing": "exclude", **fields}
+    recipe = {"data": {"holdout": 0}, "events": {"labels": made, "landmark": 10}, "losses": {"classification": 0}}
+    return recipe_of(source, **recipe)
+
+
+@pytest.mark.promise("patients.competing")
+def test_a_competing_value_that_nobody_has_is_warned_of_with_the_values_that_there_are(tmp_path: Path) -> None:
+    columns = {"status": ["alive", "ill", "death", "death", "moved", "Ada"], "end": [40] * 6}
+    meant = {"competing": ["dead", "moved"], "map": {"alive": 0, "ill": 1}}
+    recipe = people_with(tmp_path, columns, **meant)
+    read = read_cohort(recipe)
+    [note] = read.notes
+    assert note.endswith('no "status" is "dead", of events.labels.competing; there are alive, ill, death, moved')
+    assert "1 until a competing event (dead: 0, moved: 1)" in cohort_lines(read.cohort, ["dead", "moved"])[-1]
+    columns["status"] = [""] * 6
+    assert read_cohort(people_with(tmp_path, columns, **meant)).notes == (), "nothing is known of anybody"
+
+
+def test_check_says_of_patients_who_are_left_out_what_training_says(tmp_path: Path) -> None:
+    columns = {"status": [0, 1, 2, 0, None, 1, None], "end": [40, 30, 20, -5, 50, None, None]}
+    recipe = people_with(tmp_path, columns, competing=[2, 3], censored="exclude")
+    recipe = recipe.model_copy(update={"model": {"kind": "set_sequence", "bins": [0, 30]}})
+    told = _check_events(recipe, trains=True).notes
+    lines = open_data(recipe, None).lines()
+    assert [line for line in told if line in lines] == list(told)
+    assert "1 left out whose observation ended before the landmark" in told[0]
+    assert told[2:] == (
+        told[2],
+        f'warning: {recipe.events.labels.path}: no "status" is "3", of events.labels.competing; there are 0, 1, 2',
+    )
+    reasons = {"without a label": 1, "without a duration": 1, "without a label and duration": 1}
+    assert reasons.items() <= read_cohort(recipe).cohort.left_out.items()
+
+
+@pytest.mark.parametrize(
+    ("status", "end", "what"),
+    [(None, 20, "label"), (1, None, "duration"), (None, None, "label and duration")],
+)
+def test_which_of_label_and_duration_is_missing_is_said(
+    tmp_path: Path, status: int | None, end: int | None, what: str
+) -> None:
+    recipe = people_with(tmp_path, {"status": [0, status], "end": [40, end]}, missing="error")
+    [bad] = read_cohort(recipe).bad
+    assert bad.what.endswith(f" has an empty {what}")
+    assert bad.fix.startswith(f"add the {what}, or set events.labels.missing")
 
 
 def test_the_labels_decide_the_number_of_competing_hazards(tmp_path: Path) -> None:
@@ -456,6 +517,9 @@ def test_the_labels_decide_the_number_of_competing_hazards(tmp_path: Path) -> No
         ({"competing": [1]}, '"1" among the competing events has a meaning as 0, 1 or in map'),
         ({"competing": ["Moved"], "map": {"moved": 0}}, '"moved" among the competing events has a meaning'),
         ({"competing": [2, "2"]}, '"2" among the competing events is named twice'),
+        ({"competing": [2, 2.0]}, '"2" among the competing events is named twice'),
+        ({"competing": [True]}, '"true" among the competing events has a meaning as 0, 1 or in map'),
+        ({"map": {"2": 0, "2.0": 1}}, '"2" has two meanings'),
         ({"competing": [""]}, '"" among the competing events is no value'),
     ],
 )

@@ -32,6 +32,7 @@ from unpad.evaluation.patients import (
     evaluate,
     held_out,
     summarise,
+    summarise_competing,
 )
 from unpad.evaluation.rows import Ranked
 from unpad.evaluation.run import evaluate_run
@@ -391,6 +392,34 @@ def test_who_had_a_competing_event_stays_at_risk_for_ever() -> None:
     days, ended = np.array([5.0, 2.0, 3.0]), np.array([1, 2, 0])
     assert ranked(timed_only(np.array([0.2, 0.9, 0.9]), days, ended)) == [0, 0]
     assert ranked(timed_only(np.array([0.9, 0.2, 0.9]), days, ended)) == [1, 1]
+
+
+@pytest.mark.promise("patients.competing")
+def test_every_competing_event_is_measured_as_the_outcome_is() -> None:
+    rng = np.random.default_rng(7)
+    num, horizon, names = 50, 9.1, ("moved", "died", "never")
+    durations, cause = rng.integers(1, 15, num).astype(np.float32), rng.integers(0, 4, num)
+    durations[:5] = horizon
+    p = rng.integers(0, 9, (num, 3)) / 40
+    label = np.where((cause > 0) & (durations <= np.float32(horizon)), cause == 1, np.where(durations > 9, 0, UNKNOWN))
+    given = timed_only(p[:, 0], durations.astype(np.float64), cause)
+    found = summarise_competing(replace(given, labels=label, competing=p), names, horizon)
+    for place, name in enumerate(names[:2]):
+        right, comparable, squares = 0.0, 0, []
+        for i in range(num):
+            if label[i] != UNKNOWN:
+                came = cause[i] == 2 + place and (durations[i] <= 9 or i < 5)
+                squares.append((p[i, place] - came) ** 2)
+            for j in range(num):
+                later = durations[j] > durations[i] or (durations[j] == durations[i] and cause[j] == 0)
+                if cause[i] == 2 + place and (later or cause[j] not in (0, 2 + place)):
+                    comparable += 1
+                    right += (p[i, place] > p[j, place]) + (p[i, place] == p[j, place]) / 2
+        assert found[f"concordance_{name}"].value == pytest.approx(right / comparable, abs=1e-12)
+        assert found[f"brier_{name}"].value == pytest.approx(sum(squares) / len(squares), abs=1e-12)
+        assert found[f"brier_{name}"].num == len(squares) < num
+    assert found["concordance_never"].to_json()["reason"] == "no never came before another patient's observation ended"
+    assert summarise_competing(given, names, None) == {}, "no horizon, no probabilities"
 
 
 def test_competing_events_are_counted_and_told_in_rows_where_there_are_any() -> None:

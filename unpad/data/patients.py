@@ -359,7 +359,8 @@ def open_tables(recipe: Recipe, tables: PatientTables, kept: dict[str, bytes] | 
         num_late=count_late(tables),
         source_names=tuple(part.name for part in tables.rows.parts),
         has_end=not settings.labels or bool(settings.labels.time) or settings.landmark is not None,
-        notes=tuple(note for part in tables.rows.parts for note in part.notes),
+        notes=tables.notes,
+        competing=tuple(settings.labels.competing) if settings.labels else (),
     )
     table = _table(recipe, tables, histories.sets)
     known, code, value = histories.known, histories.events.code, histories.events.value

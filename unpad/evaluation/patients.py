@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,8 @@ HIGHER_IS_BETTER: dict[str, bool | None] = {
     "calibration_slope": None,
     "calibration_intercept": None,
     "concordance": True,
+    "brier_*": False,
+    "concordance_*": True,
     **sets.HIGHER_IS_BETTER,
 }
 NUM_POINTS = 200  # of a drawn curve
@@ -184,6 +187,8 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> Eval
         predictions = predict(over)
         classifies = gives_probability(model) and bool(predictions.known.any())
         metrics |= summarise(predictions, classifies, classifies or trains(model, "hazard"))
+        if predictions.competing.shape[1] and run.recipe.events.labels is not None:
+            metrics |= summarise_competing(predictions, run.recipe.events.labels.competing, data.horizon)
         drawn["counts"] |= count(predictions, data.labels is not None)
         p = probabilities(run, predictions.log_p, predictions.competing) if classifies else {}
         columns |= _columns(predictions, p)
@@ -318,14 +323,42 @@ def summarise(predictions: PatientPredictions, classifies: bool, ranks: bool, se
         }
     timed = ~np.isnan(predictions.durations)
     if ranks and timed.any():
-        risk, waits, observed = predictions.risk[timed], predictions.waits[timed], predictions.cause[timed] == OUTCOME
-        found_c = binary.measured(lambda w: binary.concordance(risk, waits, observed, w), len(risk), seed)
-        metrics["concordance"] = (
-            Refused(np.nan, np.nan, np.nan, len(risk), "no outcome came before another patient's observation ended")
-            if np.isnan(found_c.value)
-            else binary.exact_concordance(found_c, waits, observed)
-        )
+        metrics["concordance"] = _ranks(predictions, predictions.risk, OUTCOME, "outcome", seed)
     return metrics
+
+
+def summarise_competing(
+    predictions: PatientPredictions, names: Sequence[str], horizon: float | None, seed: int = 0
+) -> dict[str, Metric]:
+    """`concordance_NAME` and `brier_NAME` of the probability of every competing event, as those of the outcome: after
+    another event this one never comes.
+
+    Args:
+        names: of the competing events; horizon: days from the landmark, of their probabilities.
+    """
+    metrics: dict[str, Metric] = {}
+    if horizon is None or not predictions.competing.shape[1] or np.isnan(predictions.durations).all():
+        return metrics
+    ended = predictions.durations <= np.float32(horizon)  # durations are rounded so
+    for place, (name, p) in enumerate(zip(names, predictions.competing.T, strict=True)):
+        cause = FIRST_COMPETING + place
+        metrics[f"concordance_{name}"] = _ranks(predictions, p, cause, name, seed)
+        if predictions.known.any():
+            squares = ((p - (ended & (predictions.cause == cause))) ** 2)[predictions.known]
+            mean = partial(binary.mean, squares)
+            metrics[f"brier_{name}"] = binary.measured(mean, len(squares), seed, share=True)
+    return metrics
+
+
+def _ranks(predictions: PatientPredictions, risk: np.ndarray, cause: int, name: str, seed: int) -> Metric:
+    """Concordance of a risk, (num_patients,), with the times to one cause, of which other causes are the end."""
+    timed = ~np.isnan(predictions.durations)
+    risk, waits, observed = risk[timed], predictions.waits(cause)[timed], predictions.cause[timed] == cause
+    found = binary.measured(lambda w: binary.concordance(risk, waits, observed, w), len(risk), seed)
+    if np.isnan(found.value):
+        why = f"no {name} came before another patient's observation ended"
+        return Refused(np.nan, np.nan, np.nan, len(risk), why)
+    return binary.exact_concordance(found, waits, observed)
 
 
 def _why_missing(name: str, labels: np.ndarray, p: np.ndarray) -> str:

@@ -13,7 +13,7 @@ from unpad.data.measuring import Measuring, once_each
 from unpad.data.patients import EventData
 from unpad.inference.loaded import LoadedRun
 from unpad.models.contract import Model, PredictsSets
-from unpad.models.set_sequence.event_sets import FIRST_COMPETING, EventSets
+from unpad.models.set_sequence.event_sets import EventSets
 from unpad.models.set_sequence.heads import risk
 from unpad.nn.linear import independent_rows
 
@@ -49,12 +49,11 @@ class PatientPredictions:
         p: np.ndarray = np.exp(self.log_p[:, 1])
         return p
 
-    @property
-    def waits(self) -> np.ndarray:
-        """Days to the outcome or to censoring, (num_patients,), without end after a competing event: the outcome will
-        never come, and the patient stays among those who are at risk of it longer than any other (Wolbers et al. 2014,
+    def waits(self, cause: int) -> np.ndarray:
+        """Days to a cause or to censoring, (num_patients,), without end after another cause: this one will never come,
+        and the patient stays among those who are at risk of it longer than any other (Wolbers et al. 2014,
         "Concordance for prognostic models with competing risks")."""
-        waits: np.ndarray = np.where(self.cause >= FIRST_COMPETING, np.inf, self.durations)
+        waits: np.ndarray = np.where((self.cause > 0) & (self.cause != cause), np.inf, self.durations)
         return waits
 
     @property
@@ -100,9 +99,9 @@ def predict(over: Measuring[EventData]) -> PatientPredictions:
 
 def outcomes(model: PredictsSets, batch: RaggedBatch) -> dict[str, np.ndarray]:
     """`log_p`, `competing` and `risk` of `PatientPredictions` for the patients of a batch."""
-    log_p = model.classify(batch).double().log_softmax(-1)  # (num_seqs, 2)
-    hazards = model.hazards(batch) if trains(model, "hazard") else None  # (num_seqs, bins, causes) logits
-    if hazards is None:
+    scores, hazards = model.classes_and_hazards(batch)  # (num_seqs, 2); (num_seqs, bins, causes) logits, or None
+    log_p = scores.double().log_softmax(-1)
+    if hazards is None or not trains(model, "hazard"):
         found = {"log_p": log_p, "competing": log_p[:, 2:], "risk": log_p[:, 1]}
     else:
         found = {"log_p": log_p, "competing": model.competing(hazards.double()).exp(), "risk": risk(hazards.double())}

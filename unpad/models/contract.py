@@ -347,7 +347,9 @@ class PredictsSets(Classifies, HasLatent):
     """A model of sequences of sets of events that predicts the outcome of a sequence and the contents of its next
     set."""
 
-    computes: ClassVar[tuple[str, ...]] = ("begin", "hazards", "next_codes", "code_nll", "vectors", "course")
+    computes: ClassVar[tuple[str, ...]] = (
+        "begin", "hazards", "classes_and_hazards", "next_codes", "code_nll", "vectors", "course",
+    )  # fmt: skip
 
     @property
     def horizon(self) -> float | None:
@@ -366,6 +368,10 @@ class PredictsSets(Classifies, HasLatent):
     @abstractmethod
     def hazards(self, batch: RaggedBatch) -> Tensor | None:
         """Logits of the hazards of every bin of time, (num_seqs, bins, causes), fp32 or wider; None without bins."""
+
+    def classes_and_hazards(self, batch: RaggedBatch) -> tuple[Tensor, Tensor | None]:
+        """`classify` and `hazards` of a batch, of one pass where the model can."""
+        return self.classify(batch), self.hazards(batch)
 
     def competing(self, hazards: Tensor) -> Tensor:
         """Log probabilities that an event that competes with the outcome is the first to come by the horizon,

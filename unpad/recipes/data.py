@@ -91,11 +91,23 @@ _FORMAT = (
 )
 
 
+def as_word(value: object) -> str:
+    """A value of a recipe or of a column as they are compared: stripped, in lower case, and 2.0 as 2, as programs that
+    know no missing whole number write it."""
+    return re.sub(r"^(-?[0-9]+)\.0*$", r"\1", str(value).strip().casefold())
+
+
 def _as_words(value: Any) -> Any:
-    """Keys of a map, or members of a list, as they are compared: stripped and in lower case."""
+    """Keys of a map, or members of a list, as they are compared."""
     if isinstance(value, list):
-        return [str(word).strip().casefold() for word in value]
-    return {str(word).strip().casefold(): label for word, label in value.items()} if isinstance(value, dict) else value
+        return [as_word(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    words = {as_word(one): label for one, label in value.items()}
+    twice = [as_word(one) for one, label in value.items() if words[as_word(one)] != label]
+    if twice:
+        raise ValueError(f'"{twice[0]}" has two meanings')
+    return words
 
 
 class EventSource(Section):
@@ -176,7 +188,7 @@ class EventLabels(Section):
         "model.bins are there, which learn from them, else exclude.",
     )
     missing: Literal["error", "exclude", "keep"] = Field(
-        "error", description="Patients with events but no label; keep: unlabelled."
+        "error", description="Patients with events but no label, or without a duration beside it; keep: unlabelled."
     )
 
     @model_validator(mode="after")
@@ -189,7 +201,7 @@ class EventLabels(Section):
             raise ValueError("a horizon goes with event and duration")
         if self.competing and self.event is None:
             raise ValueError("competing events are values of the column event, which goes with duration")
-        taken = {"0", "1", *(self.map or {})}
+        taken = {"0", "1", "true", "false", *(self.map or {})}
         for place, word in enumerate(self.competing):
             if word in taken or word in self.competing[:place] or not word:
                 what = "is named twice" if word in self.competing[:place] else "has a meaning as 0, 1 or in map"

@@ -29,6 +29,7 @@ from unpad.inference.embed import predicts, with_tables
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patient_marks import mark_patients, refuse_unknown
 from unpad.inference.patients import probabilities
+from unpad.models.contract import PredictsSets
 from unpad.recipes.data import EventLabels, EventSource
 from unpad.serving.protocol import Instance, RequestError
 
@@ -250,6 +251,17 @@ def _without_places(places: Any) -> Iterator[None]:
 
 
 # --------------------------------------------------------------------------- answers
+
+
+def answers_of(run: LoadedRun) -> dict[str, Any]:
+    """What `predictions` have of a run's model: names of its probabilities and of its risk, and the days from the
+    landmark within which its hazards give the probabilities; None where these are not of hazards."""
+    model, labels, (classifies, has_hazards) = run.model, run.recipe.events.labels, predicts(run)
+    assert isinstance(model, PredictsSets), "a run of patients"
+    horizon = model.horizon if has_hazards else None
+    num_competing = len(labels.competing) if labels is not None and horizon is not None else 0
+    p = probabilities(run, np.zeros((0, 2)), np.zeros((0, num_competing))) if classifies else {}
+    return {"predictions": [*p, *(["risk"] if has_hazards else [])], "horizon_days": horizon}
 
 
 def predictions(

@@ -109,6 +109,11 @@ class PatientTables:
         return [*(row for _, bad in self.tables for row in bad), *self.refused]
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks of all tables."""
+        return (*(note for part in self.rows.parts for note in part.notes), *(self.labels.notes if self.labels else ()))
+
+    @property
     def num_rows(self) -> int:
         """Rows of all tables."""
         return sum(len(table) + len(table.bad) for table, _ in self.tables)
@@ -226,7 +231,11 @@ def choose(
         assert settings.labels is not None
         choice.leave(~has_event & (row < 0), "in no table of events or labels")
         choice.leave(_of_row(~labels.usable, row, fill=0).astype(np.bool_), "whose row of labels is quarantined")
-        bad += _missing(rows, labels, row, choice, np.isnan(label), settings.labels)
+        unlabelled, endless = np.isnan(label), np.isnan(end) & (settings.labels.duration is not None)
+        both = unlabelled & endless & (row >= 0)
+        for what, unknown in (("label and duration", both), ("label", unlabelled), ("duration", endless)):
+            bad += _missing(rows, labels, row, choice, unknown, settings.labels, what)
+        label = np.where(endless, np.nan, label)
         if settings.landmark is None:
             refused = rows.days > end[rows.person]
             bad += _after_the_end(rows, refused)
@@ -281,23 +290,29 @@ def _without_events(rows: EventRows, empty: np.ndarray) -> list[BadRow]:
 
 
 def _missing(
-    rows: EventRows, labels: LabelTable, row: np.ndarray, choice: _Choice, unknown: np.ndarray, settings: EventLabels
+    rows: EventRows,
+    labels: LabelTable,
+    row: np.ndarray,
+    choice: _Choice,
+    unknown: np.ndarray,
+    settings: EventLabels,
+    what: str,
 ) -> list[BadRow]:
-    """Treat patients without a label as the recipe says."""
+    """Treat patients without `what`, such as a label, as the recipe says."""
     unknown = unknown & choice.taking
     if settings.missing == "keep" or not unknown.any():
         return []
-    choice.leave(unknown, "without a label")
+    choice.leave(unknown, f"without a {what}")
     if settings.missing == "exclude":
         return []
     people, events = np.unique(rows.person, return_index=True)
     first = dict(zip(people.tolist(), events.tolist(), strict=True))
-    fix = "add the label, or set events.labels.missing to exclude or keep"
+    fix = f"add the {what}, or set events.labels.missing to exclude or keep"
     bad = []
     for person in np.flatnonzero(unknown).tolist():
         where = labels.where(int(row[person])) if row[person] >= 0 else rows.where(first[person])
-        what = f"patient {rows.alias(person)} has " + ("an empty label" if row[person] >= 0 else "events and no label")
-        bad.append(BadRow(where, "E_LABEL", what, fix))
+        has = f"an empty {what}" if row[person] >= 0 else "events and no label"
+        bad.append(BadRow(where, "E_LABEL", f"patient {rows.alias(person)} has {has}", fix))
     return bad
 
 

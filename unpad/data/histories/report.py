@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +27,7 @@ class PatientsReport:
         per_source: (num_patients, num_sources) int64, events of each table; source_names: their names.
         num_read, num_strange, num_late: (num_patients, num_sources) int64, events up to the landmark by table, those of
             unknown codes among them, and events after the landmark.
-        notes: remarks of the tables.
+        notes: remarks of the tables; competing: names of the competing events.
         has_end: whether the recipe says which events are before the outcome, if there is an outcome.
     """
 
@@ -43,6 +44,7 @@ class PatientsReport:
     num_late: np.ndarray
     has_end: bool
     notes: tuple[str, ...] = ()
+    competing: tuple[str, ...] = ()
 
     def lines(
         self, cohort: Cohort, known: Codes, values: np.ndarray, sets: Sets, *, for_training: bool = True
@@ -58,10 +60,7 @@ class PatientsReport:
             f"{number_of(self.num_rows, 'rows')} read, {len(self.bad):,} quarantined; "
             f"{len(values) + sum(others.values()):,} events = {len(values):,} used"
             + "".join(f" + {number:,} {why}" for why, number in others.items()),
-            number_of(len(cohort.person), "patients")
-            + (f": {describe_split(cohort.split)}" if for_training else "")
-            + "".join(f"; {number:,} left out {why}" for why, number in cohort.left_out.items()),
-            *(_outcomes(cohort) if for_training else []),
+            *cohort_lines(cohort, self.competing, for_training),
         ]
         if not self.has_end and for_training:
             lines.append(
@@ -104,7 +103,15 @@ class PatientsReport:
         return lines
 
 
-def _outcomes(cohort: Cohort) -> list[str]:
+def cohort_lines(cohort: Cohort, competing: Sequence[str], for_training: bool = True) -> list[str]:
+    """Lines on who takes part and who does not, and on the outcomes; arguments as of `PatientsReport`."""
+    sides = f": {describe_split(cohort.split)}" if for_training else ""
+    left_out = "".join(f"; {number:,} left out {why}" for why, number in cohort.left_out.items())
+    own = number_of(len(cohort.person), "patients") + sides + left_out
+    return [own, *(_outcomes(cohort, competing) if for_training else [])]
+
+
+def _outcomes(cohort: Cohort, competing: Sequence[str]) -> list[str]:
     """Lines on labels and times to the outcome, where the recipe has them."""
     lines = []
     if cohort.label is not None:
@@ -114,7 +121,10 @@ def _outcomes(cohort: Cohort) -> list[str]:
     if cohort.duration is not None and cohort.cause is not None:
         median = np.median(cohort.duration) if len(cohort.duration) else 0
         came, other = int((cohort.cause == OUTCOME).sum()), int((cohort.cause >= FIRST_COMPETING).sum())
-        until = f"{came:,} observed until the outcome" + (f", {other:,} until a competing event" if other else "")
+        until = f"{came:,} observed until the outcome"
+        if competing:
+            each = (f"{name}: {(cohort.cause == at).sum():,}" for at, name in enumerate(competing, FIRST_COMPETING))
+            until += f", {other:,} until a competing event ({', '.join(each)})"
         lines.append(f"{until}, followed for a median of {median:,.6g} days")
     return lines
 

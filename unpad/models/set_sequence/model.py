@@ -245,6 +245,11 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
         """Logits of the hazards of every bin, (num_seqs, bins, causes), fp32 or wider; None without bins."""
         return self.patient.hazards(*self._outcome(self._read(batch)))
 
+    def classes_and_hazards(self, batch: RaggedBatch) -> tuple[Tensor, Tensor | None]:
+        """`classify` and `hazards` of a batch, of one pass."""
+        outcome = self._outcome(self._read(batch))
+        return self.patient.scores(*outcome), self.patient.hazards(*outcome)
+
     def competing(self, hazards: Tensor) -> Tensor:
         """Log probabilities of the competing events by the horizon, (num_seqs, num_competing), fp32 or wider."""
         until = self.patient.until
