@@ -42,6 +42,7 @@ class Patients:
     family = "patients"
     kinds = ("events",)
     codes = CODES
+    classes = ()
     num_outputs = len(CODES)
 
     @cached_property
@@ -134,7 +135,7 @@ class Guess(Stub, PredictsSets):
     def course(self, batch: RaggedBatch) -> tuple[Tensor, Tensor]:
         sets = batch.require(EventSets)
         score = segment_mean(sets.values, sets.members)
-        return score.sigmoid(), torch.full_like(score, 1 / (len(score) + 1))
+        return torch.stack([(-score).sigmoid(), score.sigmoid()], 1), torch.full_like(score, 1 / (len(score) + 1))
 
     def posterior(self, batch: RaggedBatch) -> tuple[Tensor, Tensor, Tensor]:
         raise NotImplementedError

@@ -1,10 +1,13 @@
-"""Table of labels, one row per patient: `label` (0 or 1), or `event` and `duration`, on the clock of the events."""
+"""Table of labels, one row per patient: `label` (0 or 1, or one of several classes), or `event` and `duration`, on the
+clock of the events."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +23,7 @@ from unpad.data.sources.example import BadRow
 from unpad.data.sources.fields import in_yaml
 from unpad.errors import RecipeError
 from unpad.models.set_sequence.event_sets import FIRST_COMPETING
-from unpad.recipes.data import EventLabels, EventSettings
+from unpad.recipes.data import EventLabels, EventSettings, plain_word
 
 # Words of labels for which messages know a side; a recipe says what they mean.
 _GOOD = ("alive", "no", "negative", "survived", "healthy", "absent", "normal", "control", "discharged", "存活", "否")
@@ -75,8 +78,8 @@ class LabelTable:
     Args:
         ids: (num_rows,) strings, of the rows with an id.
         usable: (num_rows,) bool, rows without a fault.
-        label: (num_rows,) float64, 0 or 1, nan if missing; that of `event` in a table without `label`, where 2 and up
-            are the competing events in their order.
+        label: (num_rows,) float64, 0 or 1, or the place of one of several classes, nan if missing; that of `event` in a
+            table without `label`, where 2 and up are the competing events in their order.
         end: (num_rows,) float64, end of observation, or time at which the label was known; nan if unknown.
         landmark: (num_rows,) float64; None without a column of landmarks.
         origin: (num_rows,) int64, row of `table`.
@@ -122,7 +125,7 @@ def read_labels(path: Path, settings: EventSettings, clock: TimeUnit, with_split
     faults.ids = ids
     identified = np.flatnonzero(faults.good)
     label = _read_label(table, labels, faults)
-    _refuse_several(ids, label, faults)
+    _refuse_several(ids, label, faults, labels.classes)
     end = np.full(len(table), np.nan)
     if table.has("end"):
         end = times(table, "end", clock.unit, faults, _format(labels, clock))
@@ -166,14 +169,20 @@ def _format(labels: EventLabels, clock: TimeUnit) -> str | None:
 def _read_label(table: Table, labels: EventLabels, faults: Faults) -> np.ndarray:
     """Read the column of labels, (num_rows,) float64, as in `LabelTable`, nan where it is empty or not known."""
     shown = table.names["label"]
+    if labels.classes:
+        own = {word: place for place, word in enumerate(labels.classes)}
+        return _mapped(table, {**own, **(labels.map or {})}, ("classes", "map"), faults)
     if labels.map is not None or labels.competing:
         causes = {word: cause for cause, word in enumerate(labels.competing, FIRST_COMPETING)}
         fields = ("map",) if labels.event is None else ("map", "competing")
-        return _mapped(table, {**(labels.map or {}), **causes}, fields, faults)
+        meaning = {"0": 0, "1": 1, "false": 0, "true": 1, **(labels.map or {}), **causes}
+        return _mapped(table, meaning, fields, faults)
     words = _words_of(table)
     if words:
         pairs = ", ".join(f"{in_yaml(word)}: {int(word not in _GOOD)}" for word in words)
         fix = f"write 0 or 1, or leave it empty; or say which word means 1: 'events.labels.map={{{pairs}}}'"
+        if labels.label is not None and len(words) > 2:
+            fix = f"make each a class: 'events.labels.classes=[{', '.join(map(in_yaml, words))}]'; or {fix}"
         is_word = np.asarray(pc.is_in(pc.utf8_lower(pc.utf8_trim_whitespace(table.column("label"))), pa.array(words)))
         faults.add(is_word, "E_TYPE", f'"{shown}" holds {" and ".join(words)}, expected 0 or 1', fix)
     label = columns.numbers(table, "label", faults, expected="0 or 1", truths=True)
@@ -181,6 +190,8 @@ def _read_label(table: Table, labels: EventLabels, faults: Faults) -> np.ndarray
     fix = "write 0 or 1, or leave it empty; 'events.labels.map={1: 0, 2: 1}' gives other numbers a meaning"
     if labels.event is not None:
         fix += ", and events.labels.competing=[2] says that 2 is another event, after which the outcome cannot come"
+    else:
+        fix += ", and 'events.labels.classes=[0, 1, 2]' makes each a class of its own"
     faults.add(wrong, "E_LABEL", f'"{shown}" is neither 0 nor 1', fix)
     return label
 
@@ -204,6 +215,9 @@ def _words_of(table: Table) -> list[str]:
 def _mapped(table: Table, meaning: Mapping[str, int | None], fields: Sequence[str], faults: Faults) -> np.ndarray:
     """Labels of the words, or numbers, of a column, (num_rows,) float64; nan for empty rows and unknown outcomes.
 
+    A message has a word that stands for no label only if it cannot be that of one patient: others have it too, or it is
+    a short number, or nearly one of those that do.
+
     Args:
         fields: of `events.labels` that give words a meaning, for the message.
     """
@@ -213,28 +227,37 @@ def _mapped(table: Table, meaning: Mapping[str, int | None], fields: Sequence[st
     if pa.types.is_string(column.type):
         column = columns.utf8(column, faults)
     texts = pc.utf8_lower(pc.utf8_trim_whitespace(column.cast(pa.string())))
-    # Programs that know no missing whole number write 2 as 2.0.
-    encoded = pc.replace_substring_regex(texts, r"^(\d+)\.0*$", r"\1").dictionary_encode()
-    words = encoded.dictionary.to_pylist()
-    meaning = {"0": 0, "1": 1, "false": 0, "true": 1, **meaning}
+    encoded = texts.dictionary_encode()
+    words = [plain_word(word) for word in encoded.dictionary.to_pylist()]
     value = [meaning.get(word) for word in words]
     empty = [word in map(str.lower, columns.NOTHING) and word not in meaning for word in words]
     index = np.asarray(encoded.indices.fill_null(-1))
     label: np.ndarray = np.array([*(np.nan if meant is None else meant for meant in value), np.nan], np.float64)[index]
     strange = np.array([*(not bare and word not in meaning for bare, word in zip(empty, words, strict=True)), False])
-    known = ", ".join(meaning)
-    what = f'"{shown}" is none of {known}'
+    known, counts = ", ".join(meaning), Counter(words[place] for place in index[strange[index]].tolist())
     fix = f"add the word to {' or '.join(fields)} in events.labels, or leave the cell empty"
-    faults.add(strange[index], "E_LABEL", what, fix)
+
+    def explain(row: int) -> tuple[str, str]:
+        word = words[index[row]]
+        is_short = re.fullmatch(r"-?\d{1,3}(\.\d)?", word)
+        told = f'"{word}", ' if counts[word] > 1 or is_short or get_close_matches(word, list(meaning), n=1) else ""
+        return f'"{shown}" is {told}none of {known}', fix
+
+    faults.add(strange[index], "E_LABEL", explain)
     return label
 
 
-def _refuse_several(ids: pa.Array, label: np.ndarray, faults: Faults) -> None:
+def _refuse_several(ids: pa.Array, label: np.ndarray, faults: Faults, classes: Sequence[str]) -> None:
     """Refuse patients with several rows, and say which of them contradict each other."""
     person = number(ids)
     twice = np.bincount(person, minlength=1)[person] > 1
-    has_one, has_none = (np.bincount(person, label == value, minlength=1)[person] > 0 for value in (1, 0))
+    names = classes or ("0", "1")
+    having = np.stack([np.bincount(person, label == value, minlength=1)[person] > 0 for value in range(len(names))])
     fix = "leave one row per patient; of several prediction times keep one"
-    what = "the patient has several rows of labels, which contradict each other: 0 and 1"
-    faults.add(twice & has_one & has_none, "E_LABEL", what, fix)
+
+    def explain(row: int) -> tuple[str, str]:
+        both = " and ".join(names[place] for place in np.flatnonzero(having[:, row]).tolist())
+        return f"the patient has several rows of labels, which contradict each other: {both}", fix
+
+    faults.add(twice & (having.sum(0) > 1), "E_LABEL", explain)
     faults.add(twice, "E_LABEL", "the patient has several rows of labels", fix)
