@@ -185,6 +185,8 @@ def _read_label(table: Table, labels: EventLabels, faults: Faults) -> np.ndarray
             fix = f"make each a class: 'events.labels.classes=[{', '.join(map(in_yaml, words))}]'; or {fix}"
         is_word = np.asarray(pc.is_in(pc.utf8_lower(pc.utf8_trim_whitespace(table.column("label"))), pa.array(words)))
         faults.add(is_word, "E_TYPE", f'"{shown}" holds {" and ".join(words)}, expected 0 or 1', fix)
+    if labels.label is not None:
+        _refuse_texts(table, faults)
     label = columns.numbers(table, "label", faults, expected="0 or 1", truths=True)
     wrong = ~np.isnan(label) & (label != 0) & (label != 1)
     fix = "write 0 or 1, or leave it empty; 'events.labels.map={1: 0, 2: 1}' gives other numbers a meaning"
@@ -194,6 +196,24 @@ def _read_label(table: Table, labels: EventLabels, faults: Faults) -> np.ndarray
         fix += ", and 'events.labels.classes=[0, 1, 2]' makes each a class of its own"
     faults.add(wrong, "E_LABEL", f'"{shown}" is neither 0 nor 1', fix)
     return label
+
+
+def _refuse_texts(table: Table, faults: Faults) -> None:
+    """Refuse texts with letters, such as codes of diagnoses, which may be classes."""
+    column = table.column("label")
+    if not pa.types.is_string(column.type):
+        return
+    column = columns.utf8(column, faults)
+    is_text = columns.matches(column, r"^[A-Za-z]\S*$") & ~columns.matches(
+        column, r"^(?i:true|false|nan|inf|infinity)$"
+    )
+    is_text &= ~np.asarray(pc.is_in(column, pa.array(columns.NOTHING)))
+    fix = "write 0 or 1, or leave it empty; or name each in events.labels.classes, as [I10, I21.4], to predict which"
+
+    def explain(row: int) -> tuple[str, str]:
+        return f'"{table.names["label"]}" is a text of {len(column[row].as_py())} characters, expected 0 or 1', fix
+
+    faults.add(is_text, "E_TYPE", explain)
 
 
 def _words_of(table: Table) -> list[str]:
