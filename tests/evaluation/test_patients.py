@@ -467,11 +467,13 @@ def test_an_evaluation_of_several_classes_counts_draws_and_shows_each() -> None:
     courses_drawn: Any = found.drawn["courses"]
     assert [one["class"] for one in courses_drawn] == ["home", "home", "rehab", "rehab", "ward", "ward"]
     p, readable = np.exp(predictions.log_p), predictions.num_sets >= 3
-    assert courses_drawn[2]["p"] == pytest.approx(p[readable & (labels == 1), 1].max(), abs=1e-4)
-    assert courses_drawn[3]["p"] == pytest.approx(p[readable & (labels == 1), 1].min(), abs=1e-4)
-    seq = int(np.flatnonzero(readable & (labels == 1))[np.argmax(p[readable & (labels == 1), 1])])
-    course = model.course(alone(data, seq))[0][:, 1]
-    assert courses_drawn[2]["probability"] == pytest.approx(course.tolist(), abs=1e-4)
+    for label in range(3):
+        mine = np.flatnonzero(readable & (labels == label))
+        highest, lowest = (int(mine[pick(p[mine, label])]) for pick in (np.argmax, np.argmin))
+        for place, seq in ((2 * label, highest), (2 * label + 1, lowest)):
+            assert courses_drawn[place]["p"] == pytest.approx(p[seq, label], abs=1e-4)
+            course = model.course(alone(data, seq))[0][:, label]
+            assert courses_drawn[place]["probability"] == pytest.approx(course.tolist(), abs=1e-4)
     wrong = np.flatnonzero((labels >= 0) & (p.argmax(1) != labels))
     surest = wrong[np.argmax(p[wrong].max(1))]
     said = f"{p[surest].max():.0%} for {NAMES[p[surest].argmax()]}, it is {NAMES[labels[surest]]}"
