@@ -80,6 +80,22 @@ def auroc(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = N
     return _ratio((positives * (below + negatives / 2)).sum(-1), positives.sum(-1) * negatives.sum(-1))
 
 
+def mean_auroc(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Plain mean of the AUROC of every one of several classes against the rest; classes that nobody or everybody has
+    are left out of it.
+
+    Args:
+        labels: (num,) int64.
+        p: (num, num_classes).
+        weights: as in `auroc`.
+
+    Without such classes as `sklearn.metrics.roc_auc_score(multi_class="ovr", average="macro")`.
+    """
+    areas = np.stack([auroc(labels == place, p[:, place], weights) for place in range(p.shape[1])])
+    exists = ~np.isnan(areas)
+    return _ratio(np.where(exists, areas, 0).sum(0), exists.sum(0))
+
+
 def exact_auroc(metric: Metric, labels: np.ndarray) -> Metric:
     """An AUROC with an exact 95 % limit if it is 0 or 1, where no resample differs from it; otherwise as it is.
 

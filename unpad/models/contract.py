@@ -392,5 +392,5 @@ class PredictsSets(Classifies, HasLatent):
 
     @abstractmethod
     def course(self, batch: RaggedBatch) -> tuple[Tensor, Tensor]:
-        """Per set, the probability of class 1 if the sequence ended with it, and its share of attention; both
-        (num_sets,)."""
+        """Per set, the probabilities of the classes if the sequence ended with it, (num_sets, num_classes), and its
+        share of attention, (num_sets,)."""

@@ -159,10 +159,15 @@ class EventLabels(Section):
 
     path: UserPath = Field(description="File of the table.")
     id: str = Field("auto", description="Column of the patient's id.")
-    label: str | None = Field(None, description="Column of 0 and 1, or of words that map names.")
+    label: str | None = Field(None, description="Column of 0 and 1, or of words that map or classes names.")
     map: Annotated[dict[str, Literal[0, 1] | None], BeforeValidator(_as_words)] | None = Field(
         None,
         description="Label of every word in the column label or event, such as {alive: 0, dead: 1}; null: not known.",
+    )
+    classes: Annotated[list[str], BeforeValidator(_as_words)] = Field(
+        [],
+        description="Values of the column label, numbers or words, each a class of its own, in this order, such as "
+        "[home, rehab, died]; two are an outcome of label 0 and 1.",
     )
     time: str | None = Field(
         None, description="Column of the time at which the label was known; later events are refused."
@@ -209,6 +214,27 @@ class EventLabels(Section):
         if self.time is not None and self.label is None:
             raise ValueError("time goes with label; duration says when the outcome was")
         return self
+
+    @model_validator(mode="after")
+    def _of_classes(self) -> EventLabels:
+        if self.classes and self.label is None:
+            raise ValueError("classes are values of the column label; events of several kinds with times are competing")
+        if len(self.classes) == 1:
+            raise ValueError(f'"{self.classes[0]}" alone is no choice; name every class, or leave classes out')
+        if self.classes and any(label is not None for label in (self.map or {}).values()):
+            raise ValueError(
+                "map gives labels 0 and 1, and classes name their own; with them it only has words for null"
+            )
+        for place, word in enumerate(self.classes):
+            if not word or word in self.classes[:place] or word in (self.map or {}):
+                again = "is named twice" if word in self.classes[:place] else "is no known class in map"
+                raise ValueError(f'"{word}" among the classes {again if word else "is no value"}')
+        return self
+
+    @property
+    def several(self) -> tuple[str, ...]:
+        """Names of the classes where there are more than two; () for an outcome that comes or does not."""
+        return tuple(self.classes) if len(self.classes) > 2 else ()
 
 
 DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}")

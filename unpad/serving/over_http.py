@@ -25,6 +25,7 @@ from unpad.evaluation.family import HeldOutInputs, Numbers
 from unpad.inference.engine import Request
 from unpad.inference.heard import Heard
 from unpad.inference.loaded import LoadedRun
+from unpad.inference.patients import COURSE
 from unpad.proof import passes
 from unpad.proof.line import Line
 from unpad.proof.passes import line_of_numbers
@@ -165,9 +166,10 @@ def _patient(port: int, instance: Mapping[str, Any], expected: Numbers) -> Numbe
     asked = {"instances": [instance]}
     [told] = json.loads(_post(port, PREDICT.format(id=NAME), asked | {"outputs": ["vector"]}))["predictions"]
     found = {name: told[name] for name in expected if name in told}
-    if "course" in expected:
+    if "attention" in expected:
         [course] = json.loads(_post(port, EXPLAIN.format(id=NAME), asked))["explanations"]
-        found |= {"course": course["probability"], "attention": course["attention"]}
+        found |= {f"{COURSE}{name}": values for name, values in course.items() if name not in ("id", "days")}
+        found["attention"] = course["attention"]
     return {name: np.atleast_1d(np.array(found[name], expected[name].dtype)) for name in expected if name in found}
 
 

@@ -28,7 +28,7 @@ from unpad.errors import SourceError, UnpadError, nearest
 from unpad.inference.embed import predicts, with_tables
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patient_marks import mark_patients, refuse_unknown
-from unpad.inference.patients import probabilities
+from unpad.inference.patients import by_class, class_names, likeliest, probabilities
 from unpad.models.contract import PredictsSets
 from unpad.recipes.data import EventLabels, EventSource
 from unpad.serving.protocol import Instance, RequestError
@@ -260,8 +260,10 @@ def answers_of(run: LoadedRun) -> dict[str, Any]:
     assert isinstance(model, PredictsSets), "a run of patients"
     horizon = model.horizon if has_hazards else None
     num_competing = len(labels.competing) if labels is not None and horizon is not None else 0
-    p = probabilities(run, np.zeros((0, 2)), np.zeros((0, num_competing))) if classifies else {}
-    return {"predictions": [*p, *(["risk"] if has_hazards else [])], "horizon_days": horizon}
+    names = class_names(run) if classifies else ()
+    p = probabilities(run, np.zeros((0, len(names) or 2)), np.zeros((0, num_competing))) if classifies else {}
+    named = [*(["prediction"] if names else []), *p, *(["risk"] if has_hazards else [])]
+    return {"predictions": named, "horizon_days": horizon}
 
 
 def predictions(
@@ -283,8 +285,10 @@ def predictions(
     for places, numbers in found:
         gives = classifies and "log_p" in numbers
         p = probabilities(run, numbers["log_p"], numbers["competing"]) if gives else {}
+        chosen = likeliest(run, numbers["log_p"]) if gives else []
         for row, place in enumerate(places.tolist()):
             answer = answers[ids[place]]
+            answer |= {"prediction": chosen[row]} if chosen else {}
             answer |= {name: float(values[row]) for name, values in p.items()}
             if has_hazards and "risk" in numbers:
                 answer["risk"] = float(numbers["risk"][row])
@@ -295,11 +299,13 @@ def predictions(
 
 
 def explanations(
+    run: LoadedRun,
     data: EventData,
     instances: Sequence[Instance],
     found: Sequence[tuple[np.ndarray, Mapping[str, np.ndarray]]],
 ) -> list[dict[str, Any]]:
-    """Per patient and set, the probability had the record ended with it, and its share of attention.
+    """Per patient and set, the probability had the record ended with it, of each of several classes, and its share of
+    attention.
 
     `days` are those from the landmark, null for facts without a time.
     """
@@ -316,7 +322,7 @@ def explanations(
             answers[ids[place]] = {
                 "id": instances[ids[place]].id,
                 "days": days,
-                "probability": numbers["probability"][mine].tolist(),
+                **{name: values[mine].tolist() for name, values in by_class(run, numbers["probability"]).items()},
                 "attention": numbers["attention"][mine].tolist(),
             }
     return answers

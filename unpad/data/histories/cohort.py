@@ -37,7 +37,9 @@ class Cohort:
     Args:
         person: (num_patients,) int64, index into `EventRows.patients`.
         landmark: (num_patients,) float64, days on the clock of the events.
-        label: (num_patients,) int64, 0, 1, or -1 if unknown; None if the recipe has no labels.
+        label: (num_patients,) int64, 0, 1, or the place of one of several classes, or -1 if unknown; None if the recipe
+            has no labels.
+        classes: names of several classes; () for an outcome that comes or does not.
         duration: (num_patients,) float64, days from the landmark to the end of observation, 0 if unknown; None if the
             recipe has no durations.
         cause: (num_patients,) int64, what ended observation, as in `EventSets`; None with `duration`.
@@ -60,6 +62,7 @@ class Cohort:
     bad: list[BadRow]
     refused: np.ndarray
     num_test: int = 0
+    classes: tuple[str, ...] = ()
 
 
 @dataclass(eq=False)
@@ -182,7 +185,8 @@ def refuse_unlearnable(recipe: Recipe, cohort: Cohort) -> None:
     known = np.unique(cohort.label[(cohort.split == Split.TRAIN) & (cohort.label >= 0)])
     if len(known) == 1:
         fix = "check the labels, the horizon and the split; losses.classification=0 trains without them"
-        what = f"all training patients with a known label have label {known[0]}, so there is nothing to classify"
+        label = cohort.classes[known[0]] if cohort.classes else known[0]
+        what = f"all training patients with a known label have label {label}, so there is nothing to classify"
         raise SourceError(what, where=labels.path, fix=fix)
 
 
@@ -259,6 +263,7 @@ def choose(
         left_out=choice.left_out,
         bad=bad,
         refused=refused,
+        classes=settings.labels.several if settings.labels is not None else (),
     )
 
 
@@ -411,6 +416,7 @@ def split_patients(rows: EventRows, cohort: Cohort, side: np.ndarray, recipe: Re
         bad=cohort.bad,
         refused=cohort.refused,
         num_test=int((split[here] == Split.TEST).sum()) if wanted is Wanted.LEARNING else 0,
+        classes=cohort.classes,
     )
 
 

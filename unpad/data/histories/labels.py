@@ -1,4 +1,5 @@
-"""Table of labels, one row per patient: `label` (0 or 1), or `event` and `duration`, on the clock of the events."""
+"""Table of labels, one row per patient: `label` (0 or 1, or one of several classes), or `event` and `duration`, on the
+clock of the events."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
@@ -78,8 +80,8 @@ class LabelTable:
     Args:
         ids: (num_rows,) strings, of the rows with an id.
         usable: (num_rows,) bool, rows without a fault.
-        label: (num_rows,) float64, 0 or 1, nan if missing; that of `event` in a table without `label`, where 2 and up
-            are the competing events in their order.
+        label: (num_rows,) float64, 0 or 1, or the place of one of several classes, nan if missing; that of `event` in a
+            table without `label`, where 2 and up are the competing events in their order.
         end: (num_rows,) float64, end of observation, or time at which the label was known; nan if missing.
         landmark: (num_rows,) float64; None without a column of landmarks.
         origin: (num_rows,) int64, row of `table`.
@@ -127,7 +129,7 @@ def read_labels(path: Path, settings: EventSettings, clock: TimeUnit, with_split
     faults.ids = ids
     identified = np.flatnonzero(faults.good)
     label = _read_label(table, labels, faults)
-    _refuse_several(ids, label, faults)
+    _refuse_several(ids, label, faults, labels.classes)
     end = np.full(len(table), np.nan)
     if table.has("end"):
         end = times(table, "end", clock.unit, faults, _format(labels, clock))
@@ -170,21 +172,30 @@ def _format(labels: EventLabels, clock: TimeUnit) -> str | None:
 def _read_label(table: Table, labels: EventLabels, faults: Faults) -> np.ndarray:
     """Read the column of labels, (num_rows,) float64, as in `LabelTable`, nan where it is empty or not known."""
     shown = table.names["label"]
+    if labels.classes:
+        own = {word: place for place, word in enumerate(labels.classes)}
+        return _mapped(table, {**own, **(labels.map or {})}, ("classes", "map"), faults)
     if labels.map is not None or labels.competing:
         causes = {word: cause for cause, word in enumerate(labels.competing, FIRST_COMPETING)}
         fields = ("map",) if labels.event is None else ("map", "competing")
-        return _mapped(table, {**(labels.map or {}), **causes}, fields, faults)
+        return _mapped(table, {**_TRUTHS, **(labels.map or {}), **causes}, fields, faults)
     words = _words_of(table)
     if words:
         pairs = ", ".join(f"{in_yaml(word)}: {int(word not in _GOOD)}" for word in words)
         fix = f"write 0 or 1, or leave it empty; or say which word means 1: 'events.labels.map={{{pairs}}}'"
+        if labels.label is not None and len(words) > 2:
+            fix = f"make each a class: 'events.labels.classes=[{', '.join(map(in_yaml, words))}]'; or {fix}"
         is_word = np.asarray(pc.is_in(pc.utf8_lower(pc.utf8_trim_whitespace(table.column("label"))), pa.array(words)))
         faults.add(is_word, "E_TYPE", f'"{shown}" holds {" and ".join(words)}, expected 0 or 1', fix)
+    if labels.label is not None:
+        _refuse_texts(table, faults)
     label = columns.numbers(table, "label", faults, expected="0 or 1", truths=True)
     wrong = ~np.isnan(label) & (label != 0) & (label != 1)
     fix = "write 0 or 1, or leave it empty; 'events.labels.map={1: 0, 2: 1}' gives other numbers a meaning"
     if labels.event is not None:
         fix += ", and events.labels.competing=[2] says that 2 is another event, after which the outcome cannot come"
+    else:
+        fix += ", and 'events.labels.classes=[0, 1, 2]' makes each a class of its own"
     _refuse(table, faults, wrong, _TRUTHS, "neither 0 nor 1", fix)
     return label
 
@@ -214,7 +225,8 @@ def _words_by_row(table: Table, faults: Faults) -> tuple[list[str], np.ndarray]:
 
 def _sayable(words: Sequence[str], index: np.ndarray, declared: Collection[str]) -> set[str]:
     """Values of a column of labels, beside the declared ones, that messages may say: where they are few, those that
-    several rows have, and numbers of two digits. A word of one patient alone may be a name.
+    several rows have, that are nearly a declared one, and numbers of two digits. Another word of one patient alone may
+    be a name.
 
     Args:
         words, index: as of `_words_by_row`.
@@ -226,6 +238,7 @@ def _sayable(words: Sequence[str], index: np.ndarray, declared: Collection[str])
     if len(others) > MOST_WORDS:
         return set()
     known = {word for word in others if word in _GOOD or word in _BAD or re.fullmatch(r"-?\d{1,2}(\.\d+)?", word)}
+    known |= {word for word in others if get_close_matches(word, list(declared), n=1)}
     return known | {word for word, rows in others.items() if rows > 1 and re.fullmatch(_WORD, word)}
 
 
@@ -241,6 +254,24 @@ def _refuse(table: Table, faults: Faults, wrong: np.ndarray, declared: Collectio
         return f'"{table.names["label"]}" is ' + (f'"{word}", {what}' if word in sayable else what), fix
 
     faults.add(wrong, "E_LABEL", explain)
+
+
+def _refuse_texts(table: Table, faults: Faults) -> None:
+    """Refuse texts with letters, such as codes of diagnoses, which may be classes."""
+    column = table.column("label")
+    if not pa.types.is_string(column.type):
+        return
+    column = columns.utf8(column, faults)
+    is_text = columns.matches(column, r"^[A-Za-z]\S*$") & ~columns.matches(
+        column, r"^(?i:true|false|nan|inf|infinity)$"
+    )
+    is_text &= ~np.asarray(pc.is_in(column, pa.array(columns.NOTHING)))
+    fix = "write 0 or 1, or leave it empty; or name each in events.labels.classes, as [I10, I21.4], to predict which"
+
+    def explain(row: int) -> tuple[str, str]:
+        return f'"{table.names["label"]}" is a text of {len(column[row].as_py())} characters, expected 0 or 1', fix
+
+    faults.add(is_text, "E_TYPE", explain)
 
 
 def _words_of(table: Table) -> list[str]:
@@ -266,7 +297,6 @@ def _mapped(table: Table, meaning: Mapping[str, int | None], fields: Sequence[st
         fields: of `events.labels` that give words a meaning, for the message.
     """
     words, index = _words_by_row(table, faults)
-    meaning = {**_TRUTHS, **meaning}
     value = [meaning.get(word) for word in words]
     empty = [word in map(str.lower, columns.NOTHING) and word not in meaning for word in words]
     label: np.ndarray = np.array([*(np.nan if meant is None else meant for meant in value), np.nan], np.float64)[index]
@@ -276,12 +306,17 @@ def _mapped(table: Table, meaning: Mapping[str, int | None], fields: Sequence[st
     return label
 
 
-def _refuse_several(ids: pa.Array, label: np.ndarray, faults: Faults) -> None:
+def _refuse_several(ids: pa.Array, label: np.ndarray, faults: Faults, classes: Sequence[str]) -> None:
     """Refuse patients with several rows, and say which of them contradict each other."""
     person = number(ids)
     twice = np.bincount(person, minlength=1)[person] > 1
-    has_one, has_none = (np.bincount(person, label == value, minlength=1)[person] > 0 for value in (1, 0))
+    names = classes or ("0", "1")
+    having = np.stack([np.bincount(person, label == value, minlength=1)[person] > 0 for value in range(len(names))])
     fix = "leave one row per patient; of several prediction times keep one"
-    what = "the patient has several rows of labels, which contradict each other: 0 and 1"
-    faults.add(twice & has_one & has_none, "E_LABEL", what, fix)
+
+    def explain(row: int) -> tuple[str, str]:
+        both = " and ".join(names[place] for place in np.flatnonzero(having[:, row]).tolist())
+        return f"the patient has several rows of labels, which contradict each other: {both}", fix
+
+    faults.add(twice & (having.sum(0) > 1), "E_LABEL", explain)
     faults.add(twice, "E_LABEL", "the patient has several rows of labels", fix)

@@ -115,9 +115,12 @@ def _outcomes(cohort: Cohort, competing: Sequence[str]) -> list[str]:
     """Lines on labels and times to the outcome, where the recipe has them."""
     lines = []
     if cohort.label is not None:
-        counts = [int((cohort.label == value).sum()) for value in (1, 0, -1)]
-        lines.append(f"{counts[0]:,} with the outcome, {counts[1]:,} without, {counts[2]:,} without a label")
-        lines += _one_sided(cohort.label, cohort.split)
+        kinds = [(f"of class {name}", place) for place, name in enumerate(cohort.classes)]
+        kinds = kinds or [("with the outcome", 1), ("without the outcome", 0)]
+        told = [f"{int((cohort.label == value).sum()):,} {what}" for what, value in kinds]
+        told = told if cohort.classes else [told[0], told[1].removesuffix(" the outcome")]
+        lines.append(", ".join([*told, f"{int((cohort.label == -1).sum()):,} without a label"]))
+        lines += _one_sided(cohort.label, cohort.split, kinds)
     if cohort.duration is not None and cohort.cause is not None:
         median = np.median(cohort.duration) if len(cohort.duration) else 0
         came, other = int((cohort.cause == OUTCOME).sum()), int((cohort.cause >= FIRST_COMPETING).sum())
@@ -129,12 +132,12 @@ def _outcomes(cohort: Cohort, competing: Sequence[str]) -> list[str]:
     return lines
 
 
-def _one_sided(label: np.ndarray, split: np.ndarray) -> list[str]:
-    """Lines on every side of the split that has no known labels, or only equal ones."""
+def _one_sided(label: np.ndarray, split: np.ndarray, kinds: list[tuple[str, int]]) -> list[str]:
+    """Lines on every side of the split that lacks a label, of which `kinds` has words and values."""
     lines = []
     for side, name in ((Split.TRAIN, "to train on"), (Split.HOLDOUT, "held out")):
         labels = label[split == side]
-        for value, what in ((1, "with the outcome"), (0, "without the outcome")):
+        for what, value in kinds:
             if len(labels) and not (labels == value).any():
                 lines.append(f"  {name}: 0 {what}" + ("; AUROC does not exist" if side == Split.HOLDOUT else ""))
     return lines
