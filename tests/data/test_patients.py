@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,12 @@ from tests.helpers.patients import tiny_patients_model
 from unpad.batching.batch import RaggedBatch, concatenate
 from unpad.batching.layout import Layout
 from unpad.batching.plan import plan
+from unpad.data.check import _check_events
+from unpad.data.histories.cohort import read_cohort, refuse_unlearnable
+from unpad.data.histories.report import cohort_lines
 from unpad.data.histories.tables import alias
 from unpad.data.measuring import Measuring
-from unpad.data.patients import CODES, EventData, num_outputs
+from unpad.data.patients import CODES, EventData, num_outputs, open_data
 from unpad.errors import PlanError, RecipeError, SourceError
 from unpad.models import model_config
 from unpad.models.set_sequence.event_sets import EventSets
@@ -386,7 +390,8 @@ def test_the_data_decides_the_horizon_and_the_linear_path(tmp_path: Path, unit: 
         ([0, 1, 2, 5], [5, 2]),
         (["alive", "1", "Discharged", "moved"], ["moved", "discharged"]),
         ([0.0, 1.0, 2.0, 5.0], ["5", 2]),
-        (["0", "1.0", "2.0", "5"], ["5", 2]),
+        (["0", "1.0", "2.0", "5"], ["5", 2.0]),
+        (["0", "1", "Straße", "5"], [5, "STRASSE"]),
     ],
 )
 def test_who_had_a_competing_event_by_the_horizon_has_label_0_and_is_not_left_out(
@@ -406,7 +411,9 @@ def test_who_had_a_competing_event_by_the_horizon_has_label_0_and_is_not_left_ou
     cause = data.load(micro_of(data, range(len(data.ids)))).require(EventSets).cause
     assert cause is not None
     assert cause.tolist() == [0] * 3 + [1] * 3 + [3] * 3 + [2] * 3, "in the order in which competing names them"
-    assert "3 observed until the outcome, 6 until a competing event, followed" in "\n".join(data.lines())
+    each = ", ".join(f"{word}: 3" for word in Recipe(events={"labels": made, "landmark": 0}).events.labels.competing)
+    assert f"3 observed until the outcome, 6 until a competing event ({each}), followed" in "\n".join(data.lines())
+    assert "of events.labels.competing" not in "\n".join(data.lines())
 
 
 @pytest.mark.promise("patients.competing")
@@ -422,13 +429,68 @@ def test_another_status_than_0_and_1_is_refused_with_the_way_to_declare_competin
         return [(bad.code, bad.what.partition(": ")[2], bad.fix) for bad in data.bad_rows]
 
     [(code, what, fix)] = faults([0, 1, 2])
-    assert (code, what) == ("E_LABEL", '"status" is neither 0 nor 1')
+    assert (code, what) == ("E_LABEL", '"status" is "2", neither 0 nor 1')
     assert "events.labels.competing=[2]" in fix
     assert faults([0, 1, 2], competing=[2]) == []
-    for status in ([0, 1, 3], [0, 1, 2.5], ["0", "1", "moved"]):
-        [(code, what, fix)] = faults(status, competing=[2])
-        assert (code, what) == ("E_LABEL", '"status" is none of 0, 1, false, true, 2')
+    own = "none of 0, 1, false, true, 2"
+    said = {"3": '"3", ', "2.5": '"2.5", ', "dead": '"dead", ', "moved": "", "90210001": ""}  # perhaps a name, an id
+    for value, shown in said.items():
+        [(code, what, fix)] = faults(["0", "1", value], competing=[2])
+        assert (code, what) == ("E_LABEL", f'"status" is {shown}{own}')
         assert "map or competing in events.labels" in fix
+    assert {what for _, what, _ in faults(["moved", "moved", "0"], competing=[2])} == {f'"status" is "moved", {own}'}
+
+
+def people_with(tmp_path: Path, columns: dict[str, list[Any]], **fields: object) -> Recipe:
+    """A recipe with events of patients and the table of labels of these columns; the landmark is day 10."""
+    ids = list(range(A, A + len(next(iter(columns.values())))))
+    path = label_file(tmp_path / "people.csv", id=ids, **columns)
+    source = {**long(tmp_path, [(patient, 1, "x", 1.0) for patient in ids]), "unit": "days"}
+    made = {"path": path, "event": "status", "duration": "end", "horizon": 30, "missing": "exclude", **fields}
+    recipe = {"data": {"holdout": 0}, "events": {"labels": made, "landmark": 10}, "losses": {"classification": 0}}
+    return recipe_of(source, **recipe)
+
+
+@pytest.mark.promise("patients.competing")
+def test_a_competing_value_that_nobody_has_is_warned_of_with_the_values_that_there_are(tmp_path: Path) -> None:
+    columns = {"status": ["alive", "ill", "death", "death", "moved", "Ada"], "end": [40] * 6}
+    meant = {"competing": ["dead", "moved"], "map": {"alive": 0, "ill": 1}}
+    recipe = people_with(tmp_path, columns, **meant)
+    read = read_cohort(recipe)
+    [note] = read.notes
+    assert note.endswith('no "status" is "dead", of events.labels.competing; there are alive, ill, death, moved')
+    assert "1 until a competing event (dead: 0, moved: 1)" in cohort_lines(read.cohort, ["dead", "moved"])[-1]
+    columns["status"] = [""] * 6
+    assert read_cohort(people_with(tmp_path, columns, **meant)).notes == (), "nothing is known of anybody"
+
+
+def test_check_says_of_patients_who_are_left_out_what_training_says(tmp_path: Path) -> None:
+    columns = {"status": [0, 1, 2, 0, None, 1, None], "end": [40, 30, 20, -5, 50, None, None]}
+    recipe = people_with(tmp_path, columns, competing=[2, 3], censored="exclude")
+    recipe = recipe.model_copy(update={"model": {"kind": "set_sequence", "bins": [0, 30]}})
+    told = _check_events(recipe, trains=True).notes
+    lines = open_data(recipe, None).lines()
+    assert [line for line in told if line in lines] == list(told)
+    assert "1 left out whose observation ended before the landmark" in told[0]
+    assert told[2:] == (
+        told[2],
+        f'warning: {recipe.events.labels.path}: no "status" is "3", of events.labels.competing; there are 0, 1, 2',
+    )
+    reasons = {"without a label": 1, "without a duration": 1, "without a label and duration": 1}
+    assert reasons.items() <= read_cohort(recipe).cohort.left_out.items()
+
+
+@pytest.mark.parametrize(
+    ("status", "end", "what"),
+    [(None, 20, "label"), (1, None, "duration"), (None, None, "label and duration")],
+)
+def test_which_of_label_and_duration_is_missing_is_said(
+    tmp_path: Path, status: int | None, end: int | None, what: str
+) -> None:
+    recipe = people_with(tmp_path, {"status": [0, status], "end": [40, end]}, missing="error")
+    [bad] = read_cohort(recipe).bad
+    assert bad.what.endswith(f" has an empty {what}")
+    assert bad.fix.startswith(f"add the {what}, or set events.labels.missing")
 
 
 def test_the_labels_decide_the_number_of_competing_hazards(tmp_path: Path) -> None:
@@ -456,6 +518,9 @@ def test_the_labels_decide_the_number_of_competing_hazards(tmp_path: Path) -> No
         ({"competing": [1]}, '"1" among the competing events has a meaning as 0, 1 or in map'),
         ({"competing": ["Moved"], "map": {"moved": 0}}, '"moved" among the competing events has a meaning'),
         ({"competing": [2, "2"]}, '"2" among the competing events is named twice'),
+        ({"competing": [2, 2.0]}, '"2" among the competing events is named twice'),
+        ({"competing": [True]}, '"true" among the competing events has a meaning as 0, 1 or in map'),
+        ({"map": {"2": 0, "2.0": 1}}, '"2" has two meanings'),
         ({"competing": [""]}, '"" among the competing events is no value'),
     ],
 )
@@ -463,6 +528,158 @@ def test_competing_events_have_one_meaning_each(labels: dict[str, object], said:
     timed = {} if "label" in labels else {"event": "dead", "duration": "end"}
     with pytest.raises(ValueError, match=said):
         Recipe(events={"labels": {"path": "a.parquet", **timed, **labels}, "landmark": 0})
+
+
+# --------------------------------------------------------------------------- several classes
+
+
+def classes_of(root: Path, values: list[object], *, quarantine: bool = False, **labels: object) -> EventData:
+    """Patients of these labels, one each."""
+    ids = list(range(FIRST_ID, FIRST_ID + len(values)))
+    path = label_file(root / "people.parquet", id=ids, where=values)
+    made = {"path": path, "label": "where", "missing": "keep", **labels}
+    policy: dict[str, Any] = {"on_bad_row": "quarantine", "max_bad": 1} if quarantine else {}
+    source = long(root, [(patient, 1, "x", 1.0) for patient in ids])
+    return opened(source, data={"holdout": 0, **policy}, events={"labels": made})
+
+
+@pytest.mark.promise("patients.ready-labels")
+@pytest.mark.parametrize(
+    ("values", "classes"),
+    [
+        (["Home", "died", " rehab ", "died", None, "home"], ["home", "died", "rehab"]),
+        (["home", "died", "rehab", "died", "lost", "home"], ["Home", "DIED", "rehab"]),
+        ([0, 2, 1, 2, None, 0], [0, 2, 1]),
+        ([0.0, 2.0, 1.0, 2.0, None, 0.0], [0, 2, 1]),
+        (["7", "9.0", "8", "9", "", "7.0"], ["7", 9, 8.0]),
+        (["i21.4", "none", "I10", "None", "NA", "I21.4"], ["I21.4", "none", "I10"]),
+    ],
+)
+def test_values_of_several_classes_are_their_places_in_the_order_of_the_recipe(
+    tmp_path: Path, values: list[object], classes: list[object]
+) -> None:
+    data = classes_of(tmp_path, values, classes=classes, map={"lost": None})
+    assert data.labels is not None
+    assert data.labels.tolist() == [0, 1, 2, 1, -1, 0]
+    assert data.classes == tuple(str(word).lower().removesuffix(".0") for word in classes)
+    labels = data.load(micro_of(data, range(6))).seq_labels
+    assert labels is not None
+    assert labels.tolist() == data.labels.tolist()
+    told = ", ".join(f"{num} of class {name}" for num, name in zip((2, 2, 1), data.classes, strict=True))
+    assert f"{told}, 1 without a label" in data.lines()
+    assert data.class_labels() == (data.labels, data.classes)
+
+
+@pytest.mark.parametrize(("classes", "words"), [(["alive", "dead"], ["alive", "dead"]), ([0, 1], [0, 1])])
+def test_two_classes_are_an_outcome_that_comes_or_does_not(
+    tmp_path: Path, classes: list[object], words: list[object]
+) -> None:
+    data = classes_of(tmp_path, [words[one] for one in (0, 1, 1)], classes=classes)
+    assert data.labels is not None
+    assert (data.labels.tolist(), data.classes) == ([0, 1, 1], ())
+    assert "2 with the outcome, 1 without, 0 without a label" in data.lines()
+    assert data.complete(model_config({"kind": "set_sequence", "bins": [0, 9]})).model_dump()["classes"] is None
+
+
+@pytest.mark.promise("patients.ready-labels")
+def test_a_value_of_no_class_is_refused_with_its_place_and_no_name_of_anybody(tmp_path: Path) -> None:
+    def faults(values: list[object], **labels: object) -> list[tuple[str, str, str, str]]:
+        known = {"classes": ["home", "rehab", "died"], **labels}
+        data = classes_of(tmp_path, values, quarantine=True, **known)
+        return [(bad.where, bad.code, bad.what.partition(": ")[2], bad.fix) for bad in data.bad_rows]
+
+    [(where, code, what, fix)] = faults(["home", "rehap", "died"])
+    assert where.endswith("people.parquet:2")
+    assert (code, what) == ("E_LABEL", '"where" is "rehap", none of home, rehab, died')
+    assert fix == "add the word to classes or map in events.labels, or leave the cell empty"
+    assert [what for _, _, what, _ in faults(["home", "moved", "moved"])] == [
+        '"where" is "moved", none of home, rehab, died'
+    ] * 2
+    [(_, _, what, _)] = faults(["home", "Erika Mustermann", "died"])
+    assert what == '"where" is none of home, rehab, died'
+    for value in ("0", "1", "true"):
+        [(_, _, what, _)] = faults(["home", value, "died"])
+        assert what.endswith("none of home, rehab, died"), "as an outcome has them"
+    [(_, _, what, _)] = faults([0, 1, 3], classes=[0, 1, 2])
+    assert what == '"where" is "3", none of 0, 1, 2'
+    assert faults(["home", "moved", "died"], map={"Moved": None}) == []
+
+
+def test_labels_of_more_than_two_values_are_refused_with_the_way_to_declare_classes(tmp_path: Path) -> None:
+    words = classes_of(tmp_path, ["home", "rehab", "died", "home", "rehab", "1"], quarantine=True)
+    assert {bad.fix.partition(";")[0] for bad in words.bad_rows} == {
+        "make each a class: 'events.labels.classes=[home, rehab, died]'"
+    }
+    [bad] = classes_of(tmp_path, [0, 1, 2], quarantine=True).bad_rows
+    assert "'events.labels.classes=[0, 1, 2]' makes each a class of its own" in bad.fix
+    codes = classes_of(tmp_path, ["I21.4", "I10", "1"], quarantine=True).bad_rows
+    assert [bad.what.partition(": ")[2] for bad in codes] == [
+        f'"where" is a text of {num} characters, expected 0 or 1' for num in (5, 3)
+    ]
+    assert all("name each in events.labels.classes" in bad.fix for bad in codes)
+
+
+def test_a_patient_of_two_classes_is_refused(tmp_path: Path) -> None:
+    path = label_file(tmp_path / "people.csv", id=[A, A, B, C], where=["home", "died", "rehab", "home"])
+    made = {"path": path, "label": "where", "classes": ["home", "rehab", "died"]}
+    source = long(tmp_path, [(patient, 1, "x", 1.0) for patient in (A, B, C)])
+    with pytest.raises(SourceError) as caught:
+        opened(source, events={"labels": made})
+    assert "which contradict each other: home and died" in str(caught.value)
+
+
+def test_the_labels_decide_the_number_of_classes(tmp_path: Path) -> None:
+    data = classes_of(tmp_path, ["a", "b", "c"], classes=["a", "b", "c"])
+
+    def completed(**fields: object) -> object:
+        return data.complete(model_config({"kind": "set_sequence", **fields})).model_dump()["classes"]
+
+    assert (completed(), completed(classes=3)) == (3, 3)
+    for fields, said in (
+        ({"classes": 4}, "the model has 4 classes, and the labels have 3"),
+        ({"bins": [0, 30]}, "the labels have 3 classes, and model.bins is of one outcome"),
+        ({"positive_weight": 2.0}, "the labels have 3 classes, and model.positive_weight is of one outcome"),
+    ):
+        with pytest.raises(RecipeError, match=said) as caught:
+            completed(**fields)
+        assert caught.value.where == f"model.{next(iter(fields))}"
+        assert caught.value.fix
+    with pytest.raises(RecipeError, match="the model has 3 classes, and the labels have 2"):
+        classes_of(tmp_path, [0, 1, 1]).complete(model_config({"kind": "set_sequence", "classes": 3}))
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ({"event": "where", "duration": "end", "classes": [0, 1, 2]}, "classes are values of the column label"),
+        ({"label": "where", "classes": ["a"]}, '"a" alone is no choice'),
+        ({"label": "where", "classes": ["a", "b", "A"]}, '"a" among the classes is named twice'),
+        ({"label": "where", "classes": [1, 2, 2.0]}, '"2" among the classes is named twice'),
+        ({"label": "where", "classes": ["a", "", "b"]}, '"" among the classes is no value'),
+        ({"label": "where", "classes": ["a", "b", "c"], "map": {"d": 1}}, "with them it only has words for null"),
+        ({"label": "where", "classes": ["a", "b", "c"], "map": {"b": None}}, '"b" among the classes is no known class'),
+    ],
+)
+def test_classes_have_one_meaning_each(labels: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Recipe(events={"labels": {"path": "a.parquet", **labels}})
+
+
+@pytest.mark.promise("patients.ready-labels")
+def test_every_class_has_its_share_of_the_held_out_part_and_one_that_lacks_is_told(tmp_path: Path) -> None:
+    ids = list(range(FIRST_ID, FIRST_ID + 30))
+    path = label_file(tmp_path / "people.parquet", id=ids, label=["a"] * 15 + ["b"] * 10 + ["c"] * 5)
+    made = {"path": path, "label": "label", "classes": ["a", "b", "c", "d"]}
+    data = opened(
+        long(tmp_path, [(patient, 1, "x", 1.0) for patient in ids]), data={"holdout": 0.2}, events={"labels": made}
+    )
+    assert data.labels is not None
+    assert np.bincount(data.labels[data.table.split == 1]).tolist() == [3, 2, 1]
+    assert "  to train on: 0 of class d" in data.lines()
+    learnt = data.recipe.model_copy(update={"losses": {}})
+    alone = replace(data.cohort, label=np.where(data.labels == 1, 1, -1))
+    with pytest.raises(SourceError, match="all training patients with a known label have label b"):
+        refuse_unlearnable(learnt, alone)
 
 
 # --------------------------------------------------------------------------- codes and scales

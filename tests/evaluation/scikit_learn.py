@@ -1,6 +1,6 @@
-"""Writes `scikit_learn.json`: what scikit-learn makes of two samples, for tests that run without it.
+"""Writes `scikit_learn.json`: what scikit-learn makes of some samples, for tests that run without it.
 
-    python -m tests.evaluate.scikit_learn
+    python -m tests.evaluation.scikit_learn
 
 Its wheels bring an OpenMP runtime of their own, beside which the native kernels would turn themselves off for the rest
 of a test run, so tests do not import it.
@@ -27,6 +27,31 @@ def sample(num: int, ties: bool, seed: int = 0) -> tuple[np.ndarray, np.ndarray]
     labels = (rng.random(num) < p).astype(np.int64)
     labels[:2] = 0, 1
     return labels, np.round(p * 7) / 7 if ties else p
+
+
+def sample_classes(num: int, absent: int | None, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Labels of five classes, of which one may be absent, and probabilities with ties."""
+    rng = np.random.default_rng(seed)
+    p = rng.dirichlet([0.9, 0.5, 0.4, 0.3, 0.2], num).clip(0.02)
+    p = np.round(p * 20 + 0.5) / np.round(p * 20 + 0.5).sum(1, keepdims=True)
+    labels = np.array([rng.choice(5, p=row) for row in p])
+    return np.where(labels == absent, 0, labels) if absent is not None else labels, p
+
+
+def measures_of_classes(absent: int | None) -> dict[str, Any]:
+    from sklearn import metrics
+
+    labels, p = sample_classes(300, absent)
+    present = np.unique(labels)
+    areas = {int(c): float(metrics.roc_auc_score(labels == c, p[:, c])) for c in present}
+    found = {
+        "accuracy": float(metrics.accuracy_score(labels, p.argmax(1))),
+        "log_loss": float(metrics.log_loss(labels, p, labels=np.arange(5))),
+        "auroc_of": {str(c): area for c, area in areas.items()},
+    }
+    # It has no macro average where a class is absent.
+    whole = metrics.roc_auc_score(labels, p, multi_class="ovr", average="macro") if absent is None else None
+    return found | {"auroc": None if whole is None else float(whole)}
 
 
 def measures(ties: bool) -> dict[str, Any]:
@@ -61,4 +86,5 @@ if __name__ == "__main__":
     import sklearn
 
     found = {"version": sklearn.__version__, "plain": measures(False), "ties": measures(True)}
+    found |= {"classes": measures_of_classes(None), "absent": measures_of_classes(2)}
     FILE.write_text(json.dumps(found), encoding="utf-8")

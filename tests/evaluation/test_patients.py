@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.evaluation.scikit_learn import FILE, sample_classes
 from tests.helpers.run_folders import run_directory
 from tests.helpers.untrained_patients import CODES, Guess, Patients, draw
 from unpad.batching.batch import RaggedBatch
@@ -21,10 +22,12 @@ from unpad.data.measuring import Measuring
 from unpad.data.sources.split import Split
 from unpad.errors import SourceError
 from unpad.evaluation import binary
-from unpad.evaluation.metrics import Refused, metric_lines
+from unpad.evaluation.metrics import Refused, draws, metric_lines
 from unpad.evaluation.patients import (
     MEASURES,
     _columns,
+    _held_out_classes,
+    _measures_of,
     _thin,
     count,
     courses,
@@ -32,15 +35,18 @@ from unpad.evaluation.patients import (
     evaluate,
     held_out,
     summarise,
+    summarise_competing,
 )
-from unpad.evaluation.rows import Ranked
+from unpad.evaluation.rows import GROUP, ExampleRows, Ranked
 from unpad.evaluation.run import evaluate_run
 from unpad.evaluation.sets import SetScores, score_sets, set_columns, summarise_sets
 from unpad.inference.patients import UNKNOWN, PatientPredictions, predict
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.recipes.training import PlanSettings
+from unpad.run.report.patients import section
 
 CPU = torch.device("cpu")
+KNOWN = json.loads(FILE.read_text(encoding="utf-8"))  # made by scikit-learn
 ONE, MANY = PlanSettings(tokens_per_micro=1), PlanSettings(tokens_per_micro=300)
 
 
@@ -354,6 +360,131 @@ def test_one_outcome_alone_has_no_curve() -> None:
     assert courses(Measuring(Guess(), data, np.arange(12), MANY), found) == []
 
 
+# --------------------------------------------------------------------------- several classes
+
+
+NAMES = ("home", "rehab", "ward", "died", "lost")
+
+
+def of_classes(labels: np.ndarray, p: np.ndarray) -> PatientPredictions:
+    num = len(labels)
+    nothing = np.full(num, np.nan)
+    return PatientPredictions(
+        np.log(p), np.zeros((num, 0)), labels, nothing, nothing, np.zeros(num, np.int64), np.ones(num), NAMES
+    )
+
+
+@pytest.mark.promise("patients.ready-labels")
+@pytest.mark.parametrize(("kind", "absent"), [("classes", None), ("absent", 2)])
+def test_measures_of_several_classes_equal_those_of_scikit_learn_and_of_the_rows(kind: str, absent: int | None) -> None:
+    known = KNOWN[kind]
+    labels, p = sample_classes(300, absent)
+    labels, p = np.append(labels, [UNKNOWN, UNKNOWN]), np.concatenate([p, p[:2]])  # whom no measure counts
+    found = of_classes(labels, p)
+    metrics = summarise(found, True, True)
+    assert metrics["accuracy"].value == pytest.approx(known["accuracy"], abs=1e-12)
+    assert metrics["loss"].value == pytest.approx(known["log_loss"], abs=1e-12)
+    assert metrics["commonest_class"].value == max(np.bincount(labels[:300])) / 300
+    areas = {int(place): area for place, area in known["auroc_of"].items()}
+    for place, name in enumerate(NAMES):
+        metric = metrics[f"auroc_{name}"]
+        if place in areas:
+            assert metric.value == pytest.approx(areas[place], abs=1e-12)
+            assert metric.low < metric.value < metric.high
+        else:
+            assert isinstance(metric, Refused)
+            assert metric.reason == "no patient has the class"
+    mean = np.mean(list(areas.values())) if known["auroc"] is None else known["auroc"]
+    assert metrics["auroc"].value == pytest.approx(mean, abs=1e-12)
+    assert metrics["auroc"].low < metrics["auroc"].value < metrics["auroc"].high
+    assert {metric.num for metric in metrics.values()} == {300}
+    assert "NaN" not in json.dumps({name: metric.to_json() for name, metric in metrics.items()})
+    judged = _held_out_classes(found, 0.5)
+    assert judged.values == {"loss": 0.5, "accuracy": metrics["accuracy"].value, "auroc": metrics["auroc"].value}
+    rows = ExampleRows(
+        {GROUP: np.arange(302), **_columns(found, {f"probability_{n}": p[:, i] for i, n in enumerate(NAMES)})}
+    )
+    assert rows.columns["label"].tolist()[-1] is None
+    assert rows.columns.keys().isdisjoint({"risk", "duration", "observed", "probability"})
+    for name, measure in _measures_of(NAMES).items():
+        if isinstance(measure, Ranked):
+            value = float(measure.measure(rows.only(labels >= 0).columns, None))
+        else:
+            value = np.nansum(rows.columns[measure.total]) / rows.columns[str(measure.num)].sum()
+        assert value == pytest.approx(metrics[name].value, abs=1e-12, nan_ok=True)
+
+
+def test_the_interval_of_a_mean_over_classes_is_that_of_patients_drawn_again() -> None:
+    labels, p = sample_classes(40, 2, seed=3)
+    labels[labels == 4] = 0
+    labels[7] = 4  # of a class that many resamples lack
+    times = np.stack(list(draws(40, 0))[:30])
+    again = [
+        np.mean([binary.auroc(labels[i] == c, p[i, c]) for c in np.unique(labels[i])])
+        for i in (np.repeat(np.arange(40), row) for row in times)
+    ]
+    assert binary.mean_auroc(labels, p, times) == pytest.approx(np.array(again), abs=1e-12)
+
+
+def test_one_class_alone_has_no_area_and_perfect_ones_have_the_limits_of_the_rarest() -> None:
+    p = np.full((12, 5), 0.1) + 0.5 * np.eye(5)[np.arange(12) % 5]
+    alone = summarise(of_classes(np.zeros(12, np.int64), p), True, True)
+    assert {name: metric.reason for name, metric in alone.items() if isinstance(metric, Refused)} == {
+        "auroc": "all have one class", "auroc_home": "all have one class",
+        **{f"auroc_{name}": "no patient has the class" for name in NAMES[1:]},
+    }  # fmt: skip
+    judged = _held_out_classes(of_classes(np.zeros(12, np.int64), p), 0.5)
+    assert judged.refused == {"auroc": "all have one class"}
+    assert "auroc" not in judged.values
+    perfect = summarise(of_classes(np.arange(12) % 5, p), True, True)
+    assert (perfect["auroc"].value, perfect["auroc"].high) == (1, 1)
+    assert perfect["auroc"].low == pytest.approx(0.025 ** (1 / 2)), "of a class of two patients"
+    assert perfect["accuracy"].low == pytest.approx(0.025 ** (1 / 12))
+
+
+@pytest.mark.promise("patients.ready-labels")
+def test_an_evaluation_of_several_classes_counts_draws_and_shows_each() -> None:
+    rng, base = np.random.default_rng(2), draw(60, timed=False)
+    labels = np.where(np.arange(60) % 7 == 3, -1, rng.integers(0, 3, 60))
+    data = replace(base, labels=labels, classes=NAMES[:4])
+    model = Guess(classes=4, classification=1.0)
+    labels_of = SimpleNamespace(several=NAMES[:4])
+    run: Any = SimpleNamespace(recipe=SimpleNamespace(plan=MANY, events=SimpleNamespace(labels=labels_of)), model=model)
+    over = Measuring(model, data, np.arange(60), MANY)
+    found = evaluate(run, over, 2)
+    predictions = predict(over)
+    for row in (0, 17):
+        wanted = model.classify(alone(data, row)).double().log_softmax(1)
+        assert predictions.log_p[row] == pytest.approx(wanted[0].numpy(), abs=1e-6)
+    assert predictions.classes == NAMES[:4]
+    counts = {f"of_class_{name}": int((labels == place).sum()) for place, name in enumerate(NAMES[:4])}
+    assert found.drawn is not None
+    assert found.drawn["counts"] == {"patients": 60, **counts, "of_unknown_class": int((labels < 0).sum())}
+    confusion: Any = found.drawn["confusion"]
+    for true in range(4):
+        for said in range(4):
+            mine = (labels == true) & (predictions.log_p.argmax(1) == said)
+            assert confusion[true][said] == mine.sum()
+    courses_drawn: Any = found.drawn["courses"]
+    assert [one["class"] for one in courses_drawn] == ["home", "home", "rehab", "rehab", "ward", "ward"]
+    p, readable = np.exp(predictions.log_p), predictions.num_sets >= 3
+    for label in range(3):
+        mine = np.flatnonzero(readable & (labels == label))
+        highest, lowest = (int(mine[pick(p[mine, label])]) for pick in (np.argmax, np.argmin))
+        for place, seq in ((2 * label, highest), (2 * label + 1, lowest)):
+            assert courses_drawn[place]["p"] == pytest.approx(p[seq, label], abs=1e-4)
+            course = model.course(alone(data, seq))[0][:, label]
+            assert courses_drawn[place]["probability"] == pytest.approx(course.tolist(), abs=1e-4)
+    wrong = np.flatnonzero((labels >= 0) & (p.argmax(1) != labels))
+    surest = wrong[np.argmax(p[wrong].max(1))]
+    said = f"{p[surest].max():.0%} for {NAMES[p[surest].argmax()]}, it is {NAMES[labels[surest]]}"
+    assert found.lines[1] == f"{data.where(int(surest))}: {said}"
+    assert held_out(over).loss == pytest.approx(predictions.nll.mean())
+    page = section({"family": "events", "part": None, "best_of": None, **found.drawn})
+    assert page.count("<figure") == 7
+    assert f"{courses_drawn[2]['p']:.1%} for rehab in the end, which it was" in page
+
+
 # --------------------------------------------------------------------------- competing events
 
 
@@ -391,6 +522,34 @@ def test_who_had_a_competing_event_stays_at_risk_for_ever() -> None:
     days, ended = np.array([5.0, 2.0, 3.0]), np.array([1, 2, 0])
     assert ranked(timed_only(np.array([0.2, 0.9, 0.9]), days, ended)) == [0, 0]
     assert ranked(timed_only(np.array([0.9, 0.2, 0.9]), days, ended)) == [1, 1]
+
+
+@pytest.mark.promise("patients.competing")
+def test_every_competing_event_is_measured_as_the_outcome_is() -> None:
+    rng = np.random.default_rng(7)
+    num, horizon, names = 50, 9.1, ("moved", "died", "never")
+    durations, cause = rng.integers(1, 15, num).astype(np.float32), rng.integers(0, 4, num)
+    durations[:5] = horizon
+    p = rng.integers(0, 9, (num, 3)) / 40
+    label = np.where((cause > 0) & (durations <= np.float32(horizon)), cause == 1, np.where(durations > 9, 0, UNKNOWN))
+    given = timed_only(p[:, 0], durations.astype(np.float64), cause)
+    found = summarise_competing(replace(given, labels=label, competing=p), names, horizon)
+    for place, name in enumerate(names[:2]):
+        right, comparable, squares = 0.0, 0, []
+        for i in range(num):
+            if label[i] != UNKNOWN:
+                came = cause[i] == 2 + place and (durations[i] <= 9 or i < 5)
+                squares.append((p[i, place] - came) ** 2)
+            for j in range(num):
+                later = durations[j] > durations[i] or (durations[j] == durations[i] and cause[j] == 0)
+                if cause[i] == 2 + place and (later or cause[j] not in (0, 2 + place)):
+                    comparable += 1
+                    right += (p[i, place] > p[j, place]) + (p[i, place] == p[j, place]) / 2
+        assert found[f"concordance_{name}"].value == pytest.approx(right / comparable, abs=1e-12)
+        assert found[f"brier_{name}"].value == pytest.approx(sum(squares) / len(squares), abs=1e-12)
+        assert found[f"brier_{name}"].num == len(squares) < num
+    assert found["concordance_never"].to_json()["reason"] == "no never came before another patient's observation ended"
+    assert summarise_competing(given, names, None) == {}, "no horizon, no probabilities"
 
 
 def test_competing_events_are_counted_and_told_in_rows_where_there_are_any() -> None:

@@ -26,6 +26,7 @@ SET_SEQUENCES: dict[str, dict[str, Any]] = {
         "norm": "rmsnorm", "activation": "swiglu", "kv_heads": 1,
     },
     "competing": {"horizon": 250.0, "last_values": True, "competing": 2, "levels": 1, "blocks": 1},
+    "classes": {"bins": None, "last_values": True, "classes": 4, "levels": 1, "blocks": 1},
     "vectors": {"code_vectors": 5, "reconstruction": "sinkhorn", "update": "product", "levels": 1, "bins": None},
 }  # fmt: skip
 
@@ -60,10 +61,16 @@ def split_into_sets(num_events: int, largest: int, rng: np.random.Generator) -> 
 
 
 def random_patients(
-    lengths: Sequence[int], *, largest: int = 12, num_codes: int = NUM_CODES, seed: int = 0, causes: int = 1
+    lengths: Sequence[int],
+    *,
+    largest: int = 12,
+    num_codes: int = NUM_CODES,
+    seed: int = 0,
+    causes: int = 1,
+    classes: int = 2,
 ) -> RaggedBatch:
-    """Patients with these numbers of events, in sets of 1 to `largest`; some classes are not known, and half of the
-    patients are observed until the first of so many `causes`."""
+    """Patients with these numbers of events, in sets of 1 to `largest`; the class of some, of so many `classes`, is not
+    known, and half of the patients are observed until the first of so many `causes`."""
     rng = np.random.default_rng(seed)
     sets = [split_into_sets(length, largest, rng) for length in lengths]
     total, num_seqs = sum(lengths), len(lengths)
@@ -80,7 +87,8 @@ def random_patients(
         durations=torch.from_numpy(rng.exponential(500, num_seqs).astype(np.float32)),
         cause=torch.from_numpy((rng.random(num_seqs) < 0.5) * (1 + np.arange(num_seqs) % causes)),
     )
-    labels = torch.from_numpy(rng.choice([-1, 0, 1], num_seqs, p=[0.2, 0.4, 0.4]))
+    shares = [0.2, *[0.8 / classes] * classes]
+    labels = torch.from_numpy(rng.choice(np.arange(-1, classes), num_seqs, p=shares))
     return replace(batch, seq_labels=labels).with_part(events)
 
 

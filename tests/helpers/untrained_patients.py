@@ -29,7 +29,7 @@ class Patients:
 
     Args:
         set_sizes: per patient, events of each set.
-        labels: (num_patients,) 0, 1 or -1; None where the recipe has none.
+        labels: (num_patients,) 0, 1 or -1, or places in `classes`; None where the recipe has none.
         timed: whether there are times to the outcome.
     """
 
@@ -38,6 +38,7 @@ class Patients:
     timed: bool = True
     seed: int = 0
     private: bool = True
+    classes: tuple[str, ...] = ()
 
     family = "patients"
     kinds = ("events",)
@@ -102,8 +103,9 @@ class Patients:
 class Guess(Stub, PredictsSets):
     """A fixed function of a patient's events in the place of a trained model; it looks only at the batch."""
 
-    def __init__(self, hazards: bool = True, **weights: float) -> None:
+    def __init__(self, hazards: bool = True, classes: int = 2, **weights: float) -> None:
         super().__init__()
+        self.num_classes = classes
         self.weights = weights or {
             "classification": 1.0, "hazard": 0.3 * hazards, "reconstruction": 0.1, "next_code": 0.1,
         }  # fmt: skip
@@ -111,8 +113,7 @@ class Guess(Stub, PredictsSets):
         self.config: Any = SimpleNamespace(longest=1_000_000, context_field="model.context")
 
     def classify(self, batch: RaggedBatch) -> Tensor:
-        score = self._score(batch)
-        return torch.stack([torch.zeros_like(score), score - 0.5], 1)
+        return self._classes(self._score(batch))
 
     def hazards(self, batch: RaggedBatch) -> Tensor | None:
         return self._score(batch)[:, None, None] - torch.tensor([[2.0], [3.0], [1.0]]) if self.has_hazards else None
@@ -135,7 +136,7 @@ class Guess(Stub, PredictsSets):
     def course(self, batch: RaggedBatch) -> tuple[Tensor, Tensor]:
         sets = batch.require(EventSets)
         score = segment_mean(sets.values, sets.members)
-        return score.sigmoid(), torch.full_like(score, 1 / (len(score) + 1))
+        return self._classes(score).softmax(1), torch.full_like(score, 1 / (len(score) + 1))
 
     def posterior(self, batch: RaggedBatch) -> tuple[Tensor, Tensor, Tensor]:
         raise NotImplementedError
@@ -148,6 +149,9 @@ class Guess(Stub, PredictsSets):
     def losses(self, batch: RaggedBatch) -> dict[str, tuple[Tensor, int]]:
         rebuilt = self.reconstruct(batch)
         return {"classification": (torch.tensor(0.0), 0), "reconstruction": (rebuilt.sum(), len(rebuilt))}
+
+    def _classes(self, score: Tensor) -> Tensor:
+        return torch.stack([torch.zeros_like(score), score - 0.5, -score, score / 2][: self.num_classes], 1)
 
     def _score(self, batch: RaggedBatch) -> Tensor:
         return segment_sum(batch.require(EventSets).values, batch.layout)

@@ -15,12 +15,15 @@ import torch
 from torch import Tensor
 
 from tests.helpers import families
+from tests.helpers.patients import SET_SEQUENCES, random_patients, tiny_patients_model
 from tests.helpers.serving import running
 from tests.helpers.shell import Shell
 from tests.helpers.toy import run
+from unpad.batching.batch import RaggedBatch
 from unpad.inference.embed import embed_file
 from unpad.inference.loaded import load
-from unpad.models.set_sequence.heads import PatientHeads
+from unpad.inference.patients import outcomes
+from unpad.models.set_sequence.heads import PatientHeads, risk
 from unpad.proof.recipe import prove_recipe
 from unpad.proof.serving import OverHttp, prove_serving
 from unpad.serving.over_http import numbers, streams
@@ -70,7 +73,7 @@ def test_every_verb_tells_the_probabilities_of_all_causes(made: Made, unpad: She
     told = unpad("eval", made.run, "--rows", "rows.parquet")
     assert told.code == 0, told.err
     assert "observed until a competing event" in told.out
-    assert "concordance" in told.out
+    assert all(f"{measure}_{name}" in told.out for measure in ("concordance", "brier") for name in OTHERS)
     assert unpad("embed", made.run, "--out", "own.parquet").code == 0
     assert unpad("embed", made.run, "--data", made.recipe.parent / "tables", "--out", "new.parquet").code == 0
     tables = {name: pq.read_table(f"{name}.parquet") for name in ("rows", "own", "new")}
@@ -108,6 +111,10 @@ def test_the_server_and_other_passes_give_these_numbers_bit_for_bit(made: Made, 
     wanted = {row["id"]: row for row in pq.read_table(tmp_path / "new.parquet").to_pylist()}
     with running(made.run, name="events") as server:
         told = server.post("/v1/models/events:predict", {"instances": asked}).json()["predictions"]
+        facts = server.get("/v1/models/events").json()["unpad"]
+    assert facts["predictions"] == ["probability", *NAMES, "risk"]
+    assert facts["horizon_days"] == 365
+    assert all(set(facts["predictions"]) <= one.keys() for one in told)
     for one in told:
         assert set(NAMES) < one.keys(), "several patients of one request, each with its own numbers"
         assert {name: wanted[one["id"]][name] for name in one} == one
@@ -130,3 +137,23 @@ def test_the_certificate_holds_and_fails_where_causes_of_other_patients_move_the
 
     monkeypatch.setattr(PatientHeads, "hazards", mixed)
     assert failed()
+
+
+@pytest.mark.parametrize("kind", ["plain", "filter", "competing", "vectors"])
+def test_one_pass_gives_what_classes_and_hazards_give_alone_bit_for_bit(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = SET_SEQUENCES[kind]
+    model, batch = tiny_patients_model(torch.float32, **fields), random_patients([5, 0, 9, 1, 14])
+    model.trained = {"classification": 1.0, "hazard": 1.0}
+    passes, read = list[RaggedBatch](), type(model)._read
+    monkeypatch.setattr(type(model), "_read", lambda own, given: passes.append(given) or read(own, given))
+    with torch.no_grad():
+        found = outcomes(model, batch)
+        assert len(passes) == 1
+        log_p, hazards = model.classify(batch).double().log_softmax(-1), model.hazards(batch)
+    expected = {"log_p": log_p, "competing": log_p[:, 2:], "risk": log_p[:, 1]}
+    if hazards is not None:
+        expected |= {"competing": model.competing(hazards.double()).exp(), "risk": risk(hazards.double())}
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[name], values.detach().numpy()) for name, values in expected.items())

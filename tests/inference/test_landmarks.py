@@ -121,7 +121,8 @@ def test_a_request_has_the_landmarks_of_a_column_each_with_an_answer(made: Made,
 def test_every_verb_tells_examples_and_patients_apart(made: Made, unpad: Shell, tmp_path: Path) -> None:
     num = NUM * 3 - NUM // 4 * 2
     checked = unpad("data", "check", made.recipe)
-    assert f"{num} examples of {NUM} patients; {NUM // 4 * 2} left out whose observation ended before" in checked.out
+    assert f"{num} examples of {NUM} patients: " in checked.out
+    assert f"; {NUM // 4 * 2} left out whose observation ended before the landmark" in checked.out
     planned = unpad("plan", made.recipe)
     assert f"{num} examples of {NUM} patients" in planned.out
     told = unpad("eval", made.run, "--rows", "rows.parquet")

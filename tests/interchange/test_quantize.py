@@ -21,6 +21,7 @@ from unpad.interchange.quantize import quantize_run
 from unpad.nn.native.quantized import Int4Weight, Int8Weight, Kind, QuantizedWeight
 from unpad.run import checkpoint
 from unpad.run.base import run_weights
+from unpad.run.report.samples import keep_evaluation, newest_evaluation
 
 pytestmark = [pytest.mark.slow, pytest.mark.promise("models.quantized")]
 KINDS: tuple[Kind, ...] = ("int8", "int4")
@@ -127,7 +128,9 @@ def test_new_pairs_are_measured_with_quantized_weights(trained: Runs, tmp_path: 
 
 def test_without_the_original_as_it_was_the_loss_is_not_told(trained: Runs, tmp_path: Path, unpad: Shell) -> None:
     shutil.copytree(trained("images"), "mine")
+    keep_evaluation(Path("mine"), 1, {}, [])
     quantize_run("mine", Path("shrunk"), "int8")
+    assert newest_evaluation(Path("shrunk")) is None, "it is of other weights"
     state = checkpoint.load(Path("mine/checkpoints/best"))
     state.tensors["model.head.weight"] += 1
     checkpoint.save_named(Path("mine/checkpoints"), "best", state)

@@ -144,7 +144,7 @@ def test_a_model_of_sets_answers_about_sets_and_sequences() -> None:
     assert model.next_codes(batch).shape == (num_sets, NUM_CODES)
     assert model.vectors(batch, "set").shape == (num_sets, size)
     assert model.code_nll(batch).shape == (batch.total_tokens,)
-    assert [part.shape for part in model.course(batch)] == [(num_sets,)] * 2
+    assert [part.shape for part in model.course(batch)] == [(num_sets, 2), (num_sets,)]
 
 
 def test_methods_that_compute_with_weights_are_named(model: Model) -> None:

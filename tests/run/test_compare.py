@@ -97,6 +97,7 @@ def test_compared_runs_show_where_they_differ_and_what_they_reached(unpad: Shell
     assert page.count('class="run0"') >= 3
     assert page.count('class="run1"') >= 3
     assert "<script" not in page
+    assert "the evaluation is of step" not in shown.out
     values = json.loads(unpad("compare", "fast", "slow", "--json").out)
     assert values["recipes"]["optim.lr"] == ["0.01", "0.002"]
 
@@ -155,6 +156,27 @@ def test_an_evaluation_of_a_run_that_cannot_be_written_is_still_shown(
     assert shown.code == 0
     assert "not shown on the run's page: cannot write: Is a directory" in shown.out
     assert "bits_per_char" in shown.out
+
+
+@pytest.mark.promise("run.compare")
+@pytest.mark.parametrize("held_out", [True, False])
+def test_an_evaluation_of_earlier_weights_is_told_from_one_of_these(
+    unpad: Shell, two: list[Path], held_out: bool
+) -> None:
+    folder, checkpoints = two[0], two[0] / "checkpoints"
+    steps = [int(json.loads((checkpoints / "best/state.json").read_text())["step"])]
+    if not held_out:
+        shutil.rmtree(checkpoints / "best")
+        steps = [int(path.name.rpartition("-")[2]) for path in checkpoints.glob("step-*")]
+    metric = {"value": 1.5, "low": 1.0, "high": 2.0, "num": 3, "part": "valid", "best_of": None}
+    old = f"the evaluation is of step 2, the weights are of step {max(steps)}: evaluate them anew"
+    for step, notes in ((2, [f"fast: {old}"]), (max(steps), [])):
+        keep_evaluation(folder, step, {"loss": metric}, [])
+        told = [
+            note for note in json.loads(unpad("compare", "fast", "slow", "--json").out)["notes"] if "of step" in note
+        ]
+        assert told == notes
+        assert (old in "".join(Checker(write_report(folder).read_text(encoding="utf-8")).words)) == bool(notes)
 
 
 def test_replies_are_text_and_no_page(two: list[Path]) -> None:

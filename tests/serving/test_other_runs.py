@@ -404,7 +404,8 @@ def test_models_say_the_columns_of_patients(patients: Running) -> None:
     facts = patients.get("/v1/models/events").json()["unpad"]
     columns = ["id", "days", "test", "value", "age"]
     routes = ["/v1/models/events:predict", "/v1/models/events:explain"]
-    assert facts == {"kind": "patients", "routes": routes, "columns": columns}
+    predicted = {"predictions": ["probability"], "horizon_days": None}
+    assert facts == {"kind": "patients", "routes": routes, "columns": columns, **predicted}
     refused(patients.post("/v1/models/other:predict", {"instances": []}), 404, "model_not_found")
     refused(patients.post("/v1/models/events:predict", {"instances": []}), 400, None)
     refused(patients.post("/v1/models/events:predict", {"instances": [{"id": 1}]}), 400, None)

@@ -805,6 +805,16 @@ def test_patients_of_a_table_get_a_risk_and_a_course(visit: Visit) -> None:
         assert shown.evaluate("document.activeElement.tagName") == "SUMMARY"
         tap(shown, "p02")
         shown.locator(".chart").wait_for(state="detached")
+        shown.locator("#table").fill("id,time,code\np3,-20,ward\np3,0,ward")
+        tap(shown, "Predict")
+        shown.get_by_text("Probability of home").wait_for()
+        heads = ["Patient", "Prediction", "Probability of home", "Probability of rehab", "Events"]
+        assert shown.locator("thead th").all_inner_texts() == heads
+        assert shown.locator("tbody td").all_inner_texts() == ["p3", "rehab", "25.0%", "75.0%", "2"]
+        tap(shown, "p3")
+        shown.get_by_role("heading", name="Course of p3 Probability of rehab").wait_for()
+        shown.locator("summary").click()
+        assert shown.locator("details tbody td").all_inner_texts()[2::4] == ["5.0%", "25.0%"], "of the likeliest class"
         kept = shown.evaluate("indexedDB.databases().then(found => found.length + JSON.stringify(localStorage))")
         assert kept.startswith("0"), "nothing of a patient is kept"
         assert "p02" not in kept

@@ -283,6 +283,7 @@ def _check_events(recipe: Recipe, trains: bool) -> CheckReport:
         trains: whether to refuse what training would refuse, if no row is bad.
     """
     from unpad.data.histories.cohort import read_cohort
+    from unpad.data.histories.report import cohort_lines
 
     read = read_cohort(recipe)
     if trains and not read.bad:
@@ -299,11 +300,10 @@ def _check_events(recipe: Recipe, trains: bool) -> CheckReport:
         num_rows = len(table) + len(table.bad) + empty_files
         num_used = num_rows - len(bad_rows) - len(refused)
         reports.append((FileCheck(Path(shown), "events", num_rows, num_used, 0), (*bad_rows, *refused)))
-    notes = tuple(f"warning: {note}" for part in read.rows.parts for note in part.notes)
-    if read.cohort.several:
-        without = "".join(f"; {number:,} left out {why}" for why, number in read.cohort.left_out.items())
-        notes += (read.cohort.describe() + without,)
-    if not trains and recipe.events.labels is None:
+    labels = recipe.events.labels
+    own = cohort_lines(read.cohort, labels.competing if labels else ()) if trains else []
+    notes = (*own, *(f"warning: {note}" for note in read.notes))
+    if not trains and labels is None:
         notes += tuple(f"note: {_about_labels(table.names.get('id', 'id'))}" for table, _ in read.tables[:1])
     return CheckReport(tuple(file for file, _ in reports), tuple(row for _, bad in reports for row in bad), notes)
 

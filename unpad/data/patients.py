@@ -116,13 +116,19 @@ class EventData(Data):
 
     @property
     def labels(self) -> np.ndarray | None:
-        """(num_patients,) int64, 0, 1, or -1 if unknown; None if the recipe has no labels."""
+        """(num_patients,) int64, 0, 1, or the place in `classes`, -1 if unknown; None if the recipe has no labels."""
         return self.cohort.label
 
     @property
     def unit(self) -> str:
         """Name of the sequences in text, plural."""
         return "patients" if self.landmarks is None else "examples"
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of several classes; () for an outcome that comes or does not."""
+        labels = self.recipe.events.labels
+        return () if labels is None else labels.several
 
     @property
     def num_outputs(self) -> int:
@@ -162,7 +168,7 @@ class EventData(Data):
         )
 
     def class_labels(self) -> tuple[np.ndarray, tuple[str, ...]] | None:
-        return None if self.labels is None else (self.labels, ("0", "1"))
+        return None if self.labels is None else (self.labels, self.classes or ("0", "1"))
 
     def identities(self) -> list[str]:
         return [str(patient_id) for patient_id in self.ids.tolist()]
@@ -218,8 +224,8 @@ class EventData(Data):
         return digest.hexdigest()
 
     def complete(self, config: ModelConfig) -> ModelConfig:
-        """Fill in the horizon and the competing events of the hazards, and that last values act linearly where their
-        scale suits it."""
+        """Fill in the horizon and the competing events of the hazards, the number of classes, and that last values act
+        linearly where their scale suits it."""
         own, section = self.recipe.events, config.model_dump(mode="json")
         if "horizon" in config.decided:
             given, days = section["horizon"], None if section["bins"] is None else self.horizon
@@ -235,6 +241,17 @@ class EventData(Data):
                 what = f"the model has {number_of(given, 'competing events')}, and the labels name {num}"
                 raise RecipeError(what, where="model.competing", fix="leave it out; events.labels.competing decides it")
             section["competing"] = num
+        if "classes" in config.decided and own.labels is not None:
+            given, num = section["classes"], len(self.classes) or 2
+            if given not in (None, num):
+                what = f"the model has {number_of(given, 'classes')}, and the labels have {num}"
+                raise RecipeError(what, where="model.classes", fix="leave it out; events.labels.classes decides it")
+            for field, usual, shown in (("bins", None, "null"), ("positive_weight", 1.0, "1")):
+                if num > 2 and section.get(field, usual) != usual:
+                    what = f"the labels have {num} classes, and model.{field} is of one outcome"
+                    fix = f"set model.{field}={shown}, or leave events.labels.classes out"
+                    raise RecipeError(what, where=f"model.{field}", fix=fix)
+            section["classes"] = num if num > 2 else given
         if "last_values" in config.decided and section["last_values"] is None:
             section["last_values"] = own.scale != "standard" and own.labels is not None
         return model_config(section)
@@ -374,7 +391,8 @@ def open_tables(recipe: Recipe, tables: PatientTables, kept: dict[str, bytes] | 
         num_late=count_late(tables),
         source_names=tuple(part.name for part in tables.rows.parts),
         has_end=not settings.labels or bool(settings.labels.time) or settings.landmark is not None,
-        notes=tuple(note for part in tables.rows.parts for note in part.notes),
+        notes=tables.notes,
+        competing=tuple(settings.labels.competing) if settings.labels else (),
     )
     table = _table(recipe, tables, histories.sets)
     known, code, value = histories.known, histories.events.code, histories.events.value

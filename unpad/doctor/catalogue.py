@@ -424,19 +424,19 @@ CATALOGUE: dict[str, Entry] = {
         "One batch of {sequences} sequences cannot be overfit: the loss went from {start:.3g} to "
         "{number:.3g} in "
         "{steps} steps, and to {plain:.3g} with the default of {field} alone.",
-        "go back to the default of {field}",
+        "set {field}={default}, its default",
         "{sequences} 个样本的一批数据记不住：{steps} 步后损失从 {start:.3g} 到 {number:.3g}；只把 {field} 改回默认值"
         "则到"
         " {plain:.3g}。",
-        "把 {field} 改回默认值",
+        "设 {field}={default}，即默认值",
     ),
     "by_heart_settings": Entry(
         "One batch of {sequences} sequences cannot be overfit: with this recipe the loss went from "
         "{start:.3g} to {number:.3g} in {steps} steps, with usual settings to {plain:.3g}.",
-        "go back to the defaults of optim one by one: betas, eps, groups",
+        "set {field}={rate:.1e}, as there; then go back to the defaults of optim one by one: betas, eps, groups",
         "{sequences} 个样本的一批数据记不住：用本配方 {steps} 步后损失从 {start:.3g} 到 {number:.3g}，用常规设置"
         "则到 {plain:.3g}。",
-        "把 optim 的设置逐个改回默认值：betas、eps、groups",
+        "先如该试验设 {field}={rate:.1e}，再把 optim 的设置逐个改回默认值：betas、eps、groups",
     ),
     "imbalance": Entry(
         "{number:.1%} of {sequences:,} training sequences are of one class, {target}: to say it always is nearly "

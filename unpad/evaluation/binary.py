@@ -92,6 +92,22 @@ def auroc(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = N
     return _ratio((positives * (below + negatives / 2)).sum(-1), positives.sum(-1) * negatives.sum(-1))
 
 
+def mean_auroc(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Plain mean of the AUROC of every one of several classes against the rest; classes that nobody or everybody has
+    are left out of it.
+
+    Args:
+        labels: (num,) int64.
+        p: (num, num_classes).
+        weights: as in `auroc`.
+
+    Without such classes as `sklearn.metrics.roc_auc_score(multi_class="ovr", average="macro")`.
+    """
+    areas = np.stack([auroc(labels == place, p[:, place], weights) for place in range(p.shape[1])])
+    exists = ~np.isnan(areas)
+    return _ratio(np.where(exists, areas, 0).sum(0), exists.sum(0))
+
+
 def exact_auroc(metric: Metric, labels: np.ndarray, groups: np.ndarray | None = None) -> Metric:
     """An AUROC with an exact 95 % limit if it is 0 or 1, where no resample differs from it; otherwise as it is.
 
@@ -103,9 +119,13 @@ def exact_auroc(metric: Metric, labels: np.ndarray, groups: np.ndarray | None = 
 
     A patient of several examples, in `groups` as of `measured`, is in one pair, whichever of its labels that takes.
     """
-    groups = np.arange(len(labels)) if groups is None else groups
+    return exact_share(metric, num_pairs(labels, np.arange(len(labels)) if groups is None else groups))
+
+
+def num_pairs(labels: np.ndarray, groups: np.ndarray) -> int:
+    """Most pairs of a patient with the outcome and one without that share no patient; arguments as of `exact_auroc`."""
     came, not_come = np.unique(groups[labels > 0]), np.unique(groups[labels == 0])
-    return exact_share(metric, min(len(came), len(not_come), len(np.union1d(came, not_come)) // 2))
+    return min(len(came), len(not_come), len(np.union1d(came, not_come)) // 2)
 
 
 def one_sided_precision(metric: Metric) -> Metric:

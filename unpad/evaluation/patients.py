@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,17 @@ from unpad.data.sources.split import Split
 from unpad.errors import SourceError
 from unpad.evaluation import binary, sets
 from unpad.evaluation.family import HeldOutInputs, Numbers, evenly
-from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, Refused
+from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, Refused, exact_share
 from unpad.evaluation.rows import ID, LANDMARK, Columns, ExampleRows, Ranked, Ratio, named, objects
 from unpad.inference.embed import predicts
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patient_marks import mark_patients, refuse_unknown, unknown_lines
 from unpad.inference.patients import (
+    COURSE,
     UNKNOWN,
     PatientPredictions,
     batches,
+    by_class,
     computed_at_once,
     gives_probability,
     predict,
@@ -43,41 +46,49 @@ from unpad.models.set_sequence.event_sets import FIRST_COMPETING, OUTCOME, Event
 from unpad.nn.segments import real_tokens
 
 FEWEST_SETS, MOST_EVENTS = 3, 400  # of a patient with a course that can be read off a picture
+MOST_CLASSES = 4  # of which patients are shown
 
 
 @torch.no_grad()
 def courses(over: Measuring[EventData], predictions: PatientPredictions) -> list[dict[str, Any]]:
-    """Courses of the patients with and without the outcome with the highest and the lowest probability.
+    """Courses of the patients with and without the outcome with the highest and the lowest probability; of several
+    classes, of patients of each of the commonest, and of the probability of their class.
 
     Args:
         over: the patients to choose from.
         predictions: predictions for them.
 
     Returns:
-        JSON values per patient; nothing but the place in this list identifies a patient. `outcome`: whether it came;
-        `days`: days of the sets, None for facts without a time; `events`: [set, name of the code, standardised value or
-        None].
+        JSON values per patient; nothing but the place in this list identifies a patient. `outcome`: whether it came, or
+        `class`, the patient's; `days`: days of the sets, None for facts without a time; `events`: [set, name of the
+        code, standardised value or None].
     """
-    model, data, p, labels = over.model, over.data, predictions.p, predictions.labels
+    model, data, labels, classes = over.model, over.data, predictions.labels, predictions.classes
     assert isinstance(model, PredictsSets), "a model of patients"
     events = data.table.positions[over.seq_ids]
     readable = (predictions.num_sets >= FEWEST_SETS) & (events <= MOST_EVENTS)
     chosen: list[int] = []
-    for label, best in ((1, 1), (1, -1), (0, 1), (0, -1)):
+    counts = np.bincount(labels[predictions.known], minlength=len(classes))
+    shown = sorted(np.argsort(-counts, kind="stable")[:MOST_CLASSES].tolist()) if classes else [1, 0]
+    of = {label: np.exp(predictions.log_p[:, label if classes else 1]) for label in shown}
+    for label, best in ((label, best) for label in shown for best in (1, -1)):
         mine = [i for i in np.flatnonzero(readable & (labels == label)) if i not in chosen]
         if mine:
-            chosen.append(int(mine[int(np.argmax(best * p[mine]))]))
+            chosen.append(int(mine[int(np.argmax(best * of[label][mine]))]))
     was_training = model.training
     model.eval()
     try:
         return [
-            _course(model, data, int(over.seq_ids[i])) | {"outcome": bool(labels[i]), "p": _short(p[i])} for i in chosen
+            _course(model, data, int(over.seq_ids[i]), int(labels[i]) if classes else 1)
+            | ({"class": classes[labels[i]]} if classes else {"outcome": bool(labels[i])})
+            | {"p": _short(of[int(labels[i])][i])}
+            for i in chosen
         ]
     finally:
         model.train(was_training)
 
 
-def _course(model: PredictsSets, data: EventData, seq_id: int) -> dict[str, Any]:
+def _course(model: PredictsSets, data: EventData, seq_id: int, label: int) -> dict[str, Any]:
     stop = np.array([data.table.positions[seq_id]], np.int32)
     start = np.zeros_like(stop)
     batch = data.load(Micro(np.array([seq_id]), start, stop, start, pad_to=0, fill_to=0))
@@ -89,7 +100,7 @@ def _course(model: PredictsSets, data: EventData, seq_id: int) -> dict[str, Any]
     facts = data.sets.timeless[data.sets.sets_of[seq_id] : data.sets.sets_of[seq_id + 1]].tolist()
     return {
         "days": [None if bare else _short(day) for day, bare in zip(events.times.tolist(), facts, strict=True)],
-        "probability": [_short(value) for value in probability.tolist()],
+        "probability": [_short(value) for value in probability[:, label].tolist()],
         "attention": [_short(value) for value in attention.tolist()],
         "events": [[at, data.codes[code], _short(value) if has else None] for at, code, has, value in members],
     }
@@ -104,14 +115,18 @@ JUDGES = ("classification", "hazard", "reconstruction", "next_code")
 HIGHER_IS_BETTER: dict[str, bool | None] = {
     "loss": False,
     "auroc": True,
+    "auroc_*": True,
     "average_precision": True,
     "brier": False,
     "accuracy": True,
+    "commonest_class": None,
     "prevalence": None,
     "calibration_error": False,
     "calibration_slope": None,
     "calibration_intercept": None,
     "concordance": True,
+    "brier_*": False,
+    "concordance_*": True,
     **sets.HIGHER_IS_BETTER,
 }
 NUM_POINTS = 200  # of a drawn curve
@@ -134,6 +149,8 @@ def held_out(over: Measuring[EventData]) -> HeldOut:
         labels, p = predictions.labels[predictions.known], predictions.p[predictions.known]
         if labels.size:
             loss = float(predictions.nll.mean())
+            if predictions.classes:
+                return _held_out_classes(predictions, loss)
             values = {"loss": loss, "auroc": float(binary.auroc(labels, p))}
             values |= {"average_precision": float(binary.average_precision(labels, p))}
             values |= {"brier": float(binary.brier(labels, p))}
@@ -149,6 +166,14 @@ def held_out(over: Measuring[EventData]) -> HeldOut:
             return HeldOut(total / num, {"loss": total / num, name: total / num}, num)
     what = "held-out patients have no target of " + ", ".join(JUDGES)
     raise SourceError(what, where="data.holdout", fix="hold out others, or give one of these losses a weight")
+
+
+def _held_out_classes(predictions: PatientPredictions, loss: float) -> HeldOut:
+    """`held_out` of several classes."""
+    labels, p, right = _known_classes(predictions)
+    values = {"loss": loss, "accuracy": float(right.mean()), "auroc": float(binary.mean_auroc(labels, p))}
+    refused = {"auroc": _why_no_area(labels, None)} if np.isnan(values["auroc"]) else {}
+    return HeldOut(loss, {name: value for name, value in values.items() if name not in refused}, len(labels), refused)
 
 
 @torch.no_grad()
@@ -191,10 +216,13 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> Eval
         predictions = predict(over)
         classifies = gives_probability(model) and bool(predictions.known.any())
         metrics |= summarise(predictions, classifies, classifies or trains(model, "hazard"), groups=groups)
+        if predictions.competing.shape[1] and run.recipe.events.labels is not None:
+            metrics |= summarise_competing(predictions, run.recipe.events.labels.competing, data.horizon, groups=groups)
         drawn["counts"] |= count(predictions, data.labels is not None)
         p = probabilities(run, predictions.log_p, predictions.competing) if classifies else {}
         columns |= _columns(predictions, p)
-        measures |= {name: measure for name, measure in MEASURES.items() if name in metrics}
+        known_measures = _measures_of(predictions.classes) if predictions.classes else MEASURES
+        measures |= {name: measure for name, measure in known_measures.items() if name in metrics}
         if classifies:
             lines = _surest_wrong(predictions, data, ids, num_shown)
             drawn |= describe(predictions, groups)
@@ -214,15 +242,21 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> Eval
 def _columns(predictions: PatientPredictions, p: Columns) -> Columns:
     """Columns of the patients' rows: `risk`, `duration` and `observed`, whether it ended with the outcome; `competing`,
     whether with another event, where any did; with probabilities `p`, these, `label` (0, 1 or None), `loss` in nats and
-    `num_targets`, 1 where the outcome is known."""
+    `num_targets`, 1 where the outcome is known. Of several classes in place of risk and times `prediction`, the
+    likeliest, and `right`."""
     timed, known = ~np.isnan(predictions.durations), predictions.known
-    columns: Columns = {"risk": predictions.risk, "duration": predictions.durations}
-    columns["observed"] = _known_only(predictions.cause == OUTCOME, timed)
+    names = objects(predictions.classes)
+    columns: Columns = {} if len(names) else {"risk": predictions.risk, "duration": predictions.durations}
     competing = predictions.cause >= FIRST_COMPETING
+    if columns:
+        columns["observed"] = _known_only(predictions.cause == OUTCOME, timed)
     if competing.any():
         columns["competing"] = _known_only(competing, timed)
     if p:
-        columns["label"] = _known_only(predictions.labels, known)
+        columns["label"] = _known_only(names[predictions.labels] if len(names) else predictions.labels, known)
+        if len(names):
+            columns["prediction"] = names[predictions.chosen]
+            columns["right"] = np.where(known, predictions.chosen == predictions.labels, np.nan)
         columns |= p
         columns["loss"] = np.full(len(known), np.nan)
         columns["loss"][known] = predictions.nll
@@ -257,6 +291,25 @@ MEASURES: dict[str, Ratio | Ranked] = {
 }
 
 
+def _measures_of(classes: Sequence[str]) -> dict[str, Ratio | Ranked]:
+    """`MEASURES` of several classes."""
+
+    def told(rows: Columns) -> tuple[np.ndarray, np.ndarray]:
+        labels = np.array([classes.index(name) for name in rows["label"].tolist()], np.int64)
+        return labels, np.stack([rows[f"probability_{name}"] for name in classes], 1)
+
+    def of_class(place: int) -> Ranked:
+        def area(rows: Columns, weights: np.ndarray | None) -> np.ndarray:
+            labels, p = told(rows)
+            return binary.auroc(labels == place, p[:, place], weights)
+
+        return Ranked("label", area)
+
+    measures: dict[str, Ratio | Ranked] = {"loss": MEASURES["loss"], "accuracy": Ratio("right", "num_targets")}
+    measures["auroc"] = Ranked("label", lambda rows, weights: binary.mean_auroc(*told(rows), weights))
+    return measures | {f"auroc_{name}": of_class(place) for place, name in enumerate(classes)}
+
+
 def check_new(data: EventData, path: Path) -> NewFacts:
     """Refuse new tables unknown to the run; otherwise return lines on their unknown codes, values and patients.
 
@@ -268,11 +321,14 @@ def check_new(data: EventData, path: Path) -> NewFacts:
 
 
 def count(predictions: PatientPredictions, labelled: bool) -> dict[str, int]:
-    """Count patients by outcome if the data has `labelled` them, and by end of observation if it has times to the
-    outcome."""
+    """Count patients by outcome or class if the data has `labelled` them, and by end of observation if it has times to
+    the outcome."""
     counts: dict[str, int] = {}
     if labelled:
         names = {1: "with_outcome", 0: "without_outcome", UNKNOWN: "of_unknown_outcome"}
+        if predictions.classes:
+            names = {place: f"of_class_{name}" for place, name in enumerate(predictions.classes)}
+            names[UNKNOWN] = "of_unknown_class"
         counts = {name: int((predictions.labels == label).sum()) for label, name in names.items()}
     timed = ~np.isnan(predictions.durations)
     if timed.any():
@@ -288,7 +344,8 @@ def summarise(
     predictions: PatientPredictions, classifies: bool, ranks: bool, seed: int = 0, groups: np.ndarray | None = None
 ) -> dict[str, Metric]:
     """`auroc`, `average_precision` beside `prevalence`, `brier`, `accuracy`, `loss`, `calibration_error` with
-    `calibration_slope` and `calibration_intercept`, and `concordance` where times to the outcome are known.
+    `calibration_slope` and `calibration_intercept`, and `concordance` where times to the outcome are known; of several
+    classes as `_summarise_classes`.
 
     Args:
         classifies: whether probabilities were trained and labels exist.
@@ -298,6 +355,8 @@ def summarise(
     metrics: dict[str, Metric] = {}
     groups = np.arange(len(predictions.labels)) if groups is None else groups
     of_known = groups[predictions.known]
+    if predictions.classes:
+        return _summarise_classes(predictions, seed, of_known) if classifies else metrics
     labels, p, nll = predictions.labels[predictions.known], predictions.p[predictions.known], predictions.nll
     if classifies:
         measures: dict[str, binary.Measure] = {
@@ -331,17 +390,101 @@ def summarise(
         }
     timed = ~np.isnan(predictions.durations)
     if ranks and timed.any():
-        risk, waits, observed = predictions.risk[timed], predictions.waits[timed], predictions.cause[timed] == OUTCOME
-        of_timed = groups[timed]
-        found_c = binary.measured(
-            lambda w: binary.concordance(risk, waits, observed, w), len(risk), seed, groups=of_timed
-        )
-        metrics["concordance"] = (
-            Refused(np.nan, np.nan, np.nan, len(risk), "no outcome came before another patient's observation ended")
-            if np.isnan(found_c.value)
-            else binary.exact_concordance(found_c, waits, observed, of_timed)
-        )
+        metrics["concordance"] = _ranks(predictions, predictions.risk, OUTCOME, "outcome", seed, groups)
     return metrics
+
+
+def summarise_competing(
+    predictions: PatientPredictions,
+    names: Sequence[str],
+    horizon: float | None,
+    seed: int = 0,
+    groups: np.ndarray | None = None,
+) -> dict[str, Metric]:
+    """`concordance_NAME` and `brier_NAME` of the probability of every competing event, as those of the outcome: after
+    another event this one never comes.
+
+    Args:
+        names: of the competing events; horizon: days from the landmark, of their probabilities.
+        groups: as of `summarise`.
+    """
+    metrics: dict[str, Metric] = {}
+    groups = np.arange(len(predictions.labels)) if groups is None else groups
+    if horizon is None or not predictions.competing.shape[1] or np.isnan(predictions.durations).all():
+        return metrics
+    ended = predictions.durations <= np.float32(horizon)  # durations are rounded so
+    for place, (name, p) in enumerate(zip(names, predictions.competing.T, strict=True)):
+        cause = FIRST_COMPETING + place
+        metrics[f"concordance_{name}"] = _ranks(predictions, p, cause, name, seed, groups)
+        if predictions.known.any():
+            squares = ((p - (ended & (predictions.cause == cause))) ** 2)[predictions.known]
+            mean = partial(binary.mean, squares)
+            metrics[f"brier_{name}"] = binary.measured(
+                mean, len(squares), seed, share=True, groups=groups[predictions.known]
+            )
+    return metrics
+
+
+def _ranks(
+    predictions: PatientPredictions, risk: np.ndarray, cause: int, name: str, seed: int, groups: np.ndarray
+) -> Metric:
+    """Concordance of a risk, (num_patients,), with the times to one cause, of which other causes are the end."""
+    timed = ~np.isnan(predictions.durations)
+    risk, waits, observed = risk[timed], predictions.waits(cause)[timed], predictions.cause[timed] == cause
+    groups = groups[timed]
+    found = binary.measured(lambda w: binary.concordance(risk, waits, observed, w), len(risk), seed, groups=groups)
+    if np.isnan(found.value):
+        why = f"no {name} came before another patient's observation ended"
+        return Refused(np.nan, np.nan, np.nan, len(risk), why)
+    return binary.exact_concordance(found, waits, observed, groups)
+
+
+def _summarise_classes(predictions: PatientPredictions, seed: int, groups: np.ndarray) -> dict[str, Metric]:
+    """`auroc`, the mean of `auroc_CLASS` of every class against the rest, `accuracy` beside that of always saying the
+    `commonest_class`, and `loss`. A class that no patient has, or all have, has no `auroc_CLASS`, and does not count in
+    the mean.
+
+    Args:
+        groups: (num_known,) as of `summarise`.
+    """
+    labels, p, right = _known_classes(predictions)
+    num = len(labels)
+    sizes = np.bincount(labels, minlength=p.shape[1])
+    commonest = (labels == sizes.argmax()).astype(np.float64)
+    rarest = min((binary.num_pairs(labels == place, groups) for place in np.flatnonzero(sizes).tolist()), default=0)
+    area = binary.measured(lambda w: binary.mean_auroc(labels, p, w), num, seed, groups=groups)
+    metrics: dict[str, Metric] = {
+        "auroc": exact_share(area, rarest),  # as wide as that of the rarest class
+        "accuracy": binary.measured(lambda w: binary.mean(right, w), num, seed, share=True, groups=groups),
+        "commonest_class": binary.measured(lambda w: binary.mean(commonest, w), num, seed, share=True, groups=groups),
+        "loss": binary.measured(lambda w: binary.mean(predictions.nll, w), num, seed, groups=groups),
+    }
+    for place, name in enumerate(predictions.classes):
+        mine, score = labels == place, p[:, place]
+
+        def measure(w: np.ndarray, mine: np.ndarray = mine, score: np.ndarray = score) -> np.ndarray:
+            return binary.auroc(mine, score, w)
+
+        area = binary.measured(measure, num, seed, groups=groups)
+        metrics[f"auroc_{name}"] = binary.exact_auroc(area, mine, groups)
+    places = {f"auroc_{name}": place for place, name in enumerate(predictions.classes)}
+    refused = {name: metric for name, metric in metrics.items() if np.isnan(metric.value)}
+    return metrics | {
+        name: Refused(np.nan, np.nan, np.nan, num, _why_no_area(labels, places.get(name))) for name in refused
+    }
+
+
+def _known_classes(predictions: PatientPredictions) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of the patients of known class their classes (num,), the probabilities of all classes (num, num_classes), and
+    whether the likeliest is theirs (num,), 0 or 1."""
+    known = predictions.known
+    labels = predictions.labels[known]
+    return labels, np.exp(predictions.log_p[known]), (predictions.chosen[known] == labels).astype(np.float64)
+
+
+def _why_no_area(labels: np.ndarray, place: int | None) -> str:
+    """Reason why the AUROC of one of several classes, or with None that of all, does not exist."""
+    return "no patient has the class" if place is not None and not (labels == place).any() else "all have one class"
 
 
 def _why_missing(name: str, labels: np.ndarray, p: np.ndarray) -> str:
@@ -352,11 +495,17 @@ def _why_missing(name: str, labels: np.ndarray, p: np.ndarray) -> str:
 
 
 def describe(predictions: PatientPredictions, groups: np.ndarray | None = None) -> dict[str, Any]:
-    """Contents of `evaluation.json`: observed and predicted shares with 95 % Wilson intervals, and the two curves.
+    """Contents of `evaluation.json`: observed and predicted shares with 95 % Wilson intervals, and the two curves; of
+    several classes the confusion matrix (rows: true classes).
 
     Args:
         groups: as of `summarise`; an interval is that of as many trials as patients.
     """
+    if predictions.classes:
+        size, known = len(predictions.classes), predictions.known
+        confusion = np.zeros((size, size), np.int64)
+        np.add.at(confusion, (predictions.labels[known], predictions.chosen[known]), 1)
+        return {"classes": list(predictions.classes), "confusion": confusion.tolist()}
     labels, p = predictions.labels[predictions.known], predictions.p[predictions.known]
     patients = (np.arange(len(predictions.labels)) if groups is None else groups)[predictions.known]
     bins = binary.calibration_bins(p)
@@ -387,6 +536,14 @@ def _thin(points: np.ndarray) -> list[list[float]]:
 
 
 def _surest_wrong(predictions: PatientPredictions, data: EventData, seq_ids: np.ndarray, num_shown: int) -> list[str]:
+    if predictions.classes:
+        names, sure = predictions.classes, np.exp(predictions.log_p.max(1))
+        missed = predictions.known & (predictions.chosen != predictions.labels)
+        worst = [i for i in np.argsort(-sure, kind="stable") if missed[i]][:num_shown]
+        told = [
+            f"{sure[i]:.0%} for {names[predictions.chosen[i]]}, it is {names[predictions.labels[i]]}" for i in worst
+        ]
+        return [f"{data.where(int(seq_ids[i]))}: {what}" for i, what in zip(worst, told, strict=True)]
     wrong = np.where(predictions.known, np.abs(predictions.p - predictions.labels), 0.0)
     worst = [i for i in np.argsort(-wrong, kind="stable")[:num_shown] if wrong[i] > 0.5]
     came = ("an outcome that did not come", "an outcome that came")
@@ -409,7 +566,8 @@ def held_out_inputs(run: LoadedRun, data: EventData, most: int) -> HeldOutInputs
                 numbers |= {"risk": one["risk"]} if has_hazards else {}
         if classifies:
             for numbers, one in zip(found, computed_at_once(run, "explain", given), strict=True):
-                numbers |= {"course": one["probability"], "attention": one["attention"]}
+                numbers |= {f"{COURSE}{name}": values for name, values in by_class(run, one["probability"]).items()}
+                numbers |= {"attention": one["attention"]}
         return found
 
     inputs = [batch for row in rows for _, batch in batches(run, data, np.array([row]))]

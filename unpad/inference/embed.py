@@ -18,7 +18,7 @@ from unpad.data.sources.split import PARTS, Split, Wanted
 from unpad.errors import DiskError, RecipeError, SourceError
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patient_marks import ledger, mark_patients, mark_sets, refuse_unknown
-from unpad.inference.patients import gives_probability, predict, probabilities, trains
+from unpad.inference.patients import class_names, gives_probability, likeliest, predict, probabilities, trains
 from unpad.models.contract import PredictsSets
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.linear import independent_rows
@@ -103,8 +103,9 @@ def predicted(run: LoadedRun, data: EventData, known: bool) -> dict[str, pa.Arra
     """Columns with predictions and labels of every patient.
 
     `probability` of the outcome if the model was trained to classify, and `probability_NAME` of every competing event
-    that has hazards; `risk`, the hazard summed over all bins, if it was trained on hazards; for the run's own data
-    `split`, train or valid, and `label`, 0, 1 or null if unknown.
+    that has hazards, or of every one of several classes, and then `prediction`, the likeliest; `risk`, the hazard
+    summed over all bins, if it was trained on hazards; for the run's own data `split`, train or valid, and `label`, 0,
+    1 or the class, null if unknown.
 
     Args:
         known: whether the data is the run's own.
@@ -118,11 +119,14 @@ def predicted(run: LoadedRun, data: EventData, known: bool) -> dict[str, pa.Arra
         if classifies:
             found = probabilities(run, predictions.log_p, predictions.competing)
             columns |= {name: pa.array(values) for name, values in found.items()}
+            chosen = likeliest(run, predictions.log_p)
+            columns |= {"prediction": pa.array(chosen, pa.string())} if class_names(run) else {}
         columns |= {"risk": pa.array(predictions.risk)} if has_hazards else {}
     if known:
         columns["split"] = pa.array([PARTS[Split(side)] for side in data.table.split.tolist()])
         if data.labels is not None:
-            columns["label"] = pa.array(data.labels, mask=data.labels < 0)
+            values = pa.array(data.labels, mask=data.labels < 0)
+            columns["label"] = pa.array(data.classes, pa.string()).take(values) if data.classes else values
     return columns
 
 

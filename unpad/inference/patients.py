@@ -13,11 +13,12 @@ from unpad.data.measuring import Measuring, once_each
 from unpad.data.patients import EventData
 from unpad.inference.loaded import LoadedRun
 from unpad.models.contract import Model, PredictsSets
-from unpad.models.set_sequence.event_sets import FIRST_COMPETING, EventSets
+from unpad.models.set_sequence.event_sets import EventSets
 from unpad.models.set_sequence.heads import risk
 from unpad.nn.linear import independent_rows
 
 UNKNOWN = -1  # label of an unknown outcome
+COURSE = "course_"  # before the name of a probability: that after every set
 
 
 @dataclass(frozen=True)
@@ -25,14 +26,16 @@ class PatientPredictions:
     """Predictions of a model for patients, each (num_patients, ...).
 
     Args:
-        log_p: (num_patients, 2) float64, log probabilities of no outcome, and of the outcome.
-        labels: int64, 0, 1, or -1 for an unknown outcome.
+        log_p: (num_patients, 2) float64, log probabilities of no outcome, and of the outcome; or (num_patients,
+            num_classes) of several classes.
+        labels: int64, 0, 1, or the place of one of several classes, or -1 for an unknown one.
         competing: (num_patients, num_competing) float64, probabilities that the competing events come first.
         risk: float64, higher for an outcome expected sooner: the hazard summed over time if the model trains hazards,
             else the log probability of the outcome.
         durations: float64, days to the outcome or to the end of observation; NaN if unknown.
         cause: int64, what `durations` ends with, as in `EventSets`.
         num_sets: int64.
+        classes: names of several classes; () for an outcome that comes or does not.
     """
 
     log_p: np.ndarray
@@ -42,6 +45,7 @@ class PatientPredictions:
     durations: np.ndarray
     cause: np.ndarray
     num_sets: np.ndarray
+    classes: tuple[str, ...] = ()
 
     @property
     def p(self) -> np.ndarray:
@@ -49,12 +53,11 @@ class PatientPredictions:
         p: np.ndarray = np.exp(self.log_p[:, 1])
         return p
 
-    @property
-    def waits(self) -> np.ndarray:
-        """Days to the outcome or to censoring, (num_patients,), without end after a competing event: the outcome will
-        never come, and the patient stays among those who are at risk of it longer than any other (Wolbers et al. 2014,
+    def waits(self, cause: int) -> np.ndarray:
+        """Days to a cause or to censoring, (num_patients,), without end after another cause: this one will never come,
+        and the patient stays among those who are at risk of it longer than any other (Wolbers et al. 2014,
         "Concordance for prognostic models with competing risks")."""
-        waits: np.ndarray = np.where(self.cause >= FIRST_COMPETING, np.inf, self.durations)
+        waits: np.ndarray = np.where((self.cause > 0) & (self.cause != cause), np.inf, self.durations)
         return waits
 
     @property
@@ -62,6 +65,12 @@ class PatientPredictions:
         """True for patients of known outcome, (num_patients,) bool."""
         known: np.ndarray = self.labels != UNKNOWN
         return known
+
+    @property
+    def chosen(self) -> np.ndarray:
+        """The likeliest class of every patient, (num_patients,) int64."""
+        chosen: np.ndarray = self.log_p.argmax(1)
+        return chosen
 
     @property
     def nll(self) -> np.ndarray:
@@ -95,29 +104,52 @@ def predict(over: Measuring[EventData]) -> PatientPredictions:
 
     found = replace(over, targets=once_each).collect(measure)
     assert np.allclose(np.exp(found["log_p"]).sum(1), 1), "the plan left out a patient, or a score is not a number"
-    return PatientPredictions(**{**found, "durations": found["durations"].astype(np.float64)})
+    found["durations"] = found["durations"].astype(np.float64)
+    return PatientPredictions(**found, classes=over.data.classes)
 
 
 def outcomes(model: PredictsSets, batch: RaggedBatch) -> dict[str, np.ndarray]:
     """`log_p`, `competing` and `risk` of `PatientPredictions` for the patients of a batch."""
-    log_p = model.classify(batch).double().log_softmax(-1)  # (num_seqs, 2)
-    hazards = model.hazards(batch) if trains(model, "hazard") else None  # (num_seqs, bins, causes) logits
-    if hazards is None:
-        found = {"log_p": log_p, "competing": log_p[:, 2:], "risk": log_p[:, 1]}
+    scores, hazards = model.classes_and_hazards(
+        batch
+    )  # (num_seqs, num_classes); (num_seqs, bins, causes) logits, or None
+    log_p = scores.double().log_softmax(-1)
+    if hazards is None or not trains(model, "hazard"):
+        found = {"log_p": log_p, "competing": log_p[:, :0], "risk": log_p[:, 1]}
     else:
         found = {"log_p": log_p, "competing": model.competing(hazards.double()).exp(), "risk": risk(hazards.double())}
     return {name: values.cpu().numpy() for name, values in found.items()}
 
 
 def probabilities(run: LoadedRun, log_p: np.ndarray, competing: np.ndarray) -> dict[str, np.ndarray]:
-    """Columns of the probability of the outcome and of every competing event, (num_patients,) each, under the names
-    that people read; arguments as in `PatientPredictions`."""
-    found = {"probability": np.exp(log_p[:, 1])}
+    """Columns of the probability of the outcome and of every competing event, or of every class, (num_patients,) each,
+    under the names that people read; arguments as in `PatientPredictions`."""
+    found = {name: np.exp(values) for name, values in by_class(run, log_p).items()}
     if competing.shape[1]:  # a model without hazards has none of a competing event
         labels = run.recipe.events.labels
         assert labels is not None, "competing events are those of labels"
         found |= {f"probability_{name}": p for name, p in zip(labels.competing, competing.T, strict=True)}
     return found
+
+
+def by_class(run: LoadedRun, values: np.ndarray) -> dict[str, np.ndarray]:
+    """Columns (num,) of values (num, num_classes) under the names of probabilities: of two classes only that of the
+    outcome."""
+    if values.shape[1] == 2:
+        return {"probability": values[:, 1]}
+    return {f"probability_{name}": values[:, place] for place, name in enumerate(class_names(run))}
+
+
+def class_names(run: LoadedRun) -> tuple[str, ...]:
+    """Names of several classes of a run; () for an outcome that comes or does not."""
+    labels = run.recipe.events.labels
+    return () if labels is None else labels.several
+
+
+def likeliest(run: LoadedRun, log_p: np.ndarray) -> list[str]:
+    """Name of the likeliest of several classes of every patient; [] for an outcome that comes or does not."""
+    names = class_names(run)
+    return [names[place] for place in log_p.argmax(1).tolist()] if names else []
 
 
 def gives_probability(model: PredictsSets) -> bool:

@@ -347,7 +347,9 @@ class PredictsSets(Classifies, HasLatent):
     """A model of sequences of sets of events that predicts the outcome of a sequence and the contents of its next
     set."""
 
-    computes: ClassVar[tuple[str, ...]] = ("begin", "hazards", "next_codes", "code_nll", "vectors", "course")
+    computes: ClassVar[tuple[str, ...]] = (
+        "begin", "hazards", "classes_and_hazards", "next_codes", "code_nll", "vectors", "course",
+    )  # fmt: skip
 
     @property
     def horizon(self) -> float | None:
@@ -371,6 +373,10 @@ class PredictsSets(Classifies, HasLatent):
     def hazards(self, batch: RaggedBatch) -> Tensor | None:
         """Logits of the hazards of every bin of time, (num_seqs, bins, causes), fp32 or wider; None without bins."""
 
+    def classes_and_hazards(self, batch: RaggedBatch) -> tuple[Tensor, Tensor | None]:
+        """`classify` and `hazards` of a batch, of one pass where the model can."""
+        return self.classify(batch), self.hazards(batch)
+
     def competing(self, hazards: Tensor) -> Tensor:
         """Log probabilities that an event that competes with the outcome is the first to come by the horizon,
         (num_seqs, num_competing), of `hazards`; by default nothing competes."""
@@ -390,5 +396,5 @@ class PredictsSets(Classifies, HasLatent):
 
     @abstractmethod
     def course(self, batch: RaggedBatch) -> tuple[Tensor, Tensor]:
-        """Per set, the probability of class 1 if the sequence ended with it, and its share of attention; both
-        (num_sets,)."""
+        """Per set, the probabilities of the classes if the sequence ended with it, (num_sets, num_classes), and its
+        share of attention, (num_sets,)."""

@@ -93,11 +93,23 @@ _FORMAT = (
 )
 
 
+def as_word(value: object) -> str:
+    """A value of a recipe or of a column as they are compared: stripped, in lower case, and 2.0 as 2, as programs that
+    know no missing whole number write it."""
+    return re.sub(r"^(-?[0-9]+)\.0*$", r"\1", str(value).strip().casefold())
+
+
 def _as_words(value: Any) -> Any:
-    """Keys of a map, or members of a list, as they are compared: stripped and in lower case."""
+    """Keys of a map, or members of a list, as they are compared."""
     if isinstance(value, list):
-        return [str(word).strip().casefold() for word in value]
-    return {str(word).strip().casefold(): label for word, label in value.items()} if isinstance(value, dict) else value
+        return [as_word(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    words = {as_word(one): label for one, label in value.items()}
+    twice = [as_word(one) for one, label in value.items() if words[as_word(one)] != label]
+    if twice:
+        raise ValueError(f'"{twice[0]}" has two meanings')
+    return words
 
 
 class EventSource(Section):
@@ -149,10 +161,15 @@ class EventLabels(Section):
 
     path: UserPath = Field(description="File of the table.")
     id: str = Field("auto", description="Column of the patient's id.")
-    label: str | None = Field(None, description="Column of 0 and 1, or of words that map names.")
+    label: str | None = Field(None, description="Column of 0 and 1, or of words that map or classes names.")
     map: Annotated[dict[str, Literal[0, 1] | None], BeforeValidator(_as_words)] | None = Field(
         None,
         description="Label of every word in the column label or event, such as {alive: 0, dead: 1}; null: not known.",
+    )
+    classes: Annotated[list[str], BeforeValidator(_as_words)] = Field(
+        [],
+        description="Values of the column label, numbers or words, each a class of its own, in this order, such as "
+        "[home, rehab, died]; two are an outcome of label 0 and 1.",
     )
     time: str | None = Field(
         None, description="Column of the time at which the label was known; later events are refused."
@@ -178,7 +195,7 @@ class EventLabels(Section):
         "model.bins are there, which learn from them, else exclude.",
     )
     missing: Literal["error", "exclude", "keep"] = Field(
-        "error", description="Patients with events but no label; keep: unlabelled."
+        "error", description="Patients with events but no label, or without a duration beside it; keep: unlabelled."
     )
 
     @model_validator(mode="after")
@@ -191,7 +208,7 @@ class EventLabels(Section):
             raise ValueError("a horizon goes with event and duration")
         if self.competing and self.event is None:
             raise ValueError("competing events are values of the column event, which goes with duration")
-        taken = {"0", "1", *(self.map or {})}
+        taken = {"0", "1", "true", "false", *(self.map or {})}
         for place, word in enumerate(self.competing):
             if word in taken or word in self.competing[:place] or not word:
                 what = "is named twice" if word in self.competing[:place] else "has a meaning as 0, 1 or in map"
@@ -199,6 +216,27 @@ class EventLabels(Section):
         if self.time is not None and self.label is None:
             raise ValueError("time goes with label; duration says when the outcome was")
         return self
+
+    @model_validator(mode="after")
+    def _of_classes(self) -> EventLabels:
+        if self.classes and self.label is None:
+            raise ValueError("classes are values of the column label; events of several kinds with times are competing")
+        if len(self.classes) == 1:
+            raise ValueError(f'"{self.classes[0]}" alone is no choice; name every class, or leave classes out')
+        if self.classes and any(label is not None for label in (self.map or {}).values()):
+            raise ValueError(
+                "map gives labels 0 and 1, and classes name their own; with them it only has words for null"
+            )
+        for place, word in enumerate(self.classes):
+            if not word or word in self.classes[:place] or word in (self.map or {}):
+                again = "is named twice" if word in self.classes[:place] else "is no known class in map"
+                raise ValueError(f'"{word}" among the classes {again if word else "is no value"}')
+        return self
+
+    @property
+    def several(self) -> tuple[str, ...]:
+        """Names of the classes where there are more than two; () for an outcome that comes or does not."""
+        return tuple(self.classes) if len(self.classes) > 2 else ()
 
 
 DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}")

@@ -33,7 +33,7 @@ from unpad.run.folder import (
 )
 from unpad.run.report import svg
 from unpad.run.report.history import METRICS, RunHistory, metric_fault, parse_row, read_history, read_log, run_state
-from unpad.run.report.samples import newest_evaluation
+from unpad.run.report.samples import newest_evaluation, old_notes
 from unpad.run.report.svg import WIDE, Axes, Curve, plot, running_mean, short, span
 from unpad.storage import write_atomic
 from unpad.storage.reading import opened, read_lines, read_shaped
@@ -281,7 +281,8 @@ def _measures_of(folder: Path, run: RunHistory) -> dict[str, str]:
 
 
 def _notes(folders: list[Path], histories: list[RunHistory]) -> list[str]:
-    notes = [f"{folder.name}: {gap}" for folder, run in zip(folders, histories, strict=True) for gap in run.gaps]
+    each = zip(folders, histories, strict=True)
+    notes = [f"{folder.name}: {gap}" for folder, run in each for gap in (*run.gaps, *old_notes(folder))]
     data = [_fingerprint(folder) for folder in folders]
     if len({fingerprint for fingerprint in data if fingerprint}) > 1:
         notes.append("their data or its split differs: held-out losses are not of the same examples")

@@ -25,6 +25,7 @@ from unpad.evaluation.family import HeldOutInputs, Numbers
 from unpad.inference.engine import Request
 from unpad.inference.heard import Heard
 from unpad.inference.loaded import LoadedRun
+from unpad.inference.patients import COURSE
 from unpad.proof import passes
 from unpad.proof.line import Line
 from unpad.proof.passes import line_of_numbers
@@ -168,10 +169,13 @@ def _patient(port: int, given: tuple[Mapping[str, Any], float | str | None], exp
     answers = json.loads(_post(port, PREDICT.format(id=NAME), asked | {"outputs": ["vector"]}))["predictions"]
     [told] = [one for one in answers if one.get("landmark", at) == at]
     found = {name: told[name] for name in expected if name in told}
-    if "course" in expected:
+    if "attention" in expected:
         answers = json.loads(_post(port, EXPLAIN.format(id=NAME), asked))["explanations"]
         [course] = [one for one in answers if one.get("landmark", at) == at]
-        found |= {"course": course["probability"], "attention": course["attention"]}
+        found |= {
+            f"{COURSE}{name}": values for name, values in course.items() if name not in ("id", "landmark", "days")
+        }
+        found["attention"] = course["attention"]
     return {name: np.atleast_1d(np.array(found[name], expected[name].dtype)) for name in expected if name in found}
 
 

@@ -28,7 +28,8 @@ from unpad.errors import SourceError, UnpadError, nearest
 from unpad.inference.embed import predicts, with_tables
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patient_marks import mark_patients, refuse_unknown
-from unpad.inference.patients import probabilities
+from unpad.inference.patients import by_class, class_names, likeliest, probabilities
+from unpad.models.contract import PredictsSets
 from unpad.recipes.data import EventLabels, EventSource
 from unpad.serving.protocol import Instance, RequestError
 
@@ -259,6 +260,19 @@ def _without_places(places: Any) -> Iterator[None]:
 # --------------------------------------------------------------------------- answers
 
 
+def answers_of(run: LoadedRun) -> dict[str, Any]:
+    """What `predictions` have of a run's model: names of its probabilities and of its risk, and the days from the
+    landmark within which its hazards give the probabilities; None where these are not of hazards."""
+    model, labels, (classifies, has_hazards) = run.model, run.recipe.events.labels, predicts(run)
+    assert isinstance(model, PredictsSets), "a run of patients"
+    horizon = model.horizon if has_hazards else None
+    num_competing = len(labels.competing) if labels is not None and horizon is not None else 0
+    names = class_names(run) if classifies else ()
+    p = probabilities(run, np.zeros((0, len(names) or 2)), np.zeros((0, num_competing))) if classifies else {}
+    named = [*(["prediction"] if names else []), *p, *(["risk"] if has_hazards else [])]
+    return {"predictions": named, "horizon_days": horizon}
+
+
 def predictions(
     run: LoadedRun,
     data: EventData,
@@ -277,8 +291,10 @@ def predictions(
     for places, numbers in found:
         gives = classifies and "log_p" in numbers
         p = probabilities(run, numbers["log_p"], numbers["competing"]) if gives else {}
+        chosen = likeliest(run, numbers["log_p"]) if gives else []
         for row, place in enumerate(places.tolist()):
             answer = answers[place]
+            answer |= {"prediction": chosen[row]} if chosen else {}
             answer |= {name: float(values[row]) for name, values in p.items()}
             if has_hazards and "risk" in numbers:
                 answer["risk"] = float(numbers["risk"][row])
@@ -298,11 +314,13 @@ def _named_answers(data: EventData, instances: Sequence[Instance]) -> list[dict[
 
 
 def explanations(
+    run: LoadedRun,
     data: EventData,
     instances: Sequence[Instance],
     found: Sequence[tuple[np.ndarray, Mapping[str, np.ndarray]]],
 ) -> list[dict[str, Any]]:
-    """Per patient and set, the probability had the record ended with it, and its share of attention.
+    """Per patient and set, the probability had the record ended with it, of each of several classes, and its share of
+    attention.
 
     `days` are those from the landmark, null for facts without a time.
     """
@@ -317,7 +335,7 @@ def explanations(
             ]
             answers[place] |= {
                 "days": days,
-                "probability": numbers["probability"][mine].tolist(),
+                **{name: values[mine].tolist() for name, values in by_class(run, numbers["probability"]).items()},
                 "attention": numbers["attention"][mine].tolist(),
             }
     return answers

@@ -316,7 +316,7 @@ async def _predict(service: Service, http: Request) -> Response:
 async def _explain(service: Service, http: Request) -> Response:
     ask, data = await _patients(service, http, EXPLAIN)
     found = await _numbers(service, http, "explain", data)
-    return JSONResponse({"explanations": explanations(data, ask.instances, found)})
+    return JSONResponse({"explanations": explanations(service.ready().run, data, ask.instances, found)})
 
 
 async def _patients(service: Service, http: Request, route: str) -> tuple[PatientsAsk, EventData]:

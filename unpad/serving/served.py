@@ -35,7 +35,7 @@ from unpad.models.contract import Generates, PredictsSets
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.nn.precision import Precision
 from unpad.recipes.training import GenerateSettings
-from unpad.serving.patients import Tables
+from unpad.serving.patients import Tables, answers_of
 from unpad.serving.pictures import image_bytes, question_prompt, shows_patches
 from unpad.serving.protocol import ChatAsk, CompletionAsk, RequestError, Sampling, images_of, refusals
 from unpad.terminal.table import number_of
@@ -167,7 +167,7 @@ class Served:
         if self.kind == "images":
             facts["classes"] = list(read_classes(self.run.files))
         if self.kind == "patients":
-            facts["columns"] = self.tables.columns
+            facts |= {"columns": self.tables.columns, **answers_of(self.run)}
         return facts
 
     @cached_property

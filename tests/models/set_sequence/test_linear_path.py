@@ -156,6 +156,54 @@ def test_a_model_begins_as_the_regression_on_its_patients(known: str) -> None:
     )
 
 
+@pytest.mark.promise("patients.ready-labels")
+@pytest.mark.parametrize("commonest", [0, 1, 2])
+def test_several_classes_begin_as_a_regression_of_each_against_the_commonest(commonest: int) -> None:
+    """Whichever that is, and whatever its place: the others' scores beside it are those of a model of these two."""
+    batch = cohort(400, 1.0)
+    batch = batch.with_part(replace(batch.require(EventSets), durations=None, cause=None))
+    values, draw = batch.require(EventSets).values.view(-1, 3)[:, 1], np.random.default_rng(1)
+    lower, higher = (one for one in range(3) if one != commonest)
+    drawn = 1.5 * values.numpy() + draw.logistic(size=400)
+    labels = torch.from_numpy(np.where(drawn < -2, lower, np.where(drawn > 1.5, higher, commonest)))
+    labels[::9] = -1
+    assert int(torch.bincount(labels[labels >= 0]).argmax()) == commonest
+    model = model_of(last_values=True, classes=3)
+    model.begin(replace(batch, seq_labels=labels))
+    assert model.last_values is not None
+    assert model.patient.classes is not None
+    weight = model.last_values.weight.detach()
+    weights = [torch.zeros_like(weight[:, :COLUMNS]), *weight.split(COLUMNS, 1)]
+    biases = model.patient.classes.bias.detach()
+    for one in (lower, higher):
+        pair = model_of(last_values=True)
+        known = torch.where(labels == one, 1, torch.where(labels == commonest, 0, -1))
+        pair.begin(replace(batch, seq_labels=known))
+        assert pair.last_values is not None
+        assert pair.patient.classes is not None
+        torch.testing.assert_close(weights[one] - weights[commonest], pair.last_values.weight.detach())
+        torch.testing.assert_close((biases[one] - biases[commonest]), pair.patient.classes.bias.detach()[1])
+    with torch.no_grad():
+        p = model.classify(batch).softmax(1)
+    assert (p.argmax(1) == labels)[labels >= 0].double().mean() > 0.6
+    shares = torch.bincount(labels[labels >= 0]) / (labels >= 0).sum()
+    torch.testing.assert_close(p[labels >= 0].mean(0), shares.to(p.dtype), atol=0.03, rtol=0)
+
+
+@pytest.mark.parametrize("absent", [0, 1, 2])
+def test_a_class_without_a_training_patient_begins_as_an_unlikely_one(absent: int) -> None:
+    batch = cohort(60, 1.0)
+    batch = batch.with_part(replace(batch.require(EventSets), durations=None, cause=None))
+    assert batch.seq_labels is not None
+    others = torch.tensor([one for one in range(3) if one != absent])
+    model = model_of(last_values=True, classes=3)
+    model.begin(replace(batch, seq_labels=others[batch.seq_labels.clamp_min(0)]))
+    with torch.no_grad():
+        p = model.classify(batch).softmax(1)
+    assert p.isfinite().all()
+    assert p[:, absent].mean() < 0.02
+
+
 @pytest.mark.parametrize("known", ["a horizon", "labels"])
 def test_a_weight_of_a_class_moves_where_a_model_begins_and_what_it_learns(known: str) -> None:
     batch, shares, losses = cohort(400, 1.0), [], []

@@ -110,7 +110,7 @@ def test_many_patients_of_0_to_513_events_in_one_batch_equal_each_alone() -> Non
 @pytest.mark.parametrize("kind", SET_SEQUENCES)
 def test_all_ways_to_batch_patients_give_the_same(kind: str, native: bool) -> None:
     model = model_of(kind)
-    batch = random_patients([0, 61, 1, 0, 17, 2], causes=model.patient.causes)
+    batch = random_patients([0, 61, 1, 0, 17, 2], causes=model.patient.causes, classes=model.patient.num_classes)
     model.label_smoothing = 0.1
     if native:
         _assert_all_ways_equal(model, batch)
@@ -160,7 +160,7 @@ def test_patients_without_events_are_legal() -> None:
     logits = model.classify(nobody)
     assert torch.equal(logits, logits[:1].expand(3, 2))
     assert model.next_codes(nobody).shape == (0, NUM_CODES)
-    assert model.course(nobody)[0].shape == (0,)
+    assert model.course(nobody)[0].shape == (0, 2)
     assert model.losses(nobody)["classification"][1] == 3
 
 
@@ -230,7 +230,7 @@ def test_the_course_is_what_a_patient_cut_after_each_set_would_get() -> None:
             [sizes], batch.input_ids[:stop].numpy(), events.values[:stop].numpy(), events.has_value[:stop].numpy(),
             events.times[:ends].numpy(),
         )  # fmt: skip
-        torch.testing.assert_close(model.classify(cut).softmax(1)[0, 1], probability[ends - 1], rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(model.classify(cut).softmax(1)[0], probability[ends - 1], rtol=1e-10, atol=1e-12)
 
 
 def test_a_readout_attends_as_the_last_block_does() -> None:
@@ -312,6 +312,55 @@ def test_terms_are_what_they_say() -> None:
         num_following,
         num_values,
     )
+
+
+@pytest.mark.promise("patients.ready-labels")
+def test_the_loss_of_several_classes_is_the_cross_entropy_of_those_that_are_known() -> None:
+    model = tiny_patients_model(classes=3, bins=None, last_values=True)
+    batch = replace(random_patients([9, 0, 30, 4, 12]), seq_labels=torch.tensor([2, 0, -1, 1, 2]))
+    model.label_smoothing = 0.2
+    terms, scores = model.losses(batch), model.classify(batch)
+    assert scores.shape == (5, 3)
+    labels = batch.seq_labels
+    for name, smoothing in (("classification", 0.2), ("nll", 0.0)):
+        wanted = F.cross_entropy(scores, labels, reduction="sum", ignore_index=-1, label_smoothing=smoothing)
+        torch.testing.assert_close(terms[name][0], wanted.detach() if name == "nll" else wanted)
+        assert terms[name][1] == model.count_targets(batch)[name] == 4
+    unknown = torch.autograd.grad(terms["classification"][0], model.patient.classes.bias)[0]
+    shares = (0.8 * F.one_hot(labels.clamp_min(0), 3) + 0.2 / 3 - scores.softmax(1)) * (labels >= 0)[:, None]
+    torch.testing.assert_close(unknown, -shares.sum(0).detach())
+    torch.testing.assert_close(model.nll(batch)[[0, 1, 3, 4]].sum(), terms["nll"][0])
+
+
+@pytest.mark.promise("patients.ready-labels")
+def test_a_class_that_never_comes_leaves_the_probability_of_an_outcome() -> None:
+    """With tied parameters, and losses and gradients too: two classes are the special case of several."""
+    models = [tiny_patients_model(bins=None, last_values=True, classes=num) for num in (None, 3)]
+    two, three = (model.state_dict() for model in models)
+    for name, part in three.items():
+        part[tuple(slice(size) for size in two[name].shape)].copy_(two[name])
+    models[1].patient.classes.bias.data[2] = -800
+    batch = random_patients([9, 0, 30, 4, 12])
+    found = [model.classify(batch).softmax(1) for model in models]
+    torch.testing.assert_close(found[1][:, :2], found[0], rtol=1e-14, atol=1e-14)
+    assert found[1][:, 2].max() == 0
+    losses = [model.losses(batch)["classification"] for model in models]
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-14, atol=1e-14)
+    grads = [
+        torch.autograd.grad(loss[0], model.patient.classes.weight)[0]
+        for loss, model in zip(losses, models, strict=True)
+    ]
+    torch.testing.assert_close(grads[1][:2], grads[0], rtol=1e-12, atol=1e-12)
+
+
+def test_several_classes_have_neither_hazards_nor_a_weight_of_one() -> None:
+    for field, value, said in (
+        ("bins", [0, 9], "leave model.bins out"),
+        ("positive_weight", 2.0, "positive_weight is"),
+    ):
+        with pytest.raises(RecipeError, match=said):
+            model_config({"kind": "set_sequence", "classes": 3, field: value})
+        model_config({"kind": "set_sequence", "classes": 2, field: value})
 
 
 def test_reconstruction_is_of_all_levels_and_no_gradient_reaches_its_target() -> None:

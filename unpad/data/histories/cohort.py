@@ -43,7 +43,9 @@ class Cohort:
     Args:
         person: (num_examples,) int64, index into `EventRows.patients`.
         landmark: (num_examples,) float64, days on the clock of the events.
-        label: (num_examples,) int64, 0, 1, or -1 if unknown; None if the recipe has no labels.
+        label: (num_examples,) int64, 0, 1, or the place of one of several classes, or -1 if unknown; None if the recipe
+            has no labels.
+        classes: names of several classes; () for an outcome that comes or does not.
         duration: (num_examples,) float64, days from the landmark to the end of observation, 0 if unknown; None if the
             recipe has no durations.
         cause: (num_examples,) int64, what ended observation, as in `EventSets`; None with `duration`.
@@ -68,6 +70,7 @@ class Cohort:
     refused: np.ndarray
     several: bool
     num_test: int = 0
+    classes: tuple[str, ...] = ()
 
     @property
     def patient(self) -> np.ndarray:
@@ -126,6 +129,11 @@ class PatientTables:
     def bad(self) -> list[BadRow]:
         """Rows that cannot be used, and patients who are refused."""
         return [*(row for _, bad in self.tables for row in bad), *self.refused]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks of all tables."""
+        return (*(note for part in self.rows.parts for note in part.notes), *(self.labels.notes if self.labels else ()))
 
     @property
     def num_rows(self) -> int:
@@ -196,7 +204,8 @@ def refuse_unlearnable(recipe: Recipe, cohort: Cohort) -> None:
     known = np.unique(cohort.label[(cohort.split == Split.TRAIN) & (cohort.label >= 0)])
     if len(known) == 1:
         fix = "check the labels, the horizon and the split; losses.classification=0 trains without them"
-        what = f"all training patients with a known label have label {known[0]}, so there is nothing to classify"
+        label = cohort.classes[known[0]] if cohort.classes else known[0]
+        what = f"all training patients with a known label have label {label}, so there is nothing to classify"
         raise SourceError(what, where=labels.path, fix=fix)
 
 
@@ -242,7 +251,11 @@ def choose(
         assert settings.labels is not None
         choice.leave(~has_event[person] & (row < 0), "in no table of events or labels")
         choice.leave(_of_row(~labels.usable, row, fill=0).astype(np.bool_), "whose row of labels is quarantined")
-        bad += _missing(rows, labels, person, row, choice, np.isnan(label), settings.labels)
+        unlabelled, endless = np.isnan(label), np.isnan(end) & (settings.labels.duration is not None)
+        both = unlabelled & endless & (row >= 0)
+        for what, unknown in (("label and duration", both), ("label", unlabelled), ("duration", endless)):
+            bad += _missing(rows, labels, person, row, choice, unknown, settings.labels, what)
+        label = np.where(endless, np.nan, label)
         if settings.landmark is None:
             refused = rows.days > end[rows.person]  # every person is one example
             bad += _after_the_end(rows, refused)
@@ -270,6 +283,7 @@ def choose(
         refused=refused,
         several=isinstance(settings.landmark, list)
         or (isinstance(settings.landmark, str) and len(np.unique(persons)) < len(persons)),
+        classes=settings.labels.several if settings.labels is not None else (),
     )
 
 
@@ -326,22 +340,23 @@ def _missing(
     choice: _Choice,
     unknown: np.ndarray,
     settings: EventLabels,
+    what: str,
 ) -> list[BadRow]:
-    """Treat examples without a label as the recipe says."""
+    """Treat examples without `what`, such as a label, as the recipe says."""
     unknown = unknown & choice.taking
     if settings.missing == "keep" or not unknown.any():
         return []
-    choice.leave(unknown, "without a label")
+    choice.leave(unknown, f"without a {what}")
     if settings.missing == "exclude":
         return []
     people, events = np.unique(rows.person, return_index=True)
     first = dict(zip(people.tolist(), events.tolist(), strict=True))
-    fix = "add the label, or set events.labels.missing to exclude or keep"
+    fix = f"add the {what}, or set events.labels.missing to exclude or keep"
     bad = []
     for one, of in dict.fromkeys(zip(person[unknown].tolist(), row[unknown].tolist(), strict=True)):
         where = labels.where(of) if of >= 0 else rows.where(first[one])
-        what = f"patient {rows.alias(one)} has " + ("an empty label" if of >= 0 else "events and no label")
-        bad.append(BadRow(where, "E_LABEL", what, fix))
+        has = f"an empty {what}" if of >= 0 else "events and no label"
+        bad.append(BadRow(where, "E_LABEL", f"patient {rows.alias(one)} has {has}", fix))
     return bad
 
 
@@ -447,6 +462,7 @@ def split_patients(rows: EventRows, cohort: Cohort, side: np.ndarray, recipe: Re
         refused=cohort.refused,
         several=cohort.several,
         num_test=int((split[here] == Split.TEST).sum()) if wanted is Wanted.LEARNING else 0,
+        classes=cohort.classes,
     )
 
 

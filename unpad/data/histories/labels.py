@@ -1,11 +1,13 @@
-"""Table of labels, one row per patient and landmark: `label` (0 or 1), or `event` and `duration`, on the clock of the
-events."""
+"""Table of labels, one row per patient and landmark: `label` (0 or 1, or one of several classes), or `event` and
+`duration`, on the clock of the events."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +23,13 @@ from unpad.data.sources.example import BadRow
 from unpad.data.sources.fields import in_yaml
 from unpad.errors import RecipeError
 from unpad.models.set_sequence.event_sets import FIRST_COMPETING
-from unpad.recipes.data import EventLabels, EventSettings
+from unpad.recipes.data import EventLabels, EventSettings, as_word
 
 # Words of labels for which messages know a side; a recipe says what they mean.
 _GOOD = ("alive", "no", "negative", "survived", "healthy", "absent", "normal", "control", "discharged", "存活", "否")
 _BAD = ("dead", "died", "deceased", "yes", "positive", "sick", "present", "abnormal", "case", "expired", "死亡", "是")
+_WORD = r"[^\W\d_][^\W\d_ -]{0,30}"
+_TRUTHS = {"0": 0, "1": 1, "false": 0, "true": 1}
 MOST_WORDS = 5
 
 
@@ -76,11 +80,12 @@ class LabelTable:
     Args:
         ids: (num_rows,) strings, of the rows with an id.
         usable: (num_rows,) bool, rows without a fault.
-        label: (num_rows,) float64, 0 or 1, nan if missing; that of `event` in a table without `label`, where 2 and up
-            are the competing events in their order.
-        end: (num_rows,) float64, end of observation, or time at which the label was known; nan if unknown.
+        label: (num_rows,) float64, 0 or 1, or the place of one of several classes, nan if missing; that of `event` in a
+            table without `label`, where 2 and up are the competing events in their order.
+        end: (num_rows,) float64, end of observation, or time at which the label was known; nan if missing.
         landmark: (num_rows,) float64; None without a column of landmarks.
         origin: (num_rows,) int64, row of `table`.
+        notes: remarks, such as on competing events that no row has.
         split: (num_rows,) int8 of `Split` that the column `split` declares; None without the column.
     """
 
@@ -93,6 +98,7 @@ class LabelTable:
     origin: np.ndarray
     bad: list[BadRow]
     split: np.ndarray | None
+    notes: tuple[str, ...]
 
     def where(self, index: int) -> str:
         return self.table.where(int(self.origin[index]))
@@ -131,10 +137,8 @@ def read_labels(path: Path, settings: EventSettings, clock: TimeUnit, with_split
         landmark = times(table, "landmark", clock.unit, faults, _format(labels, clock))
     if landmark is not None:
         faults.add(np.isnan(landmark), "E_NULL", f'there is no "{table.names["landmark"]}"', "fill it in")
-    _refuse_several(ids, label, landmark, faults)
-    if labels.duration is not None:
-        label = np.where(np.isnan(end), np.nan, label)
-    elif landmark is not None or settings.landmarks:
+    _refuse_several(ids, label, landmark, faults, labels.classes)
+    if labels.duration is None and (landmark is not None or settings.landmarks):
         landmark_day = landmark if landmark is not None else settings.landmarks[0] / clock.per_day
         fix = "set an earlier landmark, or remove the row"
         faults.add(end < landmark_day, "E_LEAK", "the label was known before the landmark", fix)
@@ -149,6 +153,7 @@ def read_labels(path: Path, settings: EventSettings, clock: TimeUnit, with_split
         origin=identified,
         bad=faults.bad,
         split=None if split is None else split[identified],
+        notes=_nobody_has(table, labels, label, faults),
     )
 
 
@@ -167,23 +172,106 @@ def _format(labels: EventLabels, clock: TimeUnit) -> str | None:
 def _read_label(table: Table, labels: EventLabels, faults: Faults) -> np.ndarray:
     """Read the column of labels, (num_rows,) float64, as in `LabelTable`, nan where it is empty or not known."""
     shown = table.names["label"]
+    if labels.classes:
+        own = {word: place for place, word in enumerate(labels.classes)}
+        return _mapped(table, {**own, **(labels.map or {})}, ("classes", "map"), faults)
     if labels.map is not None or labels.competing:
         causes = {word: cause for cause, word in enumerate(labels.competing, FIRST_COMPETING)}
         fields = ("map",) if labels.event is None else ("map", "competing")
-        return _mapped(table, {**(labels.map or {}), **causes}, fields, faults)
+        return _mapped(table, {**_TRUTHS, **(labels.map or {}), **causes}, fields, faults)
     words = _words_of(table)
     if words:
         pairs = ", ".join(f"{in_yaml(word)}: {int(word not in _GOOD)}" for word in words)
         fix = f"write 0 or 1, or leave it empty; or say which word means 1: 'events.labels.map={{{pairs}}}'"
+        if labels.label is not None and len(words) > 2:
+            fix = f"make each a class: 'events.labels.classes=[{', '.join(map(in_yaml, words))}]'; or {fix}"
         is_word = np.asarray(pc.is_in(pc.utf8_lower(pc.utf8_trim_whitespace(table.column("label"))), pa.array(words)))
         faults.add(is_word, "E_TYPE", f'"{shown}" holds {" and ".join(words)}, expected 0 or 1', fix)
+    if labels.label is not None:
+        _refuse_texts(table, faults)
     label = columns.numbers(table, "label", faults, expected="0 or 1", truths=True)
     wrong = ~np.isnan(label) & (label != 0) & (label != 1)
     fix = "write 0 or 1, or leave it empty; 'events.labels.map={1: 0, 2: 1}' gives other numbers a meaning"
     if labels.event is not None:
         fix += ", and events.labels.competing=[2] says that 2 is another event, after which the outcome cannot come"
-    faults.add(wrong, "E_LABEL", f'"{shown}" is neither 0 nor 1', fix)
+    else:
+        fix += ", and 'events.labels.classes=[0, 1, 2]' makes each a class of its own"
+    _refuse(table, faults, wrong, _TRUTHS, "neither 0 nor 1", fix)
     return label
+
+
+def _nobody_has(table: Table, labels: EventLabels, label: np.ndarray, faults: Faults) -> tuple[str, ...]:
+    """A remark on the competing events that no row has, with the values that there are."""
+    causes = enumerate(labels.competing, FIRST_COMPETING)
+    missing = ", ".join(f'"{word}"' for cause, word in causes if not (label == cause).any())
+    if not missing or np.isnan(label).all():
+        return ()
+    words, index = _words_by_row(table, faults)
+    declared = {*_TRUTHS, *(labels.map or {}), *labels.competing}
+    sayable = _sayable(words, index, declared)
+    told = [word for word in dict.fromkeys(words) if word in declared or word in sayable]
+    there = f"; there are {', '.join(told)}" if told else ""
+    return (f'{table.files[0].shown}: no "{table.names["label"]}" is {missing}, of events.labels.competing{there}',)
+
+
+def _words_by_row(table: Table, faults: Faults) -> tuple[list[str], np.ndarray]:
+    """Values of a column of labels as words, and the place of every row among them, (num_rows,), -1 for empty rows."""
+    column = table.column("label")
+    if pa.types.is_string(column.type):
+        column = columns.utf8(column, faults)
+    encoded = column.cast(pa.string()).dictionary_encode()
+    return [as_word(word) for word in encoded.dictionary.to_pylist()], np.asarray(encoded.indices.fill_null(-1))
+
+
+def _sayable(words: Sequence[str], index: np.ndarray, declared: Collection[str]) -> set[str]:
+    """Values of a column of labels, beside the declared ones, that messages may say: where they are few, those that
+    several rows have, that are nearly a declared one, and numbers of two digits. Another word of one patient alone may
+    be a name.
+
+    Args:
+        words, index: as of `_words_by_row`.
+    """
+    counts = Counter[str]()
+    for word, rows in zip(words, np.bincount(index[index >= 0], minlength=len(words)).tolist(), strict=True):
+        counts[word] += rows
+    others = {word: rows for word, rows in counts.items() if word not in declared}
+    if len(others) > MOST_WORDS:
+        return set()
+    known = {word for word in others if word in _GOOD or word in _BAD or re.fullmatch(r"-?\d{1,2}(\.\d+)?", word)}
+    known |= {word for word in others if get_close_matches(word, list(declared), n=1)}
+    return known | {word for word, rows in others.items() if rows > 1 and re.fullmatch(_WORD, word)}
+
+
+def _refuse(table: Table, faults: Faults, wrong: np.ndarray, declared: Collection[str], what: str, fix: str) -> None:
+    """Refuse rows whose value is none of the declared ones, (num_rows,) bool, and say it where that names nobody."""
+    if not wrong.any():
+        return
+    words, index = _words_by_row(table, faults)
+    sayable = _sayable(words, index, declared)
+
+    def explain(row: int) -> tuple[str, str]:
+        word = words[index[row]]
+        return f'"{table.names["label"]}" is ' + (f'"{word}", {what}' if word in sayable else what), fix
+
+    faults.add(wrong, "E_LABEL", explain)
+
+
+def _refuse_texts(table: Table, faults: Faults) -> None:
+    """Refuse texts with letters, such as codes of diagnoses, which may be classes."""
+    column = table.column("label")
+    if not pa.types.is_string(column.type):
+        return
+    column = columns.utf8(column, faults)
+    is_text = columns.matches(column, r"^[A-Za-z]\S*$") & ~columns.matches(
+        column, r"^(?i:true|false|nan|inf|infinity)$"
+    )
+    is_text &= ~np.asarray(pc.is_in(column, pa.array(columns.NOTHING)))
+    fix = "write 0 or 1, or leave it empty; or name each in events.labels.classes, as [I10, I21.4], to predict which"
+
+    def explain(row: int) -> tuple[str, str]:
+        return f'"{table.names["label"]}" is a text of {len(column[row].as_py())} characters, expected 0 or 1', fix
+
+    faults.add(is_text, "E_TYPE", explain)
 
 
 def _words_of(table: Table) -> list[str]:
@@ -196,7 +284,7 @@ def _words_of(table: Table) -> list[str]:
         return []
     texts = pc.utf8_lower(pc.utf8_trim_whitespace(column))
     counts = {entry["values"]: entry["counts"] for entry in texts.value_counts().to_pylist() if entry["values"]}
-    words = {text: number for text, number in counts.items() if re.fullmatch(r"[^\W\d_][^\W\d_ -]{0,30}", text)}
+    words = {text: number for text, number in counts.items() if re.fullmatch(_WORD, text)}
     known = all(number > 1 or word in _GOOD or word in _BAD for word, number in words.items())
     truths = all(word in ("true", "false", "nan", "inf", "infinity", "na", "null", "none") for word in words)
     return [] if truths or len(words) > MOST_WORDS or not known else sorted(words, key=lambda word: word not in _GOOD)
@@ -208,29 +296,19 @@ def _mapped(table: Table, meaning: Mapping[str, int | None], fields: Sequence[st
     Args:
         fields: of `events.labels` that give words a meaning, for the message.
     """
-    column, shown = table.column("label"), table.names["label"]
-    if pa.types.is_null(column.type):
-        return np.full(len(column), np.nan)
-    if pa.types.is_string(column.type):
-        column = columns.utf8(column, faults)
-    texts = pc.utf8_lower(pc.utf8_trim_whitespace(column.cast(pa.string())))
-    # Programs that know no missing whole number write 2 as 2.0.
-    encoded = pc.replace_substring_regex(texts, r"^(\d+)\.0*$", r"\1").dictionary_encode()
-    words = encoded.dictionary.to_pylist()
-    meaning = {"0": 0, "1": 1, "false": 0, "true": 1, **meaning}
+    words, index = _words_by_row(table, faults)
     value = [meaning.get(word) for word in words]
     empty = [word in map(str.lower, columns.NOTHING) and word not in meaning for word in words]
-    index = np.asarray(encoded.indices.fill_null(-1))
     label: np.ndarray = np.array([*(np.nan if meant is None else meant for meant in value), np.nan], np.float64)[index]
     strange = np.array([*(not bare and word not in meaning for bare, word in zip(empty, words, strict=True)), False])
-    known = ", ".join(meaning)
-    what = f'"{shown}" is none of {known}'
     fix = f"add the word to {' or '.join(fields)} in events.labels, or leave the cell empty"
-    faults.add(strange[index], "E_LABEL", what, fix)
+    _refuse(table, faults, strange[index], meaning, f"none of {', '.join(meaning)}", fix)
     return label
 
 
-def _refuse_several(ids: pa.Array, label: np.ndarray, landmark: np.ndarray | None, faults: Faults) -> None:
+def _refuse_several(
+    ids: pa.Array, label: np.ndarray, landmark: np.ndarray | None, faults: Faults, classes: Sequence[str]
+) -> None:
     """Refuse patients with several rows, of one landmark where a column has these, and say which of them contradict
     each other."""
     person, of_one = number(ids), ""
@@ -240,7 +318,13 @@ def _refuse_several(ids: pa.Array, label: np.ndarray, landmark: np.ndarray | Non
         person, of_one = np.unique(pairs, axis=1, return_inverse=True)[1].reshape(-1), " of one landmark"
         fix = "leave one row per patient and landmark"
     twice = np.bincount(person, minlength=1)[person] > 1
-    has_one, has_none = (np.bincount(person, label == value, minlength=1)[person] > 0 for value in (1, 0))
+    names = classes or ("0", "1")
+    having = np.stack([np.bincount(person, label == value, minlength=1)[person] > 0 for value in range(len(names))])
     what = f"the patient has several rows of labels{of_one}"
-    faults.add(twice & has_one & has_none, "E_LABEL", f"{what}, which contradict each other: 0 and 1", fix)
+
+    def explain(row: int) -> tuple[str, str]:
+        both = " and ".join(names[place] for place in np.flatnonzero(having[:, row]).tolist())
+        return f"{what}, which contradict each other: {both}", fix
+
+    faults.add(twice & (having.sum(0) > 1), "E_LABEL", explain)
     faults.add(twice, "E_LABEL", what, fix)

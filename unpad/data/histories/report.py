@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +28,7 @@ class PatientsReport:
         per_source: (num_patients, num_sources) int64, events of each table; source_names: their names.
         num_read, num_strange, num_late: (num_patients, num_sources) int64, events up to the landmark by table, those of
             unknown codes among them, and events after the landmark.
-        notes: remarks of the tables.
+        notes: remarks of the tables; competing: names of the competing events.
         has_end: whether the recipe says which events are before the outcome, if there is an outcome.
     """
 
@@ -44,6 +45,7 @@ class PatientsReport:
     num_late: np.ndarray
     has_end: bool
     notes: tuple[str, ...] = ()
+    competing: tuple[str, ...] = ()
 
     def lines(
         self, cohort: Cohort, known: Codes, values: np.ndarray, sets: Sets, *, for_training: bool = True
@@ -60,10 +62,7 @@ class PatientsReport:
             f"{number_of(self.num_rows, 'rows')} read, {len(self.bad):,} quarantined; "
             f"{len(values) + sum(others.values()):,} {events} = {len(values):,} used"
             + "".join(f" + {number:,} {why}" for why, number in others.items()),
-            cohort.describe()
-            + (f": {describe_split(cohort.split)}" if for_training else "")
-            + "".join(f"; {number:,} left out {why}" for why, number in cohort.left_out.items()),
-            *(_outcomes(cohort) if for_training else []),
+            *cohort_lines(cohort, self.competing, for_training),
         ]
         if not self.has_end and for_training:
             lines.append(
@@ -106,27 +105,41 @@ class PatientsReport:
         return lines
 
 
-def _outcomes(cohort: Cohort) -> list[str]:
+def cohort_lines(cohort: Cohort, competing: Sequence[str], for_training: bool = True) -> list[str]:
+    """Lines on who takes part and who does not, and on the outcomes; arguments as of `PatientsReport`."""
+    sides = f": {describe_split(cohort.split)}" if for_training else ""
+    left_out = "".join(f"; {number:,} left out {why}" for why, number in cohort.left_out.items())
+    own = cohort.describe() + sides + left_out
+    return [own, *(_outcomes(cohort, competing) if for_training else [])]
+
+
+def _outcomes(cohort: Cohort, competing: Sequence[str]) -> list[str]:
     """Lines on labels and times to the outcome, where the recipe has them."""
     lines = []
     if cohort.label is not None:
-        counts = [int((cohort.label == value).sum()) for value in (1, 0, -1)]
-        lines.append(f"{counts[0]:,} with the outcome, {counts[1]:,} without, {counts[2]:,} without a label")
-        lines += _one_sided(cohort.label, cohort.split)
+        kinds = [(f"of class {name}", place) for place, name in enumerate(cohort.classes)]
+        kinds = kinds or [("with the outcome", 1), ("without the outcome", 0)]
+        told = [f"{int((cohort.label == value).sum()):,} {what}" for what, value in kinds]
+        told = told if cohort.classes else [told[0], told[1].removesuffix(" the outcome")]
+        lines.append(", ".join([*told, f"{int((cohort.label == -1).sum()):,} without a label"]))
+        lines += _one_sided(cohort.label, cohort.split, kinds)
     if cohort.duration is not None and cohort.cause is not None:
         median = np.median(cohort.duration) if len(cohort.duration) else 0
         came, other = int((cohort.cause == OUTCOME).sum()), int((cohort.cause >= FIRST_COMPETING).sum())
-        until = f"{came:,} observed until the outcome" + (f", {other:,} until a competing event" if other else "")
+        until = f"{came:,} observed until the outcome"
+        if competing:
+            each = (f"{name}: {(cohort.cause == at).sum():,}" for at, name in enumerate(competing, FIRST_COMPETING))
+            until += f", {other:,} until a competing event ({', '.join(each)})"
         lines.append(f"{until}, followed for a median of {median:,.6g} days")
     return lines
 
 
-def _one_sided(label: np.ndarray, split: np.ndarray) -> list[str]:
-    """Lines on every side of the split that has no known labels, or only equal ones."""
+def _one_sided(label: np.ndarray, split: np.ndarray, kinds: list[tuple[str, int]]) -> list[str]:
+    """Lines on every side of the split that lacks a label, of which `kinds` has words and values."""
     lines = []
     for side, name in ((Split.TRAIN, "to train on"), (Split.HOLDOUT, "held out")):
         labels = label[split == side]
-        for value, what in ((1, "with the outcome"), (0, "without the outcome")):
+        for what, value in kinds:
             if len(labels) and not (labels == value).any():
                 lines.append(f"  {name}: 0 {what}" + ("; AUROC does not exist" if side == Split.HOLDOUT else ""))
     return lines

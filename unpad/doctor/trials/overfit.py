@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -91,7 +92,7 @@ def _usual_train(recipe: Recipe) -> TrainSettings:
 def _changed_back(subject: Subject) -> Iterator[tuple[str, Trial]]:
     """Trials with one setting each back at its default, for all that the recipe changes, by field."""
     optim, usual = subject.recipe.optim, OptimSettings()
-    for name in ("betas", "eps", "clip", "weight_decay", "groups"):
+    for name in ("betas", "eps", "clip", "weight_decay", "groups", "lr", "lr_scale"):
         if getattr(optim, name) != getattr(usual, name):
             yield f"optim.{name}", Trial(subject, **{name: getattr(usual, name)})
     for name in ("label_smoothing", "freeze"):
@@ -125,9 +126,11 @@ def judge(subject: Subject, overfit: Overfit, found: Sweep) -> list[Finding]:
         findings.append(Finding("by_heart", "fault", overfit.plain, ("data", "model"), values))
     elif not findings and overfit.culprit is not None:
         name, values["plain"] = overfit.culprit
-        values["field"] = subject.field(name)
+        section, _, own = name.partition(".")
+        usual = getattr({"optim": OptimSettings(), "train": TrainSettings()}[section], own)
+        values |= {"field": subject.field(name), "default": json.dumps(usual)}
         findings.append(Finding("setting", "fault", overfit.end, (subject.field(name),), values))
     elif not findings:
-        values["plain"] = overfit.plain
+        values |= {"plain": overfit.plain, "rate": found.high or USUAL_RATE, "field": field}
         findings.append(Finding("by_heart_settings", "fault", overfit.end, ("optim",), values))
     return findings

@@ -1,4 +1,4 @@
-"""Heads on the readouts of a patient: one of two classes or the discrete time to the outcome, and the next set.
+"""Heads on the readouts of a patient: one of several classes or the discrete time to the outcome, and the next set.
 
 Time is cut into bins at `edges` in days from the landmark, and a model gives the logit of the hazard of every bin: the
 probability of the outcome in it, given that it was reached without (Singer and Willett 1993; Gensheimer and
@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from unpad.batching.layout import Layout
 from unpad.errors import RecipeError
 from unpad.models.set_sequence.event_sets import OUTCOME, EventSets
-from unpad.models.set_sequence.linear_path import LastValues, Regression, fit
+from unpad.models.set_sequence.linear_path import COLUMNS, LastValues, Regression, fit
 from unpad.nn.draws import draw
 from unpad.nn.dropout import dropout
 from unpad.nn.linear import Linear
@@ -196,9 +196,9 @@ def _log_any(rate: Tensor) -> Tensor:
 
 
 class PatientHeads(nn.Module):
-    """Head on the hidden state of a patient's readout: hazards of bins of time, or both classes, or either.
+    """Head on the hidden state of a patient's readout: hazards of bins of time, or classes, or both.
 
-    With a horizon the classes are those of the hazards up to it, and there is one head for both.
+    With a horizon the two classes are those of the hazards up to it, and there is one head for both.
 
     Args:
         width: channels of the hidden state.
@@ -208,6 +208,7 @@ class PatientHeads(nn.Module):
             predicted odds by the same factor.
         dropout: share of the hidden state set to zero in training.
         competing: number of events that compete with the outcome; each has hazards of its own beside those of it.
+        num_classes: 2, whether the outcome came; or more, and no hazards.
     """
 
     edges: Tensor | None
@@ -221,9 +222,12 @@ class PatientHeads(nn.Module):
         positive_weight: float,
         dropout: float,
         competing: int = 0,
+        num_classes: int = 2,
     ) -> None:
         super().__init__()
-        self.classes = Linear(width, 2) if horizon is None else None
+        assert num_classes == 2 or edges is None, "hazards are of one outcome"
+        self.num_classes = num_classes
+        self.classes = Linear(width, num_classes) if horizon is None else None
         self.causes = 1 + competing
         self.bins = None if edges is None else Linear(width, (len(edges) - 1) * self.causes)
         self.register_buffer("edges", edges, persistent=False)
@@ -232,12 +236,17 @@ class PatientHeads(nn.Module):
         self.register_buffer("until", until, persistent=False)
         self.positive_weight, self.dropout = positive_weight, dropout
 
+    @property
+    def num_shifts(self) -> int:
+        """Sums of a linear path: one for every cause, or for every class but the first."""
+        return max(self.causes, self.num_classes - 1)
+
     def scores(self, readouts: Tensor, shift: Tensor | None) -> Tensor:
-        """Scores of both classes, (num_seqs, 2), fp32 or wider.
+        """Scores of the classes, (num_seqs, num_classes), fp32 or wider.
 
         Args:
             readouts: (num_seqs, width).
-            shift: (num_seqs, causes) of `LinearPath`, or None.
+            shift: (num_seqs, num_shifts) of `LinearPath`, or None.
         """
         if self.classes is None:
             hazards = self.hazards(readouts, shift)
@@ -245,7 +254,7 @@ class PatientHeads(nn.Module):
             assert self.until is not None, "a horizon is one of hazards"
             return class_scores(hazards, self.until)
         scores = widened(self.classes(readouts))
-        return scores if shift is None else scores + F.pad(shift[:, :1], (1, 0))
+        return scores if shift is None else scores + F.pad(shift[:, : self.num_classes - 1], (1, 0))
 
     def hazards(self, readouts: Tensor, shift: Tensor | None) -> Tensor | None:
         """Logits of the hazards of every bin, (num_seqs, bins, causes), fp32 or wider, those of a cause all shifted
@@ -268,7 +277,8 @@ class PatientHeads(nn.Module):
 
         The logits of every cause against nothing are a regression of their own, over the bins in which no other cause
         came: they converge to those of the multinomial one (Begg and Gray 1984, "Calculation of polychotomous logistic
-        regression parameters using individualized regressions"), and each has the penalty that suits it.
+        regression parameters using individualized regressions"), and each has the penalty that suits it. Those of
+        several classes are so against the commonest, and then counted from the first.
 
         Args:
             last: their last values, of `num_codes` different codes.
@@ -276,7 +286,7 @@ class PatientHeads(nn.Module):
             patient: as of `Regression`.
 
         Returns:
-            The weights of a `LinearPath`, (num_codes, causes * COLUMNS); None if nothing is known of anybody.
+            The weights of a `LinearPath`, (num_codes, num_shifts * COLUMNS); None if nothing is known of anybody.
         """
         timed = self.timed(events)
         if self.bins is not None and bool(timed.any()):
@@ -294,9 +304,17 @@ class PatientHeads(nn.Module):
             biases = torch.stack([biases for _, biases in found], 1).flatten()
             head = self.bins
         elif self.classes is not None and labels is not None and bool((labels >= 0).any()):
-            tried = self._weighed((labels >= 0).double(), labels)[:, None]
-            weight, biases = fit(Regression(last, num_codes, tried, tried * (labels == 1)[:, None], patient))
-            head, biases = self.classes, F.pad(biases, (1, 0))
+            counts = torch.bincount(labels[labels >= 0], minlength=self.num_classes)
+            base = 0 if self.num_classes == 2 else int(counts.argmax())
+            parts = []
+            for one in range(self.num_classes):
+                if one == base:
+                    parts.append((last.columns.new_zeros(num_codes, COLUMNS), last.columns.new_zeros(1)))
+                    continue
+                tried = self._weighed(((labels == one) | (labels == base)).double(), labels)[:, None]
+                parts.append(fit(Regression(last, num_codes, tried, tried * (labels == one)[:, None], patient)))
+            weight = torch.cat([part - parts[0][0] for part, _ in parts[1:]], 1)
+            head, biases = self.classes, torch.cat([bias for _, bias in parts])
         else:
             return None
         head.weight.mul_(FIRST_SHARE)
@@ -331,8 +349,8 @@ class PatientHeads(nn.Module):
 
         Args:
             readouts, shift: as of `scores`.
-            labels: (num_seqs,) int64, 0, 1, or -1 for an unknown class; None: all unknown.
-            label_smoothing: share of each target spread over both classes.
+            labels: (num_seqs,) int64, 0 and up, or -1 for an unknown class; None: all unknown.
+            label_smoothing: share of each target spread over all classes.
 
         Returns:
             classification, smoothed and weighted, over known classes; nll, the same plain and without gradient, only
@@ -348,7 +366,7 @@ class PatientHeads(nn.Module):
             known = (labels >= 0).nonzero().flatten()
             known_classes = labels.index_select(0, known)
             scores = self.scores(readouts.index_select(0, known), _select(shift, known))
-            logs = scores.log_softmax(1)  # (num_known, 2)
+            logs = scores.log_softmax(1)  # (num_known, num_classes)
             nll = -logs.gather(1, known_classes[:, None])[:, 0]
             loss = (1 - label_smoothing) * nll - label_smoothing * logs.mean(1)
             terms["classification"] = self._weighed(loss, known_classes).sum(), len(known)

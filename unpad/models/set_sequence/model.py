@@ -54,7 +54,7 @@ DATA = "patients"
 class Config(ModelConfig, BlockConfig):
     """The `model` section of a recipe. Sizes of blocks apply to all parts; `blocks` counts those of the history."""
 
-    decided: ClassVar[tuple[str, ...]] = ("horizon", "competing", "last_values")
+    decided: ClassVar[tuple[str, ...]] = ("horizon", "competing", "classes", "last_values")
     kind: Literal["set_sequence"] = "set_sequence"
     width: int = Field(96, ge=2, multiple_of=2, description="Channels of events, sets and histories.")
     blocks: int = Field(2, ge=1, le=1000, description="Blocks of the transformer over a patient's sets.")
@@ -98,6 +98,12 @@ class Config(ModelConfig, BlockConfig):
         description="Other events that end the wait for the outcome, each with hazards of its own; default: as many as "
         "events.labels.competing names.",
     )
+    classes: int | None = Field(
+        None,
+        ge=2,
+        description="Classes of a ready label, each with a score; default: as many as events.labels.classes names, or "
+        "2.",
+    )
     last_values: bool | None = Field(
         None,
         description="The last value of every code, its change, and whether there is one also act on the outcome "
@@ -120,6 +126,10 @@ class Config(ModelConfig, BlockConfig):
             raise ValueError("a horizon needs hazards, and model.bins has none")
         if self.competing and self.bins is None:
             raise ValueError("competing events have hazards, and model.bins has none")
+        if (self.classes or 2) > 2 and self.bins is not None:
+            raise ValueError("hazards are of one outcome, and there are several classes; leave model.bins out")
+        if (self.classes or 2) > 2 and self.positive_weight != 1:
+            raise ValueError("positive_weight is of class 1 beside class 0, and there are more; leave it out")
         return self
 
     @property
@@ -177,9 +187,15 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
         self.next_set = NextSet(config.width, num_codes)
         edges = None if config.bins is None else bin_edges(config.bins, "model.bins")
         self.patient = PatientHeads(
-            config.width, edges, config.horizon, config.positive_weight, config.dropout, config.competing or 0
+            config.width,
+            edges,
+            config.horizon,
+            config.positive_weight,
+            config.dropout,
+            config.competing or 0,
+            config.classes or 2,
         )
-        self.last_values = LinearPath(num_codes, self.patient.causes) if config.last_values else None
+        self.last_values = LinearPath(num_codes, self.patient.num_shifts) if config.last_values else None
         self.weights = {
             "classification": 1.0,
             "hazard": 0.0 if config.bins is None else 0.3,
@@ -238,12 +254,17 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
     # ----------------------------------------------------------------------- answers
 
     def classify(self, batch: RaggedBatch) -> Tensor:
-        """Scores of both classes of every patient, (num_seqs, 2), fp32 or wider."""
+        """Scores of the classes of every patient, (num_seqs, num_classes), fp32 or wider."""
         return self.patient.scores(*self._outcome(self._read(batch)))
 
     def hazards(self, batch: RaggedBatch) -> Tensor | None:
         """Logits of the hazards of every bin, (num_seqs, bins, causes), fp32 or wider; None without bins."""
         return self.patient.hazards(*self._outcome(self._read(batch)))
+
+    def classes_and_hazards(self, batch: RaggedBatch) -> tuple[Tensor, Tensor | None]:
+        """`classify` and `hazards` of a batch, of one pass."""
+        outcome = self._outcome(self._read(batch))
+        return self.patient.scores(*outcome), self.patient.hazards(*outcome)
 
     def competing(self, hazards: Tensor) -> Tensor:
         """Log probabilities of the competing events by the horizon, (num_seqs, num_competing), fp32 or wider."""
@@ -301,16 +322,16 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
         Each set's prediction reads the history up to that set, so time grows with the square of a patient's sets.
 
         Returns:
-            Per set the predicted probability of class 1 at the landmark for a record that ends with this set, and the
-            set's share of the readout's attention in the last block, mean of all heads. Both (num_sets,), fp32 or
-            wider; the shares of a patient and of the readout itself add up to 1.
+            Per set the predicted probabilities of the classes at the landmark for a record that ends with this set,
+            (num_sets, num_classes), and the set's share of the readout's attention in the last block, mean of all
+            heads, (num_sets,). Both fp32 or wider; the shares of a patient and of the readout itself add up to 1.
         """
         reading = self._read(batch)
         latents, events = reading.latents[-1].z, reading.events
         hidden = self.history.at_every_set(latents, events.history, events.times)
         attention = self.history.attention(latents, reading.course).index_select(0, reading.course.sets)
         shift = None if self.last_values is None else self.last_values.at_every_set(reading.codes, events)
-        return self.patient.scores(hidden, shift).softmax(1)[:, 1], attention
+        return self.patient.scores(hidden, shift).softmax(1), attention
 
     # ----------------------------------------------------------------------- losses
 
@@ -419,7 +440,7 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
         return states.index_select(0, reading.course.readouts)
 
     def _outcome(self, reading: SetReading, states: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Readouts (num_seqs, width), and shifts of the linear path, (num_seqs, causes); `states` if computed."""
+        """Readouts (num_seqs, width), and shifts of the linear path, (num_seqs, num_shifts); `states` if computed."""
         readouts = self._readouts(self._states(reading) if states is None else states, reading)
         return readouts, None if self.last_values is None else self.last_values(reading.codes, reading.events)
 

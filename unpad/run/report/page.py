@@ -321,7 +321,7 @@ def write_report(folder: Path) -> Path:
 <title>{name} · unpad</title>
 <style>{STYLE}{svg.STYLE}{attention.STYLE}{family.style}</style>
 <main><header><h1>{name}</h1><span class="state {state}">{state}</span><p>{stages} · {started}{written}</p></header>
-{"".join(f"<p class=gap>{escape(gap)}</p>" for gap in run.gaps)}
+{"".join(f"<p class=gap>{escape(gap)}</p>" for gap in (*run.gaps, *samples.old_notes(folder)))}
 <div class=tiles>{_tiles(run, family, samples.newest_evaluation(folder))}</div>
 {_plots(run, limit, family)}
 {readings}

@@ -1,4 +1,4 @@
-"""Report section of patients: calibration, curves, and a few patients over time."""
+"""Report section of patients: calibration and curves, or the confusion of classes, and a few patients over time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from unpad.run.report.history import Array
 from unpad.run.report.section import FamilySection, Performance
-from unpad.run.report.svg import WIDE, Axes, Curve, plot, tick_labels, ticks
+from unpad.run.report.svg import WIDE, Axes, Curve, matrix, plot, tick_labels, ticks
 
 WIDTH, RIGHT = 1060, 1042
 CHART, ROW = 110, 20  # height of the probability's chart, and of the row of one code
@@ -46,6 +46,7 @@ def section(evaluation: dict[str, Any]) -> str:
     """
     counts = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in evaluation["counts"].items())
     figures = [
+        *([_confusion(evaluation["classes"], evaluation["confusion"])] if "confusion" in evaluation else []),
         *([_calibration(evaluation["calibration"])] if "calibration" in evaluation else []),
         *(
             _curves(evaluation["roc"], evaluation["precision_recall"], evaluation["counts"])
@@ -57,10 +58,15 @@ def section(evaluation: dict[str, Any]) -> str:
         course(f"patient {place}", patient) for place, patient in enumerate(evaluation.get("courses", []), 1)
     )
     drawn = f"<div class=plots>{''.join(figures)}</div>" if figures else ""
-    chosen = "of each outcome the one of highest and the one of lowest probability; others lie between"
+    kind = "class, by its probability," if "classes" in evaluation else "outcome"
+    chosen = f"of each {kind} the one of highest and the one of lowest probability; others lie between"
     head = f"<h2>Held-out patients over time <small>{chosen}</small></h2>"
     over_time = f"{head}<div class=courses>{patients}</div>" if patients else ""
     return f"<h2>Held-out patients <small>{escape(counts)}</small></h2>{drawn}{over_time}"
+
+
+def _confusion(classes: list[str], counts: list[list[int]]) -> str:
+    return matrix("Confusion", classes, np.array(counts), "rows: the true class, columns: the likeliest")
 
 
 def _calibration(bins: list[dict[str, float]]) -> str:
@@ -125,8 +131,11 @@ def course(title: str, patient: dict[str, Any]) -> str:
     body += _dots(patient, days, rows, across, below)
     rarer = len(codes) - len(rows)
     more = f" · not shown: {rarer} rarer code{'s' if rarer > 1 else ''}" if rarer else ""
-    outcome = "the outcome came" if patient["outcome"] else "the outcome did not come"
-    unit = f"{patient['p']:.1%} in the end; {outcome}{more}"
+    if "class" in patient:
+        unit = f"{patient['p']:.1%} for {patient['class']} in the end, which it was{more}"
+    else:
+        outcome = "the outcome came" if patient["outcome"] else "the outcome did not come"
+        unit = f"{patient['p']:.1%} in the end; {outcome}{more}"
     legend = "".join(f'<span><i class="{css}"></i>{label}</span>' for css, label in LEGEND)
     head = f"<figcaption><b>{escape(title)}</b><small>{escape(unit)}</small><em>{legend}</em></figcaption>"
     frame = f'viewBox="0 0 {WIDTH} {height}" role=img aria-label="{escape(title)}"'

@@ -11,11 +11,12 @@ from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
-from unpad.errors import SourceError
+from unpad.errors import SourceError, UnpadError
 from unpad.run import upgrade
+from unpad.run.folder import CHECKPOINTS
 from unpad.run.report.history import read_rows
 from unpad.storage import LineLog, write_atomic
-from unpad.storage.reading import Count, Number, misfit
+from unpad.storage.reading import Count, Number, misfit, read_shaped
 from unpad.storage.strict_json import json_object
 
 EVALUATIONS, SAMPLES = "evaluations.jsonl", "samples.jsonl"
@@ -71,6 +72,31 @@ def newest_evaluation(folder: Path) -> dict[str, Any] | None:
     """The newest evaluation of a run; None without one."""
     evaluations = _read(folder / EVALUATIONS, _Evaluation)
     return {**evaluations[-1], "metrics": upgrade.metrics(evaluations[-1]["metrics"])} if evaluations else None
+
+
+def old_notes(folder: Path) -> list[str]:
+    """A line if the newest evaluation of a run is of other weights than it has now, such as before it trained on."""
+    evaluation, step = newest_evaluation(folder), _weights_step(folder)
+    if evaluation is None or step in (None, evaluation["step"]):
+        return []
+    return [f"the evaluation is of step {evaluation['step']:,}, the weights are of step {step:,}: evaluate them anew"]
+
+
+class _Stepped(TypedDict):
+    step: Count
+
+
+def _weights_step(folder: Path) -> int | None:
+    """Step of the weights that verbs use, the best or else the newest; None if no checkpoint can be read."""
+    checkpoints = folder / CHECKPOINTS
+    best = [checkpoints / name / "state.json" for name in ("best", ".old-best")]
+    numbered = {int(path.parent.name.rpartition("-")[2]): path for path in checkpoints.glob("*step-*[0-9]/state.json")}
+    for path in (*best, *(numbered[step] for step in sorted(numbered, reverse=True))):
+        try:
+            return int(read_shaped(path, _Stepped)["step"])
+        except (UnpadError, OSError):
+            continue
+    return None
 
 
 class _Metric(TypedDict):

@@ -1,0 +1,114 @@
+"""Outcomes of several classes from the table to every answer of a run: files, rows, the server, the certificate."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.helpers import families
+from tests.helpers.serving import running
+from tests.helpers.shell import Shell
+from tests.helpers.toy import run
+from unpad.inference.embed import embed_file
+from unpad.inference.loaded import load
+from unpad.proof.recipe import prove_recipe
+from unpad.proof.serving import OverHttp, prove_serving
+from unpad.serving.over_http import numbers, streams
+
+pytestmark = pytest.mark.promise("patients.ready-labels")
+CLASSES = ["home", "died", "rehab"]
+NAMES = [f"probability_{name}" for name in CLASSES]
+
+
+@dataclass(frozen=True)
+class Made:
+    recipe: Path
+    run: Path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
+    """A run of two steps; who is ill dies, half of the others goes home, and of some nothing is known."""
+    folder = tmp_path_factory.mktemp("classes")
+    labels = {"path": "people.parquet", "label": "goes", "classes": CLASSES, "missing": "keep"}
+    events = {"labels": {**labels, "event": None, "duration": None, "horizon": None}, "scale": "rank"}
+    recipe = families.patients(folder, num=60, events=events, train={"threads": 1, "max_steps": 2})
+    people = pq.read_table(folder / "tables" / "people.parquet").to_pylist()
+    for number, person in enumerate(people):
+        well = None if number % 10 == 9 else ["Home", "rehab"][number // 3 % 2]
+        person["goes"] = "died" if person["status"] else well
+    pq.write_table(pa.Table.from_pylist(people), folder / "tables" / "people.parquet")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNPAD_CACHE", str(folder / "cache"))
+        run(recipe, folder / "run")
+        yield Made(recipe, folder / "run")
+
+
+def test_every_verb_tells_the_probabilities_of_all_classes(made: Made, unpad: Shell) -> None:
+    told = unpad("eval", made.run, "--rows", "rows.parquet", "--json")
+    assert told.code == 0, told.err
+    metrics = json.loads(told.out)
+    assert {"loss", "accuracy", "commonest_class", "auroc", *(f"auroc_{name}" for name in CLASSES)} <= metrics.keys()
+    assert unpad("embed", made.run, "--out", "own.parquet").code == 0
+    assert unpad("embed", made.run, "--data", made.recipe.parent / "tables", "--out", "new.parquet").code == 0
+    people = {row["id"]: row["goes"] for row in pq.read_table(made.recipe.parent / "tables/people.parquet").to_pylist()}
+    for name in ("rows", "own", "new"):
+        table = pq.read_table(f"{name}.parquet")
+        found = np.stack([table[name].to_numpy() for name in NAMES])
+        np.testing.assert_allclose(found.sum(0), 1, atol=1e-6)
+        assert table["prediction"].to_pylist() == [CLASSES[place] for place in found.argmax(0)]
+        assert not {"probability", "risk"} & set(table.column_names)
+        if name != "new":
+            said = [None if people[id] is None else people[id].lower() for id in table["id"].to_pylist()]
+            assert table["label"].to_pylist() == said
+            assert set(said) == {*CLASSES, None}, "none is missing here"
+        died = np.array([people[id] == "died" for id in table["id"].to_pylist()])
+        assert found[1, died].mean() > found[1, ~died].mean() + 0.2, "each under its own name"
+    rows = pq.read_table("rows.parquet").to_pylist()
+    assert [row["right"] for row in rows] == [
+        None if row["label"] is None else float(row["label"] == row["prediction"]) for row in rows
+    ]
+    checked = unpad("data", "check", made.recipe)
+    assert checked.code == 0, checked.err
+    assert unpad("compare", made.run, made.run, "--rows").code == 0
+
+
+def test_the_server_and_other_passes_give_these_numbers_bit_for_bit(made: Made, tmp_path: Path) -> None:
+    loaded = load(made.run)
+    certificate = prove_serving(loaded, over_http=OverHttp(streams, numbers))
+    assert [line for line in certificate.lines if line.passed is not True] == []
+    tables = {name: pq.read_table(made.recipe.parent / "tables" / f"{name}.parquet").to_pylist() for name in TABLES}
+    asked = [{"id": person["id"], "events": events_of(person, tables["tests"])} for person in tables["people"][:9]]
+    embed_file(loaded, made.recipe.parent / "tables", "patient", tmp_path / "new.parquet")
+    wanted = {row["id"]: row for row in pq.read_table(tmp_path / "new.parquet").to_pylist()}
+    with running(made.run, name="events") as server:
+        told = server.post("/v1/models/events:predict", {"instances": asked}).json()["predictions"]
+        courses = server.post("/v1/models/events:explain", {"instances": asked}).json()["explanations"]
+    for one, course in zip(told, courses, strict=True):
+        assert {"prediction", *NAMES} < one.keys()
+        assert {name: wanted[one["id"]][name] for name in one} == one
+        assert "probability" not in course
+        lasts = [course[name][-1] for name in NAMES]
+        assert lasts == pytest.approx([one[name] for name in NAMES], abs=1e-6), "the record ends with its last set"
+
+
+TABLES = ("tests", "people")
+
+
+def events_of(person: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of a request on a person."""
+    own = [{key: row[key] for key in ("days", "test", "value")} for row in rows if row["id"] == person["id"]]
+    return [{"age": person["age"]}, *own]
+
+
+@pytest.mark.slow
+def test_the_certificate_holds(made: Made) -> None:
+    assert [line for line in prove_recipe(str(made.run), []).lines if line.passed is False] == []
