@@ -13,7 +13,7 @@ from unpad.data.measuring import Measuring
 from unpad.evaluation.binary import exact_auroc, exact_concordance
 from unpad.evaluation.metrics import Metric
 from unpad.evaluation.paired import paired
-from unpad.evaluation.patients import MEASURES, describe, held_out, summarise
+from unpad.evaluation.patients import MEASURES, describe, held_out, summarise, summarise_competing
 from unpad.evaluation.rows import GROUP, ID, LANDMARK, PART, ExampleRows, objects
 from unpad.evaluation.sets import score_sets, summarise_sets
 from unpad.inference.patients import PatientPredictions, predict
@@ -32,7 +32,8 @@ def once() -> PatientPredictions:
 
 def thrice(predictions: PatientPredictions) -> PatientPredictions:
     """The same patients, each as three equal examples."""
-    return PatientPredictions(**{name: np.repeat(values, TIMES, 0) for name, values in vars(predictions).items()})
+    arrays = {name: values for name, values in vars(predictions).items() if isinstance(values, np.ndarray)}
+    return replace(predictions, **{name: np.repeat(values, TIMES, 0) for name, values in arrays.items()})
 
 
 def bounds(metrics: dict[str, Metric]) -> dict[str, list[float]]:
@@ -124,3 +125,22 @@ def test_ranks_of_two_runs_are_compared_over_patients(once: PatientPredictions) 
     told = paired("a", "b", *(run(one, TIMES, groups) for one in (p, other))).differences["auroc"]
     assert (told.value, told.low, told.high) == pytest.approx((alone.value, alone.low, alone.high))
     assert (told.num, told.num_groups) == (TIMES * num, num)
+
+
+def test_intervals_of_several_classes_and_of_competing_events_are_over_patients(once: PatientPredictions) -> None:
+    rng, groups = np.random.default_rng(1), np.repeat(np.arange(NUM), TIMES)
+    logits = rng.normal(size=(NUM, 3))
+    log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    classed = replace(once, log_p=log_p, labels=rng.integers(0, 3, NUM), classes=("a", "b", "c"))
+    competing = replace(once, competing=rng.random((NUM, 1)), cause=rng.integers(0, 3, NUM))
+    for expected, told in (
+        (summarise(classed, True, False), summarise(thrice(classed), True, False, groups=groups)),
+        (
+            summarise_competing(competing, ["other"], 500.0),
+            summarise_competing(thrice(competing), ["other"], 500.0, groups=groups),
+        ),
+    ):
+        assert set(told) == set(expected) != set()
+        for name, values in bounds(told).items():
+            assert values == pytest.approx(bounds(expected)[name], nan_ok=True), name
+            assert (told[name].num, told[name].num_groups) == (TIMES * expected[name].num, expected[name].num)
