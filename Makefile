@@ -1,5 +1,5 @@
 # make demo: install, train the packaged Chinese example, read two of its answers.
-# make test: install with the test extras, run the tests, one worker per core.
+# make test: install with the test extras, run the tests, one worker more than there are cores.
 # make quick: the tests that take no whole run and no process of their own, for use while developing.
 # make wheel: dist/unpad-*.whl, with the kernels for this platform where they can be compiled.
 # make census: judge every causal model of the installed transformers, and write docs/census.md; some ten minutes.
@@ -33,7 +33,7 @@ demo: $(VENV)/.installed
 	@echo "       $(VENV)/bin/unpad train chat data.chat=FILE     train a model on your own conversations; README.md has the rest"
 
 test: $(VENV)/.installed-dev
-	@echo "running every test, one worker per core: some minutes; while developing: make quick (under a minute), or pytest tests/FOLDER"
+	@echo "running every test, a worker per core and one more: some minutes; while developing: make quick (under a minute), or pytest tests/FOLDER"
 	@$(PYTEST)
 
 quick: $(VENV)/.installed-dev

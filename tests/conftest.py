@@ -49,6 +49,12 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which may be left out
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than the cores: for a quarter of their time tests wait, for processes, the disk or a clock."""
+    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _frozen() -> None:
     """What is there before a module's tests is not searched for garbage again, as after every run of a trainer."""

@@ -40,12 +40,12 @@ OF_ROWS: dict[str, Entry] = {
         "从事件和 `static` 中去掉它，或用 events.landmark 在它之前预测",
     ),
     "leaking_course": Entry(
-        "{what} alone tells the label, AUROC {number:.3f}: {first:.4g} at the median with label 0, and "
-        "{second:.4g} with "
-        "label 1. How much is written, and until when, follows from the outcome: it leaks, or the two classes were "
-        "exported in different ways.",
+        "{what} alone tells the label, AUROC {number:.3f}: {first:.4g} at the median with label {other}, and "
+        "{second:.4g} with label {target}. How much is written, and until when, follows from the outcome: it leaks, or "
+        "the two classes were exported in different ways.",
         "read both classes in the same way, and only up to a landmark before the outcome: events.landmark",
-        "仅凭{what}就能分出标签，AUROC 为 {number:.3f}：中位数在标签 0 是 {first:.4g}，在标签 1 是 {second:.4g}。"
+        "仅凭{what}就能分出标签，AUROC 为 {number:.3f}：中位数在标签 {other} 是 {first:.4g}，"
+        "在标签 {target} 是 {second:.4g}。"
         "记录多少、记录到何时取决于结局：这是泄漏，或两类的导出方式不同。",
         "两类用同样方式读取，并且只读到结局之前的预测时点：events.landmark",
     ),

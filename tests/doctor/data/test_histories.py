@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.doctor.missed import OF_MORE_TABLES
-from tests.doctor.troubles import OF_TABLES, Row, Trouble, is_ill, with_tables
+from tests.doctor.missed import OF_MORE_TABLES, longer_for_the_ill
+from tests.doctor.troubles import OF_TABLES, Row, Trouble, is_ill, with_discharge_status, with_hospice, with_tables
+from unpad.doctor.data.columns import check_columns
 from unpad.doctor.data.histories import check_histories
 from unpad.doctor.subject import TimeBudget, open_subject
 from unpad.terminal.finding import Finding
@@ -83,3 +85,35 @@ def test_codes_and_values_are_told_from_their_limits(
 ) -> None:
     found = found_in(with_tables(lambda rows: change(weaker(rows)))(tmp_path))
     assert [(one.code, one.severity) for one in found] == expected, found
+
+
+@pytest.mark.promise("doctor.patients")
+@pytest.mark.parametrize(
+    ("tests", "people", "expected"),
+    [
+        (with_hospice, None, "leaking_code"),
+        (None, with_discharge_status, "leaking_value"),
+        (longer_for_the_ill, None, "leaking_course"),
+    ],
+)
+def test_what_gives_away_one_of_several_classes_is_found(
+    tests: Callable[[list[Row]], list[Row]] | None,
+    people: Callable[[list[Row]], list[Row]] | None,
+    expected: str,
+    tmp_path: Path,
+) -> None:
+    def of_classes(rows: list[Row]) -> list[Row]:
+        return [{**row, "status": "died" if is_ill(row) else ("home", "moved")[row["id"] % 2]} for row in rows]
+
+    def changed(rows: list[Row]) -> list[Row]:
+        return of_classes(people(rows) if people is not None else rows)
+
+    labels = {"path": "people.parquet", "label": "status", "classes": ["home", "moved", "died"]}
+    events = [
+        {"path": "tests.parquet", "time": "days", "code": "test"},
+        {"path": "people.parquet", "static": ["age", *(["discharge"] if people else [])]},
+    ]
+    recipe = with_tables(tests, changed)(tmp_path, events={"labels": labels}, data={"events": events})
+    subject: Any = open_subject(str(recipe), (), TimeBudget(600.0, time.monotonic))
+    [found] = [one for one in [*check_histories(subject), *check_columns(subject)] if one.code == expected]
+    assert found.values.get("target", "died") == "died"

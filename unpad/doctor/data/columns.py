@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 import numpy as np
 
 from unpad.data.patients import EventData
+from unpad.doctor.data.histories import two_sides
 from unpad.doctor.subject import Subject
 from unpad.evaluation.binary import auroc
 from unpad.terminal.finding import Finding, Value
@@ -159,27 +160,25 @@ def _no_values(subject: Subject[EventData], value: np.ndarray, timed: np.ndarray
 def _course(subject: Subject[EventData], patient: np.ndarray, time: np.ndarray, timed: np.ndarray) -> list[Finding]:
     """The number of events, or the time of the last one, that tells the label: what is written, and how long, follows
     from the outcome."""
-    data, ids = subject.data, subject.stage.train_ids
-    if data.labels is None:
-        return []
-    labels = data.labels[ids]
-    known = labels >= 0
-    if min((labels == 0).sum(), (labels == 1).sum()) < LEAST_OF_CLASS:
-        return []
+    ids = subject.stage.train_ids
     num = np.bincount(patient[timed], minlength=int(max(ids.max(), patient.max(initial=0))) + 1)[ids]
     last = np.full(int(ids.max()) + 1, -np.inf)
     np.maximum.at(last, patient[timed], time[timed])
-    for name, measure in (("@num_events", num.astype(float)), ("@last_event", last[ids])):
-        usable = known & np.isfinite(measure)
-        if len(np.unique(labels[usable])) < 2 or usable.sum() < MOSTLY * known.sum():
+    for labels, names in two_sides(subject.data, ids):
+        known = labels >= 0
+        if min((labels == 0).sum(), (labels == 1).sum()) < LEAST_OF_CLASS:
             continue
-        area = float(auroc(labels[usable], measure[usable]))
-        if max(area, 1 - area) >= RANKS:
-            means = [float(np.median(measure[usable & (labels == one)])) for one in (0, 1)]
-            values: dict[str, Value] = {"what": name, "first": means[0], "second": means[1]}
-            return [
-                Finding("leaking_course", "warning", max(area, 1 - area), ("events.landmark", "data.events"), values)
-            ]
+        for name, measure in (("@num_events", num.astype(float)), ("@last_event", last[ids])):
+            usable = known & np.isfinite(measure)
+            if len(np.unique(labels[usable])) < 2 or usable.sum() < MOSTLY * known.sum():
+                continue
+            area = float(auroc(labels[usable], measure[usable]))
+            if max(area, 1 - area) >= RANKS:
+                means = [float(np.median(measure[usable & (labels == one)])) for one in (0, 1)]
+                values: dict[str, Value] = {"what": name, "first": means[0], "second": means[1]}
+                values |= dict(zip(("other", "target"), names, strict=True))
+                fields = ("events.landmark", "data.events")
+                return [Finding("leaking_course", "warning", max(area, 1 - area), fields, values)]
     return []
 
 

@@ -3,6 +3,7 @@ and times that leave no history or none that is possible."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,17 +92,31 @@ def _told(data: EventData, ids: np.ndarray) -> _Told:
 
 def _leaks(told: _Told) -> list[Finding]:
     """The code that tells the label best, and the value that does, if either tells nearly all."""
-    if told.data.labels is None:
-        return []
-    labels = told.data.labels[told.ids]
-    classes = np.array([(labels == 0).sum(), (labels == 1).sum()])
-    if classes.min() < LEAST_PATIENTS:
-        return []
-    known = np.flatnonzero((labels[told.patient] >= 0) & (told.code > 0))
-    return [*_leaking_code(told, labels, classes, known), *_leaking_value(told, labels, known)]
+    codes, values = list[Finding](), list[Finding]()
+    for labels, names in two_sides(told.data, told.ids):
+        classes = np.array([(labels == 0).sum(), (labels == 1).sum()])
+        if classes.min() >= LEAST_PATIENTS:
+            known = np.flatnonzero((labels[told.patient] >= 0) & (told.code > 0))
+            codes += _leaking_code(told, labels, names, classes, known)
+            values += _leaking_value(told, labels, known)
+    return [max(found, key=lambda one: one.number) for found in (codes, values) if found]
 
 
-def _leaking_code(told: _Told, labels: np.ndarray, classes: np.ndarray, known: np.ndarray) -> list[Finding]:
+def two_sides(data: EventData, ids: np.ndarray) -> Iterator[tuple[np.ndarray, tuple[str, str]]]:
+    """Labels 0, 1, or -1 if unknown, of patients (num_patients,), and the names of 0 and 1; of several classes every
+    one after the other as 1, against the rest. Nothing without labels."""
+    if data.labels is None:
+        return
+    labels = data.labels[ids]
+    if not data.classes:
+        yield labels, ("0", "1")
+    for place, name in enumerate(data.classes):
+        yield np.where(labels < 0, labels, labels == place), (f"≠ {name}", name)
+
+
+def _leaking_code(
+    told: _Told, labels: np.ndarray, names: tuple[str, str], classes: np.ndarray, known: np.ndarray
+) -> list[Finding]:
     last = told.last_of(known)
     having = np.stack(
         [np.bincount(told.code[last[labels[told.patient[last]] == one]], minlength=told.num_codes) for one in (0, 1)]
@@ -122,7 +137,7 @@ def _leaking_code(told: _Told, labels: np.ndarray, classes: np.ndarray, known: n
     apart_most, code, label = best
     values: dict[str, Value] = {
         "code": told.data.codes[code],
-        "target": str(label),
+        "target": names[label],
         "covered": float(shares[label, code]),
         "others": float(shares[1 - label, code]),
     }
