@@ -261,8 +261,8 @@ def _without_places(places: Any) -> Iterator[None]:
 
 
 def answers_of(run: LoadedRun) -> dict[str, Any]:
-    """What `predictions` have of a run's model: names of its probabilities and of its risk, and the days from the
-    landmark within which its hazards give the probabilities; None where these are not of hazards."""
+    """Facts on a run's `predictions`: names of its probabilities and of its risk, and the days from the landmark within
+    which its hazards give the probabilities; None where these are not of hazards."""
     model, labels, (classifies, has_hazards) = run.model, run.recipe.events.labels, predicts(run)
     assert isinstance(model, PredictsSets), "a run of patients"
     horizon = model.horizon if has_hazards else None
