@@ -25,7 +25,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,7 +48,7 @@ FEWEST = 8  # names of training of a look; 2 of each other part
 MARGIN = 1.2  # distance to the second nearest look over that to the nearest
 STEPS = {"right": (0, 1), "below": (1, 0)}
 SHIFT = 1  # pixels an icon of training may lie beside its place
-NOISE = 6.0  # standard deviation, of 255
+NOISE = 12.0  # standard deviation, of 255
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,14 @@ class Canvas:
     looks: np.ndarray
 
     def pixels(self, icons: Icons, rng: np.random.Generator | None = None) -> np.ndarray:
-        """(16 * side, 16 * side, 3) uint8; with `rng` every icon is drawn a little differently."""
+        """(16 * side, 16 * side, 3) uint8; with `rng` every icon is drawn a little differently, and half of them are
+        mixed with another one of training of the same look."""
         side = len(self.icons)
         cells = icons.pixels[self.icons]  # (side, side, 16, 16, 3)
         if rng is not None:
-            cells = vary(cells.reshape(-1, ICON, ICON, 3), rng).reshape(cells.shape)
+            of_look = icons.of_look(Split.TRAIN)
+            others = icons.pixels[[rng.choice(of_look[look]) for look in self.looks.ravel().tolist()]]
+            cells = vary(mix(cells.reshape(others.shape), others, rng), rng).reshape(cells.shape)
         return cells.transpose(0, 2, 1, 3, 4).reshape(side * ICON, side * ICON, 3)
 
 
@@ -186,8 +189,17 @@ def _split(names: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return parts[of]
 
 
+def mix(pixels: np.ndarray, others: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Mix half of the icons with others of their looks, of which up to a half is seen; all (num, 16, 16, 3).
+
+    What is nearest to one centre is convex: a mixture has the look of both, and lies where an icon never seen may lie.
+    """
+    share = np.where(rng.random(len(pixels)) < 0.5, 0, rng.uniform(0, 0.5, len(pixels)))[:, None, None, None]
+    return pixels + share * (others - pixels.astype(np.float64))
+
+
 def vary(pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Draw icons a little differently: beside their place, with noise; (num, 16, 16, 3) uint8."""
+    """Draw icons a little differently: beside their place, with noise; (num, 16, 16, 3), uint8 in the end."""
     num = len(pixels)
     wide = np.pad(pixels, ((0, 0), (SHIFT, SHIFT), (SHIFT, SHIFT), (0, 0)), constant_values=255)
     windows = np.lib.stride_tricks.sliding_window_view(wide, (ICON, ICON), (1, 2))  # (num, places, places, 3, 16, 16)
@@ -283,6 +295,7 @@ class Size:
         train, held_out: canvases of training, and of each other part.
         asked: questions of each kind about a canvas.
         teaches: the study asks nothing of it.
+        times: how much larger than its file an icon is drawn, a side.
     """
 
     side: int
@@ -290,6 +303,7 @@ class Size:
     held_out: int
     asked: int
     teaches: bool = False
+    times: int = 1
 
 
 def write_set(icons: Icons, size: Size, kinds: Sequence[Kind], folder: Path) -> None:
@@ -297,9 +311,15 @@ def write_set(icons: Icons, size: Size, kinds: Sequence[Kind], folder: Path) -> 
 
     Rows of both have image, question, answer and split. Those of questions have besides `kind`, `cells`, and `guess`,
     the look that the canvas shows most often.
+
+    Raises:
+        SourceError: the set that is there has another size.
     """
-    questions, captions = folder / "questions.jsonl", folder / "captions.jsonl"
+    questions, captions, note = folder / "questions.jsonl", folder / "captions.jsonl", folder / "size.json"
+    asked_for = json.dumps([asdict(size), list(kinds)])
     if questions.is_file():
+        if not note.is_file() or note.read_text(encoding="utf-8") != asked_for:
+            raise SourceError("this set has another size", where=str(folder), fix="name another folder for the study")
         return
     (folder / "canvases").mkdir(parents=True, exist_ok=True)
     rng, num_looks = np.random.default_rng(SEED), len(icons.words)
@@ -311,7 +331,7 @@ def write_set(icons: Icons, size: Size, kinds: Sequence[Kind], folder: Path) -> 
         canvas = draw_canvas(icons.of_look(part), size.side, most_once, rng)
         image = f"canvases/c{number:05d}.png"
         shown = canvas.pixels(icons, rng if part == Split.TRAIN else None)
-        Image.fromarray(shown).save(folder / image, compress_level=1)
+        Image.fromarray(shown.repeat(size.times, 0).repeat(size.times, 1)).save(folder / image, compress_level=1)
         shared = {"image": image, "split": part.name.lower()}
         guess = icons.words[int(np.bincount(canvas.looks.ravel()).argmax())]
         for kind in kinds:
@@ -322,6 +342,7 @@ def write_set(icons: Icons, size: Size, kinds: Sequence[Kind], folder: Path) -> 
             told.append(shared | caption(order))
             asked += [shared | question(fact) | {"guess": guess} for fact in order[: size.asked]]
     write_atomic(captions, "".join(json.dumps(row) + "\n" for row in told))
+    write_atomic(note, asked_for)
     write_atomic(questions, "".join(json.dumps(row) + "\n" for row in asked))
 
 
