@@ -82,14 +82,11 @@ class Canvas:
     looks: np.ndarray
 
     def pixels(self, icons: Icons, rng: np.random.Generator | None = None) -> np.ndarray:
-        """(16 * side, 16 * side, 3) uint8; with `rng` every icon is drawn a little differently, and half of them are
-        mixed with another one of training of the same look."""
+        """(16 * side, 16 * side, 3) uint8; with `rng` every icon is drawn a little differently."""
         side = len(self.icons)
         cells = icons.pixels[self.icons]  # (side, side, 16, 16, 3)
         if rng is not None:
-            of_look = icons.of_look(Split.TRAIN)
-            others = icons.pixels[[rng.choice(of_look[look]) for look in self.looks.ravel().tolist()]]
-            cells = vary(mix(cells.reshape(others.shape), others, rng), rng).reshape(cells.shape)
+            cells = vary(cells.reshape(-1, ICON, ICON, 3), rng).reshape(cells.shape)
         return cells.transpose(0, 2, 1, 3, 4).reshape(side * ICON, side * ICON, 3)
 
 
@@ -189,17 +186,8 @@ def _split(names: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return parts[of]
 
 
-def mix(pixels: np.ndarray, others: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Mix half of the icons with others of their looks, of which up to a half is seen; all (num, 16, 16, 3).
-
-    What is nearest to one centre is convex: a mixture has the look of both, and lies where an icon never seen may lie.
-    """
-    share = np.where(rng.random(len(pixels)) < 0.5, 0, rng.uniform(0, 0.5, len(pixels)))[:, None, None, None]
-    return pixels + share * (others - pixels.astype(np.float64))
-
-
 def vary(pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Draw icons a little differently: beside their place, with noise; (num, 16, 16, 3), uint8 in the end."""
+    """Draw icons a little differently: beside their place, with noise; (num, 16, 16, 3) uint8."""
     num = len(pixels)
     wide = np.pad(pixels, ((0, 0), (SHIFT, SHIFT), (SHIFT, SHIFT), (0, 0)), constant_values=255)
     windows = np.lib.stride_tricks.sliding_window_view(wide, (ICON, ICON), (1, 2))  # (num, places, places, 3, 16, 16)

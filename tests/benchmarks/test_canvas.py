@@ -85,18 +85,6 @@ def test_an_icon_of_training_is_drawn_a_little_differently(icons: Any) -> None:
     assert np.array_equal(same, canvas_set.vary(icons.pixels[:4], np.random.default_rng(3)))
 
 
-def test_half_of_the_icons_of_training_are_mixed_with_others_of_their_look(icons: Any) -> None:
-    canvas_set = module("canvas_set")
-    pixels, others = np.zeros((400, 16, 16, 3), np.uint8), np.full((400, 16, 16, 3), 200, np.uint8)
-    mixed = canvas_set.mix(pixels, others, np.random.default_rng(4))[:, 0, 0, 0]
-    assert 160 < (mixed == 0).sum() < 240
-    assert 90 < mixed.max() <= 100, "at most half of it is the other"
-    canvas = canvas_set.draw_canvas(icons.of_look(Split.TEST), SIDE, 2, np.random.default_rng(1))
-    drawn = canvas.pixels(icons, np.random.default_rng(2)).reshape(SIDE, 16, SIDE, 16, 3).mean((1, 3))
-    still = canvas.pixels(icons).reshape(SIDE, 16, SIDE, 16, 3).mean((1, 3))
-    assert np.abs(drawn - still).max() < 30, "of another look it would be far away"
-
-
 def test_facts_are_what_a_canvas_shows(icons: Any) -> None:
     canvas_set = module("canvas_set")
     canvas = canvas_set.draw_canvas(icons.of_look(Split.TEST), SIDE, 2, np.random.default_rng(1))
