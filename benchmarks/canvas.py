@@ -55,7 +55,7 @@ ICONS = HERE.parents[1] / "shared" / "data" / "icons" / "images.jsonl"
 PATCH = 8
 FIRST, SECOND = 0, 1  # blocks
 MODEL = [
-    f'model.vision={{"patch": {PATCH}, "width": 64, "blocks": 2, "heads": 4, "hidden": 192, "feature_layer": -1, '
+    f'model.vision={{"patch": {PATCH}, "width": 64, "blocks": 1, "heads": 4, "hidden": 192, "feature_layer": -1, '
     '"pre_norm": true, "dropout": 0.1}',
     'model.language={"width": 64, "blocks": 3, "heads": 4, "hidden": 192, "context": 768, "qk_norm": true}',
     'data.template={"user": "", "assistant": ""}',
@@ -398,9 +398,9 @@ def main() -> None:
     )
     parser.add_argument("--side", type=int, default=8, help="cells of a canvas, a side")
     parser.add_argument(
-        "--canvases", type=int, nargs=2, default=[12000, 400], help="of training, and of each part besides"
+        "--canvases", type=int, nargs=2, default=[6000, 300], help="of training, and of each part besides"
     )
-    parser.add_argument("--asked", type=int, default=2, help="questions of a kind about a canvas")
+    parser.add_argument("--asked", type=int, default=4, help="questions of a kind about a canvas")
     parser.add_argument("--work", type=Path, help="keeps the set, runs and answers; default a temporary folder")
     parser.add_argument("--out", type=Path, default=HERE / "canvas.md")
     options = parser.parse_args()

@@ -197,16 +197,16 @@ def markdown(study: Study, control: Study, command: str) -> str:
 
 
 def _control(control: Study) -> list[str]:
-    """Lines on pictures that one icon fills, of which every part tells the answer."""
-    what = f"{len(control.kinds)} pictures of the same size, each with one icon, which any token may tell."
+    """Lines on pictures that one icon fills, of which every part may tell the answer."""
+    what = f"{len(control.kinds)} pictures of the same size, each with one icon: to choose tokens helps less there."
+    [[_, *whole]] = _whole(control)
     seeds = [f"seed {seed}" for seed in control.seeds]
-    [whole] = _whole(control)
     lines = [
         "## Control: one icon fills the picture",
         "",
         what,
         "",
-        *table(["", *seeds, GUESS[0]], [["all tokens", *whole[1:]]]),
+        *table(["", *seeds], [["all tokens", *whole[:-1]]]),
     ]
     if control.arms("one"):
         head = ["arm", *(f"{keep:g} kept" for keep in control.shares("one"))]

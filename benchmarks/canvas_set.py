@@ -48,7 +48,7 @@ FEWEST = 8  # names of training of a look; 2 of each other part
 MARGIN = 1.2  # distance to the second nearest look over that to the nearest
 STEPS = {"right": (0, 1), "below": (1, 0)}
 SHIFT = 1  # pixels an icon of training may lie beside its place
-NOISE = 12.0  # standard deviation, of 255
+NOISE = 6.0  # standard deviation, of 255
 
 
 @dataclass(frozen=True)
