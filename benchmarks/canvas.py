@@ -11,9 +11,12 @@ before the first block, or after one where its name says so:
 - `heads` learn which tokens to keep beside a model that stays as it is, and read the question; `blind` ones do not.
 - `oracle` keeps the tokens of the cells that a question depends on, and others by chance.
 
+A control asks what fills a picture of the same size: one icon, as large as all cells. Its model is that of the seed,
+trained further.
+
 Untuned, an arm is applied to the model of its seed; tuned, that model trains further with it, as long for every arm.
 `--work` keeps the set, runs and answers, and a second call goes on from there; other sizes, steps or changes of the
-recipe, which are the other words, need a folder of their own.
+recipe, which are the other words, are refused there.
 """
 
 from __future__ import annotations
@@ -121,6 +124,7 @@ ARMS = {
     "attention, after block 1": Arm(ranking("attention", FIRST)),
     "attention, after block 2": Arm(ranking("attention", SECOND)),
     "random, after block 1": Arm(ranking("random", FIRST)),
+    "uniform, after block 1": Arm(ranking("uniform", FIRST)),
     "blind, after block 1": Arm(heads(FIRST, question=False), learns=True),
     "heads, after block 1": Arm(heads(FIRST), learns=True),
     "heads, at two depths": Arm(heads(BEFORE, FIRST), learns=True),
@@ -128,6 +132,7 @@ ARMS = {
     "random, after block 2": Arm(ranking("random", SECOND)),
     "oracle, after block 2": Arm(ranking("random", SECOND), knows=True),
 }
+CONTROL = ("random", "heads, after block 1")  # arms of the control
 
 
 # --------------------------------------------------------------------------- data
@@ -315,43 +320,59 @@ def measure_arm(
     return found
 
 
-def measure_seed(
-    sets: dict[int, Path], folder: Path, seed: int, options: argparse.Namespace
+def measure(
+    run: LoadedRun, arms: Sequence[str], folder: Path, options: argparse.Namespace
 ) -> tuple[dict[tuple[str, float], np.ndarray], Asked]:
-    """Scores of one seed with all visual tokens, as ALL, and by every arm with every share unless all are void."""
-    folder.mkdir(exist_ok=True)
-    steps = Steps(*options.steps)
-    run = load(train_base(sets, folder, seed, steps, options.overrides))
+    """Scores of a run with all visual tokens, as ALL, and by every arm with every share unless all kinds are void."""
     asked = look_up(run, options.part)
     found = {ALL: asked.score(run, folder / "base"), GUESS: asked.guessed}
-    of_kinds = {kind: float(found[ALL][asked.kinds == kind].mean()) for kind in options.kinds}
-    print(f"seed {seed}: " + ", ".join(f"{kind} {value:.1%}" for kind, value in of_kinds.items()), flush=True)
+    of_kinds = {kind: float(found[ALL][asked.kinds == kind].mean()) for kind in np.unique(asked.kinds).tolist()}
+    print(f"{folder.name}: " + ", ".join(f"{kind} {value:.1%}" for kind, value in of_kinds.items()), flush=True)
     if max(of_kinds.values()) < LEAST:
         return found, asked
     for keep in options.keep:
-        for name in options.arms:
-            measured = measure_arm(run.folder, name, keep, steps, folder, asked, options.side)
+        for name in arms:
+            measured = measure_arm(run.folder, name, keep, Steps(*options.steps), folder, asked, options.side)
             for arm, values in measured.items():
                 found[arm, keep] = values
                 print(f"  {arm}, {keep:g} kept: {values.mean():.1%}", flush=True)
     return found, asked
 
 
-def run_study(options: argparse.Namespace, work: Path) -> Study:
-    """Everything but the writing."""
-    icons, sets = read_icons(options.icons), {}
+def measure_control(
+    base: Path, files: Path, folder: Path, options: argparse.Namespace
+) -> tuple[dict[tuple[str, float], np.ndarray], Asked]:
+    """The same of pictures that one icon fills, by a model that was trained further on them."""
+    folder.mkdir(exist_ok=True)
+    asked = [f"data.vqa={files / 'questions.jsonl'}", f"train.init_from={base}"]
+    further = [*FURTHER, *Steps.limit(Steps(*options.steps).smaller)]
+    run = load(ensure_run(str(base / "recipe.yaml"), folder / "base", [*asked, *further]))
+    return measure(run, [arm for arm in options.arms if arm in CONTROL], folder, options)
+
+
+def run_study(options: argparse.Namespace, work: Path) -> tuple[Study, Study]:
+    """Everything but the writing: the study, and its control."""
+    icons, sets, control = read_icons(options.icons), {}, work / "control"
     train, held_out = options.canvases
     write_words(icons.words, options.side, work / WORDS)
     for side in (*(side for side in SMALLER if side < options.side), options.side):
         sets[side] = work / f"side-{side}"
         size = Size(side, train, held_out, options.asked, teaches=side < options.side)
         write_set(icons, size, KINDS if size.teaches else options.kinds, sets[side])
-    every, asked = [], None
+    write_set(icons, Size(1, train, held_out, 1, times=options.side), ["one"], control)
+    steps, every, controls = Steps(*options.steps), [], []
     for seed in options.seeds:
-        found, asked = measure_seed(sets, work / f"seed-{seed}", seed, options)
-        every.append(found)
-    assert asked is not None, "there is a seed"
-    return Study(every, list(options.seeds), asked.canvases, asked.kinds, options.side**2, describe_machine())
+        folder = work / f"seed-{seed}"
+        folder.mkdir(exist_ok=True)
+        base = train_base(sets, folder, seed, steps, options.overrides)
+        every.append(measure(load(base), options.arms, folder, options))
+        controls.append(measure_control(base, control, folder / "control", options))
+
+    def study(measured: Sequence[tuple[dict[tuple[str, float], np.ndarray], Asked]], num_cells: int) -> Study:
+        found, asked = [one for one, _ in measured], measured[0][1]
+        return Study(found, list(options.seeds), asked.canvases, asked.kinds, num_cells, describe_machine())
+
+    return study(every, options.side**2), study(controls, 1)
 
 
 def main() -> None:
@@ -386,14 +407,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         work = (options.work or Path(temporary)).resolve()
         work.mkdir(parents=True, exist_ok=True)
-        study = run_study(options, work)
+        study, control = run_study(options, work)
     shown = ("part", "seeds", "keep", "arms", "kinds", "steps", "side", "canvases", "asked")
     given = {name: getattr(options, name) for name in shown if getattr(options, name) != parser.get_default(name)}
     words = [
         f"--{name} {shlex.join(map(str, value if isinstance(value, list) else [value]))}"
         for name, value in given.items()
     ]
-    write_atomic(options.out, markdown(study, " ".join(["python benchmarks/canvas.py", *options.overrides, *words])))
+    command = " ".join(["python benchmarks/canvas.py", *options.overrides, *words])
+    write_atomic(options.out, markdown(study, control, command))
     print(options.out.read_text(encoding="utf-8"))
 
 

@@ -160,7 +160,7 @@ def _share(found: Metric | None) -> str:
     return "" if found is None else f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f})"
 
 
-def markdown(study: Study, command: str) -> str:
+def markdown(study: Study, control: Study, command: str) -> str:
     """The page; of a void study only what all tokens reach."""
     num = len(np.unique(study.canvases))
     lines = [
@@ -193,7 +193,25 @@ def markdown(study: Study, command: str) -> str:
             "removes nothing: every token stays, with less weight."
         )
         lines += [f"## {NAMES[kind].capitalize()}", "", text, "", *table(head, _arms(study, kind)), ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_control(control)])
+
+
+def _control(control: Study) -> list[str]:
+    """Lines on pictures that one icon fills, of which every part may tell the answer."""
+    what = f"{len(control.kinds)} pictures of the same size, each with one icon: to choose tokens helps less there."
+    [[_, *whole]] = _whole(control)
+    seeds = [f"seed {seed}" for seed in control.seeds]
+    lines = [
+        "## Control: one icon fills the picture",
+        "",
+        what,
+        "",
+        *table(["", *seeds], [["all tokens", *whole[:-1]]]),
+    ]
+    if control.arms("one"):
+        head = ["arm", *(f"{keep:g} kept" for keep in control.shares("one"))]
+        lines += ["", *table(head, _arms(control, "one"))]
+    return [*lines, ""]
 
 
 def _whole(study: Study) -> list[list[str]]:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -283,6 +283,7 @@ class Size:
         train, held_out: canvases of training, and of each other part.
         asked: questions of each kind about a canvas.
         teaches: the study asks nothing of it.
+        times: how much larger than its file an icon is drawn, a side.
     """
 
     side: int
@@ -290,6 +291,7 @@ class Size:
     held_out: int
     asked: int
     teaches: bool = False
+    times: int = 1
 
 
 def write_set(icons: Icons, size: Size, kinds: Sequence[Kind], folder: Path) -> None:
@@ -297,9 +299,15 @@ def write_set(icons: Icons, size: Size, kinds: Sequence[Kind], folder: Path) -> 
 
     Rows of both have image, question, answer and split. Those of questions have besides `kind`, `cells`, and `guess`,
     the look that the canvas shows most often.
+
+    Raises:
+        SourceError: the set that is there has another size.
     """
-    questions, captions = folder / "questions.jsonl", folder / "captions.jsonl"
+    questions, captions, note = folder / "questions.jsonl", folder / "captions.jsonl", folder / "size.json"
+    asked_for = json.dumps([asdict(size), list(kinds)])
     if questions.is_file():
+        if not note.is_file() or note.read_text(encoding="utf-8") != asked_for:
+            raise SourceError("this set has another size", where=str(folder), fix="name another folder for the study")
         return
     (folder / "canvases").mkdir(parents=True, exist_ok=True)
     rng, num_looks = np.random.default_rng(SEED), len(icons.words)
@@ -311,7 +319,7 @@ def write_set(icons: Icons, size: Size, kinds: Sequence[Kind], folder: Path) -> 
         canvas = draw_canvas(icons.of_look(part), size.side, most_once, rng)
         image = f"canvases/c{number:05d}.png"
         shown = canvas.pixels(icons, rng if part == Split.TRAIN else None)
-        Image.fromarray(shown).save(folder / image, compress_level=1)
+        Image.fromarray(shown.repeat(size.times, 0).repeat(size.times, 1)).save(folder / image, compress_level=1)
         shared = {"image": image, "split": part.name.lower()}
         guess = icons.words[int(np.bincount(canvas.looks.ravel()).argmax())]
         for kind in kinds:
@@ -322,6 +330,7 @@ def write_set(icons: Icons, size: Size, kinds: Sequence[Kind], folder: Path) -> 
             told.append(shared | caption(order))
             asked += [shared | question(fact) | {"guess": guess} for fact in order[: size.asked]]
     write_atomic(captions, "".join(json.dumps(row) + "\n" for row in told))
+    write_atomic(note, asked_for)
     write_atomic(questions, "".join(json.dumps(row) + "\n" for row in asked))
 
 

@@ -170,10 +170,19 @@ def finished(folder: Path) -> bool:
 
 
 def ensure_run(name: str, folder: Path, overrides: Sequence[str]) -> Path:
-    """Train a run unless it is there; an interrupted run starts again."""
-    if not finished(folder):
-        shutil.rmtree(folder, ignore_errors=True)
-        train(name, folder, overrides, console=Console(quiet=True))
+    """Train a run unless it is there; an interrupted run starts again.
+
+    Raises:
+        SourceError: the run that is there was asked for with other words.
+    """
+    note, asked = folder.with_name(f"{folder.name}-asked.json"), json.dumps([name, *overrides])
+    if finished(folder):
+        if not note.is_file() or note.read_text(encoding="utf-8") != asked:
+            raise SourceError("this run has other settings", where=str(folder), fix="name another folder for the study")
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    train(name, folder, overrides, console=Console(quiet=True))
+    write_atomic(note, asked)
     return folder
 
 

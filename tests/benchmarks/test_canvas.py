@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from unpad.batching.layout import build_layout
 from unpad.data.sources.split import Split
 from unpad.data.tokens.tokenizer import open_tokenizer_file
+from unpad.errors import SourceError
 from unpad.models.vision_language import prune_pass
 from unpad.models.vision_language.prune import VisionTokens, keep_top
 
@@ -123,6 +125,43 @@ def test_a_set_is_the_same_twice_and_a_caption_begins_as_a_question_does(
         assert [row["kind"] for row in of_canvas][:3] == ["one", "one", "two"]
 
 
+def test_a_set_of_another_size_is_not_taken_for_the_one_asked_for(written: Path, icons: Any) -> None:
+    canvas_set = module("canvas_set")
+    canvas_set.write_set(icons, canvas_set.Size(SIDE, 6, 2, 2), canvas_set.KINDS, written)
+    with pytest.raises(SourceError, match="another size"):
+        canvas_set.write_set(icons, canvas_set.Size(SIDE, 6, 2, 3), canvas_set.KINDS, written)
+
+
+def test_a_run_of_other_settings_is_not_taken_for_the_one_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pruning, trained = module("pruning"), list[str]()
+
+    def train(name: str, folder: Path, overrides: list[str], console: object) -> None:
+        folder.mkdir()
+        trained.append(name)
+
+    monkeypatch.setattr(pruning, "train", train)
+    monkeypatch.setattr(pruning, "finished", Path.is_dir)
+    for _ in range(2):
+        assert pruning.ensure_run("vqa", tmp_path / "base", ["optim.lr=1e-3"]) == tmp_path / "base"
+    assert trained == ["vqa"]
+    with pytest.raises(SourceError, match="other settings"):
+        pruning.ensure_run("vqa", tmp_path / "base", ["optim.lr=2e-3"])
+
+
+def test_the_icon_of_the_control_fills_its_picture(icons: Any, tmp_path: Path) -> None:
+    canvas_set = module("canvas_set")
+    canvas_set.write_set(icons, canvas_set.Size(1, 2, 2, 1, times=SIDE), ["one"], tmp_path)
+    rows = rows_of(tmp_path / "questions.jsonl")
+    assert [row["question"] for row in rows] == ["A1"] * 6
+    with Image.open(tmp_path / rows[-1]["image"]) as image:
+        shown = np.asarray(image).reshape(16, SIDE, 16, SIDE, 3)
+    assert (shown == shown[:, :1, :, :1]).all()
+    [icon] = np.flatnonzero((icons.pixels == shown[:, 0, :, 0]).all((1, 2, 3)))
+    assert icons.words[icons.looks[icon]] == rows[-1]["answer"]
+
+
 def test_the_token_before_an_answer_is_the_place_that_is_asked_for(tmp_path: Path) -> None:
     module("canvas").write_words(["folder", "star"], 2, tmp_path / "words.json")
     tokenizer = open_tokenizer_file(tmp_path / "words.json")
@@ -168,6 +207,13 @@ def study(whole: float = 1.0) -> Any:
     return report.Study([found], [0], np.tile(np.arange(100), 2), kinds, 64, machine)
 
 
+def control(whole: float) -> Any:
+    """The first of these questions alone, as of pictures that one icon fills."""
+    of = study(whole)
+    found = {key: values[:100] for key, values in of.found[0].items() if not key[0].startswith("oracle")}
+    return module("canvas_report").Study([found], [0], of.canvases[:100], of.kinds[:100], 1, of.machine)
+
+
 def test_the_figure_is_a_share_of_the_gap_and_goals_are_answered_by_it() -> None:
     report, measured = module("canvas_report"), study()
     gap = measured.gap("heads", 1 / 16, "one")
@@ -185,14 +231,18 @@ def test_the_figure_is_a_share_of_the_gap_and_goals_are_answered_by_it() -> None
 
 
 def test_a_kind_of_which_the_model_misses_a_tenth_is_void() -> None:
-    page = module("canvas_report").markdown
-    assert "oid" not in page(study(0.9), "command")
-    assert page(study(0.9), "command").count("| heads |") == 2
-    assert "**One hop: void with seed 0**" in page(study(0.89), "command")
-    assert "heads" not in page(study(0.89), "command")
+    def page(measured: Any, whole: float = 0.0) -> str:
+        text: str = module("canvas_report").markdown(measured, control(whole), "command")
+        return text
+
+    assert "oid" not in page(study(0.9))
+    assert page(study(0.9)).count("| heads |") == 2
+    assert page(study(0.9), whole=1.0).count("| heads |") == 3
+    assert "**One hop: void with seed 0**" in page(study(0.89))
+    assert "heads" not in page(study(0.89))
     one = study()
     one.found[0][module("canvas_report").ALL][one.kinds == "two"] = 0.5
-    told = page(one, "command")
+    told = page(one)
     assert "**Two hops: void with seed 0**" in told
     assert "## One hop" in told
     assert "## Two hops" not in told
