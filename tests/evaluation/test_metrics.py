@@ -55,7 +55,16 @@ def of_patients() -> list[str]:
     settings, device = PlanSettings(tokens_per_micro=300), torch.device("cpu")
     found = predict(Measuring(Guess(), draw(), np.arange(40), settings, device))
     scores = sets.score_sets(Measuring(Guess(), draw(), np.arange(40), settings, device), True, True)
-    return [*patients.summarise(found, True, True), *sets.summarise_sets(scores, CODES)]
+    num = len(found.labels)
+    log_p = np.log(np.random.default_rng(0).dirichlet(np.ones(3), num))
+    of_classes = replace(found, classes=("loss", "home", "died"), log_p=log_p, labels=np.arange(num) % 3)
+    competing = replace(found, competing=np.full((num, 1), 0.1), durations=np.ones(num), cause=np.arange(num) % 3)
+    return [
+        *patients.summarise(found, True, True),
+        *patients.summarise(of_classes, True, True),
+        *patients.summarise_competing(competing, ["moved"], 2.0),
+        *sets.summarise_sets(scores, CODES),
+    ]
 
 
 FAMILIES = {"text": of_text, "images": of_images, "vqa": of_vqa, "patients": of_patients}
