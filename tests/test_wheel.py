@@ -84,18 +84,8 @@ def install(wheel: Path, folder: Path, extras: str = "") -> Path:
                 (shared / entry.name).symlink_to(entry)
     (site / "shared.pth").write_text(f"{shared}\n")
     python = folder / "bin/python"
-    run(
-        folder,
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        python,
-        "install",
-        "--quiet",
-        "--no-compile",
-        f"{wheel}{extras}",
-    )
+    options = ("install", "--quiet", "--no-compile")
+    run(folder, sys.executable, "-m", "pip", "--python", python, *options, f"{wheel}{extras}")
     return folder / "bin"
 
 

@@ -81,12 +81,17 @@ def test_intervals_over_sets_draw_patients(monkeypatch: pytest.MonkeyPatch) -> N
     assert told["reconstruction"].low != alone["reconstruction"].low
 
 
-def test_chance_in_training_is_that_of_as_many_patients(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("classes", [(), ("home", "moved", "died")])
+def test_chance_in_training_is_that_of_as_many_patients(
+    monkeypatch: pytest.MonkeyPatch, classes: tuple[str, ...]
+) -> None:
     data, num_known = draw(NUM), int((draw(NUM).labels >= 0).sum())
-    assert held_out(Measuring(Guess(), data, np.arange(NUM), PLAN)).num_targets == num_known
+    model = Guess(classes=len(classes) or 2)
+    monkeypatch.setitem(vars(data), "classes", classes)
+    assert held_out(Measuring(model, data, np.arange(NUM), PLAN)).num_targets == num_known
     table = replace(data.table, group=np.arange(NUM) // 2)
     monkeypatch.setitem(vars(data), "table", table)
-    fewer = held_out(Measuring(Guess(), data, np.arange(NUM), PLAN)).num_targets
+    fewer = held_out(Measuring(model, data, np.arange(NUM), PLAN)).num_targets
     assert fewer == len(np.unique(table.group[data.labels >= 0])) < num_known
 
 

@@ -399,7 +399,7 @@ def test_measures_of_several_classes_equal_those_of_scikit_learn_and_of_the_rows
     assert metrics["auroc"].low < metrics["auroc"].value < metrics["auroc"].high
     assert {metric.num for metric in metrics.values()} == {300}
     assert "NaN" not in json.dumps({name: metric.to_json() for name, metric in metrics.items()})
-    judged = _held_out_classes(found, 0.5)
+    judged = _held_out_classes(found, 0.5, 300)
     assert judged.values == {"loss": 0.5, "accuracy": metrics["accuracy"].value, "auroc": metrics["auroc"].value}
     rows = ExampleRows(
         {GROUP: np.arange(302), **_columns(found, {f"probability_{n}": p[:, i] for i, n in enumerate(NAMES)})}
@@ -433,7 +433,7 @@ def test_one_class_alone_has_no_area_and_perfect_ones_have_the_limits_of_the_rar
         "auroc": "all have one class", "auroc_home": "all have one class",
         **{f"auroc_{name}": "no patient has the class" for name in NAMES[1:]},
     }  # fmt: skip
-    judged = _held_out_classes(of_classes(np.zeros(12, np.int64), p), 0.5)
+    judged = _held_out_classes(of_classes(np.zeros(12, np.int64), p), 0.5, 12)
     assert judged.refused == {"auroc": "all have one class"}
     assert "auroc" not in judged.values
     perfect = summarise(of_classes(np.arange(12) % 5, p), True, True)

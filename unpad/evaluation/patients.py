@@ -149,14 +149,14 @@ def held_out(over: Measuring[EventData]) -> HeldOut:
         labels, p = predictions.labels[predictions.known], predictions.p[predictions.known]
         if labels.size:
             loss = float(predictions.nll.mean())
+            # Independent targets: their number says how far chance may move the loss.
+            num = len(np.unique(over.data.table.group[over.seq_ids[predictions.known]]))
             if predictions.classes:
-                return _held_out_classes(predictions, loss)
+                return _held_out_classes(predictions, loss, num)
             values = {"loss": loss, "auroc": float(binary.auroc(labels, p))}
             values |= {"average_precision": float(binary.average_precision(labels, p))}
             values |= {"brier": float(binary.brier(labels, p))}
             refused = {name: _why_missing(name, labels, p) for name, value in values.items() if np.isnan(value)}
-            # Independent targets: their number says how far chance may move the loss.
-            num = len(np.unique(over.data.table.group[over.seq_ids[predictions.known]]))
             return HeldOut(loss, {k: v for k, v in values.items() if k not in refused}, num, refused)
         terms = [name for name in terms if name != "classification"]
     sums = _term_sums(over)
@@ -168,12 +168,12 @@ def held_out(over: Measuring[EventData]) -> HeldOut:
     raise SourceError(what, where="data.holdout", fix="hold out others, or give one of these losses a weight")
 
 
-def _held_out_classes(predictions: PatientPredictions, loss: float) -> HeldOut:
-    """`held_out` of several classes."""
+def _held_out_classes(predictions: PatientPredictions, loss: float, num: int) -> HeldOut:
+    """`held_out` of several classes, with `num` patients of known class."""
     labels, p, right = _known_classes(predictions)
     values = {"loss": loss, "accuracy": float(right.mean()), "auroc": float(binary.mean_auroc(labels, p))}
     refused = {"auroc": _why_no_area(labels, None)} if np.isnan(values["auroc"]) else {}
-    return HeldOut(loss, {name: value for name, value in values.items() if name not in refused}, len(labels), refused)
+    return HeldOut(loss, {name: value for name, value in values.items() if name not in refused}, num, refused)
 
 
 @torch.no_grad()

@@ -110,9 +110,8 @@ def predict(over: Measuring[EventData]) -> PatientPredictions:
 
 def outcomes(model: PredictsSets, batch: RaggedBatch) -> dict[str, np.ndarray]:
     """`log_p`, `competing` and `risk` of `PatientPredictions` for the patients of a batch."""
-    scores, hazards = model.classes_and_hazards(
-        batch
-    )  # (num_seqs, num_classes); (num_seqs, bins, causes) logits, or None
+    # (num_seqs, num_classes), and (num_seqs, bins, causes) logits or None
+    scores, hazards = model.classes_and_hazards(batch)
     log_p = scores.double().log_softmax(-1)
     if hazards is None or not trains(model, "hazard"):
         found = {"log_p": log_p, "competing": log_p[:, :0], "risk": log_p[:, 1]}
