@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -113,6 +116,30 @@ def patients(folder: Path, num: int = 160, **sections: Any) -> Path:
         "precision": "fp32",
     }
     return write_recipe(folder / "patients.yaml", merged(recipe, sections))
+
+
+@dataclass(frozen=True)
+class PatientsRun:
+    """A run of patients, and its recipe, beside whose folder `tables` is."""
+
+    recipe: Path
+    run: Path
+
+
+@contextmanager
+def patients_run(
+    folder: Path, change: Callable[[list[dict[str, Any]]], None], **sections: Any
+) -> Iterator[PatientsRun]:
+    """A run of two steps on 60 patients, of whom `change` changes the rows of people in place."""
+    recipe = patients(folder, num=60, train={"threads": 1, "max_steps": 2}, **sections)
+    path = folder / "tables" / "people.parquet"
+    people = pq.read_table(path).to_pylist()
+    change(people)
+    pq.write_table(pa.Table.from_pylist(people), path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNPAD_CACHE", str(folder / "cache"))
+        run(recipe, folder / "run")
+        yield PatientsRun(recipe, folder / "run")
 
 
 FAMILIES: dict[str, Callable[..., Path]] = {

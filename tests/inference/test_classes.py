@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.helpers import families
+from tests.helpers.families import PatientsRun, patients_run
 from tests.helpers.serving import running
 from tests.helpers.shell import Shell
-from tests.helpers.toy import run
 from unpad.inference.embed import embed_file
 from unpad.inference.loaded import load
 from unpad.proof.recipe import prove_recipe
@@ -28,31 +25,22 @@ CLASSES = ["home", "died", "rehab"]
 NAMES = [f"probability_{name}" for name in CLASSES]
 
 
-@dataclass(frozen=True)
-class Made:
-    recipe: Path
-    run: Path
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
-    """A run of two steps; who is ill dies, half of the others goes home, and of some nothing is known."""
-    folder = tmp_path_factory.mktemp("classes")
-    labels = {"path": "people.parquet", "label": "goes", "classes": CLASSES, "missing": "keep"}
-    events = {"labels": {**labels, "event": None, "duration": None, "horizon": None}, "scale": "rank"}
-    recipe = families.patients(folder, num=60, events=events, train={"threads": 1, "max_steps": 2})
-    people = pq.read_table(folder / "tables" / "people.parquet").to_pylist()
+def go(people: list[dict[str, Any]]) -> None:
+    """Who is ill dies, half of the others goes home, and of some nothing is known."""
     for number, person in enumerate(people):
         well = None if number % 10 == 9 else ["Home", "rehab"][number // 3 % 2]
         person["goes"] = "died" if person["status"] else well
-    pq.write_table(pa.Table.from_pylist(people), folder / "tables" / "people.parquet")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNPAD_CACHE", str(folder / "cache"))
-        run(recipe, folder / "run")
-        yield Made(recipe, folder / "run")
 
 
-def test_every_verb_tells_the_probabilities_of_all_classes(made: Made, unpad: Shell) -> None:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PatientsRun]:
+    labels = {"path": "people.parquet", "label": "goes", "classes": CLASSES, "missing": "keep"}
+    events = {"labels": {**labels, "event": None, "duration": None, "horizon": None}, "scale": "rank"}
+    with patients_run(tmp_path_factory.mktemp("classes"), go, events=events) as found:
+        yield found
+
+
+def test_every_verb_tells_the_probabilities_of_all_classes(made: PatientsRun, unpad: Shell) -> None:
     told = unpad("eval", made.run, "--rows", "rows.parquet", "--json")
     assert told.code == 0, told.err
     metrics = json.loads(told.out)
@@ -81,7 +69,7 @@ def test_every_verb_tells_the_probabilities_of_all_classes(made: Made, unpad: Sh
     assert unpad("compare", made.run, made.run, "--rows").code == 0
 
 
-def test_the_server_and_other_passes_give_these_numbers_bit_for_bit(made: Made, tmp_path: Path) -> None:
+def test_the_server_and_other_passes_give_these_numbers_bit_for_bit(made: PatientsRun, tmp_path: Path) -> None:
     loaded = load(made.run)
     certificate = prove_serving(loaded, over_http=OverHttp(streams, numbers))
     assert [line for line in certificate.lines if line.passed is not True] == []
@@ -110,5 +98,5 @@ def events_of(person: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[s
 
 
 @pytest.mark.slow
-def test_the_certificate_holds(made: Made) -> None:
+def test_the_certificate_holds(made: PatientsRun) -> None:
     assert [line for line in prove_recipe(str(made.run), []).lines if line.passed is False] == []

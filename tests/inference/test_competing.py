@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers import families
+from tests.helpers.families import PatientsRun, patients_run
 from tests.helpers.patients import SET_SEQUENCES, random_patients, tiny_patients_model
 from tests.helpers.serving import running
 from tests.helpers.shell import Shell
-from tests.helpers.toy import run
 from unpad.batching.batch import RaggedBatch
 from unpad.inference.embed import embed_file
 from unpad.inference.loaded import load
@@ -34,40 +32,26 @@ TABLES = ("tests", "people")
 NAMES = [f"probability_{name}" for name in OTHERS]
 
 
-@dataclass(frozen=True)
-class Made:
-    recipe: Path
-    run: Path
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
-    """A run of two steps; of those who stay well, a quarter is discharged and half moves away."""
-    folder = tmp_path_factory.mktemp("competing")
-    labels = {
-        "path": "people.parquet", "event": "status", "duration": "futime", "horizon": 365, "competing": OTHERS,
-        "map": {"well": 0, "ill": 1},
-    }  # fmt: skip
-    recipe = families.patients(
-        folder,
-        num=60,
-        events={"landmark": 0, "labels": labels, "scale": "rank"},
-        model={"bins": [0, 90, 365, 1000]},
-        train={"threads": 1, "max_steps": 2},
-    )
-    people = pq.read_table(folder / "tables" / "people.parquet").to_pylist()
+def part(people: list[dict[str, Any]]) -> None:
+    """Of those who stay well, a quarter is discharged and half moves away."""
     for person in people:
         other = ["well", "discharged", "moved", "moved"][person["id"] // 3 % 4]
         person["status"] = "ill" if person["status"] else other
         person["futime"] = 200 if other != "well" and person["status"] != "ill" else person["futime"]
-    pq.write_table(pa.Table.from_pylist(people), folder / "tables" / "people.parquet")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNPAD_CACHE", str(folder / "cache"))
-        run(recipe, folder / "run")
-        yield Made(recipe, folder / "run")
 
 
-def test_every_verb_tells_the_probabilities_of_all_causes(made: Made, unpad: Shell, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PatientsRun]:
+    labels = {
+        "path": "people.parquet", "event": "status", "duration": "futime", "horizon": 365, "competing": OTHERS,
+        "map": {"well": 0, "ill": 1},
+    }  # fmt: skip
+    events, model = {"landmark": 0, "labels": labels, "scale": "rank"}, {"bins": [0, 90, 365, 1000]}
+    with patients_run(tmp_path_factory.mktemp("competing"), part, events=events, model=model) as found:
+        yield found
+
+
+def test_every_verb_tells_the_probabilities_of_all_causes(made: PatientsRun, unpad: Shell, tmp_path: Path) -> None:
     logged = [json.loads(line)["values"] for line in (made.run / "metrics.jsonl").read_text().splitlines()]
     assert any(0 < values.get("cause", 0) < values["hazard"] for values in logged if "hazard" in values)
     told = unpad("eval", made.run, "--rows", "rows.parquet")
@@ -90,7 +74,7 @@ def test_every_verb_tells_the_probabilities_of_all_causes(made: Made, unpad: She
     assert unpad("data", "check", made.recipe).code == 0
 
 
-def test_the_server_and_other_passes_give_these_numbers_bit_for_bit(made: Made, tmp_path: Path) -> None:
+def test_the_server_and_other_passes_give_these_numbers_bit_for_bit(made: PatientsRun, tmp_path: Path) -> None:
     loaded = load(made.run)
     certificate = prove_serving(loaded, over_http=OverHttp(streams, numbers))
     assert [line for line in certificate.lines if line.passed is False] == []
@@ -122,7 +106,7 @@ def test_the_server_and_other_passes_give_these_numbers_bit_for_bit(made: Made, 
 
 @pytest.mark.slow
 def test_the_certificate_holds_and_fails_where_causes_of_other_patients_move_the_hazards(
-    made: Made, monkeypatch: pytest.MonkeyPatch
+    made: PatientsRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failed() -> set[str]:
         return {line.name for line in prove_recipe(str(made.run), []).lines if line.passed is False}

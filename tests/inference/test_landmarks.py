@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,10 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.helpers import families
+from tests.helpers.families import PatientsRun, patients_run
 from tests.helpers.serving import running
 from tests.helpers.shell import Shell
-from tests.helpers.toy import run
 from unpad.data.family import open_data
 from unpad.data.measuring import Measuring
 from unpad.data.patients import EventData
@@ -35,32 +34,18 @@ TIMES = [-250, -100, 0]
 NUM = 60
 
 
-@dataclass(frozen=True)
-class Made:
-    recipe: Path
-    run: Path
+def leave(people: list[dict[str, Any]]) -> None:
+    """A part of the patients has left before the second landmark."""
+    for number, person in enumerate(people):
+        person["futime"] = -150 if number % 4 == 3 else person["futime"]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
-    """A run of two steps on three landmarks, before the second of which a part of the patients has left."""
-    folder = tmp_path_factory.mktemp("landmarks")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PatientsRun]:
     labels = {"path": "people.parquet", "event": "status", "duration": "futime", "horizon": 365}
-    recipe = families.patients(
-        folder,
-        num=NUM,
-        events={"landmark": TIMES, "labels": labels, "scale": "rank"},
-        model={"bins": [0, 90, 365, 1000]},
-        train={"threads": 1, "max_steps": 2},
-    )
-    people = pq.read_table(folder / "tables" / "people.parquet").to_pylist()
-    for number, person in enumerate(people):
-        person["futime"] = -150 if number % 4 == 3 else person["futime"]
-    pq.write_table(pa.Table.from_pylist(people), folder / "tables" / "people.parquet")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNPAD_CACHE", str(folder / "cache"))
-        run(recipe, folder / "run")
-        yield Made(recipe, folder / "run")
+    events, model = {"landmark": TIMES, "labels": labels, "scale": "rank"}, {"bins": [0, 90, 365, 1000]}
+    with patients_run(tmp_path_factory.mktemp("landmarks"), leave, events=events, model=model) as found:
+        yield found
 
 
 def predicted(loaded: LoadedRun, data: EventData, plan: PlanSettings) -> PatientPredictions:
@@ -68,7 +53,7 @@ def predicted(loaded: LoadedRun, data: EventData, plan: PlanSettings) -> Patient
         return predict(Measuring(loaded.model, data, np.arange(len(data.table)), plan))
 
 
-def test_an_example_is_predicted_as_by_a_recipe_with_its_landmark_alone_bit_for_bit(made: Made) -> None:
+def test_an_example_is_predicted_as_by_a_recipe_with_its_landmark_alone_bit_for_bit(made: PatientsRun) -> None:
     loaded = load(made.run)
     data, plan = cast(EventData, loaded.data()), loaded.recipe.plan
     told = predicted(loaded, data, plan)
@@ -88,7 +73,7 @@ def test_an_example_is_predicted_as_by_a_recipe_with_its_landmark_alone_bit_for_
                 assert np.array_equal(values, getattr(told, name)[mine], equal_nan=True), name
 
 
-def test_a_request_has_the_landmarks_of_a_column_each_with_an_answer(made: Made, tmp_path: Path) -> None:
+def test_a_request_has_the_landmarks_of_a_column_each_with_an_answer(made: PatientsRun, tmp_path: Path) -> None:
     people = pq.read_table(made.recipe.parent / "tables" / "people.parquet").to_pylist()[:20]
     own = [{**person, "at": at} for person in people for at in ((-300, -20) if person["id"] % 2 else (0,))]
     pq.write_table(pa.Table.from_pylist(own), tmp_path / "own.parquet")
@@ -119,7 +104,7 @@ def test_a_request_has_the_landmarks_of_a_column_each_with_an_answer(made: Made,
         assert one["probability"] == wanted[one["id"], one["landmark"]]
 
 
-def test_every_verb_tells_examples_and_patients_apart(made: Made, unpad: Shell, tmp_path: Path) -> None:
+def test_every_verb_tells_examples_and_patients_apart(made: PatientsRun, unpad: Shell, tmp_path: Path) -> None:
     num = NUM * 3 - NUM // 4 * 2
     checked = unpad("data", "check", made.recipe)
     assert f"{num} examples of {NUM} patients: " in checked.out
@@ -160,7 +145,7 @@ def test_every_verb_tells_examples_and_patients_apart(made: Made, unpad: Shell, 
     assert drawn["courses"]
 
 
-def test_the_server_answers_at_every_landmark_with_the_numbers_of_the_files(made: Made, tmp_path: Path) -> None:
+def test_the_server_answers_at_every_landmark_with_the_numbers_of_the_files(made: PatientsRun, tmp_path: Path) -> None:
     loaded = load(made.run)
     certificate = prove_serving(loaded, over_http=OverHttp(streams, numbers))
     assert [line for line in certificate.lines if line.passed is False] == []
