@@ -1,6 +1,6 @@
 """Canvases on which the question matters: accuracy of one and two hops with an eighth and less of the visual tokens.
 
-    python benchmarks/canvas.py [--icons MANIFEST] [--work DIR] [--seeds 0 1 2] [--keep 0.125 0.0625 0.03125]
+    python benchmarks/canvas.py [--icons MANIFEST] [--work DIR] [--seeds 0 1 2] [--keep 0.0625] [--first 0.125 0.03125]
     python benchmarks/canvas.py --work DIR --seeds 0 --keep 0.0625 --arms random heads blind
 
 `canvas_set.py` draws the set and says what is asked. Per seed one model learns captions of small canvases, then of
@@ -321,7 +321,7 @@ def measure_arm(
 
 
 def measure(
-    run: LoadedRun, arms: Sequence[str], folder: Path, options: argparse.Namespace
+    run: LoadedRun, arms: Sequence[str], shares: Sequence[float], folder: Path, options: argparse.Namespace
 ) -> tuple[dict[tuple[str, float], np.ndarray], Asked]:
     """Scores of a run with all visual tokens, as ALL, and by every arm with every share unless all kinds are void."""
     asked = look_up(run, options.part)
@@ -330,7 +330,7 @@ def measure(
     print(f"{folder.name}: " + ", ".join(f"{kind} {value:.1%}" for kind, value in of_kinds.items()), flush=True)
     if max(of_kinds.values()) < LEAST:
         return found, asked
-    for keep in options.keep:
+    for keep in shares:
         for name in arms:
             measured = measure_arm(run.folder, name, keep, Steps(*options.steps), folder, asked, options.side)
             for arm, values in measured.items():
@@ -340,14 +340,14 @@ def measure(
 
 
 def measure_control(
-    base: Path, files: Path, folder: Path, options: argparse.Namespace
+    base: Path, files: Path, shares: Sequence[float], folder: Path, options: argparse.Namespace
 ) -> tuple[dict[tuple[str, float], np.ndarray], Asked]:
     """The same of pictures that one icon fills, by a model that was trained further on them."""
     folder.mkdir(exist_ok=True)
     asked = [f"data.vqa={files / 'questions.jsonl'}", f"train.init_from={base}"]
     further = [*FURTHER, *Steps.limit(Steps(*options.steps).smaller)]
     run = load(ensure_run(str(base / "recipe.yaml"), folder / "base", [*asked, *further]))
-    return measure(run, [arm for arm in options.arms if arm in CONTROL], folder, options)
+    return measure(run, [arm for arm in options.arms if arm in CONTROL], shares, folder, options)
 
 
 def run_study(options: argparse.Namespace, work: Path) -> tuple[Study, Study]:
@@ -365,8 +365,9 @@ def run_study(options: argparse.Namespace, work: Path) -> tuple[Study, Study]:
         folder = work / f"seed-{seed}"
         folder.mkdir(exist_ok=True)
         base = train_base(sets, folder, seed, steps, options.overrides)
-        every.append(measure(load(base), options.arms, folder, options))
-        controls.append(measure_control(base, control, folder / "control", options))
+        shares = [*options.keep, *(options.first if seed == options.seeds[0] else [])]
+        every.append(measure(load(base), options.arms, shares, folder, options))
+        controls.append(measure_control(base, control, options.keep, folder / "control", options))
 
     def study(measured: Sequence[tuple[dict[tuple[str, float], np.ndarray], Asked]], num_cells: int) -> Study:
         found, asked = [one for one, _ in measured], measured[0][1]
@@ -381,8 +382,9 @@ def main() -> None:
     parser.add_argument("--icons", type=Path, default=ICONS, help="JSONL of image, of icons named NAME_SIZE.png")
     parser.add_argument("--part", choices=list(PARTS), default=TEST, help="valid: to choose settings by")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--keep", type=float, nargs="+", default=[1 / 16], help="shares of visual tokens")
     parser.add_argument(
-        "--keep", type=float, nargs="+", default=[1 / 8, 1 / 16, 1 / 32], help="shares of visual tokens"
+        "--first", type=float, nargs="*", default=[1 / 8, 1 / 32], help="shares that the first seed alone has besides"
     )
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument(
@@ -398,7 +400,7 @@ def main() -> None:
     )
     parser.add_argument("--side", type=int, default=8, help="cells of a canvas, a side")
     parser.add_argument(
-        "--canvases", type=int, nargs=2, default=[6000, 300], help="of training, and of each part besides"
+        "--canvases", type=int, nargs=2, default=[6000, 200], help="of training, and of each part besides"
     )
     parser.add_argument("--asked", type=int, default=4, help="questions of a kind about a canvas")
     parser.add_argument("--work", type=Path, help="keeps the set, runs and answers; default a temporary folder")
@@ -408,7 +410,7 @@ def main() -> None:
         work = (options.work or Path(temporary)).resolve()
         work.mkdir(parents=True, exist_ok=True)
         study, control = run_study(options, work)
-    shown = ("part", "seeds", "keep", "arms", "kinds", "steps", "side", "canvases", "asked")
+    shown = ("part", "seeds", "keep", "first", "arms", "kinds", "steps", "side", "canvases", "asked")
     given = {name: getattr(options, name) for name in shown if getattr(options, name) != parser.get_default(name)}
     words = [
         f"--{name} {shlex.join(map(str, value if isinstance(value, list) else [value]))}"

@@ -1,14 +1,15 @@
 """The tables of `canvas.py`: checks, every arm by kind of question, and its share of the gap that an oracle leaves.
 
-Arms answer the same questions, so differences are taken question by question, over all seeds together. Intervals come
-from resampling canvases: questions about one canvas are not independent.
+Arms answer the same questions, so differences are taken question by question, over all seeds together that a share was
+measured with. Intervals come from resampling canvases: questions about one canvas are not independent.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -65,16 +66,28 @@ class Study:
         pairs = zip(self.seeds, self.found, strict=True)
         return [seed for seed, one in pairs if one[ALL][self.kinds == kind].mean() < LEAST]
 
+    def of(self, *seeds: int) -> Study:
+        """What was found with some of the seeds."""
+        pairs = [(seed, one) for seed, one in zip(self.seeds, self.found, strict=True) if seed in seeds]
+        return replace(self, seeds=[seed for seed, _ in pairs], found=[one for _, one in pairs])
+
+    def at(self, keep: float) -> Study:
+        """What was found with the seeds that a share was measured with."""
+        pairs = zip(self.seeds, self.found, strict=True)
+        return self.of(*(seed for seed, one in pairs if any(share == keep for _, share in one)))
+
     def keys(self, kind: str) -> list[Key]:
         """Arms and shares that every sound seed has."""
         sound = self.sound(kind)
         return [key for key in sound[0] if all(key in one for one in sound)] if sound else []
 
     def shares(self, kind: str) -> list[float]:
-        return sorted({keep for _, keep in self.keys(kind) if 0 < keep < 1}, reverse=True)
+        """Shares kept that any sound seed was measured with, the largest first."""
+        return sorted({keep for one in self.sound(kind) for _, keep in one if 0 < keep < 1}, reverse=True)
 
     def arms(self, kind: str) -> list[str]:
-        return list(dict.fromkeys(name for name, keep in self.keys(kind) if 0 < keep < 1))
+        """Arms that any sound seed was measured with."""
+        return list(dict.fromkeys(name for one in self.sound(kind) for name, keep in one if 0 < keep < 1))
 
     def scores(self, key: Key, kind: str) -> np.ndarray:
         """Mean over sound seeds of the scores of the questions of one kind, (num,)."""
@@ -116,20 +129,32 @@ def checks(study: Study) -> list[list[str]]:
     """Rows of what the study asked: the question, the result, whether it holds."""
     rows: list[tuple[str, str, bool]] = []
     for keep in study.shares("one"):
-        for arm in [name + end for name in BLIND for end in ("", TUNED)]:
-            if (arm, keep) in study.keys("one"):
-                limit = study.ceiling(keep)
-                away = study.mean(study.scores((arm, keep), "one") - limit, "one")
-                text = f"{arm}, {keep:g} kept, one hop: within 3 points of {limit:.1%}"
-                rows.append((text, signed(away), abs(away.value) <= CEILING))
+        rows += _ceilings(study.at(keep), keep)
     for kind in study.of_kinds:
-        rows += _goals(study, kind)
-        for arm, keep in study.keys(kind):
-            if (f"{arm}{SOFT}", keep) in study.keys(kind):
-                lost = study.mean(study.scores((arm, keep), kind) - study.scores((f"{arm}{SOFT}", keep), kind), kind)
-                text = f"{arm}, {keep:g} kept, {NAMES[kind]}: hard within 2 points of soft"
-                rows.append((text, signed(lost), abs(lost.value) <= HARD))
+        rows += _goals(study.at(GOAL_SHARE), kind)
+        for keep in study.shares(kind):
+            rows += _hard(study.at(keep), keep, kind)
     return [[asked, result, "yes" if holds else "NO"] for asked, result, holds in rows]
+
+
+def _ceilings(study: Study, keep: float) -> list[tuple[str, str, bool]]:
+    rows = []
+    for arm in [name + end for name in BLIND for end in ("", TUNED)]:
+        if (arm, keep) in study.keys("one"):
+            limit = study.ceiling(keep)
+            away = study.mean(study.scores((arm, keep), "one") - limit, "one")
+            text = f"{arm}, {keep:g} kept, one hop: within 3 points of {limit:.1%}"
+            rows.append((text, signed(away), abs(away.value) <= CEILING))
+    return rows
+
+
+def _hard(study: Study, keep: float, kind: str) -> list[tuple[str, str, bool]]:
+    rows, keys = [], study.keys(kind)
+    for arm in [arm for arm, share in keys if share == keep and (f"{arm}{SOFT}", keep) in keys]:
+        lost = study.mean(study.scores((arm, keep), kind) - study.scores((f"{arm}{SOFT}", keep), kind), kind)
+        text = f"{arm}, {keep:g} kept, {NAMES[kind]}: hard within 2 points of soft"
+        rows.append((text, signed(lost), abs(lost.value) <= HARD))
+    return rows
 
 
 def _goals(study: Study, kind: str) -> list[tuple[str, str, bool]]:
@@ -187,12 +212,14 @@ def markdown(study: Study, control: Study, command: str) -> str:
     for kind in study.of_kinds:
         if not study.arms(kind):
             continue
-        head = ["arm", *(f"{keep:g} kept" for keep in study.shares(kind))]
         text = (
             "Accuracy, its interval, and the share of the gap from random to oracle with its own. What is called soft "
             "removes nothing: every token stays, with less weight."
         )
-        lines += [f"## {NAMES[kind].capitalize()}", "", text, "", *table(head, _arms(study, kind)), ""]
+        lines += [f"## {NAMES[kind].capitalize()}", "", text, "", *_arms(study, kind, _shares(study, kind)), ""]
+        if len(study.seeds) > 1:
+            each = [column for seed in study.seeds for column in _shares(study.of(seed), kind)]
+            lines += [f"### {NAMES[kind].capitalize()}, seed by seed", "", *_arms(study, kind, each), ""]
     return "\n".join([*lines, *_control(control)])
 
 
@@ -209,8 +236,7 @@ def _control(control: Study) -> list[str]:
         *table(["", *seeds], [["all tokens", *whole[:-1]]]),
     ]
     if control.arms("one"):
-        head = ["arm", *(f"{keep:g} kept" for keep in control.shares("one"))]
-        lines += ["", *table(head, _arms(control, "one"))]
+        lines += ["", *_arms(control, "one", _shares(control, "one"))]
     return [*lines, ""]
 
 
@@ -221,15 +247,23 @@ def _whole(study: Study) -> list[list[str]]:
     return [[NAMES[kind], *cells(ALL, kind), cells(GUESS, kind)[0]] for kind in study.of_kinds]
 
 
-def _arms(study: Study, kind: str) -> list[list[str]]:
-    rows = []
-    for arm in study.arms(kind):
-        cells = []
-        for keep in study.shares(kind):
-            if (arm, keep) not in study.keys(kind):
-                cells.append("")
-                continue
-            part = _share(study.gap(arm, keep, kind))
-            cells.append(_accuracy(study.mean(study.scores((arm, keep), kind), kind)) + (f", {part}" if part else ""))
-        rows.append([arm, *cells])
-    return rows
+def _shares(study: Study, kind: str) -> list[tuple[float, Study]]:
+    """Columns of the arms: a share kept, and what was found of it."""
+    return [(keep, study.at(keep)) for keep in study.shares(kind)]
+
+
+def _arms(study: Study, kind: str, columns: Sequence[tuple[float, Study]]) -> list[str]:
+    """The table of the arms, with the sound seeds of every column above it."""
+
+    def cell(arm: str, keep: float, found: Study) -> str:
+        if (arm, keep) not in found.keys(kind):
+            return ""
+        part = _share(found.gap(arm, keep, kind))
+        return _accuracy(found.mean(found.scores((arm, keep), kind), kind)) + (f", {part}" if part else "")
+
+    def head(keep: float, found: Study) -> str:
+        sound = [seed for seed in found.seeds if seed not in found.void(kind)]
+        return f"{keep:g} kept, seed{'s' if len(sound) > 1 else ''} {', '.join(map(str, sound))}"
+
+    rows = [[arm, *(cell(arm, *column) for column in columns)] for arm in study.arms(kind)]
+    return table(["arm", *(head(*column) for column in columns)], rows)
