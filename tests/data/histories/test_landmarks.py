@@ -65,8 +65,8 @@ def test_a_patient_is_an_example_at_every_landmark_until_observation_ends(tmp_pa
     assert "7 examples of 3 patients: 7 to train on, 0 held out; 5 left out whose observation ended before" in lines
     assert data.unit == "examples"
     assert "warning" not in lines
-    far = "events.landmark: no patient is observed until 1,000, 2,000 hours"
-    assert f"warning: {far}, so there is no example" in "\n".join(study(tmp_path, [24, 1000, 2000]).lines())
+    told = "warning: events.landmark: there is no example at 1,000, 2,000,000 hours"
+    assert told in study(tmp_path, [24, 1000, 2000000]).lines()
     counts = data.report.counts
     assert len(data.code) + sum(counts.values()) == 3 * 6 + 2 * 4 + 2 * 2 + 1, "each event once in each example"
     assert counts == {

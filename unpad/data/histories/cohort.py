@@ -134,10 +134,10 @@ class PatientTables:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks of all tables, and on landmarks that nobody reaches."""
+        """Remarks of all tables, and on landmarks without an example."""
         own = [note for part in self.rows.parts for note in part.notes]
-        empty = ", ".join(f"{time:,.6g}" for time in self.cohort.unreached)
-        told = f"events.landmark: no patient is observed until {empty} {self.clock.unit}, so there is no example"
+        empty = ", ".join(f"{time:,.10g}" for time in self.cohort.unreached)
+        told = f"events.landmark: there is no example at {empty} {self.clock.unit}"
         return (*own, *(self.labels.notes if self.labels else ()), *([told] if empty else []))
 
     @property
