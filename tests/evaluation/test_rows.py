@@ -218,6 +218,11 @@ def test_ranks_are_compared_on_the_same_draws() -> None:
     assert (same.value, same.num, math.isnan(same.low)) == (0, 7, True)
     better = paired("a", "b", run([0.5] * 8), run(good)).differences["auroc"]
     assert better.value == 0.5
+    lone = rows_of(places, [1.0] * 8, ones, groups, label=[1] * 8, probability=good)
+    shown = "\n".join(paired("a", "b", lone, lone).lines())
+    assert "auroc" in shown
+    assert "does not exist on these rows   of 8" in shown
+    assert " to -" not in shown
 
 
 @pytest.mark.promise("run.rows")

@@ -335,11 +335,12 @@ def test_a_landmark_of_each_patient_is_a_column_of_the_request(finished: Finishe
     from tests.helpers.families import SHORT, rewritten
     from tests.helpers.families import patients as recipe_of
     from tests.helpers.toy import run
+    from unpad.errors import SourceError
     from unpad.inference.embed import embed_file
     from unpad.inference.loaded import load
     from unpad.inference.patients import batches, computed
     from unpad.serving.patients import Tables, predictions
-    from unpad.serving.protocol import read_patients
+    from unpad.serving.protocol import RequestError, read_patients
 
     recipe, people = recipe_of(tmp_path, **SHORT), tmp_path / "tables/people.parquet"
     table = pq.read_table(people)
@@ -370,6 +371,17 @@ def test_a_landmark_of_each_patient_is_a_column_of_the_request(finished: Finishe
     for one in told:
         assert {name: wanted[one["id"]][name] for name in one} == one
     assert sum(one["after_landmark"] for one in told) > 0
+
+    def read(rows: list[dict[str, Any]]) -> Any:
+        return tables.read(read_patients({"instances": [asked[0], {"id": "x", "events": rows}]}).instances)
+
+    with pytest.raises(RequestError, match="the patient has no seen, the time of the prediction") as bare:
+        read(asked[1]["events"][1:])
+    assert bare.value.param == "instances[1].events"
+    with pytest.raises(SourceError, match="rows cannot be used") as odd:
+        read([*asked[1]["events"][1:], {"seen": "soon"}])
+    assert any("labels.parquet:2: E_TYPE" in line for line in odd.value.details)
+    assert not any("/" in line for line in odd.value.details)
 
 
 @pytest.mark.parametrize("kind", ["images", "questions", "patients"])

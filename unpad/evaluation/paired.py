@@ -12,7 +12,7 @@ import numpy as np
 from unpad.data.family import family_name
 from unpad.errors import RecipeError, SourceError
 from unpad.evaluation.binary import measured
-from unpad.evaluation.metrics import Metric, interval, metric_lines, resample
+from unpad.evaluation.metrics import Metric, Refused, interval, metric_lines, resample
 from unpad.evaluation.rows import GROUP, ID, KIND, LANDMARK, PART, WHERE, Columns, ExampleRows, Ranked, Ratio, objects
 from unpad.evaluation.run import rows_of, score
 from unpad.run.folder import find_run, run_recipe
@@ -139,6 +139,8 @@ def _difference(a: Columns, b: Columns, measure: Ratio | Ranked) -> Metric | Non
         return None
     a, b = ({name: column[known] for name, column in rows.items()} for rows in (a, b))
     found = _ranked(a, b, measure.measure) if isinstance(measure, Ranked) else _ratio(a, b, measure)
+    if np.isnan(found.value):
+        found = Refused(np.nan, np.nan, np.nan, found.num, "does not exist on these rows", num_groups=found.num_groups)
     parts = set(a[PART])
     return replace(found, part=parts.pop() if len(parts) == 1 else None)
 

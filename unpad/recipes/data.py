@@ -112,6 +112,16 @@ def _as_words(value: Any) -> Any:
     return words
 
 
+def _as_map(value: Any) -> Any:
+    """A map of words to labels, with words as they are compared."""
+    words = _as_words(value)
+    for word, label in words.items() if isinstance(words, dict) else ():
+        if label not in (0, 1, None):
+            shown = f'"{label}"' if isinstance(label, str) else label
+            raise ValueError(f'"{word}" in map means {shown}, expected 0, 1, or null for no label')
+    return words
+
+
 class EventSource(Section):
     """A table of patients' events, in one file or several of the same form, and the meaning of its columns.
 
@@ -162,7 +172,7 @@ class EventLabels(Section):
     path: UserPath = Field(description="File of the table.")
     id: str = Field("auto", description="Column of the patient's id.")
     label: str | None = Field(None, description="Column of 0 and 1, or of words that map or classes names.")
-    map: Annotated[dict[str, Literal[0, 1] | None], BeforeValidator(_as_words)] | None = Field(
+    map: Annotated[dict[str, Literal[0, 1] | None], BeforeValidator(_as_map)] | None = Field(
         None,
         description="Label of every word in the column label or event, such as {alive: 0, dead: 1}; null: not known.",
     )
@@ -242,6 +252,10 @@ class EventLabels(Section):
 DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}")
 
 
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 class EventSettings(Section):
     """Conversion of patients' events to histories, and the prediction target."""
 
@@ -258,8 +272,8 @@ class EventSettings(Section):
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, date) or (isinstance(one, str) and DATE.match(one)):
                 raise ValueError("one date for all is no landmark; give the labels a column of dates and name it")
-        if isinstance(value, list) and not all(isinstance(one, int | float) for one in value):
-            raise ValueError("several landmarks are numbers, such as [24, 48, 72]")
+        if isinstance(value, list) and not all(_is_time(one) for one in value):
+            raise ValueError("several landmarks are finite numbers, such as [24, 48, 72]")
         return value
 
     @field_validator("landmark", mode="after")

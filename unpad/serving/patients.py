@@ -84,7 +84,7 @@ class Tables:
         """Patients of a request as the model reads them; those of `EventData.ids` are places in the request.
 
         Raises:
-            RequestError: a row has an unknown column, or is of no table.
+            RequestError: a row has an unknown column, or is of no table, or a patient lacks its landmark.
             SourceError: as `unpad embed --data`: a value cannot be used, or no code of a table is known.
         """
         tables = {form.name: self._table(form, instances) for form in self.forms}
@@ -93,6 +93,7 @@ class Tables:
             labels = None
             if self.landmark and recipe.events.labels is not None:
                 labels = self._labels(recipe.events.labels, instances, stack)
+                places["labels"] = Path(labels.path)
             sources = [form.source.model_copy(update={"path": str(places[form.name])}) for form in self.forms]
             moved = with_tables(recipe, sources, labels)
             stop = {"data": moved.data.model_copy(update={"on_bad_row": "stop"})}
@@ -142,9 +143,17 @@ class Tables:
         return pa.table({ID: pa.array([place for place, _ in rows], pa.int64()), **given, **_empty(form, given)})
 
     def _labels(self, labels: EventLabels, instances: Sequence[Instance], stack: ExitStack) -> EventLabels:
-        """The table of labels of a request: landmarks without outcomes, one row for each of a patient."""
+        """The table of labels of a request: landmarks without outcomes, one row for each of a patient.
+
+        Raises:
+            RequestError: a patient has none.
+        """
         outcomes_of = [name for name in (labels.label, labels.time, labels.event, labels.duration) if name]
-        found = [(place, at) for place, one in enumerate(instances) for at in _given(one, self.landmark) or [None]]
+        found = [(place, at) for place, one in enumerate(instances) for at in _given(one, self.landmark)]
+        bare = sorted(set(range(len(instances))) - {place for place, _ in found})
+        if bare:
+            what = f"the patient has no {self.landmark}, the time of the prediction: give it in one of the rows"
+            raise RequestError(what, f"instances[{bare[0]}].events")
         places, cells = ([one[part] for one in found] for part in (0, 1))
         table = pa.table({ID: pa.array(places, pa.int64()), self.landmark: _column(self.landmark, cells)})
         for name in outcomes_of:

@@ -64,6 +64,9 @@ def test_a_patient_is_an_example_at_every_landmark_until_observation_ends(tmp_pa
     lines = "\n".join(data.lines())
     assert "7 examples of 3 patients: 7 to train on, 0 held out; 5 left out whose observation ended before" in lines
     assert data.unit == "examples"
+    assert "warning" not in lines
+    told = "warning: events.landmark: there is no example at 1,000, 2,000,000 hours"
+    assert told in study(tmp_path, [24, 1000, 2000000]).lines()
     counts = data.report.counts
     assert len(data.code) + sum(counts.values()) == 3 * 6 + 2 * 4 + 2 * 2 + 1, "each event once in each example"
     assert counts == {
@@ -274,7 +277,9 @@ def test_two_rows_of_a_landmark_are_refused_and_so_are_two_of_a_patient_without_
         ([48, 24], {"event": "died", "duration": "end"}, "landmarks are finite times that rise"),
         ([24, 24], {"event": "died", "duration": "end"}, "landmarks are finite times that rise"),
         ([], {"event": "died", "duration": "end"}, "landmarks are finite times that rise"),
-        ([24, "x"], {"event": "died", "duration": "end"}, "several landmarks are numbers"),
+        ([24, "x"], {"event": "died", "duration": "end"}, "several landmarks are finite numbers"),
+        ([24, float("nan")], {"event": "died", "duration": "end"}, "several landmarks are finite numbers"),
+        ([True, 24], {"event": "died", "duration": "end"}, "several landmarks are finite numbers"),
         (["2024-01-01"], {"event": "died", "duration": "end"}, "one date for all is no landmark"),
         ([24, 48], {"label": "died"}, "several landmarks need labels with event and duration"),
         ([24, 48], None, "several landmarks need labels with event and duration"),

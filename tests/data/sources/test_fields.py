@@ -179,3 +179,12 @@ def test_a_table_of_texts_is_not_taken_for_one_of_events() -> None:
     assert event_columns([{"pid": 1, "hour": 2, "lab": "Na", "value": 3.5}]) == {
         "id": "pid", "time": "hour", "code": "lab", "value": "value",
     }  # fmt: skip
+
+
+@pytest.mark.promise("patients.long-table")
+@pytest.mark.parametrize(
+    ("name", "unit"), [("minute", "minutes"), ("Days", "days"), ("Stunde", "hours"), ("zeit", "hours")]
+)
+def test_the_unit_of_numbered_times_is_that_of_the_columns_name(name: str, unit: str) -> None:
+    rows = [{"Fallnr": "007", name: at, "Parameter": "Na +", "Wert": 3.5} for at in (2, 3)]
+    assert f"time: {name}, code: Parameter, value: Wert, unit: {unit}}}" in advice("", Path("a.csv"), rows)

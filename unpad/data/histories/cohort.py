@@ -56,6 +56,7 @@ class Cohort:
         refused: (num_events,) bool, the refused rows of events.
         several: whether a patient may be several examples, which their landmarks tell apart.
         num_test: examples of the test part, which are left out of a cohort to learn from.
+        unreached: times of a list of landmarks at which there is no example.
     """
 
     person: np.ndarray
@@ -71,6 +72,7 @@ class Cohort:
     several: bool
     num_test: int = 0
     classes: tuple[str, ...] = ()
+    unreached: tuple[float, ...] = ()
 
     @property
     def patient(self) -> np.ndarray:
@@ -132,8 +134,11 @@ class PatientTables:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks of all tables."""
-        return (*(note for part in self.rows.parts for note in part.notes), *(self.labels.notes if self.labels else ()))
+        """Remarks of all tables, and on landmarks without an example."""
+        own = [note for part in self.rows.parts for note in part.notes]
+        empty = ", ".join(f"{time:,.10g}" for time in self.cohort.unreached)
+        told = f"events.landmark: there is no example at {empty} {self.clock.unit}"
+        return (*own, *(self.labels.notes if self.labels else ()), *([told] if empty else []))
 
     @property
     def num_rows(self) -> int:
@@ -284,6 +289,7 @@ def choose(
         several=isinstance(settings.landmark, list)
         or (isinstance(settings.landmark, str) and len(np.unique(persons)) < len(persons)),
         classes=settings.labels.several if settings.labels is not None else (),
+        unreached=_unreached(landmark[chosen], settings, clock),
     )
 
 
@@ -303,6 +309,12 @@ def _examples(num_persons: int, persons: np.ndarray, settings: EventSettings) ->
     row[persons] = np.arange(len(persons))
     times = max(len(settings.landmarks), 1)
     return np.repeat(np.arange(num_persons), times), np.repeat(row, times)
+
+
+def _unreached(landmark: np.ndarray, settings: EventSettings, clock: TimeUnit) -> tuple[float, ...]:
+    """Times of a list of landmarks that no example has, where others have one."""
+    reached = set(landmark.tolist())
+    return tuple(time for time in settings.landmarks if reached and time / clock.per_day not in reached)
 
 
 def _in_order(patients: pa.Array) -> np.ndarray:
@@ -463,6 +475,7 @@ def split_patients(rows: EventRows, cohort: Cohort, side: np.ndarray, recipe: Re
         several=cohort.several,
         num_test=int((split[here] == Split.TEST).sum()) if wanted is Wanted.LEARNING else 0,
         classes=cohort.classes,
+        unreached=cohort.unreached,
     )
 
 

@@ -118,11 +118,12 @@ def _outcomes(cohort: Cohort, competing: Sequence[str]) -> list[str]:
     lines = []
     if cohort.label is not None:
         kinds = [(f"of class {name}", place) for place, name in enumerate(cohort.classes)]
+        missing = "its AUROC" if cohort.classes else "AUROC"
         kinds = kinds or [("with the outcome", 1), ("without the outcome", 0)]
         told = [f"{int((cohort.label == value).sum()):,} {what}" for what, value in kinds]
         told = told if cohort.classes else [told[0], told[1].removesuffix(" the outcome")]
         lines.append(", ".join([*told, f"{int((cohort.label == -1).sum()):,} without a label"]))
-        lines += _one_sided(cohort.label, cohort.split, kinds)
+        lines += _one_sided(cohort.label, cohort.split, kinds, missing)
     if cohort.duration is not None and cohort.cause is not None:
         median = np.median(cohort.duration) if len(cohort.duration) else 0
         came, other = int((cohort.cause == OUTCOME).sum()), int((cohort.cause >= FIRST_COMPETING).sum())
@@ -134,12 +135,13 @@ def _outcomes(cohort: Cohort, competing: Sequence[str]) -> list[str]:
     return lines
 
 
-def _one_sided(label: np.ndarray, split: np.ndarray, kinds: list[tuple[str, int]]) -> list[str]:
-    """Lines on every side of the split that lacks a label, of which `kinds` has words and values."""
+def _one_sided(label: np.ndarray, split: np.ndarray, kinds: list[tuple[str, int]], missing: str) -> list[str]:
+    """Lines on every side of the split that lacks a label, of which `kinds` has words and values; the held-out side has
+    no `missing` then."""
     lines = []
     for side, name in ((Split.TRAIN, "to train on"), (Split.HOLDOUT, "held out")):
         labels = label[split == side]
         for what, value in kinds:
             if len(labels) and not (labels == value).any():
-                lines.append(f"  {name}: 0 {what}" + ("; AUROC does not exist" if side == Split.HOLDOUT else ""))
+                lines.append(f"  {name}: 0 {what}" + (f"; {missing} does not exist" if side == Split.HOLDOUT else ""))
     return lines

@@ -127,9 +127,10 @@ _ID_LIKES = (
 ID_LIKE = frozenset(_ID_LIKES.split())
 _TIME_LIKES = (
     "time date datetime timestamp charttime storetime takenat collectedat collected starttime eventtime resulttime "
-    "when minute minutes hour hours day days datum zeit 时间 日期"
+    "when minute minutes hour hours day days datum zeit zeitpunkt stunde stunden tag tage 时间 日期"
 )
 _TIME_LIKE = frozenset(_TIME_LIKES.split())
+_UNITS = {"minute": "minutes", "minutes": "minutes", "day": "days", "days": "days", "tag": "days", "tage": "days"}
 _CODE_LIKES = (
     "code test testname variable item itemid lab labtest analyte parameter measurement concept conceptid component "
     "vital icd atc 项目 检验项目"
@@ -269,7 +270,8 @@ def _as_events(path: Path, rows: Sequence[Row]) -> str:
     if columns is None:
         return ""
     unit = layout_advice({str(row.get(columns["time"], "")) for row in rows})
-    unit = "unit: hours" if not unit and not _is_dated(rows, columns["time"]) else unit
+    if not unit and not _is_dated(rows, columns["time"]):
+        unit = f"unit: {_UNITS.get(folded(columns['time']), 'hours')}"
     unit = unit if " or " not in unit else "unit: timestamp"
     named = ", ".join(f"{field}: {in_yaml(name)}" for field, name in columns.items())
     item = f"{{path: {in_yaml(str(path))}, {named}, {unit or 'unit: timestamp'}}}"
