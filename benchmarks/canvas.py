@@ -9,6 +9,7 @@ than 90 % of them about held-out canvases; if both are, the seed ends there. The
 before the first block, or after one where its name says so:
 
 - `heads` learn which tokens to keep beside a model that stays as it is, and read the question; `blind` ones do not.
+  They learn as tokens fade out, or by `relevance`, on what the loss depends.
 - `oracle` keeps the tokens of the cells that a question depends on, and others by chance.
 
 A control asks what fills a picture of the same size: one icon, as large as all cells. Its model is that of the seed,
@@ -70,7 +71,7 @@ MODEL = [
 SMALLER = (1, 2, 4)  # sides of canvases whose captions come first: among few icons it is soon clear which one counts
 CAPTIONS = ["optim.lr=2e-3", "optim.betas=[0.9, 0.98]", "optim.schedule=warmup"]
 QUESTIONS = ["optim.lr=1e-3"]
-HEADS = ['train.freeze=["tower.*", "projector.*", "decoder.*"]', "optim.lr=3e-3", "losses.sparsity=30"]
+HEADS = ['train.freeze=["tower.*", "projector.*", "decoder.*"]', "optim.lr=3e-3"]
 FURTHER = ["optim.lr=5e-4"]
 FROZEN_HEADS = ['train.freeze=["pruners.*"]']
 WORDS = "words.json"
@@ -85,13 +86,22 @@ class Arm:
 
     Args:
         model: fields of the model's section; KEEP is replaced by the share that every layer keeps.
-        learns: heads of it learn beside a model that stays as it is.
+        teaches: fields of the training of its heads, beside a model that stays as it is; None: it has none.
         knows: it ranks as `random` does, but for the cells that a question depends on.
     """
 
     model: dict[str, dict[str, Any]]
-    learns: bool = False
+    teaches: tuple[str, ...] | None = None
     knows: bool = False
+
+    @property
+    def learns(self) -> bool:
+        return self.teaches is not None
+
+    @property
+    def softens(self) -> bool:
+        """Tokens fade out as its heads learn."""
+        return self.teaches == FADING
 
     def overrides(self, keep: float) -> list[str]:
         """The recipe's fields for a share that is kept in the end."""
@@ -104,6 +114,12 @@ class Arm:
         return [f"model.{name}={json.dumps(fields)}" for name, fields in sections.items()]
 
 
+FADING = ("losses.sparsity=30",)
+RELEVANCE = (
+    "plan.tokens_per_step=8192",
+)  # more questions a step: what one of them depends on is found with much noise
+
+
 def ranking(method: str, layer: int = BEFORE) -> dict[str, dict[str, Any]]:
     return {"prune": {"layers": [layer], "method": method, "keep": KEEP}}
 
@@ -113,21 +129,28 @@ def heads(*layers: int, question: bool = True) -> dict[str, dict[str, Any]]:
     return {"prune": {"layers": layers, "inner": 128, "question": question, "keep": KEEP, "temperature": cooling}}
 
 
+def relevance(layer: int, question: bool = True) -> dict[str, dict[str, Any]]:
+    return {"prune": {"layers": [layer], "method": "relevance", "inner": 128, "question": question, "keep": KEEP}}
+
+
 ARMS = {
     "random": Arm(ranking("random")),
     "uniform": Arm(ranking("uniform")),
     "class_token": Arm(ranking("class_token")),
     "similarity": Arm({"merge": {"variant": "similarity", "ratio": KEEP}}),
-    "blind": Arm(heads(BEFORE, question=False), learns=True),
-    "heads": Arm(heads(BEFORE), learns=True),
+    "blind": Arm(heads(BEFORE, question=False), FADING),
+    "heads": Arm(heads(BEFORE), FADING),
+    "relevance": Arm(relevance(BEFORE), RELEVANCE),
+    "blind relevance": Arm(relevance(BEFORE, question=False), RELEVANCE),
     "oracle": Arm(ranking("random"), knows=True),
     "attention, after block 1": Arm(ranking("attention", FIRST)),
     "attention, after block 2": Arm(ranking("attention", SECOND)),
     "random, after block 1": Arm(ranking("random", FIRST)),
     "uniform, after block 1": Arm(ranking("uniform", FIRST)),
-    "blind, after block 1": Arm(heads(FIRST, question=False), learns=True),
-    "heads, after block 1": Arm(heads(FIRST), learns=True),
-    "heads, at two depths": Arm(heads(BEFORE, FIRST), learns=True),
+    "blind, after block 1": Arm(heads(FIRST, question=False), FADING),
+    "heads, after block 1": Arm(heads(FIRST), FADING),
+    "heads, at two depths": Arm(heads(BEFORE, FIRST), FADING),
+    "relevance, after block 1": Arm(relevance(FIRST), RELEVANCE),
     "oracle, after block 1": Arm(ranking("random", FIRST), knows=True),
     "random, after block 2": Arm(ranking("random", SECOND)),
     "oracle, after block 2": Arm(ranking("random", SECOND), knows=True),
@@ -225,7 +248,7 @@ class Steps:
     Args:
         smaller: captions of smaller canvases, for each of the cells that they have a side.
         captions, questions: of the canvases of the study.
-        heads: of the heads of an arm.
+        heads, relevance: of the heads of an arm, as tokens fade out and by relevance.
         tuned: of the model with an arm.
     """
 
@@ -233,6 +256,7 @@ class Steps:
     captions: int
     questions: int
     heads: int
+    relevance: int
     tuned: int
 
     @staticmethod
@@ -278,8 +302,9 @@ def place_of(folder: Path, name: str, keep: float) -> Path:
 
 def learn_heads(base: Path, name: str, keep: float, steps: Steps, folder: Path) -> Path:
     """Train the heads of an arm beside a base that stays as it is; where the run is."""
-    start = [f"train.init_from={base}", *HEADS, *steps.limit(steps.heads)]
-    return ensure_run(str(base / "recipe.yaml"), place_of(folder, name, keep), [*start, *ARMS[name].overrides(keep)])
+    arm, updates = ARMS[name], steps.heads if ARMS[name].softens else steps.relevance
+    start = [f"train.init_from={base}", *HEADS, *(arm.teaches or ()), *steps.limit(updates)]
+    return ensure_run(str(base / "recipe.yaml"), place_of(folder, name, keep), [*start, *arm.overrides(keep)])
 
 
 def tune(base: Path, name: str, keep: float, steps: Steps, folder: Path) -> Path:
@@ -308,7 +333,7 @@ def measure_arm(
     run = load(start, [] if arm.learns else arm.overrides(keep))
     place = place_of(folder, name, keep)
     found[name] = score(run, place)
-    if arm.learns:
+    if arm.softens:
         assert isinstance(run.model, VisionLanguage)
         run.model.mode = "soft"
         found[f"{name}, soft"] = score(run, place.with_name(f"{place.name}-soft"))
@@ -393,10 +418,10 @@ def main() -> None:
     parser.add_argument(
         "--steps",
         type=int,
-        nargs=5,
-        default=[1200, 3000, 10000, 4000, 600],
+        nargs=6,
+        default=[1200, 3000, 10000, 4000, 1000, 600],
         help="updates of captions of smaller canvases for each of their cells a side; of captions, of questions, of "
-        "heads, and of the model with an arm",
+        "heads as tokens fade out and by relevance, and of the model with an arm",
     )
     parser.add_argument("--side", type=int, default=8, help="cells of a canvas, a side")
     parser.add_argument(

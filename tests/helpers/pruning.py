@@ -23,12 +23,17 @@ ROWS: list[Row] = [
 METHODS: dict[str, dict[str, Any]] = {
     "learned": {"threshold": 0.5},
     "learned, top share": {"keep": 0.4},
+    "relevance": {"method": "relevance", "keep": 0.4},
     "random": {"method": "random", "keep": 0.4},
     "uniform": {"method": "uniform", "keep": 0.4},
     "attention": {"method": "attention", "keep": 0.4},
 }
 # Before the first block, where no text has seen an image yet, and once more after the second.
-EARLY = {"learned": {"layers": [-1, 1], "keep": 0.6}, "random": {"layers": [-1, 1], "method": "random", "keep": 0.6}}
+EARLY = {
+    "learned": {"layers": [-1, 1], "keep": 0.6},
+    "relevance": {"layers": [-1, 1], "method": "relevance", "keep": 0.6},
+    "random": {"layers": [-1, 1], "method": "random", "keep": 0.6},
+}
 
 
 def pruned(mode: str | None = None, positions: str = "rotary", blocks: int = BLOCKS, **prune: Any) -> VisionLanguage:

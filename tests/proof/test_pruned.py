@@ -16,7 +16,7 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import PaddedLayout
 from unpad.models.vision_language import model as vision_language
 from unpad.models.vision_language import prune_pass
-from unpad.models.vision_language.model import VisionLanguage
+from unpad.models.vision_language.model import TEACHING, VisionLanguage
 from unpad.models.vision_language.prune_pass import PrunePass
 from unpad.nn import segments
 from unpad.nn.block import Stream
@@ -56,6 +56,7 @@ def certificate_of(model: VisionLanguage, batch: RaggedBatch, precision: str = "
         (lambda: pruned(), "bf16"),
         (lambda: pruned(**METHODS["attention"]), "fp32"),
         (lambda: pruned(**EARLY["learned"]), "bf16"),
+        (lambda: pruned(**EARLY["relevance"]), "fp32"),
         (lambda: merging("slots", prune="learned"), "fp32"),
         (lambda: merging("simple"), "fp32"),
     ],
@@ -73,7 +74,7 @@ def test_correct_code_passes_in_every_mode(model: Any, precision: str, batch: Ra
             "padded left = plain reference",
             "split into micro-batches, one empty = plain reference",
             *(["packed, torch alone = plain reference"] if library.enabled() else []),
-            *(errors if mode == "soft" and made.config.merge is None else []),
+            *(errors if mode in TEACHING and made.config.merge is None else []),
             f"{precision} sequences are isolated, bit for bit",
         ]
     assert "packed = alone" in names, "and the rest of it, with all visual tokens"

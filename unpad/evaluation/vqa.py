@@ -244,10 +244,12 @@ def _judge(data: VqaData, seq_ids: np.ndarray, answers: list[str]) -> np.ndarray
 def _scores_by_mode(
     run: LoadedRun, data: VqaData, seq_ids: np.ndarray, right: np.ndarray, chosen: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Scores of the chosen rows, (num_rows,) bool, in every mode; `right` are all scores in the model's own."""
+    """Scores of the chosen rows, (num_rows,) bool, in every mode of answers; `right` are all in the model's own."""
     model, scores = run.model, {}
     current = model.mode
     for mode in model.modes:
+        if mode == "relevance":  # for heads to learn by
+            continue
         model.mode = mode
         scores[mode] = (
             right[chosen] if mode == current else _judge(data, seq_ids[chosen], answer(run, data, seq_ids[chosen]))

@@ -17,7 +17,7 @@ from unpad.errors import RecipeError
 from unpad.evaluation.metrics import Extremes, Metric
 from unpad.inference.loaded import generation_precision, load
 from unpad.inference.steps import advance, prefill
-from unpad.models.vision_language.model import Mode, VisionLanguage
+from unpad.models.vision_language.model import TEACHING, Mode, VisionLanguage
 from unpad.nn.block import BEFORE
 from unpad.nn.flops import pruner_operations, reading_operations, sizes_of
 from unpad.nn.linear import independent_rows, keep_copies
@@ -83,7 +83,9 @@ def measure(
     model: VisionLanguage, prompts: RaggedBatch, rounds: int, num_new: int, clock: Callable[[], float]
 ) -> dict[Mode, list[Cost]]:
     """Measure the cost of every mode in every round; the first round warms up and is dropped."""
-    costs_by_mode: dict[Mode, list[Cost]] = {mode: [] for mode in model.modes if mode != "soft"}  # soft saves nothing
+    costs_by_mode: dict[Mode, list[Cost]] = {
+        mode: [] for mode in model.modes if mode not in TEACHING
+    }  # which save nothing
     for _ in range(rounds + 1):
         for mode, costs in costs_by_mode.items():
             model.mode = mode

@@ -26,7 +26,7 @@ from unpad.batching.layout import Layout, PaddedLayout, build_layout
 from unpad.models.contract import ORIGIN, Model, PrunesTokens
 from unpad.models.objective import LAST
 from unpad.models.vision_language.losses import TERMS as ADVERSARY
-from unpad.models.vision_language.model import VisionLanguage
+from unpad.models.vision_language.model import TEACHING, VisionLanguage
 from unpad.models.vision_language.prune import PruneConfig, VisionTokens, drawn_noise, select
 from unpad.nn.block import BEFORE, Block
 from unpad.nn.losses import Terms
@@ -98,6 +98,8 @@ def plain_pass(model: VisionLanguage, sample: RaggedBatch, mode: str) -> Plain:
     there, p = torch.ones(total, dtype=torch.bool), torch.ones(total, dtype=batch_dtype(model))
     rotary, x = decoder._rotary(batch.position_ids, p.dtype), decoder._embed(batch)
     kept, weights = [], p[:0]  # before the first block there is no attention
+    chances: list[Tensor] = []  # weights that tokens have by chance, and what heads expect of them
+    expected: list[Tensor] = []
     for index in range(BEFORE, len(decoder.blocks)):
         if index != BEFORE:
             kept.append(int((row.visual & there).sum()))
@@ -106,17 +108,27 @@ def plain_pass(model: VisionLanguage, sample: RaggedBatch, mode: str) -> Plain:
             attended, weights = _attend(block, x, rotary, there, p)
             x = x + attended
             x = x + block.feed_forward(block.norm_2(x)[1])
-        if mode in ("soft", "hard") and index in _pruning(model).layers and bool(row.visual.any()):
-            if mode == "soft":
-                factor = torch.ones_like(p)
-                factor[row.visual] = torch.sigmoid(
-                    _judged(model, index, x, weights, row.visual, row) / model.temperature
-                )
-                p = p * torch.where(_needed(batch), 1, factor)
-            else:
+        if mode in (*TEACHING, "hard") and index in _pruning(model).layers and bool(row.visual.any()):
+            if mode == "hard":
                 there = there & ~_removed(model, index, x, weights, row.visual & there, row)
+                continue
+            factor = torch.ones_like(p)
+            noise = _noise(index, row.visual, row, p.dtype)
+            if mode == "relevance":
+                expected.append(_judged(model, index, x.detach(), weights, row.visual, row))
+                factor[row.visual] = torch.sigmoid(noise)
+                factor = torch.where(_needed(batch), 1, factor).requires_grad_()
+                chances.append(factor)
+                p = p * factor
+            else:
+                logits = _judged(model, index, x, weights, row.visual, row) + noise
+                factor[row.visual] = torch.sigmoid(logits / model.temperature)
+                p = p * torch.where(_needed(batch), 1, factor)
     hidden = decoder.norm(x)[1]
-    return Plain(hidden[there], kept, _terms(model, hidden, batch, p[row.visual] if mode == "soft" else None))
+    terms = _terms(model, hidden, batch, p[row.visual] if mode == "soft" else None)
+    if expected:
+        terms["relevance"] = _relevance(terms["cross_entropy"][0], chances, expected, row.visual & ~_needed(batch), row)
+    return Plain(hidden[there], kept, terms)
 
 
 def _pruning(model: VisionLanguage) -> PruneConfig:
@@ -152,7 +164,7 @@ def _needed(batch: RaggedBatch) -> Tensor:
 
 
 def _judged(model: VisionLanguage, index: int, x: Tensor, weights: Tensor, visual: Tensor, row: ReferenceRow) -> Tensor:
-    """Logits of the visual tokens, by the head after a block, with the noise that evaluation draws."""
+    """Logits of the visual tokens, by the head after a block."""
     asks = row.question & _pruning(model).question
     layouts = [build_layout(np.array([int(mask.sum())])) for mask in (visual, asks)]
     received = None
@@ -161,8 +173,30 @@ def _judged(model: VisionLanguage, index: int, x: Tensor, weights: Tensor, visua
         received = seen.sum((0, 1)) / max(seen.shape[0] * seen.shape[1], 1) * len(row.source)
     head = model.pruners[str(index)]
     logits: Tensor = head(x[visual], layouts[0], x[asks], layouts[1], received)
-    place = visual[row.visual].nonzero().flatten()  # among all visual tokens of the sample
-    return logits + drawn_noise(index, place, logits.dtype)
+    return logits
+
+
+def _noise(index: int, visual: Tensor, row: ReferenceRow, dtype: torch.dtype) -> Tensor:
+    """The noise that evaluation draws for these visual tokens and the head after a block."""
+    return drawn_noise(index, visual[row.visual].nonzero().flatten(), dtype)  # place among all of the sample
+
+
+def _relevance(
+    loss: Tensor, chances: list[Tensor], expected: list[Tensor], removable: Tensor, row: ReferenceRow
+) -> tuple[Tensor, int]:
+    """Cross entropy of what heads expect with the shares of tokens in how much the loss falls as their weights grow.
+
+    Args:
+        chances: of every head, weights of all tokens, (total_tokens,).
+        expected: of every head, logits of the visual tokens.
+        removable: (total_tokens,) bool, visual tokens that do not always stay.
+    """
+    total = loss.new_zeros(())
+    for grown, logits in zip(torch.autograd.grad(loss, chances, retain_graph=True), expected, strict=True):
+        falls = torch.where(removable, -grown, 0).clamp_min(0)[row.visual]
+        if float(falls.sum()) > 0:
+            total = total - (falls / falls.sum() * logits.log_softmax(0)).sum()
+    return total, 1
 
 
 @torch.no_grad()
@@ -174,6 +208,8 @@ def _removed(
     needed = _needed(row.batch)[visual]
     if config.learns:
         scores = _judged(model, index, x, weights, visual, row)
+        if config.softens:
+            scores = scores + _noise(index, visual, row, scores.dtype)
     else:
         scores = _ranked(config.method, weights, visual, row)
     scores = torch.where(needed, math.inf, scores)
@@ -366,7 +402,7 @@ def _add_lines(lines: Lines, model: VisionLanguage, mode: str, case: Case, weigh
         lines.add(subject.claim(name), partial(made_and_equal, subject, make))
     lines.add(subject.claim(f"{packed.name}, torch alone"), lambda: torch_lines(subject, packed))
     own = in_own_precision(subject, model)
-    if mode == "soft" and model.config.merge is None:
+    if mode in TEACHING and model.config.merge is None:
         # Terms of the kept share may be close to 0, which makes a relative error of rounding arbitrarily large.
         terms = f"{mode}: {case.precision} against fp64"
         lines.add(terms, lambda: error_lines(own, packed, case.precision, TASK))
@@ -379,7 +415,7 @@ def _subject(model: VisionLanguage, mode: str, case: Case, weights: dict[str, fl
     exact.mode = mode
     truth = _truth(exact, [one.to(torch.device("cpu")) for one in case.alone], mode, weights)
     is_whole = [len(left) == one.total_tokens for left, one in zip(truth.outputs, case.alone, strict=True)]
-    gap = "no token of the sample is merged or removed" if mode != "soft" and all(is_whole) else ""
+    gap = "no token of the sample is merged or removed" if mode not in TEACHING and all(is_whole) else ""
     prefix = f"{mode}: "
     return ProofSubject(exact.to(case.device), truth, case.device, left_rows, prefix, truth_name=REFERENCE, gap=gap)
 

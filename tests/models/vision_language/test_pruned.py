@@ -64,7 +64,7 @@ ROWS_FOR_ATTENTION = [row for row in ROWS if row[0] != "<image>"]  # that questi
 
 @pytest.mark.promise("vqa.hard-pruning")
 @both_paths
-@pytest.mark.parametrize("method", ["learned", "learned, top share", "attention"])
+@pytest.mark.parametrize("method", ["learned", "learned, top share", "relevance", "attention"])
 @pytest.mark.parametrize("positions", ["rotary", "learned"])
 @torch.no_grad()
 def test_removal_equals_a_mask_over_what_is_removed(method: str, positions: str, path: Any) -> None:
@@ -195,15 +195,19 @@ def test_samples_without_images_are_untouched_and_every_other_keeps_a_token(prep
     [
         ("soft", "learned", "native"),
         ("soft", "learned", "torch"),
-        ("soft", "early", "native"),
-        ("hard", "early", "native"),
+        ("soft", "learned, early", "native"),
+        ("hard", "learned, early", "native"),
+        ("relevance", "relevance", "native"),
+        ("relevance", "relevance", "torch"),
+        ("relevance", "relevance, early", "native"),
         *(("hard", name, "native") for name in METHODS),
     ],
 )
 def test_every_sample_equals_itself_alone_in_outputs_losses_and_gradients(
     mode: str, method: str, kernels: str, prepared: Preprocessed
 ) -> None:
-    settings = EARLY["learned"] if method == "early" else METHODS[method]
+    early = method.endswith(", early")
+    settings = EARLY[method.removesuffix(", early")] if early else METHODS[method]
     model, batch, path = pruned(mode, **settings), prepared.batch, PATHS[kernels]
     alone = [batch.select([i]) for i in range(batch.num_seqs)]
     order = np.random.default_rng(0).permutation(batch.num_seqs).tolist()
@@ -221,8 +225,12 @@ def test_every_sample_equals_itself_alone_in_outputs_losses_and_gradients(
             assert terms == pytest.approx(other_terms, abs=1e-10, rel=1e-10)
             for name, grad in grads.items():
                 torch.testing.assert_close(found[name], grad, rtol=1e-9, atol=1e-10, msg=name)
-    if mode == "soft":
-        assert all(grads[name].norm() > 1e-12 for name in grads if name.startswith("pruners."))
+    if mode != "hard":
+        # Shares of relevance do not depend on what all logits have in common.
+        common = ("to_logit.bias",) if mode == "relevance" else ()
+        heads = [name for name in grads if name.startswith("pruners.") and not name.endswith(common)]
+        assert heads
+        assert all(grads[name].norm() > 1e-12 for name in heads)
 
 
 @pytest.mark.promise("vqa.prune-heads")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -11,8 +12,11 @@ from torch import Tensor
 from tests.helpers.pruning import ROWS, WIDTH, pruned
 from tests.helpers.vision import prepare
 from unpad.batching.batch import RaggedBatch
+from unpad.batching.layout import build_layout
 from unpad.errors import RecipeError
+from unpad.models.vision_language import prune_pass
 from unpad.models.vision_language.losses import TERMS as ADVERSARY
+from unpad.models.vision_language.losses import relevance
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.models.vision_language.prune import PruneConfig
 from unpad.models.vision_language.prune_pass import BlockRecord, PrunePass
@@ -157,6 +161,84 @@ def test_terms_of_a_batch_are_those_of_its_samples(batch: RaggedBatch) -> None:
         torch.testing.assert_close(grads, found[0][2], rtol=1e-9, atol=1e-10)
 
 
+# --------------------------------------------------------------------------- relevance
+
+
+def relevant(**prune: Any) -> VisionLanguage:
+    """A model whose heads learn relevance, in the mode for it but with the fixed draw of evaluation."""
+    return pruned("relevance", **{"method": "relevance", "keep": 0.5, **prune})
+
+
+@pytest.mark.promise("vqa.relevance")
+def test_relevance_is_that_of_the_plain_reference_for_every_sample(batch: RaggedBatch) -> None:
+    model = relevant(layers=[-1, 1])
+    total, count = model.losses(batch)["relevance"]
+    alone = [plain_pass(model, batch.select([sample]), "relevance").terms for sample in range(batch.num_seqs)]
+    expected = [terms["relevance"][0] for terms in alone if "relevance" in terms]
+    assert count == len(expected) == NUM_WITH_IMAGES
+    torch.testing.assert_close(total, torch.stack(expected).sum(), **CLOSE)
+
+
+@pytest.mark.promise("vqa.relevance")
+def test_what_is_found_is_the_difference_that_a_tokens_weight_makes(
+    batch: RaggedBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, weights = relevant(layers=[1]), torch.linspace(0.1, 0.9, 25, dtype=torch.float64)
+    one = batch.select([4])  # with 25 patches
+    monkeypatch.setattr(prune_pass, "drawn_noise", lambda *_: weights.logit())
+
+    def loss() -> tuple[Tensor, PrunePass]:
+        reading = model._read(one)
+        pruning = model._pruning(reading)
+        assert pruning is not None
+        return model.decoder.losses(reading.batch, pruning)["cross_entropy"][0], pruning
+
+    total, pruning = loss()
+    [found] = pruning.found(total)
+    for place in (0, 7, 24):
+        ends = []
+        for step in (1e-5, -2e-5):
+            weights[place] += step
+            ends.append(float(loss()[0].detach()))
+        weights[place] += 1e-5
+        assert float(found[place]) == pytest.approx(-(ends[0] - ends[1]) / 2e-5, rel=1e-5)
+    assert found.min() < 0 < found.max()
+
+
+@pytest.mark.promise("vqa.relevance")
+def test_the_term_is_the_cross_entropy_with_shares_of_what_falls() -> None:
+    layout = build_layout(np.array([3, 0, 2, 2]))
+    found, logits = torch.tensor([2.0, -5.0, 6.0, 1.0, 1.0, -1.0, 0.0]), torch.tensor([1.0, 0, 2, 300, 301, 1, 2])
+    total, count = relevance(found, logits.requires_grad_(), layout)
+    first, last = logits[:3].log_softmax(0), logits[3:5].log_softmax(0)
+    expected = -(0.25 * first[0] + 0.75 * first[2] + 0.5 * last.sum())
+    torch.testing.assert_close(total, expected)
+    assert count == 3, "a sample whose loss falls with no token costs nothing, and counts"
+    [gradient] = torch.autograd.grad(total, logits)
+    torch.testing.assert_close(gradient[:3], first.exp().detach() - torch.tensor([0.25, 0, 0.75]))
+    assert not gradient[5:].any()
+
+
+@pytest.mark.promise("vqa.relevance")
+def test_heads_alone_learn_relevance_and_the_rest_its_own_loss(batch: RaggedBatch) -> None:
+    model = pruned(method="relevance", keep=0.5).train()
+    assert model.mode == "relevance"
+    assert model.weights == {"cross_entropy": 1.0, "relevance": 1.0}
+    names = {name for name, _ in model.named_parameters()}
+    heads = {name for name in names if name.startswith("pruners.")}
+    assert changed(model, batch, {"relevance": 1.0}) == heads
+    assert not changed(model, batch, {"cross_entropy": 1.0}) & heads
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in heads)
+    terms = model.losses(batch)
+    assert not terms["cross_entropy"][0].requires_grad, "no second way back through a model that stays as it is"
+    assert {name: count for name, (_, count) in terms.items()} == model.count_targets(batch)
+    for parameter in model.pruners.parameters():
+        parameter.requires_grad_(False)
+    assert model.mode == "hard", "frozen heads remove"
+    assert "relevance" not in {name for name, (_, count) in model.losses(batch).items() if count}
+
+
 # --------------------------------------------------------------------------- the course of an update
 
 
@@ -272,6 +354,8 @@ def test_the_attention_of_the_question_has_a_say_in_soft_and_hard(weight: str, m
         ({"discriminator": {"layers": [-4]}}, "nothing to compare"),
         ({"method": "uniform", "keep": 0.5, "discriminator": {}}, "has none"),
         ({"method": "uniform", "keep": 0.5, "target": 0.5}, "has none"),
+        ({"method": "relevance", "keep": 0.5, "target": 0.5}, "has none"),
+        ({"method": "relevance"}, "keep must say"),
         ({"method": "uniform", "keep": 0.5, "attention_weight": "fixed"}, "has none"),
         ({"target": 0}, "greater than 0"),
         ({"temperature": {"end": 0.1, "share": 0.5}}, "more than 0, at the start"),

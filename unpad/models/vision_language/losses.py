@@ -1,4 +1,5 @@
-"""Losses of pruning of vision tokens: on the kept share, and by an adversary that reads the text of both passes.
+"""Losses of pruning of vision tokens: on the kept share, on what the answer depends on, and by an adversary that reads
+the text of both passes.
 
 Losses are (sum, count) over samples, as everywhere. `keep` is the probability of being kept by all heads together
 (`prune.cumulative_keep`), since heads prune one after another; its gradient trains the heads.
@@ -25,7 +26,7 @@ from unpad.nn.dropout import dropout
 from unpad.nn.linear import Linear
 from unpad.nn.losses import Terms
 from unpad.nn.precision import widened
-from unpad.nn.segments import segment_mean, segment_place, segment_sum
+from unpad.nn.segments import reduce_runs, segment_mean, segment_place, segment_sum
 
 Term = tuple[Tensor, int]
 
@@ -75,6 +76,30 @@ def keep_terms(keep: Tensor, layout: Layout, target: float, unit: Literal["token
         "token_count": token_count(keep, layout),
         "binarisation": binarisation(keep, layout),
     }
+
+
+# --------------------------------------------------------------------------- what the loss depends on
+
+
+def relevance(found: Tensor, logits: Tensor, layout: Layout) -> Term:
+    """Cross entropy of what a head expects the loss of every sample to depend on, with what it does depend on.
+
+    The latter is the derivative of the loss by the token's weight, as in the first-order importance of channels of
+    Molchanov et al. 2019 (arXiv 1906.10771), at weights that vary from step to step, as along the paths of integrated
+    gradients (Sundararajan et al. 2017, arXiv 1703.01365). A sample whose loss falls with no token costs nothing.
+
+    Args:
+        found: (num_vision,) how much the loss falls as the token's weight grows, without gradient; below 0 counts as 0.
+        logits: (num_vision,) of the head; it expects shares as of their softmax over the sample's tokens.
+    """
+    seqs, lengths, found = layout.seq_of_token(), layout.lengths(), found.clamp_min(0)
+    total = segment_sum(found, layout)
+    wanted = found / torch.where(total > 0, total, 1).index_select(0, seqs)
+    shifted = logits - reduce_runs(logits.detach(), "max", lengths).index_select(0, seqs)
+    expected = shifted - segment_sum(shifted.exp(), layout).clamp_min(1).log().index_select(
+        0, seqs
+    )  # >= 1 of any token
+    return _sum(-segment_sum(wanted * expected, layout), layout)
 
 
 def _sum(per_sample: Tensor, layout: Layout) -> Term:

@@ -31,7 +31,7 @@ from unpad.batching.layout import Layout
 from unpad.errors import RecipeError
 from unpad.models import decoder
 from unpad.models.contract import Generates, ModelConfig, PrunesTokens
-from unpad.models.vision_language.losses import ACCURACIES, Adversary, keep_terms
+from unpad.models.vision_language.losses import ACCURACIES, Adversary, keep_terms, relevance
 from unpad.models.vision_language.losses import TERMS as ADVERSARY
 from unpad.models.vision_language.merge import MergeConfig, make_merger, merge_images, shorten
 from unpad.models.vision_language.prune import PruneConfig, PrunerHead
@@ -45,7 +45,8 @@ from unpad.nn.losses import Terms
 from unpad.recipes.training import Weight
 
 DATA = "vqa"
-Mode = Literal["origin", "merge_only", "soft", "hard"]
+Mode = Literal["origin", "merge_only", "soft", "relevance", "hard"]
+TEACHING = ("soft", "relevance")  # modes in which heads learn
 # Default weight of sparsity; docs/log.md has the effects of others.
 SPARSITY = 5.0
 
@@ -176,7 +177,8 @@ class VisionLanguage(Generates, PrunesTokens):
                 self.pruners[str(layer)] = PrunerHead(
                     width, prune.inner, prune.heads, attention_weight=prune.attention_weight
                 )
-            self.weights |= {"sparsity": SPARSITY, "token_count": 0.0, "binarisation": 0.0}
+            soft = {"sparsity": SPARSITY, "token_count": 0.0, "binarisation": 0.0}
+            self.weights |= soft if prune.softens else {"relevance": 1.0}
             if prune.discriminator is not None:
                 self.discriminator = Adversary(prune.discriminator, width, config.language.blocks)
                 self.weights |= dict.fromkeys(ADVERSARY, 0.0)
@@ -197,7 +199,8 @@ class VisionLanguage(Generates, PrunesTokens):
         prune = self.config.prune
         found: list[Mode] = ["origin"]
         found += ["merge_only"] if self.config.merge is not None else []
-        found += ["soft"] if prune is not None and prune.learns else []
+        if prune is not None and prune.learns:
+            found.append("soft" if prune.softens else "relevance")
         return (*found, "hard") if prune is not None else tuple(found)
 
     @property
@@ -205,15 +208,16 @@ class VisionLanguage(Generates, PrunesTokens):
         """Treatment of visual tokens; assign a mode to choose it, or None to restore the default.
 
         origin: one token per patch. merge_only: the tokens of each image are merged, none is removed. soft: merged, and
-        later blocks attend to them less, by the heads' probabilities. hard: merged, and unwanted tokens are removed.
-        By default the model applies everything that it has, softly only in training while the heads or the
-        discriminator learn. Frozen heads, rankings and evaluation remove tokens, so that the rest of the model learns
-        without them.
+        later blocks attend to them less, by the heads' probabilities. relevance: merged, and later blocks attend to
+        them less by chance, for heads to learn what the loss depends on. hard: merged, and unwanted tokens are removed.
+        By default the model removes tokens. Only in training, while the heads or the discriminator learn, it does so
+        softly or for relevance; with frozen heads the rest of the model learns without the tokens.
         """
         if self._mode is not None:
             return self._mode
-        softly = self._heads_learn or bool(self._asked.intersection(ADVERSARY))
-        return "soft" if self.training and "soft" in self.modes and softly else self.modes[-1]
+        teaches = self._heads_learn or bool(self._asked.intersection(ADVERSARY))
+        training = [mode for mode in self.modes if mode in TEACHING]
+        return training[0] if self.training and training and teaches else self.modes[-1]
 
     @mode.setter
     def mode(self, value: str | None) -> None:
@@ -324,7 +328,7 @@ class VisionLanguage(Generates, PrunesTokens):
             Reinitialized parameters; their optimizer state must be reset.
         """
         self._asked, prune = frozenset(weights), self.config.prune
-        if prune is None or not prune.learns:
+        if prune is None or not prune.softens:
             return []
         if self._heads_learn:
             self.temperature.fill_(prune.temperature_at(step, total_steps))
@@ -333,10 +337,12 @@ class VisionLanguage(Generates, PrunesTokens):
         return self.discriminator.begin_step()
 
     def losses(self, batch: RaggedBatch) -> Terms:
-        """Loss terms: the decoder's over the batch's targets, and over samples with images those of soft removal and,
-        if the step trains them, the discriminator's. Raises as `forward`."""
+        """Loss terms: the decoder's over the batch's targets, and over samples with images those of soft removal or of
+        relevance and, if the step trains them, the discriminator's. Raises as `forward`."""
         reading = self._read(batch)
         pruning, watch = self._pruning(reading), None
+        if pruning is not None and self.mode == "relevance":
+            return self._relevance_terms(reading, pruning)
         softly = pruning is not None and self.mode == "soft"
         if softly and self.discriminator is not None and reading.visual and self._asked.intersection(ADVERSARY):
             watch = self.discriminator.watch(reading.batch, reading.visual, pruning)
@@ -348,10 +354,21 @@ class VisionLanguage(Generates, PrunesTokens):
             terms |= keep_terms(pruning.keep(), pruning.visual_layout, target, unit, self.config.prune.one_sided)
         return terms if watch is None else terms | self._adversary_terms(batch, reading, watch)
 
+    def _relevance_terms(self, reading: VisionReading, pruning: PrunePass) -> Terms:
+        """The decoder's terms of a pass with tokens hidden by chance, and `relevance`, which trains heads."""
+        with torch.enable_grad():  # by the weights of tokens
+            terms = self.decoder.losses(reading.batch, pruning)
+            loss, count = terms["cross_entropy"]
+            found = pruning.found(loss)
+        parts = [relevance(*one, pruning.visual_layout) for one in zip(found, pruning.logits, strict=True)]
+        if all(name.startswith("pruners.") for name, parameter in self.named_parameters() if parameter.requires_grad):
+            terms["cross_entropy"] = loss.detach(), count  # nothing else learns by it
+        return {**terms, "relevance": (torch.stack([total for total, _ in parts]).sum(), parts[0][1])}
+
     def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
         """The counts that `losses` will return in this step, without computing them."""
         samples = 0
-        if self.mode == "soft" and batch.media is not None and batch.media_seqs is not None:
+        if self.mode in TEACHING and batch.media is not None and batch.media_seqs is not None:
             samples = batch.media_seqs[batch.media.layout.lengths() > 0].unique().numel()
         judged = samples if self._asked.intersection(ADVERSARY) else 0
         counts = {name: judged if name in ADVERSARY else samples for name in self.weights}
@@ -428,14 +445,15 @@ class VisionLanguage(Generates, PrunesTokens):
             self.expected = [self.given.float()] * blocks
         else:
             assert self.config.prune is not None, "the mode is there with it only"
+            mode = self.mode
             pruning = PrunePass(
                 self.config.prune,
                 self.pruners,
                 self.decoder.blocks,
                 reading.batch,
                 visual,
-                soft=self.mode == "soft",
-                learns=self.training and self.mode == "soft",
+                mode=mode,
+                learns=self.training and mode in TEACHING,
                 temperature=self.temperature,
             )
             self.kept, self.kept_tokens, self.expected = pruning.kept, pruning.kept_tokens, pruning.expected

@@ -47,8 +47,10 @@ class PruneConfig(Section):
     layers: list[int] = Field(
         min_length=1, description="Blocks after which tokens are removed, counted from 0; -1 before the first."
     )
-    method: Literal["learned", "random", "uniform", "attention", "class_token"] = Field(
-        "learned", description="Who judges tokens: heads that learn it, or a ranking to compare them with."
+    method: Literal["learned", "relevance", "random", "uniform", "attention", "class_token"] = Field(
+        "learned",
+        description="Who judges tokens: heads that learn it as tokens fade out, heads that learn how much the loss of "
+        "the whole model depends on each, or a ranking to compare them with.",
     )
     inner: int = Field(512, ge=2, description="Channels inside a head.")
     heads: int = Field(4, ge=1, description="Attention heads of a head.")
@@ -84,6 +86,12 @@ class PruneConfig(Section):
 
     @property
     def learns(self) -> bool:
+        """Heads judge tokens, and learn it."""
+        return self.method in ("learned", "relevance")
+
+    @property
+    def softens(self) -> bool:
+        """Heads learn it as tokens fade out, by probabilities with noise."""
         return self.method == "learned"
 
     @property
@@ -111,17 +119,19 @@ class PruneConfig(Section):
             raise ValueError("temperature divides logits; it must be more than 0, at the start of a ramp too")
         if not self.question and self.attention_weight != "none":
             raise ValueError("attention_weight adds attention of the question, and question: false hides it from heads")
-        if not self.learns:
+        if not self.softens:
             self._fit_ranking()
         return self
 
     def _fit_ranking(self) -> None:
-        """Reject settings of heads where there are none."""
+        """Reject settings of probabilities where there are none, and of heads where there are none."""
         if self.keep is None:
             raise ValueError(f"method={self.method} ranks tokens; keep must say which share of them stays")
         for name in ("target", "discriminator"):
             if getattr(self, name) is not None:
-                raise ValueError(f"{name} teaches heads, and method={self.method} has none")
+                raise ValueError(f"{name} teaches heads as tokens fade out, and method={self.method} has none")
+        if self.learns:
+            return
         if self.attention_weight != "none":
             raise ValueError(f"attention_weight is of heads, and method={self.method} has none")
         if not self.question:

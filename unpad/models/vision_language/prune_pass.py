@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +42,8 @@ class PrunePass:
         blocks: of the language model.
         batch: as the language model reads it.
         visual: places of its visual tokens.
-        soft: hide tokens by the heads' probabilities instead of removing them.
+        mode: soft: hide tokens by the heads' probabilities instead of removing them. relevance: hide them by chance,
+            and let heads judge them beside: the gradient of a loss by a token's weight tells how much it depends on it.
         learns: draw noise and dropout of the heads for this pass; else choose as in evaluation.
         temperature: of the probabilities.
 
@@ -50,7 +52,8 @@ class PrunePass:
         kept_tokens: the patch of `media` that each of these tokens represents, sample by sample, a (num_visual,) int64
             per block.
         expected: `kept` with each token counted by the probability that no head drops it, (num_seqs,) fp32 per block.
-        probabilities: outputs of the heads so far, each (num_visual,); soft removal only.
+        probabilities: outputs of the heads so far, or of chance for relevance, each (num_visual,); not in removal.
+        logits: of the heads so far, each (num_visual,); relevance only.
     """
 
     def __init__(
@@ -61,12 +64,12 @@ class PrunePass:
         batch: RaggedBatch,
         visual: Visual,
         *,
-        soft: bool,
+        mode: Literal["soft", "relevance", "hard"],
         learns: bool,
         temperature: Tensor,
     ) -> None:
         self._config, self._heads, self._blocks = config, heads, blocks
-        self._soft, self._learns, self._temperature = soft, learns, temperature
+        self._mode, self._learns, self._temperature = mode, learns, temperature
         self._given, self._seq_ids = visual, batch.seq_ids
         # Places in the stream of the remaining visual tokens, and the patch that each represents.
         self._visual, self._source = visual.index, visual.source
@@ -80,16 +83,17 @@ class PrunePass:
         self._question_layout = rows.restrict(self._question)
         self._places = torch.arange(batch.total_tokens, device=asks.device)  # of the batch's tokens in the stream
         self.probabilities: list[Tensor] = []
+        self.logits: list[Tensor] = []
         self.kept: list[Tensor] = []
         self.kept_tokens: list[Tensor] = []
         self.expected: list[Tensor] = []
 
     def __call__(self, index: int, entered: Stream, left: Stream) -> Stream:
         if index in self._config.layers:
-            if self._soft:
-                left = self._soften(index, entered, left)
-            else:
+            if self._mode == "hard":
                 left = self._remove(left, self._choose(index, entered, left))
+            else:
+                left = self._soften(index, entered, left)
         if index + 1 < len(self._blocks):
             self.kept.append(self._lengths)
             self.kept_tokens.append(self._source)
@@ -108,9 +112,17 @@ class PrunePass:
         """Probability that no head so far drops a visual token, (num_visual,) in the layout of `visual_layout`."""
         return cumulative_keep(self.probabilities)
 
+    def found(self, loss: Tensor) -> list[Tensor]:
+        """How much a sum of losses of this pass falls as the weight of a token grows, (num_visual,) per head, and 0 for
+        tokens that always stay; of a pass for relevance."""
+        falls = torch.autograd.grad(-loss, self.probabilities, retain_graph=True, materialize_grads=True)
+        return [one.masked_fill(self._needed, 0) for one in falls]
+
     def _judge(self, index: int, entered: Stream, left: Stream) -> Tensor:
-        """Logits of the head after a block, (num_visual,), with noise: random while heads learn, else fixed."""
+        """Logits of the head after a block, (num_visual,)."""
         hidden, received = left.hidden(), None
+        if self._mode == "relevance":
+            hidden = hidden.detach()  # heads alone learn what they expect
         visual, question = hidden.index_select(0, self._visual), hidden.index_select(0, self._question)
         if self._config.attention_weight != "none":
             # Relative to even attention on what was given, also of tokens that removal left: 1 tells nothing.
@@ -120,12 +132,23 @@ class PrunePass:
         if head.training != self._learns:  # to set it takes as long as a layer of a short prompt
             head.train(self._learns)
         logits: Tensor = head(visual, self.visual_layout, question, self._question_layout, received)
-        return logits + (fresh_noise(logits) if self._learns else drawn_noise(index, self._place, logits.dtype))
+        return logits
+
+    def _noise(self, index: int, logits: Tensor) -> Tensor:
+        """Logistic noise of a head's logits, (num_visual,): random while heads learn, else fixed."""
+        return fresh_noise(logits) if self._learns else drawn_noise(index, self._place, logits.dtype)
 
     def _soften(self, index: int, entered: Stream, left: Stream) -> Stream:
-        """Hide visual tokens from the blocks that follow by the probability that no head so far drops them."""
-        probability = keep_probability(self._judge(index, entered, left), self._temperature)
-        self.probabilities.append(probability.masked_fill(self._needed, 1))
+        """Hide visual tokens from the blocks that follow by the probability that no head so far drops them, or for
+        relevance by chance alone, evenly from 0 to 1."""
+        logits = self._judge(index, entered, left)
+        noise = self._noise(index, logits)
+        if self._mode == "relevance":
+            self.logits.append(logits)
+            self.probabilities.append(torch.sigmoid(noise).masked_fill(self._needed, 1).requires_grad_())
+        else:
+            probability = keep_probability(logits + noise, self._temperature)
+            self.probabilities.append(probability.masked_fill(self._needed, 1))
         probability, total = self.keep(), len(left.x)
         scale = probability.new_ones(total).index_copy(0, self._visual, probability)
         return replace(left, key_bias=soft_bias(probability, mark(self._visual, total)), value_scale=scale)
@@ -135,7 +158,10 @@ class PrunePass:
         """Mask of the visual tokens that stay after a block, (num_visual,) bool."""
         config = self._config
         if config.learns:
-            scores = self._judge(index, entered, left).masked_fill(self._needed, torch.inf)
+            scores = self._judge(index, entered, left)
+            if config.softens:
+                scores = scores + self._noise(index, scores)
+            scores = scores.masked_fill(self._needed, torch.inf)
             if config.keep is None:
                 return hard_keep(keep_probability(scores, self._temperature), self.visual_layout, config.threshold)
         else:
