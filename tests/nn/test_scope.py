@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -40,6 +41,7 @@ def test_another_thread_reads_its_own_value() -> None:
     assert found == [1.0]
 
 
+@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")  # of torch, a fault of 3.13.0
 def test_compiled_code_follows_the_value() -> None:
     graphs: list[Any] = []
 

@@ -398,6 +398,30 @@ def test_a_browser_that_keeps_nothing_shows_the_page_too(chat: Standin, visit: V
     assert said(shown) == ["Hello", reply_to("Hello")]
 
 
+SLOW_STORE = """
+const openNow = IDBFactory.prototype.open;
+IDBFactory.prototype.open = function (...about) {
+  const asked = {};
+  setTimeout(() => {
+    const real = openNow.apply(this, about);
+    const pass = event => () => { asked.result = real.result; asked[event](); };
+    for (const event of ["onupgradeneeded", "onsuccess"]) real[event] = pass(event);
+  }, 1000);
+  return asked;
+};
+"""
+
+
+@in_browser
+def test_nothing_can_be_written_before_the_conversations_are_read(visit: Visit) -> None:
+    with standing_in("text") as server:
+        shown = visit(server, before=SLOW_STORE)
+        shown.locator("#text").fill("Once")
+        tap(shown, "Continue")
+        ready(shown)
+        assert shown.locator("#text").input_value() == "Once" + reply_to("Once")
+
+
 @in_browser
 def test_a_token_is_asked_for_and_kept_for_the_tab_alone(visit: Visit) -> None:
     with standing_in("chat", token="secret") as server:

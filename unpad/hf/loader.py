@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 from unpad.batching.plan import Plan, plan
 from unpad.batching.shares import assign_equally
 from unpad.errors import PlanError, RecipeError, SourceError
+from unpad.proof.members import HasMembers
 from unpad.recipes.section import checked
 from unpad.recipes.training import PlanSettings
 
@@ -78,7 +79,7 @@ class Rows(Protocol):
 
 
 @runtime_checkable
-class Columned(Protocol):
+class Columned(HasMembers, Protocol):
     """A dataset of the package datasets."""
 
     column_names: list[str]

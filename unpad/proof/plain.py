@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from unpad.batching.batch import RaggedBatch
 from unpad.models.contract import WEIGHTS, Model, ReadsTokens
 from unpad.nn.losses import Terms
+from unpad.proof.members import HasMembers
 from unpad.recipes.training import Weight
 
 
 @runtime_checkable
-class Provable(Protocol):
+class Provable(HasMembers, Protocol):
     """A torch module that `unpad.prove` accepts without being a `Model`."""
 
     def __call__(self, batch: RaggedBatch) -> Tensor:
@@ -27,27 +28,27 @@ class Provable(Protocol):
 
 
 @runtime_checkable
-class _Embeds(Protocol):
+class _Embeds(HasMembers, Protocol):
     embed: nn.Module
 
 
 @runtime_checkable
-class _Weighs(Protocol):
+class _Weighs(HasMembers, Protocol):
     weights: Mapping[str, Weight]
 
 
 @runtime_checkable
-class _Configured(Protocol):
+class _Configured(HasMembers, Protocol):
     config: object
 
 
 @runtime_checkable
-class _Ordered(Protocol):
+class _Ordered(HasMembers, Protocol):
     causal: bool
 
 
 @runtime_checkable
-class _Attends(Protocol):
+class _Attends(HasMembers, Protocol):
     head_dim: int
 
 

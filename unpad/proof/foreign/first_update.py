@@ -19,6 +19,7 @@ from unpad.proof.foreign.measure import take_gradient
 from unpad.proof.foreign.model import no_router_loss, untouched, untouched_generators
 from unpad.proof.foreign.undisturbed import Accelerator, undisturbed, without_dropout
 from unpad.proof.foreign.update import LABELS, Known
+from unpad.proof.members import HasMembers
 
 Collate = Callable[[list[object]], Collated]
 
@@ -28,7 +29,7 @@ LOSS_ONLY = ("fused_lm_head", "num_items_in_batch", "return_dict")  # inputs of 
 
 
 @runtime_checkable
-class Arguments(Protocol):
+class Arguments(HasMembers, Protocol):
     """Arguments of a trainer."""
 
     gradient_accumulation_steps: int
@@ -38,7 +39,7 @@ class Arguments(Protocol):
 
 
 @runtime_checkable
-class ForeignTrainer(Protocol):
+class ForeignTrainer(HasMembers, Protocol):
     """A trainer of transformers, or one with the same methods."""
 
     model: nn.Module
@@ -60,14 +61,14 @@ class ForeignTrainer(Protocol):
 
 
 @runtime_checkable
-class NamedLoss(Protocol):
+class NamedLoss(HasMembers, Protocol):
     """Arguments that name a loss, as those of TRL."""
 
     loss_type: str
 
 
 @runtime_checkable
-class RouterLoss(Protocol):
+class RouterLoss(HasMembers, Protocol):
     """A trainer that adds a router's auxiliary loss by itself, as that of TRL."""
 
     aux_loss_enabled: bool
@@ -84,14 +85,14 @@ class Origins(Protocol):
 
 
 @runtime_checkable
-class HasOrigins(Protocol):
+class HasOrigins(HasMembers, Protocol):
     """A trainer with batches from another source than its own loader; its examples are not the data's."""
 
     attachment: Origins | None
 
 
 @runtime_checkable
-class Loader(Protocol):
+class Loader(HasMembers, Protocol):
     """A loader of torch."""
 
     collate_fn: Collate
@@ -100,7 +101,7 @@ class Loader(Protocol):
 
 
 @runtime_checkable
-class Adapter(Protocol):
+class Adapter(HasMembers, Protocol):
     """A loader of accelerate, around one of torch."""
 
     base_dataloader: Loader
@@ -199,7 +200,7 @@ def first_update(trainer: ForeignTrainer) -> FirstUpdate:
 
 
 @runtime_checkable
-class Beginning(Protocol):
+class Beginning(HasMembers, Protocol):
     """A trainer that makes the state of its training from a loader, as those of transformers 5."""
 
     args: Arguments
@@ -219,7 +220,7 @@ class Beginning(Protocol):
 
 
 @runtime_checkable
-class Scheduling(Protocol):
+class Scheduling(HasMembers, Protocol):
     """A trainer that makes its optimizer and learning rates when it begins to train."""
 
     optimizer: torch.optim.Optimizer | None
@@ -301,7 +302,7 @@ def is_users_own(method: Callable[..., object]) -> bool:
 
 
 @runtime_checkable
-class Counting(Protocol):
+class Counting(HasMembers, Protocol):
     """A trainer with a method that counts what a loss is divided by, as those of transformers."""
 
     _get_num_items_in_batch: Callable[..., object]

@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 from torch import nn
 
 from unpad.proof.foreign.model import base_of, config_of
+from unpad.proof.members import HasMembers
 
 CAUSAL = ("ForCausalLM", "LMHeadModel", "Decoder")  # ends of the names of causal classes
 MASKED = "is a masked language model: it predicts tokens that are hidden, and each batch hides others"
@@ -58,35 +59,35 @@ class Reason:
 
 
 @runtime_checkable
-class TwoParts(Protocol):
+class TwoParts(HasMembers, Protocol):
     """Configuration that says if a model has an encoder and a decoder, as all of transformers."""
 
     is_encoder_decoder: bool
 
 
 @runtime_checkable
-class Compiled(Protocol):
+class Compiled(HasMembers, Protocol):
     """A model that torch compiled."""
 
     _orig_mod: nn.Module
 
 
 @runtime_checkable
-class Hiding(Protocol):
+class Hiding(HasMembers, Protocol):
     """A collator that can hide tokens, as DataCollatorForLanguageModeling."""
 
     mlm: bool
 
 
 @runtime_checkable
-class Collates(Protocol):
+class Collates(HasMembers, Protocol):
     """A trainer with a collator."""
 
     data_collator: object
 
 
 @runtime_checkable
-class Trains(Protocol):
+class Trains(HasMembers, Protocol):
     """A trainer with a model."""
 
     model: nn.Module

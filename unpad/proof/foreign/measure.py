@@ -26,6 +26,7 @@ from unpad.proof.foreign.model import (
     taken_labels,
 )
 from unpad.proof.foreign.update import IGNORE, ForeignBatch, Update
+from unpad.proof.members import HasMembers
 
 EXACT = 1e-10  # most error of a result in fp64
 MARGIN = 32.0  # largest error of batching in fp32, in multiples of the error of the same sequences alone
@@ -160,7 +161,7 @@ def _cast(model: nn.Module, dtypes: Collection[torch.dtype], to: torch.dtype) ->
 
 
 @runtime_checkable
-class Experts(Protocol):
+class Experts(HasMembers, Protocol):
     """A model with experts that can be computed in several ways, as those of transformers."""
 
     def get_experts_implementation(self) -> dict[str, str | None]: ...

@@ -14,47 +14,48 @@ from torch import Tensor, nn
 
 from unpad.errors import ProofError
 from unpad.proof.foreign.update import ForeignBatch
+from unpad.proof.members import HasMembers
 
 Inputs = Mapping[str, object]
 
 
 @runtime_checkable
-class HasLogits(Protocol):
+class HasLogits(HasMembers, Protocol):
     """Output of a model, such as those of transformers."""
 
     logits: Tensor
 
 
 @runtime_checkable
-class HasLoss(Protocol):
+class HasLoss(HasMembers, Protocol):
     """Output of a model called with labels."""
 
     loss: Tensor | None
 
 
 @runtime_checkable
-class Wrapper(Protocol):
+class Wrapper(HasMembers, Protocol):
     """A model around another, as those of peft."""
 
     def get_base_model(self) -> nn.Module: ...
 
 
 @runtime_checkable
-class Configured(Protocol):
+class Configured(HasMembers, Protocol):
     """A model with a configuration, as those of transformers."""
 
     config: object
 
 
 @runtime_checkable
-class Routed(Protocol):
+class Routed(HasMembers, Protocol):
     """Configuration of a mixture of experts that may add an auxiliary router loss."""
 
     output_router_logits: bool
 
 
 @runtime_checkable
-class Cached(Protocol):
+class Cached(HasMembers, Protocol):
     """Configuration with a switch for the key-value cache."""
 
     use_cache: bool
@@ -124,14 +125,14 @@ def logits_alone(output: object, ids: Tensor) -> Tensor:
 
 
 @runtime_checkable
-class Prompted(Protocol):
+class Prompted(HasMembers, Protocol):
     """Adapter of peft that may prepend learned vectors to each sequence; their number is in `active_peft_config`."""
 
     active_peft_config: object
 
 
 @runtime_checkable
-class Virtual(Protocol):
+class Virtual(HasMembers, Protocol):
     """Configuration of such vectors; not all kinds have logits."""
 
     num_virtual_tokens: int
@@ -257,7 +258,7 @@ def no_router_loss(model: nn.Module) -> Iterator[bool]:
 
 
 @runtime_checkable
-class WithText(Protocol):
+class WithText(HasMembers, Protocol):
     """Configuration of a multimodal model with a text part."""
 
     def get_text_config(self) -> object: ...

@@ -40,6 +40,7 @@ from unpad.proof.foreign.update import (
     read_labels,
     read_update,
 )
+from unpad.proof.members import HasMembers
 
 Collate = Callable[[list[object]], Collated]
 OF_DATA: tuple[Kind, ...] = ("cut", "unknown", "targets")  # claims about the tokens of the data
@@ -47,7 +48,7 @@ OF_NUMBERS: tuple[Kind, ...] = ("logits", "loss", "gradient")  # claims that nee
 
 
 @runtime_checkable
-class Rows(Protocol):
+class Rows(HasMembers, Protocol):
     """A dataset with rows that can be read in any order."""
 
     def __len__(self) -> int: ...

@@ -69,6 +69,7 @@ from unpad.proof.foreign.script import (
 )
 from unpad.proof.foreign.targets import Taken, are_shifted_before, target_taken
 from unpad.proof.foreign.update import IGNORE, LABELS, Known, Update, read_batch, read_update, refuse_missing
+from unpad.proof.members import HasMembers
 
 OF_TOKENS = (  # inputs of a model that say which tokens there are, and where sequences begin
     *("input_ids", "attention_mask", "position_ids", "use_cache", "seq_idx"),
@@ -80,42 +81,42 @@ DRAWN = "the data draw rows anew each time that they are read: the update is com
 
 
 @runtime_checkable
-class Packing(Protocol):
+class Packing(HasMembers, Protocol):
     """Arguments that say if rows hold several sequences, as those of TRL."""
 
     packing: bool
 
 
 @runtime_checkable
-class Cutting(Protocol):
+class Cutting(HasMembers, Protocol):
     """Arguments with a longest length, as those of TRL."""
 
     max_length: int | None
 
 
 @runtime_checkable
-class Processing(Protocol):
+class Processing(HasMembers, Protocol):
     """A trainer with a tokenizer."""
 
     processing_class: object
 
 
 @runtime_checkable
-class HasEnd(Protocol):
+class HasEnd(HasMembers, Protocol):
     """A tokenizer with a token that ends sequences."""
 
     eos_token_id: int | None
 
 
 @runtime_checkable
-class HasPadding(Protocol):
+class HasPadding(HasMembers, Protocol):
     """A tokenizer with a token that pads."""
 
     pad_token_id: int | None
 
 
 @runtime_checkable
-class HasTokenizer(Protocol):
+class HasTokenizer(HasMembers, Protocol):
     """A collator with a tokenizer."""
 
     tokenizer: object

@@ -13,6 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from unpad.proof.members import HasMembers
+
 DROPOUTS: tuple[Callable[..., object], ...] = (
     *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
     *(torch.dropout, torch.alpha_dropout, torch.feature_dropout, torch.feature_alpha_dropout),
@@ -80,7 +82,7 @@ class Accelerator(Protocol):
 
 
 @runtime_checkable
-class HasState(Protocol):
+class HasState(HasMembers, Protocol):
     """A trainer with a state and a control object."""
 
     state: object
