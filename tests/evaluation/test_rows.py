@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.helpers.shell import Shell
 from unpad.errors import SourceError
 from unpad.evaluation import binary
 from unpad.evaluation.paired import paired
-from unpad.evaluation.patients import MEASURES
+from unpad.evaluation.patients import MEASURES, _measures_of
 from unpad.evaluation.rows import ExampleRows, Ratio, objects
 from unpad.evaluation.run import evaluate_new, evaluate_run
 
@@ -218,6 +219,47 @@ def test_ranks_are_compared_on_the_same_draws() -> None:
     assert (same.value, same.num, math.isnan(same.low)) == (0, 7, True)
     better = paired("a", "b", run([0.5] * 8), run(good)).differences["auroc"]
     assert better.value == 0.5
+
+
+def of_classes(labels: list[str | None], classes: tuple[str, ...], best: list[str]) -> ExampleRows:
+    """Rows of several classes, of which `best` is the likeliest."""
+    num = len(labels)
+    known = [int(label is not None) for label in labels]
+    p = {f"probability_{name}": [0.9 if name == one else 0.1 for one in best] for name in classes}
+    right = [one == label for one, label in zip(best, labels, strict=True)]
+    rows = rows_of([f"x:{i}" for i in range(num)], [1.0] * num, known, list(range(num)), label=labels, **p, right=right)
+    return replace(rows, measures=_measures_of(classes))
+
+
+def test_runs_of_other_classes_are_compared_where_both_know_the_class() -> None:
+    """Either run is measured by the names of its own classes, in its own order; one has a class that the other has
+    not."""
+    labels = ["home", "died", "ward", "home", "died", "lost"]
+    a = of_classes(labels, ("home", "died", "ward", "lost"), ["home", "home", "ward", "died", "died", "lost"])
+    b = of_classes([*labels[:5], None], ("ward", "home", "died"), ["home", "died", "ward", "home", "died", "ward"])
+    for first, second, sign in ((a, b, 1), (b, a, -1)):
+        found = paired("a", "b", first, second).differences
+        assert set(found) == {"loss", "accuracy", "auroc", "auroc_home", "auroc_died", "auroc_ward"}
+        assert found["accuracy"].value == pytest.approx(sign * 2 / 5)
+        # Of the first, home: 1 of 2 above 2 of 3 others, all else equal; died: likewise; and ward is told apart.
+        by_hand = {"home": 1 - 7 / 12, "died": 1 - 7 / 12, "ward": 0}
+        for name, value in by_hand.items():
+            assert found[f"auroc_{name}"].value == pytest.approx(sign * value), name
+        assert found["auroc"].value == pytest.approx(sign * np.mean(list(by_hand.values())))
+        assert found["auroc"].num == 5
+    nobody = paired("a", "b", a.only(np.arange(2)), b.only(np.arange(2))).differences["auroc_ward"]
+    assert nobody.to_json().items() >= {"value": None, "reason": "the rows of both do not allow it"}.items()
+
+
+def test_runs_of_other_outcomes_are_not_compared() -> None:
+    places, ones = ["x:1", "x:2", "x:3"], [1, 1, 1]
+    binary = rows_of(places, [1.0] * 3, ones, [0, 1, 2], label=[0, 1, None], probability=[0.1, 0.9, 0.5])
+    later = rows_of(places, [1.0] * 3, ones, [0, 1, 2], label=[1, 1, 0], probability=[0.1, 0.9, 0.5])
+    for other in (later, of_classes(["home", "home", "died"], ("home", "died", "ward"), ["home"] * 3)):
+        other = replace(other, columns=other.columns | {"where": objects(places)})
+        with pytest.raises(SourceError, match=r"a and b have different labels on [12] rows? of 2") as caught:
+            paired("a", "b", binary, other)
+        assert caught.value.fix
 
 
 @pytest.mark.promise("run.rows")
