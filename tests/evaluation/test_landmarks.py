@@ -36,24 +36,29 @@ def thrice(predictions: PatientPredictions) -> PatientPredictions:
     return replace(predictions, **{name: np.repeat(values, TIMES, 0) for name, values in arrays.items()})
 
 
+def apart(predictions: PatientPredictions) -> PatientPredictions:
+    """The same examples, as if each were of another patient."""
+    return replace(predictions, patient=np.arange(len(predictions.patient)))
+
+
 def bounds(metrics: dict[str, Metric]) -> dict[str, list[float]]:
     return {name: [one.value, one.low, one.high] for name, one in metrics.items()}
 
 
 def test_intervals_of_patients_with_equal_examples_are_those_of_the_patients(once: PatientPredictions) -> None:
     expected = summarise(once, True, True)
-    told = summarise(thrice(once), True, True, groups=np.repeat(np.arange(NUM), TIMES))
+    told = summarise(thrice(once), True, True)
     for name, values in bounds(told).items():
         if name != "calibration_error":  # its bins are between other numbers
             assert values == pytest.approx(bounds(expected)[name], nan_ok=True), name
         assert told[name].num == TIMES * expected[name].num
         assert told[name].num_groups == expected[name].num
-    assert bounds(told) != bounds(summarise(thrice(once), True, True)), "as many patients as examples"
+    assert bounds(told) != bounds(summarise(apart(thrice(once)), True, True)), "as many patients as examples"
 
 
 def test_a_patient_in_a_bin_is_one_trial_of_what_is_drawn(once: PatientPredictions) -> None:
-    points = describe(thrice(once), np.repeat(np.arange(NUM), TIMES))["calibration"]
-    few, many = points[0], describe(thrice(once))["calibration"][0]
+    points = describe(thrice(once))["calibration"]
+    few, many = points[0], describe(apart(thrice(once)))["calibration"][0]
     assert sum(point["patients"] for point in points) == int(once.known.sum())
     assert many["patients"] == TIMES * few["patients"]
     assert few["high"] - few["low"] > many["high"] - many["low"], "and its interval is no narrower for it"
@@ -133,16 +138,16 @@ def test_ranks_of_two_runs_are_compared_over_patients(once: PatientPredictions) 
 
 
 def test_intervals_of_several_classes_and_of_competing_events_are_over_patients(once: PatientPredictions) -> None:
-    rng, groups = np.random.default_rng(1), np.repeat(np.arange(NUM), TIMES)
+    rng = np.random.default_rng(1)
     logits = rng.normal(size=(NUM, 3))
     log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
     classed = replace(once, log_p=log_p, labels=rng.integers(0, 3, NUM), classes=("a", "b", "c"))
     competing = replace(once, competing=rng.random((NUM, 1)), cause=rng.integers(0, 3, NUM))
     for expected, told in (
-        (summarise(classed, True, False), summarise(thrice(classed), True, False, groups=groups)),
+        (summarise(classed, True, False), summarise(thrice(classed), True, False)),
         (
             summarise_competing(competing, ["other"], 500.0),
-            summarise_competing(thrice(competing), ["other"], 500.0, groups=groups),
+            summarise_competing(thrice(competing), ["other"], 500.0),
         ),
     ):
         assert set(told) == set(expected) != set()

@@ -26,7 +26,7 @@ from unpad.evaluation.metrics import Refused, draws, metric_lines
 from unpad.evaluation.patients import (
     MEASURES,
     _columns,
-    _held_out_classes,
+    _judged,
     _measures_of,
     _thin,
     count,
@@ -103,7 +103,7 @@ def test_patients_of_unknown_outcome_are_left_out_and_counted() -> None:
 def test_outcomes_that_a_probability_separates_have_limits_and_reasons() -> None:
     p, labels = np.linspace(0.1, 0.9, 40), np.repeat([0, 1], 20)
     log_p, durations, ones = np.log(np.stack([1 - p, p], 1)), np.where(labels == 1, 1.0, 2.0), np.ones(40, np.int64)
-    found = PatientPredictions(log_p, log_p[:, 2:], labels, p, durations, labels, ones)
+    found = PatientPredictions(log_p, log_p[:, 2:], labels, p, durations, labels, ones, np.arange(40))
     metrics = summarise(found, True, True)
     assert metrics["auroc"].value == metrics["average_precision"].value == metrics["concordance"].value == 1
     assert metrics["auroc"].low == pytest.approx(0.025 ** (1 / 20))
@@ -122,7 +122,8 @@ def test_certain_and_right_probabilities_and_perfect_ranks_of_codes_have_exact_l
     labels = np.repeat([0, 1], 20)
     log_p = np.where(np.stack([1 - labels, labels], 1) > 0, 0.0, -1000.0)  # probabilities of exactly 0 and 1
     nothing = np.full(40, np.nan)
-    found = PatientPredictions(log_p, log_p[:, 2:], labels, log_p[:, 1], nothing, labels, np.ones(40, np.int64))
+    sets, each = np.ones(40, np.int64), np.arange(40)
+    found = PatientPredictions(log_p, log_p[:, 2:], labels, log_p[:, 1], nothing, labels, sets, each)
     assert summarise(found, True, True)["brier"].high == pytest.approx(1 - 0.025 ** (1 / 40))
     sets, none = np.arange(20), np.zeros(0, np.int64)
     above = np.where(sets % 2, 0, -1)  # the second set of each of ten patients, expected rightly
@@ -369,9 +370,8 @@ NAMES = ("home", "rehab", "ward", "died", "lost")
 def of_classes(labels: np.ndarray, p: np.ndarray) -> PatientPredictions:
     num = len(labels)
     nothing = np.full(num, np.nan)
-    return PatientPredictions(
-        np.log(p), np.zeros((num, 0)), labels, nothing, nothing, np.zeros(num, np.int64), np.ones(num), NAMES
-    )
+    cause, sets, each = np.zeros(num, np.int64), np.ones(num), np.arange(num)
+    return PatientPredictions(np.log(p), np.zeros((num, 0)), labels, nothing, nothing, cause, sets, each, NAMES)
 
 
 @pytest.mark.promise("patients.ready-labels")
@@ -399,8 +399,9 @@ def test_measures_of_several_classes_equal_those_of_scikit_learn_and_of_the_rows
     assert metrics["auroc"].low < metrics["auroc"].value < metrics["auroc"].high
     assert {metric.num for metric in metrics.values()} == {300}
     assert "NaN" not in json.dumps({name: metric.to_json() for name, metric in metrics.items()})
-    judged = _held_out_classes(found, 0.5, 300)
-    assert judged.values == {"loss": 0.5, "accuracy": metrics["accuracy"].value, "auroc": metrics["auroc"].value}
+    judged = _judged(found.only(found.known))
+    assert judged.values == pytest.approx({name: metrics[name].value for name in ("loss", "accuracy", "auroc")})
+    assert judged.num_targets == 300
     rows = ExampleRows(
         {GROUP: np.arange(302), **_columns(found, {f"probability_{n}": p[:, i] for i, n in enumerate(NAMES)})}
     )
@@ -433,7 +434,7 @@ def test_one_class_alone_has_no_area_and_perfect_ones_have_the_limits_of_the_rar
         "auroc": "all have one class", "auroc_home": "all have one class",
         **{f"auroc_{name}": "no patient has the class" for name in NAMES[1:]},
     }  # fmt: skip
-    judged = _held_out_classes(of_classes(np.zeros(12, np.int64), p), 0.5, 12)
+    judged = _judged(of_classes(np.zeros(12, np.int64), p))
     assert judged.refused == {"auroc": "all have one class"}
     assert "auroc" not in judged.values
     perfect = summarise(of_classes(np.arange(12) % 5, p), True, True)
@@ -492,7 +493,8 @@ def timed_only(risk: np.ndarray, durations: np.ndarray, cause: np.ndarray) -> Pa
     """Predictions of patients of whom only times are known."""
     num = len(risk)
     nothing = np.full(num, UNKNOWN)
-    return PatientPredictions(np.zeros((num, 2)), np.zeros((num, 1)), nothing, risk, durations, cause, nothing)
+    competing, each = np.zeros((num, 1)), np.arange(num)
+    return PatientPredictions(np.zeros((num, 2)), competing, nothing, risk, durations, cause, nothing, each)
 
 
 def ranked(predictions: PatientPredictions) -> list[float]:
