@@ -28,6 +28,7 @@ from unpad.evaluation.patients import (
     _columns,
     _judged,
     _measures_of,
+    _measures_of_causes,
     _thin,
     count,
     courses,
@@ -385,6 +386,14 @@ def test_measures_of_several_classes_equal_those_of_scikit_learn_and_of_the_rows
     assert metrics["accuracy"].value == pytest.approx(known["accuracy"], abs=1e-12)
     assert metrics["loss"].value == pytest.approx(known["log_loss"], abs=1e-12)
     assert metrics["commonest_class"].value == max(np.bincount(labels[:300])) / 300
+    squares, errors = 0.0, np.zeros(5)
+    for label, row in zip(labels[:300].tolist(), p[:300], strict=True):
+        squares += sum((row[place] - (place == label)) ** 2 for place in range(5))
+    for place in range(5):
+        errors[place] = binary.calibration_error(labels[:300] == place, p[:300, place])
+    for name, value in (("brier", squares / 300), ("calibration_error", errors.mean())):
+        assert metrics[name].value == pytest.approx(value, abs=1e-12)
+        assert metrics[name].low < value < metrics[name].high
     areas = {int(place): area for place, area in known["auroc_of"].items()}
     for place, name in enumerate(NAMES):
         metric = metrics[f"auroc_{name}"]
@@ -535,13 +544,21 @@ def test_every_competing_event_is_measured_as_the_outcome_is() -> None:
     p = rng.integers(0, 9, (num, 3)) / 40
     label = np.where((cause > 0) & (durations <= np.float32(horizon)), cause == 1, np.where(durations > 9, 0, UNKNOWN))
     given = timed_only(p[:, 0], durations.astype(np.float64), cause)
-    found = summarise_competing(replace(given, labels=label, competing=p), names, horizon)
+    given = replace(given, labels=label, competing=p)
+    found = summarise_competing(given, names, horizon)
+    columns = _columns(given, {f"probability_{name}": p[:, place] for place, name in enumerate(names)}, names)
+    of_rows = _measures_of_causes(names, horizon)
+    assert of_rows.keys() == found.keys()
+    for metric, one in of_rows.items():
+        assert isinstance(one, Ranked)
+        rows = {name: column[[x is not None for x in columns[one.needs]]] for name, column in columns.items()}
+        assert float(one.measure(rows, None)) == pytest.approx(found[metric].value, abs=1e-12, nan_ok=True), metric
     for place, name in enumerate(names[:2]):
-        right, comparable, squares = 0.0, 0, []
+        right, comparable, squares, came = 0.0, 0, [], np.zeros(num, bool)
         for i in range(num):
             if label[i] != UNKNOWN:
-                came = cause[i] == 2 + place and (durations[i] <= 9 or i < 5)
-                squares.append((p[i, place] - came) ** 2)
+                came[i] = cause[i] == 2 + place and (durations[i] <= 9 or i < 5)
+                squares.append((p[i, place] - came[i]) ** 2)
             for j in range(num):
                 later = durations[j] > durations[i] or (durations[j] == durations[i] and cause[j] == 0)
                 if cause[i] == 2 + place and (later or cause[j] not in (0, 2 + place)):
@@ -550,8 +567,12 @@ def test_every_competing_event_is_measured_as_the_outcome_is() -> None:
         assert found[f"concordance_{name}"].value == pytest.approx(right / comparable, abs=1e-12)
         assert found[f"brier_{name}"].value == pytest.approx(sum(squares) / len(squares), abs=1e-12)
         assert found[f"brier_{name}"].num == len(squares) < num
+        with_it, without = p[came, place][:, None], p[(label != UNKNOWN) & ~came, place]
+        wins = ((with_it > without) + (with_it == without) / 2).mean()
+        assert found[f"auroc_{name}"].value == pytest.approx(wins, abs=1e-12)
+        assert found[f"auroc_{name}"].low < wins < found[f"auroc_{name}"].high
     assert found["concordance_never"].to_json()["reason"] == "no never came before another patient's observation ended"
-    assert summarise_competing(given, names, None) == {}, "no horizon, no probabilities"
+    assert found["auroc_never"].to_json()["reason"] == "no patient has never by the horizon"
 
 
 def test_competing_events_are_counted_and_told_in_rows_where_there_are_any() -> None:

@@ -239,7 +239,7 @@ def test_runs_of_other_classes_are_compared_where_both_know_the_class() -> None:
     b = of_classes([*labels[:5], None], ("ward", "home", "died"), ["home", "died", "ward", "home", "died", "ward"])
     for first, second, sign in ((a, b, 1), (b, a, -1)):
         found = paired("a", "b", first, second).differences
-        assert set(found) == {"loss", "accuracy", "auroc", "auroc_home", "auroc_died", "auroc_ward"}
+        assert set(found) == {"loss", "accuracy", "auroc", "brier", "auroc_home", "auroc_died", "auroc_ward"}
         assert found["accuracy"].value == pytest.approx(sign * 2 / 5)
         # Of the first, home: 1 of 2 above 2 of 3 others, all else equal; died: likewise; and ward is told apart.
         by_hand = {"home": 1 - 7 / 12, "died": 1 - 7 / 12, "ward": 0}

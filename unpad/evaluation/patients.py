@@ -129,6 +129,7 @@ HIGHER_IS_BETTER: dict[str, bool | None] = {
     "concordance_*": True,
     **sets.HIGHER_IS_BETTER,
 }
+EVENT = "competing_event"
 NUM_POINTS = 200  # of a drawn curve
 Z = 1.959964  # normal quantile of 97.5 %
 
@@ -213,13 +214,18 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> Eval
         predictions = predict(over)
         classifies = gives_probability(model) and bool(predictions.known.any())
         metrics |= summarise(predictions, classifies, classifies or trains(model, "hazard"))
-        if predictions.competing.shape[1] and run.recipe.events.labels is not None:
-            metrics |= summarise_competing(predictions, run.recipe.events.labels.competing, data.horizon)
+        own = _measures_of(predictions.classes) if predictions.classes else MEASURES
+        competing: Sequence[str] = ()
+        if predictions.competing.shape[1]:
+            assert run.recipe.events.labels is not None, "competing events are those of labels"
+            assert data.horizon is not None, "their probabilities are up to a horizon"
+            competing = run.recipe.events.labels.competing
+            metrics |= summarise_competing(predictions, competing, data.horizon)
+            own = own | (_measures_of_causes(competing, data.horizon) if classifies else {})
         drawn["counts"] |= count(predictions, data.labels is not None)
         p = probabilities(run, predictions.log_p, predictions.competing) if classifies else {}
-        columns |= _columns(predictions, p)
-        known_measures = _measures_of(predictions.classes) if predictions.classes else MEASURES
-        measures |= {name: measure for name, measure in known_measures.items() if name in metrics}
+        columns |= _columns(predictions, p, competing)
+        measures |= {name: measure for name, measure in own.items() if name in metrics}
         if classifies:
             lines = _surest_wrong(predictions, data, ids, num_shown)
             drawn |= describe(predictions)
@@ -236,11 +242,11 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> Eval
     return Evaluation(metrics, [f"evaluated: {shown}", *lines], drawn, lambda: ExampleRows(columns, measures))
 
 
-def _columns(predictions: PatientPredictions, p: Columns) -> Columns:
+def _columns(predictions: PatientPredictions, p: Columns, competing_events: Sequence[str] = ()) -> Columns:
     """Columns of the patients' rows: `risk`, `duration` and `observed`, whether it ended with the outcome; `competing`,
-    whether with another event, where any did; with probabilities `p`, these, `label` (0, 1 or None), `loss` in nats and
-    `num_targets`, 1 where the outcome is known. Of several classes in place of risk and times `prediction`, the
-    likeliest, and `right`."""
+    whether with another event, where any did, and `competing_event`, its name, where these have probabilities; with
+    probabilities `p`, these, `label` (0, 1 or None), `loss` in nats and `num_targets`, 1 where the outcome is known. Of
+    several classes in place of risk and times `prediction`, the likeliest, and `right`."""
     timed, known = ~np.isnan(predictions.durations), predictions.known
     names = objects(predictions.classes)
     columns: Columns = {} if len(names) else {"risk": predictions.risk, "duration": predictions.durations}
@@ -249,6 +255,8 @@ def _columns(predictions: PatientPredictions, p: Columns) -> Columns:
         columns["observed"] = _known_only(predictions.cause == OUTCOME, timed)
     if competing.any():
         columns["competing"] = _known_only(competing, timed)
+    if competing_events:
+        columns[EVENT] = _known_only(objects(competing_events)[predictions.cause - FIRST_COMPETING], competing)
     if p:
         columns["label"] = _known_only(names[predictions.labels] if len(names) else predictions.labels, known)
         if len(names):
@@ -270,11 +278,13 @@ def _by_label(measure: Callable[[np.ndarray, np.ndarray, np.ndarray | None], np.
     return Ranked("label", lambda rows, w: measure(rows["label"].astype(np.int64), rows["probability"], w))
 
 
-def _concordance(rows: Columns, weights: np.ndarray | None) -> np.ndarray:
-    """`binary.concordance` of rows, of which those with a competing event wait without end."""
-    never = rows["competing"].astype(bool) if "competing" in rows else False
-    waits = np.where(never, np.inf, rows["duration"])
-    return binary.concordance(rows["risk"], waits, rows["observed"].astype(bool), weights)
+def _concordance(rows: Columns, weights: np.ndarray | None, risk: str = "risk", event: str = "") -> np.ndarray:
+    """`binary.concordance` of a column of rows with the times to the outcome, or to a competing event; after another of
+    these it never comes."""
+    outcome = rows["observed"].astype(bool)
+    mine = rows[EVENT] == event if event else outcome
+    ended = outcome | rows["competing"].astype(bool) if "competing" in rows else outcome
+    return binary.concordance(rows[risk], np.where(ended & ~mine, np.inf, rows["duration"]), mine, weights)
 
 
 # Metrics of the prediction by the columns that they are of.
@@ -286,6 +296,24 @@ MEASURES: dict[str, Ratio | Ranked] = {
     "accuracy": _by_label(binary.accuracy),
     "concordance": Ranked("observed", _concordance),
 }
+
+
+def _measures_of_causes(names: Sequence[str], horizon: float) -> dict[str, Ratio | Ranked]:
+    """`MEASURES` of competing events; arguments as of `summarise_competing`."""
+
+    def of(name: str) -> dict[str, Ratio | Ranked]:
+        p = f"probability_{name}"
+
+        def came(rows: Columns) -> np.ndarray:
+            return (rows[EVENT] == name) & (rows["duration"] <= np.float32(horizon))
+
+        return {
+            f"auroc_{name}": Ranked("label", lambda rows, w: binary.auroc(came(rows), rows[p], w)),
+            f"concordance_{name}": Ranked("observed", lambda rows, w: _concordance(rows, w, p, name)),
+            f"brier_{name}": Ranked("label", lambda rows, w: binary.brier(came(rows), rows[p], w)),
+        }
+
+    return {metric: measure for name in names for metric, measure in of(name).items()}
 
 
 def _measures_of(classes: Sequence[str]) -> dict[str, Ratio | Ranked]:
@@ -303,7 +331,8 @@ def _measures_of(classes: Sequence[str]) -> dict[str, Ratio | Ranked]:
         return Ranked("label", area)
 
     measures: dict[str, Ratio | Ranked] = {"loss": MEASURES["loss"], "accuracy": Ratio("right", "num_targets")}
-    measures["auroc"] = Ranked("label", lambda rows, weights: binary.mean_auroc(*told(rows), weights))
+    for metric, measure in (("auroc", binary.mean_auroc), ("brier", binary.class_brier)):
+        measures[metric] = Ranked("label", lambda rows, weights, measure=measure: measure(*told(rows), weights))
     return measures | {f"auroc_{name}": of_class(place) for place, name in enumerate(classes)}
 
 
@@ -385,8 +414,8 @@ def _of_outcome(known: PatientPredictions) -> dict[str, Metric]:
 
 def _of_classes(known: PatientPredictions) -> dict[str, Metric]:
     """`auroc`, the mean of `auroc_CLASS` of every class against the rest, `accuracy` beside that of always saying the
-    `commonest_class`, and `loss`, of patients of known class. A class that no patient has, or all have, has no
-    `auroc_CLASS`, and does not count in the mean."""
+    `commonest_class`, `brier`, `loss` and `calibration_error`, of patients of known class. A class that no patient has,
+    or all have, has no `auroc_CLASS`, and does not count in the mean."""
     labels, p, groups = known.labels, np.exp(known.log_p), known.patient
     sizes = np.bincount(labels, minlength=p.shape[1])
     rarest = min((binary.num_pairs(labels == place, groups) for place in np.flatnonzero(sizes).tolist()), default=0)
@@ -394,7 +423,9 @@ def _of_classes(known: PatientPredictions) -> dict[str, Metric]:
         "auroc": exact_share(_measured(known, binary.mean_auroc, labels, p), rarest),  # as wide as of the rarest class
         "accuracy": _measured(known, binary.mean, known.right, share=True),
         "commonest_class": _measured(known, binary.mean, labels == sizes.argmax(), share=True),
+        "brier": _measured(known, binary.class_brier, labels, p),
         "loss": _measured(known, binary.mean, known.nll),
+        "calibration_error": _measured(known, binary.class_calibration_error, labels, p, biased=True),
     }
     for place, name in enumerate(known.classes):
         area = _measured(known, binary.auroc, labels == place, p[:, place])
@@ -402,25 +433,25 @@ def _of_classes(known: PatientPredictions) -> dict[str, Metric]:
     return metrics
 
 
-def summarise_competing(
-    predictions: PatientPredictions, names: Sequence[str], horizon: float | None
-) -> dict[str, Metric]:
-    """`concordance_NAME` and `brier_NAME` of the probability of every competing event, as those of the outcome: after
-    another event this one never comes.
+def summarise_competing(predictions: PatientPredictions, names: Sequence[str], horizon: float) -> dict[str, Metric]:
+    """`auroc_NAME`, `concordance_NAME` and `brier_NAME` of the probability of every competing event, as those of the
+    outcome: after another event this one never comes.
 
     Args:
         names: of the competing events; horizon: days from the landmark, of their probabilities.
     """
     metrics: dict[str, Metric] = {}
     known, timed = predictions.only(predictions.known), predictions.only(~np.isnan(predictions.durations))
-    if horizon is None or not predictions.competing.shape[1] or not len(timed.labels):
-        return metrics
     ended = known.durations <= np.float32(horizon)  # durations are rounded so
     for place, name in enumerate(names):
         cause = FIRST_COMPETING + place
+        came, p = ended & (known.cause == cause), known.competing[:, place]
+        if len(came):
+            area = binary.exact_auroc(_measured(known, binary.auroc, came, p), came, known.patient)
+            why = f"{'all patients have' if came.all() else 'no patient has'} {name} by the horizon"
+            metrics[f"auroc_{name}"] = refused(area, why) if np.isnan(area.value) else area
         metrics[f"concordance_{name}"] = _ranks(timed, timed.competing[:, place], cause, name)
-        if len(known.labels):
-            came, p = ended & (known.cause == cause), known.competing[:, place]
+        if len(came):
             metrics[f"brier_{name}"] = _measured(known, binary.brier, came, p, share=True)
     return metrics
 
