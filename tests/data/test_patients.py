@@ -626,6 +626,10 @@ def test_a_patient_of_two_classes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError) as caught:
         opened(source, events={"labels": made})
     assert "which contradict each other: home and died" in str(caught.value)
+    own = label_file(tmp_path / "ends.csv", id=[A, A, B, C], status=["1", "moved", "0", "0"], end=[9] * 4)
+    timed = {"path": own, "event": "status", "duration": "end", "horizon": 5, "competing": ["moved"]}
+    with pytest.raises(SourceError, match="which contradict each other: 1 and moved"):
+        opened(source, events={"labels": timed, "landmark": 2})
 
 
 def test_the_labels_decide_the_number_of_classes(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.untrained_patients import Guess, draw
 from unpad.data.measuring import Measuring
 from unpad.evaluation.binary import exact_auroc, exact_concordance
-from unpad.evaluation.metrics import Metric
+from unpad.evaluation.metrics import Metric, Refused
 from unpad.evaluation.paired import paired
 from unpad.evaluation.patients import MEASURES, describe, held_out, summarise, summarise_competing
 from unpad.evaluation.rows import GROUP, ID, LANDMARK, PART, ExampleRows, objects
@@ -54,6 +54,14 @@ def test_intervals_of_patients_with_equal_examples_are_those_of_the_patients(onc
         assert told[name].num == TIMES * expected[name].num
         assert told[name].num_groups == expected[name].num
     assert bounds(told) != bounds(summarise(apart(thrice(once)), True, True)), "as many patients as examples"
+
+
+def test_what_does_not_exist_is_of_as_many_patients(once: PatientPredictions) -> None:
+    nobody = replace(once, labels=np.minimum(once.labels, 0), cause=np.zeros(NUM, np.int64))
+    told = summarise(thrice(nobody), True, True)
+    for name, num in (("auroc", int(once.known.sum())), ("concordance", NUM)):
+        assert isinstance(told[name], Refused)
+        assert (told[name].num, told[name].num_groups) == (TIMES * num, num)
 
 
 def test_a_patient_in_a_bin_is_one_trial_of_what_is_drawn(once: PatientPredictions) -> None:

@@ -386,12 +386,8 @@ def test_measures_of_several_classes_equal_those_of_scikit_learn_and_of_the_rows
     assert metrics["accuracy"].value == pytest.approx(known["accuracy"], abs=1e-12)
     assert metrics["loss"].value == pytest.approx(known["log_loss"], abs=1e-12)
     assert metrics["commonest_class"].value == max(np.bincount(labels[:300])) / 300
-    squares, errors = 0.0, np.zeros(5)
-    for label, row in zip(labels[:300].tolist(), p[:300], strict=True):
-        squares += sum((row[place] - (place == label)) ** 2 for place in range(5))
-    for place in range(5):
-        errors[place] = binary.calibration_error(labels[:300] == place, p[:300, place])
-    for name, value in (("brier", squares / 300), ("calibration_error", errors.mean())):
+    errors = [binary.calibration_error(labels[:300] == place, p[:300, place]) for place in range(5)]
+    for name, value in (("brier", known["brier"]), ("calibration_error", np.mean(errors))):
         assert metrics[name].value == pytest.approx(value, abs=1e-12)
         assert metrics[name].low < value < metrics[name].high
     areas = {int(place): area for place, area in known["auroc_of"].items()}
@@ -434,6 +430,9 @@ def test_the_interval_of_a_mean_over_classes_is_that_of_patients_drawn_again() -
         for i in (np.repeat(np.arange(40), row) for row in times)
     ]
     assert binary.mean_auroc(labels, p, times) == pytest.approx(np.array(again), abs=1e-12)
+    repeated = [np.repeat(np.arange(40), row) for row in times]
+    squares = [binary.class_brier(labels[i], p[i]) for i in repeated]
+    assert binary.class_brier(labels, p, times) == pytest.approx(np.array(squares), abs=1e-12)
 
 
 def test_one_class_alone_has_no_area_and_perfect_ones_have_the_limits_of_the_rarest() -> None:

@@ -199,6 +199,9 @@ def test_rows_are_paired_by_place_and_drawn_by_group() -> None:
     # Two groups: a resample is one of them twice, or both.
     assert (loss.low, loss.high) == pytest.approx(((2 + 2 - 4 - 6) / 4, (9 + 4 - 9 - 8) / 7))
     assert (loss.num, loss.num_groups, loss.part) == (4, 2, "valid")
+    scaled = (replace(one, measures={"bits": Ratio("loss", "num_targets", scale=2.0)}) for one in (a, b))
+    bits = paired("a", "b", *scaled).differences["bits"]
+    assert (bits.value, bits.low, bits.high) == pytest.approx((2 * loss.value, 2 * loss.low, 2 * loss.high))
     assert "1 row of a alone; 1 row of b alone" in " ".join(found.lines())
     assert paired("a", "b", rows_of(["x:1"], [0.0], [0], [0]), b).differences == {}, "it has no target"
     with pytest.raises(SourceError, match="no row in common"):
