@@ -224,6 +224,18 @@ def test_ranks_are_compared_on_the_same_draws() -> None:
     assert better.value == 0.5
 
 
+def test_a_measure_of_one_kind_is_compared_on_rows_of_that_kind() -> None:
+    of_chats = {"chat_loss": Ratio("loss", "num_targets", kind="chat")}
+    a, b = (
+        replace(
+            rows_of(["x:1", "x:2", "x:3"], loss, [1, 1, 1], [0, 1, 2], kind=["text", "chat", "chat"]), measures=of_chats
+        )
+        for loss in ([1.0, 5.0, 7.0], [9.0, 6.0, 9.0])
+    )
+    found = paired("a", "b", a, b).differences["chat_loss"]
+    assert (found.value, found.num) == (1.5, 2)
+
+
 def of_classes(labels: list[str | None], classes: tuple[str, ...], best: list[str]) -> ExampleRows:
     """Rows of several classes, of which `best` is the likeliest."""
     num = len(labels)
