@@ -134,6 +134,8 @@ def test_certain_and_right_probabilities_and_perfect_ranks_of_codes_have_exact_l
     area = summarise_sets(ranks, CODES)["next_set_auroc"]
     assert (area.value, area.high, area.num) == (1, 1, 10)
     assert area.low == pytest.approx(0.025 ** (1 / 10))
+    in_pairs = summarise_sets(ranks, CODES, groups=np.arange(10) // 2)["next_set_auroc"]
+    assert in_pairs.low == pytest.approx(0.025 ** (1 / 5)), "of five patients of two examples"
 
 
 def test_without_labels_or_times_there_is_nothing_to_say_of_them() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -236,7 +236,7 @@ def test_a_measure_of_one_kind_is_compared_on_rows_of_that_kind() -> None:
     assert (found.value, found.num) == (1.5, 2)
 
 
-def of_classes(labels: list[str | None], classes: tuple[str, ...], best: list[str]) -> ExampleRows:
+def of_classes(labels: Sequence[str | None], classes: tuple[str, ...], best: list[str]) -> ExampleRows:
     """Rows of several classes, of which `best` is the likeliest."""
     num = len(labels)
     known = [int(label is not None) for label in labels]

@@ -305,7 +305,8 @@ def _measures_of_causes(names: Sequence[str], horizon: float) -> dict[str, Ratio
         p = f"probability_{name}"
 
         def came(rows: Columns) -> np.ndarray:
-            return (rows[EVENT] == name) & (rows["duration"] <= np.float32(horizon))
+            by_horizon: np.ndarray = (rows[EVENT] == name) & (rows["duration"] <= np.float32(horizon))
+            return by_horizon
 
         return {
             f"auroc_{name}": Ranked("label", lambda rows, w: binary.auroc(came(rows), rows[p], w)),
@@ -323,16 +324,14 @@ def _measures_of(classes: Sequence[str]) -> dict[str, Ratio | Ranked]:
         labels = np.array([classes.index(name) for name in rows["label"].tolist()], np.int64)
         return labels, np.stack([rows[f"probability_{name}"] for name in classes], 1)
 
-    def of_class(place: int) -> Ranked:
-        def area(rows: Columns, weights: np.ndarray | None) -> np.ndarray:
-            labels, p = told(rows)
-            return binary.auroc(labels == place, p[:, place], weights)
+    def of_all(measure: Callable[[np.ndarray, np.ndarray, np.ndarray | None], np.ndarray]) -> Ranked:
+        return Ranked("label", lambda rows, w: measure(*told(rows), w))
 
-        return Ranked("label", area)
+    def of_class(place: int) -> Ranked:
+        return of_all(lambda labels, p, w: binary.auroc(labels == place, p[:, place], w))
 
     measures: dict[str, Ratio | Ranked] = {"loss": MEASURES["loss"], "accuracy": Ratio("right", "num_targets")}
-    for metric, measure in (("auroc", binary.mean_auroc), ("brier", binary.class_brier)):
-        measures[metric] = Ranked("label", lambda rows, weights, measure=measure: measure(*told(rows), weights))
+    measures |= {"auroc": of_all(binary.mean_auroc), "brier": of_all(binary.class_brier)}
     return measures | {f"auroc_{name}": of_class(place) for place, name in enumerate(classes)}
 
 

@@ -72,6 +72,11 @@ def test_a_patient_is_an_example_at_every_landmark_until_observation_ends(tmp_pa
     }  # fmt: skip
 
 
+def test_a_patient_without_a_label_is_one_fault_at_however_many_landmarks(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"1 of \d+ rows cannot be used"):
+        study(tmp_path, TIMES, [*ROWS, (FIRST_ID + 4, 1.0, "pulse", 1.0)])
+
+
 def test_an_example_reads_events_up_to_its_own_landmark_and_is_followed_from_it(tmp_path: Path) -> None:
     data = study(tmp_path, TIMES)
     for seq, (patient, landmark) in enumerate(examples_of(data)):
