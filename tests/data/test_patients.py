@@ -491,6 +491,11 @@ def test_which_of_label_and_duration_is_missing_is_said(
     [bad] = read_cohort(recipe).bad
     assert bad.what.endswith(f" has an empty {what}")
     assert bad.fix.startswith(f"add the {what}, or set events.labels.missing")
+    columns = {"status": [0, status], "end": [40, end]}
+    kept = read_cohort(people_with(tmp_path, columns, missing="keep", censored="keep")).cohort
+    assert kept.label is not None
+    assert kept.cause is not None
+    assert (kept.label[1], kept.cause[1]) == (-1, 0), "an outcome without its time is none at the landmark"
 
 
 def test_the_labels_decide_the_number_of_competing_hazards(tmp_path: Path) -> None:

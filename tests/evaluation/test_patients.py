@@ -462,7 +462,7 @@ def test_an_evaluation_of_several_classes_counts_draws_and_shows_each() -> None:
     labels_of = SimpleNamespace(several=NAMES[:4])
     run: Any = SimpleNamespace(recipe=SimpleNamespace(plan=MANY, events=SimpleNamespace(labels=labels_of)), model=model)
     over = Measuring(model, data, np.arange(60), MANY)
-    found = evaluate(run, over, 2)
+    found = evaluate(run, over, 60)
     predictions = predict(over)
     for row in (0, 17):
         wanted = model.classify(alone(data, row)).double().log_softmax(1)
@@ -487,9 +487,10 @@ def test_an_evaluation_of_several_classes_counts_draws_and_shows_each() -> None:
             course = model.course(alone(data, seq))[0][:, label]
             assert courses_drawn[place]["probability"] == pytest.approx(course.tolist(), abs=1e-4)
     wrong = np.flatnonzero((labels >= 0) & (p.argmax(1) != labels))
-    surest = wrong[np.argmax(p[wrong].max(1))]
-    said = f"{p[surest].max():.0%} for {NAMES[p[surest].argmax()]}, it is {NAMES[labels[surest]]}"
-    assert found.lines[1] == f"{data.where(int(surest))}: {said}"
+    surest = wrong[np.argsort(-p[wrong].max(1), kind="stable")]
+    assert found.lines[1:] == [
+        f"{data.where(int(i))}: {p[i].max():.0%} for {NAMES[p[i].argmax()]}, it is {NAMES[labels[i]]}" for i in surest
+    ]
     assert held_out(over).loss == pytest.approx(predictions.nll.mean())
     page = section({"family": "events", "part": None, "best_of": None, **found.drawn})
     assert page.count("<figure") == 7
