@@ -84,6 +84,25 @@ def test_exact_limits_take_every_patient_into_one_pair() -> None:
     assert fewer.low < alone.low
 
 
+def test_exact_limits_of_equal_examples_are_those_of_the_patients(once: PatientPredictions) -> None:
+    place = np.arange(NUM) % 3
+    classed = replace(once, labels=place, log_p=np.log(0.1 + 0.7 * np.eye(3)[place]), classes=("a", "b", "c"))
+    came = (place == 2).astype(np.int64)
+    outcome = replace(
+        once, labels=came, log_p=classed.log_p[:, [0, 2]], risk=1.0 * came, durations=2.0 - came, cause=came
+    )
+    competing = replace(outcome, cause=2 * came, competing=0.1 + 0.5 * came[:, None])
+    for told, expected in (
+        (summarise(thrice(classed), True, False), summarise(classed, True, False)),
+        (summarise(thrice(outcome), True, True), summarise(outcome, True, True)),
+        (summarise_competing(thrice(competing), ["x"], 1.0), summarise_competing(competing, ["x"], 1.0)),
+    ):
+        perfect = [name for name in told if name.startswith(("auroc", "concordance"))]
+        assert {told[name].value for name in perfect} == {1.0}
+        for name in perfect:  # a share of pairs is not exactly that of thrice as many
+            assert told[name].low == pytest.approx(expected[name].low, abs=0.01 * name.startswith("conc")), name
+
+
 def test_intervals_over_sets_draw_patients(monkeypatch: pytest.MonkeyPatch) -> None:
     data = draw(NUM)
     scores = score_sets(Measuring(Guess(), data, np.arange(NUM), PLAN), True, True)

@@ -234,6 +234,13 @@ def test_every_row_of_labels_is_an_example_with_its_own_label_and_landmark(tmp_p
         assert backwards.fingerprint() == data.fingerprint(), "the order of the rows does not count"
 
 
+def test_a_row_of_labels_without_a_landmark_is_a_fault(tmp_path: Path) -> None:
+    with pytest.raises(SourceError) as caught:
+        own(tmp_path, {"id": [A, B], "at": [24.0, None], "worse": [0, 1]})
+    assert "own.parquet:2" in str(caught.value)
+    assert 'there is no "at"' in str(caught.value)
+
+
 def test_rows_with_an_end_of_their_own_are_followed_from_their_landmark(tmp_path: Path) -> None:
     columns = {"id": [A, A, B], "at": [24, 48, 23], "worse": [0, 1, 1], "end": [60, 70, 40]}
     data = own(tmp_path, columns, labels={"label": None, "event": "worse", "duration": "end", "horizon": 20})
