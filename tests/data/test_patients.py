@@ -491,6 +491,11 @@ def test_which_of_label_and_duration_is_missing_is_said(
     [bad] = read_cohort(recipe).bad
     assert bad.what.endswith(f" has an empty {what}")
     assert bad.fix.startswith(f"add the {what}, or set events.labels.missing")
+    columns = {"status": [0, status], "end": [40, end]}
+    kept = read_cohort(people_with(tmp_path, columns, missing="keep", censored="keep")).cohort
+    assert kept.label is not None
+    assert kept.cause is not None
+    assert (kept.label[1], kept.cause[1]) == (-1, 0), "an outcome without its time is none at the landmark"
 
 
 def test_the_labels_decide_the_number_of_competing_hazards(tmp_path: Path) -> None:
@@ -626,6 +631,10 @@ def test_a_patient_of_two_classes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError) as caught:
         opened(source, events={"labels": made})
     assert "which contradict each other: home and died" in str(caught.value)
+    own = label_file(tmp_path / "ends.csv", id=[A, A, B, C], status=["1", "moved", "0", "0"], end=[9] * 4)
+    timed = {"path": own, "event": "status", "duration": "end", "horizon": 5, "competing": ["moved"]}
+    with pytest.raises(SourceError, match="which contradict each other: 1 and moved"):
+        opened(source, events={"labels": timed, "landmark": 2})
 
 
 def test_the_labels_decide_the_number_of_classes(tmp_path: Path) -> None:

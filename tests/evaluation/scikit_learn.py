@@ -47,6 +47,7 @@ def measures_of_classes(absent: int | None) -> dict[str, Any]:
     found = {
         "accuracy": float(metrics.accuracy_score(labels, p.argmax(1))),
         "log_loss": float(metrics.log_loss(labels, p, labels=np.arange(5))),
+        "brier": float(metrics.brier_score_loss(labels, p, labels=np.arange(5), scale_by_half=False)),
         "auroc_of": {str(c): area for c, area in areas.items()},
     }
     # It has no macro average where a class is absent.

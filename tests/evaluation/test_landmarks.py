@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.untrained_patients import Guess, draw
 from unpad.data.measuring import Measuring
 from unpad.evaluation.binary import exact_auroc, exact_concordance
-from unpad.evaluation.metrics import Metric
+from unpad.evaluation.metrics import Metric, Refused
 from unpad.evaluation.paired import paired
 from unpad.evaluation.patients import MEASURES, describe, held_out, summarise, summarise_competing
 from unpad.evaluation.rows import GROUP, ID, LANDMARK, PART, ExampleRows, objects
@@ -36,24 +36,37 @@ def thrice(predictions: PatientPredictions) -> PatientPredictions:
     return replace(predictions, **{name: np.repeat(values, TIMES, 0) for name, values in arrays.items()})
 
 
+def apart(predictions: PatientPredictions) -> PatientPredictions:
+    """The same examples, as if each were of another patient."""
+    return replace(predictions, patient=np.arange(len(predictions.patient)))
+
+
 def bounds(metrics: dict[str, Metric]) -> dict[str, list[float]]:
     return {name: [one.value, one.low, one.high] for name, one in metrics.items()}
 
 
 def test_intervals_of_patients_with_equal_examples_are_those_of_the_patients(once: PatientPredictions) -> None:
     expected = summarise(once, True, True)
-    told = summarise(thrice(once), True, True, groups=np.repeat(np.arange(NUM), TIMES))
+    told = summarise(thrice(once), True, True)
     for name, values in bounds(told).items():
         if name != "calibration_error":  # its bins are between other numbers
             assert values == pytest.approx(bounds(expected)[name], nan_ok=True), name
         assert told[name].num == TIMES * expected[name].num
         assert told[name].num_groups == expected[name].num
-    assert bounds(told) != bounds(summarise(thrice(once), True, True)), "as many patients as examples"
+    assert bounds(told) != bounds(summarise(apart(thrice(once)), True, True)), "as many patients as examples"
+
+
+def test_what_does_not_exist_is_of_as_many_patients(once: PatientPredictions) -> None:
+    nobody = replace(once, labels=np.minimum(once.labels, 0), cause=np.zeros(NUM, np.int64))
+    told = summarise(thrice(nobody), True, True)
+    for name, num in (("auroc", int(once.known.sum())), ("concordance", NUM)):
+        assert isinstance(told[name], Refused)
+        assert (told[name].num, told[name].num_groups) == (TIMES * num, num)
 
 
 def test_a_patient_in_a_bin_is_one_trial_of_what_is_drawn(once: PatientPredictions) -> None:
-    points = describe(thrice(once), np.repeat(np.arange(NUM), TIMES))["calibration"]
-    few, many = points[0], describe(thrice(once))["calibration"][0]
+    points = describe(thrice(once))["calibration"]
+    few, many = points[0], describe(apart(thrice(once)))["calibration"][0]
     assert sum(point["patients"] for point in points) == int(once.known.sum())
     assert many["patients"] == TIMES * few["patients"]
     assert few["high"] - few["low"] > many["high"] - many["low"], "and its interval is no narrower for it"
@@ -69,6 +82,25 @@ def test_exact_limits_take_every_patient_into_one_pair() -> None:
     alone = exact_concordance(Metric(1.0, 1.0, 1.0, 8), waits, np.ones(8, bool))
     fewer = exact_concordance(Metric(1.0, 1.0, 1.0, 8), waits, np.ones(8, bool), np.arange(8) // 2)
     assert fewer.low < alone.low
+
+
+def test_exact_limits_of_equal_examples_are_those_of_the_patients(once: PatientPredictions) -> None:
+    place = np.arange(NUM) % 3
+    classed = replace(once, labels=place, log_p=np.log(0.1 + 0.7 * np.eye(3)[place]), classes=("a", "b", "c"))
+    came = (place == 2).astype(np.int64)
+    outcome = replace(
+        once, labels=came, log_p=classed.log_p[:, [0, 2]], risk=1.0 * came, durations=2.0 - came, cause=came
+    )
+    competing = replace(outcome, cause=2 * came, competing=0.1 + 0.5 * came[:, None])
+    for told, expected in (
+        (summarise(thrice(classed), True, False), summarise(classed, True, False)),
+        (summarise(thrice(outcome), True, True), summarise(outcome, True, True)),
+        (summarise_competing(thrice(competing), ["x"], 1.0), summarise_competing(competing, ["x"], 1.0)),
+    ):
+        perfect = [name for name in told if name.startswith(("auroc", "concordance"))]
+        assert {told[name].value for name in perfect} == {1.0}
+        for name in perfect:  # a share of pairs is not exactly that of thrice as many
+            assert told[name].low == pytest.approx(expected[name].low, abs=0.01 * name.startswith("conc")), name
 
 
 def test_intervals_over_sets_draw_patients(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,19 +165,20 @@ def test_ranks_of_two_runs_are_compared_over_patients(once: PatientPredictions) 
 
 
 def test_intervals_of_several_classes_and_of_competing_events_are_over_patients(once: PatientPredictions) -> None:
-    rng, groups = np.random.default_rng(1), np.repeat(np.arange(NUM), TIMES)
+    rng = np.random.default_rng(1)
     logits = rng.normal(size=(NUM, 3))
     log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
     classed = replace(once, log_p=log_p, labels=rng.integers(0, 3, NUM), classes=("a", "b", "c"))
     competing = replace(once, competing=rng.random((NUM, 1)), cause=rng.integers(0, 3, NUM))
     for expected, told in (
-        (summarise(classed, True, False), summarise(thrice(classed), True, False, groups=groups)),
+        (summarise(classed, True, False), summarise(thrice(classed), True, False)),
         (
             summarise_competing(competing, ["other"], 500.0),
-            summarise_competing(thrice(competing), ["other"], 500.0, groups=groups),
+            summarise_competing(thrice(competing), ["other"], 500.0),
         ),
     ):
         assert set(told) == set(expected) != set()
         for name, values in bounds(told).items():
-            assert values == pytest.approx(bounds(expected)[name], nan_ok=True), name
+            if name != "calibration_error":  # its bins are between other numbers
+                assert values == pytest.approx(bounds(expected)[name], nan_ok=True), name
             assert (told[name].num, told[name].num_groups) == (TIMES * expected[name].num, expected[name].num)

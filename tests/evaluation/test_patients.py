@@ -26,8 +26,9 @@ from unpad.evaluation.metrics import Refused, draws, metric_lines
 from unpad.evaluation.patients import (
     MEASURES,
     _columns,
-    _held_out_classes,
+    _judged,
     _measures_of,
+    _measures_of_causes,
     _thin,
     count,
     courses,
@@ -103,7 +104,7 @@ def test_patients_of_unknown_outcome_are_left_out_and_counted() -> None:
 def test_outcomes_that_a_probability_separates_have_limits_and_reasons() -> None:
     p, labels = np.linspace(0.1, 0.9, 40), np.repeat([0, 1], 20)
     log_p, durations, ones = np.log(np.stack([1 - p, p], 1)), np.where(labels == 1, 1.0, 2.0), np.ones(40, np.int64)
-    found = PatientPredictions(log_p, log_p[:, 2:], labels, p, durations, labels, ones)
+    found = PatientPredictions(log_p, log_p[:, 2:], labels, p, durations, labels, ones, np.arange(40))
     metrics = summarise(found, True, True)
     assert metrics["auroc"].value == metrics["average_precision"].value == metrics["concordance"].value == 1
     assert metrics["auroc"].low == pytest.approx(0.025 ** (1 / 20))
@@ -122,7 +123,8 @@ def test_certain_and_right_probabilities_and_perfect_ranks_of_codes_have_exact_l
     labels = np.repeat([0, 1], 20)
     log_p = np.where(np.stack([1 - labels, labels], 1) > 0, 0.0, -1000.0)  # probabilities of exactly 0 and 1
     nothing = np.full(40, np.nan)
-    found = PatientPredictions(log_p, log_p[:, 2:], labels, log_p[:, 1], nothing, labels, np.ones(40, np.int64))
+    sets, each = np.ones(40, np.int64), np.arange(40)
+    found = PatientPredictions(log_p, log_p[:, 2:], labels, log_p[:, 1], nothing, labels, sets, each)
     assert summarise(found, True, True)["brier"].high == pytest.approx(1 - 0.025 ** (1 / 40))
     sets, none = np.arange(20), np.zeros(0, np.int64)
     above = np.where(sets % 2, 0, -1)  # the second set of each of ten patients, expected rightly
@@ -132,6 +134,8 @@ def test_certain_and_right_probabilities_and_perfect_ranks_of_codes_have_exact_l
     area = summarise_sets(ranks, CODES)["next_set_auroc"]
     assert (area.value, area.high, area.num) == (1, 1, 10)
     assert area.low == pytest.approx(0.025 ** (1 / 10))
+    in_pairs = summarise_sets(ranks, CODES, groups=np.arange(10) // 2)["next_set_auroc"]
+    assert in_pairs.low == pytest.approx(0.025 ** (1 / 5)), "of five patients of two examples"
 
 
 def test_without_labels_or_times_there_is_nothing_to_say_of_them() -> None:
@@ -369,9 +373,8 @@ NAMES = ("home", "rehab", "ward", "died", "lost")
 def of_classes(labels: np.ndarray, p: np.ndarray) -> PatientPredictions:
     num = len(labels)
     nothing = np.full(num, np.nan)
-    return PatientPredictions(
-        np.log(p), np.zeros((num, 0)), labels, nothing, nothing, np.zeros(num, np.int64), np.ones(num), NAMES
-    )
+    cause, sets, each = np.zeros(num, np.int64), np.ones(num), np.arange(num)
+    return PatientPredictions(np.log(p), np.zeros((num, 0)), labels, nothing, nothing, cause, sets, each, NAMES)
 
 
 @pytest.mark.promise("patients.ready-labels")
@@ -385,6 +388,10 @@ def test_measures_of_several_classes_equal_those_of_scikit_learn_and_of_the_rows
     assert metrics["accuracy"].value == pytest.approx(known["accuracy"], abs=1e-12)
     assert metrics["loss"].value == pytest.approx(known["log_loss"], abs=1e-12)
     assert metrics["commonest_class"].value == max(np.bincount(labels[:300])) / 300
+    errors = [binary.calibration_error(labels[:300] == place, p[:300, place]) for place in range(5)]
+    for name, value in (("brier", known["brier"]), ("calibration_error", np.mean(errors))):
+        assert metrics[name].value == pytest.approx(value, abs=1e-12)
+        assert metrics[name].low < value < metrics[name].high
     areas = {int(place): area for place, area in known["auroc_of"].items()}
     for place, name in enumerate(NAMES):
         metric = metrics[f"auroc_{name}"]
@@ -399,8 +406,9 @@ def test_measures_of_several_classes_equal_those_of_scikit_learn_and_of_the_rows
     assert metrics["auroc"].low < metrics["auroc"].value < metrics["auroc"].high
     assert {metric.num for metric in metrics.values()} == {300}
     assert "NaN" not in json.dumps({name: metric.to_json() for name, metric in metrics.items()})
-    judged = _held_out_classes(found, 0.5, 300)
-    assert judged.values == {"loss": 0.5, "accuracy": metrics["accuracy"].value, "auroc": metrics["auroc"].value}
+    judged = _judged(found.only(found.known))
+    assert judged.values == pytest.approx({name: metrics[name].value for name in ("loss", "accuracy", "auroc")})
+    assert judged.num_targets == 300
     rows = ExampleRows(
         {GROUP: np.arange(302), **_columns(found, {f"probability_{n}": p[:, i] for i, n in enumerate(NAMES)})}
     )
@@ -424,6 +432,9 @@ def test_the_interval_of_a_mean_over_classes_is_that_of_patients_drawn_again() -
         for i in (np.repeat(np.arange(40), row) for row in times)
     ]
     assert binary.mean_auroc(labels, p, times) == pytest.approx(np.array(again), abs=1e-12)
+    repeated = [np.repeat(np.arange(40), row) for row in times]
+    squares = [binary.class_brier(labels[i], p[i]) for i in repeated]
+    assert binary.class_brier(labels, p, times) == pytest.approx(np.array(squares), abs=1e-12)
 
 
 def test_one_class_alone_has_no_area_and_perfect_ones_have_the_limits_of_the_rarest() -> None:
@@ -433,7 +444,7 @@ def test_one_class_alone_has_no_area_and_perfect_ones_have_the_limits_of_the_rar
         "auroc": "all have one class", "auroc_home": "all have one class",
         **{f"auroc_{name}": "no patient has the class" for name in NAMES[1:]},
     }  # fmt: skip
-    judged = _held_out_classes(of_classes(np.zeros(12, np.int64), p), 0.5, 12)
+    judged = _judged(of_classes(np.zeros(12, np.int64), p))
     assert judged.refused == {"auroc": "all have one class"}
     assert "auroc" not in judged.values
     perfect = summarise(of_classes(np.arange(12) % 5, p), True, True)
@@ -451,7 +462,7 @@ def test_an_evaluation_of_several_classes_counts_draws_and_shows_each() -> None:
     labels_of = SimpleNamespace(several=NAMES[:4])
     run: Any = SimpleNamespace(recipe=SimpleNamespace(plan=MANY, events=SimpleNamespace(labels=labels_of)), model=model)
     over = Measuring(model, data, np.arange(60), MANY)
-    found = evaluate(run, over, 2)
+    found = evaluate(run, over, 60)
     predictions = predict(over)
     for row in (0, 17):
         wanted = model.classify(alone(data, row)).double().log_softmax(1)
@@ -476,9 +487,10 @@ def test_an_evaluation_of_several_classes_counts_draws_and_shows_each() -> None:
             course = model.course(alone(data, seq))[0][:, label]
             assert courses_drawn[place]["probability"] == pytest.approx(course.tolist(), abs=1e-4)
     wrong = np.flatnonzero((labels >= 0) & (p.argmax(1) != labels))
-    surest = wrong[np.argmax(p[wrong].max(1))]
-    said = f"{p[surest].max():.0%} for {NAMES[p[surest].argmax()]}, it is {NAMES[labels[surest]]}"
-    assert found.lines[1] == f"{data.where(int(surest))}: {said}"
+    surest = wrong[np.argsort(-p[wrong].max(1), kind="stable")]
+    assert found.lines[1:] == [
+        f"{data.where(int(i))}: {p[i].max():.0%} for {NAMES[p[i].argmax()]}, it is {NAMES[labels[i]]}" for i in surest
+    ]
     assert held_out(over).loss == pytest.approx(predictions.nll.mean())
     page = section({"family": "events", "part": None, "best_of": None, **found.drawn})
     assert page.count("<figure") == 7
@@ -492,7 +504,8 @@ def timed_only(risk: np.ndarray, durations: np.ndarray, cause: np.ndarray) -> Pa
     """Predictions of patients of whom only times are known."""
     num = len(risk)
     nothing = np.full(num, UNKNOWN)
-    return PatientPredictions(np.zeros((num, 2)), np.zeros((num, 1)), nothing, risk, durations, cause, nothing)
+    competing, each = np.zeros((num, 1)), np.arange(num)
+    return PatientPredictions(np.zeros((num, 2)), competing, nothing, risk, durations, cause, nothing, each)
 
 
 def ranked(predictions: PatientPredictions) -> list[float]:
@@ -533,13 +546,21 @@ def test_every_competing_event_is_measured_as_the_outcome_is() -> None:
     p = rng.integers(0, 9, (num, 3)) / 40
     label = np.where((cause > 0) & (durations <= np.float32(horizon)), cause == 1, np.where(durations > 9, 0, UNKNOWN))
     given = timed_only(p[:, 0], durations.astype(np.float64), cause)
-    found = summarise_competing(replace(given, labels=label, competing=p), names, horizon)
+    given = replace(given, labels=label, competing=p)
+    found = summarise_competing(given, names, horizon)
+    columns = _columns(given, {f"probability_{name}": p[:, place] for place, name in enumerate(names)}, names)
+    of_rows = _measures_of_causes(names, horizon)
+    assert of_rows.keys() == found.keys()
+    for metric, one in of_rows.items():
+        assert isinstance(one, Ranked)
+        rows = {name: column[[x is not None for x in columns[one.needs]]] for name, column in columns.items()}
+        assert float(one.measure(rows, None)) == pytest.approx(found[metric].value, abs=1e-12, nan_ok=True), metric
     for place, name in enumerate(names[:2]):
-        right, comparable, squares = 0.0, 0, []
+        right, comparable, squares, came = 0.0, 0, [], np.zeros(num, bool)
         for i in range(num):
             if label[i] != UNKNOWN:
-                came = cause[i] == 2 + place and (durations[i] <= 9 or i < 5)
-                squares.append((p[i, place] - came) ** 2)
+                came[i] = cause[i] == 2 + place and (durations[i] <= 9 or i < 5)
+                squares.append((p[i, place] - came[i]) ** 2)
             for j in range(num):
                 later = durations[j] > durations[i] or (durations[j] == durations[i] and cause[j] == 0)
                 if cause[i] == 2 + place and (later or cause[j] not in (0, 2 + place)):
@@ -548,8 +569,12 @@ def test_every_competing_event_is_measured_as_the_outcome_is() -> None:
         assert found[f"concordance_{name}"].value == pytest.approx(right / comparable, abs=1e-12)
         assert found[f"brier_{name}"].value == pytest.approx(sum(squares) / len(squares), abs=1e-12)
         assert found[f"brier_{name}"].num == len(squares) < num
+        with_it, without = p[came, place][:, None], p[(label != UNKNOWN) & ~came, place]
+        wins = ((with_it > without) + (with_it == without) / 2).mean()
+        assert found[f"auroc_{name}"].value == pytest.approx(wins, abs=1e-12)
+        assert found[f"auroc_{name}"].low < wins < found[f"auroc_{name}"].high
     assert found["concordance_never"].to_json()["reason"] == "no never came before another patient's observation ended"
-    assert summarise_competing(given, names, None) == {}, "no horizon, no probabilities"
+    assert found["auroc_never"].to_json()["reason"] == "no patient has never by the horizon"
 
 
 def test_competing_events_are_counted_and_told_in_rows_where_there_are_any() -> None:

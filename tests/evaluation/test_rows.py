@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.helpers.shell import Shell
 from unpad.errors import SourceError
 from unpad.evaluation import binary
 from unpad.evaluation.paired import paired
-from unpad.evaluation.patients import MEASURES
+from unpad.evaluation.patients import MEASURES, _measures_of
 from unpad.evaluation.rows import ExampleRows, Ratio, objects
 from unpad.evaluation.run import evaluate_new, evaluate_run
 
@@ -198,6 +199,9 @@ def test_rows_are_paired_by_place_and_drawn_by_group() -> None:
     # Two groups: a resample is one of them twice, or both.
     assert (loss.low, loss.high) == pytest.approx(((2 + 2 - 4 - 6) / 4, (9 + 4 - 9 - 8) / 7))
     assert (loss.num, loss.num_groups, loss.part) == (4, 2, "valid")
+    scaled = (replace(one, measures={"bits": Ratio("loss", "num_targets", scale=2.0)}) for one in (a, b))
+    bits = paired("a", "b", *scaled).differences["bits"]
+    assert (bits.value, bits.low, bits.high) == pytest.approx((2 * loss.value, 2 * loss.low, 2 * loss.high))
     assert "1 row of a alone; 1 row of b alone" in " ".join(found.lines())
     assert paired("a", "b", rows_of(["x:1"], [0.0], [0], [0]), b).differences == {}, "it has no target"
     with pytest.raises(SourceError, match="no row in common"):
@@ -221,8 +225,61 @@ def test_ranks_are_compared_on_the_same_draws() -> None:
     lone = rows_of(places, [1.0] * 8, ones, groups, label=[1] * 8, probability=good)
     shown = "\n".join(paired("a", "b", lone, lone).lines())
     assert "auroc" in shown
-    assert "does not exist on these rows   of 8" in shown
+    assert "the rows of both do not allow it   of 8" in shown
     assert " to -" not in shown
+
+
+def test_a_measure_of_one_kind_is_compared_on_rows_of_that_kind() -> None:
+    of_chats = {"chat_loss": Ratio("loss", "num_targets", kind="chat")}
+    a, b = (
+        replace(
+            rows_of(["x:1", "x:2", "x:3"], loss, [1, 1, 1], [0, 1, 2], kind=["text", "chat", "chat"]), measures=of_chats
+        )
+        for loss in ([1.0, 5.0, 7.0], [9.0, 6.0, 9.0])
+    )
+    found = paired("a", "b", a, b).differences["chat_loss"]
+    assert (found.value, found.num) == (1.5, 2)
+
+
+def of_classes(labels: Sequence[str | None], classes: tuple[str, ...], best: list[str]) -> ExampleRows:
+    """Rows of several classes, of which `best` is the likeliest."""
+    num = len(labels)
+    known = [int(label is not None) for label in labels]
+    p = {f"probability_{name}": [0.9 if name == one else 0.1 for one in best] for name in classes}
+    right = [one == label for one, label in zip(best, labels, strict=True)]
+    rows = rows_of([f"x:{i}" for i in range(num)], [1.0] * num, known, list(range(num)), label=labels, **p, right=right)
+    return replace(rows, measures=_measures_of(classes))
+
+
+def test_runs_of_other_classes_are_compared_where_both_know_the_class() -> None:
+    """Either run is measured by the names of its own classes, in its own order; one has a class that the other has
+    not."""
+    labels = ["home", "died", "ward", "home", "died", "lost"]
+    a = of_classes(labels, ("home", "died", "ward", "lost"), ["home", "home", "ward", "died", "died", "lost"])
+    b = of_classes([*labels[:5], None], ("ward", "home", "died"), ["home", "died", "ward", "home", "died", "ward"])
+    for first, second, sign in ((a, b, 1), (b, a, -1)):
+        found = paired("a", "b", first, second).differences
+        assert set(found) == {"loss", "accuracy", "auroc", "brier", "auroc_home", "auroc_died", "auroc_ward"}
+        assert found["accuracy"].value == pytest.approx(sign * 2 / 5)
+        # Of the first, home: 1 of 2 above 2 of 3 others, all else equal; died: likewise; and ward is told apart.
+        by_hand = {"home": 1 - 7 / 12, "died": 1 - 7 / 12, "ward": 0}
+        for name, value in by_hand.items():
+            assert found[f"auroc_{name}"].value == pytest.approx(sign * value), name
+        assert found["auroc"].value == pytest.approx(sign * np.mean(list(by_hand.values())))
+        assert found["auroc"].num == 5
+    nobody = paired("a", "b", a.only(np.arange(2)), b.only(np.arange(2))).differences["auroc_ward"]
+    assert nobody.to_json().items() >= {"value": None, "reason": "the rows of both do not allow it"}.items()
+
+
+def test_runs_of_other_outcomes_are_not_compared() -> None:
+    places, ones = ["x:1", "x:2", "x:3"], [1, 1, 1]
+    binary = rows_of(places, [1.0] * 3, ones, [0, 1, 2], label=[0, 1, None], probability=[0.1, 0.9, 0.5])
+    later = rows_of(places, [1.0] * 3, ones, [0, 1, 2], label=[1, 1, 0], probability=[0.1, 0.9, 0.5])
+    for other in (later, of_classes(["home", "home", "died"], ("home", "died", "ward"), ["home"] * 3)):
+        other = replace(other, columns=other.columns | {"where": objects(places)})
+        with pytest.raises(SourceError, match=r"a and b have different labels on [12] rows? of 2") as caught:
+            paired("a", "b", binary, other)
+        assert caught.value.fix
 
 
 @pytest.mark.promise("run.rows")

@@ -191,6 +191,12 @@ def brier(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) 
     return mean((p - labels) ** 2, weights)
 
 
+def class_brier(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Mean over patients of the sum over several classes of the squared distance of probability and class, 0 to 2, as
+    Brier (1950) defines it; of two classes it is twice `brier`. Arguments as in `mean_auroc`."""
+    return mean(((p - np.eye(p.shape[1])[labels]) ** 2).sum(1), weights)
+
+
 def accuracy(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
     """Share of patients with a correctly predicted outcome; a probability of exactly a half predicts no outcome."""
     return mean((p > 0.5) == (labels > 0), weights)
@@ -212,6 +218,19 @@ def calibration_error(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | N
     gap = member * np.asarray(p - labels, np.float64)[:, None]  # (num, bins)
     weights = np.ones(len(p)) if weights is None else weights
     return _ratio(np.abs(weights @ gap).sum(-1), weights.sum(-1))
+
+
+def class_calibration_error(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Plain mean of the `calibration_error` of every one of several classes against the rest; arguments as in
+    `mean_auroc`.
+
+    Kull et al. (2019), "Beyond temperature scaling: obtaining well-calibrated multiclass probabilities with Dirichlet
+    calibration", with bins of equal size.
+    """
+    errors: np.ndarray = np.mean(
+        [calibration_error(labels == place, p[:, place], weights) for place in range(p.shape[1])], 0
+    )
+    return errors
 
 
 def calibration_intercept(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:

@@ -234,6 +234,11 @@ def bounded(metric: Metric) -> Metric:
     return NoInterval(metric.value, math.nan, math.nan, metric.num, reason, num_groups=metric.num_groups)
 
 
+def refused(metric: Metric, reason: str) -> Refused:
+    """A metric that does not exist, of the same rows."""
+    return Refused(math.nan, math.nan, math.nan, metric.num, reason, num_groups=metric.num_groups)
+
+
 def mean_of(values: np.ndarray, groups: np.ndarray | None = None, seed: int = 0, share: bool = False) -> Metric:
     """The mean of values (num,) with its 95 % interval over groups.
 

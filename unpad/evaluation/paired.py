@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from unpad.data.family import family_name
 from unpad.errors import RecipeError, SourceError
 from unpad.evaluation.binary import measured
-from unpad.evaluation.metrics import Metric, Refused, interval, metric_lines, resample
+from unpad.evaluation.metrics import Metric, interval, metric_lines, refused, resample
 from unpad.evaluation.rows import GROUP, ID, KIND, LANDMARK, PART, WHERE, Columns, ExampleRows, Ranked, Ratio, objects
 from unpad.evaluation.run import rows_of, score
 from unpad.run.folder import find_run, run_recipe
@@ -73,7 +73,7 @@ def compare_rows(runs: Sequence[str], names: Sequence[str]) -> list[Paired]:
 
     Raises:
         RecipeError: the runs are of several families.
-        SourceError: the data of a run cannot be used, or two runs hold out no row in common.
+        SourceError: the data of a run cannot be used, or two runs hold out no row in common, or have other labels.
     """
     check_families(runs)
     measured_rows = []
@@ -92,7 +92,7 @@ def paired(first: str, second: str, a: ExampleRows, b: ExampleRows) -> Paired:
     Groups are those of the first run.
 
     Raises:
-        SourceError: the runs have no row in common.
+        SourceError: the runs have no row in common, or other labels on one.
     """
     keys, others = _keys(a), {key: row for row, key in enumerate(_keys(b))}
     mine = [row for row, key in enumerate(keys) if key in others]
@@ -102,9 +102,10 @@ def paired(first: str, second: str, a: ExampleRows, b: ExampleRows) -> Paired:
         raise SourceError(what, where="--rows", fix=fix)
     theirs = [others[keys[row]] for row in mine]
     common = a.only(np.array(mine)).columns, b.only(np.array(theirs)).columns
+    _refuse_other_labels(first, second, *common)
     differences = {}
     for name, measure in a.measures.items():
-        if name in b.measures and (found := _difference(*common, measure)) is not None:
+        if name in b.measures and (found := _difference(*common, measure, b.measures[name])) is not None:
             differences[name] = found
     alone = len(keys) - len(mine), len(others) - len(mine)
     return Paired(first, second, len(mine), *alone, differences)
@@ -125,28 +126,43 @@ def _keys(rows: ExampleRows) -> list[tuple[str, str, int]]:
     return keys
 
 
-def _difference(a: Columns, b: Columns, measure: Ratio | Ranked) -> Metric | None:
+def _refuse_other_labels(first: str, second: str, a: Columns, b: Columns) -> None:
+    """Refuse rows of which both runs know a label, and not the same: they predict different outcomes."""
+    if "label" in a and "label" in b:
+        known = [(one, other) for one, other in zip(a["label"], b["label"], strict=True) if None not in (one, other)]
+        num = sum(one != other for one, other in known)
+        if num:
+            what = f"{first} and {second} have different labels on {number_of(num, 'rows')} of {len(known):,}"
+            fix = "compare runs of one outcome; 'unpad eval RUN --rows FILE' writes the rows of each"
+            raise SourceError(what, where="--rows", fix=fix)
+
+
+def _difference(a: Columns, b: Columns, of_a: Ratio | Ranked, of_b: Ratio | Ranked) -> Metric | None:
     """A measure of the second rows less that of the first, with its 95 % interval over groups of rows, drawn in pairs;
-    None where no row of both has it."""
-    if isinstance(measure, Ranked):
-        has = [np.array([value is not None for value in rows[measure.needs]]) for rows in (a, b)]
-    else:
-        has = [np.isfinite(total) & (num > 0) for total, num in (_sums(rows, measure) for rows in (a, b))]
-        if measure.kind is not None:
-            has.append(a[KIND] == measure.kind)
-    known = np.all(has, 0)
+    None where no row of both has it. Either run has its own, as names of classes are in it."""
+    known = _has(a, of_a) & _has(b, of_b)
     if not known.any():
         return None
     a, b = ({name: column[known] for name, column in rows.items()} for rows in (a, b))
-    found = _ranked(a, b, measure.measure) if isinstance(measure, Ranked) else _ratio(a, b, measure)
+    if isinstance(of_a, Ranked) and isinstance(of_b, Ranked):
+        first, second = of_a.measure, of_b.measure
+        found = measured(lambda weights: second(b, weights) - first(a, weights), len(a[GROUP]), groups=a[GROUP])
+    else:
+        assert isinstance(of_a, Ratio), "runs of one outcome have one kind of measure"
+        found = _ratio(a, b, of_a)
     if np.isnan(found.value):
-        found = Refused(np.nan, np.nan, np.nan, found.num, "does not exist on these rows", num_groups=found.num_groups)
+        found = refused(found, "the rows of both do not allow it")
     parts = set(a[PART])
     return replace(found, part=parts.pop() if len(parts) == 1 else None)
 
 
-def _ranked(a: Columns, b: Columns, measure: Callable[[Columns, np.ndarray | None], np.ndarray]) -> Metric:
-    return measured(lambda weights: measure(b, weights) - measure(a, weights), len(a[GROUP]), groups=a[GROUP])
+def _has(rows: Columns, measure: Ratio | Ranked) -> np.ndarray:
+    """Rows that count in a measure, (num_rows,) bool."""
+    if isinstance(measure, Ranked):
+        return np.array([value is not None for value in rows[measure.needs]])
+    total, num = _sums(rows, measure)
+    has: np.ndarray = np.isfinite(total) & (num > 0) & (measure.kind is None or rows[KIND] == measure.kind)
+    return has
 
 
 def _ratio(a: Columns, b: Columns, measure: Ratio) -> Metric:

@@ -24,7 +24,7 @@ from unpad.data.sources.split import Split
 from unpad.errors import SourceError
 from unpad.evaluation import binary, sets
 from unpad.evaluation.family import HeldOutInputs, Numbers, evenly
-from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, Refused, exact_share
+from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, exact_share, refused
 from unpad.evaluation.rows import ID, LANDMARK, Columns, ExampleRows, Ranked, Ratio, named, objects
 from unpad.inference.embed import predicts
 from unpad.inference.loaded import LoadedRun
@@ -129,6 +129,7 @@ HIGHER_IS_BETTER: dict[str, bool | None] = {
     "concordance_*": True,
     **sets.HIGHER_IS_BETTER,
 }
+EVENT = "competing_event"
 NUM_POINTS = 200  # of a drawn curve
 Z = 1.959964  # normal quantile of 97.5 %
 
@@ -146,18 +147,8 @@ def held_out(over: Measuring[EventData]) -> HeldOut:
     terms = [name for name in JUDGES if trains(over.model, name)]
     if gives_probability(over.model):
         predictions = predict(over)
-        labels, p = predictions.labels[predictions.known], predictions.p[predictions.known]
-        if labels.size:
-            loss = float(predictions.nll.mean())
-            # Independent targets: their number says how far chance may move the loss.
-            num = len(np.unique(over.data.table.group[over.seq_ids[predictions.known]]))
-            if predictions.classes:
-                return _held_out_classes(predictions, loss, num)
-            values = {"loss": loss, "auroc": float(binary.auroc(labels, p))}
-            values |= {"average_precision": float(binary.average_precision(labels, p))}
-            values |= {"brier": float(binary.brier(labels, p))}
-            refused = {name: _why_missing(name, labels, p) for name, value in values.items() if np.isnan(value)}
-            return HeldOut(loss, {k: v for k, v in values.items() if k not in refused}, num, refused)
+        if predictions.known.any():
+            return _judged(predictions.only(predictions.known))
         terms = [name for name in terms if name != "classification"]
     sums = _term_sums(over)
     for name in terms:
@@ -168,12 +159,19 @@ def held_out(over: Measuring[EventData]) -> HeldOut:
     raise SourceError(what, where="data.holdout", fix="hold out others, or give one of these losses a weight")
 
 
-def _held_out_classes(predictions: PatientPredictions, loss: float, num: int) -> HeldOut:
-    """`held_out` of several classes, with `num` patients of known class."""
-    labels, p, right = _known_classes(predictions)
-    values = {"loss": loss, "accuracy": float(right.mean()), "auroc": float(binary.mean_auroc(labels, p))}
-    refused = {"auroc": _why_no_area(labels, None)} if np.isnan(values["auroc"]) else {}
-    return HeldOut(loss, {name: value for name, value in values.items() if name not in refused}, num, refused)
+def _judged(known: PatientPredictions) -> HeldOut:
+    """`held_out` by patients of known outcome."""
+    labels, loss = known.labels, float(known.nll.mean())
+    if known.classes:
+        values = {"accuracy": known.right.mean(), "auroc": binary.mean_auroc(labels, np.exp(known.log_p))}
+    else:
+        measures = {"auroc": binary.auroc, "average_precision": binary.average_precision, "brier": binary.brier}
+        values = {name: measure(labels, known.p) for name, measure in measures.items()}
+    found = {"loss": loss, **{name: float(value) for name, value in values.items()}}
+    why = {name: _why_missing(name, known) for name, value in found.items() if np.isnan(value)}
+    # Independent targets: their number says how far chance may move the loss.
+    num = len(np.unique(known.patient))
+    return HeldOut(loss, {name: value for name, value in found.items() if name not in why}, num, why)
 
 
 @torch.no_grad()
@@ -215,17 +213,22 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> Eval
     if gives_probability(model) or trains(model, "hazard"):
         predictions = predict(over)
         classifies = gives_probability(model) and bool(predictions.known.any())
-        metrics |= summarise(predictions, classifies, classifies or trains(model, "hazard"), groups=groups)
-        if predictions.competing.shape[1] and run.recipe.events.labels is not None:
-            metrics |= summarise_competing(predictions, run.recipe.events.labels.competing, data.horizon, groups=groups)
+        metrics |= summarise(predictions, classifies, classifies or trains(model, "hazard"))
+        own = _measures_of(predictions.classes) if predictions.classes else MEASURES
+        competing: Sequence[str] = ()
+        if predictions.competing.shape[1]:
+            assert run.recipe.events.labels is not None, "competing events are those of labels"
+            assert data.horizon is not None, "their probabilities are up to a horizon"
+            competing = run.recipe.events.labels.competing
+            metrics |= summarise_competing(predictions, competing, data.horizon)
+            own = own | (_measures_of_causes(competing, data.horizon) if classifies else {})
         drawn["counts"] |= count(predictions, data.labels is not None)
         p = probabilities(run, predictions.log_p, predictions.competing) if classifies else {}
-        columns |= _columns(predictions, p)
-        known_measures = _measures_of(predictions.classes) if predictions.classes else MEASURES
-        measures |= {name: measure for name, measure in known_measures.items() if name in metrics}
+        columns |= _columns(predictions, p, competing)
+        measures |= {name: measure for name, measure in own.items() if name in metrics}
         if classifies:
             lines = _surest_wrong(predictions, data, ids, num_shown)
-            drawn |= describe(predictions, groups)
+            drawn |= describe(predictions)
             drawn["courses"] = courses(over, predictions)
     wanted = [trains(model, "reconstruction"), trains(model, "next_code")]
     if any(wanted):
@@ -239,11 +242,11 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> Eval
     return Evaluation(metrics, [f"evaluated: {shown}", *lines], drawn, lambda: ExampleRows(columns, measures))
 
 
-def _columns(predictions: PatientPredictions, p: Columns) -> Columns:
+def _columns(predictions: PatientPredictions, p: Columns, competing_events: Sequence[str] = ()) -> Columns:
     """Columns of the patients' rows: `risk`, `duration` and `observed`, whether it ended with the outcome; `competing`,
-    whether with another event, where any did; with probabilities `p`, these, `label` (0, 1 or None), `loss` in nats and
-    `num_targets`, 1 where the outcome is known. Of several classes in place of risk and times `prediction`, the
-    likeliest, and `right`."""
+    whether with another event, where any did, and `competing_event`, its name, where these have probabilities; with
+    probabilities `p`, these, `label` (0, 1 or None), `loss` in nats and `num_targets`, 1 where the outcome is known. Of
+    several classes in place of risk and times `prediction`, the likeliest, and `right`."""
     timed, known = ~np.isnan(predictions.durations), predictions.known
     names = objects(predictions.classes)
     columns: Columns = {} if len(names) else {"risk": predictions.risk, "duration": predictions.durations}
@@ -252,11 +255,13 @@ def _columns(predictions: PatientPredictions, p: Columns) -> Columns:
         columns["observed"] = _known_only(predictions.cause == OUTCOME, timed)
     if competing.any():
         columns["competing"] = _known_only(competing, timed)
+    if competing_events:
+        columns[EVENT] = _known_only(objects(competing_events)[predictions.cause - FIRST_COMPETING], competing)
     if p:
         columns["label"] = _known_only(names[predictions.labels] if len(names) else predictions.labels, known)
         if len(names):
             columns["prediction"] = names[predictions.chosen]
-            columns["right"] = np.where(known, predictions.chosen == predictions.labels, np.nan)
+            columns["right"] = np.where(known, predictions.right, np.nan)
         columns |= p
         columns["loss"] = np.full(len(known), np.nan)
         columns["loss"][known] = predictions.nll
@@ -269,26 +274,47 @@ def _known_only(values: np.ndarray, known: np.ndarray) -> np.ndarray:
     return objects([value if one else None for value, one in zip(values.tolist(), known.tolist(), strict=True)])
 
 
-def _of_outcome(measure: Callable[[np.ndarray, np.ndarray, np.ndarray | None], np.ndarray]) -> Ranked:
+def _by_label(measure: Callable[[np.ndarray, np.ndarray, np.ndarray | None], np.ndarray]) -> Ranked:
     return Ranked("label", lambda rows, w: measure(rows["label"].astype(np.int64), rows["probability"], w))
 
 
-def _concordance(rows: Columns, weights: np.ndarray | None) -> np.ndarray:
-    """`binary.concordance` of rows, of which those with a competing event wait without end."""
-    never = rows["competing"].astype(bool) if "competing" in rows else False
-    waits = np.where(never, np.inf, rows["duration"])
-    return binary.concordance(rows["risk"], waits, rows["observed"].astype(bool), weights)
+def _concordance(rows: Columns, weights: np.ndarray | None, risk: str = "risk", event: str = "") -> np.ndarray:
+    """`binary.concordance` of a column of rows with the times to the outcome, or to a competing event; after another of
+    these it never comes."""
+    outcome = rows["observed"].astype(bool)
+    mine = rows[EVENT] == event if event else outcome
+    ended = outcome | rows["competing"].astype(bool) if "competing" in rows else outcome
+    return binary.concordance(rows[risk], np.where(ended & ~mine, np.inf, rows["duration"]), mine, weights)
 
 
 # Metrics of the prediction by the columns that they are of.
 MEASURES: dict[str, Ratio | Ranked] = {
     "loss": Ratio("loss", "num_targets"),
-    "auroc": _of_outcome(binary.auroc),
-    "average_precision": _of_outcome(binary.average_precision),
-    "brier": _of_outcome(binary.brier),
-    "accuracy": _of_outcome(binary.accuracy),
+    "auroc": _by_label(binary.auroc),
+    "average_precision": _by_label(binary.average_precision),
+    "brier": _by_label(binary.brier),
+    "accuracy": _by_label(binary.accuracy),
     "concordance": Ranked("observed", _concordance),
 }
+
+
+def _measures_of_causes(names: Sequence[str], horizon: float) -> dict[str, Ratio | Ranked]:
+    """`MEASURES` of competing events; arguments as of `summarise_competing`."""
+
+    def of(name: str) -> dict[str, Ratio | Ranked]:
+        p = f"probability_{name}"
+
+        def came(rows: Columns) -> np.ndarray:
+            by_horizon: np.ndarray = (rows[EVENT] == name) & (rows["duration"] <= np.float32(horizon))
+            return by_horizon
+
+        return {
+            f"auroc_{name}": Ranked("label", lambda rows, w: binary.auroc(came(rows), rows[p], w)),
+            f"concordance_{name}": Ranked("observed", lambda rows, w: _concordance(rows, w, p, name)),
+            f"brier_{name}": Ranked("label", lambda rows, w: binary.brier(came(rows), rows[p], w)),
+        }
+
+    return {metric: measure for name in names for metric, measure in of(name).items()}
 
 
 def _measures_of(classes: Sequence[str]) -> dict[str, Ratio | Ranked]:
@@ -298,15 +324,14 @@ def _measures_of(classes: Sequence[str]) -> dict[str, Ratio | Ranked]:
         labels = np.array([classes.index(name) for name in rows["label"].tolist()], np.int64)
         return labels, np.stack([rows[f"probability_{name}"] for name in classes], 1)
 
-    def of_class(place: int) -> Ranked:
-        def area(rows: Columns, weights: np.ndarray | None) -> np.ndarray:
-            labels, p = told(rows)
-            return binary.auroc(labels == place, p[:, place], weights)
+    def of_all(measure: Callable[[np.ndarray, np.ndarray, np.ndarray | None], np.ndarray]) -> Ranked:
+        return Ranked("label", lambda rows, w: measure(*told(rows), w))
 
-        return Ranked("label", area)
+    def of_class(place: int) -> Ranked:
+        return of_all(lambda labels, p, w: binary.auroc(labels == place, p[:, place], w))
 
     measures: dict[str, Ratio | Ranked] = {"loss": MEASURES["loss"], "accuracy": Ratio("right", "num_targets")}
-    measures["auroc"] = Ranked("label", lambda rows, weights: binary.mean_auroc(*told(rows), weights))
+    measures |= {"auroc": of_all(binary.mean_auroc), "brier": of_all(binary.class_brier)}
     return measures | {f"auroc_{name}": of_class(place) for place, name in enumerate(classes)}
 
 
@@ -340,178 +365,130 @@ def count(predictions: PatientPredictions, labelled: bool) -> dict[str, int]:
     return counts
 
 
-def summarise(
-    predictions: PatientPredictions, classifies: bool, ranks: bool, seed: int = 0, groups: np.ndarray | None = None
-) -> dict[str, Metric]:
-    """`auroc`, `average_precision` beside `prevalence`, `brier`, `accuracy`, `loss`, `calibration_error` with
-    `calibration_slope` and `calibration_intercept`, and `concordance` where times to the outcome are known; of several
-    classes as `_summarise_classes`.
+def summarise(predictions: PatientPredictions, classifies: bool, ranks: bool) -> dict[str, Metric]:
+    """Measures of the probabilities, `_of_outcome` or `_of_classes`, and `concordance` where times to the outcome are
+    known.
 
     Args:
         classifies: whether probabilities were trained and labels exist.
         ranks: whether the risk was trained.
-        groups: (num_patients,) equal for the examples of one patient; None: each is of another.
     """
+    known, timed = predictions.only(predictions.known), predictions.only(~np.isnan(predictions.durations))
     metrics: dict[str, Metric] = {}
-    groups = np.arange(len(predictions.labels)) if groups is None else groups
-    of_known = groups[predictions.known]
-    if predictions.classes:
-        return _summarise_classes(predictions, seed, of_known) if classifies else metrics
-    labels, p, nll = predictions.labels[predictions.known], predictions.p[predictions.known], predictions.nll
     if classifies:
-        measures: dict[str, binary.Measure] = {
-            "auroc": lambda w: binary.auroc(labels, p, w),
-            "average_precision": lambda w: binary.average_precision(labels, p, w),
-            "prevalence": lambda w: binary.mean(labels, w),
-            "brier": lambda w: binary.brier(labels, p, w),
-            "accuracy": lambda w: binary.accuracy(labels, p, w),
-            "loss": lambda w: binary.mean(nll, w),
-            "calibration_error": lambda w: binary.calibration_error(labels, p, w),
-            "calibration_slope": lambda w: binary.calibration_slope(labels, p, w),
-            "calibration_intercept": lambda w: binary.calibration_intercept(labels, p, w),
-        }
+        metrics = _of_classes(known) if known.classes else _of_outcome(known)
         metrics = {
-            name: binary.measured(
-                measure,
-                len(labels),
-                seed,
-                biased=name == "calibration_error",
-                share=name in ("accuracy", "prevalence", "brier"),
-                groups=of_known,
-            )
-            for name, measure in measures.items()
-        }
-        metrics["auroc"] = binary.exact_auroc(metrics["auroc"], labels, of_known)
-        metrics["average_precision"] = binary.one_sided_precision(metrics["average_precision"])
-        metrics |= {
-            name: Refused(np.nan, np.nan, np.nan, metric.num, _why_missing(name, labels, p))
+            name: refused(metric, _why_missing(name, known)) if np.isnan(metric.value) else metric
             for name, metric in metrics.items()
-            if np.isnan(metric.value)
         }
-    timed = ~np.isnan(predictions.durations)
-    if ranks and timed.any():
-        metrics["concordance"] = _ranks(predictions, predictions.risk, OUTCOME, "outcome", seed, groups)
+    if ranks and len(timed.labels):
+        metrics["concordance"] = _ranks(timed, timed.risk, OUTCOME, "outcome")
     return metrics
 
 
-def summarise_competing(
-    predictions: PatientPredictions,
-    names: Sequence[str],
-    horizon: float | None,
-    seed: int = 0,
-    groups: np.ndarray | None = None,
-) -> dict[str, Metric]:
-    """`concordance_NAME` and `brier_NAME` of the probability of every competing event, as those of the outcome: after
-    another event this one never comes.
+def _measured(
+    over: PatientPredictions, measure: Callable[..., np.ndarray], *columns: np.ndarray, **how: bool
+) -> Metric:
+    """A measure of columns of these patients, each drawn with all of its examples; `how` as of `binary.measured`."""
+    return binary.measured(partial(measure, *columns), len(over.labels), groups=over.patient, **how)
+
+
+def _of_outcome(known: PatientPredictions) -> dict[str, Metric]:
+    """`auroc`, `average_precision` beside `prevalence`, `brier`, `accuracy`, `loss`, `calibration_error` with
+    `calibration_slope` and `calibration_intercept`, of patients of known outcome."""
+    labels, p = known.labels, known.p
+    area = _measured(known, binary.auroc, labels, p)
+    return {
+        "auroc": binary.exact_auroc(area, labels, known.patient),
+        "average_precision": binary.one_sided_precision(_measured(known, binary.average_precision, labels, p)),
+        "prevalence": _measured(known, binary.mean, labels, share=True),
+        "brier": _measured(known, binary.brier, labels, p, share=True),
+        "accuracy": _measured(known, binary.accuracy, labels, p, share=True),
+        "loss": _measured(known, binary.mean, known.nll),
+        "calibration_error": _measured(known, binary.calibration_error, labels, p, biased=True),
+        "calibration_slope": _measured(known, binary.calibration_slope, labels, p),
+        "calibration_intercept": _measured(known, binary.calibration_intercept, labels, p),
+    }
+
+
+def _of_classes(known: PatientPredictions) -> dict[str, Metric]:
+    """`auroc`, the mean of `auroc_CLASS` of every class against the rest, `accuracy` beside that of always saying the
+    `commonest_class`, `brier`, `loss` and `calibration_error`, of patients of known class. A class that no patient has,
+    or all have, has no `auroc_CLASS`, and does not count in the mean."""
+    labels, p, groups = known.labels, np.exp(known.log_p), known.patient
+    sizes = np.bincount(labels, minlength=p.shape[1])
+    rarest = min((binary.num_pairs(labels == place, groups) for place in np.flatnonzero(sizes).tolist()), default=0)
+    metrics = {
+        "auroc": exact_share(_measured(known, binary.mean_auroc, labels, p), rarest),  # as wide as of the rarest class
+        "accuracy": _measured(known, binary.mean, known.right, share=True),
+        "commonest_class": _measured(known, binary.mean, labels == sizes.argmax(), share=True),
+        "brier": _measured(known, binary.class_brier, labels, p),
+        "loss": _measured(known, binary.mean, known.nll),
+        "calibration_error": _measured(known, binary.class_calibration_error, labels, p, biased=True),
+    }
+    for place, name in enumerate(known.classes):
+        area = _measured(known, binary.auroc, labels == place, p[:, place])
+        metrics[f"auroc_{name}"] = binary.exact_auroc(area, labels == place, groups)
+    return metrics
+
+
+def summarise_competing(predictions: PatientPredictions, names: Sequence[str], horizon: float) -> dict[str, Metric]:
+    """`auroc_NAME`, `concordance_NAME` and `brier_NAME` of the probability of every competing event, as those of the
+    outcome: after another event this one never comes.
 
     Args:
         names: of the competing events; horizon: days from the landmark, of their probabilities.
-        groups: as of `summarise`.
     """
     metrics: dict[str, Metric] = {}
-    groups = np.arange(len(predictions.labels)) if groups is None else groups
-    if horizon is None or not predictions.competing.shape[1] or np.isnan(predictions.durations).all():
-        return metrics
-    ended = predictions.durations <= np.float32(horizon)  # durations are rounded so
-    for place, (name, p) in enumerate(zip(names, predictions.competing.T, strict=True)):
+    known, timed = predictions.only(predictions.known), predictions.only(~np.isnan(predictions.durations))
+    ended = known.durations <= np.float32(horizon)  # durations are rounded so
+    for place, name in enumerate(names):
         cause = FIRST_COMPETING + place
-        metrics[f"concordance_{name}"] = _ranks(predictions, p, cause, name, seed, groups)
-        if predictions.known.any():
-            squares = ((p - (ended & (predictions.cause == cause))) ** 2)[predictions.known]
-            mean = partial(binary.mean, squares)
-            metrics[f"brier_{name}"] = binary.measured(
-                mean, len(squares), seed, share=True, groups=groups[predictions.known]
-            )
+        came, p = ended & (known.cause == cause), known.competing[:, place]
+        if len(came):
+            area = binary.exact_auroc(_measured(known, binary.auroc, came, p), came, known.patient)
+            why = f"{'all patients have' if came.all() else 'no patient has'} {name} by the horizon"
+            metrics[f"auroc_{name}"] = refused(area, why) if np.isnan(area.value) else area
+        metrics[f"concordance_{name}"] = _ranks(timed, timed.competing[:, place], cause, name)
+        if len(came):
+            metrics[f"brier_{name}"] = _measured(known, binary.brier, came, p, share=True)
     return metrics
 
 
-def _ranks(
-    predictions: PatientPredictions, risk: np.ndarray, cause: int, name: str, seed: int, groups: np.ndarray
-) -> Metric:
+def _ranks(timed: PatientPredictions, risk: np.ndarray, cause: int, name: str) -> Metric:
     """Concordance of a risk, (num_patients,), with the times to one cause, of which other causes are the end."""
-    timed = ~np.isnan(predictions.durations)
-    risk, waits, observed = risk[timed], predictions.waits(cause)[timed], predictions.cause[timed] == cause
-    groups = groups[timed]
-    found = binary.measured(lambda w: binary.concordance(risk, waits, observed, w), len(risk), seed, groups=groups)
+    waits, observed = timed.waits(cause), timed.cause == cause
+    found = _measured(timed, binary.concordance, risk, waits, observed)
     if np.isnan(found.value):
-        why = f"no {name} came before another patient's observation ended"
-        return Refused(np.nan, np.nan, np.nan, len(risk), why)
-    return binary.exact_concordance(found, waits, observed, groups)
+        return refused(found, f"no {name} came before another patient's observation ended")
+    return binary.exact_concordance(found, waits, observed, timed.patient)
 
 
-def _summarise_classes(predictions: PatientPredictions, seed: int, groups: np.ndarray) -> dict[str, Metric]:
-    """`auroc`, the mean of `auroc_CLASS` of every class against the rest, `accuracy` beside that of always saying the
-    `commonest_class`, and `loss`. A class that no patient has, or all have, has no `auroc_CLASS`, and does not count in
-    the mean.
-
-    Args:
-        groups: (num_known,) as of `summarise`.
-    """
-    labels, p, right = _known_classes(predictions)
-    num = len(labels)
-    sizes = np.bincount(labels, minlength=p.shape[1])
-    commonest = (labels == sizes.argmax()).astype(np.float64)
-    rarest = min((binary.num_pairs(labels == place, groups) for place in np.flatnonzero(sizes).tolist()), default=0)
-    area = binary.measured(lambda w: binary.mean_auroc(labels, p, w), num, seed, groups=groups)
-    metrics: dict[str, Metric] = {
-        "auroc": exact_share(area, rarest),  # as wide as that of the rarest class
-        "accuracy": binary.measured(lambda w: binary.mean(right, w), num, seed, share=True, groups=groups),
-        "commonest_class": binary.measured(lambda w: binary.mean(commonest, w), num, seed, share=True, groups=groups),
-        "loss": binary.measured(lambda w: binary.mean(predictions.nll, w), num, seed, groups=groups),
-    }
-    for place, name in enumerate(predictions.classes):
-        mine, score = labels == place, p[:, place]
-
-        def measure(w: np.ndarray, mine: np.ndarray = mine, score: np.ndarray = score) -> np.ndarray:
-            return binary.auroc(mine, score, w)
-
-        area = binary.measured(measure, num, seed, groups=groups)
-        metrics[f"auroc_{name}"] = binary.exact_auroc(area, mine, groups)
-    places = {f"auroc_{name}": place for place, name in enumerate(predictions.classes)}
-    refused = {name: metric for name, metric in metrics.items() if np.isnan(metric.value)}
-    return metrics | {
-        name: Refused(np.nan, np.nan, np.nan, num, _why_no_area(labels, places.get(name))) for name in refused
-    }
-
-
-def _known_classes(predictions: PatientPredictions) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of the patients of known class their classes (num,), the probabilities of all classes (num, num_classes), and
-    whether the likeliest is theirs (num,), 0 or 1."""
-    known = predictions.known
-    labels = predictions.labels[known]
-    return labels, np.exp(predictions.log_p[known]), (predictions.chosen[known] == labels).astype(np.float64)
-
-
-def _why_no_area(labels: np.ndarray, place: int | None) -> str:
-    """Reason why the AUROC of one of several classes, or with None that of all, does not exist."""
-    return "no patient has the class" if place is not None and not (labels == place).any() else "all have one class"
-
-
-def _why_missing(name: str, labels: np.ndarray, p: np.ndarray) -> str:
-    """Reason why a measure of the probability does not exist."""
+def _why_missing(name: str, known: PatientPredictions) -> str:
+    """Reason why a measure of the probability of patients of known outcome does not exist."""
+    labels = known.labels
+    if known.classes:
+        places = {f"auroc_{one}": place for place, one in enumerate(known.classes)}
+        nobody = name in places and not (labels == places[name]).any()
+        return "no patient has the class" if nobody else "all have one class"
     if labels.all() or not labels.any():
         return "all patients have the outcome" if labels.all() else "no patient has the outcome"
-    return binary.why_no_slope(labels, p) if name == "calibration_slope" else "the fit does not converge"
+    return binary.why_no_slope(labels, known.p) if name == "calibration_slope" else "the fit does not converge"
 
 
-def describe(predictions: PatientPredictions, groups: np.ndarray | None = None) -> dict[str, Any]:
-    """Contents of `evaluation.json`: observed and predicted shares with 95 % Wilson intervals, and the two curves; of
-    several classes the confusion matrix (rows: true classes).
-
-    Args:
-        groups: as of `summarise`; an interval is that of as many trials as patients.
-    """
-    if predictions.classes:
-        size, known = len(predictions.classes), predictions.known
-        confusion = np.zeros((size, size), np.int64)
-        np.add.at(confusion, (predictions.labels[known], predictions.chosen[known]), 1)
-        return {"classes": list(predictions.classes), "confusion": confusion.tolist()}
-    labels, p = predictions.labels[predictions.known], predictions.p[predictions.known]
-    patients = (np.arange(len(predictions.labels)) if groups is None else groups)[predictions.known]
+def describe(predictions: PatientPredictions) -> dict[str, Any]:
+    """Contents of `evaluation.json`: observed and predicted shares with 95 % Wilson intervals, of as many trials as
+    patients, and the two curves; of several classes the confusion matrix (rows: true classes)."""
+    known = predictions.only(predictions.known)
+    labels, p = known.labels, known.p
+    if known.classes:
+        confusion = np.zeros((len(known.classes), len(known.classes)), np.int64)
+        np.add.at(confusion, (labels, known.chosen), 1)
+        return {"classes": list(known.classes), "confusion": confusion.tolist()}
     bins = binary.calibration_bins(p)
     calibration = []
     for b in np.unique(bins):
-        mine, num = labels[bins == b].mean(), len(np.unique(patients[bins == b]))
+        mine, num = labels[bins == b].mean(), len(np.unique(known.patient[bins == b]))
         middle, reach = mine + Z**2 / (2 * num), Z * np.sqrt(mine * (1 - mine) / num + Z**2 / (4 * num**2))
         low, high = (middle - reach) / (1 + Z**2 / num), (middle + reach) / (1 + Z**2 / num)
         point = {"predicted": p[bins == b].mean(), "observed": mine, "low": low, "high": high}
@@ -538,7 +515,7 @@ def _thin(points: np.ndarray) -> list[list[float]]:
 def _surest_wrong(predictions: PatientPredictions, data: EventData, seq_ids: np.ndarray, num_shown: int) -> list[str]:
     if predictions.classes:
         names, sure = predictions.classes, np.exp(predictions.log_p.max(1))
-        missed = predictions.known & (predictions.chosen != predictions.labels)
+        missed = predictions.known & (predictions.right == 0)
         worst = [i for i in np.argsort(-sure, kind="stable") if missed[i]][:num_shown]
         told = [
             f"{sure[i]:.0%} for {names[predictions.chosen[i]]}, it is {names[predictions.labels[i]]}" for i in worst

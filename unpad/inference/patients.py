@@ -35,6 +35,7 @@ class PatientPredictions:
         durations: float64, days to the outcome or to the end of observation; NaN if unknown.
         cause: int64, what `durations` ends with, as in `EventSets`.
         num_sets: int64.
+        patient: number of the patient of each, as one may have several landmarks.
         classes: names of several classes; () for an outcome that comes or does not.
     """
 
@@ -45,7 +46,13 @@ class PatientPredictions:
     durations: np.ndarray
     cause: np.ndarray
     num_sets: np.ndarray
+    patient: np.ndarray
     classes: tuple[str, ...] = ()
+
+    def only(self, chosen: np.ndarray) -> PatientPredictions:
+        """Some of the patients, by a mask."""
+        arrays = {name: values[chosen] for name, values in vars(self).items() if isinstance(values, np.ndarray)}
+        return replace(self, **arrays)
 
     @property
     def p(self) -> np.ndarray:
@@ -71,6 +78,12 @@ class PatientPredictions:
         """The likeliest class of every patient, (num_patients,) int64."""
         chosen: np.ndarray = self.log_p.argmax(1)
         return chosen
+
+    @property
+    def right(self) -> np.ndarray:
+        """(num_patients,) float64, 1 where the likeliest class is the patient's."""
+        right: np.ndarray = (self.chosen == self.labels).astype(np.float64)
+        return right
 
     @property
     def nll(self) -> np.ndarray:
@@ -105,7 +118,7 @@ def predict(over: Measuring[EventData]) -> PatientPredictions:
     found = replace(over, targets=once_each).collect(measure)
     assert np.allclose(np.exp(found["log_p"]).sum(1), 1), "the plan left out a patient, or a score is not a number"
     found["durations"] = found["durations"].astype(np.float64)
-    return PatientPredictions(**found, classes=over.data.classes)
+    return PatientPredictions(**found, patient=over.data.table.group[over.seq_ids], classes=over.data.classes)
 
 
 def outcomes(model: PredictsSets, batch: RaggedBatch) -> dict[str, np.ndarray]:

@@ -75,6 +75,11 @@ def test_a_patient_is_an_example_at_every_landmark_until_observation_ends(tmp_pa
     }  # fmt: skip
 
 
+def test_a_patient_without_a_label_is_one_fault_at_however_many_landmarks(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"1 of \d+ rows cannot be used"):
+        study(tmp_path, TIMES, [*ROWS, (FIRST_ID + 4, 1.0, "pulse", 1.0)])
+
+
 def test_an_example_reads_events_up_to_its_own_landmark_and_is_followed_from_it(tmp_path: Path) -> None:
     data = study(tmp_path, TIMES)
     for seq, (patient, landmark) in enumerate(examples_of(data)):
@@ -230,6 +235,13 @@ def test_every_row_of_labels_is_an_example_with_its_own_label_and_landmark(tmp_p
             assert f"own.{suffix}:{row + (1 if suffix == 'parquet' else 2)} " in data.where(seq)
         backwards = own(tmp_path, {name: cells[::-1] for name, cells in columns.items()}, suffix)
         assert backwards.fingerprint() == data.fingerprint(), "the order of the rows does not count"
+
+
+def test_a_row_of_labels_without_a_landmark_is_a_fault(tmp_path: Path) -> None:
+    with pytest.raises(SourceError) as caught:
+        own(tmp_path, {"id": [A, B], "at": [24.0, None], "worse": [0, 1]})
+    assert "own.parquet:2" in str(caught.value)
+    assert 'there is no "at"' in str(caught.value)
 
 
 def test_rows_with_an_end_of_their_own_are_followed_from_their_landmark(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def read_labels(path: Path, settings: EventSettings, clock: TimeUnit, with_split
         landmark = times(table, "landmark", clock.unit, faults, _format(labels, clock))
     if landmark is not None:
         faults.add(np.isnan(landmark), "E_NULL", f'there is no "{table.names["landmark"]}"', "fill it in")
-    _refuse_several(ids, label, landmark, faults, labels.classes)
+    _refuse_several(ids, label, landmark, faults, labels.classes or ("0", "1", *labels.competing))
     if labels.duration is None and (landmark is not None or settings.landmarks):
         landmark_day = landmark if landmark is not None else settings.landmarks[0] / clock.per_day
         fix = "set an earlier landmark, or remove the row"
@@ -307,10 +307,10 @@ def _mapped(table: Table, meaning: Mapping[str, int | None], fields: Sequence[st
 
 
 def _refuse_several(
-    ids: pa.Array, label: np.ndarray, landmark: np.ndarray | None, faults: Faults, classes: Sequence[str]
+    ids: pa.Array, label: np.ndarray, landmark: np.ndarray | None, faults: Faults, names: Sequence[str]
 ) -> None:
     """Refuse patients with several rows, of one landmark where a column has these, and say which of them contradict
-    each other."""
+    each other; `names` are those of labels 0, 1, ..."""
     person, of_one = number(ids), ""
     fix = "leave one row per patient, or name the column of its prediction times in events.landmark"
     if landmark is not None:
@@ -318,7 +318,6 @@ def _refuse_several(
         person, of_one = np.unique(pairs, axis=1, return_inverse=True)[1].reshape(-1), " of one landmark"
         fix = "leave one row per patient and landmark"
     twice = np.bincount(person, minlength=1)[person] > 1
-    names = classes or ("0", "1")
     having = np.stack([np.bincount(person, label == value, minlength=1)[person] > 0 for value in range(len(names))])
     what = f"the patient has several rows of labels{of_one}"
 
