@@ -1,6 +1,6 @@
 """Canvases on which the question matters: accuracy of one and two hops with an eighth and less of the visual tokens.
 
-    python benchmarks/canvas.py [--icons MANIFEST] [--work DIR] [--seeds 0 1 2] [--keep 0.0625] [--first 0.125 0.03125]
+    python benchmarks/canvas.py [--icons MANIFEST] [--work DIR] [--seeds 0 1 2] [--keep 0.0625] [--other 0.125 0.03125]
     python benchmarks/canvas.py --work DIR --seeds 0 --keep 0.0625 --arms random heads blind
 
 `canvas_set.py` draws the set and says what is asked. Per seed one model learns captions of small canvases, then of
@@ -12,10 +12,11 @@ before the first block, or after one where its name says so:
   They learn as tokens fade out, or by `relevance`, on what the loss depends.
 - `oracle` keeps the tokens of the cells that a question depends on, and others by chance.
 
-A control asks what fills a picture of the same size: one icon, as large as all cells. Its model is that of the seed,
-trained further.
+A control asks what fills a picture of the same size: one icon, as large as all cells. Its model is that of the first
+seed, trained further.
 
 Untuned, an arm is applied to the model of its seed; tuned, that model trains further with it, as long for every arm.
+With `--other` shares only arms of whose training the share is no part are measured, untuned.
 `--work` keeps the set, runs and answers, and a second call goes on from there; other sizes, steps or changes of the
 recipe, which are the other words, are refused there.
 """
@@ -345,8 +346,19 @@ def measure_arm(
     return found
 
 
+def measure_other(
+    base: Path, name: str, keep: float, folder: Path, asked: Asked, options: argparse.Namespace
+) -> np.ndarray:
+    """Scores of an untuned arm that nothing was trained for with this share, (num_rows,); heads that learn relevance
+    are those of the first share."""
+    arm = ARMS[name]
+    start = learn_heads(base, name, options.keep[0], Steps(*options.steps), folder) if arm.learns else base
+    with knowing(asked_tokens(asked.data, options.side)) if arm.knows else nullcontext():
+        return asked.score(load(start, arm.overrides(keep)), place_of(folder, name, keep))
+
+
 def measure(
-    run: LoadedRun, arms: Sequence[str], shares: Sequence[float], folder: Path, options: argparse.Namespace
+    run: LoadedRun, arms: Sequence[str], others: Sequence[float], folder: Path, options: argparse.Namespace
 ) -> tuple[dict[tuple[str, float], np.ndarray], Asked]:
     """Scores of a run with all visual tokens, as ALL, and by every arm with every share unless all kinds are void."""
     asked = look_up(run, options.part)
@@ -355,24 +367,29 @@ def measure(
     print(f"{folder.name}: " + ", ".join(f"{kind} {value:.1%}" for kind, value in of_kinds.items()), flush=True)
     if max(of_kinds.values()) < LEAST:
         return found, asked
-    for keep in shares:
+    for keep in options.keep:
         for name in arms:
             measured = measure_arm(run.folder, name, keep, Steps(*options.steps), folder, asked, options.side)
             for arm, values in measured.items():
                 found[arm, keep] = values
                 print(f"  {arm}, {keep:g} kept: {values.mean():.1%}", flush=True)
+    for keep in others:
+        for name in arms:
+            if not ARMS[name].softens:
+                found[name, keep] = measure_other(run.folder, name, keep, folder, asked, options)
+                print(f"  {name}, {keep:g} kept: {found[name, keep].mean():.1%}", flush=True)
     return found, asked
 
 
 def measure_control(
-    base: Path, files: Path, shares: Sequence[float], folder: Path, options: argparse.Namespace
+    base: Path, files: Path, folder: Path, options: argparse.Namespace
 ) -> tuple[dict[tuple[str, float], np.ndarray], Asked]:
     """The same of pictures that one icon fills, by a model that was trained further on them."""
     folder.mkdir(exist_ok=True)
     asked = [f"data.vqa={files / 'questions.jsonl'}", f"train.init_from={base}"]
     further = [*FURTHER, *Steps.limit(Steps(*options.steps).smaller)]
     run = load(ensure_run(str(base / "recipe.yaml"), folder / "base", [*asked, *further]))
-    return measure(run, [arm for arm in options.arms if arm in CONTROL], shares, folder, options)
+    return measure(run, [arm for arm in options.arms if arm in CONTROL], [], folder, options)
 
 
 def run_study(options: argparse.Namespace, work: Path) -> tuple[Study, Study]:
@@ -390,13 +407,13 @@ def run_study(options: argparse.Namespace, work: Path) -> tuple[Study, Study]:
         folder = work / f"seed-{seed}"
         folder.mkdir(exist_ok=True)
         base = train_base(sets, folder, seed, steps, options.overrides)
-        shares = [*options.keep, *(options.first if seed == options.seeds[0] else [])]
-        every.append(measure(load(base), options.arms, shares, folder, options))
-        controls.append(measure_control(base, control, options.keep, folder / "control", options))
+        every.append(measure(load(base), options.arms, options.other, folder, options))
+        if not controls:
+            controls.append(measure_control(base, control, folder / "control", options))
 
     def study(measured: Sequence[tuple[dict[tuple[str, float], np.ndarray], Asked]], num_cells: int) -> Study:
         found, asked = [one for one, _ in measured], measured[0][1]
-        return Study(found, list(options.seeds), asked.canvases, asked.kinds, num_cells, describe_machine())
+        return Study(found, options.seeds[: len(found)], asked.canvases, asked.kinds, num_cells, describe_machine())
 
     return study(every, options.side**2), study(controls, 1)
 
@@ -409,7 +426,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--keep", type=float, nargs="+", default=[1 / 16], help="shares of visual tokens")
     parser.add_argument(
-        "--first", type=float, nargs="*", default=[1 / 8, 1 / 32], help="shares that the first seed alone has besides"
+        "--other",
+        type=float,
+        nargs="*",
+        default=[1 / 8, 1 / 32],
+        help="shares of arms that do not learn a share",
     )
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument(
@@ -435,7 +456,7 @@ def main() -> None:
         work = (options.work or Path(temporary)).resolve()
         work.mkdir(parents=True, exist_ok=True)
         study, control = run_study(options, work)
-    shown = ("part", "seeds", "keep", "first", "arms", "kinds", "steps", "side", "canvases", "asked")
+    shown = ("part", "seeds", "keep", "other", "arms", "kinds", "steps", "side", "canvases", "asked")
     given = {name: getattr(options, name) for name in shown if getattr(options, name) != parser.get_default(name)}
     words = [
         f"--{name} {shlex.join(map(str, value if isinstance(value, list) else [value]))}"

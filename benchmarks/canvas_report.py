@@ -1,7 +1,7 @@
 """The tables of `canvas.py`: checks, every arm by kind of question, and its share of the gap that an oracle leaves.
 
-Arms answer the same questions, so differences are taken question by question, over all seeds together that a share was
-measured with. Intervals come from resampling canvases: questions about one canvas are not independent.
+Arms answer the same questions, so differences are taken question by question, over all seeds together. Intervals come
+from resampling canvases: questions about one canvas are not independent.
 """
 
 from __future__ import annotations
@@ -66,15 +66,9 @@ class Study:
         pairs = zip(self.seeds, self.found, strict=True)
         return [seed for seed, one in pairs if one[ALL][self.kinds == kind].mean() < LEAST]
 
-    def of(self, *seeds: int) -> Study:
-        """What was found with some of the seeds."""
-        pairs = [(seed, one) for seed, one in zip(self.seeds, self.found, strict=True) if seed in seeds]
-        return replace(self, seeds=[seed for seed, _ in pairs], found=[one for _, one in pairs])
-
-    def at(self, keep: float) -> Study:
-        """What was found with the seeds that a share was measured with."""
-        pairs = zip(self.seeds, self.found, strict=True)
-        return self.of(*(seed for seed, one in pairs if any(share == keep for _, share in one)))
+    def of(self, seed: int) -> Study:
+        """What was found with one seed."""
+        return replace(self, seeds=[seed], found=[self.found[self.seeds.index(seed)]])
 
     def keys(self, kind: str) -> list[Key]:
         """Arms and shares that every sound seed has."""
@@ -82,12 +76,10 @@ class Study:
         return [key for key in sound[0] if all(key in one for one in sound)] if sound else []
 
     def shares(self, kind: str) -> list[float]:
-        """Shares kept that any sound seed was measured with, the largest first."""
-        return sorted({keep for one in self.sound(kind) for _, keep in one if 0 < keep < 1}, reverse=True)
+        return sorted({keep for _, keep in self.keys(kind) if 0 < keep < 1}, reverse=True)
 
     def arms(self, kind: str) -> list[str]:
-        """Arms that any sound seed was measured with."""
-        return list(dict.fromkeys(name for one in self.sound(kind) for name, keep in one if 0 < keep < 1))
+        return list(dict.fromkeys(name for name, keep in self.keys(kind) if 0 < keep < 1))
 
     def scores(self, key: Key, kind: str) -> np.ndarray:
         """Mean over sound seeds of the scores of the questions of one kind, (num,)."""
@@ -129,32 +121,20 @@ def checks(study: Study) -> list[list[str]]:
     """Rows of what the study asked: the question, the result, whether it holds."""
     rows: list[tuple[str, str, bool]] = []
     for keep in study.shares("one"):
-        rows += _ceilings(study.at(keep), keep)
+        for arm in [name + end for name in BLIND for end in ("", TUNED)]:
+            if (arm, keep) in study.keys("one"):
+                limit = study.ceiling(keep)
+                away = study.mean(study.scores((arm, keep), "one") - limit, "one")
+                text = f"{arm}, {keep:g} kept, one hop: within 3 points of {limit:.1%}"
+                rows.append((text, signed(away), abs(away.value) <= CEILING))
     for kind in study.of_kinds:
-        rows += _goals(study.at(GOAL_SHARE), kind)
-        for keep in study.shares(kind):
-            rows += _hard(study.at(keep), keep, kind)
+        rows += _goals(study, kind)
+        for arm, keep in study.keys(kind):
+            if (f"{arm}{SOFT}", keep) in study.keys(kind):
+                lost = study.mean(study.scores((arm, keep), kind) - study.scores((f"{arm}{SOFT}", keep), kind), kind)
+                text = f"{arm}, {keep:g} kept, {NAMES[kind]}: hard within 2 points of soft"
+                rows.append((text, signed(lost), abs(lost.value) <= HARD))
     return [[asked, result, "yes" if holds else "NO"] for asked, result, holds in rows]
-
-
-def _ceilings(study: Study, keep: float) -> list[tuple[str, str, bool]]:
-    rows = []
-    for arm in [name + end for name in BLIND for end in ("", TUNED)]:
-        if (arm, keep) in study.keys("one"):
-            limit = study.ceiling(keep)
-            away = study.mean(study.scores((arm, keep), "one") - limit, "one")
-            text = f"{arm}, {keep:g} kept, one hop: within 3 points of {limit:.1%}"
-            rows.append((text, signed(away), abs(away.value) <= CEILING))
-    return rows
-
-
-def _hard(study: Study, keep: float, kind: str) -> list[tuple[str, str, bool]]:
-    rows, keys = [], study.keys(kind)
-    for arm in [arm for arm, share in keys if share == keep and (f"{arm}{SOFT}", keep) in keys]:
-        lost = study.mean(study.scores((arm, keep), kind) - study.scores((f"{arm}{SOFT}", keep), kind), kind)
-        text = f"{arm}, {keep:g} kept, {NAMES[kind]}: hard within 2 points of soft"
-        rows.append((text, signed(lost), abs(lost.value) <= HARD))
-    return rows
 
 
 def _goals(study: Study, kind: str) -> list[tuple[str, str, bool]]:
@@ -248,8 +228,8 @@ def _whole(study: Study) -> list[list[str]]:
 
 
 def _shares(study: Study, kind: str) -> list[tuple[float, Study]]:
-    """Columns of the arms: a share kept, and what was found of it."""
-    return [(keep, study.at(keep)) for keep in study.shares(kind)]
+    """Columns of the arms: a share kept, and what was found."""
+    return [(keep, study) for keep in study.shares(kind)]
 
 
 def _arms(study: Study, kind: str, columns: Sequence[tuple[float, Study]]) -> list[str]:
