@@ -69,7 +69,7 @@ def test_an_example_is_predicted_as_by_a_recipe_with_its_landmark_alone_bit_for_
         assert alone.ids.tolist() == data.ids[mine].tolist()
         found = predicted(loaded, alone, plan)
         for name, values in vars(found).items():
-            if isinstance(values, np.ndarray):
+            if isinstance(values, np.ndarray) and name != "patient":  # a number within the cohort
                 assert np.array_equal(values, getattr(told, name)[mine], equal_nan=True), name
 
 
