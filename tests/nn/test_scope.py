@@ -41,7 +41,7 @@ def test_another_thread_reads_its_own_value() -> None:
     assert found == [1.0]
 
 
-@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")  # of torch, a fault of 3.13.0
+@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")  # torch, of 3.13.0 alone
 def test_compiled_code_follows_the_value() -> None:
     graphs: list[Any] = []
 
