@@ -113,8 +113,8 @@ class PrunePass:
         return cumulative_keep(self.probabilities)
 
     def found(self, loss: Tensor) -> list[Tensor]:
-        """How much a sum of losses of this pass falls as the weight of a token grows, (num_visual,) per head, and 0 for
-        tokens that always stay; of a pass for relevance."""
+        """Fall of a sum of losses of this pass as the weight of a token grows, (num_visual,) per head, and 0 for tokens
+        that always stay; of a pass for relevance."""
         falls = torch.autograd.grad(-loss, self.probabilities, retain_graph=True, materialize_grads=True)
         return [one.masked_fill(self._needed, 0) for one in falls]
 
