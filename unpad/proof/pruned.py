@@ -98,8 +98,8 @@ def plain_pass(model: VisionLanguage, sample: RaggedBatch, mode: str) -> Plain:
     there, p = torch.ones(total, dtype=torch.bool), torch.ones(total, dtype=batch_dtype(model))
     rotary, x = decoder._rotary(batch.position_ids, p.dtype), decoder._embed(batch)
     kept, weights = [], p[:0]  # before the first block there is no attention
-    chances: list[Tensor] = []  # weights that tokens have by chance, and what heads expect of them
-    expected: list[Tensor] = []
+    chances: list[Tensor] = []  # weights that tokens have by chance
+    expected: list[Tensor] = []  # logits of heads beside them
     for index in range(BEFORE, len(decoder.blocks)):
         if index != BEFORE:
             kept.append(int((row.visual & there).sum()))
