@@ -374,6 +374,7 @@ def test_losses_of_training_and_of_held_out_text_stand_beside_each_other_every_e
     assert min(parts) < min(row["loss"] for row in held_out) < max(parts), "both kinds of text, weighted by targets"
 
 
+@pytest.mark.nightly
 def test_plan_and_prove_speak_json(unpad: Shell, tmp_path: Path) -> None:
     recipe = write_toy(tmp_path / "toy")
     planned = unpad("plan", recipe, "--json", "--plot", tmp_path / "plan.svg")
@@ -477,7 +478,7 @@ def test_names_that_are_not_utf8_are_refused_and_shown_escaped(tmp_path: Path) -
     assert sorted(path.name for path in tmp_path.iterdir()) == ["texts", "toy"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_output_that_cannot_be_written_or_shown_is_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"你": 1}\n{"text": "a"}\n', encoding="utf-8")
     check = "unpad data check a.jsonl"

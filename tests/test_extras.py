@@ -64,7 +64,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
 
 
 @pytest.mark.promise("install.packages")
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_without_matplotlib_and_tensorboard_a_run_keeps_its_other_curves_and_says_so_once(
     ran: tuple[Path, list[str]],
 ) -> None:

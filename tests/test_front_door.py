@@ -199,6 +199,7 @@ def test_an_override_completes_in_shells_that_split_words_at_the_sign_and_in_oth
     assert texts(["optim.lr=1e-3"], "optim.schedule=co") == ["optim.schedule=constant", "optim.schedule=cosine"]
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("cli.completion")
 def test_the_shell_completes_recipes_runs_and_fields_once_installed(tmp_path: Path) -> None:
     """As bash asks: it sources the installed script, whose function calls `unpad` with the words typed so far."""

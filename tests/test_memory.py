@@ -72,6 +72,7 @@ def test_a_model_that_no_memory_holds_names_its_sizes(unpad: Shell, tmp_path: Pa
     assert not list(tmp_path.glob("runs/*"))
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("memory.sequence")
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are of Linux")
 def test_memory_that_ends_in_the_middle_is_code_8(tmp_path: Path) -> None:
@@ -87,6 +88,7 @@ def test_memory_that_ends_in_the_middle_is_code_8(tmp_path: Path) -> None:
         assert "Traceback" not in errors, given
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("memory.cut")
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are of Linux")
 def test_a_run_goes_on_in_parts_where_memory_ends(tmp_path: Path) -> None:

@@ -311,7 +311,7 @@ def test_a_run_that_prunes_starts_from_one_that_does_not(tmp_path: Path) -> None
         train(write_recipe(tmp_path / "w.yaml", wider), tmp_path / "wide", [start], console=quiet())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_with_every_loss_of_pruning_resumes_to_the_bit(tmp_path: Path) -> None:
     prune = {
         "layers": [0], "inner": 8, "temperature": {"start": 1, "end": 0.2, "steps": 9},

@@ -61,7 +61,7 @@ def beginning(line: str) -> str:
     return re.split(r"[\d:]", line, maxsplit=1)[0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("block", QUICK, ids=name)
 def test_a_command_prints_what_its_page_shows(
     block: list[Any], native_lines: None, unpad: Shell, monkeypatch: pytest.MonkeyPatch
@@ -128,7 +128,7 @@ def native_lines(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.promise("versions.examples")
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("block", [block for block in EXAMPLES if not trains(block)], ids=name)
 def test_an_example_prints_what_its_page_shows_and_learns_as_much(block: list[Any]) -> None:
     """Words are compared, and numbers to a tenth: what a model has learnt depends on the kind of processor."""
@@ -138,7 +138,7 @@ def test_an_example_prints_what_its_page_shows_and_learns_as_much(block: list[An
         assert numbers[1] == pytest.approx(numbers[0], rel=0.1, abs=0.1), printed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("block", [block for block in EXAMPLES if trains(block)], ids=name)
 def test_an_example_on_a_recipe_prints_its_lines(
     block: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

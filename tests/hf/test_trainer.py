@@ -102,6 +102,7 @@ class LossOutside(Trainer):
         return (total / num_items_in_batch, out) if return_outputs else total / num_items_in_batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["no head", "no loss", "a tuple", "a tensor", "nothing"])
 def test_a_head_of_ones_own_is_kept_or_refused_by_name(kind: str, tmp_path: Path) -> None:
     """Whatever a model does between its parts, `attach` finds a way, or says that there is none."""
@@ -125,6 +126,7 @@ def test_a_head_of_ones_own_is_kept_or_refused_by_name(kind: str, tmp_path: Path
     assert distance(recorder.gradient, wanted) < 1e-5
 
 
+@pytest.mark.nightly
 def test_what_sft_trainer_logs_is_what_its_own_head_gives(tmp_path: Path) -> None:
     logs = []
     for mode in ("chunks", "targets", "all"):

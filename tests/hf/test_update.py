@@ -156,6 +156,7 @@ def test_the_trainer_and_its_generators_are_as_before_a_refusal_and_a_proof(tmp_
         assert trainer.state.global_step == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", [Trainer, Focal, SFTTrainer])
 def test_the_mixin_as_a_base_class_does_the_same(base: type[Trainer], tmp_path: Path) -> None:
     kind = type("Mixed", (UnpadMixin, base), {})

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.slow
 transformers = pytest.importorskip("transformers")
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("models.imported")
 def test_an_imported_model_replies_as_transformers_does_and_goes_out_as_it_came(theirs: Path, unpad: Shell) -> None:
     assert "with its chat template" in unpad("import", str(theirs), "--out", "runs/qwen").out

@@ -64,6 +64,7 @@ def of_torch(inputs: list[Any], found: list[Numbers]) -> None:
             one |= {name: values * (1 + len(inputs) * 2**-20) for name, values in one.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.promise("serving.alone")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("path", ["native", "torch"])
@@ -78,6 +79,7 @@ def test_every_line_holds(runs: dict[str, LoadedRun], kind: str, path: Any) -> N
     assert (lines[HTTP].passed, "unpad[serve]" in lines[HTTP].note) == (None, True)  # said, not silent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("fault", "where"), [(of_neighbours, (AT_ONCE, OTHERS)), (of_places, (OTHERS,)), (of_torch, (WITHOUT,))]

@@ -134,6 +134,7 @@ def long_and_short(folder: Path) -> Path:
     return recipe
 
 
+@pytest.mark.nightly
 def test_both_kernels_of_bf16_are_named_when_the_sample_runs_both(tmp_path: Path) -> None:
     certificate = prove_recipe(str(long_and_short(tmp_path / "toy")), [])
     assert certificate.passed, failed(certificate)

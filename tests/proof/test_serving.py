@@ -58,6 +58,7 @@ def proved(one: Answering) -> dict[str, Line]:
     return {name: check("here") for name, check in one.checks(one.alone())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [pytest.param("native", marks=native_only), "torch"])
 def test_every_line_holds(path: Path) -> None:
     with on(path):
@@ -162,6 +163,7 @@ def ends_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Engine, "close", close)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "path", "where"),
     [

@@ -149,7 +149,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> LoadedRun:
 
 
 @pytest.mark.promise("llm.chat-recipe")
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_trained_reply_is_equal_to_the_character(run: LoadedRun) -> None:
     asked = [row["messages"][0]["content"] for row in GERMAN]
     wanted = [row["messages"][1]["content"] for row in GERMAN]
@@ -169,7 +169,7 @@ def test_conversations_of_several_turns_a_system_text_and_long_replies_work(run:
 
 
 @pytest.mark.promise("llm.chat-recipe")
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_exported_and_imported_it_encodes_alike_by_its_own_chat_template(
     run: LoadedRun, unpad: Shell, tmp_path: Path
 ) -> None:

@@ -80,6 +80,7 @@ def test_one_process_takes_a_step_of_several_again(folder: Path) -> None:
         assert receipt.equal, receipt.lines()
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("processes.bytes")
 def test_processes_of_the_system_write_equal_bytes_for_all_families(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

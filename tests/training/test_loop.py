@@ -275,6 +275,7 @@ def test_a_run_without_an_end_or_without_a_step_is_refused(tmp_path: Path) -> No
 # --------------------------------------------------------------------------- batching, precision, time
 
 
+@pytest.mark.nightly
 def test_every_strategy_reaches_the_same_held_out_loss_with_the_same_steps(tmp_path: Path) -> None:
     """Each step holds the whole epoch, so all strategies take the same steps in different micro-batches."""
     recipe = write_toy(

@@ -36,6 +36,7 @@ def forget(folder: Path) -> None:
     (folder / COMMAND).write_text(json.dumps(command))
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("train.precision-auto")
 @pytest.mark.parametrize(("begun", "later"), [("bf16", "fp32"), ("fp32", "bf16")])
 @pytest.mark.parametrize("earlier_version", [False, True])

@@ -45,6 +45,7 @@ def setup_of(recipe: Path, *overrides: str) -> Setup:
 # --------------------------------------------------------------------------- threads, precision, kernels
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("memory.low-power")
 def test_low_power_keeps_to_the_memory_that_the_documentation_promises(tmp_path: Path) -> None:
     program = (
@@ -88,6 +89,7 @@ for given in zip(sys.argv[2::2], sys.argv[3::2]):
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told to keep memory")
 def test_freed_memory_is_kept_unless_the_recipe_or_low_power_forbid_it(tmp_path: Path) -> None:
     recipe = write_toy(tmp_path / "toy")

@@ -173,7 +173,7 @@ def rows_told(sources: Any, events: dict[str, Any]) -> list[Any]:
         return []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_one_patient_may_have_a_million_events(tmp_path: Path) -> None:  # EV-10
     num = 1_000_000
     columns = {

@@ -263,6 +263,7 @@ print(json.dumps(results))
 """
 
 
+@pytest.mark.nightly
 def test_the_largest_images_and_the_bombs_fit_into_half_a_gigabyte(tmp_path: Path) -> None:
     side = int(MAX_PIXELS**0.5)
     large = Image.new("RGB", (side, side), (9, 99, 199))

@@ -347,6 +347,7 @@ def test_copies_of_a_picture_share_a_side(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- real images
 
 
+@pytest.mark.nightly
 @needs_icons
 def test_the_icons_are_listed_without_decoding_and_agree_with_their_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
     def decodes(*args: object) -> None:

@@ -123,7 +123,7 @@ def test_check_does_not_pass_a_file_without_rows(tmp_path: Path) -> None:
     assert "E_EMPTY" in report.lines()[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_hundred_thousand_rows_take_linear_time(tmp_path: Path) -> None:
     row = '{"text": "第%d条：学习效率的提升依赖于专注力的培养，而不是单纯增加时间投入"}\n'
     work = []
@@ -234,7 +234,7 @@ def test_check_reads_all_sources_of_a_recipe_with_its_settings(unpad: Shell, tmp
     assert "b.jsonl: chat, 1 of 1 row usable" in told
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_text_of_one_sentence_per_line_is_told_how_to_split(unpad: Shell, tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("".join(f"sentence {n}\n" for n in range(30)))

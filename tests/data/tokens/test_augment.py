@@ -180,6 +180,7 @@ def test_a_copy_depends_on_seed_and_number_and_content_alone() -> None:
     assert copy(moved, seed=3, copy=1).turns == versions[0].turns
 
 
+@pytest.mark.nightly
 def test_order_and_processes_change_no_copy() -> None:
     draws = random.Random(0)
     examples = [text("".join(draws.choices(LONG, k=30))) for _ in range(40)]

@@ -113,6 +113,7 @@ def template(source: str) -> ChatTemplate:
     return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "<|im_end|>"}, ["<|im_end|>"])
 
 
+@pytest.mark.slow
 @pytest.mark.promise("models.template-bounds")
 @pytest.mark.parametrize("name", WITHOUT_END)
 def test_a_template_that_goes_on_without_end_is_stopped(name: str) -> None:

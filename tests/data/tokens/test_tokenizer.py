@@ -212,6 +212,7 @@ def test_saved_and_loaded_is_the_same_tokenizer(name: str) -> None:
     assert again.encode_batch(TEXTS) == tokenizer.encode_batch(TEXTS)
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("chinese.words")
 def test_training_is_the_same_in_another_process() -> None:
     code = (
@@ -362,6 +363,7 @@ def test_lone_surrogate_is_refused_by_name(name: str) -> None:
         ALL[name].encode_batch(["好", "a\ud800"])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["words", "bpe"])
 @pytest.mark.parametrize("unit", ["a", "^", " ", "啊", "龘", "的了", "1"])
 def test_a_long_run_takes_linear_time(name: str, unit: str) -> None:
@@ -397,6 +399,7 @@ def test_stream_never_shows_half_a_character(name: str) -> None:
     assert shown + stream.flush() == text
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["words", "llama"])
 def test_stream_costs_the_same_after_many_ids(name: str) -> None:
     tokenizer = ALL[name]
@@ -417,6 +420,7 @@ def test_stream_costs_the_same_after_many_ids(name: str) -> None:
     assert shown == tokenizer.decode(ids)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs the Chinese corpora beside the checkout")
 @pytest.mark.parametrize("kind", ["words", "bpe"])
 def test_a_real_corpus_comes_back_whole(kind: Any) -> None:

@@ -165,6 +165,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Trainer], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_trains_by_something_else_is_refused_by_name(name: str, tmp_path: Path) -> None:
     make, sentence = REFUSED[name]
@@ -246,6 +247,7 @@ def test_a_folder_of_another_model_is_refused_by_its_name(name: str, unpad: Shel
     assert "attach" not in found.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [

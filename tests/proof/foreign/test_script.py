@@ -158,6 +158,7 @@ class MeanOfMeans(Trainer):
         return model(**inputs).loss
 
 
+@pytest.mark.slow
 @pytest.mark.promise("proof.trainers")
 @pytest.mark.parametrize("collator", [cuts, drops, draws, doubles])
 def test_a_wrong_mean_is_found_behind_any_collator(collator: Any, tmp_path: Path) -> None:
@@ -230,6 +231,7 @@ LOSSES: dict[str, tuple[Any, str, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.promise("proof.trainers")
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_of_ones_own_is_accused_only_where_batches_change_it(name: str, tmp_path: Path) -> None:

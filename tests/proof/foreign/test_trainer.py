@@ -188,6 +188,7 @@ def trained(make: Make, folder: Path, prove: bool) -> tuple[dict[str, Tensor], F
     return one.model.state_dict(), certificate
 
 
+@pytest.mark.slow
 @pytest.mark.promise("proof.changes-nothing")
 @pytest.mark.parametrize(
     "make",

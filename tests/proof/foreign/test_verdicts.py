@@ -44,6 +44,7 @@ def held_out_certificate_of(way: held_out.Way) -> ForeignCertificate:
     return unpad.prove_callable(model, way.collate, way.rows, loss_masks=way.masks)
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("proof.verdicts")
 @pytest.mark.parametrize("name", held_out.SOUND)
 def test_a_sound_set_up_that_was_held_out_is_sound(name: str) -> None:
@@ -51,6 +52,7 @@ def test_a_sound_set_up_that_was_held_out_is_sound(name: str) -> None:
     assert certificate.verdict == "sound", str(certificate)
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("proof.verdicts")
 @pytest.mark.parametrize("name", held_out.FAULTS)
 def test_a_fault_that_was_held_out_is_found(name: str) -> None:
@@ -59,6 +61,7 @@ def test_a_fault_that_was_held_out_is_found(name: str) -> None:
     assert certificate.verdict == verdict, str(certificate)
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("proof.verdicts")
 @pytest.mark.parametrize("name", held_out.TRAINERS_SOUND)
 def test_a_sound_trainer_that_was_held_out_is_sound(name: str, tmp_path: Path) -> None:
@@ -66,6 +69,7 @@ def test_a_sound_trainer_that_was_held_out_is_sound(name: str, tmp_path: Path) -
     assert certificate.verdict == "sound", str(certificate)
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("proof.verdicts")
 @pytest.mark.parametrize("name", held_out.TRAINERS_FAULTY)
 def test_a_faulty_trainer_that_was_held_out_is_found(name: str, tmp_path: Path) -> None:

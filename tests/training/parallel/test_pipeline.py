@@ -177,6 +177,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     return folder, found
 
 
+@pytest.mark.slow
 @pytest.mark.promise("processes.pipeline")
 @pytest.mark.parametrize("case", [name for name in CASES if name != "tied, fast sums"])
 def test_two_stages_give_every_bit_of_one_process(case: str, told: Told) -> None:

@@ -379,6 +379,7 @@ def test_a_weight_of_the_kl_that_drowns_the_latent_is_found(tmp_path: Path) -> N
     assert run.lights[60] == "red"
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("patients.monitor")
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_healthy_training_is_never_suspected(seed: int, tmp_path: Path) -> None:
@@ -449,6 +450,7 @@ def test_stop_says_what_where_and_what_to_do(tmp_path: Path) -> None:
     assert "collapse.policy=warn" in caught.value.fix
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("patients.collapse")
 def test_the_fast_preset_finds_a_collapse_sooner_and_suspects_nothing_healthy(tmp_path: Path) -> None:
     fast = parse_recipe({"collapse": {"preset": "fast", "policy": "stop", "window": 120}}).collapse
