@@ -121,6 +121,7 @@ print("\\n" + json.dumps(ended))
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("cli.early")
 def test_errors_of_names_fields_and_places_are_told_before_a_heavy_module_is_loaded(tmp_path: Path) -> None:
     write_files(tmp_path)

@@ -168,7 +168,7 @@ def test_runs_train_resume_and_answer(tmp_path: Path, model: dict[str, Any], ima
 
 
 @pytest.mark.promise("images.own-size")
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "model",
     [

@@ -63,6 +63,7 @@ def block_cases() -> list[object]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "block"), block_cases())
 def test_python_of_the_pages_runs(
     name: str, block: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -124,6 +125,7 @@ def test_the_dialogue_of_the_first_pages_answers_questions_that_are_not_trained(
         assert {reply for _, reply in said} <= replies
 
 
+@pytest.mark.nightly
 def test_speeds_of_the_first_pages_and_of_their_picture_are_those_of_the_page() -> None:
     """docs/speed.md itself is held to the measurements by tests/docs/test_speed.py."""
     page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")

@@ -62,6 +62,7 @@ def gradient(model: torch.nn.Module, batch: dict[str, Any], **options: Any) -> d
     return take_gradient(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ATTENTION_ALONE)
 def test_every_form_of_batch_has_the_gradient_of_one_sequence_at_a_time(family: str) -> None:
     model = make_model(family)

@@ -47,6 +47,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "family", "mode"), CASES)
 def test_an_update_and_an_evaluation_are_those_of_one_sequence_at_a_time(
     kind: str, family: str, mode: str, tmp_path: Path
@@ -242,6 +243,7 @@ def test_steps_accumulate_micro_batches_and_weigh_targets_alike(tmp_path: Path) 
     assert recorder.num_steps == len(counts) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "family"), [("plain", "lfm2"), ("sft", "llama")])
 def test_gradient_checkpointing_changes_no_gradient(kind: str, family: str, tmp_path: Path) -> None:
     model = make_model(family)
@@ -254,6 +256,7 @@ def test_gradient_checkpointing_changes_no_gradient(kind: str, family: str, tmp_
     assert distance(recorder.gradient, wanted) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "sft"])
 def test_mixed_precision_has_the_gradient_up_to_its_rounding(kind: str, tmp_path: Path) -> None:
     model = make_model("llama")
@@ -396,6 +399,7 @@ def test_a_model_that_leaks_is_refused_with_the_reason(tmp_path: Path, monkeypat
         attach(trainer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["certify", "add_target_head"])
 @pytest.mark.parametrize(("kind", "family"), [("plain", "lfm2"), ("sft", "llama")])
 def test_a_refused_trainer_and_its_model_are_as_they_were(
@@ -429,6 +433,7 @@ def test_a_refused_trainer_and_its_model_are_as_they_were(
         assert torch.equal(own, other)
 
 
+@pytest.mark.nightly
 def test_a_trainer_that_is_given_again_trains_as_if_once(tmp_path: Path) -> None:
     gradients = []
     for times in (1, 2):

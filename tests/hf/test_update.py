@@ -86,6 +86,7 @@ def proved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return request.param, trainer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_of_the_examples_is_found_by_attach_and_after_it(
     proved: tuple[str, Trainer], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -132,6 +132,7 @@ def error_of_file(model: Decoder, path: Path) -> float:
     return worst
 
 
+@pytest.mark.slow
 @pytest.mark.promise("models.gguf")
 @pytest.mark.parametrize("name", MODELS)
 def test_the_definition_of_the_architecture_gives_equal_logits(name: str, tmp_path: Path) -> None:
@@ -190,6 +191,7 @@ def test_gelu_is_written_as_its_approximation_and_said_so(name: str, exact: str,
 READ_BACK = ("llama", "llama 3", "mistral", "qwen2", "qwen3")
 
 
+@pytest.mark.slow
 @pytest.mark.promise("models.gguf")
 @pytest.mark.parametrize("precision", TOLERANCES)
 @pytest.mark.parametrize("name", READ_BACK)

@@ -87,6 +87,7 @@ def test_a_recipe_trains_from_a_folder_or_a_run_and_both_begin_alike(theirs: Pat
     )
 
 
+@pytest.mark.nightly
 def test_an_imported_run_is_proved_on_data_that_is_named(
     theirs: Path, talks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unpad: Shell
 ) -> None:

@@ -77,6 +77,7 @@ def test_patients_pass_and_no_line_is_left_open() -> None:
     assert "a set never changes an earlier output" in {line.name for line in certificate.lines}
 
 
+@pytest.mark.nightly
 def test_patients_without_events_have_nothing_to_change_and_fail_no_line(tmp_path: Path) -> None:
     ids = np.arange(24)
     some = np.repeat(ids[ids % 3 > 0], 4)

@@ -53,6 +53,7 @@ def test_texts_and_conversations_are_equal_at_every_number_of_processes(folder: 
         assert trained("zh_chat", folder, size) == expected, size
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("processes.bytes")
 @pytest.mark.skipif(not library.enabled(), reason="no native kernels, which the other tests run without then")
 def test_they_are_equal_with_the_kernels_of_torch(folder: Path) -> None:

@@ -49,6 +49,7 @@ def snapshots(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 # --------------------------------------------------------------------------- course of a run
 
 
+@pytest.mark.nightly
 def test_the_same_run_twice_writes_the_same_bytes_and_learns(tmp_path: Path) -> None:
     recipe = write_toy(tmp_path)
     for name in ("a", "b"):
@@ -298,6 +299,7 @@ def test_every_strategy_reaches_the_same_held_out_loss_with_the_same_steps(tmp_p
         assert other_loss == pytest.approx(loss, rel=1e-5), strategy
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("train.precisions")
 def test_bf16_follows_fp32(tmp_path: Path) -> None:
     recipe = write_toy(tmp_path, stages=[], train={"max_epochs": 2})

@@ -96,6 +96,7 @@ def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
         assert float((found[name] - value).abs().max()) <= 1e-12 * scale, name
 
 
+@pytest.mark.slow
 @pytest.mark.promise("memory.cut")
 @pytest.mark.parametrize(
     ("kind", "path"),

@@ -48,6 +48,7 @@ def test_a_run_begun_by_an_earlier_version_with_a_number_for_a_boolean_goes_on(t
     assert settings.plan.drop_last is settings.model["tied"] is True
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "limits", [("train.max_steps=7", "train.max_steps=14"), ("train.max_epochs=1", "train.max_epochs=2")]
 )

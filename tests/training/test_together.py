@@ -281,6 +281,7 @@ def test_a_signal_in_an_epoch_without_steps_saves_and_ends_all(
     assert checkpoint.load_newest(tmp_path / "run" / "checkpoints")[0].step == last
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_with_any_number_of_processes(tmp_path: Path) -> None:
     """Over the end of a stage and an early stop, from checkpoints of 3, 1 and 2 processes."""
     recipe = write_toy(tmp_path, train={"threads": 1, "patience": 2, "min_delta": 2.0, "eval_every": 4})

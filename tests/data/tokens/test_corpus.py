@@ -349,7 +349,7 @@ def test_a_damaged_cache_is_built_again_to_the_same_bytes(folder: Path, damage: 
     assert [path.read_bytes() for path in files] == whole
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_at_once_finish_with_the_same_cache(folder: Path) -> None:
     recipe = folder / "recipe.json"
     recipe.write_text(make_recipe(folder).model_dump_json())

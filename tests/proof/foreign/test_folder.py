@@ -61,6 +61,7 @@ def test_a_silent_leak_fails_and_says_what_to_do_instead(unpad: Shell, tmp_path:
     assert "TRL padding_free" in proof["advice"].partition("Do not use")[2]
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("hf.judged")
 def test_a_mixer_that_refuses_packed_rows_does_no_silent_harm(unpad: Shell, tmp_path: Path) -> None:
     found = prove(unpad, tmp_path, {"model_type": "qwen3_5_text", "num_hidden_layers": 4})

@@ -108,6 +108,7 @@ def made(
     return one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOUND)
 def test_padding_in_the_data_is_no_part_of_a_sequence(name: str, tmp_path: Path) -> None:
     certificate = proved(SOUND[name](tmp_path))
@@ -158,6 +159,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Trainer], str, str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_of_padded_data_is_named(name: str, tmp_path: Path) -> None:
     make, verdict, kind, advice = FAULTS[name]

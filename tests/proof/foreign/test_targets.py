@@ -124,6 +124,7 @@ FAULTS: dict[str, tuple[Loss, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompts", [True, False])
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_loss_that_takes_other_targets_is_found_and_named(name: str, prompts: bool, tmp_path: Path) -> None:
@@ -152,6 +153,7 @@ RIGHT: dict[str, Loss] = {
 REPEATING = [[*([one[0]] * 3), *one[1:], one[-1], one[-1]] for one in sequences()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("repeats", [False, True])
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_loss_of_ones_own_that_takes_the_next_token_is_sound(name: str, repeats: bool, tmp_path: Path) -> None:

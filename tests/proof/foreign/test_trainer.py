@@ -92,6 +92,7 @@ SOUND: dict[str, Make] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.promise("proof.precision")
 @pytest.mark.parametrize("name", SOUND)
 def test_a_sound_trainer_passes(name: str, tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ def values(folder: Path) -> list[float]:
     return [row["loss"] for kind in ("train", "eval") for row in rows(folder, kind)]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["whole", "by_three", "by_one", "joined"])
 def test_losses_are_those_of_one_process_but_for_rounding(runs: Path, name: str) -> None:
     assert len(values(runs / name)) > 9
