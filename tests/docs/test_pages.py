@@ -6,7 +6,6 @@ import inspect
 import json
 import re
 import runpy
-import unicodedata
 from pathlib import Path
 
 import pytest
@@ -176,9 +175,3 @@ def test_both_first_pages_have_the_same_numbers_and_links() -> None:
     for pattern in (r"\d[\d,]*(?:\.\d+)?(?:e-\d+)?(?: %)?", r"\]\((?!README)([^)]+)\)"):
         numbers = [sorted(re.findall(pattern, prose(page))) for page in (ENGLISH, CHINESE)]
         assert numbers[0] == numbers[1]
-
-
-def test_chinese_is_punctuated_in_full_width() -> None:
-    text = re.sub(r"`[^`]*`|\]\([^)]*\)", "", prose(CHINESE))
-    for before, mark in re.findall(r"(.)([,;:?!()])", text):
-        assert unicodedata.category(before) != "Lo", f"{before}{mark}"

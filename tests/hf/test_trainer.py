@@ -27,7 +27,6 @@ from unpad import prove_trainer
 from unpad.errors import ProofError, RecipeError, UnpadError
 from unpad.hf import UnpadMixin, attach, head
 from unpad.hf import trainer as hf_trainer
-from unpad.hf.mixers import Boundaries
 
 pytestmark = pytest.mark.filterwarnings("default")  # trainers of other packages warn of their own affairs
 
@@ -380,25 +379,6 @@ def test_ranks_that_hold_parts_of_the_model_are_refused(
         attach(trainer)
 
 
-@pytest.mark.parametrize("name", ["tp", "cp", "sp"])
-def test_ranks_that_divide_sequences_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = make_trainer("plain", make_model("llama"), tmp_path)
-    monkeypatch.setattr(trainer, f"get_{name}_size", lambda: 2)
-    with pytest.raises(RecipeError, match=r"parallelism over 2 processes"):
-        attach(trainer)
-
-
-def test_a_model_that_leaks_is_refused_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = make_trainer("plain", make_model("llama"), tmp_path)
-
-    def blind(self: Boundaries, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        return args, {name: value for name, value in kwargs.items() if name in ("input_ids", "labels", "use_cache")}
-
-    monkeypatch.setattr(Boundaries, "__call__", blind)
-    with pytest.raises(ProofError, match=r"LlamaForCausalLM in a flat batch is not itself.*another sequence moves"):
-        attach(trainer)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["certify", "add_target_head"])
 @pytest.mark.parametrize(("kind", "family"), [("plain", "lfm2"), ("sft", "llama")])
@@ -431,31 +411,6 @@ def test_a_refused_trainer_and_its_model_are_as_they_were(
     untouched.train()
     for own, other in zip(trainer.model.parameters(), untouched.model.parameters(), strict=True):
         assert torch.equal(own, other)
-
-
-@pytest.mark.nightly
-def test_a_trainer_that_is_given_again_trains_as_if_once(tmp_path: Path) -> None:
-    gradients = []
-    for times in (1, 2):
-        trainer = make_trainer("sft", make_model("llama"), tmp_path)
-        recorder = Recorder()
-        trainer.add_callback(recorder)
-        for tokens in (32, 64)[-times:]:
-            attach(trainer, tokens_per_micro=tokens)
-        trainer.train()
-        gradients.append(recorder.gradient)
-    assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])
-
-
-def test_micro_batches_of_no_tokens_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="no tokens"):
-        attach(make_trainer("plain", make_model("llama"), tmp_path), tokens_per_micro=0)
-
-
-def test_examples_that_the_trainer_may_have_cut_are_warned_of(tmp_path: Path) -> None:
-    trainer = make_trainer("sft", make_model("llama"), tmp_path, max_length=16)
-    with pytest.warns(UserWarning, match="examples have exactly max_length=16 tokens"):
-        attach(trainer)
 
 
 @pytest.fixture(autouse=True)

@@ -50,10 +50,6 @@ def directory(path: Path) -> None:
     path.mkdir()
 
 
-def test_the_folder_is_sound_as_it_is(theirs: Path, tmp_path: Path) -> None:
-    assert "context 32" in import_folder(str(theirs), tmp_path / "run")[0]
-
-
 @pytest.mark.promise("models.files")
 @pytest.mark.parametrize("make", [pipe, endless, sparse, directory])
 @pytest.mark.parametrize("name", NAMES)

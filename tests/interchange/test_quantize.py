@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from unpad.interchange.quantize import quantize_run
 from unpad.nn.native.quantized import Int4Weight, Int8Weight, Kind, QuantizedWeight
 from unpad.run import checkpoint
 from unpad.run.base import run_weights
-from unpad.run.report.samples import keep_evaluation, newest_evaluation
 
 pytestmark = [pytest.mark.slow, pytest.mark.promise("models.quantized")]
 KINDS: tuple[Kind, ...] = ("int8", "int4")
@@ -115,29 +113,6 @@ def test_a_quantized_run_is_used_and_trained_no_further(kind: Kind, trained: Run
     assert (twice.code, f"unpad quantize {original.resolve()}" in twice.err) == (2, True)
     assert unpad("quantize", original, "--out", "runs/shrunk").code == 2
     assert unpad("quantize", original, "--out", "z", "--weights", "int2").code == 2
-
-
-def test_new_pairs_are_measured_with_quantized_weights(trained: Runs, tmp_path: Path, unpad: Shell) -> None:
-    original = trained("pairs")
-    quantize_run(str(original), Path("shrunk"), "int8")
-    rows = (original.parent / "pairs.jsonl").read_text(encoding="utf-8").splitlines()[:8]
-    Path("new.jsonl").write_text("\n".join(rows).replace("、", ";"), encoding="utf-8")
-    done = unpad("eval", "shrunk", "--data", "new.jsonl")
-    assert (done.code, "accuracy" in done.out) == (0, True), done.err
-
-
-def test_without_the_original_as_it_was_the_loss_is_not_told(trained: Runs, tmp_path: Path, unpad: Shell) -> None:
-    shutil.copytree(trained("images"), "mine")
-    keep_evaluation(Path("mine"), 1, {}, [])
-    quantize_run("mine", Path("shrunk"), "int8")
-    assert newest_evaluation(Path("shrunk")) is None, "it is of other weights"
-    state = checkpoint.load(Path("mine/checkpoints/best"))
-    state.tensors["model.head.weight"] += 1
-    checkpoint.save_named(Path("mine/checkpoints"), "best", state)
-    metrics, lines = evaluate_run("shrunk")
-    assert ("divergence" in metrics, "have changed" in lines[-1]) == (False, True)
-    shutil.rmtree("mine")
-    assert evaluate_run("shrunk")[1][-1].endswith("mine is gone")
 
 
 @pytest.mark.parametrize("kind", KINDS)

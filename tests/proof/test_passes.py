@@ -11,7 +11,6 @@ import pytest
 
 from tests.helpers.families import Finished
 from tests.helpers.paths import on
-from unpad.errors import RecipeError
 from unpad.evaluation.family import HeldOutInputs, Numbers
 from unpad.inference.loaded import LoadedRun, load
 from unpad.nn.native import library
@@ -100,9 +99,3 @@ def test_what_compares_nothing_is_not_proven(runs: dict[str, LoadedRun], monkeyp
     lines = prove_passes(runs["images"], None, "").lines
     assert [line.passed for line in lines] == [None] * 4
     assert lines[0].note == "fewer than two inputs"
-
-
-@pytest.mark.parametrize("kind", [*KINDS, "questions"])
-def test_prompts_of_a_file_are_refused_where_nothing_reads_them(finished: Finished, kind: str, tmp_path: Any) -> None:
-    with pytest.raises(RecipeError, match=r"prompts|images"):
-        prove_serving(load(finished(kind).run), tmp_path / "prompts.txt")

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import Tensor
@@ -75,25 +72,6 @@ def test_patients_pass_and_no_line_is_left_open() -> None:
     assert certificate.passed
     assert [line.name for line in certificate.lines if line.passed is None and line.applies] == []
     assert "a set never changes an earlier output" in {line.name for line in certificate.lines}
-
-
-@pytest.mark.nightly
-def test_patients_without_events_have_nothing_to_change_and_fail_no_line(tmp_path: Path) -> None:
-    ids = np.arange(24)
-    some = np.repeat(ids[ids % 3 > 0], 4)
-    events = {
-        "id": some,
-        "time": np.tile([1.0, 1.0, 2.0, 5.0], len(some) // 4),
-        "code": np.tile(["a", "b"], len(some) // 2),
-    }
-    pq.write_table(pa.table(events | {"value": np.sin(np.arange(len(some)))}), tmp_path / "events.parquet")
-    pq.write_table(pa.table({"id": ids, "label": ids % 2}), tmp_path / "labels.parquet")
-    overrides = [
-        *SMALL, f"data.events={{path: {tmp_path}/events.parquet, unit: days}}", "data.holdout=0.1",
-        f"events.labels.path={tmp_path}/labels.parquet", "precision=bf16",
-    ]  # fmt: skip
-    certificate = recipe.prove_recipe("events_labels", overrides)
-    assert certificate.passed, [line for line in certificate.lines if line.passed is False]
 
 
 @pytest.mark.usefixtures("few")

@@ -14,11 +14,11 @@ import yaml
 
 from tests.helpers.work import counted
 from unpad.errors import RecipeError
-from unpad.models import model_config, model_kinds, model_module
+from unpad.models import model_kinds, model_module
 from unpad.recipes import file as recipe_file
 from unpad.recipes.file import load_recipe, parse_recipe, recipe_names
 from unpad.recipes.lines import LineLoader, to_yaml
-from unpad.recipes.recipe import Recipe, differences, may_change_on_resume, stages_of
+from unpad.recipes.recipe import Recipe, differences, may_change_on_resume
 from unpad.recipes.section import Section, checked
 from unpad.run.folder import read_command, run_recipe
 from unpad.run.upgrade import Yaml11Loader
@@ -115,12 +115,6 @@ def test_what_has_no_line_names_the_file(write: object, text: str, what: str) ->
     error = refusal(path)
     assert path in error.where
     assert what in error.what
-
-
-def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "bytes.yaml"
-    path.write_bytes(b"data: \xff\xfe")
-    assert "utf-8" in refusal(str(path)).what
 
 
 def test_a_bomb_of_aliases_is_refused_at_once(write: object) -> None:
@@ -278,29 +272,6 @@ def test_no_wrong_value_of_any_field_is_told_in_words_of_the_library_that_checks
     assert [one for one in told if "do: " not in one or any(words in one for words in PYDANTIC)] == []
 
 
-@pytest.mark.parametrize(
-    ("override", "what", "fix"),
-    [
-        ("optim.lr=abc", '"abc" is not a number', "write a number"),
-        ("optim.lr=null", "null is not a number (nothing is written there)", "write a number"),
-        ("optim.schedule=cosin", 'got "cosin"', "did you mean cosine"),
-        ("stages.tune.optim=null", "null is not a mapping", "write a mapping"),
-        ("stages=[[1]]", "[1] is not a section of fields", "write its fields"),
-        ("optim.betas=0.9", "0.9 is not a list", "write a list"),
-        ("events.landmark={a: 1}", '{"a": 1} is not a number or a text or a list', "write a number"),
-        ("data.text={path: 3}", "3 is not a text", "write it in quotes"),
-        ("data.text=[3]", "3 is not a section of fields", "write its fields"),
-        ("train=3", "3 is not a section of fields", "write its fields"),
-        ("optim.betas=[0.9]", "must be given", "add it"),
-        ("lora.targets=[]", "must have at least 1 entry, got []", "correct"),
-    ],
-)
-def test_a_wrong_value_is_told_in_plain_words(write: object, override: str, what: str, fix: str) -> None:
-    error = refusal(write(TWO_STAGES), override)
-    assert what in error.what
-    assert fix in error.fix
-
-
 @pytest.mark.promise("cli.values")
 def test_all_faults_of_a_recipe_are_told_at_once(write: object) -> None:
     path = write("train:\n  threads: two\n  max_epoch: 3\noptim: {lr: x}\n")
@@ -345,14 +316,6 @@ def test_a_number_of_yaml_1_1_alone_is_refused_in_files_and_overrides(
     assert written in load_recipe("zh_chat", [f'data.text="{written}"']).to_yaml()
 
 
-@pytest.mark.parametrize(("written", "meant"), [("!!int 010", 10), ("!!int '010'", 10), ("!!float 1:30", 90)])
-def test_a_tag_does_not_bring_a_number_of_yaml_1_1_back(write: object, written: str, meant: int) -> None:
-    error = refusal(write(f"train:\n  threads: {written}\n"))
-    assert "by YAML 1.1" in error.what
-    assert error.fix.startswith(f"write {meant}")
-    assert LineLoader("[!!int 0o10, !!float 3, !!float '1e3']").load() == [8, 3.0, 1000.0]
-
-
 def test_numbers_of_yaml_1_2_are_numbers_and_words_and_dates_are_texts() -> None:
     given = "[1e3, 1.5e3, -.5, .5, 0x1F, 0o17, +7, 0, 012.5, 08, yes, No, on, OFF, y, 2021-06-01, 'true', ~, True, 1e]"
     assert LineLoader(given).load() == [
@@ -392,23 +355,6 @@ def test_a_recipe_of_very_many_keys_is_refused_before_it_is_read_to_its_end(writ
     refused, calls = counted(lambda: refusal(path))
     assert "too large or too deeply nested" in refused.what
     assert calls < 1_000_000
-
-
-def test_advice_on_booleans_and_numbers_names_what_to_write(write: object) -> None:
-    assert refusal(write(""), "plan.drop_last=1").fix == "write true or false, without quotes"
-    assert refusal(write(""), "optim.lr=true").fix == "write a number"
-    with pytest.raises(RecipeError) as caught:
-        model_config({"tied": 1})
-    assert (caught.value.where, caught.value.fix) == ("model.tied", "write true or false, without quotes")
-
-
-def test_a_run_of_an_earlier_version_may_hold_numbers_for_booleans(tmp_path: Path) -> None:
-    saved = "stages: [{name: a, plan: {drop_last: 1}}]\nplan: {cross_documents: 'yes'}\ndata: {split_version: 1}\n"
-    (tmp_path / "recipe.yaml").write_text(saved, encoding="utf-8")
-    recipe = run_recipe(tmp_path)
-    assert recipe.plan.cross_documents
-    assert stages_of(recipe)[0].recipe.plan.drop_last is True
-    assert refusal(str(tmp_path / "recipe.yaml")).where.endswith("plan.cross_documents")
 
 
 # --------------------------------------------------------------------------- what a run saves and may change
@@ -454,19 +400,6 @@ def test_resume_accepts_ends_logging_evaluation_and_checkpoints_only(key: str, a
     assert may_change_on_resume(key) is allowed
 
 
-def test_off_is_a_word_though_yaml_reads_it_as_false() -> None:
-    assert load_recipe("events", ["collapse.policy=off"]).collapse.policy == "off"
-    with pytest.raises(RecipeError, match=r'must be .*, got "on"'):
-        load_recipe("events", ["collapse.policy=on"])
-
-
-@pytest.mark.parametrize("name", ["mine.yaml", "mine.yml"])
-def test_a_file_here_needs_no_folder_in_its_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / name).write_text("train: {seed: 7}\n", encoding="utf-8")
-    assert load_recipe(name).train.seed == 7
-
-
 def test_no_other_field_may_change_on_resume() -> None:
     schema = Recipe.model_json_schema()
     sections = {name: schema["$defs"].get(one.get("$ref", "").rpartition("/")[2], {}) for name, one in
@@ -481,9 +414,3 @@ def test_no_other_field_may_change_on_resume() -> None:
         "checkpoint.every_seconds", "checkpoint.keep",
         "log.to", "log.project",
     }  # fmt: skip
-
-
-@pytest.mark.parametrize("given", ["big", "0", "-3"])
-def test_a_micro_batch_of_no_size_is_told_of_auto(given: str) -> None:
-    with pytest.raises(RecipeError, match=f"or auto, got {given}"):
-        load_recipe("zh_chat", [f"plan.tokens_per_micro={given}"])

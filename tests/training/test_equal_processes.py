@@ -10,7 +10,6 @@ from benchmarks import equal_processes
 from benchmarks.equal_processes import CASES, digests, train_case, write_small
 from tests.helpers.paths import on
 from tests.helpers.turns import in_turns
-from unpad.nn.native import library
 from unpad.receipts.replay import replay
 
 pytestmark = pytest.mark.slow
@@ -51,13 +50,6 @@ def test_texts_and_conversations_are_equal_at_every_number_of_processes(folder: 
     expected = trained("zh_chat", folder, 1)
     for size in (2, 3, 4):
         assert trained("zh_chat", folder, size) == expected, size
-
-
-@pytest.mark.nightly
-@pytest.mark.promise("processes.bytes")
-@pytest.mark.skipif(not library.enabled(), reason="no native kernels, which the other tests run without then")
-def test_they_are_equal_with_the_kernels_of_torch(folder: Path) -> None:
-    assert trained("zh_chat", folder, 1, native=False) == trained("zh_chat", folder, 3, native=False)
 
 
 @pytest.mark.promise("processes.bytes")

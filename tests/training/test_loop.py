@@ -13,7 +13,7 @@ import torch
 
 from tests.helpers.toy import LOOP, SMALL_MODEL, events, rows, run, same_tensors, scripted_heldout, weights, write_toy
 from unpad.batching.batch import RaggedBatch
-from unpad.errors import NonFiniteError, OutOfMemoryError, PlanError, RecipeError
+from unpad.errors import NonFiniteError, OutOfMemoryError, RecipeError
 from unpad.models.contract import Model
 from unpad.models.decoder import Decoder
 from unpad.models.objective import Objective
@@ -263,14 +263,6 @@ def test_a_sequence_without_memory_is_named_with_its_place_and_the_setting(
     assert re.match(r".*texts\.jsonl:\d+; step 1; peak memory", caught.value.where)
     assert "plan.max_tokens" in caught.value.fix
     monkeypatch.undo()
-
-
-def test_a_run_without_an_end_or_without_a_step_is_refused(tmp_path: Path) -> None:
-    recipe = write_toy(tmp_path, stages=[])
-    with pytest.raises(RecipeError, match="has no end"):
-        run(recipe, tmp_path / "endless")
-    with pytest.raises(PlanError, match="has no step"):
-        run(recipe, tmp_path / "empty", "train.max_steps=5", "plan.drop_last=true", "plan.tokens_per_step=1000000")
 
 
 # --------------------------------------------------------------------------- batching, precision, time

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from dataclasses import replace
 from importlib import import_module
@@ -26,7 +25,6 @@ from unpad.run import checkpoint
 from unpad.run.checkpoint import State
 from unpad.run.monitor import Monitor, StepRecord
 from unpad.training import alike, progress
-from unpad.training.context import AfterEvaluation
 from unpad.training.loop import Result, train
 from unpad.training.progress import Progress
 from unpad.training.setup import Setup
@@ -126,21 +124,6 @@ def test_an_error_after_the_others_have_ended_stays_what_it_is(
     assert isinstance(found[1], Result)
 
 
-def test_a_caller_that_ends_the_run_in_one_process_ends_it_in_all(recipe: Path, tmp_path: Path) -> None:
-    def ends(group: Group) -> AfterEvaluation:
-        def after(stage: str, step: int, result: HeldOut) -> bool:
-            return group.rank == 1
-
-        return after
-
-    def work(group: Group) -> Result:
-        folder = tmp_path / "run"
-        return train(str(recipe), folder, [], console=quiet(), after_evaluation=ends(group), group=group)
-
-    errors_of(outcomes_in_turns(2, work), Stopped)
-    assert rows(tmp_path / "run", "train")[-1]["step"] == 3
-
-
 # --------------------------------------------------------------------------- what they see of the disk
 
 
@@ -175,23 +158,6 @@ def test_processes_that_find_different_checkpoints_do_not_go_on(
 
 
 # --------------------------------------------------------------------------- what bits depend on
-
-
-def test_a_process_with_another_numpy_is_named_before_the_first_update(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another version may draw other plans, which nothing else would show."""
-    asked = list[str]()
-
-    def version(name: str) -> str:
-        asked.append(name)
-        return "2.0" if asked.count("numpy") == 2 else "2.3"
-
-    monkeypatch.setattr(alike, "version", version)
-    found = outcomes_in_turns(3, lambda group: run(recipe, tmp_path / "run", group))
-    (what,) = set(errors_of(found, UnlikeProcessesError))
-    assert re.fullmatch(r"process \d has another numpy than process 0: 2.\d, not 2.\d", what)
-    assert not (tmp_path / "run").exists()
 
 
 def test_weights_that_drift_apart_are_named_at_the_next_checkpoint(

@@ -159,19 +159,6 @@ def test_a_preview_has_the_epochs_and_steps_that_training_has(made: tuple[Previe
     assert planned(stage).epochs == num_epochs(stage, stage_epochs(stage, epoch_plan(stage, 0))) == 17
 
 
-def test_the_screen_shows_histogram_table_and_advice(made: tuple[Preview, str]) -> None:
-    text = shown(made[0])
-    assert "pack *" in text
-    assert "█" in text
-    advice = ("batch size for padded strategies: 2", "bucket width: 8", "padding by width 8:")
-    for words in advice:
-        assert words in text, words
-    assert text.count("strategy") == 4, "two tables per stage: padding, then memory and time"
-    rows = [line for line in text.splitlines() if line.split(" ")[0] in ("strategy", *strategy_names())]
-    rows = [line for line in rows if not line.startswith("bucket width")]
-    assert max(map(len, rows)) <= 80
-
-
 @pytest.mark.promise("cli.long-work")
 def test_the_table_of_padding_is_there_before_anything_is_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -200,12 +187,6 @@ def test_a_row_too_short_is_refused_in_its_own_line(tmp_path: Path, monkeypatch:
     assert "does not fit a row of 4" in rows["rows"]["refused"]
     assert rows["pack"]["pad_share"] == 0
     assert "refused" in shown(result)
-
-
-def test_the_picture_is_an_svg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-    preview(str(write_toy(tmp_path / "toy")), ROWS, tmp_path / "plan.svg")
-    assert "Attention cells" in (tmp_path / "plan.svg").read_text("utf-8")
 
 
 @pytest.mark.promise("install.packages")
@@ -237,13 +218,6 @@ def test_memory_advice_is_the_micro_batch_that_fits_what_is_free(
     memory = StageMemory.measured(setup.stages[0], setup.model, setup.device, setup.precision)
     assert 64 <= int(found[1]) < 200
     assert memory.needed_with(int(found[1])) <= 0.8 * 740_000
-
-
-def test_a_trial_leaves_the_model_as_it_was(made: tuple[Preview, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    result, recipe = made
-    monkeypatch.setenv("UNPAD_CACHE", str(Path(recipe).parent / "cache"))
-    fresh = setup_of(recipe).model.state_dict()
-    assert all((value == fresh[name]).all() for name, value in result.setup.model.state_dict().items())
 
 
 def test_stages_without_any_data_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

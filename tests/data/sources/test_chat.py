@@ -2,8 +2,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from unpad.data.sources.chat import read
@@ -128,26 +126,6 @@ def test_thoughts_of_a_reply_are_read_from_their_field(tmp_path: Path, key: str)
     found = [item for item in read(file, DataSettings()) if isinstance(item, Example)]
     assert [one.turns[1].thoughts for one in found] == ["想", "", ""]
     assert content_key(found[0]) != content_key(found[1]) == content_key(found[2])
-
-
-def test_an_array_may_mix_strings_and_objects(tmp_path: Path) -> None:
-    path = tmp_path / "c.json"
-    rows = ["用户：问助手：答", messages((U, "q"), (A, "a")), "闲谈", 3, None]
-    path.write_text(json.dumps(rows), encoding="utf-8")
-    assert conversations(path) == [[(U, "问"), (A, "答")], [(U, "q"), (A, "a")], "E_ROLE", "E_TYPE", "E_NULL"]
-
-
-def test_plain_text_holds_one_conversation_per_document(tmp_path: Path) -> None:
-    path = tmp_path / "c.txt"
-    path.write_text("用户：一\n助手：二\n\n用户：三\n助手：四\n", encoding="utf-8")
-    assert conversations(path) == [[(U, "一"), (A, "二")], [(U, "三"), (A, "四")]]
-
-
-def test_a_parquet_column_holds_conversations(tmp_path: Path) -> None:
-    path = tmp_path / "c.parquet"
-    rows = [[{"role": U, "content": "问"}, {"role": A, "content": "答"}], [{"role": U, "content": "问"}], None]
-    pq.write_table(pa.table({"messages": rows, "fact": ["f", "g", "h"]}), path)
-    assert conversations(path) == [[(U, "问"), (A, "答")], "E_NO_TARGET", "E_NULL"]
 
 
 def test_a_row_states_its_fact_keywords_and_split_and_a_source_its_field(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from unpad.data.sources.arrays import read_array
 from unpad.data.sources.example import BadRow
-from unpad.data.sources.jsonlines import MAX_EXCERPT, count_blank_lines, excerpt, read_lines
+from unpad.data.sources.jsonlines import MAX_EXCERPT, count_blank_lines, read_lines
 
 GOOD = b'{"text": "ok"}\n'
 DEEP = b'{"text": ' + b"[" * 5000 + b"]" * 5000 + b"}"
@@ -145,16 +145,6 @@ def test_a_file_of_another_kind_is_one_bad_row_that_says_so(tmp_path: Path, cont
     assert guess in bad[0].what
 
 
-def test_an_array_in_the_first_line_does_not_condemn_the_file(tmp_path: Path) -> None:
-    good, bad = lines_of(tmp_path, b'["a"]\n' + GOOD)
-    assert [row.code for row in bad] == ["E_NOT_OBJECT"]
-    assert list(good) == [2]
-    good, bad = lines_of(tmp_path, b"[broken\n" + GOOD)
-    assert [row.code for row in bad] == ["E_JSON"]
-    assert list(good) == [2]
-    assert lines_of(tmp_path, GOOD + "\u3000\n".encode() + GOOD)[1] == []
-
-
 @settings(deadline=None, max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, 200), st.binary(min_size=0, max_size=3)), max_size=6))
 def test_every_line_of_a_damaged_file_is_read_or_named(
@@ -223,16 +213,3 @@ def test_a_fault_in_an_array_names_element_or_line(
 ) -> None:
     good, found = array_of(tmp_path, content)
     assert (list(good), found) == (used, bad)
-
-
-def test_excerpts_are_short_and_printable() -> None:
-    assert excerpt(b"a\0b\xff\n") == "a\\x00b\\xff"
-    assert excerpt("\u2028" * 500).isprintable()
-    assert len(excerpt("学" * 500)) == MAX_EXCERPT
-
-
-@pytest.mark.parametrize("content", ["汉" * 200, "  " + "ab" * 100, " " * 60 + "x" * 79, "x" * 80, "x" * 81, "𝄞" * 80])
-def test_an_excerpt_of_bytes_is_that_of_their_text(content: str) -> None:
-    stripped = content.strip()
-    expected = stripped if len(stripped) <= MAX_EXCERPT else stripped[: MAX_EXCERPT - 1] + "…"
-    assert excerpt(content.encode()) == excerpt(content) == expected

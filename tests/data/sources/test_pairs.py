@@ -103,12 +103,6 @@ def test_pairs_of_one_prompt_are_one_group_unless_they_name_another(tmp_path: Pa
     assert [item.split for item in found] == [None, "holdout", None, None]
 
 
-def test_a_source_names_its_prompt(tmp_path: Path) -> None:
-    path = write(tmp_path / "pairs.jsonl", [{"ask": "问", "prompt": "x", "chosen": "好", "rejected": "坏"}])
-    assert [pair(item) for item in items(path, "ask")] == [([(U, "问")], "好", "坏")]
-    assert [pair(item) for item in items(path, "other")] == ["E_MISSING"]
-
-
 @pytest.mark.promise("pairs.forms")
 def test_data_check_knows_pairs_and_counts_what_it_puts_aside(tmp_path: Path) -> None:
     good = {"prompt": "问", "chosen": "好", "rejected": "坏的"}

@@ -10,7 +10,6 @@ import pytest
 
 from tests.helpers.shell import Outcome, Shell
 from unpad.errors import NOT_PROVED
-from unpad.proof.foreign import collators
 
 # As the config.json of released models have them.
 LLAMA = {"model_type": "llama", "num_key_value_heads": 8, "torch_dtype": "bfloat16", "vocab_size": 128256}
@@ -61,16 +60,6 @@ def test_a_silent_leak_fails_and_says_what_to_do_instead(unpad: Shell, tmp_path:
     assert "TRL padding_free" in proof["advice"].partition("Do not use")[2]
 
 
-@pytest.mark.nightly
-@pytest.mark.promise("hf.judged")
-def test_a_mixer_that_refuses_packed_rows_does_no_silent_harm(unpad: Shell, tmp_path: Path) -> None:
-    found = prove(unpad, tmp_path, {"model_type": "qwen3_5_text", "num_hidden_layers": 4})
-    verdicts = {name: cells[0] for name, cells in rows(found).items()}
-    assert verdicts["TRL padding_free"] == "refused"
-    assert "can't keep packed sequences apart" in " ".join(found.out.split())
-    assert (found.code, verdicts["flattening"]) == (NOT_PROVED, "LEAKING")  # the convolution sees no boundaries
-
-
 @pytest.mark.promise("hf.judged")
 def test_a_way_that_proves_first_refuses_where_it_fails(unpad: Shell, tmp_path: Path) -> None:
     found = prove(unpad, tmp_path, {"model_type": "bart"})
@@ -78,16 +67,6 @@ def test_a_way_that_proves_first_refuses_where_it_fails(unpad: Shell, tmp_path: 
     assert "unpad: unpad.hf.attach(trainer) proves the model first: position_ids" in text
     assert (rows(found)["padded right"][0], rows(found)["unpad"][0]) == ("sound", "refused")
     assert "does not shift labels" in text
-
-
-def test_ways_that_are_not_installed_are_shown_as_such(
-    unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(collators, "find_spec", lambda name: None if name == "trl" else True)
-    found = prove(unpad, tmp_path, LLAMA)
-    assert rows(found)["TRL padding_free"][0] == "not installed"
-    assert "pip install trl datasets" in found.out
-    assert found.code == 0
 
 
 @pytest.mark.promise("hf.judged")

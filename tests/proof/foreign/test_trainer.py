@@ -152,15 +152,6 @@ def test_a_fault_is_found_and_named(name: str, tmp_path: Path) -> None:
     assert not certificate.passed
 
 
-def test_a_model_that_refuses_packed_rows_is_reported(tmp_path: Path) -> None:
-    made = sft(build("mamba2"), tmp_path, padding_free=True, max_length=None)
-    before = everything(made)
-    certificate = unpad.prove_trainer(made)
-    assert everything(made) == before
-    assert certificate.verdict == "refused"
-    assert "keep packed sequences apart" in str(certificate.refused)
-
-
 def everything(one: Trainer) -> dict[str, object]:
     """State that training depends on, and that of the trainer."""
     state = {name: value.clone() for name, value in one.model.state_dict().items()}
@@ -210,17 +201,6 @@ def test_training_after_a_proof_equals_training_without_to_the_bit(make: Make, t
     assert all(torch.equal(plain[name], proved[name]) for name in plain)
 
 
-def test_known_sequences_tell_what_was_cut_before(tmp_path: Path) -> None:
-    rows = dataset(sequences(), prompts=False)
-    short = sft(build("llama"), tmp_path, rows, max_length=9)
-    prepared = unpad.prove_trainer(short)
-    assert prepared.passed
-    assert prepared.notes[-1].startswith("3 sequences have exactly max_length = 9 tokens: the trainer may have cut")
-    certificate = unpad.prove_trainer(short, sequences())
-    assert certificate.verdict == "cut"
-    assert [finding.kind for finding in certificate.failed] == ["cut"]
-
-
 @pytest.mark.parametrize(("factor", "cause"), [(3.0, "not divided by the 3"), (1 / 3, "divided twice by the 3")])
 def test_a_loss_off_by_the_number_of_micro_batches_is_told(factor: float, cause: str, tmp_path: Path) -> None:
     made = trainer(build("llama"), tmp_path, gradient_accumulation_steps=3)
@@ -229,18 +209,6 @@ def test_a_loss_off_by_the_number_of_micro_batches_is_told(factor: float, cause:
     certificate = unpad.prove_trainer(made)
     assert [finding.kind for finding in certificate.failed] == ["loss"]
     assert cause in certificate.failed[0].advice
-
-
-class Noisy(Trainer):
-    """A loss with random weights."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        return super().compute_loss(model, inputs, num_items_in_batch=num_items_in_batch) * torch.rand(())
-
-
-def test_a_random_step_is_not_judged(tmp_path: Path) -> None:
-    with pytest.raises(ProofError, match="draws random numbers"):
-        unpad.prove_trainer(trainer(build("llama"), tmp_path, kind=Noisy))
 
 
 @pytest.mark.parametrize("make", [PromptTuningConfig, PromptEncoderConfig])
@@ -269,15 +237,6 @@ class Counting(Trainer):
 def test_state_that_is_kept_from_call_to_call_is_named(tmp_path: Path) -> None:
     with pytest.raises(ProofError, match="keeps state from call to call"):
         unpad.prove_trainer(trainer(build("llama"), tmp_path, kind=Counting))
-
-
-def reversed_tokens(examples):
-    return pad()([{name: one[name][::-1] for name in ("input_ids", "labels")} for one in examples])
-
-
-def test_reversed_tokens_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ProofError, match="in reverse order"):
-        unpad.prove_trainer(trainer(build("llama"), tmp_path, collator=reversed_tokens))
 
 
 def test_what_cannot_be_proved_says_what_to_do(tmp_path: Path) -> None:

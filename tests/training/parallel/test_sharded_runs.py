@@ -95,16 +95,6 @@ def test_a_resumed_run_of_as_many_processes_has_the_bytes_of_the_whole(runs: Pat
     assert all(torch.equal(again[0].tensors[name], tensor) for name, tensor in whole[0].tensors.items())
 
 
-def test_the_run_says_that_its_bits_depend_on_the_number_of_processes(runs: Path) -> None:
-    shown = " ".join((runs / "whole.txt").read_text(encoding="utf-8").split())
-    assert "divided among 2 processes by FSDP2, 1 block each for itself" in shown
-    assert "bits depend on the number of processes" in shown
-    for name, are, were in (("by_three", "3 processes", 2), ("by_one", "1 process", 2), ("joined", "2 processes", 1)):
-        log = (runs / name / "log.jsonl").read_text(encoding="utf-8")
-        assert f"the model is divided among {are}, was among {were}" in log
-    assert "was among" not in (runs / "again" / "log.jsonl").read_text(encoding="utf-8")
-
-
 def test_readers_open_the_weights_of_a_divided_run(runs: Path) -> None:
     shards = runs / "whole" / "checkpoints" / "step-00000009"
     assert (shards / "model-00002-of-00002.safetensors").is_file()
