@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ with warnings.catch_warnings():
 
 from tests.hf.trainers import ROWS, Recorder, held_out_loss, make_trainer
 from unpad import prove_trainer
-from unpad.errors import ProofError, RecipeError, UnpadError
+from unpad.errors import ProofError, RecipeError, ResumeError, UnpadError
 from unpad.hf import UnpadMixin, attach, head
 from unpad.hf import trainer as hf_trainer
 from unpad.hf.mixers import Boundaries
@@ -287,6 +288,31 @@ def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(tmp_path: Pat
     run(tmp_path / "stopped", [Stop()])
     resumed = run(tmp_path / "stopped", [], str(tmp_path / "stopped" / "checkpoint-5"))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_a_checkpoint_of_another_plan_is_refused_with_the_argument_that_fits(tmp_path: Path) -> None:
+    def run(tokens: int | None, resume: str | None = None, rows: int | None = None, **options: Any) -> None:
+        options = {"gradient_accumulation_steps": 1, "save_strategy": "steps", "save_steps": 2, **options}
+        trainer = make_trainer("plain", make_model("llama"), tmp_path / str(tokens), **options)
+        trainer.train_dataset = trainer.train_dataset.select(range(rows or len(trainer.train_dataset)))
+        if tokens is not None:
+            attach(trainer, tokens_per_micro=tokens)
+        trainer.train(resume_from_checkpoint=resume)
+
+    run(64)
+    run(None)
+    flat, padded = (str(tmp_path / name / "checkpoint-2") for name in ("64", "None"))
+    run(64, flat)
+    for fits, options in (
+        (r"tokens_per_micro=64\)", {"tokens": 32}), (r"data_seed=42", {"seed": 7}),
+        ("times the number of ranks = 1,", {"gradient_accumulation_steps": 2}), ("train_dataset of before", {"rows": 5}),
+    ):  # fmt: skip
+        with pytest.raises(ResumeError) as caught:
+            run(**{"tokens": 64, "resume": flat, **options})
+        assert re.search(fits, caught.value.fix), caught.value.fix
+    with pytest.raises(ResumeError, match="without unpad.hf.attach"):
+        run(64, padded)
+    run(32, flat, ignore_data_skip=True)
 
 
 def test_the_mixin_is_what_attach_gives(tmp_path: Path) -> None:
