@@ -20,7 +20,14 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from accelerate.utils import DistributedType
     from peft import LoraConfig, get_peft_model
-    from transformers import Trainer, TrainerCallback
+    from transformers import (
+        AutoModelForCausalLM,
+        Llama4TextConfig,
+        LlamaConfig,
+        Phi3Config,
+        Trainer,
+        TrainerCallback,
+    )
     from trl import SFTTrainer
 
 from tests.hf.trainers import ROWS, Recorder, held_out_loss, make_trainer
@@ -305,14 +312,40 @@ def test_a_checkpoint_of_another_plan_is_refused_with_the_argument_that_fits(tmp
     run(64, flat)
     for fits, options in (
         (r"tokens_per_micro=64\)", {"tokens": 32}), (r"data_seed=42", {"seed": 7}),
-        ("times the number of ranks = 1,", {"gradient_accumulation_steps": 2}), ("train_dataset of before", {"rows": 5}),
+        (" number of ranks = 1,", {"gradient_accumulation_steps": 2}), ("train_dataset of before", {"rows": 5}),
     ):  # fmt: skip
         with pytest.raises(ResumeError) as caught:
             run(**{"tokens": 64, "resume": flat, **options})
         assert re.search(fits, caught.value.fix), caught.value.fix
-    with pytest.raises(ResumeError, match="without unpad.hf.attach"):
+    with pytest.raises(ResumeError, match="without unpad"):
         run(64, padded)
     run(32, flat, ignore_data_skip=True)
+
+
+BY_LENGTH: dict[str, tuple[type, dict[str, Any]]] = {  # with other numbers for rows, or batches, above 24 tokens
+    "dynamic": (LlamaConfig, {"max_position_embeddings": 24, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}),
+    "longrope": (Phi3Config, {
+        "original_max_position_embeddings": 24, "pad_token_id": 0,
+        "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4},
+    }),
+    "floor_scale": (Llama4TextConfig, {"floor_scale": 25, "head_dim": 8, "intermediate_size_mlp": 32}),
+}  # fmt: skip
+
+
+@pytest.mark.promise("hf.judged")
+@pytest.mark.parametrize("kind", BY_LENGTH)
+def test_sequences_that_would_change_each_others_numbers_are_refused_by_name(kind: str, tmp_path: Path) -> None:
+    made, fields = BY_LENGTH[kind]
+    sizes = {"vocab_size": VOCAB, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+    model = AutoModelForCausalLM.from_config(made(num_hidden_layers=4, intermediate_size=32, **sizes, **fields))
+    trainer = make_trainer("plain", model, tmp_path)
+    with pytest.raises(RecipeError, match=rf"\({kind}\)") as caught:
+        attach(trainer, tokens_per_micro=64)
+    assert "24" in caught.value.fix
+    short = [row for row in trainer.train_dataset if len(row["input_ids"]) <= 24]
+    assert 1 < len(short) < len(trainer.train_dataset)
+    trainer.train_dataset = type(trainer.train_dataset).from_list(short)
+    attach(trainer, tokens_per_micro=24)
 
 
 def test_the_mixin_is_what_attach_gives(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ from unpad.hf.update import OwnUpdate, noting, prove_ours, take_own, warn_of_own
 from unpad.hf.whole import OfRows, WholeRows, WithoutPadding
 from unpad.processes.group import ALONE, Group
 from unpad.proof.foreign.certificate import ForeignCertificate
+from unpad.proof.foreign.lengths import refuse_lengths
 from unpad.proof.foreign.update import Known
 
 
@@ -476,7 +477,9 @@ def _set_up(
                 own = take_own(trainer, rows, examples) if prove else None
             model = trainer.accelerator.unwrap_model(trainer.model)
             prepared = stack.enter_context(preparing(model))
-            chosen = sample(examples, prepared)
+            for limit in tokens:
+                refuse_lengths(prepared.limits, examples.lengths, limit)
+            chosen = sample(examples, prepared, tokens_per_micro)
             certificate = certify(prepared, chosen) if prove else None
             device = next(model.parameters()).device
             batch = {name: one.to(device) if isinstance(one, Tensor) else one for name, one in collate(chosen).items()}
@@ -506,7 +509,7 @@ def _set_up(
             stack.enter_context(replacing(trainer, attachment))
             if own is not None:
                 with noting(unlike):
-                    attachment.update = ours = prove_ours(trainer, own)
+                    attachment.update = ours = prove_ours(trainer, own, prepared.limits)
             talk.own = [tokens_per_micro, args.gradient_accumulation_steps, args.seed, args.data_seed, head.mode]
             talk.own.append(examples.digest())
         check_alike("training data or arguments", talk.told)
