@@ -303,7 +303,7 @@ def test_a_run_that_prunes_starts_from_one_that_does_not(tmp_path: Path) -> None
         train(write_recipe(tmp_path / "w.yaml", wider), tmp_path / "wide", [start], console=quiet())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("cut", [0.25, 0.75])
 def test_a_run_that_hides_tokens_and_then_removes_them_resumes_to_the_bit_in_either_stage(
     tmp_path: Path, cut: float

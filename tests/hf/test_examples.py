@@ -39,7 +39,7 @@ def run(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str,
     return runpy.run_path(str(FOLDER / script))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "model_type", "fault"), [("trainer", "llama", "padding"), ("sft", "gpt_oss", "isolation")]
 )

@@ -352,6 +352,7 @@ def test_sequences_that_would_change_each_others_numbers_are_refused_by_name(kin
     attach(trainer, tokens_per_micro=24)
 
 
+@pytest.mark.nightly
 def test_the_mixin_is_what_attach_gives(tmp_path: Path) -> None:
     class Mixed(UnpadMixin, SFTTrainer):
         pass

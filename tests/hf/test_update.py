@@ -175,6 +175,7 @@ def test_the_mixin_draws_noise_by_sequence(tmp_path: Path) -> None:
     noise(tmp_path)
 
 
+@pytest.mark.nightly
 def test_an_update_that_shows_too_little_is_compared_with_further_rows(tmp_path: Path) -> None:
     """One sequence, equal ones, none with a target: a loss that weighs sequences alike would look right in each."""
     silent = [{"input_ids": one, "labels": [IGNORED] * len(one)} for one in SEQUENCES]
@@ -286,6 +287,7 @@ def test_parts_of_an_update_are_unlike(num: int, parts: int) -> None:
     assert parts in (1, num) or len(made[0]) > len(made[-1])
 
 
+@pytest.mark.nightly
 def test_a_wrong_update_of_long_data_is_found_in_a_part_of_it(tmp_path: Path) -> None:
     rows = alone(make_sequences(150, seed=9, low=4, high=20))
     options = {"per_device_train_batch_size": 50, "gradient_accumulation_steps": 3}

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.conftest import tiny_model
+from tests.helpers.grid import pairs
 from tests.interchange.theirs import in_precision, largest_error, load, make_theirs, our_logits, their_logits
 from unpad.errors import CheckpointError
 from unpad.interchange import folder as folders
@@ -72,13 +73,12 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
          "tie_word_embeddings": False},
     ],
 }  # fmt: skip
-CASES = [(kind, index) for kind, shapes in SHAPES.items() for index in range(len(shapes))]
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-10}
+CASES = pairs(list(SHAPES), [0, 1, 2], list(TOLERANCES))
 
 
 @pytest.mark.promise("models.families")
-@pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize(("kind", "index"), CASES)
+@pytest.mark.parametrize(("kind", "index", "dtype"), CASES)
 def test_folders_keep_their_logits_in_and_out(
     kind: str, index: int, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

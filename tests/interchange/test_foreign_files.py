@@ -51,6 +51,7 @@ def directory(path: Path) -> None:
 
 
 @pytest.mark.promise("models.files")
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [pipe, endless, sparse, directory])
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_no_file_of_a_bounded_size_is_refused_or_left_alone(

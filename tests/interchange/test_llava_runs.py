@@ -65,6 +65,7 @@ def write_tuning(tmp_path: Path, start: str, **model: Any) -> str:
     return "tune.yaml"
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("vqa.prune-llava")
 @pytest.mark.parametrize(
     ("added", "learns"),

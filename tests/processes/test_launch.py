@@ -118,6 +118,7 @@ sys.exit(10)
     assert (ended.codes, ended.first, ended.silent, ended.code()) == ({0: 10, 1: -signal.SIGKILL}, 0, [1], 10)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("cli.exit-codes")
 @pytest.mark.parametrize(
     ("number", "num", "codes"),

@@ -84,6 +84,7 @@ def test_a_boundary_between_patients_that_is_off_by_one_is_caught(monkeypatch: p
     assert "plan pack = alone" in failed()
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("few")
 def test_a_last_value_that_is_read_past_the_end_of_a_patient_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     read = linear_path.last_values
@@ -99,6 +100,7 @@ def test_a_last_value_that_is_read_past_the_end_of_a_patient_is_caught(monkeypat
     assert {"plan pack = alone", "no gradient crosses between sequences"} <= found
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("few")
 def test_an_event_in_the_set_of_the_next_patient_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def fault(batch: RaggedBatch, events: EventSets) -> RaggedBatch:

@@ -120,6 +120,7 @@ def test_the_first_samples_choice_for_all_is_caught(batch: RaggedBatch, monkeypa
     assert "hard: packed = plain reference" in failed(certificate_of(model, batch))
 
 
+@pytest.mark.nightly
 def test_scaled_states_in_place_of_hidden_keys_are_caught(batch: RaggedBatch, monkeypatch: pytest.MonkeyPatch) -> None:
     def scaled(own: PrunePass, index: int, entered: Stream, left: Stream) -> Stream:
         own.probabilities.append(torch.sigmoid(own._judge(index, entered, left)))
@@ -130,6 +131,7 @@ def test_scaled_states_in_place_of_hidden_keys_are_caught(batch: RaggedBatch, mo
     assert "soft: packed = plain reference" in failed(certificate_of(pruned(), batch))
 
 
+@pytest.mark.nightly
 def test_images_of_another_sequence_are_caught(batch: RaggedBatch) -> None:
     """By a line of its own: without merging or removal, no result depends on whose an image is."""
     assert batch.media_seqs is not None

@@ -100,6 +100,7 @@ def test_many_short_sequences_are_unlike_and_the_shortest(tmp_path: Path) -> Non
     assert sizes == sorted(sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("certificate.batches")
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(

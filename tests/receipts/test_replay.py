@@ -436,6 +436,7 @@ def test_memory_that_ends_in_a_replay_is_said_to_be_the_reason(place: Path, monk
     assert "memory did not hold micro-batches here" in receipt.why[0]
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("receipts.replay", "receipts.trace")
 @pytest.mark.parametrize("name", ["events", "images", "vqa_hard"])
 def test_other_families_are_equal(name: str, place: Path) -> None:

@@ -158,7 +158,7 @@ def test_every_trained_reply_is_equal_to_the_character(run: LoadedRun) -> None:
 
 
 @pytest.mark.promise("llm.chat-recipe")
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_conversations_of_several_turns_a_system_text_and_long_replies_work(run: LoadedRun) -> None:
     assert run.generate(["Was muss ich vor der Fahrt tun?"]) == [LONG]
     first, second = (GERMAN[index]["messages"] for index in (0, 8))

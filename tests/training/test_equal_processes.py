@@ -62,6 +62,7 @@ def test_runs_of_other_kinds_are_equal(name: str, folder: Path) -> None:
     assert trained(name, folder, 1) == trained(name, folder, 2)
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("receipts.replay")
 def test_one_process_takes_a_step_of_several_again(folder: Path) -> None:
     """With adapters, pairs and removed visual tokens."""

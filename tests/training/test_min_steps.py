@@ -32,7 +32,7 @@ def same_run(a: Path, b: Path) -> bool:
     return rows(a) == rows(b) and same_tensors(weights(a), weights(b))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_larger_data_keeps_its_bits_and_small_data_has_those_of_more_epochs(tmp_path: Path) -> None:
     plain = run(one_stage(tmp_path), tmp_path / "plain")
     assert run(one_stage(tmp_path, min_steps=plain.step), tmp_path / "enough").step == plain.step

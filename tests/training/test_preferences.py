@@ -142,6 +142,7 @@ def test_a_stage_of_pairs_starts_from_the_weights_of_the_stage_before(place: Pat
     assert found["accuracy"].num == 4
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("pairs.eval")
 @pytest.mark.slow  # imports peft
 def test_adapters_learn_pairs_against_their_base(place: Path) -> None:

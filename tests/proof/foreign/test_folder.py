@@ -46,6 +46,7 @@ def test_a_model_with_other_numbers_above_a_length_is_tried_above_it(kind: str, 
     assert f"({kind})" in found.out.replace("\n", " ")
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("hf.judged")
 def test_packing_of_a_sound_architecture_passes(unpad: Shell, tmp_path: Path) -> None:
     found = prove(unpad, tmp_path, LLAMA)

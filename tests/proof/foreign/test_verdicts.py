@@ -19,6 +19,7 @@ def certificate_of(pair: Pair) -> ForeignCertificate:
     return unpad.prove_callable(model, pair.collate, pair.rows, loss_masks=pair.masks)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("proof.verdicts")
 @pytest.mark.parametrize("name", TUNED_SOUND)
 def test_a_sound_set_up_is_sound(name: str) -> None:

@@ -84,6 +84,7 @@ def test_losses_are_those_of_one_process_but_for_rounding(runs: Path, name: str)
     assert values(runs / name) == pytest.approx(values(runs / "one"), rel=1e-5)
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("processes.shard")
 def test_a_resumed_run_of_as_many_processes_has_the_bytes_of_the_whole(runs: Path) -> None:
     for file in FILES:
@@ -95,6 +96,7 @@ def test_a_resumed_run_of_as_many_processes_has_the_bytes_of_the_whole(runs: Pat
     assert all(torch.equal(again[0].tensors[name], tensor) for name, tensor in whole[0].tensors.items())
 
 
+@pytest.mark.nightly
 def test_readers_open_the_weights_of_a_divided_run(runs: Path) -> None:
     shards = runs / "whole" / "checkpoints" / "step-00000009"
     assert (shards / "model-00002-of-00002.safetensors").is_file()
@@ -104,12 +106,14 @@ def test_readers_open_the_weights_of_a_divided_run(runs: Path) -> None:
     assert evaluate_run(str(runs / "whole"), 0)
 
 
+@pytest.mark.nightly
 def test_a_new_run_of_one_process_is_refused_and_a_resumed_one_goes_on(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="one process"):
         run(runs / "toy" / "toy.yaml", tmp_path / "new", "train.shard=full")
     assert rows(runs / "by_one", "train")[-1]["step"] == 9
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("processes.failing")
 def test_a_process_of_a_resumed_run_that_fails_in_an_evaluation_does_not_wait_for_the_others(runs: Path) -> None:
     """Nor if the command does not repeat `train.shard`, which the run keeps: the others wait within a pass."""
