@@ -94,16 +94,12 @@ def test_what_does_not_belong_together_is_named_once(tmp_path: Path) -> None:
     [
         ('[{"question_id": 1}]', "E_TYPE"),
         ("{}", "E_MISSING"),
-        ('{"info": 1, "images": []}', "E_MISSING"),
         ('{"questions": {}}', "E_TYPE"),
         ('{"questions": [], "info": 1, "questions": []}', "E_DUPKEY"),
         ('{"info": NaN, "questions": []}', "E_NONFINITE"),
         ('{"info": ' + "[" * 100_000, "E_DEPTH"),
         ('{"questions": [] "info": 1}', "E_JSON"),
-        ('{"questions": [], 5: 1}', "E_JSON"),
         ('{"questions": []} x', "E_JSON"),
-        ('{"questions": [', "E_JSON"),
-        ("", "E_TYPE"),
     ],
 )
 def test_a_file_of_another_shape_is_one_fault_of_unknown_extent(tmp_path: Path, text: str, code: str) -> None:
