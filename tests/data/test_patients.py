@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -34,14 +33,13 @@ from unpad.data.histories.cohort import read_cohort, refuse_unlearnable
 from unpad.data.histories.report import cohort_lines
 from unpad.data.histories.tables import alias
 from unpad.data.measuring import Measuring
-from unpad.data.patients import CODES, EventData, num_outputs
+from unpad.data.patients import EventData
 from unpad.errors import PlanError, RecipeError, SourceError
 from unpad.models import model_config
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import PlanSettings, strategy_names
 
-CLINICAL = Path(__file__).parents[3] / "shared" / "data" / "clinical"
 A, B, C = FIRST_ID, FIRST_ID + 1, FIRST_ID + 2
 
 
@@ -307,27 +305,6 @@ def test_a_landmark_of_their_own_and_labels_that_are_missing(tmp_path: Path) -> 
     assert "1 with the outcome, 1 without, 1 without a label" in data.lines()
 
 
-def test_one_sided_outcomes_are_told_and_refused_where_they_would_train(tmp_path: Path) -> None:
-    rows = draw_rows(12)
-    ids = sorted({row[0] for row in rows})
-    sides = split_file(tmp_path / "s.parquet", {p: ("train", "train", "valid")[n % 3] for n, p in enumerate(ids)})
-
-    def told_of(labels: list[int | None], weight: float) -> str:
-        path = label_file(tmp_path / "labels.parquet", id=ids, dead=labels)
-        asked = {"labels": {"path": path, "label": "dead", "missing": "keep"}, "landmark": 300, **sides}
-        return "\n".join(opened(long(tmp_path, rows), events=asked, losses={"classification": weight}).lines())
-
-    held_alike = [0 if n % 3 == 2 else n % 2 for n in range(12)]
-    assert "held out: 0 with the outcome; AUROC does not exist" in told_of(held_alike, 1)
-    assert "AUROC" not in told_of([n % 2 for n in range(12)], 1)
-    train_alike = [n % 2 if n % 3 == 2 else 1 for n in range(12)]
-    assert "to train on: 0 without the outcome" in told_of(train_alike, 0)
-    with pytest.raises(SourceError, match="with a known label have label 1") as caught:
-        told_of([None if n == 4 else label for n, label in enumerate(train_alike)], 1)
-    assert "losses.classification=0" in caught.value.fix
-    assert caught.value.where.endswith("labels.parquet")
-
-
 @pytest.mark.parametrize(("unit", "days"), [("days", 30.0), ("hours", 1.25)])
 def test_the_data_decides_the_horizon_and_the_linear_path(tmp_path: Path, unit: str, days: float) -> None:
     path = label_file(tmp_path / "people.parquet", id=[A, B], end=[40, 50], dead=[1, 0])
@@ -512,26 +489,6 @@ def test_a_value_of_no_class_is_refused_with_its_place_and_no_name_of_anybody(tm
     assert faults(["home", "moved", "died"], map={"Moved": None}) == []
 
 
-def test_the_labels_decide_the_number_of_classes(tmp_path: Path) -> None:
-    data = classes_of(tmp_path, ["a", "b", "c"], classes=["a", "b", "c"])
-
-    def completed(**fields: object) -> object:
-        return data.complete(model_config({"kind": "set_sequence", **fields})).model_dump()["classes"]
-
-    assert (completed(), completed(classes=3)) == (3, 3)
-    for fields, said in (
-        ({"classes": 4}, "the model has 4 classes, and the labels have 3"),
-        ({"bins": [0, 30]}, "the labels have 3 classes, and model.bins is of one outcome"),
-        ({"positive_weight": 2.0}, "the labels have 3 classes, and model.positive_weight is of one outcome"),
-    ):
-        with pytest.raises(RecipeError, match=said) as caught:
-            completed(**fields)
-        assert caught.value.where == f"model.{next(iter(fields))}"
-        assert caught.value.fix
-    with pytest.raises(RecipeError, match="the model has 3 classes, and the labels have 2"):
-        classes_of(tmp_path, [0, 1, 1]).complete(model_config({"kind": "set_sequence", "classes": 3}))
-
-
 @pytest.mark.promise("patients.ready-labels")
 def test_every_class_has_its_share_of_the_held_out_part_and_one_that_lacks_is_told(tmp_path: Path) -> None:
     ids = list(range(FIRST_ID, FIRST_ID + 30))
@@ -605,18 +562,6 @@ def test_codes_that_training_does_not_have_are_one_code_or_left_out(policy: str,
     seldom = opened(long(tmp_path, rows), events={**sides, "min_count": 2})
     assert seldom.codes == ("<unknown>", "a")
     assert seldom.known.counts.tolist() == [1, 2]
-
-
-def test_a_run_keeps_its_codes_and_scales(tmp_path: Path) -> None:
-    rows = draw_rows(20)
-    data = opened(long(tmp_path, rows))
-    assert num_outputs(data.files) == data.num_outputs == len(data.codes)
-    assert json.loads(data.files[CODES])["codes"] == list(data.codes)
-    others = [(row[0] + 500, row[1], row[2], row[3] and row[3] * 3) for row in rows[:30]]
-    again = opened(long(tmp_path, others), kept=data.files, data={"holdout": 0.999})
-    assert (again.codes, again.files) == (data.codes, data.files)
-    with pytest.raises(SourceError, match="no patient is left to train on: all are held out"):
-        opened(long(tmp_path, others), events=split_file(tmp_path / "s.parquet", {r[0]: "valid" for r in others}))
 
 
 def test_a_run_that_starts_from_another_has_its_scale_or_is_refused(tmp_path: Path) -> None:
@@ -798,27 +743,6 @@ def test_the_fingerprint_follows_what_is_read(tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------- packaged and real patients
-
-
-@pytest.mark.skipif(not CLINICAL.is_dir(), reason="the clinical tables are not beside the checkout")
-def test_the_study_has_the_people_that_it_should() -> None:
-    people = str(CLINICAL / "subjects.parquet")
-    recipe = recipe_of(
-        [
-            {"path": str(CLINICAL / "measurements.parquet"), "time": "days", "code": "test"},
-            {"path": str(CLINICAL / "events.parquet"), "time": "days", "code": "event", "value": None},
-            {"path": people, "static": ["age", "male"]},
-        ],
-        events={"labels": {"path": people, "event": "status", "duration": "futime", "horizon": 1825}, "landmark": 0},
-    )
-    data = opened([source.model_dump() for source in recipe.data.events], events=recipe.events.model_dump())
-    assert len(data.ids) == 10_684
-    assert data.labels is not None
-    assert int((data.labels == 1).sum()) == 731
-    assert int((data.report.per_source[:, 0] == 0).sum()) == 2_033, "without an earlier measurement"
-    assert int(data.sets.has_no_time.sum()) == 1_799, "with neither measurement nor diagnosis"
-    assert data.codes[1:3] == ("chol", "hdl")
-    assert len(data.code) + sum(data.report.counts.values()) == 400_123 + 34_340 + 2 * 17_549
 
 
 def test_an_event_at_the_end_of_observation_is_history_and_one_after_it_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.hf.families import IGNORED, distance, make_model, make_rows, make_sequences, take_gradient, targets_of, truth
-from unpad.errors import RecipeError, SourceError
+from unpad.errors import SourceError
 from unpad.hf import collate, prepare, steps
 from unpad.hf.loader import ChangedRowError, Examples, PlannedBatches, halved
 from unpad.recipes.training import PlanSettings
@@ -58,11 +58,6 @@ def test_a_row_that_has_grown_since_it_was_read_is_refused() -> None:
     rows[3]["input_ids"].append(2)
     with pytest.raises(ChangedRowError, match=f"a row has .{len(SEQUENCES[3]) + 1}, "):
         examples[3]
-
-
-def test_a_rank_that_is_none_is_refused() -> None:
-    with pytest.raises(RecipeError, match="no rank 2 of 2"):
-        next(steps(ROWS, rank=2, world_size=2))
 
 
 def test_every_token_is_in_one_batch_and_no_batch_is_padded() -> None:

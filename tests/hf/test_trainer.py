@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from tests.hf.families import IGNORED, VOCAB, distance, make_model, targets_of, truth
@@ -188,29 +188,6 @@ def test_logits_of_tokens_without_a_target_never_exist(tmp_path: Path) -> None:
         assert max(rows, default=0) == most
 
 
-def test_a_batch_size_that_is_looked_for_trains_the_proved_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = make_model("llama")
-    wanted = truth(model, ROWS)[1]
-    trainer = make_trainer("plain", model, tmp_path, auto_find_batch_size=True)
-    recorder = Recorder()
-    trainer.add_callback(recorder)
-    attach(trainer, tokens_per_micro=64)
-    step = Trainer.training_step
-    calls: list[int] = []
-
-    def failing(self: Trainer, *args: Any, **kwargs: Any) -> Tensor:
-        calls.append(1)
-        if len(calls) == 1:
-            raise RuntimeError("CUDA out of memory.")
-        return step(self, *args, **kwargs)
-
-    monkeypatch.setattr(Trainer, "training_step", failing)
-    trainer.train()
-    assert distance(recorder.gradient, wanted) < 1e-5
-
-
 def test_an_adapter_of_peft_learns_as_on_one_sequence_at_a_time(tmp_path: Path) -> None:
     gradients = []
     for with_us in (False, True):
@@ -367,23 +344,6 @@ def test_the_mixin_is_what_attach_gives(tmp_path: Path) -> None:
         trainer.train()
         gradients.append(recorder.gradient)
     assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])
-
-
-def test_max_steps_runs_through_as_many_epochs_as_it_needs(tmp_path: Path) -> None:
-    trainer = make_trainer("plain", make_model("llama"), tmp_path, gradient_accumulation_steps=1, max_steps=20)
-    attach(trainer, tokens_per_micro=64)
-    orders: list[list[int]] = []
-    inner = trainer.training_step
-
-    def noted(model: nn.Module, inputs: dict[str, Any], count: Any = None) -> Tensor:
-        orders.append(inputs["input_ids"][0, :3].tolist())
-        return inner(model, inputs, count)
-
-    trainer.training_step = noted
-    trainer.train()
-    assert trainer.state.global_step == len(orders) == 20
-    num = len(trainer.get_train_dataloader())
-    assert orders[:num] != orders[num : 2 * num] != orders[2 * num : 3 * num]
 
 
 def test_a_loss_of_ones_own_gets_all_logits(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from tests.hf.kept import (
     labelled,
     masked_prompt,
     masking,
-    noise,
     pad,
     plain,
     truth_of,
@@ -171,10 +170,6 @@ def test_the_mixin_as_a_base_class_does_the_same(base: type[Trainer], tmp_path: 
         assert error_of(trainer, wanted) < 1e-5
 
 
-def test_the_mixin_draws_noise_by_sequence(tmp_path: Path) -> None:
-    noise(tmp_path)
-
-
 @pytest.mark.nightly
 def test_an_update_that_shows_too_little_is_compared_with_further_rows(tmp_path: Path) -> None:
     """One sequence, equal ones, none with a target: a loss that weighs sequences alike would look right in each."""
@@ -195,22 +190,6 @@ def test_data_of_one_sequence_or_of_equal_ones_is_taken(tmp_path: Path) -> None:
         wanted = truth_of(trainer.model, labelled(rows))[1]
         attach(trainer)
         assert error_of(trainer, wanted) < 1e-5
-
-
-def test_a_collator_that_changes_its_mind_later_is_an_error_and_no_other_training(tmp_path: Path) -> None:
-    class Moody:
-        masks = False
-
-        def __call__(self, rows: list[dict[str, Any]]) -> Any:
-            labels = [masked_prompt(row["input_ids"]) if self.masks else row["input_ids"] for row in rows]
-            return pad([{"input_ids": row["input_ids"], "labels": own} for row, own in zip(rows, labels, strict=True)])
-
-    moody = Moody()
-    trainer = plain(tmp_path, alone(SEQUENCES), moody)
-    attach(trainer)
-    moody.masks = True
-    with pytest.raises(SourceError, match="tokens and targets, and had"):
-        trainer.train()
 
 
 def test_a_row_of_another_length_than_its_labels_names_the_row(tmp_path: Path) -> None:
@@ -251,18 +230,6 @@ def test_labels_that_are_no_tokens_of_the_row_are_refused(tmp_path: Path) -> Non
     for size in (1, 3):  # in a batch of rows, and in the update
         with pytest.raises(RecipeError, match=r"labels .*not the next token; are they shifted twice"):
             attach(plain(tmp_path, alone(SEQUENCES), twice, per_device_train_batch_size=size))
-
-
-def test_a_column_of_some_rows_alone_is_refused(tmp_path: Path) -> None:
-    def some(rows: list[dict[str, Any]]) -> Any:
-        made = pad([{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in rows])
-        if rows[0]["input_ids"][0] % 2:
-            made["weights"] = torch.ones_like(made["labels"])
-        return made
-
-    assert len({one[0] % 2 for one in SEQUENCES}) == 2
-    with pytest.raises(RecipeError, match="gives `weights` to some rows"):
-        attach(plain(tmp_path, alone(SEQUENCES), some))
 
 
 def test_rows_are_left_as_they_are_by_a_collator_that_changes_them(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -54,12 +53,6 @@ def test_a_kept_log_has_all_that_the_process_printed_and_later_processes_add_to_
     lines = (tmp_path / "processes" / "1.log").read_text().splitlines()
     assert lines == ["early", "also early", "late", "C code"] * 2
     assert [path.name for path in tmp_path.iterdir()] == ["processes"]
-
-
-def test_the_log_of_a_private_run_is_private(tmp_path: Path) -> None:
-    run(tmp_path, 1, "own_log.keep(folder, private=True)")
-    for path in (tmp_path / "processes", tmp_path / "processes" / "1.log"):
-        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
 
 
 def test_the_first_process_keeps_the_terminal(tmp_path: Path) -> None:

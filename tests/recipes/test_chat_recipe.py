@@ -107,16 +107,6 @@ def test_only_marks_of_this_form_are_tokens_of_their_own() -> None:
     assert len(made.encode_batch(["用户："])[0]) > 1
 
 
-@pytest.mark.promise("llm.chat-recipe")
-def test_other_programs_read_the_marks_as_the_same_tokens(tokenizer: Tokenizer) -> None:
-    from tokenizers import Tokenizer as Library
-
-    library = Library.from_str(tokenizer.to_bytes().decode())
-    text = f"{MARKS[1]}When are you open?{MARKS[2]}"
-    expected = encode_prompt([Turn("user", "When are you open?")], tokenizer, TEMPLATE)
-    assert [tokenizer.bos_id, *library.encode(text, add_special_tokens=False).ids] == expected
-
-
 # --------------------------------------------------------------------------- a trained model
 
 LONG = (

@@ -41,18 +41,6 @@ def test_every_row_can_be_used() -> None:
         assert report.num_used == report.num_rows >= least
 
 
-def test_pairs_prefer_the_keyword_of_a_trained_question_to_its_whole_reply(
-    phrasings: dict[str, list[dict[str, Any]]],
-) -> None:
-    pairs = read("pairs.jsonl")
-    for pair in pairs:
-        (row,) = [one for one in phrasings[pair["group"]] if one["messages"][0]["content"] == pair["prompt"]]
-        assert row["split"] == "train"
-        assert row["messages"][1]["content"] == pair["rejected"]
-        assert row["keywords"] == [pair["chosen"].removesuffix("。")]
-    assert len({pair["group"] for pair in pairs}) == len(pairs)
-
-
 def test_no_question_is_asked_twice(phrasings: dict[str, list[dict[str, Any]]]) -> None:
     questions = [row["messages"][0]["content"] for rows in phrasings.values() for row in rows]
     assert len(set(questions)) == len(questions)

@@ -95,19 +95,6 @@ def test_a_file_with_an_unknown_number_of_unread_rows_is_never_quarantined(
         judge([*good, *used], bad)
 
 
-def test_faults_of_single_elements_leave_the_rest_of_an_array(tmp_path: Path) -> None:
-    deep = "[" * 3000 + "]" * 3000
-    content = ARRAY.replace(ROWS[1], deep).encode().replace(b'row 7"', b'row \xff"').replace(b'row 8"', b'\\ud800"')
-    used, bad = read(tmp_path / "a.json", content)
-    assert len(used) == 497
-    assert [(row.where[-3:], row.code, row.num_rows) for row in bad] == [
-        ("[1]", "E_DEPTH", 1),
-        ("[7]", "E_UTF8", 1),
-        ("[8]", "E_SURROGATE", 1),
-    ]
-    judge(used, bad)
-
-
 def test_a_changed_bit_of_a_page_with_a_checksum_is_found(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     texts = [f"row {i:04d} of the text" for i in range(1000)]

@@ -77,14 +77,6 @@ def test_groups_stay_whole_and_come_as_near_to_the_share_as_they_allow(
         )
 
 
-def test_units_of_two_classes_and_of_many_rows_leave_the_sum_exact() -> None:
-    group = np.concatenate([np.repeat(np.arange(10), 7), np.arange(10, 40)])
-    classes = (np.arange(100) % 3).astype(np.int64)
-    side = assign(keys(100), undeclared(100), 0.2, 0, links=grouped(group), classes=classes)
-    assert side.sum() == 20
-    assert groups_on_both_sides(group, side) == 0
-
-
 def test_many_large_units_are_chosen_without_looking_at_all_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unpad.data.sources.split.MOST_WORK", 0)
     assert take_share(np.full(50, 7), np.zeros(50, np.int64), 100, 1, 349).sum() == 14

@@ -408,26 +408,6 @@ def test_the_split_follows_seed_and_declaration(folder: Path) -> None:
     assert report.leaks.num_holdout == 5
 
 
-def test_rows_that_follow_their_group_into_the_test_part_are_counted(folder: Path) -> None:
-    """Of six groups of three rows, three declare one row of the test part: its other two follow it."""
-    rows = [{"text": text, "group": i // 3} for i, text in enumerate(TEXTS[:18])]
-    for i in (0, 3, 6):
-        rows[i]["split"] = "test"
-    (folder / "groups.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = {"text": "groups.jsonl", "chat": []}
-    _, _, report = prepare(make_recipe(folder, data=data))
-    assert (report.num_test, report.num_followed) == (9, 6)
-    assert any(line.startswith("  6 rows without a split are of the test part") for line in report.lines())
-    (folder / "groups.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:9]))
-    with pytest.raises(SourceError, match="nothing to train on") as refused:
-        prepare(make_recipe(folder, data=data))
-    assert "6 rows without a split" in refused.value.fix
-    for row in rows:
-        row.setdefault("split", "train")
-    (folder / "groups.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert prepare(make_recipe(folder, data=data))[2].num_followed == 0
-
-
 def test_the_tokenizer_sees_the_training_part_alone(folder: Path) -> None:
     (folder / "split.jsonl").write_text(
         '{"text": "山谷的水"}\n{"text": "龘龘龘龘", "split": "holdout"}\n{"text": "水流过山谷"}\n'
@@ -460,26 +440,6 @@ def test_only_training_originals_get_copies(folder: Path) -> None:
     assert contents(again) == contents(tokens)
     _, _, report = prepare(make_recipe(folder, augment={**augment, "delete": 0.4}))
     assert report.cache_misses == 3
-
-
-def test_leaks_are_reported_with_their_places(folder: Path) -> None:
-    text = "一段很长的话，说的是河水怎样从山上流到海里，再变成云。"
-    rows = [
-        {"text": text, "split": "train"},
-        {"text": text + "完", "split": "holdout"},
-        {"text": "另一段毫不相干的文字。"},
-    ]
-    (folder / "leak.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for _ in range(2):
-        _, _, report = prepare(make_recipe(folder, data={"text": "leak.jsonl", "chat": [], "holdout": 0.0}))
-        assert report.leaks is not None
-        assert report.leaks.num_near == 1
-        assert report.leak_places == [(f"{folder / 'leak.jsonl'}:2", f"{folder / 'leak.jsonl'}:1")]
-        assert any("leak.jsonl:2" in line and "leak.jsonl:1" in line for line in report.lines())
-    with pytest.raises(SourceError, match=r"E_LEAK 1 held-out documents .*leak\.jsonl:1"):
-        prepare(make_recipe(folder, data={
-            "text": "leak.jsonl", "chat": [], "holdout": 0.0, "near_duplicates": "refuse",
-        }))  # fmt: skip
 
 
 @pytest.mark.promise("data.near-duplicates")

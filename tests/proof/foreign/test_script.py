@@ -109,33 +109,6 @@ def test_what_a_collator_does_to_a_row_alone_is_the_scripts(name: str, tmp_path:
     assert not reason or any(reason in finding.gap for finding in certificate.findings)
 
 
-def by_hand(rows: Rows) -> Any:
-    """Two sequences in a row, whose positions begin again."""
-    (row,) = rows
-    half = len(row["input_ids"]) // 2
-    places = [*range(half), *range(len(row["input_ids"]) - half)]
-    made = batch(
-        [row["input_ids"]],
-        [[token if place else IGNORE for token, place in zip(row["input_ids"], places, strict=True)]],
-    )
-    return {"input_ids": made["input_ids"], "labels": made["labels"], "position_ids": torch.tensor([places])}
-
-
-def joined_by_hand(rows: Rows) -> Any:
-    made = by_hand(rows)
-    return {**made, "position_ids": made["position_ids"] * 0 + torch.arange(made["input_ids"].shape[1])}
-
-
-@pytest.mark.parametrize(("collator", "num"), [(by_hand, 2), (joined_by_hand, 1)])
-def test_rows_that_were_packed_by_hand_are_the_sequences_between_which_positions_begin_again(
-    collator: Any, num: int, tmp_path: Path
-) -> None:
-    certificate = proved(tmp_path, collator, per_device_train_batch_size=1, gradient_accumulation_steps=1)
-    assert certificate.verdict == "sound", str(certificate)
-    alone = proved(tmp_path, by_hand, per_device_train_batch_size=1, gradient_accumulation_steps=1)
-    assert certificate.num_sequences * 2 == alone.num_sequences * num
-
-
 class MeanOfMeans(Trainer):
     """Mean over micro-batches of their means."""
 

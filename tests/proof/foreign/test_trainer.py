@@ -201,16 +201,6 @@ def test_training_after_a_proof_equals_training_without_to_the_bit(make: Make, t
     assert all(torch.equal(plain[name], proved[name]) for name in plain)
 
 
-@pytest.mark.parametrize(("factor", "cause"), [(3.0, "not divided by the 3"), (1 / 3, "divided twice by the 3")])
-def test_a_loss_off_by_the_number_of_micro_batches_is_told(factor: float, cause: str, tmp_path: Path) -> None:
-    made = trainer(build("llama"), tmp_path, gradient_accumulation_steps=3)
-    step = made.training_step
-    made.training_step = lambda *args: step(*args) * factor
-    certificate = unpad.prove_trainer(made)
-    assert [finding.kind for finding in certificate.failed] == ["loss"]
-    assert cause in certificate.failed[0].advice
-
-
 @pytest.mark.parametrize("make", [PromptTuningConfig, PromptEncoderConfig])
 def test_vectors_that_are_learnt_before_a_sequence_are_no_tokens_of_it(make: type, tmp_path: Path) -> None:
     def prompted() -> nn.Module:
@@ -222,21 +212,6 @@ def test_vectors_that_are_learnt_before_a_sequence_are_no_tokens_of_it(make: typ
     certificate = unpad.prove_trainer(trainer(prompted(), tmp_path))
     assert certificate.verdict == "sound", str(certificate)
     assert unpad.prove_trainer(trainer(prompted(), tmp_path, collator=flatten)).verdict != "sound"
-
-
-class Counting(Trainer):
-    """A loss that grows with every call."""
-
-    calls = 0
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        self.calls += 1
-        return super().compute_loss(model, inputs, num_items_in_batch=num_items_in_batch) * self.calls
-
-
-def test_state_that_is_kept_from_call_to_call_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ProofError, match="keeps state from call to call"):
-        unpad.prove_trainer(trainer(build("llama"), tmp_path, kind=Counting))
 
 
 def test_what_cannot_be_proved_says_what_to_do(tmp_path: Path) -> None:
