@@ -71,7 +71,7 @@ def epoch_updates(stage: StageRun, plan: Plan) -> Iterator[LoadedUpdate]:
         fix = "use another copy of the run, or start a new one with --out"
         raise CheckpointError(what, where=str(setup.folder), fix=fix)
     ratio, attended = stage.cells_per_token, setup.data.table.attended
-    choose = partial(own_numbers, group=setup.parallelism.sharing, cells_per_token=ratio, attended=attended)
+    choose = partial(own_numbers, group=setup.group, cells_per_token=ratio, attended=attended)
     grouped = not library.computes(DTYPES[setup.precision])
     steps = load_steps(setup.data.load, plan, setup.device, first, group_lengths=grouped, own=choose)
     with closing(steps):
@@ -93,10 +93,8 @@ def epoch_updates(stage: StageRun, plan: Plan) -> Iterator[LoadedUpdate]:
 
 def _loaded(stage: StageRun, micros: Sequence[RaggedBatch], numbers: Sequence[int]) -> Loaded:
     """Message of this process about its micro-batches, at places `numbers`."""
-    run, parallelism = stage.run, stage.run.setup.parallelism
-    # Where every process has all micro-batches, the first counts them.
-    counts_them = parallelism.sharing.size > 1 or parallelism.group.leads
-    counts = counts_to_json(run.setup.model, micros, numbers) if counts_them else {}
+    run = stage.run
+    counts = counts_to_json(run.setup.model, micros, numbers)
     return Loaded(run.signals.received, stage.clock.due(), counts)
 
 
