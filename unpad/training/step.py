@@ -102,7 +102,7 @@ def accumulate(
     passes = Passes(
         local,
         loss,
-        share.seed_draws,
+        share.draw_seed(),
         precision,
         scale,
         share.sums,

@@ -39,7 +39,7 @@ def test_several_processes_divide_a_model_as_the_recipe_asks_and_one_holds_the_w
 
 
 def test_pipeline_stages_are_refused_with_what_takes_their_place_and_old_runs_are_read(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="train.pipeline_stages") as caught:
+    with pytest.raises(RecipeError, match=r"train\.pipeline_stages") as caught:
         load_recipe("zh_chat", ["train.pipeline_stages=2"])
     assert "train.shard=full" in caught.value.fix
     (tmp_path / RECIPE).write_text("model: {kind: decoder}\ntrain: {pipeline_stages: 2, max_steps: 7}\n")

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch
 from unpad.models.contract import Model, Trainable
-from unpad.nn.draws import GeneratorState, UnmeasuredError
 from unpad.processes.group import ALONE, Group
 from unpad.processes.sums import ExactSum, FastSum, GradientSum
 from unpad.recipes.recipe import Recipe
@@ -194,16 +193,14 @@ class Replicas(Parallelism):
         """See `Parallelism`; if a pass does not fit and may be cut, restarts with smaller passes."""
         if passes.room is None:
             return passes.run(model)
-        state = GeneratorState(passes.device)
         while True:
             try:
                 return passes.run(model)
-            except (DoesNotFitError, UnmeasuredError) as error:
+            except DoesNotFitError as error:
                 failure = error.with_traceback(None)  # frames hold tensors
             for parameter in model.parameters():
                 parameter.grad = None
             passes.room.learn(failure)
-            state.restore()
 
     def room(self, kind: str, most: int | None) -> Room | None:
         """See `Parallelism`: fast sums send gradients within the backward pass."""
