@@ -312,11 +312,6 @@ class TrainSettings(Section):
         description="Seconds that a process waits for another before it gives it up for lost; one that reads data or "
         "saves tells that it is at work.",
     )
-    pipeline_stages: int = Field(
-        1,
-        ge=1,
-        description="Pipeline stages: parts that a decoder's blocks are divided into, each in a process of its own.",
-    )
     allocator: Literal["auto", "system", "keep"] = Field(
         "auto",
         description="keep: the process keeps freed memory, faster but larger; auto: keep, except low_power and GPUs.",

@@ -113,7 +113,6 @@ def train(
             notes = [] if exists or not resume else ["no run to resume here: this is a new run"]
             if exists:
                 overrides, settings, saved = resumed_recipe(None if from_run else recipe, overrides, folder)
-            asked(settings).check_recipe(settings, group)
             check_loggers(settings.log)
         division = parallelism_of(settings, group)
         telling.enter_context(division.telling(group))
