@@ -125,15 +125,19 @@ def render(source: str, values: dict[str, Any], most: int) -> tuple[int, str]:
             command = [sys.executable, "-P", __file__]
             pipe = subprocess.PIPE
             _child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
-        assert _child.stdin is not None and _child.stdout is not None
-        with suppress(BrokenPipeError):
+        assert _child.stdin is not None
+        assert _child.stdout is not None
+        line = b""
+        try:
             _child.stdin.write(json.dumps([source, values, most, MOST_SECONDS]).encode() + b"\n")
             _child.stdin.flush()
-        line = _child.stdout.readline()
-        if not line.endswith(b"\n"):
-            _end()
-            return EXCESS, ENDLESS
-        kind, text = json.loads(line)
+            line = _child.stdout.readline()
+        except BrokenPipeError:
+            pass
+        finally:  # an interrupted request would leave its reply to the next one
+            if not line.endswith(b"\n"):
+                _end()
+        kind, text = json.loads(line) if line.endswith(b"\n") else (EXCESS, ENDLESS)
         return kind, text
 
 

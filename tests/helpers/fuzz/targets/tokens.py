@@ -247,7 +247,7 @@ def chat_budget(folder: Path) -> Target:
 
     def run(data: bytes) -> None:
         template = ChatTemplate(data.decode("utf-8", "replace"), {"bos_token": "<s>"}, ["<|im_end|>"])
-        if len(text := template.prompted(turns).text) > MOST_TEXT + 100:
+        if len(template.prompted(turns).text) > MOST_TEXT + 100:
             raise WrongError("a template makes too much text")
 
     return Target(lambda rng: _drawn(rng).encode(), run, (SourceError,))
