@@ -108,6 +108,11 @@ class Recipe(DataSections):
         "standard", description="low_power, for small machines: one thread, micro-batches of 512 tokens, fp32."
     )
 
+    def plain(self) -> Recipe:
+        """The same recipe without augmentation, as models are measured."""
+        augment = self.augment.model_copy(update={"multiplier": 0})
+        return self.model_copy(update={"images": self.images.plain(), "augment": augment})
+
     @model_validator(mode="after")
     def _stages_fit(self) -> Recipe:
         names = [stage.name for stage in self.stages]
