@@ -419,6 +419,7 @@ def test_a_run_that_lost_a_file_is_not_mixed_with_another(tmp_path: Path) -> Non
             if name != "metrics.jsonl":
                 assert rows(copy, "train") == rows(whole, "train"), (name, resume)
 
+
 def test_what_is_left_of_a_killed_start_is_no_run_and_its_id_goes(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / COMMAND).write_text('{"recipe": "toy", "overrides": [], "id": "0123456789abcdef"}')
