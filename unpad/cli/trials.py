@@ -161,7 +161,7 @@ def doctor(
     check_run_or_recipe(name, overrides or [])
     from unpad.doctor.examine import examine
     from unpad.doctor.lines import write_picture
-    from unpad.doctor.words import language_of
+    from unpad.doctor.finding import language_of
     from unpad.errors import DOCTOR_FOUND_TROUBLE
     from unpad.storage import finite, write_atomic
 

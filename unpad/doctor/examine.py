@@ -7,136 +7,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from unpad.doctor.catalogue import CATALOGUE
-from unpad.doctor.data.rows import check_rows, check_targets
-from unpad.doctor.files import check_files
-from unpad.doctor.lines import drawing, fact_lines, finding_lines
-from unpad.doctor.recipe.aims import check_aims
-from unpad.doctor.recipe.course import check_course, check_origin
-from unpad.doctor.recipe.settings import (
-    check_betas,
-    check_clip,
-    check_decay,
-    check_dropout,
-    check_eps,
-    check_schedule,
-    check_shapes,
-    check_step_size,
-)
+from unpad.doctor import settings, trials
+from unpad.doctor.carry import STEPS as CARRY_STEPS
+from unpad.doctor.carry import Carry, carry_over, labels_random, transfer_of
+from unpad.doctor.finding import Finding, Found, Language, finding, ranked
+from unpad.doctor.layers import Layers, check_layers, frozen, starved
+from unpad.doctor.lines import drawing, fact_lines, word
 from unpad.doctor.subject import Subject, TimeBudget, open_subject
-from unpad.doctor.trials.carry import STEPS, Carry, Transfer, carry_over, judge_carry
-from unpad.doctor.trials.layers import Layers, check_layers, check_terms, check_unchanged
-from unpad.doctor.trials.overfit import LEAST_STEPS, Overfit, judge, overfit_batch
-from unpad.doctor.trials.steps import (
+from unpad.doctor.trials import (
+    LEAST_RATES,
+    LEAST_REPEATS,
+    Overfit,
     Steps,
+    Sweep,
     System,
-    check_memory,
-    check_neighbours,
-    check_threads,
-    check_times,
+    overfit_batch,
+    sweep,
     take_steps,
 )
-from unpad.doctor.trials.sweep import LEAST, Sweep, sweep
-from unpad.doctor.words import Language, sentences, word
 from unpad.machine.load import LoadMeter
-from unpad.terminal.finding import Finding, Value, ranked
 from unpad.terminal.progress import progress
 from unpad.terminal.table import wrapped
 
 SECONDS = 120.0
-OF_STEPS, OF_SWEEP, OF_OVERFIT, OF_CARRY = 0.2, 0.4, 0.5, 0.7  # of the time that is left
-# Findings that say no more than others do: by code, the codes that each explain it.
-SETTINGS = {
-    "clip", "decay", "dropout", "eps", "betas", "stale", "smoothing", "loss_weight", "frozen_at_start", "step_size",
-    "class_weight",
-}  # fmt: skip
-FOLLOWS = {
-    "by_heart_settings": {*SETTINGS, "lr_high", "lr_low", "frozen"},
-    "setting": SETTINGS,
-    "by_heart": {
-        "constant_inputs",
-        "one_set",
-        "frozen",
-        "dead_units",
-        "clashing_labels",
-        "one_patch",
-        "two_answers",
-        *SETTINGS,
-    },
-    "labels_random": {
-        "constant_inputs",
-        "constant_labels",
-        "imbalance",
-        "no_history",
-        "rare_codes",
-        "values_in_codes",
-        "marked_region",
-        "clashing_labels",
-        "one_patch",
-        "picture_scale",
-        "augmentation",
-        "slipped_pictures",
-        "without_picture",
-        "lone_classes",
-        "other_classes",
-        "lost_aspect",
-        "pictures_apart",
-        "map_reversed",
-        "beyond_follow_up",
-        "one_set",
-        *SETTINGS,
-    },
-    "decay": {"lr_high", "step_size"},
-    "step_size": {"lr_high"},
-    "clashing_labels": {"lost_pictures"},
-    "clip": {"loss_weight", "class_weight"},
-    "exploding": {"loss_weight", "class_weight"},
-    "starved": {"loss_weight"},
-    "frozen": {"frozen_at_start", "values_in_codes"},
-    "rare_codes": {"values_in_codes"},
-    "constant_labels": {"clashing_labels"},
-    "repeats": {"clashing_labels", "too_often"},
-    "near_rows": {"same_rows", "grown_rows"},
-    "few_held_out": {"not_held_out"},
-    "cut_alike": {"padded_text", "wrapped_lines"},
-    "common_part": {"repeats_question", "unread_text", "padded_text"},
-    "imbalance": {"constant_labels", "beyond_follow_up"},
-    "leaking_value": {"one_set"},
-    "one_time": {"one_set"},
-    "slipped_pictures": {"pictures_apart"},
-    "given_answer": {"repeats_question"},
-    "reply_elsewhere": {"told_apart", "slipped"},
-    "run_spikes": {"chosen_unlearned"},
-    "changed_words": {"escaped", "no_text", "read_as", "bytes_as_letters"},
-    "escaped": {"no_text"},
-    "two_answers": {"slipped", "other_replies", "swapped_roles", "roles_alike"},
-    "other_marks": {"repeats_question"},
-    "sides_apart": {"held_out_unlike", "other_classes", "far_values", "stand_in", "two_scales", "rare_codes"},
-    "two_scales": {"far_values", "dates_as_values"},
-    "stand_in": {"far_values", "dates_as_values"},
-}
-FOLLOWS["labels_flipped"] = FOLLOWS["labels_random"]
-
-
-class FamilyChecks(Protocol):
-    """Members of a module such as `doctor/images.py`, named after the family that it checks; see `checks_of`."""
-
-    def check_originals(self, subject: Subject[Any]) -> list[Finding]:
-        """Findings on the rows as the data files have them."""
-
-    def check_sequences(self, subject: Subject[Any]) -> list[Finding]:
-        """Findings on the sequences of the stage, one by one and beside each other."""
-
-    def transfer(self, subject: Subject[Any]) -> Transfer | None:
-        """The way to judge what the model overfit; None where there is none."""
-
-
-def checks_of(subject: Subject) -> FamilyChecks:
-    """The module with the checks of the subject's family, or with those of any family where it has none."""
-    has_own = (Path(__file__).parent / f"{subject.data.family}.py").is_file()
-    return import_module(f"unpad.doctor.{subject.data.family if has_own else 'any_family'}")
 
 
 @dataclass(frozen=True)
@@ -169,13 +64,13 @@ class Examination:
     @property
     def troubles(self) -> list[Finding]:
         """Findings above a note."""
-        return [found for found in self.findings if found.severity != "note"]
+        return [item for item in self.findings if item.severity != "note"]
 
     def lines(self, language: Language) -> list[str]:
         """The examination as text."""
         subject, num = self.subject, len(self.troubles)
         parameters = sum(p.numel() for p in subject.model.parameters())
-        names: dict[str, Value] = {"name": subject.name, "stage": subject.stage.name}
+        names = {"name": subject.name, "stage": subject.stage.name}
         head = word("subject", language, parameters=parameters, steps=subject.num_steps, **names)
         if subject.folder is not None:
             head += word("of_run", language, step=subject.step)
@@ -187,8 +82,8 @@ class Examination:
         if subject.stage.of_pairs:
             lines += wrapped(word("of_pairs", language))
         lines.append(word("seconds", language, verdict=verdict, number=self.seconds))
-        for number, found in enumerate(self.findings, 1):
-            lines += ["", *finding_lines(number, found, language)]
+        for rank, item in enumerate(self.findings, 1):
+            lines += ["", *item.lines(rank, language)]
         lines += ["", word("looked", language), *fact_lines(self._facts(language))]
         if self.sweep is not None and len(self.sweep.rates):
             lines += ["", *drawing(self.sweep, subject.rate, language)]
@@ -197,7 +92,7 @@ class Examination:
     def _facts(self, language: Language) -> list[tuple[str, str]]:
         subject, facts = self.subject, list[tuple[str, str]]()
         if self.tried is not None:
-            overfit, found = self.tried.overfit, self.tried.sweep
+            overfit, rates = self.tried.overfit, self.tried.sweep
             values = {
                 "start": overfit.start,
                 "end": overfit.end,
@@ -205,8 +100,8 @@ class Examination:
                 "sequences": overfit.sequences,
             }
             facts.append((word("heart", language), word("heart_value", language, **values)))
-            if found.low is not None and found.high is not None:
-                range_of = {"rate": subject.rate, "low": found.low, "high": found.high}
+            if rates.low is not None and rates.high is not None:
+                range_of = {"rate": subject.rate, "low": rates.low, "high": rates.high}
                 facts.append((word("rate", language), word("rate_value", language, **range_of)))
             facts += _time_facts(self.tried.steps, language)
             norm = {"norm": self.layers.norm, "blocks": len(self.layers.blocks)}
@@ -217,23 +112,12 @@ class Examination:
 
     def to_json(self, language: Language) -> dict[str, Any]:
         """Findings and measurements for programs."""
-        findings = [
-            {
-                "code": found.code,
-                "severity": found.severity,
-                "number": found.number,
-                "fields": list(found.fields),
-                "values": found.values,
-                "reason": sentences(found, language)[0],
-                "do": sentences(found, language)[1],
-            }
-            for found in self.findings
-        ]
-        known = {"name": self.subject.name, "stage": self.subject.stage.name, "step": self.subject.step}
-        blocks = [dict(zip(("name", "output", "gradient"), one, strict=True)) for one in self.layers.blocks]
+        findings = [item.to_json(language) for item in self.findings]
+        subject = {"name": self.subject.name, "stage": self.subject.stage.name, "step": self.subject.step}
+        blocks = [dict(zip(("name", "output", "gradient"), block, strict=True)) for block in self.layers.blocks]
         layers = {"gradient": self.layers.norm, "blocks": blocks}
         tried = {} if self.tried is None else _measured(self.tried, self.subject.rate)
-        return {**known, "seconds": self.seconds, "findings": findings, "layers": layers, **tried}
+        return {**subject, "seconds": self.seconds, "findings": findings, "layers": layers, **tried}
 
 
 def _time_facts(steps: Steps, language: Language) -> list[tuple[str, str]]:
@@ -246,11 +130,11 @@ def _time_facts(steps: Steps, language: Language) -> list[tuple[str, str]]:
 
 def _measured(tried: Tried, rate: float) -> dict[str, Any]:
     """Measurements of the trials as JSON values."""
-    found, carry = tried.sweep, tried.carry
-    rates = {"rates": found.rates.tolist(), "losses": found.losses.tolist(), "low": found.low, "high": found.high}
+    rates, carry = tried.sweep, tried.carry
+    curve = {"rates": rates.rates.tolist(), "losses": rates.losses.tolist(), "low": rates.low, "high": rates.high}
     return {
         "steps": vars(tried.steps),
-        "sweep": {**rates, "recipe": rate},
+        "sweep": {**curve, "recipe": rate},
         "by_heart": {**vars(tried.overfit), "learnt": tried.overfit.learnt},
         "labels": None if carry is None else vars(carry),
     }
@@ -275,71 +159,64 @@ def examine(
     with progress("reading the data"):
         subject = open_subject(name, overrides, clock)
     with progress("looking at the data"):
-        family = checks_of(subject)
-        findings = family.check_originals(subject)
-        if not subject.stage.of_pairs:  # the replies of a pair share their prompt
-            findings += [*check_targets(subject), *check_rows(subject)]
-            findings += [*family.check_sequences(subject), *check_shapes(subject)]
-    findings += [*check_schedule(subject), *check_decay(subject), *check_betas(subject), *check_step_size(subject)]
-    findings += [*check_aims(subject), *check_files(subject), *check_course(subject), *check_origin(subject)]
+        findings = [*_family(subject).look(subject), *settings.look(subject)]
     layers = check_layers(subject)
-    findings += layers.findings
     tried = _tried(subject, system, meter, layers) if layers.finite else None
-    if tried is not None:
-        findings += tried.findings
-    ordered = ranked(_causes(findings), list(CATALOGUE))
-    return Examination(subject, ordered, layers, tried, system.threads(), system.cores(), clock.spent)
+    findings = [*layers.findings, *findings, *(tried.findings if tried is not None else [])]
+    return Examination(subject, ranked(findings), layers, tried, system.threads(), system.cores(), clock.spent)
+
+
+def _family(subject: Subject) -> Any:
+    """The module with the findings of the subject's family, or with those of any family where it has none."""
+    name = subject.data.family
+    return import_module(f"unpad.doctor.{name if (Path(__file__).parent / f'{name}.py').is_file() else 'rows'}")
 
 
 def _tried(subject: Subject, system: System, meter: LoadMeter, layers: Layers) -> Tried:
-    """Train copies of the model for some steps each."""
+    """Train copies of the model for some steps each, with a share of the time that is left for each trial."""
     clock = subject.clock
-    steps = take_steps(subject, clock.share(OF_STEPS))
-    found = sweep(subject, clock.share(OF_SWEEP))
-    overfit = overfit_batch(subject, found, clock.share(OF_OVERFIT))
-    transfer = checks_of(subject).transfer(subject)
-    carry = None if transfer is None else carry_over(subject, transfer, found, clock.share(OF_CARRY))
+    steps = take_steps(subject, clock.share(0.2))
+    rates = sweep(subject, clock.share(0.4))
+    overfit = overfit_batch(subject, rates, clock.share(0.5))
+    transfer = transfer_of(subject)
+    carry = None if transfer is None else carry_over(subject, transfer, rates, clock.share(0.7))
     load = meter.read()
     findings = [
-        *check_times(subject, steps),
-        *check_terms(subject),
-        *check_clip(subject, steps.norms),
-        *check_eps(subject, steps.norms),
-        *check_unchanged(subject, layers, steps.unmoved),
-        *judge(subject, overfit, found),
-        *check_dropout(subject, overfit),
-        *(judge_carry(subject, carry) if carry is not None else []),
-        *check_threads(subject, system, load),
-        *check_neighbours(load, system.cores()),
-        *check_memory(system),
-        *check_length(subject, found, overfit, carry),
+        *trials.lr_high(subject, overfit, rates),
+        *trials.lr_low(subject, overfit, rates),
+        *settings.clip(subject, steps.norms),
+        *settings.eps(subject, steps.norms),
+        *starved(subject),
+        *frozen(subject, layers, steps.unmoved),
+        *trials.by_heart(subject, overfit, rates),
+        *(labels_random(subject, carry) if carry is not None else []),
+        *trials.loader(steps),
+        *trials.overhead(subject, steps),
+        *trials.padding(subject),
+        *trials.threads(subject, system, load),
+        *trials.neighbour(load, system.cores()),
+        *short(clock.seconds, rates, overfit, carry),
     ]
-    return Tried(findings, steps, found, overfit, carry)
+    return Tried(findings, steps, rates, overfit, carry)
 
 
-def _causes(findings: list[Finding]) -> list[Finding]:
-    """Leave out what only follows from a finding that says why, and that is no note."""
-    codes = {found.code for found in findings if found.severity != "note"}
-    return [found for found in findings if found.code not in FOLLOWS or not codes & FOLLOWS[found.code]]
-
-
-ROUND = 10  # seconds
-MORE = 1.5  # times the time that is reckoned, as machines slow down
-
-
-def check_length(subject: Subject, found: Sweep, overfit: Overfit, carry: Carry | None) -> list[Finding]:
-    """Notes on trials that were too short to be judged."""
-    findings = []
-    if found.short:
-        findings.append(_short("short_sweep", subject, found.short, LEAST))
-    if overfit.is_short:
-        findings.append(_short("short_heart", subject, overfit.steps, LEAST_STEPS))
-    if carry is not None and carry.is_short:
-        findings.append(_short("short_labels", subject, carry.steps, STEPS))
-    return findings
-
-
-def _short(code: str, subject: Subject, taken: int, least: int) -> Finding:
-    given = subject.clock.seconds
-    wanted = given * max(MORE * least / max(taken, 1), 2.0)
-    return Finding(code, "note", taken, ("--seconds",), {"least": least, "seconds": ROUND * math.ceil(wanted / ROUND)})
+@finding(
+    "short", "note",
+    en=("Only {number:.0f} of at least {least} {what} could be tried in the time: nothing is said about them.",
+        "give more time: --seconds {seconds}"),
+    zh=("在规定时间内只试了 {number:.0f} {what}，至少要 {least}：对此不作判断。", "给更多时间：--seconds {seconds}"),
+)  # fmt: skip
+def short(given: float, rates: Sweep, overfit: Overfit, carry: Carry | None) -> Found | None:
+    """The trial that was cut short the most, too short to be judged."""
+    cut = [
+        (rates.short, LEAST_RATES, ("learning rates", "个学习率"), bool(rates.short)),
+        (overfit.steps, LEAST_REPEATS, ("steps on one batch", "步（同一批）"), overfit.is_short),
+        (carry.steps if carry else 0, CARRY_STEPS, ("steps on labelled sequences", "步（带标签的样本）"),
+         carry is not None and carry.is_short),
+    ]  # fmt: skip
+    judged = [(taken, least, what) for taken, least, what, is_short in cut if is_short]
+    if not judged:
+        return None
+    taken, least, what = min(judged, key=lambda item: item[0] / item[1])
+    wanted = given * max(1.5 * least / max(taken, 1), 2.0)  # machines slow down
+    return Found(taken, "--seconds", least=least, what=what, seconds=10 * math.ceil(wanted / 10))

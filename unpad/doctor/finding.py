@@ -25,6 +25,11 @@ INDENT = 4
 P = ParamSpec("P")
 
 
+def level(is_fault: bool) -> Severity:
+    """Severity of a trouble that is a fault where it is large."""
+    return "fault" if is_fault else "warning"
+
+
 class Found:
     """Result of a check that found something.
 
@@ -112,8 +117,8 @@ def finding(
 def ranked(findings: list[Finding]) -> list[Finding]:
     """Findings by severity, in their order otherwise, without those that one above a note explains."""
     explained = {code for cause in findings if cause.severity != "note" for code in cause.explains}
-    order = list(SEVERITIES)
-    return sorted((item for item in findings if item.code not in explained), key=lambda item: order.index(item.severity))
+    order, kept = list(SEVERITIES), [item for item in findings if item.code not in explained]
+    return sorted(kept, key=lambda item: order.index(item.severity))
 
 
 def language_of(asked: str | None) -> Language:

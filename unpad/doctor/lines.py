@@ -7,24 +7,63 @@ from pathlib import Path
 
 import numpy as np
 
-from unpad.doctor.trials.sweep import HIGHEST, LOWEST, Sweep
-from unpad.doctor.words import Language, sentences, severity_name, word
+from unpad.doctor.finding import Language, Value, Words
+from unpad.doctor.trials import HIGHEST, LOWEST, Sweep
 from unpad.run.report.svg import WIDE, Axes, Curve, picture
 from unpad.storage import write_atomic
-from unpad.terminal.finding import Finding
 from unpad.terminal.table import cells, columns, wrapped
 
-INDENT = 4
 COLUMNS, ROWS = 60, 9  # of the drawing, at most
 LEFT = 7  # cells of what stands at its left
 MARK = 6  # cells of a learning rate below it, with a blank
 
 
-def finding_lines(number: int, finding: Finding, language: Language) -> list[str]:
-    """A finding: its rank, severity and fields, the reason, and what to do."""
-    reason, advice = sentences(finding, language)
-    head = f"{number:>2}  {severity_name(finding.severity, language)}  {', '.join(finding.fields)}"
-    return [head, *wrapped(reason, indent=INDENT), *wrapped(f"{word('do', language)}{advice}", indent=INDENT)]
+WORDS: dict[str, Words] = {
+    "nothing": ("nothing is wrong, as far as these checks see", "就这些检查来看，没有问题"),
+    "one_trouble": ("one thing to mend", "有 1 处需要处理"),
+    "troubles": ("{number} things to mend, the worst first", "有 {number} 处需要处理，最严重的在前"),
+    "seconds": ("{verdict} ({number:.0f} s)", "{verdict}（{number:.0f} 秒）"),
+    "looked": ("What was measured", "测量结果"),
+    "sweep": ("Loss over the learning rate, {steps} steps", "损失随学习率的变化，{steps} 步"),
+    "recipe": ("{rate:.1e}, the recipe's", "{rate:.1e}，本配方"),
+    "subject": (
+        "{name}: stage {stage}, {parameters:,} parameters, {steps:,} steps",
+        "{name}：阶段 {stage}，{parameters:,} 个参数，{steps:,} 步",
+    ),
+    "of_run": (", weights of step {step:,}", "，第 {step:,} 步的权重"),
+    "of_pairs": (
+        "Steps of pairs are not tried: rows, settings and weights are looked at.",
+        "偏好对的训练步不作试验：只检查数据、设置和权重。",
+    ),
+    "others": (
+        "Not looked at: stage {others}. stages.{stage}.train.max_epochs=0 goes on to it.",
+        "未检查阶段 {others}；加上 stages.{stage}.train.max_epochs=0 就检查下一个。",
+    ),
+    "heart": ("a batch, overfit", "记住一批"),
+    "heart_value": (
+        "loss {start:.3g} to {end:.2g} in {steps} steps, {sequences} sequences",
+        "损失 {start:.3g} 到 {end:.2g}，{steps} 步，{sequences} 个样本",
+    ),
+    "rate": ("learning rate", "学习率"),
+    "rate_value": ("{rate:.1e}; learns from {low:.1e} to {high:.1e}", "{rate:.1e}；合适范围 {low:.1e} 到 {high:.1e}"),
+    "step": ("a step", "一步"),
+    "step_value": (
+        "{seconds:.3f} s: forward {forward:.0%}, backward {backward:.0%}, optimizer {optimize:.0%}; loading beside it "
+        "{load:.0%}",
+        "{seconds:.3f} 秒：前向 {forward:.0%}，反向 {backward:.0%}，优化器 {optimize:.0%}；同时读取数据 {load:.0%}",
+    ),
+    "saved": ("a checkpoint", "一个检查点"),
+    "saved_value": ("{save:.3f} s", "{save:.3f} 秒"),
+    "norm": ("gradient", "梯度"),
+    "norm_value": ("norm {norm:.3g} over {blocks} blocks, all finite", "范数 {norm:.3g}，{blocks} 个块，全部有限"),
+    "cores": ("threads", "线程"),
+    "cores_value": ("{threads} on {cores} cores; {kernels}", "{threads} 个，共 {cores} 个核；{kernels}"),
+}
+
+
+def word(name: str, language: Language, /, **values: Value) -> str:
+    """A word or sentence of the output."""
+    return WORDS[name][language == "zh"].format(**values)
 
 
 def fact_lines(facts: list[tuple[str, str]]) -> list[str]:

@@ -13,11 +13,11 @@ import torch
 
 from unpad.batching.plan import Micro
 from unpad.data.vqa import VqaData
+from unpad.doctor.finding import Found, Severity, finding
 from unpad.doctor.subject import Subject, Trial
-from unpad.doctor.trials.sweep import Sweep
+from unpad.doctor.trials import USUAL_RATE, Sweep
 from unpad.models.contract import Classifies
 from unpad.nn.precision import autocast
-from unpad.terminal.finding import Finding, Severity, Value
 from unpad.terminal.progress import counted
 
 MOST_LEARNT, MOST_JUDGED, LEAST = 512, 400, 24  # sequences
@@ -25,11 +25,6 @@ STEPS, FIRST_STEPS, EVERY = 360, 120, 20  # at most, at least, and between two l
 LOOKS = 6  # the last ones, judged by their mean
 BATCH_TOKENS = 1024
 LEARNT = 0.7  # of the first loss, below which it was overfit
-NOTHING = 1.5  # standard errors, below which nothing holds for others
-# Judged sequences of the rarer one of two classes: outcomes, often weak, look like none among so few; and standard
-# errors from which on they may.
-FEW_OF_TWO, LITTLE = 30, 1.0
-USUAL_RATE = 1e-3
 MOST_SWAPPED = 40  # questions with pictures that change places
 SURELY = 3.0  # standard errors, from which on answers are learnt from pictures
 SEEN = 0.1  # nats by which their own picture has to help answers that were learnt
@@ -78,29 +73,26 @@ class Transfer(NamedTuple):
     is_seen: Callable[[Trial, np.ndarray, np.ndarray], bool]
 
 
-def by_classes(subject: Subject) -> Transfer | None:
-    """Judge classes; None where the data have none, or the model names none."""
-    known = subject.data.class_labels()
-    if known is None or not isinstance(subject.setup.model, Classifies):
+def transfer_of(subject: Subject) -> Transfer | None:
+    """Judge answers by their pictures, or classes; None where the data have neither, or the model names no class."""
+    data, classes = subject.data, subject.data.class_labels()
+    if isinstance(data, VqaData):
+        errors, is_seen = partial(_errors_of_pictures, data), partial(_pictures_are_seen, data)
+        return Transfer(partial(_about_one, data), MOST_SWAPPED, errors, is_seen)
+    if classes is None or not isinstance(subject.setup.model, Classifies):
         return None
-    is_usable = (known[0] >= 0) & (subject.data.table.positions > 0)
+    is_usable = (classes[0] >= 0) & (data.table.positions > 0)
     return Transfer(lambda ids: ids[is_usable[ids]], MOST_JUDGED, _errors, lambda *_: True)
 
 
-def by_pictures(data: VqaData) -> Transfer:
-    """Judge answers by their pictures."""
-    errors, is_seen = partial(_errors_of_pictures, data), partial(_pictures_are_seen, data)
-    return Transfer(partial(_about_one, data), MOST_SWAPPED, errors, is_seen)
-
-
-def carry_over(subject: Subject, transfer: Transfer, found: Sweep, seconds: float) -> Carry | None:
+def carry_over(subject: Subject, transfer: Transfer, rates: Sweep, seconds: float) -> Carry | None:
     """Train on some sequences and judge on those held out; None with too few."""
     rng = np.random.default_rng(0)
     learnt = transfer.usable(rng.permutation(subject.stage.train_ids))[:MOST_LEARNT]
     judged = transfer.usable(rng.permutation(subject.stage.held_out_ids))[: transfer.most]
     if min(len(learnt), len(judged)) < LEAST or not (subject.data.table.positions[learnt] > 0).any():
         return None
-    rate = found.middle if found.low is not None else USUAL_RATE
+    rate = rates.middle if rates.low is not None else USUAL_RATE
     trial = Trial(subject, drops=False, lr=rate, lr_scale=1.0, clip=1.0)
     training = _batches(subject, learnt)
     began, moments, is_short, by_heart = subject.clock.now(), list[float](), False, False
@@ -123,19 +115,29 @@ def carry_over(subject: Subject, transfer: Transfer, found: Sweep, seconds: floa
     return Carry(len(learnt), len(judged), rarer, start, end, errors, step + 1, by_heart, is_short and not by_heart)
 
 
-def judge_carry(subject: Subject, carry: Carry) -> list[Finding]:
-    """A finding on labels that were overfit without anything that holds for others."""
-    if not carry.by_heart or carry.errors >= NOTHING:
-        return []
-    data = subject.data
+@finding(
+    "labels_random",
+    en=("The model overfit {learnt} sequences, and nothing of it holds for {judged} others: their labels are no likelier "
+        "than those of their neighbours ({number:.2f} standard errors){mirrored}.",
+        "look at how labels are matched with rows: they look shuffled"),
+    zh=("模型记住了 {learnt} 个样本，却对另外 {judged} 个毫无用处：它们自己的标签并不比别人的更可能（相差 {number:.2f} 个标准误）{mirrored}。",
+        "检查标签与样本的对应关系：看起来被打乱了"),
+)  # fmt: skip
+def labels_random(subject: Subject, carry: Carry) -> Found | None:
+    """Labels that were overfit without anything that holds for others."""
+    if not carry.by_heart or carry.errors >= 1.5:
+        return None
+    data, flip = subject.data, subject.setup.recipe.images.flip
     fields = data.label_fields[:1] or (f"data.{data.kinds[0]}",)
-    values: dict[str, Value] = {"learnt": carry.learnt, "sequences": carry.judged}
-    is_weak = carry.rarer is not None and carry.rarer < FEW_OF_TWO and carry.errors >= LITTLE
+    # Outcomes are often weak, and look like none among few of the rarer class.
+    is_weak = carry.rarer is not None and carry.rarer < 30 and carry.errors >= 1
+    mirrored = ("", "")
+    if data.augmentation == "images" and data.class_labels() is not None and flip:
+        mirrored = (f"; images.flip={flip:g} mirrors pictures, and labels may depend on left and right",
+                    f"；images.flip={flip:g} 会左右翻转图像，标签可能与左右有关")  # fmt: skip
+        fields = ("images.flip", *fields)
     severity: Severity = "note" if is_weak else "warning"
-    has_pictures = data.augmentation == "images" and data.class_labels() is not None
-    if has_pictures and subject.setup.recipe.images.flip:
-        return [Finding("labels_flipped", severity, carry.errors, ("images.flip", *fields), values)]
-    return [Finding("labels_random", severity, carry.errors, fields, values)]
+    return Found(carry.errors, *fields, severity=severity, learnt=carry.learnt, judged=carry.judged, mirrored=mirrored)
 
 
 def _batches(subject: Subject, ids: np.ndarray) -> list[Micro]:
