@@ -9,27 +9,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from unpad.doctor import settings, trials
-from unpad.doctor.carry import STEPS as CARRY_STEPS
-from unpad.doctor.carry import Carry, carry_over, labels_random, transfer_of
 from unpad.doctor.finding import Finding, Found, Language, finding, ranked
-from unpad.doctor.layers import Layers, check_layers, frozen, starved
-from unpad.doctor.lines import drawing, fact_lines, word
+from unpad.doctor.layers import Layers, check_layers, frozen
 from unpad.doctor.subject import Subject, TimeBudget, open_subject
-from unpad.doctor.trials import (
-    LEAST_RATES,
-    LEAST_REPEATS,
-    Overfit,
-    Steps,
-    Sweep,
-    System,
-    overfit_batch,
-    sweep,
-    take_steps,
-)
+from unpad.doctor.trials import LOWEST, Carry, Overfit, Steps, Sweep, System
 from unpad.machine.load import LoadMeter
+from unpad.run.report.svg import WIDE, Axes, Curve, picture
+from unpad.storage import write_atomic
 from unpad.terminal.progress import progress
-from unpad.terminal.table import wrapped
+from unpad.terminal.table import cells, columns, wrapped
 
 SECONDS = 120.0
 
@@ -58,57 +49,60 @@ class Examination:
     seconds: float
 
     @property
-    def sweep(self) -> Sweep | None:
-        return None if self.tried is None else self.tried.sweep
-
-    @property
     def troubles(self) -> list[Finding]:
         """Findings above a note."""
         return [item for item in self.findings if item.severity != "note"]
 
     def lines(self, language: Language) -> list[str]:
         """The examination as text."""
-        subject, num = self.subject, len(self.troubles)
-        parameters = sum(p.numel() for p in subject.model.parameters())
-        names = {"name": subject.name, "stage": subject.stage.name}
-        head = word("subject", language, parameters=parameters, steps=subject.num_steps, **names)
-        if subject.folder is not None:
-            head += word("of_run", language, step=subject.step)
-        verdict = word("nothing" if num == 0 else "one_trouble" if num == 1 else "troubles", language, number=num)
-        lines = wrapped(head)
-        if subject.other_stages:
-            others = ", ".join(subject.other_stages)
-            lines += wrapped(word("others", language, others=others, stage=subject.stage.name))
+        subject, num, zh = self.subject, len(self.troubles), language == "zh"
+        size, stage, steps = sum(p.numel() for p in subject.model.parameters()), subject.stage.name, subject.num_steps
+        head = f"{subject.name}: stage {stage}, {size:,} parameters, {steps:,} steps"
+        of_run = f", weights of step {subject.step:,}"
+        if zh:
+            head = f"{subject.name}：阶段 {stage}，{size:,} 个参数，{steps:,} 步"
+            of_run = f"，第 {subject.step:,} 步的权重"
+        lines, rest = wrapped(head + of_run * (subject.folder is not None)), ", ".join(subject.other_stages)
+        if rest:
+            words = (f"Not looked at: stage {rest}. stages.{stage}.train.max_epochs=0 goes on to it.",
+                     f"未检查阶段 {rest}；加上 stages.{stage}.train.max_epochs=0 就检查下一个。")  # fmt: skip
+            lines += wrapped(words[zh])
         if subject.stage.of_pairs:
-            lines += wrapped(word("of_pairs", language))
-        lines.append(word("seconds", language, verdict=verdict, number=self.seconds))
+            words = ("Steps of pairs are not tried: rows, settings and weights are looked at.",
+                     "偏好对的训练步不作试验：只检查数据、设置和权重。")  # fmt: skip
+            lines += wrapped(words[zh])
+        verdicts = {0: ("nothing is wrong, as far as these checks see", "就这些检查来看，没有问题"),
+                    1: ("one thing to mend", "有 1 处需要处理")}  # fmt: skip
+        many = (f"{num} things to mend, the worst first", f"有 {num} 处需要处理，最严重的在前")
+        verdict = verdicts.get(num, many)[zh]
+        lines.append(f"{verdict}（{self.seconds:.0f} 秒）" if zh else f"{verdict} ({self.seconds:.0f} s)")
         for rank, item in enumerate(self.findings, 1):
             lines += ["", *item.lines(rank, language)]
-        lines += ["", word("looked", language), *fact_lines(self._facts(language))]
-        if self.sweep is not None and len(self.sweep.rates):
-            lines += ["", *drawing(self.sweep, subject.rate, language)]
-        return lines
+        return [*lines, "", "测量结果" if zh else "What was measured", *fact_lines(self._facts(zh))]
 
-    def _facts(self, language: Language) -> list[tuple[str, str]]:
-        subject, facts = self.subject, list[tuple[str, str]]()
-        if self.tried is not None:
-            overfit, rates = self.tried.overfit, self.tried.sweep
-            values = {
-                "start": overfit.start,
-                "end": overfit.end,
-                "steps": overfit.steps,
-                "sequences": overfit.sequences,
-            }
-            facts.append((word("heart", language), word("heart_value", language, **values)))
+    def _facts(self, zh: bool) -> list[tuple[str, str]]:
+        subject, tried, facts = self.subject, self.tried, list[tuple[str, str, str, str]]()
+        if tried is not None:
+            batch, rates, steps, norm = tried.overfit, tried.sweep, tried.steps, f"{self.layers.norm:.3g}"
+            loss, num = (f"{batch.start:.3g}", f"{batch.end:.2g}"), len(self.layers.blocks)
+            facts = [("a batch, overfit", "记住一批",
+                      f"loss {loss[0]} to {loss[1]} in {batch.steps} steps, {batch.sequences} sequences",
+                      f"损失 {loss[0]} 到 {loss[1]}，{batch.steps} 步，{batch.sequences} 个样本")]  # fmt: skip
             if rates.low is not None and rates.high is not None:
-                range_of = {"rate": subject.rate, "low": rates.low, "high": rates.high}
-                facts.append((word("rate", language), word("rate_value", language, **range_of)))
-            facts += _time_facts(self.tried.steps, language)
-            norm = {"norm": self.layers.norm, "blocks": len(self.layers.blocks)}
-            facts.append((word("norm", language), word("norm_value", language, **norm)))
+                ends = f"{rates.low:.1e}", f"{rates.high:.1e}"
+                facts.append(("learning rate", "学习率", f"{subject.rate:.1e}; learns from {ends[0]} to {ends[1]}",
+                              f"{subject.rate:.1e}；合适范围 {ends[0]} 到 {ends[1]}"))  # fmt: skip
+            share = f"{steps.load / max(steps.compute, 1e-9):.0%}"
+            facts += [
+                ("a step", "一步", f"{steps.compute:.3f} s; loading beside it {share}",
+                 f"{steps.compute:.3f} 秒；同时读取数据 {share}"),
+                ("a checkpoint", "一个检查点", f"{steps.save:.3f} s", f"{steps.save:.3f} 秒"),
+                ("gradient", "梯度", f"norm {norm} over {num} blocks, all finite", f"范数 {norm}，{num} 个块，全部有限"),
+            ]  # fmt: skip
         kernels = subject.setup.environment["kernels"]
-        cores = word("cores_value", language, threads=self.threads, cores=self.cores, kernels=kernels)
-        return [*facts, (word("cores", language), cores)]
+        facts.append(("threads", "线程", f"{self.threads} on {self.cores} cores; {kernels}",
+                      f"{self.threads} 个，共 {self.cores} 个核；{kernels}"))  # fmt: skip
+        return [(fact[zh], fact[2 + zh]) for fact in facts]
 
     def to_json(self, language: Language) -> dict[str, Any]:
         """Findings and measurements for programs."""
@@ -118,14 +112,6 @@ class Examination:
         layers = {"gradient": self.layers.norm, "blocks": blocks}
         tried = {} if self.tried is None else _measured(self.tried, self.subject.rate)
         return {**subject, "seconds": self.seconds, "findings": findings, "layers": layers, **tried}
-
-
-def _time_facts(steps: Steps, language: Language) -> list[tuple[str, str]]:
-    """Seconds of a step, and the shares of its parts."""
-    whole = max(steps.compute, 1e-9)
-    values = {name: getattr(steps, name) / whole for name in ("forward", "backward", "optimize", "load")}
-    said = word("step_value", language, seconds=whole, **values)
-    return [(word("step", language), said), (word("saved", language), word("saved_value", language, save=steps.save))]
 
 
 def _measured(tried: Tried, rate: float) -> dict[str, Any]:
@@ -175,21 +161,17 @@ def _family(subject: Subject) -> Any:
 def _tried(subject: Subject, system: System, meter: LoadMeter, layers: Layers) -> Tried:
     """Train copies of the model for some steps each, with a share of the time that is left for each trial."""
     clock = subject.clock
-    steps = take_steps(subject, clock.share(0.2))
-    rates = sweep(subject, clock.share(0.4))
-    overfit = overfit_batch(subject, rates, clock.share(0.5))
-    transfer = transfer_of(subject)
-    carry = None if transfer is None else carry_over(subject, transfer, rates, clock.share(0.7))
+    steps = trials.take_steps(subject, clock.share(0.2))
+    rates = trials.sweep(subject, clock.share(0.4))
+    overfit = trials.overfit_batch(subject, rates, clock.share(0.5))
+    carry = trials.carry_over(subject, rates, clock.share(0.7))
     load = meter.read()
     findings = [
         *trials.lr_high(subject, overfit, rates),
         *trials.lr_low(subject, overfit, rates),
-        *settings.clip(subject, steps.norms),
-        *settings.eps(subject, steps.norms),
-        *starved(subject),
         *frozen(subject, layers, steps.unmoved),
         *trials.by_heart(subject, overfit, rates),
-        *(labels_random(subject, carry) if carry is not None else []),
+        *(trials.labels_random(subject, carry) if carry else []),
         *trials.loader(steps),
         *trials.overhead(subject, steps),
         *trials.padding(subject),
@@ -200,18 +182,17 @@ def _tried(subject: Subject, system: System, meter: LoadMeter, layers: Layers) -
     return Tried(findings, steps, rates, overfit, carry)
 
 
-@finding(
-    "short", "note",
+@finding("short", "note",
     en=("Only {number:.0f} of at least {least} {what} could be tried in the time: nothing is said about them.",
         "give more time: --seconds {seconds}"),
-    zh=("在规定时间内只试了 {number:.0f} {what}，至少要 {least}：对此不作判断。", "给更多时间：--seconds {seconds}"),
-)  # fmt: skip
+    zh=("规定时间内只试了 {number:.0f} {what}，至少要 {least}：对此不作判断。",
+        "给更多时间：--seconds {seconds}"))  # fmt: skip
 def short(given: float, rates: Sweep, overfit: Overfit, carry: Carry | None) -> Found | None:
     """The trial that was cut short the most, too short to be judged."""
     cut = [
-        (rates.short, LEAST_RATES, ("learning rates", "个学习率"), bool(rates.short)),
-        (overfit.steps, LEAST_REPEATS, ("steps on one batch", "步（同一批）"), overfit.is_short),
-        (carry.steps if carry else 0, CARRY_STEPS, ("steps on labelled sequences", "步（带标签的样本）"),
+        (rates.short, trials.LEAST_RATES, ("learning rates", "个学习率"), bool(rates.short)),
+        (overfit.steps, trials.LEAST_REPEATS, ("steps on one batch", "步（同一批）"), overfit.is_short),
+        (carry.steps if carry else 0, trials.CARRY_STEPS, ("steps on labelled sequences", "步（带标签的样本）"),
          carry is not None and carry.is_short),
     ]  # fmt: skip
     judged = [(taken, least, what) for taken, least, what, is_short in cut if is_short]
@@ -220,3 +201,34 @@ def short(given: float, rates: Sweep, overfit: Overfit, carry: Carry | None) -> 
     taken, least, what = min(judged, key=lambda item: item[0] / item[1])
     wanted = given * max(1.5 * least / max(taken, 1), 2.0)  # machines slow down
     return Found(taken, "--seconds", least=least, what=what, seconds=10 * math.ceil(wanted / 10))
+
+
+# --------------------------------------------------------------------------- text and pictures
+
+
+def fact_lines(facts: list[tuple[str, str]]) -> list[str]:
+    """Names with their values, which continue below themselves."""
+    column = max((cells(name) for name, _ in facts), default=0) + 2
+    lines = []
+    for name, value in facts:
+        first, *more = wrapped(value, columns() - column)
+        lines.append(f"{name}{' ' * (column - cells(name))}{first}")
+        lines += [" " * column + line for line in more]
+    return lines
+
+
+def write_picture(path: Path, sweep: Sweep, rate: float, language: Language) -> None:
+    """Draw the loss over the learning rate, with the range and the recipe's own rate.
+
+    Raises:
+        DiskError: the file cannot be written.
+    """
+    shown, zh, num = sweep.losses <= 1.5, language == "zh", len(sweep.rates)  # what diverges would press the rest flat
+    marks = [(f"{rate:.1e}，本配方" if zh else f"{rate:.1e}, the recipe's", float(np.log10(rate)))]
+    marks += [(f"{end:.1e}", float(np.log10(end))) for end in (sweep.low, sweep.high) if end]
+    title = f"损失随学习率的变化，{num} 步" if zh else f"Loss over the learning rate, {num} steps"
+    over = "学习率" if zh else "learning rate"
+    axes = Axes(size=WIDE, begin=float(np.log10(LOWEST)), powers=True, over=over)
+    write_atomic(
+        path, picture(title, Curve("main", [(np.log10(sweep.rates[shown]), sweep.losses[shown])]), axes, marks)
+    )

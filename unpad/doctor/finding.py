@@ -37,7 +37,7 @@ class Found:
         number: the measured value, `{number}` in the words; NaN if the values describe it.
         fields: fields of the recipe, or files, to change, the most likely first.
         severity: replaces that of the finding.
-        values: further values in the words, by name.
+        values: further values in the words, by name; others are left out.
     """
 
     def __init__(self, number: float, *fields: str, severity: Severity | None = None, **values: Value) -> None:
@@ -106,8 +106,9 @@ def finding(
             result = check(*args, **kwargs)
             if result is None:
                 return []
+            values = {name: value for name, value in result.values.items() if name in names[0]}
             level = result.severity or severity
-            return [Finding(code, level, result.number, result.fields, result.values, frozenset(explains), (en, zh))]
+            return [Finding(code, level, result.number, result.fields, values, frozenset(explains), (en, zh))]
 
         return checked
 

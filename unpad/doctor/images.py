@@ -23,14 +23,10 @@ def look(subject: Subject[ImageData]) -> list[Finding]:
     return [*findings, *shortcut(subject), *one_patch(subject), *cut_short(subject)]
 
 
-@finding(
-    "shortcut",
-    en=("{what} alone tells the class of {number:.0%} of the pictures: with {shown} it is {target!r}. A model may learn "
-        "that in place of what pictures show.",
-        "bring the files of all classes into one form: size, colour mode, kind of file, names"),
-    zh=("仅凭{what}就能说出 {number:.0%} 图像的类别：{shown} 就是 {target!r}。模型可能学这个，而不是图像的内容。",
-        "让各类的文件形式一致：大小、颜色模式、文件格式、文件名"),
-)  # fmt: skip
+@finding("shortcut",
+    en=("{what} alone tells the class of {number:.0%} of the pictures: with {shown} it is {target!r}. A model may "
+        "learn only that.", "bring the files of all classes into one form"),
+    zh=("仅凭{what}就能说出 {number:.0%} 图像的类别：{shown} 就是 {target!r}。", "让各类的文件形式一致"))  # fmt: skip
 def shortcut(subject: Subject[ImageData]) -> Found | None:
     """The size, the mode or the kind of the file alone tells the class."""
     data, ids = subject.data, subject.stage.train_ids
@@ -54,14 +50,11 @@ def shortcut(subject: Subject[ImageData]) -> Found | None:
     return None
 
 
-@finding(
-    "one_patch", "fault", explains={"labels_random", "by_heart"},
-    en=("{number:.0%} of the pictures are shrunk to {patches:.0f} patches or fewer, {kept:.1%} of their pixels: nothing of "
-        "their parts is left to see.",
-        "change {field}; a patch has {patch} pixels a side, and a picture should have 16 patches or more"),
-    zh=("{number:.0%} 的图像被缩小到至多 {patches:.0f} 个图块，只剩 {kept:.1%} 的像素：看不到其中的部分。",
-        "修改 {field}；图块边长为 {patch} 像素，一张图最好有 16 个以上图块"),
-)  # fmt: skip
+@finding("one_patch", "fault", explains={"labels_random", "by_heart"},
+    en=("{number:.0%} of the pictures are shrunk to {patches:.0f} patches, {kept:.1%} of their pixels: nothing of "
+        "their parts is left to see.", "change {field}; a patch has {patch} pixels a side, a picture 16 or more"),
+    zh=("{number:.0%} 的图像被缩小到 {patches:.0f} 个图块，只剩 {kept:.1%} 的像素。",
+        "修改 {field}；图块边长 {patch} 像素"))  # fmt: skip
 def one_patch(subject: Subject[ImageData] | Subject[VqaData]) -> Found | None:
     """Pictures that were shrunk to one patch, or to four with a tenth of their pixels; small ones keep their detail."""
     album, images = subject.data.album, subject.setup.recipe.images

@@ -73,14 +73,11 @@ def _events(data: EventData, ids: np.ndarray) -> _Events:
     return _Events(data, ids, place[owner[events]], data.code[events].astype(np.int64), data.standard[events])
 
 
-@finding(
-    "leak", "fault",
-    en=("{what} alone tells label {target}, {number:.3f} of 1: it may be the outcome itself, or be written after it, so "
-        "that it leaks.",
-        "leave it out of the events and of `static`, or predict before it: events.landmark; a loss near 0 is no success"),
-    zh=("单凭{what}就能分出标签 {target}（{number:.3f}，最高为 1）：它可能就是结局本身，或是之后才写入的，即泄漏。",
-        "从事件和 `static` 中去掉它，或用 events.landmark 在它之前预测；损失接近 0 并不说明学会了"),
-)  # fmt: skip
+@finding("leak", "fault",
+    en=("{what} alone tells label {target}, {number:.3f} of 1: it may be the outcome itself, or be written after it, "
+        "so that it leaks.", "leave it out of events and `static`, or predict before it: events.landmark"),
+    zh=("单凭{what}就能分出标签 {target}（{number:.3f}，最高为 1）：可能是泄漏。",
+        "去掉它，或用 events.landmark 在它之前预测"))  # fmt: skip
 def leak(events: _Events) -> Found | None:
     """The code, value or number of events that tells the label best, if one tells nearly all."""
     data, best = events.data, list[tuple[float, Words, str]]()
@@ -143,14 +140,12 @@ def _area(labels: np.ndarray, scores: np.ndarray) -> float:
     return max(area, 1 - area)
 
 
-@finding(
-    "far_values", explains={"labels_random"},
-    en=("{far:,} values of {code} are {times:,.0f} times as far from the median as all others, and make its standard "
-        "deviation {number:,.0f} times as large: the others look equal. Codes like it: {codes}.",
-        "look for another unit or placeholders such as 9999 among them; convert or empty these cells"),
-    zh=("{code} 有 {far:,} 个数值离中位数的距离是其余的 {times:,.0f} 倍，使标准差变成 {number:,.0f} 倍：其余数值看起来都一样。"
-        "这样的编码有 {codes} 种。", "检查其中是否混有别的单位或 9999 之类的占位值；换算或清空这些单元格"),
-)  # fmt: skip
+@finding("far_values", explains={"labels_random"},
+    en=("{far:,} values of {code} ({codes} such codes) are {times:,.0f} times as far from the median as others, and "
+        "make its deviation {number:,.0f} times as large.",
+        "look for another unit or placeholders (9999); convert or empty them"),
+    zh=("{code} 等 {codes} 种编码：{far:,} 个数值离中位数是其余的 {times:,.0f} 倍，标准差变成 {number:,.0f} 倍。",
+        "检查单位和 9999 之类的占位值"))  # fmt: skip
 def far_values(events: _Events) -> Found | None:
     """The code with a scale set by a few values far from all others."""
     results = list[tuple[float, int, int, float]]()
@@ -173,14 +168,11 @@ def far_values(events: _Events) -> Found | None:
     return Found(widened, "data.events", code=events.data.codes[code], far=far, times=most, codes=len(results))
 
 
-@finding(
-    "rare_codes", explains={"labels_random", "frozen"},
-    en=("{number:.0%} of the events have codes that are unique to one patient, or that events.min_count makes unknown; "
-        "{codes:,} codes are known: nothing of the others holds for new patients.",
-        "take numbers and values out of the code column, map codes to coarser ones, or change events.min_count"),
-    zh=("{number:.0%} 的事件用的编码只出现在一个病人身上，或因 events.min_count 而未知；已知的编码有 {codes:,} 种：其余的对新病人没有用。",
-        "去掉编码列中的流水号和数值，把编码归并成更粗的，或修改 events.min_count"),
-)  # fmt: skip
+@finding("rare_codes", explains={"labels_random", "frozen"},
+    en=("{number:.0%} of the events have codes that are unique to one patient or unknown by events.min_count; "
+        "{codes:,} codes are known.", "take numbers and values out of codes, or map codes to coarser ones"),
+    zh=("{number:.0%} 的事件的编码只有一个病人有，或因 events.min_count 未知（已知 {codes:,} 种）。",
+        "去掉其中的流水号和数值，或归并编码"))  # fmt: skip
 def rare_codes(events: _Events) -> Found | None:
     """Codes that one patient alone has, or none that is known."""
     if len(events.ids) < 20 or not len(events.code):
@@ -191,25 +183,19 @@ def rare_codes(events: _Events) -> Found | None:
     return Found(share, *fields, severity=level(share >= 0.5), codes=len(patients) - 1) if share >= 0.2 else None
 
 
-@finding(
-    "no_history", explains={"labels_random"},
+@finding("no_history", explains={"labels_random"},
     en=("{number:.0%} of {num:,} patients are lost: {why}.",
-        "compare ids, times and units of the tables and of events.landmark and events.labels: blanks, leading zeros, days "
-        "for hours, another start"),
-    zh=("{num:,} 个病人中有 {number:.0%} 没有用上：{why}。",
-        "对照各表与 events.landmark、events.labels 的 id、时间和单位：空格、前导零、把小时当成天、起点不同"),
-)  # fmt: skip
+        "compare ids and times (days, hours) with events.landmark, events.labels"),
+    zh=("{num:,} 个病人中有 {number:.0%} 没有用上：{why}。", "对照 id、时间、单位与 events.landmark"))  # fmt: skip
 def no_history(subject: Subject[EventData]) -> Found | None:
     """Patients of whom no event with a time is read, where there are some, or that are left out or without a label."""
-    data, ids, labels = subject.data, subject.stage.train_ids, subject.setup.recipe.events.labels
+    data, ids = subject.data, subject.stage.train_ids
+    fields = ("events.landmark", "events.unit", "data.events", "events.labels", "events.labels.horizon",
+              "events.labels.censored", "events.labels.duration", "events.labels.missing", "events.labels.id", "events.split")  # fmt: skip
     late = data.report.num_late[ids].sum(1)
     share = float((data.sets.has_no_time[ids] & (late > 0)).sum() / max(len(ids), 1))
     if len(ids) >= 20 and share >= 0.5:
-        why = (
-            f"no event with a time is up to the landmark, {int(late.sum()):,} are after it",
-            "在预测时点之前没有带时间的事件",
-        )
-        fields: tuple[str, ...] = ("events.landmark", "events.unit", "data.events")
+        why = (f"no event with a time is up to the landmark, {int(late.sum()):,} are after it", "预测时点之前没有事件")
         return Found(share, *fields, severity=level(share >= 0.9), num=len(ids), why=why)
     # Several landmarks leave out examples as they should: observation ends before the later ones.
     left = {} if data.landmarks is not None else {why: num for why, num in data.cohort.left_out.items() if num}
@@ -218,15 +204,5 @@ def no_history(subject: Subject[EventData]) -> Found | None:
     if lost < 0.4 * whole:
         return None
     reason = max(left, key=lambda one: left[one]) if left else "without a label"
-    if (labels is not None and labels.horizon is not None and "before the horizon" in reason) or (not left and unknown):
-        fields = ("events.labels.horizon", "events.labels.censored", "events.labels.duration", "events.labels")
-    else:
-        fields = ("events.labels", "events.labels.missing", "events.labels.id", "events.landmark", "events.unit",
-                  "events.labels.duration", "data.events", "events.split")  # fmt: skip
-    return Found(
-        lost / whole,
-        *fields,
-        severity=level(lost >= 0.8 * whole),
-        num=whole,
-        why=(f"left out, {reason}", f"被略去（{reason}）"),
-    )
+    why = (f"left out, {reason} (events.labels.horizon?)", f"被略去（{reason}）")
+    return Found(lost / whole, *fields[3:], severity=level(lost >= 0.8 * whole), num=whole, why=why)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from collections.abc import Iterable, Sequence
+from itertools import islice, pairwise
 
 import numpy as np
 
@@ -13,63 +13,42 @@ from unpad.data.sources.rows import TEXT_KINDS, read_rows
 from unpad.data.text import TextData
 from unpad.data.tokens.corpus_files import list_files
 from unpad.data.tokens.lost import LostCharacters
-from unpad.data.tokens.tokenizer import Tokenizer, train_tokenizer
+from unpad.doctor import rows
 from unpad.doctor.finding import Finding, Found, Words, finding, level
-from unpad.doctor.rows import (
-    Row,
-    clashing_labels,
-    constant_labels,
-    cut_short,
-    near_rows,
-    same_rows,
-    sampled,
-    sees_target,
-)
+from unpad.doctor.rows import Row, sampled
 from unpad.doctor.subject import Subject
-from unpad.recipes.data import TokenizerSettings
-
-Tokens = Callable[[int], np.ndarray]
 
 
 def look(subject: Subject[TextData]) -> list[Finding]:
     """Findings on the rows as the files have them, and on the sequences of the stage."""
-    data, findings = subject.data, list[Finding]()
-    for kind, examples in _originals(subject).items():
+    recipe, findings, originals = subject.setup.recipe, list[Finding](), dict[str, list[Example]]()
+    kinds = {kind for stage in subject.setup.stages if stage.recipe.train.max_epochs != 0 for kind in stage.kinds}
+    for file in list_files(recipe, [kind for kind in TEXT_KINDS if kind in kinds]):
+        sound = (row for row in read_rows(file.kind, file.file, recipe.data) if isinstance(row, Example))
+        originals.setdefault(file.kind, []).extend(islice(sound, 2000))
+    for kind, examples in originals.items():
         where = (f"data.{kind}",)
         findings += garbled([("\n".join(turn.content for turn in row.turns), row.where) for row in examples], where)
         findings += cut_alike([(row.turns[-1].content, row.where) for row in examples if row.turns], where)
         talks = talks_of(examples)
         findings += given_answer(talks, where)
         if kind == "pairs":
-            sides = [((row.turns[:-1], turn.content), side, row.where) for row in examples
+            sides = [Row((row.turns[:-1], turn.content), side, row.where) for row in examples
                      for turn, side in ((row.turns[-1], "chosen"), (row.rejected, "rejected")) if turn]  # fmt: skip
-            findings += clashing_labels([Row(*side) for side in sides], where)
+            findings += rows.clashing_labels(sides, where)
         elif len({row.asked for row in talks}) > 20:  # fewer are greetings, with many replies
-            findings += [*clashing_labels(talks, where, 0.5), *constant_labels(talks, where)]
-    if subject.stage.of_pairs:  # the replies of a pair share their prompt
-        return findings
-    findings += [*same_rows(subject), *near_rows(subject), *held_out_unlike(subject), *cut_short(subject)]
-    return [*findings, *tokenizer(subject, data.tokenizer, data.tokens_of, data.report.lost), *sees_target(subject)]
-
-
-def _originals(subject: Subject[TextData]) -> dict[str, list[Example]]:
-    """The first rows of every kind of texts, conversations or pairs that a stage learns."""
-    recipe, rows = subject.setup.recipe, dict[str, list[Example]]()
-    kinds = {kind for stage in subject.setup.stages if stage.recipe.train.max_epochs != 0 for kind in stage.kinds}
-    for file in list_files(recipe, TEXT_KINDS):
-        if file.kind in kinds:
-            sound = (row for row in read_rows(file.kind, file.file, recipe.data) if isinstance(row, Example))
-            rows.setdefault(file.kind, []).extend(islice(sound, 2000))
-    return rows
+            findings += [*rows.clashing_labels(talks, where, 0.5), *rows.constant_labels(talks, where)]
+    if not subject.stage.of_pairs:  # the replies of a pair share their prompt
+        findings += [*rows.same_rows(subject), *rows.near_rows(subject), *held_out_unlike(subject)]
+        findings += [*rows.cut_short(subject), *tokenizer(subject.data.report.lost), *rows.sees_target(subject)]
+    return findings
 
 
 def talks_of(examples: Iterable[Example]) -> list[Row]:
     """The first question of conversations, and its reply."""
-    pairs = ((row, zip(row.turns, row.turns[1:], strict=False)) for row in examples)
-    asked = (
-        (row, next((p for p in turns if (p[0].role, p[1].role) == ("user", "assistant")), None)) for row, turns in pairs
-    )
-    return [Row(turns[0].content.strip(), turns[1].content.strip(), row.where) for row, turns in asked if turns]
+    both = ("user", "assistant")
+    pairs = ((row, [two for two in pairwise(row.turns) if (two[0].role, two[1].role) == both]) for row in examples)
+    return [Row(twos[0][0].content.strip(), twos[0][1].content.strip(), row.where) for row, twos in pairs if twos]
 
 
 # Traces of programs in text, in both languages: a pattern, and the least share of the characters.
@@ -83,6 +62,8 @@ TRACES: list[tuple[Words, re.Pattern[str], float]] = [
     (("HTML tags or entities, markup in place of text", "HTML 标签或实体"), re.compile(
         r"</?(?:p|br|div|span|a|td|tr|th|table|li|ul|ol|b|i|em|strong|h[1-6]|img|html|body|script|font|su[bp])"
         r"(?:\s[^<>]*)?/?>|&(?:[a-z]{2,8}|#x?[0-9a-f]{2,6});", re.IGNORECASE), 0.08),
+    (("base64 that was not decoded", "没有解码的 base64"), re.compile(
+        r"(?<!\S)(?=\S*\d)(?=\S*[a-z])(?=\S*[A-Z])[A-Za-z0-9+/]{40,}={0,2}(?!\S)"), 0.03),
     (("markup of a wiki", "维基标记"), re.compile(
         r"\[\[[^\W\d_][^\[\]\n]{0,80}\]\]|\{\{[^\W\d_][^{}\n]{0,120}\}\}|^={2,4}[^=\n]+={2,4}$", re.MULTILINE), 0.08),
     (("escapes with a backslash that were not decoded", "没有解码的反斜杠转义"),
@@ -93,13 +74,11 @@ TRACES: list[tuple[Words, re.Pattern[str], float]] = [
 LOST_LETTER = re.compile(r"(?<![^\s\"'(])[^\W\d_]+\?[^\W\d_?/=]+(?![/=&])|(?<!\S)\?{2,}(?=\s|$)")
 
 
-@finding(
-    "garbled", "fault", explains={"cut_alike", "tokenizer", "held_out_unlike"},
+@finding("garbled", "fault", explains={"cut_alike", "tokenizer", "held_out_unlike"},
     en=("The text is garbled: in {number:.0%} of the {unit} there are {what}, such as {shown!r} at {where}.",
-        "write the file again from its source, decoded and as plain text in UTF-8; find its encoding first"),
+        "write the file again from its source, decoded, as plain text in UTF-8; find its encoding first"),
     zh=("文本是乱码：{number:.0%} 的{unit}是{what}，例如 {where} 的 {shown!r}。",
-        "先查明源文件的编码，再从源文件解码，以 UTF-8 纯文本重新写出"),
-)  # fmt: skip
+        "查明编码，以 UTF-8 纯文本重新写出"))  # fmt: skip
 def garbled(texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> Found | None:
     """Text in a wrong encoding, escaped, or full of what programs write."""
     whole = "\n".join(text for text, _ in texts)[:400_000]
@@ -125,15 +104,8 @@ def garbled(texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> Found 
         if share and (share >= least or (share >= least / 4 and len(matches) >= 0.9 * len(texts))):
             match, where = matches[len(matches) // 2]
             shown = match.string[max(match.start() - 5, 0) : match.start() + 25]
-            return Found(
-                share,
-                *fields,
-                severity=level(pattern in (LOST_LETTER, TRACES[0][1])),
-                unit=("characters", "字符"),
-                what=what,
-                shown=shown,
-                where=where,
-            )
+            severity, unit = level(pattern in (LOST_LETTER, TRACES[0][1])), ("characters", "字符")
+            return Found(share, *fields, severity=severity, unit=unit, what=what, shown=shown, where=where)
     return None
 
 
@@ -155,14 +127,11 @@ def mistaken_encoding(text: str) -> str:
     return result
 
 
-@finding(
-    "cut_alike",
-    en=("{number:.0%} of the texts are cut after exactly {most} {unit}, the largest length there is, and end without a "
-        "mark, such as {shown!r} at {where}.",
-        "look for a column, field or program that cuts at this length, and write the whole texts"),
-    zh=("{number:.0%} 的文本恰好在 {most} {unit}处截断（最大长度），结尾没有标点，例如 {where} 的 {shown!r}。",
-        "查找按这个长度截断的列、字段或程序，写出完整的文本"),
-)  # fmt: skip
+@finding("cut_alike",
+    en=("{number:.0%} of the texts are cut after exactly {most} {unit}, the largest length, and end without a mark, "
+        "such as {shown!r} at {where}.", "look for a column or program that cuts, and write the whole texts"),
+    zh=("{number:.0%} 的文本恰好在 {most} {unit}处截断，结尾没有标点，例如 {where} 的 {shown!r}。",
+        "查找截断的列或程序"))  # fmt: skip
 def cut_alike(ends: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> Found | None:
     """Texts or replies that often have just the largest length there is, and no end.
 
@@ -191,14 +160,11 @@ def cut_alike(ends: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> Found
     return None
 
 
-@finding(
-    "given_answer", explains={"near_rows"},
-    en=("{number:.0%} of the questions hold their own answer, such as {answer!r} in {question!r}, and {others:.0%} that "
-        "of another: the model only has to copy it.",
-        "take the answer out of the question, or ask what is not given"),
-    zh=("{number:.0%} 的问题里含有自己的答案，例如 {question!r} 中的 {answer!r}，而含有别的答案的只有 {others:.0%}：模型只需照抄。",
-        "从问题中去掉答案，或改问没有给出的内容"),
-)  # fmt: skip
+@finding("given_answer", explains={"near_rows"},
+    en=("{number:.0%} of the questions hold their own answer, such as {answer!r} in {question!r}, and {others:.0%} "
+        "that of another: the model only has to copy it.", "take the answer out"),
+    zh=("{number:.0%} 的问题含有自己的答案，例如 {question!r} 中的 {answer!r}，含别的答案的有 {others:.0%}。",
+        "去掉答案"))  # fmt: skip
 def given_answer(talks: Sequence[Row], fields: tuple[str, ...]) -> Found | None:
     """Answers that stand in their own question, and not in those of others, as choices or a text to be read would."""
     pairs = [(str(row.asked).casefold(), str(row.target).casefold().rstrip(" .。!！")) for row in talks]
@@ -220,14 +186,11 @@ def given_answer(talks: Sequence[Row], fields: tuple[str, ...]) -> Found | None:
     return Found(share, *fields, answer=answer[:40], question=question[:60], others=float(others))
 
 
-@finding(
-    "held_out_unlike",
-    en=("Held-out texts share {number:.0%} of their tokens with training ones, such as {where}; parts of training share "
-        "{usual:.0%}: another language or source is held out.",
-        "draw both parts from the same texts: declare `split`, or let data.holdout divide them"),
-    zh=("验证文本与训练文本只共有 {number:.0%} 的词元，例如 {where}；训练文本的两部分之间是 {usual:.0%}：验证的是另一种语言或来源。",
-        "两部分应取自同样的文本：写明 split，或由 data.holdout 划分"),
-)  # fmt: skip
+@finding("held_out_unlike",
+    en=("Held-out texts share {number:.0%} of their tokens with training ones, such as {where}; these share "
+        "{usual:.0%} among themselves: another language or source.", "draw both from the same texts: data.holdout"),
+    zh=("验证文本与训练文本只共有 {number:.0%} 的词元，例如 {where}；训练文本之间是 {usual:.0%}。",
+        "用 data.holdout 划分"))  # fmt: skip
 def held_out_unlike(subject: Subject[TextData]) -> Found | None:
     """Held-out texts with hardly a token of the training ones, among which as many others share most of theirs."""
     data = subject.data
@@ -249,55 +212,12 @@ def held_out_unlike(subject: Subject[TextData]) -> Found | None:
                  where=data.where(int(held[0])))  # fmt: skip
 
 
-@finding(
-    "tokenizer",
-    en=("The tokenizer does not fit this text: {what} ({number:.2g}).",
-        "set {field}, or name a tokenizer that was made from text of this language"),
-    zh=("分词器与文本不符：{what}（{number:.2g}）。", "设置 {field}，或使用由同一种语言的文本训练的分词器"),
-)  # fmt: skip
-def tokenizer(subject: Subject, tokens: Tokenizer, tokens_of: Tokens, lost: LostCharacters) -> Found | None:
-    """Characters that are lost to unknown tokens, or many more tokens than a tokenizer of this text takes.
-
-    A tokenizer that came as a file, or has a small vocabulary, is compared with one made from half of a sample, on the
-    other half.
-    """
-    settings, path = subject.setup.recipe.tokenizer, ("tokenizer.path", "tokenizer.kind")
-    if lost.share >= 0.01:
-        shown, severity = " ".join(lost.common[:3]), level(lost.share >= 0.1)
-        what = (
-            f"that share of the characters is lost to unknown tokens, such as {shown}",
-            f"字符成了未知词元的比例，例如 {shown}",
-        )
-        return Found(
-            lost.share, *path, severity=severity, what=what, field="tokenizer.kind=bpe and tokenizer.path=null"
-        )
-    if settings.kind != "file" and settings.vocab_size >= 1000 and settings.min_count <= 20:
-        return None
-    template = subject.setup.recipe.data.template  # its prefixes are tokens of their own
-    prefixes = "|".join(re.escape(one) for one in (template.system, template.user, template.assistant) if one) or "$^"
-    sequences = [tokens_of(seq) for seq in sampled(subject.stage.train_ids, 400).tolist()]
-    texts = [re.sub(prefixes, "\n", tokens.decode(ids.tolist())).strip("\n")[:2000] for ids in sequences]
-    learnt, judged = texts[::2], texts[1::2]
-    characters = sum(map(len, judged))
-    if characters < 500:
-        return None
-    size = min(max(tokens.vocab_size, 1000), 8000)
-    usual = train_tokenizer(TokenizerSettings(kind="bpe", vocab_size=size), learnt, [])
-    here, best = (sum(map(len, one.encode_batch(judged))) / characters for one in (tokens, usual))
-    chinese = settings.kind == "words" and sum(not c.isascii() for text in judged for c in text) > 0.3 * characters
-    if here < 2 * best or (settings.kind != "file" and (here < 0.75 or chinese)):
-        return None
-    rare = settings.min_count > 20
-    names = path if settings.kind == "file" else ("tokenizer.min_count",) if rare else ("tokenizer.vocab_size", *path)
-    field = (
-        "tokenizer.kind=bpe and tokenizer.path=null" if settings.kind == "file" else f"{names[0]}={1 if rare else 4000}"
-    )
-    what = (f"{here:.2f} tokens for a character, that many times those of a tokenizer made from it",
-            f"每个字符 {here:.2f} 个词元，是用这些文本训练的分词器的倍数")  # fmt: skip
-    return Found(
-        here / max(best, 1e-9),
-        *names,
-        severity=level(here >= 3 * best and settings.kind == "file"),
-        what=what,
-        field=field,
-    )
+@finding("tokenizer",
+    en=("{number:.1%} of the characters are lost to unknown tokens, such as {common}: the tokenizer cannot spell this "
+        "text.", "set tokenizer.kind=bpe and tokenizer.path=null, or a file made from such text"),
+    zh=("{number:.1%} 的字符成了未知词元，例如 {common}：分词器无法表示这些文本。",
+        "用 tokenizer.kind=bpe、tokenizer.path=null"))  # fmt: skip
+def tokenizer(lost: LostCharacters) -> Found | None:
+    """Characters that the tokenizer cannot spell."""
+    fields, common = ("tokenizer.path", "tokenizer.kind"), " ".join(lost.common[:3])
+    return Found(lost.share, *fields, severity=level(lost.share >= 0.1), common=common) if lost.share >= 0.01 else None
