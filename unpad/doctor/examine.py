@@ -97,7 +97,8 @@ class Examination:
                 ("a step", "一步", f"{steps.compute:.3f} s; loading beside it {share}",
                  f"{steps.compute:.3f} 秒；同时读取数据 {share}"),
                 ("a checkpoint", "一个检查点", f"{steps.save:.3f} s", f"{steps.save:.3f} 秒"),
-                ("gradient", "梯度", f"norm {norm} over {num} blocks, all finite", f"范数 {norm}，{num} 个块，全部有限"),
+                ("gradient", "梯度", f"norm {norm} over {num} blocks, all finite",
+                 f"范数 {norm}，{num} 个块，全部有限"),
             ]  # fmt: skip
         kernels = subject.setup.environment["kernels"]
         facts.append(("threads", "线程", f"{self.threads} on {self.cores} cores; {kernels}",
@@ -145,17 +146,18 @@ def examine(
     with progress("reading the data"):
         subject = open_subject(name, overrides, clock)
     with progress("looking at the data"):
-        findings = [*_family(subject).look(subject), *settings.look(subject)]
+        findings = look(subject)
     layers = check_layers(subject)
     tried = _tried(subject, system, meter, layers) if layers.finite else None
     findings = [*layers.findings, *findings, *(tried.findings if tried is not None else [])]
     return Examination(subject, ranked(findings), layers, tried, system.threads(), system.cores(), clock.spent)
 
 
-def _family(subject: Subject) -> Any:
-    """The module with the findings of the subject's family, or with those of any family where it has none."""
+def look(subject: Subject) -> list[Finding]:
+    """Findings that need no trial: of the family, or of any where it has no file here, and of the settings."""
     name = subject.data.family
-    return import_module(f"unpad.doctor.{name if (Path(__file__).parent / f'{name}.py').is_file() else 'rows'}")
+    name = name if (Path(__file__).parent / f"{name}.py").is_file() else "rows"
+    return [*import_module(f"unpad.doctor.{name}").look(subject), *settings.look(subject)]
 
 
 def _tried(subject: Subject, system: System, meter: LoadMeter, layers: Layers) -> Tried:

@@ -41,7 +41,7 @@ class _Events:
     Args:
         ids: (num_patients,) int64, their sequences.
         patient: (num_events,) int64, index into `ids`, ascending; code: (num_events,) int64, 0 for a rare one.
-        value: (num_events,) float32, nan without one; time: (num_events,) days before the landmark, nan of facts.
+        value: (num_events,) float32, nan without one; time: (num_events,) days from the landmark, nan of facts.
     """
 
     data: EventData
@@ -49,6 +49,7 @@ class _Events:
     patient: np.ndarray
     code: np.ndarray
     value: np.ndarray
+    time: np.ndarray
 
     def last_of(self, events: np.ndarray) -> np.ndarray:
         """The last of these events of each patient and code, (num_pairs,) int64."""
@@ -70,7 +71,10 @@ def _events(data: EventData, ids: np.ndarray) -> _Events:
     place[ids] = np.arange(len(ids))
     events = np.flatnonzero(place[owner] >= 0)
     events = events[np.argsort(place[owner[events]], kind="stable")]
-    return _Events(data, ids, place[owner[events]], data.code[events].astype(np.int64), data.standard[events])
+    sizes = np.diff(data.sets.set_starts)
+    time = np.where(np.repeat(data.sets.timeless, sizes), np.nan, np.repeat(data.sets.times, sizes))
+    code, value = data.code[events].astype(np.int64), data.standard[events]
+    return _Events(data, ids, place[owner[events]], code, value, time[events])
 
 
 @finding("leak", "fault",
@@ -109,15 +113,19 @@ def leak(events: _Events) -> Found | None:
             area = _area(side, events.value[chosen]) if min((side == 0).sum(), (side == 1).sum()) >= 20 else 0
             if area >= 0.9995 and again < 3:  # a test that is taken again and again may tell the label by its course
                 best.append((area, (f"The value of {data.codes[code]}", f" {data.codes[code]} 的数值"), name))
-        num = np.bincount(events.patient, minlength=len(events.ids))
-        area = _area(labels[labels >= 0], num[labels >= 0].astype(float))
-        if area >= 0.97:
-            medians = [float(np.median(num[labels == one])) for one in (0, 1)]
-            what = (
-                f"The number of events (at the median {medians[1]:g} with the label and {medians[0]:g} without)",
-                "事件数",
-            )
-            best.append((area, what, name))
+        timed, last_time = ~np.isnan(events.time), np.full(len(events.ids), -np.inf)
+        np.maximum.at(last_time, events.patient[timed], events.time[timed])
+        num = np.bincount(events.patient[timed], minlength=len(events.ids)).astype(float)
+        for measure, names in (
+            (num, ("number of events", "事件数")),
+            (last_time, ("time of the last event", "末次事件时间")),
+        ):
+            usable = (labels >= 0) & np.isfinite(measure)
+            area = _area(labels[usable], measure[usable]) if len(np.unique(labels[usable])) == 2 else 0
+            if area >= 0.97:
+                medians = [float(np.median(measure[usable & (labels == one)])) for one in (1, 0)]
+                what = f"The {names[0]} (at the median {medians[0]:g} with it and {medians[1]:g} without)"
+                best.append((area, (what, names[1]), name))
     if not best:
         return None
     number, what, target = max(best, key=lambda item: item[0])
@@ -190,8 +198,14 @@ def rare_codes(events: _Events) -> Found | None:
 def no_history(subject: Subject[EventData]) -> Found | None:
     """Patients of whom no event with a time is read, where there are some, or that are left out or without a label."""
     data, ids = subject.data, subject.stage.train_ids
-    fields = ("events.landmark", "events.unit", "data.events", "events.labels", "events.labels.horizon",
-              "events.labels.censored", "events.labels.duration", "events.labels.missing", "events.labels.id", "events.split")  # fmt: skip
+    labels = ("", ".horizon", ".censored", ".duration", ".missing", ".id")
+    fields = (
+        "events.landmark",
+        "events.unit",
+        "data.events",
+        *(f"events.labels{name}" for name in labels),
+        "events.split",
+    )
     late = data.report.num_late[ids].sum(1)
     share = float((data.sets.has_no_time[ids] & (late > 0)).sum() / max(len(ids), 1))
     if len(ids) >= 20 and share >= 0.5:

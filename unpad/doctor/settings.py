@@ -50,20 +50,20 @@ def extreme(subject: Subject) -> Found | None:
         ("optim.betas", first, math.sqrt(max(second, 0.0)) + 1e-9, "[0.9,0.95]"),
         ("optim.eps", optim.eps, 1e-3, "1e-8"),
         ("optim.clip", -min(clips, default=1.0), -1e-3, 1.0),
-        ("optim.groups", -min((group.lr_scale for group in optim.groups if group.lr_scale), default=1.0), -2e-3, 0.1),
+        ("optim.groups", -min((group.lr_scale for group in optim.groups if group.lr_scale), default=1.0), -2e-3, "[]"),
         ("optim.weight_decay", max([optim.weight_decay, *decays]), math.log(2) / 300 / subject.rate, 0.01),
         *((field, share, 0.55, 0.1) for field, share in _dropouts(subject.setup.model.config.model_dump(), "model")),
     ]
     if optim.schedule in ("cosine", "warmup"):
         given.append(("optim.warmup", optim.warmup, 0.5, 0.05))
     if subject.data.augmentation == "images":
-        given += [(f"images.{name}", getattr(setup.images, name), limit, limit / 4) for name, limit in
-                  {"shift": 0.5, "scale": 2.0, "zoom": 2.0, "color": 0.8, "erase": 0.8, "flip": 0.99}.items()]  # fmt: skip
+        limits = {"shift": 0.5, "scale": 2.0, "zoom": 2.0, "color": 0.8, "erase": 0.8, "flip": 0.99}
+        given += [(f"images.{name}", getattr(setup.images, name), most, most / 4) for name, most in limits.items()]
         given += [("images.std", max(setup.images.std), 10.0, "[0.5,0.5,0.5]"),
                   ("images.std", -min(setup.images.std), -0.02, "[0.5,0.5,0.5]")]  # fmt: skip
     elif subject.data.augmentation == "augment" and setup.augment.multiplier:
-        given += [(f"augment.{name}", getattr(setup.augment, name), limit, limit / 4) for name, limit in
-                  {"delete": 0.4, "insert": 0.7, "synonyms": 0.9}.items()]  # fmt: skip
+        limits = {"delete": 0.4, "insert": 0.7, "synonyms": 0.9}
+        given += [(f"augment.{name}", getattr(setup.augment, name), most, most / 4) for name, most in limits.items()]
     for name, weight in recipe.losses.items():
         usual = _last(subject.setup.model.weights.get(name, 1.0)) or 1.0
         given.append((f"losses.{name}", _last(weight), 50 * usual, usual))

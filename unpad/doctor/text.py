@@ -36,7 +36,7 @@ def look(subject: Subject[TextData]) -> list[Finding]:
             sides = [Row((row.turns[:-1], turn.content), side, row.where) for row in examples
                      for turn, side in ((row.turns[-1], "chosen"), (row.rejected, "rejected")) if turn]  # fmt: skip
             findings += rows.clashing_labels(sides, where)
-        elif len({row.asked for row in talks}) > 20:  # fewer are greetings, with many replies
+        elif len(talks) < 3 * len({row[:2] for row in talks}):  # greetings recur, with many replies
             findings += [*rows.clashing_labels(talks, where, 0.5), *rows.constant_labels(talks, where)]
     if not subject.stage.of_pairs:  # the replies of a pair share their prompt
         findings += [*rows.same_rows(subject), *rows.near_rows(subject), *held_out_unlike(subject)]
