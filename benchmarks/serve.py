@@ -296,7 +296,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # servers end with this process
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192) if soft < 8192 else soft, hard))
-    if (missing := missing_for(options.peer)):
+    if missing := missing_for(options.peer):
         options.peer_missing = (
             f"Beside transformers nothing was measured: pip install {missing}, or name an interpreter that has it by "
             "--peer PYTHON."

@@ -59,7 +59,7 @@ class Base:
     run: str
     sha256: str
     scaling: Annotated[float, Field(gt=-1e30, lt=1e30)]
-    precision: Precision
+    precision: Annotated[Precision, Field(pattern=rf"^({'|'.join(DTYPES)})$")]
     lowered: list[str]
 
 
@@ -70,10 +70,7 @@ def read_base(state: State, folder: Path) -> Base:
         CheckpointError: it is damaged.
     """
     values = state.values[KEY]
-    fault = misfit(values, Base)
-    if not fault and values["precision"] not in DTYPES:
-        fault = '"precision" is none of ' + ", ".join(DTYPES)
-    if fault:
+    if fault := misfit(values, Base):
         raise _damaged(fault, folder)
     return Base(**known_fields(Base, values) | {"scaling": float(values["scaling"])})
 
