@@ -27,10 +27,11 @@ import asyncio
 import os
 import resource
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -56,7 +57,7 @@ from serve_measures import (
     prompts,
     scored,
 )
-from serve_sides import CannotStartError, make_run, missing_for, ours, theirs
+from serve_sides import CannotStartError, Side, make_run, missing_for, ours, theirs
 
 from unpad.inference.loaded import generation_precision
 from unpad.machine.load import full_processor_name, load_average
@@ -174,7 +175,7 @@ class Bench:
         self.run, self.theirs = make_run(folder)
         self.precision = generation_precision(GenerateSettings())
 
-    def serve(self, *options: str, log: str = "ours"):
+    def serve(self, *options: str, log: str = "ours") -> AbstractContextManager[tuple[Side, subprocess.Popen[str]]]:
         return ours(self.run, self.folder / f"{log}.log", self.options.threads, *options)
 
     async def rows(self) -> list[Row]:
@@ -254,8 +255,6 @@ def machine_lines(options: argparse.Namespace, precision: str) -> list[str]:
 
 
 def _version(peer: str) -> str:
-    import subprocess
-
     if not peer:
         return "not measured"
     script = "from importlib.metadata import version; print(version('transformers'))"

@@ -76,7 +76,8 @@ class Recorder:
             for name, value in list(vars(module).items()):
                 if value is function:
                     setattr(module, name, call)
-        for owner in (LineLog, journal.Journal):
+        owners: tuple[type, ...] = LineLog, journal.Journal
+        for owner in owners:
             if vars(owner).get(function.__name__) is function:
                 setattr(owner, function.__name__, call)
 
