@@ -14,13 +14,9 @@ from tests.helpers.toy import write_toy
 from tests.helpers.verbs import VERBS
 from unpad.batching.ledger import Ledger
 from unpad.data.check_report import FileCheck
-from unpad.doctor.lines import drawing, fact_lines, finding_lines
-from unpad.doctor.trials.sweep import HIGHEST, LOWEST, Sweep
-from unpad.drill.findings import Drilled, finding
 from unpad.evaluation.metrics import Extremes, Metric, metric_lines
 from unpad.recipes.training import PlanSettings, strategy_names
 from unpad.run.screen import open_console
-from unpad.terminal.finding import Finding
 from unpad.terminal.progress import progress
 from unpad.terminal.table import WIDTH, cells
 from unpad.training.loop import train
@@ -103,23 +99,9 @@ def test_tables_follow_a_narrower_terminal(width: int, monkeypatch: pytest.Monke
         "kept_visual_tokens_after_the_last_layer": Extremes(1234.5, 1.0, 4321.0, 1_234_567),
         "loss": Metric(2.0, 1.0, 3.0, 4, num_groups=3, part="valid", best_of=7),
     }
-    drilled = Drilled("/data", "zh_chat", (finding("file system", "warning", "qqq q " * 20, "qq qq " * 20),), (), 3.0)
-    rates = np.geomspace(LOWEST, HIGHEST, 100)
-    sweep = Sweep(rates, 1 - 0.8 * np.exp(-((np.log10(rates) + 3) ** 2)), 1e-4, 1e-3)
-    trouble = Finding("lr_high", "fault", 300.0, ("optim.lr",), {
-        "rate": 0.3, "low": 1e-4, "high": 1e-3, "middle": 3e-4, "field": "optim.lr",
-    })  # fmt: skip
     shown = [
         *metric_lines(metrics),
-        *drilled.lines(),
-        *finding_lines(1, trouble, "en"),
-        *finding_lines(1, trouble, "zh"),
-        *fact_lines([("threads", "one word and another " * 9)]),
-        *drawing(sweep, 1e-3, "en"),
-        *drawing(sweep, 0.9, "zh"),
         *FileCheck(Path("my.jsonl"), "text", 30_000, 20_000, 10_000, 5000, np.array([9])).line().splitlines(),
         *_with_places("  dropped   long   1,000", "a.jsonl:1, " * 30),
     ]
     assert [line for line in shown if cells(line) > width] == []
-    assert "".join(drilled.lines()).count("q") == 160, "nothing is cut away"
-    assert any(line.count("=") > 5 and "^" in below for line, below in zip(shown, shown[2:], strict=False))
