@@ -6,6 +6,8 @@ import sys
 from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import optuna
@@ -17,8 +19,8 @@ from tests.helpers.toy import write_toy
 from tests.helpers.verbs import VERBS
 from unpad.batching.ledger import Ledger
 from unpad.data.check_report import FileCheck
-from unpad.doctor.lines import drawing, fact_lines, finding_lines
-from unpad.doctor.trials.sweep import HIGHEST, LOWEST, Sweep
+from unpad.doctor.examine import fact_lines
+from unpad.doctor.trials import Overfit, Sweep, lr_high
 from unpad.drill.findings import Drilled, finding
 from unpad.evaluation.metrics import Extremes, Metric, Refused, metric_lines
 from unpad.proof.line import Certificate, Line
@@ -26,7 +28,6 @@ from unpad.recipes.file import describe_recipes
 from unpad.recipes.training import PlanSettings, strategy_names
 from unpad.run.compare import HEAD, RunSummary
 from unpad.run.screen import open_console
-from unpad.terminal.finding import Finding
 from unpad.terminal.progress import progress
 from unpad.terminal.table import WIDTH, cells
 from unpad.training.loop import train
@@ -214,22 +215,17 @@ def test_tables_follow_a_narrower_terminal(width: int, monkeypatch: pytest.Monke
         "loss": Metric(2.0, 1.0, 3.0, 4, num_groups=3, part="valid", best_of=7),
     }
     drilled = Drilled("/data", "zh_chat", (finding("file system", "warning", "qqq q " * 20, "qq qq " * 20),), (), 3.0)
-    rates = np.geomspace(LOWEST, HIGHEST, 100)
-    sweep = Sweep(rates, 1 - 0.8 * np.exp(-((np.log10(rates) + 3) ** 2)), 1e-4, 1e-3)
-    trouble = Finding("lr_high", "fault", 300.0, ("optim.lr",), {
-        "rate": 0.3, "low": 1e-4, "high": 1e-3, "middle": 3e-4, "field": "optim.lr",
-    })  # fmt: skip
+    overfit = Overfit(4, 60, 5.0, 9.0, None)
+    subject: Any = SimpleNamespace(rate=0.3, field=str)
+    (trouble,) = lr_high(subject, overfit, Sweep(np.ones(1), np.ones(1), 1e-4, 1e-3))
     shown = [
         *metric_lines(metrics),
         *drilled.lines(),
-        *finding_lines(1, trouble, "en"),
-        *finding_lines(1, trouble, "zh"),
+        *trouble.lines(1, "en"),
+        *trouble.lines(1, "zh"),
         *fact_lines([("threads", "one word and another " * 9)]),
-        *drawing(sweep, 1e-3, "en"),
-        *drawing(sweep, 0.9, "zh"),
         *FileCheck(Path("my.jsonl"), "text", 30_000, 20_000, 10_000, 5000, np.array([9])).line().splitlines(),
         *_with_places("  dropped   long   1,000", "a.jsonl:1, " * 30),
     ]
     assert [line for line in shown if cells(line) > width] == []
     assert "".join(drilled.lines()).count("q") == 160, "nothing is cut away"
-    assert any(line.count("=") > 5 and "^" in below for line, below in zip(shown, shown[2:], strict=False))

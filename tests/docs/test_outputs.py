@@ -22,13 +22,10 @@ from tests.helpers.shell import Shell
 from unpad import api
 from unpad.cli import app
 from unpad.doctor.examine import Examination, Tried
-from unpad.doctor.trials.layers import Layers
-from unpad.doctor.trials.overfit import Overfit
-from unpad.doctor.trials.steps import Steps
-from unpad.doctor.trials.sweep import Sweep
+from unpad.doctor.layers import Layers
+from unpad.doctor.trials import Overfit, Steps, Sweep, lr_high
 from unpad.nn.native import library
 from unpad.recipes.file import load_recipe, recipe_names
-from unpad.terminal.finding import Finding
 from unpad.trials import preview
 from unpad.trials.strategy_table import process_counts
 
@@ -98,7 +95,7 @@ def test_the_doctors_page_has_the_words_of_an_examination() -> None:
     rates = np.geomspace(1e-6, 1, 30)
     tried = Tried(
         findings=[],
-        steps=Steps([1.0], 0.0, 0.1, 0.2, 0.3, 0.4, []),
+        steps=Steps([1.0], 0.0, 0.6, 0.4, []),
         sweep=Sweep(rates, rates, 1e-3, 1e-2),
         overfit=Overfit(16, 60, 8.3, 40.0, None),
         carry=None,
@@ -109,12 +106,14 @@ def test_the_doctors_page_has_the_words_of_an_examination() -> None:
         "stage": SimpleNamespace(name="pretrain", of_pairs=False),
         "folder": None,
         "rate": 0.3,
+        "step": 0,
         "setup": setup,
     }
-    values: dict[str, Any] = {"rate": 0.3, "low": 1e-3, "high": 1e-2, "middle": 3e-3, "field": "optim.lr"}
-    high = Finding("lr_high", "fault", 30.0, ("optim.lr",), values)
-    layers = Layers([], 1.0, finite=True, blocks=[], without=[], left_out=[])
-    subject: Any = SimpleNamespace(**known, num_steps=100, model=torch.nn.Linear(2, 3), other_stages=["tune"])
+    layers = Layers([], 1.0, finite=True, blocks=[], without=[])
+    subject: Any = SimpleNamespace(
+        **known, num_steps=100, model=torch.nn.Linear(2, 3), other_stages=["tune"], field=str
+    )
+    (high,) = lr_high(subject, tried.overfit, tried.sweep)
     told = Examination(subject, [high], layers, tried, threads=1, cores=2, seconds=50.0).lines("en")
     assert OUTPUTS["drift"](shown, "\n".join(told)) is None, told
 

@@ -141,7 +141,7 @@ SETTLED = {"labels_random", "by_heart", "constant_labels"}
 
 
 @finding("clashing_labels", explains=SETTLED,
-    en=("{number:.0%} of {num:,} training inputs occur again with another label or answer that contradicts theirs, "
+    en=("{number:.0%} of {num:,} training inputs occur again with other labels or answers, which contradict theirs, "
         "such as {where}: {first!r} and {second!r}.", "look at how labels are matched with rows"),
     zh=("{num:,} 个训练输入中有 {number:.0%} 以不同的标签或答案再次出现，例如 {where}：{first!r} 和 {second!r}。",
         "检查标签与样本的对应"))  # fmt: skip
@@ -161,7 +161,7 @@ def clashing_labels(rows: Sequence[Row], where: tuple[str, ...], most: float = 0
 
 
 @finding("constant_labels", explains={"labels_random", "by_heart"},
-    en=("{number:.1%} of {num:,} training rows have the same target or reply, {target!r}: to say it always is nearly "
+    en=("{number:.1%} of {num:,} training rows have the same reply or target, {target!r}: to say it always is nearly "
         "right.", "look at the labels or replies in the files; judge rare classes by auroc"),
     zh=("{num:,} 个训练样本中有 {number:.1%} 的目标或回复都是 {target!r}：总答它就几乎全对。",
         "检查标签或回复；少见的类看 auroc"))  # fmt: skip
