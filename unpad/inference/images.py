@@ -18,7 +18,7 @@ from unpad.data.pixels.patches import Grid, detail, grid_of, prepare
 from unpad.data.rows import read_classes
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.files import natural_key, refuse_names
-from unpad.data.sources.images import SUFFIXES, Found, ImageExample, examine, file_bytes
+from unpad.data.sources.images import SUFFIXES, ImageExample, ImageRow, examine, file_bytes
 from unpad.data.vqa import questions_about
 from unpad.errors import RecipeError, SourceError
 from unpad.inference.answers import answer, answer_shown
@@ -286,7 +286,7 @@ def examine_image(path: Path, content: bytes | None = None, root: str | None = N
     Args:
         root: the real folder that must contain it; None for its own.
     """
-    image = examine(Found(str(path), "", path, root or str(path.resolve().parent), content=content))
+    image = examine(ImageRow(str(path), "", path, root or str(path.resolve().parent), content=content))
     if isinstance(image, BadRow):
         return image
     try:
