@@ -197,7 +197,7 @@ def test_patches_are_kept_as_they_are() -> None:
 @pytest.mark.parametrize("case", ["patch size", "nan", "no question", "no answer", "equal ids"])
 def test_what_cannot_be_a_sample_is_refused_by_its_name(case: str) -> None:
     images = [[picture((2, 2), 2, 0)], [picture((2, 2), 2, 1)]]
-    questions, answers, ids = [row[0] for row in ROWS if len(row[1]) == 1][:1] * 2, ["a", "b"], [7, 8]
+    questions, answers, ids = [row[0] for row in ROWS if len(row[1]) == 1][:1] * 2, ["1", "2"], [7, 8]
     if case == "patch size":
         images[1] = [picture((2, 2), 3, 1)]
     elif case == "nan":

@@ -104,9 +104,8 @@ def check_places(batch: RaggedBatch, image_id: int | None) -> None:
     num_visual = 0 if batch.media is None else batch.media.total_tokens
     placeholders = _placeholders(batch, image_id)
     expected = index.unique() if placeholders is None and device.type == "cpu" else placeholders
-    if index.numel() == num_visual and (
-        expected is None or (placeholders is not None and torch.equal(expected, index))
-    ):
+    known = placeholders is not None
+    if index.numel() == num_visual and (expected is None or (known and torch.equal(expected, index))):
         return
     expected = index if expected is None else expected
     sequence = cells(batch.layout).seq_of_token()
