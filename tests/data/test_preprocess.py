@@ -191,3 +191,23 @@ def test_patches_are_kept_as_they_are() -> None:
     prepared = prepare(GRIDS)
     expected = [picture(grid, 2, 10 * i + j)[0] for i, row in enumerate(GRIDS) for j, grid in enumerate(row[1])]
     assert np.array_equal(prepared.batch.media.inputs_embeds.numpy(), np.concatenate(expected))
+
+
+@pytest.mark.promise("vqa.preprocess")
+@pytest.mark.parametrize("case", ["patch size", "nan", "no question", "no answer", "equal ids"])
+def test_what_cannot_be_a_sample_is_refused_by_its_name(case: str) -> None:
+    images = [[picture((2, 2), 2, 0)], [picture((2, 2), 2, 1)]]
+    questions, answers, ids = [row[0] for row in ROWS if len(row[1]) == 1][:1] * 2, ["1", "2"], [7, 8]
+    if case == "patch size":
+        images[1] = [picture((2, 2), 3, 1)]
+    elif case == "nan":
+        images[1][0][0][0, 0] = np.nan
+    elif case == "no question":
+        questions[1] = None  # type: ignore[call-overload]
+    elif case == "no answer":
+        answers[1] = None  # type: ignore[call-overload]
+    else:
+        ids[0] = 8
+    with pytest.raises(SourceError) as caught:
+        preprocess(VOCABULARY, images, questions, answers, sample_ids=ids)
+    assert "sample 8" in caught.value.where

@@ -302,14 +302,16 @@ def generate(
     for one in prompts:
         if warning := prompt_warning(one.lost):
             print_lines([warning], to_errors=True)
+    is_asked = any(field.startswith("generate.max_new_tokens=") for field in fields)
+    asked = {"max_new_tokens": loaded.recipe.generate.max_new_tokens} if is_asked else {}
     if len(prompts) == 1 and not as_json:
-        for piece in loaded.stream(texts[0], system=system):
+        for piece in loaded.stream(texts[0], system=system, **asked):
             print_text(piece)
         print_text("\n")
         return
     seed = loaded.recipe.generate.seed
     seeds = [seed + (0 if gives_seed(fields) else index) for index in range(len(prompts))]
-    replies = loaded.replies(prompts, seeds)
+    replies = loaded.replies(prompts, seeds, **asked)
     if as_json:
         print_json([reply.to_json() for reply in replies])
         return

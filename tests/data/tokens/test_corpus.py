@@ -507,6 +507,20 @@ def test_leaks_are_reported_with_their_places(folder: Path) -> None:
 
 
 @pytest.mark.promise("data.near-duplicates")
+def test_held_out_texts_are_compared_with_augmented_copies(folder: Path) -> None:
+    rows = [{"text": "她很高兴。", "split": "train"}, {"text": "她很开心。", "split": "holdout"}]
+    (folder / "leak.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "words.txt").write_text("高兴 开心\n")
+    augment = {"multiplier": 1, "synonyms": 1.0, "synonyms_file": str(folder / "words.txt")}
+    data = {"text": "leak.jsonl", "chat": [], "holdout": 0.0}
+    _, _, report = prepare(make_recipe(folder, data=data))
+    assert report.leaks is not None
+    assert report.leaks.num_near == 0
+    _, _, report = prepare(make_recipe(folder, data=data, augment=augment))
+    assert any("leak.jsonl:2: equal to an augmented copy of" in line for line in report.lines())
+
+
+@pytest.mark.promise("data.near-duplicates")
 def test_leaks_of_the_test_part_are_reported_with_their_places_and_refused_on_request(folder: Path) -> None:
     text = "一段很长的话，说的是河水怎样从山上流到海里，再变成云。"
     rows = [
@@ -619,7 +633,8 @@ def test_new_data_is_all_to_evaluate_and_a_corpus_counts_its_parts(folder: Path)
     (folder / "parts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     _, _, report = prepare(make_recipe(folder, data={"text": "parts.jsonl", "chat": []}, augment={"multiplier": 2}))
     assert report.lines()[1].startswith(
-        "14 training documents and 28 augmented copies, 13 held out, 13 of the test part for `unpad eval` alone; "
+        "14 training documents and 28 augmented copies, 28 of them equal to their originals, "
+        "13 held out, 13 of the test part for `unpad eval` alone; "
     )
 
 
