@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 import pytest
 
+from unpad.data.tokens.tokenizer import Tokenizer
 from unpad.errors import OutOfMemoryError, SourceError
-from unpad.proof.line import INDENT, MOST_NOTE, Certificate, Line, Lines, not_applicable
+from unpad.proof.line import INDENT, MOST_NOTE, Certificate, Line, Lines, ids_line, not_applicable
 from unpad.terminal.table import WIDTH
 
 HOLDS = Line("labels stay", "", 0.0, 0.0, True)
@@ -110,3 +114,20 @@ def test_lack_of_memory_says_nothing_about_a_model(error: Exception) -> None:
 
     with pytest.raises(type(error)):
         Lines().add("full", full)
+
+
+def test_a_tokenizer_that_draws_fails_its_line() -> None:
+    class Drawing:
+        calls = 0
+
+        def decode(self, ids: Sequence[int]) -> str:
+            return "".join(map(chr, ids))
+
+        def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+            self.calls += 1
+            return [[self.calls * (text == "b")] for text in texts]
+
+    assert ids_line(cast("Tokenizer", Drawing()), [[97], [99]]).passed
+    line = ids_line(cast("Tokenizer", Drawing()), [[97], [98], []])
+    assert (line.passed, line.note) == (False, "1 of 2 texts have other ids")
+    assert ids_line(cast("Tokenizer", Drawing()), [[]]).passed is None
