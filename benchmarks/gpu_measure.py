@@ -129,7 +129,7 @@ def memory_of(side: Side, device: torch.device) -> int | None:
         side.update()
     state = [value for values in side.optimizer.state.values() for value in values.values() if torch.is_tensor(value)]
     kept = sum(tensor.numel() * tensor.element_size() for tensor in [*side.model.parameters(), *state])
-    return kept + torch.cuda.max_memory_allocated(device) - before
+    return int(kept) + torch.cuda.max_memory_allocated(device) - before
 
 
 def run(

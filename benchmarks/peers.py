@@ -284,7 +284,8 @@ class PackingSide(TrainerSide):
 
     def _lengths(self, batch: dict[str, Tensor]) -> list[int]:
         starts = (batch["position_ids"][0] == 0).nonzero().flatten().tolist()
-        return np.diff([*starts, batch["position_ids"].shape[1]]).tolist()
+        lengths: list[int] = np.diff([*starts, batch["position_ids"].shape[1]]).tolist()
+        return lengths
 
 
 # --------------------------------------------------------------------------- torch's encoder

@@ -42,7 +42,7 @@ def bf16_here() -> bool:
     dtypes = (torch.bfloat16, torch.float32)
     turns = [[matrix_ceiling(dtype, size=PRODUCT_SIZE) for dtype in dtypes] for _ in range(PRODUCT_TURNS)]
     low, full = (max(rates) for rates in zip(*turns, strict=True))
-    return low > full
+    return bool(low > full)
 
 
 @dataclass(frozen=True)

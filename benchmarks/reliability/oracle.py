@@ -104,7 +104,7 @@ class Oracle:
         if kind == "lines":
             number, size = value
             is_older = path not in files or files[path].number < number
-            if is_older or (files[path].number == number and tree[path][:size] != self._whole[number][:size]):
+            if is_older or (files[path].number == number and (tree[path] or b"")[:size] != self._whole[number][:size]):
                 raise LostError(f"lines of {path} were flushed, and are lost")
 
     def _judge_sealed(self, root: Path, path: str, files: dict[str, File]) -> None:
@@ -141,7 +141,7 @@ class Oracle:
         step = newest.step if newest else 0
         self._judge_lines(folder / METRICS, f"{run}/{METRICS}", step, is_metric)
         self._judge_lines(folder / TIMING, f"{run}/{TIMING}", step, is_timing)
-        progress = newest.values["progress"] if newest else {"best": None}
+        progress: dict[str, Any] = newest.values["progress"] if newest else {"best": None}
         if progress["best"] is not None and progress["best_step"] != step:  # else the resume writes it anew
             stages = [f"best-{stage.name}" for stage in recipe.stages or ()]
             name = "best" if progress["stage"] >= len(stages) - 1 else stages[progress["stage"]]

@@ -73,12 +73,13 @@ class Recorder:
             return result
 
         for module in [module for name, module in sys.modules.items() if name.startswith("unpad")]:
-            for name, value in list(vars(module).items()):
+            for place, value in list(vars(module).items()):
                 if value is function:
-                    setattr(module, name, call)
+                    setattr(module, place, call)
+        name = function.__name__
         for owner in (LineLog, journal.Journal):
-            if vars(owner).get(function.__name__) is function:
-                setattr(owner, function.__name__, call)
+            if vars(owner).get(name) is function:
+                setattr(owner, name, call)
 
     def _number(self, path: Path) -> int:
         file = self._disk.find(self._inside(path))

@@ -113,6 +113,11 @@ class Recipe(DataSections):
         description="low_power, for small machines: one thread, fp32, 512 tokens at a time or one longer sequence.",
     )
 
+    def plain(self) -> Recipe:
+        """The same recipe without augmentation, as models are measured."""
+        augment = self.augment.model_copy(update={"multiplier": 0})
+        return self.model_copy(update={"images": self.images.plain(), "augment": augment})
+
     @model_validator(mode="after")
     def _stages_fit(self) -> Recipe:
         names = [stage.name for stage in self.stages]

@@ -404,7 +404,7 @@ class GenerateSettings(Section):
         description="Sample from the fewest most probable tokens that reach this probability together, after top_k.",
     )
     repetition_penalty: float = Field(
-        1.0, gt=0, le=100, description="Above 1, tokens that already occurred become less probable."
+        1.0, ge=0.01, le=100, description="Above 1, tokens that already occurred become less probable."
     )
     beams: int = Field(1, ge=1, le=64, description="Width of the beam search; 1 is off.")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(

@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from tests.helpers.fuzz.mutate import damage_bytes, damage_json, damage_rows
@@ -19,8 +20,8 @@ from tests.helpers.fuzz.targets.rows import png_bytes
 from tests.helpers.fuzz.targets.stored import manifest_of
 from tests.helpers.toy import write_toy
 from unpad import storage
-from unpad.data.histories.assemble import load_codes
-from unpad.data.pictures.album import compare_pictures, seen_pictures
+from unpad.data.histories.assemble import QUANTILES, UNKNOWN, Codes, load_codes
+from unpad.data.pictures.album import SeenPictures, compare_pictures, seen_pictures
 from unpad.data.rows import read_classes
 from unpad.errors import CheckpointError, RecipeError, ResumeError, SourceError, UnpadError
 from unpad.inference.prompts import count_system_turns
@@ -60,11 +61,12 @@ VQA = {
 }  # fmt: skip
 ATTENTION = {"tokens": ["a", "<b>"], "where": "row 1", "blocks": [{"block": 0, "heads": ["1000", "0512"]}]}
 CLASSES = {"classes": ["cat", "狗"]}
-CODES = {
-    "codes": ["", "fever", "sodium"], "counts": [0, 3, 2], "mean": [0.0, 0.0, 140.0], "std": [0.0, 0.0, 2.0],
-    "quantiles": [[0.0] * 7] * 3,
-}  # fmt: skip
-SEEN = {"modes": ["RGB", "L"], "width": [7, 90], "height": [9, 80]}
+NUMBERS = np.array([0.0, 140.0, 2.0])
+# Written by what reads them, so that they stay what a run of today keeps.
+CODES = json.loads(
+    Codes((UNKNOWN, "fever", "sodium"), np.array([0, 3, 2]), NUMBERS, NUMBERS, np.zeros((3, len(QUANTILES)))).to_bytes()
+)
+SEEN = json.loads(SeenPictures({"RGB": 3, "L": 1}, (7, 90), (9, 80)).to_bytes())
 JOURNAL = [
     {"op_code": 0, "worker_id": "w", "study_name": "search", "directions": [1]},
     {"op_code": 4, "worker_id": "w", "study_id": 0, "datetime_start": "2026-01-01T00:00:00.000000"},
