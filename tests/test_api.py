@@ -19,7 +19,7 @@ from tests.helpers.toy import rows, same_tensors, weights, write_toy
 from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.batching.loader import load_micro, load_steps
 from unpad.batching.plan import plan as make_plan
-from unpad.errors import RecipeError
+from unpad.errors import PlanError, RecipeError
 from unpad.models.decoder import PRESETS, Decoder
 from unpad.recipes.training import PlanSettings, strategy_names
 from unpad.training.step import accumulate
@@ -207,9 +207,10 @@ def test_a_plan_is_the_planners_and_pure() -> None:
     assert ours.ledger.total == sum(lengths)
 
 
-def test_nothing_to_plan_gives_no_batches() -> None:
-    assert list(unpad.batches([])) == []
-    assert list(unpad.batches([[1], []])) == []
+@pytest.mark.parametrize("sequences", [[], [[1]], [[1], []]])
+def test_nothing_to_plan_is_said(sequences: list[list[int]]) -> None:
+    with pytest.raises(PlanError, match="no batch comes of"):
+        list(unpad.batches(sequences))
 
 
 # --------------------------------------------------------------------------- a run

@@ -111,10 +111,12 @@ def _kernels_of_run(setup: Setup, trained: Variant | None) -> set[str]:
     rectangles = [batch.attended for batch in trained.micros] if trained else []
     layouts += [layout for layout in rectangles if isinstance(layout, PaddedLayout)]
     attentions = [part for part in setup.model.modules() if isinstance(part, Attention)]
-    drops = any(part.dropout > 0 for part in attentions)
+    kinds = {(drops, part.window) for part in attentions for drops in (False, part.dropout > 0)} or {(False, None)}
     return {
         kernel.value
         for layout in layouts
-        for dropout in {False, drops}
-        for kernel in choose_kernels(DTYPES[setup.precision], setup.device, layout, head_dim, dropout=dropout)
+        for drops, window in kinds
+        for kernel in choose_kernels(
+            DTYPES[setup.precision], setup.device, layout, head_dim, dropout=drops, window=window
+        )
     }
