@@ -16,7 +16,7 @@ from unpad.recipes.recipe import Recipe, stages_of
 def recipe(tmp_path: Path) -> Recipe:
     plan = {"tokens_per_step": 3200, "tokens_per_micro": 90, "grow": {2: 6400}}
     stages = [{"name": "one", "plan": {"tokens_per_step": 1600}}, {"name": "two"}]
-    limits = {"max_epochs": 3, "pipeline_stages": 2, "shard": "none"}
+    limits = {"max_epochs": 3, "shard": "full"}
     path = write_toy(tmp_path, plan=plan, stages=stages, train=limits, checkpoint={"every_seconds": 60})
     return load_recipe(str(path))
 
@@ -36,7 +36,7 @@ def test_steps_that_are_slow_are_fewer_then_smaller_then_of_another_recipe(
 ) -> None:
     made = bounded(recipe, TrainingCost(start=1.0, step=step, evaluation=0.5, checkpoint=0.1), "bf16", 150.0, 1000)
     assert (made.recipe.train.max_steps, made.is_own) == (steps, is_own)
-    assert (made.recipe.train.pipeline_stages, made.recipe.checkpoint.every_seconds) == (1, None)
+    assert (made.recipe.train.shard, made.recipe.checkpoint.every_seconds) == ("none", None)
     assert made.recipe.checkpoint.every == max(steps // 6, 1), "so that a kill falls between two checkpoints"
     if tokens is None:
         assert "zh_chat" in made.notes[0]

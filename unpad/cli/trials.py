@@ -159,9 +159,8 @@ def doctor(
     if lang not in (None, "en", "zh"):
         raise RecipeError(f'there is no language "{lang}"', where="--lang", fix="use en or zh")
     check_run_or_recipe(name, overrides or [])
-    from unpad.doctor.examine import examine
-    from unpad.doctor.lines import write_picture
-    from unpad.doctor.words import language_of
+    from unpad.doctor.examine import examine, write_picture
+    from unpad.doctor.finding import language_of
     from unpad.errors import DOCTOR_FOUND_TROUBLE
     from unpad.storage import finite, write_atomic
 
@@ -169,8 +168,8 @@ def doctor(
     with progress("examining"):
         found = examine(name, overrides or [], seconds)
     print_lines(found.lines(language))
-    if out is not None and found.sweep is not None and len(found.sweep.rates):
-        write_picture(out, found.sweep, found.subject.rate, language)
+    if out is not None and found.tried is not None and len(found.tried.sweep.rates):
+        write_picture(out, found.tried.sweep, found.subject.rate, language)
         print_lines(["", str(out)])
     if json_file is not None:
         values = finite(found.to_json(language))
