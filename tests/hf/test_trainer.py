@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +20,19 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from accelerate.utils import DistributedType
     from peft import LoraConfig, get_peft_model
-    from transformers import Trainer, TrainerCallback
+    from transformers import (
+        AutoModelForCausalLM,
+        Llama4TextConfig,
+        LlamaConfig,
+        Phi3Config,
+        Trainer,
+        TrainerCallback,
+    )
     from trl import SFTTrainer
 
 from tests.hf.trainers import ROWS, Recorder, held_out_loss, make_trainer
 from unpad import prove_trainer
-from unpad.errors import ProofError, RecipeError, UnpadError
+from unpad.errors import ProofError, RecipeError, ResumeError, UnpadError
 from unpad.hf import UnpadMixin, attach, head
 from unpad.hf import trainer as hf_trainer
 from unpad.hf.mixers import Boundaries
@@ -287,6 +295,57 @@ def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(tmp_path: Pat
     run(tmp_path / "stopped", [Stop()])
     resumed = run(tmp_path / "stopped", [], str(tmp_path / "stopped" / "checkpoint-5"))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_a_checkpoint_of_another_plan_is_refused_with_the_argument_that_fits(tmp_path: Path) -> None:
+    def run(tokens: int | None, resume: str | None = None, rows: int | None = None, **options: Any) -> None:
+        options = {"gradient_accumulation_steps": 1, "save_strategy": "steps", "save_steps": 2, **options}
+        trainer = make_trainer("plain", make_model("llama"), tmp_path / str(tokens), **options)
+        trainer.train_dataset = trainer.train_dataset.select(range(rows or len(trainer.train_dataset)))
+        if tokens is not None:
+            attach(trainer, tokens_per_micro=tokens)
+        trainer.train(resume_from_checkpoint=resume)
+
+    run(64)
+    run(None)
+    flat, padded = (str(tmp_path / name / "checkpoint-2") for name in ("64", "None"))
+    run(64, flat)
+    for fits, options in (
+        (r"tokens_per_micro=64\)", {"tokens": 32}), (r"data_seed=42", {"seed": 7}),
+        (" number of ranks = 1,", {"gradient_accumulation_steps": 2}), ("train_dataset of before", {"rows": 5}),
+    ):  # fmt: skip
+        with pytest.raises(ResumeError) as caught:
+            run(**{"tokens": 64, "resume": flat, **options})
+        assert re.search(fits, caught.value.fix), caught.value.fix
+    with pytest.raises(ResumeError, match="without unpad"):
+        run(64, padded)
+    run(32, flat, ignore_data_skip=True)
+
+
+BY_LENGTH: dict[str, tuple[type, dict[str, Any]]] = {  # with other numbers for rows, or batches, above 24 tokens
+    "dynamic": (LlamaConfig, {"max_position_embeddings": 24, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}),
+    "longrope": (Phi3Config, {
+        "original_max_position_embeddings": 24, "pad_token_id": 0,
+        "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4},
+    }),
+    "floor_scale": (Llama4TextConfig, {"floor_scale": 25, "head_dim": 8, "intermediate_size_mlp": 32}),
+}  # fmt: skip
+
+
+@pytest.mark.promise("hf.judged")
+@pytest.mark.parametrize("kind", BY_LENGTH)
+def test_sequences_that_would_change_each_others_numbers_are_refused_by_name(kind: str, tmp_path: Path) -> None:
+    made, fields = BY_LENGTH[kind]
+    sizes = {"vocab_size": VOCAB, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+    model = AutoModelForCausalLM.from_config(made(num_hidden_layers=4, intermediate_size=32, **sizes, **fields))
+    trainer = make_trainer("plain", model, tmp_path)
+    with pytest.raises(RecipeError, match=rf"\({kind}\)") as caught:
+        attach(trainer, tokens_per_micro=64)
+    assert "24" in caught.value.fix
+    short = [row for row in trainer.train_dataset if len(row["input_ids"]) <= 24]
+    assert 1 < len(short) < len(trainer.train_dataset)
+    trainer.train_dataset = type(trainer.train_dataset).from_list(short)
+    attach(trainer, tokens_per_micro=24)
 
 
 def test_the_mixin_is_what_attach_gives(tmp_path: Path) -> None:

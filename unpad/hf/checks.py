@@ -22,6 +22,7 @@ from unpad.processes.group import ALONE, Group
 from unpad.proof.foreign.certificate import ForeignCertificate
 from unpad.proof.foreign.first_update import STOCK
 from unpad.proof.foreign.kinds import no_trainer_of_tokens
+from unpad.proof.foreign.lengths import within
 from unpad.proof.foreign.pairs import prove_callable
 
 REPLICATED = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
@@ -96,7 +97,8 @@ def own_counts(args: TrainingArguments) -> Iterator[None]:
 
 
 TRIED = 512  # examples that the sequences of the proof are taken from
-SEQUENCES, LONGEST = 5, 1024  # of the proof; one that exceeds a window may be longer
+SEQUENCES, LONGEST = 5, 1024  # of the proof; the longest of the data may be longer
+MOST_FILLING = 64  # further ones, until a micro-batch is full
 RANDOM = (9, 17, 6)  # lengths of random sequences, where the data has too few
 MAKE_BATCHES = ("get_train_dataloader", "_get_dataloader", "_get_train_sampler", "get_batch_samples")
 READ_EVALUATION = ("get_eval_dataloader", "_get_eval_sampler", "prediction_step", "evaluation_loop")
@@ -269,12 +271,13 @@ def certify(prepared: Prepared, rows: Sequence[Mapping[str, Tensor]]) -> Foreign
     sequences = [row["input_ids"].tolist() for row in rows]
     masks = [(row["labels"] != IGNORED).tolist() for row in rows]
 
-    def flat(sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[bool]]) -> dict[str, Any]:
+    def flat(sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[bool]]) -> list[dict[str, Any]]:
         labels = [
             [token if kept else IGNORED for token, kept in zip(ids, mask, strict=True)]
             for ids, mask in zip(sequences, masks, strict=True)
         ]
-        return collate([{"input_ids": ids, "labels": own} for ids, own in zip(sequences, labels, strict=True)])
+        made = [{"input_ids": ids, "labels": own} for ids, own in zip(sequences, labels, strict=True)]
+        return [collate(part) for part in within(made, list(map(len, sequences)), prepared.limits)]
 
     certificate = prove_callable(prepared.model, flat, sequences, loss_masks=masks, precision="fp32")
     if not certificate.passed:
@@ -287,19 +290,23 @@ def certify(prepared: Prepared, rows: Sequence[Mapping[str, Tensor]]) -> Foreign
     return certificate
 
 
-def sample(examples: Examples, prepared: Prepared) -> list[dict[str, Tensor]]:
+def sample(examples: Examples, prepared: Prepared, tokens: int) -> list[dict[str, Tensor]]:
     """Different sequences for the proof, of the data, or random ones where it has too few.
 
-    Some are of ordinary length; one is longer than the model's sliding window, if there is such.
+    Some are of ordinary length, one is the longest; then as many as fill a micro-batch.
+
+    Args:
+        tokens: of a micro-batch.
     """
     usable = np.flatnonzero(examples.targets > 0)
     tried = np.random.default_rng(0).permutation(usable)[:TRIED]
     short = tried[examples.lengths[tried] <= LONGEST]
     ordered = short[np.argsort(examples.lengths[short], kind="stable")]
-    chosen = ordered[np.linspace(0, len(ordered) - 1, SEQUENCES).round().astype(int)].tolist() if len(ordered) else []
-    window = prepared.inner.config.get_text_config().to_dict().get("sliding_window")
-    if isinstance(window, int) and len(beyond := usable[examples.lengths[usable] > window]):
-        chosen.append(int(beyond[np.argmin(examples.lengths[beyond])]))
+    spread = ordered[np.linspace(0, len(ordered) - 1, SEQUENCES).round().astype(int)] if len(ordered) else ordered
+    longest = usable[np.argmax(examples.lengths[usable])][None]
+    candidates = np.concatenate([spread, longest, short[:MOST_FILLING]])
+    filling = np.cumsum(examples.lengths[candidates]) <= tokens
+    chosen = candidates[filling | (np.arange(len(candidates)) <= len(spread))].tolist()
     rows = {tuple(row["input_ids"].tolist()): row for row in (examples[index] for index in chosen)}
     if len(rows) >= 2:
         return list(rows.values())

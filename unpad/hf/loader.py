@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from unpad.batching.plan import Plan, plan
 from unpad.batching.shares import assign_equally
-from unpad.errors import PlanError, RecipeError, SourceError
+from unpad.errors import PlanError, RecipeError, ResumeError, SourceError
 from unpad.proof.members import HasMembers
 from unpad.recipes.section import checked
 from unpad.recipes.training import PlanSettings
@@ -60,6 +60,14 @@ class Ranks:
 IGNORED = -100  # label of a token that is no target
 PACKED = "seq_lengths"  # column in which TRL writes the lengths of the sequences in a row
 PLACE = "unpad_place"  # of an example: number of its row, and which of the sequences in it
+PLAN = "UnpadPlan"  # key of the plan's identity in the state of a checkpoint
+ARGUMENTS = {  # of that identity: name -> what sets it as before
+    "tokens_per_micro": "attach(trainer, tokens_per_micro={})",
+    "micro-batches of an update": "gradient_accumulation_steps times the number of ranks = {}",
+    "seed": "data_seed={}",
+    "digest of the lengths": "the train_dataset of before, with the digest {}",
+    "micro-batches of an epoch": "num_train_epochs or max_steps as before, which give {}",
+}
 COLUMNS = ("input_ids", "labels", "attention_mask", PACKED)
 Row = Mapping[str, Sequence[int]]
 
@@ -236,6 +244,12 @@ class PlannedBatches(Sampler[list[int]]):
         self.ledger = plans[0].ledger
         self.num = rounded_up(max(one.num_micros for one in plans), self.ranks.size)
 
+    def identity(self) -> dict[str, Any]:
+        """Everything that decides which rows an update trains, as JSON values by the names of `ARGUMENTS`."""
+        per_update, digest = self.ranks.micros * self.ranks.size, self.examples.digest()
+        values = (self.settings.tokens_per_micro, per_update, self.seed, digest, self.num)
+        return dict(zip(ARGUMENTS, values, strict=True))
+
     def plan(self, epoch: int) -> Plan:
         return self.examples.plan(self.settings, self.seed, epoch % self.epochs)
 
@@ -249,6 +263,27 @@ class PlannedBatches(Sampler[list[int]]):
         epoch = self.plan(self.epoch)
         micros = [micro.seq_ids.tolist() for index in range(epoch.num_steps) for micro in epoch.step(index)]
         yield from self.ranks.own(halved(micros, self.examples.lengths, self.num), self.examples.lengths)
+
+
+def refuse_other_plan(kept: dict[str, Any] | None, now: dict[str, Any]) -> None:
+    """Refuse to go on from a checkpoint of another plan.
+
+    Args:
+        kept: `PlannedBatches.identity` in the checkpoint; None in one of a trainer without `attach`.
+        now: that of the plan to go on with.
+
+    Raises:
+        ResumeError: names what differs, and its value of before.
+    """
+    other = next((name for name, value in now.items() if kept is not None and kept.get(name) != value), None)
+    if kept is not None and other is None:
+        return
+    what, fix = "the checkpoint was written without unpad.hf.attach", "resume it without attach"
+    if kept is not None and other is not None:
+        what = f"the checkpoint is of another plan: {other} {now[other]}, was {kept.get(other)}"
+        fix = "resume it with " + ARGUMENTS[other].format(kept.get(other))
+    what += "; by this plan some rows would be skipped and others trained twice"
+    raise ResumeError(what, fix=f"{fix}, or begin anew from its weights")
 
 
 def rounded_up(num: int, multiple: int) -> int:

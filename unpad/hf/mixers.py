@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from unpad.batching.layout import Layout, LengthGroup
 from unpad.hf.attention import BOUNDARIES, find_sequences, noted
+from unpad.proof.foreign.lengths import refuse_lengths
 
 LENGTH = 13  # tokens of the trial; a prime, so that no width of a model is mistaken for it
 CHANGED = 3  # its first tokens, which are exchanged
@@ -27,10 +28,14 @@ class Boundaries:
     A batch that brings positions alone gets `cu_seq_lens_q` too, since keyword arguments reach the attention of more
     families than positions do. An object and not a function, so that a copy of a model has boundaries of its own.
     Layers that are computed again in a backward pass find the boundaries of the last forward pass.
+
+    Args:
+        takes_cache: whether the model has a parameter `use_cache`.
+        limits: lengths of sequences that may not share a batch with others, see `refuse_lengths`.
     """
 
-    def __init__(self, takes_cache: bool) -> None:
-        self.takes_cache = takes_cache
+    def __init__(self, takes_cache: bool, limits: dict[str, int]) -> None:
+        self.takes_cache, self.limits = takes_cache, limits
         self.isolated: tuple[str, ...] = ()
         self.layout: Layout | None = None
         self.shape = (0, 0)  # (batch, seq) of the rectangle that holds the run
@@ -48,6 +53,8 @@ class Boundaries:
         layout = find_sequences(batch, seq, None, kwargs).layout
         if layout.num_seqs <= batch:
             return None
+        if self.limits:
+            refuse_lengths(self.limits, layout.lengths().cpu().numpy(), seq)
         self.layout, self.shape = layout, (batch, seq)
         bounds, longest = layout.cu_seqlens, layout.max_seqlen
         changed = {**kwargs, "cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds}

@@ -40,12 +40,14 @@ from unpad.hf.head import TargetHead, add_target_head
 from unpad.hf.loader import (
     IGNORED,
     PLACE,
+    PLAN,
     ChangedRowError,
     Examples,
     PlannedBatches,
     Ranks,
     collate,
     is_streamed,
+    refuse_other_plan,
 )
 from unpad.hf.prepare import Prepared, add_noise, preparing, undo
 from unpad.hf.proved import Before, Promised, ProvedModel
@@ -54,6 +56,7 @@ from unpad.hf.update import OwnUpdate, noting, prove_ours, take_own, warn_of_own
 from unpad.hf.whole import OfRows, WholeRows, WithoutPadding
 from unpad.processes.group import ALONE, Group
 from unpad.proof.foreign.certificate import ForeignCertificate
+from unpad.proof.foreign.lengths import refuse_lengths
 from unpad.proof.foreign.update import Known
 
 
@@ -97,6 +100,7 @@ class Attachment:
     whole: WithoutPadding | None = None
     evaluated: MeanOverTargets = field(default_factory=MeanOverTargets)
     trained: Examples | None = None  # those of the last loader for training
+    plan: dict[str, Any] = field(default_factory=dict)  # identity of the plan of that loader
     watched: object = None  # function of metrics that was tried with more padding
 
     def examples_of(self, data: Any) -> Examples:
@@ -196,7 +200,22 @@ class UnpadMixin(Trainer):
         seed = args.seed if args.data_seed is None else args.data_seed
         ranks = self._ranks(attachment, args.gradient_accumulation_steps)
         planned = PlannedBatches(examples, tokens, epochs=epochs, seed=seed, ranks=ranks)
+        attachment.plan = planned.identity()
         return self._flat_batches(examples, planned)
+
+    def _init_training_state(self, *args: Any, **kwargs: Any) -> Any:
+        """Trainer's own, with the plan in the state that checkpoints keep.
+
+        Raises:
+            ResumeError: the checkpoint is of another plan, by which other rows would be skipped than were trained.
+        """
+        done = super()._init_training_state(*args, **kwargs)
+        if self.attachment is not None:
+            kept = self.state.stateful_callbacks
+            if self.state.global_step and not self.args.ignore_data_skip:
+                refuse_other_plan(kept.get(PLAN), self.attachment.plan)
+            kept[PLAN] = self.attachment.plan
+        return done
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Flat batches of an evaluation set, of the dataset by that name, or of the trainer's own.
@@ -458,7 +477,9 @@ def _set_up(
                 own = take_own(trainer, rows, examples) if prove else None
             model = trainer.accelerator.unwrap_model(trainer.model)
             prepared = stack.enter_context(preparing(model))
-            chosen = sample(examples, prepared)
+            for limit in tokens:
+                refuse_lengths(prepared.limits, examples.lengths, limit)
+            chosen = sample(examples, prepared, tokens_per_micro)
             certificate = certify(prepared, chosen) if prove else None
             device = next(model.parameters()).device
             batch = {name: one.to(device) if isinstance(one, Tensor) else one for name, one in collate(chosen).items()}
@@ -488,7 +509,7 @@ def _set_up(
             stack.enter_context(replacing(trainer, attachment))
             if own is not None:
                 with noting(unlike):
-                    attachment.update = ours = prove_ours(trainer, own)
+                    attachment.update = ours = prove_ours(trainer, own, prepared.limits)
             talk.own = [tokens_per_micro, args.gradient_accumulation_steps, args.seed, args.data_seed, head.mode]
             talk.own.append(examples.digest())
         check_alike("training data or arguments", talk.told)

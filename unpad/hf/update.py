@@ -22,6 +22,7 @@ from unpad.hf.whole import OfRows, WholeRows
 from unpad.proof.foreign.certificate import MEAN, TAKEN, ForeignCertificate
 from unpad.proof.foreign.first_update import BEGUN, FirstUpdate, begin, first_update, proving
 from unpad.proof.foreign.judge import NO_ROUTER_LOSS, Precision, describe, judge, raise_memory
+from unpad.proof.foreign.lengths import within
 from unpad.proof.foreign.measure import UpdateResults
 from unpad.proof.foreign.own_loss import BY_OWN_DIVISOR, BY_ROWS, BY_SUM, COUPLED, MEANS
 from unpad.proof.foreign.trainer import TrainerCase
@@ -131,6 +132,9 @@ def _first(trainer: Trainer, rows: CollatedRows, examples: Examples) -> tuple[Fi
             raise_memory(error)
             failure = describe(error)
     given = list(first.examples)
+    if len(given) > MOST_ROWS or _tokens(rows, given) > MOST_TOKENS:
+        longest = max(given, key=lambda row: _tokens(rows, [row]))
+        given = [longest, *(row for row in given if row is not longest)]
     while len(given) > UNLIKE and (len(given) > MOST_ROWS or _tokens(rows, given) > MOST_TOKENS):
         given = given[: max(UNLIKE, len(given) // 2)]
     if len(given) == len(first.examples) and _num_unlike(rows, given) >= UNLIKE:
@@ -238,8 +242,11 @@ def noting(errors: list[UnpadError]) -> Iterator[None]:
 # --------------------------------------------------------------------------- ours
 
 
-def prove_ours(trainer: Trainer, own: OwnUpdate) -> ForeignCertificate:
+def prove_ours(trainer: Trainer, own: OwnUpdate, limits: dict[str, int]) -> ForeignCertificate:
     """Compute the update of the same rows on our batches, by the trainer with them, and compare.
+
+    Args:
+        limits: of `thresholds`.
 
     Raises:
         ProofError: it has other targets, another loss or another gradient than the rows have one at a time.
@@ -249,11 +256,13 @@ def prove_ours(trainer: Trainer, own: OwnUpdate) -> ForeignCertificate:
         vars(trainer).update(own.begun)
         examples = Examples(own.rows, own.rows.columns)
         given: Any = WholeRows(examples, own.rows) if own.rows.are_whole else examples
-        items = [given[index] for index in range(len(examples)) if examples.lengths[index]]
-        parts = unequal(items, max(1, min(own.num_batches, len(items) // 2)))
+        numbers = [index for index in range(len(examples)) if examples.lengths[index]]
+        items = [given[index] for index in numbers]
+        parts = unequal(numbers, max(1, min(own.num_batches, len(items) // 2)))
+        parts = [run for part in parts for run in within(part, examples.lengths[part].tolist(), limits)]
         device = trainer.args.device
         joined: Any = OfRows.by(own.rows) if own.rows.are_whole else partial(collate, columns=own.rows.columns)
-        made = [send_to_device(joined(part), device) for part in parts]
+        made = [send_to_device(joined([given[index] for index in part]), device) for part in parts]
         batches, num_items = trainer.get_batch_samples(iter(made), len(made), device)
         first = FirstUpdate(batches, num_items, list(items), joined)
         alone = [dict(send_to_device(joined([item]), device)) for item in items]

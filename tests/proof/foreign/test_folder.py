@@ -30,6 +30,23 @@ def rows(found: Outcome) -> dict[str, list[str]]:
     return {name.strip(): [cell.strip() for cell in rest] for name, *rest in cells}
 
 
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 48, "long_factor": [4.0] * 48}
+BY_LENGTH: dict[str, dict[str, object]] = {
+    "longrope": {"model_type": "phi3", "original_max_position_embeddings": 4096, "rope_scaling": LONGROPE},
+    "dynamic": {**LLAMA, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
+    "floor_scale": {"model_type": "llama4_text", "num_hidden_layers": 4},
+}
+
+
+@pytest.mark.promise("hf.judged")
+@pytest.mark.parametrize("kind", BY_LENGTH)
+def test_a_model_with_other_numbers_above_a_length_is_tried_above_it(kind: str, unpad: Shell, tmp_path: Path) -> None:
+    found = prove(unpad, tmp_path, BY_LENGTH[kind])
+    verdicts = {name: cells[0] for name, cells in rows(found).items()}
+    assert (verdicts["flattening"], verdicts["unpad"]) == ("wrong loss", "refused")
+    assert f"({kind})" in found.out.replace("\n", " ")
+
+
 @pytest.mark.promise("hf.judged")
 def test_packing_of_a_sound_architecture_passes(unpad: Shell, tmp_path: Path) -> None:
     found = prove(unpad, tmp_path, LLAMA)

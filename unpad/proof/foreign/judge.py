@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import nn
 
-from unpad.errors import OutOfMemoryError, ProofError, is_memory_error
+from unpad.errors import OutOfMemoryError, ProofError, UnpadError, is_memory_error
 from unpad.proof.content import is_zero
 from unpad.proof.foreign.certificate import COUNTED, BatchClaim, ForeignCertificate, Kind, Measured, findings
 from unpad.proof.foreign.measure import (
@@ -228,7 +228,8 @@ def _has_small_errors(certificate: ForeignCertificate) -> bool:
 
 def describe(error: Exception) -> str:
     """An exception's type and message on one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:MOST_REFUSED]}".rstrip(": ")
+    text = f"{error.summary} do: {error.fix}" if isinstance(error, UnpadError) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())[:MOST_REFUSED].rstrip(": ")
 
 
 def refused(error: Exception) -> RefusedError:

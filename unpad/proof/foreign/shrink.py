@@ -13,6 +13,8 @@ import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
+from unpad.proof.foreign.lengths import thresholds
+
 Fields = dict[str, object]
 
 HEADS, HEAD_SIZE = 4, 16  # of a block of 64 numbers per token
@@ -32,7 +34,7 @@ def _most(sizes: dict[int, str]) -> dict[str, int]:
 # A size is never raised.
 MOST = _most(
     {
-        CONTEXT: "max_source_positions original_max_position_embeddings",
+        CONTEXT: "max_source_positions",
         96: "intermediate_size n_inner ffn_dim decoder_ffn_dim encoder_ffn_dim d_ff dff dim_ff d_inner "
         "ffn_hidden_size feed_forward_size intermediate_size_mlp dense_intermediate_size",
         64: "hidden_size d_model n_embd emb_dim embed_dim embedding_dim embedding_size word_embed_proj_dim lru_width "
@@ -69,7 +71,7 @@ VOCABULARIES = ("vocab_size",)
 WINDOW = 8
 WINDOWS = _names(
     "sliding_window sliding_window_size window_size attention_window_size local_attention attention_chunk_size "
-    "keep_window_size index_topk"
+    "keep_window_size index_topk floor_scale original_max_position_embeddings"
 )
 
 # The first that a configuration has counts its blocks.
@@ -202,6 +204,8 @@ def _shrink(full: Fields, outer: _Whole | None) -> Fields:
         small["per_layer_config"] = _per_layer(layers, full, small, whole)
     if isinstance(rope := small.get("rope_parameters"), dict):
         small["rope_parameters"] = _rope(rope, small)
+        if "dynamic" in thresholds(small):
+            small["max_position_embeddings"] = WINDOW
     return small
 
 
@@ -384,6 +388,6 @@ def _rope(rope: Fields, small: Fields) -> Fields:
             made[name] = (value * half)[:half]
         elif isinstance(value, list) and name == "mrope_section":
             made[name] = [half // len(value) + (place < half % len(value)) for place in range(len(value))]
-        elif name in MOST and isinstance(value, int):
-            made[name] = min(value, MOST[name])
+        elif name in WINDOWS and isinstance(value, int):
+            made[name] = min(value, WINDOW)
     return made

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from unpad.errors import ProofError, RecipeError, SourceError, nearest
 from unpad.proof.foreign.kinds import no_causal_name
+from unpad.proof.foreign.lengths import thresholds
 from unpad.proof.foreign.shrink import ORDINARY, Fields, shrink
 from unpad.storage.reading import read_file
 from unpad.storage.strict_json import strict_value
@@ -26,6 +27,10 @@ LENGTHS = (5, 31, 12, 22, 8, 27, 17)  # of the sequences of the proof, in tokens
 MOST_BYTES = 1 << 24  # of a config.json
 MOST_LAYERS = 10_000
 GAIN = 0.8  # standard deviation of a matrix's output for independent inputs of variance 1
+BY_LENGTH = (
+    "numbers depend on the length of the row above {limit:,} tokens ({kind}), here above 8; batches of rows below it "
+    "are as sound as those of a model without"
+)
 LOGARITHMS = ("A_log",)  # parameters that are exponents
 
 
@@ -182,6 +187,8 @@ def build_small(whole: PreTrainedConfig, notes: tuple[str, ...] = (), seed: int 
             break
         model = model.float().train()
         _spread(model, seed)
+        limits = thresholds(whole.get_text_config().to_dict())
+        notes = (*notes, *(BY_LENGTH.format(limit=limit, kind=kind) for kind, limit in limits.items()))
         return SmallModel(model, whole, attention, notes)
     raise ProofError(f'a model of type "{kind}" cannot be made small: {refused}', fix=fix)
 
