@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from unpad.machine.memory import peak_memory, process_memory, restart_peak
 from unpad.training.memory import return_freed_memory
-from unpad.trials.bench.measure import Contender, TimedTurn
+from measure import Contender, TimedTurn
 
 
 class Memory(NamedTuple):
@@ -68,20 +68,24 @@ class Apart:
         """
         self._ask("build")
         self._ask("warm", warm_seconds)
-        return self._ask("memory")
+        memory: Memory = self._ask("memory")
+        return memory
 
     def turn(self, seconds: float, min_steps: int = 1, untimed: float = 0.0) -> TimedTurn:
         """As `Contender.turn`."""
-        return self._ask("turn", seconds, min_steps, untimed)
+        turn: TimedTurn = self._ask("turn", seconds, min_steps, untimed)
+        return turn
 
     def peak(self, seconds: float, min_steps: int) -> int:
         """Most bytes of the process in a turn that begins with the batch that needs the most memory."""
         self._ask("longest_next")
         self._ask("turn", seconds, min_steps, 0.0)
-        return self._ask("memory").peak
+        memory: Memory = self._ask("memory")
+        return memory.peak
 
     def describe(self) -> dict[str, Any]:
-        return self._ask("describe")
+        description: dict[str, Any] = self._ask("describe")
+        return description
 
     def close(self) -> None:
         self._pipe.close()
@@ -126,4 +130,4 @@ def _answer(made: Made, what: str, details: list[Any]) -> Any:
     if what == "turn":
         restart_peak()
         return made.side.turn(*details)
-    return {"warm": made.warm, "longest_next": made.longest_next, "describe": made.describe}[what](*details)
+    return getattr(made, what)(*details)  # warm, longest_next or describe

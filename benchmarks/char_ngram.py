@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import torch
 
+from unpad.data.measuring import Measuring
 from unpad.data.sources.files import expand, resolve_path
 from unpad.data.sources.rows import read_file
 from unpad.data.sources.split import Split
@@ -39,7 +39,7 @@ from unpad.recipes.recipe import Recipe
 from unpad.run.folder import RECIPE, find_run
 from unpad.run.kept import open_files
 
-ORDERS = (3, 4, 5)
+ORDERS = (3, 4, 5, 8)
 # Surrogates are no characters, so no text holds them.
 START, END, UNKNOWN = "\ud800", "\udfff", "\udc00"
 
@@ -179,7 +179,7 @@ def main(name: str) -> None:
         print(_line(f"order {order}", summarise(sums)["bits_per_char"]))
     if (folder / "checkpoints").is_dir():
         run = load(name)
-        sums = document_nll(run.model, data, held_out, recipe.plan, torch.device("cpu"))
+        sums = document_nll(Measuring(run.model, data, held_out, recipe.plan))
         print(_line(f"the run at step {run.step}", summarise(sums)["bits_per_char"]))
         best = min(ORDERS, key=lambda order: measured[order].nll.sum())
         print(_line(f"the run less order {best}, document by document", difference(sums, measured[best])))

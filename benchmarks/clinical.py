@@ -36,7 +36,7 @@ from unpad.evaluation.binary import auroc, average_precision, bootstrap, brier, 
 from unpad.inference.patients import predict
 from unpad.recipes.file import load_recipe
 from unpad.storage import make_folder, write_atomic
-from unpad.trials.bench.measure import describe_machine
+from measure import describe_machine
 
 HORIZON = 1825  # days
 SEEDS = range(5)
@@ -244,7 +244,7 @@ def _ours_once(people: People, recipe: str, overrides: Sequence[str], seed: int,
         rows = np.array([place[person] for person in people.ids[test].tolist()])
         assert np.array_equal(found.labels[rows], people.died[test]), "the two sides disagree about who died"
         print(f"  seed {seed}: {run.step} steps, {time.perf_counter() - began:.0f} s", flush=True)
-    return found.p[rows]
+    return np.asarray(found.p[rows])
 
 
 # --------------------------------------------------------------------------- the comparison
@@ -273,7 +273,7 @@ def paired(people: People, measure: Callable[..., np.ndarray], a: list[np.ndarra
             measure(people.died[test], one, weights[..., test]) - measure(people.died[test], other, weights[..., test])
             for test, one, other in zip(tests, a, b, strict=True)
         ]
-        return np.mean(parts, 0)
+        return np.asarray(np.mean(parts, 0))
 
     each = np.array(
         [

@@ -24,7 +24,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.equal_processes import digests
+from equal_processes import digests
+
 from tests.helpers.toy import write_toy
 
 PAGE = Path(__file__).parents[1] / "docs" / "processes.md"

@@ -19,10 +19,12 @@ from collections.abc import Iterator
 from contextlib import chdir
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.equal_processes import digests
+from equal_processes import digests
+
 from tests.helpers.endings import ENDINGS, SILENT, UNLIKE, Ended, killed_at, run_command
 from tests.helpers.toy import write_toy
 
@@ -119,7 +121,7 @@ def kills(folder: Path, num: int, sizes: list[int]) -> str:
 def run(folder: Path, name: str, size: int, resume: bool, *overrides: str, fault: object = None) -> Ended:
     """Start or resume a run."""
     arguments = ["train", str(folder / "toy.yaml"), "--out", str(folder / name), *["--resume"] * resume, *overrides]
-    faults = {} if fault is None else {"fault": fault}
+    faults: dict[str, Any] = {} if fault is None else {"fault": fault}
     return run_command(arguments, size, folder / "outputs", **faults)
 
 

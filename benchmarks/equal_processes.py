@@ -22,6 +22,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -148,7 +149,7 @@ def start(size: int, names: list[str], kernels: str, runs: Path, data: Path | No
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     # A fork is quick; processes that are started anew are like those of several hosts.
-    context = multiprocessing.get_context("spawn" if data is None else "fork")
+    context: Any = multiprocessing.get_context("spawn" if data is None else "fork")
     arguments = (names, kernels, runs, data, size, port)
     processes = [context.Process(target=_train_cases, args=(rank, *arguments)) for rank in range(size)]
     latest = time.monotonic() + seconds

@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.nn.native import library
 from unpad.recipes.training import GenerateSettings
-from unpad.trials.bench.measure import Contender, Work, describe_machine, measure_rounds, spread
+from measure import Contender, Work, describe_machine, measure_rounds, spread
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is downloaded, and nothing waits for an answer
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -75,8 +76,10 @@ def make_peer(ours: Decoder, dtype: torch.dtype) -> LlamaForCausalLM:
         tie_word_embeddings=False,
     )
     weights = {"model.embed_tokens.weight": ours.embed.weight, "model.norm.weight": ours.norm.weight}
+    assert ours.head is not None
     weights["lm_head.weight"] = ours.head.weight
-    for index, block in enumerate(ours.blocks):
+    blocks: Any = ours.blocks
+    for index, block in enumerate(blocks):
         at = f"model.layers.{index}."
         qkv, up = block.attention.to_qkv.weight.chunk(3), block.feed_forward.up.weight.chunk(2)
         weights |= {f"{at}self_attn.{name}_proj.weight": part for name, part in zip("qkv", qkv, strict=True)}
@@ -108,7 +111,8 @@ def peer_side(model: LlamaForCausalLM) -> Continue:
         ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         out = model.generate(ids, attention_mask=mask, max_new_tokens=num_new, do_sample=False)
-        return out[:, longest:].tolist()
+        rows: list[list[int]] = out[:, longest:].tolist()
+        return rows
 
     return run
 

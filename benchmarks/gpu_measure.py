@@ -15,8 +15,8 @@ from gpu_sides import SIDES, Make, Side, Sizes, attention_name, missing_packages
 from unpad.errors import OutOfMemoryError
 from unpad.nn.flops import sizes_of, training_operations
 from unpad.storage import make_folder, write_atomic
-from unpad.trials.bench import measure
-from unpad.trials.bench.measure import Work, spread
+import measure
+from measure import Work, spread
 
 # Dense bf16 with fp32 sums, TFLOP/s, from the vendors' data sheets; figures "with sparsity" are halved.
 # A longer name comes before a shorter one that it begins with.
@@ -129,7 +129,7 @@ def memory_of(side: Side, device: torch.device) -> int | None:
         side.update()
     state = [value for values in side.optimizer.state.values() for value in values.values() if torch.is_tensor(value)]
     kept = sum(tensor.numel() * tensor.element_size() for tensor in [*side.model.parameters(), *state])
-    return kept + torch.cuda.max_memory_allocated(device) - before
+    return int(kept) + torch.cuda.max_memory_allocated(device) - before
 
 
 def run(

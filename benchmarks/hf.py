@@ -30,7 +30,7 @@ from torch import Tensor
 
 from unpad.machine.load import load_average
 from unpad.nn.native import library
-from unpad.trials.bench.measure import describe_machine, spread
+from measure import describe_machine, spread
 
 VOCAB, LONGEST, SHORTEST = 4000, 512, 8
 OURS = "Trainer, our batches"
@@ -150,7 +150,7 @@ def sides(batch_size: int, tokens: int, bf16: bool) -> dict[str, Side]:
     from transformers import DataCollatorWithFlattening
 
     flattening = DataCollatorWithFlattening()
-    by_length = {"train_sampling_strategy": "group_by_length"}
+    by_length: dict[str, Any] = {"train_sampling_strategy": "group_by_length"}
     return {
         PADDED: Side(plain(Padded())),
         "Trainer, padded, by length": Side(plain(Padded(), **by_length)),
@@ -324,7 +324,9 @@ def main() -> None:
             parts.append(measure(SIZES[name], args.rounds, args.batch_size, args.tokens, bf16))
             result["load_after"] = load_average()
             args.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-            args.out.with_suffix(".md").write_text(markdown(result), encoding="utf-8")
+            page = args.out.with_suffix(".md")
+            _, mark, rest = page.read_text("utf-8").partition("\n## Trainers as people") if page.is_file() else [""] * 3
+            page.write_text(markdown(result) + mark + rest, encoding="utf-8")
     print(markdown(result))
 
 

@@ -27,7 +27,7 @@ import unpad.nn.losses
 import unpad.nn.norm
 from unpad.nn.native import library
 from unpad.storage import write_atomic
-from unpad.trials.bench.measure import Contender, Work, describe_machine, measure_rounds, spread
+from measure import Contender, Work, describe_machine, measure_rounds, spread
 
 HERE = Path(__file__).parent
 FULL = "all"

@@ -55,7 +55,10 @@ Shape = dict[str, Any]
 
 def shapes(family: str, rng: np.random.Generator) -> Shape:
     """Sizes of a model and of a batch, drawn at random."""
-    pick = lambda *values: values[int(rng.integers(len(values)))]  # noqa: E731
+
+    def pick(*values: Any) -> Any:
+        return values[int(rng.integers(len(values)))]
+
     return {
         "family": family,
         "width": pick(64, 128, 192, 256, 384),

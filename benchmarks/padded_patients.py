@@ -67,7 +67,8 @@ def attend(layer: CrossAttention, x: Tensor, context: Tensor, mask: Tensor) -> T
     q = layer.to_q(x).view(shape).transpose(1, 2)  # (num_sets, heads, queries, head_dim)
     k, v = (part.reshape(shape).transpose(1, 2) for part in layer.to_kv(context).chunk(2, 1))
     y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None])
-    return layer.to_out(y.transpose(1, 2).reshape(len(x), -1))
+    out: Tensor = layer.to_out(y.transpose(1, 2).reshape(len(x), -1))
+    return out
 
 
 def pooled_latent(head: LatentHead, x: Tensor, delta: Tensor, sets: Sets) -> tuple[Tensor, Latent]:
@@ -121,7 +122,8 @@ def decode(model: SetSequence, latents: Tensor, sets: Sets) -> Tensor:
     for norm, layer in zip(decoder.norms, decoder.layers, strict=True):
         x, y = norm(x, delta)
         delta = layer(y)
-    return widened(decoder.to_event(decoder.norm(x, delta)[1])).unflatten(0, sets.real.shape)
+    events: Tensor = widened(decoder.to_event(decoder.norm(x, delta)[1]))
+    return events.view(*sets.real.shape, -1)
 
 
 @torch.no_grad()

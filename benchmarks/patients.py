@@ -45,7 +45,7 @@ from unpad.storage import write_atomic
 from unpad.training.memory import return_freed_memory
 from unpad.training.optim import make_optimizer, set_rate
 from unpad.training.step import accumulate, train_step
-from unpad.trials.bench.measure import Contender, Rounds, Spread, Work, describe_machine, measure_rounds, spread
+from measure import Contender, Rounds, Spread, Work, describe_machine, measure_rounds, spread
 
 HERE = Path(__file__).parent
 OURS, PADDED, LOOP = "unpad", "padded", "loop"

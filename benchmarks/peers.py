@@ -26,7 +26,7 @@ from workloads import FEATURE_WIDTH, NO_LABEL, NUM_CLASSES, SEED, Workload
 
 from unpad.models.decoder import Config
 from unpad.nn.flops import training_operations
-from unpad.trials.bench.measure import Work
+from measure import Work
 
 CPU = torch.device("cpu")
 DEFAULT_BATCH = 8  # per_device_train_batch_size of TrainingArguments
@@ -284,7 +284,8 @@ class PackingSide(TrainerSide):
 
     def _lengths(self, batch: dict[str, Tensor]) -> list[int]:
         starts = (batch["position_ids"][0] == 0).nonzero().flatten().tolist()
-        return np.diff([*starts, batch["position_ids"].shape[1]]).tolist()
+        lengths: list[int] = np.diff([*starts, batch["position_ids"].shape[1]]).tolist()
+        return lengths
 
 
 # --------------------------------------------------------------------------- torch's encoder

@@ -14,7 +14,6 @@ import torch
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout
 from unpad.batching.plan import Micro
-from unpad.models.contract import WEIGHTS
 from unpad.models.cost import cells_per_token
 from unpad.nn.native import library
 from unpad.nn.precision import DTYPES
@@ -100,7 +99,7 @@ class Trained:
         torch.manual_seed(step_seed(*seed))
         sums = self.sums if self.group.size > 1 or len(counts) > 1 else None
         train_step(
-            self.model, loaded.batches, self.optimizer, weights=WEIGHTS, precision=self.setup.precision,
+            self.model, loaded.batches, self.optimizer, weights={"cross_entropy": 1.0}, precision=self.setup.precision,
             clip=self.setup.recipe.optim.clip, share=Share(loaded.numbers, counts, seed, Replicas(self.group), sums),
         )  # fmt: skip
         self.step += 1

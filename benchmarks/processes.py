@@ -65,8 +65,7 @@ def page(results: Mapping[str, dict[str, Any]]) -> str:
 def write(folder: Path, new: Mapping[str, dict[str, Any]]) -> None:
     """Add results of parts to those in the folder, and write its page."""
     path = folder / f"{NAME}.json"
-    results = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    results |= new
+    results = {**(json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}), **new}
     write_atomic(path, json.dumps(results, indent=1).encode() + b"\n")
     write_atomic(folder / f"{NAME}.md", page(results).encode())
 

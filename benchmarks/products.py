@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from workloads import Ours, Workload
 
-from unpad.trials.bench.measure import Work
+from measure import Work
 
 aten = torch.ops.aten
 # How linear layers and the head multiply, in every precision: `F.linear` of a flat run becomes mm or, with a bias,
@@ -38,7 +38,7 @@ class RecordProducts(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operands: list[tuple[Tensor, ...]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -23,17 +23,17 @@ import torch
 
 from unpad.data.sources.split import PARTS, Split
 from unpad.evaluation.run import evaluate_run
-from unpad.inference import generate as generation
+from unpad.inference.steps import advance, prefill, running
 from unpad.interchange.quantize import quantize_run, weight_kinds
 from unpad.machine.load import full_processor_name
 from unpad.models import build_model, model_config
-from unpad.models.contract import Model
+from unpad.models.contract import Generates
 from unpad.models.decoder import Decoder
 from unpad.nn.linear import has_tiles
 from unpad.nn.native import library
 from unpad.nn.native.quantized import Kind
 from unpad.run.quantized import hold_quantized, packed_weights, quantized_tensors
-from unpad.trials.bench.measure import spread
+from measure import spread
 
 SIZES = {"width": 512, "blocks": 6, "heads": 8, "hidden": 2048, "activation": "swiglu", "context": 512, "tied": False}
 VOCAB, PROMPT, STEPS = 16_000, 100, 8
@@ -87,22 +87,19 @@ def models() -> dict[str, tuple[Decoder, str]]:
 class Decoding:
     """Prompts that a model has read, and then continues token by token."""
 
-    def __init__(self, model: Model, precision: str, num: int) -> None:
+    def __init__(self, model: Generates, precision: str, num: int) -> None:
         self.model, self.precision, self.tokens = model, precision, torch.arange(num) + 5
-        with self._running():
+        with running(self.model, self.precision):
             draw = torch.Generator().manual_seed(1)
             prompts = torch.randint(VOCAB, (num, PROMPT), generator=draw).tolist()
-            self.cache = generation.prefill(model, prompts, PROMPT + 400)[0]
-
-    def _running(self):
-        return generation._running(self.model, self.precision)
+            self.cache = prefill(model, prompts, PROMPT + 400)[0]
 
     def seconds(self) -> Iterator[float]:
         """Processor time of each of a few steps, scores included."""
-        with self._running():
+        with running(self.model, self.precision):
             for _ in range(STEPS):
                 began = time.thread_time()
-                self.model.logits(generation.advance(self.model, self.cache, self.tokens))
+                self.model.logits(advance(self.model, self.cache, self.tokens))
                 yield time.thread_time() - began
 
 

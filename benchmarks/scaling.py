@@ -37,7 +37,6 @@ from unpad.api import batches
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import plan
 from unpad.data.family import open_data
-from unpad.models.contract import WEIGHTS
 from unpad.models.decoder import Config, Decoder
 from unpad.nn.flops import sizes_of, training_operations
 from unpad.nn.native import library as native
@@ -48,7 +47,7 @@ from unpad.recipes.training import OptimSettings, PlanSettings
 from unpad.storage import write_atomic
 from unpad.training.optim import make_optimizer
 from unpad.training.step import train_step
-from unpad.trials.bench.measure import (
+from measure import (
     CEILING_SIZE,
     Contender,
     Spread,
@@ -60,6 +59,7 @@ from unpad.trials.bench.measure import (
     spread,
 )
 
+WEIGHTS = {"cross_entropy": 1.0}
 VOCABULARY = 8000
 PADDED_BATCH = 8
 # name -> (strategy, native kernels, colour, marker, line). Colours of Okabe and Ito (2008), which colour-blind readers
@@ -175,7 +175,7 @@ class Way:
         draw = np.random.default_rng(1)
         lengths = self.workload.lengths(max(8 * self.workload.tokens_per_step, 32_768))
         corpus = [draw.integers(0, VOCABULARY, length + 1) for length in lengths]
-        counted = [np.ones(len(sequence), np.bool_) for sequence in corpus]
+        counted = [[True] * len(sequence) for sequence in corpus]
         settings: dict[str, Any] = {"tokens_per_step": self.workload.tokens_per_step, "tokens_per_micro": 4096}
         for epoch in count():
             yield from batches(
@@ -211,7 +211,7 @@ def measure_curve(curve: str, effort: Effort) -> list[Point]:
         return matrix_ceiling(dtype, size=size)
 
     for value in effort.curves[curve]:
-        workload = replace(Workload(), **{curve: value})
+        workload = replace(Workload(), **{curve: value})  # type: ignore[arg-type]
         sides = {name: Contender(Way(workload, name).update) for name in names}
         measured = measure_rounds(sides, effort.rounds, effort.seconds, warm_steps=1, ceiling=ceiling)
         rates = {name: spread(measured.rates(name)) for name in names}

@@ -1,11 +1,8 @@
 """What `unpad serve` keeps under load, beside `transformers serve --continuous-batching`; each with its gate.
 
     python benchmarks/serve.py                  # the table, about ten minutes of two idle cores
-    python benchmarks/serve.py --fuzz 5000      # hostile bodies, headers and fields
-    python benchmarks/serve.py --cancel 1000    # clients that leave at random moments
-    python benchmarks/serve.py --drain          # SIGTERM under load
 
-Every command writes its part of `benchmarks/serve.md` (`--out`), and ends with code 1 where a gate does not hold or was
+It writes its part of `benchmarks/serve.md` (`--out`), and ends with code 1 where a gate does not hold or was
 not measured. Servers are processes of their own on free ports of 127.0.0.1, of a run that is made for it: the 512-wide
 decoder of `benchmarks/generation.md` with a context of 2,048 and random weights. Its other side is the same model as a
 folder of transformers; `--peer PYTHON` names an interpreter that has transformers and what its server needs.
@@ -30,10 +27,11 @@ import asyncio
 import os
 import resource
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -59,8 +57,7 @@ from serve_measures import (
     prompts,
     scored,
 )
-from serve_rude import cancelled, drained, fuzzed
-from serve_sides import CannotStartError, make_run, missing_for, ours, theirs
+from serve_sides import CannotStartError, Side, make_run, missing_for, ours, theirs
 
 from unpad.inference.loaded import generation_precision
 from unpad.machine.load import full_processor_name, load_average
@@ -68,7 +65,7 @@ from unpad.nn.linear import has_tiles
 from unpad.nn.native import library
 from unpad.recipes.training import GenerateSettings
 from unpad.terminal.table import number_of
-from unpad.trials.bench.measure import spread
+from measure import spread
 
 OUT = Path(__file__).with_suffix(".md")
 CLIENTS = (1, 8, 32)
@@ -78,7 +75,6 @@ AGAINST_PEER = {1: 1.0, 8: 1.0, 32: 1.3}
 MOST_GAP, MOST_FIRST, MOST_JOINED = 0.4, 1.6, 2.0  # times
 MOST_OUTSIDE, MOST_SECONDS = 0.2, 1.0
 WHOLE = ("--piece", "2048")
-TITLES = ("Speed and equality", "Hostile requests", "Clients that leave", "The end of a server")
 
 
 @dataclass(frozen=True)
@@ -179,7 +175,7 @@ class Bench:
         self.run, self.theirs = make_run(folder)
         self.precision = generation_precision(GenerateSettings())
 
-    def serve(self, *options: str, log: str = "ours"):
+    def serve(self, *options: str, log: str = "ours") -> AbstractContextManager[tuple[Side, subprocess.Popen[str]]]:
         return ours(self.run, self.folder / f"{log}.log", self.options.threads, *options)
 
     async def rows(self) -> list[Row]:
@@ -259,8 +255,6 @@ def machine_lines(options: argparse.Namespace, precision: str) -> list[str]:
 
 
 def _version(peer: str) -> str:
-    import subprocess
-
     if not peer:
         return "not measured"
     script = "from importlib.metadata import version; print(version('transformers'))"
@@ -270,18 +264,11 @@ def _version(peer: str) -> str:
 # --------------------------------------------------------------------------- the page
 
 
-def write_section(path: Path, title: str, command: str, lines: Sequence[str]) -> None:
-    """Put a section in its place on the page; the others stay."""
-    sections = dict(_sections(path.read_text(encoding="utf-8"))) if path.exists() else {}
-    sections[title] = "\n".join(["", f"    {command}", "", *lines])
-    parts = [f"## {name}\n{sections[name].rstrip()}\n" for name in TITLES if name in sections]
-    path.write_text("\n".join(["# A server under load\n", *parts]), encoding="utf-8")
-
-
-def _sections(text: str) -> Iterator[tuple[str, str]]:
-    for part in text.split("\n## ")[1:]:
-        title, _, content = part.partition("\n")
-        yield title, content
+def write_section(path: Path, command: str, lines: Sequence[str]) -> None:
+    """Put the table in its place on the page; what follows it stays."""
+    _, mark, rest = path.read_text(encoding="utf-8").partition("\n## Clients") if path.exists() else ("", "", "")
+    head = ["# A server under load", "", f"    {command}", "", *lines, ""]
+    path.write_text("\n".join(head) + mark + rest, encoding="utf-8")
 
 
 @contextmanager
@@ -293,10 +280,6 @@ def scratch() -> Iterator[Path]:
 
 def read_command_line(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    modes = parser.add_mutually_exclusive_group()
-    modes.add_argument("--fuzz", type=int, metavar="NUM", help="send so many hostile requests")
-    modes.add_argument("--cancel", type=int, metavar="NUM", help="so many clients leave at random moments")
-    modes.add_argument("--drain", action="store_true", help="send SIGTERM under load")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of every server")
     parser.add_argument("--shared", action="store_true", help="others use this machine: rates by processor time")
@@ -312,8 +295,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # servers end with this process
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192) if soft < 8192 else soft, hard))
-    plain = not (options.fuzz or options.cancel or options.drain)
-    if plain and (missing := missing_for(options.peer)):
+    if missing := missing_for(options.peer):
         options.peer_missing = (
             f"Beside transformers nothing was measured: pip install {missing}, or name an interpreter that has it by "
             "--peer PYTHON."
@@ -322,46 +304,19 @@ def main() -> int:
         options.peer = ""
     try:
         with scratch() as folder:
-            if plain:
-                title, (lines, good) = TITLES[0], table(options, folder)
-            else:
-                title, (lines, good) = rude(options, folder)
+            lines, good = table(options, folder)
     except (CannotStartError, WrongAnswerError) as error:
         print(f"cannot be measured: {error}", file=sys.stderr)
         return 1
-    write_section(options.out, title, command_of(options), lines)
+    write_section(options.out, command_of(options), lines)
     print("every gate holds" if good else "a gate does not hold")
     return int(not good)
 
 
 def command_of(options: argparse.Namespace) -> str:
     """The command of a section, without what only this machine has."""
-    words = ["python benchmarks/serve.py"]
-    words += [f"--fuzz {options.fuzz}"] if options.fuzz else []
-    words += [f"--cancel {options.cancel}"] if options.cancel else []
-    words += ["--drain"] if options.drain else []
-    if len(words) == 1:
-        words += [f"--rounds {options.rounds}"] + ["--shared"] * options.shared
-        words += [] if options.peer in ("", sys.executable) else ["--peer PYTHON"]
-    return " ".join(words)
-
-
-def rude(options: argparse.Namespace, folder: Path) -> tuple[str, tuple[list[str], bool]]:
-    """One of the modes with clients that behave badly: its title, its lines, and whether its gates hold."""
-    run, _ = make_run(folder)
-    log = folder / "ours.log"
-    settings = {"fuzz": ("--memory", "64", "--timeout", "10"), "cancel": (), "drain": ("--drain", "3")}
-    mode = "fuzz" if options.fuzz else "cancel" if options.cancel else "drain"
-    with ours(run, log, options.threads, *settings[mode]) as (side, process):
-        if mode == "fuzz":
-            verdict = asyncio.run(fuzzed(side, options.fuzz))
-        elif mode == "cancel":
-            verdict = asyncio.run(cancelled(side, options.cancel))
-        else:
-            verdict = asyncio.run(drained(side, process))
-    title = TITLES[1 + ("fuzz", "cancel", "drain").index(mode)]
-    precision = generation_precision(GenerateSettings())
-    return title, ([*machine_lines(options, precision), "", *verdict.lines], verdict.holds)
+    words = ["python benchmarks/serve.py", f"--rounds {options.rounds}", *["--shared"] * options.shared]
+    return " ".join([*words, *([] if options.peer in ("", sys.executable) else ["--peer PYTHON"])])
 
 
 if __name__ == "__main__":

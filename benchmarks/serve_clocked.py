@@ -56,7 +56,7 @@ def serve() -> None:
         Inside(found[0].run.generator, memory)
         return found
 
-    RunOpening.load = clocked  # type: ignore[method-assign]
+    RunOpening.load = clocked  # type: ignore[assignment, method-assign]
     sys.argv = ["unpad", *sys.argv[2:]]
     main()
 

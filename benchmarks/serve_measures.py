@@ -53,7 +53,9 @@ def greedy(side: Side, prompt: Sequence[int] | str, new: int = NUM_NEW, **more: 
     return {"model": side.model, "prompt": text, "max_tokens": new, "temperature": 0, "stream": True, **more}
 
 
-WITH_USAGE = {"stream_options": {"include_usage": True}}  # transformers sends it unasked, and knows no such field
+WITH_USAGE: dict[str, Any] = {
+    "stream_options": {"include_usage": True}
+}  # transformers sends it unasked, and knows no such field
 
 
 # --------------------------------------------------------------------------- equal to alone
@@ -70,7 +72,8 @@ def differing(alone: Sequence[Told], among: Sequence[Told]) -> int:
 def _is_same(alone: Told, among: Told) -> bool:
     if alone.ending != "complete" or among.ending not in ("complete", "left"):
         return False
-    expected, found = alone.content, among.content
+    expected: tuple[Any, ...] = alone.content
+    found: tuple[Any, ...] = among.content
     if among.ending == "complete":
         return expected == found
     num = len(found[0])
@@ -239,8 +242,8 @@ async def join(side: Side, seed: int, num: int) -> Joined:
             raise WrongAnswerError(f"the long prompt's answer was {answer.ending}")
         first = answer.times[0]
         await until(lambda: all(one.parts[-1][0] > first for one in told), "the streams after it")
-        gaps = (longest_gap(told, *during) for during in ((began, sent), (full, sent), (sent, first)))
-        found = Joined(*gaps, first - sent)
+        gaps = [longest_gap(told, *during) for during in ((began, sent), (full, sent), (sent, first))]
+        found = Joined(gaps[0], gaps[1], gaps[2], first - sent)
     await wait_until_idle(side.address, PATIENCE)
     return found
 

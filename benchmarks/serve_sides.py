@@ -56,6 +56,7 @@ def make_run(folder: Path) -> tuple[Path, Path]:
     torch.manual_seed(0)
     model = build_model(model_config(SIZES), VOCAB)
     assert isinstance(model, Decoder)
+    assert model.head is not None
     with torch.no_grad():
         model.head.weight[EOS].zero_()
     words = [*SPECIAL, *map(str, range(len(SPECIAL), VOCAB))]

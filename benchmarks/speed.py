@@ -59,7 +59,7 @@ from unpad.nn.precision import DTYPES
 from unpad.nn.precision_choice import choose_precision
 from unpad.storage import write_atomic
 from unpad.training.memory import keep_freed_memory, return_freed_memory
-from unpad.trials.bench.measure import (
+from measure import (
     Contender,
     Rounds,
     ceiling_size,

@@ -14,6 +14,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.patches import Rectangle
 
 ROOT = Path(__file__).parents[1]
 PAGE, PICTURE = ROOT / "docs" / "speed.md", ROOT / "docs" / "speed.png"
@@ -44,7 +45,7 @@ def main() -> None:
         axis.set_xticks([])
         axis.set_yticks([])
         axis.spines[["top", "left", "right"]].set_visible(False)
-    handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for *_, colour in SIDES]
+    handles = [Rectangle((0, 0), 1, 1, color=colour) for *_, colour in SIDES]
     names = [name for name, *_ in SIDES]
     figure.legend(handles, names, loc="lower center", ncols=3, fontsize=10.5, frameon=False)
     figure.tight_layout(rect=(0, 0.09, 1, 1))

@@ -6,6 +6,7 @@ Each checkout is measured with its own .venv where it has one, else with the Pyt
 of all checkouts take turns; "best" is the least user + system time of the rounds.
 """
 
+import argparse
 import os
 import platform
 import resource
@@ -16,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from unpad.trials.bench.measure import describe_machine
+from measure import describe_machine
 
 ROUNDS = 7
 COMMANDS = {
@@ -64,7 +65,9 @@ def seconds(checkout: Path, arguments: list[str], folder: Path) -> float:
 
 
 def main() -> None:
-    checkouts = [Path(name).resolve() for name in sys.argv[1:] or ["."]]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkouts", type=Path, nargs="*", default=[Path()])
+    checkouts = [path.resolve() for path in parser.parse_args().checkouts]
     times: dict[tuple[int, str], list[float]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

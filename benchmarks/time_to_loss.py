@@ -17,7 +17,7 @@ import peers
 from tuning import Tuning
 from workloads import Ours, Workload, workload
 
-from unpad.trials.bench.measure import Contender
+from measure import Contender
 
 NAMES = ["sayings", "language"]
 RATES = (7e-4, 2e-3, 6e-3)  # constant after the warm-up

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 import torch
 from batches import STRATA, Batches
 
-from unpad.trials.bench.measure import Work, matrix_ceiling
+from measure import Work, matrix_ceiling
 
 BATCH_SIZES = (8, 16, 32, 64)
 SLOW = 0.5  # of the best rate: a candidate that is seen below it is not measured any longer
@@ -42,7 +42,7 @@ def bf16_here() -> bool:
     dtypes = (torch.bfloat16, torch.float32)
     turns = [[matrix_ceiling(dtype, size=PRODUCT_SIZE) for dtype in dtypes] for _ in range(PRODUCT_TURNS)]
     low, full = (max(rates) for rates in zip(*turns, strict=True))
-    return low > full
+    return bool(low > full)
 
 
 @dataclass(frozen=True)

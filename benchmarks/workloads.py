@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.loader import TokenSource, load_micro, load_steps
 from unpad.batching.plan import Plan, plan
-from unpad.models.contract import WEIGHTS, Trainable
+from unpad.data.text import TextData
+from unpad.models.contract import Trainable
 from unpad.models.decoder import Config, Decoder
 from unpad.nn.block import Block, BlockConfig, Stream, init_weights
 from unpad.nn.flops import LayerSizes, sizes_of, training_operations
@@ -45,8 +46,9 @@ from unpad.training.optim import make_optimizer
 from unpad.training.setup import Setup, prepare_setup
 from unpad.training.stage import plan_inputs
 from unpad.training.step import train_step
-from unpad.trials.bench.measure import Work
+from measure import Work
 
+WEIGHTS = {"cross_entropy": 1.0}
 CPU = torch.device("cpu")
 NO_LABEL = -100  # what the peers' losses pass over
 SEED = 0
@@ -152,7 +154,12 @@ class Ours:
         model: Trainable = self.model
         with nullcontext() if self.native else library.switched_off():
             result = train_step(
-                model, micros, self.optimizer, weights=WEIGHTS, precision=self.precision, clip=self.workload.optim.clip
+                model,
+                micros,
+                self.optimizer,
+                weights={"cross_entropy": 1.0},
+                precision=self.precision,
+                clip=self.workload.optim.clip,
             )
         self.losses.append(result.terms["cross_entropy"])
         lengths = [length for batch in micros for length in batch.layout.lengths().tolist()]
@@ -387,12 +394,15 @@ def corpus(name: str, data: Path, overrides: tuple[str, ...] = ()) -> Workload:
     setup = prepare_setup(load_recipe("zh_chat", [*paths, *fixed, *overrides]), Path(), None)
     stage = setup.stages[0]
     lengths, settings, _ = plan_inputs(stage, 0)
+    config, texts = setup.model.config, setup.data
+    assert isinstance(config, Config)
+    assert isinstance(texts, TextData)
     return Workload(
         name,
-        setup.model.config,
-        setup.data.num_outputs,
-        setup.model.config.longest,
-        setup.data.tokens,
+        config,
+        texts.num_outputs,
+        config.longest,
+        texts.tokens,
         lengths,
         stage.train_ids,
         stage.held_out_ids,

@@ -19,7 +19,6 @@ from unpad.batching.ledger import Ledger
 from unpad.data.check_report import FileCheck
 from unpad.doctor.lines import drawing, fact_lines, finding_lines
 from unpad.doctor.trials.sweep import HIGHEST, LOWEST, Sweep
-from unpad.drill.findings import Drilled, finding
 from unpad.evaluation.metrics import Extremes, Metric, Refused, metric_lines
 from unpad.proof.line import Certificate, Line
 from unpad.recipes.file import describe_recipes
@@ -31,11 +30,7 @@ from unpad.terminal.progress import progress
 from unpad.terminal.table import WIDTH, cells
 from unpad.training.loop import train
 from unpad.training.rehearsal import StepCost
-from unpad.trials.bench.bench import MemoryModel, Trained, memory_lines, trained_lines
-from unpad.trials.bench.speed import SpeedRow, table
 from unpad.trials.preview import StagePreview, _table, _with_places, trial_line
-from unpad.trials.search.search import Search, _summary
-from unpad.trials.search.space import split_fields
 from unpad.trials.strategy_table import StrategyRow, Units
 
 STRATEGIES = strategy_names()

@@ -27,7 +27,7 @@ from benchmarks.reliability.oracle import LostError, Oracle
 from benchmarks.reliability.recording import record
 from benchmarks.reliability.states import Found, Place, examine
 
-RECORDED = {"text": "text", "images": "images", "patients": "patients", "search": "search"}
+RECORDED = {"text": "text", "images": "images", "patients": "patients"}
 RESUME_EVERY = 500  # states
 
 
@@ -112,19 +112,19 @@ def fail_calls(kind: str, folder: Path, total: dict[str, Any], limit: int | None
 
 def table(found: dict[str, Any]) -> list[str]:
     """The totals as lines of a page."""
-    heads = ("recorded", "operations", "states examined", "distinct", "resumed to the end", "lost or unlike")
+    heads = ["recorded", "operations", "states examined", "distinct", "resumed to the end", "lost or unlike"]
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for kind, one in found["kinds"].items():
-        cells = (one["operations"], one["examined"], one["distinct"], one["resumed"], len(one["faults"]))
+        cells = [one["operations"], one["examined"], one["distinct"], one["resumed"], len(one["faults"])]
         lines.append(f"| {kind} | " + " | ".join(f"{cell:,}" for cell in cells) + " |")
     lines.append("")
     if found["calls"]:
-        heads = ("run of", "calls", "failed once", "the run went on", "ended with 6", "another code", "lost or unlike")
+        heads = ["run of", "calls", "failed once", "the run went on", "ended with 6", "another code", "lost or unlike"]
         lines += ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for kind, one in found["calls"].items():
         codes = one["codes"]
         others = sum(num for code, num in codes.items() if code not in ("0", "6"))
-        cells = (one["calls"], one["tried"], codes.get("0", 0), codes.get("6", 0), others, len(one["faults"]))
+        cells = [one["calls"], one["tried"], codes.get("0", 0), codes.get("6", 0), others, len(one["faults"])]
         lines.append(f"| {kind} | " + " | ".join(f"{cell:,}" for cell in cells) + " |")
     where = f"{found['processor']}, {found['date']}, commit {found['commit']}" if "commit" in found else "not kept"
     return [*lines, *[""] * bool(found["calls"]), f"`make crash`, all runs of it so far. {where}."]

@@ -192,7 +192,8 @@ def _changed(data: bytes, operation: Operation) -> bytes:
     if operation[0] == "truncate":
         size = operation[1]
         return data[:size] + bytes(max(0, size - len(data)))
-    _, offset, new = operation
+    offset: int = operation[1]
+    new: bytes = operation[2]
     return data[:offset] + bytes(max(0, offset - len(data))) + new + data[offset + len(new) :]
 
 

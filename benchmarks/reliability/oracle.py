@@ -13,7 +13,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from optuna.trial import TrialState
 
 from benchmarks.reliability.disk_model import Acknowledged, Disk, File, Tree
 from unpad import storage
@@ -26,7 +25,6 @@ from unpad.run.folder import CHECKPOINTS, RECIPE, read_command
 from unpad.run.kept import open_files
 from unpad.run.report.history import METRICS, TIMING, is_metric, is_timing
 from unpad.storage.folders import MANIFEST
-from unpad.trials.search.journal import Journal, open_study
 
 GROWING = (".jsonl", "run.lock")  # files that grow line by line, or are overwritten: they may be cut short
 
@@ -85,10 +83,6 @@ class Oracle:
             if (key := hash((tuple(sorted(own)), tuple(sorted(said))))) not in self._sound:
                 self._judge_run(root, run, acknowledged)
                 self._sound.add(key)
-        for (kind, path), count in acknowledged.items():
-            if kind == "journal" and (key := hash((path, tree.get(path), count))) not in self._sound:
-                self._judge_journal(root / path, count)
-                self._sound.add(key)
 
     def _look_at_promise(self, kind: str, path: str, value: Any, tree: Tree, files: dict[str, File]) -> None:
         """What a function of storage has returned from is there, or something newer."""
@@ -104,7 +98,7 @@ class Oracle:
         if kind == "lines":
             number, size = value
             is_older = path not in files or files[path].number < number
-            if is_older or (files[path].number == number and tree[path][:size] != self._whole[number][:size]):
+            if is_older or (files[path].number == number and (tree[path] or b"")[:size] != self._whole[number][:size]):
                 raise LostError(f"lines of {path} were flushed, and are lost")
 
     def _judge_sealed(self, root: Path, path: str, files: dict[str, File]) -> None:
@@ -141,7 +135,7 @@ class Oracle:
         step = newest.step if newest else 0
         self._judge_lines(folder / METRICS, f"{run}/{METRICS}", step, is_metric)
         self._judge_lines(folder / TIMING, f"{run}/{TIMING}", step, is_timing)
-        progress = newest.values["progress"] if newest else {"best": None}
+        progress: dict[str, Any] = newest.values["progress"] if newest else {"best": None}
         if progress["best"] is not None and progress["best_step"] != step:  # else the resume writes it anew
             stages = [f"best-{stage.name}" for stage in recipe.stages or ()]
             name = "best" if progress["stage"] >= len(stages) - 1 else stages[progress["stage"]]
@@ -187,20 +181,6 @@ class Oracle:
             return checkpoint.load(path, checkpoint.WEIGHTS).step
         except UnpadError as error:
             raise LostError(f"{path.name}: {error.what}") from None
-
-    def _judge_journal(self, path: Path, count: int) -> None:
-        copy = self._scratch / path.name
-        copy.write_bytes(path.read_bytes() if path.exists() else b"")
-        try:
-            with closing(Journal(copy)) as journal:
-                rows = journal.read_logs(0)
-                trials = open_study(journal).get_trials(deepcopy=False) if rows else []
-        except UnpadError as error:
-            raise LostError(f"{path.name} cannot be read: {error.what}") from None
-        if len(rows) < count:
-            raise LostError(f"{path.name} has {len(rows)} of {count} records")
-        self.notes["a search with a judged trial"] += any(trial.state == TrialState.COMPLETE for trial in trials)
-
 
 def _is_judged(path: str, run: str) -> bool:
     """True for a file that the judgement of a run depends on."""

@@ -7,7 +7,7 @@ import math
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -16,6 +16,9 @@ from hypothesis import strategies as st
 
 from unpad.data.tokens.corpus import prepare
 from unpad.recipes.file import parse_recipe
+
+if TYPE_CHECKING:
+    from tests.helpers.families import Finished
 
 TEXTS = [
     "春天来了，花开了。",
@@ -122,3 +125,9 @@ def test_difference_is_paired() -> None:
     gap = ngram.difference(sums(nats - 0.1 * chars), sums(nats))
     assert gap.value == pytest.approx(-0.1 / math.log(2))
     assert gap.low == pytest.approx(gap.high)
+
+
+@pytest.mark.slow
+def test_a_run_is_measured_beside_its_ngrams(finished: Finished, capsys: pytest.CaptureFixture[str]) -> None:
+    ngram.main(str(finished("text").run))
+    assert "the run less order" in capsys.readouterr().out

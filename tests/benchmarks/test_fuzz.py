@@ -18,8 +18,8 @@ import pytest
 from benchmarks.fuzz import BEGIN, END, FOUND, PAGE, STATE, table
 from tests.helpers.fuzz.crew import Totals
 from tests.helpers.fuzz.reduce import reduce_case
-from tests.helpers.fuzz.target import Target, judge, random_of
-from tests.helpers.fuzz.targets import builders
+from tests.helpers.fuzz.target import Target, Verdict, judge, random_of
+from tests.helpers.fuzz.targets import MODULES, builders
 from unpad.data.pixels import decode
 from unpad.data.sources import rows
 from unpad.data.tokens import cache, words
@@ -59,6 +59,26 @@ def test_a_reader_of_outside_bytes_keeps_its_promises(name: str, opened: Callabl
         verdict = judge(target, target.make(random_of(name, seed)))
         again = f"python benchmarks/fuzz.py --case {name} {seed}"
         assert not verdict.signature, f"{verdict.signature}: {verdict.detail}; once more: {again}"
+
+
+UNDAMAGED: dict[str, Callable[..., Any]] = {
+    "damage_bytes": lambda data, others, rng: data,
+    "damage_json": lambda value, rng, share=0.0: json.dumps(value, ensure_ascii=False).encode(),
+    "damage_rows": lambda rows, rng, share=0.0: b"".join(json.dumps(row).encode() + b"\n" for row in rows),
+    "damage_value": lambda value, rng, share=0.0: value,
+}
+
+
+@pytest.mark.promise("input.fuzz")
+@pytest.mark.parametrize("name", sorted(builders().keys() - {"lock_file"}))  # whose holder is another host's
+def test_a_reader_accepts_its_undamaged_reference(
+    name: str, opened: Callable[[str], Target], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in MODULES:
+        for damage, identity in UNDAMAGED.items():
+            monkeypatch.setattr(f"tests.helpers.fuzz.targets.{module}.{damage}", identity, raising=False)
+    target = opened(name)
+    assert any(judge(target, target.make(random_of(name, seed))) == Verdict(False) for seed in range(20))
 
 
 @pytest.mark.promise("input.fuzz")

@@ -12,8 +12,10 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from unpad import storage
@@ -38,6 +40,7 @@ from unpad.run.folder import (
 )
 from unpad.run.quantized import packed_weights, read_quantized, refuse_training, widened
 from unpad.storage.reading import known_fields, misfit
+from unpad.storage.wrong_value import shown
 
 KEY = "base"  # of the record among the values of a checkpoint
 
@@ -55,8 +58,8 @@ class Base:
 
     run: str
     sha256: str
-    scaling: float
-    precision: Precision
+    scaling: Annotated[float, Field(gt=-1e30, lt=1e30)]
+    precision: Annotated[Precision, Field(pattern=rf"^({'|'.join(DTYPES)})$")]
     lowered: list[str]
 
 
@@ -68,9 +71,13 @@ def read_base(state: State, folder: Path) -> Base:
     """
     values = state.values[KEY]
     if fault := misfit(values, Base):
-        fix = "use another copy of the run"
-        raise CheckpointError(f"the record of its base is damaged: {fault}", where=f"{folder}, base", fix=fix)
-    return Base(**known_fields(Base, values))
+        raise _damaged(fault, folder)
+    return Base(**known_fields(Base, values) | {"scaling": float(values["scaling"])})
+
+
+def _damaged(fault: str, folder: Path) -> CheckpointError:
+    what, fix = f"the record of its base is damaged: {fault}", "use another copy of the run"
+    return CheckpointError(what, where=f"{folder}, base", fix=fix)
 
 
 def fingerprint(weights: Mapping[str, Tensor]) -> str:
@@ -127,6 +134,8 @@ def stored_weights(folder: Path) -> tuple[dict[str, Tensor], State]:
         return trained, state
     base = read_base(state, folder)
     weights, dtype = _base_weights(base, folder), DTYPES[base.precision]
+    if unknown := [name for name in base.lowered if name not in weights]:
+        raise _damaged(f'"lowered" names {shown(unknown[0])}, which the base does not have', folder)
     lowered = {name: weights[name].to(dtype).to(weights[name].dtype) for name in base.lowered}
     return merged({**weights, **lowered}, trained, base.scaling), state
 

@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from tests.helpers.fuzz.mutate import damage_bytes, damage_json, damage_rows
@@ -19,8 +20,8 @@ from tests.helpers.fuzz.targets.rows import png_bytes
 from tests.helpers.fuzz.targets.stored import manifest_of
 from tests.helpers.toy import write_toy
 from unpad import storage
-from unpad.data.histories.assemble import load_codes
-from unpad.data.pictures.album import compare_pictures, seen_pictures
+from unpad.data.histories.assemble import QUANTILES, UNKNOWN, Codes, load_codes
+from unpad.data.pictures.album import SeenPictures, compare_pictures, seen_pictures
 from unpad.data.rows import read_classes
 from unpad.errors import CheckpointError, RecipeError, ResumeError, SourceError, UnpadError
 from unpad.inference.prompts import count_system_turns
@@ -60,19 +61,12 @@ VQA = {
 }  # fmt: skip
 ATTENTION = {"tokens": ["a", "<b>"], "where": "row 1", "blocks": [{"block": 0, "heads": ["1000", "0512"]}]}
 CLASSES = {"classes": ["cat", "狗"]}
-CODES = {
-    "codes": ["", "fever", "sodium"], "counts": [0, 3, 2], "mean": [0.0, 0.0, 140.0], "std": [0.0, 0.0, 2.0],
-    "quantiles": [[0.0] * 7] * 3,
-}  # fmt: skip
-SEEN = {"modes": ["RGB", "L"], "width": [7, 90], "height": [9, 80]}
-JOURNAL = [
-    {"op_code": 0, "worker_id": "w", "study_name": "search", "directions": [1]},
-    {"op_code": 4, "worker_id": "w", "study_id": 0, "datetime_start": "2026-01-01T00:00:00.000000"},
-    {"op_code": 5, "worker_id": "w", "trial_id": 0, "param_name": "optim.lr", "param_value_internal": 0.01,
-     "distribution": '{"name": "FloatDistribution", "attributes": {"step": null, "low": 1e-4, "high": 1.0, "log": 1}}'},
-    {"op_code": 6, "worker_id": "w", "trial_id": 0, "state": 1, "values": [1.5],
-     "datetime_complete": "2026-01-01T00:01:00.000000"},
-]  # fmt: skip
+NUMBERS = np.array([0.0, 140.0, 2.0])
+# Written by what reads them, so that they stay what a run of today keeps.
+CODES = json.loads(
+    Codes((UNKNOWN, "fever", "sodium"), np.array([0, 3, 2]), NUMBERS, NUMBERS, np.zeros((3, len(QUANTILES)))).to_bytes()
+)
+SEEN = json.loads(SeenPictures({"RGB": 3, "L": 1}, (7, 90), (9, 80)).to_bytes())
 
 
 def make_run(folder: Path, steps: int = 12) -> Path:
@@ -233,26 +227,6 @@ def _kept_file(name: str, kind: str, value: Any, use: Callable[[dict[str, bytes]
     return build
 
 
-def search_journal(folder: Path) -> Target:
-    """The journal of a search, which optuna reads."""
-    module = import_module("unpad.trials.search.journal")
-    whole = b"".join(json.dumps(row).encode() + b"\n" for row in JOURNAL)
-
-    def make(rng: random.Random) -> bytes:
-        return damage_rows(JOURNAL, rng, 0.12) if rng.random() < 0.6 else damage_bytes(whole, [whole], rng)
-
-    def use(data: bytes) -> None:
-        (folder / "search.jsonl").write_bytes(data)
-        journal = module.Journal(folder / "search.jsonl")
-        try:
-            study = module.open_study(journal)
-            _ = [(trial.number, trial.params, trial.values) for trial in study.trials]
-        finally:
-            journal.close()
-
-    return Target(make, use, ERRORS)
-
-
 def resume_state(folder: Path) -> Target:
     """The state of a checkpoint of somebody else, whose manifest agrees: a resume reads it all."""
     toy, run = write_toy(folder / "toy", stages=[], train={"threads": 1, "max_epochs": 2}), folder / "run"
@@ -294,6 +268,5 @@ BUILDERS: dict[str, Builder] = {
     "run_pictures": _kept_file(
         "pictures.json", "images", SEEN, lambda files: compare_pictures(seen_pictures(files), _SIZES)
     ),
-    "search_journal": search_journal,
     "resume_state": resume_state,
 }

@@ -33,8 +33,9 @@ from unpad.models.adapters import adapt, kept_weights
 from unpad.nn import product_speed
 from unpad.recipes.training import LoraSettings
 from unpad.run import checkpoint
-from unpad.run.base import run_weights
+from unpad.run.base import Base, fingerprint, run_weights
 from unpad.run.checkpoint import model_tensors, model_weights, put_weights
+from unpad.run.folder import RECIPE
 from unpad.run.kept import Named, read_reference, write_reference
 from unpad.storage.folders import MANIFEST
 from unpad.training.progress import Progress
@@ -46,13 +47,13 @@ def _model() -> torch.nn.Module:
     return tiny_model(torch.float32, width=8, blocks=1, heads=2, hidden=8)
 
 
-def saved_checkpoint(folder: Path, model: torch.nn.Module) -> dict[str, bytes]:
-    """The files of a small checkpoint, by name."""
+def saved_checkpoint(folder: Path, model: torch.nn.Module, base: Base | None = None) -> dict[str, bytes]:
+    """The files of a small checkpoint, of adapters where it has a base, by name."""
     tensors = model_tensors(kept_weights(model)) | {"optim.step": torch.tensor(3.0), "optim.x": torch.zeros(2, 3)}
     values = {
         "progress": Progress(step=3, best=1.5).to_values(), "data": "d" * 64, "files": {"a.jsonl": "0" * 64},
         "environment": {"torch": "2.13.0", "threads": 1}, "update_rule": 2,
-        "base": {"run": "runs/a", "sha256": "0" * 64, "scaling": 2.0, "precision": "fp32", "lowered": []},
+        **({"base": asdict(base)} if base else {}),
     }  # fmt: skip
     path = checkpoint.save_named(folder / "made", "best", checkpoint.State(3, tensors, values))
     return {one.name: one.read_bytes() for one in path.iterdir()}
@@ -140,7 +141,12 @@ def _sealed_checkpoint(lora: bool) -> Callable[[Path], Target]:
 
 def adapter_run(folder: Path) -> Target:
     """The state of a run of adapters, which names its base."""
-    files = saved_checkpoint(folder, _model())
+    model, place = _model(), folder / "base"
+    _put(place / "checkpoints" / "best", saved_checkpoint(place, model))
+    _put(place, {RECIPE: b""})
+    base = Base(str(place), fingerprint(run_weights(place)[0]), 2.0, "fp32", [])
+    adapt(model, LoraSettings(r=2, alpha=4))
+    files = saved_checkpoint(folder, model, base)
     del files[MANIFEST]
     state, path = json.loads(files["state.json"]), folder / "run" / "checkpoints" / "best"
 

@@ -99,7 +99,7 @@ def _labels(suffix: str) -> Callable[[Path], Target]:
 def events_parquet(folder: Path) -> Target:
     """Events in parquet, with damaged bytes or another schema."""
     seeds = [_parquet(EVENTS), _parquet(EVENTS, compression="none", use_dictionary=False, write_page_checksum=True)]
-    recipe = recipe_of([{"path": str(folder / "events.parquet")}])
+    recipe = recipe_of([{"path": str(folder / "events.parquet"), "unit": "minutes"}])
 
     def make(rng: random.Random) -> bytes:
         if rng.random() < 0.5:

@@ -137,13 +137,20 @@ def chat_template(folder: Path) -> Target:
         template = ChatTemplate(
             data.decode("utf-8", "replace"), {"bos_token": "<s>", "eos_token": "<|im_end|>"}, ["<|im_end|>"]
         )
+        refusals = []
         for talk in turns:
-            template.prompted(talk[:-1])
-            marked = template.marked(talk)
+            try:
+                template.prompted(talk[:-1])
+                marked = template.marked(talk)
+            except SourceError as error:  # of this conversation; the others are tried
+                refusals.append(error)
+                continue
             if len(marked.replies) != sum(turn.role == "assistant" for turn in talk):
                 raise WrongError("a template loses a reply")
             if not NONCHARACTERS.isdisjoint(marked.text):
                 raise WrongError("a mark is left in the text")
+        if len(refusals) == len(turns):
+            raise refusals[0]
 
     return Target(make, run, (SourceError,))
 
