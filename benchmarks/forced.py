@@ -66,7 +66,6 @@ class Product:
 
     def __init__(self) -> None:
         import torch
-
         from measure import Contender, Work
 
         a = torch.full((SIZE, SIZE), 0.5)

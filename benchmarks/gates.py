@@ -9,7 +9,6 @@ from typing import Any
 
 import peers
 from groups import Groups
-
 from measure import Spread, spread
 
 OURS, TORCH_KERNELS, PRODUCTS = "ours", "ours, torch kernels", "our products alone"

@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import measure
 import torch
 from gpu_sides import SIDES, Make, Side, Sizes, attention_name, missing_packages, ours_config
+from measure import Work, spread
 
 from unpad.errors import OutOfMemoryError
 from unpad.nn.flops import sizes_of, training_operations
 from unpad.storage import make_folder, write_atomic
-import measure
-from measure import Work, spread
 
 # Dense bf16 with fp32 sums, TFLOP/s, from the vendors' data sheets; figures "with sparsity" are halved.
 # A longer name comes before a shorter one that it begins with.

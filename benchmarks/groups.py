@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from apart import Apart, Memory
-
 from measure import Rounds
 
 RESERVE = 1 / 3  # of the machine's memory: no side is added where less is free

@@ -6,7 +6,6 @@ from typing import Any
 
 import time_to_loss
 from gates import OURS, interval
-
 from measure import spread
 
 MIB = 2**20

@@ -12,7 +12,6 @@ from typing import Protocol, TypeVar
 
 import torch
 from batches import STRATA, Batches
-
 from measure import Work, matrix_ceiling
 
 BATCH_SIZES = (8, 16, 32, 64)

@@ -138,9 +138,9 @@ def test_plan_shows_itself_or_is_json(unpad: Shell, calls: Calls) -> None:
     assert json.loads(told.out) == {"strategies": []}
     assert unpad("plan", "mine", "--processes", "2,8", "--json").code == 0
     assert calls.made == [
-        ("preview", ("mine", [], None, "console", ())),
-        ("preview", ("mine", ["optim.lr=1"], Path("plan.svg"), None, ())),
-        ("preview", ("mine", [], None, None, (2, 8))),
+        ("preview", ("mine", [], None, "console", (), False)),
+        ("preview", ("mine", ["optim.lr=1"], Path("plan.svg"), None, (), False)),
+        ("preview", ("mine", [], None, None, (2, 8), False)),
     ]
 
 

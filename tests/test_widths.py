@@ -8,9 +8,7 @@ from io import StringIO
 from pathlib import Path
 
 import numpy as np
-import optuna
 import pytest
-from rich.console import Console
 
 from tests.helpers.shell import Shell
 from tests.helpers.toy import write_toy
@@ -80,48 +78,6 @@ def test_metrics_fit() -> None:
     lines = metric_lines(metrics)
     assert too_wide(lines) == []
     assert "\n".join(lines).count("of 1234567, unless the line says otherwise") == 1
-
-
-def speed_row(name: str) -> SpeedRow:
-    rates = [1_234_567.0, 1_250_000.0, 1_300_000.0]
-    return SpeedRow(
-        name=name, plan={}, tokens_per_update=123_456.7, tokens_per_pass=98_765.4, sequence_tokens=1234.5,
-        padded_length=2048.0, pad_share=0.428, largest_pass=131_072, rates=rates, torch_rates=rates, shares=[0.4] * 3,
-        updates=9, peak_bytes=123 << 30, base_bytes=1 << 30,
-    )  # fmt: skip
-
-
-def test_the_tables_of_bench_fit() -> None:
-    rows = [speed_row(name) for name in ("one at a time, accumulated", "padded to the context, batches of 16")]
-    shown = table("padded batches, an update each", rows)
-    assert too_wide(shown) == []
-    assert shown.count(rows[1].name) == sum(line.startswith(rows[0].name) for line in shown) == 3, "three tables"
-    trained = [Trained(row.name, 100, 123_456_789, 12_345.6, 3.4567, 123 << 30) for row in rows]
-    assert too_wide(trained_lines(trained)) == []
-    assert too_wide(memory_lines(MemoryModel(1e12, 1e9, 1 << 33, 0.123), 32_768)) == []
-
-
-def test_the_best_trials_of_a_search_fit() -> None:
-    fields = ["stages.pretrain.optim.lr_scale=0.1..1.0", "stages.tune.optim.weight_decay=0.1..0.5", "model.hidden=1..9"]
-    fields += ["optim.schedule=constant,restarts", "optim.lr=1e-6..1e-1:log"]
-    space, _ = split_fields(fields)
-    study = optuna.create_study()
-    values = [0.123456, 0.123456, 7, "restarts", 1.2345e-5]
-    distributions: list[optuna.distributions.BaseDistribution] = [
-        optuna.distributions.FloatDistribution(0.1, 1.0), optuna.distributions.FloatDistribution(0.1, 0.5),
-        optuna.distributions.IntDistribution(1, 9), optuna.distributions.CategoricalDistribution(["restarts"]),
-        optuna.distributions.FloatDistribution(1e-6, 0.1),
-    ]  # fmt: skip
-    params = dict(zip(space, values, strict=True))
-    study.add_trial(
-        optuna.trial.create_trial(params=params, distributions=dict(zip(space, distributions, strict=True)), value=1.5)
-    )
-    console = Console(quiet=True)
-    search = Search("zh_chat", Path("s"), space, [], "keywords_heldout_strict", 1, "tune", 0, study, console, False)
-    lines = _summary(search)
-    assert too_wide(lines) == []
-    assert all(any(key in line for line in lines) for key in space)
-    assert sum(line.startswith("trial-0001") for line in lines) > 1
 
 
 def test_checked_files_fit_beside_their_paths() -> None:
@@ -208,7 +164,6 @@ def test_tables_follow_a_narrower_terminal(width: int, monkeypatch: pytest.Monke
         "kept_visual_tokens_after_the_last_layer": Extremes(1234.5, 1.0, 4321.0, 1_234_567),
         "loss": Metric(2.0, 1.0, 3.0, 4, num_groups=3, part="valid", best_of=7),
     }
-    drilled = Drilled("/data", "zh_chat", (finding("file system", "warning", "qqq q " * 20, "qq qq " * 20),), (), 3.0)
     rates = np.geomspace(LOWEST, HIGHEST, 100)
     sweep = Sweep(rates, 1 - 0.8 * np.exp(-((np.log10(rates) + 3) ** 2)), 1e-4, 1e-3)
     trouble = Finding("lr_high", "fault", 300.0, ("optim.lr",), {
@@ -216,7 +171,6 @@ def test_tables_follow_a_narrower_terminal(width: int, monkeypatch: pytest.Monke
     })  # fmt: skip
     shown = [
         *metric_lines(metrics),
-        *drilled.lines(),
         *finding_lines(1, trouble, "en"),
         *finding_lines(1, trouble, "zh"),
         *fact_lines([("threads", "one word and another " * 9)]),
@@ -226,5 +180,4 @@ def test_tables_follow_a_narrower_terminal(width: int, monkeypatch: pytest.Monke
         *_with_places("  dropped   long   1,000", "a.jsonl:1, " * 30),
     ]
     assert [line for line in shown if cells(line) > width] == []
-    assert "".join(drilled.lines()).count("q") == 160, "nothing is cut away"
     assert any(line.count("=") > 5 and "^" in below for line, below in zip(shown, shown[2:], strict=False))

@@ -13,7 +13,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-
 from benchmarks.reliability.disk_model import Acknowledged, Disk, File, Tree
 from unpad import storage
 from unpad.data.tokens.cache import read_sealed
@@ -181,6 +180,7 @@ class Oracle:
             return checkpoint.load(path, checkpoint.WEIGHTS).step
         except UnpadError as error:
             raise LostError(f"{path.name}: {error.what}") from None
+
 
 def _is_judged(path: str, run: str) -> bool:
     """True for a file that the judgement of a run depends on."""

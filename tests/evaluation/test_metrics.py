@@ -15,7 +15,6 @@ from tests.helpers.metrics import undeclared
 from tests.helpers.untrained_patients import CODES, Guess, draw
 from unpad.data.measuring import Measuring
 from unpad.data.tokens.lost import LostCharacters
-from unpad.errors import RecipeError
 from unpad.evaluation import captions, images, patients, preferences, sets, text, vqa
 from unpad.evaluation.binary import mean, measured
 from unpad.evaluation.classes import ClassPredictions
@@ -23,6 +22,7 @@ from unpad.evaluation.family import measures_of
 from unpad.evaluation.metrics import Extremes, Metric, Refused, interval, mean_of, metric_lines
 from unpad.inference.patients import predict
 from unpad.recipes.training import PlanSettings
+
 
 def of_text() -> list[str]:
     sums = text.DocumentSums(*(np.ones(3) for _ in range(4)))

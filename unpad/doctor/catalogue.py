@@ -459,9 +459,9 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "run_spikes": Entry(
         "{number:,.0f} steps of the run have a loss or gradient far above their neighbours, such as step {step:,}.",
-        "lower optim.lr, or optim.clip; `unpad report` shows the steps",
+        "lower optim.lr, or optim.clip; `unpad runs RUN` shows the steps",
         "训练中有 {number:,.0f} 步的损失或梯度远高于邻近的步，例如第 {step:,} 步。",
-        "调低 optim.lr 或 optim.clip；`unpad report` 会画出这些步",
+        "调低 optim.lr 或 optim.clip；`unpad runs RUN` 会画出这些步",
     ),
     "chosen_unlearned": Entry(
         "In stage {stage} the loss of the chosen replies themselves ({name}) rose from {start:.3g} to {end:.3g}, "

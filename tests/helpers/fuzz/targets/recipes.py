@@ -83,7 +83,7 @@ def recipe_fields(folder: Path) -> Target:
 # --------------------------------------------------------------------------- the command line
 
 _WORDS: tuple[str, ...] = (
-    *("plan", "recipes", "runs", "report", "data", "check", "compare", "infer", "eval", "export", "import"),
+    *("plan", "recipes", "runs", "data", "check", "compare", "infer", "eval", "export", "import"),
     *("copy", "generate", "embed", "--help", "--out", "--json"),
     *("--lang", "--kind", "--", "-", "--x", "zh_chat", "nowhere"),
     *("a.jsonl", "a.csv", "img", "~nobody/x", "/dev/null", "/", "."),
@@ -94,7 +94,6 @@ _WORDS: tuple[str, ...] = (
 _QUICK = (
     ["data", "check"],
     ["runs"],
-    ["report"],
     ["recipes", "copy"],
     ["compare"],
     ["import"],

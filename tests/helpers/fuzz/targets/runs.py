@@ -7,7 +7,6 @@ import json
 import random
 import re
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
