@@ -18,7 +18,7 @@ from unpad.doctor import machine
 from unpad.doctor.finding import Finding
 from unpad.doctor.machine import (
     GIB,
-    Needs,
+    RunNeeds,
     check_flush,
     check_lock,
     check_memory,
@@ -31,7 +31,7 @@ from unpad.machine.memory import MemoryLimit
 from unpad.storage import disk
 
 Patch = pytest.MonkeyPatch
-NEEDS = Needs(disk=GIB, largest_file=GIB // 4, files=100, memory=GIB)
+NEEDS = RunNeeds(disk=GIB, largest_file=GIB // 4, files=100, memory=GIB)
 DISK = {"lock": check_lock, "flush": check_flush, "rename": check_rename}
 
 
@@ -98,7 +98,7 @@ def lost_write(descriptor: int, path: Path, data: bytes) -> None:
     os.write(descriptor, data[::-1])
 
 
-@pytest.mark.promise("doctor.machine")
+@pytest.mark.promise("doctor.disk")
 @pytest.mark.parametrize(
     ("module", "name", "stand_in", "check", "says"),
     [
@@ -121,7 +121,7 @@ def test_a_disk_that_lies_is_a_fault(
     assert says in found
 
 
-@pytest.mark.promise("doctor.machine")
+@pytest.mark.promise("doctor.disk")
 @pytest.mark.parametrize(("seconds", "says"), [((1e-5, 4e-3), "dropped"), ((0.7, 0.7), "slow"), ((2e-3, 4e-3), "")])
 def test_flushes_that_are_dropped_or_slow_are_a_warning(
     tmp_path: Path, monkeypatch: Patch, seconds: tuple[float, float], says: str
@@ -136,7 +136,7 @@ def test_flushes_that_are_dropped_or_slow_are_a_warning(
 TABLE = "22 1 0:21 / / rw,relatime - ext4 /dev/sda1 rw\n31 22 0:31 / /data\\040disk rw{options} - {kind} a rw\n"
 
 
-@pytest.mark.promise("doctor.machine")
+@pytest.mark.promise("doctor.disk")
 @pytest.mark.parametrize(
     ("kind", "options", "says"),
     [
@@ -159,7 +159,7 @@ def test_what_kinds_and_options_of_file_systems_mean(
     assert check_mount(Path("/home"), Path("/home")) == []
 
 
-@pytest.mark.promise("doctor.machine")
+@pytest.mark.promise("doctor.disk")
 def test_a_disk_or_memory_that_is_too_small_is_found(tmp_path: Path, monkeypatch: Patch) -> None:
     def room(free: int, limit: int | None = None) -> str:
         monkeypatch.setattr(disk, "free_bytes", lambda folder: free)
@@ -174,7 +174,7 @@ def test_a_disk_or_memory_that_is_too_small_is_found(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.promise("doctor.machine")
+@pytest.mark.promise("doctor.disk")
 def test_the_verb_tells_writes_and_leaves_nothing_behind(
     unpad: Shell, tmp_path: Path, monkeypatch: Patch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -27,16 +27,18 @@ def runs(
     ] = None,
 ) -> None:
     """List runs, newest first, with date, step, held-out loss and size; or write the page of plots of one run."""
-    from unpad.run.folder import as_run
+    from unpad.run.folder import RECIPE, find_run
 
-    if place is not None and (run := as_run(place)) is not None:
+    folder = None if place is None else user_path(place)
+    if folder is not None and (not folder.is_dir() or (folder / RECIPE).is_file()):
+        run = find_run(str(place))
         from unpad.run.report.page import write_report
 
         print_lines([str(write_report(run))])
         return
     from unpad.run.compare import describe_runs
 
-    print_lines(describe_runs(None if place is None else user_path(place)))
+    print_lines(describe_runs(folder))
 
 
 @verbs.command(epilog="Example: unpad compare zh_chat-1 zh_chat-2 --out compare.html")

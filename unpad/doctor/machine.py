@@ -210,7 +210,7 @@ def check_rename(where: Path, place: Path) -> Found | None:
 
 
 @dataclass(frozen=True)
-class Needs:
+class RunNeeds:
     """What a training of a recipe takes, in bytes: its folder at most, its largest file, the files, and memory."""
 
     disk: int
@@ -219,7 +219,7 @@ class Needs:
     memory: int
 
 
-def needs_of(subject: str, overrides: Sequence[str]) -> Needs:
+def needs_of(subject: str, overrides: Sequence[str]) -> RunNeeds:
     """Read a recipe's data, build its model, and predict its needs from small passes.
 
     Raises:
@@ -241,7 +241,7 @@ def needs_of(subject: str, overrides: Sequence[str]) -> Needs:
     folder = (keep + 1) * saved + (bests + 1) * weights + run_length(setup.stages).last(0, 0).step * BYTES_PER_STEP
     copies = 2 * saved  # of weights and moments, while they are saved
     in_memory = (process_memory() if setup.device.type == "cpu" else 0) + max(peak, copies) + OTHER_MEMORY
-    return Needs(folder + OTHER_DISK, max(weights, 8 * trained), 100 + 5 * (keep + bests + 2), in_memory)
+    return RunNeeds(folder + OTHER_DISK, max(weights, 8 * trained), 100 + 5 * (keep + bests + 2), in_memory)
 
 
 @finding(
@@ -253,7 +253,7 @@ def needs_of(subject: str, overrides: Sequence[str]) -> Needs:
     ),
     zh=("{name} 在 {where} 需要 {number:.2f} GiB，而{what}。", "腾出空间，调低 checkpoint.keep，或换一个磁盘"),
 )
-def check_room(where: Path, place: Path, name: str, needs: Needs) -> Found | None:
+def check_room(where: Path, place: Path, name: str, needs: RunNeeds) -> Found | None:
     """Space, a quota, the largest size of a file and the number of files."""
     free, status, limit = disk.free_bytes(place), os.statvfs(place), limit_of("FSIZE")
     what: Words | None = None
@@ -275,7 +275,7 @@ def check_room(where: Path, place: Path, name: str, needs: Needs) -> Found | Non
     en=("{name} needs about {number:.2f} GiB of memory, and {free:.2f} GiB are {why}.", "lower plan.tokens_per_micro"),
     zh=("{name} 约需 {number:.2f} GiB 内存，而可用的是 {free:.2f} GiB（{why}）。", "调低 plan.tokens_per_micro"),
 )
-def check_memory(name: str, needs: Needs, limit: MemoryLimit) -> Found | None:
+def check_memory(name: str, needs: RunNeeds, limit: MemoryLimit) -> Found | None:
     """The predicted peak of a training against what is free, the container's limit and `ulimit`."""
     if needs.memory <= 0.8 * limit.num_bytes:
         return None
@@ -291,7 +291,7 @@ class Machine:
     name: str
     where: Path
     findings: list[Finding]
-    needs: Needs
+    needs: RunNeeds
     seconds: float
 
     @property

@@ -43,7 +43,7 @@ class PaddedBatch:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredStage:
     """Rates of a stage's strategies, and the memory of padded batches.
 
     Args:
@@ -85,7 +85,7 @@ class Measured:
         return {"rounds": ROUNDS, "seconds": SECONDS, "tokens_per_second": self.rates, "padded_batches": batches}
 
 
-def measure(setup: Setup, stage: StageSetup, strategies: Iterable[str], unit: str) -> Measured:
+def measure(setup: Setup, stage: StageSetup, strategies: Iterable[str], unit: str) -> MeasuredStage:
     """Time strategies of a stage by turns on one copy of the model, at rate 0, so that all do the same work.
 
     Args:
@@ -109,7 +109,7 @@ def measure(setup: Setup, stage: StageSetup, strategies: Iterable[str], unit: st
         for name in list(steps)[:: 1 if number % 2 == 0 else -1]:
             _rate(rehearsal, steps[name], SECONDS * COMING_BACK)
             rates[name].append(_rate(rehearsal, steps[name], SECONDS))
-    return Measured(rates, batches, unit)
+    return MeasuredStage(rates, batches, unit)
 
 
 def _with(stage: StageSetup, **fields: Any) -> StageSetup:

@@ -29,7 +29,7 @@ from unpad.training.auto_size import SHARE, StageMemory, free_memory, largest_up
 from unpad.training.rehearsal import Rehearsal, StepCost
 from unpad.training.setup import Setup, describe, prepare_setup
 from unpad.training.stage import StageSetup, epoch_plan, make_stage, num_epochs, plan_inputs, stage_epochs
-from unpad.trials.measure import PADDED, Measured, measure
+from unpad.trials.measure import PADDED, MeasuredStage, measure
 from unpad.trials.strategy_table import (
     ProcessTable,
     StrategyRow,
@@ -66,7 +66,7 @@ class StagePreview:
     attends: bool
     memory: Sequence[str] = ()
     shared: ProcessTable | None = None
-    measured: Measured | None = None
+    measured: MeasuredStage | None = None
 
     def estimated_seconds(self, row: StrategyRow) -> float:
         """Time of the stage's epochs: computed tokens at the trial's rate."""
