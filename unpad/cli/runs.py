@@ -27,10 +27,10 @@ def runs(
     ] = None,
 ) -> None:
     """List runs, newest first, with date, step, held-out loss and size; or write the page of plots of one run."""
-    from unpad.run.folder import RECIPE, find_run
+    from unpad.run.folder import COMMAND, find_run
 
     folder = None if place is None else user_path(place)
-    if folder is not None and (not folder.is_dir() or (folder / RECIPE).is_file()):
+    if folder is not None and (not folder.is_dir() or (folder / COMMAND).is_file()):
         run = find_run(str(place))
         from unpad.run.report.page import write_report
 
