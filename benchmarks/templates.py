@@ -26,7 +26,7 @@ from transformers.utils import chat_template_utils
 
 from unpad.data.sources.example import Example, Turn
 from unpad.data.tokens.encode import encode_examples, encode_prompt
-from unpad.data.tokens.jinja_environment import TODAY
+from unpad.data.tokens.jinja_process import TODAY
 from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer, with_import
 from unpad.errors import SourceError
 from unpad.recipes.data import Template

@@ -32,7 +32,8 @@ PAGES = [ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted((ROOT / "docs").g
 COMMAND = re.compile(r"^    (unpad .*?)(?:\s+#.*)?$", re.M)
 NOT_RUN = ("unpad serve ", "Qwen/", "log.to=")  # stays until stopped; asks a hub; needs a logger's library
 FINDINGS = (12, 15)  # of `prove` and `doctor`
-STEPS, SMALL_TEXT = "train.max_steps=2", ["model.width=32", "model.blocks=1", "model.heads=2", "model.kv_heads=2", "model.hidden=64"]
+STEPS = "train.max_steps=2"
+SMALL_TEXT = ["model.width=32", "model.blocks=1", "model.heads=2", "model.kv_heads=2", "model.hidden=64"]
 PLACES = {"/data/": "data/", "RECIPE": "zh_chat", "from=RUN": "from=mine", "--step 120": "--step 2", "...": ""}
 TEXT = [{"text": f"北京是中国的首都，第{number}句。"} for number in range(30)]
 CHAT = [

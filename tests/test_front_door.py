@@ -85,10 +85,7 @@ def test_verbs_that_need_no_model_load_no_heavy_module(tmp_path: Path) -> None:
     assert (run / "report.html").stat().st_size > 1000
 
 
-DIVIDING = (  # a model among processes
-    *(f"unpad.training.parallel.{name}" for name in ("sharding", "pipeline", "pipeline_stages")),
-    "unpad.run.sharded_checkpoint",
-)
+DIVIDING = ("unpad.training.parallel.sharding", "unpad.run.sharded_checkpoint")  # a model among processes
 
 
 @pytest.mark.promise("processes.one")

@@ -15,15 +15,15 @@ from tests.helpers.toy import write_toy
 from tests.helpers.verbs import VERBS
 from unpad.batching.ledger import Ledger
 from unpad.data.check_report import FileCheck
-from unpad.doctor.lines import drawing, fact_lines, finding_lines
-from unpad.doctor.trials.sweep import HIGHEST, LOWEST, Sweep
+from unpad.doctor.examine import fact_lines
+from unpad.doctor.machine import RunNeeds, check_memory
 from unpad.evaluation.metrics import Extremes, Metric, Refused, metric_lines
+from unpad.machine.memory import MemoryLimit
 from unpad.proof.line import Certificate, Line
 from unpad.recipes.file import describe_recipes
 from unpad.recipes.training import PlanSettings, strategy_names
 from unpad.run.compare import HEAD, RunSummary
 from unpad.run.screen import open_console
-from unpad.terminal.finding import Finding
 from unpad.terminal.progress import progress
 from unpad.terminal.table import WIDTH, cells
 from unpad.training.loop import train
@@ -164,20 +164,13 @@ def test_tables_follow_a_narrower_terminal(width: int, monkeypatch: pytest.Monke
         "kept_visual_tokens_after_the_last_layer": Extremes(1234.5, 1.0, 4321.0, 1_234_567),
         "loss": Metric(2.0, 1.0, 3.0, 4, num_groups=3, part="valid", best_of=7),
     }
-    rates = np.geomspace(LOWEST, HIGHEST, 100)
-    sweep = Sweep(rates, 1 - 0.8 * np.exp(-((np.log10(rates) + 3) ** 2)), 1e-4, 1e-3)
-    trouble = Finding("lr_high", "fault", 300.0, ("optim.lr",), {
-        "rate": 0.3, "low": 1e-4, "high": 1e-3, "middle": 3e-4, "field": "optim.lr",
-    })  # fmt: skip
+    (trouble,) = check_memory("a name of a recipe " * 5, RunNeeds(1, 1, 1, 2), MemoryLimit(1, "left to the container"))
     shown = [
         *metric_lines(metrics),
-        *finding_lines(1, trouble, "en"),
-        *finding_lines(1, trouble, "zh"),
+        *trouble.lines(1, "en"),
+        *trouble.lines(1, "zh"),
         *fact_lines([("threads", "one word and another " * 9)]),
-        *drawing(sweep, 1e-3, "en"),
-        *drawing(sweep, 0.9, "zh"),
         *FileCheck(Path("my.jsonl"), "text", 30_000, 20_000, 10_000, 5000, np.array([9])).line().splitlines(),
         *_with_places("  dropped   long   1,000", "a.jsonl:1, " * 30),
     ]
     assert [line for line in shown if cells(line) > width] == []
-    assert any(line.count("=") > 5 and "^" in below for line, below in zip(shown, shown[2:], strict=False))

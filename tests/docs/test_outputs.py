@@ -9,10 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import typer.main
@@ -21,14 +19,8 @@ from rich.console import Console
 from tests.helpers.shell import Shell
 from unpad import api
 from unpad.cli import app
-from unpad.doctor.examine import Examination, Tried
-from unpad.doctor.trials.layers import Layers
-from unpad.doctor.trials.overfit import Overfit
-from unpad.doctor.trials.steps import Steps
-from unpad.doctor.trials.sweep import Sweep
 from unpad.nn.native import library
 from unpad.recipes.file import load_recipe, recipe_names
-from unpad.terminal.finding import Finding
 from unpad.trials import preview
 from unpad.trials.strategy_table import process_counts
 
@@ -90,33 +82,6 @@ def test_the_pages_show_the_tables_of_the_packaged_example(monkeypatch: pytest.M
     alone = StringIO()
     replace(made, stages=[replace(stage, shared=None) for stage in made.stages]).show(Console(file=alone, width=200))
     assert OUTPUTS["drift"](shown["plan.md"], alone.getvalue()) is None, alone.getvalue()
-
-
-def test_the_doctors_page_has_the_words_of_an_examination() -> None:
-    """Without the trials, which `make readme` takes."""
-    (shown,) = next(block for block in BLOCKS if block[0].page == "doctor.md")
-    rates = np.geomspace(1e-6, 1, 30)
-    tried = Tried(
-        findings=[],
-        steps=Steps([1.0], 0.0, 0.1, 0.2, 0.3, 0.4, []),
-        sweep=Sweep(rates, rates, 1e-3, 1e-2),
-        overfit=Overfit(16, 60, 8.3, 40.0, None),
-        carry=None,
-    )
-    setup = SimpleNamespace(environment={"kernels": "native kernels (AVX-512 BF16)"})
-    known = {
-        "name": "zh_chat",
-        "stage": SimpleNamespace(name="pretrain", of_pairs=False),
-        "folder": None,
-        "rate": 0.3,
-        "setup": setup,
-    }
-    values: dict[str, Any] = {"rate": 0.3, "low": 1e-3, "high": 1e-2, "middle": 3e-3, "field": "optim.lr"}
-    high = Finding("lr_high", "fault", 30.0, ("optim.lr",), values)
-    layers = Layers([], 1.0, finite=True, blocks=[], without=[], left_out=[])
-    subject: Any = SimpleNamespace(**known, num_steps=100, model=torch.nn.Linear(2, 3), other_stages=["tune"])
-    told = Examination(subject, [high], layers, tried, threads=1, cores=2, seconds=50.0).lines("en")
-    assert OUTPUTS["drift"](shown, "\n".join(told)) is None, told
 
 
 @pytest.fixture

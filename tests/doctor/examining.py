@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from unpad.doctor.examine import Examination, examine
-from unpad.doctor.trials.steps import System
+from unpad.doctor.trials import System
 
 SECONDS = 600.0  # more than any check takes, so that none is cut short on a busy machine
 
@@ -19,7 +19,7 @@ def quiet_machine(**readings: Any) -> System:
     """A machine of one core, on which nothing else works."""
     calm: dict[str, Any] = {
         "cores": lambda: 1, "quota": lambda: None, "threads": lambda: 1, "busy_seconds": time.process_time,
-        "swapped_bytes": lambda: 0, "now": time.process_time,
+        "now": time.process_time,
     }  # fmt: skip
     return System(**{**calm, **readings})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,8 +18,6 @@ from PIL import Image
 from tests.doctor import plants
 from tests.helpers.families import images, patients, questions, text, write_rows
 from tests.helpers.toy import SMALL_MODEL
-from unpad.data.tokens.tokenizer import train_tokenizer
-from unpad.recipes.data import TokenizerSettings
 
 Recipe = Callable[..., Path]
 Row = dict[str, Any]
@@ -31,7 +30,6 @@ class Trouble:
     Args:
         code: the finding that names it; recipe: writes the recipe, with `sections` changed, and the data.
         plant: changes code; readings: of the machine, in place of those of a quiet core.
-        is_more: whether benchmarks/doctor.py alone tries it.
     """
 
     name: str
@@ -40,39 +38,9 @@ class Trouble:
     sections: dict[str, Any] = field(default_factory=dict)
     plant: Callable[[pytest.MonkeyPatch], None] | None = None
     readings: dict[str, Any] = field(default_factory=dict)
-    is_more: bool = False
 
 
 # --------------------------------------------------------------------------- data
-
-
-def with_other_tokenizer(folder: Path) -> Path:
-    """The tokenizer of a run on English."""
-    words = [
-        "the",
-        "quick",
-        "brown",
-        "fox",
-        "jumps",
-        "over",
-        "a",
-        "lazy",
-        "dog",
-        "while",
-        "seven",
-        "wizards",
-        "make",
-        "toxic",
-        "brew",
-        "for",
-        "evil",
-        "kings",
-    ]
-    english = [" ".join(words[i % 7 :] + words[: i % 5]) for i in range(200)]
-    folder.mkdir(parents=True, exist_ok=True)
-    made = train_tokenizer(TokenizerSettings(kind="bpe", vocab_size=400), english, [])
-    (folder / "english.json").write_bytes(made.to_bytes())
-    return text(folder, tokenizer={"kind": "file", "path": str(folder / "english.json")})
 
 
 def with_held_out_rows(folder: Path) -> Path:
@@ -91,36 +59,6 @@ def with_held_out_pictures(folder: Path) -> Path:
     rows = [{"image": str(path.relative_to(folder)), "label": path.parent.name, "split": "train"} for path in paths]
     manifest = write_rows(folder / "both.jsonl", rows + [{**row, "split": "valid"} for row in rows[::3]])
     return _pointed(recipe, "images", manifest)
-
-
-def with_one_answer(folder: Path) -> Path:
-    """All questions have the same answer."""
-    recipe = questions(folder)
-    file = folder / "pictures" / "questions.jsonl"
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    kept = [row for row in rows if "answer" in row and isinstance(row["image"], str)]
-    write_rows(file, [{**row, "answer": "yes"} for row in kept])
-    return recipe
-
-
-def with_black_pictures(folder: Path) -> Path:
-    """Every picture is one dark value throughout, whatever its class."""
-    recipe = images(folder)
-    for number, path in enumerate(sorted((folder / "pictures").rglob("*.png"))):
-        Image.fromarray(np.full((16 + 8 * (number % 7), 24, 3), number, np.uint8)).save(path)
-    return recipe
-
-
-def with_rare_source(folder: Path) -> Path:
-    """Conversations are drawn once where texts are drawn 400 times."""
-    return text(
-        folder,
-        data={
-            "text": [{"path": str(folder / "texts.jsonl"), "weight": 400}],
-            "chat": [{"path": str(folder / "chats.jsonl"), "weight": 0.5}],
-        },
-        train={"max_epochs": 1, "max_steps": 100},
-    )
 
 
 # --------------------------------------------------------------------------- patients
@@ -160,11 +98,6 @@ def with_discharge_status(rows: list[Row]) -> list[Row]:
 def on_another_clock(rows: list[Row]) -> list[Row]:
     """Days are counted from the first visit of the study, and not from the landmark."""
     return [{**row, "days": row["days"] + 501} for row in rows]
-
-
-def in_minutes(rows: list[Row]) -> list[Row]:
-    """Minutes of some weeks stand in the column of days."""
-    return [{**row, "days": row["days"] * 144} for row in rows]
 
 
 def in_two_units(rows: list[Row]) -> list[Row]:
@@ -221,72 +154,219 @@ def busy_neighbour() -> dict[str, Any]:
     return {"cores": lambda: 2, "threads": lambda: 2, "busy_seconds": lambda: float(next(ticks))}
 
 
+def with_rows(name: str, change: Callable[[list[Row]], list[Row]]) -> Recipe:
+    """The toy recipe with the rows of one of its files changed."""
+
+    def written(folder: Path, **sections: Any) -> Path:
+        recipe = text(folder, **sections)
+        path = folder / f"{name}.jsonl"
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        write_rows(path, change(rows))
+        return recipe
+
+    return written
+
+
+def each_text(change: Callable[[str], str]) -> Callable[[list[Row]], list[Row]]:
+    return lambda rows: [{**row, "text": change(row["text"])} for row in rows]
+
+
+def spoken(change: Callable[[str, str, int], tuple[str, str]]) -> Callable[[list[Row]], list[Row]]:
+    """Conversations of one question and its reply, changed together."""
+
+    def changed(rows: list[Row]) -> list[Row]:
+        made = []
+        for number, row in enumerate(rows):
+            question, reply = change(*(turn["content"] for turn in row["messages"]), number)
+            turns = [{"role": "user", "content": question}, {"role": "assistant", "content": reply}]
+            made.append({"messages": turns})
+        return made
+
+    return changed
+
+
+def altered_copies(rows: list[Row]) -> list[Row]:
+    """Held-out texts are training ones with one more character."""
+    long = [row for row in rows if len(row["text"]) > 24]
+    return [{**row, "split": "train"} for row in rows] + [
+        {"text": row["text"] + "啊", "split": "valid"} for row in long
+    ]
+
+
+def other_language(rows: list[Row]) -> list[Row]:
+    """Held-out texts are Russian."""
+    draw = np.random.default_rng(5)
+    words = ["сегодня", "хорошая", "погода", "старый", "парк", "много", "деревьев"]
+    others = [{"text": " ".join(draw.permutation(words)) + ".", "split": "valid"} for _ in range(24)]
+    return [*({**row, "split": "train"} for row in rows), *others]
+
+
+def with_asked(answer: Callable[[Row, int], Row]) -> Recipe:
+    """Questions about pictures, each row changed."""
+
+    def written(folder: Path, **sections: Any) -> Path:
+        recipe = questions(folder, **sections)
+        file = folder / "pictures" / "questions.jsonl"
+        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        rows = [row for row in rows if "answer" in row and isinstance(row["image"], str)]
+        write_rows(file, [answer(row, number) for number, row in enumerate(rows)])
+        return recipe
+
+    return written
+
+
+def with_each_picture(change: Callable[[Path, int], None]) -> Recipe:
+    def written(folder: Path, **sections: Any) -> Path:
+        recipe = images(folder, **sections)
+        for number, path in enumerate(sorted((folder / "pictures").rglob("*.png"))):
+            change(path, number)
+        return recipe
+
+    return written
+
+
+def all_alike(path: Path, number: int) -> None:
+    """Every file is the same picture, whatever its class."""
+    pixels = np.random.default_rng(0).integers(0, 255, (24, 24, 3)).astype(np.uint8)
+    Image.fromarray(pixels).save(path)
+
+
+def with_saved_again(folder: Path) -> Path:
+    """Held-out pictures are training ones, saved as JPEG."""
+    import yaml
+
+    recipe = images(folder)
+    rows, draw = [], np.random.default_rng(0)
+    for number in range(60):
+        label = ("dark", "light")[number % 2]
+        coarse = draw.integers(0, 100, (4, 4, 3)) + 150 * (number % 2)
+        picture = Image.fromarray(coarse.astype(np.uint8)).resize((32, 32), Image.Resampling.BICUBIC)
+        path = folder / "pictures" / f"one{number}.png"
+        picture.save(path)
+        rows.append({"image": str(path.relative_to(folder)), "label": label, "split": "train"})
+        if number % 3 == 0:
+            raw = io.BytesIO()
+            picture.save(raw, "JPEG", quality=80)
+            path.with_suffix(".jpg").write_bytes(raw.getvalue())
+            again = {"image": str(path.with_suffix(".jpg").relative_to(folder)), "label": label, "split": "valid"}
+            rows.append(again)
+    values = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    values["data"]["images"] = write_rows(folder / "both.jsonl", rows)
+    recipe.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return recipe
+
+
+def in_html(content: str) -> str:
+    return f'<p class="text">{content.replace("。", "。<br/>")}</p>&nbsp;'
+
+
+HEADER = "本文版权所有，未经许可不得转载，违者必究。"
+EXCUSE = "对不起，我暂时无法回答这个问题。"
+ASKED = ["你去哪里？", "谁来了？", "今天怎么样？", "你为什么笑？", "几点了？"]
+
+
+def longer_for_the_ill(rows: list[Row]) -> list[Row]:
+    """The ill have a test in each of twelve days."""
+    ill = sorted({row["id"] for row in rows if is_ill(row)})
+    return rows + [{"id": one, "days": -day, "test": "b", "value": day / 7} for one in ill for day in range(1, 13)]
+
+
+def hardly_followed(rows: list[Row]) -> list[Row]:
+    """A few of the healthy were followed for much longer than the others."""
+    return [{**row, "futime": 60_000} if not row["status"] and row["id"] % 10 == 0 else row for row in rows]
+
+
 THREE_BLOCKS = {**SMALL_MODEL, "blocks": 3}
 WIDE_CONTEXT = {**SMALL_MODEL, "context": 128}
-GELU = {**SMALL_MODEL, "activation": "gelu", "bias": True}
+CHAT = {"data": {"text": []}}
+FAR_HORIZON = {"path": "people.parquet", "event": "status", "duration": "futime", "horizon": 50_000}
 
-# Named by the tables of patients alone, without a model.
-OF_TABLES = [
-    Trouble("a code of the outcome", "leaking_code", with_tables(with_hospice), is_more=True),
-    Trouble("how the stay ended", "leaking_value", with_tables(people=with_discharge_status),
-            {"data": {"events": WITH_DISCHARGE}}, is_more=True),
-    Trouble("a landmark on another clock", "no_history", with_tables(on_another_clock), is_more=True),
-    Trouble("minutes as days", "long_history", with_tables(in_minutes), is_more=True),
-    Trouble("values in two units", "far_values", with_tables(in_two_units), is_more=True),
-    Trouble("numbers of orders as codes", "rare_codes", with_tables(with_numbered_codes), is_more=True),
-    Trouble("histories of one event", "cut_short", patients, {"events": {"max_events": 2}}, is_more=True),
+# Found without a trial, by the rows and the settings alone.
+SEEN = [
+    Trouble("sees its target", "sees_target", sections={"model": {**SMALL_MODEL, "causal": False}}),
+    Trouble("held-out rows in training", "same_rows", with_held_out_rows),
+    Trouble("held-out pictures in training", "same_rows", with_held_out_pictures),
+    Trouble("patients under two numbers", "same_rows", with_tables(at_two_sites, at_two_sites)),
+    Trouble("held-out texts with one more character", "near_rows", with_rows("texts", altered_copies)),
+    Trouble("held-out pictures saved again", "near_rows", with_saved_again),
+    Trouble("pictures all alike", "clashing_labels", with_each_picture(all_alike)),
+    Trouble("two answers to every question", "clashing_labels",
+            with_rows("chats", spoken(lambda ask, say, i: (f"第{i // 2}个问题是什么？", say))), CHAT),
+    Trouble("one excuse for most questions", "constant_labels",
+            with_rows("chats", spoken(lambda ask, say, i: (f"{i}：{ask}", EXCUSE if i % 4 else say))), CHAT),
+    Trouble("an outcome that hardly comes", "constant_labels", with_tables(people=hardly_ever)),
+    Trouble("cut to almost nothing", "cut_short", sections={"plan": {"max_tokens": 2}}),
+    Trouble("histories of one event", "cut_short", patients, {"events": {"max_events": 2}}),
+    Trouble("a code of the outcome", "leak", with_tables(with_hospice)),
+    Trouble("how the stay ended", "leak", with_tables(people=with_discharge_status),
+            {"data": {"events": WITH_DISCHARGE}}),
+    Trouble("more events for the ill", "leak", with_tables(longer_for_the_ill)),
+    Trouble("a landmark on another clock", "no_history", with_tables(on_another_clock)),
+    Trouble("a horizon beyond the follow-up", "no_history", with_tables(people=hardly_followed),
+            {"events": {"labels": FAR_HORIZON}}),
+    Trouble("values in two units", "far_values", with_tables(in_two_units)),
+    Trouble("numbers of orders as codes", "rare_codes", with_tables(with_numbered_codes)),
+    Trouble("codes too rare to be known", "rare_codes", patients, {"events": {"min_count": 100000}}),
+    Trouble("held-out texts in another language", "held_out_unlike", with_rows("texts", other_language)),
+    Trouble("UTF-8 read as Latin-1", "garbled",
+            with_rows("texts", each_text(lambda one: one.encode().decode("latin-1")))),
+    Trouble("UTF-8 read as GB18030", "garbled",
+            with_rows("texts", each_text(lambda one: one.encode().decode("gb18030", "replace")))),
+    Trouble("GBK read as Latin-1", "garbled",
+            with_rows("texts", each_text(lambda one: one.encode("gbk").decode("latin-1")))),
+    Trouble("HTML in the texts", "garbled", with_rows("texts", each_text(in_html))),
+    Trouble("control characters", "garbled",
+            with_rows("texts", each_text(lambda one: one.replace("的", "的\u200b\x03")))),
+    Trouble("texts cut after 24 characters", "cut_alike",
+            with_rows("texts", each_text(lambda one: f"{one[:-1]}，{one}"[:24]))),
+    Trouble("the question holds the answer", "given_answer",
+            with_rows("chats", spoken(lambda ask, say, i: (f"{i}{ask}（{say}{i}）", f"{say}{i}"))), CHAT),
+    Trouble("one token per picture", "one_patch", images, {"images": {"max_tokens": 1}}),
+    Trouble("rate decays to nothing", "schedule",
+            sections={"optim": {"lr": 2e-2, "schedule": "exponential", "decay": 1e-8, "decay_epochs": 0.2}}),
+    Trouble("two hundred restarts", "schedule",
+            sections={"optim": {"lr": 2e-2, "schedule": "restarts", "restarts": 200}}),
+    Trouble("few steps", "few_steps", sections={"train": {"max_epochs": 1, "max_steps": 4}}),
+    Trouble("all blocks frozen", "frozen_at_start", sections={"train": {"max_epochs": 12, "freeze": ["blocks.*"]}}),
+    Trouble("only the head learns", "frozen_at_start", images,
+            {"train": {"max_epochs": 20, "freeze": ["blocks.*", "patch_embed.*"]}}),
+    *(Trouble(f"extreme: {name}", "extreme", recipe, sections) for name, recipe, sections in (
+        ("smoothing", text, {"train": {"max_epochs": 12, "label_smoothing": 0.9}}),
+        ("dropout", text, {"model": {**SMALL_MODEL, "dropout": 0.95}}),
+        ("weight of a term", images, {"losses": {"cross_entropy": 1e5}}),
+        ("standard deviation", images, {"images": {"std": [0.001] * 3}}),
+        ("mirrored", images, {"images": {"flip": 1.0}}),
+        ("betas", text, {"optim": {"lr": 2e-2, "betas": [0.999, 0.5]}}),
+        ("epsilon", text, {"optim": {"lr": 2e-2, "eps": 1.0}}),
+        ("clipping", text, {"optim": {"lr": 2e-2, "clip": 1e-6}}),
+        ("weight decay", text, {"optim": {"lr": 2e-2, "weight_decay": 10.0}}),
+        ("warm-up", text, {"optim": {"lr": 2e-2, "warmup": 0.99}}),
+        ("a slow group", text, {"optim": {"lr": 2e-2, "groups": [{"parameters": ["blocks.*"], "lr_scale": 1e-6}]}}),
+        ("a window of one token", text, {"model": {**SMALL_MODEL, "sliding_window": 1}}),
+        ("progress of a nat", text, {"train": {"max_epochs": 12, "patience": 1, "min_delta": 1.0}}),
+    )),
 ]  # fmt: skip
 
-TROUBLES = [
-    Trouble("wrong shift", "targets_shifted", plant=plants.wrong_shift),
-    Trouble("sees its target", "sees_target", sections={"model": {**SMALL_MODEL, "causal": False}}, is_more=True),
+# Found by trials of the model, or by layers and the machine.
+TRIED = [
     Trouble("learning rate x 100", "lr_high", sections={"optim": {"lr": 2.0}}),
     Trouble("learning rate / 1000", "lr_low", sections={"optim": {"lr": 2e-5}}),
-    Trouble("learning rate x 100, questions", "lr_high", questions, {"optim": {"lr": 2.0}}, is_more=True),
-    Trouble("learning rate / 1000, questions", "lr_low", questions, {"optim": {"lr": 2e-5}}, is_more=True),
-    Trouble("double BOS", "double_marks", plant=plants.double_bos),
-    Trouble("labels on padding", "padding_labels", sections={"plan": {"strategy": "dynamic"}},
-            plant=plants.labels_on_padding),
-    Trouble("frozen by accident", "frozen", plant=plants.no_gradient),
-    Trouble("a group without a rate", "frozen",
-            sections={"optim": {"lr": 2e-2, "groups": [{"parameters": ["blocks.*"], "lr_scale": 0}]}}, is_more=True),
-    Trouble("tokenizer of another run", "other_tokenizer", with_other_tokenizer),
+    Trouble("frozen by a group without a rate", "frozen",
+            sections={"optim": {"lr": 2e-2, "groups": [{"parameters": ["blocks.*"], "lr_scale": 0}]}}),
     Trouble("one thread of two", "threads", readings={"cores": lambda: 2}),
-    Trouble("more threads than cores", "too_many_threads", readings={"threads": lambda: 8}, is_more=True),
-    Trouble("a quota of the control group", "too_many_threads",
-            readings={"cores": lambda: 8, "threads": lambda: 8, "quota": lambda: 2.0}, is_more=True),
+    Trouble("a quota of the control group", "threads",
+            readings={"cores": lambda: 8, "threads": lambda: 8, "quota": lambda: 2.0}),
     Trouble("busy neighbour", "neighbour", readings=busy_neighbour()),
     Trouble("NaN in layer 3", "not_finite", sections={"model": THREE_BLOCKS}, plant=plants.nan_in_layer_3),
-    Trouble("an infinite weight", "weights_not_finite", plant=plants.bad_weight, is_more=True),
-    Trouble("dead gates", "dead_units", sections={"model": GELU}, plant=plants.dead_gates),
-    Trouble("collapsed attention", "attention_sharp", plant=plants.collapsed_attention),
-    Trouble("attention to all alike", "attention_uniform", images, plant=plants.uniform_attention, is_more=True),
-    Trouble("weight decay x 1000", "decay", sections={"optim": {"lr": 2e-2, "weight_decay": 10.0}}),
-    Trouble("held-out rows in training", "same_rows", with_held_out_rows),
-    Trouble("held-out pictures in training", "same_rows", with_held_out_pictures, is_more=True),
+    Trouble("an infinite weight", "not_finite", plant=plants.bad_weight),
+    Trouble("overflow in fp16", "not_finite", sections={"precision": "fp16"}, plant=plants.overflowing),
+    Trouble("exploding norms", "exploding", plant=plants.exploding),
     Trouble("labels shuffled, images", "labels_random", images, plant=plants.shuffled_images),
-    Trouble("constant label", "constant_labels", with_one_answer),
-    Trouble("black images", "constant_inputs", with_black_pictures),
-    Trouble("clip 1e-6", "clip", sections={"optim": {"lr": 2e-2, "clip": 1e-6}}),
-    Trouble("dropout 0.95", "dropout", sections={"model": {**SMALL_MODEL, "dropout": 0.95}}),
-    Trouble("warm-up as long as the run", "warmup", sections={"optim": {"lr": 2e-2, "warmup": 0.99}}),
-    Trouble("cut to almost nothing", "cut_short", sections={"plan": {"max_tokens": 2}}),
-    Trouble("a swallowed source", "swallowed", with_rare_source),
+    Trouble("outcomes of others", "labels_random", with_tables(people=of_others), {"data": {"holdout": 0.7}}),
     Trouble("slow loader", "loader", plant=plants.slow_loader, readings={"now": plants.late_clock}),
     Trouble("80 % padding", "padding", sections={"plan": {"strategy": "fixed"}, "model": WIDE_CONTEXT}),
-    Trouble("overflow in fp16", "overflow", sections={"precision": "fp16"}, plant=plants.overflowing),
-    Trouble("a checkpoint every step", "saving", sections={"checkpoint": {"every": 1}}, plant=plants.slow_disk,
+    Trouble("a checkpoint every step", "overhead", sections={"checkpoint": {"every": 1}}, plant=plants.slow_disk,
             readings={"now": plants.late_clock}),
-    Trouble("exploding norms", "exploding", plant=plants.exploding),
-    Trouble("few steps", "few_steps", sections={"train": {"max_epochs": 1, "max_steps": 4}}, is_more=True),
-    Trouble("an evaluation every step", "evaluating",
-            sections={"data": {"holdout": 0.5}, "train": {"eval_every": 1, "max_epochs": 20}}, is_more=True),
-    *OF_TABLES,
-    Trouble("patients under two numbers", "same_rows", with_tables(at_two_sites, at_two_sites), is_more=True),
-    Trouble("outcomes of others", "labels_random", with_tables(people=of_others), {"data": {"holdout": 0.7}}),
-    Trouble("an outcome that hardly comes", "imbalance", with_tables(people=hardly_ever), is_more=True),
-    Trouble("an outcome without weight", "starved", patients, {"losses": {"classification": 1e-4, "next_code": 1.0}}),
-    Trouble("learning rate x 100, patients", "lr_high", patients, {"optim": {"lr": 0.6}}, is_more=True),
-    Trouble("learning rate / 1000, patients", "lr_low", patients, {"optim": {"lr": 6e-6}}, is_more=True),
-    Trouble("memory on the disk", "swap", readings={"swapped_bytes": lambda: 1 << 30}, is_more=True),
+    Trouble("an evaluation every step", "overhead",
+            sections={"data": {"holdout": 0.5}, "train": {"eval_every": 1, "max_epochs": 20}}),
 ]  # fmt: skip

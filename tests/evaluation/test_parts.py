@@ -217,6 +217,28 @@ def test_images_of_the_test_part_are_counted_and_evaluated_and_unknown_classes_a
 
 
 @pytest.mark.promise("data.parts")
+def test_what_is_measured_of_the_training_part_is_not_augmented(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "pictures", 32)
+    changes = {"scale": 0.5, "flip": 0.5, "shift": 0.3}
+    recipe = recipe_of(folder, images=changes, train={"max_epochs": None, "max_steps": 1})
+    (tmp_path / "r.yaml").write_text(recipe.to_yaml(), "utf-8")
+    train(str(tmp_path / "r.yaml"), tmp_path / "run", [], console=quiet())
+    found, _ = evaluate_run(str(tmp_path / "run"), part="train")
+    data = load(tmp_path / "run").data()
+    trained = [folder / data.where(seq) for seq in np.flatnonzero(data.table.split == Split.TRAIN)]
+    listed = [{"image": str(path.relative_to(folder)), "label": path.parent.name, "split": "train"} for path in trained]
+    (folder / "same.jsonl").write_text("".join(json.dumps(row) + "\n" for row in listed), "utf-8")
+    same, _ = evaluate_run(str(tmp_path / "run"), data=folder / "same.jsonl")
+    assert found["loss"].num == len(listed)
+    assert found["loss"].value == pytest.approx(same["loss"].value, abs=1e-12)
+
+    augmented = {**ONE_STAGE, "augment": {"multiplier": 2, "delete": 0.3}, "train": {"max_steps": 1, "threads": 1}}
+    run(write_toy(tmp_path, **augmented), tmp_path / "texts")
+    found, _ = evaluate_run(str(tmp_path / "texts"), part="train")
+    assert found["loss"].num == 54, "documents without their copies"
+
+
+@pytest.mark.promise("data.parts")
 def test_patients_of_the_test_part_teach_no_code_and_are_evaluated(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -585,4 +585,6 @@ def test_competing_events_are_counted_and_told_in_rows_where_there_are_any() -> 
     columns = _columns(some, {})
     assert columns["observed"].tolist() == [False, True, False, False, False, None]
     assert columns["competing"].tolist() == [False, False, True, True, True, None]
+    one = _columns(replace(some, cause=np.minimum(cause, 2)), {}, ["moved"])
+    assert one["competing_event"].tolist() == [None, None, "moved", "moved", "moved", None]
     assert "competing" not in _columns(replace(some, cause=np.minimum(cause, 1)), {})

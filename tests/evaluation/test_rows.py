@@ -16,12 +16,14 @@ import pytest
 
 from tests.helpers.families import Finished
 from tests.helpers.shell import Shell
+from tests.helpers.toy import quiet, write_toy
 from unpad.errors import SourceError
 from unpad.evaluation import binary
 from unpad.evaluation.paired import paired
 from unpad.evaluation.patients import MEASURES, _measures_of
 from unpad.evaluation.rows import ExampleRows, Ratio, objects
 from unpad.evaluation.run import evaluate_new, evaluate_run
+from unpad.training.loop import train
 
 Table = dict[str, np.ndarray]
 
@@ -306,3 +308,22 @@ def test_runs_of_two_families_are_not_compared_by_rows(unpad: Shell, finished: F
     assert refused.code == 2
     assert "rows of several families cannot be compared" in refused.err
     assert not (tmp_path / "compare.html").exists()
+
+
+@pytest.mark.promise("run.compare")
+def test_runs_of_other_tokenizers_compare_bits_per_character_on_a_file_spelt_in_two_ways(
+    unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = str(write_toy(tmp_path / "toy", stages=[], train={"threads": 1, "max_steps": 2}))
+    train(recipe, tmp_path / "a", console=quiet())
+    relative = ["data.root=toy", "data.text=texts.jsonl", "data.chat=chats.jsonl", "tokenizer.vocab_size=300"]
+    train(recipe, tmp_path / "b", ["tokenizer.kind=bpe", *relative], console=quiet())
+    (beside,) = json.loads(unpad("compare", "a", "b", "--rows", "--json").out)["rows"]
+    assert (beside["only_first"], beside["only_second"]) == (0, 0)
+    assert next(iter(beside["differences"])) == "text_bits_per_char"
+    assert beside["left_out"] == ["text_loss", "chat_loss"]
+    train(recipe, tmp_path / "c", ["tokenizer.kind=bpe", "tokenizer.vocab_size=300"], console=quiet())
+    told = json.loads(unpad("compare", "a", "c", "--json").out)
+    assert ["their tokenizers differ" in note for note in told["notes"]] == [True], "and data is not blamed"
+    assert "bits per char" in next(iter(told["measures"]))

@@ -33,7 +33,7 @@ COUNTED = "none zero one two three four five six seven eight nine ten"
 def test_every_contraction_number_article_and_mark_is_known() -> None:
     assert normalise(WITHOUT) == normalise(WITH) == WITH
     assert normalise(COUNTED) == "0 0 1 2 3 4 5 6 7 8 9 10"
-    assert normalise("a an the A An The") == ""
+    assert normalise("a an the A An The") == "a an the a an the", "an answer of nothing else stays"
     for mark in ';/[]"{}()=+\\_-><@`,?!。，、？！；：“”（）《》\n\t':
         assert normalise(f"red{mark}blue") == "red blue", mark
     assert normalise("10,000.5 a.m.") == "10000.5 am"
@@ -57,3 +57,13 @@ def test_a_part_of_an_answer_earns_nothing() -> None:
     assert vqa_accuracy("it is a cat on a mat", ["cat"] * 10) == 0.0
     assert vqa_accuracy("cat", ["catfish"]) == 0.0
     assert vqa_accuracy("a cat", ["Cat"]) == 1.0
+
+
+@pytest.mark.promise("vqa.answers")
+def test_an_empty_reply_is_never_right_and_signs_have_a_meaning() -> None:
+    assert [vqa_accuracy("", [label]) for label in ("A", "the", "?", "")] == [0.0] * 4
+    assert vqa_accuracy(" ", ["a"] * 10) == 0.0
+    same = [("a.", "A"), ("(-5)", "-5"), ("o-", "O-"), ("< 5", "<5"), ("it is C++.", "it is c++"), ("5-3", "5 3")]
+    assert [vqa_accuracy(given, [label]) for given, label in same] == [1.0] * len(same)
+    other = [("5", "-5"), ("O-", "O+"), ("O", "O+"), ("C", "C++"), ("<5", ">5"), ("b", "A")]
+    assert [vqa_accuracy(given, [label]) for given, label in other] == [0.0] * len(other)

@@ -70,12 +70,12 @@ class Inputs(NamedTuple):
         return Inputs(*(None if x is None else x[start:stop] for x in whole))._replace(qkv_bias=self.qkv_bias)
 
 
-def attend(case: Case, given: Inputs, lengths: Sequence[int], first: int = 0) -> list[Tensor]:
+def attend(case: Case, given: Inputs, lengths: Sequence[int], bases: Tensor | None = None) -> list[Tensor]:
     """Everything that NAMES lists, the gradient of the key bias summed over heads."""
     cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).int()
     arguments = (
         *(given.qkv, given.qkv_bias, given.key_bias, cu_seqlens, case.heads, case.kv_heads, case.causal),
-        *(case.head_dim**-0.5, given.cos, given.sin, case.dropout, SEED, first, case.window),
+        *(case.head_dim**-0.5, given.cos, given.sin, case.dropout, SEED, bases, case.window),
     )
     out, log_z = attention_forward(*arguments)
     grad_qkv, grad_bias = attention_backward(given.grad, out, log_z, *arguments, case.key_bias)

@@ -64,7 +64,7 @@ def write_toy(folder: Path, **sections: Any) -> Path:
         "precision": "fp32",
     }
     for name, values in sections.items():
-        recipe[name] = {**recipe[name], **values} if isinstance(values, dict) else values
+        recipe[name] = {**recipe.get(name, {}), **values} if isinstance(values, dict) else values
     return write_recipe(folder / "toy.yaml", recipe)
 
 

@@ -289,6 +289,21 @@ class Negative(Decoder):
         return super().logits(hidden) - 40
 
 
+class Huge(Decoder):
+    """A decoder whose scores are finite until the penalty divides them."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return super().logits(hidden).abs() + 5e36
+
+
+@pytest.mark.parametrize("how", [{"temperature": 1.0}, {"beams": 2}])
+def test_scores_that_the_penalty_makes_infinite_are_said_to_be_so(how: dict[str, float]) -> None:
+    model = tiny_model().eval().float()
+    model.__class__ = Huge
+    with pytest.raises(NonFiniteError, match="not finite"):
+        generate(model, [[3, 1, 4]], generate_settings(repetition_penalty=0.01, **how), eos_id=NO_EOS)
+
+
 def test_the_repetition_penalty_lowers_negative_scores() -> None:
     model = tiny_model().eval()
     model.__class__ = Negative

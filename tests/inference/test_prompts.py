@@ -12,6 +12,7 @@ from tests.helpers.shell import Shell
 from tests.helpers.tokenizers import dropping_bpe
 from tests.helpers.toy import quiet, write_toy
 from unpad.data.tokens.tokenizer import open_tokenizer_file
+from unpad.data.vqa import VqaData
 from unpad.errors import RecipeError
 from unpad.inference.loaded import LoadedRun, load
 from unpad.inference.prompts import count_system_turns, encode, system_note
@@ -137,3 +138,15 @@ def test_runs_without_a_place_for_a_system_text_refuse_it(unpad: Shell, tmp_path
     told = unpad("chat", tmp_path / "texts", stdin="你好\n小猫\n")
     assert (told.code, told.err, len(told.out.splitlines())) == (0, note, 2)
     assert unpad("chat", tmp_path / "bare", stdin="你好\n").err == ""
+
+
+@pytest.mark.promise("llm.generation")
+def test_a_question_without_a_picture_is_put_as_in_training(finished: Finished, unpad: Shell) -> None:
+    run = finished("questions").run
+    loaded = load(run)
+    data = loaded.data()
+    assert isinstance(data, VqaData)
+    counts = data.rows.counts[: len(data.tokens_of(0))]
+    assert loaded.prompt_ids(data.examples[0].question) == data.tokens_of(0)[: counts.argmax()].tolist()
+    assert "no picture is given; `unpad infer" in unpad("generate", run, "--prompt", "what").err
+    assert "no picture is given; `unpad infer" in unpad("chat", run, stdin="what\n").err

@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_leaves
 from unpad.batching.layout import Layout, PaddedLayout, build_layout
 from unpad.nn import attention, kernel
 from unpad.nn.attention import reference_attention, self_attention
-from unpad.nn.draws import Draw
 from unpad.nn.dropout import kept
 from unpad.nn.native import library
 
@@ -141,7 +140,7 @@ def weighted(
 ) -> torch.Tensor:
     """Four query heads on two key heads, with the seed that `_dropped` draws with."""
     with library.switched_off(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "draw", lambda *_: Draw(SEED))
+        patch.setattr(attention, "draw", lambda: SEED)
         return self_attention(qkv, layout, 4, causal, key_bias=bias, dropout=dropout)
 
 

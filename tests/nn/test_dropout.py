@@ -7,17 +7,17 @@ import torch
 
 from tests.conftest import random_batch, tiny_model
 from tests.helpers.paths import PATHS, Path, on
-from unpad.nn.draws import Draw, draw
+from unpad.nn.draws import draw
 from unpad.nn.dropout import dropout, kept
 from unpad.nn.native import library
 
 
 def test_the_share_is_kept_and_the_mean_too() -> None:
     x = torch.ones(400, 500)
-    y = dropout(x, 0.3, draw(400))
+    y = dropout(x, 0.3, draw())
     assert float((y == 0).double().mean()) == pytest.approx(0.3, abs=0.005)
     assert float(y.mean()) == pytest.approx(1.0, abs=0.01)
-    assert dropout(x, 0.0, Draw(1)) is x
+    assert dropout(x, 0.0, 1) is x
 
 
 def test_bits_are_a_function_of_seed_and_place() -> None:

@@ -71,8 +71,6 @@ def test_unequal_bits_fail(unpad: Shell, tmp_path: Path, monkeypatch: pytest.Mon
     [
         ([], [1], "nothing to equal"),
         (["train.shard=full"], [2], "divided model adds its gradients"),
-        (["train.pipeline_stages=2"], [2], "compute every micro-batch together"),
-        (["train.shard=full", "train.pipeline_stages=2"], [2], "compute every micro-batch together"),
     ],
 )
 def test_what_has_no_bits_to_compare_is_refused(

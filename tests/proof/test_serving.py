@@ -150,12 +150,12 @@ def ends_early(patch: pytest.MonkeyPatch) -> None:
     drop = Engine._drop
 
     def dropped(self: Engine) -> None:
-        if any(ticket.cancelled for ticket in self._tickets()):
+        if any(ticket.cancelled for ticket in self.tickets()):
             self.close()
         drop(self)
 
     def close(self: Engine) -> None:
-        for ticket in self._tickets():
+        for ticket in self.tickets():
             ticket.cancel()
 
     patch.setattr(Engine, "_drop", dropped)

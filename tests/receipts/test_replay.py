@@ -327,16 +327,6 @@ def test_steps_without_a_record_and_divided_models_are_refused(place: Path, tmp_
         replay(divided, 1)
 
 
-def test_a_step_of_pipeline_stages_is_computed_again_by_one_process(place: Path, tmp_path: Path) -> None:
-    staged = copied(place, tmp_path)
-    recipe, log = staged / "recipe.yaml", staged / "log.jsonl"
-    values = yaml.safe_load(recipe.read_text())
-    values["train"]["pipeline_stages"] = 2
-    recipe.write_text(yaml.safe_dump(values))
-    log.write_text(log.read_text().replace('"processes": 1', '"processes": 2'))
-    assert replay(staged, 1).equal
-
-
 @pytest.mark.promise("receipts.replay")
 def test_a_skipped_step_is_skipped_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     take = LOOP.train_step

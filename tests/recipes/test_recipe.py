@@ -477,7 +477,7 @@ def test_no_other_field_may_change_on_resume() -> None:
     assert {key for key in allowed if not key.startswith("generate.")} == {
         "train.max_steps", "train.max_epochs", "train.min_steps", "train.log_every", "train.eval_every",
         "train.grad_norm_warning", "train.allocator", "train.threads", "train.sums", "train.shard",
-        "train.pipeline_stages", "train.timeout", "images.cache_mib", "collapse.policy", "checkpoint.every",
+        "train.timeout", "images.cache_mib", "collapse.policy", "checkpoint.every",
         "checkpoint.every_seconds", "checkpoint.keep",
         "log.to", "log.project",
     }  # fmt: skip

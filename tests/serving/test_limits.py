@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import pytest
 
 from tests.helpers.serving import Running, heard, received, running, wait_for
 from unpad.errors import NonFiniteError, OutOfMemoryError, RecipeError, SourceError
+from unpad.inference import engine
 from unpad.inference.engine import Engine
 from unpad.serving.limits import Limits, check_headers, check_origins, check_reach, read_tokens
 from unpad.serving.protocol import RequestError
@@ -345,10 +347,35 @@ def test_what_one_request_suffers_is_told_to_it_alone(
     assert others == [alone]
 
 
+@pytest.mark.parametrize("where", ["_draw", "_report"])
+def test_a_fault_that_one_request_made_ends_that_one_alone_and_is_logged_under_its_id(
+    chats: Running, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], where: str
+) -> None:
+    body = {key: value for key, value in ASK.items() if key != "messages"} | {"seed": 1}
+    alone, holder = chats.texts(**body), Engine if where == "_report" else engine
+    real = getattr(holder, where)
+
+    def breaks(*args: Any) -> Any:
+        answer = args[1] if where == "_report" else args[0][0]
+        return 1 / 0 if answer.ticket.request.settings.top_k == 7 else real(*args)
+
+    with monkeypatch.context() as patch, ThreadPoolExecutor() as pool:
+        patch.setattr(holder, where, breaks)
+        with chats.held():
+            others = [pool.submit(chats.texts, **body) for _ in range(3)]
+            broken = pool.submit(chats.post, CHAT, {**ASK, "top_k": 7, "n": 2})
+            wait_for(lambda: chats.service.num_open == 5)
+        answer = broken.result()
+        assert [other.result() for other in others] == [alone] * 3
+    error(answer, 500)
+    place = f"fault in the thread of the model {answer.headers['x-request-id']}: "
+    assert place in heard(capfd, f"{place}ZeroDivisionError")
+
+
 def test_a_fault_of_the_program_is_500_with_an_id_that_the_log_has_and_the_next_request_is_answered(
     chats: Running, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    before, engine = chats.texts(max_tokens=3), chats.service._worker.engine
+    before, broken = chats.texts(max_tokens=3), chats.service._worker.engine
 
     def breaks(engine: Engine) -> None:
         raise ValueError("the patient's name")
@@ -364,7 +391,7 @@ def test_a_fault_of_the_program_is_500_with_an_id_that_the_log_has_and_the_next_
     assert "the patient's name" not in log
     assert answer.headers["x-request-id"] in log
     assert chats.texts(max_tokens=3) == before
-    assert chats.service._worker.engine is not engine, "what the broken one had read is not trusted"
+    assert chats.service._worker.engine is not broken, "what the broken one had read is not trusted"
 
 
 def test_a_fault_in_a_route_is_500(chats: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,6 +130,7 @@ def test_any_other_value_of_a_field_that_cannot_be_honoured_is_refused(field: st
         ("top_p", 1.5), ("top_k", 1.5), ("top_k", -2), ("seed", -1), ("seed", 2**31), ("seed", 1.0), ("n", 0),
         ("n", 17), ("n", True), ("max_tokens", 0), ("max_tokens", "9"), ("max_completion_tokens", 1.5), ("stop", 5),
         ("stop", ["a"] * 17), ("stop", [""]), ("stop", [None]), ("stream", 1), ("stream_options", []),
+        ("stop", ["a" * 500, "b" * 501]), ("repetition_penalty", 1e-38),
         ("logprobs", 1), ("top_logprobs", 21), ("messages", {}), ("messages", "hi"), ("model", 3), ("user", 5),
         ("metadata", "x"), ("history", "cut"), ("kept_patches", "yes"), ("repetition_penalty", 0),
     ],

@@ -56,9 +56,9 @@ def test_the_log_says_how_many_processes_train(recipe: Path) -> None:
     assert "process" not in describe(setup_of(recipe, processes=1))[-2]
 
 
-def test_one_process_pipeline_stages_and_busy_ones_get_no_advice(recipe: Path) -> None:
-    for alone in (setup_of(recipe, processes=1), setup_of(recipe, "train.pipeline_stages=2", "plan.strategy=rows")):
-        assert share_out(alone, [], fit=True) == (alone, [], [])
+def test_one_process_and_busy_ones_get_no_advice(recipe: Path) -> None:
+    alone = setup_of(recipe, processes=1)
+    assert share_out(alone, [], fit=True) == (alone, [], [])
     busy = setup_of(recipe, "plan.tokens_per_micro=90")
     assert share_out(busy, [], fit=True) == (busy, [], [])
     assert without_work(busy) == [0, 0]

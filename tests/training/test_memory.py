@@ -118,10 +118,23 @@ def test_a_micro_batch_without_memory_is_cut_and_has_the_same_gradient(kind: str
 
 @pytest.mark.promise("memory.cut")
 @ALL
-def test_parts_of_single_sequences_have_the_same_gradient(kind: str) -> None:
+def test_parts_and_micro_batches_of_single_sequences_have_the_same_gradient(kind: str) -> None:
     make, batch = MODELS[kind][0], MODELS[kind][1]()
-    model = make()
-    assert_same(gradients(model, [batch], Room(most=1)), gradients(model, [batch], None))
+    model, singles = make(), [batch.select([i]) for i in range(batch.num_seqs)]
+    whole = gradients(model, [batch], None)
+    assert_same(gradients(model, [batch], Room(most=1)), whole)
+    assert_same(gradients(model, singles, None), whole)
+
+
+@pytest.mark.promise("memory.cut")
+def test_a_run_with_dropout_does_not_depend_on_the_size_of_micro_batches(tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path / "toy", precision="fp32", model={"dropout": 0.1, "embed_dropout": 0.1})
+    for size in (4096, 64, 1):
+        run(recipe, tmp_path / str(size), f"plan.tokens_per_micro={size}", "train.max_steps=6", "precision=fp32")
+    whole = weights(tmp_path / "4096")
+    for size in ("64", "1"):
+        for name, tensor in weights(tmp_path / size).items():
+            torch.testing.assert_close(tensor, whole[name], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.promise("memory.cut")

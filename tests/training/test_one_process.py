@@ -54,4 +54,4 @@ def test_a_run_of_an_earlier_version_is_told_that_its_draws_change(tmp_path: Pat
     warned = [entry["message"] for entry in events(folder, "warning") if "micro-batches" in entry["message"]]
     assert len(warned) == splits
     if splits:
-        assert warned[0].startswith("the run was begun by a version that drew dropout once for all micro-batches")
+        assert warned[0].startswith("the run was begun by a version with other random draws")

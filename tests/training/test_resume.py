@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import yaml
 
 from tests.helpers.shell import Shell
 from tests.helpers.toy import LOOP, events, rows, run, same_tensors, scripted_heldout, weights, write_toy
-from unpad.errors import CheckpointError, Interrupted, RecipeError, ResumeError
+from unpad.errors import CheckpointError, Interrupted, RecipeError, ResumeError, UnpadError
 from unpad.recipes.file import load_recipe
 from unpad.run import checkpoint
 from unpad.run.folder import COMMAND, RECIPE
@@ -399,3 +400,28 @@ def test_a_new_run_does_not_overwrite_one(tmp_path: Path) -> None:
         run(recipe, tmp_path / "run")
     assert caught.value.exit_code == 2
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_that_lost_a_file_is_not_mixed_with_another(tmp_path: Path) -> None:
+    recipe = one_stage(tmp_path)
+    whole = tmp_path / "whole"
+    run(recipe, whole, "train.max_steps=2")
+    for name in [path.name for path in whole.iterdir()]:
+        for resume in (False, True):
+            copy = tmp_path / f"{name}-{resume}"
+            shutil.copytree(whole, copy)
+            path = copy / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            with suppress(UnpadError):
+                run(recipe, copy, "optim.lr=0.05", "train.max_steps=3", resume=resume)
+            if name != "checkpoints":
+                assert same_tensors(weights(copy), weights(whole)), (name, resume)
+            if name != "metrics.jsonl":
+                assert rows(copy, "train") == rows(whole, "train"), (name, resume)
+
+
+def test_what_is_left_of_a_killed_start_is_no_run_and_its_id_goes(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / COMMAND).write_text('{"recipe": "toy", "overrides": [], "id": "0123456789abcdef"}')
+    run(one_stage(tmp_path), tmp_path / "run", "train.max_steps=1")
+    assert json.loads((tmp_path / "run" / COMMAND).read_text())["id"] != "0123456789abcdef"

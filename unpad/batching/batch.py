@@ -147,6 +147,17 @@ class RaggedBatch(FieldHolder):
     def to(self, device: torch.device) -> RaggedBatch:
         return self if self.position_ids.device == device else move(self, device)
 
+    def numbered(self, first: int) -> RaggedBatch:
+        """Return the same batch with sequences, and their images, that random draws know by their numbers from `first`
+        on; any cut of a numbered batch draws the same."""
+        layout = self.layout.with_keys(torch.arange(first, first + self.num_seqs, device=self.position_ids.device))
+        media = self.media
+        if media is not None and self.media_seqs is not None:
+            seqs = self.media_seqs
+            nth = torch.arange(len(seqs), device=seqs.device) - torch.searchsorted(seqs, seqs)
+            media = replace(media, layout=media.layout.with_keys(layout.keys_of(nth, seqs)))
+        return replace(self, layout=layout, media=media)
+
     def select(self, seqs: Sequence[int]) -> RaggedBatch:
         """Return a batch of only these sequences, in this order; any split of a batch gives the same gradients."""
         index = torch.tensor(seqs, dtype=torch.int64, device=self.position_ids.device)
@@ -162,7 +173,7 @@ class RaggedBatch(FieldHolder):
         assert isinstance(self.layout, Layout), "this batch is a rectangle already"
         mask = _real_cells(self.layout, side, pad_to)
         rectangle = Rectangle(mask.flatten().nonzero().flatten(), mask.numel(), pad_id)
-        return replace(pad(self, rectangle), layout=PaddedLayout(mask))
+        return replace(pad(self, rectangle), layout=PaddedLayout(mask, keys=self.layout.keys))
 
     def flat(self) -> RaggedBatch:
         """Return the sequences of a rectangle as a flat run, which undoes `pad`; a flat run as it is."""
@@ -170,7 +181,8 @@ class RaggedBatch(FieldHolder):
             return self
         real = self.layout.attention_mask.flatten()
         bounds = F.pad(self.layout.lengths().cumsum(0, dtype=torch.int32), (1, 0))
-        return self._with_tokens(real, Layout(bounds, int(bounds.diff().max()) if self.num_seqs else 0))
+        longest = int(bounds.diff().max()) if self.num_seqs else 0
+        return self._with_tokens(real, Layout(bounds, longest, keys=self.layout.keys))
 
     def keep(self, kept: Tensor) -> RaggedBatch:
         """Return a flat run without the tokens where `kept`, (total_tokens,) bool, is False."""

@@ -164,7 +164,8 @@ class Runs(Kind[Layout | PaddedLayout]):
             mask = value.attention_mask
             cells = torch.arange(mask.numel(), device=mask.device).view(mask.shape)
             choices[self.counted] = Selection(cells.index_select(0, rows).flatten(), mask.numel())
-            return PaddedLayout(mask.index_select(0, rows))
+            keys = None if value.keys is None else value.keys.index_select(0, rows)
+            return PaddedLayout(mask.index_select(0, rows), keys=keys)
         chosen, entries = value.select(rows)
         choices[self.counted] = Selection(entries, int(value.cu_seqlens[-1]))
         return chosen

@@ -6,7 +6,7 @@ The loader builds a layout once. Models pass it along; only attention looks insi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -43,6 +43,34 @@ class LengthGroup:
         return replace(self, **_moved(self, device))
 
 
+@dataclass(frozen=True)
+class Keyed:
+    """Sequences with keys for random draws, so that a sequence draws the same in every batch.
+
+    Args:
+        keys: (num_seqs,) int64 below 2**31, such as the place of a sequence in its update; None: draws go by the place
+            in the run.
+    """
+
+    keys: Tensor | None = field(default=None, kw_only=True)
+
+    @property
+    def bases(self) -> Tensor | None:
+        """Place of every sequence and of its first token in draws, (num_seqs,) int64; None without keys."""
+        return None if self.keys is None else self.keys << 32
+
+    def keys_of(self, places: int | Tensor, seqs: Tensor | None = None) -> Tensor | None:
+        """Keys of parts of sequences, such as their images: those with these places in the sequence, int64.
+
+        Args:
+            seqs: (num_parts,) int64, the sequence of every part; None: every sequence has one.
+        """
+        if self.keys is None:
+            return None
+        keys = self.keys if seqs is None else self.keys.index_select(0, seqs)
+        return keys * 1_000_003 + places + 1 & 0x7FFFFFFF
+
+
 def _moved(holder: object, device: torch.device) -> dict[str, Any]:
     """The tensors among an object's fields, on `device`."""
     return {name: value.to(device) for name, value in vars(holder).items() if isinstance(value, Tensor)}
@@ -67,7 +95,7 @@ class GroupedRun:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Layout(Keyed):
     """Boundaries of the sequences in a flat run.
 
     Args:
@@ -90,6 +118,22 @@ class Layout:
         """The sequence that each token belongs to, (total_tokens,) int64."""
         return torch.repeat_interleave(self.lengths())
 
+    @cached_property
+    def places(self) -> Tensor | None:
+        """Place of every token in draws, (total_tokens,) int64; None without keys."""
+        if self.keys is None:
+            return None
+        seqs = self.seq_of_token()
+        starts = (self.keys << 32) - self.cu_seqlens[:-1]
+        return starts.index_select(0, seqs) + torch.arange(len(seqs), device=seqs.device)
+
+    def with_keys(self, keys: Tensor | None) -> Layout:
+        """The same boundaries with other keys."""
+        keyed = replace(self, keys=keys)
+        if "_grouped" in vars(self):
+            vars(keyed)["_grouped"] = self._grouped
+        return keyed
+
     def select(self, seqs: Sequence[int] | Tensor) -> tuple[Layout, Tensor]:
         """Take these sequences in this order: their own layout, and their tokens in this one, (num_tokens,) int64."""
         index = seqs.cpu().numpy() if isinstance(seqs, Tensor) else np.asarray(seqs, np.int64)
@@ -98,7 +142,8 @@ class Layout:
         shifts = bounds[index] - (np.cumsum(lengths) - lengths)
         tokens = np.repeat(shifts, lengths) + np.arange(lengths.sum())
         device = self.cu_seqlens.device
-        return build_layout(lengths).to(device), torch.from_numpy(tokens).to(device)
+        keys = None if self.keys is None else self.keys.index_select(0, torch.from_numpy(index).to(device))
+        return build_layout(lengths).to(device).with_keys(keys), torch.from_numpy(tokens).to(device)
 
     def tokens_of(self, seqs: Sequence[int] | Tensor) -> Tensor:
         """The tokens of these sequences in this order, (num_tokens,) int64."""
@@ -110,7 +155,7 @@ class Layout:
         Reads the longest length from the device, which synchronizes with an accelerator.
         """
         bounds = torch.searchsorted(places, self.cu_seqlens.long(), out_int32=True)
-        return Layout(bounds, int(bounds.diff().max()) if self.num_seqs else 0)
+        return Layout(bounds, int(bounds.diff().max()) if self.num_seqs else 0, keys=self.keys)
 
     def keep(self, kept: Tensor) -> Layout:
         """The layout of only the tokens where `kept`, (total_tokens,) bool, is True; see `restrict`."""
@@ -145,14 +190,14 @@ class Layout:
     def to(self, device: torch.device) -> Layout:
         if self.cu_seqlens.device == device:
             return self
-        moved = replace(self, cu_seqlens=self.cu_seqlens.to(device))
+        moved = replace(self, **_moved(self, device))
         if "_grouped" in vars(self):  # moved, since computing them again would read the boundaries back
             vars(moved)["_grouped"] = self._grouped.to(device)
         return moved
 
 
 @dataclass(frozen=True)
-class PaddedLayout:
+class PaddedLayout(Keyed):
     """Sequences of a (batch, seq) rectangle, flattened to (batch * seq,) tokens.
 
     For comparison and exchange with code that pads; `attention_mask` (batch, seq) bool, True = real.
@@ -168,8 +213,20 @@ class PaddedLayout:
         """Real tokens per sequence, (batch,) int64."""
         return self.attention_mask.sum(1)
 
+    @cached_property
+    def places(self) -> Tensor | None:
+        """Place of every cell in draws, (batch * seq,) int64; None without keys."""
+        if self.keys is None:
+            return None
+        column = torch.arange(self.attention_mask.shape[1], device=self.keys.device)
+        return ((self.keys << 32)[:, None] + column).flatten()
+
+    def with_keys(self, keys: Tensor | None) -> PaddedLayout:
+        """The same cells with other keys."""
+        return replace(self, keys=keys)
+
     def to(self, device: torch.device) -> PaddedLayout:
-        return PaddedLayout(self.attention_mask.to(device))
+        return replace(self, **_moved(self, device))
 
 
 def build_layout(lengths: np.ndarray) -> Layout:

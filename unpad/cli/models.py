@@ -264,9 +264,11 @@ def generate(
     _check_file(file, out, "prompts and system texts", "--prompt, --heldout, --system and --json", alone=not beside)
     check_run(run, fields, places=[] if file is None else [file])
     from unpad.inference.loaded import load
-    from unpad.inference.prompts import gives_seed, prompt_warning, system_note
+    from unpad.inference.prompts import gives_seed, picture_note, prompt_warning, system_note
 
     loaded = load(run, fields)
+    remarks = picture_note(loaded.recipe, run), system_note(loaded.num_system) if system else ""
+    print_lines([f"note: {remark}" for remark in remarks if remark], to_errors=True)
     if file is not None and out is not None:
         from unpad.inference.prompt_file import answer_prompts
 
@@ -279,8 +281,6 @@ def generate(
     else:
         texts = prompt or [line.rstrip("\n") for line in sys.stdin if line.strip()]
     prompts = [loaded.prompt(text, system) for text in texts]
-    if system and (remark := system_note(loaded.num_system)):
-        print_lines([f"note: {remark}"], to_errors=True)
     for one in prompts:
         if warning := prompt_warning(one.lost):
             print_lines([warning], to_errors=True)

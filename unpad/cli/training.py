@@ -41,7 +41,7 @@ def train(
 ) -> None:
     """Train a recipe, and print the commands that use the run."""
     from unpad.processes.start import refuse_under_torchrun, started_by_torchrun
-    from unpad.run.folder import RECIPE, free_folder, refuse_new_run, run_to_resume
+    from unpad.run.folder import RECIPE, free_folder, holds_run, refuse_new_run, run_to_resume
 
     fields = overrides or []
     if resume:
@@ -55,7 +55,7 @@ def train(
         if not resume:
             with RunLock(folder) if (folder / RECIPE).is_file() else nullcontext():
                 refuse_new_run(folder)
-        if (folder / RECIPE).is_file():
+        if holds_run(folder):
             check_run(str(folder), fields)
         elif recipe is not None:
             check_recipe(recipe, fields)

@@ -187,19 +187,18 @@ def doctor(
     if machine:
         from unpad.doctor.machine import examine_machine
 
-        result: Any = examine_machine(name, overrides or [], at)
+        checked = examine_machine(name, overrides or [], at)
+        troubles, lines, values = checked.troubles, checked.lines(language), checked.to_json(language)
     else:
-        from unpad.doctor.examine import examine
+        from unpad.doctor.examine import examine, write_picture
 
         with progress("examining"):
-            result = examine(name, overrides or [], seconds)
-    print_lines(result.lines(language))
-    if out is not None and result.sweep is not None and len(result.sweep.rates):
-        from unpad.doctor.lines import write_picture
-
-        write_picture(out, result.sweep, result.subject.rate, language)
-        print_lines(["", str(out)])
+            found = examine(name, overrides or [], seconds)
+        troubles, lines, values = found.troubles, found.lines(language), found.to_json(language)
+        if out is not None and found.tried is not None and len(found.tried.sweep.rates):
+            write_picture(out, found.tried.sweep, found.subject.rate, language)
+            lines += ["", str(out)]
+    print_lines(lines)
     if json_file is not None:
-        values = finite(result.to_json(language))
-        write_atomic(json_file, json.dumps(values, ensure_ascii=False, indent=1, allow_nan=False) + "\n")
-    raise typer.Exit(DOCTOR_FOUND_TROUBLE if result.troubles else 0)
+        write_atomic(json_file, json.dumps(finite(values), ensure_ascii=False, indent=1, allow_nan=False) + "\n")
+    raise typer.Exit(DOCTOR_FOUND_TROUBLE if troubles else 0)

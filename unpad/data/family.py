@@ -453,7 +453,7 @@ def open_data(
             if name not in family.KINDS:
                 fix = "this model reads " + " and ".join(family.KINDS)
                 raise RecipeError(f'stage {stage.name} uses "{name}"', where="stages", fix=fix)
-    data = family.open_data(recipe, kept, wanted)
+    data = family.open_data(recipe if wanted is Wanted.LEARNING else recipe.plain(), kept, wanted)
     if compare:
         data.compare()
     return data

@@ -7,136 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from unpad.doctor.catalogue import CATALOGUE
-from unpad.doctor.data.rows import check_rows, check_targets
-from unpad.doctor.files import check_files
-from unpad.doctor.lines import drawing, fact_lines, finding_lines
-from unpad.doctor.recipe.aims import check_aims
-from unpad.doctor.recipe.course import check_course, check_origin
-from unpad.doctor.recipe.settings import (
-    check_betas,
-    check_clip,
-    check_decay,
-    check_dropout,
-    check_eps,
-    check_schedule,
-    check_shapes,
-    check_step_size,
-)
+import numpy as np
+
+from unpad.doctor import settings, trials
+from unpad.doctor.finding import Finding, Found, Language, finding, ranked
+from unpad.doctor.layers import Layers, check_layers, frozen
 from unpad.doctor.subject import Subject, TimeBudget, open_subject
-from unpad.doctor.trials.carry import STEPS, Carry, Transfer, carry_over, judge_carry
-from unpad.doctor.trials.layers import Layers, check_layers, check_terms, check_unchanged
-from unpad.doctor.trials.overfit import LEAST_STEPS, Overfit, judge, overfit_batch
-from unpad.doctor.trials.steps import (
-    Steps,
-    System,
-    check_memory,
-    check_neighbours,
-    check_threads,
-    check_times,
-    take_steps,
-)
-from unpad.doctor.trials.sweep import LEAST, Sweep, sweep
-from unpad.doctor.words import Language, sentences, word
+from unpad.doctor.trials import LOWEST, Carry, Overfit, Steps, Sweep, System
 from unpad.machine.load import LoadMeter
-from unpad.terminal.finding import Finding, Value, ranked
+from unpad.run.report.svg import WIDE, Axes, Curve, picture
+from unpad.storage import write_atomic
 from unpad.terminal.progress import progress
-from unpad.terminal.table import wrapped
+from unpad.terminal.table import cells, columns, wrapped
 
 SECONDS = 120.0
-OF_STEPS, OF_SWEEP, OF_OVERFIT, OF_CARRY = 0.2, 0.4, 0.5, 0.7  # of the time that is left
-# Findings that say no more than others do: by code, the codes that each explain it.
-SETTINGS = {
-    "clip", "decay", "dropout", "eps", "betas", "stale", "smoothing", "loss_weight", "frozen_at_start", "step_size",
-    "class_weight",
-}  # fmt: skip
-FOLLOWS = {
-    "by_heart_settings": {*SETTINGS, "lr_high", "lr_low", "frozen"},
-    "setting": SETTINGS,
-    "by_heart": {
-        "constant_inputs",
-        "one_set",
-        "frozen",
-        "dead_units",
-        "clashing_labels",
-        "one_patch",
-        "two_answers",
-        *SETTINGS,
-    },
-    "labels_random": {
-        "constant_inputs",
-        "constant_labels",
-        "imbalance",
-        "no_history",
-        "rare_codes",
-        "values_in_codes",
-        "marked_region",
-        "clashing_labels",
-        "one_patch",
-        "picture_scale",
-        "augmentation",
-        "slipped_pictures",
-        "without_picture",
-        "lone_classes",
-        "other_classes",
-        "lost_aspect",
-        "pictures_apart",
-        "map_reversed",
-        "beyond_follow_up",
-        "one_set",
-        *SETTINGS,
-    },
-    "decay": {"lr_high", "step_size"},
-    "step_size": {"lr_high"},
-    "clashing_labels": {"lost_pictures"},
-    "clip": {"loss_weight", "class_weight"},
-    "exploding": {"loss_weight", "class_weight"},
-    "starved": {"loss_weight"},
-    "frozen": {"frozen_at_start", "values_in_codes"},
-    "rare_codes": {"values_in_codes"},
-    "constant_labels": {"clashing_labels"},
-    "repeats": {"clashing_labels", "too_often"},
-    "near_rows": {"same_rows", "grown_rows"},
-    "few_held_out": {"not_held_out"},
-    "cut_alike": {"padded_text", "wrapped_lines"},
-    "common_part": {"repeats_question", "unread_text", "padded_text"},
-    "imbalance": {"constant_labels", "beyond_follow_up"},
-    "leaking_value": {"one_set"},
-    "one_time": {"one_set"},
-    "slipped_pictures": {"pictures_apart"},
-    "given_answer": {"repeats_question"},
-    "reply_elsewhere": {"told_apart", "slipped"},
-    "run_spikes": {"chosen_unlearned"},
-    "changed_words": {"escaped", "no_text", "read_as", "bytes_as_letters"},
-    "escaped": {"no_text"},
-    "two_answers": {"slipped", "other_replies", "swapped_roles", "roles_alike"},
-    "other_marks": {"repeats_question"},
-    "sides_apart": {"held_out_unlike", "other_classes", "far_values", "stand_in", "two_scales", "rare_codes"},
-    "two_scales": {"far_values", "dates_as_values"},
-    "stand_in": {"far_values", "dates_as_values"},
-}
-FOLLOWS["labels_flipped"] = FOLLOWS["labels_random"]
-
-
-class FamilyChecks(Protocol):
-    """Members of a module such as `doctor/images.py`, named after the family that it checks; see `checks_of`."""
-
-    def check_originals(self, subject: Subject[Any]) -> list[Finding]:
-        """Findings on the rows as the data files have them."""
-
-    def check_sequences(self, subject: Subject[Any]) -> list[Finding]:
-        """Findings on the sequences of the stage, one by one and beside each other."""
-
-    def transfer(self, subject: Subject[Any]) -> Transfer | None:
-        """The way to judge what the model overfit; None where there is none."""
-
-
-def checks_of(subject: Subject) -> FamilyChecks:
-    """The module with the checks of the subject's family, or with those of any family where it has none."""
-    has_own = (Path(__file__).parent / f"{subject.data.family}.py").is_file()
-    return import_module(f"unpad.doctor.{subject.data.family if has_own else 'any_family'}")
 
 
 @dataclass(frozen=True)
@@ -163,94 +49,79 @@ class Examination:
     seconds: float
 
     @property
-    def sweep(self) -> Sweep | None:
-        return None if self.tried is None else self.tried.sweep
-
-    @property
     def troubles(self) -> list[Finding]:
         """Findings above a note."""
-        return [found for found in self.findings if found.severity != "note"]
+        return [item for item in self.findings if item.severity != "note"]
 
     def lines(self, language: Language) -> list[str]:
         """The examination as text."""
-        subject, num = self.subject, len(self.troubles)
-        parameters = sum(p.numel() for p in subject.model.parameters())
-        names: dict[str, Value] = {"name": subject.name, "stage": subject.stage.name}
-        head = word("subject", language, parameters=parameters, steps=subject.num_steps, **names)
-        if subject.folder is not None:
-            head += word("of_run", language, step=subject.step)
-        verdict = word("nothing" if num == 0 else "one_trouble" if num == 1 else "troubles", language, number=num)
-        lines = wrapped(head)
-        if subject.other_stages:
-            others = ", ".join(subject.other_stages)
-            lines += wrapped(word("others", language, others=others, stage=subject.stage.name))
+        subject, num, zh = self.subject, len(self.troubles), language == "zh"
+        size, stage, steps = sum(p.numel() for p in subject.model.parameters()), subject.stage.name, subject.num_steps
+        head = f"{subject.name}: stage {stage}, {size:,} parameters, {steps:,} steps"
+        of_run = f", weights of step {subject.step:,}"
+        if zh:
+            head = f"{subject.name}：阶段 {stage}，{size:,} 个参数，{steps:,} 步"
+            of_run = f"，第 {subject.step:,} 步的权重"
+        lines, rest = wrapped(head + of_run * (subject.folder is not None)), ", ".join(subject.other_stages)
+        if rest:
+            words = (f"Not looked at: stage {rest}. stages.{stage}.train.max_epochs=0 goes on to it.",
+                     f"未检查阶段 {rest}；加上 stages.{stage}.train.max_epochs=0 就检查下一个。")  # fmt: skip
+            lines += wrapped(words[zh])
         if subject.stage.of_pairs:
-            lines += wrapped(word("of_pairs", language))
-        lines.append(word("seconds", language, verdict=verdict, number=self.seconds))
-        for number, found in enumerate(self.findings, 1):
-            lines += ["", *finding_lines(number, found, language)]
-        lines += ["", word("looked", language), *fact_lines(self._facts(language))]
-        if self.sweep is not None and len(self.sweep.rates):
-            lines += ["", *drawing(self.sweep, subject.rate, language)]
-        return lines
+            words = ("Steps of pairs are not tried: rows, settings and weights are looked at.",
+                     "偏好对的训练步不作试验：只检查数据、设置和权重。")  # fmt: skip
+            lines += wrapped(words[zh])
+        verdicts = {0: ("nothing is wrong, as far as these checks see", "就这些检查来看，没有问题"),
+                    1: ("one thing to mend", "有 1 处需要处理")}  # fmt: skip
+        many = (f"{num} things to mend, the worst first", f"有 {num} 处需要处理，最严重的在前")
+        verdict = verdicts.get(num, many)[zh]
+        lines.append(f"{verdict}（{self.seconds:.0f} 秒）" if zh else f"{verdict} ({self.seconds:.0f} s)")
+        for rank, item in enumerate(self.findings, 1):
+            lines += ["", *item.lines(rank, language)]
+        return [*lines, "", "测量结果" if zh else "What was measured", *fact_lines(self._facts(zh))]
 
-    def _facts(self, language: Language) -> list[tuple[str, str]]:
-        subject, facts = self.subject, list[tuple[str, str]]()
-        if self.tried is not None:
-            overfit, found = self.tried.overfit, self.tried.sweep
-            values = {
-                "start": overfit.start,
-                "end": overfit.end,
-                "steps": overfit.steps,
-                "sequences": overfit.sequences,
-            }
-            facts.append((word("heart", language), word("heart_value", language, **values)))
-            if found.low is not None and found.high is not None:
-                range_of = {"rate": subject.rate, "low": found.low, "high": found.high}
-                facts.append((word("rate", language), word("rate_value", language, **range_of)))
-            facts += _time_facts(self.tried.steps, language)
-            norm = {"norm": self.layers.norm, "blocks": len(self.layers.blocks)}
-            facts.append((word("norm", language), word("norm_value", language, **norm)))
+    def _facts(self, zh: bool) -> list[tuple[str, str]]:
+        subject, tried, facts = self.subject, self.tried, list[tuple[str, str, str, str]]()
+        if tried is not None:
+            batch, rates, steps, norm = tried.overfit, tried.sweep, tried.steps, f"{self.layers.norm:.3g}"
+            loss, num = (f"{batch.start:.3g}", f"{batch.end:.2g}"), len(self.layers.blocks)
+            facts = [("a batch, overfit", "记住一批",
+                      f"loss {loss[0]} to {loss[1]} in {batch.steps} steps, {batch.sequences} sequences",
+                      f"损失 {loss[0]} 到 {loss[1]}，{batch.steps} 步，{batch.sequences} 个样本")]  # fmt: skip
+            if rates.low is not None and rates.high is not None:
+                ends = f"{rates.low:.1e}", f"{rates.high:.1e}"
+                facts.append(("learning rate", "学习率", f"{subject.rate:.1e}; learns from {ends[0]} to {ends[1]}",
+                              f"{subject.rate:.1e}；合适范围 {ends[0]} 到 {ends[1]}"))  # fmt: skip
+            share = f"{steps.load / max(steps.compute, 1e-9):.0%}"
+            facts += [
+                ("a step", "一步", f"{steps.compute:.3f} s; loading beside it {share}",
+                 f"{steps.compute:.3f} 秒；同时读取数据 {share}"),
+                ("a checkpoint", "一个检查点", f"{steps.save:.3f} s", f"{steps.save:.3f} 秒"),
+                ("gradient", "梯度", f"norm {norm} over {num} blocks, all finite",
+                 f"范数 {norm}，{num} 个块，全部有限"),
+            ]  # fmt: skip
         kernels = subject.setup.environment["kernels"]
-        cores = word("cores_value", language, threads=self.threads, cores=self.cores, kernels=kernels)
-        return [*facts, (word("cores", language), cores)]
+        facts.append(("threads", "线程", f"{self.threads} on {self.cores} cores; {kernels}",
+                      f"{self.threads} 个，共 {self.cores} 个核；{kernels}"))  # fmt: skip
+        return [(fact[zh], fact[2 + zh]) for fact in facts]
 
     def to_json(self, language: Language) -> dict[str, Any]:
         """Findings and measurements for programs."""
-        findings = [
-            {
-                "code": found.code,
-                "severity": found.severity,
-                "number": found.number,
-                "fields": list(found.fields),
-                "values": found.values,
-                "reason": sentences(found, language)[0],
-                "do": sentences(found, language)[1],
-            }
-            for found in self.findings
-        ]
-        known = {"name": self.subject.name, "stage": self.subject.stage.name, "step": self.subject.step}
-        blocks = [dict(zip(("name", "output", "gradient"), one, strict=True)) for one in self.layers.blocks]
+        findings = [item.to_json(language) for item in self.findings]
+        subject = {"name": self.subject.name, "stage": self.subject.stage.name, "step": self.subject.step}
+        blocks = [dict(zip(("name", "output", "gradient"), block, strict=True)) for block in self.layers.blocks]
         layers = {"gradient": self.layers.norm, "blocks": blocks}
         tried = {} if self.tried is None else _measured(self.tried, self.subject.rate)
-        return {**known, "seconds": self.seconds, "findings": findings, "layers": layers, **tried}
-
-
-def _time_facts(steps: Steps, language: Language) -> list[tuple[str, str]]:
-    """Seconds of a step, and the shares of its parts."""
-    whole = max(steps.compute, 1e-9)
-    values = {name: getattr(steps, name) / whole for name in ("forward", "backward", "optimize", "load")}
-    said = word("step_value", language, seconds=whole, **values)
-    return [(word("step", language), said), (word("saved", language), word("saved_value", language, save=steps.save))]
+        return {**subject, "seconds": self.seconds, "findings": findings, "layers": layers, **tried}
 
 
 def _measured(tried: Tried, rate: float) -> dict[str, Any]:
     """Measurements of the trials as JSON values."""
-    found, carry = tried.sweep, tried.carry
-    rates = {"rates": found.rates.tolist(), "losses": found.losses.tolist(), "low": found.low, "high": found.high}
+    rates, carry = tried.sweep, tried.carry
+    curve = {"rates": rates.rates.tolist(), "losses": rates.losses.tolist(), "low": rates.low, "high": rates.high}
     return {
         "steps": vars(tried.steps),
-        "sweep": {**rates, "recipe": rate},
+        "sweep": {**curve, "recipe": rate},
         "by_heart": {**vars(tried.overfit), "learnt": tried.overfit.learnt},
         "labels": None if carry is None else vars(carry),
     }
@@ -275,71 +146,91 @@ def examine(
     with progress("reading the data"):
         subject = open_subject(name, overrides, clock)
     with progress("looking at the data"):
-        family = checks_of(subject)
-        findings = family.check_originals(subject)
-        if not subject.stage.of_pairs:  # the replies of a pair share their prompt
-            findings += [*check_targets(subject), *check_rows(subject)]
-            findings += [*family.check_sequences(subject), *check_shapes(subject)]
-    findings += [*check_schedule(subject), *check_decay(subject), *check_betas(subject), *check_step_size(subject)]
-    findings += [*check_aims(subject), *check_files(subject), *check_course(subject), *check_origin(subject)]
+        findings = look(subject)
     layers = check_layers(subject)
-    findings += layers.findings
     tried = _tried(subject, system, meter, layers) if layers.finite else None
-    if tried is not None:
-        findings += tried.findings
-    ordered = ranked(_causes(findings), list(CATALOGUE))
-    return Examination(subject, ordered, layers, tried, system.threads(), system.cores(), clock.spent)
+    findings = [*layers.findings, *findings, *(tried.findings if tried is not None else [])]
+    return Examination(subject, ranked(findings), layers, tried, system.threads(), system.cores(), clock.spent)
+
+
+def look(subject: Subject) -> list[Finding]:
+    """Findings that need no trial: of the family, or of any where it has no file here, and of the settings."""
+    name = subject.data.family
+    name = name if (Path(__file__).parent / f"{name}.py").is_file() else "rows"
+    return [*import_module(f"unpad.doctor.{name}").look(subject), *settings.look(subject)]
 
 
 def _tried(subject: Subject, system: System, meter: LoadMeter, layers: Layers) -> Tried:
-    """Train copies of the model for some steps each."""
+    """Train copies of the model for some steps each, with a share of the time that is left for each trial."""
     clock = subject.clock
-    steps = take_steps(subject, clock.share(OF_STEPS))
-    found = sweep(subject, clock.share(OF_SWEEP))
-    overfit = overfit_batch(subject, found, clock.share(OF_OVERFIT))
-    transfer = checks_of(subject).transfer(subject)
-    carry = None if transfer is None else carry_over(subject, transfer, found, clock.share(OF_CARRY))
+    steps = trials.take_steps(subject, clock.share(0.2))
+    rates = trials.sweep(subject, clock.share(0.4))
+    overfit = trials.overfit_batch(subject, rates, clock.share(0.5))
+    carry = trials.carry_over(subject, rates, clock.share(0.7))
     load = meter.read()
     findings = [
-        *check_times(subject, steps),
-        *check_terms(subject),
-        *check_clip(subject, steps.norms),
-        *check_eps(subject, steps.norms),
-        *check_unchanged(subject, layers, steps.unmoved),
-        *judge(subject, overfit, found),
-        *check_dropout(subject, overfit),
-        *(judge_carry(subject, carry) if carry is not None else []),
-        *check_threads(subject, system, load),
-        *check_neighbours(load, system.cores()),
-        *check_memory(system),
-        *check_length(subject, found, overfit, carry),
+        *trials.lr_high(subject, overfit, rates),
+        *trials.lr_low(subject, overfit, rates),
+        *frozen(subject, layers, steps.unmoved),
+        *trials.by_heart(subject, overfit, rates),
+        *(trials.labels_random(subject, carry) if carry else []),
+        *trials.loader(steps),
+        *trials.overhead(subject, steps),
+        *trials.padding(subject),
+        *trials.threads(subject, system, load),
+        *trials.neighbour(load, system.cores()),
+        *short(clock.seconds, rates, overfit, carry),
     ]
-    return Tried(findings, steps, found, overfit, carry)
+    return Tried(findings, steps, rates, overfit, carry)
 
 
-def _causes(findings: list[Finding]) -> list[Finding]:
-    """Leave out what only follows from a finding that says why, and that is no note."""
-    codes = {found.code for found in findings if found.severity != "note"}
-    return [found for found in findings if found.code not in FOLLOWS or not codes & FOLLOWS[found.code]]
+@finding("short", "note",
+    en=("Only {number:.0f} of at least {least} {what} could be tried in the time: nothing is said about them.",
+        "give more time: --seconds {seconds}"),
+    zh=("规定时间内只试了 {number:.0f} {what}，至少要 {least}：对此不作判断。",
+        "给更多时间：--seconds {seconds}"))  # fmt: skip
+def short(given: float, rates: Sweep, overfit: Overfit, carry: Carry | None) -> Found | None:
+    """The trial that was cut short the most, too short to be judged."""
+    cut = [
+        (rates.short, trials.LEAST_RATES, ("learning rates", "个学习率"), bool(rates.short)),
+        (overfit.steps, trials.LEAST_REPEATS, ("steps on one batch", "步（同一批）"), overfit.is_short),
+        (carry.steps if carry else 0, trials.CARRY_STEPS, ("steps on labelled sequences", "步（带标签的样本）"),
+         carry is not None and carry.is_short),
+    ]  # fmt: skip
+    judged = [(taken, least, what) for taken, least, what, is_short in cut if is_short]
+    if not judged:
+        return None
+    taken, least, what = min(judged, key=lambda item: item[0] / item[1])
+    wanted = given * max(1.5 * least / max(taken, 1), 2.0)  # machines slow down
+    return Found(taken, "--seconds", least=least, what=what, seconds=10 * math.ceil(wanted / 10))
 
 
-ROUND = 10  # seconds
-MORE = 1.5  # times the time that is reckoned, as machines slow down
+# --------------------------------------------------------------------------- text and pictures
 
 
-def check_length(subject: Subject, found: Sweep, overfit: Overfit, carry: Carry | None) -> list[Finding]:
-    """Notes on trials that were too short to be judged."""
-    findings = []
-    if found.short:
-        findings.append(_short("short_sweep", subject, found.short, LEAST))
-    if overfit.is_short:
-        findings.append(_short("short_heart", subject, overfit.steps, LEAST_STEPS))
-    if carry is not None and carry.is_short:
-        findings.append(_short("short_labels", subject, carry.steps, STEPS))
-    return findings
+def fact_lines(facts: list[tuple[str, str]]) -> list[str]:
+    """Names with their values, which continue below themselves."""
+    column = max((cells(name) for name, _ in facts), default=0) + 2
+    lines = []
+    for name, value in facts:
+        first, *more = wrapped(value, columns() - column)
+        lines.append(f"{name}{' ' * (column - cells(name))}{first}")
+        lines += [" " * column + line for line in more]
+    return lines
 
 
-def _short(code: str, subject: Subject, taken: int, least: int) -> Finding:
-    given = subject.clock.seconds
-    wanted = given * max(MORE * least / max(taken, 1), 2.0)
-    return Finding(code, "note", taken, ("--seconds",), {"least": least, "seconds": ROUND * math.ceil(wanted / ROUND)})
+def write_picture(path: Path, sweep: Sweep, rate: float, language: Language) -> None:
+    """Draw the loss over the learning rate, with the range and the recipe's own rate.
+
+    Raises:
+        DiskError: the file cannot be written.
+    """
+    shown, zh, num = sweep.losses <= 1.5, language == "zh", len(sweep.rates)  # what diverges would press the rest flat
+    marks = [(f"{rate:.1e}，本配方" if zh else f"{rate:.1e}, the recipe's", float(np.log10(rate)))]
+    marks += [(f"{end:.1e}", float(np.log10(end))) for end in (sweep.low, sweep.high) if end]
+    title = f"损失随学习率的变化，{num} 步" if zh else f"Loss over the learning rate, {num} steps"
+    over = "学习率" if zh else "learning rate"
+    axes = Axes(size=WIDE, begin=float(np.log10(LOWEST)), powers=True, over=over)
+    write_atomic(
+        path, picture(title, Curve("main", [(np.log10(sweep.rates[shown]), sweep.losses[shown])]), axes, marks)
+    )

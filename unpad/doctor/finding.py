@@ -25,6 +25,11 @@ INDENT = 4
 P = ParamSpec("P")
 
 
+def level(is_fault: bool) -> Severity:
+    """Severity of a trouble that is a fault where it is large."""
+    return "fault" if is_fault else "warning"
+
+
 class Found:
     """Result of a check that found something.
 
@@ -32,7 +37,7 @@ class Found:
         number: the measured value, `{number}` in the words; NaN if the values describe it.
         fields: fields of the recipe, or files, to change, the most likely first.
         severity: replaces that of the finding.
-        values: further values in the words, by name.
+        values: further values in the words, by name; others are left out.
     """
 
     def __init__(self, number: float, *fields: str, severity: Severity | None = None, **values: Value) -> None:
@@ -101,8 +106,9 @@ def finding(
             result = check(*args, **kwargs)
             if result is None:
                 return []
+            values = {name: value for name, value in result.values.items() if name in names[0]}
             level = result.severity or severity
-            return [Finding(code, level, result.number, result.fields, result.values, frozenset(explains), (en, zh))]
+            return [Finding(code, level, result.number, result.fields, values, frozenset(explains), (en, zh))]
 
         return checked
 
@@ -112,8 +118,8 @@ def finding(
 def ranked(findings: list[Finding]) -> list[Finding]:
     """Findings by severity, in their order otherwise, without those that one above a note explains."""
     explained = {code for cause in findings if cause.severity != "note" for code in cause.explains}
-    order = list(SEVERITIES)
-    return sorted((item for item in findings if item.code not in explained), key=lambda item: order.index(item.severity))
+    order, kept = list(SEVERITIES), [item for item in findings if item.code not in explained]
+    return sorted(kept, key=lambda item: order.index(item.severity))
 
 
 def language_of(asked: str | None) -> Language:

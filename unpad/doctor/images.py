@@ -1,30 +1,70 @@
-"""Checks of images with a class each."""
+"""Findings on pictures with a class each, and on the pictures of questions."""
 
 from __future__ import annotations
 
-from functools import partial
+from collections import Counter, defaultdict
+from collections.abc import Callable
+
+import numpy as np
 
 from unpad.data.images import ImageData
-from unpad.doctor.any_family import check_originals, transfer
-from unpad.doctor.data.alike import check_alike, check_near_pictures
-from unpad.doctor.data.pictures import check_lost_colour, check_pictures, check_regions
-from unpad.doctor.data.rows import check_inputs, is_one_vector
-from unpad.doctor.data.sides import check_classes, check_sides, measure_pictures
+from unpad.data.sources.images import ImageExample
+from unpad.data.vqa import VqaData
+from unpad.doctor.finding import Finding, Found, Words, finding, level
+from unpad.doctor.rows import cut_short, label_fields, labelled, of_rows, spelt_twice
 from unpad.doctor.subject import Subject
-from unpad.terminal.finding import Finding
-
-__all__ = ["check_originals", "check_sequences", "transfer"]
 
 
-def check_sequences(subject: Subject[ImageData]) -> list[Finding]:
+def look(subject: Subject[ImageData]) -> list[Finding]:
     """Findings on the sequences of the stage."""
-    return [
-        *check_inputs(subject, is_one_vector),
-        *check_alike(subject),
-        *check_near_pictures(subject),
-        *check_pictures(subject),
-        *check_lost_colour(subject),
-        *check_regions(subject),
-        *check_classes(subject),
-        *check_sides(subject, partial(measure_pictures, subject.data)),
+    data = subject.data
+    names = [data.classes[label] for label in data.labels[subject.stage.train_ids].tolist()]
+    findings = [*of_rows(subject, labelled(subject)), *spelt_twice(names, label_fields(subject))]
+    return [*findings, *shortcut(subject), *one_patch(subject), *cut_short(subject)]
+
+
+@finding("shortcut",
+    en=("{what} alone tells the class of {number:.0%} of the pictures: with {shown} it is {target!r}. A model may "
+        "learn only that.", "bring the files of all classes into one form"),
+    zh=("仅凭{what}就能说出 {number:.0%} 图像的类别：{shown} 就是 {target!r}。", "让各类的文件形式一致"))  # fmt: skip
+def shortcut(subject: Subject[ImageData]) -> Found | None:
+    """The size, the mode or the kind of the file alone tells the class."""
+    data, ids = subject.data, subject.stage.train_ids
+    labels = data.labels[ids]
+    if len(ids) < 40 or np.bincount(labels).max() > 0.75 * len(labels):
+        return None
+    properties: list[tuple[Words, Callable[[ImageExample], object]]] = [
+        (("The size of a picture", "图像大小"), lambda one: f"{one.width} x {one.height}"),
+        (("The colour mode of a picture", "颜色模式"), lambda one: one.mode),
+        (("The kind of file", "文件格式"), lambda one: one.path.suffix.casefold()),
     ]
+    for what, of in properties:
+        counts: dict[object, Counter[int]] = defaultdict(Counter)
+        for seq, label in zip(ids.tolist(), labels.tolist(), strict=True):
+            counts[of(data.examples[seq])][label] += 1
+        share = sum(classes.most_common(1)[0][1] for classes in counts.values()) / len(ids)
+        if 2 <= len(counts) <= len(ids) / 8 and share >= 0.97:
+            shown, classes = max(counts.items(), key=lambda item: item[1].total())
+            target = data.classes[classes.most_common(1)[0][0]]
+            return Found(share, *label_fields(subject), what=what, shown=str(shown), target=target)
+    return None
+
+
+@finding("one_patch", "fault", explains={"labels_random", "by_heart"},
+    en=("{number:.0%} of the pictures are shrunk to {patches:.0f} patches, {kept:.1%} of their pixels: nothing of "
+        "their parts is left to see.", "change {field}; a patch has {patch} pixels a side, a picture 16 or more"),
+    zh=("{number:.0%} 的图像被缩小到 {patches:.0f} 个图块，只剩 {kept:.1%} 的像素。",
+        "修改 {field}；图块边长 {patch} 像素"))  # fmt: skip
+def one_patch(subject: Subject[ImageData] | Subject[VqaData]) -> Found | None:
+    """Pictures that were shrunk to one patch, or to four with a tenth of their pixels; small ones keep their detail."""
+    album, images = subject.data.album, subject.setup.recipe.images
+    patches = album.grids.prod(1)
+    kept = patches * album.patch**2 / np.array([one.width * one.height for one in album.images])
+    shrunk = ((patches <= 1) & (kept <= 1 / 3)) | ((patches <= 4) & (kept <= 0.1))
+    if shrunk.mean() < 0.5:
+        return None
+    field = "images.square" if images.size in ("square", "letterbox") else "images.max_tokens"
+    model = "model.patch" if "patch" in type(subject.setup.model.config).model_fields else "model.vision.patch"
+    many, worst = float(np.median(patches[shrunk])), float(np.median(kept[shrunk]))
+    return Found(float(shrunk.mean()), field, model, "images.size", severity=level(many <= 1), patches=many, kept=worst,
+                 field=field, patch=album.patch)  # fmt: skip

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Generic
+from typing import Any, Generic
 
 import numpy as np
 import torch
@@ -20,17 +20,15 @@ from unpad.errors import RecipeError, needs_memory
 from unpad.interchange.origin import open_named, starting_weights
 from unpad.models import lower_sizes
 from unpad.models.contract import Model
-from unpad.models.objective import set_objective
 from unpad.nn.precision import autocast
 from unpad.recipes.recipe import Recipe
-from unpad.recipes.training import OptimSettings
 from unpad.run.base import run_weights
 from unpad.run.checkpoint import put_weights
 from unpad.run.kept import open_files
-from unpad.training.optim import freeze, make_optimizer, set_rate
+from unpad.training.rehearsal import Rehearsal
 from unpad.training.setup import Setup, prepare_setup, resolved
-from unpad.training.stage import StageSetup, epoch_plan, last_step, num_epochs, stage_epochs
-from unpad.training.step import LossScaler, StepResult, train_step
+from unpad.training.stage import StageSetup, epoch_plan, last_step, stage_epochs
+from unpad.training.step import StepResult
 
 DataType = TypeVar("DataType", bound=Data, covariant=True, default=Data)
 
@@ -107,15 +105,6 @@ class Subject(Generic[DataType]):
         return self.setup.recipe.field_of(self.stage.name, name)
 
     @property
-    def longer(self) -> tuple[str, ...]:
-        """Fields to raise for more steps: those that end the stage."""
-        train = self.recipe.train
-        if train.max_steps is not None and self.num_steps >= train.max_steps:
-            return ("train.max_steps",)
-        is_longer = num_epochs(self.stage, stage_epochs(self.stage, self.plan)) != train.max_epochs
-        return (self.field("train.min_steps" if is_longer else "train.max_epochs"),)
-
-    @property
     def units(self) -> tuple[str, str]:
         """Names of a sequence and of a unit of its length, plural."""
         sequences, tokens = family_of(self.setup.recipe).UNITS
@@ -178,7 +167,7 @@ def _copied(model: Model) -> Model:
         return copy.deepcopy(model)
 
 
-class Trial:
+class Trial(Rehearsal):
     """A copy of the model that training starts from, trained for a few steps.
 
     Args:
@@ -195,37 +184,12 @@ class Trial:
         drops: bool = True,
         model: Model | None = None,
         recipe: Recipe | None = None,
-        **changes: object,
+        **changes: Any,
     ) -> None:
-        recipe = recipe or subject.recipe
-        torch.manual_seed(recipe.train.seed)
-        self.subject, self.drops = subject, drops
-        self.settings: OptimSettings = recipe.optim.model_copy(update=changes)
-        self.model = _copied(subject.setup.model if model is None else model)
-        freeze(self.model, recipe.train.freeze)
-        objective = set_objective(self.model, recipe, of_pairs=False)
-        self.model.trained = objective.weights
-        self.optimizer = make_optimizer(self.model, self.settings)
-        self.rate(self.settings.lr * self.settings.lr_scale)
-        self.weights = objective.final(self.model)
-        self.scaler = LossScaler() if subject.setup.precision == "fp16" else None
-
-    def rate(self, rate: float) -> None:
-        """Set the learning rate."""
-        set_rate(self.optimizer, rate)
-
-    def step(self, micros: Sequence[RaggedBatch]) -> StepResult:
-        """Take one step."""
-        self.model.train(self.drops)
-        return train_step(
-            self.model,
-            micros,
-            self.optimizer,
-            weights=self.weights,
-            precision=self.subject.setup.precision,
-            clip=self.settings.clip,
-            scaler=self.scaler,
-        )
+        stage = replace(subject.stage, recipe=recipe or subject.recipe)
+        torch.manual_seed(stage.recipe.train.seed)
+        super().__init__(subject.setup, stage, model=model, drops=drops, **changes)
+        self.subject = subject
 
     def is_lost(self, result: StepResult) -> bool:
         """True if a step was not finite; in fp16 such steps are usual, and lower the scale of the loss."""
@@ -242,7 +206,7 @@ class Trial:
 
     def terms(self, batch: RaggedBatch) -> dict[str, tuple[Tensor, int]]:
         """Sum and count of every loss term of a batch, in the precision of training."""
-        with autocast(self.subject.setup.precision, self.subject.setup.device):
+        with autocast(self.setup.precision, self.setup.device):
             return self.model.losses(batch)
 
 

@@ -1,53 +1,223 @@
-"""Checks of texts, conversations and pairs of replies."""
+"""Findings on texts, conversations and pairs of replies: garbled characters, cuts, answers given away, tokens."""
 
 from __future__ import annotations
 
-from functools import partial
+import re
+from collections.abc import Iterable, Sequence
+from itertools import islice, pairwise
 
+import numpy as np
+
+from unpad.data.sources.example import Example
+from unpad.data.sources.rows import TEXT_KINDS, read_rows
 from unpad.data.text import TextData
-from unpad.doctor.data.alike import check_alike, check_near_texts, check_unlike
-from unpad.doctor.data.joins import check_joins
-from unpad.doctor.data.preferences import check_preferences
-from unpad.doctor.data.residue import check_residue
-from unpad.doctor.data.rows import check_inputs, is_one_token
-from unpad.doctor.data.sides import check_sides, measure_texts
-from unpad.doctor.data.talks import check_talks
-from unpad.doctor.data.texts import check_texts, originals
-from unpad.doctor.data.tokens import check_tokens
-from unpad.doctor.data.unread import check_unread
-from unpad.doctor.data.writing import check_writing
-from unpad.doctor.recipe.course import check_left_out
+from unpad.data.tokens.corpus_files import list_files
+from unpad.data.tokens.lost import LostCharacters
+from unpad.doctor import rows
+from unpad.doctor.finding import Finding, Found, Words, finding, level
+from unpad.doctor.rows import Row, sampled
 from unpad.doctor.subject import Subject
-from unpad.terminal.finding import Finding
 
 
-def check_originals(subject: Subject[TextData]) -> list[Finding]:
-    """Findings on the rows as the data files have them."""
-    rows, report, template = originals(subject), subject.data.report, subject.setup.recipe.data.template
-    return [
-        *check_texts(rows),
-        *check_talks(rows),
-        *check_writing(rows, (template.system, template.user, template.assistant)),
-        *check_residue(rows),
-        *check_joins(rows),
-        *check_preferences(subject, rows),
-        *check_left_out(subject, report.rows_quarantined, report.rows_read),
-    ]
+def look(subject: Subject[TextData]) -> list[Finding]:
+    """Findings on the rows as the files have them, and on the sequences of the stage."""
+    recipe, findings, originals = subject.setup.recipe, list[Finding](), dict[str, list[Example]]()
+    kinds = {kind for stage in subject.setup.stages if stage.recipe.train.max_epochs != 0 for kind in stage.kinds}
+    for file in list_files(recipe, [kind for kind in TEXT_KINDS if kind in kinds]):
+        sound = (row for row in read_rows(file.kind, file.file, recipe.data) if isinstance(row, Example))
+        originals.setdefault(file.kind, []).extend(islice(sound, 2000))
+    for kind, examples in originals.items():
+        where = (f"data.{kind}",)
+        findings += garbled([("\n".join(turn.content for turn in row.turns), row.where) for row in examples], where)
+        findings += cut_alike([(row.turns[-1].content, row.where) for row in examples if row.turns], where)
+        talks = talks_of(examples)
+        findings += given_answer(talks, where)
+        if kind == "pairs":
+            sides = [Row((row.turns[:-1], turn.content), side, row.where) for row in examples
+                     for turn, side in ((row.turns[-1], "chosen"), (row.rejected, "rejected")) if turn]  # fmt: skip
+            findings += rows.clashing_labels(sides, where)
+        elif len(talks) < 3 * len({row[:2] for row in talks}):  # greetings recur, with many replies
+            findings += [*rows.clashing_labels(talks, where, 0.5), *rows.constant_labels(talks, where)]
+    if not subject.stage.of_pairs:  # the replies of a pair share their prompt
+        findings += [*rows.same_rows(subject), *rows.near_rows(subject), *held_out_unlike(subject)]
+        findings += [*rows.cut_short(subject), *tokenizer(subject.data.report.lost), *rows.sees_target(subject)]
+    return findings
 
 
-def check_sequences(subject: Subject[TextData]) -> list[Finding]:
-    """Findings on the sequences of the stage."""
-    return [
-        *check_inputs(subject, is_one_token),
-        *check_tokens(subject, subject.data.report.lost),
-        *check_alike(subject),
-        *check_near_texts(subject),
-        *check_unlike(subject),
-        *check_unread(subject),
-        *check_sides(subject, partial(measure_texts, subject.data)),
-    ]
+def talks_of(examples: Iterable[Example]) -> list[Row]:
+    """The first question of conversations, and its reply."""
+    both = ("user", "assistant")
+    pairs = ((row, [two for two in pairwise(row.turns) if (two[0].role, two[1].role) == both]) for row in examples)
+    return [Row(twos[0][0].content.strip(), twos[0][1].content.strip(), row.where) for row, twos in pairs if twos]
 
 
-def transfer(subject: Subject[TextData]) -> None:
-    """None, as texts have no labels."""
+# Traces of programs in text, in both languages: a pattern, and the least share of the characters.
+TRACES: list[tuple[Words, re.Pattern[str], float]] = [
+    (("bytes of another encoding, read as Latin-1 letters", "被当成 Latin-1 字母的其他编码的字节"),
+     re.compile("[\u0080-\u00ff]{4,}"), 0.05),
+    (("U+FFFD, in place of bytes that were lost when the text was decoded", "解码时丢失的字节留下的 U+FFFD"),
+     re.compile("\ufffd"), 0.002),
+    (("control characters or marks without width", "控制字符或零宽字符"),
+     re.compile("[\u0000-\u0008\u000b\u000e-\u001f\u007f-\u009f\u200b\u2060\ufeff]"), 0.005),
+    (("HTML tags or entities, markup in place of text", "HTML 标签或实体"), re.compile(
+        r"</?(?:p|br|div|span|a|td|tr|th|table|li|ul|ol|b|i|em|strong|h[1-6]|img|html|body|script|font|su[bp])"
+        r"(?:\s[^<>]*)?/?>|&(?:[a-z]{2,8}|#x?[0-9a-f]{2,6});", re.IGNORECASE), 0.08),
+    (("base64 that was not decoded", "没有解码的 base64"), re.compile(
+        r"(?<!\S)(?=\S*\d)(?=\S*[a-z])(?=\S*[A-Z])[A-Za-z0-9+/]{40,}={0,2}(?!\S)"), 0.03),
+    (("markup of a wiki", "维基标记"), re.compile(
+        r"\[\[[^\W\d_][^\[\]\n]{0,80}\]\]|\{\{[^\W\d_][^{}\n]{0,120}\}\}|^={2,4}[^=\n]+={2,4}$", re.MULTILINE), 0.08),
+    (("escapes with a backslash that were not decoded", "没有解码的反斜杠转义"),
+     re.compile(r"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2})"), 0.03),
+    (("escapes with a percent sign that were not decoded", "没有解码的百分号转义"),
+     re.compile(r"(?:%[0-9A-Fa-f]{2}){2,}|%20"), 0.03),
+]  # fmt: skip
+LOST_LETTER = re.compile(r"(?<![^\s\"'(])[^\W\d_]+\?[^\W\d_?/=]+(?![/=&])|(?<!\S)\?{2,}(?=\s|$)")
+
+
+@finding("garbled", "fault", explains={"cut_alike", "tokenizer", "held_out_unlike"},
+    en=("The text is garbled: in {number:.0%} of the {unit} there are {what}, such as {shown!r} at {where}.",
+        "write the file again from its source, decoded, as plain text in UTF-8; find its encoding first"),
+    zh=("文本是乱码：{number:.0%} 的{unit}是{what}，例如 {where} 的 {shown!r}。",
+        "查明编码，以 UTF-8 纯文本重新写出"))  # fmt: skip
+def garbled(texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> Found | None:
+    """Text in a wrong encoding, escaped, or full of what programs write."""
+    whole = "\n".join(text for text, _ in texts)[:400_000]
+    if len(whole) < 200:
+        return None
+    judged = [(mistaken_encoding(text), text, where) for text, where in texts if sum(c > "\x7f" for c in text) >= 4]
+    wrong = [item for item in judged if item[0]]
+    if len(wrong) >= max(0.2 * len(judged), 5):
+        name, text, where = wrong[0]
+        what = (f"characters of UTF-8 that was read (decoded) in the encoding {name}", f"被当作 {name} 读取的 UTF-8")
+        return Found(len(wrong) / len(judged), *fields, unit=("rows", "行"), what=what, shown=text[:30], where=where)
+    letters, lost = sum(map(str.isalpha, whole)), len(LOST_LETTER.findall(whole))
+    others = sum(c.isalpha() and c > "\x7f" for c in whole)
+    rows = sum(bool(LOST_LETTER.search(text)) for text, _ in texts)
+    traces = list(TRACES)
+    if lost >= max(0.002 * letters, 20) and others <= lost and rows >= 0.3 * len(texts):
+        what = ("question marks '?' in place of accents and letters that an ASCII encoding lost", "代替丢失字母的问号")
+        traces.insert(0, (what, LOST_LETTER, 0.0))
+    plain = re.sub(r"```.*?```", "", whole, flags=re.DOTALL)  # code between fences is to be written
+    for what, pattern, least in traces:
+        share = sum(len(match.group()) for match in pattern.finditer(plain)) / len(whole)
+        matches = [(match, where) for text, where in texts if (match := pattern.search(text))]
+        if share and (share >= least or (share >= least / 4 and len(matches) >= 0.9 * len(texts))):
+            match, where = matches[len(matches) // 2]
+            shown = match.string[max(match.start() - 5, 0) : match.start() + 25]
+            severity, unit = level(pattern in (LOST_LETTER, TRACES[0][1])), ("characters", "字符")
+            return Found(share, *fields, severity=severity, unit=unit, what=what, shown=shown, where=where)
     return None
+
+
+def mistaken_encoding(text: str) -> str:
+    """The encoding in which UTF-8 was read to give a text; "" for sound text.
+
+    Bytes of UTF-8 that another encoding has made into characters are UTF-8 again in that encoding. Sound text is not:
+    its bytes in an older encoding do not follow the rule of leading and continuing bytes.
+    """
+    best, result, others = 0.8, "", sum(c > "\x7f" for c in text)
+    for name in ("cp1252", "latin-1", "gb18030", "big5", "shift_jis", "euc_kr", "cp1251", "cp437", "mac_roman"):
+        raw = text.encode(name, errors="ignore")
+        if sum(c > "\x7f" for c in raw.decode(name, errors="ignore")) < 0.9 * others:
+            continue
+        decoded = raw.decode("utf-8", errors="ignore")
+        sound = sum(len(c.encode()) for c in decoded if c > "\x7f") / max(sum(byte > 0x7F for byte in raw), 1)
+        if sound > best:
+            best, result = sound, name
+    return result
+
+
+@finding("cut_alike",
+    en=("{number:.0%} of the texts are cut after exactly {most} {unit}, the largest length, and end without a mark, "
+        "such as {shown!r} at {where}.", "look for a column or program that cuts, and write the whole texts"),
+    zh=("{number:.0%} 的文本恰好在 {most} {unit}处截断，结尾没有标点，例如 {where} 的 {shown!r}。",
+        "查找截断的列或程序"))  # fmt: skip
+def cut_alike(ends: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> Found | None:
+    """Texts or replies that often have just the largest length there is, and no end.
+
+    Rows that also begin inside a sentence are pieces of longer texts, where nothing is lost.
+    """
+    ends, marks = [end for end in ends if end[0].strip()], ",.;:!?，。；：！？、…\"'”’)]}）》」』`"
+    measures: list[tuple[Words, list[int], float]] = [
+        (("characters", "个字符"), [len(text) for text, _ in ends], 0.15),
+        (("bytes", "个字节"), [len(text.encode()) for text, _ in ends], 0.15),
+        (("words", "个词"), [len(text.split()) for text, _ in ends], 0.3),
+    ]
+    inner = {word for text, _ in ends for word in text.split()[:-1]}  # a form ends with what is nowhere else
+    for unit, sizes, final in measures:
+        most = max(sizes, default=0)
+        cut = [end for end, size in zip(ends, sizes, strict=True) if size == most]
+        if unit[0] == "words":
+            cut = [end for end in cut if end[0].split()[-1] in inner]
+        if most < 20 or len(cut) < max(len(ends) / 4, 20):
+            continue
+        texts = [text for text, _ in cut]
+        begun = np.mean([text[0].islower() or text[0].isspace() or text[0] in marks for text in texts])
+        inside = np.mean([any(c in marks for c in text[1:-1]) for text in texts])
+        if np.mean([text[-1] in marks for text in texts]) <= final and inside >= 0.3 and begun <= 0.3:
+            text, where = cut[0]
+            return Found(len(cut) / len(ends), *fields, most=most, unit=unit, shown=text[-30:], where=where)
+    return None
+
+
+@finding("given_answer", explains={"near_rows"},
+    en=("{number:.0%} of the questions hold their own answer, such as {answer!r} in {question!r}, and {others:.0%} "
+        "that of another: the model only has to copy it.", "take the answer out"),
+    zh=("{number:.0%} 的问题含有自己的答案，例如 {question!r} 中的 {answer!r}，含别的答案的有 {others:.0%}。",
+        "去掉答案"))  # fmt: skip
+def given_answer(talks: Sequence[Row], fields: tuple[str, ...]) -> Found | None:
+    """Answers that stand in their own question, and not in those of others, as choices or a text to be read would."""
+    pairs = [(str(row.asked).casefold(), str(row.target).casefold().rstrip(" .。!！")) for row in talks]
+    pairs = [(question, answer) for question, answer in pairs if len(question) <= 300 and len(answer) >= 2]
+    answers = {answer for _, answer in pairs}
+    if len(pairs) < 20 or len(answers) < 3:
+        return None
+    holding = [pair for pair in pairs if pair[1] in pair[0]]
+    share = len(holding) / len(pairs)
+    others = np.mean([pairs[(i + 1 + len(pairs) // 2) % len(pairs)][1] in pairs[i][0] for i in range(len(pairs))])
+    if share < 0.8 or others > 0.3:
+        return None
+    choices = [any(other in question and other not in answer and answer not in other for other in answers)
+               for question, answer in holding] if len(answers) <= len(pairs) / 4 else [False]  # fmt: skip
+    long = np.mean([len(re.findall(r"[^.!?。！？\n]{12,}[.!?。！？\n]", q.replace(a, ""))) >= 3 for q, a in holding])
+    if np.mean(choices) >= 0.5 or long >= 0.5:
+        return None
+    question, answer = holding[0]
+    return Found(share, *fields, answer=answer[:40], question=question[:60], others=float(others))
+
+
+@finding("held_out_unlike",
+    en=("Held-out texts share {number:.0%} of their tokens with training ones, such as {where}; these share "
+        "{usual:.0%} among themselves: another language or source.", "draw both from the same texts: data.holdout"),
+    zh=("验证文本与训练文本只共有 {number:.0%} 的词元，例如 {where}；训练文本之间是 {usual:.0%}。",
+        "用 data.holdout 划分"))  # fmt: skip
+def held_out_unlike(subject: Subject[TextData]) -> Found | None:
+    """Held-out texts with hardly a token of the training ones, among which as many others share most of theirs."""
+    data = subject.data
+    held, trained = sampled(subject.stage.held_out_ids, 200), sampled(subject.stage.train_ids, 1500)
+    num = min(len(held), len(trained) // 2)
+    if num < 8:
+        return None
+
+    def shares(ids: np.ndarray) -> np.ndarray:
+        tokens = np.concatenate([data.tokens_of(seq) for seq in ids.tolist()])
+        counts = np.bincount(tokens, minlength=data.tokenizer.vocab_size)
+        return np.asarray(counts / max(counts.sum(), 1))
+
+    rest = shares(trained[num:])
+    theirs, usual = (float(np.minimum(shares(ids), rest).sum()) for ids in (held[:num], trained[:num]))
+    if usual < 0.3 or theirs >= 0.35 * usual:
+        return None
+    return Found(theirs, *(f"data.{kind}" for kind in subject.stage.kinds), "data.holdout", usual=usual,
+                 where=data.where(int(held[0])))  # fmt: skip
+
+
+@finding("tokenizer",
+    en=("{number:.1%} of the characters are lost to unknown tokens, such as {common}: the tokenizer cannot spell this "
+        "text.", "set tokenizer.kind=bpe and tokenizer.path=null, or a file made from such text"),
+    zh=("{number:.1%} 的字符成了未知词元，例如 {common}：分词器无法表示这些文本。",
+        "用 tokenizer.kind=bpe、tokenizer.path=null"))  # fmt: skip
+def tokenizer(lost: LostCharacters) -> Found | None:
+    """Characters that the tokenizer cannot spell."""
+    fields, common = ("tokenizer.path", "tokenizer.kind"), " ".join(lost.common[:3])
+    return Found(lost.share, *fields, severity=level(lost.share >= 0.1), common=common) if lost.share >= 0.01 else None

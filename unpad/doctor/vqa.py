@@ -1,61 +1,48 @@
-"""Checks of questions about images."""
+"""Findings on questions about images."""
 
 from __future__ import annotations
 
-from unpad.data.sources.example import Example, Turn
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
 from unpad.data.vqa import VqaData
-from unpad.doctor import any_family
-from unpad.doctor.data.alike import check_alike, check_near_pictures
-from unpad.doctor.data.joins import check_joined_pictures, show_their_colours
-from unpad.doctor.data.pictures import check_lost_pictures, check_pictures
-from unpad.doctor.data.rows import check_inputs, is_one_vector
-from unpad.doctor.data.sides import check_answers, check_sides, measure_pictures, measure_texts
-from unpad.doctor.data.talks import check_talks
-from unpad.doctor.data.texts import MOST_READ, check_texts
-from unpad.doctor.data.tokens import check_tokens
-from unpad.doctor.data.writing import check_writing
+from unpad.doctor.finding import Finding, Found, finding
+from unpad.doctor.images import one_patch
+from unpad.doctor.rows import Row, cut_short, label_fields, of_rows, sees_target, spelt_twice
 from unpad.doctor.subject import Subject
-from unpad.doctor.trials.carry import Transfer, by_pictures
-from unpad.terminal.finding import Finding
+from unpad.doctor.text import cut_alike, garbled, given_answer, tokenizer
 
 
-def check_originals(subject: Subject[VqaData]) -> list[Finding]:
-    """Findings on the rows as the data files have them."""
-    data, template = subject.data, subject.setup.recipe.data.template
-    asked = [one for one in data.examples[:MOST_READ] if one.question]
-    turns = [(Turn("user", one.question), Turn("assistant", one.answer)) for one in asked]
-    rows = {"vqa": [Example(one.where, pair) for one, pair in zip(asked, turns, strict=True)]}
-    return [
-        *check_texts(rows),
-        *check_talks(rows),
-        *check_writing(rows, (template.system, template.user, template.assistant)),
-        *check_lost_pictures(data),
-        *check_joined_pictures(data),
-        *any_family.check_originals(subject),
-    ]
+def look(subject: Subject[VqaData]) -> list[Finding]:
+    """Findings on the rows as the files have them, and on the sequences of the stage."""
+    data, where = subject.data, label_fields(subject)
+    examples = [data.examples[seq] for seq in subject.stage.train_ids.tolist()]
+    shown = [tuple(data.album.images[image].sha256 for image in one.images) for one in examples]
+    rows = [Row((images, one.question), one.answer, one.where) for images, one in zip(shown, examples, strict=True)]
+    asked = [Row(one.question, one.answer, one.where) for one in examples if one.question]
+    texts = [(f"{one.question}\n{one.answer}", one.where) for one in examples[:2000]]
+    findings = [*of_rows(subject, rows), *garbled(texts, where), *given_answer(asked, where)]
+    findings += cut_alike([(one.answer, one.where) for one in examples], where)
+    findings += [*spelt_twice([one.answer for one in examples], where), *without_picture(asked, where)]
+    findings += [*one_patch(subject), *cut_short(subject), *sees_target(subject)]
+    return [*findings, *tokenizer(data.rows.lost)]
 
 
-def check_sequences(subject: Subject[VqaData]) -> list[Finding]:
-    """Findings on the sequences of the stage."""
-    data = subject.data
-
-    def asked(seq_id: int) -> tuple[object, object]:
-        """Pictures and question of a sequence, and its answer."""
-        one = data.examples[seq_id]
-        return (tuple(data.album.images[image].sha256 for image in one.images), one.question), one.answer
-
-    return [
-        *check_inputs(subject, is_one_vector),
-        *check_tokens(subject, data.rows.lost),
-        *check_alike(subject, asked),
-        *check_near_pictures(subject),
-        *check_pictures(subject),
-        *check_answers(subject),
-        *check_sides(subject, lambda ids: {**measure_pictures(data, ids), **measure_texts(data, ids)}),
-    ]
-
-
-def transfer(subject: Subject[VqaData]) -> Transfer | None:
-    """The way to judge what the model overfit; None where colours already show that pictures are the own ones,
-    as a small model may learn too little of them."""
-    return None if show_their_colours(subject.data) else by_pictures(subject.data)
+@finding("without_picture", explains={"labels_random"},
+    en=("{number:.0%} of the answers follow from their question alone: {question!r} always has {answer!r}. Nobody "
+        "needs the picture.", "ask each question of pictures with different answers"),
+    zh=("{number:.0%} 的答案仅凭问题就能得出：{question!r} 总是 {answer!r}。不需要看图。",
+        "让问题有不同答案"))  # fmt: skip
+def without_picture(asked: Sequence[Row], fields: tuple[str, ...]) -> Found | None:
+    """Questions that recur with one answer each, whatever their picture."""
+    answers: dict[object, Counter[object]] = defaultdict(Counter)
+    for row in asked:
+        answers[row.asked][row.target] += 1
+    often = {question: counts for question, counts in answers.items() if counts.total() >= 3}
+    num = sum(counts.total() for counts in often.values())
+    share = sum(counts.most_common(1)[0][1] for counts in often.values()) / max(num, 1)
+    usual = {question: counts.most_common(1)[0][0] for question, counts in often.items()}
+    if num < max(40, len(asked) / 2) or share < 0.98 or len(set(usual.values())) < 2:
+        return None
+    question, answer = next(iter(usual.items()))
+    return Found(share, *fields, question=str(question)[:50], answer=str(answer)[:30])

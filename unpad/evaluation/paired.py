@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ class Paired:
         first, second: names of the runs.
         common: rows of both; only_first, only_second: rows of one.
         differences: of every metric that both have, that of the second run less that of the first.
+        left_out: metrics per target of runs that count other targets in these rows, as with another tokenizer.
     """
 
     first: str
@@ -36,6 +38,7 @@ class Paired:
     only_first: int
     only_second: int
     differences: dict[str, Metric]
+    left_out: tuple[str, ...]
 
     def lines(self) -> list[str]:
         """The differences as a table, below what they are of."""
@@ -45,6 +48,8 @@ class Paired:
             for name, number in ((self.first, self.only_first), (self.second, self.only_second))
             if number
         ]
+        if self.left_out:
+            alone.append(f"they count other targets, so that these cannot be compared: {', '.join(self.left_out)}")
         return [*wrapped("; ".join([head, *alone])), *metric_lines(self.differences)]
 
     def to_json(self) -> dict[str, Any]:
@@ -103,17 +108,23 @@ def paired(first: str, second: str, a: ExampleRows, b: ExampleRows) -> Paired:
     theirs = [others[keys[row]] for row in mine]
     common = a.only(np.array(mine)).columns, b.only(np.array(theirs)).columns
     _refuse_other_labels(first, second, *common)
-    differences = {}
+    differences, left_out = {}, list[str]()
     for name, measure in a.measures.items():
-        if name in b.measures and (found := _difference(*common, measure, b.measures[name])) is not None:
+        if name not in b.measures:
+            continue
+        if isinstance(measure, Ratio) and _counts_differ(*common, measure):
+            left_out.append(name)
+        elif (found := _difference(*common, measure, b.measures[name])) is not None:
             differences[name] = found
     alone = len(keys) - len(mine), len(others) - len(mine)
-    return Paired(first, second, len(mine), *alone, differences)
+    return Paired(first, second, len(mine), *alone, differences, tuple(left_out))
 
 
 def _keys(rows: ExampleRows) -> list[tuple[str, str, int]]:
     """Kind, id (and landmark) or place of every row, and how many rows before it have the same."""
-    names = rows.columns[ID if ID in rows.columns else WHERE]
+    names = rows.columns.get(ID)
+    if names is None:  # one file may be named in several ways
+        names = objects([os.path.realpath(where) for where in rows.columns[WHERE]])
     if LANDMARK in rows.columns:
         names = objects([f"{name} at {at}" for name, at in zip(names, rows.columns[LANDMARK], strict=True)])
     kinds = rows.columns.get(KIND, [""] * len(names))
@@ -154,6 +165,11 @@ def _difference(a: Columns, b: Columns, of_a: Ratio | Ranked, of_b: Ratio | Rank
         found = refused(found, "the rows of both do not allow it")
     parts = set(a[PART])
     return replace(found, part=parts.pop() if len(parts) == 1 else None)
+
+
+def _counts_differ(a: Columns, b: Columns, measure: Ratio) -> bool:
+    both = _has(a, measure) & _has(b, measure)
+    return not np.array_equal(_sums(a, measure)[1][both], _sums(b, measure)[1][both])
 
 
 def _has(rows: Columns, measure: Ratio | Ranked) -> np.ndarray:

@@ -256,7 +256,8 @@ def _columns(predictions: PatientPredictions, p: Columns, competing_events: Sequ
     if competing.any():
         columns["competing"] = _known_only(competing, timed)
     if competing_events:
-        columns[EVENT] = _known_only(objects(competing_events)[predictions.cause - FIRST_COMPETING], competing)
+        causes = objects([None, None, *competing_events])  # of censoring and the outcome
+        columns[EVENT] = _known_only(causes[predictions.cause], competing)
     if p:
         columns["label"] = _known_only(names[predictions.labels] if len(names) else predictions.labels, known)
         if len(names):

@@ -149,6 +149,8 @@ def score(run: str, num_shown: int = 0, part: str | None = None) -> ScoredRun:
     part = part or (PARTS[Split.TEST] if own_data.table.num_test else PARTS[Split.HOLDOUT])
     if part == PARTS[Split.TEST] and own_data.table.num_test:
         own_data = loaded.test_data()
+    elif part == PARTS[Split.TRAIN]:
+        own_data = open_data(loaded.recipe.plain(), loaded.files, compare=False)
     used = (loaded.recipe.stages[-1].use if loaded.recipe.stages else None) or own_data.kinds
     of_use = np.isin(own_data.table.kind, [number for number, kind in enumerate(own_data.kinds) if kind in used])
     seq_ids = np.flatnonzero((own_data.table.split == SPLITS[part]) & of_use)

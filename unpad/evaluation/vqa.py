@@ -27,7 +27,10 @@ from unpad.run.report.vqa import Kept, to_json
 COUNTED = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 NUMBERS = {"none": "0", **{word: str(number) for number, word in enumerate(COUNTED)}}
 ARTICLES = ("a", "an", "the")
-PUNCTUATION = re.compile(r"[;/\[\]\"{}()=+\\_\-><@`,?!。，、？！；：“”（）《》]")
+# Kept are signs before a number, as in -5 and <5, and after a word, as in O- and C++.
+PUNCTUATION = re.compile(
+    r"((?<!\w)(?:-|[<>]=?\s?)(?=\.?\d)|(?<=\w)[+-]+(?![\w+-]))|[;/\[\]\"{}()=+\\_\-><@`,?!。，、？！；：“”（）《》]"
+)
 NUMBER_COMMA = re.compile(r"(?<=\d),(?=\d)")
 PERIOD = re.compile(r"\.(?!\d)")
 # Contractions written without their apostrophe mean the same.
@@ -64,21 +67,22 @@ NEEDED = 3  # people who must agree for a full point
 
 
 def normalise(answer: str) -> str:
-    """An answer in lower case, without punctuation and articles, number words as digits."""
-    text = answer.replace("\n", " ").replace("\t", " ").strip().lower()
-    text = PUNCTUATION.sub(" ", NUMBER_COMMA.sub("", text))
-    text = PERIOD.sub("", text)
-    words = [NUMBERS.get(word, word) for word in text.split()]
-    return " ".join(CONTRACTIONS.get(word, word) for word in words if word not in ARTICLES)
+    """An answer in lower case, without punctuation and articles if it has more, number words as digits."""
+    given = answer.replace("\n", " ").replace("\t", " ").strip().lower()
+    text = PUNCTUATION.sub(lambda mark: mark[1].strip() if mark[1] else " ", NUMBER_COMMA.sub("", given))
+    words = [CONTRACTIONS.get(word, NUMBERS.get(word, word)) for word in PERIOD.sub("", text).split()]
+    return " ".join([word for word in words if word not in ARTICLES] or words) or given
 
 
 def vqa_accuracy(given: str, answers: Sequence[str]) -> float:
-    """Score of one given answer, from 0 to 1.
+    """Score of one given answer, from 0 to 1; an empty one is never right.
 
     Args:
         answers: of people, usually ten; a single answer must be matched.
     """
     wanted, mine = [normalise(answer) for answer in answers], normalise(given)
+    if not mine:
+        return 0.0
     if len(wanted) == 1:
         return float(mine == wanted[0])
     matches = sum(answer == mine for answer in wanted)

@@ -159,13 +159,13 @@ class _Scores:
             NonFiniteError: one is NaN or infinite.
         """
         logits = self._model.logits(hidden)
+        if self._used is not None:
+            penalised = torch.where(logits > 0, logits / self._penalty, logits * self._penalty)
+            logits = torch.where(self._used, penalised, logits)
         if not bool(logits.sum().isfinite()):
             raise NonFiniteError(
                 "the model's scores are not finite", fix="use an earlier checkpoint, or precision fp32"
             )
-        if self._used is not None:
-            penalised = torch.where(logits > 0, logits / self._penalty, logits * self._penalty)
-            logits = torch.where(self._used, penalised, logits)
         return logits.index_fill_(-1, self._banned, -math.inf)
 
     def add(self, tokens: Tensor) -> None:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Literal, Protocol
@@ -156,6 +157,7 @@ class Engine:
         watch: called with the scores, (vocab_size,), that each token of an answer is chosen by; for proofs.
 
     Attributes:
+        on_fault: hears of a fault of the program that ends the answers of some requests alone; None: it is raised.
         tokens_read, tokens_reused, tokens_made: since the start; of prompts computed, of prompts kept from earlier
             ones, and of answers.
     """
@@ -180,6 +182,7 @@ class Engine:
         self._live: list[_Answer] = []
         self._token_bytes = 0  # of keys and values, once a row has been read
         self.tokens_read = self.tokens_reused = self.tokens_made = 0
+        self.on_fault: Callable[[Sequence[Ticket], Exception], None] | None = None
 
     @property
     def live(self) -> int:
@@ -241,11 +244,12 @@ class Engine:
 
     def close(self) -> None:
         """End all answers as cancelled."""
-        for ticket in self._tickets():
+        for ticket in self.tickets():
             ticket.cancel()
         self._drop()
 
-    def _tickets(self) -> list[Ticket]:
+    def tickets(self) -> list[Ticket]:
+        """Requests that are not answered."""
         queued = [ticket for tickets in [*self._waiting, *self._reading] for ticket in tickets]
         return [*queued, *dict.fromkeys(answer.ticket for answer in self._live)]
 
@@ -272,7 +276,7 @@ class Engine:
     def _drop(self) -> None:
         """End what was cancelled or is late."""
         now = time.monotonic()
-        for ticket in self._tickets():
+        for ticket in self.tickets():
             late = ticket.request.deadline is not None and now >= ticket.request.deadline
             reason: Reason = "deadline" if late else "cancelled"
             for answer in sorted(ticket.open if late else ticket.open & ticket.cancelled):
@@ -330,7 +334,7 @@ class Engine:
             )
             self._fail(tickets, error)
             return True
-        free = self._memory - sum(ticket.promised for ticket in self._tickets()) - sum(needs)
+        free = self._memory - sum(ticket.promised for ticket in self.tickets()) - sum(needs)
         if free < 0:
             return False
         if self._beginnings is not None:
@@ -339,7 +343,19 @@ class Engine:
             ticket.promised = need
         return True
 
-    def _fail(self, tickets: Iterable[Ticket], error: UnpadError) -> None:
+    @contextmanager
+    def _apart(self, tickets: Sequence[Ticket]) -> Iterator[None]:
+        """Let a fault of the program end these requests, and no others."""
+        try:
+            yield
+        except Exception as error:
+            if self.on_fault is None:
+                raise
+            if not isinstance(error, UnpadError):
+                self.on_fault(tickets, error)
+            self._fail(tickets, error if isinstance(error, UnpadError) else None)
+
+    def _fail(self, tickets: Iterable[Ticket], error: UnpadError | None) -> None:
         for ticket in tickets:
             for answer in sorted(ticket.open):
                 self._end(ticket, answer, "failed", error)
@@ -351,18 +367,24 @@ class Engine:
             return
         tickets = [ticket for ticket, _ in parts]
         began = [ticket.row.length for ticket in tickets if ticket.row is not None]
-        try:
-            with needs_memory("a prompt's keys and values", "ask for less at once, or lower the memory"):
-                hidden = self._read_whole(tickets) if tickets[0].batch is not None else self._read_parts(parts)
-        except OutOfMemoryError as error:  # of the requests that are read, whose rows are half filled
-            self._fail(tickets, error)
+        hidden = None
+        with self._apart(tickets):
+            try:
+                with needs_memory("a prompt's keys and values", "ask for less at once, or lower the memory"):
+                    hidden = self._read_whole(tickets) if tickets[0].batch is not None else self._read_parts(parts)
+            except OutOfMemoryError as error:  # of the requests that are read, whose rows are half filled
+                self._fail(tickets, error)
+        if hidden is None:
             self._forget_ended()
             return
         self.tokens_read += sum(stop - start for (_, stop), start in zip(parts, began, strict=True))
         done = {id(ticket) for ticket, stop in parts if stop == len(ticket.ids)}
         # A prompt whose answers all ended may still be read, with others of its batch.
         complete = [place for place, ticket in enumerate(tickets) if id(ticket) in done and ticket.open]
-        answers = [answer for place in complete for answer in self._answers(tickets[place])]
+        answers = []
+        for place in complete:
+            with self._apart([tickets[place]]):
+                answers += self._answers(tickets[place])
         self._reading = [queued for queued in self._reading if id(queued[0]) not in done]
         self._live += answers
         copies = [place for place in complete for _ in sorted(tickets[place].open)]
@@ -432,7 +454,7 @@ class Engine:
     def _free_for_beginnings(self) -> int:
         if self._memory is None:
             return KEPT_BYTES
-        return self._memory - sum(ticket.promised for ticket in self._tickets())
+        return self._memory - sum(ticket.promised for ticket in self.tickets())
 
     def _echo(self, ticket: Ticket, start: int, stop: int, hidden: Tensor) -> None:
         """Report the tokens that follow those of a piece, (num, width), but for the first of the answer."""
@@ -481,21 +503,25 @@ class Engine:
     def _choose(self, answers: list[_Answer], hidden: Tensor) -> None:
         """Choose the next token of each row from its hidden state, (num_rows, width), and report it."""
         logits = self._model.logits(hidden)
-        finite = logits.sum(-1).isfinite().tolist()
-        tokens = [0] * len(answers)
-        places = [place for place in range(len(answers)) if finite[place]]
-        for _, group in groupby(sorted(places, key=lambda place: _kind(answers[place])), lambda p: _kind(answers[p])):
+        tokens: dict[int, int | None] = {}
+        places = sorted(range(len(answers)), key=lambda place: _kind(answers[place]))
+        for _, group in groupby(places, lambda place: _kind(answers[place])):
             alike = list(group)
-            chosen = _draw([answers[place] for place in alike], logits[torch.tensor(alike, device=logits.device)])
-            for place, token in zip(alike, chosen, strict=True):
-                tokens[place] = token
-        for place, answer in enumerate(answers):
-            if finite[place]:
-                self._report(answer, tokens[place], logits[place])
-            else:
+            rows = [answers[place] for place in alike]
+            with self._apart([answer.ticket for answer in rows]):
+                chosen = _draw(rows, logits[torch.tensor(alike, device=logits.device)])
+                tokens |= zip(alike, chosen, strict=True)
+        for place, token in sorted(tokens.items()):
+            answer = answers[place]
+            if answer.index not in answer.ticket.open:
+                continue
+            if token is None:
                 fix = "use an earlier checkpoint, or precision fp32"
                 error = NonFiniteError("the model's scores are not finite", fix=fix)
                 self._end(answer.ticket, answer.index, "failed", error)
+                continue
+            with self._apart([answer.ticket]):
+                self._report(answer, token, logits[place])
         self._forget_ended()
 
     def _report(self, answer: _Answer, token: int, logits: Tensor) -> None:
@@ -525,8 +551,9 @@ def _kind(answer: _Answer) -> tuple[float, ...]:
     return settings.temperature, settings.top_k, settings.top_p, settings.repetition_penalty, *sorted(banned)
 
 
-def _draw(answers: list[_Answer], logits: Tensor) -> list[int]:
-    """Draw a token for each row of scores, (num_rows, vocab_size); the answers are of one kind.
+def _draw(answers: list[_Answer], logits: Tensor) -> list[int | None]:
+    """Draw a token for each row of scores, (num_rows, vocab_size), None where they are not finite; the answers are of
+    one kind.
 
     The penalty divides positive and multiplies negative scores of tokens that the prompt or the answer holds (Keskar et
     al. 2019, arXiv 1909.05858, section 4.1).
@@ -537,6 +564,9 @@ def _draw(answers: list[_Answer], logits: Tensor) -> list[int]:
     if used:
         penalised = torch.where(logits > 0, logits / penalty, logits * penalty)
         logits = torch.where(torch.stack(used), penalised, logits)
+    finite = logits.sum(-1).isfinite().tolist()
+    if not all(finite):
+        logits = logits.nan_to_num()
     if request.banned:
         banned = torch.tensor(sorted(set(request.banned)), device=logits.device)
         logits = logits.index_fill(-1, banned, -torch.inf)
@@ -545,8 +575,7 @@ def _draw(answers: list[_Answer], logits: Tensor) -> list[int]:
     else:
         uniform = torch.tensor([answer.generator.random() for answer in answers], dtype=torch.float64)
         chosen = sample(logits.cpu().double(), settings, uniform)
-    tokens: list[int] = chosen.tolist()
-    return tokens
+    return [token if fits else None for token, fits in zip(chosen.tolist(), finite, strict=True)]
 
 
 def _step(answer: int, token: int, logits: Tensor, top: int | None) -> NewToken:

@@ -78,9 +78,9 @@ def encode(recipe: Recipe, tokenizer: Tokenizer, text: str, system: str = "") ->
 
 
 def reads_chat(recipe: Recipe, tokenizer: Tokenizer) -> bool:
-    """True if prompts are messages of a conversation: in a run trained on conversations, or an imported chat model that
-    was not trained on other data."""
-    return recipe.data.converses or (tokenizer.chat is not None and not recipe.data.text)
+    """True if prompts are messages of a conversation: in a run trained on conversations or on questions, or an imported
+    chat model that was not trained on other data."""
+    return recipe.data.converses or bool(recipe.data.vqa) or (tokenizer.chat is not None and not recipe.data.text)
 
 
 def opening(recipe: Recipe, tokenizer: Tokenizer, system: str) -> list[Turn]:
@@ -146,6 +146,13 @@ def is_mostly_unknown(lost: LostCharacters) -> bool:
 def prompt_warning(lost: LostCharacters) -> str:
     """Warning on a prompt that is mostly unknown; "" for others."""
     return f"warning: the prompt is mostly unknown: {lost.describe()}" if is_mostly_unknown(lost) else ""
+
+
+def picture_note(recipe: Recipe, run: str) -> str:
+    """Remark for a text that is put to a run trained on questions about pictures; "" for other runs."""
+    if not recipe.data.vqa:
+        return ""
+    return f"no picture is given; `unpad infer {run} --image FILE --question TEXT` shows one"
 
 
 def plain_note(recipe: Recipe) -> str:

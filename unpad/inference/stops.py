@@ -12,19 +12,27 @@ class StopTexts:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
+        self._stops = [(stop, _borders(stop)) for stop in stops]
+        self._begun = [0] * len(stops)  # characters of each stop that the text so far ends with
         self._waiting = ""
         self.found = False
 
     def push(self, piece: str) -> str:
         """Add a piece, and return the text that is certain to come before any stop."""
         waiting = self._waiting + piece
-        ends = [(at + len(stop), at) for stop in self._stops if (at := waiting.find(stop)) >= 0]
-        if ends:
-            self.found, self._waiting = True, ""
-            return waiting[: min(ends)[1]]
-        starts = (n for stop in self._stops for n in range(1, len(stop)) if waiting.endswith(stop[:n]))
-        keep = len(waiting) - max(starts, default=0)
+        for end, letter in enumerate(piece, len(self._waiting) + 1):
+            complete = 0
+            for place, (stop, borders) in enumerate(self._stops):
+                begun = self._begun[place]
+                while begun and stop[begun] != letter:
+                    begun = borders[begun - 1]
+                self._begun[place] = begun = begun + (stop[begun] == letter)
+                if begun == len(stop):
+                    complete = max(complete, begun)
+            if complete:
+                self.found, self._waiting = True, ""
+                return waiting[: end - complete]
+        keep = len(waiting) - max(self._begun, default=0)
         self._waiting = waiting[keep:]
         return waiting[:keep]
 
@@ -32,3 +40,17 @@ class StopTexts:
         """The text that was held back, when nothing follows."""
         rest, self._waiting = self._waiting, ""
         return rest
+
+
+def _borders(stop: str) -> list[int]:
+    """For every place of a text, the length of the longest proper start that its beginning up to there ends with.
+
+    Knuth, Morris and Pratt (1977), "Fast pattern matching in strings".
+    """
+    borders, length = [0], 0
+    for letter in stop[1:]:
+        while length and stop[length] != letter:
+            length = borders[length - 1]
+        length += stop[length] == letter
+        borders.append(length)
+    return borders

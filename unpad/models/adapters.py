@@ -19,7 +19,10 @@ from torch import Tensor, nn
 from unpad.errors import RecipeError
 from unpad.models.contract import Model
 from unpad.models.decoder import Decoder
-from unpad.nn.dropout import Dropout
+from unpad.models.set_sequence.encoder import InducedBlock
+from unpad.nn.block import Block, Stream
+from unpad.nn.draws import draw
+from unpad.nn.dropout import dropout
 from unpad.nn.linear import Linear
 from unpad.recipes.training import LoraSettings
 
@@ -55,11 +58,48 @@ def adapt(model: Model, settings: LoraSettings) -> None:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     inject_adapter_in_model(LoraConfig(**_peft_settings(settings, chosen)), model, NAME)
-    for module in model.modules():  # dropout that knows the parts of a micro-batch
-        if isinstance(drops := getattr(module, "lora_dropout", None), nn.ModuleDict) and settings.dropout:
-            drops[NAME] = Dropout(settings.dropout)
+    if settings.dropout:
+        for module in model.modules():
+            if isinstance(module, Block | InducedBlock):
+                _drop_by_place(module, settings.dropout)
     found = {name.partition(ADAPTER)[0] for name in adapter_names(model)}
     assert found == set(chosen), f"peft adapted other layers than asked: {sorted(found.symmetric_difference(chosen))}"
+
+
+class _Dropout(nn.Module):
+    """Dropout of an adapter's inputs, which are rows of one of the runs of its block.
+
+    Attributes:
+        places: of every run of the pass, (num_rows,) int64; runs of equal numbers of rows have equal places.
+    """
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share, self.places = share, list[Tensor]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        return dropout(x, self.share, draw(), next((one for one in self.places if len(one) == len(x)), None))
+
+
+def _drop_by_place(block: nn.Module, share: float) -> None:
+    """Let the adapters of a block draw dropout by the places of its tokens."""
+    found = [drops for one in block.modules() if isinstance(drops := getattr(one, "lora_dropout", None), nn.ModuleDict)]
+    placed = [_Dropout(share) for _ in found]
+    for drops, drop in zip(found, placed, strict=True):
+        drops[NAME] = drop
+
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        run = args[0] if isinstance(args[0], Stream) else args[2].gather  # of an InducedBlock
+        runs = [run.layout] if isinstance(run, Stream) else [run.queries, run.keys]
+        places = [layout.places for layout in runs if layout.places is not None]
+        if places and (index := kwargs.get("keep_index")) is not None:
+            places.append(places[0].index_select(0, index))
+        for drop in placed:
+            drop.places = places
+
+    block.register_forward_pre_hook(before, with_kwargs=True)
 
 
 def _block_layers(model: nn.Module) -> dict[str, nn.Module]:

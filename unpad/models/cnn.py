@@ -78,4 +78,4 @@ class Cnn(Classifier):
         # With one token per image, the mean over tokens only leaves out the padding of a rectangle.
         features = super()._features(batch)
         share = self.config.dropout if self.training else 0.0
-        return dropout(features, share, draw(len(features))) if share else features
+        return dropout(features, share, draw(), batch.layout.bases) if share else features

@@ -7,7 +7,7 @@ the two. `preset` names two configurations; every other field overrides the pres
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -28,7 +28,8 @@ from unpad.nn.block import (
     Unchanged,
     init_weights,
 )
-from unpad.nn.dropout import Dropout
+from unpad.nn.draws import draw
+from unpad.nn.dropout import dropout
 from unpad.nn.linear import compute_dtype, computing_copy, product
 from unpad.nn.losses import Terms, cross_entropy, target_nll, token_nll
 from unpad.nn.norm import Norm
@@ -202,7 +203,6 @@ class Decoder(Generates, LearnsPreferences):
     """
 
     config: Config
-    computes: ClassVar[tuple[str, ...]] = ("embedded", "finished")
 
     def __init__(self, config: Config, vocab_size: int) -> None:
         super().__init__()
@@ -218,7 +218,6 @@ class Decoder(Generates, LearnsPreferences):
         self.blocks = nn.ModuleList(Block(config, index) for index in range(config.blocks))
         self.norm = Norm(config.norm, config.width, config.eps, config.dropout)
         self.head = None if config.tied else nn.Linear(config.width, vocab_size, bias=False)
-        self.dropout = Dropout(config.embed_dropout)
         init_weights(self, config.blocks)
 
     def forward(
@@ -240,35 +239,11 @@ class Decoder(Generates, LearnsPreferences):
             RecipeError: a position is outside the model's context.
         """
         between = between or Unchanged()
-        stream = self.embedded(batch)
-        return self.finished(between(BEFORE, stream, stream), 0, cache, between, wanted)
-
-    def embedded(self, batch: RaggedBatch) -> Stream:
-        """The stream before the first block.
-
-        Raises:
-            RecipeError: a position is outside the model's context.
-        """
-        return self.stream_of(batch, self._embed(batch), None)
-
-    def stream_of(self, batch: RaggedBatch, x: Tensor, delta: Tensor | None) -> Stream:
-        """The stream of a batch's tokens, with `x` and `delta`, (total_tokens, width), as `Stream` has them."""
-        rotary = self._rotary(batch.position_ids, x.dtype)
-        local = self._local_rotary(batch.position_ids, x.dtype)
-        return Stream(x, delta, batch.layout, rotary, local_rotary=local)
-
-    def finished(
-        self,
-        stream: Stream,
-        start: int,
-        cache: Cache | None = None,
-        between: Between | None = None,
-        wanted: Tensor | None = None,
-    ) -> Tensor:
-        """Hidden states after the blocks from `start` on and the last norm; the rest as in `forward`."""
-        between = between or Unchanged()
-        for index in range(start, len(self.blocks)):
-            block = self.blocks[index]
+        x = self._embed(batch)
+        rotary, local = self._rotary(batch.position_ids, x.dtype), self._local_rotary(batch.position_ids, x.dtype)
+        stream = Stream(x, None, batch.layout, rotary, local_rotary=local)
+        stream = between(BEFORE, stream, stream)
+        for index, block in enumerate(self.blocks):
             if wanted is not None and self._ends_short(index, len(wanted), stream, between):
                 return self._normed(block(stream, cache, index, keep_index=between.places(wanted)))
             stream = between(index, stream, block(stream, cache, index))
@@ -332,7 +307,7 @@ class Decoder(Generates, LearnsPreferences):
 
     def _normed(self, stream: Stream) -> Tensor:
         """Hidden states after the last norm, (num, width)."""
-        hidden: Tensor = self.norm(stream.x, stream.delta)[1]
+        hidden: Tensor = self.norm(stream.x, stream.delta, stream.layout, stream.index)[1]
         return hidden
 
     @property
@@ -361,8 +336,8 @@ class Decoder(Generates, LearnsPreferences):
             factor = 0.02 if batch.input_ids is not None else 1.0
             table = position_table(limit, self.config.width, factor, x.dtype, positions.device)
             x = x + table.index_select(0, positions)
-        dropped: Tensor = self.dropout(x)
-        return dropped
+        share = self.config.embed_dropout if self.training else 0.0
+        return dropout(x, share, draw(), batch.layout.places) if share else x
 
     def _rotary(self, position_ids: Tensor, dtype: torch.dtype) -> Rotary | None:
         config = self.config

@@ -19,7 +19,7 @@ from unpad.models.contract import Classifier, ModelConfig
 from unpad.nn.activation import Kind
 from unpad.nn.block import Block, BlockConfig, Stream, init_weights
 from unpad.nn.convolution import ConvolutionalStem, neighbours
-from unpad.nn.draws import random_like
+from unpad.nn.draws import uniform
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
 from unpad.nn.pool import AttentionPool
@@ -116,7 +116,7 @@ class Vit(Classifier):
         stream = Stream(x, None, batch.layout)
         for block in self.blocks:
             stream = block(stream)
-        hidden: Tensor = self.norm(stream.x, stream.delta)[1]
+        hidden: Tensor = self.norm(stream.x, stream.delta, stream.layout)[1]
         return hidden
 
     def _embed(self, pixels: Tensor, batch: RaggedBatch) -> Tensor:
@@ -137,24 +137,26 @@ class Vit(Classifier):
 
 
 def drop_tokens(batch: RaggedBatch, share: float) -> RaggedBatch:
-    """Drop a share of the patches of every image, chosen by torch's generator; the others keep their positions.
+    """Drop a share of the patches of every image, chosen at random; the others keep their positions.
 
-    An image of n patches keeps round(n * (1 - share)), and at least one. The choice depends on the generator and the
+    An image of n patches keeps round(n * (1 - share)), and at least one. The choice depends on the seed and the
     lengths alone, so a rectangle keeps the same patches as the flat run; its dropped cells become padding.
     """
-    kept = _choose_tokens(batch.layout.lengths(), share)
+    places = batch.layout.places
+    if places is not None and isinstance(batch.layout, PaddedLayout):
+        places = places[batch.layout.attention_mask.flatten()]
+    kept = _choose_tokens(batch.layout.lengths(), share, places)
     if isinstance(batch.layout, PaddedLayout):
         mask = batch.layout.attention_mask
-        return replace(batch, layout=PaddedLayout(mask.masked_scatter(mask, kept)))
+        return replace(batch, layout=replace(batch.layout, attention_mask=mask.masked_scatter(mask, kept)))
     return batch.keep(kept)
 
 
-def _choose_tokens(lengths: Tensor, share: float) -> Tensor:
+def _choose_tokens(lengths: Tensor, share: float, places: Tensor | None) -> Tensor:
     """Mask of the tokens to keep, (lengths.sum(),) bool: those with the smallest random keys of each sequence."""
     num_kept = (lengths.double() * (1 - share)).round().long().clamp_min(1).minimum(lengths)  # (num_seqs,)
     sequence = torch.repeat_interleave(lengths)  # (num_tokens,)
-    keys = random_like(torch.empty(len(sequence), dtype=torch.float64), torch.rand_like).to(lengths.device)
-    by_key = keys.argsort()
+    by_key = uniform(sequence, places).argsort(stable=True)
     order = by_key[sequence[by_key].argsort(stable=True)]  # by sequence, and within a sequence by key
     # This order keeps sequences in place, so a token's rank is its distance from the start of its sequence.
     starts = lengths.cumsum(0) - lengths

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from unpad.batching.layout import Layout, LengthGroup, PaddedLayout, build_layout
-from unpad.nn.draws import Draw, draw
+from unpad.nn.draws import draw, rows_of
 from unpad.nn.dropout import kept
 from unpad.nn.kernel import Kernel, choose_kernels, note, runs_native
 from unpad.nn.linear import rows_are_independent
@@ -107,7 +107,7 @@ def self_attention(
     )
     note(kernels)
     kv_heads = (qkv.shape[1] - heads) // 2
-    drawn = draw(len(qkv)) if dropout else Draw(0)
+    seed = draw() if dropout else 0
     if kernels == (Kernel.NATIVE,):
         assert isinstance(layout, Layout), "the native kernel runs on flat runs"
         return native_attention(
@@ -120,8 +120,8 @@ def self_attention(
             rotary=rotary,
             key_bias=key_bias,
             dropout=dropout,
-            seed=drawn.seed,
-            first=drawn.first,
+            seed=seed,
+            bases=layout.bases,
             window=window,
         )
     if qkv_bias is not None:
@@ -135,7 +135,7 @@ def self_attention(
         return reference_attention(q, k, v, layout, causal, key_bias, window)
     extras = None
     if key_bias is not None or dropout:
-        extras = Extras(drawn.rows(len(q), q.device), key_bias, dropout, drawn.seed)
+        extras = Extras(rows_of(q, layout.places), key_bias, dropout, seed)
     return _torch_attention(q, k, v, layout, causal, kernels, extras, window)
 
 
@@ -192,7 +192,7 @@ def ragged_attention(
         fused=not shaped and v.shape[2] == head_dim,
     )
     note(kernels)
-    drawn = draw(len(q)) if dropout else Draw(0)
+    seed = draw() if dropout else 0
     if kernels == (Kernel.NATIVE,):
         return native_attention(
             torch.cat([q, k, v], 1),
@@ -202,11 +202,11 @@ def ragged_attention(
             causal=causal,
             scale=scale,
             dropout=dropout,
-            seed=drawn.seed,
-            first=drawn.first,
+            seed=seed,
+            bases=layout.bases,
             window=window,
         )
-    extras = Extras(drawn.rows(len(q), q.device), None, dropout, drawn.seed, scale, softcap, sinks)
+    extras = Extras(rows_of(q, layout.places), None, dropout, seed, scale, softcap, sinks)
     return _torch_attention(q, k, v, layout, causal, kernels, extras, window)
 
 

@@ -135,6 +135,7 @@ class Stream:
         key_bias: (total_tokens,), added to the scores of a key in all heads of the blocks that follow.
         value_scale: (total_tokens,), factor of a token's values in the blocks that follow.
         local_rotary: as `rotary`, for the blocks with windowed attention, if their angles differ.
+        index: (num,) int64, the tokens that `x` and `delta` are of, after a block with `keep_index`; None: all.
     """
 
     x: Tensor
@@ -144,6 +145,7 @@ class Stream:
     key_bias: Tensor | None = None
     value_scale: Tensor | None = None
     local_rotary: Rotary | None = None
+    index: Tensor | None = None
 
     def hidden(self) -> Tensor:
         """Hidden states, (total_tokens, width), in the dtype of x, before dropout."""
@@ -156,7 +158,7 @@ class Stream:
         """
         if isinstance(self.layout, PaddedLayout):
             mask = self.layout.attention_mask
-            return replace(self, layout=PaddedLayout(mask & kept.view_as(mask)))
+            return replace(self, layout=replace(self.layout, attention_mask=mask & kept.view_as(mask)))
         index = kept.nonzero().flatten()
 
         def take(x: Tensor | None) -> Tensor | None:
@@ -349,10 +351,12 @@ class Block(nn.Module):
         Returns:
             The stream of these tokens; `keep_index` narrows only `x` and `delta`, which nothing but a norm may read.
         """
-        x, y = self.norm_1(stream.x, stream.delta)
+        x, y = self.norm_1(stream.x, stream.delta, stream.layout)
         attended = _normed_branch(self.attention_norm, self.attention(y, stream, cache, index, keep_index))
-        x, y = self.norm_2(x if keep_index is None else x.index_select(0, keep_index), attended)
-        return replace(stream, x=x, delta=_normed_branch(self.feed_forward_norm, self.feed_forward(y)))
+        x = x if keep_index is None else x.index_select(0, keep_index)
+        x, y = self.norm_2(x, attended, stream.layout, keep_index)
+        delta = _normed_branch(self.feed_forward_norm, self.feed_forward(y))
+        return replace(stream, x=x, delta=delta, index=keep_index)
 
 
 def _normed_branch(norm: Norm | None, y: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from unpad.batching.layout import Layout
-from unpad.nn.draws import Draw, draw
+from unpad.nn.draws import draw
 from unpad.nn.dropout import kept
 from unpad.nn.linear import Linear, rows_are_independent
 from unpad.nn.norm import Norm
@@ -123,12 +123,14 @@ class PairedRuns:
 
     Args:
         groups: rectangles; they leave out sequences without queries or without keys.
-        num_queries, num_keys: tokens of the two runs.
+        num_queries, num_keys: tokens of the two runs; queries, keys: their layouts.
     """
 
     groups: tuple[PairGroup, ...]
     num_queries: int
     num_keys: int
+    queries: Layout
+    keys: Layout
 
 
 def pair_sequences(queries: Layout, keys: Layout) -> PairedRuns:
@@ -145,7 +147,7 @@ def pair_sequences(queries: Layout, keys: Layout) -> PairedRuns:
         PairGroup(*(RectangleSide(*side, device) for side in zip(begins[:, seqs], lengths[:, seqs], strict=True)))
         for seqs in (_equal(lengths) if rows_are_independent(queries.cu_seqlens) else _alike(lengths))
     )
-    return PairedRuns(groups, *bounds[:, -1].tolist())
+    return PairedRuns(groups, *bounds[:, -1].tolist(), queries, keys)
 
 
 def _equal(lengths: np.ndarray) -> Iterator[np.ndarray]:
@@ -204,11 +206,11 @@ class PairWeights:
         Returns:
             (num_queries, heads, dim) of values' dtype; zeros where a sequence has no keys.
         """
-        drawn = draw(self.pairs.num_queries, self.pairs.num_keys) if dropout else Draw(0)
+        seed = draw() if dropout else 0
         parts = [values[:0]]
         for group, weights in zip(self.pairs.groups, self.rectangles, strict=True):
             if dropout:
-                weights = _drop(weights, group, dropout, drawn)
+                weights = self._drop(weights, group, dropout, seed)
             y = _product(weights, group.keys.take(values).transpose(1, 2))
             parts.append(group.queries.flatten(y.transpose(1, 2)).to(values.dtype))
         if self.pairs.groups[0].queries.covers(self.pairs.num_queries):
@@ -216,6 +218,16 @@ class PairWeights:
         tokens = [torch.arange(0, device=values.device), *(group.queries.tokens for group in self.pairs.groups)]
         out = values.new_zeros(self.pairs.num_queries, *values.shape[1:])
         return out.index_copy(0, torch.cat(tokens), torch.cat(parts))
+
+    def _drop(self, weights: Tensor, group: PairGroup, share: float, seed: int) -> Tensor:
+        """Apply dropout drawn from the places of query, head and key, so that grouping changes nothing."""
+        heads = torch.arange(weights.shape[1], device=weights.device)[:, None, None]
+        sides = ((group.queries, self.pairs.queries), (group.keys, self.pairs.keys))
+        query, key = (
+            side.cells if layout.places is None else layout.places[side.cells] for side, layout in sides
+        )  # (num_seqs, longest)
+        keep = kept(seed, query[:, None, :, None] * weights.shape[1] + heads, key[:, None, None, :], share)
+        return torch.where(keep, weights / (1 - share), 0)
 
     def average(self, values: Tensor) -> Tensor:
         """Sum values (num_keys, dim) by the mean of all heads' weights, (num_queries, dim)."""
@@ -231,14 +243,6 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
         a, b = a.contiguous(), b.contiguous()
     with torch.autocast(a.device.type, enabled=False):
         return a.to(b.dtype) @ b
-
-
-def _drop(weights: Tensor, group: PairGroup, share: float, drawn: Draw) -> Tensor:
-    """Apply dropout drawn from the places of query, head and key in their runs, so that grouping changes nothing."""
-    heads = torch.arange(weights.shape[1], device=weights.device)[:, None, None]
-    rows = (drawn.first + group.queries.cells[:, None, :, None]) * weights.shape[1] + heads
-    keep = kept(drawn.seed, rows, drawn.first_key + group.keys.cells[:, None, None, :], share)
-    return torch.where(keep, weights / (1 - share), 0)
 
 
 def attention_weights(

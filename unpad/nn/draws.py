@@ -1,91 +1,122 @@
-"""Random draws of a micro-batch, including one that is computed in parts.
+"""Random draws of a pass, the same for every cut of an update into micro-batches, parts and processes.
 
-Layers ask here for seeds and random numbers. In one piece a micro-batch draws from torch's generator, in the order of
-its layers. In parts, as memory may demand, every part gets the draws that its entries have in the whole: seeds are
-those of the whole, with the places of the part's entries there, and random numbers are drawn in the shape of the whole.
+A random number is a hash of a seed, the place of its entry (`Layout.places`: the sequence's place in the update, and
+the entry's in the sequence), and its column. Inside of `seeded` the n-th draw of a pass has the n-th seed of the
+update; layers that some passes skip, as those of images, count theirs `apart`. Native kernels compute the same bits.
 
-Parts are consecutive sequences, computed in order. So the entries of a part at a draw follow those of the parts before
-it, whatever they are: tokens, sets, images, or what a merger has left of them.
+The hash is the finaliser of MurmurHash3 (Appleby 2011), as in native/simd.h.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 import torch
 from torch import Tensor
 
 from unpad.nn.scope import Scope
 
-
-@dataclass(frozen=True)
-class Draw:
-    """A seed, and the places of entries in the run that it is drawn for.
-
-    Args:
-        seed: in [0, 2^62); a resumed step draws the same one.
-        first: place of the first row; first_key: of the first key, where attention reads another run.
-        repeats: number of equal runs that the rows consist of; their first rows lie `apart` places from each other.
-    """
-
-    seed: int
-    first: int = 0
-    first_key: int = 0
-    repeats: int = 1
-    apart: int = 0
-
-    def rows(self, num: int, device: torch.device) -> Tensor:
-        """Places of `num` rows, (num,) int64."""
-        if self.repeats == 1:
-            return torch.arange(self.first, self.first + num, device=device)
-        runs = self.first + self.apart * torch.arange(self.repeats, device=device)
-        return (runs[:, None] + torch.arange(num // self.repeats, device=device)).flatten()
+_LOW = 0xFFFFFFFF
+_FACTORS = (0x85EBCA6B, 0xC2B2AE35)
 
 
-class UnmeasuredError(Exception):
-    """A draw needs to know the entries of parts that come later: `SplitDraws.measure` all of them first."""
+@dataclass
+class _Draws:
+    """Draws of one pass; `counts` has the number of draws of every part of a model that counts apart."""
+
+    update: int
+    part: str = ""
+    counts: Counter[str] = field(default_factory=Counter)
 
 
-_split: Scope[SplitDraws | None] = Scope(None)
-_repeats: Scope[int] = Scope(1)
-
-
-def draw(num_rows: int, num_keys: int = 0) -> Draw:
-    """Draw a seed from torch's generator.
-
-    Args:
-        num_rows, num_keys: entries of the runs; the seed comes with their places.
-    """
-    split = _split.get()
-    return Draw(_seed()) if split is None else split.seed(num_rows, num_keys)
-
-
-def random_like(x: Tensor, fill: Callable[[Tensor], Tensor]) -> Tensor:
-    """Draw random numbers in the shape of `x`; the rows of `x` are entries of one run.
-
-    Args:
-        fill: draws for a tensor in its shape, such as `torch.randn_like`; does not read it.
-    """
-    split = _split.get()
-    return fill(x) if split is None else split.numbers(x, fill)
-
-
-def in_parts() -> bool:
-    """True where a part of a micro-batch computes."""
-    return _split.get() is not None
+_draws: Scope[_Draws | None] = Scope(None)
 
 
 @contextmanager
-def repeated(times: int) -> Iterator[None]:
-    """Declare that runs inside consist of `times` equal ones."""
-    with _repeats.of(times):
+def seeded(update: int) -> Iterator[None]:
+    """Compute a pass inside, with the seeds of an update."""
+    with _draws.of(_Draws(update)):
         yield
 
 
-def _seed() -> int:
-    return int(torch.randint(1 << 62, ()))
+@contextmanager
+def apart(part: str) -> Iterator[None]:
+    """Count draws inside by themselves, as of a part of the model that some passes skip."""
+    draws = _draws.get()
+    if draws is None:
+        yield
+        return
+    before, draws.part = draws.part, part
+    try:
+        yield
+    finally:
+        draws.part = before
+
+
+def draw() -> int:
+    """Draw a seed in [0, 2^62): of the update inside of `seeded`, else by torch's generator."""
+    draws = _draws.get()
+    if draws is None:
+        return int(torch.randint(1 << 62, ()))
+    draws.counts[draws.part] += 1
+    text = f"{draws.update},{draws.part},{draws.counts[draws.part]}"
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 2
+
+
+def rows_of(x: Tensor, places: Tensor | None) -> Tensor:
+    """Places of the rows of `x`, (num_rows,) int64; their numbers without `places`."""
+    return torch.arange(len(x), device=x.device) if places is None else places
+
+
+def uniform(x: Tensor, places: Tensor | None) -> Tensor:
+    """Draw numbers between 0 and 1, both excluded, in the shape of `x`, fp32.
+
+    Args:
+        places: (num_rows,) int64, as `Layout.places`; None numbers the rows.
+    """
+    columns = torch.arange(x[:1].numel(), device=x.device)
+    drawn = bits(draw(), rows_of(x, places)[:, None], columns)
+    return ((drawn >> 9 & 0x7FFFFF).float() + 0.5).mul_(2.0**-23).view(x.shape)
+
+
+def normal(x: Tensor, places: Tensor | None) -> Tensor:
+    """Draw normal numbers in the shape and dtype of `x`; `places` as of `uniform`."""
+    return (torch.erfinv(2 * uniform(x, places) - 1) * 2**0.5).to(x.dtype)
+
+
+def bits(seed: int, rows: Tensor, columns: Tensor) -> Tensor:
+    """Hash places of a matrix, int64 indices that broadcast against each other, to 32 bits, int32."""
+    of_row = mix(mix(rows & _LOW) ^ (seed & _LOW))
+    of_row = mix(of_row ^ (seed >> 32) ^ (rows >> 32 & _LOW))
+    x = of_row.int() ^ (columns * 0x9E3779B9 & _LOW).int()
+    # `mix` in place and in 32 bits: this is the one tensor of full size. A shift of a negative number fills with ones.
+    x ^= x >> 16 & 0xFFFF
+    x *= _FACTORS[0] - 2**32
+    x ^= x >> 13 & 0x7FFFF
+    x *= _FACTORS[1] - 2**32
+    x ^= x >> 16 & 0xFFFF
+    return x
+
+
+def mix(x: Tensor) -> Tensor:
+    """Hash 32 bits to 32 bits, both held in int64."""
+    x = x ^ (x >> 16)
+    x = x * _FACTORS[0] & _LOW
+    x = x ^ (x >> 13)
+    x = x * _FACTORS[1] & _LOW
+    return x ^ (x >> 16)
+
+
+def seed_generator(seed: int) -> None:
+    """`torch.manual_seed`, without the stack trace (0.1 ms) that it records if there is no accelerator."""
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
 
 
 class GeneratorState:
@@ -100,71 +131,3 @@ class GeneratorState:
         torch.set_rng_state(self._state)
         if self._of_device is not None:
             torch.cuda.set_rng_state(self._of_device, self._device)
-
-
-@dataclass
-class SplitDraws:
-    """Draws of one micro-batch that is computed in parts; every part gets the draws that it has in the whole.
-
-    For a seed a part needs to know only the parts before it. Random numbers are drawn in the shape of the whole, and
-    need the entries of all: these are measured by a pass over each.
-
-    Every part, the first one first, is computed inside of `part`; before, where needed, inside of `measure`.
-    """
-
-    _counts: list[list[tuple[int, int]]] = field(default_factory=list)  # entries at every draw, part by part
-    _measured: list[list[tuple[int, int]]] = field(default_factory=list)  # the same of all parts
-    _is_measuring: bool = False
-
-    @contextmanager
-    def part(self) -> Iterator[None]:
-        """Compute the next part, with the generator in the state from before the micro-batch.
-
-        Raises:
-            UnmeasuredError: the parts are to be measured first.
-        """
-        self._counts.append([])
-        with _split.of(self):
-            yield
-        assert len(self._counts[-1]) == len(self._counts[0]), "a part draws more or less often than another"
-
-    @contextmanager
-    def measure(self) -> Iterator[None]:
-        """Measure the next part: compute it without gradient, and with any draws."""
-        self._is_measuring = True
-        try:
-            with self.part():
-                yield
-        finally:
-            self._is_measuring = False
-        self._measured.append(self._counts.pop())
-
-    def seed(self, num_rows: int, num_keys: int) -> Draw:
-        """As `draw`, for this part."""
-        repeats = _repeats.get()
-        (first, first_key), num = self._visit(num_rows // repeats, num_keys)
-        return Draw(_seed(), first, first_key) if repeats == 1 else Draw(_seed(), first, 0, repeats, self._all(num))
-
-    def numbers(self, x: Tensor, fill: Callable[[Tensor], Tensor]) -> Tensor:
-        """As `random_like`, for this part."""
-        repeats = _repeats.get()
-        (first, _), num = self._visit(len(x) // repeats, 0)
-        total = self._all(num)
-        rows = Draw(0, first, 0, repeats, total).rows(len(x), x.device)
-        return fill(x.new_empty(total * repeats, *x.shape[1:])).index_select(0, rows)
-
-    def _visit(self, num_rows: int, num_keys: int) -> tuple[tuple[int, int], int]:
-        """Come to the next draw of this part; return the places of its first entries, and the number of the draw."""
-        *before, own = self._counts
-        num = len(own)
-        own.append((num_rows, num_keys))
-        assert all(num < len(counts) for counts in before), "a part draws more often than another"
-        return (sum(counts[num][0] for counts in before), sum(counts[num][1] for counts in before)), num
-
-    def _all(self, num: int) -> int:
-        """Rows of all parts at a draw."""
-        if self._is_measuring:
-            return self._counts[-1][num][0]
-        if not self._measured:
-            raise UnmeasuredError
-        return sum(counts[num][0] for counts in self._measured)

@@ -1,40 +1,24 @@
-"""Dropout by a hash of seed and place, so that every kernel drops the same values.
-
-Native kernels compute the bits where they need them and store no mask; this file computes the same bits in torch. The
-hash is the finaliser of MurmurHash3 (Appleby 2011), as in native/simd.h.
-"""
+"""Dropout by the bits of `nn/draws.py`, which native kernels compute where they need them and store no mask."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
-from unpad.nn.draws import Draw, in_parts, random_like
-
-_LOW = 0xFFFFFFFF
+from unpad.nn.draws import bits, rows_of
 
 
-def dropout(x: Tensor, share: float, drawn: Draw) -> Tensor:
-    """Set a share of (rows, columns) to zero and divide the rest by 1 - share (Srivastava et al. 2014, JMLR 15)."""
+def dropout(x: Tensor, share: float, seed: int, places: Tensor | None = None) -> Tensor:
+    """Set a share of (rows, columns) to zero and divide the rest by 1 - share (Srivastava et al. 2014, JMLR 15).
+
+    Args:
+        seed: from `draws.draw`.
+        places: (rows,) int64, as `Layout.places`; None numbers the rows.
+    """
     if share == 0:
         return x
-    rows = drawn.rows(x.shape[0], x.device)
     columns = torch.arange(x.shape[1], device=x.device)
-    return torch.where(kept(drawn.seed, rows[:, None], columns, share), x / (1 - share), 0)
-
-
-class Dropout(nn.Module):
-    """Dropout by torch's generator, of (rows, columns); in evaluation none."""
-
-    def __init__(self, share: float) -> None:
-        super().__init__()
-        self.p = share
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not (in_parts() and self.training and self.p):
-            return F.dropout(x, self.p, self.training)
-        return x * random_like(x, lambda whole: F.dropout(torch.ones_like(whole), self.p))
+    return torch.where(kept(seed, rows_of(x, places)[:, None], columns, share), x / (1 - share), 0)
 
 
 def kept(seed: int, rows: Tensor, columns: Tensor, share: float) -> Tensor:
@@ -46,15 +30,5 @@ def kept(seed: int, rows: Tensor, columns: Tensor, share: float) -> Tensor:
     Returns:
         bool of their broadcast shape.
     """
-    bits = mix(mix(rows & _LOW) ^ (seed & _LOW))
-    bits = mix(bits ^ (seed >> 32) ^ (rows >> 32))
-    return mix(bits ^ (columns * 0x9E3779B9 & _LOW)) >= int(share * 2**32)
-
-
-def mix(x: Tensor) -> Tensor:
-    """Hash 32 bits to 32 bits, both held in int64."""
-    x = x ^ (x >> 16)
-    x = x * 0x85EBCA6B & _LOW
-    x = x ^ (x >> 13)
-    x = x * 0xC2B2AE35 & _LOW
-    return x ^ (x >> 16)
+    # Compared as if unsigned.
+    return bits(seed, rows, columns).bitwise_xor_(-(2**31)) >= int(share * 2**32) - 2**31

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unpad.nn.draws import Draw, draw
+from unpad.batching.layout import Layout, PaddedLayout
+from unpad.nn.draws import draw
 from unpad.nn.dropout import dropout
 from unpad.nn.linear import compute_dtype
 from unpad.nn.native import library
@@ -36,22 +37,30 @@ class Norm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(dim)) if kind == "layernorm" else None
         self.eps, self.dropout = eps, dropout
 
-    def forward(self, residual: Tensor, delta: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        residual: Tensor,
+        delta: Tensor | None = None,
+        layout: Layout | PaddedLayout | None = None,
+        index: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """Add a branch's output to the residual stream, and normalise the sum for the next branch.
 
         Args:
             residual: (total_tokens, dim), fp32 or wider; without a delta in any dtype.
             delta: (total_tokens, dim) in the computing dtype; None at the beginning of the stream.
+            layout: of the tokens, which dropout draws by; None: by the places of rows.
+            index: (total_tokens,) int64, the tokens of `layout` that these are; None: all.
 
         Returns:
             The new residual, and its normalised form in the computing dtype.
         """
         dtype = compute_dtype(residual)
         share = self.dropout if self.training and delta is not None else 0.0
-        drawn = draw(len(residual)) if share else Draw(0)
+        seed, places = (draw(), None if layout is None else layout.places) if share else (0, None)
+        if places is not None and index is not None:
+            places = places.index_select(0, index)
         if _runs_native(residual, self.weight, dtype):
-            if delta is not None and drawn.repeats > 1:  # kernels know the first row alone
-                delta, share = dropout(delta, share, drawn), 0.0
             return add_norm(
                 residual,
                 delta,
@@ -60,12 +69,12 @@ class Norm(nn.Module):
                 eps=self.eps,
                 centred=self.bias is not None,
                 dropout=share,
-                seed=drawn.seed,
-                first=drawn.first,
+                seed=seed,
+                places=places,
                 dtype=dtype,
             )
         if delta is not None:
-            residual = residual + dropout(delta, share, drawn)
+            residual = residual + dropout(delta, share, seed, places)
         wide = widened(residual)
         weight, bias = self.weight.to(wide.dtype), None if self.bias is None else self.bias.to(wide.dtype)
         if bias is None:

@@ -15,7 +15,7 @@ from unpad.receipts.starts import Start
 from unpad.run.checkpoint import State
 from unpad.run.sessions import Cut, Session
 from unpad.terminal.table import described, number_of, text_table
-from unpad.training.progress import DECIDE_BITS, SHARDED_AMONG, UPDATE_RULE
+from unpad.training.progress import DECIDE_BITS, OTHER_DRAWS, SHARDED_AMONG, UPDATE_RULE
 from unpad.training.setup import Setup
 
 # Columns of a step in the order in which one follows from the others: the first difference is the one to explain.
@@ -105,7 +105,7 @@ def reasons(
             name = "version of unpad" if key == "version" else key
             found.append(f"{name} is {setup.environment.get(key)}, was {was[key]}")
     if newest is not None and values["update_rule"] != UPDATE_RULE:
-        found.append("the run was begun by a version that drew dropout once for all micro-batches of an update")
+        found.append(OTHER_DRAWS)
     processes = was.get("processes")
     if session.recipe.train.sums == "fast" and processes not in (None, 1):
         found.append(f"{processes} processes trained with train.sums=fast: the bits depend on their number")

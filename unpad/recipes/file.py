@@ -62,6 +62,7 @@ def complete_recipe(incomplete: str) -> list[str]:
 
 
 MAX_RECIPE_BYTES = 1 << 20
+GONE = {"train.pipeline_stages": "leave it out: train.shard=full divides any model among processes"}
 MOST_FAULTS = 8  # faults of a recipe that are reported at once
 
 
@@ -173,6 +174,8 @@ def _named(fault: Fault, values: dict[str, Any]) -> str:
 
 def _nearest_field(fault: Fault, values: dict[str, Any]) -> str:
     """Advice on an unknown key: fields of its section with a similar name, or fields elsewhere with the same name."""
+    if fault.name in GONE:
+        return GONE[fault.name]
     *section, name = map(str, fault.path)
     known, elsewhere = list(field_schema(fault.path[:-1]).get("properties", {})), []
     if not section:

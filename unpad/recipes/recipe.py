@@ -108,6 +108,11 @@ class Recipe(DataSections):
         "standard", description="low_power, for small machines: one thread, micro-batches of 512 tokens, fp32."
     )
 
+    def plain(self) -> Recipe:
+        """The same recipe without augmentation, as models are measured."""
+        augment = self.augment.model_copy(update={"multiplier": 0})
+        return self.model_copy(update={"images": self.images.plain(), "augment": augment})
+
     @model_validator(mode="after")
     def _stages_fit(self) -> Recipe:
         names = [stage.name for stage in self.stages]
@@ -178,9 +183,9 @@ def stages_of(recipe: Recipe) -> list[ResolvedStage]:
 
 RESUMABLE = (
     "train.max_steps", "train.max_epochs", "train.min_steps", "train.log_every", "train.eval_every",
-    "train.grad_norm_warning", "train.allocator", "train.threads", "train.sums", "train.shard", "train.pipeline_stages",
-    "train.timeout", "images.cache_mib", "collapse.policy", "checkpoint.every", "checkpoint.every_seconds",
-    "checkpoint.keep", "log", "generate",
+    "train.grad_norm_warning", "train.allocator", "train.threads", "train.sums", "train.shard", "train.timeout",
+    "images.cache_mib", "collapse.policy", "checkpoint.every", "checkpoint.every_seconds", "checkpoint.keep", "log",
+    "generate",
 )  # fmt: skip
 STAGE_RESUMABLE = ("max_epochs", "min_steps", "eval_every", "grad_norm_warning")
 

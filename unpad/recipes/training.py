@@ -312,11 +312,6 @@ class TrainSettings(Section):
         description="Seconds that a process waits for another before it gives it up for lost; one that reads data or "
         "saves tells that it is at work.",
     )
-    pipeline_stages: int = Field(
-        1,
-        ge=1,
-        description="Pipeline stages: parts that a decoder's blocks are divided into, each in a process of its own.",
-    )
     allocator: Literal["auto", "system", "keep"] = Field(
         "auto",
         description="keep: the process keeps freed memory, faster but larger; auto: keep, except low_power and GPUs.",
@@ -409,7 +404,7 @@ class GenerateSettings(Section):
         description="Sample from the fewest most probable tokens that reach this probability together, after top_k.",
     )
     repetition_penalty: float = Field(
-        1.0, gt=0, le=100, description="Above 1, tokens that already occurred become less probable."
+        1.0, ge=0.01, le=100, description="Above 1, tokens that already occurred become less probable."
     )
     beams: int = Field(1, ge=1, le=64, description="Width of the beam search; 1 is off.")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(

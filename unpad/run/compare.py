@@ -209,9 +209,11 @@ def compare(runs: Sequence[str], out: Path) -> Comparison:
     folders = [find_run(run) for run in runs]
     histories = [read_history(folder) for folder in folders]
     recipes = [run_recipe(folder) for folder in folders]
-    comparison = Comparison(
-        _names(folders), _differences(recipes), _measures(folders, histories), _notes(folders, histories)
-    )
+    names, measures, notes = _names(folders), _measures(folders, histories), _notes(folders, histories, recipes)
+    if _tokenizers_differ(folders):
+        notes.append("their tokenizers differ, so losses per token do not compare: see the bits per character")
+        measures = dict(sorted(measures.items(), key=lambda row: "bits" not in row[0]))
+    comparison = Comparison(names, _differences(recipes), measures, notes)
     write_atomic(out, _page(comparison, histories))
     return comparison
 
@@ -280,13 +282,19 @@ def _measures_of(folder: Path, run: RunHistory) -> dict[str, str]:
     return column | {name: str(environment[name]) for name in ENVIRONMENT if name in environment}
 
 
-def _notes(folders: list[Path], histories: list[RunHistory]) -> list[str]:
+def _notes(folders: list[Path], histories: list[RunHistory], recipes: list[Recipe]) -> list[str]:
     each = zip(folders, histories, strict=True)
     notes = [f"{folder.name}: {gap}" for folder, run in each for gap in (*run.gaps, *old_notes(folder))]
     data = [_fingerprint(folder) for folder in folders]
-    if len({fingerprint for fingerprint in data if fingerprint}) > 1:
+    # The fingerprint is of tokens: with other tokenizers only the recipes tell.
+    telling = not _tokenizers_differ(folders) or len({(repr(one.data), one.train.seed) for one in recipes}) > 1
+    if len({each for each in data if each}) > 1 and telling:
         notes.append("their data or its split differs: held-out losses are not of the same examples")
     return notes
+
+
+def _tokenizers_differ(folders: list[Path]) -> bool:
+    return len({path.read_bytes() for folder in folders if (path := folder / "tokenizer.json").exists()}) > 1
 
 
 class _RunValues(TypedDict):

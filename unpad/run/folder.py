@@ -27,7 +27,7 @@ from unpad.terminal.commands import resume_run
 
 RUNS = Path("runs")
 KEPT = "hf"  # small files of the model's original Hugging Face folder
-RECIPE, COMMAND, CHECKPOINTS = "recipe.yaml", "run.json", "checkpoints"
+RECIPE, COMMAND, CHECKPOINTS, METRICS = "recipe.yaml", "run.json", "checkpoints", "metrics.jsonl"
 DEEPEST = 3  # levels below a listed folder in which runs are found
 RUN_ID = "id"  # in COMMAND
 MADE_BY = "made_by"  # in COMMAND: the command that created a run without training, which cannot be resumed
@@ -45,6 +45,8 @@ def find_run(run: str | Path) -> Path:
     for folder in (named, RUNS / named):
         if (folder / RECIPE).is_file():
             return folder
+    for folder in (named, RUNS / named):
+        holds_run(folder)
     known = [folder.name for folder in list_runs()]
     fix = nearest(str(run), known) if known else "train one first: unpad train zh_chat"
     raise RecipeError(f'there is no run "{run}"', where=f"neither {run} nor {RUNS / run} holds a {RECIPE}", fix=fix)
@@ -78,13 +80,28 @@ def run_recipe(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
         return upgrade.split_rule(load_recipe(str(folder / RECIPE), list(overrides), parse=upgrade.parse_recipe))
 
 
+def holds_run(folder: Path) -> bool:
+    """Return whether a directory holds a run, rather than nothing of one. A run that was killed before its recipe was
+    written has neither checkpoints nor metrics, and counts as nothing.
+
+    Raises:
+        RecipeError: it holds a run that lost its recipe.
+    """
+    if (folder / RECIPE).is_file():
+        return True
+    if left := [name for name in (CHECKPOINTS, METRICS) if (folder / name).exists()]:
+        what = f"the directory holds {' and '.join(left)} of a run, and no {RECIPE}"
+        raise RecipeError(what, where=str(folder), fix=f"copy its {RECIPE} back, or choose another directory")
+    return False
+
+
 def refuse_run(folder: Path, fix: str = "choose another --out") -> None:
     """Refuse to write a run into the directory of another.
 
     Raises:
-        RecipeError: it holds a run.
+        RecipeError: it holds a run, or what is left of one.
     """
-    if (folder / RECIPE).is_file():
+    if holds_run(folder):
         raise RecipeError("the directory holds a run already", where=str(folder), fix=fix)
 
 
@@ -209,7 +226,7 @@ def free_folder(recipe: str, resume: bool) -> Path:
     }
     if not resume:
         return RUNS / f"{stem}-{max(taken, default=0) + 1}"
-    started = [number for number, path in taken.items() if (path / RECIPE).is_file()]
+    started = [number for number in sorted(taken) if holds_run(taken[number])]
     if not started:
         raise RecipeError(f"there is no run of {stem} to resume", where=str(RUNS), fix="name its directory with --out")
     return taken[max(started)]

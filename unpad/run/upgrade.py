@@ -23,6 +23,7 @@ from unpad.recipes.recipe import STAGE_SECTIONS, Recipe
 OLD_LOG = "events.jsonl"
 _YAML_1_1 = yaml.resolver.Resolver()
 _TRUTH = TypeAdapter(bool)
+GONE = ("pipeline_stages",)  # fields of recipes that no result depends on
 
 # --------------------------------------------------------------------------- recipe.yaml, and the overrides of run.json
 
@@ -47,9 +48,10 @@ def parse_recipe(content: bytes) -> tuple[Any, Lines]:
 
 
 def with_truths(values: Any, path: tuple[str | int, ...] = ()) -> Any:
-    """Values of a recipe in which true or false stands where 1, 0, "yes" or the like stood for them."""
+    """Values of a recipe in which true or false stands where 1, 0, "yes" or the like stood for them, without fields
+    that are gone."""
     if isinstance(values, dict):
-        return {key: with_truths(value, (*path, key)) for key, value in values.items()}
+        return {key: with_truths(value, (*path, key)) for key, value in values.items() if key not in GONE}
     if isinstance(values, list):
         return [with_truths(value, (*path, index)) for index, value in enumerate(values)]
     if path[:1] == ("stages",) and path[2:3] and path[2] in STAGE_SECTIONS:

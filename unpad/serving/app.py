@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from unpad.errors import nearest
 from unpad.serving.limits import Limits, allowing, check_headers
-from unpad.serving.log import log_fault, log_request
+from unpad.serving.log import REQUEST_ID, log_fault, log_request
 from unpad.serving.protocol import RequestError
 from unpad.serving.routes import ABOUT, routes
 from unpad.serving.service import Service, failed
@@ -82,6 +82,7 @@ class Front:
             return
         seen = _Sent(send, f"req-{uuid.uuid4().hex}", _cross(Headers(scope=scope), self._service.limits))
         scope.setdefault("state", {})["seen"] = seen
+        REQUEST_ID.set(seen.id)
         try:
             await self._answer(scope, receive, seen.send)
         except Exception as error:

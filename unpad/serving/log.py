@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import traceback
+from contextvars import ContextVar
 from datetime import datetime
 
 from unpad.terminal.printing import print_lines
 from unpad.terminal.table import number_of
+
+REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")  # of the request that is being answered
 
 
 def log_request(id: str, route: str, status: str, tokens: str, seconds: float) -> None:

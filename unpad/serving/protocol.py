@@ -18,6 +18,7 @@ from unpad.errors import UnpadError, nearest
 
 DEEPEST = 64  # objects and lists inside one another
 MOST_ANSWERS = 16  # of one prompt, and stop texts
+MOST_STOPPED = 1000  # characters of all stop texts
 MOST_PROMPTS = 256  # of one request
 TOP_CLASSES = 5  # as `unpad infer` shows
 MOST_LIKELIEST_CHAT, MOST_LIKELIEST_TEXT = 20, 5
@@ -396,6 +397,8 @@ def _stop(value: Any, param: str) -> tuple[str, ...]:
     for text in texts:
         if not _text(text, param):
             raise RequestError(f"{param} has an empty text, before which every answer would end", param)
+    if (num := sum(map(len, texts))) > MOST_STOPPED:
+        raise RequestError(f"{param} has {num:,} characters: give at most {MOST_STOPPED:,}, all texts together", param)
     return tuple(texts)
 
 
@@ -412,7 +415,7 @@ SAMPLING: dict[str, Read] = {
     "temperature": _number(0, 100),
     "top_p": _number(0, 1, above=True),
     "top_k": _top_k,
-    "repetition_penalty": _number(0, 100, above=True),
+    "repetition_penalty": _number(0.01, 100),
     "seed": _whole(0, LARGEST_SEED),
     "stop": _stop,
     "n": _whole(1, MOST_ANSWERS),

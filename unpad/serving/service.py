@@ -101,8 +101,8 @@ class Service:
             return self.limits.max_body
         return 20 * MIB if self.ready().kind in ("vqa", "images") else 4 * MIB
 
-    def _fail(self, error: BaseException) -> None:
-        log_fault("in the thread of the model", error)
+    def _fail(self, error: BaseException, requests: Sequence[str]) -> None:
+        log_fault(" ".join(["in the thread of the model", *requests]), error)
 
     async def numbers(self) -> bytes:
         """Numbers for Prometheus, those of the engine between two of its turns."""

@@ -18,6 +18,7 @@ import torch
 
 from unpad.errors import UnpadError, needs_memory
 from unpad.inference.engine import Engine, NewToken, Reason, Request, Ticket
+from unpad.serving.log import REQUEST_ID
 from unpad.serving.replies import Spelled
 from unpad.serving.speech import Speech
 
@@ -53,15 +54,15 @@ class ModelThread:
 
     Args:
         loop: on which sinks and futures hear of what happened.
-        failed: told, on the loop, of a fault of the program that the thread survived.
-
+        failed: told, on the loop, of a fault of the program that the thread survived, and of the ids of the requests
+            that it ended.
 
     Attributes:
         is_broken: whether all requests end because of such a fault.
         ended: done when the thread ended; with the fault that it did not survive.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, failed: Callable[[BaseException], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, failed: Callable[[BaseException, Sequence[str]], None]) -> None:
         self._loop, self._failed = loop, failed
         self._inbox: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self.outbox: list[Call] = []
@@ -93,6 +94,7 @@ class ModelThread:
         """Make the engine; for the thread itself."""
         self._make = make
         self.engine = make()
+        self.engine.on_fault = self._report
         return self.engine
 
     def submit(self, request: Request, sink: Sink, speech: Callable[[], Speech], *, silent: bool = False) -> Handle:
@@ -199,14 +201,18 @@ class ModelThread:
                 self.outbox.append(partial(_set_result, job.future, result))
 
     def _recover(self, error: Exception) -> None:
-        """After a fault of the program: end all requests, and go on with a new engine."""
-        self.outbox.append(partial(self._failed, error))
+        """After a fault of a turn that no request made by itself: end all requests, and go on with a new engine."""
         assert self.engine is not None, "only the engine's turns fail here"
         assert self._make is not None, "there is an engine"
+        self._report(self.engine.tickets(), error)
         self.is_broken = True
         self.engine.close()
         self.is_broken = False
-        self.engine = self._make()
+        self.install(self._make)
+
+    def _report(self, tickets: Sequence[Ticket], error: Exception) -> None:
+        ids = [ticket.listener.request_id for ticket in tickets if isinstance(ticket.listener, _Listener)]
+        self.outbox.append(partial(self._failed, error, list(dict.fromkeys(ids))))
 
     def _deliver(self) -> None:
         if self.outbox:
@@ -236,6 +242,7 @@ class _Listener:
     def __init__(self, worker: ModelThread, sink: Sink, speeches: list[Speech], *, echoes: bool, silent: bool) -> None:
         self._worker, self._outbox, self._sink, self._speeches = worker, worker.outbox, sink, speeches
         self._echoes, self._silent = echoes, silent
+        self.request_id = REQUEST_ID.get()
         self._num_made = [0] * len(speeches)
         self._is_over = [False] * len(speeches)
 

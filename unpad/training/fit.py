@@ -10,7 +10,6 @@ from unpad.batching.plan import Plan, plan
 from unpad.errors import RecipeError
 from unpad.models.cost import cells_per_token
 from unpad.recipes.recipe import Recipe, stages_of
-from unpad.training.parallel.divisions import parallelism_of
 from unpad.training.setup import Setup
 from unpad.training.stage import StageSetup, plan_inputs
 
@@ -97,7 +96,7 @@ def share_out(setup: Setup, overrides: Sequence[str], *, fit: bool) -> tuple[Set
     if fit and fields:
         what = f"{fields[0]} is given, and --fit-processes would replace it"
         raise RecipeError(what, where="command line", fix="leave out one of them")
-    if setup.group.size == 1 or not parallelism_of(setup.recipe, setup.group).shares_out:
+    if setup.group.size == 1:
         return setup, [], []
     idle_stages = advice(setup.stages, setup.group.size, cells_per_token(setup.model))
     changes = _changes(setup.recipe, idle_stages)

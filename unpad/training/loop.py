@@ -20,7 +20,7 @@ from unpad.processes import own_log
 from unpad.processes.group import ALONE, Group
 from unpad.recipes.recipe import Recipe, differences
 from unpad.run.checkpoint import State, put_weights
-from unpad.run.folder import CHECKPOINTS, RECIPE, new_id, read_command, refuse_new_run, run_id, run_recipe
+from unpad.run.folder import CHECKPOINTS, holds_run, new_id, read_command, refuse_new_run, run_id, run_recipe
 from unpad.run.kept import open_files
 from unpad.run.loggers import check_loggers
 from unpad.run.monitor import Monitor, silent_monitor
@@ -100,7 +100,7 @@ def train(
     timers, began = Timers(), time.perf_counter()
     with group.together():
         # A run goes on without the model that it began from.
-        known = run_recipe(folder) if resume and (folder / RECIPE).is_file() else None
+        known = run_recipe(folder) if resume and holds_run(folder) else None
         from_run = recipe is None
         recipe = read_command(folder)["recipe"] if recipe is None else recipe
         settings = resolved(run_recipe(folder, overrides) if from_run else open_recipe(recipe, overrides, known=known))
@@ -113,7 +113,6 @@ def train(
             notes = [] if exists or not resume else ["no run to resume here: this is a new run"]
             if exists:
                 overrides, settings, saved = resumed_recipe(None if from_run else recipe, overrides, folder)
-            asked(settings).check_recipe(settings, group)
             check_loggers(settings.log)
         division = parallelism_of(settings, group)
         telling.enter_context(division.telling(group))
@@ -132,7 +131,7 @@ def train(
             if group.leads:
                 _take_folder(folder, locked, stack, private=setup.data.private)
         check_folder(group, folder, settings.train.timeout)
-        setup = replace(setup, run_id=group.of_leader(lambda: run_id(folder) or new_id()))
+        setup = replace(setup, run_id=group.of_leader(lambda: (exists and run_id(folder)) or new_id()))
         with group.together():
             own_log.keep(folder, private=setup.data.private)
         with timers("build"):
@@ -198,7 +197,7 @@ def _holds_run(folder: Path, resume: bool) -> bool:
     """Return whether the directory holds a run; refuse one that a new run would overwrite."""
     if not resume:
         refuse_new_run(folder)
-    return (folder / RECIPE).is_file()
+    return holds_run(folder)
 
 
 def _take_folder(folder: Path, locked: bool, stack: ExitStack, *, private: bool) -> None:

@@ -27,7 +27,6 @@ from unpad.batching.layout import PaddedLayout
 from unpad.batching.parts import in_parts
 from unpad.errors import OutOfMemoryError
 from unpad.machine.memory import peak_memory, process_memory
-from unpad.nn.draws import UnmeasuredError
 from unpad.processes.sums import held_bytes
 
 # Bytes of a process per byte of its tensors, because the heap fragments with ever new sizes; and the constant overhead
@@ -231,12 +230,10 @@ class Room:
         most: most computed tokens of a pass; None before any has failed.
 
     Attributes:
-        measures: whether the entries of all parts are measured before they draw (`SplitDraws`).
         messages: bounds learned since they were last read.
     """
 
     most: int | None = None
-    measures: bool = False
     messages: list[str] = field(default_factory=list)
 
     def parts(self, batch: RaggedBatch) -> list[RaggedBatch]:
@@ -252,15 +249,12 @@ class Room:
         self.most = min((most for most, _ in learnt if most is not None), default=None)
         self.messages = [f"process {rank}: {text}" for rank, (_, texts) in enumerate(learnt) for text in texts]
 
-    def learn(self, failure: DoesNotFitError | UnmeasuredError) -> None:
+    def learn(self, failure: DoesNotFitError) -> None:
         """Compute smaller passes from now on; free the memory of the failed one.
 
         Raises:
             OutOfMemoryError: a sequence does not fit by itself.
         """
-        if isinstance(failure, UnmeasuredError):
-            self.measures = True
-            return
         batch = failure.batch
         gc.collect()
         if batch.position_ids.device.type == "cuda":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from unpad.batching.batch import RaggedBatch
 from unpad.errors import is_memory_error
 from unpad.models.contract import PrunesTokens, Trainable
-from unpad.nn.draws import GeneratorState, SplitDraws
+from unpad.nn.draws import seed_generator, seeded
 from unpad.nn.losses import Terms
 from unpad.nn.precision import Precision, autocast
 from unpad.processes.sums import GradientSum
@@ -91,6 +90,8 @@ class MicroResult:
 
 def joined(parts: Sequence[MicroResult]) -> MicroResult:
     """Result of a micro-batch from those of its parts, in their order."""
+    if len(parts) == 1:
+        return parts[0]
     terms: Terms = {}
     columns: dict[str, list[Tensor]] = {}
     for part in parts:
@@ -110,7 +111,7 @@ class Passes:
         micros: micro-batches with their places in the update; place None for one that only keeps the other processes in
             step.
         loss: scalar from which the backward pass of a micro-batch starts.
-        seed_draws: seeds the random draws of the micro-batch at a place.
+        seed: of the random draws of the update.
         scale: factor of the loss, which `sums` takes out again.
         sums: adds the gradients of micro-batches; None where autograd does.
         rounded: whether `sums` rounds, which it must if the update has several micro-batches.
@@ -120,17 +121,13 @@ class Passes:
 
     micros: Sequence[tuple[int | None, RaggedBatch]]
     loss: Callable[[Terms], Tensor]
-    seed_draws: Callable[[int], None]
+    seed: int
     precision: Precision
     scale: float = 1.0
     sums: GradientSum | None = None
     rounded: bool = False
     room: Room | None = None
     counts_visual: bool = False
-
-    @property
-    def device(self) -> torch.device:
-        return self.micros[0][1].position_ids.device if self.micros else torch.device("cpu")
 
     def begin(self) -> None:
         """Prepare the sum of gradients for a first pass."""
@@ -146,45 +143,30 @@ class Passes:
         self.begin()
         results = {}
         for number, batch in self.micros:
-            if number is not None:
-                self.seed_draws(number)
+            if number is not None:  # for layers that draw from torch's generator
+                seed_generator(self.seed + number)
             parts = [batch] if self.room is None else self.room.parts(batch)
-            result = self._pass(model, batch) if len(parts) == 1 else self._in_parts(model, parts)
+            result = joined([self._pass(model, part, is_part=len(parts) > 1) for part in parts])
             if self.sums is not None:  # the parts of a micro-batch are one summand
                 self.sums.take(self.scale)
             if number is not None:
                 results[number] = result
         return results
 
-    def _in_parts(self, model: Trainable, parts: Sequence[RaggedBatch]) -> MicroResult:
-        """Compute the parts of a micro-batch, with the draws of the whole."""
-        state, draws = GeneratorState(self.device), SplitDraws()
-        if self.room is not None and self.room.measures:
-            with torch.no_grad():
-                for part in parts:
-                    self._pass(model, part, draws.measure())
-        results = []
-        for part in parts:
-            state.restore()
-            results.append(self._pass(model, part, draws.part()))
-        return joined(results)
-
-    def _pass(
-        self, model: Trainable, batch: RaggedBatch, draws: AbstractContextManager[None] | None = None
-    ) -> MicroResult:
+    def _pass(self, model: Trainable, batch: RaggedBatch, *, is_part: bool) -> MicroResult:
         """Compute a batch forward and backward.
 
         Args:
-            draws: draws of a part of a micro-batch, which may have no targets; None for a whole one.
+            is_part: whether it is a part of a micro-batch, which may have no targets.
 
         Raises:
             DoesNotFitError: it ran out of memory. The original error is released first, as its frames hold tensors.
         """
         try:
-            with autocast(self.precision, batch.position_ids.device), draws or nullcontext():
+            with autocast(self.precision, batch.position_ids.device), seeded(self.seed):
                 terms = model.losses(batch)
             loss = self.loss(terms)
-            if draws is None or loss.requires_grad:
+            if not is_part or loss.requires_grad:
                 loss.backward()
             detached = {name: (total.detach(), count) for name, (total, count) in terms.items()}
             return MicroResult(detached, visual_tokens(model, batch) if self.counts_visual else {})

@@ -40,9 +40,10 @@ DECIDE_BITS = (
     *("torch", "threads", "device", "precision", "matmul", "blas"),
     *("kernels", "cpu_capability", "processor"),
 )
-# How updates of several micro-batches are drawn and added. 1: random draws by update, gradients added by autograd;
-# 2: random draws by micro-batch, gradients added as `train.sums` says.
-UPDATE_RULE = 2
+# How updates are drawn and added. 1: random draws by update, gradients of micro-batches added by autograd; 2: draws by
+# micro-batch, gradients added as `train.sums` says; 3: draws by the place of sequences in the update.
+UPDATE_RULE = 3
+OTHER_DRAWS = "the run was begun by a version with other random draws"
 SHARDED_AMONG = "sharded_among"  # in a checkpoint of a divided model: the number of processes
 
 
@@ -185,12 +186,6 @@ def _state(setup: Setup, progress: Progress, weights: dict[str, torch.Tensor]) -
     return checkpoint.State(progress.step, tensors, values)
 
 
-def _has_split_updates(stage: StageSetup) -> bool:
-    """Return True if an update of the stage's first epoch has several micro-batches."""
-    first = epoch_plan(stage, 0)
-    return first.num_micros > first.num_steps
-
-
 def _put(setup: Setup, state: checkpoint.State) -> None:
     put_weights(setup.model, checkpoint.model_weights(state.tensors), str(setup.folder))
 
@@ -249,11 +244,8 @@ def _restore(setup: Setup) -> tuple[Progress, checkpoint.State | None, list[str]
             warnings.append(
                 f"{key} is {setup.environment.get(key)}, was {value}: the run continues, and its bits may differ"
             )
-    if state.values["update_rule"] != UPDATE_RULE and any(map(_has_split_updates, setup.stages)):
-        warnings.append(
-            "the run was begun by a version that drew dropout once for all micro-batches of an update: updates of "
-            "several micro-batches draw other values from here on, and add gradients exactly"
-        )
+    if state.values["update_rule"] != UPDATE_RULE:
+        warnings.append(f"{OTHER_DRAWS}: dropout and other noise differ from here on")
     were, are = state.values.get(SHARDED_AMONG, 1), setup.parallelism.holders
     if were != are:
         warnings.append(

@@ -74,8 +74,6 @@ def run_stage(run: RunContext, setup: StageSetup, state: State | None) -> tuple[
     if message:
         run.monitor.log("reference", message=message)
     stage = _start_stage(run, setup, ready.objective, Schedule(recipe.optim, epochs, last - before), state)
-    if message := run.setup.parallelism.advice(first):
-        run.monitor.log("warning", message=f"{name}: {message}")
     if _is_over(stage):
         message = f"{name}: it ended at step {progress.step}; {_what_ended(stage)}"
         run.monitor.log("nothing_to_do", message=message, name=name)

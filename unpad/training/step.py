@@ -17,6 +17,7 @@ from unpad.errors import NonFiniteError, OutOfMemoryError, is_memory_error, need
 from unpad.models.contract import Trainable
 from unpad.nn.losses import Terms
 from unpad.nn.precision import Precision
+from unpad.processes.divided import total_norm
 from unpad.processes.group import lost_connections
 from unpad.terminal.table import number_of
 from unpad.training.memory import used_at_most
@@ -101,7 +102,7 @@ def accumulate(
     passes = Passes(
         local,
         loss,
-        share.seed_draws,
+        share.draw_seed(),
         precision,
         scale,
         share.sums,
@@ -136,8 +137,8 @@ def _memory_of(micros: Sequence[RaggedBatch], share: Share, *, alone: bool = Fal
     """Describe a memory error by the largest of these micro-batches.
 
     Args:
-        alone: whether the others notice the loss of this process themselves, as in lockstep or pipeline passes, where
-            they wait for its computation; no message is sent then.
+        alone: whether the others notice the loss of this process themselves, as in lockstep, where they wait for
+            its computation; no message is sent then.
     """
     try:
         yield
@@ -179,13 +180,12 @@ def train_step(
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         if scale != 1.0 and share.sums is None:
             torch._foreach_mul_(gradients, 1.0 / scale)
-        norm = share.parallelism.total_norm(gradients)
+        norm = total_norm(gradients)
         loss = sum((sums[name] for name in weights if name in sums), torch.zeros((), device=norm.device))
         updated = bool(torch.isfinite(norm) & torch.isfinite(loss))
     if updated and gradients:
         with needs_memory("the optimizer's state, twice the size of the trained weights,", OPTIMIZER_FIX):
             update(optimizer, norm, clip)
-        share.parallelism.after_update()
     if scaler:
         scaler.update(updated)
     terms = {name: float(total) / max(counts[name], 1) for name, total in sums.items()}

@@ -14,12 +14,13 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.loader import load_steps
 from unpad.batching.plan import Micro, Plan
 from unpad.errors import CheckpointError, needs_memory
+from unpad.nn.draws import seed_generator
 from unpad.nn.native import library
 from unpad.nn.precision import DTYPES
 from unpad.run.folder import STATE
 from unpad.training.context import StageRun
 from unpad.training.optim import forget, set_rate
-from unpad.training.parallel.share import Share, counts_of_all, counts_to_json, own_numbers, seed_draws, step_seed
+from unpad.training.parallel.share import Share, counts_of_all, counts_to_json, own_numbers, step_seed
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def epoch_updates(stage: StageRun, plan: Plan) -> Iterator[LoadedUpdate]:
         fix = "use another copy of the run, or start a new one with --out"
         raise CheckpointError(what, where=str(setup.folder), fix=fix)
     ratio, attended = stage.cells_per_token, setup.data.table.attended
-    choose = partial(own_numbers, group=setup.parallelism.sharing, cells_per_token=ratio, attended=attended)
+    choose = partial(own_numbers, group=setup.group, cells_per_token=ratio, attended=attended)
     grouped = not library.computes(DTYPES[setup.precision])
     steps = load_steps(setup.data.load, plan, setup.device, first, group_lengths=grouped, own=choose)
     with closing(steps):
@@ -93,10 +94,8 @@ def epoch_updates(stage: StageRun, plan: Plan) -> Iterator[LoadedUpdate]:
 
 def _loaded(stage: StageRun, micros: Sequence[RaggedBatch], numbers: Sequence[int]) -> Loaded:
     """Message of this process about its micro-batches, at places `numbers`."""
-    run, parallelism = stage.run, stage.run.setup.parallelism
-    # Where every process has all micro-batches, the first counts them.
-    counts_them = parallelism.sharing.size > 1 or parallelism.group.leads
-    counts = counts_to_json(run.setup.model, micros, numbers) if counts_them else {}
+    run = stage.run
+    counts = counts_to_json(run.setup.model, micros, numbers)
     return Loaded(run.signals.received, stage.clock.due(), counts)
 
 
@@ -116,8 +115,8 @@ def _begin_step(stage: StageRun) -> tuple[dict[str, float], float]:
     run, setup, recipe, progress = stage.run, stage.run.setup, stage.setup.recipe, stage.run.progress
     rate = stage.schedule.rate(progress.stage_step, progress.epoch)
     set_rate(stage.optimizer, rate)
-    # Dropout draws from (seed, step, micro-batch): a resumed run drops the same values, with any number of processes.
-    seed_draws(step_seed(recipe.train.seed, progress.step))
+    # Draws have the seed of (seed, step): a resumed run drops the same values, with any number of processes.
+    seed_generator(step_seed(recipe.train.seed, progress.step))
     setup.model.train()
     weights, fresh = stage.objective.begin(setup.model, progress.stage_step, stage.schedule.num_steps)
     forget(stage.optimizer, fresh)

@@ -2,18 +2,18 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image, ImageDraw
 
-from tests.helpers.pictures import recipe_of, write_scenes
+from tests.helpers.pictures import recipe_of, scene, write_scenes
 from tests.helpers.questions import recipe_of as questions_recipe
 from unpad.data.family import open_data
 from unpad.data.images import ImageData
 from unpad.data.pictures import alike
-from unpad.data.pictures.alike import COLUMNS, ROWS, near_pictures, small_copies
-from unpad.data.sources.split import Wanted
+from unpad.data.pictures.alike import SIDE, small_copies, tie_alike
+from unpad.data.sources.split import Split, Wanted
 from unpad.errors import SourceError
 from unpad.recipes.recipe import Recipe
 
@@ -27,7 +27,10 @@ def test_other_sizes_qualities_and_shades_are_found_and_nothing_else(tmp_path: P
     )  # fmt: skip
     told = "\n".join(open_data(recipe, None).lines())
     assert "held out 6 pictures: 4 near-duplicates of training ones" in told
-    places = {"images": ("images.jsonl:21", "images.jsonl:4"), "vqa": ("larger.png", "nd.png")}
+    places = {
+        "images": ("images.jsonl:21", "jsonl:4, under another label: 0, 1"),
+        "vqa": ("larger.png", "nd.png"),
+    }
     one, other = places[family]
     assert any(one in line and " is like " in line and line.endswith(other) for line in told.splitlines())
 
@@ -39,12 +42,10 @@ def test_small_copies_are_kept_and_a_changed_picture_is_looked_at_again(
     data = open_data(recipe_of(tmp_path / "set/images.jsonl"), None)
     assert isinstance(data, ImageData)
     first = small_copies(data.examples)
-    assert first.shape == (26, ROWS, COLUMNS, 3)
+    assert first.shape == (26, SIDE, SIDE, 4)
     with monkeypatch.context() as patch:
         patch.setattr(alike, "decode", lambda *_: pytest.fail("decoded again"))
         assert np.array_equal(small_copies(data.examples), first)
-    monkeypatch.setattr(alike, "MOST_PAIRS", 1)
-    assert "pairs of equal brightness are too many" in data.album.pictures.lines()[0]
     monkeypatch.setattr(alike, "MOST_PIXELS", 1000)
     assert "are not looked for" in data.album.pictures.lines()[0]
     for rule in ("together", "refuse"):  # and are not passed over where the recipe asks for them
@@ -92,7 +93,7 @@ def test_pictures_that_are_alike_stay_together_on_request(tmp_path: Path, family
 def test_pictures_that_are_alike_are_refused_on_request(tmp_path: Path, family: str) -> None:
     recipe = make(tmp_path / "set", family, near_duplicates="refuse")
     first = {
-        "images": r"images\.jsonl:21 is like .*images\.jsonl:4\n",
+        "images": r"images\.jsonl:21 is like .*images\.jsonl:4, under another label: 0, 1\n",
         "vqa": r"jsonl:21: .*larger\.png is like .*:4: .*nd\.png\n",
     }
     with pytest.raises(SourceError, match=f"E_LEAK 4 held-out pictures .*{first[family]}") as refused:
@@ -128,52 +129,71 @@ def test_a_picture_in_rows_of_both_parts_is_named(tmp_path: Path) -> None:
     assert "held out 7 pictures: 5 near-duplicates of training ones, 1 of them equal" in told
 
 
-def test_many_equal_pictures_are_tied_without_comparing_each_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+def sparse(kind: str, number: int) -> Image.Image:
+    """White discs and crosses on transparent ground, thin drawings, and patches of a smooth photograph."""
+    rng = np.random.default_rng(number)
+    if kind == "patch":
+        whole = scene(99, (640, 640))
+        return whole.crop((x := 64 * (number % 10), y := 64 * (number // 10), x + 64, y + 64))
+    picture = Image.new("RGBA", (64, 64), (255, 255, 255, 0 if kind == "white" else 255))
+    draw, (x, y) = ImageDraw.Draw(picture), rng.integers(4, 40, 2).tolist()
+    if kind == "drawing":
+        for _ in range(4):
+            draw.line(rng.integers(2, 62, 4).tolist(), fill="black")
+    elif number % 2:
+        draw.ellipse((x, y, x + 16, y + 16), fill="white")
+    else:
+        draw.line((x, y, x + 16, y + 16), fill="white", width=2)
+        draw.line((x, y + 16, x + 16, y), fill="white", width=2)
+    return picture
+
+
+@pytest.mark.promise("data.near-duplicates")
+@pytest.mark.parametrize("kind", ["white", "drawing", "patch"])
+def test_sparse_transparent_and_smooth_pictures_are_alike_only_as_copies(tmp_path: Path, kind: str) -> None:
+    rows = []
+    for number in range(40):
+        picture, part = sparse(kind, number), "train" if number % 2 else "valid"
+        picture.save(tmp_path / f"{number}.png")
+        rows.append({"image": f"{number}.png", "label": str(number % 2), "split": part})
+        if number < 4:
+            picture.resize((128, 128), Image.Resampling.BICUBIC).save(tmp_path / f"copy{number}.png")
+            rows.append({**rows[-1], "image": f"copy{number}.png", "split": "valid" if part == "train" else "train"})
+    (tmp_path / "images.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = open_data(recipe_of(tmp_path / "images.jsonl"), None)
+    lines = "\n".join(data.lines())
+    assert "held out 22 pictures: 4 near-duplicates" in lines
+    assert "set data.near_duplicates=together" in lines
+
+
+@pytest.mark.promise("data.near-duplicates")
+def test_no_chain_ties_pictures_and_what_would_tie_many_is_not_advised(tmp_path: Path) -> None:
+    one, last = (np.asarray(scene(seed)).astype(float) for seed in (1, 2))
+    rows = []
+    for number in range(30):  # each like those beside it
+        mixed = one + (last - one) * number / 29
+        Image.fromarray(mixed.astype(np.uint8)).save(tmp_path / f"{number}.png")
+        rows.append({"image": f"{number}.png", "label": str(number % 2)})
+    (tmp_path / "images.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = "\n".join(open_data(recipe_of(tmp_path / "images.jsonl"), None).lines())
+    assert "data.near_duplicates=together would tie" in lines
+    assert "under another label: " in lines
+    together = open_data(recipe_of(tmp_path / "images.jsonl", data={"near_duplicates": "together"}), None)
+    assert (together.table.split == Split.HOLDOUT).any()
+    assert isinstance(together, ImageData)
+    tied = tie_alike(together.examples)
+    assert 3 <= len(np.unique(tied)) <= 15
+    again = tie_alike(together.examples[::-1])[::-1]
+    assert np.array_equal(tied[:, None] == tied, again[:, None] == again), "the order of files does not matter"
+
+
+def test_equal_copies_are_tied_and_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
-    scenes = rng.integers(0, 250, (50, ROWS, COLUMNS, 3))
+    scenes = rng.integers(10, 250, (50, SIDE, SIDE, 4))
     copies = np.concatenate([np.repeat(scenes[:1], 400, 0), scenes, scenes[:20] + 3]).astype(np.uint8)
     monkeypatch.setattr(alike, "small_copies", lambda _: copies)
-    monkeypatch.setattr(alike, "MOST_LINKS", 8)  # so that several rounds are joined
-    found = list(alike._near(copies, np.ones(470, np.bool_), np.ones(470, np.bool_)))
-    asked: list[int] = []
-    near = alike._near
-
-    def counting(kept: Any, held: Any, trained: Any) -> Any:
-        asked.append(int(held.sum()))
-        return near(kept, held, trained)
-
-    monkeypatch.setattr(alike, "_near", counting)
-    tied = alike.tie_alike([])
-    assert asked == [70], "of 470 pictures 70 differ"
+    tied = tie_alike([])
     assert len(np.unique(tied)) == 50
-    assert all(len(np.unique(tied[np.append(others, row)])) == 1 for row, others, _ in found)
     assert np.array_equal(tied[400:420], tied[450:470])
-
-
-def test_flat_pictures_of_other_colours_are_not_alike_and_blocks_change_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rng = np.random.default_rng(0)
-    flat = np.repeat(rng.integers(0, 255, (40, 1, 1, 3)), ROWS * COLUMNS, 1).reshape(40, ROWS, COLUMNS, 3)
-    copies = np.concatenate([flat, rng.integers(0, 255, (60, ROWS, COLUMNS, 3))]).astype(np.uint8)
-    copies[99] = copies[50]
-    held = np.arange(100) >= 30
-    held[50] = False
-    found = near_pictures(copies, held, ~held)
-    assert (99, 50) in found
-    colours = copies.reshape(100, -1).astype(np.float64)
-    assert all(np.abs(colours[one] - colours[other]).mean() <= 6 for one, other in found)
-    monkeypatch.setattr(alike, "BLOCK", 50)
-    assert near_pictures(copies, held, ~held) == found
-
-
-def test_pictures_of_another_brightness_are_compared_as_far_as_they_may_be_alike(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(alike, "BLOCK", 1)  # a held-out picture at a time
-    rng = np.random.default_rng(1)
-    scenes = rng.integers(10, 230, (40, ROWS, COLUMNS, 3))
-    copies = np.concatenate([scenes, *(scenes + shift for shift in (6, 5, -6, 7))]).astype(np.uint8)
-    held = np.arange(200) >= 40
-    found = near_pictures(copies, held, ~held)
-    assert found == [(row, row % 40) for row in range(40, 160)], "colours that differ by 7 do so too much"
+    monkeypatch.setattr(alike, "BLOCK", 1)
+    assert np.array_equal(tie_alike([]), tied)

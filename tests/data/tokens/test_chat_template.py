@@ -191,6 +191,8 @@ def test_a_recipe_with_a_template_of_its_own_is_refused() -> None:
 
 def test_without_jinja_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
+    monkeypatch.delitem(sys.modules, "unpad.data.tokens.jinja_process", raising=False)
+    monkeypatch.delattr("unpad.data.tokens.jinja_process", raising=False)
     with pytest.raises(RecipeError, match="needs jinja2") as caught:
         encoded(tokenizer_with(CHATML), turns_of(TALKS[0]))
     assert caught.value.fix == "pip install unpad[hf]"

@@ -68,7 +68,8 @@ def test_noise_keeps_a_token_as_often_as_the_logit_says(logit: float) -> None:
     """At any temperature a binary concrete variable exceeds one half with probability sigmoid(logit)."""
     torch.manual_seed(0)
     logits = torch.full((40000,), logit, dtype=torch.float64)
-    for noise in (fresh_noise(logits), drawn_noise(3, torch.arange(40000), torch.float64)):
+    layout = build_layout(np.array([40000]))
+    for noise in (fresh_noise(logits, layout), drawn_noise(3, torch.arange(40000), torch.float64)):
         for temperature in (1.0, 0.1):
             kept = keep_probability(logits + noise, temperature)
             assert float((kept > 0.5).double().mean()) == pytest.approx(1 / (1 + math.exp(-logit)), abs=0.01)

@@ -180,7 +180,6 @@ unpad_attention attention_sizes(const AttentionCase& c) {
     sizes.scale = 1 / std::sqrt((double)c.head_dim);
     sizes.dropout = c.dropout;
     sizes.seed = 0x123456789abcdefu;
-    sizes.first = 3;
     sizes.causal = c.causal;
     sizes.window = c.window;
     sizes.num_threads = num_threads;
@@ -425,7 +424,7 @@ std::vector<Numbers> add_norm(const NormCase& c) {
     using Element = typename T::Element;
     using Wide = typename T::Wide;
     const int64_t size = c.tokens * c.width;
-    const unpad_norm sizes{c.tokens, c.width, 1e-2, c.dropout, 77, 5, c.centred, num_threads};
+    const unpad_norm sizes{c.tokens, c.width, 1e-2, c.dropout, 77, nullptr, c.centred, num_threads};
     Array<Wide> residual = random_array<Wide>(size, 1), weight = random_array<Wide>(c.width, 2);
     Array<Wide> bias = random_array<Wide>(c.width, 3), grad_sum = random_array<Wide>(size, 4);
     Array<Element> delta = random_array<Element>(size, 5), grad_y = random_array<Element>(size, 6);

@@ -10,7 +10,6 @@ import torch
 from tests.helpers.attention_cases import SEED, definition, error, in_double, make_case, parts
 from tests.helpers.paths import LOWEST, NATIVE_DTYPES
 from unpad.nn import attention
-from unpad.nn.draws import Draw
 from unpad.nn.native import library
 from unpad.nn.native.attention import native_attention, supports
 
@@ -23,7 +22,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _known_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "draw", lambda *_: Draw(SEED))
+    monkeypatch.setattr(attention, "draw", lambda: SEED)
 
 
 @pytest.mark.parametrize("dtype", [d for d in NATIVE_DTYPES if d != torch.float64], ids=str)
@@ -115,7 +114,7 @@ def test_operators_show_by_name_in_a_profile() -> None:
 def test_operators_tell_their_shapes_without_running() -> None:
     case = make_case([20, 3], LOWEST)
     bias = torch.randn(case.qkv[0].numel()).to(LOWEST)
-    arguments = (case.qkv.detach(), bias, None, case.cu_seqlens, 4, 2, True, 0.2, None, None, 0.0, 0, 0, 0)
+    arguments = (case.qkv.detach(), bias, None, case.cu_seqlens, 4, 2, True, 0.2, None, None, 0.0, 0, None, 0)
     torch.library.opcheck(
         torch.ops.unpad.ragged_attention.default, arguments, test_utils=["test_schema", "test_faketensor"]
     )

@@ -119,7 +119,8 @@ def test_packed_split_and_alone_have_the_same_bits(case: Case) -> None:
     packed = attend(case, inputs, case.lengths)
     for cuts in ([0, 3, len(case.lengths)], range(len(case.lengths) + 1)):
         runs = [
-            attend(case, inputs.part(ends[a], ends[b]), case.lengths[a:b], first=ends[a]) for a, b in pairwise(cuts)
+            attend(case, inputs.part(ends[a], ends[b]), case.lengths[a:b], torch.tensor(ends[a:b]))
+            for a, b in pairwise(cuts)
         ]
         for name, whole, *parts in zip(NAMES, packed, *runs, strict=False):
             tokens = 1 if name in ("log_z", "key bias") else 0  # which of a tensor's dimensions counts tokens

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from unpad.errors import RecipeError
 from unpad.processes.group import ALONE, Group
+from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
+from unpad.run.folder import RECIPE, run_recipe
 from unpad.training.memory import Room
 from unpad.training.parallel.divisions import alone, asked, parallelism_of
 from unpad.training.parallel.parallelism import Parallelism, Replicas
-from unpad.training.parallel.pipeline_stages import PipelineStages
 from unpad.training.parallel.sharding import Sharding
 
 TWO = Group(size=2)
@@ -23,12 +26,7 @@ def recipe_of(**train: Any) -> Recipe:
 
 @pytest.mark.parametrize(
     ("train", "division"),
-    [
-        ({}, Replicas),
-        ({"shard": "full"}, Sharding),
-        ({"pipeline_stages": 2}, PipelineStages),
-        ({"shard": "full", "pipeline_stages": 2}, PipelineStages),
-    ],
+    [({}, Replicas), ({"shard": "full"}, Sharding)],
 )
 def test_several_processes_divide_a_model_as_the_recipe_asks_and_one_holds_the_whole(
     train: dict[str, Any], division: type[Parallelism]
@@ -38,6 +36,14 @@ def test_several_processes_divide_a_model_as_the_recipe_asks_and_one_holds_the_w
     assert parallelism_of(recipe, ALONE) is Replicas
     assert alone(recipe).train == recipe_of(max_steps=7).train
     assert asked(alone(recipe)) is Replicas
+
+
+def test_pipeline_stages_are_refused_with_what_takes_their_place_and_old_runs_are_read(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"train\.pipeline_stages") as caught:
+        load_recipe("zh_chat", ["train.pipeline_stages=2"])
+    assert "train.shard=full" in caught.value.fix
+    (tmp_path / RECIPE).write_text("model: {kind: decoder}\ntrain: {pipeline_stages: 2, max_steps: 7}\n")
+    assert run_recipe(tmp_path).train.max_steps == 7
 
 
 def test_micro_batches_are_cut_where_no_other_process_waits_for_their_passes() -> None:

@@ -126,6 +126,9 @@ def compare_updates(group: Group) -> None:
                 )
             with torch.no_grad():
                 terms = model.eval().losses(micros[0])
+                if isinstance(model, Decoder):
+                    outputs = [one.logits(one(micros[0])) for one in (model, alone.eval())]
+                    torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
             sharding.reshard()
             assert all(is_divided(tensor) for tensor in model.parameters()), case
             with torch.no_grad():

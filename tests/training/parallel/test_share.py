@@ -244,7 +244,8 @@ STEP, LOOP = "unpad.training.step", "unpad.training.stage_loop"
 NOT_ROUNDED = Fault(STEP, "accumulate", "rounded=len(share.counts) > 1", "rounded=False")
 FAULTS = {
     "sums in fp32": Fault(PARALLELISM, "Replicas.gradient_sum", '"exact"', '"exact" and self.group.size == 1'),
-    "draws by process": Fault(SHARE, "Share.seed_draws", "*self.seed, number", "*self.seed, number + self.group.rank"),
+    "draws by process": Fault(SHARE, "Share.draw_seed", "step_seed(*self.seed)",
+                              "step_seed(*self.seed) + self.group.rank"),
     "local divisor": Fault(SHARE, "Share.total", "for micro in self.counts",
                            "for micro in [self.counts[i] for i in self.numbers]"),
     "local counts of metrics": Fault(LOOP, "_record_of", "stage.run.progress, loaded.share.counts",

@@ -1,8 +1,8 @@
-"""Near-duplicate pictures in training and in other parts or new data, by a difference hash of small copies.
+"""Near-duplicate pictures in training and in other parts or new data, by small copies.
 
-A picture is shrunk to 9 x 8 pixels; bit by bit the hash says whether a pixel is brighter than its left neighbour
-(Krawetz 2013, "Kind of like that"). Two pictures are alike if few bits differ and the small copies have nearly the same
-colours, so other sizes, formats and qualities of a picture are found, and pictures that are merely flat are not.
+A picture is shrunk to 12 x 12 pixels of red, green, blue and opacity. Two pictures are alike if their copies differ by
+less than a quarter of the contrast of the flatter one, its root mean square about its own mean: so other sizes, formats
+and qualities of a picture are found, and no two pictures are alike for being flat, sparse or transparent.
 """
 
 from __future__ import annotations
@@ -21,23 +21,22 @@ from unpad.data.pixels.decode import decode
 from unpad.data.pixels.formats import ImageError
 from unpad.data.sources.images import ImageExample, read_bytes
 from unpad.data.sources.leaks import NEW, PART_NAMES, advice, refused
-from unpad.data.sources.split import Split, components
+from unpad.data.sources.split import Split
 from unpad.data.tokens.cache import make_key, read_sealed, write_sealed
 from unpad.errors import DiskError, SourceError
 from unpad.storage import cache_folder
 from unpad.terminal.progress import counted
 from unpad.terminal.table import number_of
 
-ROWS, COLUMNS = 8, 9
-VERSION = 1  # of the small copies; a change makes new files in the cache
-MOST_BITS = 6  # of 64 that may differ
-MOST_DIFFERENCE = 6.0  # mean difference of colours, of 255
+SIDE = 12
+VERSION = 3  # of the small copies; a change makes new files in the cache
+MOST_DIFFERENCE = 0.25  # of the contrast
+MOST_JOINED = 0.2  # share of the pictures that advice may tie to others
 MOST_PIXELS = 1 << 32  # decoding takes about a second per hundred million and processor
-MOST_PAIRS = 1 << 34  # pairs of equal brightness with hashes to compare; about a minute
+MOST_PICTURES = 1 << 17  # all pairs take about two minutes
 MAX_SHOWN = 10
 DECODERS = 4
-BLOCK = 1 << 24  # pairs that are compared at a time
-MOST_LINKS = 1 << 22  # rows and keys in memory
+BLOCK = 1 << 22  # pairs that are compared at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +72,8 @@ class Pictures:
             if duplicates.reason:
                 raise _cannot_compare(duplicates.reason)
             if duplicates.num_equal + duplicates.num_near:
-                one, other = duplicates.pairs[0]
-                raise refused(name, duplicates.num_equal + duplicates.num_near, "pictures", f"{one} is like {other}")
+                pair = duplicates.lines[1].strip()
+                raise refused(name, duplicates.num_equal + duplicates.num_near, "pictures", pair, self._advice(name))
 
     def compare(self, part: Split) -> NearDuplicates:
         """Near-duplicates of training pictures in another part."""
@@ -82,9 +81,7 @@ class Pictures:
         held, trained = self.parts.get(part, nothing), self.parts.get(Split.TRAIN, nothing)
         if not held.any() or not trained.any():
             return NearDuplicates("pictures", 0, 0, 0, (), ())
-        if reason := too_many(self.examples):
-            return not_compared("pictures", reason)
-        return _compare(small_copies(self.examples), self.examples, self.places, held, trained, PART_NAMES[part])
+        return self._compare([self.examples], held, trained, PART_NAMES[part])
 
     def compare_new(self, new: Pictures, shown: NDArray[np.bool_]) -> NearDuplicates:
         """Near-duplicates of the training pictures of these in new data.
@@ -92,42 +89,52 @@ class Pictures:
         Args:
             shown: (num_new,) bool, the pictures of `new` to compare.
         """
-        trained = np.flatnonzero(self.parts[Split.TRAIN]).tolist()
-        chosen = np.flatnonzero(shown).tolist()
-        mine, theirs = [self.examples[i] for i in trained], [new.examples[i] for i in chosen]
-        if reason := too_many(self.examples) or too_many(theirs):
+        both = Pictures([*self.examples, *new.examples], [*self.places, *new.places], {}, self.rule)
+        trained = np.concatenate([self.parts[Split.TRAIN], np.zeros(len(shown), np.bool_)])
+        held = np.concatenate([np.zeros(len(self.examples), np.bool_), shown])
+        return both._compare([self.examples, new.examples], held, trained, NEW)  # training left copies of the first
+
+    def _compare(
+        self, listed: list[Sequence[ImageExample]], held: NDArray[np.bool_], trained: NDArray[np.bool_], part: str
+    ) -> NearDuplicates:
+        if reason := too_many(self.examples):
             return not_compared("pictures", reason)
-        # The copies of all pictures of the run are in the cache since training.
-        copies = np.concatenate([small_copies(self.examples)[trained], small_copies(theirs)])
-        places = [*(self.places[i] for i in trained), *(new.places[i] for i in chosen)]
-        held = np.arange(len(copies)) >= len(trained)
-        return _compare(copies, [*mine, *theirs], places, held, ~held, NEW)
+        pairs = [(both, both) for both in np.flatnonzero(held & trained).tolist()]  # one file in rows of both parts
+        rows, others = np.flatnonzero(held & ~trained), np.flatnonzero(trained)
+        copies = np.concatenate([small_copies(examples) for examples in listed])
+        for row, like, difference in _near(copies, rows, others):
+            pairs.append((row, int(like[np.argmin(difference)])))
+        pairs.sort()
+        equal = sum(self.examples[one].sha256 == self.examples[other].sha256 for one, other in pairs)
+        pictures, alike = number_of(int(held.sum()), "pictures"), number_of(len(pairs), "near-duplicates")
+        lines = [f"  {part} {pictures}: {alike} of training ones" + (f", {equal:,} of them equal" if equal else "")]
+        lines += [f"    {self._pair(*pair)}" for pair in pairs[:MAX_SHOWN]]
+        lines += [f"    do: {self._advice(part)}"] if pairs else []
+        places = tuple((self.places[one], self.places[other]) for one, other in pairs[:MAX_SHOWN])
+        return NearDuplicates("pictures", int(held.sum()), equal, len(pairs) - equal, places, tuple(lines))
 
+    def _pair(self, one: int, other: int) -> str:
+        labels = self.examples[one].label, self.examples[other].label
+        another = f", under another label: {labels[0]}, {labels[1]}" if labels[0] != labels[1] else ""
+        return f"{self.places[one]} is like {self.places[other]}{another}"
 
-def _compare(
-    copies: NDArray[np.uint8],
-    examples: Sequence[ImageExample],
-    places: Sequence[str],
-    held: NDArray[np.bool_],
-    trained: NDArray[np.bool_],
-    part: str,
-) -> NearDuplicates:
-    if reason := _too_many_pairs(copies, held, trained):
-        return not_compared("pictures", reason)
-    near = near_pictures(copies, held, trained)
-    both = np.flatnonzero(held & trained).tolist()  # the same file in rows of both parts
-    near = sorted([*((one, one) for one in both), *((one, other) for one, other in near if not trained[one])])
-    equal = sum(examples[one].sha256 == examples[other].sha256 for one, other in near)
-    pictures, alike = number_of(int(held.sum()), "pictures"), number_of(len(near), "near-duplicates")
-    lines = [f"  {part} {pictures}: {alike} of training ones"]
-    lines[0] += f", {equal:,} of them equal" if equal else ""
-    pairs = tuple((places[one], places[other]) for one, other in near[:MAX_SHOWN])
-    lines += [f"    {one} is like {other}" for one, other in pairs] + ([f"    do: {advice(part)}"] if pairs else [])
-    return NearDuplicates("pictures", int(held.sum()), equal, len(near) - equal, pairs, tuple(lines))
+    def _advice(self, part: str) -> str:
+        """Advice on near-duplicates in a part; one that would tie many pictures to others is not given."""
+        if part == NEW or self.rule == "together":
+            return advice(part)
+        tied = tie_alike(self.examples)
+        num_joined = len(tied) - len(np.unique(tied))
+        if num_joined <= MOST_JOINED * len(tied):
+            return advice(part)
+        return (
+            f"compare these pictures; data.near_duplicates=together would tie {num_joined:,} of {len(tied):,} to others"
+        )
 
 
 def tie_alike(examples: Sequence[ImageExample]) -> NDArray[np.int64]:
-    """Number the sets of pictures that are near-duplicates, directly or through others, (num_pictures,) int64.
+    """Number the sets of pictures that are near-duplicates of one of them, (num_pictures,) int64.
+
+    The first picture of a set, by the content of its copy, is like each of the others; these need not be alike.
 
     Raises:
         SourceError: the pictures are too many to compare.
@@ -136,29 +143,17 @@ def tie_alike(examples: Sequence[ImageExample]) -> NDArray[np.int64]:
         raise _cannot_compare(reason)
     copies = small_copies(examples)
     _, first, same = np.unique(copies.reshape(len(copies), -1), axis=0, return_index=True, return_inverse=True)
-    tied: NDArray[np.int64] = same.reshape(-1).astype(np.int64)  # equal copies need no comparison
-    once = np.zeros(len(copies), np.bool_)
-    once[first] = True
-    if reason := _too_many_pairs(copies, once, once):
-        raise _cannot_compare(reason)
-    rows, keys, num = list[NDArray[np.int64]](), list[NDArray[np.int64]](), 0
-    for row, chosen, _ in _near(copies, once, once):
-        rows.append(np.append(chosen, row))
-        keys.append(np.full(len(chosen) + 1, row))
-        num += len(chosen) + 1
-        if num > MOST_LINKS:
-            tied = _joined(tied, rows, keys)
-            rows, keys, num = [], [], 0
-    return _joined(tied, rows, keys)
-
-
-def _joined(tied: NDArray[np.int64], rows: list[NDArray[np.int64]], keys: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    links = [(np.arange(len(tied)), tied), *([(np.concatenate(rows), np.concatenate(keys))] if rows else [])]
-    return components(len(tied), links)
+    tied = np.arange(len(first))  # equal copies need no comparison
+    for row, like, _ in _near(copies[first], tied.copy(), tied.copy()):
+        earlier = like[(like < row) & (tied[like] == like)]
+        tied[row] = earlier[0] if len(earlier) else row
+    return tied[same.reshape(-1)]
 
 
 def too_many(examples: Sequence[ImageExample]) -> str:
-    """Reason not to decode pictures for comparison, or ""."""
+    """Reason not to compare pictures, or ""."""
+    if len(examples) > MOST_PICTURES:
+        return f"{len(examples):,} are too many"
     pixels = sum(example.width * example.height for example in examples)
     return f"{pixels / 1e9:,.1f} thousand million pixels are too many" if pixels > MOST_PIXELS else ""
 
@@ -169,10 +164,14 @@ def _cannot_compare(reason: str) -> SourceError:
 
 
 def small_copies(examples: Sequence[ImageExample]) -> NDArray[np.uint8]:
-    """Small copies of pictures on white, (num_images, 8, 9, 3) uint8, kept in the cache; 0 for a damaged picture."""
+    """Small copies of pictures on white, with their opacity, kept in the cache; 0 for a damaged picture.
+
+    Returns:
+        (num_images, SIDE, SIDE, 4) uint8.
+    """
     key = make_key("pictures", VERSION, [example.sha256 for example in examples])
     path = cache_folder() / "pictures" / f"{key}.bin"
-    shape = (len(examples), ROWS, COLUMNS, 3)
+    shape = (len(examples), SIDE, SIDE, 4)
     cached, _ = read_sealed(path)
     if cached is not None and len(cached) == int(np.prod(shape)):
         return np.frombuffer(cached, np.uint8).reshape(shape)
@@ -188,70 +187,30 @@ def small_copies(examples: Sequence[ImageExample]) -> NDArray[np.uint8]:
 
 def _small(example: ImageExample) -> NDArray[np.uint8]:
     try:
-        pixels = decode(read_bytes(example)).pixels
+        pixels = decode(read_bytes(example), opacity=True).pixels
     except ImageError:  # training reports the damage
-        return np.zeros((ROWS, COLUMNS, 3), np.uint8)
-    return np.asarray(Image.fromarray(pixels).resize((COLUMNS, ROWS), Image.Resampling.BOX))
-
-
-def near_pictures(
-    copies: NDArray[np.uint8], held: NDArray[np.bool_], trained: NDArray[np.bool_]
-) -> list[tuple[int, int]]:
-    """Pair each held-out picture that is like a training picture with the nearest training picture, by index.
-
-    Args:
-        copies: of `small_copies`.
-        held, trained: (num_images,) pictures of either side; one may be on both.
-    """
-    near = _near(copies, held, trained)
-    return sorted((row, int(chosen[np.argmin(distance)])) for row, chosen, distance in near)
+        return np.zeros((SIDE, SIDE, 4), np.uint8)
+    parts = Image.fromarray(np.ascontiguousarray(pixels[:, :, :3])), Image.fromarray(pixels[:, :, 3])
+    return np.dstack([np.asarray(part.resize((SIDE, SIDE), Image.Resampling.HAMMING)) for part in parts])
 
 
 def _near(
-    copies: NDArray[np.uint8], held: NDArray[np.bool_], trained: NDArray[np.bool_]
+    copies: NDArray[np.uint8], rows: NDArray[np.int64], others: NDArray[np.int64]
 ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.float64]]]:
-    """Yield every held-out picture that is like others of training: its index, those of the others in rising order, and
-    their differences in colour."""
-    hashes, colours = _hashes(copies), copies.reshape(len(copies), -1).astype(np.int16)
-    theirs, ours, low, high = _windows(copies, held, trained)
-    rows_at_once = max(1, BLOCK // max(1, len(ours)))
-    for start in range(0, len(theirs), rows_at_once):
-        rows = theirs[start : start + rows_at_once]
-        first, last = int(low[start]), int(high[start : start + rows_at_once].max())
-        near = np.bitwise_count(hashes[rows][:, None] ^ hashes[ours[first:last]][None]) <= MOST_BITS
-        for at in np.flatnonzero(near.any(1)).tolist():
-            row = int(rows[at])
-            chosen = np.sort(ours[first:last][near[at]])
-            chosen = chosen[chosen != row]
-            distance = np.abs(colours[chosen] - colours[row]).mean(1)
-            alike = distance <= MOST_DIFFERENCE
+    """Yield, in order, each of `rows` that is like some of `others`: its index, theirs, and the squares of their
+    differences."""
+    values = copies.reshape(len(copies), -1).astype(np.float32) - 128
+    size = (values**2).sum(1)
+    contrast = (copies.var((1, 2)).sum(-1) * SIDE**2).astype(np.float32)  # sum of squares about the mean
+    theirs, at_once = values[others].T, max(1, BLOCK // max(1, len(others)))
+    for start in range(0, len(rows), at_once):
+        chosen = rows[start : start + at_once]
+        difference = size[chosen][:, None] + size[others] - 2 * values[chosen] @ theirs
+        most = MOST_DIFFERENCE**2 * np.minimum(contrast[chosen][:, None], contrast[others])
+        may = difference <= most + 1e-5 * size[others] + 64  # the product is rounded; what it lets through is not
+        for at in np.flatnonzero(may.any(1)).tolist():
+            row, like = int(chosen[at]), others[may[at]]
+            exact = ((copies[like].astype(np.int64) - copies[row]) ** 2).sum((1, 2, 3))
+            alike = exact <= most[at][may[at]]
             if alike.any():
-                yield row, chosen[alike], distance[alike]
-
-
-def _hashes(copies: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """Difference hash of every small copy, (num_images,)."""
-    grey = copies.astype(np.int16).sum(-1)  # (num_images, 8, 9)
-    bits = (grey[:, :, 1:] > grey[:, :, :-1] + 3).reshape(len(copies), -1)
-    return np.packbits(bits, axis=1).view(np.uint64)[:, 0]
-
-
-def _windows(
-    copies: NDArray[np.uint8], held: NDArray[np.bool_], trained: NDArray[np.bool_]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Sort held-out and training pictures by brightness, and find the range of training pictures near enough in
-    brightness to be like each held-out one: colours that differ little in the mean differ as little in their sum."""
-    light = copies.reshape(len(copies), -1).sum(1, dtype=np.int64)
-    theirs, ours = np.flatnonzero(held), np.flatnonzero(trained)
-    theirs, ours = theirs[np.argsort(light[theirs], kind="stable")], ours[np.argsort(light[ours], kind="stable")]
-    most = int(MOST_DIFFERENCE * ROWS * COLUMNS * 3)
-    low = np.searchsorted(light[ours], light[theirs] - most, "left")
-    high = np.searchsorted(light[ours], light[theirs] + most, "right")
-    return theirs, ours, low, high
-
-
-def _too_many_pairs(copies: NDArray[np.uint8], held: NDArray[np.bool_], trained: NDArray[np.bool_]) -> str:
-    """Reason not to compare pictures of these parts, or ""."""
-    _, _, low, high = _windows(copies, held, trained)
-    pairs = int((high - low).sum())
-    return f"{pairs / 1e9:,.1f} thousand million pairs of equal brightness are too many" if pairs > MOST_PAIRS else ""
+                yield row, like[alike], exact[alike].astype(np.float64)

@@ -90,15 +90,16 @@ def advice(part: str) -> str:
     return "set data.near_duplicates=together; if rows of both parts declare theirs with split, correct or remove these"
 
 
-def refused(part: str, number: int, unit: str, first: str) -> SourceError:
+def refused(part: str, number: int, unit: str, first: str, fix: str = "") -> SourceError:
     """Error of `data.near_duplicates` refuse.
 
     Args:
         part: name of the part, of PART_NAMES; number: its near-duplicates; unit: documents or pictures.
         first: place of one of them and of the training row that it is like.
+        fix: by default the advice.
     """
     what = f"E_LEAK {number:,} {PART_ADJECTIVES[part]} {unit} are near-duplicates of training ones, such as {first}"
-    return SourceError(what, where="data.near_duplicates", fix=advice(part))
+    return SourceError(what, where="data.near_duplicates", fix=fix or advice(part))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from threading import Lock
 from typing import NamedTuple
 
 from unpad.data.sources.chat import THOUGHT_KEYS
@@ -263,51 +261,29 @@ class ChatTemplate:
     @cached_property
     def _run(self) -> Callable[[list[dict[str, str]], bool], str]:
         try:
-            from jinja2 import TemplateError
-
-            from unpad.data.tokens.jinja_budget import ExcessError
-            from unpad.data.tokens.jinja_environment import ChatEnvironment
+            from unpad.data.tokens import jinja_process
         except ImportError:
             what = "a chat template needs jinja2, which is not installed"
             raise RecipeError(what, fix="pip install unpad[hf]") from None
         if len(self.source) > MOST_SOURCE:
             what = f"the chat template has {len(self.source):,} characters; at most {MOST_SOURCE:,} are read"
             raise UnusableTemplateError(what, fix=OTHER_TEMPLATE)
-        environment, one_at_a_time = ChatEnvironment(), Lock()
         thinking = {} if self.thinking is None else {THINKING: self.thinking}
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of Python, about what Jinja made of the template
-                render = environment.read(self.source)
-        except Exception as error:  # Jinja parses, and Python compiles: both end on odd texts in many ways
-            raise UnusableTemplateError(
-                f"the chat template is no Jinja: {_reason(error)}", fix=OTHER_TEMPLATE
-            ) from None
 
         def run(messages: list[dict[str, str]], prompt: bool) -> str:
-            num_chars = sum([len(message["content"]) for message in messages])
-            try:
-                with one_at_a_time:
-                    environment.budget.begin(len(messages), num_chars)
-                    text = render(messages=messages, add_generation_prompt=prompt, **self.names, **thinking)
-                if len(text) > MOST_TEXT + MOST_GROWTH * num_chars:
-                    raise ExcessError
-                return text
-            except ExcessError as error:
-                what = f"the chat template is not usable: {_reason(error)}"
-                raise UnusableTemplateError(what, fix=OTHER_TEMPLATE) from None
-            except TemplateError as error:
-                what = f"the chat template refuses a conversation: {_reason(error)}"
-                raise SourceError(what, fix=AMBIGUOUS) from None
-            except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-                what = f"the chat template fails on a conversation: {_reason(error)}"
-                raise SourceError(what, fix=AMBIGUOUS) from None
+            values = {**self.names, **thinking, "messages": messages, "add_generation_prompt": prompt}
+            most = MOST_TEXT + MOST_GROWTH * sum([len(message["content"]) for message in messages])
+            kind, text = jinja_process.render(self.source, values, most)
+            if kind == jinja_process.NO_TEMPLATE:
+                raise UnusableTemplateError(f"the chat template is no Jinja: {text}", fix=OTHER_TEMPLATE)
+            if kind == jinja_process.EXCESS:
+                raise UnusableTemplateError(f"the chat template is not usable: {text}", fix=OTHER_TEMPLATE)
+            if kind != jinja_process.TEXT:
+                verb = "refuses" if kind == jinja_process.REFUSED else "fails on"
+                raise SourceError(f"the chat template {verb} a conversation: {text}", fix=AMBIGUOUS)
+            return text
 
         return run
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def _refuse_noncharacters(turns: Sequence[Turn]) -> None:

@@ -14,7 +14,7 @@ from unpad.models.set_sequence.history import HistoryEncoder, SetLayout
 from unpad.models.set_sequence.losses import gaussian_kl
 from unpad.nn.activation import activate
 from unpad.nn.block import BlockConfig, FeedForward
-from unpad.nn.draws import random_like
+from unpad.nn.draws import normal
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
 from unpad.nn.precision import widened
@@ -82,20 +82,17 @@ class SetDecoder(nn.Module):
         place = segment_place(members)  # (num_events,)
         table = slot_table(members.max_seqlen, self.to_slot.in_features).to(place.device, dtype)
         if self.training and self.noise:
-            slots = self.to_slot(_noisy(table.index_select(0, place), self.noise))
+            slots = table.index_select(0, place)
+            slots = self.to_slot(slots + self.noise * normal(slots, members.places))
         else:
             slots = self.to_slot(table).index_select(0, place)
         set_of_event = torch.repeat_interleave(members.lengths(), output_size=len(place))
         x = widened(slots) + of_set.index_select(0, set_of_event)
         delta: Tensor | None = None
         for norm, layer in zip(self.norms, self.layers, strict=True):
-            x, y = norm(x, delta)
+            x, y = norm(x, delta, members)
             delta = layer(y)
-        return widened(self.to_event(self.norm(x, delta)[1]))
-
-
-def _noisy(slots: Tensor, noise: float) -> Tensor:
-    return slots + noise * random_like(slots, torch.randn_like)
+        return widened(self.to_event(self.norm(x, delta, members)[1]))
 
 
 MIN_LOG_VAR = -60.0  # lower bound of log variances in the gate, so that no square of a ratio overflows in fp32
@@ -233,7 +230,10 @@ class Belief(nn.Module):
             gaps = course.gaps.index_select(0, course.sets)
             gate = self.gate(prior_mean, prior_log_var, seen.mean, seen.log_var, gaps)
             mean, log_var = product_of_experts(prior_mean, prior_log_var, seen.mean, seen.log_var, gate)
-            posterior = Latent(mean, log_var, draw_latents(mean, log_var) if self.training and self.sample else mean)
+            places = course.layout.places
+            places = None if places is None else places.index_select(0, course.sets)
+            z = draw_latents(mean, log_var, places) if self.training and self.sample else mean
+            posterior = Latent(mean, log_var, z)
         return posterior, gaussian_kl(posterior.mean, posterior.log_var, prior_mean, prior_log_var)
 
     def _predict(

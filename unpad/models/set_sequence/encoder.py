@@ -18,7 +18,7 @@ from unpad.errors import RecipeError
 from unpad.nn.activation import activate
 from unpad.nn.block import BlockConfig, FeedForward
 from unpad.nn.cross_attention import CrossAttention, PairedRuns, PairGroup, pair_sequences
-from unpad.nn.draws import random_like
+from unpad.nn.draws import normal
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
 from unpad.nn.pool import AttentionPool
@@ -145,11 +145,11 @@ def pair_members(members: Layout, num_points: int) -> SetPairs:
     """
     counts = members.lengths().clamp_max(num_points)
     bounds = F.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
-    gather = pair_sequences(Layout(bounds, min(num_points, members.max_seqlen)), members)
+    gather = pair_sequences(Layout(bounds, min(num_points, members.max_seqlen), keys=members.keys), members)
     first = torch.repeat_interleave(bounds[:-1].long(), counts, output_size=gather.num_queries)
     points = torch.arange(gather.num_queries, device=first.device) - first
     swapped = tuple(PairGroup(group.keys, group.queries) for group in gather.groups)
-    return SetPairs(points, gather, PairedRuns(swapped, gather.num_keys, gather.num_queries))
+    return SetPairs(points, gather, PairedRuns(swapped, gather.num_keys, gather.num_queries, members, gather.queries))
 
 
 class InducedBlock(nn.Module):
@@ -183,14 +183,15 @@ class InducedBlock(nn.Module):
 
     def forward(self, x: Tensor, delta: Tensor | None, pairs: SetPairs) -> tuple[Tensor, Tensor]:
         """One block's step along the residual stream of events, (num_events, width); as `nn/block.Block.forward`."""
-        x, events = self.norm_events(x, delta)
+        of_points, of_events = pairs.gather.queries, pairs.gather.keys
+        x, events = self.norm_events(x, delta, of_events)
         _, queries = self.norm_points(self.points)
         points = self.points.index_select(0, pairs.points)  # (num_points, width)
         gathered, _ = self.gather(queries.index_select(0, pairs.points), events, pairs.gather)
-        points, y = self.norm_gathered(points, gathered)
-        _, summary = self.norm_summary(points, self.feed_points(y))
+        points, y = self.norm_gathered(points, gathered, of_points)
+        _, summary = self.norm_summary(points, self.feed_points(y), of_points)
         spread, _ = self.spread(events, summary, pairs.spread)
-        x, y = self.norm_spread(x, spread)
+        x, y = self.norm_spread(x, spread, of_events)
         return x, self.feed_events(y)
 
 
@@ -216,9 +217,9 @@ def soft_clamp(log_var: Tensor) -> Tensor:
     return LOG_VAR_LIMIT * torch.tanh(log_var / LOG_VAR_LIMIT)
 
 
-def draw_latents(mean: Tensor, log_var: Tensor) -> Tensor:
-    """One sample per set by torch's generator (Kingma and Welling 2014, arXiv 1312.6114, section 2.4)."""
-    return mean + (0.5 * log_var).exp() * random_like(mean, torch.randn_like)
+def draw_latents(mean: Tensor, log_var: Tensor, places: Tensor | None) -> Tensor:
+    """One sample per set (Kingma and Welling 2014, arXiv 1312.6114, section 2.4); `places` of the sets in draws."""
+    return mean + (0.5 * log_var).exp() * normal(mean, places)
 
 
 class LatentHead(nn.Module):
@@ -254,13 +255,13 @@ class LatentHead(nn.Module):
         Returns:
             The stream with delta added, and a latent for every set of `members`.
         """
-        x, y = self.norm(x, delta)
+        x, y = self.norm(x, delta, members)
         pooled = self.pool(y, members)  # (num_sets, width)
         sizes = members.lengths().to(pooled.dtype).log1p()[:, None]
         hidden = activate("gelu", self.hidden(torch.cat([pooled, sizes], 1)))
         mean, log_var = widened(self.to_latent(hidden)).chunk(2, 1)
         log_var = soft_clamp(log_var)
-        z = draw_latents(mean, log_var) if self.training and self.sample else mean
+        z = draw_latents(mean, log_var, members.bases) if self.training and self.sample else mean
         return x, Latent(mean, log_var, z)
 
 

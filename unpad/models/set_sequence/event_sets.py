@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from unpad.batching.fields import SEQUENCE, BatchPart, per, per_sequence, runs
 from unpad.batching.layout import Layout, build_layout
+from unpad.nn.segments import segment_place
 
 OUTCOME, FIRST_COMPETING = 1, 2  # what ended observation, beside 0, censoring
 
@@ -46,3 +47,12 @@ class EventSets(BatchPart):
     def attended(self) -> Layout:
         """Sets of every patient, and one readout."""
         return build_layout((self.history.lengths() + 1).cpu().numpy())
+
+
+def keyed(events: EventSets, keys: Tensor | None) -> EventSets:
+    """The same with keys of patients, (num_seqs,) int64, and of their sets, for random draws."""
+    if keys is None:
+        return events
+    history = events.history.with_keys(keys)
+    members = events.members.with_keys(history.keys_of(segment_place(history), history.seq_of_token()))
+    return replace(events, history=history, members=members)

@@ -359,7 +359,7 @@ class PatientHeads(nn.Module):
             who had one in a bin.
         """
         if self.training and self.dropout:
-            readouts = dropout(readouts, self.dropout, draw(len(readouts)))
+            readouts = dropout(readouts, self.dropout, draw(), events.history.bases)
         nothing = widened(readouts.new_zeros(())), 0
         terms: Terms = {"classification": nothing, "hazard": nothing} | ({"cause": nothing} if self.causes > 1 else {})
         if labels is not None:

@@ -64,7 +64,7 @@ def lay_out_course(history: Layout, times: Tensor) -> SetLayout:
     patient = torch.repeat_interleave(history.lengths(), output_size=num_sets)  # (num_sets,)
     bounds = history.cu_seqlens + torch.arange(num_seqs + 1, dtype=torch.int32, device=device)
     sets, readouts = torch.arange(num_sets, device=device) + patient, bounds[1:].long() - 1
-    layout = Layout(bounds, history.max_seqlen + (num_seqs > 0))
+    layout = Layout(bounds, history.max_seqlen + (num_seqs > 0), keys=history.keys)
     first = torch.repeat_interleave(bounds[:-1].long(), layout.lengths(), output_size=num_sets + num_seqs)
     position_ids = torch.arange(num_sets + num_seqs, device=device) - first
     days = times.new_zeros(num_sets + num_seqs).index_copy(0, sets, times)
@@ -142,7 +142,7 @@ class HistoryEncoder(nn.Module):
         stream = Stream(self._embed(latents, course), None, course.layout, rotary)
         for block in self.blocks:
             stream = block(stream)
-        hidden: Tensor = self.norm(stream.x, stream.delta)[1]
+        hidden: Tensor = self.norm(stream.x, stream.delta, stream.layout)[1]
         return hidden
 
     def attention(self, latents: Tensor, course: SetLayout) -> Tensor:

@@ -34,14 +34,13 @@ from unpad.batching.layout import Layout
 from unpad.models.contract import ModelConfig, PredictsSets, ReadsCodeVectors
 from unpad.models.set_sequence.belief import Belief, Prior, SetDecoder, Update, states_before
 from unpad.models.set_sequence.encoder import EventEmbedding, Latent, SetEncoder
-from unpad.models.set_sequence.event_sets import EventSets
+from unpad.models.set_sequence.event_sets import EventSets, keyed
 from unpad.models.set_sequence.heads import FIRST_SHARE, NextSet, PatientHeads, bin_edges, incidence, sets_that_follow
 from unpad.models.set_sequence.history import HistoryEncoder, SetLayout, lay_out_course
 from unpad.models.set_sequence.linear_path import LinearPath, values_of_patients
 from unpad.models.set_sequence.losses import chamfer, free_bits, gaussian_kl, nearest, sinkhorn
 from unpad.nn.activation import Kind
 from unpad.nn.block import BlockConfig, init_weights
-from unpad.nn.draws import repeated
 from unpad.nn.linear import Linear, compute_dtype
 from unpad.nn.losses import Terms, cross_entropy, token_nll
 from unpad.nn.precision import widened
@@ -418,7 +417,7 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
 
     def _read(self, batch: RaggedBatch) -> SetReading:
         """Embed and encode the events of a batch."""
-        events = batch.require(EventSets)
+        events = keyed(batch.require(EventSets), batch.layout.keys)
         assert batch.input_ids is not None, "events have codes"
         codes = real_tokens(batch.input_ids, batch.layout)
         embedded = self.embedding(codes, events.values, events.has_value)
@@ -458,8 +457,7 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
             states = self._states(reading) if states is None else states
             before = states_before(states, self.decoder_start, reading.course).repeat(len(latents), 1)
         members = _repeat(reading.events.members, len(latents), len(reading.codes))
-        with repeated(len(latents)):
-            return self.decoder(torch.cat(list(latents)), members, before), members
+        return self.decoder(torch.cat(list(latents)), members, before), members
 
     def _distance(self, made: Tensor, target: Tensor, members: Layout) -> Tensor:
         """(num_sets,), fp32 or wider."""
@@ -482,4 +480,6 @@ def _repeat(members: Layout, times: int, num_events: int) -> Layout:
     if times == 1:
         return members
     starts = [members.cu_seqlens[:-1] + index * num_events for index in range(times)]
-    return Layout(torch.cat([*starts, members.cu_seqlens[-1:] + (times - 1) * num_events]), members.max_seqlen)
+    keys = [members.keys_of(index) for index in range(times)]
+    bounds = torch.cat([*starts, members.cu_seqlens[-1:] + (times - 1) * num_events])
+    return Layout(bounds, members.max_seqlen, keys=None if members.keys is None else torch.cat(keys))

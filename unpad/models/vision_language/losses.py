@@ -21,7 +21,7 @@ from unpad.models.vision_language.prune_pass import BlockRecord
 from unpad.models.vision_language.visual import Visual, cells, is_text
 from unpad.nn.activation import activate
 from unpad.nn.block import Between
-from unpad.nn.draws import draw, random_like
+from unpad.nn.draws import draw, normal
 from unpad.nn.dropout import dropout
 from unpad.nn.linear import Linear
 from unpad.nn.losses import Terms
@@ -135,7 +135,7 @@ class TextPool(nn.Module):
         way = segment_place(layout).to(hidden.dtype) / last  # 0 at the first token, 1 at the last
         if self.training:
             deviation = self.noise_start + (self.noise_end - self.noise_start) * way
-            hidden = hidden + deviation[:, None] * random_like(hidden, torch.randn_like)
+            hidden = hidden + deviation[:, None] * normal(hidden, layout.places)
         weight = self.start + (self.end - self.start) * way
         total = segment_sum(weight, layout)
         return segment_sum(weight[:, None] * hidden, layout) / torch.where(total > 0, total, 1)[:, None]
@@ -173,27 +173,34 @@ class Discriminator(nn.Module):
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)
 
-    def forward(self, pooled: Tensor) -> Tensor:
-        """Judge (num_seqs, layers, width), as `TextPool` makes them: (num_seqs,) logits, fp32 or wider."""
+    def forward(self, pooled: Tensor, places: Tensor | None = None) -> Tensor:
+        """Judge (num_seqs, layers, width), as `TextPool` makes them: (num_seqs,) logits, fp32 or wider.
+
+        Args:
+            places: (num_seqs,) of the samples in draws, as `Layout.bases`.
+        """
         parts = []
         for h, squeeze, refine in zip(pooled.unbind(1), self.squeeze, self.refine, strict=True):
             z = activate("gelu", squeeze(torch.tanh(h / 100)))
             if self.training and self.dropout:
-                z = dropout(z, self.dropout, draw(len(z)))
+                z = dropout(z, self.dropout, draw(), places)
             parts.append(z + refine(z))
         x = activate("gelu", self.hidden_1(torch.cat(parts, 1)))
         return widened(self.to_logit(activate("gelu", self.hidden_2(x)))[:, 0])
 
 
-def discriminator_terms(discriminator: Discriminator, real: Tensor, fake: Tensor) -> Terms:
+def discriminator_terms(
+    discriminator: Discriminator, real: Tensor, fake: Tensor, places: Tensor | None = None
+) -> Terms:
     """Terms that train the discriminator alone: `discriminator`, BCE(D(real), 1) + BCE(D(fake), 0).
 
     `real_accuracy` and `fake_accuracy` count the samples of each kind that it classified correctly.
 
     Args:
         real, fake: (num_seqs, layers, width), the same samples pooled in the same way; no gradient flows to them.
+        places: as of `Discriminator.forward`.
     """
-    on_real, on_fake = discriminator(real.detach()), discriminator(fake.detach())
+    on_real, on_fake = (discriminator(x.detach(), places) for x in (real, fake))
     num = len(on_real)
     return {
         "discriminator": (_bce(on_real, 1) + _bce(on_fake, 0), num),
@@ -202,14 +209,14 @@ def discriminator_terms(discriminator: Discriminator, real: Tensor, fake: Tensor
     }
 
 
-def adversarial(discriminator: Discriminator, fake: Tensor) -> Term:
+def adversarial(discriminator: Discriminator, fake: Tensor, places: Tensor | None = None) -> Term:
     """Term that trains the source of `fake` (num_seqs, layers, width) to pass for real, BCE(D(fake), 1).
 
     Gradient flows to `fake` and not to the discriminator: one backward pass of this term and `discriminator_terms`
     gives each side only its own gradients.
     """
     frozen = {name: parameter.detach() for name, parameter in discriminator.named_parameters()}
-    return _bce(functional_call(discriminator, frozen, (fake,)), 1), len(fake)
+    return _bce(functional_call(discriminator, frozen, (fake, places)), 1), len(fake)
 
 
 def _bce(logits: Tensor, label: int) -> Tensor:
@@ -260,5 +267,6 @@ class Adversary(nn.Module):
             return torch.stack([self.pool(states, layout) for states in seen.states], 1).index_select(0, seqs)
 
         of_whole, of_pruned = pooled(real), pooled(fake)  # (num_samples, layers, width)
-        judged = discriminator_terms(self.judge, of_whole, of_pruned)
-        return {**judged, "adversarial": adversarial(self.judge, of_pruned)}
+        places = None if layout.bases is None else layout.bases.index_select(0, seqs)
+        judged = discriminator_terms(self.judge, of_whole, of_pruned, places)
+        return {**judged, "adversarial": adversarial(self.judge, of_pruned, places)}

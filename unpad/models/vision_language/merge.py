@@ -26,7 +26,7 @@ from unpad.models.vision_language.visual import Visual, is_question
 from unpad.nn.activation import activate
 from unpad.nn.block import BlockConfig, FeedForward
 from unpad.nn.cross_attention import EPS, CrossAttention, PairedRuns, PairWeights, Projection, pair_sequences
-from unpad.nn.draws import draw, random_like
+from unpad.nn.draws import draw, uniform
 from unpad.nn.dropout import dropout
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
@@ -68,9 +68,9 @@ def num_merged(layout: Layout, ratio: float) -> Tensor:
     return torch.minimum((lengths.double() * ratio + 1e-9).floor().long().clamp_min(1), lengths)
 
 
-def _lay_out(counts: Tensor, largest: int) -> Layout:
+def _lay_out(counts: Tensor, largest: int, keys: Tensor | None) -> Layout:
     """Layout of `counts` (num_seqs,) int64 tokens per sequence, with `largest` known on the host."""
-    return Layout(F.pad(counts.cumsum(0, dtype=torch.int32), (1, 0)), largest)
+    return Layout(F.pad(counts.cumsum(0, dtype=torch.int32), (1, 0)), largest, keys=keys)
 
 
 # --------------------------------------------------------------------------- the best tokens as centres
@@ -101,11 +101,11 @@ class TopAssignment(nn.Module):
         self.hidden, self.to_score = Linear(width, inner), Linear(inner, 1)
         self.to_q, self.to_k = Linear(width, inner, bias=False), Linear(width, inner, bias=False)
 
-    def scores(self, x: Tensor) -> Tensor:
+    def scores(self, x: Tensor, layout: Layout) -> Tensor:
         """Scores (num_vision,) of tokens (num_vision, width), fp32 or wider."""
         hidden = activate("relu", self.hidden(x))
         if self.training and self.dropout:
-            hidden = dropout(hidden, self.dropout, draw(len(hidden)))
+            hidden = dropout(hidden, self.dropout, draw(), layout.places)
         return widened(self.to_score(hidden)[:, 0])
 
     def forward(self, x: Tensor, layout: Layout) -> tuple[PairWeights, Layout, Tensor]:
@@ -113,15 +113,14 @@ class TopAssignment(nn.Module):
 
         Centres keep the order of their tokens; in eval the same tokens give the same centres.
         """
-        scores = self.scores(x)
+        scores = self.scores(x, layout)
         chances = scores.detach()
         if self.training:
-            noise = random_like(chances, lambda whole: torch.empty_like(whole).exponential_())
-            chances = chances - noise.log()  # Gumbel noise
+            chances = chances - (-uniform(chances, layout.places).log()).log()  # Gumbel noise
         counts = num_merged(layout, self.ratio)
         centres = segment_top_k(chances, layout, counts).nonzero().flatten()
         largest = min(max(1, math.floor(self.ratio * layout.max_seqlen + 1e-9)), layout.max_seqlen)
-        out_layout = _lay_out(counts, largest)
+        out_layout = _lay_out(counts, largest, layout.keys)
         weights = _share_out(
             self.to_q(x),
             self.to_k(x.index_select(0, centres)),
@@ -291,22 +290,24 @@ class PoolMerger(nn.Module):
     ) -> Merged:
         """As `TopMerger.forward`."""
         counts = (vision_layout.lengths() > 0) * self.slots.shape[0]
-        layout = _lay_out(counts, self.slots.shape[0] if vision_layout.max_seqlen else 0)
-        asked = self._question_term(question, question_layout).index_select(0, layout.seq_of_token())
+        layout = _lay_out(counts, self.slots.shape[0] if vision_layout.max_seqlen else 0, vision_layout.keys)
+        asked = self._question_term(question, question_layout, vision_layout.bases).index_select(
+            0, layout.seq_of_token()
+        )
         queries = self.query_norm(self.slots.index_select(0, segment_place(layout)) + asked)[1]  # (total_out, inner)
         vision = self.vision_in(vision_features)
         delta, weights = self.attention(queries, vision, pair_sequences(layout, vision_layout))
         x = self.attention_norm(widened(queries), delta)[1]
-        x = self.out_norm(widened(x), self.feed_forward(x))[1]
+        x = self.out_norm(widened(x), self.feed_forward(x), layout)[1]
         features = self.scale * self.to_out(x) + weights.average(vision_features)
         return Merged(features, layout, weights, _evenly(layout, vision_layout))
 
-    def _question_term(self, question: Tensor, layout: Layout) -> Tensor:
+    def _question_term(self, question: Tensor, layout: Layout, places: Tensor | None) -> Tensor:
         """Term that the question adds to every slot of its sample, (num_seqs, inner) fp32 or wider; 0 without one."""
         mean = segment_mean(self.question_in(question), layout)
         hidden = activate("gelu", self.question_hidden(mean))
         if self.training and self.dropout:
-            hidden = dropout(hidden, self.dropout, draw(len(hidden)))
+            hidden = dropout(hidden, self.dropout, draw(), places)
         return widened(self.question_out(hidden)) * (layout.lengths() > 0)[:, None]
 
 
@@ -522,7 +523,8 @@ def _runs_of(layout: Layout, seqs: Tensor) -> tuple[Tensor, Layout]:
     lengths = layout.lengths().index_select(0, seqs)
     bounds = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     shift = layout.cu_seqlens.long().index_select(0, seqs) - bounds[:-1]
-    out = Layout(bounds.to(torch.int32), int(lengths.max()) if len(lengths) else 0)
+    keys = None if layout.keys is None else layout.keys.index_select(0, seqs)
+    out = Layout(bounds.to(torch.int32), int(lengths.max()) if len(lengths) else 0, keys=keys)
     tokens = shift.repeat_interleave(lengths)
     return tokens + torch.arange(len(tokens), device=tokens.device), out
 
@@ -583,4 +585,4 @@ def _grown(batch: RaggedBatch, becomes: Tensor) -> Layout:
     assert isinstance(batch.layout, Layout), "a flat run"
     before = torch.cat([becomes.new_zeros(1), becomes.cumsum(0)])
     bounds = before[batch.layout.cu_seqlens.long()].to(torch.int32)
-    return Layout(bounds, int(bounds.diff().max()) if batch.num_seqs else 0)
+    return Layout(bounds, int(bounds.diff().max()) if batch.num_seqs else 0, keys=batch.layout.keys)

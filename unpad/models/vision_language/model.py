@@ -40,6 +40,7 @@ from unpad.models.vision_language.tower import Tower, TowerConfig
 from unpad.models.vision_language.visual import Visual, cells, check_places, placed
 from unpad.nn.activation import activate
 from unpad.nn.block import Cache, init_weights
+from unpad.nn.draws import apart
 from unpad.nn.linear import Linear
 from unpad.nn.losses import Terms
 from unpad.recipes.training import Weight
@@ -401,7 +402,7 @@ class VisionLanguage(Generates, PrunesTokens):
         pixels = media.inputs_embeds
         # A frozen tower stores nothing for a backward pass.
         trains = any(p.requires_grad for p in self.tower.parameters()) or (pixels is not None and pixels.requires_grad)
-        with torch.set_grad_enabled(trains and torch.is_grad_enabled()):
+        with torch.set_grad_enabled(trains and torch.is_grad_enabled()), apart("tower"):
             ranks = self.config.ranks_in_tower and self.mode != "origin"
             return self.tower.look(media) if ranks else (self.tower(media), None)
 
@@ -415,7 +416,8 @@ class VisionLanguage(Generates, PrunesTokens):
             return VisionReading(self.splice(batch, self.projector(features)), placed(batch, received), features)
         batch = batch.flat()
         text = self._text(batch)
-        merged = merge_images(merge, self.merger, batch, text, features, received)
+        with apart("merge"):
+            merged = merge_images(merge, self.merger, batch, text, features, received)
         short, visual = shorten(batch, text, merged, self.projector(merged.features))
         return VisionReading(short, replace(visual, tower_attention=received), features)
 

@@ -21,8 +21,8 @@ from unpad.nn.activation import activate
 from unpad.nn.attention import spread_values
 from unpad.nn.block import BEFORE
 from unpad.nn.cross_attention import EPS, CrossAttention, Projection, pair_sequences, received_attention
-from unpad.nn.draws import draw, random_like
-from unpad.nn.dropout import dropout, mix
+from unpad.nn.draws import draw, mix, uniform
+from unpad.nn.dropout import dropout
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
 from unpad.nn.precision import widened
@@ -227,7 +227,7 @@ class PrunerHead(nn.Module):
         delta, _ = self.attention(seen, asked, pair_sequences(vision_layout, question_layout))
         hidden = activate("gelu", self.hidden(self.norm(widened(seen), delta)[1]))
         if self.training and self.dropout:
-            hidden = dropout(hidden, self.dropout, draw(len(hidden)))
+            hidden = dropout(hidden, self.dropout, draw(), vision_layout.places)
         logits = widened(self.to_logit(hidden)[:, 0])
         assert (attention is None) == (self.attention_weight is None), "attention goes with an attention weight"
         if attention is not None and self.attention_weight is not None:
@@ -245,9 +245,9 @@ def keep_probability(logits: Tensor, temperature: float | Tensor) -> Tensor:
     return torch.sigmoid(logits / temperature)
 
 
-def fresh_noise(logits: Tensor) -> Tensor:
-    """Logistic noise, the difference of the two Gumbel variables of keep and drop, by torch's generator; same shape."""
-    return random_like(logits, torch.rand_like).logit(eps=torch.finfo(logits.dtype).eps)
+def fresh_noise(logits: Tensor, layout: Layout) -> Tensor:
+    """Logistic noise, the difference of the two Gumbel variables of keep and drop; same shape."""
+    return uniform(logits, layout.places).logit().to(logits.dtype)
 
 
 def drawn_noise(layer: int, place: Tensor, dtype: torch.dtype) -> Tensor:

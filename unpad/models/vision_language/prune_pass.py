@@ -27,6 +27,7 @@ from unpad.models.vision_language.prune import (
 )
 from unpad.models.vision_language.visual import Visual, cells, is_last, is_question, mark
 from unpad.nn.block import Between, Block, Stream
+from unpad.nn.draws import apart
 from unpad.nn.segments import segment_place, segment_sum
 
 
@@ -90,10 +91,11 @@ class PrunePass:
 
     def __call__(self, index: int, entered: Stream, left: Stream) -> Stream:
         if index in self._config.layers:
-            if self._mode == "hard":
-                left = self._remove(left, self._choose(index, entered, left))
-            else:
-                left = self._soften(index, entered, left)
+            with apart("prune"):  # text alone is not judged
+                if self._mode == "hard":
+                    left = self._remove(left, self._choose(index, entered, left))
+                else:
+                    left = self._soften(index, entered, left)
         if index + 1 < len(self._blocks):
             self.kept.append(self._lengths)
             self.kept_tokens.append(self._source)
@@ -136,7 +138,9 @@ class PrunePass:
 
     def _noise(self, index: int, logits: Tensor) -> Tensor:
         """Logistic noise of a head's logits, (num_visual,): random while heads learn, else fixed."""
-        return fresh_noise(logits) if self._learns else drawn_noise(index, self._place, logits.dtype)
+        return (
+            fresh_noise(logits, self.visual_layout) if self._learns else drawn_noise(index, self._place, logits.dtype)
+        )
 
     def _soften(self, index: int, entered: Stream, left: Stream) -> Stream:
         """Hide visual tokens from the blocks that follow by the probability that no head so far drops them, or for

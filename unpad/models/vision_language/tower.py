@@ -19,7 +19,7 @@ from unpad.errors import SourceError
 from unpad.models.vision_language.prune import text_to_vision_attention
 from unpad.nn.activation import Kind
 from unpad.nn.block import Block, BlockConfig, Stream, init_weights
-from unpad.nn.draws import Draw, draw
+from unpad.nn.draws import draw
 from unpad.nn.dropout import dropout
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
@@ -140,8 +140,8 @@ class Tower(nn.Module):
         if stream.delta is None:
             return stream.x, received
         share = self.config.dropout if self.training else 0.0
-        drawn = draw(len(stream.x)) if share else Draw(0)
-        return stream.x + dropout(stream.delta, share, drawn), received
+        delta = dropout(stream.delta, share, draw(), layout.places) if share else stream.delta
+        return stream.x + delta, received
 
     @torch.no_grad()
     def _received(self, block: nn.Module, x: Tensor, layout: Layout, patches: Tensor | None) -> Tensor:
@@ -170,7 +170,7 @@ class Tower(nn.Module):
         first = self.class_token + self.positions.weight[0]
         run = first.expand(len(x) + num_images, -1).index_copy(0, places, x)
         bounds = layout.cu_seqlens + torch.arange(num_images + 1, dtype=torch.int32, device=device)
-        return run, Layout(bounds, layout.max_seqlen + (num_images > 0)), places
+        return run, Layout(bounds, layout.max_seqlen + (num_images > 0), keys=layout.keys), places
 
     def _check(self, patches: Tensor, grid: Tensor) -> None:
         config = self.config

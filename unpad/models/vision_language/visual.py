@@ -50,7 +50,7 @@ def cells(layout: Layout | PaddedLayout) -> Layout:
         return layout
     rows, columns = layout.attention_mask.shape
     bounds = torch.arange(rows + 1, dtype=torch.int32, device=layout.attention_mask.device) * columns
-    return Layout(bounds, columns if rows else 0)
+    return Layout(bounds, columns if rows else 0, keys=layout.keys)
 
 
 def is_real(layout: Layout | PaddedLayout, total: int, device: torch.device) -> Tensor:

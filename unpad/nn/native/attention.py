@@ -44,7 +44,7 @@ def native_attention(
     key_bias: Tensor | None = None,
     dropout: float = 0.0,
     seed: int = 0,
-    first: int = 0,
+    bases: Tensor | None = None,
     window: int | None = None,
 ) -> Tensor:
     """softmax(scale q k^T + key_bias) v within each sequence and nowhere else.
@@ -59,7 +59,7 @@ def native_attention(
             is not hidden. Gradient flows to it.
         dropout: share of weights set to zero, the others divided by 1 - dropout; drawn from `seed` and the places of
             query and key in the run, the same in backward.
-        first: place of the first token, where the run is a part of another one.
+        bases: (num_seqs,) int64, place of the first token of every sequence for dropout; None: that in the run.
         window: keys that a query sees at most, its own and those just before it; causal attention only.
 
     Returns:
@@ -67,7 +67,7 @@ def native_attention(
     """
     cos, sin = rotary if rotary is not None else (None, None)
     scale = 1 / math.sqrt(qkv.shape[-1]) if scale is None else scale
-    settings = (heads, kv_heads, causal, scale, cos, sin, dropout, seed, first, window or 0)
+    settings = (heads, kv_heads, causal, scale, cos, sin, dropout, seed, bases, window or 0)
     out: Tensor = apply(_Attention, qkv, qkv_bias, key_bias, cu_seqlens, *settings)
     return out
 
@@ -80,19 +80,17 @@ class _Attention(torch.autograd.Function):
         out: Tensor
         out, log_z = _forward(qkv, qkv_bias, key_bias, cu_seqlens, *settings)
         cos, sin = settings[4:6]
-        ctx.settings = settings[:4] + settings[6:]
-        ctx.save_for_backward(qkv, qkv_bias, key_bias, cu_seqlens, cos, sin, out, log_z)
+        *ctx.settings, bases, ctx.window = settings[:4] + settings[6:]
+        ctx.save_for_backward(qkv, qkv_bias, key_bias, cu_seqlens, cos, sin, bases, out, log_z)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        qkv, qkv_bias, key_bias, cu_seqlens, cos, sin, out, log_z = ctx.saved_tensors
-        before, after = ctx.settings[:4], ctx.settings[4:]
+        *shared, cos, sin, bases, out, log_z = ctx.saved_tensors
+        before, after, key_bias = ctx.settings[:4], (*ctx.settings[4:], bases, ctx.window), shared[2]
         wants_qkv_bias, wants_bias = bool(ctx.needs_input_grad[1]), bool(ctx.needs_input_grad[2])
-        grad_qkv, grad_bias = _backward(
-            grads[0], out, log_z, qkv, qkv_bias, key_bias, cu_seqlens, *before, cos, sin, *after, wants_bias
-        )
+        grad_qkv, grad_bias = _backward(grads[0], out, log_z, *shared, *before, cos, sin, *after, wants_bias)
         return (
             grad_qkv,
             grad_qkv.flatten(1).sum(0) if wants_qkv_bias else None,
@@ -105,7 +103,7 @@ class _Attention(torch.autograd.Function):
 
 _SETTINGS = (
     "Tensor qkv, Tensor? qkv_bias, Tensor? key_bias, Tensor cu_seqlens, int heads, int kv_heads, bool causal, "
-    "float scale, Tensor? cos, Tensor? sin, float dropout, int seed, int first, int window"
+    "float scale, Tensor? cos, Tensor? sin, float dropout, int seed, Tensor? bases, int window"
 )
 _OPS = torch.library.Library("unpad", "FRAGMENT")
 _OPS.define(f"ragged_attention({_SETTINGS}) -> (Tensor, Tensor)")
@@ -129,7 +127,7 @@ class AttentionSizes(ctypes.Structure):
         ("scale", ctypes.c_double),
         ("dropout", ctypes.c_double),
         ("seed", ctypes.c_uint64),
-        ("first", ctypes.c_int64),
+        ("bases", ctypes.c_void_p),
         ("window", ctypes.c_int64),
         ("causal", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
@@ -161,7 +159,7 @@ class _Inputs(NamedTuple):
     sin: Tensor | None
     dropout: float
     seed: int
-    first: int
+    bases: Tensor | None
     window: int
 
     def readable(self) -> _Inputs:
@@ -194,7 +192,7 @@ class _Inputs(NamedTuple):
             scale=self.scale,
             dropout=self.dropout,
             seed=self.seed,
-            first=self.first,
+            bases=pointer(self.bases),
             window=self.window,
             causal=self.causal,
             num_threads=torch.get_num_threads(),

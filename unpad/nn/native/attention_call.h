@@ -124,6 +124,7 @@ struct Sequence {
     const int64_t start;   /* in the run, where the sequence would start with the held ones: may be negative */
     const int64_t length;  /* with the held ones */
     const int64_t window;
+    const int64_t place; /* of its first token, for dropout */
     Element* held_keys = nullptr;
     Element* held_values = nullptr;
 
@@ -134,7 +135,8 @@ struct Sequence {
           earlier(of.held ? of.held->lengths[seq] : 0),
           start(of.cu_seqlens[seq] - earlier),
           length(of.cu_seqlens[seq + 1] - start),
-          window(of.sizes.window) {
+          window(of.sizes.window),
+          place(of.sizes.bases ? of.sizes.bases[seq] : start) {
         if (!of.held) return;
         const int64_t size = of.held->capacities[seq] * head_dim;
         held_keys = (Element*)of.held->buffers[seq] + kv_head * size;
@@ -200,10 +202,10 @@ struct Sequence {
 
     /* What dropout draws from for a query of a head and for a key. */
     uint32_t dropout_bits(int64_t query, int64_t head) const {
-        const int64_t token = call.sizes.first + start + query;
-        return dropout_row(call.sizes.seed, (uint64_t)(token * call.sizes.heads + head));
+        const uint64_t token = (uint64_t)(place + query);
+        return dropout_row(call.sizes.seed, token * (uint64_t)call.sizes.heads + (uint64_t)head);
     }
-    uint32_t dropout_column(int64_t key) const { return (uint32_t)(call.sizes.first + start + key); }
+    uint32_t dropout_column(int64_t key) const { return (uint32_t)(place + key); }
 };
 
 /* Order in which sequences are started, (num_seqs): by descending power of two of their length, so that no thread

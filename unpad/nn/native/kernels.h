@@ -37,7 +37,7 @@ struct unpad_attention {
     double scale;     /* of the scores, usually 1 / sqrt(head_dim) */
     double dropout;   /* share of attention weights set to zero, the others divided by 1 - dropout */
     uint64_t seed;    /* of dropout; `keep` in simd.h determines which weights stay */
-    int64_t first;    /* place of the first token for dropout, where the run is a part of another one */
+    const int64_t* bases; /* (num_seqs) place of each sequence's first token for dropout; NULL: that in the run */
     int64_t window;   /* keys that a query sees at most, its own and those just before it; 0 is all; causal only */
     int32_t causal;
     int32_t num_threads;
@@ -57,7 +57,7 @@ struct unpad_norm {
     double eps;
     double dropout; /* of delta, before it is added */
     uint64_t seed;
-    int64_t first; /* place of the first token for dropout, where the run is a part of another one */
+    const int64_t* places; /* (total_tokens) of the tokens for dropout; NULL: those in the run */
     int32_t centred; /* 1 LayerNorm, 0 RMSNorm */
     int32_t num_threads;
 };

@@ -23,7 +23,7 @@ class RowDropout {
   public:
     RowDropout(const unpad_norm& sizes, int64_t row)
         : threshold_(dropout_threshold(sizes.dropout)),
-          bits_(dropout_row(sizes.seed, (uint64_t)(sizes.first + row))),
+          bits_(dropout_row(sizes.seed, (uint64_t)(sizes.places ? sizes.places[row] : row))),
           scale_((typename T::Wide)(1.0 / (1.0 - sizes.dropout))) {}
 
     typename T::Vec operator()(typename T::Vec x, int64_t column) const {

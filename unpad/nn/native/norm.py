@@ -25,7 +25,7 @@ class _Norm(ctypes.Structure):
         ("eps", ctypes.c_double),
         ("dropout", ctypes.c_double),
         ("seed", ctypes.c_uint64),
-        ("first", ctypes.c_int64),
+        ("places", ctypes.c_void_p),
         ("centred", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
     )
@@ -41,7 +41,7 @@ def add_norm(
     centred: bool,
     dropout: float = 0.0,
     seed: int = 0,
-    first: int = 0,
+    places: Tensor | None = None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """sum = residual + dropout(delta); y = normalise(sum) * weight + bias. All four tensors may need a gradient.
@@ -54,13 +54,13 @@ def add_norm(
         centred: True for LayerNorm, False for RMSNorm.
         dropout: share of `delta` set to zero, below 1; the rest is divided by 1 - dropout.
         seed: 0 to 2**63 - 1; determines which numbers stay, the same in forward and backward.
-        first: place of the first token for dropout, where the run is a part of another one.
+        places: (total_tokens,) int64, of the tokens for dropout; None: those in the run.
         dtype: of activations, a key of `DTYPES`.
 
     Returns:
         sum (total_tokens, width), wide, `residual` itself without a delta; y (total_tokens, width) of `dtype`.
     """
-    settings = (eps, centred, dropout, seed, first)
+    settings = (eps, centred, dropout, seed, None if places is None else places.contiguous())
     if torch.is_grad_enabled():
         both: tuple[Tensor, Tensor] = apply(_AddNorm, residual, delta, weight, bias, settings, dtype)
         return both
@@ -76,13 +76,14 @@ class _AddNorm(torch.autograd.Function):
         delta: Tensor | None,
         weight: Tensor,
         bias: Tensor | None,
-        settings: tuple[float, bool, float, int, int],
+        settings: tuple[float, bool, float, int, Tensor | None],
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         total, y, stats = torch.ops.unpad.add_norm.default(residual, delta, weight, bias, *settings, dtype)
         if delta is None:
             total = residual
-        ctx.save_for_backward(total, stats, weight)
+        *settings, places = settings
+        ctx.save_for_backward(total, stats, weight, places)
         ctx.settings, ctx.dtype = settings, dtype
         ctx.has_delta, ctx.has_bias = delta is not None, bias is not None
         ctx.set_materialize_grads(False)
@@ -92,11 +93,11 @@ class _AddNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         grad_total, grad_y = grads
-        total, stats, weight = ctx.saved_tensors
+        total, stats, weight, places = ctx.saved_tensors
         if grad_y is None:  # only the sum was used
             grad_y = torch.zeros_like(total, dtype=ctx.dtype)
         grad_residual, grad_delta, grad_weight, grad_bias = torch.ops.unpad.add_norm_backward.default(
-            grad_y, grad_total, total, stats, weight, ctx.has_delta, ctx.has_bias, *ctx.settings
+            grad_y, grad_total, total, stats, weight, ctx.has_delta, ctx.has_bias, *ctx.settings, places
         )
         return (
             grad_residual,
@@ -109,7 +110,7 @@ class _AddNorm(torch.autograd.Function):
 
 
 _library = torch.library.Library("unpad", "FRAGMENT")
-_SETTINGS = "float eps, bool centred, float dropout, int seed, int first"
+_SETTINGS = "float eps, bool centred, float dropout, int seed, Tensor? places"
 _library.define(
     f"add_norm(Tensor residual, Tensor? delta, Tensor weight, Tensor? bias, {_SETTINGS}, ScalarType dtype)"
     " -> (Tensor, Tensor, Tensor)"
@@ -145,9 +146,9 @@ def _functions() -> tuple[Callable[..., None], Callable[..., None]]:
     )
 
 
-def _sizes(shape: torch.Size, eps: float, centred: bool, dropout: float, seed: int, first: int) -> _Norm:
+def _sizes(shape: torch.Size, eps: float, centred: bool, dropout: float, seed: int, places: Tensor | None) -> _Norm:
     assert 0 <= dropout < 1, f"dropout of {dropout}"
-    return _Norm(shape[0], shape[1], eps, dropout, seed, first, centred, torch.get_num_threads())
+    return _Norm(shape[0], shape[1], eps, dropout, seed, pointer(places), centred, torch.get_num_threads())
 
 
 def _forward(
@@ -159,7 +160,7 @@ def _forward(
     centred: bool,
     dropout: float,
     seed: int,
-    first: int,
+    places: Tensor | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
     wide = wide_dtype(dtype)
@@ -175,7 +176,7 @@ def _forward(
     total, y, stats = _outputs(residual, delta, dtype)
     _functions()[0](
         code(dtype),
-        _sizes(residual.shape, eps, centred, dropout, seed, first),
+        _sizes(residual.shape, eps, centred, dropout, seed, places),
         residual.data_ptr(),
         pointer(delta),
         pointer(weight),
@@ -199,7 +200,7 @@ def _backward(
     centred: bool,
     dropout: float,
     seed: int,
-    first: int,
+    places: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     grad_y, total = grad_y.contiguous(), total.contiguous()
     grad_sum = None if grad_sum is None else grad_sum.contiguous()
@@ -207,7 +208,7 @@ def _backward(
     grad_residual, grad_delta, grad_weight, grad_bias = grads
     _functions()[1](
         code(grad_y.dtype),
-        _sizes(grad_y.shape, eps, centred, dropout, seed, first),
+        _sizes(grad_y.shape, eps, centred, dropout, seed, places),
         grad_y.data_ptr(),
         pointer(grad_sum),
         total.data_ptr(),

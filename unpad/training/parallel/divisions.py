@@ -11,12 +11,7 @@ from unpad.training.parallel.parallelism import Parallelism, Replicas
 
 
 def asked(recipe: Recipe) -> type[Parallelism]:
-    """The division that a recipe asks for, for any number of processes; the first if there are two, as it refuses the
-    other."""
-    if recipe.train.pipeline_stages > 1:
-        from unpad.training.parallel.pipeline_stages import PipelineStages
-
-        return PipelineStages
+    """The division that a recipe asks for, for any number of processes."""
     if recipe.train.shard != "none":
         from unpad.training.parallel.sharding import Sharding
 
@@ -31,5 +26,5 @@ def parallelism_of(recipe: Recipe, group: Group) -> type[Parallelism]:
 
 def alone(recipe: Recipe) -> Recipe:
     """The recipe for one process, without any division."""
-    train = recipe.train.model_copy(update={"shard": "none", "pipeline_stages": 1})
+    train = recipe.train.model_copy(update={"shard": "none"})
     return recipe.model_copy(update={"train": train})

@@ -1,13 +1,13 @@
 """Division of a run's model and updates among its processes.
 
 In this file each process holds the whole model and computes its own micro-batches (data parallel). `sharding.py`
-divides every weight among processes, `pipeline_stages.py` the blocks.
+divides every weight among processes.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +17,7 @@ import torch
 from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch
-from unpad.batching.plan import Plan
 from unpad.models.contract import Model, Trainable
-from unpad.nn.draws import GeneratorState, UnmeasuredError
-from unpad.processes import divided
 from unpad.processes.group import ALONE, Group
 from unpad.processes.sums import ExactSum, FastSum, GradientSum
 from unpad.recipes.recipe import Recipe
@@ -53,32 +50,18 @@ class Parallelism(ABC):
     Attributes:
         replicates: whether every process holds the whole model, and computes its passes by itself. Otherwise passes
             wait for other processes: one that fails ends with its own error, and the others notice that it is gone.
-        shares_out: whether the processes share the micro-batches of an update; otherwise each computes all of them.
         unequal: why the bits differ from a run of one process; "" if they are equal with exact sums.
-        sharing: processes that share the micro-batches of an update, ALONE without `shares_out`.
         holders: number of processes that a checkpoint's tensors are divided among.
     """
 
     replicates: ClassVar[bool] = False
-    shares_out: ClassVar[bool] = True
     unequal: ClassVar[str] = ""
     holders = 1
 
     def __init__(self, group: Group) -> None:
-        self.group, self.sharing = group, group if self.shares_out else ALONE
+        self.group = group
 
     # ----------------------------------------------------------------------- before there is a division
-
-    @classmethod  # noqa: B027 - most refuse nothing
-    def check_recipe(cls, recipe: Recipe, group: Group) -> None:
-        """Refuse a recipe that asks for this division but does not allow it, before any data is read.
-
-        Args:
-            recipe: with its model section written out.
-
-        Raises:
-            RecipeError: names the field that does not fit.
-        """
 
     @classmethod  # noqa: B027 - most refuse nothing
     def check_model(cls, recipe: Recipe, model: Model, num_processes: int, *, goes_on: bool) -> None:
@@ -147,17 +130,6 @@ class Parallelism(ABC):
         """
         return passes.run(model)
 
-    def total_norm(self, gradients: Iterable[Tensor]) -> Tensor:
-        """L2 norm of the whole model's gradients, a scalar.
-
-        Args:
-            gradients: of this process, in the order of its parameters.
-        """
-        return divided.total_norm(gradients)
-
-    def after_update(self) -> None:  # noqa: B027 - most have nothing to do
-        """Bring weights that several processes hold up to date."""
-
     @contextmanager
     def evaluating(self) -> Iterator[Group]:
         """Evaluate in the block; yields the processes that share the passes out."""
@@ -192,10 +164,6 @@ class Parallelism(ABC):
         """Log lines on the division, for the beginning of a run."""
         return []
 
-    def advice(self, plan: Plan) -> str:
-        """A warning if the updates of a plan leave processes idle; "" otherwise."""
-        return ""
-
 
 class Replicas(Parallelism):
     """Every process holds the whole model."""
@@ -225,16 +193,14 @@ class Replicas(Parallelism):
         """See `Parallelism`; if a pass does not fit and may be cut, restarts with smaller passes."""
         if passes.room is None:
             return passes.run(model)
-        state = GeneratorState(passes.device)
         while True:
             try:
                 return passes.run(model)
-            except (DoesNotFitError, UnmeasuredError) as error:
+            except DoesNotFitError as error:
                 failure = error.with_traceback(None)  # frames hold tensors
             for parameter in model.parameters():
                 parameter.grad = None
             passes.room.learn(failure)
-            state.restore()
 
     def room(self, kind: str, most: int | None) -> Room | None:
         """See `Parallelism`: fast sums send gradients within the backward pass."""

@@ -16,6 +16,7 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
 from unpad.batching.shares import assign, micro_cost
 from unpad.models.contract import Trainable
+from unpad.nn.draws import draw
 from unpad.processes.group import Group
 from unpad.processes.sums import GradientSum
 from unpad.training.memory import Room
@@ -73,7 +74,7 @@ class Share:
     Args:
         numbers: places of its micro-batches in the update, ascending.
         counts: of all micro-batches of the update, in its order.
-        seed: (seed, step) of the draws of the update; None leaves the generator as it is.
+        seed: (seed, step) of the draws of the update; None takes a seed from torch's generator.
         sums: adds gradients over micro-batches and processes; None where autograd adds those of one process.
         lockstep: None where every process computes its micro-batches by itself.
         room: cuts micro-batches that do not fit into memory; None if these end the run.
@@ -117,7 +118,7 @@ class Share:
             numbered.sort(key=lambda entry: -self.counts[entry[0]].padded_tokens)
         for number, batch in numbered:
             if any(self.counts[number].terms[name] for name in names):
-                yield number, batch
+                yield number, batch.numbered(sum(micro.sequences for micro in self.counts[:number]))
             elif self._has_passes(names):
                 yield None, batch
         if self.lockstep is not None and self._has_passes(names):
@@ -127,11 +128,9 @@ class Share:
         """True if all processes compute every pass; False for an update without targets."""
         return self.lockstep is not None and any(self.total(name) for name in names)
 
-    def seed_draws(self, number: int) -> None:
-        """Seed the draws of a micro-batch by its place in the update. The first continues with the generator of the
-        update, which has its seed."""
-        if self.seed is not None and (number > 0 or self.lockstep is not None):
-            seed_draws(step_seed(*self.seed, number))
+    def draw_seed(self) -> int:
+        """Seed of the draws of the update."""
+        return draw() if self.seed is None else step_seed(*self.seed)
 
     @contextmanager
     def given_up_on_error(self) -> Iterator[None]:
@@ -177,18 +176,9 @@ def whole_share(model: Trainable, micros: Sequence[RaggedBatch]) -> Share:
     return Share(range(len(micros)), [count_micro(model, batch) for batch in micros])
 
 
-def seed_draws(seed: int) -> None:
-    """`torch.manual_seed`, without the stack trace (0.1 ms) that it records if there is no accelerator."""
-    if torch.accelerator.is_available():
-        torch.manual_seed(seed)
-    else:
-        torch.default_generator.manual_seed(seed)
-
-
-def step_seed(seed: int, step: int, number: int = 0) -> int:
-    """Seed of the random draws of one micro-batch of a step; the first has the seed of the step."""
-    text = f"{seed},{step}" if number == 0 else f"{seed},{step},{number}"
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
+def step_seed(seed: int, step: int) -> int:
+    """Seed of the random draws of a step."""
+    return int.from_bytes(hashlib.blake2b(f"{seed},{step}".encode(), digest_size=7).digest(), "little")
 
 
 def own_numbers(

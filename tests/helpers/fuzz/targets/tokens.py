@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from tests.helpers.fuzz.mutate import TOKENS, damage_bytes, damage_json
 from tests.helpers.fuzz.target import Target, WrongError
 from tests.helpers.thinking import FAMILIES
 from unpad.data.sources.example import Turn
+from unpad.data.tokens import jinja_process
 from unpad.data.tokens.augment import load_synonyms
 from unpad.data.tokens.chat_template import MOST_TEXT, NONCHARACTERS, ChatTemplate
 from unpad.data.tokens.encode import encode_prompt
@@ -28,7 +28,6 @@ from unpad.inference.prompts import lost_of, prompt_warning
 from unpad.recipes.data import Template, TokenizerSettings
 
 TEXTS = ["hello world 你好 <|eos|>[SEP]</s>\u0301 😀 1234", "", "a" * 50, " ", "<s>[UNK]<|im_end|>"]
-MOST_SECONDS = 20  # of the processor, far above what a template's budget allows
 CORPUS = ["hello world 你好", "low lower lowest"] * 5
 
 
@@ -249,18 +248,13 @@ def _word(kind: str, rng: random.Random) -> str:
 
 
 def chat_budget(folder: Path) -> Target:
-    """Templates that go on, grow or nest: each ends within its budget, and so does its tree."""
+    """Templates that go on, grow or nest: each ends within its bounds."""
+    jinja_process.MOST_SECONDS = 0.2
     turns = [Turn("user", "a b"), Turn("assistant", "b")]
 
     def run(data: bytes) -> None:
         template = ChatTemplate(data.decode("utf-8", "replace"), {"bos_token": "<s>"}, ["<|im_end|>"])
-        began = time.process_time()
-        try:
-            text = template.prompted(turns).text
-        finally:
-            if time.process_time() - began > MOST_SECONDS:
-                raise WrongError("a template takes longer than its budget allows")
-        if len(text) > MOST_TEXT + 100:
+        if len(template.prompted(turns).text) > MOST_TEXT + 100:
             raise WrongError("a template makes too much text")
 
     return Target(lambda rng: _drawn(rng).encode(), run, (SourceError,))

@@ -1,0 +1,73 @@
+"""What trials and the load of the machine are judged by."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from unpad.doctor.examine import short
+from unpad.doctor.trials import Carry, Overfit, Sweep, System, by_heart, labels_random, neighbour, threads
+from unpad.machine.load import Load
+
+WHOLE = Sweep(np.ones(100), np.ones(100), 1e-3, 1e-2)
+
+
+@pytest.mark.promise("doctor.cut-short")
+def test_the_trial_that_was_cut_short_most_says_so_and_how_much_time_it_takes() -> None:
+    cut = Sweep(np.zeros(0), np.zeros(0), None, None, short=6)
+    labels = Carry(30, 30, None, 1.0, 0.9, 0.0, steps=240, is_short=True)
+    (found,) = short(20.0, cut, Overfit(4, 12, 5.0, 4.9, None), labels)
+    assert (found.severity, found.fields) == ("note", ("--seconds",))
+    reason, advice = found.sentences("en")
+    assert reason.startswith("Only 6 of at least 24 learning rates could be tried")
+    assert advice.endswith("--seconds 120")
+    (found,) = short(20.0, WHOLE, Overfit(60, 12, 5.0, 0.1, None), labels)
+    assert found.sentences("en")[0].startswith("Only 240 of at least 360 steps on labelled sequences")
+
+
+def test_trials_that_were_learnt_or_ended_by_themselves_are_judged() -> None:
+    for overfit in (Overfit(4, 12, 5.0, 0.9, None), Overfit(4, 12, 5.0, 9.0, None, is_lost=True)):
+        assert short(20.0, WHOLE, overfit, None) == []
+
+
+def test_a_batch_that_is_not_learnt_names_the_data_or_the_settings() -> None:
+    subject: Any = SimpleNamespace(field=lambda name: name)
+    assert by_heart(subject, Overfit(4, 60, 5.0, 1.0, None), WHOLE) == []
+    for plain, field in ((4.9, "data"), (1.0, "optim")):
+        (found,) = by_heart(subject, Overfit(4, 60, 5.0, 4.9, plain), WHOLE)
+        assert (found.code, found.fields[0]) == ("by_heart", field)
+
+
+@pytest.mark.promise("doctor.threads")
+@pytest.mark.promise("doctor.machine")
+@pytest.mark.parametrize(
+    ("load", "few", "others"),
+    [
+        (Load(1.0, 0.0), True, False),
+        (Load(1.0, 0.3), False, False),
+        (Load(1.0, 0.9), False, True),
+        (None, False, False),
+    ],
+)
+def test_more_threads_are_never_advised_while_others_use_the_cores_or_nobody_knows(
+    load: Load | None, few: bool, others: bool
+) -> None:
+    setup = SimpleNamespace(device=SimpleNamespace(type="cpu"), recipe=SimpleNamespace(profile="standard"))
+    subject: Any = SimpleNamespace(setup=setup)
+    readings = System(cores=lambda: 2, quota=lambda: None, threads=lambda: 1)
+    assert bool(threads(subject, readings, load)) is few
+    assert bool(neighbour(load, 2)) is others
+
+
+@pytest.mark.parametrize("flip", [0.0, 0.5])
+def test_labels_beside_mirrored_pictures_name_the_field_that_mirrors_and_weak_ones_are_a_note(flip: float) -> None:
+    recipe = SimpleNamespace(images=SimpleNamespace(flip=flip))
+    data = SimpleNamespace(label_fields=(), kinds=("images",), augmentation="images")
+    subject: Any = SimpleNamespace(data=data, setup=SimpleNamespace(recipe=recipe))
+    for errors, rarer, severity in ((1.2, None, "warning"), (1.2, 14, "note"), (-2.9, 14, "warning")):
+        (found,) = labels_random(subject, Carry(256, 64, rarer, 1.0, 0.1, errors, 120, by_heart=True))
+        assert (found.severity, found.fields[0]) == (severity, "images.flip" if flip else "data.images")
+    assert labels_random(subject, Carry(256, 64, None, 1.0, 0.1, 3.0, 120, by_heart=True)) == []

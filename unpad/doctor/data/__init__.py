@@ -1,1 +1,0 @@
-"""Checks of the rows and sequences that training reads."""
