@@ -102,7 +102,7 @@ def test_a_value_that_cannot_be_is_refused_before_any_work(unpad: Shell, overrid
 
 
 def test_an_unknown_run_names_the_nearest(unpad: Shell, tmp_path: Path) -> None:
-    for verb in ("eval", "generate", "chat", "report"):
+    for verb in ("eval", "generate", "chat"):
         outcome = unpad(verb, "mine-1", stdin="你好\n")
         assert_three_lines(outcome, 2, "RecipeError")
         assert "unpad train zh_chat" in outcome.err  # there is no run at all yet
@@ -312,7 +312,7 @@ def test_a_run_from_data_to_answers(unpad: Shell, tmp_path: Path) -> None:
     assert len(chatted.out.splitlines()) == 2
 
     assert "toy-1" in unpad("runs").out
-    reported = unpad("report", "toy-1")
+    reported = unpad("runs", "toy-1")
     assert Path(reported.out.strip()).read_text(encoding="utf-8").startswith("<!doctype html>")
 
 

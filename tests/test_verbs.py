@@ -25,7 +25,6 @@ from unpad.evaluation.metrics import Metric
 from unpad.inference.images import Answer
 from unpad.inference.prompts import Prompt, Reply
 from unpad.processes.group import ALONE
-from unpad.trials.bench.bench import FULL, QUICK, Effort
 
 ROOT = Path(__file__).parents[1]
 
@@ -53,7 +52,7 @@ class Calls:
 BINDING = (
     "unpad.api", "unpad.evaluation.quantized", "unpad.evaluation.run", "unpad.evaluation.vqa_cost",
     "unpad.inference.chat", "unpad.inference.images", "unpad.inference.prompt_file", "unpad.inference.question_file",
-    "unpad.serving.served", "unpad.serving.start", "unpad.trials.search.search",
+    "unpad.serving.served", "unpad.serving.start",
 )  # fmt: skip
 
 
@@ -93,16 +92,6 @@ def shown(**json_values: Any) -> SimpleNamespace:
 LINES = "first [b]\nsecond\n"
 
 
-@pytest.mark.parametrize(("options", "effort"), [([], FULL), (["--quick"], QUICK)])
-def test_bench_takes_less_time_only_if_it_is_asked_to(
-    unpad: Shell, calls: Calls, options: list[str], effort: Effort
-) -> None:
-    calls.replace("unpad.trials.bench.bench.bench", shown(rounds=2))
-    assert unpad("bench", *options).out == LINES
-    assert json.loads(unpad("bench", "mine", "optim.lr=1", "--json", *options).out) == {"rounds": 2}
-    assert calls.made == [("bench", ("zh_chat", [], effort)), ("bench", ("mine", ["optim.lr=1"], effort))]
-
-
 @pytest.mark.parametrize(("options", "said"), [([], ""), (["--data", "new.jsonl"], "5 rows read\n")])
 def test_the_json_of_an_evaluation_is_json_alone_and_rows_of_new_data_are_told_beside_it(
     unpad: Shell, monkeypatch: pytest.MonkeyPatch, options: list[str], said: str
@@ -139,21 +128,6 @@ def test_train_passes_its_options_on_and_ends_with_the_times_and_the_next_comman
     ]
 
 
-def test_search_passes_its_options_on(unpad: Shell, calls: Calls) -> None:
-    pytest.importorskip("optuna")
-    calls.replace("unpad.trials.search.search.search", ["first [b]", "second"])
-    assert unpad("search", "mine", "--out", "there").out == LINES
-    options = ("--trials", 3, "--for", "auroc", "--resume", "--verbose")
-    unpad("search", "mine", "optim.lr=1..2", "--out", "there", *options)
-    every = {"trials": 20, "metric": None, "resume": False, "console": "console", "verbose": False}
-    given = {"trials": 3, "metric": "auroc", "resume": True, "console": "console", "verbose": True}
-    assert calls.made == [
-        ("search", ("mine", Path("there"), []), every),
-        ("search", ("mine", Path("there"), ["optim.lr=1..2"]), given),
-    ]
-    assert unpad("search", "mine", "--out", "there", "--trials", 0).code == 2
-
-
 def test_plan_shows_itself_or_is_json(unpad: Shell, calls: Calls) -> None:
     calls.replace("unpad.trials.preview.preview", shown(strategies=[]))
     assert unpad("plan", "mine").out == ""
@@ -161,9 +135,9 @@ def test_plan_shows_itself_or_is_json(unpad: Shell, calls: Calls) -> None:
     assert json.loads(told.out) == {"strategies": []}
     assert unpad("plan", "mine", "--processes", "2,8", "--json").code == 0
     assert calls.made == [
-        ("preview", ("mine", [], None, "console", ())),
-        ("preview", ("mine", ["optim.lr=1"], Path("plan.svg"), None, ())),
-        ("preview", ("mine", [], None, None, (2, 8))),
+        ("preview", ("mine", [], None, "console", (), False)),
+        ("preview", ("mine", ["optim.lr=1"], Path("plan.svg"), None, (), False)),
+        ("preview", ("mine", [], None, None, (2, 8), False)),
     ]
 
 

@@ -10,9 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import optuna
 import pytest
-from rich.console import Console
 
 from tests.helpers.shell import Shell
 from tests.helpers.toy import write_toy
@@ -20,9 +18,10 @@ from tests.helpers.verbs import VERBS
 from unpad.batching.ledger import Ledger
 from unpad.data.check_report import FileCheck
 from unpad.doctor.examine import fact_lines
+from unpad.doctor.machine import RunNeeds, check_memory
 from unpad.doctor.trials import Overfit, Sweep, lr_high
-from unpad.drill.findings import Drilled, finding
 from unpad.evaluation.metrics import Extremes, Metric, Refused, metric_lines
+from unpad.machine.memory import MemoryLimit
 from unpad.proof.line import Certificate, Line
 from unpad.recipes.file import describe_recipes
 from unpad.recipes.training import PlanSettings, strategy_names
@@ -32,11 +31,7 @@ from unpad.terminal.progress import progress
 from unpad.terminal.table import WIDTH, cells
 from unpad.training.loop import train
 from unpad.training.rehearsal import StepCost
-from unpad.trials.bench.bench import MemoryModel, Trained, memory_lines, trained_lines
-from unpad.trials.bench.speed import SpeedRow, table
 from unpad.trials.preview import StagePreview, _table, _with_places, trial_line
-from unpad.trials.search.search import Search, _summary
-from unpad.trials.search.space import split_fields
 from unpad.trials.strategy_table import StrategyRow, Units
 
 STRATEGIES = strategy_names()
@@ -86,48 +81,6 @@ def test_metrics_fit() -> None:
     lines = metric_lines(metrics)
     assert too_wide(lines) == []
     assert "\n".join(lines).count("of 1234567, unless the line says otherwise") == 1
-
-
-def speed_row(name: str) -> SpeedRow:
-    rates = [1_234_567.0, 1_250_000.0, 1_300_000.0]
-    return SpeedRow(
-        name=name, plan={}, tokens_per_update=123_456.7, tokens_per_pass=98_765.4, sequence_tokens=1234.5,
-        padded_length=2048.0, pad_share=0.428, largest_pass=131_072, rates=rates, torch_rates=rates, shares=[0.4] * 3,
-        updates=9, peak_bytes=123 << 30, base_bytes=1 << 30,
-    )  # fmt: skip
-
-
-def test_the_tables_of_bench_fit() -> None:
-    rows = [speed_row(name) for name in ("one at a time, accumulated", "padded to the context, batches of 16")]
-    shown = table("padded batches, an update each", rows)
-    assert too_wide(shown) == []
-    assert shown.count(rows[1].name) == sum(line.startswith(rows[0].name) for line in shown) == 3, "three tables"
-    trained = [Trained(row.name, 100, 123_456_789, 12_345.6, 3.4567, 123 << 30) for row in rows]
-    assert too_wide(trained_lines(trained)) == []
-    assert too_wide(memory_lines(MemoryModel(1e12, 1e9, 1 << 33, 0.123), 32_768)) == []
-
-
-def test_the_best_trials_of_a_search_fit() -> None:
-    fields = ["stages.pretrain.optim.lr_scale=0.1..1.0", "stages.tune.optim.weight_decay=0.1..0.5", "model.hidden=1..9"]
-    fields += ["optim.schedule=constant,restarts", "optim.lr=1e-6..1e-1:log"]
-    space, _ = split_fields(fields)
-    study = optuna.create_study()
-    values = [0.123456, 0.123456, 7, "restarts", 1.2345e-5]
-    distributions: list[optuna.distributions.BaseDistribution] = [
-        optuna.distributions.FloatDistribution(0.1, 1.0), optuna.distributions.FloatDistribution(0.1, 0.5),
-        optuna.distributions.IntDistribution(1, 9), optuna.distributions.CategoricalDistribution(["restarts"]),
-        optuna.distributions.FloatDistribution(1e-6, 0.1),
-    ]  # fmt: skip
-    params = dict(zip(space, values, strict=True))
-    study.add_trial(
-        optuna.trial.create_trial(params=params, distributions=dict(zip(space, distributions, strict=True)), value=1.5)
-    )
-    console = Console(quiet=True)
-    search = Search("zh_chat", Path("s"), space, [], "keywords_heldout_strict", 1, "tune", 0, study, console, False)
-    lines = _summary(search)
-    assert too_wide(lines) == []
-    assert all(any(key in line for line in lines) for key in space)
-    assert sum(line.startswith("trial-0001") for line in lines) > 1
 
 
 def test_checked_files_fit_beside_their_paths() -> None:
@@ -214,13 +167,13 @@ def test_tables_follow_a_narrower_terminal(width: int, monkeypatch: pytest.Monke
         "kept_visual_tokens_after_the_last_layer": Extremes(1234.5, 1.0, 4321.0, 1_234_567),
         "loss": Metric(2.0, 1.0, 3.0, 4, num_groups=3, part="valid", best_of=7),
     }
-    drilled = Drilled("/data", "zh_chat", (finding("file system", "warning", "qqq q " * 20, "qq qq " * 20),), (), 3.0)
     overfit = Overfit(4, 60, 5.0, 9.0, None)
     subject: Any = SimpleNamespace(rate=0.3, field=str)
     (trouble,) = lr_high(subject, overfit, Sweep(np.ones(1), np.ones(1), 1e-4, 1e-3))
+    (lack,) = check_memory("a name of a recipe " * 5, RunNeeds(1, 1, 1, 2), MemoryLimit(1, "left to the container"))
     shown = [
         *metric_lines(metrics),
-        *drilled.lines(),
+        *lack.lines(1, "en"),
         *trouble.lines(1, "en"),
         *trouble.lines(1, "zh"),
         *fact_lines([("threads", "one word and another " * 9)]),
@@ -228,4 +181,3 @@ def test_tables_follow_a_narrower_terminal(width: int, monkeypatch: pytest.Monke
         *_with_places("  dropped   long   1,000", "a.jsonl:1, " * 30),
     ]
     assert [line for line in shown if cells(line) > width] == []
-    assert "".join(drilled.lines()).count("q") == 160, "nothing is cut away"

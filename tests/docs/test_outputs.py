@@ -9,10 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import typer.main
