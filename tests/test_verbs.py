@@ -51,7 +51,7 @@ class Calls:
 BINDING = (
     "unpad.api", "unpad.evaluation.quantized", "unpad.evaluation.run", "unpad.evaluation.vqa_cost",
     "unpad.inference.chat", "unpad.inference.images", "unpad.inference.prompt_file", "unpad.inference.question_file",
-    "unpad.serving.served", "unpad.serving.start", "unpad.trials.search.search",
+    "unpad.serving.served", "unpad.serving.start",
 )  # fmt: skip
 
 
@@ -124,6 +124,19 @@ def test_train_passes_its_options_on_and_ends_with_the_times_and_the_next_comman
         ("what_next", (Path("there"),)),
         ("train", ("mine", Path("there"), []), {**nothing, "fit_processes": True}),
         ("what_next", (Path("there"),)),
+    ]
+
+
+def test_plan_shows_itself_or_is_json(unpad: Shell, calls: Calls) -> None:
+    calls.replace("unpad.trials.preview.preview", shown(strategies=[]))
+    assert unpad("plan", "mine").out == ""
+    told = unpad("plan", "mine", "optim.lr=1", "--json", "--plot", "plan.svg")
+    assert json.loads(told.out) == {"strategies": []}
+    assert unpad("plan", "mine", "--processes", "2,8", "--json").code == 0
+    assert calls.made == [
+        ("preview", ("mine", [], None, "console", (), False)),
+        ("preview", ("mine", ["optim.lr=1"], Path("plan.svg"), None, (), False)),
+        ("preview", ("mine", [], None, None, (2, 8), False)),
     ]
 
 
