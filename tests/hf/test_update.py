@@ -254,6 +254,28 @@ def test_parts_of_an_update_are_unlike(num: int, parts: int) -> None:
     assert parts in (1, num) or len(made[0]) > len(made[-1])
 
 
+class WithLastToken(Trainer):
+    """Adds a term of each row's last token, which is a mean over rows, to one over targets."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+        ends = logits[torch.arange(len(logits)), inputs["attention_mask"].sum(1) - 1].logsumexp(-1).mean()
+        targets = torch.nn.functional.pad(inputs["labels"][:, 1:], (0, 1), value=IGNORED)
+        return torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets) + ends
+
+
+def test_a_refusal_says_what_is_wrong_with_whole_rows_too(tmp_path: Path) -> None:
+    options = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+    with pytest.raises(RecipeError, match=r"WithLastToken\.compute_loss"):
+        attach(plain(tmp_path, data(ROWS), None, WithLastToken, **options))
+
+    def numbered(rows: list[dict[str, Any]]) -> Any:
+        return {**pad([{name: row[name] for name in ("input_ids", "labels")} for row in rows]), "number": torch.ones(1)}
+
+    with pytest.raises(RecipeError, match=r"gives `number` of shape[\s\S]*with whole rows for the loss: .*WithLast"):
+        attach(plain(tmp_path, data(ROWS), numbered, WithLastToken, **options))
+
+
 @pytest.mark.nightly
 def test_a_wrong_update_of_long_data_is_found_in_a_part_of_it(tmp_path: Path) -> None:
     rows = alone(make_sequences(150, seed=9, low=4, high=20))
