@@ -76,17 +76,6 @@ def test_a_value_that_cannot_be_is_refused_before_any_work(unpad: Shell, overrid
     assert says in outcome.err
 
 
-def test_an_unknown_run_names_the_nearest(unpad: Shell, tmp_path: Path) -> None:
-    for verb in ("eval", "generate", "chat"):
-        outcome = unpad(verb, "mine-1", stdin="你好\n")
-        assert_three_lines(outcome, 2, "RecipeError")
-        assert "unpad train zh_chat" in outcome.err  # there is no run at all yet
-    folder = tmp_path / "runs" / "mine-2"
-    folder.mkdir(parents=True)
-    (folder / "recipe.yaml").write_text("{}\n")
-    assert "did you mean mine-2?" in unpad("eval", "mine-1").err
-
-
 @pytest.mark.promise("llm.your-data")
 def test_a_directory_with_a_run_is_not_overwritten(unpad: Shell, tmp_path: Path) -> None:
     recipe = write_toy(tmp_path / "toy")

@@ -127,19 +127,6 @@ def test_train_passes_its_options_on_and_ends_with_the_times_and_the_next_comman
     ]
 
 
-def test_plan_shows_itself_or_is_json(unpad: Shell, calls: Calls) -> None:
-    calls.replace("unpad.trials.preview.preview", shown(strategies=[]))
-    assert unpad("plan", "mine").out == ""
-    told = unpad("plan", "mine", "optim.lr=1", "--json", "--plot", "plan.svg")
-    assert json.loads(told.out) == {"strategies": []}
-    assert unpad("plan", "mine", "--processes", "2,8", "--json").code == 0
-    assert calls.made == [
-        ("preview", ("mine", [], None, "console", (), False)),
-        ("preview", ("mine", ["optim.lr=1"], Path("plan.svg"), None, (), False)),
-        ("preview", ("mine", [], None, None, (2, 8), False)),
-    ]
-
-
 @pytest.mark.parametrize("passed", [True, False])
 def test_prove_and_check_end_with_the_code_of_what_they_found(unpad: Shell, calls: Calls, passed: bool) -> None:
     found = shown(passed=passed)
