@@ -35,11 +35,11 @@ def chosen(which: str, items: list[Item]) -> list[str]:
 
 
 def test_first_cases_of_slow_tests_and_a_test_of_every_promise_are_quick_and_the_others_the_rest() -> None:
-    mark = pytest.mark
+    mark, shows = pytest.mark, pytest.mark.promise
     items = [
-        Item("plain[1]"), Item("plain[2]"), Item("slow[1]", mark.slow, mark.promise("x")), Item("slow[2]", mark.slow),
-        Item("night", mark.nightly, mark.promise("x")), Item("only[1]", mark.nightly, mark.promise("y")),
-        Item("only[2]", mark.nightly, mark.promise("y")),
+        Item("plain[1]"), Item("plain[2]"), Item("slow[1]", mark.slow, shows("x")), Item("slow[2]", mark.slow),
+        Item("night", mark.nightly, shows("x")), Item("only[1]", mark.nightly, shows("y")),
+        Item("only[2]", mark.nightly, shows("y")),
     ]  # fmt: skip
     quick = ["plain[1]", "plain[2]", "slow[1]", "only[1]"]
     assert chosen("quick", items) == quick

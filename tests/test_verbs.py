@@ -197,7 +197,7 @@ class Writes:
     """A run that continues a prompt with its seed."""
 
     num_system = 0
-    recipe = SimpleNamespace(generate=SimpleNamespace(seed=5))
+    recipe = SimpleNamespace(generate=SimpleNamespace(seed=5), data=SimpleNamespace(vqa=[]))
 
     def prompt(self, text: str, system: str) -> Prompt:
         return Prompt(text, system, [1, 2, 3], LostCharacters(len(text) if text == "?" else 0, len(text)))
