@@ -22,8 +22,6 @@ from unpad.run.monitor import Monitor
 from unpad.training import updates
 from unpad.training.step import StepResult
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,6 @@ from unpad.run.folder import COMMAND, RECIPE
 from unpad.training import progress
 from unpad.training.progress import resumed_recipe
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

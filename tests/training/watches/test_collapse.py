@@ -44,8 +44,6 @@ from unpad.training.watches.collapse import (
 )
 from unpad.training.watches.watch import SavedWatches, Verdict
 
-pytestmark = pytest.mark.slow
-
 TOPICS, WORDS, LATENT = 4, 6, 6
 CPU = torch.device("cpu")
 FAST = CollapseSettings(every=10, warmup=30, patience=3, window=120)
