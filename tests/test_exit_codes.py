@@ -148,7 +148,6 @@ def test_the_page_lists_the_codes_of_verdicts() -> None:
     verdicts = [
         errors.UNFORESEEN,
         errors.NOT_PROVED,
-        errors.DRILL_FOUND_FAULT,
         errors.DOCTOR_FOUND_TROUBLE,
         errors.REPLAY_DIFFERS,
     ]
