@@ -10,20 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import Trainer, default_data_collator
-from trl import SFTTrainer
 
 from tests.hf.families import IGNORED, make_model, make_sequences
 from tests.hf.kept import (
     ROWS,
     SEQUENCES,
-    Focal,
     Ignoring,
     PerSequence,
     alone,
     data,
     error_of,
     labelled,
-    masked_prompt,
     masking,
     pad,
     plain,
@@ -32,7 +29,7 @@ from tests.hf.kept import (
 from tests.hf.trainers import make_trainer
 from unpad import prove_trainer
 from unpad.errors import ProofError, RecipeError, SourceError, UnpadError
-from unpad.hf import UnpadMixin, attach
+from unpad.hf import attach
 from unpad.hf.loader import Examples
 from unpad.hf.rows import CollatedRows
 from unpad.hf.update import unequal
@@ -149,25 +146,6 @@ def test_the_trainer_and_its_generators_are_as_before_a_refusal_and_a_proof(tmp_
         assert all(torch.equal(one, two) for one, two in zip(weights, trainer.model.parameters(), strict=True))
         assert all(weight.grad is None for weight in trainer.model.parameters())
         assert trainer.state.global_step == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("base", [Trainer, Focal, SFTTrainer])
-def test_the_mixin_as_a_base_class_does_the_same(base: type[Trainer], tmp_path: Path) -> None:
-    kind = type("Mixed", (UnpadMixin, base), {})
-    if base is SFTTrainer:
-        trainer = make_trainer("sft", make_model("llama"), tmp_path, kind, train_dataset=data(ROWS))
-        assert error_of(trainer, truth_of(make_model("llama"), labelled(ROWS))[1]) < 1e-5
-        return
-    trainer = plain(tmp_path, alone(SEQUENCES), masking, kind, tokens_per_micro=64)
-    assert trainer.attachment is not None
-    assert trainer.attachment.own is not None
-    assert trainer.attachment.own.certificate is not None
-    assert trainer.attachment.own.certificate.passed
-    assert prove_trainer(trainer).passed
-    if base is Trainer:
-        wanted = truth_of(trainer.model, [(ids, masked_prompt(ids)) for ids in SEQUENCES])[1]
-        assert error_of(trainer, wanted) < 1e-5
 
 
 @pytest.mark.nightly
