@@ -128,9 +128,6 @@ def test_train_passes_its_options_on_and_ends_with_the_times_and_the_next_comman
     ]
 
 
-
-
-
 def test_plan_shows_itself_or_is_json(unpad: Shell, calls: Calls) -> None:
     calls.replace("unpad.trials.preview.preview", shown(strategies=[]))
     assert unpad("plan", "mine").out == ""
