@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "unpad"
@@ -19,3 +20,14 @@ def test_no_docstring_begins_as_a_question_does() -> None:
         and text.split()[0] in QUESTIONS
     ]
     assert found == []
+
+
+def test_files_that_docstrings_name_are_there() -> None:
+    paths = [f"/{path.relative_to(PACKAGE.parent)}" for path in PACKAGE.parent.rglob("[a-z]*.py")]
+    gone = [
+        f"{path.relative_to(PACKAGE)}: {name}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for name in re.findall(r"`([\w/]+\.py)`", path.read_text(encoding="utf-8"))
+        if not any(each.endswith(f"/{name}") for each in paths)
+    ]
+    assert gone == []
