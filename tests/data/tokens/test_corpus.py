@@ -17,7 +17,7 @@ from tests.helpers.corpus import CHATS, TEXTS, make_recipe, messages, write_corp
 from tests.helpers.tokenizers import word_list
 from unpad.data.sources.example import Turn
 from unpad.data.sources.rows import read_file
-from unpad.data.sources.split import Split
+from unpad.data.sources.split import Split, Wanted
 from unpad.data.tokens import corpus, corpus_files, corpus_leaks
 from unpad.data.tokens.corpus import prepare
 from unpad.data.tokens.encode import encode_prompt, reserved_texts
