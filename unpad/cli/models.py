@@ -264,10 +264,10 @@ def generate(
     _check_file(file, out, "prompts and system texts", "--prompt, --heldout, --system and --json", alone=not beside)
     check_run(run, fields, places=[] if file is None else [file])
     from unpad.inference.loaded import load
-    from unpad.inference.prompts import gives_seed, picture_note, prompt_warning, system_note
+    from unpad.inference.prompts import NO_PICTURE, gives_seed, prompt_warning, system_note
 
     loaded = load(run, fields)
-    remarks = picture_note(loaded.recipe, run), system_note(loaded.num_system) if system else ""
+    remarks = NO_PICTURE if loaded.recipe.data.vqa else "", system_note(loaded.num_system) if system else ""
     print_lines([f"note: {remark}" for remark in remarks if remark], to_errors=True)
     if file is not None and out is not None:
         from unpad.inference.prompt_file import answer_prompts

@@ -9,9 +9,8 @@ The other files of this folder, in reading order:
 
 - `event_sets.py`: the batch part that holds sets, values and times
 - `encoder.py`: events of a set -> latents
-- `gaussian.py`, `belief.py`: product of Gaussians; prior and posterior of every set
+- `belief.py`: product of Gaussians; prior and posterior of every set; latent -> events
 - `history.py`: transformer over the latents of a patient, with the readout
-- `decoder.py`: latent -> events
 - `linear_path.py`: last values of a patient -> outcome
 - `heads.py`: class of a patient, time to the outcome, and codes, time and values of the next set
 - `losses.py`: distances between sets, and divergences of latents
