@@ -22,15 +22,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import measure
 import torch
 from gpu_sides import SIDES, Make, Side, Sizes, attention_name, missing_packages, ours_config
+from measure import Work, spread
 
 from unpad.errors import OutOfMemoryError
 from unpad.nn.flops import sizes_of, training_operations
 from unpad.nn.native import library
 from unpad.storage import make_folder, write_atomic
-from unpad.trials.bench import measure
-from unpad.trials.bench.measure import Work, spread
 
 TOY = Sizes(
     width=32, blocks=2, heads=2, hidden=64, vocabulary=200, mean=20, sigma=0.6, shortest=4, longest=64, sequences=16,

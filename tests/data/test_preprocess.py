@@ -100,11 +100,6 @@ def test_raw_features_are_the_towers() -> None:
     assert prepare([ROWS[2]], tower=tower).raw_features is None
 
 
-def test_no_samples_make_an_empty_batch() -> None:
-    prepared = prepare([])
-    assert (prepared.batch.num_seqs, prepared.batch.total_tokens, prepared.vision_spans) == (0, 0, ())
-
-
 # --------------------------------------------------------------------------- errors
 
 GOOD: Row = ("1 <image> 2", [SQUARE], "3")
@@ -130,13 +125,6 @@ def test_a_bad_sample_is_named(case: str) -> None:
     assert "at: sample 71" in str(caught.value)
 
 
-def test_an_image_that_does_not_fill_its_grid_is_named() -> None:
-    patches, _ = picture(SQUARE, 2, 0)
-    with pytest.raises(SourceError, match="an image of 2 x 3 has 4 patches") as caught:
-        preprocess(VOCABULARY, [[(patches, (2, 3))]], ["<image>"])
-    assert "sample 0" in str(caught.value)
-
-
 @pytest.mark.promise("vqa.preprocess")
 @pytest.mark.parametrize(
     ("cut", "message"),
@@ -156,12 +144,6 @@ def test_lists_of_different_lengths_are_refused_with_the_samples_that_lack_an_en
 
 
 # --------------------------------------------------------------------------- the strict mode
-
-
-def test_aligned_samples_share_their_spans() -> None:
-    rows: list[Row] = [("1 2 <image> 4", [SQUARE], "3"), ("5 6 <image> 7 8 9", [SQUARE], "3 4 5")]
-    prepared = prepare(rows, aligned=True)
-    assert prepared.vision_spans == (((2, 5),), ((2, 5),))
 
 
 @pytest.mark.promise("vqa.aligned")
@@ -185,12 +167,6 @@ def test_images_of_different_sizes_are_not_aligned() -> None:
     assert "images equally large" in str(caught.value)
     with pytest.raises(SourceError, match=r"sample 0 has \(1, 4\), sample 1 has none"):
         prepare([rows[0], ("1", [], "2")], aligned=True)
-
-
-def test_patches_are_kept_as_they_are() -> None:
-    prepared = prepare(GRIDS)
-    expected = [picture(grid, 2, 10 * i + j)[0] for i, row in enumerate(GRIDS) for j, grid in enumerate(row[1])]
-    assert np.array_equal(prepared.batch.media.inputs_embeds.numpy(), np.concatenate(expected))
 
 
 @pytest.mark.promise("vqa.preprocess")

@@ -76,14 +76,6 @@ def test_binarisation_is_lowest_where_tokens_are_kept_or_not() -> None:
             assert binarisation(m, layout)[0] > decided
 
 
-@pytest.mark.promise("vqa.prune-losses")
-def test_the_variance_is_within_a_sample() -> None:
-    """Two samples, each with one probability for all tokens: across the batch they would vary, within they do not."""
-    layout = build_layout(np.array([5, 5]))
-    keep = torch.cat([torch.full((5,), 0.2, dtype=F64), torch.full((5,), 0.8, dtype=F64)])
-    assert float(binarisation(keep, layout)[0]) == pytest.approx(2 * 0.16, abs=1e-14)
-
-
 LOSSES: dict[str, Callable[[Tensor, Layout], Term]] = {
     "sparsity": lambda keep, layout: sparsity(keep, layout, 0.1, "ratio"),
     "two-sided": lambda keep, layout: sparsity(keep, layout, 3, "tokens", one_sided=False),
