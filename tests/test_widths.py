@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
 
 import numpy as np
-import optuna
 import pytest
-from rich.console import Console
 
 from tests.helpers.shell import Shell
 from tests.helpers.toy import write_toy
 from tests.helpers.verbs import VERBS
 from unpad.batching.ledger import Ledger
 from unpad.data.check_report import FileCheck
-from unpad.doctor.lines import drawing, fact_lines, finding_lines
-from unpad.doctor.trials.sweep import HIGHEST, LOWEST, Sweep
-from unpad.drill.findings import Drilled, finding
-from unpad.evaluation.metrics import Extremes, Metric, Refused, metric_lines
-from unpad.proof.line import Certificate, Line
-from unpad.recipes.file import describe_recipes
+from unpad.evaluation.metrics import Extremes, Metric, metric_lines
 from unpad.recipes.training import PlanSettings, strategy_names
-from unpad.run.compare import HEAD, RunSummary
 from unpad.run.screen import open_console
-from unpad.terminal.finding import Finding
 from unpad.terminal.progress import progress
 from unpad.terminal.table import WIDTH, cells
 from unpad.training.loop import train
 from unpad.training.rehearsal import StepCost
-from unpad.trials.bench.bench import MemoryModel, Trained, memory_lines, trained_lines
-from unpad.trials.bench.speed import SpeedRow, table
 from unpad.trials.preview import StagePreview, _table, _with_places, trial_line
-from unpad.trials.search.search import Search, _summary
-from unpad.trials.search.space import split_fields
 from unpad.trials.strategy_table import StrategyRow, Units
 
 STRATEGIES = strategy_names()
@@ -49,101 +35,6 @@ def test_the_help_of_every_verb_fits(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     shown = {name: Shell(monkeypatch, capsys)(*name.split(), "--help").out for name in VERBS}
     assert {name: wide for name, text in shown.items() if (wide := too_wide([text]))} == {}
-
-
-def test_the_list_of_recipes_fits() -> None:
-    lines = describe_recipes()
-    assert too_wide(lines) == []
-    assert "zh_chat" in {line.split()[0] for line in lines}
-
-
-def test_a_certificate_fits() -> None:
-    kernels = "group matmul, group sdpa, padded sdpa"
-    lines = [
-        Line("labels stay within their sequence", "", 0.0, 0.0, True),
-        Line("the same batch twice is bit-equal (no dropout left on)", "", 0.0, 0.0, True),
-        Line("hard: split into micro-batches, one empty = plain reference", kernels, 1.23e-16, 1e-10, True),
-        Line("bf16 gradient error over that of torch's kernels", "native", 1.15, 1.2, True),
-        Line("plan pack = alone", kernels, 9.6e-06, 1e-10, False),
-        Line("attention of this run's longer or shorter sequences", "group sdpa", None, None, None),
-    ]
-    text = Certificate(tuple(lines)).text()
-    assert too_wide(text) == []
-    assert all(any(line.name in shown for shown in text) for line in lines)
-    assert sum("group sdpa" in shown for shown in text) == 3
-
-
-def test_metrics_fit() -> None:
-    metrics = {
-        "bits_per_character_of_chinese_documents": Metric(12345.6789, 12345.1234, 12346.1234, 1_234_567),
-        "kept_visual_tokens_after_the_last_layer": Extremes(1234.5, 1.0, 4321.0, 1_234_567),
-        "bits_per_char": Refused(
-            float("nan"), float("nan"), float("nan"), 12, "34.2 % of the characters are lost " * 3
-        ),
-        "auroc: 病人在一年内死亡的风险": Metric(0.79, 0.7, 0.85, 400),
-    }
-    lines = metric_lines(metrics)
-    assert too_wide(lines) == []
-    assert "\n".join(lines).count("of 1234567, unless the line says otherwise") == 1
-
-
-def speed_row(name: str) -> SpeedRow:
-    rates = [1_234_567.0, 1_250_000.0, 1_300_000.0]
-    return SpeedRow(
-        name=name, plan={}, tokens_per_update=123_456.7, tokens_per_pass=98_765.4, sequence_tokens=1234.5,
-        padded_length=2048.0, pad_share=0.428, largest_pass=131_072, rates=rates, torch_rates=rates, shares=[0.4] * 3,
-        updates=9, peak_bytes=123 << 30, base_bytes=1 << 30,
-    )  # fmt: skip
-
-
-def test_the_tables_of_bench_fit() -> None:
-    rows = [speed_row(name) for name in ("one at a time, accumulated", "padded to the context, batches of 16")]
-    shown = table("padded batches, an update each", rows)
-    assert too_wide(shown) == []
-    assert shown.count(rows[1].name) == sum(line.startswith(rows[0].name) for line in shown) == 3, "three tables"
-    trained = [Trained(row.name, 100, 123_456_789, 12_345.6, 3.4567, 123 << 30) for row in rows]
-    assert too_wide(trained_lines(trained)) == []
-    assert too_wide(memory_lines(MemoryModel(1e12, 1e9, 1 << 33, 0.123), 32_768)) == []
-
-
-def test_the_best_trials_of_a_search_fit() -> None:
-    fields = ["stages.pretrain.optim.lr_scale=0.1..1.0", "stages.tune.optim.weight_decay=0.1..0.5", "model.hidden=1..9"]
-    fields += ["optim.schedule=constant,restarts", "optim.lr=1e-6..1e-1:log"]
-    space, _ = split_fields(fields)
-    study = optuna.create_study()
-    values = [0.123456, 0.123456, 7, "restarts", 1.2345e-5]
-    distributions: list[optuna.distributions.BaseDistribution] = [
-        optuna.distributions.FloatDistribution(0.1, 1.0), optuna.distributions.FloatDistribution(0.1, 0.5),
-        optuna.distributions.IntDistribution(1, 9), optuna.distributions.CategoricalDistribution(["restarts"]),
-        optuna.distributions.FloatDistribution(1e-6, 0.1),
-    ]  # fmt: skip
-    params = dict(zip(space, values, strict=True))
-    study.add_trial(
-        optuna.trial.create_trial(params=params, distributions=dict(zip(space, distributions, strict=True)), value=1.5)
-    )
-    console = Console(quiet=True)
-    search = Search("zh_chat", Path("s"), space, [], "keywords_heldout_strict", 1, "tune", 0, study, console, False)
-    lines = _summary(search)
-    assert too_wide(lines) == []
-    assert all(any(key in line for line in lines) for key in space)
-    assert sum(line.startswith("trial-0001") for line in lines) > 1
-
-
-def test_checked_files_fit_beside_their_paths() -> None:
-    path = Path("data/conversations_of_the_second_quarter/chat_with_everything_in_it.jsonl")
-    checked = FileCheck(path, "chat", 1_234_567, 1_234_000, 1234, 12_345, np.array([1, 20_000, 1_000_000]))
-    assert too_wide([checked.line()]) == []
-    assert FileCheck(Path("a.jsonl"), "chat", 3, 2, 0).line() == "a.jsonl: chat, 2 of 3 rows usable"
-
-
-def test_runs_fit() -> None:
-    fields = " ".join(["data.text=my_corpus/texts_of_the_year/*.jsonl", "stages.pretrain.train.max_epochs=100"] * 3)
-    for name in ("zh_chat-1", "a-run-whose-name-says-everything-about-it"):
-        run = RunSummary(name, "interrupted", "2026-11-22T15:00:00+00:00", 123_456, 12.3456, 123 << 30, fields)
-        lines = run.lines()
-        assert too_wide([HEAD, *lines]) == []
-        assert lines[0].startswith(name)
-        assert " ".join(line.strip() for line in lines[-4:]).endswith(fields[-80:])
 
 
 def test_the_plan_of_a_large_corpus_fits() -> None:
@@ -200,11 +91,6 @@ def test_no_color_takes_every_control_sequence_away(
     assert (b"reading" in (tmp_path / "errors").read_bytes()) is (no_color == "")
 
 
-def test_the_version_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    outcome = Shell(monkeypatch, capsys)("--version")
-    assert (outcome.code, outcome.out) == (0, f"unpad {version('unpad')}\n")
-
-
 @pytest.mark.promise("proof.narrow")
 @pytest.mark.parametrize("width", [40, 55, 72])
 def test_tables_follow_a_narrower_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,23 +99,9 @@ def test_tables_follow_a_narrower_terminal(width: int, monkeypatch: pytest.Monke
         "kept_visual_tokens_after_the_last_layer": Extremes(1234.5, 1.0, 4321.0, 1_234_567),
         "loss": Metric(2.0, 1.0, 3.0, 4, num_groups=3, part="valid", best_of=7),
     }
-    drilled = Drilled("/data", "zh_chat", (finding("file system", "warning", "qqq q " * 20, "qq qq " * 20),), (), 3.0)
-    rates = np.geomspace(LOWEST, HIGHEST, 100)
-    sweep = Sweep(rates, 1 - 0.8 * np.exp(-((np.log10(rates) + 3) ** 2)), 1e-4, 1e-3)
-    trouble = Finding("lr_high", "fault", 300.0, ("optim.lr",), {
-        "rate": 0.3, "low": 1e-4, "high": 1e-3, "middle": 3e-4, "field": "optim.lr",
-    })  # fmt: skip
     shown = [
         *metric_lines(metrics),
-        *drilled.lines(),
-        *finding_lines(1, trouble, "en"),
-        *finding_lines(1, trouble, "zh"),
-        *fact_lines([("threads", "one word and another " * 9)]),
-        *drawing(sweep, 1e-3, "en"),
-        *drawing(sweep, 0.9, "zh"),
         *FileCheck(Path("my.jsonl"), "text", 30_000, 20_000, 10_000, 5000, np.array([9])).line().splitlines(),
         *_with_places("  dropped   long   1,000", "a.jsonl:1, " * 30),
     ]
     assert [line for line in shown if cells(line) > width] == []
-    assert "".join(drilled.lines()).count("q") == 160, "nothing is cut away"
-    assert any(line.count("=") > 5 and "^" in below for line, below in zip(shown, shown[2:], strict=False))

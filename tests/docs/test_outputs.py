@@ -9,10 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import typer.main
@@ -21,14 +19,8 @@ from rich.console import Console
 from tests.helpers.shell import Shell
 from unpad import api
 from unpad.cli import app
-from unpad.doctor.examine import Examination, Tried
-from unpad.doctor.trials.layers import Layers
-from unpad.doctor.trials.overfit import Overfit
-from unpad.doctor.trials.steps import Steps
-from unpad.doctor.trials.sweep import Sweep
 from unpad.nn.native import library
 from unpad.recipes.file import load_recipe, recipe_names
-from unpad.terminal.finding import Finding
 from unpad.trials import preview
 from unpad.trials.strategy_table import process_counts
 
@@ -61,7 +53,7 @@ def beginning(line: str) -> str:
     return re.split(r"[\d:]", line, maxsplit=1)[0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("block", QUICK, ids=name)
 def test_a_command_prints_what_its_page_shows(
     block: list[Any], native_lines: None, unpad: Shell, monkeypatch: pytest.MonkeyPatch
@@ -92,33 +84,6 @@ def test_the_pages_show_the_tables_of_the_packaged_example(monkeypatch: pytest.M
     assert OUTPUTS["drift"](shown["plan.md"], alone.getvalue()) is None, alone.getvalue()
 
 
-def test_the_doctors_page_has_the_words_of_an_examination() -> None:
-    """Without the trials, which `make readme` takes."""
-    (shown,) = next(block for block in BLOCKS if block[0].page == "doctor.md")
-    rates = np.geomspace(1e-6, 1, 30)
-    tried = Tried(
-        findings=[],
-        steps=Steps([1.0], 0.0, 0.1, 0.2, 0.3, 0.4, []),
-        sweep=Sweep(rates, rates, 1e-3, 1e-2),
-        overfit=Overfit(16, 60, 8.3, 40.0, None),
-        carry=None,
-    )
-    setup = SimpleNamespace(environment={"kernels": "native kernels (AVX-512 BF16)"})
-    known = {
-        "name": "zh_chat",
-        "stage": SimpleNamespace(name="pretrain", of_pairs=False),
-        "folder": None,
-        "rate": 0.3,
-        "setup": setup,
-    }
-    values: dict[str, Any] = {"rate": 0.3, "low": 1e-3, "high": 1e-2, "middle": 3e-3, "field": "optim.lr"}
-    high = Finding("lr_high", "fault", 30.0, ("optim.lr",), values)
-    layers = Layers([], 1.0, finite=True, blocks=[], without=[], left_out=[])
-    subject: Any = SimpleNamespace(**known, num_steps=100, model=torch.nn.Linear(2, 3), other_stages=["tune"])
-    told = Examination(subject, [high], layers, tried, threads=1, cores=2, seconds=50.0).lines("en")
-    assert OUTPUTS["drift"](shown, "\n".join(told)) is None, told
-
-
 @pytest.fixture
 def native_lines(request: pytest.FixtureRequest) -> None:
     """Skip a certificate with lines on native kernels where there are none."""
@@ -128,7 +93,7 @@ def native_lines(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.promise("versions.examples")
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("block", [block for block in EXAMPLES if not trains(block)], ids=name)
 def test_an_example_prints_what_its_page_shows_and_learns_as_much(block: list[Any]) -> None:
     """Words are compared, and numbers to a tenth: what a model has learnt depends on the kind of processor."""
@@ -138,7 +103,7 @@ def test_an_example_prints_what_its_page_shows_and_learns_as_much(block: list[An
         assert numbers[1] == pytest.approx(numbers[0], rel=0.1, abs=0.1), printed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("block", [block for block in EXAMPLES if trains(block)], ids=name)
 def test_an_example_on_a_recipe_prints_its_lines(
     block: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -174,21 +139,6 @@ def test_every_example_stands_on_its_page_with_its_output() -> None:
 def test_a_line_that_drifts_is_named(expected: tuple[str, ...], drifted: str | None) -> None:
     shown = OUTPUTS["Shown"]("plan.md", 1, "unpad plan", expected)
     assert OUTPUTS["drift"](shown, "steps   43\nloss 0.5\ntook 3 min\n") == drifted
-
-
-@pytest.mark.parametrize(
-    ("expected", "drifted"),
-    [
-        (("loss 8.31 to 40 in 7 steps, of", "all", "...", " 9% |  *", "     +--==-"), None),
-        (("loss 8.31 to 40 in 7 steps,", "of all", "...", "7% | ***", "     +==---"), None),
-        (("loss 8.31 to 40 in 7 seconds,", "..."), "loss 8.31 to 40 in 7 seconds,"),
-        (("loss 1 to 2 in 3 steps, of all",), "(the output goes on)"),
-    ],
-)
-def test_of_some_pages_words_alone_are_compared(expected: tuple[str, ...], drifted: str | None) -> None:
-    shown = OUTPUTS["Shown"]("doctor.md", 1, "unpad doctor", expected)
-    printed = "loss 5 to 0.4 in 60 steps, of all\n\nmore\n12% |*\n      +-====-\n"
-    assert OUTPUTS["drift"](shown, printed) == drifted
 
 
 def commands() -> Iterator[tuple[list[str], list[str]]]:

@@ -1,9 +1,8 @@
-"""`unpad quantize`: runs of every family with weights of 8 and 4 bits, what opens them and what refuses them."""
+"""`unpad export --int8` and `--int4`: runs of every family with such weights, what opens them and what refuses them."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from unpad.interchange.quantize import quantize_run
 from unpad.nn.native.quantized import Int4Weight, Int8Weight, Kind, QuantizedWeight
 from unpad.run import checkpoint
 from unpad.run.base import run_weights
-from unpad.run.report.samples import keep_evaluation, newest_evaluation
 
 pytestmark = [pytest.mark.slow, pytest.mark.promise("models.quantized")]
 KINDS: tuple[Kind, ...] = ("int8", "int4")
@@ -71,7 +69,7 @@ def test_every_family_is_quantized_and_evaluated(
     family: str, kind: Kind, trained: Runs, tmp_path: Path, unpad: Shell
 ) -> None:
     original = trained(family)
-    done = unpad("quantize", original, "--out", "shrunk", "--weights", kind)
+    done = unpad("export", original, "shrunk", f"--{kind}")
     assert done.code == 0, done.err
     weights = dict(load("shrunk").model.named_parameters())
     held = {type(weight) for weight in weights.values()} & {Int8Weight, Int4Weight}
@@ -101,8 +99,8 @@ def test_a_quantized_run_is_used_and_trained_no_further(kind: Kind, trained: Run
     assert unpad("chat", "shrunk", stdin="你好\n").code == 0
     assert unpad("eval", "shrunk", "--json").code == 0
     assert unpad("prove", "shrunk").code == 0
-    assert unpad("report", "shrunk").code == 0
-    assert "quantize" in unpad("runs").out
+    assert unpad("runs", "shrunk").code == 0
+    assert f"--{kind}" in unpad("runs").out
     there = f"train.init_from={original.resolve()}"
     for words, code in (
         (["train", original.parent / "toy.yaml", "train.init_from=runs/shrunk", "--out", "x"], 2),
@@ -111,33 +109,10 @@ def test_a_quantized_run_is_used_and_trained_no_further(kind: Kind, trained: Run
     ):
         refused = unpad(*words)
         assert (refused.code, there in refused.err) == (code, True), (words, refused.err)
-    twice = unpad("quantize", "shrunk", "--out", "z")
-    assert (twice.code, f"unpad quantize {original.resolve()}" in twice.err) == (2, True)
-    assert unpad("quantize", original, "--out", "runs/shrunk").code == 2
-    assert unpad("quantize", original, "--out", "z", "--weights", "int2").code == 2
-
-
-def test_new_pairs_are_measured_with_quantized_weights(trained: Runs, tmp_path: Path, unpad: Shell) -> None:
-    original = trained("pairs")
-    quantize_run(str(original), Path("shrunk"), "int8")
-    rows = (original.parent / "pairs.jsonl").read_text(encoding="utf-8").splitlines()[:8]
-    Path("new.jsonl").write_text("\n".join(rows).replace("、", ";"), encoding="utf-8")
-    done = unpad("eval", "shrunk", "--data", "new.jsonl")
-    assert (done.code, "accuracy" in done.out) == (0, True), done.err
-
-
-def test_without_the_original_as_it_was_the_loss_is_not_told(trained: Runs, tmp_path: Path, unpad: Shell) -> None:
-    shutil.copytree(trained("images"), "mine")
-    keep_evaluation(Path("mine"), 1, {}, [])
-    quantize_run("mine", Path("shrunk"), "int8")
-    assert newest_evaluation(Path("shrunk")) is None, "it is of other weights"
-    state = checkpoint.load(Path("mine/checkpoints/best"))
-    state.tensors["model.head.weight"] += 1
-    checkpoint.save_named(Path("mine/checkpoints"), "best", state)
-    metrics, lines = evaluate_run("shrunk")
-    assert ("divergence" in metrics, "have changed" in lines[-1]) == (False, True)
-    shutil.rmtree("mine")
-    assert evaluate_run("shrunk")[1][-1].endswith("mine is gone")
+    twice = unpad("export", "shrunk", "z", "--int8")
+    assert (twice.code, f"the original: {original.resolve()}" in twice.err) == (2, True)
+    assert unpad("export", original, "runs/shrunk", "--int8").code == 2
+    assert unpad("export", original, "z", "--int8", "--int4").code == 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -178,14 +153,3 @@ def test_a_damaged_scale_or_number_is_refused_by_name(kind: Kind, trained: Runs,
         checkpoint.save_named(folder / "checkpoints", "best", checkpoint.State(state.step, state.tensors, values))
         with pytest.raises(CheckpointError, match="record of its quantized weights is damaged"):
             load(folder)
-
-
-def test_one_flipped_bit_of_the_file_is_refused(trained: Runs, tmp_path: Path) -> None:
-    folder = tmp_path / "shrunk"
-    quantize_run(str(trained("images")), folder, "int8")
-    file = folder / "checkpoints/best/model.safetensors"
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
-        load(folder)

@@ -180,12 +180,6 @@ def test_inside_independent_rows_a_sequence_has_the_bits_that_it_has_alone() -> 
     assert torch.equal(received, torch.cat([one for _, one in alone]))
 
 
-def test_nothing_to_attend_to_gives_zero() -> None:
-    attention, samples = moved(CrossAttention(WIDTH, 4, 0.0)), make_samples()
-    out, _ = attention(samples.vision, samples.question, pair_sequences(samples.vision_layout, samples.question_layout))
-    assert (out[samples.vision_layout.tokens_of([3])] == 0).all()
-
-
 @pytest.mark.parametrize("seq", [0, 2, 6])
 def test_other_samples_are_never_seen(seq: int) -> None:
     """Not even times zero, as the padding of a rectangle: one NaN would do."""

@@ -37,12 +37,6 @@ def test_a_number_of_processes_without_a_rank_is_of_another_program(monkeypatch:
     assert not started_by_torchrun()
 
 
-def test_a_search_is_refused(unpad: Shell) -> None:
-    done = unpad("search", "zh_chat", "optim.lr=1e-4..1e-2:log", "--out", "search")
-    assert done.code == 2
-    assert "at: unpad search" in done.err
-
-
 def test_a_process_of_torchrun_starts_no_processes(unpad: Shell) -> None:
     done = unpad("train", "zh_chat", "--out", "run", "--processes", "2")
     assert done.code == 2

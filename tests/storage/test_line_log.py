@@ -10,8 +10,6 @@ from tests.helpers.processes import in_child
 from unpad.errors import CheckpointError, DiskError
 from unpad.storage import LineLog, disk
 
-pytestmark = pytest.mark.slow
-
 
 def test_a_record_is_one_line_of_strict_json_written_at_once(tmp_path, monkeypatch):
     log = LineLog(tmp_path / "metrics.jsonl")

@@ -13,7 +13,7 @@ import torch
 
 from tests.helpers.toy import LOOP, SMALL_MODEL, events, rows, run, same_tensors, scripted_heldout, weights, write_toy
 from unpad.batching.batch import RaggedBatch
-from unpad.errors import NonFiniteError, OutOfMemoryError, PlanError, RecipeError
+from unpad.errors import NonFiniteError, OutOfMemoryError, RecipeError
 from unpad.models.contract import Model
 from unpad.models.decoder import Decoder
 from unpad.models.objective import Objective
@@ -49,6 +49,7 @@ def snapshots(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 # --------------------------------------------------------------------------- course of a run
 
 
+@pytest.mark.nightly
 def test_the_same_run_twice_writes_the_same_bytes_and_learns(tmp_path: Path) -> None:
     recipe = write_toy(tmp_path)
     for name in ("a", "b"):
@@ -264,17 +265,10 @@ def test_a_sequence_without_memory_is_named_with_its_place_and_the_setting(
     monkeypatch.undo()
 
 
-def test_a_run_without_an_end_or_without_a_step_is_refused(tmp_path: Path) -> None:
-    recipe = write_toy(tmp_path, stages=[])
-    with pytest.raises(RecipeError, match="has no end"):
-        run(recipe, tmp_path / "endless")
-    with pytest.raises(PlanError, match="has no step"):
-        run(recipe, tmp_path / "empty", "train.max_steps=5", "plan.drop_last=true", "plan.tokens_per_step=1000000")
-
-
 # --------------------------------------------------------------------------- batching, precision, time
 
 
+@pytest.mark.nightly
 def test_every_strategy_reaches_the_same_held_out_loss_with_the_same_steps(tmp_path: Path) -> None:
     """Each step holds the whole epoch, so all strategies take the same steps in different micro-batches."""
     recipe = write_toy(
@@ -297,6 +291,7 @@ def test_every_strategy_reaches_the_same_held_out_loss_with_the_same_steps(tmp_p
         assert other_loss == pytest.approx(loss, rel=1e-5), strategy
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("train.precisions")
 def test_bf16_follows_fp32(tmp_path: Path) -> None:
     recipe = write_toy(tmp_path, stages=[], train={"max_epochs": 2})

@@ -22,7 +22,6 @@ from unpad.batching.plan import Plan
 from unpad.errors import CheckpointError, RecipeError
 from unpad.models.decoder import Decoder
 from unpad.recipes.file import load_recipe
-from unpad.training import memory
 from unpad.training.setup import Setup, computing_device, describe, prepare_setup
 from unpad.training.stage import epoch_plan
 from unpad.training.step import accumulate
@@ -47,6 +46,7 @@ def setup_of(recipe: Path, *overrides: str) -> Setup:
 # --------------------------------------------------------------------------- threads, precision, kernels
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("memory.low-power")
 def test_low_power_keeps_to_the_memory_that_the_documentation_promises(tmp_path: Path) -> None:
     program = (
@@ -90,6 +90,7 @@ for given in zip(sys.argv[2::2], sys.argv[3::2]):
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told to keep memory")
 def test_freed_memory_is_kept_unless_the_recipe_or_low_power_forbid_it(tmp_path: Path) -> None:
     recipe = write_toy(tmp_path / "toy")
@@ -103,15 +104,6 @@ def test_freed_memory_is_kept_unless_the_recipe_or_low_power_forbid_it(tmp_path:
         assert said.startswith("freed memory: keep (" if keeps else "freed memory: system ("), given
         # Memory that was given back is faulted in anew: 3 tensors of 16,384 pages, or of 32 huge ones.
         assert (int(faults) < 50) == keeps, (given, faults)
-
-
-def test_a_run_says_which_allocator_it_got(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_keeps_freed", False)
-    monkeypatch.setattr(memory, "keep_freed_memory", lambda: False)
-    assert memory.choose_allocator("auto", may_keep=False)[0] == "system"
-    assert memory.choose_allocator("keep", may_keep=True) == ("system", "only glibc can keep freed memory")
-    monkeypatch.setattr(memory, "_keeps_freed", True)  # it cannot be undone, and a second run says so
-    assert memory.choose_allocator("system", may_keep=False)[0] == "keep"
 
 
 @pytest.mark.promise("speed.kernels-named")

@@ -203,20 +203,6 @@ def test_a_later_set_changes_no_earlier_output(kind: str, training: bool) -> Non
         assert (before[chosen] != after[chosen]).any(1).all()
 
 
-@pytest.mark.promise("patients.batch")
-def test_no_gradient_crosses_between_patients() -> None:
-    model, batch = model_of("filter"), random_patients([12, 30, 5])
-    events = events_of(batch)
-    values = events.values.double().requires_grad_()
-    given = batch.with_part(replace(events, values=values, has_value=torch.ones_like(events.has_value)))
-    model.classify(given)[1].square().sum().backward()
-    start, stop = batch.layout.cu_seqlens[1:3].tolist()
-    assert values.grad is not None
-    outside = torch.cat([values.grad[:start], values.grad[stop:]])
-    assert torch.equal(outside, torch.zeros_like(outside))
-    assert (values.grad[start:stop] != 0).all()
-
-
 def test_the_course_is_what_a_patient_cut_after_each_set_would_get() -> None:
     model, batch = model_of("filter"), random_patients([25])
     events = events_of(batch)
@@ -463,26 +449,6 @@ def test_the_prior_of_a_set_is_predicted_from_the_sets_before() -> None:
     assert torch.equal(before[2][0], after[2][0])
     assert torch.equal(before[0][2:], after[0][2:])  # a posterior that is no product does not know the prior
     assert (before[2][2:] != after[2][2:]).any(1).all()
-
-
-@pytest.mark.promise("patients.product")
-def test_the_product_adds_precisions() -> None:
-    model, batch = model_of("plain", update="product", levels=1), random_patients([30, 2])
-    reading = model._read(batch)
-    seen = model.encoder(reading.embedded, reading.events.members)[-1]
-    zeros, gaps = torch.zeros_like(seen.mean), reading.course.gaps[reading.course.sets]
-    gate = model.belief.gate(zeros, zeros, seen.mean, seen.log_var, gaps)
-    mean, log_var, _ = model.posterior(batch)
-    precision = 1 + gate * (-seen.log_var).exp()
-    torch.testing.assert_close((-log_var).exp(), precision)
-    torch.testing.assert_close(mean, gate * seen.mean * (-seen.log_var).exp() / precision)
-
-
-def test_the_gate_starts_with_the_plain_product() -> None:
-    model = model_of("plain", update="product", levels=1, moved=False)
-    reading = model._read(random_patients([30, 2]))
-    seen = model.encoder(reading.embedded, reading.events.members)[-1]
-    torch.testing.assert_close((-reading.latents[-1].log_var).exp(), 1 + (-seen.log_var).exp(), rtol=1e-6, atol=0)
 
 
 # --------------------------------------------------------------------------- settings and precision

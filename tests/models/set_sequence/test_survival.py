@@ -121,22 +121,6 @@ def likeliest(outcomes: list[tuple[float, int]], causes: int) -> Tensor:
     return logits.detach()
 
 
-@pytest.mark.promise("patients.outcomes")
-def test_minimising_it_gives_the_kaplan_meier_estimate() -> None:
-    """With ends of observation on the edges, one set of hazards for all people has that closed form."""
-    outcomes = [(30.0, True)] * 2 + [(30.0, False)] * 3 + [(100.0, True)] * 4 + [(365.0, False)] * 2
-    outcomes += [(1825.0, True)] * 1 + [(1825.0, False)] * 5
-    logits = likeliest(outcomes, causes=1)
-    wanted, alive = [], 1.0
-    for end in EDGES[1:]:
-        events = sum(days == end and seen for days, seen in outcomes)
-        at_risk = sum(days >= end for days, _ in outcomes)
-        alive *= 1 - events / at_risk
-        wanted.append(alive)
-    survival = (-cumulative_hazard(logits)).exp()
-    torch.testing.assert_close(survival[0], torch.tensor(wanted, dtype=F64), rtol=1e-4, atol=1e-5)
-
-
 def aalen_johansen(outcomes: list[tuple[float, int]], cause: int) -> list[float]:
     """Cumulative incidence of a cause at the end of every bin, of ends of observation on the edges."""
     incidences, total, left = [], 0.0, 1.0
@@ -193,16 +177,6 @@ def test_beside_competing_events_probability_and_risk_order_people_alike_and_a_s
     assert not torch.equal(p.argsort(), cumulative_hazard(logits)[:, -1].argsort()), "the risk of any event is another"
     logits[:, 0, 1] = 60.0  # the first competing event comes in the first bin
     assert risk(logits).max() < 1e-20
-
-
-@pytest.mark.parametrize("causes", [2, 3])
-def test_one_cause_is_the_special_case_of_several_of_which_the_others_never_come(causes: int) -> None:
-    alone = hazards(5).detach()
-    others = torch.full((5, BINS, causes - 1), -800.0, dtype=F64)
-    both, until = torch.cat([alone, others], 2), bins_until(200.0, bin_edges(EDGES, ""))
-    torch.testing.assert_close(class_scores(both, until), class_scores(alone, until), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(risk(both), risk(alone), rtol=1e-12, atol=1e-12)
-    assert torch.equal(risk(alone), cumulative_hazard(alone)[:, -1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
