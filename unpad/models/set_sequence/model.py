@@ -479,6 +479,6 @@ def _repeat(members: Layout, times: int, num_events: int) -> Layout:
     if times == 1:
         return members
     starts = [members.cu_seqlens[:-1] + index * num_events for index in range(times)]
-    keys = [members.keys_of(index) for index in range(times)]
+    keys = [keys for index in range(times) if (keys := members.keys_of(index)) is not None]
     bounds = torch.cat([*starts, members.cu_seqlens[-1:] + (times - 1) * num_events])
-    return Layout(bounds, members.max_seqlen, keys=None if members.keys is None else torch.cat(keys))
+    return Layout(bounds, members.max_seqlen, keys=torch.cat(keys) if keys else None)
