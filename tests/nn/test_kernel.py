@@ -24,8 +24,6 @@ from unpad.nn.kernel import Kernel, by_definition, choose_kernels
 from unpad.nn.losses import cross_entropy
 from unpad.nn.native import library
 
-pytestmark = pytest.mark.slow
-
 CPU = torch.device("cpu")
 HEADS, KV_HEADS = 2, 1
 LONG = 20  # in these tests bf16 takes matrix products up to this length

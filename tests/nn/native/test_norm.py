@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.helpers.attention_cases import error
 from tests.helpers.paths import LOWEST
 from unpad.nn.native import library
 from unpad.nn.native.norm import add_norm
@@ -17,13 +18,6 @@ pytestmark = [
 ]
 
 DOUBLE, EPS = torch.float64, 1e-5
-
-
-def error(actual: Tensor | None, expected: Tensor) -> float:
-    """Norm of the difference, relative to the norm of what is expected."""
-    assert actual is not None
-    actual, expected = actual.detach().double(), expected.detach().double()
-    return float((actual - expected).norm() / expected.norm().clamp_min(1e-30))
 
 
 def plain(residual: Tensor, delta: Tensor, weight: Tensor, bias: Tensor, centred: bool = True) -> tuple[Tensor, Tensor]:
