@@ -11,9 +11,10 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol
 
+from measure import Contender, TimedTurn
+
 from unpad.machine.memory import peak_memory, process_memory, restart_peak
 from unpad.training.memory import return_freed_memory
-from unpad.trials.bench.measure import Contender, TimedTurn
 
 
 class Memory(NamedTuple):

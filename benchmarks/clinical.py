@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from measure import describe_machine
 
 import unpad
 from unpad.data.family import open_data
@@ -36,7 +37,6 @@ from unpad.evaluation.binary import auroc, average_precision, bootstrap, brier, 
 from unpad.inference.patients import predict
 from unpad.recipes.file import load_recipe
 from unpad.storage import make_folder, write_atomic
-from unpad.trials.bench.measure import describe_machine
 
 HORIZON = 1825  # days
 SEEDS = range(5)

@@ -9,8 +9,7 @@ from typing import Any
 
 import peers
 from groups import Groups
-
-from unpad.trials.bench.measure import Spread, spread
+from measure import Spread, spread
 
 OURS, TORCH_KERNELS, PRODUCTS = "ours", "ours, torch kernels", "our products alone"
 ALONE = "one at a time, torch"  # what a loop over examples is without this package: torch's kernels, fp32

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from measure import Contender, Work, describe_machine, measure_rounds, spread
 from torch import Tensor
 
 from unpad.batching.batch import from_sequences
@@ -27,7 +28,6 @@ from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.nn.native import library
 from unpad.recipes.training import GenerateSettings
-from unpad.trials.bench.measure import Contender, Work, describe_machine, measure_rounds, spread
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is downloaded, and nothing waits for an answer
 from transformers import LlamaConfig, LlamaForCausalLM

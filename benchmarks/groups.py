@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from apart import Apart, Memory
-
-from unpad.trials.bench.measure import Rounds
+from measure import Rounds
 
 RESERVE = 1 / 3  # of the machine's memory: no side is added where less is free
 

@@ -26,11 +26,11 @@ from typing import Any
 
 import torch
 from gates import interval
+from measure import describe_machine, spread
 from torch import Tensor
 
 from unpad.machine.load import load_average
 from unpad.nn.native import library
-from unpad.trials.bench.measure import describe_machine, spread
 
 VOCAB, LONGEST, SHORTEST = 4000, 512, 8
 OURS = "Trainer, our batches"

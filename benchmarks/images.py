@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from measure import describe_machine
 from rich.console import Console
 
 from unpad.data.images import ImageData
@@ -27,7 +28,6 @@ from unpad.recipes.file import load_recipe
 from unpad.storage import write_atomic
 from unpad.training.loop import train
 from unpad.training.setup import Setup, prepare_setup, resolved
-from unpad.trials.bench.measure import describe_machine
 
 SQUARES = (32, 64, 128)
 FOREST_SIDE = 32  # pixels

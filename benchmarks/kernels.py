@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
+from measure import Contender, Work, describe_machine, measure_rounds, spread
 from workloads import Ours, workload
 
 import unpad.models.decoder
@@ -27,7 +28,6 @@ import unpad.nn.losses
 import unpad.nn.norm
 from unpad.nn.native import library
 from unpad.storage import write_atomic
-from unpad.trials.bench.measure import Contender, Work, describe_machine, measure_rounds, spread
 
 HERE = Path(__file__).parent
 FULL = "all"

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from measure import Contender, Rounds, Spread, Work, describe_machine, measure_rounds, spread
 from padded_patients import Customary, Padded
 
 from unpad.batching.batch import RaggedBatch
@@ -45,7 +46,6 @@ from unpad.storage import write_atomic
 from unpad.training.memory import return_freed_memory
 from unpad.training.optim import make_optimizer, set_rate
 from unpad.training.step import accumulate, train_step
-from unpad.trials.bench.measure import Contender, Rounds, Spread, Work, describe_machine, measure_rounds, spread
 
 HERE = Path(__file__).parent
 OURS, PADDED, LOOP = "unpad", "padded", "loop"

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from batches import STRATA, Batches
+from measure import Work
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
@@ -26,7 +27,6 @@ from workloads import FEATURE_WIDTH, NO_LABEL, NUM_CLASSES, SEED, Workload
 
 from unpad.models.decoder import Config
 from unpad.nn.flops import training_operations
-from unpad.trials.bench.measure import Work
 
 CPU = torch.device("cpu")
 DEFAULT_BATCH = 8  # per_device_train_batch_size of TrainingArguments

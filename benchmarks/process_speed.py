@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 from gates import interval
+from measure import describe_machine
 from process_updates import Loaded, Trained, load, prepare
 
 from unpad.nn.native import library
 from unpad.nn.precision_choice import choose_precision
 from unpad.processes.group import joined
-from unpad.trials.bench.measure import describe_machine
 
 SIZES = (1024, 2048, 4096, 8192, 16384)  # tokens of an update
 TURNS, QUICK_TURNS = 9, 5

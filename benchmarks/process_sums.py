@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 from gates import interval
+from measure import describe_machine
 from process_updates import Sums, Trained, load, prepare
 
 from unpad.nn.native import library
 from unpad.processes.group import ALONE
 from unpad.training.memory import keep_freed_memory
-from unpad.trials.bench.measure import describe_machine
 
 MICROS = 4
 TURNS, QUICK_TURNS = 15, 9

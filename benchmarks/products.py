@@ -6,11 +6,10 @@ from itertools import cycle
 from typing import Any
 
 import torch
+from measure import Work
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from workloads import Ours, Workload
-
-from unpad.trials.bench.measure import Work
 
 aten = torch.ops.aten
 # How linear layers and the head multiply, in every precision: `F.linear` of a flat run becomes mm or, with a bias,

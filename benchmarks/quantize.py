@@ -20,6 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from measure import spread
 
 from unpad.data.sources.split import PARTS, Split
 from unpad.evaluation.run import evaluate_run
@@ -33,7 +34,6 @@ from unpad.nn.linear import has_tiles
 from unpad.nn.native import library
 from unpad.nn.native.quantized import Kind
 from unpad.run.quantized import hold_quantized, packed_weights, quantized_tensors
-from unpad.trials.bench.measure import spread
 
 SIZES = {"width": 512, "blocks": 6, "heads": 8, "hidden": 2048, "activation": "swiglu", "context": 512, "tied": False}
 VOCAB, PROMPT, STEPS = 16_000, 100, 8

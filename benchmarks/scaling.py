@@ -32,6 +32,17 @@ import torch
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from measure import (
+    CEILING_SIZE,
+    Contender,
+    Spread,
+    Work,
+    ceiling_size,
+    describe_machine,
+    matrix_ceiling,
+    measure_rounds,
+    spread,
+)
 
 from unpad.api import batches
 from unpad.batching.batch import RaggedBatch
@@ -47,17 +58,6 @@ from unpad.recipes.training import OptimSettings, PlanSettings
 from unpad.storage import write_atomic
 from unpad.training.optim import make_optimizer
 from unpad.training.step import train_step
-from unpad.trials.bench.measure import (
-    CEILING_SIZE,
-    Contender,
-    Spread,
-    Work,
-    ceiling_size,
-    describe_machine,
-    matrix_ceiling,
-    measure_rounds,
-    spread,
-)
 
 WEIGHTS = {"cross_entropy": 1.0}
 VOCABULARY = 8000

@@ -38,6 +38,7 @@ from statistics import median
 from time import perf_counter
 
 import torch
+from measure import spread
 from serve_measures import (
     ALIKE,
     WITH_USAGE,
@@ -65,7 +66,6 @@ from unpad.nn.linear import has_tiles
 from unpad.nn.native import library
 from unpad.recipes.training import GenerateSettings
 from unpad.terminal.table import number_of
-from unpad.trials.bench.measure import spread
 
 OUT = Path(__file__).with_suffix(".md")
 CLIENTS = (1, 8, 32)

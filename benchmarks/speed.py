@@ -47,6 +47,14 @@ from apart import Apart
 from batches import STRATA
 from gates import ALONE, OURS, PRODUCTS, TORCH_KERNELS
 from groups import Builder, Groups, measure_groups
+from measure import (
+    Contender,
+    Rounds,
+    ceiling_size,
+    describe_machine,
+    matrix_ceiling,
+    measure_rounds,
+)
 from products import ProductsAlone
 from tables import markdown
 from tuning import Tuning, fitting_strata
@@ -59,14 +67,6 @@ from unpad.nn.precision import DTYPES
 from unpad.nn.precision_choice import choose_precision
 from unpad.storage import write_atomic
 from unpad.training.memory import keep_freed_memory, return_freed_memory
-from unpad.trials.bench.measure import (
-    Contender,
-    Rounds,
-    ceiling_size,
-    describe_machine,
-    matrix_ceiling,
-    measure_rounds,
-)
 
 HERE = Path(__file__).parent
 PACKAGES = ["transformers", "accelerate", "trl", "datasets", "numpy"]

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from unpad.trials.bench.measure import describe_machine
+from measure import describe_machine
 
 ROUNDS = 7
 COMMANDS = {

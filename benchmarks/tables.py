@@ -6,8 +6,7 @@ from typing import Any
 
 import time_to_loss
 from gates import OURS, interval
-
-from unpad.trials.bench.measure import spread
+from measure import spread
 
 MIB = 2**20
 OVER_CEILING = 1.1  # share that no product reaches if the ceiling is right

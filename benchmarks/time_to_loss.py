@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 import peers
+from measure import Contender
 from tuning import Tuning
 from workloads import Ours, Workload, workload
-
-from unpad.trials.bench.measure import Contender
 
 NAMES = ["sayings", "language"]
 RATES = (7e-4, 2e-3, 6e-3)  # constant after the warm-up

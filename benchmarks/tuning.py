@@ -12,8 +12,7 @@ from typing import Protocol, TypeVar
 
 import torch
 from batches import STRATA, Batches
-
-from unpad.trials.bench.measure import Work, matrix_ceiling
+from measure import Work, matrix_ceiling
 
 BATCH_SIZES = (8, 16, 32, 64)
 SLOW = 0.5  # of the best rate: a candidate that is seen below it is not measured any longer

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from measure import Work
 from torch import Tensor, nn
 
 from unpad.batching.batch import RaggedBatch
@@ -46,7 +47,6 @@ from unpad.training.optim import make_optimizer
 from unpad.training.setup import Setup, prepare_setup
 from unpad.training.stage import plan_inputs
 from unpad.training.step import train_step
-from unpad.trials.bench.measure import Work
 
 WEIGHTS = {"cross_entropy": 1.0}
 CPU = torch.device("cpu")

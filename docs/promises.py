@@ -1,7 +1,7 @@
 """Promises of docs/features.md with the tests that show each.
 
 python docs/promises.py              all of them
-python docs/promises.py drill batch  those whose id begins with one of the words
+python docs/promises.py plan batch   those whose id begins with one of the words
 
 A test names its promises by `@pytest.mark.promise("id", ...)`, a whole file by `pytestmark`. No test is imported.
 """

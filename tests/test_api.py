@@ -18,7 +18,7 @@ from tests.helpers.toy import rows, same_tensors, weights, write_toy
 from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.batching.loader import load_micro, load_steps
 from unpad.batching.plan import plan as make_plan
-from unpad.errors import RecipeError
+from unpad.errors import PlanError, RecipeError
 from unpad.models.decoder import PRESETS, Decoder
 from unpad.recipes.training import PlanSettings, strategy_names
 from unpad.training.step import accumulate
@@ -182,6 +182,12 @@ def test_a_plan_is_the_planners_and_pure() -> None:
     assert contents(ours) == contents(make_plan(np.array(lengths), settings, seed=1, epoch=4))
     assert contents(ours) == contents(unpad.plan(lengths, seed=1, epoch=4, strategy="bucket", batch_size=2))
     assert ours.ledger.total == sum(lengths)
+
+
+@pytest.mark.parametrize("sequences", [[], [[1]], [[1], []]])
+def test_nothing_to_plan_is_said(sequences: list[list[int]]) -> None:
+    with pytest.raises(PlanError, match="no batch comes of"):
+        list(unpad.batches(sequences))
 
 
 # --------------------------------------------------------------------------- a run

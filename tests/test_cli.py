@@ -224,7 +224,7 @@ def test_a_run_from_data_to_answers(unpad: Shell, tmp_path: Path) -> None:
     assert len(chatted.out.splitlines()) == 2
 
     assert "toy-1" in unpad("runs").out
-    reported = unpad("report", "toy-1")
+    reported = unpad("runs", "toy-1")
     assert Path(reported.out.strip()).read_text(encoding="utf-8").startswith("<!doctype html>")
 
 

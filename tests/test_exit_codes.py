@@ -30,7 +30,6 @@ OF_TRAINING = {
     143: "SIGTERM", 129: "SIGHUP of a closed terminal",
 }  # fmt: skip
 ELSEWHERE = {  # code: the file of the test that runs this ending
-    14: "tests/drill/test_drill.py",
     15: "tests/doctor/test_verb.py",
     16: "tests/receipts/test_replay.py",
 }

@@ -77,7 +77,7 @@ def test_help_and_the_package_load_the_standard_library_and_typer_only(tmp_path:
 def test_verbs_that_need_no_model_load_no_heavy_module(tmp_path: Path) -> None:
     run = write_files(tmp_path)
     calls = light_calls()
-    shown = loaded_by(tmp_path, HEAVY, *calls, ["completion"], ["report", "mine-1"])
+    shown = loaded_by(tmp_path, HEAVY, *calls, ["completion"], ["runs", "mine-1"])
     assert shown.pop("report mine-1") == ["torch"], "the family of a run is what its model says"
     assert {verb: loaded for verb, loaded in shown.items() if loaded} == {}
     assert len(shown) == len(calls) + 1 >= 7

@@ -51,7 +51,7 @@ class Calls:
 BINDING = (
     "unpad.api", "unpad.evaluation.quantized", "unpad.evaluation.run", "unpad.evaluation.vqa_cost",
     "unpad.inference.chat", "unpad.inference.images", "unpad.inference.prompt_file", "unpad.inference.question_file",
-    "unpad.serving.served", "unpad.serving.start", "unpad.trials.search.search",
+    "unpad.serving.served", "unpad.serving.start",
 )  # fmt: skip
 
 

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 UNFORESEEN = 1  # an exception that is none of these: a fault of the program
 PLEASE_REPORT = "this is a fault of unpad: please report it with the lines above, the command and `unpad --version`"
 NOT_PROVED = 12  # a line of a certificate fails, or nothing can be proved
-DRILL_FOUND_FAULT = 14  # `unpad drill`: this machine does not keep what a run needs
 DOCTOR_FOUND_TROUBLE = 15  # `unpad doctor`
 REPLAY_DIFFERS = 16  # `unpad replay`: a step computed again has other bits
 LONGEST_LINE = 1500  # characters of a line of an error

@@ -27,7 +27,7 @@ from benchmarks.reliability.oracle import LostError, Oracle
 from benchmarks.reliability.recording import record
 from benchmarks.reliability.states import Found, Place, examine
 
-RECORDED = {"text": "text", "images": "images", "patients": "patients", "search": "search"}
+RECORDED = {"text": "text", "images": "images", "patients": "patients"}
 RESUME_EVERY = 500  # states
 
 

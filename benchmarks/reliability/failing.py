@@ -57,7 +57,7 @@ class Failing:
         where = f"{self.kind}, call {number} ({self.names[number]}), {error}"
         if first.is_unforeseen or first.code not in CODES:
             raise LostError(f"{where}: ended with {first.code}: {first.error[-1500:]}")
-        again = call(command(self.kind, self.recipe, place / "run", resume=True), place / "cache", errors)
+        again = call(command(self.recipe, place / "run", resume=True), place / "cache", errors)
         if again.code:
             raise LostError(
                 f"{where}: ended with {first.code}, and does not go on, {again.code}: {again.error[-1500:]}"
@@ -95,5 +95,5 @@ def _run(found: Failing, place: Path, seen: Callable[[str, str, int], None], *, 
             num += 1
             seen(name, path, num - 1)
 
-    arguments = command(found.kind, found.recipe, place / "run", resume=resume)
+    arguments = command(found.recipe, place / "run", resume=resume)
     return call(arguments, place / "cache", found.folder / "errors", Calls(place, before).install)

@@ -6,7 +6,6 @@ Every one must be found among the states that a power cut can leave.
 from __future__ import annotations
 
 import inspect
-from contextlib import closing
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +17,6 @@ import torch
 from unpad import storage
 from unpad.run import checkpoint
 from unpad.storage import LineLog
-from unpad.trials.search.journal import Journal, open_study
 
 
 @dataclass(frozen=True)
@@ -158,11 +156,6 @@ FAULTS = [
         BEST_FIRST,
         recording="patients",
     ),
-    Fault(
-        "no flush of a search's records",
-        "trials.search.journal",
-        "            self._log.append(record)\n<<        self._log.sync()\n>>",
-    ),
 ]
 
 
@@ -187,8 +180,3 @@ def write_small(root: Path) -> None:
     for text in ("first", "second, which is longer"):
         storage.write_atomic(run / "page", text * 20)
     log.close()
-    with closing(Journal(run / "search.jsonl")) as journal:
-        study = open_study(journal)
-        for _ in range(2):
-            trial = study.ask()
-            study.tell(trial, trial.suggest_float("rate", 0.0, 1.0))

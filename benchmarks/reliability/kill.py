@@ -53,7 +53,7 @@ class Kind:
     def begin(self, run: str, cache: str, *, resume: bool, **killed: Any) -> victim.Ended:
         """Begin or go on with a run, and wait until it has ended."""
         errors = self.folder / "errors"
-        arguments = command(self.name, self.recipe, self.folder / run, resume=resume)
+        arguments = command(self.recipe, self.folder / run, resume=resume)
         return victim.ended(victim.start(arguments, self.folder / cache, errors), errors, **killed)
 
     def _check(self, end: victim.Ended) -> None:

@@ -14,8 +14,6 @@ from PIL import Image, ImageDraw
 from tests.helpers.toy import write_recipe, write_toy
 
 SHAPES = ("circle", "square")
-SEARCHED = ("optim.lr=1e-3..1e-1:log", "model.hidden=16,24")
-NUM_TRIALS = 3
 
 
 def write_text(folder: Path) -> Path:
@@ -92,31 +90,17 @@ def write_patients(folder: Path) -> Path:
     )
 
 
-def write_search(folder: Path) -> Path:
-    """Short texts, for the trials of a search."""
-    return write_toy(
-        folder,
-        plan={"tokens_per_step": 120, "tokens_per_micro": 70},
-        stages=[{"name": "pretrain", "use": ["text"], "train": {"max_epochs": 1, "eval_every": 4}}],
-    )
-
-
 KINDS: dict[str, Callable[[Path], Path]] = {
     "text": write_text,
     "images": write_images,
     "patients": write_patients,
     "vqa": write_vqa,
-    "search": write_search,
 }
 
 
-def command(kind: str, recipe: Path, folder: Path, *, resume: bool) -> list[str]:
-    """Arguments of `unpad` that begin or go on with a run, or a search, of a kind."""
-    if kind != "search":  # a run that does not exist yet may be resumed, too
-        return ["train", str(recipe), "--out", str(folder), *["--resume"] * resume]
-    going_on = resume and (folder / "search.jsonl").is_file()
-    arguments = ["search", str(recipe), *SEARCHED, "--trials", str(NUM_TRIALS), "--out", str(folder)]
-    return [*arguments, *["--resume"] * going_on]
+def command(recipe: Path, folder: Path, *, resume: bool) -> list[str]:
+    """Arguments of `unpad` that begin or go on with a run; one that does not exist yet may be resumed, too."""
+    return ["train", str(recipe), "--out", str(folder), *["--resume"] * resume]
 
 
 def _common(lr: float) -> dict[str, Any]:

@@ -13,8 +13,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from optuna.trial import TrialState
-
 from benchmarks.reliability.disk_model import Acknowledged, Disk, File, Tree
 from unpad import storage
 from unpad.data.tokens.cache import read_sealed
@@ -26,7 +24,6 @@ from unpad.run.folder import CHECKPOINTS, RECIPE, read_command
 from unpad.run.kept import open_files
 from unpad.run.report.history import METRICS, TIMING, is_metric, is_timing
 from unpad.storage.folders import MANIFEST
-from unpad.trials.search.journal import Journal, open_study
 
 GROWING = (".jsonl", "run.lock")  # files that grow line by line, or are overwritten: they may be cut short
 
@@ -84,10 +81,6 @@ class Oracle:
             said = [item for item in acknowledged.items() if item[0][0] in STEPS and item[0][1].startswith(f"{run}/")]
             if (key := hash((tuple(sorted(own)), tuple(sorted(said))))) not in self._sound:
                 self._judge_run(root, run, acknowledged)
-                self._sound.add(key)
-        for (kind, path), count in acknowledged.items():
-            if kind == "journal" and (key := hash((path, tree.get(path), count))) not in self._sound:
-                self._judge_journal(root / path, count)
                 self._sound.add(key)
 
     def _look_at_promise(self, kind: str, path: str, value: Any, tree: Tree, files: dict[str, File]) -> None:
@@ -187,19 +180,6 @@ class Oracle:
             return checkpoint.load(path, checkpoint.WEIGHTS).step
         except UnpadError as error:
             raise LostError(f"{path.name}: {error.what}") from None
-
-    def _judge_journal(self, path: Path, count: int) -> None:
-        copy = self._scratch / path.name
-        copy.write_bytes(path.read_bytes() if path.exists() else b"")
-        try:
-            with closing(Journal(copy)) as journal:
-                rows = journal.read_logs(0)
-                trials = open_study(journal).get_trials(deepcopy=False) if rows else []
-        except UnpadError as error:
-            raise LostError(f"{path.name} cannot be read: {error.what}") from None
-        if len(rows) < count:
-            raise LostError(f"{path.name} has {len(rows)} of {count} records")
-        self.notes["a search with a judged trial"] += any(trial.state == TrialState.COMPLETE for trial in trials)
 
 
 def _is_judged(path: str, run: str) -> bool:

@@ -17,7 +17,6 @@ from unpad import storage
 from unpad.run import checkpoint
 from unpad.storage import LineLog
 from unpad.storage.folders import MANIFEST
-from unpad.trials.search import journal
 
 UNRECORDED = "/tensorboard/"  # events that TensorBoard writes on its own, and that no promise covers
 DEAD = 900_000_000  # beyond the number of any process: what a process of the recording left is never in use
@@ -53,9 +52,6 @@ class Recorder:
         self._after_call(checkpoint.save_named, lambda folder, name, state: ("named", folder / name, state.step))
         self._after_call(storage.remove_folder, None)
         self._after_call(LineLog.sync, lambda log: ("lines", log.path, self._lines(log.path)))
-        self._after_call(
-            journal.Journal.append_logs, lambda journal, _: ("journal", journal._log.path, len(journal._rows))
-        )
 
     def _after_call(self, function: Any, told: Callable[..., tuple[str, Path, Any]] | None) -> None:
         """Have a function, wherever it has been imported, acknowledge what it returns from.
@@ -77,9 +73,8 @@ class Recorder:
                 if value is function:
                     setattr(module, place, call)
         name = function.__name__
-        for owner in (LineLog, journal.Journal):
-            if vars(owner).get(name) is function:
-                setattr(owner, name, call)
+        if vars(LineLog).get(name) is function:
+            setattr(LineLog, name, call)
 
     def _number(self, path: Path) -> int:
         file = self._disk.find(self._inside(path))

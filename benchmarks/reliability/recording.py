@@ -45,7 +45,7 @@ class Recording:
         Raises:
             LostError: it does not go on, or becomes another one.
         """
-        going_on = command(self.kind, self.recipe, root / RUN, resume=True)
+        going_on = command(self.recipe, root / RUN, resume=True)
         ended = call(going_on, root / CACHE, root.parent / "errors")
         if ended.code:
             raise LostError(f"the run does not go on, code {ended.code}: {ended.error[-400:]}")
@@ -95,7 +95,7 @@ def record(
             Recorder(root, log, at).install()
 
         resume = at is None and kill_at is not None
-        ended = call(command(kind, recipe, root / RUN, resume=resume), root / CACHE, errors, begin_to_record)
+        ended = call(command(recipe, root / RUN, resume=resume), root / CACHE, errors, begin_to_record)
         if ended.code not in (0, -signal.SIGKILL):
             raise LostError(f"the recorded run ended with {ended.code}: {ended.error[-2000:]}")
         return ended.code

@@ -329,3 +329,15 @@ def test_a_last_step_with_room_for_exactly_the_shortest_piece_is_dropped():
     for lengths, is_dropped in (([6, 6, 6], True), ([5, 7, 7], True), ([5, 7, 8], False), ([6, 6, 7], False)):
         _, found = _without_short_last_step(exactly, np.array(lengths), chosen)
         assert found.tolist() == [False, False, is_dropped]
+
+
+def test_two_epochs_draw_differently():
+    seeds = [plan(many(20), PlanSettings(), seed=3, epoch=epoch).micro(0).epoch_seed for epoch in (0, 1)]
+    assert seeds == [(3, 0), (3, 1)]
+
+
+def test_the_ledger_of_a_dropped_step_of_overlapping_windows_counts_targets_once():
+    chosen = PlanSettings(overflow="split", max_tokens=10, stride=6, drop_last=True, tokens_per_step=30)
+    ledger = plan(np.array([43, 25]), chosen, seed=0, epoch=0).ledger
+    assert ledger.total == 68
+    assert ledger.tokens("dropped") > 0

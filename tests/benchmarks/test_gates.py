@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from unpad.trials.bench.measure import Rounds, TimedTurn
+from benchmarks.measure import Rounds, TimedTurn
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -166,3 +167,23 @@ def test_images_of_different_sizes_are_not_aligned() -> None:
     assert "images equally large" in str(caught.value)
     with pytest.raises(SourceError, match=r"sample 0 has \(1, 4\), sample 1 has none"):
         prepare([rows[0], ("1", [], "2")], aligned=True)
+
+
+@pytest.mark.promise("vqa.preprocess")
+@pytest.mark.parametrize("case", ["patch size", "nan", "no question", "no answer", "equal ids"])
+def test_what_cannot_be_a_sample_is_refused_by_its_name(case: str) -> None:
+    images = [[picture((2, 2), 2, 0)], [picture((2, 2), 2, 1)]]
+    questions, answers, ids = [row[0] for row in ROWS if len(row[1]) == 1][:1] * 2, ["1", "2"], [7, 8]
+    if case == "patch size":
+        images[1] = [picture((2, 2), 3, 1)]
+    elif case == "nan":
+        images[1][0][0][0, 0] = np.nan
+    elif case == "no question":
+        questions[1] = None  # type: ignore[call-overload]
+    elif case == "no answer":
+        answers[1] = None  # type: ignore[call-overload]
+    else:
+        ids[0] = 8
+    with pytest.raises(SourceError) as caught:
+        preprocess(VOCABULARY, images, questions, answers, sample_ids=ids)
+    assert "sample 8" in caught.value.where

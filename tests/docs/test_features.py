@@ -42,8 +42,8 @@ def test_every_promise_that_a_test_names_is_on_the_page(shown: dict[str, list[st
 
 
 def test_promises_are_listed_with_their_tests_by_the_beginning_of_their_ids(capsys: pytest.CaptureFixture[str]) -> None:
-    assert TOOL["main"](["batch.mean", "drill.clock"]) == 0
+    assert TOOL["main"](["batch.mean", "doctor.disk"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines if not line.startswith(" ")] == ["batch.mean-loss", "drill.clock"]
-    assert "  tests/drill/test_clock.py::test_a_clock_that_goes_back_is_a_fault" in lines
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == ["batch.mean-loss", "doctor.disk"]
+    assert "  tests/doctor/test_machine.py::test_a_disk_that_lies_is_a_fault" in lines
     assert TOOL["main"](["xyz"]) == 1

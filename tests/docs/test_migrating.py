@@ -12,8 +12,8 @@ import pytest
 import typer.main
 
 from tests.helpers.shell import Shell
-from unpad.cli import app
-from unpad.cli.main import ELSEWHERE
+from unpad.cli import GROUPS, app
+from unpad.cli.main import ELSEWHERE, INSTEAD
 from unpad.models import model_config
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
@@ -76,16 +76,42 @@ def test_an_unknown_option_or_verb_of_the_page_is_answered_with_the_page() -> No
     first = [re.split(r"(?<!\\) \| ", line)[0] for line in TEXT.splitlines() if line.startswith("| ")]
     options = set(re.findall(r"(?<![\w-])(--[\w-]+)", " ".join(first))) - ours
     assert len(options) > 30
-    assert options == {word for word in ELSEWHERE if word.startswith("--")}
-    assert not ELSEWHERE & (ours | set(root.commands))
-    assert {word for word in ELSEWHERE if not word.startswith("--") and f"| `{word}" not in TEXT} == set()
+    assert options == ELSEWHERE
+    assert not ELSEWHERE & ours
 
 
-@pytest.mark.parametrize(
-    "words", [("train", "events", "--batch_size", "4"), ("train", "events", "--devices=2"), ("train-llm",)]
-)
+@pytest.mark.parametrize("words", [("train", "events", "--batch_size", "4"), ("train", "events", "--devices=2")])
 def test_a_command_of_another_program_is_refused_with_the_page(words: tuple[str, ...], unpad: Shell) -> None:
     refused = unpad(*words)
     assert refused.code == 2
     assert refused.err.endswith("  do: docs/migrating.md names what is in its place here\n")
     assert "docs/migrating" not in unpad("train", "events", "--batchsize").err + unpad("trian").err
+
+
+@pytest.mark.promise("cli.names")
+def test_an_old_or_guessed_name_of_a_verb_is_answered_with_ours_in_one_line(unpad: Shell) -> None:
+    root: Any = typer.main.get_command(app)
+    for name, now in INSTEAD.items():
+        refused = unpad(name, "zh_chat", "--out", "x")
+        assert (refused.code, refused.out) == (2, "")
+        assert refused.err == f"unpad {name} is no verb; use: unpad {now}\n"
+        words = now.split()
+        command = root.commands[words[0]]
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= options
+        assert f"| `{name}` |" in TEXT or f"| `{name} " in TEXT
+        assert name not in root.commands
+
+
+@pytest.mark.promise("cli.names")
+def test_the_help_has_every_verb_once_in_its_group_within_eighty_columns(
+    unpad: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root: Any = typer.main.get_command(app)
+    listed = [name for names in GROUPS.values() for name in names]
+    assert sorted(listed) == sorted(root.commands)
+    assert len(listed) <= 18
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = unpad("--help").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.strip(":") for line in lines if line.strip(":") in GROUPS] == list(GROUPS)

@@ -15,7 +15,6 @@ from tests.helpers.metrics import undeclared
 from tests.helpers.untrained_patients import CODES, Guess, draw
 from unpad.data.measuring import Measuring
 from unpad.data.tokens.lost import LostCharacters
-from unpad.errors import RecipeError
 from unpad.evaluation import captions, images, patients, preferences, sets, text, vqa
 from unpad.evaluation.binary import mean, measured
 from unpad.evaluation.classes import ClassPredictions
@@ -23,11 +22,6 @@ from unpad.evaluation.family import measures_of
 from unpad.evaluation.metrics import Extremes, Metric, Refused, interval, mean_of, metric_lines
 from unpad.inference.patients import predict
 from unpad.recipes.training import PlanSettings
-from unpad.trials.search.search import direction
-
-# Parts of names by which a search told more from less before families declared it.
-MORE = ("accuracy", "auroc", "average_precision", "concordance", "keywords", "margin", "recall", "score", "choice_of")
-LESS = ("loss", "perplexity", "bits_per", "brier", "calibration_error", "reconstruction", "made_code")
 
 
 def of_text() -> list[str]:
@@ -70,42 +64,11 @@ def of_patients() -> list[str]:
 FAMILIES = {"text": of_text, "images": of_images, "vqa": of_vqa, "patients": of_patients}
 
 
-def guessed(metric: str) -> int | None:
-    """The direction of a metric by parts of its name; None where that was refused."""
-    if any(part in metric for part in MORE):
-        return -1
-    return 1 if any(part in metric for part in LESS) else None
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_metric_matches_one_declaration_and_none_is_idle(family: str) -> None:
     names = FAMILIES[family]()
     assert undeclared(family, names) == []
     assert [p for p in measures_of(family).HIGHER_IS_BETTER if not any(fnmatchcase(name, p) for name in names)] == []
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_directions_are_those_that_were_guessed_from_names(family: str) -> None:
-    for name in [*FAMILIES[family](), "score"]:
-        try:
-            declared: int | None = direction(name, family)
-        except RecipeError:
-            declared = None
-        assert declared == guessed(name), name
-
-
-def test_a_name_of_the_data_does_not_turn_a_metric_round() -> None:
-    assert direction("made_code: recall", "patients") == 1
-    assert direction("accuracy_loss", "images") == -1
-
-
-def test_a_metric_of_another_family_or_without_a_direction_is_refused_with_those_that_fit() -> None:
-    for name in ("auroc", "speed", "prevalence"):
-        with pytest.raises(RecipeError, match="better is not known") as caught:
-            direction(name, "text")
-        assert "keywords_NAME" in caught.value.fix
-    with pytest.raises(RecipeError, match="better is not known"):
-        direction("prevalence", "patients")
 
 
 @pytest.mark.promise("data.holdout")

@@ -14,7 +14,7 @@ ModelType = TypeVar("ModelType", bound=Model)
 
 
 def quantized(model: ModelType, kind: Kind) -> ModelType:
-    """The model, with quantized weights as `unpad quantize` gives them to a run."""
+    """The model, with quantized weights as `unpad export --int8` gives them to a run."""
     tensors = quantized_tensors(model.state_dict(), weight_kinds(model, kind), kind)
     hold_quantized(model, packed_weights(tensors, Path("in memory")))
     return model

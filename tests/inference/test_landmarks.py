@@ -139,7 +139,7 @@ def test_every_verb_tells_examples_and_patients_apart(made: PatientsRun, unpad: 
     assert all(parts[row["id"]] == row["split"] for row in whole.values())
     compared = unpad("compare", made.run, made.run, "--rows")
     assert f"on {len(rows)} rows that both hold out" in " ".join(compared.out.split()), compared.err
-    assert unpad("report", made.run).code == 0
+    assert unpad("runs", made.run).code == 0
     drawn = json.loads((made.run / "evaluation.json").read_text())
     assert drawn["counts"]["examples"] == len(rows)
     assert drawn["courses"]

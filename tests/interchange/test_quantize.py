@@ -1,4 +1,4 @@
-"""`unpad quantize`: runs of every family with weights of 8 and 4 bits, what opens them and what refuses them."""
+"""`unpad export --int8` and `--int4`: runs of every family with such weights, what opens them and what refuses them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_every_family_is_quantized_and_evaluated(
     family: str, kind: Kind, trained: Runs, tmp_path: Path, unpad: Shell
 ) -> None:
     original = trained(family)
-    done = unpad("quantize", original, "--out", "shrunk", "--weights", kind)
+    done = unpad("export", original, "shrunk", f"--{kind}")
     assert done.code == 0, done.err
     weights = dict(load("shrunk").model.named_parameters())
     held = {type(weight) for weight in weights.values()} & {Int8Weight, Int4Weight}
@@ -99,8 +99,8 @@ def test_a_quantized_run_is_used_and_trained_no_further(kind: Kind, trained: Run
     assert unpad("chat", "shrunk", stdin="你好\n").code == 0
     assert unpad("eval", "shrunk", "--json").code == 0
     assert unpad("prove", "shrunk").code == 0
-    assert unpad("report", "shrunk").code == 0
-    assert "quantize" in unpad("runs").out
+    assert unpad("runs", "shrunk").code == 0
+    assert f"--{kind}" in unpad("runs").out
     there = f"train.init_from={original.resolve()}"
     for words, code in (
         (["train", original.parent / "toy.yaml", "train.init_from=runs/shrunk", "--out", "x"], 2),
@@ -109,10 +109,10 @@ def test_a_quantized_run_is_used_and_trained_no_further(kind: Kind, trained: Run
     ):
         refused = unpad(*words)
         assert (refused.code, there in refused.err) == (code, True), (words, refused.err)
-    twice = unpad("quantize", "shrunk", "--out", "z")
-    assert (twice.code, f"unpad quantize {original.resolve()}" in twice.err) == (2, True)
-    assert unpad("quantize", original, "--out", "runs/shrunk").code == 2
-    assert unpad("quantize", original, "--out", "z", "--weights", "int2").code == 2
+    twice = unpad("export", "shrunk", "z", "--int8")
+    assert (twice.code, f"the original: {original.resolve()}" in twice.err) == (2, True)
+    assert unpad("export", original, "runs/shrunk", "--int8").code == 2
+    assert unpad("export", original, "z", "--int8", "--int4").code == 2
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -37,10 +37,10 @@ def test_an_imported_model_replies_as_transformers_does_and_goes_out_as_it_came(
     assert "imported" in listed
     assert "Qwen3ForCausalLM" in listed
     for verb, code, do in (
-        ("report qwen", 4, "unpad train runs/qwen/recipe.yaml"), ("compare qwen qwen", 4, "unpad train"),
+        ("runs qwen", 4, "unpad train runs/qwen/recipe.yaml"), ("compare qwen qwen", 4, "unpad train"),
         ("doctor qwen", 3, "unpad doctor qwen data.KIND=FILE"), ("eval qwen", 3, "unpad eval qwen --data FILE"),
-        ("replay qwen", 2, "was trained"), ("trace qwen :1", 2, "was trained"), ("drill qwen", 3, "data"),
-        ("merge qwen --out runs/m", 2, "use it as it is"),
+        ("replay qwen", 2, "was trained"), ("trace qwen :1", 2, "was trained"),
+        ("doctor qwen --machine", 3, "data"), ("export qwen runs/m --merge", 2, "use it as it is"),
     ):  # fmt: skip
         done = unpad(*verb.split())
         assert (done.code, do in done.err) == (code, True), (verb, done.err)
@@ -74,7 +74,7 @@ def test_a_recipe_trains_from_a_folder_or_a_run_and_both_begin_alike(theirs: Pat
         assert torch.equal(value, weights[2][name])
     assert "loss" in unpad("eval", "one").out
     assert "loss" in unpad("eval", "qwen", "--data", str(talks)).out
-    assert unpad("report", "one").out
+    assert unpad("runs", "one").out
     shutil.rmtree(theirs)  # a run goes on without the folder that it began from
     again = unpad("train", "tune.yaml", "train.max_epochs=4", "--out", "runs/one", "--resume")
     assert again.code == 0, again.err

@@ -61,7 +61,7 @@ def test_adapters_on_an_imported_model_survive_a_kill_and_go_out_merged(
     assert (Path("runs/tuned/metrics.jsonl")).read_bytes() == Path("runs/whole/metrics.jsonl").read_bytes()
     assert same_tensors(weights(Path("runs/tuned")), weights(Path("runs/whole")))
 
-    assert unpad("merge", "tuned", "--out", "runs/merged").code == 0
+    assert unpad("export", "tuned", "runs/merged", "--merge").code == 0
     assert unpad("export", "merged", "out").code == 0
     assert unpad("export", "tuned", "straight").code == 0  # merged on the way
     assert Path("straight/model.safetensors").read_bytes() == Path("out/model.safetensors").read_bytes()

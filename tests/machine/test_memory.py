@@ -33,7 +33,7 @@ def test_without_a_limit_memory_is_what_the_system_can_give(tell: Tell) -> None:
     assert memory_limit() == MemoryLimit(8 << 30, "free")
 
 
-@pytest.mark.promise("memory.auto", "drill.space")
+@pytest.mark.promise("memory.auto", "doctor.disk")
 @pytest.mark.parametrize(
     ("groups", "texts"),
     [

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 import pytest
 
-from unpad.proof.line import MOST_NOTE, Certificate, Line, Lines, not_applicable
+from unpad.data.tokens.tokenizer import Tokenizer
+from unpad.proof.line import MOST_NOTE, Certificate, Line, Lines, ids_line, not_applicable
 
 HOLDS = Line("labels stay", "", 0.0, 0.0, True)
 NEAR = Line("packed = alone", "group sdpa, padded sdpa", 1.234e-14, 1e-10, True)
@@ -74,3 +78,20 @@ def test_a_check_adds_its_lines_or_one_that_fails_with_the_exception_and_its_pla
     assert message == "ValueError: " + ("two lines " + "x" * MOST_NOTE)[:MOST_NOTE]
     assert place.startswith("test_line.py:")
     assert (last.name, last.kernel, last.measured, last.bound, last.passed) == ("broken", "", None, None, False)
+
+
+def test_a_tokenizer_that_draws_fails_its_line() -> None:
+    class Drawing:
+        calls = 0
+
+        def decode(self, ids: Sequence[int]) -> str:
+            return "".join(map(chr, ids))
+
+        def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+            self.calls += 1
+            return [[self.calls * (text == "b")] for text in texts]
+
+    assert ids_line(cast("Tokenizer", Drawing()), [[97], [99]]).passed
+    line = ids_line(cast("Tokenizer", Drawing()), [[97], [98], []])
+    assert (line.passed, line.note) == (False, "1 of 2 texts have other ids")
+    assert ids_line(cast("Tokenizer", Drawing()), [[]]).passed is None

@@ -26,7 +26,7 @@ from unpad.models.vision_language.model import VisionLanguage
 from unpad.nn import cache, linear
 from unpad.nn.native import decode as native_decode
 from unpad.nn.native import library
-from unpad.proof.line import Line
+from unpad.proof.line import SAME_IDS, Line
 from unpad.proof.serving import HTTP, NUM_NEW, Answering, prompts_of, prove_serving
 from unpad.recipes.training import GenerateSettings
 
@@ -193,6 +193,7 @@ def test_questions_about_images_are_proved_and_a_fault_makes_every_line_fail(
     run = load(finished("questions").run)
     lines = {line.name: line for line in prove_serving(run).lines if line.applies}
     assert lines.pop(HTTP).passed is None
+    assert lines.pop(SAME_IDS).passed
     assert len(lines) == 4
     assert all(line.passed and "fp32" in line.kernel for line in lines.values()), lines  # as they are answered
     own = VisionLanguage.logits

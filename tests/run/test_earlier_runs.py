@@ -47,7 +47,7 @@ def test_a_kept_run_opens_evaluates_reports_and_resumes(kept: tuple[str, str], u
     assert evaluated.code == 0, evaluated.err
     assert json.loads(evaluated.out)["loss"]["value"] == pytest.approx(best, rel=1e-4)
 
-    reported = unpad("report", "run")
+    reported = unpad("runs", "run")
     assert reported.code == 0, reported.err
     assert 'class="state finished"' in (run / "report.html").read_text(encoding="utf-8")
     listed = unpad("runs", ".").out
@@ -67,7 +67,7 @@ def test_a_kept_run_opens_evaluates_reports_and_resumes(kept: tuple[str, str], u
     ]
     command = json.loads((run / "run.json").read_text(encoding="utf-8"))
     assert (command["precision"], len(command["id"])) == ("fp32", 16)
-    assert unpad("report", "run").code == 0
+    assert unpad("runs", "run").code == 0
 
 
 @pytest.mark.promise("versions.earlier-runs")

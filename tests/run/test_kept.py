@@ -18,5 +18,5 @@ def test_a_run_under_runs_is_called_by_its_name_however_its_path_is_written(
         folder.mkdir(parents=True)
         (folder / "recipe.yaml").write_bytes(find_recipe("zh_chat").read_bytes())
     for folder in (Path("runs/mine"), tmp_path / "runs" / "mine"):
-        assert what_next(folder) == ["next:  unpad chat mine", "       unpad eval mine", "       unpad report mine"]
+        assert what_next(folder) == ["next:  unpad chat mine", "       unpad eval mine", "       unpad runs mine"]
     assert what_next(Path("elsewhere/mine"))[0] == "next:  unpad chat elsewhere/mine"

@@ -129,7 +129,7 @@ def test_runs_of_another_folder_are_listed_by_their_paths_in_it(tmp_path: Path, 
     head, *lines = told.out.splitlines()
     assert (told.code, head) == (0, HEAD)
     assert [line.split()[0] for line in lines[::2]] == ["search/trial-1", "mine"]
-    assert unpad("runs", tmp_path / "disk" / "mine").out.splitlines()[1].startswith("mine ")
+    assert unpad("runs", tmp_path / "disk" / "mine").out == f"{tmp_path}/disk/mine/report.html\n"
     assert unpad("runs", tmp_path / "disk" / "recipes").out == f"no runs in {tmp_path}/disk/recipes\n"
     told = unpad("runs", tmp_path / "nowhere")
-    assert (told.code, "there is no directory" in told.err) == (2, True)
+    assert (told.code, "there is no run" in told.err) == (2, True)

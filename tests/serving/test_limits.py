@@ -60,7 +60,8 @@ def error(answer: httpx.Response, status: int, code: str | None = None) -> dict[
 @pytest.mark.parametrize(
     ("host", "served", "is_own"),
     [
-        ("127.0.0.1:8000", "127.0.0.1", True), ("localhost:9000", "127.0.0.1", True), ("[::1]:1", "127.0.0.1", True),
+        ("127.0.0.1:8000", "127.0.0.1", True), ("localhost:9000", "127.0.0.1", True),
+        ("localhost.:1", "127.0.0.1", True), ("[::1]:1", "127.0.0.1", True),
         ("LOCALHOST", "127.0.0.1", True), ("evil.org", "127.0.0.1", False), ("", "127.0.0.1", False),
         ("127.0.0.1.evil.org", "127.0.0.1", False), ("model.lan:80", "127.0.0.1", True),
         ("192.168.1.5:8000", "0.0.0.0", True), ("evil.org:8000", "0.0.0.0", False), ("[fe80::1]:80", "::", True),

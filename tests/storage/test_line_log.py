@@ -137,3 +137,11 @@ def test_lines_of_zeros_that_a_power_cut_left_at_the_end_are_dropped_when_the_lo
     log.append({"step": 2})
     log.close()
     assert path.read_bytes() == b'{"step": 1}\n{"step": 2}\n'
+
+
+def test_a_log_that_was_deleted_takes_no_more_records(tmp_path):
+    log = LineLog(tmp_path / "log.jsonl")
+    log.append({"step": 1})
+    log.path.unlink()
+    with pytest.raises(DiskError, match="was deleted while it was being written"):
+        log.append({"step": 2})

@@ -130,7 +130,7 @@ def test_a_merged_run_computes_the_same_without_the_base_and_every_verb_takes_it
     wanted = answers(copied / "tuned")
     assert float((wanted - answers(copied / "base")).abs().max()) > 1e-3
     merged = copied / "merged"
-    shown = unpad("merge", str(copied / "tuned"), "--out", str(merged))
+    shown = unpad("export", str(copied / "tuned"), str(merged), "--merge")
     assert shown.code == 0, shown.err
     assert f"unpad eval {merged}" in shown.out
     shutil.rmtree(copied / "base")
@@ -138,8 +138,8 @@ def test_a_merged_run_computes_the_same_without_the_base_and_every_verb_takes_it
     assert weights(merged).keys() == weights(made / "base").keys()
     evaluated = [json.loads(unpad("eval", str(one), "--json").out)["loss"] for one in (made / "tuned", merged)]
     assert evaluated[0] == evaluated[1]
-    assert unpad("report", str(merged)).code == 0
-    assert summarize(merged).command == f"unpad merge {copied / 'tuned'}"
+    assert unpad("runs", str(merged)).code == 0
+    assert summarize(merged).command == f"unpad export {copied / 'tuned'} --merge"
     assert unpad("generate", str(merged), TEXT).out == unpad("generate", str(made / "tuned"), TEXT).out
     with pytest.raises(ResumeError, match="has no training to continue") as caught:
         run(made / "toy.yaml", merged, "train.max_steps=9", resume=True)

@@ -309,13 +309,19 @@ def test_the_low_power_profile_bounds_threads_precision_and_micro_batches(
     tmp_path: Path, snapshots: list[dict[str, Any]]
 ) -> None:
     recipe = write_toy(tmp_path, plan={"tokens_per_step": 5000, "tokens_per_micro": 5000}, precision="auto")
-    low = run(recipe, tmp_path / "low", "profile=low_power", "train.threads=2", "model.dropout=0")
+    low = run(recipe, tmp_path / "low", "profile=low_power", "plan.tokens_per_micro=auto")
     assert max(max(shot["sizes"]) for shot in snapshots) <= 512
     [environment] = events(tmp_path / "low", "environment")
     assert (environment["threads"], environment["precision"]) == (1, "fp32")
-    full = run(recipe, tmp_path / "full", "precision=fp32", "model.dropout=0")
+    full = run(recipe, tmp_path / "full", "precision=fp32")
     assert max(max(shot["sizes"]) for shot in snapshots) > 512
     assert low.heldout_loss == pytest.approx(full.heldout_loss, rel=1e-4)
+    for field in ("precision=bf16", "train.threads=2", "plan.strategy=fixed", "plan.strategy=bucket"):
+        with pytest.raises(RecipeError, match=f"low_power .* not {field}"):
+            run(recipe, tmp_path / "refused", "profile=low_power", field)
+    for strategy in ("pack", "budget", "rows"):
+        run(recipe, tmp_path / strategy, "profile=low_power", f"plan.strategy={strategy}", "train.max_steps=2")
+        assert max(max(shot["sizes"]) for shot in snapshots[-2:]) <= 512
 
 
 @pytest.mark.promise("run.timers")

@@ -43,7 +43,7 @@ def test_what_a_run_of_patients_writes_is_for_its_owner(unpad: Shell, tmp_path: 
     assert unpad("train", "events", *SMALL, "--out", "runs/people").code == 0
     run = tmp_path / "runs/people"
     assert unpad("eval", "people").code == 0
-    assert unpad("report", "people").code == 0
+    assert unpad("runs", "people").code == 0
     assert unpad("embed", "people", "--out", "vectors.parquet").code == 0
     assert readable(run) == []
     for name in ("evaluation.json", "report.html", "metrics.jsonl", "log.jsonl", "events.json", NAMES_KEY):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from multiprocessing import Pipe
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -13,7 +11,6 @@ import torch
 
 from tests.helpers.toy import TWO_STAGES, quiet, run, write_toy
 from unpad.doctor.subject import TimeBudget, Trial, open_subject
-from unpad.drill.probe import probe
 from unpad.interchange.origin import open_recipe
 from unpad.models.decoder import Decoder
 from unpad.processes.group import ALONE
@@ -21,8 +18,6 @@ from unpad.proof.processes import Job, _Case
 from unpad.training.rehearsal import Rehearsal
 from unpad.training.setup import prepare_setup
 from unpad.training.stage import epoch_plan
-from unpad.trials.bench.bench import _peak
-from unpad.trials.bench.speed import prepare, strategy_variants
 from unpad.trials.preview import preview
 
 FROZEN = [{**TWO_STAGES[0], "use": ["text", "chat"], "train": {"max_epochs": 1, "freeze": ["blocks.0.attention.*"]}}]
@@ -49,18 +44,6 @@ def plans(recipe: Path) -> None:
     preview(str(recipe), [], console=quiet())
 
 
-def benches(recipe: Path) -> None:
-    _peak(strategy_variants(prepare(str(recipe), []))[-1])
-
-
-def drills(recipe: Path) -> None:
-    ours, theirs = Pipe()
-    thread = Thread(target=lambda: (ours.recv(), ours.send(None)))
-    thread.start()
-    probe(recipe, theirs)
-    thread.join()
-
-
 def examines(recipe: Path) -> None:
     subject = open_subject(str(recipe), [], TimeBudget(60, lambda: 0.0))
     Trial(subject).step([subject.load(micro) for micro in subject.plan.step(0)])
@@ -74,7 +57,7 @@ def sizes(recipe: Path) -> None:
     prepare_setup(open_recipe(str(recipe), ["stages.pretrain.plan.tokens_per_micro=auto"]), Path(), None)
 
 
-@pytest.mark.parametrize("user", [plans, benches, drills, examines, proves, sizes])
+@pytest.mark.parametrize("user", [plans, examines, proves, sizes])
 def test_what_tries_a_step_trains_the_parameters_that_a_run_trains(
     tmp_path: Path, learning: set[Learning], user: Callable[[Path], None]
 ) -> None:

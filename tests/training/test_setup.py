@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import unpad
 from tests.conftest import random_batch, tiny_model
 from tests.helpers.toy import run, same_tensors, weights, write_toy
 from unpad.batching.batch import RaggedBatch
@@ -20,7 +22,7 @@ from unpad.batching.plan import Plan
 from unpad.errors import CheckpointError, RecipeError
 from unpad.models.decoder import Decoder
 from unpad.recipes.file import load_recipe
-from unpad.training.setup import Setup, describe, prepare_setup
+from unpad.training.setup import Setup, computing_device, describe, prepare_setup
 from unpad.training.stage import epoch_plan
 from unpad.training.step import accumulate
 
@@ -227,3 +229,12 @@ def test_fresh_weights_depend_on_the_seed_alone(tmp_path: Path) -> None:
     one, same, other = (setup_of(recipe, f"train.seed={seed}").model.state_dict() for seed in (1, 1, 2))
     assert same_tensors(dict(one), dict(same))
     assert not same_tensors(dict(one), dict(other))
+
+
+def test_a_gpu_has_an_index_as_other_threads_would_take_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert computing_device() == torch.device("cuda", 1)
+    bare = re.compile(r"""(device|\.to)\(["']cuda["']\)|\.cuda\(\)""")
+    sources = {path.name: path.read_text() for path in Path(unpad.__file__).parent.rglob("*.py")}
+    assert [name for name, text in sources.items() if bare.search(text)] == []

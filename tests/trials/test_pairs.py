@@ -1,15 +1,12 @@
-"""Previews and benchmarks of recipes of pairs keep the replies of a pair together."""
+"""Previews of recipes of pairs keep the replies of a pair together."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.pairs import write_pairs
-from unpad.trials.bench.bench import train
-from unpad.trials.bench.speed import prepare, strategy_variants
 from unpad.trials.preview import preview
 
 
@@ -24,10 +21,3 @@ def test_a_preview_tries_every_strategy_on_whole_pairs(recipe: str) -> None:
     assert {row.name for row in stage.rows if not row.refused} == set(stage.trials)
     assert len(stage.trials) == 6
     assert {row.pieces for row in stage.rows} == {64}  # 32 pairs to train on
-
-
-def test_a_benchmark_trains_every_variant_from_the_reference(recipe: str) -> None:
-    setup = prepare(recipe, ["optim.lr=1e-9"])
-    for variant in strategy_variants(setup):
-        loss = train(variant, 1, 0).heldout_loss
-        assert loss == pytest.approx(math.log(2), rel=1e-3), variant.name

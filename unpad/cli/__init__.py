@@ -7,14 +7,37 @@ Only standard modules and typer are imported at the top of these files; every ve
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from unpad.cli import data, models, recipes, runs, serving, training, trials
 from unpad.terminal.printing import print_lines
 
+GROUPS = {
+    "Start": ("train", "recipes"),
+    "Check": ("data", "plan", "doctor"),
+    "Look": ("runs", "eval", "compare"),
+    "Use": ("generate", "chat", "infer", "embed", "serve"),
+    "Convert": ("import", "export"),
+    "Prove a run": ("prove", "replay", "trace"),
+}
+
+
+class Grouped(TyperGroup):
+    """The verbs, in groups in the help."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a section for every group, its first sentences cut to the width."""
+        width = formatter.width - 6 - max(map(len, self.commands))
+        for group, names in GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(width)) for name in names])
+
+
 app = typer.Typer(
+    cls=Grouped,
     no_args_is_help=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -28,14 +28,22 @@ from unpad.storage.paths import RENAME, is_utf8
 from unpad.terminal.printing import print_error, print_text
 
 FIELD_OPTION = re.compile(r"-+[a-z_]+(\.\w+)+(=|$)")  # as in --optim.lr=1e-4
-# Verbs and options of the programs of docs/migrating.md that are none here.
+# Names of earlier versions, of the programs of docs/migrating.md and of guesses, and the command that does it.
+INSTEAD = {
+    "drill": "doctor RECIPE --machine --at DIR", "bench": "plan RECIPE --measure", "search": "train RECIPE key=value",
+    "merge": "export RUN DIR --merge", "quantize": "export RUN DIR --int8", "report": "runs RUN", "info": "runs RUN",
+    "list": "runs", "resume": "train --resume RUN", "finetune": "train RECIPE train.init_from=RUN",
+    "train-llm": "train llm", "train-image": "train images", "test": "eval RUN", "predict": "infer RUN --image FILE",
+    "convert": "export RUN FOLDER", "web": "serve RUN", "check": "data check FILE",
+}  # fmt: skip
+# Options of the programs of docs/migrating.md that are none here.
 ELSEWHERE = {
-    "info", "resume", "train-image", "train-llm", "--accum", "--artifact-dir", "--batch_size", "--chat-dir",
+    "--accum", "--artifact-dir", "--batch_size", "--chat-dir",
     "--checkpoint-dir", "--data_dir", "--devices", "--disable_collapse_detection", "--epochs", "--fast_detection",
     "--finetune-epochs", "--freeze-attn", "--label_path", "--log_dir", "--lr", "--max_epochs",
     "--max_sequence_length", "--model", "--no-interactive", "--out-bin", "--out-json", "--output_dir",
-    "--params_map_path", "--patience", "--pretrain-epochs", "--pretraining-dir", "--resume-from", "--save-final",
-    "--save-pretrained", "--size", "--temperature", "--text", "--tokenizer", "--top-k", "--top-p",
+    "--params_map_path", "--patience", "--pretrain-epochs", "--pretraining-dir", "--quick", "--resume-from",
+    "--save-final", "--save-pretrained", "--size", "--temperature", "--text", "--tokenizer", "--top-k", "--top-p",
     "--use_dynamic_padding",
 }  # fmt: skip
 OUTPUT_ERRORS = (errno.ENOSPC, errno.EIO)  # a full disk, and a terminal that is gone
@@ -170,6 +178,9 @@ def _refuse_words(arguments: list[str]) -> None:
             what = "E_NAME the argument is not UTF-8, and neither is the name of a file that it gives"
             fix = f"type it in a terminal of UTF-8; the file of such a name: {RENAME}"
             raise RecipeError(what, where=argument, fix=fix)
+    if arguments and arguments[0] in INSTEAD:
+        _say(f"unpad {arguments[0]} is no verb; use: unpad {INSTEAD[arguments[0]]}")
+        raise SystemExit(RecipeError.exit_code)
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     for argument in options:
         if FIELD_OPTION.match(argument):

@@ -18,46 +18,6 @@ from unpad.terminal.progress import progress
 verbs = typer.Typer()
 
 
-@verbs.command(epilog="Example: unpad merge tuned --out runs/merged")
-def merge(
-    run: RunArgument,
-    out: Annotated[Path, typer.Option(parser=new_path, help="Directory of the new run.")],
-    debug: Debug = False,
-) -> None:
-    """Write a run with adapters as a plain run, which needs neither peft nor the run it was tuned from."""
-    from unpad.run.folder import refuse_run
-
-    refuse_run(out)
-    check_run(run)
-    from unpad.run.base import merge_run
-    from unpad.run.kept import what_next
-
-    with progress(f"merging {run}"):
-        merged = merge_run(run, out)
-    print_lines(what_next(merged))
-
-
-@verbs.command(epilog="Example: unpad quantize zh_chat-1 --out runs/small --weights int4")
-def quantize(
-    run: RunArgument,
-    out: Annotated[Path, typer.Option(parser=new_path, help="Directory of the new run.")],
-    weights: Annotated[
-        Literal["int8", "int4"], typer.Option(help="Of linear layers and embeddings; int4 of those in blocks.")
-    ] = "int8",
-    debug: Debug = False,
-) -> None:
-    """Write a run with weights of 8 or 4 bits, a quarter to a sixth of the size, for all verbs but training."""
-    from unpad.run.folder import refuse_run
-
-    refuse_run(out)
-    check_run(run)
-    from unpad.interchange.quantize import quantize_run
-
-    with progress(f"quantizing {run}"):
-        lines = quantize_run(run, out, weights)
-    print_lines([*lines, f"next:  unpad eval {out}"])
-
-
 @verbs.command(name="import", epilog="Example: unpad import ./Qwen3-0.6B --out runs/qwen3")
 def import_(
     folder: Annotated[
@@ -83,7 +43,7 @@ def import_(
     print_lines(lines)
 
 
-@verbs.command(epilog="Example: unpad export runs/tuned ./tuned    or    ./tuned.gguf --type q8_0")
+@verbs.command(epilog="Example: unpad export runs/tuned ./tuned    or    zh_chat-1 runs/small --int4")
 def export(
     run: RunArgument,
     folder: Annotated[
@@ -96,17 +56,39 @@ def export(
         str | None, typer.Option(help="model_type to write, such as llama; default that of the imported folder.")
     ] = None,
     adapter: Annotated[bool, typer.Option("--adapter", help="Write the adapters of a run alone, for peft.")] = False,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Write a run without adapters, which needs neither peft nor its base.")
+    ] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="Write a run with weights of 8 bits.")] = False,
+    int4: Annotated[bool, typer.Option("--int4", help="Write a run with weights of 4 bits in blocks.")] = False,
     precision: Annotated[
         str, typer.Option("--type", help="Of matrices in a GGUF file: f32, f16, q8_0 or q4_0.")
     ] = "f16",
     debug: Debug = False,
 ) -> None:
-    """Write a run as a Hugging Face folder, which transformers opens with equal logits, or as a GGUF file."""
+    """Write a run as a Hugging Face folder, which transformers opens with equal logits, or as a GGUF file.
+
+    With --merge, --int8 or --int4: as another run, for all verbs but training it on.
+    """
+    from unpad.run.folder import refuse_run
+
+    if merge + int8 + int4 + adapter > 1 or ((merge or int8 or int4) and family is not None):
+        fix = "give one of them, without --family"
+        raise RecipeError("--merge, --int8, --int4 and --adapter write one thing each", where="unpad export", fix=fix)
+    if merge or int8 or int4:
+        refuse_run(folder)
     check_run(run)
+    from unpad.interchange.quantize import quantize_run
     from unpad.interchange.runs import export_adapter, export_gguf, export_run
+    from unpad.run.base import merge_run
+    from unpad.run.kept import what_next
 
     with progress(f"writing {folder}"):
-        if adapter:
+        if merge:
+            lines = what_next(merge_run(run, folder))
+        elif int8 or int4:
+            lines = [*quantize_run(run, folder, "int4" if int4 else "int8"), f"next:  unpad eval {folder}"]
+        elif adapter:
             lines = export_adapter(run, folder, family)
         elif folder.suffix == ".gguf":
             lines = export_gguf(run, folder, family, precision)
@@ -302,14 +284,16 @@ def generate(
     for one in prompts:
         if warning := prompt_warning(one.lost):
             print_lines([warning], to_errors=True)
+    is_asked = any(field.startswith("generate.max_new_tokens=") for field in fields)
+    asked = {"max_new_tokens": loaded.recipe.generate.max_new_tokens} if is_asked else {}
     if len(prompts) == 1 and not as_json:
-        for piece in loaded.stream(texts[0], system=system):
+        for piece in loaded.stream(texts[0], system=system, **asked):
             print_text(piece)
         print_text("\n")
         return
     seed = loaded.recipe.generate.seed
     seeds = [seed + (0 if gives_seed(fields) else index) for index in range(len(prompts))]
-    replies = loaded.replies(prompts, seeds)
+    replies = loaded.replies(prompts, seeds, **asked)
     if as_json:
         print_json([reply.to_json() for reply in replies])
         return

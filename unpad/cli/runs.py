@@ -17,28 +17,28 @@ from unpad.terminal.progress import progress
 verbs = typer.Typer()
 
 
-@verbs.command(epilog="Example: unpad runs    or    unpad runs /data/experiments")
+@verbs.command(epilog="Example: unpad runs    or    unpad runs zh_chat-1    or    unpad runs /data/experiments")
 def runs(
-    folder: Annotated[
-        Path | None,
-        typer.Argument(metavar="[DIR]", parser=user_path, help="List the runs in and below it; default runs/."),
+    place: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[DIR|RUN]", help="List the runs in and below it, default runs/; of a run, write its page of plots."
+        ),
     ] = None,
 ) -> None:
-    """List runs, newest first, with date, step, held-out loss and size."""
+    """List runs, newest first, with date, step, held-out loss and size; or write the page of plots of one run."""
+    from unpad.run.folder import COMMAND, find_run
+
+    folder = None if place is None else user_path(place)
+    if folder is not None and (not folder.is_dir() or (folder / COMMAND).is_file()):
+        run = find_run(str(place))
+        from unpad.run.report.page import write_report
+
+        print_lines([str(write_report(run))])
+        return
     from unpad.run.compare import describe_runs
 
     print_lines(describe_runs(folder))
-
-
-@verbs.command(epilog="Example: unpad report zh_chat-1")
-def report(run: RunArgument) -> None:
-    """Write the page of plots of a run and print its path."""
-    from unpad.run.folder import find_run
-
-    folder = find_run(run)
-    from unpad.run.report.page import write_report
-
-    print_lines([str(write_report(folder))])
 
 
 @verbs.command(epilog="Example: unpad compare zh_chat-1 zh_chat-2 --out compare.html")

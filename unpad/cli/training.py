@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from unpad.cli.early import check_recipe, check_run
-from unpad.cli.options import Debug, Overrides, RecipeArgument, Verbose, override_words, run_or_recipe_names
+from unpad.cli.options import Debug, Overrides, Verbose, run_or_recipe_names
 from unpad.errors import RecipeError
 from unpad.storage.lock import RunLock
 from unpad.storage.paths import new_path
@@ -89,47 +89,3 @@ def train(
         )
         if group.leads:
             print_lines([*result.time_lines(), "", *what_next(result.folder)])
-
-
-@verbs.command(
-    epilog="Example: unpad search zh_chat optim.lr=1e-4..1e-2:log model.blocks=2,4,6 --trials 20 --out runs/search"
-)
-def search(
-    recipe: RecipeArgument,
-    out: Annotated[Path, typer.Option(parser=new_path, help="Directory of the search; a run directory per trial.")],
-    fields: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[key=LOW..HIGH ...]",
-            help="Ranges (key=1e-4..1e-2:log, key=2..6), choices (key=a,b,c) and recipe fields (key=value).",
-            autocompletion=override_words,
-        ),
-    ] = None,
-    trials: Annotated[int, typer.Option(min=1, help="Trials of the whole search.")] = 20,
-    metric: Annotated[
-        str | None, typer.Option("--for", help="Metric of `unpad eval`, or score of a pruned model; default loss.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the search in --out.")] = False,
-    verbose: Verbose = False,
-    debug: Debug = False,
-) -> None:
-    """Train a recipe with many values of some fields and report the best; trials that fall behind end early."""
-    from unpad.processes.start import refuse_under_torchrun
-
-    what = "a search trains one model after another, each by one process"
-    refuse_under_torchrun(what, where="unpad search", fix="start it without torchrun")
-    check_recipe(recipe)
-    from unpad.run.screen import open_console
-    from unpad.trials.search.search import search
-
-    lines = search(
-        recipe,
-        out,
-        fields or [],
-        trials=trials,
-        metric=metric,
-        resume=resume,
-        console=open_console(),
-        verbose=verbose,
-    )
-    print_lines(lines)

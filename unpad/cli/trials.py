@@ -1,4 +1,4 @@
-"""Verbs that examine a recipe on the user's data without keeping a run: cost, certificate and speed."""
+"""Verbs that examine a recipe on the user's data without keeping a run: cost, certificate and doctor."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from unpad.cli.early import check_recipe, check_run, check_run_or_recipe
-from unpad.cli.options import Debug, Json, OptionalSubject, Overrides, RecipeArgument, RunOrRecipe, print_json
+from unpad.cli.options import Debug, Json, OptionalSubject, Overrides, RecipeArgument, print_json
 from unpad.cli.serving import missing_for_serve
-from unpad.errors import DRILL_FOUND_FAULT, NOT_PROVED, RecipeError
+from unpad.errors import NOT_PROVED, RecipeError
 from unpad.storage.paths import new_path
 from unpad.terminal.printing import print_lines
 from unpad.terminal.progress import progress
@@ -25,6 +25,9 @@ def plan(
     overrides: Overrides = None,
     as_json: Json = False,
     plot: Annotated[Path | None, typer.Option(parser=new_path, help="Write a picture to this SVG file.")] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Also time every strategy, and predict the memory of padded batches.")
+    ] = False,
     processes: Annotated[
         str | None, typer.Option(help="Also how busy these numbers of processes would be, as 2,8,64.", metavar="N,N")
     ] = None,
@@ -37,7 +40,7 @@ def plan(
     from unpad.trials.strategy_table import process_counts
 
     counts = () if processes is None else process_counts(processes)
-    result = preview(recipe, overrides or [], plot, None if as_json else open_console(), counts)
+    result = preview(recipe, overrides or [], plot, None if as_json else open_console(), counts, measure)
     if as_json:
         print_json(result.to_json())
 
@@ -139,9 +142,12 @@ def _proved(
     return certificate.to_json, certificate.text, certificate.passed
 
 
-@verbs.command(epilog="Example: unpad doctor zh_chat    or    unpad doctor zh_chat-1 --out rates.svg")
+@verbs.command(epilog="Example: unpad doctor zh_chat    or    unpad doctor zh_chat --machine --at /data/runs")
 def doctor(
-    name: Annotated[str, typer.Argument(metavar="RUN|RECIPE", help="A run, a packaged name, or a YAML file.")],
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="RUN|RECIPE", help="A run, a packaged name, or a YAML file; with --machine: zh_chat."),
+    ] = None,
     overrides: Overrides = None,
     lang: Annotated[str | None, typer.Option(help="en or zh; default by the locale.", metavar="en|zh")] = None,
     seconds: Annotated[float, typer.Option(min=1, help="Time for all checks, about.")] = 120.0,
@@ -151,76 +157,48 @@ def doctor(
     json_file: Annotated[
         Path | None, typer.Option("--json", parser=new_path, help="Write findings and figures here.")
     ] = None,
+    machine: Annotated[
+        bool, typer.Option("--machine", help="Check disk and memory instead: locks, flushes, renames, room.")
+    ] = False,
+    at: Annotated[
+        Path | None, typer.Option(parser=new_path, help="With --machine: the folder to train in; default runs/.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
-    """Find out why a recipe or a run does not learn, or is slow. Exit code 15 when something needs fixing."""
+    """Find out why a recipe or a run does not learn, or is slow. Exit code 15 when something needs fixing.
+
+    With --machine: whether runs are safe in a folder of this machine, and whether there is room for this one.
+    """
     import json
 
     if lang not in (None, "en", "zh"):
         raise RecipeError(f'there is no language "{lang}"', where="--lang", fix="use en or zh")
+    if machine and out is not None:
+        raise RecipeError("--machine draws no picture", where="--out", fix="leave it out; --at names the folder")
+    if not machine and (name is None or at is not None):
+        raise RecipeError("no run or recipe is named", fix="name one, or add --machine to check disk and memory")
+    name = name or "zh_chat"
     check_run_or_recipe(name, overrides or [])
-    from unpad.doctor.examine import examine, write_picture
     from unpad.doctor.finding import language_of
     from unpad.errors import DOCTOR_FOUND_TROUBLE
     from unpad.storage import finite, write_atomic
 
     language = language_of(lang)
-    with progress("examining"):
-        found = examine(name, overrides or [], seconds)
-    print_lines(found.lines(language))
-    if out is not None and found.tried is not None and len(found.tried.sweep.rates):
-        write_picture(out, found.tried.sweep, found.subject.rate, language)
-        print_lines(["", str(out)])
+    if machine:
+        from unpad.doctor.machine import examine_machine
+
+        checked = examine_machine(name, overrides or [], at)
+        troubles, lines, values = checked.troubles, checked.lines(language), checked.to_json(language)
+    else:
+        from unpad.doctor.examine import examine, write_picture
+
+        with progress("examining"):
+            found = examine(name, overrides or [], seconds)
+        troubles, lines, values = found.troubles, found.lines(language), found.to_json(language)
+        if out is not None and found.tried is not None and len(found.tried.sweep.rates):
+            write_picture(out, found.tried.sweep, found.subject.rate, language)
+            lines += ["", str(out)]
+    print_lines(lines)
     if json_file is not None:
-        values = finite(found.to_json(language))
-        write_atomic(json_file, json.dumps(values, ensure_ascii=False, indent=1, allow_nan=False) + "\n")
-    raise typer.Exit(DOCTOR_FOUND_TROUBLE if found.troubles else 0)
-
-
-@verbs.command(epilog="Example: unpad bench zh_chat")
-def bench(
-    recipe: RecipeArgument = "zh_chat",
-    overrides: Overrides = None,
-    as_json: Json = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Measure for a third of the time, less exactly.")] = False,
-    debug: Debug = False,
-) -> None:
-    """Measure speed, padding, memory and quality of padded and packed batches, on this machine and your data."""
-    check_recipe(recipe, overrides or [])
-    from unpad.trials.bench.bench import FULL, QUICK, bench
-
-    with progress("measuring"):
-        table = bench(recipe, overrides or [], QUICK if quick else FULL)
-    if as_json:
-        print_json(table.to_json())
-    else:
-        print_lines(table.lines())
-
-
-@verbs.command(epilog="Example: unpad drill zh_chat --out /data/runs/mine    or    unpad drill runs/mine")
-def drill(
-    subject: RunOrRecipe,
-    overrides: Overrides = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(parser=new_path, help="Run directory on the disk to check; default the run's, or runs/."),
-    ] = None,
-    minutes: Annotated[float, typer.Option(min=0.1, max=600, help="Time that it takes at most.")] = 3.0,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Check that runs are safe on this machine and disk: locks, flushes, room, clock, and kills of a real training.
-
-    It works in a new folder beside the run, which is removed, and only reads the run. Exit code 14 when it found a
-    fault; warnings do not fail.
-    """
-    check_run_or_recipe(subject, overrides or [])
-    from unpad.drill.drill import drill
-
-    with progress("drilling"):
-        result = drill(subject, overrides or [], out, minutes=minutes)
-    if as_json:
-        print_json(result.to_json())
-    else:
-        print_lines(result.lines())
-    raise typer.Exit(0 if result.passed else DRILL_FOUND_FAULT)
+        write_atomic(json_file, json.dumps(finite(values), ensure_ascii=False, indent=1, allow_nan=False) + "\n")
+    raise typer.Exit(DOCTOR_FOUND_TROUBLE if troubles else 0)

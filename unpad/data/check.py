@@ -271,7 +271,7 @@ def _no_kind(file: SourceFile, values: list[Any], bad: list[BadRow], advise: Adv
 
 def _check_picture(path: Path) -> CheckReport:
     """Check one image file, without a class."""
-    image = images.examine(images.Found(str(path), "", path, str(path.resolve().parent)))
+    image = images.examine(images.ImageRow(str(path), "", path, str(path.resolve().parent)))
     bad = (image,) if isinstance(image, BadRow) else ()
     return CheckReport((FileCheck(path, "images", 1, 1 - len(bad), 0),), bad)
 

@@ -293,7 +293,7 @@ def overfit_batch(subject: Subject, rates: Sweep, seconds: float) -> Overfit:
     return Overfit(batch.num_seqs, taken, start, end, plain, is_lost)
 
 
-@finding("lr_high", "fault", explains={"by_heart", "decay", "exploding", "run_flat"},
+@finding("lr_high", "fault", explains={"by_heart", "exploding", "run_flat"},
     en=("The learning rate {rate:.1e} is too high, {number:,.0f} times the one with the lowest loss, {high:.1e}: "
         "steps leap over what they could learn.", "set {field}={middle:.1e}; in range here: {low:.1e} to {high:.1e}"),
     zh=("学习率 {rate:.1e} 是损失最低处学习率 {high:.1e} 的 {number:,.0f} 倍：每一步都跨得太大，学不到东西。",

@@ -1,4 +1,4 @@
-"""`unpad quantize`: a run with weights of 8 or 4 bits in place of those of 32, for machines with less memory.
+"""`unpad export --int8` and `--int4`: a run with weights of 8 or 4 bits in place of 32, for less memory.
 
 Matrices of linear layers and embeddings are quantized. Layers outside blocks, embeddings and heads among them, become
 int8 in either case.
@@ -43,14 +43,14 @@ def quantize_run(name: str, out: Path, kind: Kind) -> list[str]:
     refuse_run(out)
     weights, state = stored_weights(folder)
     if (record := read_quantized(state, folder)) is not None:
-        fix = f"quantize the original: unpad quantize {record.original}"
+        fix = f"quantize the original: {record.original}"
         raise RecipeError(f"its weights are {record.weights} already", where=str(folder), fix=fix)
     recipe = run_recipe(folder)
     model = build_model(model_config(recipe.model), family_of(recipe).num_outputs(open_files(recipe, folder)))
     kinds = weight_kinds(model, kind)
     tensors = quantized_tensors(weights, kinds, kind)
     values = {KEY: {"weights": kind, "original": str(folder.resolve()), "sha256": fingerprint(weights)}}
-    write_derived(folder, out, tensors, state, {MADE_BY: f"unpad quantize {folder}"}, values)
+    write_derived(folder, out, tensors, state, {MADE_BY: f"unpad export {folder} --{kind}"}, values)
     before, after = (sum(tensor.nbytes for tensor in each.values()) for each in (weights, tensors))
     counts = Counter(kinds.values())
     return [

@@ -1,4 +1,4 @@
-"""The base of a run with adapters, another run whose weights are not copied, and `unpad merge`, which adds them.
+"""The base of a run with adapters, another run whose weights are not copied, and `export --merge`, which adds them.
 
 A checkpoint of such a run holds the adapters; its value `base` has the other run's folder and the sha256 of its
 weights.
@@ -193,7 +193,7 @@ def merge_run(name: str | Path, out: Path) -> Path:
     weights, state = run_weights(folder)
     if KEY not in state.values:
         raise RecipeError("this run has no adapters to merge", where=str(folder), fix="use it as it is")
-    write_derived(folder, out, weights, state, {MADE_BY: f"unpad merge {folder}"})
+    write_derived(folder, out, weights, state, {MADE_BY: f"unpad export {folder} --merge"})
     return out
 
 

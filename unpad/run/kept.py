@@ -55,7 +55,7 @@ def what_next(folder: Path) -> list[str]:
     name = folder.name if folder.parent.resolve() == RUNS.resolve() else str(folder)
     recipe = run_recipe(folder)
     use = next_command(recipe, name)
-    commands = dict.fromkeys([use, f"unpad eval {name}", f"unpad report {name}"])  # each once
+    commands = dict.fromkeys([use, f"unpad eval {name}", f"unpad runs {name}"])  # each once
     return [f"{'' if index else 'next:':<7}{command}" for index, command in enumerate(commands)]
 
 

@@ -27,8 +27,9 @@ from unpad.terminal.progress import progress
 from unpad.terminal.table import cells, columns, text_table, wrapped
 from unpad.training.auto_size import SHARE, StageMemory, free_memory, largest_update
 from unpad.training.rehearsal import Rehearsal, StepCost
-from unpad.training.setup import Setup, describe, prepare_setup
+from unpad.training.setup import Setup, check_patience, describe, prepare_setup
 from unpad.training.stage import StageSetup, epoch_plan, make_stage, num_epochs, plan_inputs, stage_epochs
+from unpad.trials.measure import PADDED, MeasuredStage, measure
 from unpad.trials.strategy_table import (
     ProcessTable,
     StrategyRow,
@@ -52,7 +53,7 @@ class StagePreview:
         attends: whether attention runs over tokens, so that its cells can be counted; otherwise sequences are never
             cut, and each has one target.
         memory: lines on the memory that micro-batches need.
-        shared: the stage on several processes, if requested.
+        shared: the stage on several processes, if requested; measured: rates and memory, if requested.
     """
 
     name: str
@@ -65,6 +66,7 @@ class StagePreview:
     attends: bool
     memory: Sequence[str] = ()
     shared: ProcessTable | None = None
+    measured: MeasuredStage | None = None
 
     def estimated_seconds(self, row: StrategyRow) -> float:
         """Time of the stage's epochs: computed tokens at the trial's rate."""
@@ -265,8 +267,11 @@ class Preview:
                     trial = stage.trials.get(row.name)
                     values["peak_bytes"] = trial.peak_bytes if trial is not None else None
                     values["seconds"] = stage.estimated_seconds(row) if trial is not None else None
-            shared = {} if stage.shared is None else {"processes": stage.shared.to_json()}
-            stages.append({"name": stage.name, "epochs": stage.epochs, **part, **shared})
+            if stage.shared is not None:
+                part["processes"] = stage.shared.to_json()
+            if stage.measured is not None:
+                part["measured"] = stage.measured.to_json()
+            stages.append({"name": stage.name, "epochs": stage.epochs, **part})
         rows = [_together([stage.rows[i] for stage in self.stages]) for i in range(len(self.stages[0].rows))]
         lengths = np.concatenate([stage.lengths for stage in self.stages])
         whole = to_json(rows, lengths, recipe.plan, self.stages[0].units)
@@ -287,7 +292,7 @@ class Preview:
                 if not row.refused:
                     show(console, [trial_line(stage, row)])
             show(console, _notes(stage, self.setup))
-            show(console, _shared_lines(stage))
+            show(console, _asked_lines(stage))
         show(console, self.compared)
 
 
@@ -297,6 +302,7 @@ def preview(
     picture: Path | None = None,
     console: Console | None = None,
     processes: Sequence[int] = (),
+    measures: bool = False,
 ) -> Preview:
     """Plan every strategy for every stage of a recipe, and try one micro-batch of each.
 
@@ -305,9 +311,10 @@ def preview(
         console: shows tables over a sample of large data first, then each stage's table of padding as soon as it is
             planned, each trial as it is done, and last how much of the held-out data occurs in training.
         processes: numbers of processes to share each stage among.
+        measures: whether to time every strategy.
 
     Raises:
-        RecipeError: the picture has another suffix, or no stage has data.
+        RecipeError: the picture has another suffix, or no stage has data, or none to stop early by.
     """
     if picture is not None and picture.suffix.lower() != ".svg":
         fix = "let the name end in .svg; browsers open it"
@@ -319,9 +326,10 @@ def preview(
         show_estimate(console, estimate)
     with progress("reading the data"):
         setup = prepare_setup(loaded, Path(), None, compare=False)
+    check_patience(setup)
     described = [*describe(setup), *([setup.auto.line] if setup.auto else [])]
     show(console, described)
-    stages = [_tried(setup, stage, console, processes) for stage in setup.stages if stage.train_ids.size]
+    stages = [_tried(setup, stage, console, processes, measures) for stage in setup.stages if stage.train_ids.size]
     if not stages:
         fix = "set " + " or ".join(f"data.{kind}" for kind in setup.data.kinds) + " as they use"
         raise RecipeError("no stage has data to train on", where="stages", fix=fix)
@@ -334,8 +342,8 @@ def preview(
     return Preview(setup, stages, estimates, described, compared)
 
 
-def _tried(setup: Setup, stage: StageSetup, console: Console, processes: Sequence[int]) -> StagePreview:
-    """Plan every strategy for a stage, try a step of each, and share its updates among processes."""
+def _tried(setup: Setup, stage: StageSetup, console: Console, processes: Sequence[int], measures: bool) -> StagePreview:
+    """Plan every strategy for a stage, try a step of each, share its updates among processes, and time it."""
     lengths, settings, known = plan_inputs(stage, 0)
     with progress(f"planning {stage.name}"):
         seen = planned(stage)
@@ -360,7 +368,10 @@ def _tried(setup: Setup, stage: StageSetup, console: Console, processes: Sequenc
         names = [row.name for row in seen.rows if not row.refused]
         with progress(f"sharing {stage.name} out"):
             seen = replace(seen, shared=process_table(stage, processes, cells_per_token(setup.model), names))
-        show(console, _shared_lines(seen))
+    if measures:
+        by_padding = sorted(seen.trials, key=lambda name: name not in PADDED)
+        seen = replace(seen, measured=measure(setup, stage, by_padding, seen.units.tokens))
+    show(console, _asked_lines(seen))
     return seen
 
 
@@ -427,9 +438,10 @@ def _notes(stage: StagePreview, setup: Setup) -> list[str]:
     return lines
 
 
-def _shared_lines(stage: StagePreview) -> list[str]:
-    """Lines on several processes; none if not requested."""
-    return [] if stage.shared is None else ["", *stage.shared.lines(stage.units)]
+def _asked_lines(stage: StagePreview) -> list[str]:
+    """Lines on several processes, and of the measurement; none if not requested."""
+    shared = [] if stage.shared is None else ["", *stage.shared.lines(stage.units)]
+    return [*shared, *([] if stage.measured is None else ["", *stage.measured.lines()])]
 
 
 def _token_lines(ledger: Ledger, setup: Setup, units: Units) -> list[str]:

@@ -17,7 +17,7 @@ from tests.helpers.corpus import CHATS, TEXTS, make_recipe, messages, write_corp
 from tests.helpers.tokenizers import word_list
 from unpad.data.sources.example import Turn
 from unpad.data.sources.rows import read_file
-from unpad.data.sources.split import Split
+from unpad.data.sources.split import Split, Wanted
 from unpad.data.tokens import corpus, corpus_files, corpus_leaks
 from unpad.data.tokens.corpus import prepare
 from unpad.data.tokens.encode import encode_prompt, reserved_texts
@@ -443,6 +443,20 @@ def test_only_training_originals_get_copies(folder: Path) -> None:
 
 
 @pytest.mark.promise("data.near-duplicates")
+def test_held_out_texts_are_compared_with_augmented_copies(folder: Path) -> None:
+    rows = [{"text": "她很高兴。", "split": "train"}, {"text": "她很开心。", "split": "holdout"}]
+    (folder / "leak.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "words.txt").write_text("高兴 开心\n")
+    augment = {"multiplier": 1, "synonyms": 1.0, "synonyms_file": str(folder / "words.txt")}
+    data = {"text": "leak.jsonl", "chat": [], "holdout": 0.0}
+    _, _, report = prepare(make_recipe(folder, data=data))
+    assert report.leaks is not None
+    assert report.leaks.num_near == 0
+    _, _, report = prepare(make_recipe(folder, data=data, augment=augment))
+    assert any("leak.jsonl:2: equal to an augmented copy of" in line for line in report.lines())
+
+
+@pytest.mark.promise("data.near-duplicates")
 def test_leaks_of_the_test_part_are_reported_with_their_places_and_refused_on_request(folder: Path) -> None:
     text = "一段很长的话，说的是河水怎样从山上流到海里，再变成云。"
     rows = [
@@ -514,6 +528,26 @@ def test_near_duplicates_of_texts_and_conversations_are_in_one_part(folder: Path
     assert report.leaks.num_holdout > 10
     assert np.array_equal(tokens.split[20:40], tokens.split[40:60])
     assert np.unique(tokens.split[40:60]).tolist() == [0, 1], "a system message that all share ties none"
+
+
+def test_new_data_is_all_to_evaluate_and_a_corpus_counts_its_parts(folder: Path) -> None:
+    recipe = make_recipe(folder)
+    _, tokenizer, report = prepare(recipe)
+    counts = f"{report.num_train} training documents, {report.num_holdout} held out; "
+    assert report.lines()[0] == "3 files: 70 rows read = 70 used + 0 quarantined"
+    assert report.lines()[1].startswith(counts)
+    assert (report.num_train, report.num_holdout, report.num_test) == (56, 14, 0)
+    new, _, report = prepare(recipe, tokenizer=tokenizer, wanted=Wanted.NEW)
+    assert new.split.tolist() == [Split.TEST] * 70
+    assert report.lines()[1].startswith(f"70 documents to evaluate; {int(new.lengths.sum()):,} tokens, ")
+    assert f" {report.characters / new.lengths.sum():.2f} characters each" in report.lines()[1]
+    rows = [{"text": text, "split": ("train", "valid", "test")[i % 3]} for i, text in enumerate(TEXTS)]
+    (folder / "parts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, _, report = prepare(make_recipe(folder, data={"text": "parts.jsonl", "chat": []}, augment={"multiplier": 2}))
+    assert report.lines()[1].startswith(
+        "14 training documents and 28 augmented copies, 28 of them equal to their originals, "
+        "13 held out, 13 of the test part for `unpad eval` alone; "
+    )
 
 
 # --------------------------------------------------------------------------- reading spans

@@ -445,3 +445,13 @@ def test_special_tokens_outside_the_vocabulary_are_the_files_own() -> None:
     assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.vocab_size) == (2, 3, 4, 5)
     assert tokenizer.added == []
     assert tokenizer.special_ids == {0, 2, 3, 4} - {0}
+
+
+def test_a_file_that_draws_the_tokens_of_a_text_is_refused() -> None:
+    fields = json.loads(few_bytes(TEXTS))
+    fields["model"]["dropout"] = 0.0
+    load_tokenizer(json.dumps(fields).encode())
+    fields["model"]["dropout"] = 0.5
+    with pytest.raises(SourceError, match=r"dropout is 0\.5") as caught:
+        load_tokenizer(json.dumps(fields).encode())
+    assert caught.value.fix == "set dropout to null in the tokenizer.json"

@@ -203,17 +203,18 @@ def test_terms_are_their_closed_forms() -> None:
 
 
 @pytest.mark.promise("vqa.discriminator")
-def test_it_learns_to_tell_a_fixed_pair_apart() -> None:
-    """Hidden states of usual size that differ in their mean, 60 steps; on states it has not seen."""
+@pytest.mark.parametrize("size", [10, 1, 0.03])
+def test_it_learns_to_tell_a_fixed_pair_apart(size: float) -> None:
+    """Hidden states of any size that differ in their mean, 60 steps; on states it has not seen."""
     torch.manual_seed(0)
     judge = Discriminator(WIDTH, LAYERS, 16).double().train()
     optimizer = torch.optim.Adam(judge.parameters(), lr=5e-3)
     for step in range(60):
-        terms = discriminator_terms(judge, 10 * pooled(32, step) + 5, 10 * pooled(32, 1000 + step) - 5)
+        terms = discriminator_terms(judge, size * (pooled(32, step) + 0.5), size * (pooled(32, 1000 + step) - 0.5))
         optimizer.zero_grad()
         (terms["discriminator"][0] / terms["discriminator"][1]).backward()
         optimizer.step()
-    terms = discriminator_terms(judge.eval(), 10 * pooled(200, 5000) + 5, 10 * pooled(200, 6000) - 5)
+    terms = discriminator_terms(judge.eval(), size * (pooled(200, 5000) + 0.5), size * (pooled(200, 6000) - 0.5))
     for name in ("real_accuracy", "fake_accuracy"):
         assert float(terms[name][0]) / terms[name][1] > 0.9
 

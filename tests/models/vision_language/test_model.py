@@ -301,6 +301,22 @@ def test_visual_tokens_beside_their_placeholders_are_refused() -> None:
     assert "sequence 0" in str(caught.value)
 
 
+@pytest.mark.promise("vqa.visual-tokens")
+@pytest.mark.parametrize("change", ["another row", "flipped", "twice"])
+def test_places_in_another_row_or_order_are_refused_without_an_id_of_placeholders(change: str) -> None:
+    batch = prepare(ROWS).batch
+    index, model = batch.media_index.clone(), tiny(**TOWERS["clip"], image_id=None)
+    model(batch)
+    if change == "another row":
+        index[0] = batch.layout.cu_seqlens[-1] - 1
+    elif change == "flipped":
+        index[:4] = index[:4].flip(0)
+    else:
+        index[1] = index[0]
+    with pytest.raises(SourceError, match="visual tokens"):
+        model(replace(batch, media_index=index))
+
+
 @pytest.mark.promise("images.square")
 def test_images_that_do_not_fit_the_tower_are_refused() -> None:
     model = tiny(**TOWERS["clip"])

@@ -1,4 +1,4 @@
-"""Targets: recipes, fields on the command line, spaces of a search, and the command line itself."""
+"""Targets: recipes, fields on the command line, and the command line itself."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from unpad.cli.main import main
 from unpad.errors import CheckpointError, RecipeError, SourceError
 from unpad.recipes.file import RECIPES, load_recipe
 from unpad.training.setup import resolved
-from unpad.trials.search.space import split_fields
 
 FIELDS = (
     *("optim.lr", "model.width", "model", "stages.0.name", "stages.pretrain.train", "stages.tune.optim.lr", "stages"),
@@ -81,25 +80,10 @@ def recipe_fields(folder: Path) -> Target:
     return Target(make, run, (RecipeError, CheckpointError, SourceError))
 
 
-def search_space(folder: Path) -> Target:
-    """Ranges and choices of a search."""
-    seeds = [b"optim.lr=1e-4..1e-2:log", b"model.width=16,32", b"plan.strategy=[a,b],{c: 1}", b"train.max_steps=1..9"]
-
-    def make(rng: random.Random) -> bytes:
-        return b"\n".join(damage_bytes(rng.choice(seeds), seeds, rng) for _ in range(rng.choice((1, 1, 2))))
-
-    def run(data: bytes) -> None:
-        space, _ = split_fields(data.decode("utf-8", "surrogateescape").split("\n"))
-        for one in space.values():
-            one.ends()
-
-    return Target(make, run, (RecipeError,))
-
-
 # --------------------------------------------------------------------------- the command line
 
 _WORDS: tuple[str, ...] = (
-    *("plan", "recipes", "runs", "report", "data", "check", "compare", "infer", "eval", "export", "import", "merge"),
+    *("plan", "recipes", "runs", "data", "check", "compare", "infer", "eval", "export", "import"),
     *("copy", "generate", "embed", "--help", "--out", "--json"),
     *("--lang", "--kind", "--", "-", "--x", "zh_chat", "nowhere"),
     *("a.jsonl", "a.csv", "img", "~nobody/x", "/dev/null", "/", "."),
@@ -110,15 +94,13 @@ _WORDS: tuple[str, ...] = (
 _QUICK = (
     ["data", "check"],
     ["runs"],
-    ["report"],
     ["recipes", "copy"],
     ["compare"],
-    ["merge"],
     ["import"],
     ["export"],
     [],
 )
-_NEVER = ("train", "bench", "prove", "search", "serve", "chat", "plan")  # verbs that work for long when all is right
+_NEVER = ("train", "prove", "serve", "chat", "plan")  # verbs that work for long when all is right
 
 
 def command_line(folder: Path) -> Target:
@@ -213,7 +195,6 @@ def called(words: list[str]) -> tuple[int, str, str]:
 BUILDERS: dict[str, Callable[[Path], Target]] = {
     "recipe_yaml": recipe_yaml,
     "recipe_fields": recipe_fields,
-    "search_space": search_space,
     "command_line": command_line,
     "data_check": data_check,
 }

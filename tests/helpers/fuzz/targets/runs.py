@@ -7,7 +7,6 @@ import json
 import random
 import re
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +66,6 @@ CODES = json.loads(
     Codes((UNKNOWN, "fever", "sodium"), np.array([0, 3, 2]), NUMBERS, NUMBERS, np.zeros((3, len(QUANTILES)))).to_bytes()
 )
 SEEN = json.loads(SeenPictures({"RGB": 3, "L": 1}, (7, 90), (9, 80)).to_bytes())
-JOURNAL = [
-    {"op_code": 0, "worker_id": "w", "study_name": "search", "directions": [1]},
-    {"op_code": 4, "worker_id": "w", "study_id": 0, "datetime_start": "2026-01-01T00:00:00.000000"},
-    {"op_code": 5, "worker_id": "w", "trial_id": 0, "param_name": "optim.lr", "param_value_internal": 0.01,
-     "distribution": '{"name": "FloatDistribution", "attributes": {"step": null, "low": 1e-4, "high": 1.0, "log": 1}}'},
-    {"op_code": 6, "worker_id": "w", "trial_id": 0, "state": 1, "values": [1.5],
-     "datetime_complete": "2026-01-01T00:01:00.000000"},
-]  # fmt: skip
 
 
 def make_run(folder: Path, steps: int = 12) -> Path:
@@ -235,26 +226,6 @@ def _kept_file(name: str, kind: str, value: Any, use: Callable[[dict[str, bytes]
     return build
 
 
-def search_journal(folder: Path) -> Target:
-    """The journal of a search, which optuna reads."""
-    module = import_module("unpad.trials.search.journal")
-    whole = b"".join(json.dumps(row).encode() + b"\n" for row in JOURNAL)
-
-    def make(rng: random.Random) -> bytes:
-        return damage_rows(JOURNAL, rng, 0.12) if rng.random() < 0.6 else damage_bytes(whole, [whole], rng)
-
-    def use(data: bytes) -> None:
-        (folder / "search.jsonl").write_bytes(data)
-        journal = module.Journal(folder / "search.jsonl")
-        try:
-            study = module.open_study(journal)
-            _ = [(trial.number, trial.params, trial.values) for trial in study.trials]
-        finally:
-            journal.close()
-
-    return Target(make, use, ERRORS)
-
-
 def resume_state(folder: Path) -> Target:
     """The state of a checkpoint of somebody else, whose manifest agrees: a resume reads it all."""
     toy, run = write_toy(folder / "toy", stages=[], train={"threads": 1, "max_epochs": 2}), folder / "run"
@@ -296,6 +267,5 @@ BUILDERS: dict[str, Builder] = {
     "run_pictures": _kept_file(
         "pictures.json", "images", SEEN, lambda files: compare_pictures(seen_pictures(files), _SIZES)
     ),
-    "search_journal": search_journal,
     "resume_state": resume_state,
 }

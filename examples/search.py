@@ -1,0 +1,43 @@
+"""Search the learning rate and the depth of a recipe by held-out loss, with optuna; a run directory for each trial.
+
+python examples/search.py RECIPE FOLDER NUM_TRIALS [key=value ...]
+
+It needs `pip install optuna`. Called again, it goes on after the last finished trial. A run of Python is as long as
+that of `unpad train` for each trial; change `fields` to search others.
+"""
+
+import sys
+from pathlib import Path
+
+import optuna
+
+import unpad
+from unpad.evaluation.run import evaluate_run
+
+
+def fields(trial: optuna.Trial) -> list[str]:
+    """The recipe fields of a trial."""
+    rate = trial.suggest_float("optim.lr", 1e-4, 1e-2, log=True)
+    blocks = trial.suggest_int("model.blocks", 1, 4)
+    return [f"optim.lr={rate:.6f}", f"model.blocks={blocks}"]
+
+
+def main(recipe: str, folder: Path, num_trials: int, *fixed: str) -> None:
+    """Train trials and print the best."""
+    folder.mkdir(parents=True, exist_ok=True)
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(folder / "trials.log")))
+    study = optuna.create_study(storage=storage, study_name=recipe, load_if_exists=True)
+
+    def loss(trial: optuna.Trial) -> float:
+        out = folder / f"trial-{trial.number}"
+        unpad.train(recipe, *fixed, *fields(trial), out=out, quiet=True)
+        metrics, _ = evaluate_run(str(out))
+        return metrics["loss"].value
+
+    finished = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
+    study.optimize(loss, n_trials=max(num_trials - len(finished), 0))
+    print(f"best: trial-{study.best_trial.number}, loss {study.best_value:.4f}, {study.best_params}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
