@@ -1,6 +1,7 @@
 # make demo: install, train the packaged Chinese example, read two of its answers.
-# make test: install with the test extras, run the tests, one worker more than there are cores.
-# make quick: the tests that take no whole run and no process of their own, for use while developing.
+# make test: install with the test extras, run the unit tests and the first test of each promise, one worker more than there are cores.
+# make test-rest: the tests that `make test` leaves out, and every combination of the grids; half an hour.
+# make test-all: both.
 # make wheel: dist/unpad-*.whl, with the kernels for this platform where they can be compiled.
 # make census: judge every causal model of the installed transformers, and write docs/census.md; some ten minutes.
 # make processes: compare runs of 1 to 4 processes, end such of 1, 2 and 3 in every way, lose and gain hosts, and write the tables of docs/processes.md.
@@ -24,7 +25,7 @@ RUN = runs/demo
 # Threads that wait asleep: the few tests with two threads share their cores with other tests.
 PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python -m pytest -n auto --dist worksteal
 
-.PHONY: demo test quick wheel readme census processes fuzz crash kill llama lint size clean
+.PHONY: demo test test-rest test-all wheel readme census processes fuzz crash kill llama lint size clean
 demo: $(VENV)/.installed
 	@rm -rf $(RUN)
 	@$(VENV)/bin/unpad train zh_chat --out $(RUN) train.log_every=200
@@ -33,11 +34,13 @@ demo: $(VENV)/.installed
 	@echo "       $(VENV)/bin/unpad train chat data.chat=FILE     train a model on your own conversations; README.md has the rest"
 
 test: $(VENV)/.installed-dev
-	@echo "running every test, a worker per core and one more: some minutes; while developing: make quick (under a minute), or pytest tests/FOLDER"
-	@$(PYTEST)
+	@$(PYTEST) --set quick
 
-quick: $(VENV)/.installed-dev
-	@$(PYTEST) -m "not slow"
+test-rest: $(VENV)/.installed-dev
+	@UNPAD_GRID=full $(PYTEST) --set rest
+
+test-all: $(VENV)/.installed-dev
+	@UNPAD_GRID=full $(PYTEST)
 
 wheel: $(VENV)/bin/python
 	@rm -f dist/unpad-*.whl

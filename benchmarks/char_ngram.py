@@ -164,6 +164,8 @@ def difference(ours: DocumentSums, theirs: DocumentSums) -> Metric:
 def main(name: str) -> None:
     folder = find_run(name)
     recipe = load_recipe(str(folder / RECIPE))
+    if recipe.data.chat or recipe.data.pairs:
+        sys.exit(f"{name} also learnt conversations, whose bits are those of replies: name a run of data.text alone")
     data = open_data(recipe, open_files(recipe, folder))
     tokens = data.tokens
     texts = read_texts(recipe, tokens)

@@ -106,7 +106,7 @@ class Ours:
         self.optimizer = make_optimizer(self.model, OptimSettings(lr=sizes.rate))
         if compiled:
             # Lengths change with every batch: without dynamic shapes each would be compiled again. On a processor, for
-            # `--check`, the blocks are traced only; compiling them there would take longer than all else.
+            # `--toy`, the blocks are traced only; compiling them there would take longer than all else.
             for block in self.model.blocks:
                 block.compile(dynamic=True, backend="inductor" if device.type == "cuda" else "eager")
         self.loss: float | torch.Tensor = float("nan")

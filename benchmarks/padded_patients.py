@@ -80,7 +80,7 @@ def pooled_latent(head: LatentHead, x: Tensor, delta: Tensor, sets: Sets) -> tup
     hidden = activate("gelu", head.hidden(torch.cat([pooled, sets.log_sizes(pooled.dtype)], 1)))
     mean, log_var = widened(head.to_latent(hidden)).chunk(2, 1)
     log_var = soft_clamp(log_var)
-    return x, Latent(mean, log_var, draw_latents(mean, log_var) if head.training and head.sample else mean)
+    return x, Latent(mean, log_var, draw_latents(mean, log_var, None) if head.training and head.sample else mean)
 
 
 def encode(model: SetSequence, x: Tensor, sets: Sets) -> list[Latent]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -26,6 +26,34 @@ if TYPE_CHECKING:
     from tests.helpers.families import Finished
 
 VOCAB = 50
+WORKERS = pytest.StashKey[list[float]]()  # seconds of each worker
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--set", choices=("all", "quick", "rest"), default="all", help="tests of `make test`, or the rest")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Choose the tests of `make test`: all but those marked nightly, and of slow functions the first case.
+
+    The first test of a promise that no other test shows then stays.
+    """
+    if config.getoption("--set") == "all":
+        return
+    quick, functions, promises = set[pytest.Item](), set[str](), set[str]()
+    for every in (False, True):  # then those that the rule leaves out
+        for item in items:
+            ids = {name for mark in item.iter_markers("promise") for name in mark.args}
+            function = item.nodeid.partition("[")[0]
+            nightly = item.get_closest_marker("nightly") is not None
+            again = item.get_closest_marker("slow") is not None and function in functions
+            if not ids <= promises if every else not (nightly or again):
+                quick.add(item)
+                functions.add(function)
+                promises |= ids
+    asked = config.getoption("--set") == "quick"
+    config.hook.pytest_deselected(items=[item for item in items if (item in quick) != asked])
+    items[:] = [item for item in items if (item in quick) == asked]
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -47,6 +75,36 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_collection_finish() -> None:
     """Garbage is collected from here on."""
     gc.enable()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker tells what it took; where UNPAD_HOLD_SECONDS is set, a run above the ceiling fails."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["seconds"] = sum(os.times()[:4])
+    elif os.environ.get("UNPAD_HOLD_SECONDS") == "1" and _seconds(session.config) > _ceiling():
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash.setdefault(WORKERS, []).append(getattr(node, "workeroutput", {}).get("seconds", 0.0))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    above = f" of at most {_ceiling():,}" if os.environ.get("UNPAD_HOLD_SECONDS") == "1" else ""
+    terminalreporter.write_line(f"{_seconds(config):,.0f} seconds of processor time{above}")
+
+
+def _seconds(config: pytest.Config) -> float:
+    """Processor time of this process, and of workers with all their children."""
+    workers = config.stash.get(WORKERS, [])
+    return sum(os.times()[: 2 if workers else 4]) + sum(workers)
+
+
+def _ceiling() -> int:
+    from benchmarks.size import CEILINGS
+
+    return CEILINGS["processor seconds of make test"]
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which may be left out

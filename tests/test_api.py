@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from tests.helpers.toy import rows, same_tensors, weights, write_toy
 from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.batching.loader import load_micro, load_steps
 from unpad.batching.plan import plan as make_plan
-from unpad.errors import RecipeError
+from unpad.errors import PlanError, RecipeError
 from unpad.models.decoder import PRESETS, Decoder
 from unpad.recipes.training import PlanSettings, strategy_names
 from unpad.training.step import accumulate
@@ -61,28 +60,12 @@ def test_the_three_trainings_return_the_epochs_they_ran(tmp_path: Path) -> None:
     assert updates["c"] < updates["a"]
 
 
-def test_batches_of_the_batched_training_have_like_lengths(tmp_path: Path) -> None:
-    unpad.train_monitored_batch(TEXTS, 1, 1e-3, 30, 4, out=tmp_path / "buckets")
-    unpad.train_texts(TEXTS, 1, 1e-3, out=tmp_path / "random", batch_size=4)
-    plans = [unpad.load(tmp_path / name).recipe.plan for name in ("buckets", "random")]
-    assert [(plan.strategy, plan.batch_size) for plan in plans] == [("bucket", 4), ("dynamic", 4)]
-
-
 @pytest.mark.promise("train.patience")
 def test_a_training_without_progress_stops_before_its_last_epoch(tmp_path: Path) -> None:
     """At this rate nothing improves after the first checks, so patience 2 ends the run and the count says when."""
     epochs = unpad.train_monitored(TEXTS, 50, 1.0, 2, 4, out=tmp_path / "run")
     assert 2 < epochs < 50
     assert epochs == rows(tmp_path / "run", "train")[-1]["epoch"]
-
-
-@pytest.mark.promise("batch.train-texts")
-def test_accumulation_over_one_example_is_the_single_example_training(tmp_path: Path) -> None:
-    unpad.train_texts(TEXTS, 2, 1e-3, out=tmp_path / "single")
-    unpad.train_monitored(TEXTS, 2, 1e-3, 30, 1, out=tmp_path / "monitored")
-    single, monitored = (rows(tmp_path / name, "train") for name in ("single", "monitored"))
-    assert single == monitored
-    assert same_tensors(weights(tmp_path / "single"), weights(tmp_path / "monitored"))
 
 
 @pytest.mark.promise("batch.train-texts")
@@ -149,12 +132,6 @@ def test_a_deprecated_name_warns_with_its_replacement_which_trains_alike(
     assert old[-1]["loss"] == pytest.approx(new[-1]["loss"], rel=2e-2)
 
 
-def test_texts_are_kept_beside_the_run_as_training_read_them(tmp_path: Path) -> None:
-    unpad.train_texts(TEXTS, 1, 1e-3, out=tmp_path / "run")
-    lines = (tmp_path / "run.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line)["text"] for line in lines] == TEXTS
-
-
 # --------------------------------------------------------------------------- batches for another loop
 
 
@@ -207,9 +184,10 @@ def test_a_plan_is_the_planners_and_pure() -> None:
     assert ours.ledger.total == sum(lengths)
 
 
-def test_nothing_to_plan_gives_no_batches() -> None:
-    assert list(unpad.batches([])) == []
-    assert list(unpad.batches([[1], []])) == []
+@pytest.mark.parametrize("sequences", [[], [[1]], [[1], []]])
+def test_nothing_to_plan_is_said(sequences: list[list[int]]) -> None:
+    with pytest.raises(PlanError, match="no batch comes of"):
+        list(unpad.batches(sequences))
 
 
 # --------------------------------------------------------------------------- a run

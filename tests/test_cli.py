@@ -21,19 +21,14 @@ from tests.helpers.shell import Outcome, Shell
 from tests.helpers.toy import write_toy
 from tests.helpers.verbs import USAGE, VERBS, commands
 from unpad.cli.main import main
-from unpad.errors import NOT_PROVED, Interrupted
+from unpad.errors import Interrupted
 from unpad.inference.loaded import load
 from unpad.recipes.file import RECIPES, load_recipe
-from unpad.training.step import StepResult
 
 pytestmark = pytest.mark.slow
 
 
 # --------------------------------------------------------------------------- help and usage
-
-
-def test_the_verbs_of_the_design_are_there() -> None:
-    assert VERBS.keys() == commands().keys()
 
 
 @pytest.mark.promise("llm.your-data")
@@ -49,12 +44,6 @@ def test_every_verb_helps_with_an_example(unpad: Shell, name: str) -> None:
     assert examples[0].split()[: len(verb)] == verb
     options = {option for parameter in commands()[name].params for option in parameter.opts}
     assert ("--json" in options) == VERBS[name].json
-
-
-def test_no_verb_at_all_shows_the_verbs(unpad: Shell) -> None:
-    shown = unpad()
-    assert shown.code == 2
-    assert all(verb[0] in shown.out + shown.err for verb in map(str.split, VERBS))
 
 
 @pytest.mark.promise("llm.your-data")
@@ -76,20 +65,6 @@ def assert_three_lines(outcome: Outcome, code: int, kind: str) -> None:
     assert "Traceback" not in outcome.out + outcome.err
 
 
-def test_an_unknown_recipe_names_the_nearest(unpad: Shell) -> None:
-    outcome = unpad("train", "zh_chta")
-    assert_three_lines(outcome, 2, "RecipeError")
-    assert "did you mean zh_chat or chat?" in outcome.err
-    assert not Path("runs").exists()
-
-
-def test_an_unknown_key_names_the_nearest_and_its_place(unpad: Shell) -> None:
-    outcome = unpad("plan", "zh_chat", "optim.lrr=1")
-    assert_three_lines(outcome, 2, "RecipeError")
-    assert "command line: optim.lrr" in outcome.err
-    assert "did you mean lr" in outcome.err
-
-
 @pytest.mark.parametrize(
     ("override", "says"),
     [("model.heads=7", "width 256 is not a multiple of heads 7"), ("optim.lr=-1", "greater than 0"),
@@ -99,23 +74,6 @@ def test_a_value_that_cannot_be_is_refused_before_any_work(unpad: Shell, overrid
     outcome = unpad("train", "zh_chat", override)
     assert_three_lines(outcome, 2, "RecipeError")
     assert says in outcome.err
-
-
-def test_an_unknown_run_names_the_nearest(unpad: Shell, tmp_path: Path) -> None:
-    for verb in ("eval", "generate", "chat"):
-        outcome = unpad(verb, "mine-1", stdin="你好\n")
-        assert_three_lines(outcome, 2, "RecipeError")
-        assert "unpad train zh_chat" in outcome.err  # there is no run at all yet
-    folder = tmp_path / "runs" / "mine-2"
-    folder.mkdir(parents=True)
-    (folder / "recipe.yaml").write_text("{}\n")
-    assert "did you mean mine-2?" in unpad("eval", "mine-1").err
-
-
-def test_missing_data_is_code_3_and_names_the_path(unpad: Shell, tmp_path: Path) -> None:
-    outcome = unpad("train", "zh_chat", "data.chat=absent.jsonl")
-    assert_three_lines(outcome, 3, "SourceError")
-    assert "absent.jsonl" in outcome.err
 
 
 @pytest.mark.promise("llm.your-data")
@@ -159,20 +117,6 @@ def test_the_printed_command_continues_the_run_when_it_is_pasted(unpad: Shell, t
         assert words in unpad("train", "--resume", *wrong).err
 
 
-def test_a_refused_resume_is_code_9(unpad: Shell, tmp_path: Path) -> None:
-    recipe = write_toy(tmp_path / "toy")
-    assert unpad("train", recipe, "train.max_steps=1", "--out", tmp_path / "run").code == 0
-    outcome = unpad("train", recipe, "optim.lr=0.5", "--out", tmp_path / "run", "--resume")
-    assert_three_lines(outcome, 9, "ResumeError")
-    assert "optim.lr" in outcome.err
-
-
-def test_a_run_without_checkpoint_is_code_4(unpad: Shell, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "recipe.yaml").write_text("{}\n")
-    assert_three_lines(unpad("eval", tmp_path / "run"), 4, "CheckpointError")
-
-
 @pytest.mark.promise("memory.sequence")
 def test_out_of_memory_is_code_8_and_names_sequence_peak_and_setting(
     unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -192,25 +136,6 @@ def test_out_of_memory_is_code_8_and_names_sequence_peak_and_setting(
     assert "plan.max_tokens" in outcome.err
 
 
-def test_a_loss_that_is_not_finite_is_code_7_and_names_step_and_examples(
-    unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = write_toy(tmp_path / "toy")
-    broken = StepResult({"nll": float("nan")}, 5, float("nan"), False)
-    monkeypatch.setattr(sys.modules["unpad.training.stage_loop"], "train_step", lambda *_, **__: broken)
-    outcome = unpad("train", recipe, "--out", tmp_path / "run")
-    assert_three_lines(outcome, 7, "NonFiniteError")
-    assert "at step 1" in outcome.err
-    assert "texts.jsonl:" in outcome.err
-
-
-def test_debug_adds_the_traceback(unpad: Shell) -> None:
-    outcome = unpad("train", "absent", "--debug")
-    assert outcome.code == 2
-    assert "Traceback" in outcome.err
-    assert "RecipeError: there is no recipe" in outcome.err
-
-
 def test_ctrl_c_outside_of_training_is_code_130(unpad: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -226,19 +151,6 @@ def test_ctrl_c_outside_of_training_is_code_130(unpad: Shell, monkeypatch: pytes
 
 
 # --------------------------------------------------------------------------- data and recipes
-
-
-def test_data_check_names_every_bad_row_and_is_code_3(unpad: Shell, tmp_path: Path) -> None:
-    bad = tmp_path / "bad.jsonl"
-    bad.write_bytes(b'{"text": "ok"}\n{"text": 5}\n{"text": "\xff"}\n')
-    outcome = unpad("data", "check", bad)
-    assert outcome.code == 3
-    assert f"{bad}:2: E_TYPE" in outcome.out
-    assert f"{bad}:3: E_UTF8" in outcome.out
-    assert outcome.out.count("  do: ") == 2
-    assert "rows read 3 = rows used 1 + bad rows 2" in outcome.out
-    bad.write_text('{"text": "ok"}\n')
-    assert unpad("data", "check", bad).code == 0
 
 
 def test_recipes_are_listed_copied_once_and_described_by_a_schema(unpad: Shell, tmp_path: Path) -> None:
@@ -374,6 +286,7 @@ def test_losses_of_training_and_of_held_out_text_stand_beside_each_other_every_e
     assert min(parts) < min(row["loss"] for row in held_out) < max(parts), "both kinds of text, weighted by targets"
 
 
+@pytest.mark.nightly
 def test_plan_and_prove_speak_json(unpad: Shell, tmp_path: Path) -> None:
     recipe = write_toy(tmp_path / "toy")
     planned = unpad("plan", recipe, "--json", "--plot", tmp_path / "plan.svg")
@@ -398,23 +311,6 @@ def test_plan_and_prove_speak_to_people(unpad: Shell, tmp_path: Path) -> None:
     proved = unpad("prove", recipe).out
     assert "plan pack = alone" in proved
     assert re.search(r"all \d+ lines hold", proved)
-
-
-def test_a_failed_proof_has_a_code_of_its_own(unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from unpad.nn import attention
-    from unpad.nn.native import library
-
-    monkeypatch.setattr(library, "enabled", lambda: False)
-    right = attention._group_attention
-
-    def without_mask(q: Any, k: Any, v: Any, group: Any, causal: bool, *rest: Any) -> Any:
-        return right(q, k, v, group, False, *rest)
-
-    monkeypatch.setattr(attention, "_group_attention", without_mask)
-    outcome = unpad("prove", write_toy(tmp_path / "toy"))
-    assert outcome.code == NOT_PROVED
-    assert "FAIL " in outcome.out
-    assert "lines FAILED" in outcome.out
 
 
 def test_numbers_without_end_are_still_json(unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,7 +373,7 @@ def test_names_that_are_not_utf8_are_refused_and_shown_escaped(tmp_path: Path) -
     assert sorted(path.name for path in tmp_path.iterdir()) == ["texts", "toy"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_output_that_cannot_be_written_or_shown_is_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"你": 1}\n{"text": "a"}\n', encoding="utf-8")
     check = "unpad data check a.jsonl"

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unpad.errors import LONGEST_LINE, OutOfMemoryError, RecipeError, is_memory_error, nearest, needs_memory
-
-
-def test_a_hint_names_the_nearest_or_all() -> None:
-    assert nearest("lrr", ["lr", "eps"]) == "did you mean lr?"
-    assert nearest("steps", ["step", "stepss", "eps"]).startswith("did you mean step")
-    assert " or " in nearest("steps", ["step", "stepss"])
-    assert nearest("xyz", ["lr", "eps"]) == "known: eps, lr"
-    assert nearest("xyz", []) == "there is none to choose from"
-    assert nearest("xyz", [f"a{number:02}" for number in range(50)]).endswith("a38, a39 and 10 more")
+from unpad.errors import LONGEST_LINE, OutOfMemoryError, RecipeError, is_memory_error, needs_memory
 
 
 @pytest.mark.parametrize(

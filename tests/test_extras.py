@@ -64,7 +64,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
 
 
 @pytest.mark.promise("install.packages")
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_without_matplotlib_and_tensorboard_a_run_keeps_its_other_curves_and_says_so_once(
     ran: tuple[Path, list[str]],
 ) -> None:
@@ -84,7 +84,7 @@ def test_without_matplotlib_and_tensorboard_a_run_keeps_its_other_curves_and_say
 
 
 @pytest.mark.promise("install.packages")
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_without_matplotlib_a_plan_is_drawn(ran: tuple[Path, list[str]]) -> None:
     assert (ran[0] / "plan.svg").read_text("utf-8").startswith("<svg")
 

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-import unpad
 from tests.helpers.verbs import LIGHT, light_calls, refused_calls, write_files
 from unpad.recipes.file import complete_recipe, recipe_names
-from unpad.recipes.schema import complete_field, complete_override, complete_value
+from unpad.recipes.schema import complete_field, complete_value
 
 pytestmark = pytest.mark.slow
 
@@ -101,6 +100,12 @@ def test_training_in_one_process_loads_nothing_of_hugging_face_the_compiler_of_t
     assert list(loaded.values()) == [[]]
 
 
+# --------------------------------------------------------------------------- public names
+
+
+# --------------------------------------------------------------------------- shell completion
+
+
 FAILING = """
 import json, sys
 from unpad.cli.main import main
@@ -118,6 +123,7 @@ print("\\n" + json.dumps(ended))
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("cli.early")
 def test_errors_of_names_fields_and_places_are_told_before_a_heavy_module_is_loaded(tmp_path: Path) -> None:
     write_files(tmp_path)
@@ -127,24 +133,6 @@ def test_errors_of_names_fields_and_places_are_told_before_a_heavy_module_is_loa
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == [list(one) for one in calls]
     assert "Traceback" not in done.stderr
-
-
-# --------------------------------------------------------------------------- public names
-
-
-def test_public_names_are_found_and_no_module_has_the_name_of_one() -> None:
-    package = Path(unpad.__file__).parent
-    modules = {path.stem for path in package.glob("*.py")} | {path.name for path in package.iterdir() if path.is_dir()}
-    assert not modules & set(unpad.__all__)
-    assert set(unpad.__all__) <= set(dir(unpad))
-    for name in unpad.__all__:
-        assert getattr(unpad, name).__doc__
-    assert unpad.__version__.count(".") == 2
-    with pytest.raises(AttributeError, match="no attribute 'trian'"):
-        _ = unpad.trian  # type: ignore[attr-defined]
-
-
-# --------------------------------------------------------------------------- shell completion
 
 
 def test_recipes_complete_to_packaged_names_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,19 +171,7 @@ def test_fields_complete_section_by_section_and_then_their_values() -> None:
     assert complete_value("absent", "optim.absent", "") == []
 
 
-def test_an_override_completes_in_shells_that_split_words_at_the_sign_and_in_others() -> None:
-    def texts(words: list[str], incomplete: str) -> list[str]:
-        return [text for text, _ in complete_override("zh_chat", words, incomplete)]
-
-    schedules = ["constant", "exponential", "warmup", "cosine", "restarts"]
-    earlier = ["optim.lr", "=", "1e-3"]
-    assert texts([*earlier, "optim.schedule"], "") == schedules, "bash, after the sign"
-    assert texts([*earlier, "optim.schedule", "="], "co") == ["constant", "cosine"]
-    assert texts(earlier, "optim.schedule") == [f"optim.schedule={name}" for name in schedules]
-    assert texts(earlier, "") == texts([], "") == texts(["optim.lr=1e-3"], ""), "sections, for the next override"
-    assert texts(["optim.lr=1e-3"], "optim.schedule=co") == ["optim.schedule=constant", "optim.schedule=cosine"]
-
-
+@pytest.mark.nightly
 @pytest.mark.promise("cli.completion")
 def test_the_shell_completes_recipes_runs_and_fields_once_installed(tmp_path: Path) -> None:
     """As bash asks: it sources the installed script, whose function calls `unpad` with the words typed so far."""

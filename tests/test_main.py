@@ -7,7 +7,6 @@ import resource
 import signal
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -46,11 +45,6 @@ def test_the_package_runs_as_a_module_and_names_itself_as_the_command_does() -> 
     done = run("-m", "unpad", "recipes", "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert "Usage: unpad recipes" in done.stdout
-
-
-def test_the_installed_command_starts_as_the_module_does() -> None:
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
-    assert project["project"]["scripts"] == {"unpad": "unpad.__main__:main"}
 
 
 @pytest.mark.parametrize("module", ["typer", "pydantic"])

@@ -14,7 +14,7 @@ import torch
 from tests.helpers.shell import Shell
 from tests.helpers.toy import events, run, write_toy
 from unpad.data.text import TextData
-from unpad.errors import OutOfMemoryError, is_memory_error, needs_memory
+from unpad.errors import OutOfMemoryError
 from unpad.run import checkpoint
 
 pytestmark = pytest.mark.slow
@@ -72,6 +72,7 @@ def test_a_model_that_no_memory_holds_names_its_sizes(unpad: Shell, tmp_path: Pa
     assert not list(tmp_path.glob("runs/*"))
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("memory.sequence")
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are of Linux")
 def test_memory_that_ends_in_the_middle_is_code_8(tmp_path: Path) -> None:
@@ -87,6 +88,7 @@ def test_memory_that_ends_in_the_middle_is_code_8(tmp_path: Path) -> None:
         assert "Traceback" not in errors, given
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("memory.cut")
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are of Linux")
 def test_a_run_goes_on_in_parts_where_memory_ends(tmp_path: Path) -> None:
@@ -122,14 +124,3 @@ def test_a_batch_and_a_checkpoint_without_room_are_code_8(tmp_path: Path, monkey
             run(recipe, tmp_path / "b")
     assert not list((tmp_path / "b/checkpoints").glob("*"))
     run(recipe, tmp_path / "b", "train.max_steps=3", resume=True)
-
-
-def test_only_errors_of_memory_are_converted() -> None:
-    no_memory = pytest.raises(OutOfMemoryError, match="this does not fit into memory: MemoryError")
-    with no_memory, needs_memory("this", "lower that"):
-        raise MemoryError
-    with pytest.raises(RuntimeError, match="shape"), needs_memory("this", "lower that"):
-        raise RuntimeError("shape")
-    with pytest.raises(RuntimeError) as caught:
-        torch.empty(1 << 60)
-    assert is_memory_error(caught.value)

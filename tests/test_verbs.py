@@ -18,10 +18,9 @@ import typer
 from rich.console import Console
 
 from tests.helpers.shell import Shell
-from unpad.cli.main import end_output, prepare_streams
+from unpad.cli.main import prepare_streams
 from unpad.data.tokens.lost import LostCharacters
 from unpad.errors import NOT_PROVED, PLEASE_REPORT, UNFORESEEN
-from unpad.evaluation.metrics import Metric
 from unpad.inference.images import Answer
 from unpad.inference.prompts import Prompt, Reply
 from unpad.processes.group import ALONE
@@ -128,19 +127,6 @@ def test_train_passes_its_options_on_and_ends_with_the_times_and_the_next_comman
     ]
 
 
-def test_plan_shows_itself_or_is_json(unpad: Shell, calls: Calls) -> None:
-    calls.replace("unpad.trials.preview.preview", shown(strategies=[]))
-    assert unpad("plan", "mine").out == ""
-    told = unpad("plan", "mine", "optim.lr=1", "--json", "--plot", "plan.svg")
-    assert json.loads(told.out) == {"strategies": []}
-    assert unpad("plan", "mine", "--processes", "2,8", "--json").code == 0
-    assert calls.made == [
-        ("preview", ("mine", [], None, "console", (), False)),
-        ("preview", ("mine", ["optim.lr=1"], Path("plan.svg"), None, (), False)),
-        ("preview", ("mine", [], None, None, (2, 8), False)),
-    ]
-
-
 @pytest.mark.parametrize("passed", [True, False])
 def test_prove_and_check_end_with_the_code_of_what_they_found(unpad: Shell, calls: Calls, passed: bool) -> None:
     found = shown(passed=passed)
@@ -158,31 +144,6 @@ def test_prove_and_check_end_with_the_code_of_what_they_found(unpad: Shell, call
         ("check", ([Path("a"), Path("b")], None, None, [])),
         ("check", ([Path("a"), Path("b")], "text", None, [])),
     ]
-
-
-def test_eval_passes_its_options_on_and_adds_the_cost_only_if_asked(unpad: Shell, calls: Calls) -> None:
-    metrics = {"loss": Metric(2.0, 1.0, 3.0, 4)}
-    calls.replace("unpad.evaluation.run.evaluate_run", (metrics, ["a reply"]))
-    found = SimpleNamespace(metrics=metrics, lines=[], facts={"near_duplicates": {"near": 1}})
-    calls.replace("unpad.evaluation.run.evaluate_new", found)
-    told = unpad("eval", "mine")
-    assert told.out.splitlines() == ["a reply", "loss      2.0000   1.0000 to 3.0000   of 4"]
-    calls.replace("unpad.evaluation.vqa_cost.evaluate_cost", {"cache_bytes_hard": Metric(5.0, 5.0, 5.0, 1)})
-    told = unpad(
-        "eval", "mine", "--replies", 2, "--split", "train", "--data", "new", "--cost", "--json", "--rows", "rows.jsonl"
-    )
-    of = {"num_groups": None, "part": None, "best_of": None}
-    assert json.loads(told.out) == {
-        "loss": {"value": 2.0, "low": 1.0, "high": 3.0, "num": 4, **of},
-        "cache_bytes_hard": {"value": 5.0, "low": 5.0, "high": 5.0, "num": 1, **of},
-        "near_duplicates": {"near": 1},
-    }
-    assert calls.made == [
-        ("evaluate_run", ("mine", 0, None, None, None)),
-        ("evaluate_new", ("mine", 2, "train", Path("new"), Path("rows.jsonl"))),
-        ("evaluate_cost", ("mine",)),
-    ]
-    assert unpad("eval", "mine", "--split", "all").code == 2
 
 
 def test_infer_passes_its_options_on_and_ends_with_the_code_of_a_fault(
@@ -230,29 +191,6 @@ def test_infer_passes_its_options_on_and_ends_with_the_code_of_a_fault(
     calls.made.clear()
     unpad("infer", "mine", "--image", "a", "--top", 2)
     assert calls.made[2][1][2] == 2
-
-
-def test_embed_chat_and_compare_pass_their_options_on(unpad: Shell, calls: Calls) -> None:
-    calls.replace("unpad.inference.loaded.load", "run")
-    calls.replace("unpad.inference.embed.embed_file", ["first [b]", "second"])
-    calls.replace("unpad.inference.chat.chat_with_run")
-    calls.replace("unpad.run.compare.compare", shown(runs=2))
-    assert unpad("embed", "mine", "--out", "o.parquet").out == LINES
-    unpad("embed", "mine", "--out", "o.parquet", "--data", "new", "--level", "set")
-    unpad("chat", "mine")
-    unpad("chat", "mine", "temperature=1", "model.context_factor=2", "--system", "short")
-    assert unpad("compare", "a", "b").out == f"{LINES}\ncompare.html\n"
-    assert json.loads(unpad("compare", "a", "b", "--out", "c.html", "--json").out) == {"runs": 2}
-    assert calls.made == [
-        ("load", ("mine",)),
-        ("embed_file", ("run", None, "patient", Path("o.parquet"))),
-        ("load", ("mine",)),
-        ("embed_file", ("run", Path("new"), "set", Path("o.parquet"))),
-        ("chat_with_run", ("mine", [], "")),
-        ("chat_with_run", ("mine", ["generate.temperature=1", "model.context_factor=2"], "short")),
-        ("compare", (["a", "b"], Path("compare.html"))),
-        ("compare", (["a", "b"], Path("c.html"))),
-    ]
 
 
 class Writes:
@@ -314,12 +252,6 @@ def test_output_escapes_what_a_terminal_cannot_show(unpad: Shell, monkeypatch: p
     prepare_streams()
     print("nothing hears it")
     sys.stdout.close()
-
-
-@pytest.mark.parametrize("error", [OSError(5, "lost", "a.txt"), OSError(1, "forbidden"), FileNotFoundError(2, "gone")])
-def test_an_error_of_another_file_is_not_one_of_the_output(error: OSError) -> None:
-    with pytest.raises(OSError, match=error.strerror or ""):
-        end_output(error)
 
 
 @pytest.mark.promise("cli.exit-codes")

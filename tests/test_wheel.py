@@ -89,6 +89,7 @@ def install(wheel: Path, folder: Path, extras: str = "") -> Path:
     return folder / "bin"
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("install.wheel")
 @pytest.mark.skipif(not library.enabled(), reason="no native kernels here")
 def test_the_wheel_of_this_platform_has_the_whole_package_and_its_own_kernels_and_trains_by_them(
@@ -113,6 +114,7 @@ def test_the_wheel_of_this_platform_has_the_whole_package_and_its_own_kernels_an
     assert (tmp_path / "run/checkpoints/best/model.safetensors").is_file()
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("install.wheel")
 def test_without_a_compiler_the_wheel_is_for_every_platform_and_its_runs_say_what_computes_them(
     project: Path, tmp_path: Path

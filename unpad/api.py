@@ -92,9 +92,15 @@ def batches(
         loss_masks: True where a token counts in the loss; default everywhere.
         first_step: steps before this epoch, for grow_per="step".
         settings: fields of the recipe's `plan` section.
+
+    Raises:
+        PlanError: masks do not fit the sequences, or nothing is planned.
     """
     lengths = [max(len(s) - 1, 0) for s in sequences]
     epoch_plan = plan(lengths, seed=seed, epoch=epoch, first_step=first_step, **settings)
+    if not epoch_plan.num_steps:
+        what = f"no batch comes of {number_of(len(sequences), 'sequences')}: all are dropped, or have no second token"
+        raise PlanError(what, fix="give sequences of two tokens or more, without plan.drop_last")
     masks = loss_masks if loss_masks is not None else [[True] * len(s) for s in sequences]
     for index, (sequence, mask) in enumerate(zip(sequences, masks, strict=False)):
         if len(sequence) != len(mask):

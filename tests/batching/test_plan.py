@@ -294,15 +294,6 @@ def test_a_corpus_without_targets_gives_an_empty_plan(strategy):
     assert planned.ledger.sequences == {"no_target": 2}
 
 
-@pytest.mark.parametrize("strategy", ALL)
-def test_a_plan_has_the_promised_types(strategy):
-    planned = plan(many(100).astype(np.int32), PlanSettings(strategy=strategy), seed=0, epoch=0)
-    assert planned.order.dtype == planned.micro_offsets.dtype == planned.step_offsets.dtype == np.int64
-    assert planned.pad_to.dtype == planned.fill_to.dtype == np.int32
-    with pytest.raises(IndexError):
-        planned.step(planned.num_steps)
-
-
 @pytest.mark.parametrize("strategy", ["fixed", "dynamic", "bucket", "budget"])
 def test_batches_per_step_are_counted_whatever_they_hold(strategy):
     lengths = many(50)
@@ -329,3 +320,15 @@ def test_a_last_step_with_room_for_exactly_the_shortest_piece_is_dropped():
     for lengths, is_dropped in (([6, 6, 6], True), ([5, 7, 7], True), ([5, 7, 8], False), ([6, 6, 7], False)):
         _, found = _without_short_last_step(exactly, np.array(lengths), chosen)
         assert found.tolist() == [False, False, is_dropped]
+
+
+def test_two_epochs_draw_differently():
+    seeds = [plan(many(20), PlanSettings(), seed=3, epoch=epoch).micro(0).epoch_seed for epoch in (0, 1)]
+    assert seeds == [(3, 0), (3, 1)]
+
+
+def test_the_ledger_of_a_dropped_step_of_overlapping_windows_counts_targets_once():
+    chosen = PlanSettings(overflow="split", max_tokens=10, stride=6, drop_last=True, tokens_per_step=30)
+    ledger = plan(np.array([43, 25]), chosen, seed=0, epoch=0).ledger
+    assert ledger.total == 68
+    assert ledger.tokens("dropped") > 0

@@ -7,18 +7,16 @@ import math
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.toy import run, write_toy
 from unpad.data.tokens.corpus import prepare
 from unpad.recipes.file import parse_recipe
-
-if TYPE_CHECKING:
-    from tests.helpers.families import Finished
 
 TEXTS = [
     "春天来了，花开了。",
@@ -128,6 +126,7 @@ def test_difference_is_paired() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_is_measured_beside_its_ngrams(finished: Finished, capsys: pytest.CaptureFixture[str]) -> None:
-    ngram.main(str(finished("text").run))
+def test_a_run_of_texts_is_measured_beside_its_ngrams(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(write_toy(tmp_path, stages=[], data={"chat": []}, train={"max_steps": 1}), tmp_path / "run")
+    ngram.main(str(tmp_path / "run"))
     assert "the run less order" in capsys.readouterr().out

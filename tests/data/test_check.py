@@ -13,9 +13,6 @@ from tests.helpers.event_tables import put
 from tests.helpers.pictures import write_scenes
 from tests.helpers.shell import Shell
 from unpad.data.check import check
-from unpad.data.sources.bad_rows import MAX_KINDS, fault_lines, faults_with_fixes
-from unpad.data.sources.example import BadRow
-from unpad.errors import RecipeError, SourceError
 
 
 def write(path: Path, *rows: object) -> Path:
@@ -46,28 +43,6 @@ def test_a_file_of_unknown_kind_is_a_fault_among_several_and_the_others_are_read
     ]  # fmt: skip
 
 
-def test_whatever_refuses_one_of_several_paths_leaves_the_others(tmp_path: Path) -> None:
-    good, gone = write(tmp_path / "a.jsonl", {"text": "一"}), tmp_path / "gone.jsonl"
-    odd = put(tmp_path / "b.csv", pa.table({"subject_id": ["a"], "time": ["soon"], "code": ["x"]}))
-    recipe = tmp_path / "empty.yaml"
-    recipe.write_text("data: {holdout: 0.5}\n")
-    report = check([gone, odd, recipe, good])
-    assert [(file.path.name, file.num_used) for file in report.files][-1] == ("a.jsonl", 1)
-    assert [row.code for row in report.bad if row.num_rows is None] == ["E_FILE", "E_UNIT", "E_RECIPE"]
-    assert not report.passed
-    for path, error in ((gone, SourceError), (recipe, RecipeError)):
-        with pytest.raises(error):
-            check(path)
-
-
-def test_a_stray_file_in_a_folder_leaves_the_others(tmp_path: Path) -> None:
-    write(tmp_path / "a.jsonl", {"text": "一"})
-    stray = write(tmp_path / "b.json", [{"width": 3}])
-    report = check(tmp_path)
-    assert [(row.where, row.code) for row in report.bad] == [(str(stray), "E_KIND")]
-    assert report.num_used == 1
-
-
 # --------------------------------------------------------------------------- many faults
 
 
@@ -86,41 +61,7 @@ def test_many_equal_faults_are_counted_and_three_are_shown(unpad: Shell, tmp_pat
     assert len(json.loads(unpad("data", "check", path, "--json").out)["faults"]) == 401
 
 
-def test_a_name_of_two_lines_is_shown_on_one(tmp_path: Path) -> None:
-    (tmp_path / "a\nb.jsonl").write_text('{"text": "hello"}\n', encoding="utf-8")
-    assert check([tmp_path / "a\nb.jsonl"]).files[0].line().replace("\n  ", " ").count("\n") == 0
-
-
-def test_faults_of_many_kinds_are_counted_too() -> None:
-    num = 3 * MAX_KINDS
-    bad = [BadRow(f"a:{n}", "E_KIND", "odd", f"fix {n % num}") for n in range(2 * num)]
-    assert len(fault_lines(bad)) == 2 * MAX_KINDS + 1
-    assert fault_lines(bad)[-1] == f"  ... and {4 * MAX_KINDS} faults of {2 * MAX_KINDS} other kinds"
-    told = faults_with_fixes(bad)
-    assert told[-2:] == [fault_lines(bad)[-1].strip() + "; all are in --json", f"faults: {2 * num} E_KIND"]
-    assert faults_with_fixes(bad[:1]) == ["a:0: E_KIND odd", "  do: fix 0"]
-    assert fault_lines([]) == faults_with_fixes([]) == []
-
-
 # --------------------------------------------------------------------------- patients
-
-
-def test_a_table_of_facts_and_labels_counts_once(tmp_path: Path) -> None:
-    events = put(tmp_path / "tests.csv", pa.table({"id": [1, 2, 3], "minutes": [1, 1, 1], "code": ["x", "y", "x"]}))
-    people = pa.table({"id": ["1", "2", "3", "4"], "age": ["50", "old", "60", "70"], "died": ["0", "1", "2", "1"]})
-    labels = put(tmp_path / "people.csv", people)
-    recipe = tmp_path / "mine.yaml"
-    tests = f"{{path: {events}, time: minutes, unit: minutes, value: null}}"
-    recipe.write_text(
-        f"data: {{events: [{tests}, {{path: {labels}, static: [age]}}]}}\n"
-        f"events: {{labels: {{path: {labels}, label: died}}, landmark: 9}}\n"
-    )
-    report = check(recipe)
-    assert [(file.path.name, file.num_used, file.num_rows) for file in report.files] == [
-        ("tests.csv", 3, 3), ("people.csv", 3, 4),
-    ]  # fmt: skip
-    assert [(row.where, row.code) for row in report.bad] == [(f"{labels}:4", "E_LABEL")]
-    assert report.num_rows == report.num_used + 1 == 7
 
 
 def test_ready_labels_are_checked_by_the_name_of_the_packaged_recipe(unpad: Shell, tmp_path: Path) -> None:
@@ -214,15 +155,6 @@ def test_near_duplicate_pictures_of_a_recipe_are_told(unpad: Shell, tmp_path: Pa
     told = unpad("data", "check", recipe_with(tmp_path / "r.yaml", **{kind: str(tmp_path / "set" / name)}))
     assert told.code == 0
     assert "held out 6 pictures: 4 near-duplicates of training ones" in told.out
-
-
-def test_texts_too_large_to_compare_in_a_check_are_named(
-    unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("unpad.data.text.MOST_BYTES", 10)
-    texts = write(tmp_path / "t.jsonl", {"text": LONG}, {"text": LONG + "完", "split": "valid"})
-    told = unpad("data", "check", recipe_with(tmp_path / "r.yaml", text=str(texts)))
-    assert (told.code, "are too many here; `unpad plan` does" in told.out) == (0, True)
 
 
 # --------------------------------------------------------------------------- what a folder or a file has

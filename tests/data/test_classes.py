@@ -86,14 +86,6 @@ def test_the_fingerprint_follows_the_content_of_rows_and_not_their_places(tmp_pa
     assert replace(data_of(WORDS), table=held_out).fingerprint() != own
 
 
-def test_lines_and_places_are_those_of_the_rows() -> None:
-    data = data_of(WORDS, [BadRow("a:4", "E_TYPE", "no word", "write one")])
-    assert data.where(1) == "a:2"
-    assert [row.where for row in data.bad_rows] == ["a:4"]
-    assert data.lines()[:2] == ["4 rows read = 3 used + 1 quarantined", "3 to train on, 0 held out; 2 classes"]
-    assert data.lines()[-1] == "  quarantined: a:4: E_TYPE no word"
-
-
 @pytest.mark.parametrize("pad_to", [0, 9])
 def test_a_micro_batch_is_by_default_its_sequences_joined(pad_to: int) -> None:
     data, ids = data_of(WORDS), np.array([2, 0])

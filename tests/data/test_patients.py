@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,19 +29,17 @@ from tests.helpers.patients import tiny_patients_model
 from unpad.batching.batch import RaggedBatch, concatenate
 from unpad.batching.layout import Layout
 from unpad.batching.plan import plan
-from unpad.data.check import _check_events
 from unpad.data.histories.cohort import read_cohort, refuse_unlearnable
 from unpad.data.histories.report import cohort_lines
 from unpad.data.histories.tables import alias
 from unpad.data.measuring import Measuring
-from unpad.data.patients import CODES, EventData, num_outputs, open_data
+from unpad.data.patients import EventData
 from unpad.errors import PlanError, RecipeError, SourceError
 from unpad.models import model_config
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import PlanSettings, strategy_names
 
-CLINICAL = Path(__file__).parents[3] / "shared" / "data" / "clinical"
 A, B, C = FIRST_ID, FIRST_ID + 1, FIRST_ID + 2
 
 
@@ -308,60 +305,6 @@ def test_a_landmark_of_their_own_and_labels_that_are_missing(tmp_path: Path) -> 
     assert "1 with the outcome, 1 without, 1 without a label" in data.lines()
 
 
-def test_one_sided_outcomes_are_told_and_refused_where_they_would_train(tmp_path: Path) -> None:
-    rows = draw_rows(12)
-    ids = sorted({row[0] for row in rows})
-    sides = split_file(tmp_path / "s.parquet", {p: ("train", "train", "valid")[n % 3] for n, p in enumerate(ids)})
-
-    def told_of(labels: list[int | None], weight: float) -> str:
-        path = label_file(tmp_path / "labels.parquet", id=ids, dead=labels)
-        asked = {"labels": {"path": path, "label": "dead", "missing": "keep"}, "landmark": 300, **sides}
-        return "\n".join(opened(long(tmp_path, rows), events=asked, losses={"classification": weight}).lines())
-
-    held_alike = [0 if n % 3 == 2 else n % 2 for n in range(12)]
-    assert "held out: 0 with the outcome; AUROC does not exist" in told_of(held_alike, 1)
-    assert "AUROC" not in told_of([n % 2 for n in range(12)], 1)
-    train_alike = [n % 2 if n % 3 == 2 else 1 for n in range(12)]
-    assert "to train on: 0 without the outcome" in told_of(train_alike, 0)
-    with pytest.raises(SourceError, match="with a known label have label 1") as caught:
-        told_of([None if n == 4 else label for n, label in enumerate(train_alike)], 1)
-    assert "losses.classification=0" in caught.value.fix
-    assert caught.value.where.endswith("labels.parquet")
-
-
-def test_a_label_without_a_landmark_or_a_time_is_told(tmp_path: Path) -> None:
-    rows: list[Row] = [(A, 0, "x", None), (B, 30, "x", None)]
-    path = label_file(tmp_path / "labels.parquet", id=[A, B], dead=[0, 1], at=[60, 60])
-    asked = {"path": path, "label": "dead"}
-    silent = [{"labels": {**asked, "time": "at"}}, {"labels": asked, "landmark": 60}, {}]
-    told_by = [
-        "\n".join(opened(long(tmp_path, rows), events=events).lines()) for events in ({"labels": asked}, *silent)
-    ]
-    assert ["no landmark: every event is history" in lines for lines in told_by] == [True, False, False, False]
-
-
-def test_files_that_are_named_by_whole_numbers_give_whole_ids(tmp_path: Path) -> None:
-    rows = draw_rows(4)
-    stays = put_folder(tmp_path / "stays", rows)
-    assert opened(str(stays)).ids.dtype == np.int64
-    path = label_file(tmp_path / "labels.csv", id=[str(A), "x7"], dead=[0, 1])
-    labels = {"path": path, "label": "dead", "missing": "keep"}
-    assert "x7" in opened(str(stays), events={"labels": labels, "landmark": 300}).ids.tolist()
-    (stays / f"{A}.0.parquet").rename(stays / f"0{A}.0.parquet")
-    assert opened(str(stays)).ids.tolist()[-1] == f"0{A}", "leading zeros stay"
-
-
-def test_settings_that_contradict_each_other_are_refused() -> None:
-    for labels, landmark in (
-        ({"label": "dead", "event": "dead"}, 0), ({"event": "dead"}, 0), ({"label": "dead", "horizon": 3}, 0),
-        ({"event": "dead", "duration": "end", "horizon": 3}, None), ({"event": "x", "duration": "y", "time": "z"}, 0),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=r"events\.labels|events"):
-            Recipe(events={"labels": {"path": "a.parquet", **labels}, "landmark": landmark})
-    with pytest.raises(ValueError, match=r"needs events\.labels"):
-        Recipe(events={"landmark": "day"})
-
-
 @pytest.mark.parametrize(("unit", "days"), [("days", 30.0), ("hours", 1.25)])
 def test_the_data_decides_the_horizon_and_the_linear_path(tmp_path: Path, unit: str, days: float) -> None:
     path = label_file(tmp_path / "people.parquet", id=[A, B], end=[40, 50], dead=[1, 0])
@@ -464,40 +407,6 @@ def test_a_competing_value_that_nobody_has_is_warned_of_with_the_values_that_the
     assert read_cohort(people_with(tmp_path, columns, **meant)).notes == (), "nothing is known of anybody"
 
 
-def test_check_says_of_patients_who_are_left_out_what_training_says(tmp_path: Path) -> None:
-    columns = {"status": [0, 1, 2, 0, None, 1, None], "end": [40, 30, 20, -5, 50, None, None]}
-    recipe = people_with(tmp_path, columns, competing=[2, 3], censored="exclude")
-    recipe = recipe.model_copy(update={"model": {"kind": "set_sequence", "bins": [0, 30]}})
-    told = _check_events(recipe, trains=True).notes
-    lines = open_data(recipe, None).lines()
-    assert [line for line in told if line in lines] == list(told)
-    assert "1 left out whose observation ended before the landmark" in told[0]
-    assert told[2:] == (
-        told[2],
-        f'warning: {recipe.events.labels.path}: no "status" is "3", of events.labels.competing; there are 0, 1, 2',
-    )
-    reasons = {"without a label": 1, "without a duration": 1, "without a label and duration": 1}
-    assert reasons.items() <= read_cohort(recipe).cohort.left_out.items()
-
-
-@pytest.mark.parametrize(
-    ("status", "end", "what"),
-    [(None, 20, "label"), (1, None, "duration"), (None, None, "label and duration")],
-)
-def test_which_of_label_and_duration_is_missing_is_said(
-    tmp_path: Path, status: int | None, end: int | None, what: str
-) -> None:
-    recipe = people_with(tmp_path, {"status": [0, status], "end": [40, end]}, missing="error")
-    [bad] = read_cohort(recipe).bad
-    assert bad.what.endswith(f" has an empty {what}")
-    assert bad.fix.startswith(f"add the {what}, or set events.labels.missing")
-    columns = {"status": [0, status], "end": [40, end]}
-    kept = read_cohort(people_with(tmp_path, columns, missing="keep", censored="keep")).cohort
-    assert kept.label is not None
-    assert kept.cause is not None
-    assert (kept.label[1], kept.cause[1]) == (-1, 0), "an outcome without its time is none at the landmark"
-
-
 def test_the_labels_decide_the_number_of_competing_hazards(tmp_path: Path) -> None:
     path = label_file(tmp_path / "people.parquet", id=[A, B, C], end=[40, 50, 20], dead=[1, 0, 2])
     source = {**long(tmp_path, [(A, 0, "x", 1.0), (B, 0, "x", 2.0)]), "unit": "days"}
@@ -514,25 +423,6 @@ def test_the_labels_decide_the_number_of_competing_hazards(tmp_path: Path) -> No
     assert caught.value.where == "model.competing"
     with pytest.raises(RecipeError, match=r"competing events have hazards, and model\.bins has none"):
         model_config({"kind": "set_sequence", "competing": 1})
-
-
-@pytest.mark.parametrize(
-    ("labels", "said"),
-    [
-        ({"label": "dead", "competing": [2]}, "competing events are values of the column event"),
-        ({"competing": [1]}, '"1" among the competing events has a meaning as 0, 1 or in map'),
-        ({"competing": ["Moved"], "map": {"moved": 0}}, '"moved" among the competing events has a meaning'),
-        ({"competing": [2, "2"]}, '"2" among the competing events is named twice'),
-        ({"competing": [2, 2.0]}, '"2" among the competing events is named twice'),
-        ({"competing": [True]}, '"true" among the competing events has a meaning as 0, 1 or in map'),
-        ({"map": {"2": 0, "2.0": 1}}, '"2" has two meanings'),
-        ({"competing": [""]}, '"" among the competing events is no value'),
-    ],
-)
-def test_competing_events_have_one_meaning_each(labels: dict[str, object], said: str) -> None:
-    timed = {} if "label" in labels else {"event": "dead", "duration": "end"}
-    with pytest.raises(ValueError, match=said):
-        Recipe(events={"labels": {"path": "a.parquet", **timed, **labels}, "landmark": 0})
 
 
 # --------------------------------------------------------------------------- several classes
@@ -575,17 +465,6 @@ def test_values_of_several_classes_are_their_places_in_the_order_of_the_recipe(
     assert data.class_labels() == (data.labels, data.classes)
 
 
-@pytest.mark.parametrize(("classes", "words"), [(["alive", "dead"], ["alive", "dead"]), ([0, 1], [0, 1])])
-def test_two_classes_are_an_outcome_that_comes_or_does_not(
-    tmp_path: Path, classes: list[object], words: list[object]
-) -> None:
-    data = classes_of(tmp_path, [words[one] for one in (0, 1, 1)], classes=classes)
-    assert data.labels is not None
-    assert (data.labels.tolist(), data.classes) == ([0, 1, 1], ())
-    assert "2 with the outcome, 1 without, 0 without a label" in data.lines()
-    assert data.complete(model_config({"kind": "set_sequence", "bins": [0, 9]})).model_dump()["classes"] is None
-
-
 @pytest.mark.promise("patients.ready-labels")
 def test_a_value_of_no_class_is_refused_with_its_place_and_no_name_of_anybody(tmp_path: Path) -> None:
     def faults(values: list[object], **labels: object) -> list[tuple[str, str, str, str]]:
@@ -608,71 +487,6 @@ def test_a_value_of_no_class_is_refused_with_its_place_and_no_name_of_anybody(tm
     [(_, _, what, _)] = faults([0, 1, 3], classes=[0, 1, 2])
     assert what == '"where" is "3", none of 0, 1, 2'
     assert faults(["home", "moved", "died"], map={"Moved": None}) == []
-
-
-def test_labels_of_more_than_two_values_are_refused_with_the_way_to_declare_classes(tmp_path: Path) -> None:
-    words = classes_of(tmp_path, ["home", "rehab", "died", "home", "rehab", "1"], quarantine=True)
-    assert {bad.fix.partition(";")[0] for bad in words.bad_rows} == {
-        "make each a class: 'events.labels.classes=[home, rehab, died]'"
-    }
-    [bad] = classes_of(tmp_path, [0, 1, 2], quarantine=True).bad_rows
-    assert "'events.labels.classes=[0, 1, 2]' makes each a class of its own" in bad.fix
-    codes = classes_of(tmp_path, ["I21.4", "I10", "1"], quarantine=True).bad_rows
-    assert [bad.what.partition(": ")[2] for bad in codes] == [
-        f'"where" is a text of {num} characters, expected 0 or 1' for num in (5, 3)
-    ]
-    assert all("name each in events.labels.classes" in bad.fix for bad in codes)
-
-
-def test_a_patient_of_two_classes_is_refused(tmp_path: Path) -> None:
-    path = label_file(tmp_path / "people.csv", id=[A, A, B, C], where=["home", "died", "rehab", "home"])
-    made = {"path": path, "label": "where", "classes": ["home", "rehab", "died"]}
-    source = long(tmp_path, [(patient, 1, "x", 1.0) for patient in (A, B, C)])
-    with pytest.raises(SourceError) as caught:
-        opened(source, events={"labels": made})
-    assert "which contradict each other: home and died" in str(caught.value)
-    own = label_file(tmp_path / "ends.csv", id=[A, A, B, C], status=["1", "moved", "0", "0"], end=[9] * 4)
-    timed = {"path": own, "event": "status", "duration": "end", "horizon": 5, "competing": ["moved"]}
-    with pytest.raises(SourceError, match="which contradict each other: 1 and moved"):
-        opened(source, events={"labels": timed, "landmark": 2})
-
-
-def test_the_labels_decide_the_number_of_classes(tmp_path: Path) -> None:
-    data = classes_of(tmp_path, ["a", "b", "c"], classes=["a", "b", "c"])
-
-    def completed(**fields: object) -> object:
-        return data.complete(model_config({"kind": "set_sequence", **fields})).model_dump()["classes"]
-
-    assert (completed(), completed(classes=3)) == (3, 3)
-    for fields, said in (
-        ({"classes": 4}, "the model has 4 classes, and the labels have 3"),
-        ({"bins": [0, 30]}, "the labels have 3 classes, and model.bins is of one outcome"),
-        ({"positive_weight": 2.0}, "the labels have 3 classes, and model.positive_weight is of one outcome"),
-    ):
-        with pytest.raises(RecipeError, match=said) as caught:
-            completed(**fields)
-        assert caught.value.where == f"model.{next(iter(fields))}"
-        assert caught.value.fix
-    with pytest.raises(RecipeError, match="the model has 3 classes, and the labels have 2"):
-        classes_of(tmp_path, [0, 1, 1]).complete(model_config({"kind": "set_sequence", "classes": 3}))
-
-
-@pytest.mark.parametrize(
-    ("labels", "said"),
-    [
-        ({"event": "where", "duration": "end", "classes": [0, 1, 2]}, "classes are values of the column label"),
-        ({"label": "where", "classes": ["a"]}, '"a" alone is no choice'),
-        ({"label": "where", "map": {"d": "a"}}, '"d" in map means "a", expected 0, 1, or null for no label'),
-        ({"label": "where", "classes": ["a", "b", "A"]}, '"a" among the classes is named twice'),
-        ({"label": "where", "classes": [1, 2, 2.0]}, '"2" among the classes is named twice'),
-        ({"label": "where", "classes": ["a", "", "b"]}, '"" among the classes is no value'),
-        ({"label": "where", "classes": ["a", "b", "c"], "map": {"d": 1}}, "with them it only has words for null"),
-        ({"label": "where", "classes": ["a", "b", "c"], "map": {"b": None}}, '"b" among the classes is no known class'),
-    ],
-)
-def test_classes_have_one_meaning_each(labels: dict[str, object], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        Recipe(events={"labels": {"path": "a.parquet", **labels}})
 
 
 @pytest.mark.promise("patients.ready-labels")
@@ -748,18 +562,6 @@ def test_codes_that_training_does_not_have_are_one_code_or_left_out(policy: str,
     seldom = opened(long(tmp_path, rows), events={**sides, "min_count": 2})
     assert seldom.codes == ("<unknown>", "a")
     assert seldom.known.counts.tolist() == [1, 2]
-
-
-def test_a_run_keeps_its_codes_and_scales(tmp_path: Path) -> None:
-    rows = draw_rows(20)
-    data = opened(long(tmp_path, rows))
-    assert num_outputs(data.files) == data.num_outputs == len(data.codes)
-    assert json.loads(data.files[CODES])["codes"] == list(data.codes)
-    others = [(row[0] + 500, row[1], row[2], row[3] and row[3] * 3) for row in rows[:30]]
-    again = opened(long(tmp_path, others), kept=data.files, data={"holdout": 0.999})
-    assert (again.codes, again.files) == (data.codes, data.files)
-    with pytest.raises(SourceError, match="no patient is left to train on: all are held out"):
-        opened(long(tmp_path, others), events=split_file(tmp_path / "s.parquet", {r[0]: "valid" for r in others}))
 
 
 def test_a_run_that_starts_from_another_has_its_scale_or_is_refused(tmp_path: Path) -> None:
@@ -943,43 +745,6 @@ def test_the_fingerprint_follows_what_is_read(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- packaged and real patients
 
 
-def test_the_simulated_patients_need_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path))
-    people = "simulated:patients/patients.parquet"
-    sources = [
-        {"path": "simulated:patients/events.parquet", "time": "days"},
-        {"path": people, "static": ["age", "sex"]},
-    ]
-    labels = {"path": people, "event": "died", "duration": "days", "horizon": 365}
-    data = opened(sources, events={"labels": labels, "landmark": 0})
-    assert data.labels is not None
-    assert 0.2 < float((data.labels == 1).mean()) < 0.5
-    assert int(data.sets.has_no_time.sum()) > 20
-    assert data.report.counts["after the landmark"] > 1000
-    assert data.fingerprint() == opened(sources, events={"labels": labels, "landmark": 0}).fingerprint()
-
-
-@pytest.mark.skipif(not CLINICAL.is_dir(), reason="the clinical tables are not beside the checkout")
-def test_the_study_has_the_people_that_it_should() -> None:
-    people = str(CLINICAL / "subjects.parquet")
-    recipe = recipe_of(
-        [
-            {"path": str(CLINICAL / "measurements.parquet"), "time": "days", "code": "test"},
-            {"path": str(CLINICAL / "events.parquet"), "time": "days", "code": "event", "value": None},
-            {"path": people, "static": ["age", "male"]},
-        ],
-        events={"labels": {"path": people, "event": "status", "duration": "futime", "horizon": 1825}, "landmark": 0},
-    )
-    data = opened([source.model_dump() for source in recipe.data.events], events=recipe.events.model_dump())
-    assert len(data.ids) == 10_684
-    assert data.labels is not None
-    assert int((data.labels == 1).sum()) == 731
-    assert int((data.report.per_source[:, 0] == 0).sum()) == 2_033, "without an earlier measurement"
-    assert int(data.sets.has_no_time.sum()) == 1_799, "with neither measurement nor diagnosis"
-    assert data.codes[1:3] == ("chol", "hdl")
-    assert len(data.code) + sum(data.report.counts.values()) == 400_123 + 34_340 + 2 * 17_549
-
-
 def test_an_event_at_the_end_of_observation_is_history_and_one_after_it_is_refused(tmp_path: Path) -> None:
     rows = [(patient, minute, "x", 1.0) for patient in (A, B) for minute in (0, 10, 20)]
     labels = put(tmp_path / "labels.csv", pa.table({"id": [A, B], "dead": [1, 0], "at": [20.0, 20.0]}))
@@ -989,3 +754,45 @@ def test_an_event_at_the_end_of_observation_is_history_and_one_after_it_is_refus
     put(tmp_path / "labels.csv", pa.table({"id": [A, B], "dead": [1, 0], "at": [19.0, 20.0]}))
     with pytest.raises(SourceError, match="E_LEAK"):
         opened(long(tmp_path, rows), data={"holdout": 0}, events=asked)
+
+
+# --------------------------------------------------------------------------- what is left out is said
+
+
+def test_patients_without_any_event_to_train_on_are_refused_and_counted(tmp_path: Path) -> None:
+    rows = [(i, 5.0 + i, "a", 1.0) for i in range(12)]
+    source = {"path": str(put(tmp_path / "e.parquet", table(rows))), "unit": "days"}
+    data = opened([source], data={"holdout": 0.2}, events={"landmark": 0})
+    with pytest.raises(SourceError, match="no patient to train on has an event: 12 after the landmark"):
+        data.check_trainable()
+    opened([source], data={"holdout": 0.2}, events={"landmark": 30}).check_trainable()
+
+
+def test_a_code_whose_values_training_lacks_is_named(tmp_path: Path) -> None:
+    rows = [(i, float(day), "a", None if i < 10 else 2.0) for i in range(12) for day in range(3)]
+    file = put(tmp_path / "e.parquet", table(rows))
+    sides = put(tmp_path / "s.parquet", pa.table({"id": range(12), "split": ["train"] * 10 + ["valid"] * 2}))
+    data = opened([{"path": str(file), "unit": "days"}], events={"split": str(sides)})
+    assert "warning: values left out, as their codes have none in training: 6 of a" in data.lines()
+
+
+def test_a_file_without_numbers_of_sets_goes_by_the_time_beside_one_that_has_them(tmp_path: Path) -> None:
+    numbered = table([(7, 0.0, code, 1.0) for code in "abc"]).append_column("set_index", pa.array([0, 1, 1]))
+    put(tmp_path / "e" / "1.parquet", numbered.set_column(1, "time", pa.array([0.0, 1.0, 1.0])))
+    put(
+        tmp_path / "e" / "2.parquet",
+        table([(8, day, code, 1.0) for day, code in zip((3.0, 0.0, 3.0), "abc", strict=True)]),
+    )
+    data = opened([{"path": str(tmp_path / "e"), "unit": "days"}], data={"holdout": 0})
+    assert data.report.bad == []
+    assert np.diff(data.sets.set_starts).tolist() == [1, 2, 1, 2]
+
+
+def test_a_file_of_a_patient_is_not_named_where_its_column_has_another_name(tmp_path: Path) -> None:
+    for patient in ("7001", "7002"):
+        rows = [(1, float(day), "a", 1.0) for day in range(3)]
+        put(tmp_path / "e" / f"{patient}.parquet", table(rows, time="minute", code="varname").drop_columns("id"))
+    with pytest.raises(SourceError, match='no column "variable"') as caught:
+        opened([{"path": str(tmp_path / "e")}])
+    assert "7001" not in str(caught.value)
+    assert "varname" in str(caught.value.fix) + caught.value.what

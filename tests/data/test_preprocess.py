@@ -100,11 +100,6 @@ def test_raw_features_are_the_towers() -> None:
     assert prepare([ROWS[2]], tower=tower).raw_features is None
 
 
-def test_no_samples_make_an_empty_batch() -> None:
-    prepared = prepare([])
-    assert (prepared.batch.num_seqs, prepared.batch.total_tokens, prepared.vision_spans) == (0, 0, ())
-
-
 # --------------------------------------------------------------------------- errors
 
 GOOD: Row = ("1 <image> 2", [SQUARE], "3")
@@ -130,13 +125,6 @@ def test_a_bad_sample_is_named(case: str) -> None:
     assert "at: sample 71" in str(caught.value)
 
 
-def test_an_image_that_does_not_fill_its_grid_is_named() -> None:
-    patches, _ = picture(SQUARE, 2, 0)
-    with pytest.raises(SourceError, match="an image of 2 x 3 has 4 patches") as caught:
-        preprocess(VOCABULARY, [[(patches, (2, 3))]], ["<image>"])
-    assert "sample 0" in str(caught.value)
-
-
 @pytest.mark.promise("vqa.preprocess")
 @pytest.mark.parametrize(
     ("cut", "message"),
@@ -156,12 +144,6 @@ def test_lists_of_different_lengths_are_refused_with_the_samples_that_lack_an_en
 
 
 # --------------------------------------------------------------------------- the strict mode
-
-
-def test_aligned_samples_share_their_spans() -> None:
-    rows: list[Row] = [("1 2 <image> 4", [SQUARE], "3"), ("5 6 <image> 7 8 9", [SQUARE], "3 4 5")]
-    prepared = prepare(rows, aligned=True)
-    assert prepared.vision_spans == (((2, 5),), ((2, 5),))
 
 
 @pytest.mark.promise("vqa.aligned")
@@ -187,7 +169,21 @@ def test_images_of_different_sizes_are_not_aligned() -> None:
         prepare([rows[0], ("1", [], "2")], aligned=True)
 
 
-def test_patches_are_kept_as_they_are() -> None:
-    prepared = prepare(GRIDS)
-    expected = [picture(grid, 2, 10 * i + j)[0] for i, row in enumerate(GRIDS) for j, grid in enumerate(row[1])]
-    assert np.array_equal(prepared.batch.media.inputs_embeds.numpy(), np.concatenate(expected))
+@pytest.mark.promise("vqa.preprocess")
+@pytest.mark.parametrize("case", ["patch size", "nan", "no question", "no answer", "equal ids"])
+def test_what_cannot_be_a_sample_is_refused_by_its_name(case: str) -> None:
+    images = [[picture((2, 2), 2, 0)], [picture((2, 2), 2, 1)]]
+    questions, answers, ids = [row[0] for row in ROWS if len(row[1]) == 1][:1] * 2, ["1", "2"], [7, 8]
+    if case == "patch size":
+        images[1] = [picture((2, 2), 3, 1)]
+    elif case == "nan":
+        images[1][0][0][0, 0] = np.nan
+    elif case == "no question":
+        questions[1] = None  # type: ignore[call-overload]
+    elif case == "no answer":
+        answers[1] = None  # type: ignore[call-overload]
+    else:
+        ids[0] = 8
+    with pytest.raises(SourceError) as caught:
+        preprocess(VOCABULARY, images, questions, answers, sample_ids=ids)
+    assert "sample 8" in caught.value.where

@@ -7,7 +7,7 @@ from pathlib import Path
 from unpad.data.images import ImageData
 from unpad.data.patients import EventData
 from unpad.data.sources.files import DRAWN, OURS, SIMULATED
-from unpad.data.text import MOST_LISTED, TextData
+from unpad.data.text import TextData
 from unpad.recipes.data import PACKAGED
 from unpad.recipes.file import load_recipe, parse_recipe
 
@@ -29,21 +29,6 @@ def test_packaged_files_are_marked_and_given_ones_are_not() -> None:
         "reads data.events: mine.csv",
         "reads events.labels.path: unpad:deaths.csv (comes with unpad)",
     ]
-
-
-def test_the_files_of_a_folder_and_of_a_pattern_are_listed(tmp_path: Path) -> None:
-    for number in range(MOST_LISTED + 3):
-        (tmp_path / f"t{number}.txt").write_text("一")
-    files = [f"  {tmp_path}/t{number}.txt" for number in range(MOST_LISTED)]
-    assert TextData.source_lines(parse_recipe({"data": {"text": str(tmp_path)}})) == [
-        f"reads data.text: {tmp_path}",
-        *files,
-        "  and 3 more",
-    ]
-    found = TextData.source_lines(parse_recipe({"data": {"text": "t1*.txt", "root": str(tmp_path)}}))
-    assert found[0] == "reads data.text: t1*.txt"
-    assert found[1] == files[1]
-    assert len(found) == 1 + 1 + 10
 
 
 def test_names_of_patients_files_stay_off_the_screen(tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ from unpad.proof import recipe as proof
 from unpad.proof.recipe import prove_recipe
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
-from unpad.storage import sha256_file
 from unpad.training.loop import train
 from unpad.training.setup import resolved
 
@@ -236,13 +235,6 @@ def test_pictures_given_to_other_rows_are_caught(tmp_path: Path, monkeypatch: py
     assert "plan pack = alone" in failed
 
 
-def test_no_rows_at_all_is_an_empty_batch(tmp_path: Path) -> None:
-    data = questions_of(recipe_of(write_questions(tmp_path / "pictures")))
-    assert data.prompts([]).total_tokens == 0
-    table = data.table
-    assert np.array_equal(data.count_targets(np.arange(3), np.zeros(3), table.positions[:3]), table.num_targets[:3])
-
-
 @pytest.mark.promise("vqa.modes")
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -311,33 +303,7 @@ def test_a_run_that_prunes_starts_from_one_that_does_not(tmp_path: Path) -> None
         train(write_recipe(tmp_path / "w.yaml", wider), tmp_path / "wide", [start], console=quiet())
 
 
-@pytest.mark.slow
-def test_a_run_with_every_loss_of_pruning_resumes_to_the_bit(tmp_path: Path) -> None:
-    prune = {
-        "layers": [0], "inner": 8, "temperature": {"start": 1, "end": 0.2, "steps": 9},
-        "discriminator": {"inner": 8, "reinit": 0.4},
-    }  # fmt: skip
-    recipe = recipe_of(
-        write_questions(tmp_path / "pictures"),
-        model={"prune": prune, "merge": {"variant": "simple", "ratio": 0.5, "inner": 8}},
-        losses={"adversarial": {"end": 0.1, "steps": 6}, "discriminator": 1.0, "binarisation": 0.1},
-        optim={"groups": [{"parameters": ["discriminator.*"], "lr_scale": 2.0, "clip": 10.0}]},
-        train={"max_epochs": 2, "threads": 1},
-    )
-    name = write_recipe(tmp_path / "r.yaml", recipe)
-    train(name, tmp_path / "whole", [], console=quiet())
-    train(name, tmp_path / "parts", ["train.max_steps=5"], console=quiet())
-    train(name, tmp_path / "parts", ["train.max_steps=null"], resume=True, console=quiet())
-    found = rows(tmp_path / "whole", "train")
-    assert found == rows(tmp_path / "parts", "train")
-    last = found[-1]["values"]
-    assert {"sparsity", "adversarial", "discriminator", "real_accuracy", "fake_accuracy"} <= set(last)
-    assert all(np.isfinite(value) for value in last.values())
-    assert float(weights(tmp_path / "whole", "best")["temperature"]) < 1
-    assert 0 < len(events(tmp_path / "whole", "drawn_anew")) < len(found)
-
-
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("cut", [0.25, 0.75])
 def test_a_run_that_hides_tokens_and_then_removes_them_resumes_to_the_bit_in_either_stage(
     tmp_path: Path, cut: float
@@ -373,37 +339,3 @@ def test_the_packaged_recipe_prunes_and_is_kept_as_it_was_written() -> None:
     assert model_config(resolved(ranked).model).prune.method == "random"
     assert ranked.stages == []
     assert model_config(resolved(Recipe(**yaml.safe_load(recipe.to_yaml()))).model) == config
-
-
-def test_the_table_is_of_the_rows_of_all_files(tmp_path: Path) -> None:
-    first, second = (write_questions(tmp_path / name) for name in "ab")
-    rows = [json.loads(line) for line in second.read_text("utf-8").splitlines()]
-    (second.parent / "gone.png").write_bytes(b"")
-    rows = [{**row, "split": "test"} if n in (2, 3) else row for n, row in enumerate(rows[:20])]
-    rows[5] = {"image": "gone.png", "question": "what?", "answer": "x"}
-    second.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    sources = [{"path": str(first), "weight": 0.5}, {"path": str(second), "weight": 3}]
-    recipe = recipe_of(first, data={"vqa": sources, "on_bad_row": "quarantine", "max_bad": 1 / 80})
-    data = questions_of(recipe)
-    table = data.table
-    assert len(rows) + len(first.read_text("utf-8").splitlines()) == 80
-    with pytest.raises(SourceError, match="1 of 80 rows"):
-        open_data(recipe_of(first, data={**recipe.data.model_dump(), "max_bad": 0.0124}), None)
-    assert (len(table) + table.num_test, data.chosen.num_test) == (79, table.num_test)
-    assert table.num_test >= 2
-    assert table.weights == (0.5, 3.0)
-    assert table.source.tolist() == [int(one.where.startswith(str(second))) for one in data.examples]
-    patches = [sum(int(data.album.grids[image].prod()) for image in one.images) for one in data.examples]
-    assert table.positions.tolist() == [length - 1 + n for length, n in zip(data.rows.lengths(), patches, strict=True)]
-    files = [(str(file), sha256_file(file)) for file in (first, second)]
-    assert table.file_hashes == (*files, *((one.where, one.sha256) for one in data.album.images))
-    without = [i for i, one in enumerate(data.examples) if not one.images and one.where.startswith(str(first))]
-    assert len(without) == 3, "the fourth goes with its copy of the test part"
-    assert len({int(table.group[i]) for i in without}) == 3, "rows without pictures are units by their question"
-    lines = data.lines()
-    assert (
-        lines[0] == f"80 rows read = {len(table)} used + 1 quarantined + {table.num_test} of the test part, "
-        "for `unpad eval` alone"
-    )
-    tested = open_data(recipe, data.files, Wanted.TEST)
-    assert (len(tested.table), tested.table.num_test) == (table.num_test, 0)

@@ -35,16 +35,3 @@ def test_a_report_is_asked_for_version_recipe_and_error() -> None:
         assert "`unpad --version`" in text
     fault = read(".github/ISSUE_TEMPLATE/fault.md")
     assert all(word in fault for word in ("recipe", "Error", "exit code", "SECURITY.md"))
-
-
-def test_pages_outside_of_docs_link_to_what_is_there() -> None:
-    for name in ("CHANGELOG.md", "SECURITY.md"):
-        for target in re.findall(r"\]\(([^)\s]+)\)", read(name)):
-            path, _, anchor = target.partition("#")
-            if not target.startswith("https://"):
-                assert (ROOT / path).is_file(), target
-                headings = re.findall(r"^#+ (.*)$", read(path), re.MULTILINE)
-                known = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-                assert not anchor or anchor in known, target
-    for fact in ("unpickled", "private advisory", "chat templates", "no code of a repository is run"):
-        assert fact in read("SECURITY.md")

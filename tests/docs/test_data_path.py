@@ -162,7 +162,7 @@ def faults(text: str, stacks: Stacks, callers: Callers) -> list[str]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_calls_of_the_path_are_those_of_a_run(run: tuple[Stacks, Callers]) -> None:
     claims = "\n".join(sections(TEXT))
     assert len(re.findall(rf"`{NAME}`", claims)) > 60
@@ -170,7 +170,7 @@ def test_the_calls_of_the_path_are_those_of_a_run(run: tuple[Stacks, Callers]) -
     assert faults(TEXT, *run) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("line", "wrong", "told"),
     [

@@ -82,7 +82,7 @@ def test_a_family_takes_at_most_150_lines_of_python() -> None:
     assert sum(len(body.splitlines()) for body in python) <= 150
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_family_of_the_example_needs_six_files_and_one_field_and_works_with_every_verb(tmp_path: Path) -> None:
     assert build(tmp_path) == 6
     lint(tmp_path)

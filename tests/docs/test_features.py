@@ -13,7 +13,6 @@ import pytest
 TOOL: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "promises.py"))
 TEXT = TOOL["PAGE"].read_text(encoding="utf-8")
 IDS = [name for name, _ in TOOL["promises"](TEXT)]
-MOST_BYTES = 47_200
 
 
 @pytest.fixture(scope="module")
@@ -40,26 +39,6 @@ def test_every_promise_has_a_test(shown: dict[str, list[str]]) -> None:
 
 def test_every_promise_that_a_test_names_is_on_the_page(shown: dict[str, list[str]]) -> None:
     assert {name: tests for name, tests in shown.items() if name not in IDS} == {}
-
-
-def test_the_page_is_short_and_names_no_tests() -> None:
-    assert len(TEXT.encode()) < MOST_BYTES
-    assert "tests/" not in TEXT
-
-
-def test_marks_of_tests_of_their_cases_and_of_files_are_read() -> None:
-    source = """
-pytestmark = [pytest.mark.slow, pytest.mark.promise("a.file")]
-
-@pytest.mark.promise("a.one", "a.two")
-@pytest.mark.slow
-def test_one(): ...
-
-@pytest.mark.parametrize("case", [pytest.param(1, marks=pytest.mark.promise("a.case"))])
-def test_two(case): ...
-"""
-    wanted = [("a.file", ""), ("a.one", "test_one"), ("a.two", "test_one"), ("a.case", "test_two")]
-    assert list(TOOL["marks"](source)) == wanted
 
 
 def test_promises_are_listed_with_their_tests_by_the_beginning_of_their_ids(capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,7 +53,7 @@ def beginning(line: str) -> str:
     return re.split(r"[\d:]", line, maxsplit=1)[0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("block", QUICK, ids=name)
 def test_a_command_prints_what_its_page_shows(
     block: list[Any], native_lines: None, unpad: Shell, monkeypatch: pytest.MonkeyPatch
@@ -93,7 +93,7 @@ def native_lines(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.promise("versions.examples")
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("block", [block for block in EXAMPLES if not trains(block)], ids=name)
 def test_an_example_prints_what_its_page_shows_and_learns_as_much(block: list[Any]) -> None:
     """Words are compared, and numbers to a tenth: what a model has learnt depends on the kind of processor."""
@@ -103,7 +103,7 @@ def test_an_example_prints_what_its_page_shows_and_learns_as_much(block: list[An
         assert numbers[1] == pytest.approx(numbers[0], rel=0.1, abs=0.1), printed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("block", [block for block in EXAMPLES if trains(block)], ids=name)
 def test_an_example_on_a_recipe_prints_its_lines(
     block: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -139,21 +139,6 @@ def test_every_example_stands_on_its_page_with_its_output() -> None:
 def test_a_line_that_drifts_is_named(expected: tuple[str, ...], drifted: str | None) -> None:
     shown = OUTPUTS["Shown"]("plan.md", 1, "unpad plan", expected)
     assert OUTPUTS["drift"](shown, "steps   43\nloss 0.5\ntook 3 min\n") == drifted
-
-
-@pytest.mark.parametrize(
-    ("expected", "drifted"),
-    [
-        (("loss 8.31 to 40 in 7 steps, of", "all", "...", " 9% |  *", "     +--==-"), None),
-        (("loss 8.31 to 40 in 7 steps,", "of all", "...", "7% | ***", "     +==---"), None),
-        (("loss 8.31 to 40 in 7 seconds,", "..."), "loss 8.31 to 40 in 7 seconds,"),
-        (("loss 1 to 2 in 3 steps, of all",), "(the output goes on)"),
-    ],
-)
-def test_of_some_pages_words_alone_are_compared(expected: tuple[str, ...], drifted: str | None) -> None:
-    shown = OUTPUTS["Shown"]("doctor.md", 1, "unpad doctor", expected)
-    printed = "loss 5 to 0.4 in 60 steps, of all\n\nmore\n12% |*\n      +-====-\n"
-    assert OUTPUTS["drift"](shown, printed) == drifted
 
 
 def commands() -> Iterator[tuple[list[str], list[str]]]:

@@ -14,7 +14,7 @@ from tests.doctor.troubles import Recipe, is_ill, with_discharge_status, with_ho
 from tests.doctor.troubles import Row as Fields
 from tests.helpers.families import images, rewritten, write_rows
 from unpad.doctor.examine import look
-from unpad.doctor.rows import Row
+from unpad.doctor.rows import Labelled
 from unpad.doctor.subject import TimeBudget, open_subject
 from unpad.doctor.vqa import without_picture
 
@@ -59,7 +59,7 @@ def test_classes_of_pictures(recipe: Recipe, expected: list[str], tmp_path: Path
 
 
 def test_answers_that_follow_from_their_question_are_named() -> None:
-    asked = [Row(f"Is it{' not' * (i % 2)}?", "no" if i % 2 else "yes", f"a:{i}") for i in range(60)]
+    asked = [Labelled(f"Is it{' not' * (i % 2)}?", "no" if i % 2 else "yes", f"a:{i}") for i in range(60)]
     assert without_picture(asked, ("data.vqa",))
     assert without_picture([one._replace(target=str(i % 3)) for i, one in enumerate(asked)], ("data.vqa",)) == []
 

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from tests.doctor.sentences import CHINESE, RUSSIAN, WORDS, lines_of
-from unpad.doctor.rows import Row, clashing_labels, constant_labels
+from unpad.doctor.rows import Labelled, clashing_labels, constant_labels
 from unpad.doctor.text import cut_alike, garbled, given_answer, mistaken_encoding
 
 PLAIN, FIELD = [word for word in WORDS if word.isascii()], ("data.text",)
@@ -19,8 +19,8 @@ def rows(texts: list[str]) -> list[tuple[str, str]]:
     return [(text, f"a:{number}") for number, text in enumerate(texts)]
 
 
-def talks(pairs: list[tuple[str, str]]) -> list[Row]:
-    return [Row(ask, say, f"a:{number}") for number, (ask, say) in enumerate(pairs)]
+def talks(pairs: list[tuple[str, str]]) -> list[Labelled]:
+    return [Labelled(ask, say, f"a:{number}") for number, (ask, say) in enumerate(pairs)]
 
 
 @SCRIPTS

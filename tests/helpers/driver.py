@@ -12,9 +12,17 @@ NATIVE = Path(library.__file__).parent
 DRIVER = Path(__file__).parents[1] / "nn" / "native" / "driver.cpp"
 
 
-def build_driver(folder: Path, compiler: str, flags: Sequence[str], link: Sequence[str] = ()) -> Path:
-    """Compile all sources side by side into `folder` and link them; return the program."""
+def build_driver(
+    folder: Path, compiler: str, flags: Sequence[str], link: Sequence[str] = (), target: str | None = None
+) -> Path:
+    """Compile all sources, or those of one target, side by side into `folder` and link them; return the program."""
     sources = [DRIVER, *sorted(NATIVE.glob("*.cpp"))]
+    if target is not None:
+        others = [name for name in library.NAMES if name != target]
+        (folder / "none.cpp").write_text(
+            "".join(f'extern "C" const void *unpad_kernels_{name}() {{ return nullptr; }}\n' for name in others)
+        )
+        sources = [DRIVER, NATIVE / "targets.cpp", NATIVE / f"target_{target}.cpp", folder / "none.cpp"]
     objects = [folder / f"{source.stem}.o" for source in sources]
     builds = [
         subprocess.Popen([compiler, *flags, f"-I{NATIVE}", "-c", str(source), "-o", str(target)])

@@ -39,6 +39,7 @@ def run(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str,
     return runpy.run_path(str(FOLDER / script))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "model_type", "fault"), [("trainer", "llama", "padding"), ("sft", "gpt_oss", "isolation")]
 )
@@ -88,10 +89,3 @@ def test_a_script_says_what_to_install(script: str, missing: str, monkeypatch: p
         runpy.run_path(str(FOLDER / script))
     assert f"{missing} is missing" in str(caught.value.code)
     assert "pip install 'unpad[hf]'" in str(caught.value.code)
-
-
-@pytest.mark.parametrize("script", ["sft_before", "sft_after", "trainer_before", "trainer_after", "tiny"])
-def test_a_script_without_a_folder_says_how_to_call_it(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", [f"{script}.py"])
-    with pytest.raises(SystemExit, match=f"python examples/hf/{script}.py FOLDER"):
-        runpy.run_path(str(FOLDER / f"{script}.py"), run_name="__main__")

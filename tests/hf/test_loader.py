@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -13,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.hf.families import IGNORED, distance, make_model, make_rows, make_sequences, take_gradient, targets_of, truth
-from unpad.errors import PlanError, RecipeError, SourceError
+from unpad.errors import SourceError
 from unpad.hf import collate, prepare, steps
-from unpad.hf.loader import PLACE, ChangedRowError, Examples, PlannedBatches, halved
+from unpad.hf.loader import ChangedRowError, Examples, PlannedBatches, halved
 from unpad.recipes.training import PlanSettings
 
 SEQUENCES = make_sequences(24, high=30)
@@ -61,11 +60,6 @@ def test_a_row_that_has_grown_since_it_was_read_is_refused() -> None:
         examples[3]
 
 
-def test_a_rank_that_is_none_is_refused() -> None:
-    with pytest.raises(RecipeError, match="no rank 2 of 2"):
-        next(steps(ROWS, rank=2, world_size=2))
-
-
 def test_every_token_is_in_one_batch_and_no_batch_is_padded() -> None:
     sequences = Counter()
     silent = {"input_ids": [5, 6, 7], "labels": [IGNORED] * 3}  # is left out; the ledger counts it
@@ -79,22 +73,6 @@ def test_every_token_is_in_one_batch_and_no_batch_is_padded() -> None:
             assert all(batch["position_ids"][0, span].tolist() == list(range(span.stop - span.start)) for span in spans)
     assert sequences == Counter(tuple(row["input_ids"]) for row in ROWS)
     assert Examples([*ROWS, silent]).plan(PlanSettings(), 0, 0).ledger.dropped == {"no_target": 3}
-
-
-def test_a_dataset_of_the_package_datasets_reads_as_a_list_of_rows_does() -> None:
-    rows = [{**row, "text": "left out"} for row in ROWS]
-    table = Examples(datasets.Dataset.from_list(rows))
-    assert np.array_equal(table.lengths, Examples(ROWS).lengths)
-    assert np.array_equal(table.targets, Examples(ROWS).targets)
-    assert set(table[3]) == {"input_ids", "labels", PLACE}
-
-
-def test_rows_that_are_packed_are_taken_apart() -> None:
-    packed = {"input_ids": [7, 8, 9, 4, 5], "labels": [7, 8, 9, IGNORED, 5], "seq_lengths": [3, 2]}
-    examples = Examples([packed, {**packed, "seq_lengths": [5]}])
-    assert examples.lengths.tolist() == [3, 2, 5]
-    assert examples.targets.tolist() == [2, 1, 3]
-    assert examples[1]["input_ids"].tolist() == [4, 5]
 
 
 def test_padding_that_is_in_the_data_is_left_out() -> None:
@@ -151,17 +129,6 @@ def test_the_largest_batches_are_cut_in_two() -> None:
 def test_data_that_cannot_be_batched_is_refused(rows: list[dict[str, list[int]]], message: str) -> None:
     with pytest.raises(SourceError, match=message):
         Examples(rows)
-
-
-def test_a_streamed_dataset_is_refused() -> None:
-    stream = datasets.Dataset.from_list(ROWS).to_iterable_dataset()
-    with pytest.raises(SourceError, match="IterableDataset has no length"):
-        Examples(stream)
-
-
-def test_settings_that_pad_are_refused() -> None:
-    with pytest.raises(PlanError, match="neither padded nor cut"):
-        next(steps(ROWS, strategy="fixed"))
 
 
 def test_labels_default_to_all_tokens_but_the_first() -> None:

@@ -158,7 +158,7 @@ def work(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.promise("processes.hf")
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_ranks_have_the_gradient_of_one_sequence_at_a_time(tmp_path: Path) -> None:
     first, second = run_processes(tmp_path / "ranks", 2, partial(work, tmp_path), limit_s=200)
     for name, bound in {

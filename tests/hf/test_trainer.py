@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from tests.hf.families import IGNORED, VOCAB, distance, make_model, targets_of, truth
@@ -35,7 +35,6 @@ from unpad import prove_trainer
 from unpad.errors import ProofError, RecipeError, ResumeError, UnpadError
 from unpad.hf import UnpadMixin, attach, head
 from unpad.hf import trainer as hf_trainer
-from unpad.hf.mixers import Boundaries
 
 pytestmark = pytest.mark.filterwarnings("default")  # trainers of other packages warn of their own affairs
 
@@ -55,6 +54,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "family", "mode"), CASES)
 def test_an_update_and_an_evaluation_are_those_of_one_sequence_at_a_time(
     kind: str, family: str, mode: str, tmp_path: Path
@@ -110,6 +110,7 @@ class LossOutside(Trainer):
         return (total / num_items_in_batch, out) if return_outputs else total / num_items_in_batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["no head", "no loss", "a tuple", "a tensor", "nothing"])
 def test_a_head_of_ones_own_is_kept_or_refused_by_name(kind: str, tmp_path: Path) -> None:
     """Whatever a model does between its parts, `attach` finds a way, or says that there is none."""
@@ -133,6 +134,7 @@ def test_a_head_of_ones_own_is_kept_or_refused_by_name(kind: str, tmp_path: Path
     assert distance(recorder.gradient, wanted) < 1e-5
 
 
+@pytest.mark.nightly
 def test_what_sft_trainer_logs_is_what_its_own_head_gives(tmp_path: Path) -> None:
     logs = []
     for mode in ("chunks", "targets", "all"):
@@ -186,29 +188,6 @@ def test_logits_of_tokens_without_a_target_never_exist(tmp_path: Path) -> None:
         assert max(rows, default=0) == most
 
 
-def test_a_batch_size_that_is_looked_for_trains_the_proved_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = make_model("llama")
-    wanted = truth(model, ROWS)[1]
-    trainer = make_trainer("plain", model, tmp_path, auto_find_batch_size=True)
-    recorder = Recorder()
-    trainer.add_callback(recorder)
-    attach(trainer, tokens_per_micro=64)
-    step = Trainer.training_step
-    calls: list[int] = []
-
-    def failing(self: Trainer, *args: Any, **kwargs: Any) -> Tensor:
-        calls.append(1)
-        if len(calls) == 1:
-            raise RuntimeError("CUDA out of memory.")
-        return step(self, *args, **kwargs)
-
-    monkeypatch.setattr(Trainer, "training_step", failing)
-    trainer.train()
-    assert distance(recorder.gradient, wanted) < 1e-5
-
-
 def test_an_adapter_of_peft_learns_as_on_one_sequence_at_a_time(tmp_path: Path) -> None:
     gradients = []
     for with_us in (False, True):
@@ -248,6 +227,7 @@ def test_steps_accumulate_micro_batches_and_weigh_targets_alike(tmp_path: Path) 
     assert recorder.num_steps == len(counts) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "family"), [("plain", "lfm2"), ("sft", "llama")])
 def test_gradient_checkpointing_changes_no_gradient(kind: str, family: str, tmp_path: Path) -> None:
     model = make_model(family)
@@ -260,6 +240,7 @@ def test_gradient_checkpointing_changes_no_gradient(kind: str, family: str, tmp_
     assert distance(recorder.gradient, wanted) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "sft"])
 def test_mixed_precision_has_the_gradient_up_to_its_rounding(kind: str, tmp_path: Path) -> None:
     model = make_model("llama")
@@ -348,6 +329,7 @@ def test_sequences_that_would_change_each_others_numbers_are_refused_by_name(kin
     attach(trainer, tokens_per_micro=24)
 
 
+@pytest.mark.nightly
 def test_the_mixin_is_what_attach_gives(tmp_path: Path) -> None:
     class Mixed(UnpadMixin, SFTTrainer):
         pass
@@ -362,23 +344,6 @@ def test_the_mixin_is_what_attach_gives(tmp_path: Path) -> None:
         trainer.train()
         gradients.append(recorder.gradient)
     assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])
-
-
-def test_max_steps_runs_through_as_many_epochs_as_it_needs(tmp_path: Path) -> None:
-    trainer = make_trainer("plain", make_model("llama"), tmp_path, gradient_accumulation_steps=1, max_steps=20)
-    attach(trainer, tokens_per_micro=64)
-    orders: list[list[int]] = []
-    inner = trainer.training_step
-
-    def noted(model: nn.Module, inputs: dict[str, Any], count: Any = None) -> Tensor:
-        orders.append(inputs["input_ids"][0, :3].tolist())
-        return inner(model, inputs, count)
-
-    trainer.training_step = noted
-    trainer.train()
-    assert trainer.state.global_step == len(orders) == 20
-    num = len(trainer.get_train_dataloader())
-    assert orders[:num] != orders[num : 2 * num] != orders[2 * num : 3 * num]
 
 
 def test_a_loss_of_ones_own_gets_all_logits(tmp_path: Path) -> None:
@@ -434,25 +399,7 @@ def test_ranks_that_hold_parts_of_the_model_are_refused(
         attach(trainer)
 
 
-@pytest.mark.parametrize("name", ["tp", "cp", "sp"])
-def test_ranks_that_divide_sequences_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = make_trainer("plain", make_model("llama"), tmp_path)
-    monkeypatch.setattr(trainer, f"get_{name}_size", lambda: 2)
-    with pytest.raises(RecipeError, match=r"parallelism over 2 processes"):
-        attach(trainer)
-
-
-def test_a_model_that_leaks_is_refused_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = make_trainer("plain", make_model("llama"), tmp_path)
-
-    def blind(self: Boundaries, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        return args, {name: value for name, value in kwargs.items() if name in ("input_ids", "labels", "use_cache")}
-
-    monkeypatch.setattr(Boundaries, "__call__", blind)
-    with pytest.raises(ProofError, match=r"LlamaForCausalLM in a flat batch is not itself.*another sequence moves"):
-        attach(trainer)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["certify", "add_target_head"])
 @pytest.mark.parametrize(("kind", "family"), [("plain", "lfm2"), ("sft", "llama")])
 def test_a_refused_trainer_and_its_model_are_as_they_were(
@@ -484,30 +431,6 @@ def test_a_refused_trainer_and_its_model_are_as_they_were(
     untouched.train()
     for own, other in zip(trainer.model.parameters(), untouched.model.parameters(), strict=True):
         assert torch.equal(own, other)
-
-
-def test_a_trainer_that_is_given_again_trains_as_if_once(tmp_path: Path) -> None:
-    gradients = []
-    for times in (1, 2):
-        trainer = make_trainer("sft", make_model("llama"), tmp_path)
-        recorder = Recorder()
-        trainer.add_callback(recorder)
-        for tokens in (32, 64)[-times:]:
-            attach(trainer, tokens_per_micro=tokens)
-        trainer.train()
-        gradients.append(recorder.gradient)
-    assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])
-
-
-def test_micro_batches_of_no_tokens_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="no tokens"):
-        attach(make_trainer("plain", make_model("llama"), tmp_path), tokens_per_micro=0)
-
-
-def test_examples_that_the_trainer_may_have_cut_are_warned_of(tmp_path: Path) -> None:
-    trainer = make_trainer("sft", make_model("llama"), tmp_path, max_length=16)
-    with pytest.warns(UserWarning, match="examples have exactly max_length=16 tokens"):
-        attach(trainer)
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,27 +20,22 @@ from tests.hf.kept import (
     Ignoring,
     PerSequence,
     alone,
-    appending,
     data,
     error_of,
     labelled,
     masked_prompt,
     masking,
-    noise,
     pad,
     plain,
     truth_of,
 )
-from tests.hf.trainers import make_trainer, tokenizer
+from tests.hf.trainers import make_trainer
 from unpad import prove_trainer
 from unpad.errors import ProofError, RecipeError, SourceError, UnpadError
 from unpad.hf import UnpadMixin, attach
-from unpad.hf.loader import PACKED, Examples
-from unpad.hf.rows import CollatedRows, is_stock
-from unpad.hf.update import OwnUpdate, refuse_own, unequal
-from unpad.hf.whole import WholeRows
-from unpad.proof.foreign.certificate import ForeignCertificate
-from unpad.proof.foreign.own_loss import BY_ROWS
+from unpad.hf.loader import Examples
+from unpad.hf.rows import CollatedRows
+from unpad.hf.update import unequal
 
 pytestmark = pytest.mark.filterwarnings("default")  # trainers of other packages warn of their own affairs
 
@@ -86,6 +80,7 @@ def proved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return request.param, trainer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_of_the_examples_is_found_by_attach_and_after_it(
     proved: tuple[str, Trainer], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -156,6 +151,7 @@ def test_the_trainer_and_its_generators_are_as_before_a_refusal_and_a_proof(tmp_
         assert trainer.state.global_step == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", [Trainer, Focal, SFTTrainer])
 def test_the_mixin_as_a_base_class_does_the_same(base: type[Trainer], tmp_path: Path) -> None:
     kind = type("Mixed", (UnpadMixin, base), {})
@@ -174,16 +170,7 @@ def test_the_mixin_as_a_base_class_does_the_same(base: type[Trainer], tmp_path: 
         assert error_of(trainer, wanted) < 1e-5
 
 
-def test_the_mixin_refuses_the_same(tmp_path: Path) -> None:
-    for base in (PerSequence, Ignoring):
-        with pytest.raises(RecipeError, match="loss is your own"):
-            plain(tmp_path, data(ROWS), None, type("Mixed", (UnpadMixin, base), {}), gradient_accumulation_steps=2)
-
-
-def test_the_mixin_draws_noise_by_sequence(tmp_path: Path) -> None:
-    noise(tmp_path)
-
-
+@pytest.mark.nightly
 def test_an_update_that_shows_too_little_is_compared_with_further_rows(tmp_path: Path) -> None:
     """One sequence, equal ones, none with a target: a loss that weighs sequences alike would look right in each."""
     silent = [{"input_ids": one, "labels": [IGNORED] * len(one)} for one in SEQUENCES]
@@ -203,22 +190,6 @@ def test_data_of_one_sequence_or_of_equal_ones_is_taken(tmp_path: Path) -> None:
         wanted = truth_of(trainer.model, labelled(rows))[1]
         attach(trainer)
         assert error_of(trainer, wanted) < 1e-5
-
-
-def test_a_collator_that_changes_its_mind_later_is_an_error_and_no_other_training(tmp_path: Path) -> None:
-    class Moody:
-        masks = False
-
-        def __call__(self, rows: list[dict[str, Any]]) -> Any:
-            labels = [masked_prompt(row["input_ids"]) if self.masks else row["input_ids"] for row in rows]
-            return pad([{"input_ids": row["input_ids"], "labels": own} for row, own in zip(rows, labels, strict=True)])
-
-    moody = Moody()
-    trainer = plain(tmp_path, alone(SEQUENCES), moody)
-    attach(trainer)
-    moody.masks = True
-    with pytest.raises(SourceError, match="tokens and targets, and had"):
-        trainer.train()
 
 
 def test_a_row_of_another_length_than_its_labels_names_the_row(tmp_path: Path) -> None:
@@ -261,18 +232,6 @@ def test_labels_that_are_no_tokens_of_the_row_are_refused(tmp_path: Path) -> Non
             attach(plain(tmp_path, alone(SEQUENCES), twice, per_device_train_batch_size=size))
 
 
-def test_a_column_of_some_rows_alone_is_refused(tmp_path: Path) -> None:
-    def some(rows: list[dict[str, Any]]) -> Any:
-        made = pad([{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in rows])
-        if rows[0]["input_ids"][0] % 2:
-            made["weights"] = torch.ones_like(made["labels"])
-        return made
-
-    assert len({one[0] % 2 for one in SEQUENCES}) == 2
-    with pytest.raises(RecipeError, match="gives `weights` to some rows"):
-        attach(plain(tmp_path, alone(SEQUENCES), some))
-
-
 def test_rows_are_left_as_they_are_by_a_collator_that_changes_them(tmp_path: Path) -> None:
     def growing(rows: list[dict[str, Any]]) -> Any:
         for row in rows:
@@ -286,36 +245,6 @@ def test_rows_are_left_as_they_are_by_a_collator_that_changes_them(tmp_path: Pat
     assert [len(seen[3]["input_ids"]) for _ in range(3)] == [len(SEQUENCES[3]) + 1] * 3
 
 
-def test_rows_are_looked_at_for_lost_ends_without_a_trace(tmp_path: Path) -> None:
-    class Drawn(torch.utils.data.Dataset):
-        """Rows of one length each that are drawn anew, with labels that are no list."""
-
-        def __len__(self) -> int:
-            return len(SEQUENCES)
-
-        def __getitem__(self, number: int) -> dict[str, Any]:
-            ids = torch.randint(3, 90, (len(SEQUENCES[number]),)).tolist()
-            return {"input_ids": ids, "labels": None, "attention_mask": 1}
-
-    def single(rows: list[dict[str, Any]]) -> Any:
-        return pad([{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in rows])
-
-    rows = CollatedRows.of(plain(tmp_path, Drawn(), single, remove_unused_columns=False), Drawn())
-    before = torch.get_rng_state()
-    rows.warn_of_ends()
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_stock_collators_are_those_of_the_packages_alone() -> None:
-    class Own(type(pad)):  # type: ignore[misc]
-        pass
-
-    assert is_stock(pad)
-    assert is_stock(default_data_collator)
-    assert not is_stock(Own(tokenizer()))
-    assert not is_stock(appending)
-
-
 @pytest.mark.parametrize(("num", "parts"), [(1, 1), (5, 2), (5, 4), (16, 3), (3, 3), (7, 1)])
 def test_parts_of_an_update_are_unlike(num: int, parts: int) -> None:
     made = unequal(list(range(num)), parts)
@@ -325,59 +254,9 @@ def test_parts_of_an_update_are_unlike(num: int, parts: int) -> None:
     assert parts in (1, num) or len(made[0]) > len(made[-1])
 
 
-class WithLastToken(Trainer):
-    """Adds a term of each row's last token, which is a mean over rows, to one over targets."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
-        ends = logits[torch.arange(len(logits)), inputs["attention_mask"].sum(1) - 1].logsumexp(-1).mean()
-        targets = torch.nn.functional.pad(inputs["labels"][:, 1:], (0, 1), value=IGNORED)
-        return torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets) + ends
-
-
-def test_a_refusal_says_what_is_wrong_with_whole_rows_too(tmp_path: Path) -> None:
-    options = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
-    with pytest.raises(RecipeError, match=r"WithLastToken\.compute_loss"):
-        attach(plain(tmp_path, data(ROWS), None, WithLastToken, **options))
-
-    def numbered(rows: list[dict[str, Any]]) -> Any:
-        return {**pad([{name: row[name] for name in ("input_ids", "labels")} for row in rows]), "number": torch.ones(1)}
-
-    with pytest.raises(RecipeError, match=r"gives `number` of shape[\s\S]*with whole rows for the loss: .*WithLast"):
-        attach(plain(tmp_path, data(ROWS), numbered, WithLastToken, **options))
-
-
-def test_a_row_of_several_sequences_is_no_whole_row(tmp_path: Path) -> None:
-    rows = [{"input_ids": [5, 6, 7, 8, 9], "labels": [5, 6, 7, 8, 9], PACKED: [2, 3]}]
-    collated = CollatedRows.of(plain(tmp_path, rows), rows)
-    with pytest.raises(RecipeError, match="rows are packed"):
-        WholeRows(Examples(rows), collated)
-
-
-def test_a_divisor_of_each_rank_is_refused() -> None:
-    """Ranks add up means of their own rows, as micro-batches do."""
-    rows = CollatedRows([], pad, pad)
-    certificate = ForeignCertificate((), "fp64", notes=(BY_ROWS,))
-    own = OwnUpdate(rows, [], 1, 2, certificate, "", {}, {}, False, "Mine.compute_loss")
-    with pytest.raises(RecipeError, match=r"one of 2 micro-batches.*Mine\.compute_loss.*divides each micro-batch"):
-        refuse_own(own)
-    refuse_own(replace(own, num_micros=1))
-
-
+@pytest.mark.nightly
 def test_a_wrong_update_of_long_data_is_found_in_a_part_of_it(tmp_path: Path) -> None:
     rows = alone(make_sequences(150, seed=9, low=4, high=20))
     options = {"per_device_train_batch_size": 50, "gradient_accumulation_steps": 3}
     with pytest.raises(RecipeError, match="not divided by the 3 micro-batches"):
         attach(plain(tmp_path, rows, masking, Ignoring, **options))
-
-
-def test_metrics_of_rows_are_refused_on_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = plain(tmp_path, data(ROWS), eval_dataset=data(ROWS))
-    attach(trainer)
-    monkeypatch.setattr(type(trainer.args), "world_size", property(lambda self: 2))
-    trainer.evaluate()
-    trainer.compute_metrics = lambda given: {}
-    with pytest.raises(RecipeError, match="2 processes repeat rows in theirs"):
-        trainer.evaluate()
-    with pytest.raises(RecipeError, match="2 processes repeat rows in theirs"):
-        attach(plain(tmp_path, data(ROWS), compute_metrics=lambda given: {}))

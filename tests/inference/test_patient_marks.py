@@ -20,7 +20,7 @@ from tests.helpers.patient_tables import MODEL
 from tests.helpers.shell import Shell
 from tests.helpers.toy import quiet, write_recipe
 from unpad.data.histories.assemble import QUANTILES, load_codes
-from unpad.inference.patient_marks import beyond, mark_patients
+from unpad.inference.patient_marks import beyond, mark_patients, unknown_lines
 from unpad.training.loop import train
 
 pytestmark = pytest.mark.slow
@@ -182,6 +182,29 @@ def test_patients_of_whom_only_facts_are_known_are_marked(tmp_path: Path) -> Non
     assert mark_patients(on_time).texts() == ["", "no events", "no events"], "where others have them"
     alone = opened([facts], data={"holdout": 0}, events={"landmark": 60, "unit": "minutes"})
     assert mark_patients(alone).texts() == ["", "", ""], "where facts are all there is, nobody lacks events"
+
+
+@pytest.mark.promise("patients.embed")
+def test_a_fact_that_is_miscoded_or_out_of_range_marks_its_patient(tmp_path: Path) -> None:
+    rows = [(i, -float(day), "a", 1.0 + day % 3) for i in range(40) for day in range(60)]
+    events = {"path": str(put(tmp_path / "e.parquet", table(rows))), "unit": "days"}
+    facts = {"path": str(tmp_path / "people.parquet"), "static": ["age", "sex"]}
+
+    def people(age: float, sex: str) -> None:
+        sexes = [sex if i % 2 else "female" for i in range(40)]
+        ages = [age + i % 5 for i in range(40)]
+        put(tmp_path / "people.parquet", pa.table({"id": range(40), "age": ages, "sex": sexes}))
+
+    people(30, "male")
+    known = opened([events, facts], data={"holdout": 0.1}, events={"landmark": 0}).files
+    unlike = ((30, "male", "", 0), (30, "M", "unknown codes", 20), (400, "male", "unusual values", 40))
+    for age, sex, mark, share in unlike:
+        people(age, sex)
+        data = opened([events, facts], kept=known, data={"holdout": 0.1}, events={"landmark": 0})
+        marks = mark_patients(data)
+        assert marks.texts()[1::2] == [mark] * 20
+        what = f"{share} of 40 patients have mostly unknown codes or unusual values, or such a fact"
+        assert any(line.startswith("warning: " * bool(share) + what) for line in unknown_lines(data, marks))
 
 
 def test_sets_are_marked_one_by_one(unpad: Shell, run: Path, tmp_path: Path) -> None:

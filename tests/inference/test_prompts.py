@@ -150,3 +150,18 @@ def test_a_question_without_a_picture_is_put_as_in_training(finished: Finished, 
     assert loaded.prompt_ids(data.examples[0].question) == data.tokens_of(0)[: counts.argmax()].tolist()
     assert "no picture is given; `unpad infer" in unpad("generate", run, "--prompt", "what").err
     assert "no picture is given; `unpad infer" in unpad("chat", run, stdin="what\n").err
+
+
+@pytest.mark.promise("llm.context")
+def test_replies_and_contexts_beyond_the_trained_one_are_refused(run: Path, unpad: Shell) -> None:
+    loaded = load(run)
+    longest = loaded.model.config.longest
+    beyond = unpad("generate", run, "--prompt", "小猫喜欢什么？", f"max_new_tokens={longest}")
+    assert beyond.code == 2
+    assert "after a prompt of" in beyond.err
+    with pytest.raises(RecipeError, match="after a prompt of"):
+        loaded.generate(["小猫"], max_new_tokens=longest)
+    assert "does not fit into the context" in unpad("chat", run, f"max_new_tokens={longest + 1}").err
+    with pytest.raises(RecipeError, match="was trained on contexts of"):
+        load(run, [f"model.context={8 * longest}", "model.positions=rotary"])
+    assert loaded.generate(["小猫"]), "the default ends with the context"

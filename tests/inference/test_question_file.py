@@ -109,6 +109,7 @@ def test_a_row_that_cannot_be_answered_is_written_with_its_code_and_the_others_g
         ({"image": "../0.png", "question": "?"}, "E_PATH"), ({"image": "0.png"}, "E_NULL"), ("{", "E_JSON"),
         ({"image": "0.png", "question": "long " * 3000}, "E_CONTEXT"), ({"question": "?"}, "E_MISSING"),
     ]  # fmt: skip
+    bad = [({"id": i, **row} if type(row) is dict else row, code) for i, (row, code) in enumerate(bad)]
     mixed = [row for good, (row, _) in zip(rows, bad, strict=False) for row in (row, good)]
     file, out = written(tmp_path / "in.jsonl", mixed), tmp_path / "out.jsonl"
     done = unpad("infer", run.folder, "--file", file, "--out", out)
@@ -117,6 +118,7 @@ def test_a_row_that_cannot_be_answered_is_written_with_its_code_and_the_others_g
     assert [row["line"] for row in found] == list(range(1, 15))
     assert [row["fault"].partition(" ")[0] for row in found[::2]] == [code for _, code in bad]
     assert not any("answer" in row for row in found[::2])
+    assert [row.get("id") for row in found[::2]] == [0, 1, 2, 3, None, 5, 6]
     assert "source" not in "".join(row["fault"] for row in found)
     answer_questions(run, written(tmp_path / "good.jsonl", rows[:7]), tmp_path / "good-out.jsonl")
     good = answers(tmp_path / "good-out.jsonl")
@@ -180,6 +182,7 @@ def test_the_command_wants_both_files_a_run_that_answers_and_no_other_images(
     unpad: Shell, finished: Finished, rows: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     folder, file = finished("questions").run, written(tmp_path / "in.jsonl", rows[:1])
+    assert "name it e.jsonl" in unpad("infer", folder, "--file", file, "--out", tmp_path / "e.csv").err
     both = ("--file", file, "--out", tmp_path / "out.jsonl")
     assert unpad("infer", folder).code == 2
     assert unpad("infer", folder, "--file", file).code == 2

@@ -28,6 +28,7 @@ FIELDS: dict[str, dict[str, object]] = {
 SETTINGS = {"plain": LoraSettings(r=3, alpha=5), "dora": LoraSettings(r=2, dora=True, rslora=True)}
 
 
+@pytest.mark.slow
 @pytest.mark.promise("adapters.export")
 @pytest.mark.parametrize(
     ("kind", "settings"),

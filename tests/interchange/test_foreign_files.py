@@ -50,11 +50,8 @@ def directory(path: Path) -> None:
     path.mkdir()
 
 
-def test_the_folder_is_sound_as_it_is(theirs: Path, tmp_path: Path) -> None:
-    assert "context 32" in import_folder(str(theirs), tmp_path / "run")[0]
-
-
 @pytest.mark.promise("models.files")
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [pipe, endless, sparse, directory])
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_no_file_of_a_bounded_size_is_refused_or_left_alone(

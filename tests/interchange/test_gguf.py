@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import yaml
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
-from tests.conftest import random_sequences, tiny_model
+from tests.conftest import random_sequences
 from tests.helpers import llama_cpp
 from tests.helpers.chat_folder import CHATML
 from tests.helpers.quantized import quantized
@@ -24,8 +22,7 @@ from unpad.batching.batch import from_sequences
 from unpad.data.tokens.tokenizer import load_tokenizer, with_import
 from unpad.data.tokens.words import train_words
 from unpad.errors import CheckpointError, RecipeError
-from unpad.interchange.families import DECODERS
-from unpad.interchange.gguf_file import DIGITS, PATTERNS, TYPES, architecture_of, save_gguf
+from unpad.interchange.gguf_file import DIGITS, PATTERNS, architecture_of, save_gguf
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Config, Decoder
 from unpad.nn.native.quantized import plain_copy
@@ -132,6 +129,7 @@ def error_of_file(model: Decoder, path: Path) -> float:
     return worst
 
 
+@pytest.mark.slow
 @pytest.mark.promise("models.gguf")
 @pytest.mark.parametrize("name", MODELS)
 def test_the_definition_of_the_architecture_gives_equal_logits(name: str, tmp_path: Path) -> None:
@@ -177,19 +175,10 @@ def test_weights_of_int4_are_written_as_q4_0_without_loss(name: str, tmp_path: P
         assert (four.tensors[tensor] == whole.tensors[tensor]).all(), tensor
 
 
-@pytest.mark.parametrize(("name", "exact"), [("gemma", "geglu"), ("gpt2", "gelu")])
-def test_gelu_is_written_as_its_approximation_and_said_so(name: str, exact: str, tmp_path: Path) -> None:
-    _, fields = MODELS[name]
-    model, path = make(**{**fields, "activation": exact}), tmp_path / "m.gguf"
-    lines = saved(model, path)
-    assert f"model.activation={exact}_tanh" in lines[1]
-    assert error_of_file(make(**fields), path) < 1e-6  # equal weights, other activation
-    assert 1e-5 < error_of_file(model, path) < 3e-3
-
-
 READ_BACK = ("llama", "llama 3", "mistral", "qwen2", "qwen3")
 
 
+@pytest.mark.slow
 @pytest.mark.promise("models.gguf")
 @pytest.mark.parametrize("precision", TOLERANCES)
 @pytest.mark.parametrize("name", READ_BACK)
@@ -267,29 +256,6 @@ def test_what_llama_cpp_computes_otherwise_is_refused_with_the_fields_that_it_co
     saved(make(**{**fields, **instead}), tmp_path / "m.gguf")
 
 
-# Family -> architecture for the config that transformers has as its default, that of a released model; "" for none.
-OF_FAMILIES = {
-    "llama": "llama", "mistral": "", "qwen2": "qwen2", "qwen3": "qwen3", "smollm3": "smollm3", "granite": "llama",
-    "gemma": "gemma", "gemma3_text": "gemma3", "gpt2": "gpt2", "opt": "",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", OF_FAMILIES)
-def test_released_models_of_a_family_have_an_architecture(kind: str) -> None:
-    given = transformers.AutoConfig.for_model(kind).to_dict()
-    if kind == "llama":
-        llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-        given["rope_parameters"] = {**llama3, "original_max_position_embeddings": 8192, "rope_theta": 500000.0}
-    config = DECODERS[kind].config(given)[0]
-    if OF_FAMILIES[kind]:
-        assert architecture_of(config, "m.gguf") == OF_FAMILIES[kind]
-    else:  # the first Mistral has a window of 4,096 tokens; OPT has ReLU
-        with pytest.raises(CheckpointError, match="sliding_window is 4096" if kind == "mistral" else "is 'relu'"):
-            architecture_of(config, "m.gguf")
-    if kind.startswith("gemma"):
-        assert config.embed_scale == math.sqrt(config.width)  # so that no number of theirs changes
-
-
 def packaged(name: str) -> Config:
     config = model_config(load_recipe(name).model)
     assert isinstance(config, Config)
@@ -300,14 +266,6 @@ def packaged(name: str) -> Config:
 @pytest.mark.parametrize("name", ["llm", "small", "chat"])
 def test_a_packaged_recipe_trains_a_model_that_llama_cpp_computes(name: str) -> None:
     assert architecture_of(packaged(name), "m.gguf") == "gemma"
-
-
-def test_zh_chat_is_refused_with_the_fields_that_make_it_a_gpt2() -> None:
-    config = packaged("zh_chat")
-    with pytest.raises(CheckpointError, match=r"activation is 'relu' \(not in gpt2\)") as caught:
-        architecture_of(config, "m.gguf")
-    assert caught.value.fix == "train with model.activation=gelu_tanh; or export a folder"
-    assert architecture_of(config.model_copy(update={"activation": "gelu_tanh"}), "m.gguf") == "gpt2"
 
 
 @pytest.mark.promise("models.gguf")
@@ -327,17 +285,3 @@ def test_other_tokenizers_are_refused_by_name(tmp_path: Path) -> None:
         save_gguf(model, imported(Tokenizer.from_str(json.dumps(changed))), out, "f16")
     with pytest.raises(RecipeError, match='no type "q4"'):
         save_gguf(model, imported(byte_level()), out, "q4")
-
-
-def test_without_the_package_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(RecipeError, match="need the package gguf") as caught:
-        saved(tiny_model(torch.float32), tmp_path / "m.gguf")
-    assert caught.value.fix == "pip install unpad[gguf]"
-
-
-def test_the_table_of_llama_cpps_own_library_has_every_type() -> None:
-    """`make llama` writes it."""
-    page = (Path(__file__).parents[2] / "docs" / "huggingface.md").read_text(encoding="utf-8")
-    table = page.partition("<!-- llama: begin -->")[2].partition("<!-- llama: end -->")[0]
-    assert [kind for kind in TYPES if f"| {kind}: logits |" not in table] == []

@@ -23,7 +23,7 @@ from unpad.inference.loaded import load
 from unpad.interchange import folder as folders
 from unpad.interchange.families import FAMILIES
 from unpad.interchange.folder import INDEX, load_model, save_model
-from unpad.interchange.hub import download_config, is_hub_name
+from unpad.interchange.hub import download_config
 from unpad.interchange.origin import open_recipe
 from unpad.interchange.runs import import_folder
 from unpad.run.compare import describe_runs
@@ -95,18 +95,6 @@ def test_a_name_is_imported_with_its_commit_and_no_other_files_come(
 
 
 @pytest.mark.promise("models.hub")
-def test_a_download_that_breaks_goes_on_where_it_was(
-    hub: HubServer, contents: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda seconds: None)
-    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 500)
-    shard = next(name for name in contents if name.startswith("model-00001"))
-    hub.breaks[shard] = 1000
-    import_folder("owner/tiny", Path("runs/tiny"))
-    assert [wanted for _, path, wanted in hub.asked if path.endswith(shard) and wanted] == ["bytes=1000-"]
-
-
-@pytest.mark.promise("models.hub")
 @pytest.mark.parametrize(
     ("fault", "kind", "said"),
     [
@@ -168,13 +156,6 @@ def test_without_a_network_and_a_cache_the_folder_is_asked_for(hub: HubServer, m
 
 
 @pytest.mark.promise("models.hub")
-def test_only_the_configuration_is_brought_for_a_proof(hub: HubServer) -> None:
-    found = download_config("owner/tiny", SourceError)
-    assert hub.got() == ["config.json"]
-    assert (found.folder / "config.json").is_file()
-
-
-@pytest.mark.promise("models.hub")
 def test_a_recipe_may_name_a_model_of_a_hub_and_a_resume_asks_no_hub(hub: HubServer) -> None:
     Path("mine.yaml").write_text("model: {from: owner/tiny}\n")
     first = open_recipe("mine.yaml")
@@ -207,30 +188,3 @@ def test_train_init_from_names_a_model_of_a_hub_as_well(hub: HubServer) -> None:
     snapshot = Path(first.train.init_from)
     theirs = load_model(snapshot, FAMILIES["llama"], json.loads((snapshot / "config.json").read_text()))
     assert all(torch.equal(started[name], value) for name, value in theirs.state_dict().items())
-
-
-def test_adapters_on_a_model_of_a_hub_are_refused_before_it_comes(hub: HubServer) -> None:
-    Path("mine.yaml").write_text("lora: {r: 2}\n")
-    for field in ("train.init_from", "model.from"):
-        with pytest.raises(RecipeError) as caught:
-            open_recipe("mine.yaml", [f"{field}=owner/tiny"])
-        assert (caught.value.where, "unpad import owner/tiny --out RUN" in caught.value.fix) == (field, True)
-    assert hub.asked == []
-
-
-def test_a_run_that_is_not_there_is_sought_on_no_hub(hub: HubServer) -> None:
-    Path("mine.yaml").write_text("train: {max_steps: 1}\n")
-    for field in ("train.init_from", "model.from"):
-        with pytest.raises(RecipeError, match='there is no run "runs/mine-9"'):
-            check_recipe("mine.yaml", [f"{field}=runs/mine-9"])
-    assert hub.asked == []
-
-
-def test_a_path_comes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert is_hub_name("owner/tiny")
-    assert is_hub_name("owner/tiny@v1.0")
-    for name in ("tiny", "./owner/tiny", "/owner/tiny", "a/b/c", "owner/", "~/tiny", "../tiny", "owner/tiny@"):
-        assert not is_hub_name(name)
-    Path("owner/tiny").mkdir(parents=True)
-    assert not is_hub_name("owner/tiny")

@@ -17,7 +17,7 @@ from tests.helpers.vision import IMAGE, ROWS, VOCAB, Row, prepare
 from unpad.batching.batch import RaggedBatch
 from unpad.data.preprocess import Preprocessed
 from unpad.errors import CheckpointError, SourceError
-from unpad.interchange.llava import Llava, load_llava, save_llava
+from unpad.interchange.llava import load_llava, save_llava
 from unpad.models import build_model, model_config
 from unpad.models.vision_language.model import VisionLanguage
 
@@ -232,23 +232,6 @@ def test_a_model_made_here_runs_in_transformers(tmp_path: Path) -> None:
     assert error(our_logits(ours, batch), their_logits(theirs, batch)) < 1e-5
 
 
-def test_other_files_and_fields_come_back(tmp_path: Path) -> None:
-    theirs = make_theirs("grouped")
-    folder = tmp_path / "theirs"
-    theirs.save_pretrained(folder)
-    (folder / "tokenizer_config.json").write_text('{"chat_template": "用户"}', encoding="utf-8")
-    (folder / "processor_config.json").write_text('{"patch_size": 14}')
-    edit_config(folder, {"text_config": {"eos_token_id": 7}, "ignored_by_all": [1]})
-    ours, files = load_llava(folder)
-    assert files["tokenizer_config.json"] == {"chat_template": "用户"}
-    save_llava(ours, tmp_path / "ours", files)
-    again = load_llava(tmp_path / "ours")[1]
-    assert again["processor_config.json"] == {"patch_size": 14}
-    assert again["tokenizer_config.json"] == files["tokenizer_config.json"]
-    assert again["config.json"]["text_config"]["eos_token_id"] == 7
-    assert again["config.json"]["ignored_by_all"] == [1]
-
-
 # --------------------------------------------------------------------------- layouts and files
 
 
@@ -283,56 +266,6 @@ def test_names_of_all_layouts_are_read(saved: tuple[nn.Module, Path], layout: An
     rename(folder, layout)
     for name, value in load_llava(folder)[0].state_dict().items():
         assert torch.equal(value, expected[name]), name
-
-
-def test_shards_half_precision_and_old_fields_are_read(tmp_path: Path) -> None:
-    theirs = make_theirs("grouped")
-    theirs.save_pretrained(tmp_path / "one")
-    expected = load_llava(tmp_path / "one")[0].state_dict()
-    theirs.save_pretrained(tmp_path / "shards", max_shard_size="30KB")
-    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
-    for without_index in (False, True):
-        if without_index:
-            (tmp_path / "shards" / "model.safetensors.index.json").unlink()
-        for name, value in load_llava(tmp_path / "shards")[0].state_dict().items():
-            assert torch.equal(value, expected[name]), name
-    theirs.to(torch.bfloat16).save_pretrained(tmp_path / "half")
-    for name, value in load_llava(tmp_path / "half")[0].state_dict().items():
-        assert value.dtype == torch.float32
-        assert torch.equal(value, expected[name].bfloat16().float()), name
-    # As versions before 5 wrote it: the angle's base beside the rest, and what has its usual value left out.
-    config = json.loads((tmp_path / "one" / "config.json").read_text())
-    for field in ("rope_parameters", "head_dim", "hidden_act", "mlp_bias", "attention_bias", "tie_word_embeddings"):
-        config["text_config"].pop(field, None)
-    config["text_config"] |= {"rope_theta": 10000.0, "rope_scaling": None}
-    (tmp_path / "one" / "config.json").write_text(json.dumps(config))
-    assert load_llava(tmp_path / "one")[0].config == load_llava(tmp_path / "half")[0].config
-
-
-def test_the_sizes_of_llava_1_5_are_known_where_the_file_leaves_them_out() -> None:
-    """Its own config.json; weights are not there."""
-    config = {
-        "architectures": ["LlavaForConditionalGeneration"], "ignore_index": -100, "image_token_index": 32000,
-        "model_type": "llava", "pad_token_id": 32001, "projector_hidden_act": "gelu", "tie_word_embeddings": False,
-        "text_config": {
-            "max_position_embeddings": 4096, "model_type": "llama", "rms_norm_eps": 1e-5, "vocab_size": 32064,
-        },
-        "vision_config": {
-            "hidden_size": 1024, "image_size": 336, "intermediate_size": 4096, "model_type": "clip_vision_model",
-            "num_attention_heads": 16, "num_hidden_layers": 24, "patch_size": 14, "projection_dim": 768,
-        },
-        "vision_feature_layer": -2, "vision_feature_select_strategy": "default", "vocab_size": 32064,
-    }  # fmt: skip
-    found, vocab_size = Llava().config(config)
-    assert vocab_size == 32064
-    assert (found.language.width, found.language.hidden, found.language.blocks, found.longest) == (
-        4096,
-        11008,
-        32,
-        4096,
-    )
-    assert (found.vision.side, found.vision.width, found.vision.num_run) == (24, 1024, 23)
-    assert Llava().config({**config, "vision_config": None}) == (found, vocab_size)
 
 
 # --------------------------------------------------------------------------- refusals
@@ -417,19 +350,3 @@ def test_damaged_and_foreign_files_are_refused(small: Path, tmp_path: Path) -> N
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match="not usable JSON"):
         load_llava(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("part", "field", "value"),
-    [("vision", "pre_norm", False), ("vision", "activation", "swiglu"), ("language", "norm", "layernorm"),
-     ("language", "positions", "learned"), ("language", "context_method", "ntk"), ("", "image_id", None)],
-)  # fmt: skip
-def test_a_model_that_such_a_checkpoint_cannot_describe_is_not_written(
-    part: str, field: str, value: Any, small: Path, tmp_path: Path
-) -> None:
-    section = json.loads(load_llava(small)[0].config.model_dump_json())
-    (section[part] if part else section)[field] = value
-    model = build_model(model_config(section), VOCAB)
-    with pytest.raises(CheckpointError, match=field):
-        save_llava(model, tmp_path / "out")
-    assert not (tmp_path / "out").exists()

@@ -65,6 +65,7 @@ def write_tuning(tmp_path: Path, start: str, **model: Any) -> str:
     return "tune.yaml"
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("vqa.prune-llava")
 @pytest.mark.parametrize(
     ("added", "learns"),
@@ -112,14 +113,3 @@ def test_the_packaged_recipe_prunes_an_imported_run_and_names_it_where_it_is_mis
     assert kept
     assert all(torch.equal(before[name], after[name]) for name in kept)
     assert any(name.startswith("pruners.") for name in after)
-
-
-def test_an_imported_llava_is_a_run_that_answers_and_goes_out_again(theirs: Path, tmp_path: Path, unpad: Shell) -> None:
-    assert unpad("import", str(theirs), "--out", "runs/llava").code == 0
-    recipe = write_tuning(tmp_path, "llava")
-    assert unpad("train", recipe, "train.freeze=[]", "--out", "runs/tuned").code == 0
-    picture = next((tmp_path / "pictures").rglob("*.png"))
-    assert unpad("infer", "tuned", "--image", str(picture), "--question", "is it dark or light?").code == 0
-    assert unpad("export", "tuned", "out").code == 0
-    found, expected = load_llava("out")[0].state_dict(), load("tuned").model.state_dict()
-    assert all(torch.equal(value, expected[name]) for name, value in found.items())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import os
 import random
 import warnings
@@ -15,18 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.chat_folder import CHATML, byte_level
-from tests.helpers.shell import Shell
 from unpad.batching.batch import RaggedBatch, from_sequences
-from unpad.data.text import TextData
 from unpad.evaluation.per_sequence import per_sequence
 from unpad.interchange.families import FAMILIES
 from unpad.interchange.folder import CONFIG, load_model, their_tensors
-from unpad.interchange.origin import open_recipe
 from unpad.models.decoder import Decoder
 from unpad.models.objective import Objective
 from unpad.nn.preference import Pairs
-from unpad.training.setup import prepare_setup
 from unpad.training.step import accumulate
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -137,55 +131,3 @@ def test_loss_and_gradient_equal_those_of_trl(tmp_path: Path, tied: bool) -> Non
     assert wanted.keys() == found.keys()
     difference = torch.cat([(found[name] - grad).flatten() for name, grad in wanted.items()])
     assert float(difference.norm() / torch.cat([grad.flatten() for grad in wanted.values()]).norm()) < 1e-5
-
-
-def say(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}
-
-
-def conversations() -> list[dict[str, Any]]:
-    """Pairs in TRL's conversational form, some with earlier replies in the prompt."""
-    earlier = [say("user", "what is 0 and 0?"), say("assistant", "it is 0.")]
-    return [
-        {
-            "prompt": [*(earlier if i % 3 == 0 else []), say("user", f"what is {i} and {i}?")],
-            "chosen": [say("assistant", f"it is {2 * i}.")],
-            "rejected": [say("assistant", "it is " + "very " * (i % 4) + "hard.")],
-        }
-        for i in range(NUM_PAIRS)
-    ]
-
-
-@pytest.mark.slow  # whole runs
-def test_an_imported_model_learns_conversations_that_trl_cuts_alike(tmp_path: Path, unpad: Shell) -> None:
-    rows, library = conversations(), byte_level(["what is it very hard and 0123456789?."] * 3)
-    words = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=library, eos_token="<|im_end|>", pad_token="<|endoftext|>"
-    )
-    words.chat_template = CHATML
-    sizes = {"vocab_size": len(words), "eos_token_id": library.token_to_id("<|im_end|>"), "bos_token_id": None}
-    theirs = model_of(0, **sizes, max_position_embeddings=128)
-    for part in (theirs, words):
-        part.save_pretrained(tmp_path / "theirs")
-    cut = trainer_of(theirs, model_of(1, **sizes), tmp_path / "run", datasets.Dataset.from_list(rows), words)
-
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = ["dpo", f"model.from={tmp_path / 'theirs'}", f"data.pairs={tmp_path / 'pairs.jsonl'}", "precision=fp32"]
-    data = prepare_setup(open_recipe(given[0], given[1:]), Path(), None).data
-    assert isinstance(data, TextData)
-    for number, row in enumerate(cut.train_dataset):
-        for seq, reply in ((number, "chosen_ids"), (NUM_PAIRS + number, "rejected_ids")):
-            batch = data.alone(seq, 0, int(data.table.positions[seq]), 0)
-            assert batch.input_ids is not None
-            labels = batch.labels[batch.loss_mask].tolist()
-            whole = row["prompt_ids"] + row[reply]
-            assert batch.input_ids.tolist() == whole[: batch.total_tokens]
-            # The line break after a reply belongs to the template and is not learned here.
-            assert labels == row[reply][: len(labels)]
-            assert library.decode(row[reply][len(labels) :], skip_special_tokens=False) in ("", "\n")
-
-    unpad("train", *given, "train.max_epochs=2", "optim.lr=1e-3", "--out", "runs/tuned")
-    first = json.loads(Path("runs/tuned/metrics.jsonl").read_text().splitlines()[0])["values"]
-    assert first["preference"] == pytest.approx(math.log(2), rel=1e-5)
-    assert "accuracy" in unpad("eval", "tuned").out
-    assert "accuracy" in unpad("eval", "tuned", "--data", str(tmp_path / "pairs.jsonl")).out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from unpad.interchange.quantize import quantize_run
 from unpad.nn.native.quantized import Int4Weight, Int8Weight, Kind, QuantizedWeight
 from unpad.run import checkpoint
 from unpad.run.base import run_weights
-from unpad.run.report.samples import keep_evaluation, newest_evaluation
 
 pytestmark = [pytest.mark.slow, pytest.mark.promise("models.quantized")]
 KINDS: tuple[Kind, ...] = ("int8", "int4")
@@ -117,29 +115,6 @@ def test_a_quantized_run_is_used_and_trained_no_further(kind: Kind, trained: Run
     assert unpad("export", original, "z", "--int8", "--int4").code == 2
 
 
-def test_new_pairs_are_measured_with_quantized_weights(trained: Runs, tmp_path: Path, unpad: Shell) -> None:
-    original = trained("pairs")
-    quantize_run(str(original), Path("shrunk"), "int8")
-    rows = (original.parent / "pairs.jsonl").read_text(encoding="utf-8").splitlines()[:8]
-    Path("new.jsonl").write_text("\n".join(rows).replace("、", ";"), encoding="utf-8")
-    done = unpad("eval", "shrunk", "--data", "new.jsonl")
-    assert (done.code, "accuracy" in done.out) == (0, True), done.err
-
-
-def test_without_the_original_as_it_was_the_loss_is_not_told(trained: Runs, tmp_path: Path, unpad: Shell) -> None:
-    shutil.copytree(trained("images"), "mine")
-    keep_evaluation(Path("mine"), 1, {}, [])
-    quantize_run("mine", Path("shrunk"), "int8")
-    assert newest_evaluation(Path("shrunk")) is None, "it is of other weights"
-    state = checkpoint.load(Path("mine/checkpoints/best"))
-    state.tensors["model.head.weight"] += 1
-    checkpoint.save_named(Path("mine/checkpoints"), "best", state)
-    metrics, lines = evaluate_run("shrunk")
-    assert ("divergence" in metrics, "have changed" in lines[-1]) == (False, True)
-    shutil.rmtree("mine")
-    assert evaluate_run("shrunk")[1][-1].endswith("mine is gone")
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_damaged_scale_or_number_is_refused_by_name(kind: Kind, trained: Runs, tmp_path: Path) -> None:
     folder = tmp_path / "shrunk"
@@ -178,14 +153,3 @@ def test_a_damaged_scale_or_number_is_refused_by_name(kind: Kind, trained: Runs,
         checkpoint.save_named(folder / "checkpoints", "best", checkpoint.State(state.step, state.tensors, values))
         with pytest.raises(CheckpointError, match="record of its quantized weights is damaged"):
             load(folder)
-
-
-def test_one_flipped_bit_of_the_file_is_refused(trained: Runs, tmp_path: Path) -> None:
-    folder = tmp_path / "shrunk"
-    quantize_run(str(trained("images")), folder, "int8")
-    file = folder / "checkpoints/best/model.safetensors"
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
-        load(folder)

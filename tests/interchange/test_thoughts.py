@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from tests.helpers.shell import Shell
 from tests.helpers.thinking import FAMILIES, trl_template
 from unpad.data.sources.example import Turn
 from unpad.data.tokens.encode import encode_prompt
-from unpad.inference.chat import Conversation
 from unpad.inference.loaded import load
 
 pytestmark = pytest.mark.slow
@@ -73,33 +71,3 @@ def test_a_reasoning_model_is_tuned_and_asked(kind: str, tmp_path: Path, unpad: 
     assert unpad("chat", "tuned", stdin="what is 1 and 1?\n").code == 0
     assert unpad("generate", "tuned", "--prompt", "what is 1 and 1?").code == 0
     assert unpad("eval", "tuned").code == 0
-
-
-@pytest.mark.promise("models.reasoning")
-@pytest.mark.parametrize("kind", FAMILIES)
-def test_the_history_of_a_chat_goes_through_the_template_as_rows_do(
-    kind: str, tmp_path: Path, unpad: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unpad("import", str(folder_with(FAMILIES[kind], tmp_path / "theirs")), "--out", "runs/base")
-    run = load("base")
-    seen: list[list[int]] = []
-    opens = kind != "late"  # the prompt has <think> already, so the model does not say it
-    reply = TALKS[0][1].removeprefix("<think>\n" if opens else "")
-
-    def say(model: object, tokenizer: object, ids: list[int], *_: object) -> Generator[str, None, None]:
-        seen.append(list(ids))
-        yield reply
-
-    monkeypatch.setattr("unpad.inference.chat.stream", say)
-    talk = Conversation(run.generator, run.tokenizer, run.recipe.data.template, run.recipe.generate)
-    for question in (TALKS[0][0], "sure?"):
-        assert "".join(talk.reply(question)) == reply
-    messages = [("user", TALKS[0][0]), ("assistant", TALKS[0][1]), ("user", "sure?")]
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
-    for index, ids in ((1, seen[0]), (3, seen[1])):
-        expected = theirs.apply_chat_template(
-            [{"role": role, "content": content} for role, content in messages[:index]],
-            add_generation_prompt=True,
-            return_dict=True,
-        )["input_ids"]
-        assert ids == expected

@@ -29,6 +29,7 @@ KILLED_AT = 5
 QUESTION = "what is 3 and 3?"
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("adapters.round-trip")
 def test_adapters_on_an_imported_model_survive_a_kill_and_go_out_merged(
     theirs: Path, talks: Path, unpad: Shell, monkeypatch: pytest.MonkeyPatch

@@ -13,9 +13,6 @@ from unpad.models import build_model, model_config
 from unpad.models.vit import Vit, drop_tokens
 from unpad.nn.block import Stream
 
-pytestmark = pytest.mark.slow
-
-
 # --------------------------------------------------------------------------- equalities
 
 
@@ -29,27 +26,6 @@ def test_the_size_of_an_image_is_known_however_it_is_shown() -> None:
     changed = (model.classify(other) - model.classify(batch)).abs().amax(1) > 1e-9
     assert changed.tolist() == [i == 2 for i in range(batch.num_seqs)]
     assert torch.equal(blind.classify(other), blind.classify(batch))
-
-
-@pytest.mark.parametrize("kind", VITS)
-def test_no_gradient_and_no_bit_crosses_between_images(kind: str) -> None:
-    model = tiny_vit(**VITS[kind]).eval()
-    batch = random_images(channels=model.config.channels)
-    pixels = batch.inputs_embeds.double().requires_grad_()
-    model.classify(replace(batch, inputs_embeds=pixels))[3].square().sum().backward()
-    start, stop = batch.layout.cu_seqlens[3:5].tolist()
-    outside = torch.cat([pixels.grad[:start], pixels.grad[stop:]])
-    assert torch.equal(outside, torch.zeros_like(outside))
-    assert pixels.grad[start:stop].abs().max() > 0
-
-    model = tiny_vit(torch.float32, **VITS[kind]).eval()
-    changed = batch.inputs_embeds.clone()
-    changed[start:stop] += 1
-    with torch.no_grad():
-        before, after = model.classify(batch), model.classify(replace(batch, inputs_embeds=changed))
-    others = [0, 1, 2, 4, 5, 6]
-    assert torch.equal(before[others], after[others])
-    assert not torch.equal(before[3], after[3])
 
 
 def test_what_padding_holds_changes_nothing() -> None:
@@ -152,14 +128,6 @@ def test_dropping_is_off_in_evaluation() -> None:
 
 
 # --------------------------------------------------------------------------- configuration
-
-
-def test_defaults_are_those_of_a_vision_transformer() -> None:
-    config = model_config({"kind": "vit"})
-    assert (config.norm, config.activation, config.bias, config.causal) == ("layernorm", "gelu", True, False)
-    assert (config.patch, config.stem, config.pool, config.token_drop) == (8, (), "mean", 0.0)
-    assert config.longest == config.context == 4096
-    assert model_config({"kind": "vit", "context": 100}).longest == 100
 
 
 def test_a_fresh_model_has_no_biases_and_small_scores() -> None:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.helpers.attention_cases import error
+from tests.helpers.grid import pairs
 from tests.helpers.paths import PATHS, Path, on, taken
 from unpad.nn.activation import GATED, Kind, activate
 from unpad.nn.native.activation import KINDS
@@ -34,20 +36,15 @@ def reference(kind: str, x: Tensor) -> Tensor:
     return {"geglu": F.gelu, "swiglu": F.silu}[kind](gate) * up
 
 
-def error(actual: Tensor, expected: Tensor) -> float:
-    difference = (actual.double() - expected.double()).norm()
-    return float(difference / expected.double().norm().clamp_min(1e-30)) if actual.numel() else 0.0
-
-
 @pytest.mark.parametrize("kind", ["relu", "gelu_tanh", "swiglu"])
 def test_a_bias_is_added_first(kind: Kind) -> None:
     x, bias = torch.randn(9, 32, dtype=DOUBLE), torch.randn(32, dtype=DOUBLE)
     torch.testing.assert_close(activate(kind, x, bias), activate(kind, x + bias))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", [BF16, DOUBLE], ids=["bf16", "double"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "dtype", "shape", "path"), pairs(KINDS, [BF16, DOUBLE], SHAPES, PATHS), indirect=["path"]
+)
 def test_values_and_gradients_are_those_of_torch(
     kind: str, dtype: torch.dtype, shape: tuple[int, int], path: Path
 ) -> None:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from tests.helpers.attention_cases import SEED, Case, definition
+from tests.helpers.grid import pairs
+from tests.helpers.largest import Largest
 from unpad.batching.layout import Layout, PaddedLayout, build_layout
 from unpad.nn import attention, kernel
 from unpad.nn.attention import reference_attention, self_attention
-from unpad.nn.dropout import kept
 from unpad.nn.native import library
-
-SEED = 5_000_000_011  # needs both halves of 64 bits
 
 
 def inputs(lengths: list[int], heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -147,25 +143,10 @@ def weighted(
 def by_definition(
     qkv: torch.Tensor, layout: Layout, causal: bool, bias: torch.Tensor | None, dropout: float
 ) -> torch.Tensor:
-    """One sequence at a time; a weight is dropped by its head, its query's and its key's place in the run."""
-    q, k, v = qkv.split([4, 2, 2], 1)
-    k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
-    outputs = [q[:0]]
-    for start, stop in pairwise(layout.cu_seqlens.tolist()):
-        scores = torch.einsum("qhd,khd->hqk", q[start:stop], k[start:stop]) / q.shape[-1] ** 0.5
-        scores = scores if bias is None else scores + bias[start:stop]
-        if causal:
-            scores = scores.masked_fill(torch.ones(scores.shape[1:], dtype=torch.bool).triu(1), -torch.inf)
-        weights, place = scores.softmax(-1), torch.arange(start, stop)
-        rows = place[None, :, None] * 4 + torch.arange(4)[:, None, None]
-        weights = weights * kept(SEED, rows, place, dropout) / (1 - dropout)
-        outputs.append(torch.einsum("hqk,khd->qhd", weights, v[start:stop]))
-    return torch.cat(outputs)
+    return definition(Case(qkv, layout.cu_seqlens, 4, 2, causal, None, bias, dropout, qkv))
 
 
-@pytest.mark.parametrize("block", [None, 1, 100, 10_000], ids=lambda block: f"blocks of {block}")
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize(("block", "causal", "dropout"), pairs([None, 1, 100, 10_000], [True, False], [0.0, 0.3]))
 def test_key_bias_and_dropout_equal_the_definition_whole_and_in_blocks(
     causal: bool, dropout: float, block: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,19 +189,6 @@ def test_a_key_bias_below_the_digits_of_bf16_counts() -> None:
     qkv[:, :6], qkv[0, 6:] = 2**0.5, 1  # the output is the weight of the first key
     out = weighted(qkv, build_layout(np.array([2])), False, torch.tensor([0.99, 1.0]).log(), 0.0)
     torch.testing.assert_close(out.float(), torch.full((2, 4, 16), 0.99 / 1.99), rtol=0, atol=1e-3)
-
-
-class Largest(TorchDispatchMode):
-    """The most numbers that an operator returned in one tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        self.numel = max([self.numel, *(x.numel() for x in tree_leaves(out) if isinstance(x, torch.Tensor))])
-        return out
 
 
 @pytest.mark.promise("batch.attention")

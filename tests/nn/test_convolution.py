@@ -12,7 +12,7 @@ from tests.helpers.image_models import cut_patches
 from tests.helpers.samples import moved
 from unpad.batching.batch import to_padded
 from unpad.batching.layout import Layout, PaddedLayout, build_layout
-from unpad.nn.convolution import ConvolutionalStem, neighbours, with_borders
+from unpad.nn.convolution import ConvolutionalStem, neighbours
 
 PATCH, WIDTH = 4, 6
 SIZES = ((3, 5), (1, 1), (6, 90), (0, 0), (7, 1), (16, 16), (1, 4))  # rows and columns of patches
@@ -67,26 +67,6 @@ def test_a_dropped_patch_is_nobodys_neighbour() -> None:
     assert below.tolist() == [2, 6, 6, 6, 6, 6]
 
 
-def test_padding_cells_have_no_neighbours_and_are_none() -> None:
-    ids, grid, layout = places(*SIZES)
-    flat = neighbours(ids, grid, layout)
-    for side in ("left", "right"):
-        padded_ids, mask = to_padded(ids, layout, side, pad_to=545)
-        cells = mask.flatten().nonzero().flatten()
-        found = neighbours(padded_ids.flatten(), grid, PaddedLayout(mask))
-        expected = torch.cat([cells, torch.tensor([mask.numel()])])[flat]
-        assert torch.equal(found[:, cells], expected)
-        assert bool((found[:, ~mask.flatten()] == mask.numel()).all())
-
-
-def test_borders_are_the_cells_around_a_patch_in_its_image() -> None:
-    image = pictures((3, 5))[0]
-    cells = cut_patches(image, PATCH).unflatten(1, (3, PATCH, PATCH)).permute(0, 2, 3, 1)
-    got = with_borders(cells, neighbours(*places((3, 5))))
-    around = F.pad(image, (1, 1, 1, 1)).unfold(1, PATCH + 2, PATCH).unfold(2, PATCH + 2, PATCH)
-    assert torch.equal(got, around.permute(1, 2, 3, 4, 0).flatten(0, 1))
-
-
 @pytest.mark.parametrize("channels", [(4,), (4, 5)])
 def test_the_stem_is_the_convolution_of_every_whole_image_outputs_and_gradients(channels: tuple[int, ...]) -> None:
     module, images = stem(channels), pictures(*SIZES)
@@ -114,17 +94,6 @@ def _ways(pixels: Tensor) -> list[tuple[Tensor, tuple[Tensor, Tensor, Layout | P
         padded_ids = to_padded(ids, layout, side, 545)[0]
         ways.append((padded.flatten(0, 1), (padded_ids.flatten(), grid, PaddedLayout(mask))))
     return ways
-
-
-def test_no_gradient_crosses_between_images() -> None:
-    module, (ids, grid, layout) = stem(), places(*SIZES)
-    pixels = torch.cat([cut_patches(image, PATCH) for image in pictures(*SIZES)]).requires_grad_()
-    start, stop = layout.cu_seqlens[2:4].tolist()
-    module(pixels, neighbours(ids, grid, layout))[start:stop].square().sum().backward()
-    assert pixels.grad is not None
-    assert not pixels.grad[:start].any()
-    assert not pixels.grad[stop:].any()
-    assert bool(pixels.grad[start:stop].any(1).all())
 
 
 def test_a_run_without_patches_is_legal() -> None:

@@ -35,16 +35,6 @@ def test_encoder_with_an_input_product_equals_a_count_by_hand() -> None:
     assert training_operations(sizes_of(config, 5, 10), [3], 3) == products + attention + head
 
 
-def test_nothing_takes_no_operations() -> None:
-    assert training_operations(sizes_of(BlockConfig(), 100), [], 0) == 0
-
-
-def test_a_split_of_the_sequences_changes_nothing() -> None:
-    sizes = sizes_of(BlockConfig(width=32, heads=4), 50)
-    parts = training_operations(sizes, [7, 1], 3) + training_operations(sizes, [5], 4)
-    assert training_operations(sizes, [7, 1, 5], 7) == parts
-
-
 def test_blocks_that_read_fewer_tokens_equal_a_count_by_hand() -> None:
     sizes = sizes_of(Config(width=8, blocks=3, heads=4, kv_heads=2, hidden=12, activation="swiglu"), 20)
     # Two sequences of 5 and 2 tokens, of which 3 and 2 reach the third block; one output each.

@@ -23,8 +23,7 @@ from unpad.nn.block import Block, BlockConfig, Stream
 from unpad.nn.kernel import Kernel, by_definition, choose_kernels
 from unpad.nn.losses import cross_entropy
 from unpad.nn.native import library
-
-pytestmark = pytest.mark.slow
+from unpad.training.memory import peak_of
 
 CPU = torch.device("cpu")
 HEADS, KV_HEADS = 2, 1
@@ -145,6 +144,24 @@ def test_on_an_accelerator_the_flash_kernel_runs_where_it_is_chosen(
         assert tuple(ran) == chosen, case
         met.update(chosen)
     assert met == {*Kernel} - {Kernel.NATIVE}
+
+
+@pytest.mark.promise("batch.attention")
+@pytest.mark.parametrize("window", [None, 64])
+def test_memory_of_a_rectangle_and_of_a_window_grows_with_the_length(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "BLOCK_CELLS", 1 << 16)
+
+    def peak(length: int) -> int:
+        layout = build_layout(np.array([length]))
+        mask = torch.ones(1, length, dtype=torch.bool)
+        qkv = torch.randn(length, 6, 16, requires_grad=True)
+        laid_out = PaddedLayout(mask) if window is None else layout
+        return peak_of(lambda: self_attention(qkv, laid_out, 2, True, window=window).sum().backward(), CPU)
+
+    with library.switched_off():
+        assert peak(2048) < 2.5 * peak(1024)
 
 
 # --------------------------------------------------------------------------- switches

@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.helpers.attention_cases import error
+from tests.helpers.grid import pairs
 from tests.helpers.paths import PATHS, Path, on, taken
 from unpad.nn import norm as norm_module
 from unpad.nn.dropout import kept
 from unpad.nn.norm import Norm
 
 SEED, EPS = 0x1234_5678_9ABC, 1e-5
-SHAPES = [(0, 16), (1, 512), (3, 7), (50, 33), (70, 256)]
+SHAPES = [(0, 16), (1, 512), (3, 7), (17, 16), (50, 33), (70, 256), (130, 512)]
 Kind = Literal["layernorm", "rmsnorm"]
 
 
@@ -26,12 +28,6 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setattr(norm_module, "draw", lambda: SEED)
     with on(request.param):
         yield request.param
-
-
-def error(actual: Tensor, expected: Tensor) -> float:
-    """Norm of the difference, relative to the norm of what is expected."""
-    assert actual.shape == expected.shape
-    return float((actual.double() - expected).norm() / expected.norm().clamp_min(1e-30))
 
 
 def reference(norm: Norm, residual: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -45,10 +41,11 @@ def reference(norm: Norm, residual: Tensor, delta: Tensor | None) -> tuple[Tenso
     return residual, F.layer_norm(residual, residual.shape[1:], norm.weight, norm.bias, EPS)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("precision", ["bf16", "fp32", "fp64"])
-@pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
-@pytest.mark.parametrize("share", [None, 0.0, 0.3], ids=["no branch", "branch", "dropout"])
+@pytest.mark.parametrize(
+    ("shape", "precision", "kind", "share", "path"),
+    pairs(SHAPES, ["bf16", "fp32", "fp64"], ["layernorm", "rmsnorm"], [None, 0.0, 0.3], PATHS),
+    indirect=["path"],
+)
 def test_outputs_and_gradients_are_those_of_torch(
     shape: tuple[int, int], precision: str, kind: Kind, share: float | None, path: Path
 ) -> None:

@@ -55,16 +55,6 @@ def test_a_machine_is_measured_once(measured: list[Speeds], monkeypatch: pytest.
     assert len(measured) == 1
 
 
-def test_a_deleted_file_makes_the_next_process_measure_anew(
-    measured: list[Speeds], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    product_speeds()
-    cache_file().unlink()
-    new_process(monkeypatch)
-    product_speeds()
-    assert len(measured) == 2
-
-
 @pytest.mark.promise("train.precision-auto")
 @pytest.mark.parametrize("variable", module.VARIABLES)
 def test_limits_of_instructions_are_measured_apart(

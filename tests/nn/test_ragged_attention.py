@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.grid import pairs
 from unpad.batching.layout import build_layout
 from unpad.nn import attention
 from unpad.nn.attention import ragged_attention
@@ -38,20 +39,9 @@ def definition(
 
 
 @pytest.mark.parametrize(
-    ("window", "softcap", "sinks", "value_dim"),
-    [
-        (None, None, False, 16),
-        (5, None, False, 16),
-        (1, None, False, 16),
-        (None, 2.0, False, 16),
-        (None, None, True, 16),
-        (4, 1.5, True, 16),
-        (None, None, False, 8),
-        (100, None, False, 16),
-    ],
+    ("window", "softcap", "sinks", "value_dim", "native", "whole"),
+    pairs([None, 1, 5, 100], [None, 1.5], [False, True], [16, 8], [True, False], [512, 8]),
 )
-@pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("whole", [512, 8])
 def test_scores_follow_the_definition(
     window: int | None, softcap: float | None, sinks: bool, value_dim: int, native: bool, whole: int,
     monkeypatch: pytest.MonkeyPatch,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.helpers.grid import pairs
 from tests.helpers.paths import NATIVE_DTYPES, PATHS, Path, on
 from tests.helpers.scores import random_scores
 from unpad.nn.losses import _score
@@ -31,9 +32,12 @@ def error(actual: Tensor, expected: Tensor) -> float:
     return float(difference / expected.double().norm().clamp_min(1.0)) if actual.numel() else 0.0
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", [BF16, FP32, DOUBLE], ids=["bf16", "fp32", "double"])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(
+    ("shape", "dtype", "smoothing", "path"),
+    pairs(SHAPES, [BF16, FP32, DOUBLE], [0.0, 0.1], PATHS),
+    indirect=["path"],
+)
+@pytest.mark.usefixtures("path")
 def test_losses_and_gradient_are_those_of_torch(shape: tuple[int, int], dtype: torch.dtype, smoothing: float) -> None:
     logits, labels = random_scores(*shape, dtype)
     exact = logits.clone().double().requires_grad_()  # logits are overwritten
@@ -82,8 +86,9 @@ def test_kernels_count_thousands_of_unlikely_tokens_beside_a_likely_one(path: Pa
     assert float(logits[0, 0]) == pytest.approx(float(-expected), rel=0.02)
 
 
-@pytest.mark.parametrize("column", [0, 15, 16, 32])
-@pytest.mark.parametrize("dtype", [BF16, FP32, DOUBLE], ids=["bf16", "fp32", "double"])
+@pytest.mark.parametrize(
+    ("column", "dtype", "path"), pairs([0, 15, 16, 32], [BF16, FP32, DOUBLE], PATHS), indirect=["path"]
+)
 def test_a_nan_anywhere_makes_its_row_nan(dtype: torch.dtype, column: int) -> None:
     logits, labels = random_scores(3, 33, dtype)
     logits[1, column] = float("nan")

@@ -16,8 +16,7 @@ import pytest
 
 from tests.helpers.sleeping import MODULES, sleeps, together
 from unpad import errors
-from unpad.data.pixels.formats import ImageError
-from unpad.errors import DiskError, LostProcessError, RecipeError, SourceError, UnpadError
+from unpad.errors import DiskError, LostProcessError, RecipeError, UnpadError
 from unpad.processes import children
 from unpad.processes.children import Child, run_all
 
@@ -26,11 +25,6 @@ started = partial(children.started, modules=MODULES)
 
 def fails(where: str) -> None:
     raise DiskError("no room", where=where, fix="free some", details=["a", "b"])
-
-
-def breaks(word: str) -> None:
-    print("one\n\ntwo")
-    raise ValueError(word)
 
 
 def squared(number: int) -> int:
@@ -179,13 +173,6 @@ def test_an_error_of_a_user_comes_back_as_it_was(tmp_path: Path) -> None:
         assert one.last_words() == "DiskError: no room\na\nb"
 
 
-def test_another_error_is_told_by_the_last_lines(tmp_path: Path) -> None:
-    with started(breaks, "of this kind", output=tmp_path / "output") as one:
-        assert one.wait(60) == 1
-        assert one.user_error() is None
-        assert "ValueError: of this kind" in one.last_words()
-
-
 @pytest.mark.parametrize("at_once", [None, 1, 2])
 def test_results_come_in_the_order_of_the_calls(at_once: int | None) -> None:
     assert list(together(squared, [(3,), (1,), (2,)], at_once=at_once)) == [9, 1, 4]
@@ -225,12 +212,6 @@ def test_the_error_of_the_first_call_that_has_one_is_raised_and_not_what_it_caus
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_process_that_is_killed_is_told_by_its_number() -> None:
-    with pytest.raises(LostProcessError, match="process 1 ended with exit code -9") as caught:
-        list(together(ends, [("fine",), ("killed",)], at_once=1, fix="try again"))
-    assert caught.value.fix == "try again"
-
-
 def test_an_unforeseen_exception_is_raised_with_its_traceback(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(MemoryError) as caught:
         list(together(ends, [("lost",), ("lacks memory",)], grace=60.0))
@@ -249,8 +230,3 @@ def test_an_error_of_every_kind_crosses_as_json(kind: type[UnpadError]) -> None:
     error = kind("was", where="a.json:1", fix="mend it", details=("one", "两"))
     other = UnpadError.from_json(json.loads(json.dumps(error.to_json())))
     assert (type(other), str(other), other.exit_code) == (kind, str(error), kind.exit_code)
-
-
-def test_an_error_of_a_kind_of_its_own_crosses_as_the_one_that_it_extends() -> None:
-    other = UnpadError.from_json(ImageError("E_FORMAT", "no picture").to_json())
-    assert (type(other), other.exit_code) == (SourceError, ImageError.exit_code)

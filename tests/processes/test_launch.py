@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from unpad.processes import launch
-from unpad.processes.launch import Ended, crowded, run_processes
+from unpad.processes.launch import Ended, run_processes
 
 START = "import os, signal, sys, time; rank = int(os.environ['RANK']); folder = sys.argv[1]\n"
 
@@ -56,21 +56,6 @@ def test_the_launcher_names_a_killed_process_and_its_log_in_three_lines(tmp_path
     assert lines[1] == f"  at: {log}"
     assert len(lines) == 3
     assert "--resume" in lines[2]
-
-
-def test_the_launcher_is_silent_on_what_the_first_process_has_said(tmp_path: Path) -> None:
-    assert Ended({0: 3, 1: 3}, first=1).error(tmp_path, "", 2) == ""
-    assert Ended({0: 143, 1: 143}, signal=signal.SIGTERM, first=0).error(tmp_path, "", 2) == ""
-    assert Ended({}).error(tmp_path, "", 2) == ""
-
-
-def test_other_ends_are_told_by_the_process_and_its_code(tmp_path: Path) -> None:
-    assert "process 1 ended with exit code 1" in Ended({0: 10, 1: 1}, first=1).error(tmp_path, "", 2)
-    assert "process 1 did not answer" in Ended({0: 10, 1: -9}, first=0, silent=[1]).error(tmp_path, "", 2)
-    assert Ended({0: 10, 1: 10}, first=0).error(tmp_path, "refused\n", 2) == "refused"
-    assert "process 1 lost the connection" in Ended({0: -15, 1: 10}, first=1).error(tmp_path, "", 2)  # it read for long
-    twice = Ended({0: -9, 1: -9}, signal=signal.SIGINT, at_once=True).error(tmp_path, "", 2)
-    assert twice.startswith("Interrupted: stopped at once by a second Ctrl-C")
 
 
 def test_processes_get_their_ranks_and_arguments_as_they_are(tmp_path: Path) -> None:
@@ -133,6 +118,7 @@ sys.exit(10)
     assert (ended.codes, ended.first, ended.silent, ended.code()) == ({0: 10, 1: -signal.SIGKILL}, 0, [1], 10)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("cli.exit-codes")
 @pytest.mark.parametrize(
     ("number", "num", "codes"),
@@ -168,18 +154,3 @@ def test_a_first_signal_is_passed_on_and_a_second_one_kills(
     assert [signal.getsignal(number) for number in numbers] == before
     assert ([code for _, code in sorted(ended.codes.items())], ended.signal) == (codes, number)
     assert ended.at_once == (num == 2)
-
-
-def test_more_processes_than_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch.os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
-    monkeypatch.setattr(launch.os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(launch.torch.cuda, "is_available", lambda: False)
-    assert crowded(2) == ""
-    assert crowded(3) == "note  3 processes share 2 cores, which is slower than --processes 2"
-    monkeypatch.setattr(launch.torch.cuda, "is_available", lambda: True)
-    assert crowded(3) == ""
-
-
-def test_processes_that_a_signal_has_ended_are_told_of_once() -> None:
-    stopped = Ended({0: -signal.SIGTERM, 1: 130, 2: -signal.SIGINT, 3: 6}, signal=signal.SIGINT)
-    assert [stopped.untold(rank) for rank in range(1, 4)] == [False, False, True]

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from unpad.processes.own_log import shown
 
 # A process of the given rank: prints, does what the rest says, and ends as the program does.
 PROGRAM = """
@@ -58,12 +55,6 @@ def test_a_kept_log_has_all_that_the_process_printed_and_later_processes_add_to_
     assert [path.name for path in tmp_path.iterdir()] == ["processes"]
 
 
-def test_the_log_of_a_private_run_is_private(tmp_path: Path) -> None:
-    run(tmp_path, 1, "own_log.keep(folder, private=True)")
-    for path in (tmp_path / "processes", tmp_path / "processes" / "1.log"):
-        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
-
-
 def test_the_first_process_keeps_the_terminal(tmp_path: Path) -> None:
     done = run(tmp_path, 0, "own_log.keep(folder, private=False)")
     assert (done.stdout, done.stderr) == ("early\n", "also early\n")
@@ -78,28 +69,3 @@ def test_a_process_that_fails_before_its_log_is_kept_shows_it(tmp_path: Path, en
     assert ("DiskError: full" in done.stderr) == (code == 6)
     assert ("ZeroDivisionError" in done.stderr) == (code == 1)
     assert not list(tmp_path.iterdir())
-
-
-def test_an_error_that_all_processes_have_is_shown_by_the_first_alone(tmp_path: Path) -> None:
-    assert run(tmp_path, 1, "fail(agreed())").stderr == ""
-    assert "DiskError: full" in run(tmp_path, 0, "fail(agreed())").stderr
-
-
-def test_under_the_launcher_the_file_is_left_for_it_to_show(tmp_path: Path) -> None:
-    done = run(tmp_path, 1, "fail(DiskError('full'))", UNPAD_LOGS=str(tmp_path), UNPAD_LAUNCHER=str(os.getpid()))
-    assert (done.returncode, done.stderr) == (6, "")
-    assert shown(1, tmp_path / "1.log") == "process 1:\nearly\nalso early\nDiskError: full\n"
-    assert shown(2, tmp_path / "2.log") == ""
-
-
-def test_the_launcher_is_told_of_a_lost_process_and_the_terminal_is_not(tmp_path: Path) -> None:
-    lines = "error = LostProcessError('gone')", "print(leave_to_launcher(error), leave_to_launcher(DiskError('full')))"
-    launched = {"UNPAD_LOGS": str(tmp_path), "UNPAD_LAUNCHER": str(os.getpid())}
-    assert run(tmp_path, 0, *lines, **launched).stdout == "early\nTrue False\n"
-    assert (tmp_path / "0.log").read_text() == "LostProcessError: gone\n"
-    assert run(tmp_path, 0, *lines).stdout == "early\nFalse False\n"
-
-
-def test_a_process_whose_launcher_is_gone_ends(tmp_path: Path) -> None:
-    done = run(tmp_path, 0, UNPAD_LOGS=str(tmp_path), UNPAD_LAUNCHER="1")
-    assert (done.returncode, done.stdout) == (10, "")

@@ -162,6 +162,7 @@ any_number = st.one_of(
 column = st.lists(st.one_of(st.none(), st.lists(any_number, min_size=9, max_size=9)), min_size=7, max_size=7)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("processes.sums")
 @pytest.mark.parametrize("path", PATHS)
 @settings(deadline=None, max_examples=150)

@@ -265,22 +265,3 @@ def test_attention_dropout_left_on_is_caught(monkeypatch: pytest.MonkeyPatch) ->
     certificate = prove(tiny_model(torch.float32, attention_dropout=0.3), random_batch(LENGTHS))
     assert failed(certificate) == ["each sequence alone", "the same batch twice is bit-equal (no dropout left on)"]
     assert "the definition has no dropout" in certificate.lines[0].note
-
-
-def test_lack_of_memory_is_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: Any) -> Tensor:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-
-    monkeypatch.setattr(batch_module, "_real_cells", full)
-    with pytest.raises(RuntimeError, match="allocate"):
-        prove(tiny_model(torch.float32), random_batch(LENGTHS))
-
-
-def test_kernels_are_named_by_what_ran() -> None:
-    with library.switched_off():
-        certificate = prove(tiny_model(torch.float32), random_batch(LENGTHS))
-    assert line_of(certificate, "packed = alone").kernel == "group sdpa"
-    assert line_of(certificate, "padded left = alone").kernel == "padded sdpa"
-    assert line_of(certificate, "what padding holds is invisible").kernel == "padded sdpa"
-    assert line_of(certificate, "fp32 outputs against fp64").kernel == "group sdpa"
-    assert line_of(certificate, "the same batch twice is bit-equal (no dropout left on)").kernel == ""

@@ -123,36 +123,12 @@ def sequences(lengths: list[int]) -> list[list[int]]:
     return [generator.integers(1, 30, n).tolist() for n in lengths]
 
 
-def test_batches_of_one_sequence_show_no_isolation() -> None:
-    def each(given: list[list[int]]) -> list[dict[str, object]]:
-        return [padded("right")([one]) for one in given]
-
-    certificate = prove_callable(Causal(), each, sequences([5, 7, 6]))  # type: ignore[arg-type]
-    finding = certificate.finding("isolation")
-    assert finding is not None
-    assert (finding.passed, finding.applies) == (None, False)
-    assert finding.gap == "no batch of the update holds two sequences"
-    assert certificate.verdict == "sound", "there is nothing to leak from"
-    assert "N/A   another sequence moves the logits" in str(certificate)
-
-
 @pytest.mark.promise("certificate.not-proven")
 def test_copies_show_nothing_of_a_foreign_model() -> None:
     certificate = prove_callable(Causal(), padded("right"), [[5, 3, 8, 2]] * 3)
     assert (certificate.verdict, certificate.passed) == ("not proven", None)
     assert certificate.to_dict()["passed"] is None
     assert "all sequences of the update are alike" in " ".join(str(certificate).split())
-
-
-def test_a_foreign_certificate_says_that_nothing_was_padded_or_unevenly_split() -> None:
-    def halves(given: list[list[int]]) -> list[dict[str, object]]:
-        return [padded("right")(given[:2]), padded("right")(given[2:])] if len(given) > 1 else [padded("right")(given)]
-
-    certificate = prove_callable(Causal(), halves, sequences([6] * 4))  # type: ignore[arg-type]
-    assert certificate.verdict == "sound"
-    assert any("no batch of the update has padding" in note for note in certificate.notes)
-    assert any("as many targets" in note for note in certificate.notes)
-    assert not prove_callable(Causal(), padded("right"), sequences([6, 4, 5])).notes
 
 
 def test_a_frozen_model_without_a_gradient_is_no_evidence() -> None:

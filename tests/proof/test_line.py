@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 import pytest
 
-from unpad.errors import OutOfMemoryError, SourceError
-from unpad.proof.line import INDENT, MOST_NOTE, Certificate, Line, Lines, not_applicable
-from unpad.terminal.table import WIDTH
+from unpad.data.tokens.tokenizer import Tokenizer
+from unpad.proof.line import MOST_NOTE, Certificate, Line, Lines, ids_line, not_applicable
 
 HOLDS = Line("labels stay", "", 0.0, 0.0, True)
 NEAR = Line("packed = alone", "group sdpa, padded sdpa", 1.234e-14, 1e-10, True)
@@ -33,17 +35,6 @@ def test_the_text_of_a_certificate_has_every_line_and_a_verdict() -> None:
     assert Certificate((HOLDS, NEAR)).text()[-1] == "all 2 lines hold"
     assert Certificate((HOLDS, NEAR, OPEN)).text()[-1] == "2 of 3 lines hold; 1 NOT PROVEN"
     assert Certificate((FAR,)).text()[-1] == "1 of 1 line FAILED"
-
-
-@pytest.mark.parametrize("length", [43, 44, 45, 70])
-def test_a_name_that_is_wider_than_the_column_moves_no_other(length: int) -> None:
-    text = Certificate((HOLDS, Line("n" * length, "group sdpa", 0.5, 1.0, True))).text()
-    fits = length + 6 <= 50
-    width = length + 6 if fits else len("PASS  labels stay")
-    assert text[0] == f"{'PASS  labels stay':<{width}}  exact"
-    name = f"PASS  {'n' * length}"
-    beside = f"{name}  0.5 <= 1  group sdpa"
-    assert text[1:-1] == ([beside] if len(beside) <= WIDTH else [name, " " * INDENT + "0.5 <= 1 group sdpa"])
 
 
 @pytest.mark.promise("certificate.not-proven")
@@ -89,24 +80,18 @@ def test_a_check_adds_its_lines_or_one_that_fails_with_the_exception_and_its_pla
     assert (last.name, last.kernel, last.measured, last.bound, last.passed) == ("broken", "", None, None, False)
 
 
-def test_a_long_note_stands_below_its_claim_and_names_its_kind_once() -> None:
-    lines = Lines()
-    for error in (SourceError("word " * 40, where="a.txt"), KeyError("word " * 40)):
-        lines.add("claim", lambda error=error: (_ for _ in ()).throw(error))  # type: ignore[misc]
-    for line, text in zip(lines.done, ("SourceError", "KeyError"), strict=True):
-        assert line.note.count(text) == 1
-        assert line.note.startswith(f"{text}: ")
-        first, *note, verdict = Certificate((line,)).text()
-        assert (first, verdict) == ("FAIL  claim", "1 of 1 line FAILED")
-        assert len(note) > 2
-        assert all(part.startswith(" " * INDENT) and len(part) <= WIDTH for part in note)
-        assert " ".join(" ".join(note).split()) == line.note
+def test_a_tokenizer_that_draws_fails_its_line() -> None:
+    class Drawing:
+        calls = 0
 
+        def decode(self, ids: Sequence[int]) -> str:
+            return "".join(map(chr, ids))
 
-@pytest.mark.parametrize("error", [OutOfMemoryError("full", fix="less"), MemoryError(), RuntimeError("out of memory")])
-def test_lack_of_memory_says_nothing_about_a_model(error: Exception) -> None:
-    def full() -> Line:
-        raise error
+        def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+            self.calls += 1
+            return [[self.calls * (text == "b")] for text in texts]
 
-    with pytest.raises(type(error)):
-        Lines().add("full", full)
+    assert ids_line(cast("Tokenizer", Drawing()), [[97], [99]]).passed
+    line = ids_line(cast("Tokenizer", Drawing()), [[97], [98], []])
+    assert (line.passed, line.note) == (False, "1 of 2 texts have other ids")
+    assert ids_line(cast("Tokenizer", Drawing()), [[]]).passed is None

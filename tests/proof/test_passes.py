@@ -11,7 +11,6 @@ import pytest
 
 from tests.helpers.families import Finished
 from tests.helpers.paths import on
-from unpad.errors import RecipeError
 from unpad.evaluation.family import HeldOutInputs, Numbers
 from unpad.inference.loaded import LoadedRun, load
 from unpad.nn.native import library
@@ -64,6 +63,7 @@ def of_torch(inputs: list[Any], found: list[Numbers]) -> None:
             one |= {name: values * (1 + len(inputs) * 2**-20) for name, values in one.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.promise("serving.alone")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("path", ["native", "torch"])
@@ -78,6 +78,7 @@ def test_every_line_holds(runs: dict[str, LoadedRun], kind: str, path: Any) -> N
     assert (lines[HTTP].passed, "unpad[serve]" in lines[HTTP].note) == (None, True)  # said, not silent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("fault", "where"), [(of_neighbours, (AT_ONCE, OTHERS)), (of_places, (OTHERS,)), (of_torch, (WITHOUT,))]
@@ -98,9 +99,3 @@ def test_what_compares_nothing_is_not_proven(runs: dict[str, LoadedRun], monkeyp
     lines = prove_passes(runs["images"], None, "").lines
     assert [line.passed for line in lines] == [None] * 4
     assert lines[0].note == "fewer than two inputs"
-
-
-@pytest.mark.parametrize("kind", [*KINDS, "questions"])
-def test_prompts_of_a_file_are_refused_where_nothing_reads_them(finished: Finished, kind: str, tmp_path: Any) -> None:
-    with pytest.raises(RecipeError, match=r"prompts|images"):
-        prove_serving(load(finished(kind).run), tmp_path / "prompts.txt")

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import Tensor
@@ -77,24 +74,6 @@ def test_patients_pass_and_no_line_is_left_open() -> None:
     assert "a set never changes an earlier output" in {line.name for line in certificate.lines}
 
 
-def test_patients_without_events_have_nothing_to_change_and_fail_no_line(tmp_path: Path) -> None:
-    ids = np.arange(24)
-    some = np.repeat(ids[ids % 3 > 0], 4)
-    events = {
-        "id": some,
-        "time": np.tile([1.0, 1.0, 2.0, 5.0], len(some) // 4),
-        "code": np.tile(["a", "b"], len(some) // 2),
-    }
-    pq.write_table(pa.table(events | {"value": np.sin(np.arange(len(some)))}), tmp_path / "events.parquet")
-    pq.write_table(pa.table({"id": ids, "label": ids % 2}), tmp_path / "labels.parquet")
-    overrides = [
-        *SMALL, f"data.events={{path: {tmp_path}/events.parquet, unit: days}}", "data.holdout=0.1",
-        f"events.labels.path={tmp_path}/labels.parquet", "precision=bf16",
-    ]  # fmt: skip
-    certificate = recipe.prove_recipe("events_labels", overrides)
-    assert certificate.passed, [line for line in certificate.lines if line.passed is False]
-
-
 @pytest.mark.usefixtures("few")
 def test_a_boundary_between_patients_that_is_off_by_one_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def fault(batch: RaggedBatch, events: EventSets) -> RaggedBatch:
@@ -105,6 +84,7 @@ def test_a_boundary_between_patients_that_is_off_by_one_is_caught(monkeypatch: p
     assert "plan pack = alone" in failed()
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("few")
 def test_a_last_value_that_is_read_past_the_end_of_a_patient_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     read = linear_path.last_values
@@ -120,6 +100,7 @@ def test_a_last_value_that_is_read_past_the_end_of_a_patient_is_caught(monkeypat
     assert {"plan pack = alone", "no gradient crosses between sequences"} <= found
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("few")
 def test_an_event_in_the_set_of_the_next_patient_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def fault(batch: RaggedBatch, events: EventSets) -> RaggedBatch:

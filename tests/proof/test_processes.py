@@ -10,7 +10,7 @@ import torch
 
 from tests.helpers.shell import Shell
 from tests.helpers.toy import write_toy
-from unpad.errors import RecipeError, SourceError
+from unpad.errors import SourceError
 from unpad.proof import processes
 from unpad.proof.line import Line
 from unpad.proof.processes import prove_processes
@@ -64,17 +64,3 @@ def test_unequal_bits_fail(unpad: Shell, tmp_path: Path, monkeypatch: pytest.Mon
     done = unpad("prove", str(write_toy(tmp_path / "toy")), "--processes", "2")
     assert done.code == 12
     assert "2, not exact" in done.out
-
-
-@pytest.mark.parametrize(
-    ("overrides", "numbers", "message"),
-    [
-        ([], [1], "nothing to equal"),
-        (["train.shard=full"], [2], "divided model adds its gradients"),
-    ],
-)
-def test_what_has_no_bits_to_compare_is_refused(
-    overrides: list[str], numbers: list[int], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(RecipeError, match=message):
-        prove_processes(str(write_toy(tmp_path / "toy")), overrides, numbers)

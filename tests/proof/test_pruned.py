@@ -11,14 +11,12 @@ from torch import Tensor
 
 from tests.helpers.merging import merging
 from tests.helpers.pruning import EARLY, METHODS, pruned
-from tests.helpers.vision import Row, prepare, tiny
+from tests.helpers.vision import Row, prepare
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import PaddedLayout
-from unpad.models.vision_language import model as vision_language
 from unpad.models.vision_language import prune_pass
 from unpad.models.vision_language.model import TEACHING, VisionLanguage
 from unpad.models.vision_language.prune_pass import PrunePass
-from unpad.nn import segments
 from unpad.nn.block import Stream
 from unpad.nn.native import library
 from unpad.proof.certificate import certify, prove
@@ -98,17 +96,6 @@ def test_positions_counted_anew_after_a_removal_are_caught(batch: RaggedBatch, m
     assert not any(name.startswith("soft") for name in names)
 
 
-def test_positions_counted_anew_after_merging_are_caught(batch: RaggedBatch, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = vision_language.shorten
-
-    def counted_anew(*arguments: Any) -> Any:
-        short, visual = right(*arguments)
-        return replace(short, position_ids=segments.segment_place(short.layout)), visual
-
-    monkeypatch.setattr(vision_language, "shorten", counted_anew)
-    assert "merge_only: packed = plain reference" in failed(certificate_of(merging("slots"), batch))
-
-
 def test_a_mask_that_is_cut_off_from_its_gradient_is_caught(
     batch: RaggedBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,19 +120,7 @@ def test_the_first_samples_choice_for_all_is_caught(batch: RaggedBatch, monkeypa
     assert "hard: packed = plain reference" in failed(certificate_of(model, batch))
 
 
-def test_the_choice_of_one_sample_that_another_changes_is_caught(
-    batch: RaggedBatch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A threshold from all samples of the batch together."""
-
-    def of_all(probability: Tensor, layout: Any, threshold: float) -> Tensor:
-        return probability >= probability.median()
-
-    monkeypatch.setattr(prune_pass, "hard_keep", of_all)
-    names = failed(certificate_of(pruned(layers=[0]), batch))
-    assert "hard: packed = plain reference" in names
-
-
+@pytest.mark.nightly
 def test_scaled_states_in_place_of_hidden_keys_are_caught(batch: RaggedBatch, monkeypatch: pytest.MonkeyPatch) -> None:
     def scaled(own: PrunePass, index: int, entered: Stream, left: Stream) -> Stream:
         own.probabilities.append(torch.sigmoid(own._judge(index, entered, left)))
@@ -156,6 +131,7 @@ def test_scaled_states_in_place_of_hidden_keys_are_caught(batch: RaggedBatch, mo
     assert "soft: packed = plain reference" in failed(certificate_of(pruned(), batch))
 
 
+@pytest.mark.nightly
 def test_images_of_another_sequence_are_caught(batch: RaggedBatch) -> None:
     """By a line of its own: without merging or removal, no result depends on whose an image is."""
     assert batch.media_seqs is not None
@@ -165,12 +141,3 @@ def test_images_of_another_sequence_are_caught(batch: RaggedBatch) -> None:
     good, certificate = (certify(model, alone, [Variant("packed", [one], whole)]) for one in (batch, bad))
     assert "images stay within their sequence" not in failed(good)
     assert "images stay within their sequence" in failed(certificate)
-
-
-def test_kernels_of_the_tower_and_of_soft_removal_are_named(batch: RaggedBatch) -> None:
-    model = tiny({"blocks": 1, "feature_layer": -1}, {"blocks": 2}, prune={"layers": [0], "inner": 8, "heads": 2})
-    with library.switched_off():
-        certificate = certificate_of(model, batch)
-    kernels = {line.name: line.kernel for line in certificate.lines}
-    assert kernels["padded left = alone"] == "group sdpa, padded sdpa", "the tower's run of images is never padded"
-    assert kernels["soft: packed = plain reference"] == "group matmul, group sdpa", "a key bias after the first block"

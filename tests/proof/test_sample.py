@@ -100,6 +100,7 @@ def test_many_short_sequences_are_unlike_and_the_shortest(tmp_path: Path) -> Non
     assert sizes == sorted(sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("certificate.batches")
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(
@@ -128,25 +129,6 @@ def test_every_micro_batch_holds_unlike_sequences_and_there_are_several(
         ), strategy
         padded = sum(micro.pad_to * len(micro.seq_ids) > (micro.stops - micro.starts).sum() for micro in micros)
         assert strategy != "fixed" or padded or "plan.max_tokens=5" in overrides or "model.context=8" in overrides
-
-
-@pytest.mark.promise("certificate.batches")
-def test_pieces_are_few_where_documents_are_long(tmp_path: Path) -> None:
-    text = "".join(WORDS[i * i % 16] + WORDS[i % 7] for i in range(4000))
-    setup = setup_of(write_texts(tmp_path / "toy", [text]), "model.context=16")
-    sample = choose(setup, candidates_of(setup))
-    assert 4 <= len(sample.pieces) <= 16
-    assert sorted(piece.stop - piece.start for piece in sample.pieces)[1:] == [16] * (len(sample.pieces) - 1)
-    assert sum(len(micro.seq_ids) for micro in micros_of(setup, "pack", sample)) == len(sample.pieces)
-
-
-def test_a_small_budget_takes_short_sequences_and_no_fewer_than_four(tmp_path: Path) -> None:
-    setup = setup_of(write_texts(tmp_path / "toy", texts_of("ragged")))
-    whole, small = (choose(setup, candidates_of(setup), work=work) for work in (1e12, 1.0))
-    assert len(whole.pieces) == 13
-    assert 4 <= len(small.pieces) < 13
-    sizes = [[piece.stop - piece.start for piece in one.pieces] for one in (whole, small)]
-    assert (max(sizes[0]), min(sizes[0])) == (max(sizes[1]), min(sizes[1]))
 
 
 @pytest.mark.promise("certificate.batches")

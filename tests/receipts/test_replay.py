@@ -18,18 +18,15 @@ from tests.helpers.shell import Shell
 from tests.helpers.toy import LOOP, events, quiet, rows, run, write_toy
 from unpad.batching.batch import RaggedBatch
 from unpad.data.sources.example import place_of
-from unpad.data.sources.files import unreadable
 from unpad.errors import REPLAY_DIFFERS, CheckpointError, RecipeError, ResumeError, SourceError
 from unpad.models.decoder import Decoder
 from unpad.receipts import replay as replaying
 from unpad.receipts.receipt import of_memory
 from unpad.receipts.replay import replay
-from unpad.receipts.starts import advising
 from unpad.receipts.trace import trace
-from unpad.recipes.recipe import Recipe
 from unpad.run import checkpoint
 from unpad.run.checkpoint import State
-from unpad.run.sessions import Cut, Session, cuts_until
+from unpad.run.sessions import Cut, Session
 from unpad.training.loop import train
 from unpad.training.step import StepResult
 
@@ -180,39 +177,6 @@ def test_moved_data_is_taken_from_its_new_place_and_changed_data_refused(tmp_pat
         replay(tmp_path / "run")
 
 
-def test_the_place_that_a_moved_file_has_in_the_recipe_is_named(tmp_path: Path) -> None:
-    recipe = write_toy(tmp_path, stages=[], data={"text": None})
-    run(recipe, tmp_path / "run", "train.max_steps=2")
-    (tmp_path / "chats.jsonl").rename(tmp_path / "moved.jsonl")
-    with pytest.raises(SourceError) as caught:
-        replay(tmp_path / "run")
-    assert caught.value.fix.endswith(f"such as unpad replay {tmp_path / 'run'} data.chat=NEW")
-    with pytest.raises(RecipeError) as refused:
-        replay(tmp_path / "run", overrides=["optim.lr=1"])
-    assert refused.value.fix.endswith("such as data.chat=NEW")
-    assert replay(tmp_path / "run", overrides=[f"data.chat={tmp_path / 'moved.jsonl'}"]).equal
-
-
-def test_of_several_files_the_one_that_moved_is_named(tmp_path: Path) -> None:
-    recipe = write_toy(tmp_path)
-    shutil.copy(tmp_path / "chats.jsonl", tmp_path / "more.jsonl")
-    chats = [str(tmp_path / name) for name in ("chats.jsonl", "more.jsonl")]
-    run(recipe, tmp_path / "run", "train.max_steps=2", f"data.chat=[{', '.join(chats)}]")
-    (tmp_path / "more.jsonl").rename(tmp_path / "moved.jsonl")
-    with pytest.raises(SourceError) as caught:
-        replay(tmp_path / "run")
-    assert caught.value.fix.endswith(" data.chat.1.path=NEW")
-    assert replay(tmp_path / "run", overrides=[f"data.chat.1.path={tmp_path / 'moved.jsonl'}"]).equal
-
-
-def test_a_moved_table_beside_the_events_is_named(tmp_path: Path) -> None:
-    events = {"labels": {"path": str(tmp_path / "outcomes.csv"), "label": "died"}}
-    recipe = Recipe(data={"events": [str(tmp_path / "events.csv")]}, events=events)
-    with pytest.raises(SourceError) as caught, advising("unpad replay mine", recipe):
-        raise unreadable(FileNotFoundError(), str(tmp_path / "outcomes.csv"))
-    assert caught.value.fix.endswith(" unpad replay mine events.labels.path=NEW")
-
-
 @pytest.mark.promise("receipts.changed")
 def test_altered_weights_and_another_rate_are_found_with_exit_code_16(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -275,18 +239,6 @@ def test_a_run_is_replayed_with_its_own_threads(tmp_path: Path, monkeypatch: pyt
         assert (used, torch.get_num_threads()) == ([1], 2)
     finally:
         torch.set_num_threads(1)
-
-
-@pytest.mark.promise("receipts.rows")
-def test_a_run_of_an_earlier_version_is_replayed_by_the_plan_alone(place: Path, tmp_path: Path) -> None:
-    older = copied(place, tmp_path)
-    path = older / "metrics.jsonl"
-    kept = [{key: value for key, value in row.items() if key != "rows"} for row in rows(older)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in kept))
-    receipt = replay(older)
-    assert receipt.equal
-    assert receipt.by_plan_alone
-    assert "by the plan alone" in "\n".join(receipt.lines())
 
 
 @pytest.mark.promise("receipts.rows")
@@ -384,15 +336,6 @@ def test_steps_that_memory_cut_are_computed_in_the_same_parts(tmp_path: Path, mo
 
 
 @pytest.mark.promise("receipts.memory")
-def test_a_step_that_was_taken_again_after_a_kill_has_the_parts_of_the_last_time() -> None:
-    recipe: Any = "as it was"
-    first = Session(0, recipe, {}, cuts=(Cut(3, 80), Cut(6, 40)))
-    again = Session(4, recipe, {}, cuts=(Cut(7, 60),))
-    found = {step: cuts_until([first, again], step) for step in (2, 3, 6, 8)}
-    assert found == {2: [], 3: [(3, 80)], 6: [(3, 80)], 8: [(3, 80), (7, 60)]}
-
-
-@pytest.mark.promise("receipts.memory")
 @pytest.mark.parametrize(
     ("processes", "after", "most", "says"),
     [
@@ -411,21 +354,7 @@ def test_the_step_in_which_memory_ended_may_differ_for_several_processes(
     assert [says in one for one in found] == [True] if says else found == []
 
 
-@pytest.mark.promise("receipts.memory")
-def test_memory_that_ends_in_a_replay_is_said_to_be_the_reason(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compute = Decoder.losses
-
-    def ends(self: Decoder, batch: RaggedBatch, *given: Any) -> Any:
-        if self.training and batch.total_tokens > 40:
-            raise RuntimeError(NO_MEMORY)
-        return compute(self, batch, *given)
-
-    monkeypatch.setattr(Decoder, "losses", ends)
-    receipt = replay(place / "run", 3)
-    assert not receipt.equal
-    assert "memory did not hold micro-batches here" in receipt.why[0]
-
-
+@pytest.mark.nightly
 @pytest.mark.promise("receipts.replay", "receipts.trace")
 @pytest.mark.parametrize("name", ["events", "images", "vqa_hard"])
 def test_other_families_are_equal(name: str, place: Path) -> None:

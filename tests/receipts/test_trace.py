@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
-from tests.helpers.families import images
 from tests.helpers.pairs import write_pairs
 from tests.helpers.shell import Shell
-from tests.helpers.toy import LOOP, SMALL_MODEL, TWO_STAGES, quiet, rows, run, write_toy
+from tests.helpers.toy import LOOP, TWO_STAGES, quiet, rows, run, write_toy
 from unpad.batching.plan import Micro
 from unpad.data.family import Data
 from unpad.errors import RecipeError
@@ -27,7 +25,6 @@ from unpad.training.loop import train
 pytestmark = pytest.mark.slow
 
 Given = list[list[tuple[Data, Micro]]]
-TINY = {"width": 16, "blocks": 1, "heads": 2, "hidden": 24}
 
 
 @pytest.fixture(autouse=True)
@@ -127,30 +124,6 @@ def test_every_reason_for_not_learning_from_a_row_is_told(tmp_path: Path) -> Non
 
 
 @pytest.mark.promise("receipts.trace")
-def test_joined_documents_and_lines_within_documents_are_found(tmp_path: Path) -> None:
-    text = tmp_path / "story.txt"
-    text.parent.mkdir(exist_ok=True)
-    text.write_text("\n\n".join(f"第{i}段的第一行\n第{i}段的第二行" for i in range(40)))
-    recipe = write_toy(
-        tmp_path,
-        data={"text": str(text), "chat": []},
-        stages=[],
-        plan={"tokens_per_step": 100, "cross_documents": True, "max_tokens": 30},
-        model={**SMALL_MODEL, "context": 30},
-    )
-    run(recipe, tmp_path / "run", "train.max_epochs=1")
-    history = open_history(tmp_path / "run")
-    found = [trace_row(history, f"story.txt:{1 + 3 * number}") for number in range(40)]
-    learnt = [one for row in found for one in row.learnt]
-    trained = rows(tmp_path / "run", "train")
-    assert sum(one.targets for one in learnt) == sum(row["targets"] for row in trained)
-    assert sum(one.stop - one.start for one in learnt) == sum(row["tokens"] for row in trained)
-    inside = trace_row(history, "story.txt:5")
-    assert inside.row.where.endswith("story.txt:4")
-    assert inside.row.remark == "the row that begins there is the one with line 5"
-
-
-@pytest.mark.promise("receipts.trace")
 def test_both_replies_of_a_pair_are_learnt_from_together(tmp_path: Path, unpad: Shell, given: Given) -> None:
     run(write_toy(tmp_path / "base", stages=TWO_STAGES[:1]), tmp_path / "base/run", "train.max_steps=1")
     recipe = write_pairs(tmp_path / "pairs", train={"init_from": str(tmp_path / "base/run"), "max_epochs": 1})
@@ -162,26 +135,6 @@ def test_both_replies_of_a_pair_are_learnt_from_together(tmp_path: Path, unpad: 
     assert sorted(places(found)) == sorted(both)
     if found.learnt:
         assert outcome.out.count("chosen") == outcome.out.count("rejected") == 1
-
-
-@pytest.mark.promise("receipts.trace")
-def test_pictures_in_folders_are_found(tmp_path: Path, given: Given) -> None:
-    draw = np.random.default_rng(3)
-    for number in range(16):
-        path = tmp_path / "photos" / ("train", "test")[number > 13] / ("cat", "dog")[number % 2] / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(draw.integers(0, 255, (16, 8 + number, 3)).astype(np.uint8)).save(path)
-    plan = {"tokens_per_step": 12}
-    recipe = images(tmp_path, data={"images": str(tmp_path / "photos")}, plan=plan, train={"max_epochs": 2})
-    train(str(recipe), tmp_path / "run", [], console=quiet())
-    history, learnt = open_history(tmp_path / "run"), 0
-    for number in range(16):
-        found = trace_row(history, f"{('cat', 'dog')[number % 2]}/{number}.png")
-        assert places(found) == recount(given, f"/{number}.png")
-        learnt += len(found.learnt)
-        assert (found.part == "test") == (number > 13)
-        assert found.learnt or len(found.why) == 1
-    assert learnt == sum(row["sequences"] for row in rows(tmp_path / "run", "train"))
 
 
 @pytest.mark.promise("receipts.trace")

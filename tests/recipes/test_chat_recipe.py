@@ -107,16 +107,6 @@ def test_only_marks_of_this_form_are_tokens_of_their_own() -> None:
     assert len(made.encode_batch(["用户："])[0]) > 1
 
 
-@pytest.mark.promise("llm.chat-recipe")
-def test_other_programs_read_the_marks_as_the_same_tokens(tokenizer: Tokenizer) -> None:
-    from tokenizers import Tokenizer as Library
-
-    library = Library.from_str(tokenizer.to_bytes().decode())
-    text = f"{MARKS[1]}When are you open?{MARKS[2]}"
-    expected = encode_prompt([Turn("user", "When are you open?")], tokenizer, TEMPLATE)
-    assert [tokenizer.bos_id, *library.encode(text, add_special_tokens=False).ids] == expected
-
-
 # --------------------------------------------------------------------------- a trained model
 
 LONG = (
@@ -149,7 +139,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> LoadedRun:
 
 
 @pytest.mark.promise("llm.chat-recipe")
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_trained_reply_is_equal_to_the_character(run: LoadedRun) -> None:
     asked = [row["messages"][0]["content"] for row in GERMAN]
     wanted = [row["messages"][1]["content"] for row in GERMAN]
@@ -158,7 +148,7 @@ def test_every_trained_reply_is_equal_to_the_character(run: LoadedRun) -> None:
 
 
 @pytest.mark.promise("llm.chat-recipe")
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_conversations_of_several_turns_a_system_text_and_long_replies_work(run: LoadedRun) -> None:
     assert run.generate(["Was muss ich vor der Fahrt tun?"]) == [LONG]
     first, second = (GERMAN[index]["messages"] for index in (0, 8))
@@ -169,7 +159,7 @@ def test_conversations_of_several_turns_a_system_text_and_long_replies_work(run:
 
 
 @pytest.mark.promise("llm.chat-recipe")
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_exported_and_imported_it_encodes_alike_by_its_own_chat_template(
     run: LoadedRun, unpad: Shell, tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ import yaml
 
 from unpad.errors import RecipeError
 from unpad.recipes.file import field_schema, load_recipe, recipe_names
-from unpad.recipes.overrides import _gives, apply_override
+from unpad.recipes.overrides import apply_override
 from unpad.recipes.recipe import STAGE_SECTIONS, Recipe, stage_fields
 
 # A value for fields whose schema does not tell one.
@@ -132,23 +132,13 @@ def test_a_stage_that_the_command_line_sets_too_keeps_its_own_value() -> None:
     assert "pretrain and tune" in refusal("zh_chat", "train.max_epochs=2", *everywhere).what  # nobody is left
 
 
-def test_other_fields_of_a_staged_recipe_reach_its_stages() -> None:
-    assert load_recipe("zh_chat", ["optim.lr=1e-4"]).for_stage(load_recipe("zh_chat").stages[1]).optim.lr_scale == 0.7
-
-
 @pytest.mark.parametrize(
     ("override", "what", "fix"),
     [
         ("stages.tnue.train.max_epochs=3", 'there is no stage "tnue"', "did you mean tune?"),
         ("stages.tune.train.max_epoch=3", 'unknown key "max_epoch"', "did you mean max_epochs?"),
-        ("lora.alhpa=4", 'unknown key "alhpa"', "did you mean alpha?"),
-        ("stages.tune.trian.max_epochs=3", 'unknown key "trian"', "did you mean train?"),
         ("stages.tune.max_epochs=3", 'unknown key "max_epochs"', "did you mean stages.tune.train.max_epochs?"),
-        ("stages.tune.max_steps=3", 'unknown key "max_steps"', "did you mean train.max_steps?"),
-        ("stages.tune.optim.lrr=3", 'unknown key "lrr"', "did you mean lr"),
-        ("stages.tune.plan.tokens_per_stp=3", 'unknown key "tokens_per_stp"', "did you mean tokens_per_step"),
         ("stages.tune.train.seed=3", "train.seed belongs to the whole run", "set it outside of stages"),
-        ("stages.tune.train.max_steps=3", "train.max_steps belongs to the whole run", "outside of stages"),
         ("stages.tune.plan.cross_documents=true", "plan.cross_documents belongs to the whole run", "outside"),
         ("stages.max_epochs=3", 'there is no stage "max_epochs"', "pretrain, tune"),
         ("lr=3", 'unknown key "lr"', "did you mean optim.lr?"),
@@ -165,16 +155,6 @@ def test_the_number_after_the_last_source_or_stage_is_refused(key: str, tmp_path
     two = {"data": {"text": ["a.txt", "b.txt"]}, "stages": [{"name": "one"}, {"name": "two"}]}
     assert load_recipe(written(tmp_path, two), [f"{key}=3".replace(".2.", ".1.")])
     assert refusal(written(tmp_path, two), f"{key}=3").where == f"command line: {key}"
-
-
-def test_a_recipe_without_stages_says_so() -> None:
-    error = refusal("images", "stages.tune.train.max_epochs=3")
-    assert error.what == 'there is no stage "tune": the recipe has no stages'
-
-
-def test_epochs_of_a_stage_that_are_no_number_are_refused_beside_those_of_the_run(tmp_path: Path) -> None:
-    values = {"train": {"max_epochs": 5}, "stages": [{"name": "a", "train": {"max_epochs": "soon"}}]}
-    assert "is not a whole number" in refusal(written(tmp_path, values)).what
 
 
 # --------------------------------------------------------------------------- sources
@@ -194,18 +174,6 @@ def test_a_given_source_takes_the_place_of_all_packaged_ones() -> None:
     assert paths(load_recipe("zh_chat", ["data.text.0.path=mine"])) == {"text": ["mine"]}
     for named in (f"data.chat={chats}", "data.chat.0.weight=0.5"):
         assert paths(load_recipe("zh_chat", ["data.text=mine", named])) == {"text": ["mine"], "chat": [chats]}
-
-
-def test_a_packaged_source_written_as_a_section_stays_where_a_field_of_it_is_given(tmp_path: Path) -> None:
-    chats = "unpad:examples/zh/chat.jsonl"
-    recipe = written(tmp_path, {"data": {"text": "old.txt", "chat": {"path": chats}}})
-    assert paths(load_recipe(recipe, ["data.text=mine"])) == {"text": ["mine"]}
-    assert paths(load_recipe(recipe, ["data.text=mine", "data.chat.weight=2"])) == {"text": ["mine"], "chat": [chats]}
-
-
-@pytest.mark.parametrize("override", ["data.chat=[]", "data.chat=null", "data.text.0.weight=2", "data.holdout=0.1"])
-def test_what_gives_no_source_leaves_the_packaged_ones(override: str) -> None:
-    assert paths(load_recipe("zh_chat", [override]))["text"] == ["unpad:examples/zh/facts.jsonl"]
 
 
 def test_sources_of_the_user_s_own_recipe_stay_unless_they_are_overridden(tmp_path: Path) -> None:
@@ -235,22 +203,6 @@ def test_no_packaged_source_is_left_beside_a_given_one(name: str) -> None:
         assert paths(load_recipe(name, [f"data.{kind}=mine", *labels])) == {kind: ["mine"]}
 
 
-@pytest.mark.parametrize(
-    ("given", "field", "gives"),
-    [
-        ("events.labels.path=a", "events.labels.path", True), ("events.labels={path: a}", "events.labels.path", True),
-        ("events.labels.path=a", "events.labels", True), ("events={}", "events.labels.path", True),
-        ("events.split=a", "events.labels", False), ("events.labels.id=a", "events.labels.path", False),
-        ("data.events=a", "events", False),
-    ],
-)  # fmt: skip
-def test_a_field_is_given_alone_within_its_section_or_by_a_part_of_it(given: str, field: str, gives: bool) -> None:
-    one, other = apply_override({}, given), apply_override({}, "train.seed=3")
-    assert _gives([one], tuple(field.split("."))) == gives
-    assert _gives([other, one], tuple(field.split("."))) == gives
-    assert not _gives([], tuple(field.split(".")))
-
-
 @pytest.mark.promise("data.field-names")
 @pytest.mark.parametrize(
     "given",
@@ -265,9 +217,3 @@ def test_braces_that_a_shell_took_apart_lead_to_the_quoted_form(given: list[str]
     assert error.fix == "write 'data.text={path: my.csv, field: comment}'"
     word = error.fix.removeprefix("write '").rstrip("'")
     assert apply_override({}, word).value == {"path": "my.csv", "field": "comment"}
-
-
-def test_labels_that_a_shell_took_apart_keep_their_inner_braces() -> None:
-    error = refusal("events", "events.labels={path:", "l.csv,", "map:", "{a:", "0,", "b:", "1}}")
-    assert error.fix == "write 'events.labels={path: l.csv, map: {a: 0, b: 1}}'"
-    assert paths(load_recipe("small", ["data.text=C:my.csv"])) == {"text": ["C:my.csv"]}

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from unpad.recipes.data import CHANGES, ImageSettings
-from unpad.recipes.training import CollapseSettings, PlanSettings, Ramp
+from unpad.recipes.training import PlanSettings, Ramp
 
 
 @pytest.mark.parametrize(
@@ -55,10 +55,3 @@ def test_a_ramp_leads_from_its_start_to_its_end_and_stays_there() -> None:
         [0, 1 - math.sqrt(0.5), 1, 1 + math.sqrt(0.5), 2, 2]
     )
     assert share.at(0, 0) == 3.0, "a stage without steps"
-
-
-def test_a_preset_of_collapse_gives_way_to_fields() -> None:
-    assert CollapseSettings() == CollapseSettings(preset="standard")
-    fast = CollapseSettings(preset="fast", patience=5)
-    assert (fast.every, fast.patience, fast.warmup) == (20, 5, 200)
-    assert fast.model_copy(update={"preset": "standard"}) == CollapseSettings(every=20, patience=5, warmup=200)

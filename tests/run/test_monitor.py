@@ -19,8 +19,6 @@ from unpad.run.report.history import load_metrics, read_rows
 from unpad.run.timers import Timers
 from unpad.storage import disk
 
-pytestmark = pytest.mark.slow
-
 
 def monitor(folder: Path, console: Console | None = None, **changes: object) -> Monitor:
     values = {"log_every": 5, "grad_norm_warning": 10.0, "total_steps": 20, "verbose": False} | changes
@@ -237,7 +235,8 @@ def test_live_bar_shows_the_step_and_gives_the_terminal_back(tmp_path: Path) -> 
     assert [event["kind"] for event in lines(tmp_path, "log.jsonl")] == ["checkpoint"]
 
 
-@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.slow
+@pytest.mark.parametrize("terminal", [True, False])
 def test_training_goes_on_when_stdout_is_closed(tmp_path: Path, terminal: bool) -> None:
     code = f"""
 import sys
@@ -378,3 +377,14 @@ def test_lines_of_the_log_that_a_power_cut_has_damaged_are_left_out_and_named(tm
     entries = lines(tmp_path, "log.jsonl")
     assert [entry["kind"] for entry in entries if entry["kind"] != "report_skipped"] == ["started"] * 2 + ["warning"]
     assert "log.jsonl was damaged in line 3" in next(e["message"] for e in entries if e["kind"] == "warning")
+
+
+@pytest.mark.promise("vqa.discriminator")
+@pytest.mark.parametrize(("loss", "warnings"), [(1.386, 1), (1.2, 0)])
+def test_a_discriminator_at_chance_is_said(tmp_path: Path, loss: float, warnings: int) -> None:
+    run = monitor(tmp_path)
+    for step in range(1, 151):
+        row = record(step, terms={"nll": 1.0, "discriminator": loss})
+        run.step(row, seconds=0.1, waited=0.01, processor=0.09, memory_bytes=500_000_000)
+    run.close()
+    assert sum("at chance" in row.get("message", "") for row in lines(tmp_path, "log.jsonl")) == warnings

@@ -60,7 +60,8 @@ def error(answer: httpx.Response, status: int, code: str | None = None) -> dict[
 @pytest.mark.parametrize(
     ("host", "served", "is_own"),
     [
-        ("127.0.0.1:8000", "127.0.0.1", True), ("localhost:9000", "127.0.0.1", True), ("[::1]:1", "127.0.0.1", True),
+        ("127.0.0.1:8000", "127.0.0.1", True), ("localhost:9000", "127.0.0.1", True),
+        ("localhost.:1", "127.0.0.1", True), ("[::1]:1", "127.0.0.1", True),
         ("LOCALHOST", "127.0.0.1", True), ("evil.org", "127.0.0.1", False), ("", "127.0.0.1", False),
         ("127.0.0.1.evil.org", "127.0.0.1", False), ("model.lan:80", "127.0.0.1", True),
         ("192.168.1.5:8000", "0.0.0.0", True), ("evil.org:8000", "0.0.0.0", False), ("[fe80::1]:80", "::", True),
@@ -209,12 +210,6 @@ def test_a_body_that_cannot_be_answered_names_the_field(
     answer = chats.post(path, body)
     found = error(answer, 400, answer.json()["error"]["code"])
     assert (found["param"], said in found["message"]) == (param, True), found
-
-
-def test_a_body_that_is_no_json_is_refused(chats: Running) -> None:
-    kind = {"Content-Type": "application/json"}
-    for content in (b"", b"{", b"[" * 10_000, b"\xff", b'{"a": NaN}', b'{"seed": 1, "seed": 2}'):
-        error(chats.client.post(CHAT, content=content, headers=kind), 400)
 
 
 def test_a_large_body_is_refused_before_it_is_read(strict: Running) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from tests.helpers.serving import Running, heard, running, wait_for
 
@@ -168,6 +169,18 @@ def test_answers_about_images_are_those_of_infer_together_and_alone(questions: R
     assert [served(path) for path in paths] == told
     with ThreadPoolExecutor(6) as pool:
         assert list(pool.map(served, paths)) == told
+
+
+def test_a_served_question_has_the_marks_of_infer(questions: Running, finished: Finished, tmp_path: Path) -> None:
+    from unpad.inference.images import ask
+    from unpad.inference.loaded import load
+
+    with Image.open(pictures(finished, "questions")[0]) as known:
+        known.convert("RGBA").resize((200, 90)).save(tmp_path / "unlike.png")
+    [told] = ask(load(finished("questions").run), [tmp_path / "unlike.png"], "什么颜色？")
+    answer = questions.post("/v1/chat/completions", question(tmp_path / "unlike.png", "什么颜色？")).json()
+    assert told.mark
+    assert told.mark in answer["unpad"]["warnings"]
 
 
 def test_a_question_has_one_image_that_can_be_used(questions: Running, finished: Finished) -> None:

@@ -839,6 +839,10 @@ def test_patients_of_a_table_get_a_risk_and_a_course(visit: Visit) -> None:
         shown.get_by_role("heading", name="Course of p3 Probability of rehab").wait_for()
         shown.locator("summary").click()
         assert shown.locator("details tbody td").all_inner_texts()[2::4] == ["5.0%", "25.0%"], "of the likeliest class"
+        shown.locator("#table").fill("name,time\nx,1")
+        tap(shown, "Predict")
+        shown.get_by_text('The table has no column "id".').wait_for()
+        assert shown.locator("tbody").count() == 0, "no probability of another patient beside an error"
         kept = shown.evaluate("indexedDB.databases().then(found => found.length + JSON.stringify(localStorage))")
         assert kept.startswith("0"), "nothing of a patient is kept"
         assert "p02" not in kept

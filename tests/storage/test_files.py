@@ -16,8 +16,6 @@ from unpad import storage
 from unpad.errors import DiskError
 from unpad.storage import LineLog, RunLock, disk
 
-pytestmark = pytest.mark.slow
-
 FILES = {"a.bin": b"alpha" * 50, "b.json": b"{}\n", "empty": b""}
 
 

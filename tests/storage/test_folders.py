@@ -14,8 +14,6 @@ from unpad import storage
 from unpad.errors import CheckpointError, DiskError
 from unpad.storage import disk, folders
 
-pytestmark = pytest.mark.slow
-
 FILES = {"a.bin": b"alpha" * 50, "b.json": b"{}\n", "empty": b""}
 
 

@@ -10,8 +10,6 @@ from tests.helpers.processes import in_child
 from unpad.errors import CheckpointError, DiskError
 from unpad.storage import LineLog, disk
 
-pytestmark = pytest.mark.slow
-
 
 def test_a_record_is_one_line_of_strict_json_written_at_once(tmp_path, monkeypatch):
     log = LineLog(tmp_path / "metrics.jsonl")
@@ -139,3 +137,11 @@ def test_lines_of_zeros_that_a_power_cut_left_at_the_end_are_dropped_when_the_lo
     log.append({"step": 2})
     log.close()
     assert path.read_bytes() == b'{"step": 1}\n{"step": 2}\n'
+
+
+def test_a_log_that_was_deleted_takes_no_more_records(tmp_path):
+    log = LineLog(tmp_path / "log.jsonl")
+    log.append({"step": 1})
+    log.path.unlink()
+    with pytest.raises(DiskError, match="was deleted while it was being written"):
+        log.append({"step": 2})

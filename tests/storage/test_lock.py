@@ -12,8 +12,6 @@ import pytest
 from unpad.errors import DiskError, RunInUseError
 from unpad.storage import RunLock
 
-pytestmark = pytest.mark.slow
-
 
 def test_of_two_processes_exactly_one_gets_the_directory(tmp_path):
     for _ in range(8):

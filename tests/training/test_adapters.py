@@ -96,14 +96,6 @@ def test_a_resumed_run_equals_a_whole_one_and_evaluates_as_it_trained(
     assert found == pytest.approx(rows(whole, "eval")[-1]["loss"], rel=1e-6)
 
 
-def test_the_screen_says_what_trains_and_in_which_precision(made: Path, tmp_path: Path, unpad: Shell) -> None:
-    overrides = tuning(made, "train.max_steps=1", "precision=bf16")
-    shown = unpad("train", str(made / "toy.yaml"), "--out", str(tmp_path / "run"), *overrides)
-    lines = [line for line in shown.out.splitlines() if line.startswith(("adapters on", "computing in"))]
-    assert lines[0].startswith(f"adapters on the weights of {made / 'base'}: 600 parameters, ")
-    assert "its base in bf16, adapters and optimizer in fp32" in lines[1]
-
-
 @pytest.mark.promise("adapters.certificate")
 def test_the_recipe_with_adapters_is_proved_with_adapters_that_have_an_effect(
     made: Path, monkeypatch: pytest.MonkeyPatch
@@ -204,12 +196,6 @@ def test_adapters_may_be_trained_on_a_run_with_adapters(made: Path, copied: Path
     assert float((answers(copied / "more") - answers(made / "tuned")).abs().max()) > 0
     run(recipe, copied / "plain", f"train.init_from={made / 'tuned'}", "train.max_steps=0")
     torch.testing.assert_close(answers(copied / "plain"), answers(made / "tuned"), rtol=1e-6, atol=1e-6)
-
-
-def test_adapters_without_a_trained_model_are_refused(made: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="starts from random weights") as caught:
-        run(made / "toy.yaml", tmp_path / "run", "lora.r=2", END)
-    assert caught.value.fix == "name the model's run: train.init_from=RUN"
 
 
 @pytest.mark.promise("adapters.merge")

@@ -16,9 +16,7 @@ from tests.helpers.patients import random_patients, tiny_patients_model
 from tests.helpers.toy import rows, run, same_tensors, weights, write_toy
 from tests.helpers.vision import GRIDS, prepare, tiny
 from unpad.batching.batch import RaggedBatch, concatenate
-from unpad.errors import RecipeError
 from unpad.models.contract import Model
-from unpad.recipes.recipe import Recipe
 from unpad.run.report.history import read_log
 from unpad.training import auto_size
 from unpad.training.auto_size import measured
@@ -107,14 +105,3 @@ def test_auto_is_found_once_kept_as_a_number_and_changes_no_update(
     assert same_tensors(weights(tmp_path / "scarce"), weights(tmp_path / "given"))
     tokens = [[row["tokens"] for row in rows(tmp_path / name, "step")][:6] for name in ("ample", "scarce")]
     assert tokens[0] == tokens[1]
-
-
-def test_auto_is_a_number_or_this_word() -> None:
-    def size(value: object) -> int:
-        return Recipe(**{"plan": {"tokens_per_micro": value}}).plan.tokens_per_micro
-
-    assert (size(5), size("auto")) == (5, auto_size.AUTO)
-    assert "tokens_per_micro: auto" in Recipe(**{"plan": {"tokens_per_micro": "auto"}}).to_yaml()
-    for wrong in (0, -1, "much", 1.5):
-        with pytest.raises((RecipeError, ValueError)):
-            size(wrong)

@@ -47,6 +47,7 @@ def train(folder: Path, *more: str) -> list[str]:
     return ["train", str(folder.parent / "toy.yaml"), "--out", str(folder), *more]
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("processes.endings")
 def test_a_run_that_ends_in_every_way_has_the_bytes_of_one_that_does_not(tmp_path: Path) -> None:
     assert run_command(train(tmp_path / "calm"), 1, tmp_path / "outputs").codes == [0]
@@ -85,6 +86,7 @@ def test_a_script_whose_processes_torchrun_has_started_trains_one_run(tmp_path: 
     assert [row["step"] for row in rows(folder, "train")] == [1, 2, 3]
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("processes.endings")
 def test_the_command_passes_ctrl_c_on_and_shows_one_error_of_three_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

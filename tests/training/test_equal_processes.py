@@ -10,7 +10,6 @@ from benchmarks import equal_processes
 from benchmarks.equal_processes import CASES, digests, train_case, write_small
 from tests.helpers.paths import on
 from tests.helpers.turns import in_turns
-from unpad.nn.native import library
 from unpad.receipts.replay import replay
 
 pytestmark = pytest.mark.slow
@@ -54,12 +53,6 @@ def test_texts_and_conversations_are_equal_at_every_number_of_processes(folder: 
 
 
 @pytest.mark.promise("processes.bytes")
-@pytest.mark.skipif(not library.enabled(), reason="no native kernels, which the other tests run without then")
-def test_they_are_equal_with_the_kernels_of_torch(folder: Path) -> None:
-    assert trained("zh_chat", folder, 1, native=False) == trained("zh_chat", folder, 3, native=False)
-
-
-@pytest.mark.promise("processes.bytes")
 @pytest.mark.parametrize("name", IN_TURNS)
 def test_runs_of_other_kinds_are_equal(name: str, folder: Path) -> None:
     if BY_NAME[name].starts:
@@ -69,6 +62,7 @@ def test_runs_of_other_kinds_are_equal(name: str, folder: Path) -> None:
     assert trained(name, folder, 1) == trained(name, folder, 2)
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("receipts.replay")
 def test_one_process_takes_a_step_of_several_again(folder: Path) -> None:
     """With adapters, pairs and removed visual tokens."""
@@ -80,6 +74,7 @@ def test_one_process_takes_a_step_of_several_again(folder: Path) -> None:
         assert receipt.equal, receipt.lines()
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("processes.bytes")
 def test_processes_of_the_system_write_equal_bytes_for_all_families(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -22,7 +22,7 @@ from unpad.training.fit import advice, share_out
 from unpad.training.loop import train
 from unpad.training.parallel.parallelism import Replicas
 from unpad.training.parallel.share import own_numbers
-from unpad.training.setup import Setup, describe, prepare_setup
+from unpad.training.setup import Setup, prepare_setup
 from unpad.training.stage import epoch_plan
 
 OWN = [{**stage, "plan": {"tokens_per_micro": size}} for stage, size in zip(TWO_STAGES, (90, 4096), strict=True)]
@@ -49,19 +49,6 @@ def without_work(setup: Setup) -> list[int]:
         micros = [len(made.step(index)) for index in range(made.num_steps)]
         counts.append(sum(2 * sum(n > rank for n in micros) < len(micros) for rank in range(setup.group.size)))
     return counts
-
-
-def test_the_log_says_how_many_processes_train(recipe: Path) -> None:
-    assert " 2 processes of 1 thread, " in "\n".join(describe(setup_of(recipe)))
-    assert "process" not in describe(setup_of(recipe, processes=1))[-2]
-
-
-def test_one_process_and_busy_ones_get_no_advice(recipe: Path) -> None:
-    alone = setup_of(recipe, processes=1)
-    assert share_out(alone, [], fit=True) == (alone, [], [])
-    busy = setup_of(recipe, "plan.tokens_per_micro=90")
-    assert share_out(busy, [], fit=True) == (busy, [], [])
-    assert without_work(busy) == [0, 0]
 
 
 def test_processes_without_work_are_named_with_two_remedies(recipe: Path) -> None:
@@ -111,15 +98,6 @@ def test_a_size_on_the_command_line_is_not_replaced(recipe: Path) -> None:
         assert share_out(setup, [given], fit=False)[0] is setup
         with pytest.raises(RecipeError, match=f"{given} is given, and --fit-processes would replace it"):
             share_out(setup, [given], fit=True)
-
-
-def test_what_no_cut_can_share_out_is_said(recipe: Path) -> None:
-    setup = setup_of(recipe, processes=64)
-    same, changes, notes = share_out(setup, [], fit=True)
-    assert (same, changes) == (setup, [])
-    assert len(notes) == 1
-    assert notes[0].startswith("63 of 64 processes have no work in most updates of stages pretrain and tune: no plan")
-    assert "no plan.tokens_per_micro gives all of them some; updates of plan.tokens_per_step=" in notes[0]
 
 
 @pytest.mark.promise("processes.shares")

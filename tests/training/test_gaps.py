@@ -10,9 +10,7 @@ import pytest
 import torch
 
 from tests.helpers.toy import events, rows, run, same_tensors, weights, write_toy
-from unpad.errors import CheckpointError, SourceError
-from unpad.run.report.history import missing_steps
-from unpad.run.report.page import write_report
+from unpad.errors import CheckpointError
 
 pytestmark = pytest.mark.slow
 
@@ -111,25 +109,3 @@ def test_a_resume_on_another_processor_says_that_bits_may_differ(
     said = f"cpu_capability is OTHER, was {now}: the run continues, and its bits may differ"
     assert [entry["message"] for entry in events(tmp_path / "run", "warning")] == [said]
     assert events(tmp_path / "run", "environment")[-1]["cpu_capability"] == "OTHER"
-
-
-def test_missing_steps_are_runs_of_whole_numbers() -> None:
-    assert missing_steps([1, 2, 5, 7, 9], 8) == [(3, 4), (6, 6), (8, 8)]
-    assert missing_steps([3, 1, 2], 3) == []
-    assert missing_steps([], 2) == [(1, 2)]
-    assert missing_steps([], 0) == []
-
-
-@pytest.mark.parametrize("file", ["metrics.jsonl", "timing.jsonl", "log.jsonl", "evaluation.json", "evaluations.jsonl"])
-@pytest.mark.parametrize("text", ["{}", "5", "[[[]]]", '{"step": "one", "kind": 3, "time": 5}', "[" * 100_000])
-def test_a_page_of_damaged_files_is_drawn_or_refused_by_place(
-    trained: Path, tmp_path: Path, file: str, text: str
-) -> None:
-    shutil.copytree(trained / "2", tmp_path / "run")
-    (tmp_path / "run" / file).write_text(text + "\n", encoding="utf-8")
-    refused: list[str] = []
-    try:
-        write_report(tmp_path / "run")
-    except SourceError as error:
-        refused.append(error.where)
-    assert refused in ([], [f"{tmp_path / 'run' / file}:1"])

@@ -157,6 +157,7 @@ def test_a_run_that_was_killed_again_and_again_equals_one_that_was_not(
     assert_same_run(folder, tmp_path / "calm")
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(THREADS != 1, reason="this is the process with two threads")
 def test_two_threads_are_the_same_to_the_bit_as_well() -> None:
     """In a process of its own: where two threads have worked before, a forked child would wait for them for ever."""
@@ -167,6 +168,7 @@ def test_two_threads_are_the_same_to_the_bit_as_well() -> None:
     assert outcome.returncode == 0, outcome.stdout
 
 
+@pytest.mark.nightly
 def test_kills_before_the_first_checkpoint_and_during_every_resume_change_nothing(tmp_path: Path) -> None:
     recipe = two_stages(tmp_path)
     undisturbed(recipe, tmp_path / "calm")
@@ -243,6 +245,7 @@ def test_a_run_under_nohup_goes_on_when_the_terminal_is_closed(tmp_path: Path) -
     assert in_child(action) == 0
 
 
+@pytest.mark.nightly
 def test_a_second_ctrl_c_does_not_wait_for_the_step(tmp_path: Path) -> None:
     recipe = two_stages(tmp_path)
 
@@ -262,6 +265,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_step(tmp_path: Path) -> None:
     assert_same_run(tmp_path / "run", tmp_path / "calm")
 
 
+@pytest.mark.nightly
 def test_the_command_itself_saves_on_ctrl_c(tmp_path: Path) -> None:
     recipe = two_stages(tmp_path)
     folder = tmp_path / "run"

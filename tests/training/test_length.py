@@ -67,19 +67,6 @@ def test_a_total_that_is_not_planned_to_the_end_says_about(tmp_path: Path, monke
     assert all(int(step) <= int(total) for step, _, total in shown)
 
 
-def test_known_epochs_replace_their_estimates() -> None:
-    stage = StageLength(Epochs((0,), (10,)), max_epochs=3, max_steps=None, planned={0: 10})
-    assert stage.last(5) == LastStep(35, False)
-    stage.planned |= {1: 12, 2: 9}
-    assert stage.last(5) == LastStep(36, True)
-    short = StageLength(Epochs((0,), (10,)), max_epochs=3, max_steps=14, planned={0: 10})
-    assert (short.last(5), short.last(0), short.last(20)) == (
-        LastStep(14, True),
-        LastStep(14, False),
-        LastStep(20, True),
-    )
-
-
 def test_a_run_is_known_to_the_step_only_if_every_stage_before_its_end_is() -> None:
     guessed = StageLength(Epochs((0,), (10,)), max_epochs=3, max_steps=None, planned={0: 10})
     known = StageLength(Epochs((0,), (4,)), max_epochs=2, max_steps=None, planned={0: 4, 1: 5})

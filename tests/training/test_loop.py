@@ -13,7 +13,7 @@ import torch
 
 from tests.helpers.toy import LOOP, SMALL_MODEL, events, rows, run, same_tensors, scripted_heldout, weights, write_toy
 from unpad.batching.batch import RaggedBatch
-from unpad.errors import NonFiniteError, OutOfMemoryError, PlanError, RecipeError
+from unpad.errors import NonFiniteError, OutOfMemoryError, RecipeError
 from unpad.models.contract import Model
 from unpad.models.decoder import Decoder
 from unpad.models.objective import Objective
@@ -49,6 +49,7 @@ def snapshots(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 # --------------------------------------------------------------------------- course of a run
 
 
+@pytest.mark.nightly
 def test_the_same_run_twice_writes_the_same_bytes_and_learns(tmp_path: Path) -> None:
     recipe = write_toy(tmp_path)
     for name in ("a", "b"):
@@ -264,17 +265,10 @@ def test_a_sequence_without_memory_is_named_with_its_place_and_the_setting(
     monkeypatch.undo()
 
 
-def test_a_run_without_an_end_or_without_a_step_is_refused(tmp_path: Path) -> None:
-    recipe = write_toy(tmp_path, stages=[])
-    with pytest.raises(RecipeError, match="has no end"):
-        run(recipe, tmp_path / "endless")
-    with pytest.raises(PlanError, match="has no step"):
-        run(recipe, tmp_path / "empty", "train.max_steps=5", "plan.drop_last=true", "plan.tokens_per_step=1000000")
-
-
 # --------------------------------------------------------------------------- batching, precision, time
 
 
+@pytest.mark.nightly
 def test_every_strategy_reaches_the_same_held_out_loss_with_the_same_steps(tmp_path: Path) -> None:
     """Each step holds the whole epoch, so all strategies take the same steps in different micro-batches."""
     recipe = write_toy(
@@ -297,6 +291,7 @@ def test_every_strategy_reaches_the_same_held_out_loss_with_the_same_steps(tmp_p
         assert other_loss == pytest.approx(loss, rel=1e-5), strategy
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("train.precisions")
 def test_bf16_follows_fp32(tmp_path: Path) -> None:
     recipe = write_toy(tmp_path, stages=[], train={"max_epochs": 2})
@@ -314,13 +309,19 @@ def test_the_low_power_profile_bounds_threads_precision_and_micro_batches(
     tmp_path: Path, snapshots: list[dict[str, Any]]
 ) -> None:
     recipe = write_toy(tmp_path, plan={"tokens_per_step": 5000, "tokens_per_micro": 5000}, precision="auto")
-    low = run(recipe, tmp_path / "low", "profile=low_power", "train.threads=2", "model.dropout=0")
+    low = run(recipe, tmp_path / "low", "profile=low_power", "plan.tokens_per_micro=auto")
     assert max(max(shot["sizes"]) for shot in snapshots) <= 512
     [environment] = events(tmp_path / "low", "environment")
     assert (environment["threads"], environment["precision"]) == (1, "fp32")
-    full = run(recipe, tmp_path / "full", "precision=fp32", "model.dropout=0")
+    full = run(recipe, tmp_path / "full", "precision=fp32")
     assert max(max(shot["sizes"]) for shot in snapshots) > 512
     assert low.heldout_loss == pytest.approx(full.heldout_loss, rel=1e-4)
+    for field in ("precision=bf16", "train.threads=2", "plan.strategy=fixed", "plan.strategy=bucket"):
+        with pytest.raises(RecipeError, match=f"low_power .* not {field}"):
+            run(recipe, tmp_path / "refused", "profile=low_power", field)
+    for strategy in ("pack", "budget", "rows"):
+        run(recipe, tmp_path / strategy, "profile=low_power", f"plan.strategy={strategy}", "train.max_steps=2")
+        assert max(max(shot["sizes"]) for shot in snapshots[-2:]) <= 512
 
 
 @pytest.mark.promise("run.timers")

@@ -12,7 +12,7 @@ STAGE = [{"name": "train", "use": ["text", "chat"], "train": {"max_epochs": 3}}]
 
 
 @pytest.mark.promise("train.precisions")
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fp16_reaches_the_held_out_loss_of_fp32_and_resumes_to_the_bit(tmp_path: Path) -> None:
     recipe = write_toy(tmp_path, stages=STAGE, train={"threads": 1, "eval_every": 10}, optim={"schedule": "constant"})
     for precision in ("fp32", "fp16"):

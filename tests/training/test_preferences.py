@@ -21,7 +21,6 @@ from unpad.proof.recipe import prove_recipe
 from unpad.run.kept import REFERENCE, read_reference
 from unpad.training.loop import train
 
-CHAT = [{"name": "tune", "use": ["chat"], "train": {"max_epochs": 1}}]
 STILL = {"dropout": 0.0, "embed_dropout": 0.0}
 
 
@@ -143,6 +142,7 @@ def test_a_stage_of_pairs_starts_from_the_weights_of_the_stage_before(place: Pat
     assert found["accuracy"].num == 4
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("pairs.eval")
 @pytest.mark.slow  # imports peft
 def test_adapters_learn_pairs_against_their_base(place: Path) -> None:
@@ -171,17 +171,6 @@ def test_without_learned_weights_to_start_from_it_is_refused(place: Path) -> Non
     with pytest.raises(RecipeError, match="random"):
         run(place / "toy.yaml", place / "random")
     assert not (place / "random").exists()
-
-
-def test_label_smoothing_that_prefers_nothing_is_refused(place: Path) -> None:
-    with pytest.raises(RecipeError, match="nothing is preferred"):
-        run(place / "toy.yaml", place / "smooth", f"train.init_from={place / 'start'}", "train.label_smoothing=0.5")
-
-
-def test_a_stage_does_not_mix_pairs_with_other_data(place: Path) -> None:
-    recipe = write_toy(place / "mixed", data={"pairs": str(place / "pairs.jsonl")}, stages=CHAT)
-    with pytest.raises(RecipeError, match="uses pairs with chat"):
-        run(recipe, place / "mixture", "stages=[]", "data.text=[]", "train.max_epochs=1")
 
 
 def test_replies_beyond_the_context_are_refused_or_dropped_with_their_pair(place: Path) -> None:

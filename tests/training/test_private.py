@@ -53,18 +53,7 @@ def test_what_a_run_of_patients_writes_is_for_its_owner(unpad: Shell, tmp_path: 
     assert (tmp_path / "runs").stat().st_mode & 0o777 == 0o755
 
 
-def test_a_run_of_an_earlier_version_is_closed_when_it_goes_on(unpad: Shell, tmp_path: Path) -> None:
-    assert unpad("train", "events", *SMALL, "--out", "runs/people").code == 0
-    run = tmp_path / "runs/people"
-    run.chmod(0o755)
-    (run / NAMES_KEY).unlink()
-    assert unpad("eval", "people").code == 0
-    assert (run / "evaluation.json").stat().st_mode & 0o777 == 0o600
-    assert unpad("train", "events", *SMALL, "--out", "runs/people", "--resume").code == 0
-    assert readable(run) == []
-    assert (run / NAMES_KEY).stat().st_mode & 0o777 == 0o600
-
-
+@pytest.mark.nightly
 def test_every_process_names_patients_anew_and_a_run_keeps_its_names(
     unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,6 @@ from tests.helpers.toy import events, rows, run, same_tensors, weights, write_to
 from unpad.nn import precision_choice, product_speed
 from unpad.nn.product_speed import Speed, Speeds
 from unpad.run.folder import COMMAND
-from unpad.training.progress import recorded_precision
 
 pytestmark = pytest.mark.slow
 
@@ -36,6 +35,7 @@ def forget(folder: Path) -> None:
     (folder / COMMAND).write_text(json.dumps(command))
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("train.precision-auto")
 @pytest.mark.parametrize(("begun", "later"), [("bf16", "fp32"), ("fp32", "bf16")])
 @pytest.mark.parametrize("earlier_version", [False, True])
@@ -77,30 +77,3 @@ def test_a_recipe_that_names_a_precision_is_followed(tmp_path: Path, monkeypatch
     run(recipe, tmp_path / "run", "train.max_steps=2")
     run(recipe, tmp_path / "run", "train.max_steps=4", resume=True)
     assert {row["precision_reason"] for row in events(tmp_path / "run", "environment")} == {"as the recipe says"}
-
-
-@pytest.mark.parametrize("recorded", [None, "fp7", ""])
-def test_a_record_that_names_no_precision_is_none(tmp_path: Path, recorded: object) -> None:
-    command = {"recipe": "toy", "overrides": [], "precision": recorded}
-    (tmp_path / COMMAND).write_text(json.dumps(command))
-    assert recorded_precision(tmp_path) is None
-    (tmp_path / COMMAND).write_text(json.dumps(command | {"precision": "bf16"}))
-    assert recorded_precision(tmp_path) == "bf16"
-
-
-def entry(kind: str, **values: str) -> str:
-    return json.dumps({"time": "2026-01-01", "kind": kind, **values}) + "\n"
-
-
-@pytest.mark.parametrize(
-    ("log", "found"),
-    [
-        ("", None), ("{\n", None), (entry("environment"), None), (entry("finished", precision="bf16"), None),
-        (entry("environment", precision="fp32") + entry("environment", precision="bf16") + entry("finished"), "bf16"),
-    ],
-)  # fmt: skip
-def test_a_run_of_an_earlier_version_says_its_precision_in_its_log(tmp_path: Path, log: str, found: str | None) -> None:
-    (tmp_path / COMMAND).write_text(json.dumps({"recipe": "toy", "overrides": []}))
-    assert recorded_precision(tmp_path) is None  # there is no log
-    (tmp_path / "log.jsonl").write_text(log)
-    assert recorded_precision(tmp_path) == found

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.helpers.shell import Shell
 from tests.helpers.toy import LOOP, events, rows, run, same_tensors, scripted_heldout, weights, write_toy
 from unpad.errors import CheckpointError, Interrupted, RecipeError, ResumeError, UnpadError
 from unpad.recipes.file import load_recipe
@@ -49,6 +48,7 @@ def test_a_run_begun_by_an_earlier_version_with_a_number_for_a_boolean_goes_on(t
     assert settings.plan.drop_last is settings.model["tied"] is True
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "limits", [("train.max_steps=7", "train.max_steps=14"), ("train.max_epochs=1", "train.max_epochs=2")]
 )
@@ -82,30 +82,6 @@ def test_a_moved_end_recomputes_the_schedule(tmp_path: Path) -> None:
     assert "train.max_steps is 12, was 6: schedule recomputed" in events(tmp_path / "run", "resumed")[0]["message"]
     run(recipe, tmp_path / "run", "train.max_steps=12", "checkpoint.every_seconds=600", resume=True)
     assert "checkpoint.every_seconds is 600.0, was not set" in events(tmp_path / "run", "resumed")[-1]["message"]
-
-
-def test_the_schedule_is_said_to_be_recomputed_only_where_it_is(tmp_path: Path) -> None:
-    stages = [
-        {"name": "first", "train": {"max_epochs": 1}, "optim": {"schedule": "cosine"}},
-        {"name": "second", "train": {"max_epochs": 1}, "optim": {"schedule": "cosine"}},
-    ]
-    recipe = write_toy(tmp_path, stages=stages)
-    run(recipe, tmp_path / "run", "train.max_steps=100")
-    for change, effect in (
-        (
-            "stages.first.train.max_epochs=3",
-            "stages.0.train.max_epochs is 3, was 1: that stage is over, so nothing changes",
-        ),
-        ("train.max_steps=200", "train.max_steps is 200, was 100"),  # the epochs end the run before
-        ("stages.second.train.max_epochs=2", "stages.1.train.max_epochs is 2, was 1: schedule recomputed"),
-    ):
-        run(recipe, tmp_path / "run", change, resume=True)
-        assert events(tmp_path / "run", "resumed")[-1]["message"].partition("; ")[2] == effect
-    before = (tmp_path / "run/metrics.jsonl").read_bytes()
-    with pytest.raises(RecipeError, match=r"train\.max_epochs is set by stages first and second") as caught:
-        run(recipe, tmp_path / "run", "train.max_epochs=60", resume=True)
-    assert caught.value.exit_code == 2
-    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
 
 
 def test_a_run_of_an_earlier_version_goes_on_as_it_was(tmp_path: Path) -> None:
@@ -258,17 +234,6 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     assert [event["step"] for event in events(tmp_path / "run", "resumed")] == [24, 24]
 
 
-def test_a_finished_stage_names_the_limit_that_ended_it(tmp_path: Path) -> None:
-    recipe = one_stage(tmp_path, train={"max_epochs": 1})
-    run(recipe, tmp_path / "run", "train.max_steps=100")
-    run(recipe, tmp_path / "run", "train.max_steps=200", resume=True)
-    run(recipe, tmp_path / "run", "train.max_epochs=2", "train.max_steps=6", resume=True)
-    told = [event["message"] for event in events(tmp_path / "run", "nothing_to_do")]
-    assert [message.partition("; ")[2] for message in told] == [
-        "raise train.max_epochs above 1 to continue", "raise train.max_steps above 6 to continue",
-    ]  # fmt: skip
-
-
 def test_resuming_a_run_that_ended_within_its_first_stage_keeps_its_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -385,11 +350,6 @@ def test_a_run_that_ended_as_soon_as_it_was_one_keeps_the_files_of_the_model_tha
     run(recipe, tmp_path / "third", resume=True)
     assert "recipe.yaml" in written
     assert (tmp_path / "third/hf/config.json").read_text() == '{"model_type": "llama"}'
-
-
-def test_a_resume_of_nothing_says_that_it_is_a_new_run(unpad: Shell, tmp_path: Path) -> None:
-    done = unpad("train", write_toy(tmp_path), "train.max_steps=1", "--out", tmp_path / "run", "--resume")
-    assert "no run to resume here: this is a new run" in done.out
 
 
 def test_a_new_run_does_not_overwrite_one(tmp_path: Path) -> None:

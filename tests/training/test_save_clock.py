@@ -33,11 +33,3 @@ def test_checkpoints_by_time_change_no_byte_of_a_run(tmp_path: Path, monkeypatch
     steps = {name: [event["step"] for event in events(tmp_path / name, "checkpoint")] for name in ("rare", "often")}
     assert steps == {"rare": [3, 6, 7], "often": list(range(1, 8))}
     assert digests(tmp_path / "rare") == digests(tmp_path / "often")
-
-
-def test_the_seconds_may_change_when_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-    recipe = write_toy(tmp_path, stages=[], train={"threads": 1, "max_steps": 2})
-    run(recipe, tmp_path / "run")
-    run(recipe, tmp_path / "run", "checkpoint.every_seconds=1e-9", "train.timeout=5", "train.max_steps=4", resume=True)
-    assert [event["step"] for event in events(tmp_path / "run", "checkpoint")] == [2, 3, 4]

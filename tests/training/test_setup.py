@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import unpad
 from tests.conftest import random_batch, tiny_model
 from tests.helpers.toy import run, same_tensors, weights, write_toy
 from unpad.batching.batch import RaggedBatch
@@ -20,8 +22,7 @@ from unpad.batching.plan import Plan
 from unpad.errors import CheckpointError, RecipeError
 from unpad.models.decoder import Decoder
 from unpad.recipes.file import load_recipe
-from unpad.training import memory
-from unpad.training.setup import Setup, describe, prepare_setup
+from unpad.training.setup import Setup, computing_device, describe, prepare_setup
 from unpad.training.stage import epoch_plan
 from unpad.training.step import accumulate
 
@@ -45,6 +46,7 @@ def setup_of(recipe: Path, *overrides: str) -> Setup:
 # --------------------------------------------------------------------------- threads, precision, kernels
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("memory.low-power")
 def test_low_power_keeps_to_the_memory_that_the_documentation_promises(tmp_path: Path) -> None:
     program = (
@@ -88,6 +90,7 @@ for given in zip(sys.argv[2::2], sys.argv[3::2]):
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told to keep memory")
 def test_freed_memory_is_kept_unless_the_recipe_or_low_power_forbid_it(tmp_path: Path) -> None:
     recipe = write_toy(tmp_path / "toy")
@@ -101,15 +104,6 @@ def test_freed_memory_is_kept_unless_the_recipe_or_low_power_forbid_it(tmp_path:
         assert said.startswith("freed memory: keep (" if keeps else "freed memory: system ("), given
         # Memory that was given back is faulted in anew: 3 tensors of 16,384 pages, or of 32 huge ones.
         assert (int(faults) < 50) == keeps, (given, faults)
-
-
-def test_a_run_says_which_allocator_it_got(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_keeps_freed", False)
-    monkeypatch.setattr(memory, "keep_freed_memory", lambda: False)
-    assert memory.choose_allocator("auto", may_keep=False)[0] == "system"
-    assert memory.choose_allocator("keep", may_keep=True) == ("system", "only glibc can keep freed memory")
-    monkeypatch.setattr(memory, "_keeps_freed", True)  # it cannot be undone, and a second run says so
-    assert memory.choose_allocator("system", may_keep=False)[0] == "keep"
 
 
 @pytest.mark.promise("speed.kernels-named")
@@ -235,3 +229,12 @@ def test_fresh_weights_depend_on_the_seed_alone(tmp_path: Path) -> None:
     one, same, other = (setup_of(recipe, f"train.seed={seed}").model.state_dict() for seed in (1, 1, 2))
     assert same_tensors(dict(one), dict(same))
     assert not same_tensors(dict(one), dict(other))
+
+
+def test_a_gpu_has_an_index_as_other_threads_would_take_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert computing_device() == torch.device("cuda", 1)
+    bare = re.compile(r"""(device|\.to)\(["']cuda["']\)|\.cuda\(\)""")
+    sources = {path.name: path.read_text() for path in Path(unpad.__file__).parent.rglob("*.py")}
+    assert [name for name, text in sources.items() if bare.search(text)] == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from dataclasses import replace
 from importlib import import_module
@@ -26,13 +25,11 @@ from unpad.run import checkpoint
 from unpad.run.checkpoint import State
 from unpad.run.monitor import Monitor, StepRecord
 from unpad.training import alike, progress
-from unpad.training.context import AfterEvaluation
 from unpad.training.loop import Result, train
 from unpad.training.progress import Progress
 from unpad.training.setup import Setup
 from unpad.training.signals import Signals
 from unpad.training.stage import StageSetup
-from unpad.training.step import LossScaler
 
 pytestmark = pytest.mark.slow
 
@@ -114,33 +111,6 @@ def test_memory_that_one_process_lacks_for_its_optimizer_ends_all(
     assert sum("(process " in what for what in errors_of(found, OutOfMemoryError)) == 2
 
 
-def test_an_error_after_the_others_have_ended_stays_what_it_is(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*given: object) -> None:
-        raise DiskError("no space left for samples")
-
-    monkeypatch.setattr("unpad.evaluation.text.keep_samples", full)
-    found = outcomes_in_turns(2, lambda group: run(recipe, tmp_path / "run", group))
-    assert isinstance(found[0], DiskError)
-    assert isinstance(found[1], Result)
-
-
-def test_a_caller_that_ends_the_run_in_one_process_ends_it_in_all(recipe: Path, tmp_path: Path) -> None:
-    def ends(group: Group) -> AfterEvaluation:
-        def after(stage: str, step: int, result: HeldOut) -> bool:
-            return group.rank == 1
-
-        return after
-
-    def work(group: Group) -> Result:
-        folder = tmp_path / "run"
-        return train(str(recipe), folder, [], console=quiet(), after_evaluation=ends(group), group=group)
-
-    errors_of(outcomes_in_turns(2, work), Stopped)
-    assert rows(tmp_path / "run", "train")[-1]["step"] == 3
-
-
 # --------------------------------------------------------------------------- what they see of the disk
 
 
@@ -175,23 +145,6 @@ def test_processes_that_find_different_checkpoints_do_not_go_on(
 
 
 # --------------------------------------------------------------------------- what bits depend on
-
-
-def test_a_process_with_another_numpy_is_named_before_the_first_update(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another version may draw other plans, which nothing else would show."""
-    asked = list[str]()
-
-    def version(name: str) -> str:
-        asked.append(name)
-        return "2.0" if asked.count("numpy") == 2 else "2.3"
-
-    monkeypatch.setattr(alike, "version", version)
-    found = outcomes_in_turns(3, lambda group: run(recipe, tmp_path / "run", group))
-    (what,) = set(errors_of(found, UnlikeProcessesError))
-    assert re.fullmatch(r"process \d has another numpy than process 0: 2.\d, not 2.\d", what)
-    assert not (tmp_path / "run").exists()
 
 
 def test_weights_that_drift_apart_are_named_at_the_next_checkpoint(
@@ -236,17 +189,6 @@ def test_an_update_that_is_not_finite_in_one_process_is_left_out_in_all(
     assert digests(tmp_path / "1") == digests(tmp_path / "3")
 
 
-def test_a_scale_of_fp16_that_overflows_is_the_same_in_all(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(LossScaler.__init__, "__defaults__", (2.0**22, 0, 3))
-    for size in (1, 3):
-        folder = tmp_path / str(size)
-        in_turns(size, lambda group, folder=folder: run(recipe, folder, group, "precision=fp16", "train.max_steps=12"))  # type: ignore[misc]
-    assert 0 < len(events(tmp_path / "3", "skipped_step")) < 12
-    assert digests(tmp_path / "1") == digests(tmp_path / "3")
-
-
 # --------------------------------------------------------------------------- stages, epochs and resumes
 
 
@@ -281,6 +223,7 @@ def test_a_signal_in_an_epoch_without_steps_saves_and_ends_all(
     assert checkpoint.load_newest(tmp_path / "run" / "checkpoints")[0].step == last
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_with_any_number_of_processes(tmp_path: Path) -> None:
     """Over the end of a stage and an early stop, from checkpoints of 3, 1 and 2 processes."""
     recipe = write_toy(tmp_path, train={"threads": 1, "patience": 2, "min_delta": 2.0, "eval_every": 4})

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.conftest import random_batch, tiny_model
 from tests.helpers.vision import GRIDS, ROWS, prepare, tiny
 from unpad.batching.batch import RaggedBatch
 from unpad.models.contract import Model
@@ -63,8 +62,3 @@ def test_hidden_tokens_count_by_their_probability() -> None:
     assert visual["kept_block_0_mean"] == pytest.approx(np.mean(patches))
     assert 0 < visual["kept_block_1_mean"] < np.mean(patches)
     assert [int(one.sum()) for one in model.kept] == [sum(patches)] * 2
-
-
-def test_models_without_images_log_none() -> None:
-    assert step(tiny_model(torch.float32), random_batch([5, 7])).visual == {}
-    assert step(tiny(dtype=torch.float32).train(), prepare([("1 2", [], "3 4")]).batch).visual == {}

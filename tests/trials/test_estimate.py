@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from io import StringIO
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from rich.console import Console
 
 from tests.helpers.toy import write_toy
 from unpad.data.tokens import corpus_sample
-from unpad.errors import SourceError
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import PlanSettings
 from unpad.training.rehearsal import StepCost
@@ -54,13 +52,6 @@ def test_the_estimate_comes_first_and_says_what_it_is_of(toy: str, monkeypatch: 
     assert text.index("held out 10 documents: ") > text.rindex("predicted peak"), "the search comes last"
 
 
-def test_without_a_terminal_nothing_is_drawn(toy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unpad.trials.preview._try", tried)
-    result = preview(toy, [])
-    assert result.estimates == []
-    json.dumps(result.to_json(), allow_nan=False)
-
-
 def test_the_table_is_that_of_the_drawn_documents_repeated(toy: str) -> None:
     for found, population in zip(estimates_of(load_recipe(toy, ["plan.strategy=bucket"])), (54, 36), strict=True):
         lengths = found.table.lengths
@@ -89,31 +80,6 @@ def test_nothing_is_drawn_where_lengths_are_soon_known(toy: str, monkeypatch: py
     assert len(estimates_of(recipe)) == 2
     shown(toy, monkeypatch)
     assert estimates_of(recipe) == [], "the cache has all documents"
-
-
-def test_documents_of_many_characters_are_drawn_in_smaller_number(toy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus_sample, "MOST_CHARS", 1)
-    monkeypatch.setattr(corpus_sample, "FEWEST", 7)
-    assert [found.num for found in estimates_of(load_recipe(toy, []))] == [7, 7]
-
-
-def test_a_tokenizer_that_is_given_is_used_and_the_note_left_out(toy: str, tmp_path: Path) -> None:
-    from unpad.data.tokens.corpus import prepare
-
-    (tmp_path / "own.json").write_bytes(prepare(load_recipe(toy, []), cache=tmp_path / "other")[1].to_bytes())
-    given = load_recipe(toy, [f"tokenizer.path={tmp_path}/own.json", "tokenizer.kind=file"])
-    assert [found.note for found in estimates_of(given)] == ["", ""]
-
-
-def test_refused_near_duplicates_end_the_preview_after_its_tables(toy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [{"text": "山下有一条很长的小河，" * 3, "split": split} for split in ("train", "valid")]
-    with (Path(toy).parent / "texts.jsonl").open("a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
-    out = StringIO()
-    monkeypatch.setattr("unpad.trials.preview._try", tried)
-    with pytest.raises(SourceError, match="E_LEAK"):
-        preview(toy, ["data.near_duplicates=refuse"], console=Console(file=out, width=200))
-    assert "predicted peak" in out.getvalue()
 
 
 def test_the_spread_is_that_of_samples_drawn_anew() -> None:

@@ -11,11 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from rich.console import Console
 
 import unpad.trials.preview as module
-from tests.helpers.patient_tables import MODEL, write_tables
 from tests.helpers.toy import write_toy
 from unpad.batching.plan import Plan
 from unpad.errors import OutOfMemoryError, RecipeError
@@ -139,15 +137,6 @@ def test_what_is_cut_is_named_with_its_place(tmp_path: Path, monkeypatch: pytest
     assert sum(cut["ledger"]["truncated"].values()) > 0
 
 
-def test_a_plan_that_drops_everything_is_shown_and_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-    result = preview(str(write_toy(tmp_path / "toy")), ["plan.max_tokens=2", "plan.overflow=drop"])
-    ledger = result.to_json()["ledger"]
-    assert ledger["total"] == sum(ledger["dropped"].values()) > 0
-    assert all(row["steps"] == 0 for row in result.to_json()["strategies"])
-    assert "100.0%" in shown(result)
-
-
 @pytest.mark.promise("run.min-steps")
 def test_a_preview_has_the_epochs_and_steps_that_training_has(made: tuple[Preview, str]) -> None:
     result, recipe = made
@@ -157,19 +146,6 @@ def test_a_preview_has_the_epochs_and_steps_that_training_has(made: tuple[Previe
     assert abs(sum(int(steps) for _, steps, _ in lines) - length) <= 3
     stage = setup_of(recipe, "train.min_steps=100").stages[0]
     assert planned(stage).epochs == num_epochs(stage, stage_epochs(stage, epoch_plan(stage, 0))) == 17
-
-
-def test_the_screen_shows_histogram_table_and_advice(made: tuple[Preview, str]) -> None:
-    text = shown(made[0])
-    assert "pack *" in text
-    assert "█" in text
-    advice = ("batch size for padded strategies: 2", "bucket width: 8", "padding by width 8:")
-    for words in advice:
-        assert words in text, words
-    assert text.count("strategy") == 4, "two tables per stage: padding, then memory and time"
-    rows = [line for line in text.splitlines() if line.split(" ")[0] in ("strategy", *strategy_names())]
-    rows = [line for line in rows if not line.startswith("bucket width")]
-    assert max(map(len, rows)) <= 80
 
 
 @pytest.mark.promise("cli.long-work")
@@ -202,12 +178,6 @@ def test_a_row_too_short_is_refused_in_its_own_line(tmp_path: Path, monkeypatch:
     assert "refused" in shown(result)
 
 
-def test_the_picture_is_an_svg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-    preview(str(write_toy(tmp_path / "toy")), ROWS, tmp_path / "plan.svg")
-    assert "Attention cells" in (tmp_path / "plan.svg").read_text("utf-8")
-
-
 @pytest.mark.promise("install.packages")
 @pytest.mark.parametrize("name", ["plan.png", "plan.pdf", "plan"])
 def test_a_picture_of_another_format_is_refused_before_anything_is_read(tmp_path: Path, name: str) -> None:
@@ -237,59 +207,6 @@ def test_memory_advice_is_the_micro_batch_that_fits_what_is_free(
     memory = StageMemory.measured(setup.stages[0], setup.model, setup.device, setup.precision)
     assert 64 <= int(found[1]) < 200
     assert memory.needed_with(int(found[1])) <= 0.8 * 740_000
-
-
-def test_a_trial_leaves_the_model_as_it_was(made: tuple[Preview, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    result, recipe = made
-    monkeypatch.setenv("UNPAD_CACHE", str(Path(recipe).parent / "cache"))
-    fresh = setup_of(recipe).model.state_dict()
-    assert all((value == fresh[name]).all() for name, value in result.setup.model.state_dict().items())
-
-
-def test_stages_without_any_data_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-    stage = {"name": "tune", "use": ["chat"], "train": {"max_epochs": 1}}
-    with pytest.raises(RecipeError, match="no stage has data"):
-        preview(str(write_toy(tmp_path / "toy", stages=[stage])), ["data.chat=[]"])
-
-
-def test_patients_are_counted_as_patients_and_padded_to_the_longest_of_them(tmp_path: Path) -> None:
-    write_tables(tmp_path / "tables", 1000 + np.arange(30))
-    recipe = {
-        "data": {"root": str(tmp_path / "tables"), "holdout": 0.2,
-                 "events": [{"path": "tests.parquet", "time": "days", "code": "test"}]},
-        "events": {"landmark": 0, "labels": {"path": "people.parquet", "label": "status"}},
-        "model": MODEL, "plan": {"tokens_per_step": 40, "tokens_per_micro": 40},
-        "train": {"max_epochs": 1, "threads": 1}, "precision": "fp32",
-    }  # fmt: skip
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    result = preview(str(tmp_path / "recipe.yaml"), [], tmp_path / "plan.svg")
-    (stage,) = result.stages
-    lengths, longest = stage.lengths, int(result.setup.data.table.positions.max())
-    assert 0 < longest < 20
-    assert (lengths == 0).any(), "patients without an event count too"
-    rows = {row.name: row for row in stage.rows}
-    assert rows["fixed"].padded_tokens == len(lengths) * longest
-    text = shown(result)
-    assert f"train: {len(lengths)} patients, {lengths.sum()} events" in text
-    assert re.search(rf"trained +whole +{len(lengths)} patients with {lengths.sum()} events", text)
-    assert f"({len(lengths)} patients are too few" in text
-    assert f"bucket width: 8 (median length {np.median(lengths[lengths > 0]):g} events" in text
-    assert re.search(r"up to about .* events in 80% of", text)
-    whole = result.to_json()
-    assert whole["units"] == {"sequences": "patients", "tokens": "events"}
-    assert not re.search(r"sequence|token", " ".join(advice["why"] for advice in whole["advice"].values()))
-    assert "no_loss" not in text
-    assert not re.search("attention(?! through torch)", text)
-    (cells,) = [line.split() for line in text.splitlines() if line.startswith("pack *")][:1]
-    assert cells[4:7] == [str(len(lengths)), str(lengths.sum()), "0"]
-    assert "Length of patients" in (tmp_path / "plan.svg").read_text("utf-8")
-    few = preview(str(tmp_path / "recipe.yaml"), ["plan.max_tokens=3", "plan.overflow=drop"])
-    long = few.stages[0].lengths > 3
-    dropped = rf"dropped +too_long +{long.sum()} patients with {lengths[long].sum()} events\s+\S*people.parquet:"
-    assert re.search(dropped, shown(few)), shown(few)
-    (cells,) = [line.split() for line in shown(few).splitlines() if line.startswith("pack *")][:1]
-    assert cells[4:7] == [str((~long).sum()), str(lengths[~long].sum()), str(long.sum())]
 
 
 @pytest.mark.promise("plan.does-not-fit")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
@@ -11,10 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.helpers.shell import Shell
 from tests.helpers.toy import write_toy
 from unpad.batching.shares import assign, micro_cost
-from unpad.errors import RecipeError
 from unpad.models.cost import cells_per_token
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import strategy_names
@@ -22,7 +19,6 @@ from unpad.training.rehearsal import StepCost
 from unpad.training.setup import prepare_setup
 from unpad.training.stage import epoch_plan
 from unpad.trials.preview import Preview, preview
-from unpad.trials.strategy_table import process_counts
 
 COUNTS = (2, 5, 64)
 
@@ -80,46 +76,3 @@ def test_json_has_the_bound_the_idle_the_update_and_the_cut(made: tuple[Preview,
 def preview_json_without(made: tuple[Preview, str, str]) -> dict[str, object]:
     stage = made[0].to_json()["stages"][0]
     return {key: value for key, value in stage.items() if key != "processes"}
-
-
-def test_the_screen_fits_80_columns_and_shows_every_number(made: tuple[Preview, str, str]) -> None:
-    lines = made[1].splitlines()
-    starts = [index for index, line in enumerate(lines) if line.startswith("processes ")]
-    assert len(starts) == 2, "one table per stage"
-    for start, stage in zip(starts, made[0].to_json()["stages"], strict=True):
-        table = lines[start : start + 16]
-        assert max(map(len, table)) <= 80
-        assert table[0].split()[1:] == [f"{num:,}" for num in COUNTS]
-        rows = {line[:26].strip(): line[26:].split() for line in table[1:12]}
-        for row in stage["processes"]["strategies"]:
-            shown = [f"{one['efficiency']:.1%}" for one in row["processes"]]
-            assert rows[row["name"] + " *" * (row["name"] == "pack")] == shown
-            if row["name"] == "pack":
-                assert rows["bound: longest sequence"] == [f"{one['bound']:.1%}" for one in row["processes"]]
-                assert rows["idle in most updates"] == [f"{one['idle']:,}" for one in row["processes"]]
-                fills = [one["fill_tokens"] for one in row["processes"]]
-                assert rows["tokens_per_step to fill"] == ["-" if fill is None else f"{fill:,}" for fill in fills]
-
-
-def test_a_model_without_attention_says_nothing_of_pairs(made: tuple[Preview, str, str]) -> None:
-    stage = made[0].stages[0]
-    assert stage.shared is not None
-    assert "pairs" in " ".join(stage.shared.lines(stage.units))
-    object.__setattr__(stage.shared, "cells_per_token", math.inf)
-    assert "pairs" not in " ".join(stage.shared.lines(stage.units))
-    assert stage.shared.to_json()["cells_per_token"] is None
-
-
-def test_numbers_of_processes_are_read_from_a_list() -> None:
-    assert process_counts("2,8,64,1024") == (2, 8, 64, 1024)
-    assert process_counts("4") == (4,)
-    assert process_counts("8,2,8") == (8, 2)
-    for wrong in ("", "0", "2,,4", "2,-1", "two"):
-        with pytest.raises(RecipeError, match="no list of numbers of processes"):
-            process_counts(wrong)
-
-
-def test_a_wrong_list_ends_with_the_code_of_the_command_line(unpad: Shell) -> None:
-    told = unpad("plan", "zh_chat", "--processes", "2,x")
-    assert (told.code, told.out) == (2, "")
-    assert "--processes 2,8,64" in told.err

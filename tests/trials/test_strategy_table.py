@@ -4,21 +4,14 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from unpad.batching.length_groups import attention_cells, length_groups
 from unpad.batching.plan import plan
-from unpad.errors import PlanError
 from unpad.recipes.training import PlanSettings, strategy_names
 from unpad.trials.strategy_table import (
-    Units,
-    _lengths_json,
     advise_batch_size,
     advise_bucket_width,
     compare,
-    histogram,
-    histogram_lines,
     length_correlation,
     plot,
     to_json,
@@ -65,14 +58,6 @@ def test_correlation_is_undefined_for_equal_lengths_and_few_steps():
     assert math.isnan(length_correlation(plan(LENGTHS[:3], PlanSettings(), seed=0, epoch=0)))
 
 
-def test_rows_that_cannot_hold_a_sequence_are_listed_as_refused():
-    rows = compare(LENGTHS, PlanSettings(row_tokens=100), seed=0)
-    assert [row.name for row in rows if row.refused] == ["rows"]
-    assert len(rows) == len(strategy_names())
-    with pytest.raises(PlanError):
-        compare(LENGTHS, PlanSettings(overflow="error", max_tokens=10), seed=0)
-
-
 @pytest.mark.promise("plan.batch-size")
 @pytest.mark.parametrize(
     ("num", "value"), [(50, 2), (99, 2), (100, 4), (499, 4), (500, 8), (1000, 8), (1001, 16), (10**6, 16)]
@@ -104,21 +89,6 @@ def test_bucket_width_shows_the_pad_share_of_a_plan_of_each_width():
     assert 0 < shares[8] < shares[32]
 
 
-@given(st.lists(st.integers(0, 500), max_size=50), st.integers(1, 20))
-@settings(deadline=None)
-def test_every_length_falls_into_one_bar(lengths, bins):
-    bars = histogram(np.array(lengths, np.int64), bins)
-    assert len(bars) <= bins
-    assert [sum(low <= n <= high for n in lengths) for low, high, _ in bars] == [count for _, _, count in bars]
-    assert sum(count for _, _, count in bars) == len(lengths)
-
-
-def test_bars_are_as_long_as_their_counts_and_a_single_sequence_shows():
-    lines = histogram_lines(np.array([1] * 400 + [100]), bins=2, width=10)
-    assert lines == [f"  1- 50 {'█' * 10} 400", f" 51-100 {'▏':<10} 1"]
-    assert histogram_lines(np.zeros(0, np.int64)) == []
-
-
 def test_the_report_is_json():
     rows = compare(LENGTHS, PlanSettings(row_tokens=100), seed=0)
     values = json.loads(json.dumps(to_json(rows, LENGTHS, PlanSettings()), allow_nan=False))
@@ -138,54 +108,8 @@ def test_the_plot_is_a_picture():
     assert len(panels(plot([], np.zeros(0, np.int64)))) == 3
 
 
-def test_the_json_of_lengths_is_whole_also_without_one():
-    assert _lengths_json(np.zeros(0, np.int64)) == {"num_sequences": 0, "total": 0, "histogram": []}
-    assert _lengths_json(np.array([2, 2, 5, 9], np.int32)) == {
-        "num_sequences": 4, "total": 18, "min": 2, "median": 3.5, "mean": 4.5, "max": 9,
-        "histogram": [
-            {"low": 2 + i, "high": 2 + i, "count": count} for i, count in enumerate((2, 0, 0, 1, 0, 0, 0, 1))
-        ],
-    }  # fmt: skip
-
-
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def panels(picture: str) -> list[ElementTree.Element]:
     return ElementTree.fromstring(picture).findall(f"{SVG}g")
-
-
-def texts(panel: ElementTree.Element, css: str | None = None) -> list[str]:
-    return [one.text for one in panel.iter(f"{SVG}text") if one.get("class") == css]
-
-
-def bars_of(panel: ElementTree.Element, css: str) -> list[tuple[float, float, float]]:
-    """Left and right edge in pixels, and the number that is told."""
-    found = [one for one in panel.iter(f"{SVG}rect") if one.get("class") == css and len(one)]
-    sides = [(float(one.get("x")), float(one.get("width"))) for one in found]
-    values = [float(one.find(f"{SVG}title").text.replace(",", "")) for one in found]
-    return [(x, x + width, value) for (x, width), value in zip(sides, values, strict=True)]
-
-
-@pytest.mark.parametrize("attention", [True, False])
-def test_the_plot_shows_lengths_padding_and_cells_side_by_side(attention):
-    rows = compare(LENGTHS, PlanSettings(row_tokens=100), seed=0)
-    shown = [row for row in rows if not row.refused]
-    assert len(shown) == len(rows) - 1
-    left, middle, *rest = drawn = panels(plot(rows, LENGTHS, attention, Units("texts", "words")))
-    titles = [text for panel in drawn for text in texts(panel, "name")]
-    assert titles == ["Length of texts", "Padding", *(["Attention cells"] if attention else [])]
-    assert (texts(left), texts(middle)) == (["texts"], ["% of computed words"])
-    assert "words" in texts(left, "end")
-    assert [value for _, _, value in bars_of(left, "hit")] == [count for _, _, count in histogram(LENGTHS, bins=30)]
-    shares = [100 * row.pad_share for row in shown]
-    assert [value for _, _, value in bars_of(middle, "hit")] == pytest.approx(shares, rel=1e-5)
-    names = [row.name for row in shown]
-    assert texts(middle, "mid") == names + [f"{share:.1f}" for share in shares]
-    for panel in rest:
-        needed, computed = bars_of(panel, "hit"), bars_of(panel, "miss")
-        assert [n for *_, n in needed] == pytest.approx([row.attention_cells_needed for row in shown], rel=1e-5)
-        assert [n for *_, n in computed] == pytest.approx([row.attention_cells_computed for row in shown], rel=1e-5)
-        for one, other in zip(needed, computed, strict=True):
-            assert other[0] == pytest.approx(one[1], abs=0.2), "side by side"
-        assert texts(panel) == ["query-key pairs", "needed", "computed"]

@@ -104,8 +104,8 @@ class Costs:
         while each <= MOST_EACH:
             drawn = rng.choice(micros, (max(DRAWN_MICROS // (each * processes), 2), each * processes))
             spent = sum(_largest_share(update, processes) for update in drawn)
-            if float(drawn.sum()) >= BUSY * processes * spent:
-                return math.floor(WHOLE_MICROS * each * processes * per_micro)
+            if float(drawn.sum()) >= BUSY * processes * spent:  # sequences without tokens fill no update
+                return math.floor(WHOLE_MICROS * each * processes * per_micro) or None
             each += math.ceil(each / 4)
         return None
 

@@ -80,11 +80,12 @@ def preprocess(
         tower: computes `raw_features`, without gradient.
 
     Raises:
-        SourceError: names the sample: lists of different lengths, a question without tokens, no marker or another
-            number of them than images, an image with more or fewer patches than its grid, an empty answer, an id
-            outside the vocabulary, spans that are not aligned.
+        SourceError: names the sample: lists of different lengths, equal ids, a question without tokens, no marker or
+            another number of them than images, an image with more or fewer patches than its grid, of another size or
+            with NaN, an empty answer, an id outside the vocabulary, spans that are not aligned.
     """
     ids = _check_lengths(images, questions, answers, sample_ids)
+    _check_images(images, ids)
     prompts, endings, spans = [], [], []
     for index, sample in enumerate(ids):
         prompt, own_spans = _prompt(vocabulary, questions[index], images[index], f"sample {sample}")
@@ -129,13 +130,35 @@ def _check_lengths(
             where="sample " + ", ".join(map(str, incomplete[:5])) + (" and more" if len(incomplete) > 5 else ""),
             fix="give every sample one entry in each list; one without images an empty list of them",
         )
+    if len(set(ids)) < len(ids):
+        twice = next(id for id in ids if ids.count(id) > 1)
+        raise SourceError("two samples have one id", where=f"sample {twice}", fix="give every sample an id of its own")
     return ids
+
+
+def _check_images(images: Sequence[Sequence[Image]], ids: list[int]) -> None:
+    """Refuse images whose patches are not those of their grid, of one size, and finite."""
+    size = next((np.shape(patches)[1:] for sample in images for patches, _ in sample), ())
+    for where, sample in zip(ids, images, strict=True):
+        for patches, (rows, columns) in sample:
+            what, fix = "", "cut all images into patches of one size, one row of numbers each"
+            if len(patches) != rows * columns or not len(patches):
+                what = f"an image of {rows} x {columns} has {number_of(len(patches), 'patches')}"
+                fix = "cut the image into rows x columns patches, at least one"
+            elif len(size) != 1 or np.shape(patches)[1:] != size:
+                what = f"an image has patches of shape {np.shape(patches)[1:]}, the first one of {size}"
+            elif not np.isfinite(patches).all():
+                what, fix = "an image has numbers that are NaN or infinite", "drop the sample, or mend its image"
+            if what:
+                raise SourceError(what, where=f"sample {where}", fix=fix)
 
 
 def _prompt(
     vocabulary: Vocabulary, question: str, images: Sequence[Image], where: str
 ) -> tuple[list[int], tuple[PositionSpan, ...]]:
     """Token ids of a question, with each marker repeated once per patch, and the spans of these placeholders."""
+    if not isinstance(question, str):
+        raise SourceError("the question is no text", where=where, fix="give it a text, or drop the sample")
     ids = np.array([*([] if vocabulary.bos is None else [vocabulary.bos]), *vocabulary.encode(question)], np.int64)
     if not ids.size:
         raise SourceError("the question is empty", where=where, fix="give it a text, or drop the sample")
@@ -150,12 +173,6 @@ def _prompt(
             where=where,
             fix="write one marker for each image",
         )
-    for patches, (rows, columns) in images:
-        if len(patches) != rows * columns or not len(patches):
-            fix = "cut the image into rows x columns patches, at least one"
-            raise SourceError(
-                f"an image of {rows} x {columns} has {number_of(len(patches), 'patches')}", where=where, fix=fix
-            )
     repeats = np.ones_like(ids)
     repeats[is_marker] = [len(patches) for patches, _ in images]
     stops = np.cumsum(repeats)[is_marker]
@@ -164,7 +181,7 @@ def _prompt(
 
 
 def _answer(vocabulary: Vocabulary, answer: str, where: str) -> list[int]:
-    ids = list(vocabulary.encode(answer))
+    ids = list(vocabulary.encode(answer)) if isinstance(answer, str) else []
     if not ids or not answer.strip():
         raise SourceError("the answer is empty", where=where, fix="give it a text, or drop the sample")
     if vocabulary.image in ids:

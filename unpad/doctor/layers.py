@@ -96,7 +96,7 @@ def not_finite(bad: Bad | None = None) -> Found | None:
     return None if bad is None else Found(bad[0], bad[3], layer=bad[1], what=bad[2])
 
 
-@finding("exploding", "fault", explains={"clip"},
+@finding("exploding", "fault",
     en=("Numbers grow {number:,.0f} times from the first block to {layer}; the gradient's norm is {norm:.2g}.",
         "lower optim.lr and optim.clip, set optim.warmup=0.1, or start from an earlier checkpoint"),
     zh=("从第一个块到 {layer}，数值增大 {number:,.0f} 倍；梯度范数 {norm:.2g}。",

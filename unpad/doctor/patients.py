@@ -96,11 +96,7 @@ def leak(events: _Events) -> Found | None:
         shares, total = having / sizes[:, None], having.sum(0)
         for label in (0, 1):
             apart = shares[label] - shares[1 - label]
-            pure = (
-                (having[label] / np.maximum(total, 1) >= 0.98)
-                & (shares[label] >= 0.1)
-                & (2 * sizes[label] <= sizes.sum())
-            )
+            pure = (having[label] >= 0.98 * total) & (shares[label] >= 0.1) & (2 * sizes[label] <= sizes.sum())
             for code in np.flatnonzero((total >= 20) & ((apart >= 0.9) | pure)).tolist():
                 what = (f"The code {data.codes[code]} ({shares[label, code]:.0%} of the patients with the label, "
                         f"{shares[1 - label, code]:.1%} of the others)", f"编码 {data.codes[code]}")  # fmt: skip
@@ -116,16 +112,14 @@ def leak(events: _Events) -> Found | None:
         timed, last_time = ~np.isnan(events.time), np.full(len(events.ids), -np.inf)
         np.maximum.at(last_time, events.patient[timed], events.time[timed])
         num = np.bincount(events.patient[timed], minlength=len(events.ids)).astype(float)
-        for measure, names in (
-            (num, ("number of events", "事件数")),
-            (last_time, ("time of the last event", "末次事件时间")),
-        ):
+        courses = [(num, "number of events", "事件数"), (last_time, "time of the last event", "末次事件时间")]
+        for measure, words, chinese in courses:
             usable = (labels >= 0) & np.isfinite(measure)
             area = _area(labels[usable], measure[usable]) if len(np.unique(labels[usable])) == 2 else 0
             if area >= 0.97:
                 medians = [float(np.median(measure[usable & (labels == one)])) for one in (1, 0)]
-                what = f"The {names[0]} (at the median {medians[0]:g} with it and {medians[1]:g} without)"
-                best.append((area, (what, names[1]), name))
+                words = f"The {words} (at the median {medians[0]:g} with it and {medians[1]:g} without)"
+                best.append((area, (words, chinese), name))
     if not best:
         return None
     number, what, target = max(best, key=lambda item: item[0])

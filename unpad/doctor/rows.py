@@ -21,8 +21,8 @@ from unpad.doctor.subject import Subject
 from unpad.models.contract import ScoresTokens
 
 
-class Row(NamedTuple):
-    """What a sequence asks and the target that it has, to be compared with others, and its place."""
+class Labelled(NamedTuple):
+    """A sequence to compare with others: its input, its target, and its place."""
 
     asked: Hashable
     target: Hashable
@@ -35,7 +35,7 @@ def look(subject: Subject) -> list[Finding]:
     return [*of_rows(subject, rows), *sees_target(subject), *cut_short(subject)]
 
 
-def of_rows(subject: Subject, rows: Sequence[Row]) -> list[Finding]:
+def of_rows(subject: Subject, rows: Sequence[Labelled]) -> list[Finding]:
     """Findings on targets and on copies, for all families."""
     where = label_fields(subject)
     return [*same_rows(subject), *near_rows(subject), *clashing_labels(rows, where), *constant_labels(rows, where)]
@@ -53,7 +53,7 @@ def sampled(ids: np.ndarray, num: int) -> np.ndarray:
     return chosen
 
 
-def labelled(subject: Subject) -> list[Row]:
+def labelled(subject: Subject) -> list[Labelled]:
     """Contents and classes of some training sequences; none without classes."""
     classes, data = subject.data.class_labels(), subject.data
     if classes is None:
@@ -65,7 +65,7 @@ def labelled(subject: Subject) -> list[Row]:
         for seq, enough in zip(ids.tolist(), large.tolist(), strict=True)
     ]
     return [
-        Row(content, classes[1][classes[0][seq]], data.where(seq))
+        Labelled(content, classes[1][classes[0][seq]], data.where(seq))
         for content, seq in zip(contents, ids.tolist(), strict=True)
     ]
 
@@ -119,7 +119,7 @@ def same_rows(subject: Subject) -> Found | None:
     return Found(share, *dict.fromkeys(names), severity=severity, num=len(held), where=at, unit=subject.units[0])
 
 
-@finding("near_rows",
+@finding("near_rows", "fault",
     en=("{number:.0%} of {num:,} held-out {unit} are near-duplicates of training ones, such as {where}: the held-out "
         "loss is too good.", "set data.near_duplicates=together, or give rows that belong together a `group`"),
     zh=("{num:,} 个验证样本（{unit}）中有 {number:.0%} 与训练样本几乎相同，例如 {where}。",
@@ -129,23 +129,21 @@ def near_rows(subject: Subject) -> Found | None:
     if not subject.data.compares or subject.recipe.plan.cross_documents or not len(subject.stage.held_out_ids):
         return None
     near = subject.data.near_training(subject.data, sampled(subject.stage.held_out_ids, 200))
-    # Texts of one form, as those behind one system message, share most of their passages.
-    least = 0.1 if near and near.unit == "pictures" else 0.5
-    if near is None or near.reason or near.num < 8 or near.num_near < least * near.num:
+    if near is None or near.reason or near.num < 8 or near.num_near < near.num / 2:
         return None
     share, names = near.num_near / near.num, ("data.near_duplicates", *label_fields(subject))
-    return Found(share, *names, severity=level(share >= 0.3), num=near.num, unit=near.unit, where=near.pairs[0][0])
+    return Found(share, *names, num=near.num, unit=near.unit, where=near.pairs[0][0])
 
 
 SETTLED = {"labels_random", "by_heart", "constant_labels"}
 
 
 @finding("clashing_labels", explains=SETTLED,
-    en=("{number:.0%} of {num:,} training inputs occur again with another label or answer that contradicts theirs, "
+    en=("{number:.0%} of {num:,} training inputs occur again with other labels or answers, which contradict theirs, "
         "such as {where}: {first!r} and {second!r}.", "look at how labels are matched with rows"),
     zh=("{num:,} 个训练输入中有 {number:.0%} 以不同的标签或答案再次出现，例如 {where}：{first!r} 和 {second!r}。",
         "检查标签与样本的对应"))  # fmt: skip
-def clashing_labels(rows: Sequence[Row], where: tuple[str, ...], most: float = 0.1) -> Found | None:
+def clashing_labels(rows: Sequence[Labelled], where: tuple[str, ...], most: float = 0.1) -> Found | None:
     """Equal inputs with different targets: pictures all alike, questions with two answers, pairs chosen both ways."""
     targets: dict[Hashable, set[Hashable]] = defaultdict(set)
     for row in rows:
@@ -161,11 +159,11 @@ def clashing_labels(rows: Sequence[Row], where: tuple[str, ...], most: float = 0
 
 
 @finding("constant_labels", explains={"labels_random", "by_heart"},
-    en=("{number:.1%} of {num:,} training rows have the same target or reply, {target!r}: to say it always is nearly "
+    en=("{number:.1%} of {num:,} training rows have the same reply or target, {target!r}: to say it always is nearly "
         "right.", "look at the labels or replies in the files; judge rare classes by auroc"),
     zh=("{num:,} 个训练样本中有 {number:.1%} 的目标或回复都是 {target!r}：总答它就几乎全对。",
         "检查标签或回复；少见的类看 auroc"))  # fmt: skip
-def constant_labels(rows: Sequence[Row], where: tuple[str, ...]) -> Found | None:
+def constant_labels(rows: Sequence[Labelled], where: tuple[str, ...]) -> Found | None:
     """One target for all or nearly all rows, or one sentence as the reply to many questions beside varied ones."""
     if len(rows) < 8:
         return None

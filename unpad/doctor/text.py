@@ -15,7 +15,7 @@ from unpad.data.tokens.corpus_files import list_files
 from unpad.data.tokens.lost import LostCharacters
 from unpad.doctor import rows
 from unpad.doctor.finding import Finding, Found, Words, finding, level
-from unpad.doctor.rows import Row, sampled
+from unpad.doctor.rows import Labelled, sampled
 from unpad.doctor.subject import Subject
 
 
@@ -33,7 +33,7 @@ def look(subject: Subject[TextData]) -> list[Finding]:
         talks = talks_of(examples)
         findings += given_answer(talks, where)
         if kind == "pairs":
-            sides = [Row((row.turns[:-1], turn.content), side, row.where) for row in examples
+            sides = [Labelled((row.turns[:-1], turn.content), side, row.where) for row in examples
                      for turn, side in ((row.turns[-1], "chosen"), (row.rejected, "rejected")) if turn]  # fmt: skip
             findings += rows.clashing_labels(sides, where)
         elif len(talks) < 3 * len({row[:2] for row in talks}):  # greetings recur, with many replies
@@ -44,11 +44,11 @@ def look(subject: Subject[TextData]) -> list[Finding]:
     return findings
 
 
-def talks_of(examples: Iterable[Example]) -> list[Row]:
+def talks_of(examples: Iterable[Example]) -> list[Labelled]:
     """The first question of conversations, and its reply."""
     both = ("user", "assistant")
     pairs = ((row, [two for two in pairwise(row.turns) if (two[0].role, two[1].role) == both]) for row in examples)
-    return [Row(twos[0][0].content.strip(), twos[0][1].content.strip(), row.where) for row, twos in pairs if twos]
+    return [Labelled(twos[0][0].content.strip(), twos[0][1].content.strip(), row.where) for row, twos in pairs if twos]
 
 
 # Traces of programs in text, in both languages: a pattern, and the least share of the characters.
@@ -165,7 +165,7 @@ def cut_alike(ends: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> Found
         "that of another: the model only has to copy it.", "take the answer out"),
     zh=("{number:.0%} 的问题含有自己的答案，例如 {question!r} 中的 {answer!r}，含别的答案的有 {others:.0%}。",
         "去掉答案"))  # fmt: skip
-def given_answer(talks: Sequence[Row], fields: tuple[str, ...]) -> Found | None:
+def given_answer(talks: Sequence[Labelled], fields: tuple[str, ...]) -> Found | None:
     """Answers that stand in their own question, and not in those of others, as choices or a text to be read would."""
     pairs = [(str(row.asked).casefold(), str(row.target).casefold().rstrip(" .。!！")) for row in talks]
     pairs = [(question, answer) for question, answer in pairs if len(question) <= 300 and len(answer) >= 2]

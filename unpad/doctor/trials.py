@@ -54,9 +54,8 @@ def take_steps(subject: Subject, seconds: float) -> Steps:
         if step >= 3 and now() - began > seconds:
             break
         planned = subject.plan.step(step % subject.plan.num_steps)
-        if (
-            subject.num_steps >= 3 * subject.plan.num_steps
-        ):  # most loads find the pictures of an earlier epoch in memory
+        # Most loads find the pictures of an earlier epoch in memory.
+        if subject.num_steps >= 3 * subject.plan.num_steps:
             trial.load(planned)
         start = now()
         micros, loaded = trial.load(planned), now()
@@ -293,7 +292,7 @@ def overfit_batch(subject: Subject, rates: Sweep, seconds: float) -> Overfit:
     return Overfit(batch.num_seqs, taken, start, end, plain, is_lost)
 
 
-@finding("lr_high", "fault", explains={"by_heart", "decay", "exploding", "run_flat"},
+@finding("lr_high", "fault", explains={"by_heart", "exploding", "run_flat"},
     en=("The learning rate {rate:.1e} is too high, {number:,.0f} times the one with the lowest loss, {high:.1e}: "
         "steps leap over what they could learn.", "set {field}={middle:.1e}; in range here: {low:.1e} to {high:.1e}"),
     zh=("学习率 {rate:.1e} 是损失最低处学习率 {high:.1e} 的 {number:,.0f} 倍：每一步都跨得太大，学不到东西。",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from unpad.data.vqa import VqaData
 from unpad.doctor.finding import Finding, Found, finding
 from unpad.doctor.images import one_patch
-from unpad.doctor.rows import Row, cut_short, label_fields, of_rows, sees_target, spelt_twice
+from unpad.doctor.rows import Labelled, cut_short, label_fields, of_rows, sees_target, spelt_twice
 from unpad.doctor.subject import Subject
 from unpad.doctor.text import cut_alike, garbled, given_answer, tokenizer
 
@@ -18,8 +18,10 @@ def look(subject: Subject[VqaData]) -> list[Finding]:
     data, where = subject.data, label_fields(subject)
     examples = [data.examples[seq] for seq in subject.stage.train_ids.tolist()]
     shown = [tuple(data.album.images[image].sha256 for image in one.images) for one in examples]
-    rows = [Row((images, one.question), one.answer, one.where) for images, one in zip(shown, examples, strict=True)]
-    asked = [Row(one.question, one.answer, one.where) for one in examples if one.question]
+    rows = [
+        Labelled((images, one.question), one.answer, one.where) for images, one in zip(shown, examples, strict=True)
+    ]
+    asked = [Labelled(one.question, one.answer, one.where) for one in examples if one.question]
     texts = [(f"{one.question}\n{one.answer}", one.where) for one in examples[:2000]]
     findings = [*of_rows(subject, rows), *garbled(texts, where), *given_answer(asked, where)]
     findings += cut_alike([(one.answer, one.where) for one in examples], where)
@@ -33,7 +35,7 @@ def look(subject: Subject[VqaData]) -> list[Finding]:
         "needs the picture.", "ask each question of pictures with different answers"),
     zh=("{number:.0%} 的答案仅凭问题就能得出：{question!r} 总是 {answer!r}。不需要看图。",
         "让问题有不同答案"))  # fmt: skip
-def without_picture(asked: Sequence[Row], fields: tuple[str, ...]) -> Found | None:
+def without_picture(asked: Sequence[Labelled], fields: tuple[str, ...]) -> Found | None:
     """Questions that recur with one answer each, whatever their picture."""
     answers: dict[object, Counter[object]] = defaultdict(Counter)
     for row in asked:

@@ -18,7 +18,7 @@ from unpad.data.pixels.patches import Grid, detail, grid_of, prepare
 from unpad.data.rows import read_classes
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.files import natural_key, refuse_names
-from unpad.data.sources.images import SUFFIXES, Found, ImageExample, examine, file_bytes
+from unpad.data.sources.images import SUFFIXES, ImageExample, ImageRow, examine, file_bytes
 from unpad.data.vqa import questions_about
 from unpad.errors import RecipeError, SourceError
 from unpad.inference.answers import answer, answer_shown
@@ -221,8 +221,11 @@ def ask(run: LoadedRun, paths: Sequence[Path], question: str, *, show: bool = Fa
     return _marked(run, [answers[path] for path in paths])
 
 
-def question_about(run: LoadedRun, path: Path, content: bytes, question: str) -> tuple[RaggedBatch, tuple[int, int]]:
-    """The prompt of one question about one image, as `ask` makes it, and the image's rows and columns of patches.
+def question_about(
+    run: LoadedRun, path: Path, content: bytes, question: str
+) -> tuple[RaggedBatch, tuple[int, int], list[str]]:
+    """The prompt of one question about one image, as `ask` makes it, the image's rows and columns of patches, and what
+    is doubtful about it.
 
     Args:
         path: a file from which the image's bytes can be read once more.
@@ -235,7 +238,9 @@ def question_about(run: LoadedRun, path: Path, content: bytes, question: str) ->
         raise ImageError(image.code, image.what, image.fix)
     data = questions_about(run.recipe, run.tokenizer, [image], question)
     rows, columns = data.album.grids[0].tolist()
-    return data.prompts([0]), (rows, columns)
+    seen = seen_pictures(run.files)
+    mark = "" if seen is None else seen.mark(image.mode, (image.width, image.height))
+    return data.prompts([0]), (rows, columns), [*(NOTES[note] for note in image.notes), *filter(None, [mark])]
 
 
 def to_csv(answers: Sequence[Answer]) -> str:
@@ -286,7 +291,7 @@ def examine_image(path: Path, content: bytes | None = None, root: str | None = N
     Args:
         root: the real folder that must contain it; None for its own.
     """
-    image = examine(Found(str(path), "", path, root or str(path.resolve().parent), content=content))
+    image = examine(ImageRow(str(path), "", path, root or str(path.resolve().parent), content=content))
     if isinstance(image, BadRow):
         return image
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from unpad.errors import CheckpointError, RecipeError, SourceError
 from unpad.inference.generate import complete, stream
 from unpad.inference.prompts import Prompt, Reply, count_system_turns, encode
 from unpad.models import build_model, model_config
-from unpad.models.contract import Generates, Model
+from unpad.models.contract import Generates, Model, ModelConfig
 from unpad.models.objective import set_objective
 from unpad.nn.precision import Precision
 from unpad.nn.precision_choice import choose_precision
@@ -93,8 +93,8 @@ class LoadedRun:
             settings: fields of the recipe's `generate` section, such as temperature=0.8.
 
         Raises:
-            RecipeError: a setting is unknown or out of range, `prompts` is one string, `seeds` has another length, or
-                the run reads no system text.
+            RecipeError: a setting is unknown or out of range, `prompts` is one string, `seeds` has another length, the
+                run reads no system text, or the context has no room for a prompt and `max_new_tokens`.
         """
         if isinstance(prompts, str):
             raise RecipeError("prompts is one string", fix="give a list of prompts")
@@ -112,6 +112,7 @@ class LoadedRun:
                 fix="give one per prompt",
             )
         ids, precision = [prompt.ids for prompt in prompts], generation_precision(chosen)
+        self._check_room(ids, settings)
         made = complete(self.generator, self.tokenizer, ids, chosen, precision, seeds)
         return [
             Reply(prompt, one.text, len(one.ids), one.finished, seed)
@@ -180,7 +181,31 @@ class LoadedRun:
         """Yield the continuation of one prompt as it is generated, whole characters only."""
         chosen = checked(GenerateSettings, {**self.recipe.generate.model_dump(), **settings})
         ids = self.prompt(prompt, system).ids
+        self._check_room([ids], settings)
         return stream(self.generator, self.tokenizer, ids, chosen, generation_precision(chosen))
+
+    def _check_room(self, prompts: Sequence[Sequence[int]], settings: Mapping[str, Any]) -> None:
+        """Refuse a `max_new_tokens` that was asked for and has no room; a default ends where the context does."""
+        most, longest = settings.get("max_new_tokens", 0), self.model.config.longest
+        for ids in prompts:
+            if len(ids) <= longest < len(ids) + most - 1:
+                what = f"max_new_tokens={most} after a prompt of {number_of(len(ids), 'tokens')} is beyond the context"
+                fix = f"ask for at most {longest - len(ids) + 1}; this model's context is {longest}"
+                raise RecipeError(what, where="generate.max_new_tokens", fix=fix)
+
+
+def _check_overrides(config: ModelConfig, recipe: Recipe, folder: Path, overrides: Sequence[str]) -> None:
+    """Refuse a context beyond the trained one without a method for it, and replies that fit into none."""
+    trained = model_config(run_recipe(folder).model)
+    for now, then in ((config, trained), (getattr(config, "language", None), getattr(trained, "language", None))):
+        if getattr(now, "positions", "") == "rotary" and getattr(now, "context", 0) > getattr(then, "context", 0):
+            what = f"the model was trained on contexts of {getattr(then, 'context', 0)} tokens"
+            fix = "leave it, and set model.context_method=ntk and model.context_factor"
+            raise RecipeError(what, where="model.context", fix=fix)
+    asked = any(text.partition("=")[0].strip() == "generate.max_new_tokens" for text in overrides)
+    if asked and recipe.generate.max_new_tokens > config.longest:
+        what = f"a reply of {recipe.generate.max_new_tokens} tokens does not fit into the context of {config.longest}"
+        raise RecipeError(what, where="generate.max_new_tokens", fix="ask for fewer")
 
 
 def generation_precision(settings: GenerateSettings) -> Precision:
@@ -198,6 +223,8 @@ def load(name: str | Path, overrides: Sequence[str] = ()) -> LoadedRun:
     folder = find_run(name)
     recipe = run_recipe(folder, overrides)
     config, files = model_config(recipe.model), open_files(recipe, folder)
+    if overrides:
+        _check_overrides(config, recipe, folder, overrides)
     model = build_model(config, family_of(recipe).num_outputs(files))
     last = stages_of(recipe)[-1]
     model.trained = set_objective(model, last.recipe, of_pairs=last.of_pairs).weights

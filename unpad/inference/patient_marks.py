@@ -15,6 +15,7 @@ from unpad.terminal.table import number_of
 MOST_UNKNOWN = 0.05  # events of unknown codes
 MOST_OUTSIDE = 0.05  # values outside the range of training
 MOST_EMPTY = 0.05  # patients without an event
+MOST_MARKED = 0.05  # patients unlike those of training; a fact that is miscoded for all of them may be few events
 # The middle 98 % of a code's values in training contains few of the new ones: they are most likely in another unit.
 MOST_UNUSUAL = 0.5
 FEWEST_VALUES = 10  # values of a code needed for a statement about its unit
@@ -32,6 +33,7 @@ class Marks:
         outside: values outside the range of their code in training; unusual: values outside its middle 98 %. None if
             the run does not record the values of training.
         late: events after the landmark; None for sets.
+        strange_facts: (num_rows,) bool, with a fact of an unknown code; far_facts: outside the range.
         empty: (num_rows,) bool, patients without any timed event, if others have one: at most facts are known about
             them.
     """
@@ -43,16 +45,34 @@ class Marks:
     unusual: np.ndarray | None
     late: np.ndarray | None
     empty: np.ndarray
+    strange_facts: np.ndarray
+    far_facts: np.ndarray
+
+    @property
+    def unlike(self) -> np.ndarray:
+        """Rows with mostly unknown codes or unusual values, or with such a fact, (num_rows,) bool."""
+        rows: np.ndarray = self._strange | self._far
+        return rows
+
+    @property
+    def _strange(self) -> np.ndarray:
+        rows: np.ndarray = self.strange_facts | (2 * self.unknown > np.maximum(self.events, 1))
+        return rows
+
+    @property
+    def _far(self) -> np.ndarray:
+        unusual = np.zeros_like(self.events) if self.unusual is None else self.unusual
+        rows: np.ndarray = self.far_facts | (2 * unusual > np.maximum(self.valued, 1))
+        return rows
 
     def texts(self) -> list[str]:
         """Reasons to doubt a row, "" without one."""
-        unusual = np.zeros_like(self.events) if self.unusual is None else self.unusual
         late = np.zeros_like(self.events) if self.late is None else self.late
         reasons = (
             ("no events before the landmark", self.empty & (late > 0)),
             ("no events", self.empty & (late == 0)),
-            ("unknown codes", 2 * self.unknown > np.maximum(self.events, 1)),
-            ("unusual values", 2 * unusual > np.maximum(self.valued, 1)),
+            ("unknown codes", self._strange),
+            ("unusual values", self._far),
         )
         return ["; ".join(name for name, rows in reasons if rows[row]) for row in range(len(self.events))]
 
@@ -74,21 +94,34 @@ def mark_patients(data: EventData) -> Marks:
     empty = data.sets.has_no_time
     if empty.all() and not late.any():  # there are only facts
         empty = np.diff(data.sets.events_of) == 0
-    return _count(data, owner, empty, data.report.num_strange.sum(1), late)
+    of_facts = [bool(source.static) for source in data.recipe.data.events]
+    strange_facts = data.report.num_strange[:, of_facts].any(1)
+    return _count(data, owner, empty, data.report.num_strange.sum(1), late, strange_facts)
 
 
 def mark_sets(data: EventData) -> Marks:
     """Count unknown events and values of every set."""
     num = len(data.sets.set_starts) - 1
     owner = np.repeat(np.arange(num), np.diff(data.sets.set_starts))
-    return _count(data, owner, np.zeros(num, np.bool_), np.bincount(owner[data.code == 0], minlength=num), None)
+    unknown = np.bincount(owner[data.code == 0], minlength=num)
+    strange_facts = np.logical_and(data.sets.timeless, unknown > 0)
+    return _count(data, owner, np.zeros(num, np.bool_), unknown, None, strange_facts)
 
 
 def _count(
-    data: EventData, owner: np.ndarray, empty: np.ndarray, unknown: np.ndarray, late: np.ndarray | None
+    data: EventData,
+    owner: np.ndarray,
+    empty: np.ndarray,
+    unknown: np.ndarray,
+    late: np.ndarray | None,
+    strange_facts: np.ndarray,
 ) -> Marks:
     """Sum up the events of every row; `owner` is the row of each event, (num_events,)."""
     outside, unusual, num = beyond(data, 0), beyond(data, 1), len(empty)
+    facts = np.repeat(data.sets.timeless, np.diff(data.sets.set_starts))
+    far_facts = np.zeros(num, np.bool_)
+    if outside is not None:
+        far_facts[owner[facts & outside]] = True
     return Marks(
         events=np.bincount(owner, minlength=num),
         unknown=unknown,
@@ -97,6 +130,8 @@ def _count(
         unusual=None if unusual is None else np.bincount(owner[unusual], minlength=num),
         late=late,
         empty=empty,
+        strange_facts=strange_facts,
+        far_facts=far_facts,
     )
 
 
@@ -154,6 +189,8 @@ def unknown_lines(data: EventData, marks: Marks) -> list[str]:
     because = f", {late:,} of them because all are after the landmark" if late else ""
     what = f"{data.unit} have no event to read{because}"
     lines += _share(int(marks.empty.sum()), len(marks.empty), what, MOST_EMPTY)
+    what = f"{data.unit} have mostly unknown codes or unusual values, or such a fact"
+    lines += _share(int(marks.unlike.sum()), len(marks.unlike), what, MOST_MARKED)
     if marks.outside is None:
         return [*lines, "this run does not record the values of training, so values of another unit go unnoticed"]
     what = "values are beyond the least and the most of their code in training"

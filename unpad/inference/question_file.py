@@ -89,10 +89,11 @@ class _BadRow:
 
     line: int
     fault: RowFault
+    fields: dict[str, Any] = field(default_factory=dict)
 
     @property
     def given(self) -> dict[str, Any]:
-        return {FAULT: fault_text(self.fault)}
+        return self.fields | {FAULT: fault_text(self.fault)}
 
     def ask(self) -> Request:
         raise self.fault
@@ -158,12 +159,13 @@ def _rows(run: LoadedRun, path: Path) -> Iterator[BulkRow]:
                 yield _BadRow(_line(item.where), RowFault(item.code, item.what, remedy(item, EXAMPLE)))
                 continue
             where, row = item
+            named = row if type(row) is dict else {}
+            given = {name: named[name] for name in ("id", "image") if named.get(name) is not None}
             try:
                 paths, question = asked(folder, row)
             except RowFault as fault:
-                yield _BadRow(_line(where), RowFault(fault.code, fault.what, remedy(fault, EXAMPLE)))
+                yield _BadRow(_line(where), RowFault(fault.code, fault.what, remedy(fault, EXAMPLE)), given)
                 continue
-            given = {name: row[name] for name in ("id", "image") if row.get(name) is not None}
             yield QuestionRow(run, _line(where), given | {"question": question}, paths, question, root)
 
 

@@ -104,6 +104,7 @@ def self_attention(
         qkv.shape[2],
         key_bias=key_bias is not None,
         dropout=dropout > 0,
+        window=window,
     )
     note(kernels)
     kv_heads = (qkv.shape[1] - heads) // 2
@@ -190,6 +191,7 @@ def ragged_attention(
         head_dim,
         dropout=dropout > 0 or shaped,
         fused=not shaped and v.shape[2] == head_dim,
+        window=window,
     )
     note(kernels)
     seed = draw() if dropout else 0

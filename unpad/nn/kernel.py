@@ -42,6 +42,7 @@ def choose_kernels(
     key_bias: bool = False,
     dropout: bool = False,
     fused: bool = True,
+    window: int | None = None,
 ) -> tuple[Kernel, ...]:
     """Choose the kernel that attends within the sequences of a layout.
 
@@ -49,13 +50,15 @@ def choose_kernels(
         dtype, device: of queries, keys and values.
         key_bias, dropout: whether attention has one.
         fused: False if the scores are of a form that only matrix products of torch compute.
+        window: tokens that a token sees; None for all.
 
     Returns:
         One kernel for the whole run, or one for each of `layout.groups`.
     """
     weighted = key_bias or dropout or _as_weighted.get()  # fused kernels support neither
     if isinstance(layout, PaddedLayout):
-        return (Kernel.PADDED_MATMUL if weighted else Kernel.PADDED_SDPA,)
+        is_long = layout.attention_mask.shape[1] > MATMUL_MAX_LENGTH  # fused kernels take a mask of (seq, seq)
+        return (Kernel.PADDED_MATMUL if weighted or is_long else Kernel.PADDED_SDPA,)
     if _by_definition.get():
         return (Kernel.DEFINITION,)
     if fused and runs_native(dtype, device, head_dim):
@@ -64,10 +67,13 @@ def choose_kernels(
         fused and device.type == "cuda" and dtype in HALF and not weighted
     ):  # the flash kernel supports half precision only
         return (Kernel.VARLEN_FLASH,)
-    return tuple(
-        Kernel.GROUP_MATMUL if weighted or (dtype in HALF and group.longest <= MATMUL_MAX_LENGTH) else Kernel.GROUP_SDPA
-        for group in layout.groups
-    )
+
+    def of_group(longest: int) -> Kernel:
+        is_short = longest <= MATMUL_MAX_LENGTH
+        is_masked = window is not None and window < longest
+        return Kernel.GROUP_MATMUL if weighted or (dtype in HALF if is_short else is_masked) else Kernel.GROUP_SDPA
+
+    return tuple(of_group(group.longest) for group in layout.groups)
 
 
 def runs_native(dtype: torch.dtype, device: torch.device, head_dim: int) -> bool:

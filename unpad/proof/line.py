@@ -10,10 +10,12 @@ from typing import Any, TypeVar
 
 import torch
 
+from unpad.data.tokens.tokenizer import Tokenizer
 from unpad.errors import OutOfMemoryError, is_memory_error
 from unpad.terminal.table import columns, number_of, wrapped
 
 NAME_CELLS, INDENT = 50, 8
+SAME_IDS = "the same text has the same ids twice"
 TORCH = Path(torch.__file__).parent
 MOST_NOTE = 400  # characters of an exception's message
 T = TypeVar("T")
@@ -45,6 +47,15 @@ class Line:
             gap: a reason; empty for none.
         """
         return replace(self, passed=None, note=gap) if gap and self.passed else self
+
+
+def ids_line(tokenizer: Tokenizer, sequences: Iterable[Sequence[int]]) -> Line:
+    """Encode the texts of sequences of ids twice, and compare."""
+    texts = [text for ids in sequences if (text := tokenizer.decode(ids))]
+    first, again = tokenizer.encode_batch(texts), tokenizer.encode_batch(texts)
+    differ = sum(one != other for one, other in zip(first, again, strict=True))
+    note = f"{differ} of {number_of(len(texts), 'texts')} have other ids" if differ else ""
+    return Line(SAME_IDS, "", float(differ), 0.0, not differ, note).unless("" if texts else "the sample has no text")
 
 
 def not_applicable(name: str, reason: str) -> Line:

@@ -8,6 +8,8 @@ from functools import partial
 import numpy as np
 
 from unpad.batching.layout import Layout, PaddedLayout, build_layout
+from unpad.data.text import TextData
+from unpad.data.vqa import VqaData
 from unpad.errors import needs_memory
 from unpad.models import lower_sizes
 from unpad.models.adapters import draw_adapters
@@ -16,7 +18,7 @@ from unpad.nn.block import Attention
 from unpad.nn.kernel import choose_kernels
 from unpad.nn.precision import DTYPES
 from unpad.proof.certificate import certify
-from unpad.proof.line import Certificate, Lines
+from unpad.proof.line import SAME_IDS, Certificate, Lines, ids_line
 from unpad.proof.measure import Variant
 from unpad.proof.sample import (
     ProofSample,
@@ -51,6 +53,9 @@ def prove_recipe(name: str, overrides: Sequence[str]) -> Certificate:
     truth = lines.value(READ, lambda: [setup.data.alone(*piece) for piece in sample.pieces])
     if truth is None:
         return lines.certificate()
+    if isinstance(setup.data, TextData | VqaData):
+        tokenizer, read = setup.data.tokenizer, [one.input_ids.tolist() for one in truth if one.input_ids is not None]
+        lines.add(SAME_IDS, lambda: ids_line(tokenizer, read))
     many = lines.value(READ, lambda: many_of(setup, sample, candidates)) or []
     names = ("pack", *(name for name in strategy_names() if name != "pack"))
     made = {
@@ -106,10 +111,12 @@ def _kernels_of_run(setup: Setup, trained: Variant | None) -> set[str]:
     rectangles = [batch.attended for batch in trained.micros] if trained else []
     layouts += [layout for layout in rectangles if isinstance(layout, PaddedLayout)]
     attentions = [part for part in setup.model.modules() if isinstance(part, Attention)]
-    drops = any(part.dropout > 0 for part in attentions)
+    kinds = {(drops, part.window) for part in attentions for drops in (False, part.dropout > 0)} or {(False, None)}
     return {
         kernel.value
         for layout in layouts
-        for dropout in {False, drops}
-        for kernel in choose_kernels(DTYPES[setup.precision], setup.device, layout, head_dim, dropout=dropout)
+        for drops, window in kinds
+        for kernel in choose_kernels(
+            DTYPES[setup.precision], setup.device, layout, head_dim, dropout=drops, window=window
+        )
     }

@@ -27,7 +27,7 @@ from unpad.models.vision_language.model import VisionLanguage
 from unpad.nn.cache import PLACES
 from unpad.nn.native import library
 from unpad.nn.precision import Precision
-from unpad.proof.line import Certificate, Line, Lines, not_applicable
+from unpad.proof.line import SAME_IDS, Certificate, Line, Lines, ids_line, not_applicable
 from unpad.proof.passes import prove_passes
 from unpad.storage.reading import read_file
 from unpad.terminal.progress import progress
@@ -91,6 +91,7 @@ def prove_serving(run: LoadedRun, prompts: Path | None = None, over_http: OverHt
         raise RecipeError("questions of this run are about images", where=str(run.folder), fix=fix)
     subject = Answering.of(run, prompts_of(run, prompts))
     lines = Lines()
+    lines.add(SAME_IDS, lambda: ids_line(run.tokenizer, map(token_ids, subject.requests)))
     with progress("answering each request alone"):
         truth = lines.value("each request alone", subject.alone)
     if truth is None:

@@ -16,6 +16,7 @@ from unpad.recipes.data import DataSections, Kind
 from unpad.recipes.lines import to_yaml
 from unpad.recipes.section import Fault, FaultError, Section, first_fault, kept_paths
 from unpad.recipes.training import (
+    AUTO,
     CheckpointSettings,
     CollapseSettings,
     GenerateSettings,
@@ -65,6 +66,9 @@ class Stage(Section):
         return {"plan": self.plan, "optim": self.optim, "losses": dict(self.losses), "train": self.train}
 
 
+LOW_POWER = 512  # most tokens of a micro-batch of `profile=low_power`
+
+
 def _fault_of_stage(index: int, error: ValidationError) -> FaultError:
     """The fault of a stage's section, with the path that leads to it from the top of the recipe."""
     section = {"PlanSettings": "plan", "OptimSettings": "optim", "TrainSettings": "train"}[error.title]
@@ -105,7 +109,8 @@ class Recipe(DataSections):
         description="Precision of matrix products; auto: the faster of bf16 and fp32, by a measurement on processors.",
     )
     profile: Literal["standard", "low_power"] = Field(
-        "standard", description="low_power, for small machines: one thread, micro-batches of 512 tokens, fp32."
+        "standard",
+        description="low_power, for small machines: one thread, fp32, 512 tokens at a time or one longer sequence.",
     )
 
     def plain(self) -> Recipe:
@@ -145,9 +150,13 @@ class Recipe(DataSections):
     def _merged(self, stage: Stage) -> Recipe:
         train = TrainSettings(**{**self.train.model_dump(), **stage.train})
         limits = [epochs for epochs in (self.train.max_epochs, train.max_epochs) if epochs is not None]
+        plan = PlanSettings(**{**self.plan.model_dump(), **stage.plan})
+        if self.profile == "low_power":
+            tokens = plan.tokens_per_micro
+            plan = plan.model_copy(update={"tokens_per_micro": LOW_POWER if tokens == AUTO else min(tokens, LOW_POWER)})
         return self.model_copy(
             update={
-                "plan": PlanSettings(**{**self.plan.model_dump(), **stage.plan}),
+                "plan": plan,
                 "optim": OptimSettings(**{**self.optim.model_dump(), **stage.optim}),
                 "losses": {**self.losses, **stage.losses},
                 "train": train.model_copy(update={"max_epochs": min(limits, default=None)}),

@@ -104,8 +104,8 @@ class PlanSettings(Section):
     )
     tokens_per_micro: TokensPerMicro = Field(
         4096,
-        description="Tokens per micro-batch; limits memory, never changes results. auto: the most that memory holds, "
-        "found when a run begins and kept in its recipe as a number.",
+        description="Tokens per micro-batch; limits memory and, but for budget, never changes results. auto: the most "
+        "that memory holds, found when a run begins and kept in its recipe as a number.",
     )
     batch_size: int = Field(8, ge=1, description="Sequences per micro-batch of fixed, dynamic and bucket.")
     bucket_width: int = Field(16, ge=1, description="Range of lengths in a bucket, in tokens.")

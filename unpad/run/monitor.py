@@ -64,6 +64,7 @@ COLUMNS = (
     "rows",
     "values",
 )
+AT_CHANCE = 0.98 * 2 * math.log(2)  # loss of a discriminator
 WARNING_STEPS = 100  # at most one gradient norm warning in this number of steps
 # An evaluation redraws the page once this many times its own cost has passed, so it takes at most 2 %.
 REPORT_PAUSE = 50
@@ -161,6 +162,7 @@ class Monitor:
         self._seconds, self._waited = 0.0, 0.0  # of this process's steps
         self._peak = 0  # bytes
         self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT_STEPS)  # the newest of them
+        self._judged: list[float] = []  # losses of a discriminator since the last look at them
         self._report_due = -math.inf
         self._loggers, self._finished = list[Worker](), False
         self._closed = False
@@ -284,6 +286,8 @@ class Monitor:
         large = record.grad_norm > self._grad_norm_warning
         if large:
             self._warn_of_norm(record)
+        if "discriminator" in record.terms:
+            self._warn_of_chance(record)
         measured = f"ppl {row['perplexity']:.4g}"
         if "preference" in record.terms:
             measured = f"accuracy {record.terms['accuracy']:.1%}  margin {record.terms['margin']:.3f}"
@@ -476,6 +480,16 @@ class Monitor:
             self._warned_at = record.step
             message = f"step {record.step}: gradient norm {record.grad_norm:.3g} is above {self._grad_norm_warning:g}"
             self.log("warning", message=message, step=record.step, num_steps_so_far=self._num_large)
+
+    def _warn_of_chance(self, record: StepRecord) -> None:
+        """Warn of a discriminator that tells nothing apart, every WARNING_STEPS steps; 2 ln 2 is the loss at chance."""
+        self._judged.append(record.terms["discriminator"])
+        if len(self._judged) == WARNING_STEPS:
+            if sum(self._judged) / WARNING_STEPS > AT_CHANCE:
+                what = f"step {record.step}: the discriminator has been at chance for {WARNING_STEPS} steps, so that"
+                message = f"{what} `adversarial` teaches nothing; raise losses.discriminator or its learning rate"
+                self.log("warning", message=message, step=record.step)
+            self._judged.clear()
 
 
 class _Silent:

@@ -107,8 +107,8 @@ def shows_patches(run: LoadedRun) -> bool:
     return isinstance(model, VisionLanguage) and "hard" in model.modes and model.config.merge is None
 
 
-def question_prompt(run: LoadedRun, content: bytes, question: str) -> tuple[RaggedBatch, tuple[int, int]]:
-    """The prompt of a question about an image, as `unpad infer --question` makes it, and rows and columns of patches.
+def question_prompt(run: LoadedRun, content: bytes, question: str) -> tuple[RaggedBatch, tuple[int, int], list[str]]:
+    """The prompt of a question about an image, as `unpad infer --question` makes it; results as `question_about`.
 
     Raises:
         ImageError: the image cannot be used.

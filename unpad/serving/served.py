@@ -57,7 +57,7 @@ class Notes:
     Args:
         left_out: messages of the history that did not fit into the context.
         unknown: characters of the prompt that the tokenizer lost.
-        warnings: that `unpad chat` and `unpad generate` print.
+        warnings: that `unpad chat`, `unpad generate` and `unpad infer` print.
     """
 
     left_out: int = 0
@@ -274,11 +274,11 @@ class Served:
             said = f"{what} makes a prompt of {number_of(num_tokens, 'tokens')}, the model's context is {self.context}"
             raise RequestError(f"{said}: {advice}", param, code="context_length_exceeded")
 
-    def _notes(self, lost: LostCharacters, left_out: int = 0, system: str = "", remark: str = "") -> Notes:
+    def _notes(self, lost: LostCharacters, left_out: int = 0, system: str = "", *remarks: str) -> Notes:
         said = (
             prompt_warning(lost).removeprefix("warning: "),
             system_note(self.num_system) if system else "",
-            remark,
+            *remarks,
         )
         return Notes(left_out, lost.lost, tuple(filter(None, said)))
 
@@ -295,11 +295,11 @@ class Served:
             raise RequestError("the message has no question about the image: add a text part", param)
         content = image_bytes(url, param)
         with refusals(param):
-            batch, grid = question_prompt(self.run, content, message.text)
+            batch, grid, remarks = question_prompt(self.run, content, message.text)
             lost = lost_of(self.run.tokenizer, [message.text])
         num_tokens = batch.total_tokens
         self._check_length(num_tokens, "messages", "the question with its image", "shorten it, or use a smaller image")
-        return ModelPrompt(batch, num_tokens, settings, ask.sampling.stop, self._notes(lost), grid)
+        return ModelPrompt(batch, num_tokens, settings, ask.sampling.stop, self._notes(lost, 0, "", *remarks), grid)
 
 
 def opened(run: LoadedRun, name: str, created: int) -> Served:

@@ -23,7 +23,7 @@ from unpad.nn.native import library
 from unpad.nn.precision import DTYPES, Precision
 from unpad.nn.precision_choice import choose_precision
 from unpad.processes.group import ALONE, Group
-from unpad.recipes.recipe import Recipe, ResolvedStage, stages_of
+from unpad.recipes.recipe import LOW_POWER, Recipe, ResolvedStage, stages_of
 from unpad.recipes.training import LoraSettings
 from unpad.run.base import Base, fingerprint, start_weights
 from unpad.run.checkpoint import put_weights
@@ -85,9 +85,11 @@ def prepare_setup(
     config = model_config(recipe.model)
     for stage in stages_of(recipe):
         _check_lengths_given(stage)
+        if files is None:
+            _check_low_power(stage.recipe)
     low_power = recipe.profile == "low_power"
     torch.set_num_threads(1 if low_power else recipe.train.threads or torch.get_num_threads())
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = computing_device()
     asked: str = "fp32" if low_power else recipe.precision
     # By measurement, which may come out differently in every process.
     precision, reason = group.of_leader(lambda: choose_precision(asked, device, recorded))
@@ -117,7 +119,7 @@ def prepare_setup(
         "version": version("unpad"),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "device": str(device),
+        "device": device.type,
         "precision": precision,
         "precision_reason": reason,
         "matmul": "oneDNN" if torch.backends.mkldnn.is_available() else "plain",
@@ -138,6 +140,11 @@ def prepare_setup(
     )
 
 
+def computing_device() -> torch.device:
+    """The processor, or this process's GPU by its index: without one, another thread takes the first."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
 def divide(setup: Setup) -> Setup:
     """Divide the model among the processes as the recipe says: collective.
 
@@ -147,6 +154,27 @@ def divide(setup: Setup) -> Setup:
     division = parallelism_of(setup.recipe, setup.group)
     model, parallelism = division.divide(setup.recipe, setup.model, setup.stages, setup.group, setup.device)
     return replace(setup, model=model, parallelism=parallelism)
+
+
+def _check_low_power(recipe: Recipe) -> None:
+    """Refuse settings of a new run, or of a stage, that contradict its profile.
+
+    Raises:
+        RecipeError: names the field.
+    """
+    if recipe.profile != "low_power":
+        return
+    plan, rows = recipe.plan, f"set it to at most {LOW_POWER}"
+    wrong = {
+        "precision": (recipe.precision not in ("auto", "fp32"), recipe.precision, "leave it out"),
+        "train.threads": (recipe.train.threads not in (None, 1), recipe.train.threads, "leave it out"),
+        "plan.strategy": (plan.strategy in ("fixed", "dynamic", "bucket"), plan.strategy, "use pack, budget or rows"),
+        "plan.row_tokens": (plan.strategy == "rows" and plan.row_tokens > LOW_POWER, plan.row_tokens, rows),
+    }
+    for name, (is_wrong, value, fix) in wrong.items():
+        if is_wrong:
+            what = f"profile=low_power has fp32, one thread and {LOW_POWER} tokens at a time, not {name}={value}"
+            raise RecipeError(what, where=name, fix=f"{fix}, or leave out profile=low_power")
 
 
 def _adapt(model: Model, recipe: Recipe, settings: LoraSettings, precision: Precision) -> Base:
@@ -193,6 +221,7 @@ def check_stages(setup: Setup) -> None:
         SourceError: the data has almost nothing to learn from.
     """
     setup.data.check_trainable()
+    check_patience(setup)
     before = 0
     for stage in setup.stages:
         recipe = stage.recipe
@@ -215,8 +244,6 @@ def check_stages(setup: Setup) -> None:
             )
         with needs_memory("the optimizer", OPTIMIZER_FIX):
             make_optimizer(setup.model, recipe.optim)
-        if recipe.train.patience is not None and stage.held_out_ids.size == 0:
-            raise _nothing_to_stop_by(setup, stage)
         epochs = stage_epochs(stage, epoch_plan(stage, 0))
         if 0 in epochs.steps:
             fix = f"lower {field('plan.tokens_per_step')}, or set {field('plan.drop_last')}=false and "
@@ -228,6 +255,19 @@ def check_stages(setup: Setup) -> None:
         if last > before:
             Schedule(recipe.optim, epochs, last - before).check()
         before = max(last, before)
+
+
+def check_patience(setup: Setup) -> None:
+    """Refuse a stage with early stopping but without held-out data.
+
+    Raises:
+        RecipeError: names the cause first.
+    """
+    for stage in setup.stages:
+        train = stage.recipe.train
+        trains = stage.train_ids.size and train.max_epochs != 0
+        if trains and train.patience is not None and stage.held_out_ids.size == 0:
+            raise _nothing_to_stop_by(setup, stage)
 
 
 def _nothing_to_stop_by(setup: Setup, stage: StageSetup) -> RecipeError:

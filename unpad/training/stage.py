@@ -124,8 +124,6 @@ def plan_inputs(stage: StageSetup, epoch: int) -> tuple[np.ndarray, PlanSettings
         draw = partial(draw_sequences, weights=table.weights, seed=recipe.train.seed, epoch=epoch)
         ids = ids[draw(table.source[ids])] if not stage.of_pairs else _drawn_pairs(table, ids, draw)
     settings = recipe.plan
-    if recipe.profile == "low_power":
-        settings = settings.model_copy(update={"tokens_per_micro": min(settings.tokens_per_micro, 512)})
     lengths, longest = data.lengths((recipe.train.seed, epoch)), stage.longest
     if table.attended is not None:  # the context is only an upper bound, and padding up to it would fill the memory
         longest = min(longest, max(int(lengths.max(initial=1)), 1))

@@ -27,7 +27,7 @@ from unpad.terminal.progress import progress
 from unpad.terminal.table import cells, columns, text_table, wrapped
 from unpad.training.auto_size import SHARE, StageMemory, free_memory, largest_update
 from unpad.training.rehearsal import Rehearsal, StepCost
-from unpad.training.setup import Setup, describe, prepare_setup
+from unpad.training.setup import Setup, check_patience, describe, prepare_setup
 from unpad.training.stage import StageSetup, epoch_plan, make_stage, num_epochs, plan_inputs, stage_epochs
 from unpad.trials.measure import PADDED, MeasuredStage, measure
 from unpad.trials.strategy_table import (
@@ -314,7 +314,7 @@ def preview(
         measures: whether to time every strategy.
 
     Raises:
-        RecipeError: the picture has another suffix, or no stage has data.
+        RecipeError: the picture has another suffix, or no stage has data, or none to stop early by.
     """
     if picture is not None and picture.suffix.lower() != ".svg":
         fix = "let the name end in .svg; browsers open it"
@@ -326,6 +326,7 @@ def preview(
         show_estimate(console, estimate)
     with progress("reading the data"):
         setup = prepare_setup(loaded, Path(), None, compare=False)
+    check_patience(setup)
     described = [*describe(setup), *([setup.auto.line] if setup.auto else [])]
     show(console, described)
     stages = [_tried(setup, stage, console, processes, measures) for stage in setup.stages if stage.train_ids.size]

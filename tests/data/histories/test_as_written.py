@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import yaml
 
 from tests.helpers.shell import Shell
 from unpad.data.check import check
 from unpad.data.histories.cohort import PatientTables, read_cohort
-from unpad.errors import RecipeError, SourceError
+from unpad.errors import SourceError
 from unpad.recipes.file import load_recipe
 
 HEAD = "mrn,taken_at,test,result\n"
@@ -84,30 +82,6 @@ def test_days_and_months_that_no_row_tells_apart_are_not_guessed(tmp_path: Path)
     assert '"%d/%m/%Y" or "%m/%d/%Y": no row tells the day from the month' in caught.value.fix
 
 
-def test_a_time_outside_its_format_is_shown_unless_it_may_name_somebody(tmp_path: Path) -> None:
-    rows = ROWS + "1,31.02.2023 14:05,Na,1\n1,90210001,Na,1\n1,31.12.3023 14:05,Na,1\n1,,Na,1\n"
-    bad = tables(tmp_path, rows, format=GERMAN).bad
-    assert [row.code for row in bad] == ["E_UNIT", "E_UNIT", "E_RANGE", "E_NULL"]
-    assert ': "31.02.2023 14:05"' in bad[0].what
-    assert "a text of 8 characters" in bad[1].what
-    assert "90210001" not in bad[1].what
-    assert ': "31.12.3023 14:05"' in bad[2].what
-
-
-@pytest.mark.parametrize(
-    ("source", "told"),
-    [
-        ({"format": "%H:%M"}, "year, a month and a day"),
-        ({"format": "%Q"}, "cannot be read"),
-        ({"format": GERMAN, "unit": "hours"}, "the unit is timestamp"),
-        ({"layout": "patients"}, "id names no column"),
-    ],
-)
-def test_a_format_that_can_read_no_date_is_refused(tmp_path: Path, source: dict[str, str], told: str) -> None:
-    with pytest.raises(RecipeError, match=told):
-        tables(tmp_path, **source)
-
-
 def test_times_of_labels_have_a_format_of_their_own(tmp_path: Path) -> None:
     known = "mrn,died,known\n0,1,12/31/2023\n1,0,12/31/2023\n"
     labels = {"path": "l.csv", "id": "mrn", "label": "died", "time": "known", "missing": "keep"}
@@ -142,18 +116,6 @@ def test_outcomes_in_words_are_labels_by_a_map(tmp_path: Path, unpad: Shell) -> 
     (worst,) = tables(tmp_path, labels=words, events=told, format=GERMAN).bad
     assert (worst.code, worst.where.rpartition(":")[2]) == ("E_LABEL", "5")
     assert "lost" not in worst.what
-
-
-def test_a_map_also_reads_numbers_and_columns_of_numbers(tmp_path: Path) -> None:
-    path = recipe(
-        tmp_path,
-        format=GERMAN,
-        events={"labels": {"path": "l.parquet", "id": "mrn", "label": "state", "map": {1: 0, 2: 1}}},
-    )
-    pq.write_table(pa.table({"mrn": [0, 1, 2, 3], "state": [1.0, 2.0, 1.0, 2.0]}), tmp_path / "l.parquet")
-    label = read_cohort(load_recipe(str(path))).cohort.label
-    assert label is not None
-    assert label.tolist() == [0, 1, 0, 1]
 
 
 @pytest.mark.promise("patients.long-table")
@@ -204,13 +166,6 @@ def test_a_mistyped_column_is_named_by_the_field_that_has_it(tmp_path: Path, fie
     assert "did you mean" in caught.value.fix
 
 
-def test_columns_of_other_capitals_are_read_and_of_two_near_ones_none(tmp_path: Path) -> None:
-    assert not tables(tmp_path, format=GERMAN, id="MRN", time="Taken At", code="TEST").bad
-    (tmp_path / "two.csv").write_text("ID,Id,time,code,value\n1,1,2,a,3\n")
-    with pytest.raises(SourceError, match='E_DUPKEY "ID" and "Id" could both be "id"'):
-        tables(tmp_path, path="two.csv", id="auto", time="auto", code="auto", value="auto", unit="days")
-
-
 @pytest.mark.promise("patients.long-table")
 def test_an_id_among_the_facts_is_warned_of(tmp_path: Path, unpad: Shell) -> None:
     facts = "mrn,nhs,sex\n" + "".join(f"{n},X{n},{'mf'[n % 2]}\n" for n in range(30))
@@ -224,22 +179,3 @@ def test_an_id_among_the_facts_is_warned_of(tmp_path: Path, unpad: Shell) -> Non
     assert '"nhs" has a word of its own for nearly every patient' in outcome.out
     assert '"sex"' not in outcome.out
     assert sum(note.startswith("warning") for note in check(path).notes) == 2
-
-
-def test_a_check_of_events_alone_says_how_outcomes_are_given(tmp_path: Path, unpad: Shell) -> None:
-    mine = recipe(tmp_path)
-    (tmp_path / "plain.csv").write_text(
-        "subject_id,time,code,numeric_value\n" + "".join(f"{n % 4},2023-12-0{n + 1} 14:00,Na,5\n" for n in range(8))
-    )
-    told = unpad("data", "check", tmp_path / "plain.csv")
-    assert told.code == 0
-    shown = " ".join(told.out.split())
-    field = "events.labels={path: labels.csv, id: subject_id, label: died}"
-    assert f"set {field}: a table of a row per patient" in shown
-    assert "events.labels" not in unpad("data", "check", mine).out, "a recipe may learn without outcomes"
-    (tmp_path / "labels.csv").write_text("subject_id,died\n" + "".join(f"{n},{n % 2}\n" for n in range(4)))
-    given = f"events.labels={{path: {tmp_path}/labels.csv, id: subject_id, label: died}}"
-    source = {"path": str(tmp_path / "plain.csv")}
-    mine.write_text(yaml.safe_dump({"data": {"events": [source]}, "model": {"kind": "set_sequence"}}))
-    labelled = read_cohort(load_recipe(str(mine), [given]))
-    assert sorted(labelled.cohort.label.tolist()) == [0, 0, 1, 1]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unpad.data.histories.assemble import QUANTILES, UNKNOWN, Events, learn_codes, load_codes, number_codes
-from unpad.data.histories.scales import FARTHEST
+from unpad.data.histories.assemble import QUANTILES, UNKNOWN, Events, learn_codes, load_codes
 from unpad.recipes.data import EventSettings
 
 
@@ -28,15 +25,6 @@ def test_codes_of_equal_number_are_in_the_order_of_their_names() -> None:
     found = learn_codes(events([0, 1, 1, 2], [np.nan] * 4), names, np.ones(4, np.bool_), EventSettings())
     assert found.names == (UNKNOWN, "mouse", "apple", "zebra")
     assert found.counts.tolist() == [0, 2, 1, 1]
-
-
-def test_a_value_far_outside_of_training_is_held_at_a_distance() -> None:
-    names, own = ["dose"], EventSettings()
-    codes = learn_codes(events([0, 0, 0], [1.0, 2.0, 3.0]), names, np.ones(3, np.bool_), own)
-    rows: Any = SimpleNamespace(names=names)
-    numbered, _, unknown = number_codes(events([0, 0, 0], [2.0, 1e12, -1e12]), rows, codes, own)
-    assert codes.scaled(numbered.code, numbered.value).tolist() == pytest.approx([0.0, FARTHEST, -FARTHEST])
-    assert unknown == {}
 
 
 @settings(deadline=None, max_examples=100)

@@ -9,16 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from pydantic import ValidationError
 
 from tests.helpers.event_tables import FIRST_ID, Row, micro_of, opened, put, table
 from unpad.batching.batch import RaggedBatch
-from unpad.data.patients import CODES, EventData
+from unpad.data.patients import EventData
 from unpad.data.sources.split import Split
 from unpad.errors import SourceError
 from unpad.models.contract import PredictsSets
 from unpad.models.set_sequence.event_sets import EventSets
-from unpad.recipes.recipe import Recipe
 
 pytestmark = pytest.mark.promise("patients.landmarks")
 TIMES = [24, 48, 72]
@@ -127,13 +125,6 @@ def assert_equal(a: RaggedBatch, b: RaggedBatch) -> None:
         assert torch.equal(getattr(one, name), getattr(other, name)), name
     for layout in ("history", "members"):
         assert torch.equal(getattr(one, layout).cu_seqlens, getattr(other, layout).cu_seqlens)
-
-
-def test_a_list_of_one_landmark_differs_only_in_its_name(tmp_path: Path) -> None:
-    listed, alone = study(tmp_path, [48]), study(tmp_path, 48)
-    assert listed.files[CODES] == alone.files[CODES]
-    assert examples_of(listed) == [(patient, 48) for patient in alone.ids.tolist()]
-    assert_equal(*(data.load(micro_of(data, range(3))) for data in (listed, alone)))
 
 
 def test_codes_and_scales_count_each_event_of_training_once(tmp_path: Path) -> None:
@@ -253,18 +244,6 @@ def test_rows_with_an_end_of_their_own_are_followed_from_their_landmark(tmp_path
     assert data.labels.tolist() == [0, 0, 1]
 
 
-def test_landmarks_of_dates_are_told_as_dates(tmp_path: Path) -> None:
-    days = [np.datetime64(f"2024-01-0{day}T06:00:00", "us") for day in (1, 2, 3)]
-    source = put(tmp_path / "dated.csv", pa.table({"id": [A] * 3, "time": pa.array(days), "code": ["x"] * 3}))
-    columns = {"id": [A, A], "at": ["2024-01-02 12:30:00", "2024-01-01"], "worse": [1, 0]}
-    labels = {"path": str(put(tmp_path / "own.csv", pa.table(columns))), "label": "worse"}
-    events = {"labels": labels, "landmark": "at"}
-    data = opened({"path": str(source), "value": None}, data={"holdout": 0}, events=events)
-    assert data.landmarks is not None
-    assert data.landmarks.tolist() == ["2024-01-01 00:00:00", "2024-01-02 12:30:00"]
-    assert np.diff(data.sets.events_of).tolist() == [0, 2]
-
-
 def test_two_rows_of_a_landmark_are_refused_and_so_are_two_of_a_patient_without_landmarks(tmp_path: Path) -> None:
     for worse, contradict in (([0, 0, 1], ""), ([0, 1, 1], ", which contradict each other")):
         columns = {"id": [A, A, B], "at": [24, 24, 24], "worse": worse}
@@ -281,22 +260,3 @@ def test_two_rows_of_a_landmark_are_refused_and_so_are_two_of_a_patient_without_
 
 
 # --------------------------------------------------------------------------- recipes
-
-
-@pytest.mark.parametrize(
-    ("landmark", "labels", "what"),
-    [
-        ([48, 24], {"event": "died", "duration": "end"}, "landmarks are finite times that rise"),
-        ([24, 24], {"event": "died", "duration": "end"}, "landmarks are finite times that rise"),
-        ([], {"event": "died", "duration": "end"}, "landmarks are finite times that rise"),
-        ([24, "x"], {"event": "died", "duration": "end"}, "several landmarks are finite numbers"),
-        ([24, float("nan")], {"event": "died", "duration": "end"}, "several landmarks are finite numbers"),
-        ([True, 24], {"event": "died", "duration": "end"}, "several landmarks are finite numbers"),
-        (["2024-01-01"], {"event": "died", "duration": "end"}, "one date for all is no landmark"),
-        ([24, 48], {"label": "died"}, "several landmarks need labels with event and duration"),
-        ([24, 48], None, "several landmarks need labels with event and duration"),
-    ],
-)
-def test_landmarks_that_mean_nothing_are_refused(landmark: Any, labels: dict[str, str] | None, what: str) -> None:
-    with pytest.raises(ValidationError, match=what):
-        Recipe(events={"landmark": landmark, "labels": labels and {"path": "a.parquet", **labels}})

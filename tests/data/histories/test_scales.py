@@ -124,10 +124,3 @@ def test_damaged_ranks_are_refused(part: str, damage: list[list[float]], tmp_pat
     content["rank"][part] = damage
     with pytest.raises(CheckpointError, match="rank"):
         load_codes(json.dumps(content).encode())
-
-
-def test_a_damaged_logarithm_is_refused() -> None:
-    content = json.loads(codes_of("log", x=[1.0, 2.0]).to_bytes())
-    content["log"]["least"][1] = 0.0
-    with pytest.raises(CheckpointError, match="log"):
-        load_codes(json.dumps(content).encode())

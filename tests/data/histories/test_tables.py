@@ -6,16 +6,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.event_tables import FIRST_ID, opened, put
-from unpad.data.family import notes
 from unpad.data.histories.event_rows import EventTable, read_source
 from unpad.data.histories.tables import TableFile, open_table
 from unpad.errors import SourceError
 from unpad.recipes.data import EventSettings, EventSource
-from unpad.recipes.recipe import Recipe
 
 A, B = FIRST_ID, FIRST_ID + 1
 DAY = 86_400
@@ -66,12 +63,6 @@ def test_line_ends_in_quotes_may_fall_between_blocks(tmp_path: Path) -> None:
     assert (len(table), table.bad, table.row[-1]) == (40_000, [], 80_000)
 
 
-@pytest.mark.parametrize("odd", ["\x0b", "\x0c", "\x85", "\u2028"])
-def test_only_line_ends_end_a_header(tmp_path: Path, odd: str) -> None:
-    path = csv_of(tmp_path, f"{A},1,a,1,x", f"{B},2,b,2,y", header=f"id,time,code,value,note{odd}x")
-    assert len(read(path, unit="days").codes) == 2
-
-
 def test_a_header_may_be_longer_than_what_is_read_to_guess(tmp_path: Path) -> None:
     more = ",".join(f"column{i}" for i in range(12_000))
     path = csv_of(tmp_path, f"{A},1,a,1{',' * 12_000}", header=f"id,time,code,value,{more}")
@@ -109,36 +100,6 @@ def test_times_with_a_zone_are_the_same_moment(tmp_path: Path) -> None:
     assert "no zone" in mixed.bad[0].what
 
 
-def test_results_in_words_are_refused_by_name_or_become_codes(tmp_path: Path) -> None:
-    lines = [f"{A},1,hiv,NEG", f"{A},2,hiv, pos ", f"{A},3,hr,80", f"{A},4,hr,", f"{A},5,note,{'x' * 50}"]
-    path = csv_of(tmp_path, *lines)
-    refused = read(path, unit="days")
-    assert faults(refused) == [("2", "E_TYPE"), ("3", "E_TYPE"), ("6", "E_TYPE")]
-    assert 'the word "NEG"' in refused.bad[0].what
-    assert "words: code" in refused.bad[0].fix
-    coded = read(path, unit="days", words="code")
-    assert coded.codes.to_pylist() == ["hiv=NEG", "hiv=pos", "hr", "hr"]
-    np.testing.assert_array_equal(coded.values, [np.nan, np.nan, 80, np.nan])
-    assert faults(coded) == [("6", "E_TYPE")]
-    skipped = read(csv_of(tmp_path, *lines[:4]), unit="days", words="skip")
-    assert skipped.codes.to_pylist() == ["hiv", "hiv", "hr", "hr"]
-    assert not skipped.bad
-
-
-def test_text_value_of_meds_is_refused_or_becomes_part_of_the_code(tmp_path: Path) -> None:
-    columns = {
-        "subject_id": [A, A, B], "time": pa.array([0, DAY, 0], pa.timestamp("s")), "code": ["hiv", "hr", "hiv"],
-        "numeric_value": [None, 80.0, None], "text_value": ["NEG", "80", None],
-    }  # fmt: skip
-    put(tmp_path / "meds" / "data" / "train" / "0.parquet", pa.table(columns))
-    source = {"layout": "meds"}
-    with pytest.raises(SourceError, match='1 event with no number but a text in "text_value"') as caught:
-        read(tmp_path / "meds", **source)
-    assert "words" in caught.value.fix
-    assert read(tmp_path / "meds", words="code", **source).codes.to_pylist() == ["hiv=NEG", "hr", "hiv"]
-    assert read(tmp_path / "meds", words="skip", **source).codes.to_pylist() == ["hiv", "hr", "hiv"]
-
-
 def test_labels_may_be_true_and_false(tmp_path: Path) -> None:
     path = csv_of(tmp_path, *(f"{A + n},1,a,1" for n in range(4)))
     told = tmp_path / "labels.csv"
@@ -153,22 +114,3 @@ def test_a_quote_without_its_end_never_swallows_rows(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="would take along 3 lines") as caught:
         read(csv_of(tmp_path, *lines, header="id,time,code,value,note"), unit="days")
     assert caught.value.where.endswith("a.csv:3")
-
-
-def test_a_name_of_a_column_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"texts": ["a"]}), path, compression="none", store_schema=False)
-    path.write_bytes(path.read_bytes().replace(b"texts", b"te\xffts"))
-    with pytest.raises(SourceError, match="E_UTF8"):
-        read(path)
-
-
-def test_a_run_of_patients_says_that_none_is_held_out(tmp_path: Path) -> None:
-    put(tmp_path / "splits.parquet", pa.table({"id": [A, B], "split": ["train", "train"]}))
-    path = csv_of(tmp_path, f"{A},1,a,1", f"{B},1,a,1")
-    source = {"path": str(path), "unit": "days"}
-    data = opened(source, events={"split": str(tmp_path / "splits.parquet")})
-    recipe = Recipe(data={"events": source}, model={"kind": "set_sequence"})
-    (note,) = notes(recipe, data)
-    assert note.startswith("note: nothing of data.events is held out, of 2 patients")
-    assert notes(Recipe(data={"events": source, "holdout": 0}, model={"kind": "set_sequence"}), data) == []

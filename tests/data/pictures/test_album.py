@@ -92,8 +92,3 @@ def test_a_picture_is_what_the_model_reads(tmp_path: Path) -> None:
         data.album.picture(3), unpatch(patches, (rows, columns), data.album.patch, data.album.settings)
     )
     assert np.array_equal(data.album.decode(3), patches)
-
-
-def test_images_of_no_row_are_an_empty_list(tmp_path: Path) -> None:
-    data = questions.questions_of(questions.recipe_of(questions.write_questions(tmp_path / "pictures")))
-    assert data.album.load([], data.album.grids[[]]) == []

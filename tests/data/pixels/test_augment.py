@@ -116,12 +116,6 @@ def test_one_rectangle_of_one_colour_is_erased() -> None:
     assert 0.04 < np.mean(shares) < 0.09  # a quarter of each side
 
 
-def test_every_pixel_may_be_erased() -> None:
-    plain = np.full((8, 12, 3), 255, np.uint8)
-    hidden = sum((changed(plain, seed, erase=0.5) != 1).any(0).astype(int) for seed in range(200))
-    assert np.all(hidden > 0)
-
-
 def test_opacity_moves_with_the_colours_and_keeps_its_values() -> None:
     rng = np.random.default_rng(3)
     patches = rng.uniform(-1, 1, (6, 4 * 64)).astype(np.float32)
@@ -138,14 +132,6 @@ def test_opacity_moves_with_the_colours_and_keeps_its_values() -> None:
     erased = augment(np.full_like(patches, -1), (2, 3), 8, ImageSettings(erase=1.0), np.random.default_rng(1))
     opacity = erased.reshape(6, 4, 64)[:, 3]
     assert set(np.unique(opacity)) == {-1.0, 1.0}, "what hides is opaque"
-
-
-def test_nothing_asked_for_changes_nothing() -> None:
-    patches = prepare(picture(2, 3), (2, 3), 4, ImageSettings())
-    before = patches.copy()
-    assert np.array_equal(augment(patches, (2, 3), 4, ImageSettings(), np.random.default_rng(1)), before)
-    augment(patches, (2, 3), 4, ImageSettings(**ALL), np.random.default_rng(1))
-    assert np.array_equal(patches, before), "what is kept in memory is not written to"
 
 
 def test_an_epoch_draws_for_training_images_alone_and_always_the_same(tmp_path: Path) -> None:
@@ -193,12 +179,6 @@ def _drawn_alone(data: ImageData, image: int, epoch_seed: tuple[int, int]) -> to
     rows, columns = data.album.drawn_grids(np.array([image]), epoch_seed)[0].tolist()
     pixels = pixels_of(data.examples[image])
     return torch.from_numpy(prepare(pixels, (rows, columns), data.album.patch, data.album.settings))
-
-
-def test_squares_keep_their_size(tmp_path: Path) -> None:
-    images = {"scale": 1.0, "size": "square", "square": 16}
-    data = images_of(recipe_of(write_folder(tmp_path / "pictures"), images=images))
-    assert data.lengths((0, 3)).tolist() == data.table.positions.tolist() == [4] * 24
 
 
 def test_a_recipe_that_changes_images_is_proven_all_the_same(tmp_path: Path) -> None:

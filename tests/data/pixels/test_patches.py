@@ -34,12 +34,6 @@ def test_an_image_of_whole_patches_comes_back_exactly(settings: ImageSettings) -
     np.testing.assert_array_equal(unpatch(patches, (2, 3), 16, settings), pixels)
 
 
-def test_black_and_white_are_minus_one_and_one_by_default() -> None:
-    for value, expected in ((0, -1), (255, 1)):
-        patches = prepare(np.full((4, 4, 3), value, np.uint8), (1, 1), 4, ImageSettings())
-        np.testing.assert_allclose(patches, expected, atol=1e-6)
-
-
 def test_resizing_averages_what_a_pixel_covers() -> None:
     board = np.indices((64, 64)).sum(0) % 2 * 255  # without antialiasing, some pixels of it are black or white
     pixels = np.repeat(board[:, :, None], 3, 2).astype(np.uint8)
@@ -87,14 +81,6 @@ def test_square_fills_the_square() -> None:
     assert (unpatch(prepare(pixels, (4, 4), 8, settings), (4, 4), 8, settings) == 250).all()
 
 
-def test_a_strip_and_a_single_pixel_are_prepared() -> None:
-    for height, width in ((1, 1), (720, 48), (1, 2_000), (16_384, 3)):
-        grid = grid_of(width, height, 16, ImageSettings(max_tokens=64))
-        patches = prepare(np.full((height, width, 3), 200, np.uint8), grid, 16, ImageSettings())
-        assert patches.shape == (grid[0] * grid[1], 768)
-        assert (unpatch(patches, grid, 16, ImageSettings()) == 200).all()
-
-
 def test_equal_images_have_equal_patches_whatever_else_is_prepared() -> None:
     pixels, settings = noise(50, 70), ImageSettings(max_tokens=20)
     grid = grid_of(70, 50, 8, settings)
@@ -102,13 +88,6 @@ def test_equal_images_have_equal_patches_whatever_else_is_prepared() -> None:
     for seed in range(1, 4):
         prepare(noise(seed * 30, 40, seed), (3, 3), 8, settings)
         np.testing.assert_array_equal(prepare(pixels.copy(), grid, 8, settings), alone)
-
-
-def test_the_pixels_given_are_left_alone() -> None:
-    pixels = noise(16, 16)
-    before = pixels.copy()
-    prepare(pixels, (2, 2), 8, ImageSettings())[:] = 0
-    np.testing.assert_array_equal(pixels, before)
 
 
 @pytest.mark.parametrize(("long", "short", "inside"), [(10, 3, 5), (10, 2, 3), (20, 3, 2), (100, 1, 1)])

@@ -115,7 +115,7 @@ def test_equal_texts_are_near_duplicates_however_short_and_often_they_are() -> N
     assert plain("Yes.") == plain("yes")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_more_documents_take_linear_work() -> None:
     work = []
     for num in (500, 5_000):

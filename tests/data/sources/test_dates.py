@@ -27,12 +27,6 @@ def test_layouts_are_those_that_read_the_texts(texts: list[str], layouts: list[s
     assert layouts_of(texts) == layouts
 
 
-def test_a_few_faulty_rows_do_not_hide_the_layout_and_mixed_ones_have_none() -> None:
-    many = [f"{day:02}.12.2023" for day in range(1, 29)]
-    assert layouts_of([*many, "unknown"]) == ["%d.%m.%Y"]
-    assert layouts_of([*many[:10], *(f"2023/12/{day:02}" for day in range(1, 11))]) == []
-
-
 def test_where_no_row_tells_the_day_from_the_month_none_is_guessed() -> None:
     assert layout_advice(["31.12.2023"]) == 'unit: timestamp, format: "%d.%m.%Y"'
     told = layout_advice(["01/02/2023"])

@@ -5,16 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from unpad.data.check import check
-from unpad.data.sources.example import BadRow
 from unpad.data.sources.files import expand
-from unpad.data.sources.images import ImageExample, read_all
 from unpad.data.sources.rows import read_file
 from unpad.recipes.data import DataSettings, Source
-
-BAD = [("4", "E_CSV", 1), ("5", "E_EMPTY", 1), ("7", "E_UTF8", 1)]
 
 
 def rows_of(
@@ -26,15 +21,6 @@ def rows_of(
     used, bad = read_file(kind, file, DataSettings())
     found = [(example.where.rpartition(":")[2], *(turn.content for turn in example.turns)) for example in used]
     return found, [(row.where.rpartition(":")[2], row.code, row.num_rows) for row in bad]
-
-
-def test_a_column_of_csv_holds_texts(tmp_path: Path) -> None:
-    content = 'id,text\n1,"a, b\nc ""d"""\n2,b,c\n3,\n\n4,x\xff\n5,e\n'.encode("latin-1")
-    expected = [("2", 'a, b\nc "d"'), ("8", "e")]
-    assert rows_of(tmp_path / "a.csv", content) == (expected, BAD)
-    assert rows_of(tmp_path / "b.csv", b"\xef\xbb\xbf" + content.replace(b"\n", b"\r\n"))[1] == BAD
-    assert rows_of(tmp_path / "c.csv", "body;n\nä, ö;1\n", field="body") == ([("2", "ä, ö")], [])
-    assert rows_of(tmp_path / "d.tsv", "text\na, b; c\n") == ([("2", "a, b; c")], [])
 
 
 def test_rows_of_csv_declare_split_and_group_and_empty_cells_declare_nothing(tmp_path: Path) -> None:
@@ -72,17 +58,6 @@ def test_columns_of_csv_hold_conversations(tmp_path: Path) -> None:
     assert [file.kind for file in check(tmp_path / "a.csv").files] == ["chat"]
 
 
-def test_a_csv_file_may_be_the_manifest_of_images(tmp_path: Path) -> None:
-    Image.new("RGB", (9, 8)).save(tmp_path / "a.png")
-    (tmp_path / "a.csv").write_text("image,label,split,width\na.png,cat,val,9\ngone.png,dog,,\n")
-    (file,) = expand([Source(path=str(tmp_path / "a.csv"))], Path)
-    used, bad = read_all(file, DataSettings())
-    assert [(image.label, image.split) for image in used] == [("cat", "holdout")]
-    assert [row.code for row in bad] == ["E_MISSING"]
-    assert isinstance(used[0], ImageExample)
-    assert isinstance(bad[0], BadRow)
-
-
 def test_json_and_csv_of_the_same_rows_give_the_same_examples(tmp_path: Path) -> None:
     rows = [{"text": "a\n“b”, c", "group": "g"}, {"text": "d"}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -90,11 +65,3 @@ def test_json_and_csv_of_the_same_rows_give_the_same_examples(tmp_path: Path) ->
     read = [read_file("text", file, DataSettings())[0] for file in expand([Source(path=str(tmp_path))], Path)]
     lines, cells = ([(example.turns, example.group) for example in one] for one in read)
     assert lines == cells
-
-
-def test_questions_about_images_may_be_in_csv(tmp_path: Path) -> None:
-    Image.new("RGB", (9, 8)).save(tmp_path / "a.png")
-    (tmp_path / "a.csv").write_text("image,question,answer,caption\na.png,what?,cat,\na.png,,,a cat\na.png,what?,,\n")
-    report = check(tmp_path / "a.csv")
-    assert [(file.kind, file.num_used) for file in report.files] == [("vqa", 2)]
-    assert [row.code for row in report.bad] == ["E_NULL"]

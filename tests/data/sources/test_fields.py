@@ -9,15 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from PIL import Image
 
 from tests.helpers.event_tables import put
 from tests.helpers.shell import Shell
 from unpad.data.check import check, guess_kind
 from unpad.data.sources.bad_rows import apply_policy
-from unpad.data.sources.fields import SpellingError, advice, event_columns, folded, looks_like_data, setting, spelling
+from unpad.data.sources.fields import SpellingError, advice, folded, setting, spelling
 from unpad.data.sources.files import expand
-from unpad.data.sources.images import read_all, read_bytes
 from unpad.data.sources.rows import read_file
 from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings, Source
@@ -65,15 +63,6 @@ def test_the_exact_name_comes_first_and_of_two_near_ones_none_is_chosen() -> Non
         spelling(("Text", "TEXT"), ("text",))
 
 
-def test_pictures_of_parquet_are_found_again_by_a_near_name(tmp_path: Path) -> None:
-    Image.new("RGB", (9, 7)).save(tmp_path / "a.png")
-    content = (tmp_path / "a.png").read_bytes()
-    path = put(tmp_path / "a.parquet", pa.table({"Image": [content], "Label": ["x"]}))
-    (file,) = expand([Source(path=str(path))], Path)
-    ((example,), bad) = read_all(file, DataSettings())
-    assert (example.label, bad, read_bytes(example)) == ("x", [], content)
-
-
 # --------------------------------------------------------------------------- the setting for another name
 
 
@@ -103,50 +92,6 @@ def test_a_table_of_other_names_leads_to_the_setting_that_works(unpad: Shell, tm
     assert read(path, field="coment")[1][0].fix == f'did you mean "comment"? {wanted}'
 
 
-@pytest.mark.promise("data.field-names")
-def test_rows_of_json_and_parquet_have_the_same_advice(tmp_path: Path) -> None:
-    rows = pa.table({"stars": [1, 2], "review": ["it was long", "it was not"]})
-    for name in ("a.parquet", "a.jsonl"):
-        path = tmp_path / name
-        if name == "a.jsonl":
-            put_text(path, "".join(json.dumps(row) + "\n" for row in rows.to_pylist()))
-        else:
-            put(path, rows)
-        _, bad = read(path)
-        assert {row.fix for row in bad} == {f'if "review" is the text: {setting("text", path, "review")}'}
-
-
-def test_advice_knows_conversations_pictures_and_rows_without_a_header() -> None:
-    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
-    path = Path("a.jsonl")
-    assert "'data.chat={path: a.jsonl, field: dialog}'" in advice("text", path, [{"dialog": talk}])
-    assert "'data.images={path: a.jsonl, field: file}'" in advice("", path, [{"file": "x/1.PNG", "label": 1}])
-    assert "data.chat=a.jsonl" in advice("text", path, [{"Question": "a", "Answer": "b"}])
-    assert "prompt and the reply completion" in advice("chat", path, [{"q": "a b", "a": "b c"}])
-    assert "line of names" in advice("text", path, [{"0": "", "The cat sat": ""}])
-    assert advice("text", path, [{"n": 1}]) == ""
-    for data in (
-        ["0", "a"],
-        ["2024-01-31", "x"],
-        ["1.2.2023 10:00"],
-        ["a text of more than six words stands here"],
-        ["The rain has stopped."],
-        ["今天下雨。"],
-    ):
-        assert looks_like_data(data)
-    assert not looks_like_data(["id", "the text", "label 1", "2nd", "Patient no.", "Has it rained today?"])
-
-
-@pytest.mark.parametrize("name", ["what they wrote", "note: free", "it's free"])
-def test_the_option_that_names_a_column_can_be_pasted_into_a_shell(unpad: Shell, tmp_path: Path, name: str) -> None:
-    path = put_text(tmp_path / "a.csv", f"number,{name}\n1,The cat sat\n2,A dog ran\n")
-    told = unpad("data", "check", path)
-    assert told.code == 3
-    option = shlex.split((told.out + told.err).splitlines()[-1].partition("; here: ")[2])
-    assert option == ["--field", name]
-    assert unpad("data", "check", path, *option).code == 0
-
-
 @pytest.mark.promise("patients.long-table")
 def test_a_table_without_a_header_names_none_of_its_values(unpad: Shell, tmp_path: Path) -> None:
     path = put_text(tmp_path / "a.csv", "90210001,Na,5.5\n90210002,K,3.5\n")
@@ -170,15 +115,6 @@ def test_one_long_table_of_a_hospital_leads_to_a_recipe_that_reads_it(unpad: She
     recipe = put_text(tmp_path / "my.yaml", f"data: {{events: [{item}]}}\nmodel: {{kind: set_sequence}}\n")
     report = check(recipe)
     assert (report.num_used, report.bad) == (40, ())
-
-
-def test_a_table_of_texts_is_not_taken_for_one_of_events() -> None:
-    rows = [{"id": "1", "date": "2024-01-31", "comment": "It was a very nice one, I would say", "stars": "4"}]
-    assert event_columns(rows) is None
-    assert event_columns([{"id": "1", "text": "a"}]) is None
-    assert event_columns([{"pid": 1, "hour": 2, "lab": "Na", "value": 3.5}]) == {
-        "id": "pid", "time": "hour", "code": "lab", "value": "value",
-    }  # fmt: skip
 
 
 @pytest.mark.promise("patients.long-table")

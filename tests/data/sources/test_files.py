@@ -37,19 +37,6 @@ def test_a_folder_gives_its_data_files_only_and_each_its_format(tmp_path: Path) 
     assert [file.format for file in files] == ["json", "jsonl", "text", "text", "parquet"]
 
 
-def test_sources_keep_their_order_weight_and_field(tmp_path: Path) -> None:
-    write(tmp_path, "z.log", "a.txt")
-    sources = [Source(path="z.log", weight=0.5, field="body", format="jsonl"), Source(path="a.txt")]
-    first, second = expand(sources, lambda p: tmp_path / p)
-    assert (first.source, first.weight, first.field, first.format) == (0, 0.5, "body", "jsonl")
-    assert (second.source, second.weight, second.field, second.format) == (1, 1.0, None, "text")
-
-
-def test_a_name_with_brackets_is_no_pattern_when_the_file_exists(tmp_path: Path) -> None:
-    write(tmp_path, "a[1].txt", "a1.txt")
-    assert names(tmp_path, "a[1].txt") == ["a[1].txt"]
-
-
 @pytest.mark.parametrize("path", ["none.jsonl", "none/*.jsonl", "empty"])
 def test_a_path_without_data_names_where_it_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     monkeypatch.chdir(tmp_path)

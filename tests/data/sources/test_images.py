@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image, ImageFile
+from PIL import Image
 
 from unpad.data.pixels.decode import decode
 from unpad.data.pixels.formats import ImageError
@@ -20,9 +20,6 @@ from unpad.data.sources.images import ImageExample, content_key, expand, read, r
 from unpad.data.sources.split import assign
 from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings, Source
-
-ICONS = Path(__file__).parents[4] / "shared" / "data" / "icons"
-needs_icons = pytest.mark.skipif(not ICONS.is_dir(), reason="the icons are not beside the checkout")
 
 
 def png(width: int = 5, height: int = 3, colour: int = 7) -> bytes:
@@ -87,30 +84,6 @@ def test_each_sub_folder_is_a_class_in_natural_order(tmp_path: Path) -> None:
     ]
 
 
-def test_folders_named_like_parts_of_a_split_hold_the_classes(tmp_path: Path) -> None:
-    for name in ("train/cat/1.png", "train/dog/1.png", "Val/cat/2.png", "test/dog/3.png"):
-        put(tmp_path / "a" / name)
-    put(tmp_path / "a" / "train" / "4.png")
-    found = [item for item in items(tmp_path / "a") if isinstance(item, ImageExample)]
-    assert [(image.label, image.split) for image in found] == [
-        ("dog", "test"), ("cat", "train"), ("dog", "train"), ("cat", "holdout"),
-    ]  # fmt: skip
-    assert listed(tmp_path / "a")[1] == ("/train/4.png", "E_LABEL")
-    for name in ("train/1.png", "car/1.png", "train/steam/2.png"):  # a class named train
-        put(tmp_path / "b" / name)
-    assert {label for _, label in listed(tmp_path / "b")} == {"train", "car"}
-    for name in ("train/1.png", "test/1.png", "steam/1.png"):  # two of them
-        put(tmp_path / "c" / name)
-    assert sorted(listed(tmp_path / "c")) == [
-        ("/steam/1.png", "steam"),
-        ("/test/1.png", "test"),
-        ("/train/1.png", "train"),
-    ]
-    put(tmp_path / "a" / "more" / "1.png")
-    with pytest.raises(SourceError, match="more beside them is not"):
-        items(tmp_path / "a")
-
-
 @pytest.mark.promise("images.classes")
 def test_what_is_no_image_in_a_class_is_named(tmp_path: Path) -> None:
     put(tmp_path / "Cat/a.png", b"<html>")
@@ -152,15 +125,6 @@ def test_a_folder_without_classes_is_refused(tmp_path: Path) -> None:
         expand([Source(path=str(tmp_path))], Path)
 
 
-def test_sources_keep_their_order_weight_and_field(tmp_path: Path) -> None:
-    put(tmp_path / "data/Cat/a.png")
-    path = manifest(tmp_path, {})
-    sources = [Source(path=str(path), field="picture"), Source(path=str(tmp_path / "data"), weight=2.0)]
-    first, second = expand(sources, Path)
-    assert (first.path, first.format, first.field, first.source) == (path, "jsonl", "picture", 0)
-    assert (second.path, second.weight, second.source) == (tmp_path / "data", 2.0, 1)
-
-
 # --------------------------------------------------------------------------- manifests
 
 
@@ -190,32 +154,19 @@ def test_a_manifest_gives_labels_splits_and_sizes(tmp_path: Path) -> None:
         ({"image": "../a.png"}, "E_PATH"),
         ({"image": "images/../../a.png"}, "E_PATH"),
         ({"image": "images\\..\\..\\a.png"}, "E_PATH"),
-        ({"image": "/etc/passwd"}, "E_PATH"),
-        ({"image": "C:\\a.png"}, "E_PATH"),
         ({"image": "\\\\server\\a.png"}, "E_PATH"),
-        ({"image": "http://localhost/a.png"}, "E_PATH"),
-        ({"image": "file:///etc/passwd"}, "E_PATH"),
         ({"image": "data:image/png;base64,AAAA"}, "E_PATH"),
         ({"image": "link.png"}, "E_PATH"),
         ({"image": "linked/a.png"}, "E_PATH"),
         ({"image": "a\0.png"}, "E_NUL"),
-        ({"image": "gone.png"}, "E_MISSING"),
         ({"image": "images"}, "E_MISSING"),
-        ({"image": "x" * 5_000}, "E_MISSING"),
-        ({"image": None}, "E_NULL"),
-        ({"image": ["a.png"]}, "E_TYPE"),
         ({"image": " "}, "E_EMPTY"),
         ({"label": None}, "E_LABEL"),
         ({"label": " "}, "E_LABEL"),
-        ({"label": 1.5}, "E_LABEL"),
         ({"label": True}, "E_LABEL"),
         ({"split": "eval"}, "E_SPLIT"),
-        ({"split": ["train"]}, "E_SPLIT"),
         ({"width": 6}, "E_CHANGED"),
-        ({"height": 4}, "E_CHANGED"),
-        ({"sha256": "0" * 64}, "E_CHANGED"),
         ({"width": "5"}, "E_TYPE"),
-        ({"width": 5.0}, "E_TYPE"),
         ({"sha256": 7}, "E_TYPE"),
     ],
 )
@@ -227,30 +178,6 @@ def test_a_row_that_is_no_image_is_named(tmp_path: Path, fields: dict[str, Any],
     (folder / "linked").symlink_to(tmp_path)
     path = manifest(folder, {"image": "images/a.png", "label": "x"}, {"image": "images/a.png", "label": "x", **fields})
     assert listed(path) == [(":1", "x"), (":2", code)]
-
-
-def test_missing_fields_and_rows_that_are_no_objects_are_named(tmp_path: Path) -> None:
-    put(tmp_path / "a.png")
-    path = tmp_path / "m.jsonl"
-    path.write_text('{"label": "x"}\n{"image": "a.png"}\n[1]\n{"image"\n\n{"image": "a.png", "label": "x"}\n')
-    assert listed(path) == [
-        (":1", "E_MISSING"),
-        (":2", "E_LABEL"),
-        (":3", "E_NOT_OBJECT"),
-        (":4", "E_JSON"),
-        (":6", "x"),
-    ]
-    array = tmp_path / "m.json"
-    array.write_text('["a.png", {"image": "a.png", "label": "x"}]')
-    assert listed(array) == [("[0]", "E_NOT_OBJECT"), ("[1]", "x")]
-
-
-def test_a_bad_row_of_a_manifest_names_the_image_too(tmp_path: Path) -> None:
-    put(tmp_path / "broken.png", png()[:-8])
-    (row,) = items(manifest(tmp_path, {"image": "broken.png", "label": "x"}))
-    assert isinstance(row, BadRow)
-    assert (row.code, row.where.endswith("images.jsonl:1")) == ("E_TRUNCATED", True)
-    assert str(tmp_path / "broken.png").startswith(row.excerpt.removesuffix("…"))
 
 
 def test_sizes_are_those_after_exif_turns_the_image(tmp_path: Path) -> None:
@@ -278,19 +205,6 @@ def test_parquet_holds_bytes_or_hugging_faces_struct(tmp_path: Path) -> None:
         assert [item.where for item in found] == [f"{path}:{row}" for row in range(1, 8)]
         assert [item.width for item in found] == list(range(1, 8))
         assert [read_bytes(item) for item in reversed(found)] == pictures[::-1]
-
-
-def test_bad_cells_of_parquet_are_named_with_their_row(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    good = png()
-    images = [
-        {"bytes": good, "path": "a"}, None, {"bytes": None, "path": "b.png"}, {"bytes": b"", "path": None},
-        {"bytes": good[:-9], "path": None}, {"bytes": good, "path": None}, {"bytes": good, "path": None},
-    ]  # fmt: skip
-    labels = ["x", "x", "x", "x", "x", None, "y"]
-    pq.write_table(pa.table({"image": images, "label": labels, "width": [5] * 6 + [6]}), path)
-    codes = ["x", "E_MISSING", "E_MISSING", "E_EMPTY", "E_TRUNCATED", "E_LABEL", "E_CHANGED"]
-    assert listed(path) == [(f":{row}", code) for row, code in enumerate(codes, 1)]
 
 
 def test_a_parquet_file_without_images_or_cut_off_is_named(tmp_path: Path) -> None:
@@ -322,16 +236,6 @@ def test_an_image_changed_after_listing_is_not_read(tmp_path: Path) -> None:
         assert caught.value.where
 
 
-def test_a_parquet_file_that_vanished_is_the_users_error(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"image": [png()], "label": ["x"]}), path)
-    found = only(path)
-    path.unlink()
-    with pytest.raises(ImageError) as caught:
-        read_bytes(found)
-    assert caught.value.code == "E_MISSING"
-
-
 def test_copies_of_a_picture_share_a_side(tmp_path: Path) -> None:
     for number in range(40):
         put(tmp_path / f"Cat/{number}.png", png(colour=number % 20))
@@ -345,28 +249,3 @@ def test_copies_of_a_picture_share_a_side(tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------- real images
-
-
-@needs_icons
-def test_the_icons_are_listed_without_decoding_and_agree_with_their_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
-    def decodes(*args: object) -> None:
-        raise AssertionError("an image is decoded")
-
-    monkeypatch.setattr(ImageFile.ImageFile, "load", decodes)
-    found = items(ICONS / "images.jsonl")
-    assert [item for item in found if isinstance(item, BadRow)] == []
-    assert len(found) == 5_889
-    assert {item.split for item in found if isinstance(item, ImageExample)} == {"train", "holdout"}
-
-
-@needs_icons
-def test_icons_of_every_kind_are_composited_on_white() -> None:
-    modes = set()
-    for path in sorted((ICONS / "images").rglob("*.png"))[::29]:
-        with Image.open(path) as image:
-            modes.add(image.mode)
-            rgba = image.convert("RGBA")
-        expected = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
-        pixels = decode(path.read_bytes()).pixels
-        assert abs(pixels.astype(int) - np.asarray(expected)).max() <= 1
-    assert len(modes) > 1

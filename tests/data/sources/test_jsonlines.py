@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from unpad.data.sources.arrays import read_array
 from unpad.data.sources.example import BadRow
-from unpad.data.sources.jsonlines import MAX_EXCERPT, count_blank_lines, excerpt, read_lines
+from unpad.data.sources.jsonlines import MAX_EXCERPT, count_blank_lines, read_lines
 
 GOOD = b'{"text": "ok"}\n'
 DEEP = b'{"text": ' + b"[" * 5000 + b"]" * 5000 + b"}"
@@ -17,43 +17,25 @@ DEEP = b'{"text": ' + b"[" * 5000 + b"]" * 5000 + b"}"
 # (name, the second line of a file, code, line); every other line of the file is good
 BAD_LINES: list[tuple[str, bytes, str, int]] = [
     ("invalid UTF-8", b'{"text": "a\xffb"}', "E_UTF8", 2),
-    ("UTF-8 of a surrogate", b'{"text": "\xed\xa0\x80"}', "E_UTF8", 2),
-    ("lone surrogate", rb'{"text": "\ud800"}', "E_SURROGATE", 2),
     ("lone surrogate in a key", rb'{"text": "a", "\uDC00": 1}', "E_SURROGATE", 2),
-    ("raw NUL in a string", b'{"text": "a\0b"}', "E_CTRL", 2),
-    ("raw NUL between tokens", b'{"text": \0"ab"}', "E_CTRL", 2),
     ("raw tab in a string", b'{"text": "a\tb"}', "E_CTRL", 2),
-    ("truncated object", b'{"text": "a', "E_JSON", 2),
     ("truncated after a value", b'{"text": "a"', "E_JSON", 2),
-    ("two objects", b'{"text": "a"}{"text": "b"}', "E_EXTRA", 2),
     ("two objects with a space", b'{"text": "a"} {"text": "b"}', "E_EXTRA", 2),
-    ("array", b'["a"]', "E_NOT_OBJECT", 2),
-    ("number", b"1", "E_NOT_OBJECT", 2),
-    ("string", b'"a"', "E_NOT_OBJECT", 2),
-    ("null", b"null", "E_NOT_OBJECT", 2),
-    ("duplicate key", b'{"text": "a", "text": "b"}', "E_DUPKEY", 2),
     ("nested duplicate key", b'{"text": "a", "x": {"y": 1, "y": 1}}', "E_DUPKEY", 2),
     ("duplicate key by escape", rb'{"text": "a", "te\u0078t": "b"}', "E_DUPKEY", 2),
-    ("NaN", b'{"text": "a", "x": NaN}', "E_NONFINITE", 2),
-    ("Infinity", b'{"text": "a", "x": [-Infinity]}', "E_NONFINITE", 2),
-    ("1e999", b'{"text": "a", "x": 1e999}', "E_RANGE", 2),
-    ("23 digits", b'{"text": "a", "x": 12345678901234567890123}', "E_RANGE", 2),
     ("5,000 digits", b'{"text": "a", "x": ' + b"1" * 5000 + b"}", "E_RANGE", 2),
     ("Python repr", b"{'text': 'a'}", "E_JSON", 2),
     ("None", b'{"text": None}', "E_JSON", 2),
     ("trailing comma", b'{"text": "a",}', "E_JSON", 2),
     ("comma after the object", b'{"text": "a"},', "E_JSON", 2),
-    ("comment line", b"// a comment", "E_JSON", 2),
     ("comment after the object", b'{"text": "a"} # why', "E_JSON", 2),
     ("byte order mark", b'\xef\xbb\xbf{"text": "a"}', "E_JSON", 2),
-    ("deep", DEEP, "E_DEPTH", 2),
 ]
 HINTS = {
     "Python repr": "Python notation",
     "None": "Python notation",
     "trailing comma": "trailing comma",
     "comma after the object": "trailing comma",
-    "comment line": "comment",
     "byte order mark": "byte order mark",
     "invalid UTF-8": "0xff at offset 26",
     "duplicate key by escape": '"text"',
@@ -145,16 +127,6 @@ def test_a_file_of_another_kind_is_one_bad_row_that_says_so(tmp_path: Path, cont
     assert guess in bad[0].what
 
 
-def test_an_array_in_the_first_line_does_not_condemn_the_file(tmp_path: Path) -> None:
-    good, bad = lines_of(tmp_path, b'["a"]\n' + GOOD)
-    assert [row.code for row in bad] == ["E_NOT_OBJECT"]
-    assert list(good) == [2]
-    good, bad = lines_of(tmp_path, b"[broken\n" + GOOD)
-    assert [row.code for row in bad] == ["E_JSON"]
-    assert list(good) == [2]
-    assert lines_of(tmp_path, GOOD + "\u3000\n".encode() + GOOD)[1] == []
-
-
 @settings(deadline=None, max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, 200), st.binary(min_size=0, max_size=3)), max_size=6))
 def test_every_line_of_a_damaged_file_is_read_or_named(
@@ -223,16 +195,3 @@ def test_a_fault_in_an_array_names_element_or_line(
 ) -> None:
     good, found = array_of(tmp_path, content)
     assert (list(good), found) == (used, bad)
-
-
-def test_excerpts_are_short_and_printable() -> None:
-    assert excerpt(b"a\0b\xff\n") == "a\\x00b\\xff"
-    assert excerpt("\u2028" * 500).isprintable()
-    assert len(excerpt("学" * 500)) == MAX_EXCERPT
-
-
-@pytest.mark.parametrize("content", ["汉" * 200, "  " + "ab" * 100, " " * 60 + "x" * 79, "x" * 80, "x" * 81, "𝄞" * 80])
-def test_an_excerpt_of_bytes_is_that_of_their_text(content: str) -> None:
-    stripped = content.strip()
-    expected = stripped if len(stripped) <= MAX_EXCERPT else stripped[: MAX_EXCERPT - 1] + "…"
-    assert excerpt(content.encode()) == excerpt(content) == expected

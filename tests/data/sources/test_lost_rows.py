@@ -52,17 +52,6 @@ def test_a_row_group_that_cannot_be_read_counts_with_its_rows_and_the_others_are
         judge(used, bad)
 
 
-def test_images_of_a_row_group_that_cannot_be_read_count_too(tmp_path: Path) -> None:
-    picture = tmp_path / "a.png"
-    Image.new("RGB", (8, 8)).save(picture)
-    path = tmp_path / "a.parquet"
-    write_broken_page(path, pa.table({"image": [picture.read_bytes()] * 250, "label": ["a"] * 250}), group=1)
-    (file,) = expand([Source(path=str(path))], Path)
-    used, bad = read_all(file, DataSettings())
-    assert [len(used), count_bad(bad)] == [150, 100]
-    assert used[-1].row == (2, 49, "image")
-
-
 @pytest.mark.parametrize("missing", ["column", "twice"])
 def test_a_parquet_file_without_the_column_counts_with_all_its_rows(tmp_path: Path, missing: str) -> None:
     path = tmp_path / "a.parquet"
@@ -106,19 +95,6 @@ def test_a_file_with_an_unknown_number_of_unread_rows_is_never_quarantined(
         judge([*good, *used], bad)
 
 
-def test_faults_of_single_elements_leave_the_rest_of_an_array(tmp_path: Path) -> None:
-    deep = "[" * 3000 + "]" * 3000
-    content = ARRAY.replace(ROWS[1], deep).encode().replace(b'row 7"', b'row \xff"').replace(b'row 8"', b'\\ud800"')
-    used, bad = read(tmp_path / "a.json", content)
-    assert len(used) == 497
-    assert [(row.where[-3:], row.code, row.num_rows) for row in bad] == [
-        ("[1]", "E_DEPTH", 1),
-        ("[7]", "E_UTF8", 1),
-        ("[8]", "E_SURROGATE", 1),
-    ]
-    judge(used, bad)
-
-
 def test_a_changed_bit_of_a_page_with_a_checksum_is_found(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     texts = [f"row {i:04d} of the text" for i in range(1000)]
@@ -147,10 +123,3 @@ def test_a_cell_without_a_value_in_python_is_a_bad_row(tmp_path: Path, name: str
     found, bad = read(path)
     assert (found, [row.num_rows for row in bad]) == ([], [1])
     assert bad[0].code in ("E_TYPE", "E_SPLIT")
-
-
-def test_a_name_of_a_column_that_is_not_utf8_is_a_fault_of_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"text": ["abc"] * 3}), path, compression="none", store_schema=False)
-    used, bad = read(path, path.read_bytes().replace(b"text", b"te\xfft"))
-    assert (used, [(row.code, row.num_rows) for row in bad]) == ([], [("E_UTF8", None)])

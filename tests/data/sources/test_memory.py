@@ -61,6 +61,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     return {name: (counts[name], words[4 * number : 4 * number + 4]) for number, name in enumerate(FORMS)}
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("llm.windows")
 @pytest.mark.parametrize("name", FORMS)
 def test_memory_of_reading_does_not_grow_with_the_file(told: Told, name: str) -> None:

@@ -43,13 +43,6 @@ def test_names_at_several_sizes_are_groups_and_others_are_not() -> None:
     assert names[10:] == ["", "", "mine"]
 
 
-def test_the_number_of_a_name_may_be_the_height_or_both_sides() -> None:
-    sizes = {"face_32": (20, 32), "face_80": (80, 100), "face-40x64": (40, 64), "face-7": (50, 70)}
-    names = group_names([picture(f"a/{name}.png", size) for name, size in sizes.items()])
-    assert names[0] == names[1] == names[2] != ""
-    assert names[3] == ""
-
-
 def draw(root: Path) -> None:
     rng = np.random.default_rng(0)
     for number in range(20):

@@ -1,18 +1,14 @@
 import json
-import re
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from tests.helpers.shell import Shell
-from tests.helpers.toy import write_toy
 from tests.helpers.work import counted
 from unpad.data.check import check
 from unpad.data.sources.bad_rows import apply_policy, refuse_empty
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.files import SourceFile, expand, unreadable
-from unpad.data.sources.jsonlines import excerpt
 from unpad.data.sources.rows import read_file
 from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings, Source
@@ -55,31 +51,11 @@ def test_quarantine_goes_on_up_to_its_limit() -> None:
         apply_policy(bad_rows(21), 1000, data)
 
 
-@pytest.mark.parametrize("policy", ["stop", "quarantine"])
-def test_no_limit_is_advised_where_most_rows_fail(policy: str) -> None:
-    with pytest.raises(SourceError) as caught:
-        apply_policy(bad_rows(50), 60, DataSettings.model_validate({"on_bad_row": policy, "max_bad": 0.02}))
-    assert "columns or keys" in str(caught.value)
-    assert "data.max_bad=1" not in str(caught.value)
-    assert not re.search("quarantine|raise data.max_bad", caught.value.fix)
-    some = DataSettings.model_validate({"on_bad_row": policy, "max_bad": 0.02})
-    with pytest.raises(SourceError) as caught:
-        apply_policy(bad_rows(20), 60, some)
-    assert re.search(r"data\.max_bad=0\.334|raise data\.max_bad", caught.value.fix)
-
-
 def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
     files = [SourceFile(tmp_path / "a.txt", "text", None, 1.0, 0)]
     with pytest.raises(SourceError, match="no usable text"):
         refuse_empty(0, "text", files)
     refuse_empty(1, "text", files)
-
-
-def test_a_file_that_vanished_is_the_users_error(tmp_path: Path) -> None:
-    for name in ("text", "json", "jsonl", "parquet"):
-        with pytest.raises(SourceError, match="there is no such file") as caught:
-            read_file("text", SourceFile(tmp_path / "gone", name, None, 1.0, 0), DataSettings())  # type: ignore[arg-type]
-        assert "check the path" in caught.value.fix
 
 
 @pytest.mark.parametrize(
@@ -123,7 +99,7 @@ def test_check_does_not_pass_a_file_without_rows(tmp_path: Path) -> None:
     assert "E_EMPTY" in report.lines()[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_hundred_thousand_rows_take_linear_time(tmp_path: Path) -> None:
     row = '{"text": "第%d条：学习效率的提升依赖于专注力的培养，而不是单纯增加时间投入"}\n'
     work = []
@@ -148,79 +124,6 @@ def test_real_corpora_are_read_whole(name: str, kind: str, rows: int) -> None:
     assert {file.kind for file in report.files} == {kind}
 
 
-def test_check_knows_images_and_questions_about_them(tmp_path: Path) -> None:
-    for label, color in (("cat", "white"), ("dog", "black")):
-        (tmp_path / "pictures" / label).mkdir(parents=True)
-        Image.new("RGB", (9, 8), color).save(tmp_path / "pictures" / label / "a.png")
-    (tmp_path / "pictures" / "dog" / "b.png").write_bytes(b"")
-    report = check(tmp_path / "pictures")
-    assert [(file.kind, file.num_used, file.num_rows) for file in report.files] == [("images", 2, 3)]
-    assert [row.code for row in report.bad] == ["E_EMPTY"]
-    rows = [{"image": "pictures/cat/a.png", "label": "cat"}, {"image": "pictures/dog/gone.png", "label": "dog"}]
-    (tmp_path / "images.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    rows = [{"image": "pictures/cat/a.png", "question": "what?", "answer": "cat"}, {"image": None, "question": "?"}]
-    (tmp_path / "vqa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    report = check(tmp_path)
-    assert [(file.kind, file.num_used, file.num_rows) for file in report.files] == [("images", 1, 2), ("vqa", 1, 2)]
-    assert [row.code for row in report.bad] == ["E_MISSING", "E_NULL"]
-    assert {file.kind for file in check(tmp_path / "vqa.jsonl", "images").files} == {"images"}
-
-
-def test_check_looks_at_one_picture_and_past_stray_files_beside_pictures(tmp_path: Path) -> None:
-    for name in ("cat/a.png", "dog/b.png", "dog/cut.png"):
-        path = tmp_path / "pictures" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (9, 8)).save(path)
-    path.write_bytes(path.read_bytes()[:-20])
-    (tmp_path / "pictures" / "info.json").write_text("{}")
-    report = check(tmp_path / "pictures")
-    assert [(file.kind, file.num_used) for file in report.files] == [("images", 2)]
-    assert [row.code for row in report.bad] == ["E_TRUNCATED"]
-    alone = check(path)
-    assert [(file.kind, file.num_used, file.num_rows) for file in alone.files] == [("images", 0, 1)]
-    assert [row.code for row in alone.bad] == ["E_TRUNCATED"]
-    path.write_bytes(b"")
-    assert [row.code for row in check(path).bad] == ["E_EMPTY"]
-
-
-def test_check_describes_lengths_and_repeated_rows_of_several_paths(unpad: Shell, tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": "x" * n}) + "\n" for n in (1, 2, 3, 3, 400)))
-    (tmp_path / "b.json").write_text('["xx", "y", 3]')
-    outcome = unpad("data", "check", tmp_path / "a.jsonl", tmp_path / "b.json")
-    assert outcome.code == 3
-    told = " ".join(outcome.out.split())  # counts stand below a long path
-    assert f"{tmp_path}/a.jsonl: text, 5 of 5 rows usable, 1 equal to an earlier one" in told
-    assert "  characters: 1 to 400, median 3, 95 % of rows at most 400" in outcome.out
-    assert f"{tmp_path}/b.json: text, 2 of 3 rows usable, 1 equal to an earlier one" in told
-    found = json.loads(unpad("data", "check", "--json", tmp_path / "a.jsonl", tmp_path / "b.json").out)
-    assert (found["passed"], found["rows"], found["used"], found["bad"]) == (False, 8, 7, 1)
-    assert found["files"][0]["characters"] == {"min": 1, "median": 3, "p95": 400, "max": 400}
-    assert [file["repeated"] for file in found["files"]] == [1, 1]
-    assert found["faults"][0]["code"] == "E_TYPE"
-
-
-def test_check_refuses_kinds_that_nobody_knows(unpad: Shell, tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"numbers": [1], "label": "up"}\n')
-    refused = unpad("data", "check", path, "--kind", "txt")
-    assert (refused.code, 'no kind of data "txt"' in refused.err) == (2, True)
-    refused = unpad("data", "check", path)
-    assert refused.code == 3
-    assert 'match no kind of data; there is "numbers", "label"' in refused.err
-    (tmp_path / "a.csv").write_text("nr,body\n1,a\n")
-    assert 'match no kind of data; there is "nr", "body"' in unpad("data", "check", tmp_path / "a.csv").err
-
-
-def test_a_cut_excerpt_shows_that_it_is_cut() -> None:
-    assert excerpt("a" * 80 + " and more").endswith("a…")
-    assert excerpt("a" * 80 + "\n") == "a" * 80
-
-
-def test_check_says_how_many_rows_a_fault_takes_along(unpad: Shell, tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text('["a", x, "b"]')
-    assert "and an unknown number of rows beyond 1 of the faults" in unpad("data", "check", tmp_path / "a.json").out
-
-
 def test_check_reads_all_sources_of_a_recipe_with_its_settings(unpad: Shell, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a\nb\nc\n")
     (tmp_path / "b.jsonl").write_text('{"body": "用户：问助手：答"}\n', encoding="utf-8")
@@ -232,26 +135,3 @@ def test_check_reads_all_sources_of_a_recipe_with_its_settings(unpad: Shell, tmp
     told = " ".join(outcome.out.split())  # counts stand below a long path
     assert "a.txt: text, 3 of 3 rows usable" in told
     assert "b.jsonl: chat, 1 of 1 row usable" in told
-
-
-@pytest.mark.slow
-def test_a_text_of_one_sentence_per_line_is_told_how_to_split(unpad: Shell, tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("".join(f"sentence {n}\n" for n in range(30)))
-    what, fix = f"{path} is one document of 30 lines", "'data.separator=\"\\n\"' makes a document of each line"
-    assert f"note: {what}; {fix}" in unpad("data", "check", path).out
-    assert (check(path).files[0].num_used, check(path).passed) == (1, True)
-    recipe = write_toy(tmp_path / "toy")
-    mine = (recipe, f"data.text={path}", "data.chat=null", "stages=[]", "train.max_steps=1")
-    for verb in (("plan", *mine), ("train", *mine, "--out", tmp_path / "run")):
-        outcome = unpad(*verb)
-        assert outcome.code == 0, outcome.err
-        assert f"note: {what}, so nothing can be held out" in outcome.out
-        assert fix in outcome.out
-    refused = unpad("train", *mine, "train.patience=2", "--out", tmp_path / "waits")
-    assert refused.code == 2
-    cause, place, remedy = refused.err.splitlines()
-    assert cause == f"RecipeError: {what}, so nothing can be held out"
-    assert (place, remedy.partition(";")[0]) == ("  at: data.text", f"  do: {fix}")
-    assert "note:" not in unpad("plan", *mine, 'data.separator="\n"').out
-    assert "note:" not in unpad("plan", *mine, "data.holdout=0").out

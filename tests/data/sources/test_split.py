@@ -12,7 +12,6 @@ from unpad.data.sources.split import (
     assign_by_hash,
     components,
     content_key,
-    describe_groups,
     divide,
     groups_on_both_sides,
     numbered,
@@ -78,14 +77,6 @@ def test_groups_stay_whole_and_come_as_near_to_the_share_as_they_allow(
         )
 
 
-def test_units_of_two_classes_and_of_many_rows_leave_the_sum_exact() -> None:
-    group = np.concatenate([np.repeat(np.arange(10), 7), np.arange(10, 40)])
-    classes = (np.arange(100) % 3).astype(np.int64)
-    side = assign(keys(100), undeclared(100), 0.2, 0, links=grouped(group), classes=classes)
-    assert side.sum() == 20
-    assert groups_on_both_sides(group, side) == 0
-
-
 def test_many_large_units_are_chosen_without_looking_at_all_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unpad.data.sources.split.MOST_WORK", 0)
     assert take_share(np.full(50, 7), np.zeros(50, np.int64), 100, 1, 349).sum() == 14
@@ -99,21 +90,6 @@ def test_the_order_of_rows_moves_nobody(version: int) -> None:
     together = np.empty(500, np.uint8)
     together[order] = divide(some[order], undeclared(500), data, 3)
     assert np.array_equal(together, divide(some, undeclared(500), data, 3))
-
-
-def test_the_rule_of_earlier_runs_gives_the_parts_it_gave() -> None:
-    declared = np.array([-1] * 36 + [0, 1, 2, 2], np.int8)
-    content = np.arange(40, dtype=np.uint64)
-    content[1] = content[38]  # a copy of a test row, which version 1 does not know of
-    old = divide(content, declared, DataSettings(holdout=0.25, split_version=1), 7)
-    # As commit 9c3700c computed them, from the rows that are not of the test part.
-    assert np.flatnonzero(old == 1).tolist() == OLD_HOLDOUT
-    assert np.flatnonzero(old == 2).tolist() == [38, 39]
-    many = np.arange(100_000, dtype=np.uint64)
-    assert abs(assign_by_hash(many, undeclared(100_000), 0.05, seed=1).mean() - 0.05) < 0.004
-
-
-OLD_HOLDOUT = [1, 7, 8, 12, 15, 16, 18, 19, 27, 29, 30, 37]
 
 
 @pytest.mark.promise("data.near-duplicates")
@@ -212,13 +188,6 @@ def test_the_key_is_of_roles_and_contents_only(other: tuple[Turn, ...]) -> None:
     assert key != content_key(Example("a:1", other))
 
 
-@pytest.mark.parametrize(("sizes", "chosen"), [([3, 7], [False, True]), ([7, 3], [True, False])])
-def test_where_all_units_would_be_taken_the_one_whose_lack_is_nearest_to_the_total_stays(
-    sizes: list[int], chosen: list[bool]
-) -> None:
-    assert take_share(np.array(sizes), np.zeros(2, np.int64), 9, 1, 9).tolist() == chosen
-
-
 def test_groups_are_on_both_sides_whether_the_other_part_is_valid_or_test() -> None:
     groups = numbered(["a", "a", "b", "b", "c", "c", "d", "d", "", ""])
     train, valid, test = Split.TRAIN, Split.HOLDOUT, Split.TEST
@@ -244,11 +213,3 @@ def test_the_rule_of_earlier_runs_equals_its_words(rows: list[tuple[int, int]], 
         moved = free[-1][1] if after[0] else free[0][1]
         after = [1 - side if key == moved else side for side, (key, _) in zip(after, rows, strict=True)]
     assert found.tolist() == after
-
-
-def test_units_of_several_rows_are_described() -> None:
-    assert describe_groups(np.array([0, 1, 2]), 0, "rows") == describe_groups(np.zeros(0, np.int64), 0, "rows") == []
-    (line,) = describe_groups(np.array([4, 0, 4, 1, 1, 4]), 0, "rows")
-    assert "5 rows are in 2 groups" in line
-    assert "each is on one side" in line
-    assert "3 of them are both" in describe_groups(np.array([1, 1]), 3, "rows")[0]

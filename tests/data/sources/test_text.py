@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from unpad.data.sources.example import BadRow, Example
+from unpad.data.sources.example import Example
 from unpad.data.sources.files import expand
 from unpad.data.sources.text import read
 from unpad.recipes.data import DataSettings, Source
@@ -81,36 +81,6 @@ def test_strings_of_an_array_are_documents(tmp_path: Path) -> None:
 def test_a_row_that_is_no_document_is_named(tmp_path: Path, row: bytes, code: str) -> None:
     path = tmp_path / "a.jsonl"
     assert documents(path, b'{"text": "a"}\n' + row + b"\n") == [(":1", "a"), (":2", code)]
-
-
-def test_a_missing_field_names_the_fields_that_are_there(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"title": "a", "body": "b"}')
-    (file,) = expand([Source(path=str(path))], Path)
-    (bad,) = read(file, DataSettings())
-    assert isinstance(bad, BadRow)
-    assert '"title", "body"' in bad.what
-    assert documents(path, field="body") == [(":1", "b")]
-
-
-def test_a_row_states_its_split_group_and_keywords(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"text": "a", "split": "holdout", "group": 7, "keywords": ["x"]}\n{"text": "b", "split": null}')
-    (file,) = expand([Source(path=str(path))], Path)
-    first, second = read(file, DataSettings())
-    assert isinstance(first, Example)
-    assert (first.split, first.group, first.keywords) == ("holdout", "7", ("x",))
-    assert isinstance(second, Example)
-    assert (second.split, second.group, second.keywords) == (None, "", ())
-
-
-def test_a_parquet_column_holds_documents(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"text": ["甲", None, " "], "body": ["x", "y", "z"], "n": [1, 2, 3]}), path)
-    assert documents(path) == [(":1", "甲"), (":2", "E_NULL"), (":3", "E_EMPTY")]
-    assert documents(path, field="body") == [(":1", "x"), (":2", "y"), (":3", "z")]
-    assert documents(path, field="none") == [("", "E_MISSING")]
-    assert documents(path, field="n") == [(":1", "E_TYPE"), (":2", "E_TYPE"), (":3", "E_TYPE")]
 
 
 def test_bad_utf8_in_parquet_costs_its_own_row_only(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from unpad.data.sources.example import BadRow
 from unpad.data.tokens import cache
 from unpad.data.tokens.cache import Shard, make_key, open_shard, pack_bad_rows, pack_details, shard_path, write_shard
-from unpad.errors import DiskError, SourceError
+from unpad.errors import SourceError
 from unpad.storage import disk
 
 KEY = make_key("test")
@@ -66,17 +66,6 @@ def test_a_shard_comes_back_as_written(folder: Path, dtype: str, num_rows: int) 
         assert array.dtype == getattr(shard, field.name).dtype
         assert not array.flags.writeable
         assert array.ctypes.data % array.itemsize == 0
-
-
-def test_details_and_bad_rows_take_the_name_the_file_has_today(folder: Path) -> None:
-    write_shard(folder, KEY, make_shard())
-    opened, _ = open_shard(folder, KEY)
-    assert opened is not None
-    assert [opened.where(row) for row in range(3)] == [":1", ":2", ":3"]
-    assert [opened.group(row) for row in range(3)] == ["", "水", ""]
-    assert [opened.keywords(row) for row in range(3)] == [(), ("水", "火"), ()]
-    assert opened.lost_counts == {"水": 3, "rare": 1}
-    assert opened.bad_rows("b.jsonl") == [BadRow("b.jsonl:7", "E_UTF8", "bad bytes", "mend it", "…")]
 
 
 def test_every_flipped_byte_is_noticed(folder: Path) -> None:
@@ -210,13 +199,6 @@ def test_a_write_survives_the_clean_up_of_another_machine(tmp_path: Path, monkey
     assert open_shard(tmp_path, KEY)[0] is not None
 
 
-def test_a_folder_that_cannot_be_written_is_named_with_the_way_out(tmp_path: Path) -> None:
-    (tmp_path / "shards").write_text("a file in the way")
-    with pytest.raises(DiskError) as caught:
-        write_shard(tmp_path, KEY, make_shard())
-    assert "UNPAD_CACHE" in caught.value.fix
-
-
 def test_two_builders_at_once_leave_one_whole_shard(tmp_path: Path) -> None:
     def build() -> None:
         for _ in range(50):
@@ -231,19 +213,6 @@ def test_two_builders_at_once_leave_one_whole_shard(tmp_path: Path) -> None:
     write_shard(tmp_path / "alone", KEY, make_shard())
     assert shard_path(tmp_path, KEY).read_bytes() == shard_path(tmp_path / "alone", KEY).read_bytes()
     assert len(list(shard_path(tmp_path, KEY).parent.iterdir())) == 1
-
-
-def test_sealed_bytes_come_back_or_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b.json"
-    assert cache.read_sealed(path) == (None, "")
-    cache.write_sealed(path, b"{}")
-    assert cache.read_sealed(path) == (b"{}", "")
-    whole = path.read_bytes()
-    for data in (whole[:-1], whole[:-1] + b"]", whole + b" ", b""):
-        path.write_bytes(data)
-        read, reason = cache.read_sealed(path)
-        assert read is None
-        assert reason
 
 
 @pytest.mark.promise("input.tokens")

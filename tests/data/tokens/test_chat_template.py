@@ -184,11 +184,6 @@ def test_what_a_template_leaves_open_is_refused_with_the_place_of_the_row(fault:
     assert caught.value.fix
 
 
-def test_a_recipe_with_a_template_of_its_own_is_refused() -> None:
-    with pytest.raises(RecipeError, match="has a chat template, and the recipe another one"):
-        encode_examples([Example("x:1", turns_of(TALKS[0]))], tokenizer_with(CHATML), Template(user="Q: "))
-
-
 def test_without_jinja_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     monkeypatch.delitem(sys.modules, "unpad.data.tokens.jinja_process", raising=False)
@@ -196,19 +191,6 @@ def test_without_jinja_the_error_says_what_to_install(monkeypatch: pytest.Monkey
     with pytest.raises(RecipeError, match="needs jinja2") as caught:
         encoded(tokenizer_with(CHATML), turns_of(TALKS[0]))
     assert caught.value.fix == "pip install unpad[hf]"
-
-
-def test_for_a_template_it_is_always_the_same_day() -> None:
-    dated = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% endif %}" + CHATML
-    tokenizer = tokenizer_with(dated)
-    assert tokenizer.decode(encode_prompt([Turn("user", "hi")], tokenizer, Template())).startswith("26 Jul 2024user")
-
-
-def test_a_text_is_encoded_without_the_template() -> None:
-    tokenizer = tokenizer_with(CHATML)
-    ids, mask = encoded(tokenizer, [Turn("text", "hello")])
-    assert ids == [tokenizer.bos_id, *tokenizer.encode_batch(["hello"])[0], tokenizer.eos_id]
-    assert mask == [False] + [True] * (len(ids) - 1)
 
 
 def test_a_tokenizer_keeps_its_template_and_its_stops() -> None:

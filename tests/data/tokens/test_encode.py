@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.helpers.tokenizers import word_list
 from unpad.data.sources.example import Example, Turn
 from unpad.data.tokens import encode
-from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from unpad.data.tokens.tokenizer import Tokenizer, train_tokenizer
 from unpad.errors import OutOfMemoryError, SourceError
 from unpad.recipes.data import Template
 from unpad.recipes.file import parse_recipe
@@ -102,18 +101,6 @@ def test_a_process_that_is_killed_is_told_in_words(
     assert "TOKENIZERS_PARALLELISM" not in os.environ
 
 
-def test_parts_are_short_in_examples_and_in_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encode, "EXAMPLES_AT_ONCE", 3)
-    monkeypatch.setattr(encode, "CHARS_AT_ONCE", 10)
-    rows = [Example("", (Turn("text", "x" * size),)) for size in (4, 4, 4, 1, 1, 30, 1, 1)]
-    spans, num_chars = encode._spans(rows)
-    assert num_chars == 46
-    assert [at for span in spans for at in range(*span)] == [*range(8)]
-    assert all(last - first <= 3 for first, last in spans)
-    assert (5, 6) in spans, "a long one stands alone"
-    assert encode._spans([]) == ([], 0)
-
-
 @forks
 def test_processes_are_begun_for_much_work_alone(processes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     settings = parse_recipe({"data": {"text": "x.jsonl"}, "tokenizer": {"kind": "bpe"}}).tokenizer
@@ -127,24 +114,3 @@ def test_processes_are_begun_for_much_work_alone(processes: list[int], monkeypat
     monkeypatch.setattr(sys, "platform", "darwin")
     encode.encode_examples(rows, tokenizer, Template())
     assert processes
-
-
-@forks
-def test_what_is_lost_is_counted_alike_in_processes(processes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer, rows = load_tokenizer(word_list(["今天天气很好", "我们去公园散步吧"])), examples(430)
-    *_, several = encode.encode_examples(rows, tokenizer, Template())
-    assert processes == [], "other processes did it"
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    *_, one = encode.encode_examples(rows, tokenizer, Template())
-    assert several.counts == one.counts
-    assert several.counts["第"] == sum("第" in turn.content for row in rows for turn in row.turns)
-    for name in ("chars", "target_chars", "target_bytes"):
-        assert np.array_equal(getattr(several, name), getattr(one, name)), name
-    talk = next(row for row in rows if len(row.turns) == 3)
-    *_, lost = encode.encode_examples([talk], tokenizer, Template())
-    assert lost.target_chars[0] < lost.chars[0], "a question carries no loss"
-
-
-def test_tokens_take_two_bytes_while_every_id_fits() -> None:
-    assert [encode.token_dtype(size).str for size in (1, 1 << 16, (1 << 16) + 1)] == ["<u2", "<u2", "<u4"]
-    assert np.array((1 << 16) - 1, encode.token_dtype(1 << 16)) == (1 << 16) - 1

@@ -24,17 +24,6 @@ def beliefs(num: int = 7, dim: int = DIM, dtype: torch.dtype = F64) -> list[Tens
     return [*(x.clone().requires_grad_() for x in parts), gap]
 
 
-def test_precisions_add_and_means_are_weighted_by_them() -> None:
-    prior_mean, prior_log_var, mean, log_var, _ = beliefs()
-    gate = torch.linspace(0.1, 3, 7, dtype=F64)[:, None]
-    got_mean, got_log_var = product_of_experts(prior_mean, prior_log_var, mean, log_var, gate)
-    prior_precision, precision = (-prior_log_var).exp(), gate * (-log_var).exp()
-    total = prior_precision + precision
-    torch.testing.assert_close((-got_log_var).exp(), total, rtol=1e-12, atol=1e-12)
-    wanted = (prior_precision * prior_mean + precision * mean) / total
-    torch.testing.assert_close(got_mean, wanted, rtol=1e-12, atol=1e-12)
-
-
 def test_it_is_the_product_of_the_densities() -> None:
     prior_mean, prior_log_var, mean, log_var, _ = (x.detach() for x in beliefs(1, 1))
     got_mean, got_log_var = product_of_experts(prior_mean, prior_log_var, mean, log_var, torch.full((1, 1), 2.0))
@@ -82,15 +71,6 @@ def test_a_gate_of_zero_leaves_the_prior() -> None:
     assert all(g.isfinite().all() for g in grads)
 
 
-def test_gradients_are_those_of_the_values() -> None:
-    prior_mean, prior_log_var, mean, log_var, gap = beliefs(3, 2)
-    gate = torch.full((3, 1), 0.7, dtype=F64, requires_grad=True)
-    leaves = (prior_mean, prior_log_var, mean, log_var)
-    assert torch.autograd.gradcheck(product_of_experts, (*leaves, gate))
-    module = moved(Gate())
-    assert torch.autograd.gradcheck(lambda *x: module(*x, gap), leaves)
-
-
 def test_the_gate_starts_as_the_plain_product_and_stays_within_its_bounds() -> None:
     inputs = beliefs(200, dtype=torch.float32)
     torch.testing.assert_close(Gate()(*inputs), torch.ones(200, 1))
@@ -101,23 +81,6 @@ def test_the_gate_starts_as_the_plain_product_and_stays_within_its_bounds() -> N
     assert got.min() >= 0.2
     assert got.max() <= 2.0
     assert got.max() - got.min() > 1
-
-
-def test_the_gate_sees_surprise_certainty_and_time() -> None:
-    """Each of the three moves it, and nothing else of a belief does."""
-    gate = moved(Gate())
-    prior_mean, prior_log_var, mean, log_var, gap = (x.detach() for x in beliefs())
-    before = gate(prior_mean, prior_log_var, mean, log_var, gap)
-    for changed in (
-        (prior_mean, prior_log_var, mean + 1, log_var, gap),
-        (prior_mean, prior_log_var, mean, log_var - 1, gap),
-        (prior_mean, prior_log_var, mean, log_var, gap + 50),
-    ):
-        assert ((gate(*changed) - before).abs() > 1e-6).all()
-    shifted = gate(prior_mean + 4, prior_log_var, mean + 4, log_var, gap)
-    torch.testing.assert_close(shifted, before, rtol=1e-12, atol=1e-12)
-    larger = gate(prior_mean * 3, prior_log_var + math.log(9), mean * 3, log_var + math.log(9), gap)
-    torch.testing.assert_close(larger, before, rtol=1e-12, atol=1e-12)
 
 
 def test_the_gate_computes_its_three_features() -> None:

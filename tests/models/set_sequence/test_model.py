@@ -4,6 +4,8 @@ say they are."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -31,8 +33,6 @@ from unpad.models.set_sequence.losses import chamfer, gaussian_kl
 from unpad.models.set_sequence.model import SetSequence
 from unpad.nn.native import library
 from unpad.training.step import train_step
-
-pytestmark = pytest.mark.slow
 
 TERMS = ("classification", "hazard", "reconstruction", "made_code", "kl", "next_code", "next_time", "next_value")
 LENGTHS = [0, 513, 1, 0, 2, 300, 40, *np.random.default_rng(1).integers(0, 40, 57).tolist()]  # of 64 patients
@@ -106,28 +106,21 @@ def test_many_patients_of_0_to_513_events_in_one_batch_equal_each_alone() -> Non
 
 
 @pytest.mark.promise("patients.flat")
-@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("path", [nullcontext, pytest.param(library.switched_off, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("kind", SET_SEQUENCES)
-def test_all_ways_to_batch_patients_give_the_same(kind: str, native: bool) -> None:
+def test_all_ways_to_batch_patients_give_the_same(kind: str, path: Callable[[], AbstractContextManager[None]]) -> None:
     model = model_of(kind)
     batch = random_patients([0, 61, 1, 0, 17, 2], causes=model.patient.causes, classes=model.patient.num_classes)
     model.label_smoothing = 0.1
-    if native:
-        _assert_all_ways_equal(model, batch)
-    else:
-        with library.switched_off():
-            _assert_all_ways_equal(model, batch)
-
-
-def _assert_all_ways_equal(model: SetSequence, batch: RaggedBatch) -> None:
     alone = [batch.select([i]) for i in range(batch.num_seqs)]
-    each = [answers(model, one) for one in alone]
-    truth = {name: torch.cat([one[name] for one in each]) for name in each[0]}
-    for other in (batch, batch.pad("left", pad_to=70)):
-        for name, got in answers(model, other).items():
-            torch.testing.assert_close(got, truth[name], rtol=1e-10, atol=1e-10, equal_nan=True, msg=name)
-    split = [batch.select([4, 0]), batch.select([]), batch.select([5, 1, 3, 2])]
-    assert_same_terms(model, alone, [[batch], [batch.pad()], split])
+    with path():
+        each = [answers(model, one) for one in alone]
+        truth = {name: torch.cat([one[name] for one in each]) for name in each[0]}
+        for other in (batch, batch.pad("left", pad_to=70)):
+            for name, got in answers(model, other).items():
+                torch.testing.assert_close(got, truth[name], rtol=1e-10, atol=1e-10, equal_nan=True, msg=name)
+        split = [batch.select([4, 0]), batch.select([]), batch.select([5, 1, 3, 2])]
+        assert_same_terms(model, alone, [[batch], [batch.pad()], split])
 
 
 def test_training_without_noise_is_evaluation() -> None:
@@ -201,20 +194,6 @@ def test_a_later_set_changes_no_earlier_output(kind: str, training: bool) -> Non
     for before, after in zip(*found, strict=True):
         assert torch.equal(before[~chosen], after[~chosen])
         assert (before[chosen] != after[chosen]).any(1).all()
-
-
-@pytest.mark.promise("patients.batch")
-def test_no_gradient_crosses_between_patients() -> None:
-    model, batch = model_of("filter"), random_patients([12, 30, 5])
-    events = events_of(batch)
-    values = events.values.double().requires_grad_()
-    given = batch.with_part(replace(events, values=values, has_value=torch.ones_like(events.has_value)))
-    model.classify(given)[1].square().sum().backward()
-    start, stop = batch.layout.cu_seqlens[1:3].tolist()
-    assert values.grad is not None
-    outside = torch.cat([values.grad[:start], values.grad[stop:]])
-    assert torch.equal(outside, torch.zeros_like(outside))
-    assert (values.grad[start:stop] != 0).all()
 
 
 def test_the_course_is_what_a_patient_cut_after_each_set_would_get() -> None:
@@ -465,26 +444,6 @@ def test_the_prior_of_a_set_is_predicted_from_the_sets_before() -> None:
     assert (before[2][2:] != after[2][2:]).any(1).all()
 
 
-@pytest.mark.promise("patients.product")
-def test_the_product_adds_precisions() -> None:
-    model, batch = model_of("plain", update="product", levels=1), random_patients([30, 2])
-    reading = model._read(batch)
-    seen = model.encoder(reading.embedded, reading.events.members)[-1]
-    zeros, gaps = torch.zeros_like(seen.mean), reading.course.gaps[reading.course.sets]
-    gate = model.belief.gate(zeros, zeros, seen.mean, seen.log_var, gaps)
-    mean, log_var, _ = model.posterior(batch)
-    precision = 1 + gate * (-seen.log_var).exp()
-    torch.testing.assert_close((-log_var).exp(), precision)
-    torch.testing.assert_close(mean, gate * seen.mean * (-seen.log_var).exp() / precision)
-
-
-def test_the_gate_starts_with_the_plain_product() -> None:
-    model = model_of("plain", update="product", levels=1, moved=False)
-    reading = model._read(random_patients([30, 2]))
-    seen = model.encoder(reading.embedded, reading.events.members)[-1]
-    torch.testing.assert_close((-reading.latents[-1].log_var).exp(), 1 + (-seen.log_var).exp(), rtol=1e-6, atol=0)
-
-
 # --------------------------------------------------------------------------- settings and precision
 
 
@@ -533,6 +492,7 @@ def rising_patients(num: int, seed: int) -> RaggedBatch:
     return replace(batch, seq_labels=torch.tensor(labels))
 
 
+@pytest.mark.nightly
 def test_it_learns_what_only_the_order_of_values_tells() -> None:
     sizes = {"width": 64, "heads": 2, "hidden": 128, "latent": 32, "levels": 1, "inducing": 2, "dropout": 0.0}
     model = tiny_patients_model(torch.float32, moved=False, bins=None, **sizes)

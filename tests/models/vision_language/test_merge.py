@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.helpers.samples import VISION, WIDTH, Samples, bounds_of, check_alone, make_samples, moved
+from tests.helpers.samples import VISION, WIDTH, Samples, bounds_of, make_samples, moved
 from unpad.batching.layout import Layout, build_layout
 from unpad.models.vision_language import merge
 from unpad.models.vision_language.merge import (
@@ -50,18 +50,6 @@ def dense(merged: Merged, num_vision: int) -> Tensor:
 
 def test_slots_have_any_width_that_their_heads_divide() -> None:
     assert PoolMerger(WIDTH, WIDTH, 2, inner=6, heads=3).attention.heads == 3
-
-
-@pytest.mark.promise("vqa.merge-simple", "vqa.merge-question", "vqa.merge-slots")
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_sample_in_a_batch_is_merged_as_alone(kind: str) -> None:
-    merger = moved(make(kind))
-
-    def merged_of(samples: Samples) -> tuple[Tensor, Layout]:
-        merged = run(merger, samples)
-        return merged.features, merged.layout
-
-    check_alone(merged_of, merger)
 
 
 @pytest.mark.promise("vqa.merge-simple", "vqa.merge-slots")
@@ -122,8 +110,10 @@ def test_another_samples_question_changes_nothing_and_ones_own_does(kind: str) -
 
 
 @pytest.mark.promise("vqa.merge-question")
-def test_a_different_question_chooses_different_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    merger, samples = moved(make("question")), make_samples([40], [6])
+@pytest.mark.parametrize("size", [3, 0.02])  # embeddings begin with a deviation of 0.02
+def test_a_different_question_chooses_different_tokens(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    merger, samples = make("question").double().eval(), make_samples([40], [6])
     chosen = []
 
     def top_k(scores: Tensor, layout: Layout, k: Tensor) -> Tensor:
@@ -132,23 +122,10 @@ def test_a_different_question_chooses_different_tokens(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(merge, "segment_top_k", top_k)
     for seed in range(2):
-        question = 3 * make_samples([40], [6], seed=seed).question.detach()
+        question = size * make_samples([40], [6], seed=seed).question.detach()
         merger(samples.vision, samples.vision_layout, question, samples.question_layout)
     assert [int(choice.sum()) for choice in chosen] == [16, 16]
     assert not torch.equal(chosen[0], chosen[1])
-
-
-@pytest.mark.promise("vqa.merge-simple")
-@pytest.mark.parametrize("kind", ["top", "question"])
-def test_the_scorer_learns(kind: str) -> None:
-    """From the first step: the choice itself has no gradient."""
-    merger, samples = make(kind).double().train(), make_samples()
-    merged = run(merger, samples)
-    (merged.features * torch.randn_like(merged.features)).sum().backward()
-    assert isinstance(merger, TopMerger | QuestionMerger)
-    for layer in (merger.assign.hidden, merger.assign.to_score):
-        assert layer.weight.grad is not None
-        assert layer.weight.grad.norm() > 1e-6
 
 
 @pytest.mark.promise("vqa.merge-question")
@@ -179,17 +156,6 @@ def test_eval_draws_nothing_and_training_by_torchs_generator(kind: str) -> None:
     assert torch.equal(found[0], found[2]) == (kind in ("pool", "similarity"))
     if kind in ("pool", "similarity"):
         torch.testing.assert_close(found[0], first)
-
-
-@pytest.mark.promise("vqa.merge-slots")
-def test_slots_are_trained_and_saved() -> None:
-    merger, samples = make("pool").double(), make_samples()
-    assert merger.state_dict()["slots"].shape == (SLOTS, 8)
-    merged = run(merger, samples)
-    merged.features.square().sum().backward()
-    slots = merger.get_parameter("slots")
-    assert slots.grad is not None
-    assert (slots.grad.norm(dim=1) > 1e-9).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -241,10 +207,3 @@ def test_similar_tokens_merge_as_the_paper_says(lengths: list[int], data: st.Dat
     ]
     assert merged.layout.lengths().tolist() == [min(a, b) for a, b in zip(lengths, budget, strict=True)]
     torch.testing.assert_close(merged.features, torch.cat(parts), rtol=1e-10, atol=1e-12)
-
-
-def test_equal_tokens_merge_first_and_sizes_count() -> None:
-    one, two = torch.eye(2, dtype=torch.float64)
-    x = torch.stack([one, one, 2 * one, two])
-    merged = similarity_merge(x, build_layout(np.array([4])), torch.tensor([2]))
-    torch.testing.assert_close(merged.features, torch.stack([4 / 3 * one, two]))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.paths import PATHS, on
-from tests.helpers.samples import WIDTH, Samples, bounds_of, check_alone, make_samples, moved
+from tests.helpers.samples import WIDTH, bounds_of, make_samples, moved
 from unpad.batching.layout import Layout, build_layout
 from unpad.errors import RecipeError
 from unpad.models.vision_language.prune import (
@@ -43,12 +43,6 @@ def head(**settings: Any) -> PrunerHead:
 
 
 # --------------------------------------------------------------------------- heads
-
-
-@pytest.mark.promise("vqa.prune-heads")
-def test_a_sample_in_a_batch_is_judged_as_alone() -> None:
-    pruner = moved(head(dropout=0.0))
-    check_alone(lambda s: (pruner(*s.arguments), s.vision_layout), pruner)
 
 
 @pytest.mark.promise("vqa.prune-heads")
@@ -87,16 +81,6 @@ def test_the_draw_of_evaluation_depends_on_layer_and_place_alone() -> None:
         many = drawn_noise(layer, torch.arange(4096), torch.float32)
         assert many.abs().max() < 16
         assert float((many > 0).float().mean()) == pytest.approx(0.5, abs=0.03)
-
-
-@pytest.mark.promise("vqa.prune-heads")
-def test_gradient_reaches_every_parameter_of_the_head() -> None:
-    pruner, samples = head().double().train(), make_samples()
-    logits = pruner(*samples.arguments)
-    (logits * torch.randn_like(logits)).sum().backward()
-    for name, parameter in pruner.named_parameters():
-        assert parameter.grad is not None
-        assert parameter.grad.norm() > 1e-9, name
 
 
 @pytest.mark.promise("vqa.prune-attention")
@@ -172,17 +156,6 @@ def test_probability_zero_is_removal(causal: bool, scaled: bool, kernels: str) -
         self_attention(qkv, layout, HEADS, causal, rotary=rotary, key_bias=ones), whole, rtol=0, atol=1e-12
     )
     assert (soft - whole).abs().max() > 0.1
-
-
-def test_small_probabilities_come_near_removal(kernels: str) -> None:
-    qkv, layout, is_vision = run_of([30, 9])
-    found = []
-    for small in (1e-2, 1e-5, 0.0):
-        bias = soft_bias(torch.full((int(is_vision.sum()),), small, dtype=torch.float64), is_vision)
-        found.append(self_attention(qkv, layout, HEADS, False, key_bias=bias))
-    errors = [(y - found[2])[~is_vision].abs().max() for y in found[:2]]
-    assert errors[1] < 1e-3
-    assert errors[0] > 100 * errors[1]
 
 
 def test_a_sequence_may_begin_with_removed_tokens(kernels: str) -> None:
@@ -276,19 +249,6 @@ def test_the_signal_is_the_mean_of_the_layers_own_weights(causal: bool, biased: 
         start, stop = next((a, b) for a, b in bounds_of(layout) if a <= token < b)
         wanted.append(out[start:stop][is_text[start:stop]].mean())
     torch.testing.assert_close(got, torch.stack(wanted), rtol=1e-11, atol=1e-13)
-
-
-@pytest.mark.promise("vqa.prune-attention")
-def test_the_signal_of_a_sample_does_not_depend_on_the_batch() -> None:
-    def signal(samples: Samples) -> tuple[Tensor, Layout]:
-        q = samples.vision.unflatten(-1, (4, 4))
-        k = samples.vision.unflatten(-1, (4, 4))[:, :2].sin()
-        place = torch.cat([torch.arange(0), *(torch.arange(b - a) for a, b in bounds_of(samples.vision_layout))])
-        is_vision = place % 3 == 1
-        got = text_to_vision_attention(q, k, samples.vision_layout, is_vision, ~is_vision, True)
-        return got, samples.vision_layout.keep(is_vision)
-
-    check_alone(signal)
 
 
 def test_a_sample_without_text_gives_zeros() -> None:

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.attention_cases import error
+from tests.helpers.grid import pairs
 from tests.helpers.paths import LOWEST, NATIVE_DTYPES
 from unpad.nn.native import library
 from unpad.nn.native.decode import decode_attention
@@ -72,14 +74,9 @@ class Inputs:
         return torch.stack(outputs), k
 
 
-def error(actual: Tensor, expected: Tensor) -> float:
-    return float((actual.double() - expected).norm() / expected.norm())
-
-
-@pytest.mark.parametrize("window", [None, 1, 16, 50])
-@pytest.mark.parametrize("turned", [False, True], ids=["plain", "rotary"])
-@pytest.mark.parametrize("sizes", HEADS, ids=str)
-@pytest.mark.parametrize("dtype", NATIVE_DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "sizes", "turned", "window"), pairs(NATIVE_DTYPES, HEADS, [False, True], [None, 1, 16, 50])
+)
 def test_one_token_attends_to_its_row_and_is_stored(
     dtype: torch.dtype, sizes: tuple[int, int, int], turned: bool, window: int | None
 ) -> None:
@@ -130,10 +127,12 @@ def test_scores_too_large_for_exp_do_not_overflow() -> None:
 # --------------------------------------------------------------------------- rows through a linear layer
 
 
-@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
-@pytest.mark.parametrize(("width", "outputs"), [(1, 1), (7, 5), (33, 17), (64, 100), (512, 48), (1000, 3)])
-@pytest.mark.parametrize("dtype", NATIVE_DTYPES, ids=str)
-def test_a_rowwise_linear_layer_is_the_product(dtype: torch.dtype, width: int, outputs: int, bias: bool) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "sizes", "bias"),
+    pairs(NATIVE_DTYPES, [(1, 1), (7, 5), (33, 17), (64, 100), (512, 48), (1000, 3)], [False, True]),
+)
+def test_a_rowwise_linear_layer_is_the_product(dtype: torch.dtype, sizes: tuple[int, int], bias: bool) -> None:
+    width, outputs = sizes
     torch.manual_seed(width)
     weight, shift = torch.randn(outputs, width).to(dtype), torch.randn(outputs).to(dtype) if bias else None
     for rows in (0, 1, 2, 3, 4, 5, 7, 32, 33):
@@ -146,26 +145,7 @@ def test_a_rowwise_linear_layer_is_the_product(dtype: torch.dtype, width: int, o
         torch.testing.assert_close(y.double(), expected, rtol=rtol, atol=atol)
 
 
-def test_a_row_of_a_rowwise_linear_layer_does_not_depend_on_the_rows_beside_it() -> None:
-    torch.manual_seed(0)
-    x, weight = torch.randn(37, 520).to(LOWEST), torch.randn(83, 520).to(LOWEST)
-    alone = torch.cat([rowwise_linear(row[None], weight) for row in x])
-    for rows in (2, 3, 4, 6, 37):
-        assert torch.equal(rowwise_linear(x[:rows], weight), alone[:rows])
-    torch.set_num_threads(2)
-    try:
-        assert torch.equal(rowwise_linear(x, weight), alone)
-    finally:
-        torch.set_num_threads(1)
-
-
 def test_a_nan_of_a_rowwise_linear_layer_stays_in_its_row() -> None:
     x = torch.ones(5, 40, dtype=LOWEST)
     x[2, 39] = torch.nan
-    assert rowwise_linear(x, torch.ones(20, 40, dtype=LOWEST)).isnan().any(1).tolist() == [
-        False,
-        False,
-        True,
-        False,
-        False,
-    ]
+    assert rowwise_linear(x, torch.ones(20, 40, dtype=LOWEST)).isnan().any(1).nonzero().tolist() == [[2]]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.helpers.grid import pairs
 from tests.helpers.targets import able, has, running
 from unpad.batching.layout import Layout
 from unpad.nn.attention import self_attention
@@ -28,13 +29,12 @@ BY_TILES = [(target, torch.bfloat16) for target in (library.PLAIN_TILES, "avx512
 SIZES = [(1, 3), (70, 37), (256, 32), (3000, 5)]
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-@pytest.mark.parametrize(("target", "dtype"), FLOATS + DOUBLES, ids=str)
+@pytest.mark.parametrize(("kernels", "sizes", "threads"), pairs(FLOATS + DOUBLES, SIZES, [1, 2]))
 def test_every_number_of_rows_gives_the_rows_of_the_most(
-    target: str, dtype: torch.dtype, sizes: tuple[int, int], threads: int
+    kernels: tuple[str, torch.dtype], sizes: tuple[int, int], threads: int
 ) -> None:
     torch.manual_seed(0)
+    target, dtype = kernels
     width, outputs = sizes
     counts = range(1, MOST_ROWS + 1) if width < 1000 else (1, 2, 3, 20, 21, 43, 44, 87, 170, 299)
     x, weight = torch.randn(MOST_ROWS, width).to(dtype), torch.randn(outputs, width).to(dtype)
@@ -105,14 +105,14 @@ def test_a_row_that_is_not_finite_spoils_its_own_results_alone(target: str) -> N
 
 # With the second scale scores are near 2^100: some rows need a shift before exponentiation and others do not. Not in
 # fp64, which is for proofs: there the compiler joins products and sums in tiles of some heights only.
-@pytest.mark.parametrize("scale", [1.0, 2.7, 40.0])
-@pytest.mark.parametrize("window", [None, 100], ids=["all keys", "window"])
-@pytest.mark.parametrize("sizes", [(4, 4, 64), (4, 2, 32)], ids=str)
-@pytest.mark.parametrize(("target", "dtype"), FLOATS + BY_TILES, ids=str)
+@pytest.mark.parametrize(
+    ("kernels", "sizes", "window", "scale"),
+    pairs(FLOATS + BY_TILES, [(4, 4, 64), (4, 2, 32)], [None, 100], [1.0, 2.7, 40.0]),
+)
 def test_a_prefix_has_the_same_bits_whatever_follows(
-    target: str, dtype: torch.dtype, sizes: tuple[int, int, int], window: int | None, scale: float
+    kernels: tuple[str, torch.dtype], sizes: tuple[int, int, int], window: int | None, scale: float
 ) -> None:
-    heads, kv_heads, head_dim = sizes
+    (target, dtype), (heads, kv_heads, head_dim) = kernels, sizes
     torch.manual_seed(0)
     qkv = (torch.randn(330, heads + 2 * kv_heads, head_dim) * scale).to(dtype)
 

@@ -16,8 +16,6 @@ from tests.helpers.targets import able, has
 from tests.helpers.toy import write_toy
 from unpad.nn.native import library
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[3]
 
 
@@ -36,6 +34,7 @@ def run(folder: Path, *command: str, **environment: str) -> subprocess.Completed
     return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("speed.no-kernels")
 def test_an_installation_without_a_compiler_succeeds_and_trains(
     bare_copy: Path, monkeypatch: pytest.MonkeyPatch
@@ -87,15 +86,21 @@ def test_where_the_kernels_can_be_compiled_and_run_they_are() -> None:
 
 @pytest.mark.promise("speed.instructions")
 def test_the_best_target_of_the_processor_is_taken_unless_the_switch_names_another() -> None:
+    """One that is missing is named, and the one for tests is taken if it is asked for."""
     if not library.enabled():
         pytest.skip("no native kernels here")
     flags = Path("/proc/cpuinfo").read_text()
     needs = {"avx512_amx": "amx_bf16", "avx512_bf16": "avx512_bf16", "avx512": "avx512dq", "avx2": "avx2", "plain": ""}
     found = [target for target, flag in needs.items() if flag in flags]
     assert list(needs) == list(library.TARGETS)
+    assert library.PLAIN_TILES not in library.TARGETS
     targets = {"": found[0], "1": found[0], **{name: name for name in found}}
-    assert switched(*targets) == [
-        f"native kernels ({library.TARGETS[target]}) {target in library.BF16_TARGETS}" for target in targets.values()
+    missing = [target for target in library.TARGETS if not has(target)]
+    tiles = [library.PLAIN_TILES] * has(library.PLAIN_TILES)
+    assert switched(*targets, *missing, *tiles) == [
+        *(f"native kernels ({library.TARGETS[name]}) {name in library.BF16_TARGETS}" for name in targets.values()),
+        *(f"torch kernels (this processor has no {library.TARGETS[target]}) False" for target in missing),
+        *(f"native kernels ({library.NAMES[target]}) True" for target in tiles),
     ]
 
 
@@ -150,19 +155,6 @@ def test_where_the_system_denies_tiles_the_next_target_is_taken_and_the_log_says
     taken = f"native kernels ({library.TARGETS[best]}; {denied})"
     assert done.stdout.splitlines() == [
         *(f"{taken} {best}", taken, f"torch kernels ({denied})", f"native kernels ({library.TARGETS['avx2']})"),
-    ]
-
-
-@pytest.mark.promise("speed.instructions")
-def test_a_target_that_is_asked_for_and_missing_is_named_and_the_one_for_tests_is_taken_if_asked_for() -> None:
-    if not library.enabled():
-        pytest.skip("no native kernels here")
-    assert library.PLAIN_TILES not in library.TARGETS
-    missing = [target for target in library.TARGETS if not has(target)]
-    asked = [*missing, *([library.PLAIN_TILES] if has(library.PLAIN_TILES) else [])]
-    assert switched(*asked) == [
-        *(f"torch kernels (this processor has no {library.TARGETS[target]}) False" for target in missing),
-        *(f"native kernels ({library.NAMES[target]}) True" for target in asked[len(missing) :]),
     ]
 
 

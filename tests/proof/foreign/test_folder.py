@@ -10,7 +10,6 @@ import pytest
 
 from tests.helpers.shell import Outcome, Shell
 from unpad.errors import NOT_PROVED
-from unpad.proof.foreign import collators
 
 # As the config.json of released models have them.
 LLAMA = {"model_type": "llama", "num_key_value_heads": 8, "torch_dtype": "bfloat16", "vocab_size": 128256}
@@ -47,6 +46,7 @@ def test_a_model_with_other_numbers_above_a_length_is_tried_above_it(kind: str, 
     assert f"({kind})" in found.out.replace("\n", " ")
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("hf.judged")
 def test_packing_of_a_sound_architecture_passes(unpad: Shell, tmp_path: Path) -> None:
     found = prove(unpad, tmp_path, LLAMA)
@@ -79,31 +79,12 @@ def test_a_silent_leak_fails_and_says_what_to_do_instead(unpad: Shell, tmp_path:
 
 
 @pytest.mark.promise("hf.judged")
-def test_a_mixer_that_refuses_packed_rows_does_no_silent_harm(unpad: Shell, tmp_path: Path) -> None:
-    found = prove(unpad, tmp_path, {"model_type": "qwen3_5_text", "num_hidden_layers": 4})
-    verdicts = {name: cells[0] for name, cells in rows(found).items()}
-    assert verdicts["TRL padding_free"] == "refused"
-    assert "can't keep packed sequences apart" in " ".join(found.out.split())
-    assert (found.code, verdicts["flattening"]) == (NOT_PROVED, "LEAKING")  # the convolution sees no boundaries
-
-
-@pytest.mark.promise("hf.judged")
 def test_a_way_that_proves_first_refuses_where_it_fails(unpad: Shell, tmp_path: Path) -> None:
     found = prove(unpad, tmp_path, {"model_type": "bart"})
     text = " ".join(found.out.split())
     assert "unpad: unpad.hf.attach(trainer) proves the model first: position_ids" in text
     assert (rows(found)["padded right"][0], rows(found)["unpad"][0]) == ("sound", "refused")
     assert "does not shift labels" in text
-
-
-def test_ways_that_are_not_installed_are_shown_as_such(
-    unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(collators, "find_spec", lambda name: None if name == "trl" else True)
-    found = prove(unpad, tmp_path, LLAMA)
-    assert rows(found)["TRL padding_free"][0] == "not installed"
-    assert "pip install trl datasets" in found.out
-    assert found.code == 0
 
 
 @pytest.mark.promise("hf.judged")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import pkgutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,9 +31,8 @@ from transformers import (
 
 import unpad
 from tests.helpers.shell import Shell
-from tests.proof.foreign.hugging_face import COMMON, build, dataset, quiet, sequences, sft, tokenizer, trainer
+from tests.proof.foreign.hugging_face import COMMON, build, dataset, quiet, sequences, tokenizer, trainer
 from unpad.errors import ProofError
-from unpad.proof.foreign.kinds import no_causal_model, no_trainer_of_tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and TRL
 quiet()
@@ -165,6 +162,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Trainer], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_trains_by_something_else_is_refused_by_name(name: str, tmp_path: Path) -> None:
     make, sentence = REFUSED[name]
@@ -173,46 +171,6 @@ def test_what_trains_by_something_else_is_refused_by_name(name: str, tmp_path: P
     assert refused.value.fix
     assert "labels" not in refused.value.fix
     assert "other weights" not in refused.value.fix
-
-
-def trainers_of_trl() -> dict[str, type]:
-    found: dict[str, type] = {}
-    for package in (trl.trainer, trl.experimental):
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if module.name.endswith("_trainer"):
-                try:
-                    loaded = importlib.import_module(module.name)
-                except ImportError:  # of what is not installed
-                    continue
-                found |= {
-                    name: kind
-                    for name, kind in vars(loaded).items()
-                    if isinstance(kind, type) and issubclass(kind, Trainer) and kind.__module__.startswith("trl.")
-                }
-    return found
-
-
-def test_of_the_trainers_of_trl_sft_alone_trains_by_the_next_token() -> None:
-    kinds = trainers_of_trl()
-    assert {"DPOTrainer", "RewardTrainer", "KTOTrainer", "GRPOTrainer", "RLOOTrainer", "GKDTrainer"} <= kinds.keys()
-    taken = {name for name, kind in kinds.items() if no_trainer_of_tokens(object.__new__(kind)) is None}
-    assert taken == {"SFTTrainer", "_BaseTrainer"}
-    assert "reward" in str(no_trainer_of_tokens(object.__new__(kinds["GRPOTrainer"])))
-    assert "teacher" in str(no_trainer_of_tokens(object.__new__(kinds["GKDTrainer"])))  # which is an SFTTrainer, too
-
-
-class MySFTTrainer(trl.SFTTrainer):
-    """A trainer of a user's own."""
-
-
-def test_what_trains_by_the_next_token_is_not_refused(tmp_path: Path) -> None:
-    for made in (sft(build("llama"), tmp_path), trainer(build("gpt2"), tmp_path)):
-        assert no_trainer_of_tokens(made) is None
-    made_later = type("LaterSFTTrainer", (trl.SFTTrainer,), {"__module__": trl.SFTTrainer.__module__})
-    for kind in (MySFTTrainer, made_later):
-        assert no_trainer_of_tokens(object.__new__(kind)) is None
-    assert no_causal_model(adapted()) is None
-    assert no_causal_model(nn.Linear(2, 2)) is None
 
 
 NAMED = {
@@ -246,6 +204,7 @@ def test_a_folder_of_another_model_is_refused_by_its_name(name: str, unpad: Shel
     assert "attach" not in found.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [

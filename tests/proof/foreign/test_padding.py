@@ -7,7 +7,6 @@ from pathlib import Path
 
 import datasets
 import pytest
-import torch
 from transformers import DataCollatorForLanguageModeling, DataCollatorForSeq2Seq, Trainer, default_data_collator
 
 import unpad
@@ -108,6 +107,7 @@ def made(
     return one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOUND)
 def test_padding_in_the_data_is_no_part_of_a_sequence(name: str, tmp_path: Path) -> None:
     certificate = proved(SOUND[name](tmp_path))
@@ -158,6 +158,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Trainer], str, str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_of_padded_data_is_named(name: str, tmp_path: Path) -> None:
     make, verdict, kind, advice = FAULTS[name]
@@ -173,14 +174,3 @@ def test_the_end_of_a_sequence_is_no_padding_though_they_are_one_token(tmp_path:
     certificate = proved(made(tmp_path, padded(ENDED, token=END), pad=END))
     assert certificate.verdict == "sound", str(certificate)
     assert certificate.num_tokens == sum(map(len, ENDED))
-
-
-def test_blocks_of_one_length_that_end_with_the_padding_token_are_whole(tmp_path: Path) -> None:
-    """As scripts cut texts into blocks: the end token is the padding, and a block may end with several."""
-    generator = torch.Generator().manual_seed(3)
-    blocks = torch.randint(3, 99, (4, 16), generator=generator)
-    blocks[1, -3:] = END
-    data = datasets.Dataset.from_dict({"input_ids": blocks.tolist(), "labels": blocks.tolist()})
-    certificate = proved(made(tmp_path, data, pad=END))
-    assert certificate.verdict == "sound", str(certificate)
-    assert certificate.num_tokens == 64

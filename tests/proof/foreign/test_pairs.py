@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 import unpad
-from tests.proof.foreign.toy import IGNORE, VOCABULARY, Causal, flat, padded, sequences
+from tests.proof.foreign.toy import IGNORE, Causal, flat, padded, sequences
 from unpad.errors import ProofError
 
 Batch = dict[str, Tensor]
@@ -97,13 +96,6 @@ def test_a_fault_is_found_and_named(name: str) -> None:
     assert advice in {finding.kind: finding.advice for finding in certificate.failed}[kind]
 
 
-def test_a_model_that_refuses_a_batch_is_not_sound() -> None:
-    certificate = unpad.prove_callable(Causal(), lambda given: {**padded(given), "seq_idx": torch.ones(1)}, sequences())
-    assert certificate.verdict == "refused"
-    assert "seq_idx" in str(certificate.refused)
-    assert not certificate.passed
-
-
 @pytest.mark.promise("proof.changes-nothing")
 def test_nothing_of_the_model_and_of_the_generators_changes() -> None:
     model = Causal()
@@ -136,34 +128,7 @@ def test_fp32_has_bounds_of_the_model_s_own_error() -> None:
         assert 1e-6 < other.bound < 1e-4
 
 
-def test_a_certificate_is_printed_and_written() -> None:
-    certificate = unpad.prove_callable(Causal(), crossing, sequences())
-    assert certificate.lines()[-1].startswith("leaking in fp64: 7 sequences, ")
-    assert "FAIL  targets predicted from another sequence: 6" in certificate.lines()
-    assert all(len(line) <= 80 for line in certificate.lines())
-    written = json.loads(json.dumps(certificate.to_dict()))
-    assert written["verdict"] == "leaking"
-    assert [one["kind"] for one in written["findings"] if not one["passed"]] == [one.kind for one in certificate.failed]
-
-
 @pytest.mark.parametrize("given", [[], [[1, 2, 3]], [[1], []]])
 def test_too_few_sequences_are_an_error(given: list[list[int]]) -> None:
     with pytest.raises(ProofError, match=r"two sequences|an empty one"):
         unpad.prove_callable(Causal(), padded, given)
-
-
-def test_a_model_blind_to_its_tokens_is_an_error() -> None:
-    model = Causal()
-    torch.nn.init.zeros_(model.head.weight)
-    with pytest.raises(ProofError, match="do not depend on the tokens"):
-        unpad.prove_callable(model, padded, sequences())
-
-
-def test_tokens_that_the_collator_adds_are_counted() -> None:
-    def separated(given: list[list[int]]) -> Batch:
-        return flat([[*one, VOCABULARY - 1 - (index % 2)] for index, one in enumerate(given)])
-
-    certificate = unpad.prove_callable(Causal(), separated, sequences())
-    finding = certificate.finding("unknown")
-    assert finding is not None
-    assert finding.measured >= 6

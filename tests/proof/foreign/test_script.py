@@ -16,8 +16,7 @@ from transformers import LlamaForCausalLM, Trainer
 import unpad
 from tests.proof.foreign.hugging_face import IGNORE, VOCABULARY, build, dataset, pad, quiet, sequences, trainer
 from tests.proof.foreign.losses import own, shifted
-from unpad.errors import ProofError
-from unpad.proof.foreign.own_loss import BY_OWN_DIVISOR, BY_SUM, COUPLED, OWN_SHARES, OWN_STEP
+from unpad.proof.foreign.own_loss import BY_OWN_DIVISOR, BY_SUM, COUPLED, OWN_SHARES
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and TRL
 quiet()
@@ -110,46 +109,6 @@ def test_what_a_collator_does_to_a_row_alone_is_the_scripts(name: str, tmp_path:
     assert not reason or any(reason in finding.gap for finding in certificate.findings)
 
 
-def by_hand(rows: Rows) -> Any:
-    """Two sequences in a row, whose positions begin again."""
-    (row,) = rows
-    half = len(row["input_ids"]) // 2
-    places = [*range(half), *range(len(row["input_ids"]) - half)]
-    made = batch(
-        [row["input_ids"]],
-        [[token if place else IGNORE for token, place in zip(row["input_ids"], places, strict=True)]],
-    )
-    return {"input_ids": made["input_ids"], "labels": made["labels"], "position_ids": torch.tensor([places])}
-
-
-def joined_by_hand(rows: Rows) -> Any:
-    made = by_hand(rows)
-    return {**made, "position_ids": made["position_ids"] * 0 + torch.arange(made["input_ids"].shape[1])}
-
-
-@pytest.mark.parametrize(("collator", "num"), [(by_hand, 2), (joined_by_hand, 1)])
-def test_rows_that_were_packed_by_hand_are_the_sequences_between_which_positions_begin_again(
-    collator: Any, num: int, tmp_path: Path
-) -> None:
-    certificate = proved(tmp_path, collator, per_device_train_batch_size=1, gradient_accumulation_steps=1)
-    assert certificate.verdict == "sound", str(certificate)
-    alone = proved(tmp_path, by_hand, per_device_train_batch_size=1, gradient_accumulation_steps=1)
-    assert certificate.num_sequences * 2 == alone.num_sequences * num
-
-
-def test_rows_without_a_token_are_none(tmp_path: Path) -> None:
-    rows: Any = [{"input_ids": one} for one in (IDS[0], [], IDS[1], [])]
-
-    def of_tensors(rows: Rows) -> Any:
-        ids = [torch.tensor(row["input_ids"], dtype=torch.long) for row in rows]
-        labels = nn.utils.rnn.pad_sequence(ids, True, IGNORE)
-        return {"input_ids": labels.clamp(min=0), "labels": labels, "attention_mask": (labels != IGNORE).long()}
-
-    certificate = unpad.prove_trainer(trainer(build("llama"), tmp_path, rows, collator=of_tensors))
-    assert certificate.verdict == "sound", str(certificate)
-    assert certificate.num_sequences == 2
-
-
 class MeanOfMeans(Trainer):
     """Mean over micro-batches of their means."""
 
@@ -158,6 +117,7 @@ class MeanOfMeans(Trainer):
         return model(**inputs).loss
 
 
+@pytest.mark.slow
 @pytest.mark.promise("proof.trainers")
 @pytest.mark.parametrize("collator", [cuts, drops, draws, doubles])
 def test_a_wrong_mean_is_found_behind_any_collator(collator: Any, tmp_path: Path) -> None:
@@ -230,6 +190,7 @@ LOSSES: dict[str, tuple[Any, str, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.promise("proof.trainers")
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_of_ones_own_is_accused_only_where_batches_change_it(name: str, tmp_path: Path) -> None:
@@ -279,16 +240,6 @@ class Scaled(LlamaForCausalLM):
         return out
 
 
-class Prompted(LlamaForCausalLM):
-    """Two learnt vectors before each row, whose logits it returns too."""
-
-    def forward(self, input_ids, attention_mask=None, labels=None, **kwargs):
-        before = self.model.embed_tokens.weight[:2].expand(len(input_ids), -1, -1)
-        embedded = torch.cat([before, self.model.embed_tokens(input_ids)], 1)
-        labels = None if labels is None else F.pad(labels, (2, 0), value=IGNORE)
-        return super().forward(inputs_embeds=embedded, labels=labels, **kwargs)
-
-
 def of_kind(kind: type[nn.Module]) -> nn.Module:
     torch.manual_seed(0)
     return kind(build("llama").config)
@@ -319,120 +270,6 @@ def test_a_column_that_another_row_gets_is_found(name: str, column: str, tmp_pat
 
     certificate = unpad.prove_trainer(trainer(model(), tmp_path, ROWS, collator=mixed, remove_unused_columns=False))
     assert certificate.verdict == "wrong loss", str(certificate)
-
-
-def test_a_model_with_more_logits_than_tokens_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ProofError, match=r"computes \d+ logits for a sequence of \d+ tokens"):
-        unpad.prove_trainer(trainer(of_kind(Prompted), tmp_path, ROWS, collator=batch_of))
-
-
-def test_labels_of_padding_that_the_loss_ignores_are_no_fault(tmp_path: Path) -> None:
-    def padded(rows: Rows) -> Any:
-        made = batch_of(rows)
-        made["labels"] = made["input_ids"].clone()
-        return made
-
-    def ignoring(model, inputs, num):
-        inputs = dict(inputs)
-        labels = inputs.pop("labels")
-        return F.cross_entropy(model(**inputs).logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=0)
-
-    sizes = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
-    certificate = proved(tmp_path, padded, own(ignoring), **sizes)
-    assert certificate.verdict == "sound", str(certificate)
-    assert any("labels are padding, and the loss ignores them" in note for note in certificate.notes)
-    certificate = proved(tmp_path, padded, **sizes)
-    assert [finding.kind for finding in certificate.failed] == ["padding", "loss", "gradient"]
-
-
-class Adversarial(Trainer):
-    """Adds the gradient at a moved embedding."""
-
-    def training_step(self, model, inputs, num_items_in_batch=None):
-        loss = super().training_step(model, dict(inputs), num_items_in_batch)
-        weight = model.get_input_embeddings().weight
-        kept = weight.data.clone()
-        weight.data.add_(weight.grad / weight.grad.norm())
-        super().training_step(model, dict(inputs), num_items_in_batch)
-        weight.data.copy_(kept)
-        return loss
-
-
-@pytest.mark.parametrize("num", [1, 2])  # with two it moves along the gradient of both, as its batches are
-def test_a_step_with_a_gradient_of_its_own_is_not_accused(num: int, tmp_path: Path) -> None:
-    sizes = {"per_device_train_batch_size": 8 // num, "gradient_accumulation_steps": num}
-    certificate = proved(tmp_path, kind=Adversarial, **sizes)
-    assert certificate.verdict == "not proven", str(certificate)
-    assert certificate.finding("gradient").gap == OWN_STEP
-
-
-class Counting(Trainer):
-    """A mean by weights, which the divisor adds up."""
-
-    def _get_num_items_in_batch(self, batch_samples, device):
-        return sum(self.weights(one["labels"]).sum() for one in batch_samples)
-
-    def weights(self, labels):
-        return torch.where(labels[:, 1:] == IGNORE, 0.0, 0.5 + labels[:, 1:] % 3)
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        each, _, _ = shifted(model, inputs)
-        return (each * self.weights(inputs["labels"])).sum() / num_items_in_batch
-
-
-class CountsCells(Counting):
-    """A divisor that counts padding."""
-
-    def _get_num_items_in_batch(self, batch_samples, device):
-        return sum(one["labels"].numel() for one in batch_samples)
-
-
-class Fading(Trainer):
-    """A loss that reads how far the training is."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        assert self.is_in_train
-        share = 1 - self.state.global_step / self.state.max_steps
-        assert self.state.num_train_epochs >= 1
-        assert self.state.train_batch_size >= 1
-        assert self.state.logging_steps >= 1
-        return share * shifted(model, inputs)[0].sum() / num_items_in_batch
-
-
-def test_a_divisor_of_ones_own_is_that_of_the_rows_alone_too(tmp_path: Path) -> None:
-    assert proved(tmp_path, kind=Counting).verdict == "sound"
-    assert proved(tmp_path, kind=CountsCells).verdict != "sound"
-
-
-def test_a_loss_sees_the_state_of_training_which_is_as_before_afterwards(tmp_path: Path) -> None:
-    made = trainer(build("llama"), tmp_path, ROWS, collator=batch_of, kind=Fading)
-    state, before = made.state, repr(made.state)
-    assert unpad.prove_trainer(made).verdict == "sound"
-    assert made.state is state
-    assert repr(made.state) == before
-    assert made.state.max_steps == 0
-    assert not made.is_in_train
-
-
-class ByRate(Trainer):
-    """A loss that reads the learning rate, from the schedule and the optimizer."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        rate = self._get_learning_rate()
-        assert rate == self.optimizer.param_groups[0]["lr"] == self.lr_scheduler.get_last_lr()[0] > 0
-        return rate * shifted(model, inputs)[0].sum() / num_items_in_batch
-
-
-@pytest.mark.parametrize("given", [False, True])
-def test_a_loss_sees_the_learning_rate_that_training_begins_with(given: bool, tmp_path: Path) -> None:
-    made = trainer(build("llama"), tmp_path, ROWS, collator=batch_of, kind=ByRate, lr_scheduler_type="constant")
-    if given:
-        made.optimizer = torch.optim.SGD(made.model.parameters(), lr=0.3)
-    before, groups = made.optimizer, repr(made.optimizer and made.optimizer.param_groups)
-    assert unpad.prove_trainer(made).verdict == "sound"
-    assert made.optimizer is before
-    assert made.lr_scheduler is None
-    assert repr(made.optimizer and made.optimizer.param_groups) == groups
 
 
 class OfHidden(Trainer):

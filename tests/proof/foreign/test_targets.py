@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import datasets
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import default_data_collator
 
 import unpad
-from tests.proof.foreign.hugging_face import IGNORE, build, dataset, pad, quiet, sequences, sft, trainer
+from tests.proof.foreign.hugging_face import IGNORE, build, dataset, pad, quiet, sequences, trainer
 from tests.proof.foreign.losses import Loss, logits_of, nll, own, shifted
 from tests.proof.foreign.truth import alone, distance, first_update
 from unpad.proof.foreign.judge import HIDDEN, OWN_LOSS, UNCLEAR
-from unpad.proof.foreign.own_loss import BY_ROWS
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and TRL
 quiet()
@@ -54,12 +51,6 @@ def copied(model, inputs, num):
     wanted = teacher_of(model)(inputs["input_ids"])[:, :-1].softmax(-1).detach()
     apart = F.kl_div(logits.log_softmax(-1), wanted, reduction="none").sum(-1)
     return (0.5 * each + 2 * apart * (targets != IGNORE)).sum() / num
-
-
-def teacher_alone(model, inputs, num):
-    _, logits, targets = shifted(model, inputs)
-    wanted = teacher_of(model)(inputs["input_ids"])[:, :-1].softmax(-1).detach()
-    return (F.kl_div(logits.log_softmax(-1), wanted, reduction="none").sum(-1) * (targets != IGNORE)).sum() / num
 
 
 def focal(model, inputs, num):
@@ -124,6 +115,7 @@ FAULTS: dict[str, tuple[Loss, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompts", [True, False])
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_loss_that_takes_other_targets_is_found_and_named(name: str, prompts: bool, tmp_path: Path) -> None:
@@ -152,6 +144,7 @@ RIGHT: dict[str, Loss] = {
 REPEATING = [[*([one[0]] * 3), *one[1:], one[-1], one[-1]] for one in sequences()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("repeats", [False, True])
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_loss_of_ones_own_that_takes_the_next_token_is_sound(name: str, repeats: bool, tmp_path: Path) -> None:
@@ -160,23 +153,6 @@ def test_a_loss_of_ones_own_that_takes_the_next_token_is_sound(name: str, repeat
     assert certificate.verdict == "sound", str(certificate)
     assert OWN_LOSS in certificate.notes
     assert not {HIDDEN, UNCLEAR}.intersection(certificate.notes)
-
-
-def test_a_teachers_loss_without_targets_is_no_fault_and_said(tmp_path: Path) -> None:
-    certificate = unpad.prove_trainer(trainer(build("llama"), tmp_path, kind=own(teacher_alone)))
-    assert certificate.verdict == "sound", str(certificate)
-    assert UNCLEAR in certificate.notes
-
-
-def fused(model, inputs, num):
-    """The loss of hidden states, without logits of the model."""
-    hidden = model.model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])[0]
-    return 0.7 * nll(model.lm_head(hidden)[:, :-1], inputs["labels"][:, 1:]).sum() / num
-
-
-def test_a_loss_without_logits_of_the_model_is_said(tmp_path: Path) -> None:
-    certificate = unpad.prove_trainer(trainer(build("llama"), tmp_path, kind=own(fused)))
-    assert HIDDEN in certificate.notes
 
 
 def test_a_model_that_does_not_shift_is_found_under_a_trainer_of_transformers(tmp_path: Path) -> None:
@@ -195,40 +171,8 @@ def test_a_model_that_does_not_shift_is_found_under_a_trainer_of_transformers(tm
     assert "takes each token for its own target" in one.finding("targets").advice
 
 
-class Another(build("llama").__class__):  # type: ignore[misc]
-    """A subclass whose name Trainer does not know, so that its label smoothing does not shift."""
-
-
-def test_label_smoothing_of_a_model_that_trainer_does_not_know_is_found(tmp_path: Path) -> None:
-    model = build("llama")
-    model.__class__ = Another
-    certificate = unpad.prove_trainer(trainer(model, tmp_path, label_smoothing_factor=0.1))
-    assert "takes each token for its own target" in certificate.finding("targets").advice
-
-
-def test_a_loss_of_trl_that_is_made_in_chunks_is_said_not_to_be_shown(tmp_path: Path) -> None:
-    certificate = unpad.prove_trainer(sft(build("llama"), tmp_path, loss_type="dft"))
-    assert certificate.verdict == "sound", str(certificate)
-    assert HIDDEN in certificate.notes
-
-
-def of_sequences(model, inputs, num):
-    """Mean over a sequence's targets, then over the rows of a micro-batch."""
-    each, _, targets = shifted(model, inputs)
-    return (each.sum(1) / (targets != IGNORE).sum(1)).mean()
-
-
 def mean_of_means(model, inputs, num):
     return model(**inputs).loss
-
-
-def test_a_mean_over_rows_is_sound_and_said(tmp_path: Path) -> None:
-    """In batches of one row, too, where a mean of means is the same number, and another thing."""
-    for rows in (1, 2):
-        made = trainer(build("llama"), tmp_path, kind=own(of_sequences, scaled=False), per_device_train_batch_size=rows)
-        certificate = unpad.prove_trainer(made)
-        assert certificate.verdict == "sound", str(certificate)
-        assert BY_ROWS in certificate.notes
 
 
 def test_a_mean_of_means_that_weighs_sequences_alike_is_told_so(tmp_path: Path) -> None:
@@ -236,25 +180,3 @@ def test_a_mean_of_means_that_weighs_sequences_alike_is_told_so(tmp_path: Path) 
     certificate = unpad.prove_trainer(made)
     assert certificate.verdict == "wrong loss"
     assert certificate.finding("loss").advice.startswith("the loss weighs sequences alike and not their targets")
-
-
-def preshifted() -> datasets.Dataset:
-    """Labels are the next tokens, as scripts of small GPTs write them."""
-    rows = sequences()
-    width = max(map(len, rows)) - 1
-    gap = [width - len(one) + 1 for one in rows]
-    return datasets.Dataset.from_dict(
-        {
-            "input_ids": [[*one[:-1], *[0] * more] for one, more in zip(rows, gap, strict=True)],
-            "labels": [[*one[1:], *[IGNORE] * more] for one, more in zip(rows, gap, strict=True)],
-            "attention_mask": [[*[1] * (len(one) - 1), *[0] * more] for one, more in zip(rows, gap, strict=True)],
-        }
-    )
-
-
-def test_labels_that_are_shifted_before_the_loss_are_named(tmp_path: Path) -> None:
-    made = trainer(build("llama"), tmp_path, preshifted(), kind=own(unshifted), collator=default_data_collator)
-    with pytest.raises(unpad.errors.ProofError, match="shifted before the loss, and the loss takes them as they are"):
-        unpad.prove_trainer(made)
-    double = unpad.prove_trainer(trainer(build("llama"), tmp_path, preshifted(), collator=default_data_collator))
-    assert "are they shifted twice?" in double.finding("targets").advice

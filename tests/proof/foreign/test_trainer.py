@@ -92,6 +92,7 @@ SOUND: dict[str, Make] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.promise("proof.precision")
 @pytest.mark.parametrize("name", SOUND)
 def test_a_sound_trainer_passes(name: str, tmp_path: Path) -> None:
@@ -151,15 +152,6 @@ def test_a_fault_is_found_and_named(name: str, tmp_path: Path) -> None:
     assert not certificate.passed
 
 
-def test_a_model_that_refuses_packed_rows_is_reported(tmp_path: Path) -> None:
-    made = sft(build("mamba2"), tmp_path, padding_free=True, max_length=None)
-    before = everything(made)
-    certificate = unpad.prove_trainer(made)
-    assert everything(made) == before
-    assert certificate.verdict == "refused"
-    assert "keep packed sequences apart" in str(certificate.refused)
-
-
 def everything(one: Trainer) -> dict[str, object]:
     """State that training depends on, and that of the trainer."""
     state = {name: value.clone() for name, value in one.model.state_dict().items()}
@@ -188,6 +180,7 @@ def trained(make: Make, folder: Path, prove: bool) -> tuple[dict[str, Tensor], F
     return one.model.state_dict(), certificate
 
 
+@pytest.mark.slow
 @pytest.mark.promise("proof.changes-nothing")
 @pytest.mark.parametrize(
     "make",
@@ -208,39 +201,6 @@ def test_training_after_a_proof_equals_training_without_to_the_bit(make: Make, t
     assert all(torch.equal(plain[name], proved[name]) for name in plain)
 
 
-def test_known_sequences_tell_what_was_cut_before(tmp_path: Path) -> None:
-    rows = dataset(sequences(), prompts=False)
-    short = sft(build("llama"), tmp_path, rows, max_length=9)
-    prepared = unpad.prove_trainer(short)
-    assert prepared.passed
-    assert prepared.notes[-1].startswith("3 sequences have exactly max_length = 9 tokens: the trainer may have cut")
-    certificate = unpad.prove_trainer(short, sequences())
-    assert certificate.verdict == "cut"
-    assert [finding.kind for finding in certificate.failed] == ["cut"]
-
-
-@pytest.mark.parametrize(("factor", "cause"), [(3.0, "not divided by the 3"), (1 / 3, "divided twice by the 3")])
-def test_a_loss_off_by_the_number_of_micro_batches_is_told(factor: float, cause: str, tmp_path: Path) -> None:
-    made = trainer(build("llama"), tmp_path, gradient_accumulation_steps=3)
-    step = made.training_step
-    made.training_step = lambda *args: step(*args) * factor
-    certificate = unpad.prove_trainer(made)
-    assert [finding.kind for finding in certificate.failed] == ["loss"]
-    assert cause in certificate.failed[0].advice
-
-
-class Noisy(Trainer):
-    """A loss with random weights."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        return super().compute_loss(model, inputs, num_items_in_batch=num_items_in_batch) * torch.rand(())
-
-
-def test_a_random_step_is_not_judged(tmp_path: Path) -> None:
-    with pytest.raises(ProofError, match="draws random numbers"):
-        unpad.prove_trainer(trainer(build("llama"), tmp_path, kind=Noisy))
-
-
 @pytest.mark.parametrize("make", [PromptTuningConfig, PromptEncoderConfig])
 def test_vectors_that_are_learnt_before_a_sequence_are_no_tokens_of_it(make: type, tmp_path: Path) -> None:
     def prompted() -> nn.Module:
@@ -252,30 +212,6 @@ def test_vectors_that_are_learnt_before_a_sequence_are_no_tokens_of_it(make: typ
     certificate = unpad.prove_trainer(trainer(prompted(), tmp_path))
     assert certificate.verdict == "sound", str(certificate)
     assert unpad.prove_trainer(trainer(prompted(), tmp_path, collator=flatten)).verdict != "sound"
-
-
-class Counting(Trainer):
-    """A loss that grows with every call."""
-
-    calls = 0
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        self.calls += 1
-        return super().compute_loss(model, inputs, num_items_in_batch=num_items_in_batch) * self.calls
-
-
-def test_state_that_is_kept_from_call_to_call_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ProofError, match="keeps state from call to call"):
-        unpad.prove_trainer(trainer(build("llama"), tmp_path, kind=Counting))
-
-
-def reversed_tokens(examples):
-    return pad()([{name: one[name][::-1] for name in ("input_ids", "labels")} for one in examples])
-
-
-def test_reversed_tokens_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ProofError, match="in reverse order"):
-        unpad.prove_trainer(trainer(build("llama"), tmp_path, collator=reversed_tokens))
 
 
 def test_what_cannot_be_proved_says_what_to_do(tmp_path: Path) -> None:

@@ -105,20 +105,6 @@ def test_a_font_of_the_machine_is_used_where_it_has_all_letters(fonts: Path) -> 
     assert font_of(f"é {QUESTION}") is None
 
 
-def test_a_picture_with_a_font_of_the_machine_shows_its_question(fonts: Path, tmp_path: Path) -> None:
-    make_font(fonts / "chinese.ttf", QUESTION + "圆形")
-    assert write_pictures([kept(QUESTION, "圆形")], tmp_path / "out.png") == [f"{tmp_path / 'out.png'} written"]
-    with Image.open(tmp_path / "out.png") as picture:
-        under = np.array(picture)[GAP + kept().size[1] :]
-    assert (under < 128).any()
-
-
-def test_upright_fonts_without_serifs_are_tried_first(fonts: Path) -> None:
-    for name in ("Serif.ttf", "Sans-Bold.otf", "Sans-Regular.ttc"):
-        (fonts / name).touch()
-    assert [path.name for path in show._system_fonts()] == ["Sans-Regular.ttc", "Sans-Bold.otf", "Serif.ttf"]
-
-
 def font_of(text: str) -> str | None:
     """Name of the font file that a text is drawn with."""
     font = find_font(text)

@@ -77,12 +77,14 @@ def values(folder: Path) -> list[float]:
     return [row["loss"] for kind in ("train", "eval") for row in rows(folder, kind)]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["whole", "by_three", "by_one", "joined"])
 def test_losses_are_those_of_one_process_but_for_rounding(runs: Path, name: str) -> None:
     assert len(values(runs / name)) > 9
     assert values(runs / name) == pytest.approx(values(runs / "one"), rel=1e-5)
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("processes.shard")
 def test_a_resumed_run_of_as_many_processes_has_the_bytes_of_the_whole(runs: Path) -> None:
     for file in FILES:
@@ -94,16 +96,7 @@ def test_a_resumed_run_of_as_many_processes_has_the_bytes_of_the_whole(runs: Pat
     assert all(torch.equal(again[0].tensors[name], tensor) for name, tensor in whole[0].tensors.items())
 
 
-def test_the_run_says_that_its_bits_depend_on_the_number_of_processes(runs: Path) -> None:
-    shown = " ".join((runs / "whole.txt").read_text(encoding="utf-8").split())
-    assert "divided among 2 processes by FSDP2, 1 block each for itself" in shown
-    assert "bits depend on the number of processes" in shown
-    for name, are, were in (("by_three", "3 processes", 2), ("by_one", "1 process", 2), ("joined", "2 processes", 1)):
-        log = (runs / name / "log.jsonl").read_text(encoding="utf-8")
-        assert f"the model is divided among {are}, was among {were}" in log
-    assert "was among" not in (runs / "again" / "log.jsonl").read_text(encoding="utf-8")
-
-
+@pytest.mark.nightly
 def test_readers_open_the_weights_of_a_divided_run(runs: Path) -> None:
     shards = runs / "whole" / "checkpoints" / "step-00000009"
     assert (shards / "model-00002-of-00002.safetensors").is_file()
@@ -113,12 +106,14 @@ def test_readers_open_the_weights_of_a_divided_run(runs: Path) -> None:
     assert evaluate_run(str(runs / "whole"), 0)
 
 
+@pytest.mark.nightly
 def test_a_new_run_of_one_process_is_refused_and_a_resumed_one_goes_on(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="one process"):
         run(runs / "toy" / "toy.yaml", tmp_path / "new", "train.shard=full")
     assert rows(runs / "by_one", "train")[-1]["step"] == 9
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("processes.failing")
 def test_a_process_of_a_resumed_run_that_fails_in_an_evaluation_does_not_wait_for_the_others(runs: Path) -> None:
     """Nor if the command does not repeat `train.shard`, which the run keeps: the others wait within a pass."""

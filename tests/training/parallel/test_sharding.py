@@ -28,7 +28,7 @@ from unpad.recipes.training import OptimSettings, ParameterGroup
 from unpad.training.optim import freeze, make_optimizer, update
 from unpad.training.parallel.divisions import alone, asked
 from unpad.training.parallel.parallelism import Lockstep
-from unpad.training.parallel.sharding import Sharding, check_divided_stage
+from unpad.training.parallel.sharding import Sharding
 from unpad.training.parallel.share import Share, count_micro, step_seed
 from unpad.training.step import accumulate
 
@@ -226,23 +226,6 @@ def test_what_cannot_be_divided_is_refused_by_name(
     assert fix in caught.value.fix
     whole = alone(recipe)
     asked(whole).check_model(whole, make(), size, goes_on=False)
-
-
-def test_a_watch_that_is_off_and_merging_without_pruning_are_not_refused() -> None:
-    Sharding.check_model(recipe_of(collapse={"policy": "off"}), tiny_patients_model(), 2, goes_on=False)
-    merging = tiny(merge={"variant": "similarity", "ratio": 0.5})
-    Sharding.check_model(recipe_of(), merging, 2, goes_on=False)
-    Sharding.check_model(recipe_of(), merging, 1, goes_on=True)
-
-
-def test_stages_that_compare_replies_or_may_train_nothing_are_refused() -> None:
-    with pytest.raises(RecipeError, match="stage tune compares replies"):
-        check_divided_stage("tune", decoder(), random_batch([]), of_pairs=True)
-    model, empty = tiny(), prepare(ROWS).batch.select([])
-    check_divided_stage("tune", model, empty, of_pairs=False)
-    freeze(model, ["decoder.*"])
-    with pytest.raises(RecipeError, match="stage tune freezes everything that a batch without images trains"):
-        check_divided_stage("tune", model, empty, of_pairs=False)
 
 
 def test_a_run_of_one_process_is_refused_before_its_directory_is_made(tmp_path: Path) -> None:

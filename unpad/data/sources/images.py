@@ -174,7 +174,7 @@ def _column(path: Path, group: int, name: str) -> pa.ChunkedArray:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ImageRow:
     """A row with an image that is still to be examined.
 
     Args:
@@ -195,7 +195,7 @@ class Found:
     group: str = ""
 
 
-def examine(row: Found | BadRow) -> ImageExample | BadRow:
+def examine(row: ImageRow | BadRow) -> ImageExample | BadRow:
     if isinstance(row, BadRow):
         return row
     try:
@@ -246,7 +246,7 @@ def _check_unchanged(declared: tuple[int | None, int | None, str | None], info: 
 # --------------------------------------------------------------------------- folders
 
 
-def _in_folder(root: Path) -> Iterator[Found | BadRow]:
+def _in_folder(root: Path) -> Iterator[ImageRow | BadRow]:
     """Yield every visible file below a sub-folder, which is its class; images beside the sub-folders have none.
 
     Sub-folders named train, val and the like are parts of a split, with the classes inside.
@@ -260,7 +260,7 @@ def _in_folder(root: Path) -> Iterator[Found | BadRow]:
         split = SPLIT_NAMES[parts[0].lower()] if by_split and len(parts) > 1 else None
         label, *inside = parts[1:] if split is not None else parts
         if inside or path.is_dir():
-            yield Found(str(path), label, path, real, split)
+            yield ImageRow(str(path), label, path, real, split)
         elif is_image(path):
             what = "the image stands beside the folders of the classes"
             yield BadRow(str(path), "E_LABEL", what, "move it into the folder of its class")
@@ -307,7 +307,7 @@ def is_image(path: Path) -> bool:
 # --------------------------------------------------------------------------- manifests and parquet
 
 
-def _in_manifest(file: SourceFile, data: DataSettings) -> Iterator[Found | BadRow]:
+def _in_manifest(file: SourceFile, data: DataSettings) -> Iterator[ImageRow | BadRow]:
     name = file.field or "image"
     folder = file.path.parent
     root = os.path.realpath(folder)
@@ -325,12 +325,14 @@ def _in_manifest(file: SourceFile, data: DataSettings) -> Iterator[Found | BadRo
             if file.format == "csv":
                 row |= {side: int(row[side]) for side in ("width", "height") if row.get(side, "").isdecimal()}
             path = folder / checked_path(require_text(row[name], f'"{name}"'))
-            yield Found(where, _label(row), path, root, declared_split(row), _declared(row), group=declared_group(row))
+            yield ImageRow(
+                where, _label(row), path, root, declared_split(row), _declared(row), group=declared_group(row)
+            )
         except RowFault as fault:
             yield fault.at(where, row)
 
 
-def _in_parquet(file: SourceFile) -> Iterator[Found | BadRow]:
+def _in_parquet(file: SourceFile) -> Iterator[ImageRow | BadRow]:
     name = file.field or "image"
     for item in read_batches(file.path, (name,), FIELDS, WINDOW):
         if isinstance(item, BadRow):
@@ -345,11 +347,11 @@ def _in_parquet(file: SourceFile) -> Iterator[Found | BadRow]:
                 yield _parquet_row(where, file.path, row, (group, inside + index, name))
 
 
-def _parquet_row(where: str, path: Path, row: dict[str, Any], place: tuple[int, int, str]) -> Found | BadRow:
+def _parquet_row(where: str, path: Path, row: dict[str, Any], place: tuple[int, int, str]) -> ImageRow | BadRow:
     try:
         content = _image_of(row[place[2]])
         declared = declared_split(row), _declared(row)
-        return Found(where, _label(row), path, "", *declared, place, content, declared_group(row))
+        return ImageRow(where, _label(row), path, "", *declared, place, content, declared_group(row))
     except (ImageError, RowFault) as error:
         return BadRow(where, error.code, error.what, error.fix)
 

@@ -1,7 +1,7 @@
 """Near-duplicates between the training documents and those held out, of the test part or new; `alike.py` says what
 near-duplicates are."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,13 +27,14 @@ class Leak:
     Args:
         document: its index.
         source: index of the training document.
-        how: equal; alike: equal apart from what `plain` drops; shares: they have `share` of the shorter text in common.
+        how: equal; alike: equal apart from what `plain` drops; copy: so to an augmented copy of the training document;
+            shares: they have `share` of the shorter text in common.
         share: share of the shorter text's windows that the other has too.
     """
 
     document: int
     source: int
-    how: Literal["equal", "alike", "shares"]
+    how: Literal["equal", "alike", "copy", "shares"]
     share: float
 
     def describe(self, place: str, source: str) -> str:
@@ -42,6 +43,8 @@ class Leak:
             return f"  {place}: equal to {source}"
         if self.how == "alike":
             return f"  {place}: equal to {source} but for punctuation, spaces, case or width"
+        if self.how == "copy":
+            return f"  {place}: equal to an augmented copy of {source}"
         return f"  {place}: has {self.share:.0%} of the shorter text in common with {source}"
 
 
@@ -113,7 +116,11 @@ class Document:
 
 
 def report(
-    texts: Sequence[str], split: NDArray[np.uint8], groups: Sequence[str], part: Split = Split.HOLDOUT
+    texts: Sequence[str],
+    split: NDArray[np.uint8],
+    groups: Sequence[str],
+    part: Split = Split.HOLDOUT,
+    copies: Mapping[str, int] | None = None,
 ) -> LeakReport:
     """Compare every document of a part with all training documents.
 
@@ -121,6 +128,7 @@ def report(
         texts: one text per document of the corpus.
         split: (num_documents,) of `Split`.
         groups: group of each document, or "".
+        copies: augmented copies as `plain` has them -> index of their document.
     """
     held: list[int] = np.flatnonzero(split == part).tolist()
     trained: list[bool] = (split == Split.TRAIN).tolist()
@@ -129,7 +137,7 @@ def report(
         return map(Document, range(len(texts)), texts, groups, trained)
 
     chosen = [texts[i] for i in held], [groups[i] for i in held]
-    return compare(*chosen, corpus, PART_NAMES[part], numbers=held)
+    return compare(*chosen, corpus, PART_NAMES[part], numbers=held, copies=copies)
 
 
 def compare(
@@ -139,6 +147,7 @@ def compare(
     part: str,
     *,
     numbers: Sequence[int] | None = None,
+    copies: Mapping[str, int] | None = None,
 ) -> LeakReport:
     """Compare documents with the training documents of a corpus, which is read twice, a block at a time.
 
@@ -146,6 +155,7 @@ def compare(
         texts, groups: text and group ("" for none) of each document.
         corpus: reads all documents from the start; how many have a passage decides what the passage weighs.
         numbers: numbers of the documents in the report; default 0, 1 and so on.
+        copies: as of `report`.
     """
     plains = list(map(plain, texts))
     different = list(dict.fromkeys(plains))
@@ -165,14 +175,10 @@ def compare(
     trained_groups.discard("")
     leaks = []
     for index, (text, same) in enumerate(zip(texts, plains, strict=True)):
-        number, (score, source) = index if numbers is None else numbers[index], nearest.get(place[same], (0.0, 1))
-        if groups[index] in trained_groups:
-            continue
-        if equal[text] >= 0:
-            leaks.append(Leak(number, equal[text], "equal", 1.0))
-        elif score:
-            leaks.append(Leak(number, -source, "alike" if score > 1 else "shares", round(min(score, 1.0), 4)))
-    order = "equal", "alike", "shares"
+        if groups[index] not in trained_groups:
+            number, copied = index if numbers is None else numbers[index], (copies or {}).get(same)
+            leaks += _leaks(number, equal[text], nearest.get(place[same]), copied)
+    order = "equal", "alike", "copy", "shares"
     worst = sorted(leaks, key=lambda leak: (order.index(leak.how), -leak.share, leak.document))
     num_exact = sum(leak.how == "equal" for leak in leaks)
     return LeakReport(
@@ -184,6 +190,16 @@ def compare(
         worst=worst[:MAX_WORST],
         part=part,
     )
+
+
+def _leaks(number: int, equal: int, nearest: tuple[float, int] | None, copied: int | None) -> list[Leak]:
+    """The leak of a document, given the documents that it is equal to, nearest to, and equal to a copy of; or none."""
+    if equal >= 0:
+        return [Leak(number, equal, "equal", 1.0)]
+    if nearest is not None:
+        score, source = nearest
+        return [Leak(number, -source, "alike" if score > 1 else "shares", round(min(score, 1.0), 4))]
+    return [] if copied is None else [Leak(number, copied, "copy", 1.0)]
 
 
 def _blocks(documents: Iterable[Document]) -> Iterator[list[Document]]:

@@ -13,7 +13,7 @@ from typing import Any
 from unpad.data.sources.annotations import answer_texts, joined
 from unpad.data.sources.example import BadRow, SplitName, Usable
 from unpad.data.sources.files import SourceFile
-from unpad.data.sources.images import Found, ImageExample, checked_path, examine
+from unpad.data.sources.images import ImageExample, ImageRow, checked_path, examine
 from unpad.data.sources.jsonlines import excerpt
 from unpad.data.sources.rows import (
     OPTIONAL,
@@ -92,7 +92,7 @@ def read_all(file: SourceFile, data: DataSettings) -> tuple[list[VqaExample], li
     root = os.path.realpath(folder)
     paths = list(dict.fromkeys(path for row in rows if isinstance(row, _QuestionRow) for path in row.paths))
     with ThreadPoolExecutor() as pool:
-        examined = pool.map(lambda path: examine(Found(str(path), "", path, root)), paths)
+        examined = pool.map(lambda path: examine(ImageRow(str(path), "", path, root)), paths)
         looked = dict(zip(paths, counted(examined, "reading images", len(paths), "images"), strict=True))
     images = [image for image in looked.values() if isinstance(image, ImageExample)]
     number = {image.path: index for index, image in enumerate(images)}

@@ -18,7 +18,6 @@ from unpad.data.sources.example import BadRow, Example, count_bad
 from unpad.data.sources.files import resolve_path
 from unpad.data.sources.rows import PAIRS, TEXT_KINDS
 from unpad.data.sources.split import Split, Wanted, divide, numbered, units
-from unpad.data.tokens.augment import load_synonyms, with_copies
 from unpad.data.tokens.cache import (
     Shard,
     code_key,
@@ -46,7 +45,6 @@ from unpad.data.tokens.encode import LOSS_ROLES, encode_examples, lossy_texts, r
 from unpad.data.tokens.lost import LostCharacters, commonest
 from unpad.data.tokens.token_set import CorpusShard, TokenSet, build_token_set, rows_of
 from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer, open_tokenizer_file, train_tokenizer
-from unpad.data.tokens.words import segment
 from unpad.errors import SourceError
 from unpad.recipes.recipe import Recipe
 from unpad.storage import cache_folder, sha256
@@ -208,6 +206,7 @@ def report_of(
         held_groups=work.held_groups,
         shared_groups=work.shared_groups,
         num_copies=int((~originals).sum()),
+        num_unchanged=_count_unchanged(tokens.parts),
         tokens=int(tokens.lengths.sum()),
         characters=characters,
         lost=LostCharacters(lost, characters, commonest(counts)),
@@ -225,6 +224,22 @@ def report_of(
         events=work.events,
         seconds=work.seconds,
     )
+
+
+def _count_unchanged(parts: Sequence[CorpusShard]) -> int:
+    """Copies that augmentation left equal to their originals."""
+    originals, num = {(part.path, part.kind, part.source): part for part in reversed(parts)}, 0
+    for part in parts:
+        original = originals[part.path, part.kind, part.source]
+        if part is not original:
+            rows, texts = np.flatnonzero(original.split == Split.TRAIN), [each.shard for each in (original, part)]
+            for copy in range(part.shard.num_rows):
+                first, second = (
+                    shard.tokens[slice(*shard.offsets[row : row + 2].tolist())]
+                    for shard, row in zip(texts, (rows[copy % len(rows)], copy), strict=True)
+                )
+                num += np.array_equal(first, second)
+    return num
 
 
 # --------------------------------------------------------------------------- split
@@ -363,13 +378,10 @@ def _originals(work: Preparation, tokenizer: Tokenizer) -> list[CorpusShard]:
 
 def _copies(work: Preparation, tokenizer: Tokenizer) -> list[CorpusShard]:
     """Build augmented copies of the training originals; held-out documents and pairs never have copies."""
-    augment, seed = work.recipe.augment, work.recipe.train.seed
+    augment = work.recipe.augment
     if not augment.multiplier:
         return []
-    named = augment.synonyms_file
-    synonyms = load_synonyms(resolve_path(work.recipe.data, named) if named else None)
-    settings = [augment.model_dump(mode="json", exclude={"synonyms_file"}), sorted(synonyms.items()), seed]
-    parts = []
+    settings, parts = work.copy_settings(), []
     for index, file in enumerate(work.files):
         if file.kind == PAIRS:
             continue
@@ -378,9 +390,8 @@ def _copies(work: Preparation, tokenizer: Tokenizer) -> list[CorpusShard]:
         shard = _open(work, index, key)
         if shard is None:
             rows, trained = work.rows(index), np.flatnonzero(work.sides[index] == Split.TRAIN)
-            originals = [rows.examples[row] for row in trained]
             copies = FileRows(
-                with_copies(originals, augment, segment, synonyms, seed)[len(originals) :],
+                work.copies(index),
                 bad=[],
                 content_key=np.tile(rows.content_key[trained], augment.multiplier),
                 declared=np.tile(rows.declared[trained], augment.multiplier),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +15,12 @@ from unpad.data.sources.bad_rows import apply_policy, fault_lines, refuse_empty
 from unpad.data.sources.example import BadRow, Example, count_bad
 from unpad.data.sources.files import SourceFile, expand, resolve_path, unreadable
 from unpad.data.sources.leaks import LeakReport
-from unpad.data.sources.rows import TEXT_KINDS, read_file
-from unpad.data.sources.split import Wanted, content_key, declared_splits
+from unpad.data.sources.rows import PAIRS, TEXT_KINDS, read_file
+from unpad.data.sources.split import Split, Wanted, content_key, declared_splits
+from unpad.data.tokens.augment import load_synonyms, with_copies
 from unpad.data.tokens.cache import Shard, make_key
 from unpad.data.tokens.lost import LostCharacters
+from unpad.data.tokens.words import segment
 from unpad.errors import SourceError
 from unpad.recipes.recipe import Recipe
 from unpad.storage import sha256_file
@@ -99,6 +101,24 @@ class Preparation:
             )
         return self.read[index]
 
+    def copy_settings(self) -> list[object]:
+        """Everything but the documents that determines their augmented copies, as JSON."""
+        augment = self.recipe.augment.model_dump(mode="json", exclude={"synonyms_file"})
+        return [augment, sorted(self._synonyms.items()), self.recipe.train.seed]
+
+    def copies(self, index: int) -> list[Example]:
+        """Augmented copies of a file's training documents, round after round; of pairs there are none."""
+        if self.files[index].kind == PAIRS or not self.recipe.augment.multiplier:
+            return []
+        originals = [self.rows(index).examples[row] for row in np.flatnonzero(self.sides[index] == Split.TRAIN)]
+        seed = self.recipe.train.seed
+        return with_copies(originals, self.recipe.augment, segment, self._synonyms, seed)[len(originals) :]
+
+    @cached_property
+    def _synonyms(self) -> Mapping[str, Sequence[str]]:
+        named = self.recipe.augment.synonyms_file
+        return load_synonyms(resolve_path(self.recipe.data, named) if named else None)
+
 
 def list_files(recipe: Recipe, kinds: Sequence[str]) -> list[CorpusFile]:
     data = recipe.data
@@ -154,6 +174,7 @@ class CorpusReport:
         tokens, characters: counts of all documents, copies included; lost: the characters that the tokenizer lost.
         may_lose: whether the tokenizer is one of a file, which may lack characters.
         lossy_template: strings of the conversations' template that lose characters in it.
+        num_unchanged: augmented copies that are equal to their originals.
         num_followed: rows without a split that are of the test part, as a row of their group or a copy declares it.
         held_groups: named groups with a document of valid; shared_groups: those also with one of train.
         num_system: system turns of training conversations.
@@ -175,6 +196,7 @@ class CorpusReport:
     held_groups: int
     shared_groups: int
     num_copies: int
+    num_unchanged: int
     tokens: int
     characters: int
     lost: LostCharacters
@@ -195,6 +217,7 @@ class CorpusReport:
     def lines(self) -> list[str]:
         """The report as text."""
         copies = f" and {number_of(self.num_copies, 'augmented copies')}" if self.num_copies else ""
+        copies += f", {self.num_unchanged:,} of them equal to their originals" if self.num_unchanged else ""
         lines = [
             f"{number_of(self.num_files, 'files')}: {number_of(self.rows_read, 'rows')} read = {self.rows_used:,} used"
             f" + {self.rows_quarantined:,} quarantined",

@@ -9,7 +9,7 @@ from dataclasses import asdict
 import numpy as np
 from numpy.typing import NDArray
 
-from unpad.data.sources.alike import near_sets
+from unpad.data.sources.alike import near_sets, plain
 from unpad.data.sources.example import Example
 from unpad.data.sources.leaks import NEW, Document, Leak, LeakReport, compare, refused, report
 from unpad.data.sources.rows import TEXT_KINDS, read_rows, reading
@@ -26,7 +26,8 @@ def find_leaks(work: Preparation, part: Split) -> LeakReport | None:
     """Compare the originals of a part with the training ones, once per corpus and split; None if it has none."""
     if work.wanted is Wanted.NEW or not any((side == part).any() for side in work.sides):
         return None
-    path = work.folder / "leaks" / f"{make_key('leaks', code_key(), corpus_key(work), PARTS[part])}.json"
+    copied = [work.copy_settings()] if work.recipe.augment.multiplier else []
+    path = work.folder / "leaks" / f"{make_key('leaks', code_key(), corpus_key(work), PARTS[part], *copied)}.json"
     data, damage = read_sealed(path)
     if damage:
         work.events.append(f"cache: the leak report of this corpus {damage}; it is made again")
@@ -37,9 +38,20 @@ def find_leaks(work: Preparation, part: Split) -> LeakReport | None:
     texts = [text_of(example) for example in examples]
     groups = [example.group for example in examples]
     with progress(f"looking for texts of {PARTS[part]} in training"):
-        leaks = report(texts, np.concatenate(work.sides), groups, part)
+        leaks = report(texts, np.concatenate(work.sides), groups, part, _copies(work))
     write_sealed(path, json.dumps(asdict(leaks)).encode())
     return leaks
+
+
+def _copies(work: Preparation) -> dict[str, int]:
+    """Augmented copies as `plain` has them -> index of their document."""
+    sources, first = dict[str, int](), 0
+    for index, side in enumerate(work.sides):
+        trained = np.flatnonzero(side == Split.TRAIN) + first
+        for number, copy in enumerate(work.copies(index)):
+            sources.setdefault(plain(text_of(copy)), int(trained[number % len(trained)]))
+        first += len(side)
+    return sources
 
 
 def near_documents(work: Preparation) -> NDArray[np.int64]:

@@ -33,6 +33,7 @@ MAX_TOKEN_BYTES = 24  # eight Chinese characters; longer merges only memorise li
 CHARS_PER_CALL = 500_000  # texts per call of the library: its records take about 100 bytes per token
 
 # Names in a tokenizer.json, the most specific first. If it has none, the first is added.
+DRAWN = ("dropout", "alpha")  # of models, BPE and Unigram, that draw the tokens of a text
 EOS_NAMES = (
     "<|eos|>", "<eos>", "[EOS]", "</s>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>",
     "<|endoftext|>", "[SEP]", "<EOS>",
@@ -463,7 +464,12 @@ def _open_library(data: bytes) -> LibraryTokenizer:
         loaded = library.get_vocab(with_added_tokens=True)
         if len(set(loaded.values())) != len(loaded) or min(loaded.values()) < 0:
             raise ValueError("two tokens share an id")
-        return LibraryTokenizer(library, fields, pad, bos, eos, added, imported)
+        tokenizer = LibraryTokenizer(library, fields, pad, bos, eos, added, imported)
+    if drawn := {name: value for name in DRAWN if (value := fields["model"].get(name))}:
+        said = " and ".join(f"{name} is {value}" for name, value in drawn.items())
+        what = f"the tokenizer draws the tokens of a text anew each time: {said} in its model"
+        raise SourceError(what, fix=f"set {' and '.join(drawn)} to null in the tokenizer.json")
+    return tokenizer
 
 
 @contextmanager

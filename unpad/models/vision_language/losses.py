@@ -29,6 +29,7 @@ from unpad.nn.precision import widened
 from unpad.nn.segments import reduce_runs, segment_mean, segment_place, segment_sum
 
 Term = tuple[Tensor, int]
+EPS = 1e-12  # of a mean square
 
 # --------------------------------------------------------------------------- the kept share
 
@@ -147,8 +148,8 @@ class TextPool(nn.Module):
 class Discriminator(nn.Module):
     """Classifier of pooled hidden states: real from the whole model, fake from the pruned one.
 
-    Each layer's vector h becomes z + Linear(z) with z = dropout(gelu(Linear(tanh(h / 100)))); two hidden layers map the
-    concatenated vectors of all layers to one logit, positive for real.
+    Each layer's vector h becomes z + Linear(z) with z = dropout(gelu(Linear(tanh(h / rms(h))))); two hidden layers map
+    the concatenated vectors of all layers to one logit, positive for real.
 
     Args:
         width: channels of hidden states.
@@ -181,7 +182,8 @@ class Discriminator(nn.Module):
         """
         parts = []
         for h, squeeze, refine in zip(pooled.unbind(1), self.squeeze, self.refine, strict=True):
-            z = activate("gelu", squeeze(torch.tanh(h / 100)))
+            unit = h * (h.square().mean(-1, keepdim=True) + EPS).rsqrt()
+            z = activate("gelu", squeeze(torch.tanh(unit)))
             if self.training and self.dropout:
                 z = dropout(z, self.dropout, draw(), places)
             parts.append(z + refine(z))

@@ -208,7 +208,8 @@ class QuestionMerger(nn.Module):
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
-        self.vision_in, self.question_in = Linear(width, inner), Linear(question_width, inner)
+        # Embeddings of text begin far smaller than features of a tower, which would drown them.
+        self.vision_in, self.question_in = Linear(width, inner), Projection(question_width, inner)
         self.attention = CrossAttention(inner, heads, dropout)
         self.norm = Norm("layernorm", inner, EPS)
         self.assign = TopAssignment(inner, inner, ratio, temperature, dropout)

@@ -92,7 +92,8 @@ def check_places(batch: RaggedBatch, image_id: int | None) -> None:
     """Reject a batch unless its patches are exactly at its placeholders.
 
     Args:
-        image_id: token id of the placeholders; None checks only their number.
+        image_id: token id of the placeholders; None checks only that as many places as patches are in each sequence, in
+            rising order.
 
     Raises:
         SourceError: names the sequence.
@@ -102,20 +103,24 @@ def check_places(batch: RaggedBatch, image_id: int | None) -> None:
         index = torch.zeros(0, dtype=torch.int64, device=device)
     num_visual = 0 if batch.media is None else batch.media.total_tokens
     placeholders = _placeholders(batch, image_id)
-    expected = index if placeholders is None else placeholders
-    if index.numel() == num_visual and (placeholders is None or torch.equal(placeholders, index)):
+    expected = index.unique() if placeholders is None and device.type == "cpu" else placeholders
+    known = placeholders is not None
+    if index.numel() == num_visual and (expected is None or (known and torch.equal(expected, index))):
         return
+    expected = index if expected is None else expected
     sequence = cells(batch.layout).seq_of_token()
     visual = torch.zeros(batch.num_seqs, dtype=torch.int64, device=device)
     if batch.media is not None and batch.media_seqs is not None:
         visual = visual.index_add(0, batch.media_seqs, batch.media.layout.lengths())
     marked, placed = (torch.bincount(sequence[at], minlength=batch.num_seqs) for at in (expected, index))
+    if torch.equal(placed, visual) and torch.equal(expected, index):
+        return
     wrong = ((marked != visual) | (placed != visual)).nonzero().flatten().tolist()
     if wrong:
         short = int(placed[wrong[0]]) if marked[wrong[0]] == visual[wrong[0]] else int(marked[wrong[0]])
         counts = f"{short} placeholders for {int(visual[wrong[0]])} visual tokens"
     else:
-        wrong = sequence[expected[expected != index][:1]].tolist()
+        wrong = sequence[index if len(expected) != len(index) else expected[expected != index]][:1].tolist()
         counts = "visual tokens at other places than its placeholders"
     name = wrong[0] if batch.seq_ids is None else int(batch.seq_ids[wrong[0]])
     raise SourceError(
