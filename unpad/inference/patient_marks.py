@@ -95,7 +95,7 @@ def mark_patients(data: EventData) -> Marks:
     if empty.all() and not late.any():  # there are only facts
         empty = np.diff(data.sets.events_of) == 0
     of_facts = [bool(source.static) for source in data.recipe.data.events]
-    strange_facts = data.report.num_strange[:, of_facts].any(1)
+    strange_facts = np.asarray(data.report.num_strange[:, of_facts].any(1))
     return _count(data, owner, empty, data.report.num_strange.sum(1), late, strange_facts)
 
 
