@@ -86,9 +86,9 @@ def test_results_repeat_and_agree_between_threads() -> None:
 
 def test_operators_describe_themselves_rightly() -> None:
     residual, delta, weight, bias = (x.detach() for x in inputs(3, 7, LOWEST))
-    arguments = (residual, delta, weight, bias, EPS, True, 0.1, 5, 2, LOWEST)
+    arguments = (residual, delta, weight, bias, EPS, True, 0.1, 5, torch.arange(2, 5), LOWEST)
     stats = torch.ops.unpad.add_norm(*arguments)[2]
     utils = ("test_schema", "test_faketensor")
     torch.library.opcheck(torch.ops.unpad.add_norm.default, arguments, test_utils=utils)
-    arguments = (delta, None, residual, stats, weight, True, False, EPS, True, 0.1, 5, 2)
+    arguments = (delta, None, residual, stats, weight, True, False, EPS, True, 0.1, 5, None)
     torch.library.opcheck(torch.ops.unpad.add_norm_backward.default, arguments, test_utils=utils)
