@@ -713,3 +713,45 @@ def test_an_event_at_the_end_of_observation_is_history_and_one_after_it_is_refus
     put(tmp_path / "labels.csv", pa.table({"id": [A, B], "dead": [1, 0], "at": [19.0, 20.0]}))
     with pytest.raises(SourceError, match="E_LEAK"):
         opened(long(tmp_path, rows), data={"holdout": 0}, events=asked)
+
+
+# --------------------------------------------------------------------------- what is left out is said
+
+
+def test_patients_without_any_event_to_train_on_are_refused_and_counted(tmp_path: Path) -> None:
+    rows = [(i, 5.0 + i, "a", 1.0) for i in range(12)]
+    source = {"path": str(put(tmp_path / "e.parquet", table(rows))), "unit": "days"}
+    data = opened([source], data={"holdout": 0.2}, events={"landmark": 0})
+    with pytest.raises(SourceError, match="no patient to train on has an event: 12 after the landmark"):
+        data.check_trainable()
+    opened([source], data={"holdout": 0.2}, events={"landmark": 30}).check_trainable()
+
+
+def test_a_code_whose_values_training_lacks_is_named(tmp_path: Path) -> None:
+    rows = [(i, float(day), "a", None if i < 10 else 2.0) for i in range(12) for day in range(3)]
+    file = put(tmp_path / "e.parquet", table(rows))
+    sides = put(tmp_path / "s.parquet", pa.table({"id": range(12), "split": ["train"] * 10 + ["valid"] * 2}))
+    data = opened([{"path": str(file), "unit": "days"}], events={"split": str(sides)})
+    assert "warning: values left out, as their codes have none in training: 6 of a" in data.lines()
+
+
+def test_a_file_without_numbers_of_sets_goes_by_the_time_beside_one_that_has_them(tmp_path: Path) -> None:
+    numbered = table([(7, 0.0, code, 1.0) for code in "abc"]).append_column("set_index", pa.array([0, 1, 1]))
+    put(tmp_path / "e" / "1.parquet", numbered.set_column(1, "time", pa.array([0.0, 1.0, 1.0])))
+    put(
+        tmp_path / "e" / "2.parquet",
+        table([(8, day, code, 1.0) for day, code in zip((3.0, 0.0, 3.0), "abc", strict=True)]),
+    )
+    data = opened([{"path": str(tmp_path / "e"), "unit": "days"}], data={"holdout": 0})
+    assert data.report.bad == []
+    assert np.diff(data.sets.set_starts).tolist() == [1, 2, 1, 2]
+
+
+def test_a_file_of_a_patient_is_not_named_where_its_column_has_another_name(tmp_path: Path) -> None:
+    for patient in ("7001", "7002"):
+        rows = [(1, float(day), "a", 1.0) for day in range(3)]
+        put(tmp_path / "e" / f"{patient}.parquet", table(rows, time="minute", code="varname").drop_columns("id"))
+    with pytest.raises(SourceError, match='no column "variable"') as caught:
+        opened([{"path": str(tmp_path / "e")}])
+    assert "7001" not in str(caught.value)
+    assert "varname" in str(caught.value.fix) + caught.value.what

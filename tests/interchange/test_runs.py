@@ -102,6 +102,8 @@ def test_what_packaged_recipes_train_is_written_for_a_family_that_holds_it(
 ) -> None:
     small = ["model.width=32", "model.hidden=48", "model.blocks=2", "train.max_steps=2"]
     unpad("train", recipe, *small, *overrides, "--out", "runs/own")
+    assert unpad("export", "own", "x.onnx").code == 2
+    assert not Path("x.onnx").exists()
     said = unpad("export", "own", "out").out
     config = json.loads((Path("out") / "config.json").read_text())
     assert config["model_type"] == kind

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.helpers.models import Stub
+from tests.helpers.patients import random_patients, tiny_patients_model
 from unpad.batching.batch import RaggedBatch, make_batch
 from unpad.batching.layout import Layout, build_layout
 from unpad.batching.plan import Micro
@@ -309,6 +310,19 @@ def test_a_decoder_that_ignores_its_latent_is_found_within_the_window(tmp_path: 
     assert [step for step, light in run.lights.items() if light == "red"] == [50, 60]
     assert run.rows[-1]["probe_gap"] == pytest.approx(0, abs=1e-9)
     assert any("latent red at step 50" in line for line in run.told)
+
+
+@pytest.mark.promise("patients.monitor")
+def test_the_decoder_of_a_real_model_that_ignores_an_active_latent_is_found() -> None:
+    model = tiny_patients_model(torch.float32)
+    batch = random_patients([30, 40, 50])
+    monitor = CollapseMonitor(FAST, model, LatentSample([batch], True), SavedWatches())
+    assert [monitor.check(step).light for step in (30, 40, 50)].count("red") == 0
+    for parameter in model.decoder.from_latent.parameters():
+        parameter.data.zero_()
+    verdicts = [monitor.check(step) for step in (60, 70, 80)]
+    assert verdicts[-1].values["active_share"] >= FAST.active_share
+    assert [verdict.light == "red" for verdict in verdicts] == [False, False, True]
 
 
 @pytest.mark.promise("patients.monitor")
