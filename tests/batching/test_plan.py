@@ -294,15 +294,6 @@ def test_a_corpus_without_targets_gives_an_empty_plan(strategy):
     assert planned.ledger.sequences == {"no_target": 2}
 
 
-@pytest.mark.parametrize("strategy", ALL)
-def test_a_plan_has_the_promised_types(strategy):
-    planned = plan(many(100).astype(np.int32), PlanSettings(strategy=strategy), seed=0, epoch=0)
-    assert planned.order.dtype == planned.micro_offsets.dtype == planned.step_offsets.dtype == np.int64
-    assert planned.pad_to.dtype == planned.fill_to.dtype == np.int32
-    with pytest.raises(IndexError):
-        planned.step(planned.num_steps)
-
-
 @pytest.mark.parametrize("strategy", ["fixed", "dynamic", "bucket", "budget"])
 def test_batches_per_step_are_counted_whatever_they_hold(strategy):
     lengths = many(50)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests.evaluation.scikit_learn import FILE, sample_classes
 from tests.helpers.run_folders import run_directory
@@ -46,7 +45,6 @@ from unpad.models.set_sequence.event_sets import EventSets
 from unpad.recipes.training import PlanSettings
 from unpad.run.report.patients import section
 
-CPU = torch.device("cpu")
 KNOWN = json.loads(FILE.read_text(encoding="utf-8"))  # made by scikit-learn
 ONE, MANY = PlanSettings(tokens_per_micro=1), PlanSettings(tokens_per_micro=300)
 

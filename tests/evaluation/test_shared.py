@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests.helpers.pairs import write_pairs
 from tests.helpers.toy import write_toy
@@ -27,7 +26,6 @@ from unpad.processes.group import ALONE, Group
 from unpad.recipes.file import load_recipe
 from unpad.training.setup import Setup, prepare_setup
 
-CPU = torch.device("cpu")
 SMALL = {
     "events": ["model.width=16", "model.heads=2", "model.latent=8", "plan.tokens_per_micro=60"],
     "images": ["model.width=24", "model.heads=2", "model.hidden=24", "model.blocks=1", "plan.tokens_per_micro=20"],

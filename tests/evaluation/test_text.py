@@ -25,8 +25,6 @@ from unpad.models.decoder import Decoder
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import PlanSettings, strategy_names
 
-pytestmark = pytest.mark.slow
-
 CPU = torch.device("cpu")
 
 

@@ -224,26 +224,6 @@ def test_saving_never_replaces_a_file_of_something_else(trained: Trained, tmp_pa
 # --------------------------------------------------------------------------- where a reply stops
 
 
-@pytest.mark.parametrize(
-    ("pieces", "expected"),
-    [
-        (["好。", "用", "户：", "再见"], "好。"),
-        (["好。\n", "用户：你"], "好。"),
-        (["用户", "很多。"], "用户很多。"),
-        (["好\n", "\n用户"], "好\n\n用户"),
-        (["好。", "\n"], "好。\n"),
-        (["用用户：x"], "用"),
-        (["用户：x"], ""),
-        ([], ""),
-    ],
-)
-def test_text_ends_before_a_stop_however_it_is_cut(pieces: list[str], expected: str) -> None:
-    stops = ["用户：", "\n用户："]
-    assert "".join(until(pieces, stops)) == expected
-    assert "".join(until("".join(pieces), stops)) == expected  # one character at a time
-    assert "".join(until(pieces, [])) == "".join(pieces)
-
-
 def test_text_that_cannot_become_a_stop_is_not_held_back() -> None:
     assert list(until(["好", "的", "用", "心"], ["用户："])) == ["好", "的", "用心"]
 

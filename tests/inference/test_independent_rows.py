@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.helpers.grid import pairs
 from tests.helpers.paths import PATHS, Path, on
 from tests.helpers.quantized import quantized
 from unpad.inference.engine import Engine
@@ -23,7 +24,7 @@ from unpad.nn.native.quantized import Kind
 from unpad.nn.precision import Precision
 from unpad.recipes.training import GenerateSettings
 
-pytestmark = [pytest.mark.slow, pytest.mark.promise("llm.generation")]
+pytestmark = pytest.mark.promise("llm.generation")
 
 VOCAB, NUM_PROMPTS = 500, 32
 STOPS = list(range(0, VOCAB, 9))  # about one row in nine ends in every step
@@ -77,22 +78,20 @@ def taken(scores: Scores) -> Scores:
     return found
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    ("kind", "settings"),
-    [("llama", DRAWN), *((kind, GREEDY) for kind in KINDS)],
-    ids=["llama, drawn", *(f"{kind}, greedy" for kind in KINDS)],
+    ("asked", "precision", "path"),
+    pairs([("llama", DRAWN), *((kind, GREEDY) for kind in KINDS)], ["fp32", "bf16"], PATHS),
 )
 def test_scores_of_prompts_together_are_those_of_each_alone(
-    kind: str, settings: GenerateSettings, precision: Precision, path: Path, scores: Scores
+    asked: tuple[str, GenerateSettings], precision: Precision, path: Path, scores: Scores
 ) -> None:
+    kind, settings = asked
     model, prompts = random_model(kind), unlike_prompts()
     with on(path):
         texts = [generate(model, [prompt], settings, eos_id=STOPS, precision=precision)[0] for prompt in prompts]
         alone = taken(scores)
         assert len({len(steps) for steps in alone.values()}) > 3, "rows end at different times"
-        for num in (2, 3, 8, 32):
+        for num in (3, 32):
             for start in range(0, NUM_PROMPTS, num):
                 here = slice(start, start + num)
                 assert generate(model, prompts[here], settings, eos_id=STOPS, precision=precision) == texts[here]
@@ -100,9 +99,7 @@ def test_scores_of_prompts_together_are_those_of_each_alone(
 
 
 @pytest.mark.promise("models.quantized")
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize(("weights", "precision", "path"), pairs(["int8", "int4"], ["fp32", "bf16"], PATHS))
 def test_scores_of_quantized_weights_are_those_of_each_prompt_alone(
     weights: Kind, precision: Precision, path: Path, scores: Scores
 ) -> None:

@@ -16,8 +16,6 @@ from unpad.inference.loaded import LoadedRun, load
 from unpad.inference.prompt_file import answer_prompts
 from unpad.storage import LineLog
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def run(finished: Finished) -> LoadedRun:

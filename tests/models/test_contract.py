@@ -207,8 +207,7 @@ def assert_same(
 
 
 @pytest.mark.promise("images.own-size")
-@pytest.mark.slow
-@pytest.mark.parametrize("path", [nullcontext, library.switched_off], ids=["native", "torch"])
+@pytest.mark.parametrize("path", [nullcontext, pytest.param(library.switched_off, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("kind", CLASSIFIERS)
 def test_images_in_one_batch_equal_each_alone_however_split_or_padded(
     kind: str, path: Callable[[], AbstractContextManager[None]]
@@ -305,7 +304,6 @@ def test_losses_of_classes_are_sums_over_images_with_and_without_smoothing(kind:
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["vit, mean", "vit, attention only", "vit, convolutions", "cnn"])
 def test_bf16_stays_close_to_fp64_and_scores_are_fp32(kind: str) -> None:
     (exact, batch), (low, _) = (

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.helpers.attention_cases import error
 from tests.helpers.replies import BETA, example, learner, replies
 from unpad.batching.batch import RaggedBatch, concatenate
 from unpad.models.decoder import Decoder
@@ -45,10 +46,6 @@ def gradient_of(model: Decoder, micros: list[RaggedBatch]) -> tuple[Tensor, dict
 
 def sums(model: Decoder, batch: RaggedBatch) -> dict[str, float]:
     return {name: float(total) for name, (total, _) in model.losses(batch).items()}
-
-
-def error(got: Tensor, wanted: Tensor) -> float:
-    return float((got - wanted).norm() / wanted.norm())
 
 
 @pytest.mark.promise("pairs.gradient")

@@ -13,9 +13,6 @@ from unpad.models import build_model, model_config
 from unpad.models.vit import Vit, drop_tokens
 from unpad.nn.block import Stream
 
-pytestmark = pytest.mark.slow
-
-
 # --------------------------------------------------------------------------- equalities
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.helpers.attention_cases import error
 from tests.helpers.grid import pairs
 from tests.helpers.paths import PATHS, Path, on, taken
 from unpad.nn.activation import GATED, Kind, activate
@@ -33,11 +34,6 @@ def reference(kind: str, x: Tensor) -> Tensor:
         return {"relu": F.relu, "gelu": F.gelu}[kind](x)
     gate, up = x.chunk(2, -1)
     return {"geglu": F.gelu, "swiglu": F.silu}[kind](gate) * up
-
-
-def error(actual: Tensor, expected: Tensor) -> float:
-    difference = (actual.double() - expected.double()).norm()
-    return float(difference / expected.double().norm().clamp_min(1e-30)) if actual.numel() else 0.0
 
 
 @pytest.mark.parametrize("kind", ["relu", "gelu_tanh", "swiglu"])

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from tests.helpers.attention_cases import SEED, Case, definition
 from tests.helpers.grid import pairs
+from tests.helpers.largest import Largest
 from unpad.batching.layout import Layout, PaddedLayout, build_layout
 from unpad.nn import attention, kernel
 from unpad.nn.attention import reference_attention, self_attention
@@ -191,19 +189,6 @@ def test_a_key_bias_below_the_digits_of_bf16_counts() -> None:
     qkv[:, :6], qkv[0, 6:] = 2**0.5, 1  # the output is the weight of the first key
     out = weighted(qkv, build_layout(np.array([2])), False, torch.tensor([0.99, 1.0]).log(), 0.0)
     torch.testing.assert_close(out.float(), torch.full((2, 4, 16), 0.99 / 1.99), rtol=0, atol=1e-3)
-
-
-class Largest(TorchDispatchMode):
-    """The most numbers that an operator returned in one tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        self.numel = max([self.numel, *(x.numel() for x in tree_leaves(out) if isinstance(x, torch.Tensor))])
-        return out
 
 
 @pytest.mark.promise("batch.attention")

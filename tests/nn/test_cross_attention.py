@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.helpers.largest import Largest
 from tests.helpers.samples import VISION, WIDTH, bounds_of, check_alone, make_samples, moved
 from unpad.batching.layout import Layout, build_layout
 from unpad.nn import cross_attention as module
@@ -128,25 +127,13 @@ def test_groups_are_few_and_tight() -> None:
     assert len(pair_sequences(*layouts(anything)).groups) <= module.MAX_GROUPS
 
 
-class Largest(TorchDispatchMode):
-    """Remembers the size of the largest tensor made inside."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, Tensor):
-            self.elements = max(self.elements, out.numel())
-        return out
-
-
 def test_without_gradient_no_tensor_holds_the_pairs_of_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_CELLS", 2 * 60 * 60)
     layout = build_layout(np.array([60] * 20))
     q, k, _, _ = inputs(layout, layout)
     with torch.no_grad(), Largest() as largest:
         received_attention(q, k, pair_sequences(layout, layout))
-    assert largest.elements <= 2 * HEADS * 60 * 60
+    assert largest.numel <= 2 * HEADS * 60 * 60
 
 
 def test_a_layer_gives_every_sample_what_it_gives_it_alone() -> None:

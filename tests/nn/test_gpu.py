@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.attention_cases import error
 from unpad.batching.layout import build_layout
 from unpad.nn.attention import reference_attention, self_attention
 from unpad.nn.kernel import Kernel, noted
@@ -15,11 +16,6 @@ from unpad.training.optim import load_optimizer_tensors, make_optimizer, optimiz
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 LENGTHS = np.array([1, 5, 300, 64, 1000, 2, 129])
-
-
-def apart(one: Tensor, other: Tensor) -> float:
-    one, other = one.detach().double(), other.detach().double()
-    return float((one - other).norm() / other.norm())
 
 
 @pytest.mark.parametrize(
@@ -42,8 +38,8 @@ def test_the_flash_kernel_is_attention_and_a_sequence_does_not_see_the_others(
     truth.backward(gradient.double())
     assert qkv.grad is not None
     assert wide.grad is not None
-    assert apart(out, truth) < 0.005
-    assert apart(qkv.grad, wide.grad) < 0.008
+    assert error(out, truth) < 0.005
+    assert error(qkv.grad, wide.grad) < 0.008
     for part, expected in zip(qkv.detach().split(LENGTHS.tolist()), out.split(LENGTHS.tolist()), strict=True):
         alone = self_attention(part, build_layout(np.array([len(part)])).to(qkv.device), 8, causal, window=window)
         assert torch.equal(alone, expected)

@@ -25,8 +25,6 @@ from unpad.nn.losses import cross_entropy
 from unpad.nn.native import library
 from unpad.training.memory import peak_of
 
-pytestmark = pytest.mark.slow
-
 CPU = torch.device("cpu")
 HEADS, KV_HEADS = 2, 1
 LONG = 20  # in these tests bf16 takes matrix products up to this length

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.helpers.attention_cases import error
 from tests.helpers.grid import pairs
 from tests.helpers.paths import PATHS, Path, on, taken
 from unpad.nn import norm as norm_module
@@ -27,12 +28,6 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setattr(norm_module, "draw", lambda: SEED)
     with on(request.param):
         yield request.param
-
-
-def error(actual: Tensor, expected: Tensor) -> float:
-    """Norm of the difference, relative to the norm of what is expected."""
-    assert actual.shape == expected.shape
-    return float((actual.double() - expected).norm() / expected.norm().clamp_min(1e-30))
 
 
 def reference(norm: Norm, residual: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:

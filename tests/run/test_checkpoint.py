@@ -24,8 +24,6 @@ from unpad.run import checkpoint
 from unpad.run.checkpoint import State, load, load_newest, save, save_named
 from unpad.storage import disk, folders
 
-pytestmark = pytest.mark.slow
-
 torch.set_num_threads(1)  # a forked child must not wait for threads that did not come along
 
 
@@ -396,6 +394,7 @@ def assert_old_or_new(folder: Path, kind: str) -> bool:
     return new
 
 
+@pytest.mark.slow
 @pytest.mark.promise("run.checkpoints")
 @pytest.mark.parametrize("kind", SAVES)
 def test_a_kill_at_every_operation_leaves_the_old_or_the_new(tmp_path, monkeypatch, kind):

@@ -17,8 +17,6 @@ from unpad.run.compare import summarize
 from unpad.run.report.page import write_report
 from unpad.run.report.samples import EVALUATIONS, SAMPLES, keep_evaluation, keep_samples
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -27,8 +27,6 @@ from unpad.run.folder import read_command
 from unpad.run.report.page import POLICY, write_report
 from unpad.training import progress
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def text(finished: Finished) -> Family:

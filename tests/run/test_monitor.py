@@ -19,8 +19,6 @@ from unpad.run.report.history import load_metrics, read_rows
 from unpad.run.timers import Timers
 from unpad.storage import disk
 
-pytestmark = pytest.mark.slow
-
 
 def monitor(folder: Path, console: Console | None = None, **changes: object) -> Monitor:
     values = {"log_every": 5, "grad_norm_warning": 10.0, "total_steps": 20, "verbose": False} | changes
@@ -237,7 +235,8 @@ def test_live_bar_shows_the_step_and_gives_the_terminal_back(tmp_path: Path) -> 
     assert [event["kind"] for event in lines(tmp_path, "log.jsonl")] == ["checkpoint"]
 
 
-@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.slow
+@pytest.mark.parametrize("terminal", [True, False])
 def test_training_goes_on_when_stdout_is_closed(tmp_path: Path, terminal: bool) -> None:
     code = f"""
 import sys

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,14 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.helpers.largest import Largest
 from tests.helpers.samples import bounds_of
 from unpad.batching.layout import Layout, build_layout
 from unpad.models.set_sequence import losses as module
 from unpad.models.set_sequence.losses import chamfer, free_bits, gaussian_kl, sinkhorn
-
-pytestmark = pytest.mark.slow
 
 WIDTH = 6
 F64 = torch.float64
@@ -75,18 +72,6 @@ def gradient(values: Tensor, leaf: Tensor) -> Tensor:
 def shuffled(layout: Layout, rng: np.random.Generator) -> Tensor:
     """The members in another order, each in its own set."""
     return torch.cat([torch.arange(0), *(a + torch.from_numpy(rng.permutation(b - a)) for a, b in bounds_of(layout))])
-
-
-class Largest(TorchDispatchMode):
-    """Remembers the size of the largest tensor made inside."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, tuple) else (out,):
-            self.elements = max(self.elements, tensor.numel() if isinstance(tensor, Tensor) else 0)
-        return out
 
 
 # --------------------------------------------------------------------------- both distances
@@ -171,7 +156,7 @@ def test_no_tensor_holds_all_pairs_of_a_large_set(loss: Loss, monkeypatch: pytes
     made, target = sets([3000, 5, 1], dtype=torch.float32)
     with Largest() as largest:
         loss(made, target, layout_of([3000, 5, 1])).sum().backward()
-    assert largest.elements <= 1 << 16
+    assert largest.numel <= 1 << 16
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -4,6 +4,8 @@ say they are."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -31,8 +33,6 @@ from unpad.models.set_sequence.losses import chamfer, gaussian_kl
 from unpad.models.set_sequence.model import SetSequence
 from unpad.nn.native import library
 from unpad.training.step import train_step
-
-pytestmark = pytest.mark.slow
 
 TERMS = ("classification", "hazard", "reconstruction", "made_code", "kl", "next_code", "next_time", "next_value")
 LENGTHS = [0, 513, 1, 0, 2, 300, 40, *np.random.default_rng(1).integers(0, 40, 57).tolist()]  # of 64 patients
@@ -106,28 +106,21 @@ def test_many_patients_of_0_to_513_events_in_one_batch_equal_each_alone() -> Non
 
 
 @pytest.mark.promise("patients.flat")
-@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("path", [nullcontext, pytest.param(library.switched_off, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("kind", SET_SEQUENCES)
-def test_all_ways_to_batch_patients_give_the_same(kind: str, native: bool) -> None:
+def test_all_ways_to_batch_patients_give_the_same(kind: str, path: Callable[[], AbstractContextManager[None]]) -> None:
     model = model_of(kind)
     batch = random_patients([0, 61, 1, 0, 17, 2], causes=model.patient.causes, classes=model.patient.num_classes)
     model.label_smoothing = 0.1
-    if native:
-        _assert_all_ways_equal(model, batch)
-    else:
-        with library.switched_off():
-            _assert_all_ways_equal(model, batch)
-
-
-def _assert_all_ways_equal(model: SetSequence, batch: RaggedBatch) -> None:
     alone = [batch.select([i]) for i in range(batch.num_seqs)]
-    each = [answers(model, one) for one in alone]
-    truth = {name: torch.cat([one[name] for one in each]) for name in each[0]}
-    for other in (batch, batch.pad("left", pad_to=70)):
-        for name, got in answers(model, other).items():
-            torch.testing.assert_close(got, truth[name], rtol=1e-10, atol=1e-10, equal_nan=True, msg=name)
-    split = [batch.select([4, 0]), batch.select([]), batch.select([5, 1, 3, 2])]
-    assert_same_terms(model, alone, [[batch], [batch.pad()], split])
+    with path():
+        each = [answers(model, one) for one in alone]
+        truth = {name: torch.cat([one[name] for one in each]) for name in each[0]}
+        for other in (batch, batch.pad("left", pad_to=70)):
+            for name, got in answers(model, other).items():
+                torch.testing.assert_close(got, truth[name], rtol=1e-10, atol=1e-10, equal_nan=True, msg=name)
+        split = [batch.select([4, 0]), batch.select([]), batch.select([5, 1, 3, 2])]
+        assert_same_terms(model, alone, [[batch], [batch.pad()], split])
 
 
 def test_training_without_noise_is_evaluation() -> None:
@@ -499,6 +492,7 @@ def rising_patients(num: int, seed: int) -> RaggedBatch:
     return replace(batch, seq_labels=torch.tensor(labels))
 
 
+@pytest.mark.nightly
 def test_it_learns_what_only_the_order_of_values_tells() -> None:
     sizes = {"width": 64, "heads": 2, "hidden": 128, "latent": 32, "levels": 1, "inducing": 2, "dropout": 0.0}
     model = tiny_patients_model(torch.float32, moved=False, bins=None, **sizes)

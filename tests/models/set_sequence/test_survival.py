@@ -97,15 +97,6 @@ def test_the_convention_for_ends_of_observation(days: float, seen: bool, survive
     assert (grad[:, 0] != 0).tolist() == [k < survived or k == died for k in range(BINS)]
 
 
-@pytest.mark.parametrize("causes", [1, 3])
-def test_the_probabilities_of_all_outcomes_add_up_to_one(causes: int) -> None:
-    ends = [(days, cause) for days in EDGES[1:] for cause in range(1, causes + 1)] + [(EDGES[-1], 0)]
-    logits = hazards(6, causes=causes).repeat_interleave(len(ends), 0)
-    durations, cause = (x.repeat(6) for x in people(*ends))
-    probability = (-hazard_nll(logits, durations, cause, bin_edges(EDGES, ""))).exp()
-    torch.testing.assert_close(probability.view(6, -1).sum(1), torch.ones(6, dtype=F64), rtol=1e-12, atol=1e-12)
-
-
 def likeliest(outcomes: list[tuple[float, int]], causes: int) -> Tensor:
     """The one set of logits for all people, (1, BINS, causes), that minimises the likelihood's negative logarithm."""
     logits = torch.zeros(1, BINS, causes, dtype=F64, requires_grad=True)
@@ -135,7 +126,7 @@ def aalen_johansen(outcomes: list[tuple[float, int]], cause: int) -> list[float]
 
 @pytest.mark.promise("patients.competing")
 def test_minimising_it_gives_the_aalen_johansen_estimate_of_every_cause() -> None:
-    """As above, and who has a competing event is told apart from who is censored: else the outcome is overestimated."""
+    """Who has a competing event is told apart from who is censored: else the outcome is overestimated."""
     outcomes = [(30.0, 1)] * 2 + [(30.0, 0)] * 3 + [(30.0, 2)] * 4 + [(100.0, 1)] * 4 + [(100.0, 2), (100.0, 3)] * 3
     outcomes += [(365.0, 3)] * 2 + [(365.0, 1)] + [(1825.0, 1)] * 2 + [(1825.0, 2)] + [(1825.0, 0)] * 5
     logits, edges = likeliest(outcomes, causes=3), bin_edges(EDGES, "")
@@ -210,12 +201,6 @@ def test_hazards_add_up_to_minus_the_logarithm_of_the_product_of_what_is_left() 
     assert (got.diff(dim=1) >= 0).all()
 
 
-def test_who_survived_all_bins_has_the_whole_hazard_as_likelihood() -> None:
-    logits = hazards(3)
-    survived = hazard_nll(logits, *people(*[(5000, False)] * 3), bin_edges(EDGES, ""))
-    torch.testing.assert_close(cumulative_hazard(logits)[:, -1], survived, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_certain_hazards_stay_finite(dtype: torch.dtype) -> None:
     edges = bin_edges(EDGES, "")
@@ -238,20 +223,6 @@ def test_gradients_are_those_of_the_values(causes: int) -> None:
     assert torch.autograd.gradcheck(cumulative_hazard, (logits,))
 
 
-def test_a_person_counts_in_a_batch_as_alone() -> None:
-    edges, logits = bin_edges(EDGES, ""), hazards(4)
-    durations, cause = people((50, True), (50, False), (5000, False), (30, True))
-    whole = hazard_nll(logits, durations, cause, edges)
-    for i in range(4):
-        alone = hazard_nll(logits[i : i + 1], durations[i : i + 1], cause[i : i + 1], edges)
-        torch.testing.assert_close(whole[i : i + 1], alone, rtol=1e-12, atol=1e-12)
-    none = hazards(0)
-    empty = hazard_nll(none, *people(), edges)
-    assert empty.shape == (0,)
-    assert torch.autograd.grad(empty.sum(), none)[0].shape == (0, BINS, 1)
-    assert cumulative_hazard(none).shape == (0, BINS)
-
-
 def test_a_duration_that_is_no_number_is_not_taken_for_a_long_one() -> None:
     got = hazard_nll(hazards(2), *people((math.nan, False), (50, True)), bin_edges(EDGES, ""))
     assert got.isnan().tolist() == [True, False]
@@ -272,19 +243,6 @@ def test_edges_that_make_no_bins_are_refused(days: list[float]) -> None:
         bin_edges(days, "model.bins")
     assert caught.value.where == "model.bins"
     assert caught.value.fix
-
-
-@pytest.mark.parametrize(
-    ("horizon", "whole", "share"), [(30.0, 1, 0.0), (100.0, 2, 0.0), (65.0, 1, 0.5), (1825.0, 4, 0.0)]
-)
-def test_the_classes_are_those_of_the_hazards_up_to_the_horizon(horizon: float, whole: int, share: float) -> None:
-    logits = hazards(5).detach()
-    left = 1 - logits[..., 0].sigmoid()  # of every bin, who is left of those who reach it
-    part = left[:, whole] ** share if share else 1.0  # at a constant rate
-    wanted = 1 - left[:, :whole].prod(1) * part
-    scores = class_scores(logits, bins_until(horizon, bin_edges(EDGES, "")))
-    assert scores[:, 1].exp().tolist() == pytest.approx(wanted.tolist(), abs=1e-6)
-    assert scores.exp().sum(1).tolist() == pytest.approx([1.0] * 5, abs=1e-12)
 
 
 @pytest.mark.promise("patients.horizon")

@@ -158,17 +158,6 @@ def test_eval_draws_nothing_and_training_by_torchs_generator(kind: str) -> None:
         torch.testing.assert_close(found[0], first)
 
 
-@pytest.mark.promise("vqa.merge-slots")
-def test_slots_are_trained_and_saved() -> None:
-    merger, samples = make("pool").double(), make_samples()
-    assert merger.state_dict()["slots"].shape == (SLOTS, 8)
-    merged = run(merger, samples)
-    merged.features.square().sum().backward()
-    slots = merger.get_parameter("slots")
-    assert slots.grad is not None
-    assert (slots.grad.norm(dim=1) > 1e-9).all()
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_bf16_gives_means_and_finite_gradients(kind: str) -> None:
     """Not the same means as in fp64: other tokens may be the best."""

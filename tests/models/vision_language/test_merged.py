@@ -22,8 +22,6 @@ from unpad.proof.pruned import plain_pass
 from unpad.recipes.training import GenerateSettings
 from unpad.training.step import accumulate
 
-pytestmark = pytest.mark.slow
-
 # Images before, within and after the question, three in one row, none, a single patch, more slots than patches; the
 # answers of the last two are predicted from an image.
 ROWS: list[Row] = [

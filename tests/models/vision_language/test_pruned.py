@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.grid import pairs
 from tests.helpers.pruning import BLOCKS, EARLY, HEADS, KV_HEADS, METHODS, ROWS, WIDTH, pruned
 from tests.helpers.vision import IMAGE, VOCAB, prepare
 from unpad.batching.batch import RaggedBatch, from_sequences
@@ -28,8 +29,6 @@ from unpad.nn.native import library
 from unpad.proof.pruned import plain_pass
 from unpad.recipes.training import GenerateSettings
 from unpad.training.step import accumulate
-
-pytestmark = pytest.mark.slow
 
 TEXT_ROWS = [2, 5]
 PATHS = {"native": nullcontext, "torch": library.switched_off}
@@ -63,9 +62,10 @@ ROWS_FOR_ATTENTION = [row for row in ROWS if row[0] != "<image>"]  # that questi
 
 
 @pytest.mark.promise("vqa.hard-pruning")
-@both_paths
-@pytest.mark.parametrize("method", ["learned", "learned, top share", "relevance", "attention"])
-@pytest.mark.parametrize("positions", ["rotary", "learned"])
+@pytest.mark.parametrize(
+    ("method", "positions", "path"),
+    pairs(["learned", "learned, top share", "relevance", "attention"], ["rotary", "learned"], PATHS.values()),
+)
 @torch.no_grad()
 def test_removal_equals_a_mask_over_what_is_removed(method: str, positions: str, path: Any) -> None:
     model = pruned(positions=positions, **METHODS[method])
@@ -381,17 +381,6 @@ def test_training_draws_anew_and_evaluation_never(prepared: Preprocessed) -> Non
     assert not torch.equal(softened(), softened())
 
 
-@torch.no_grad()
-def test_a_low_temperature_brings_soft_near_hard(prepared: Preprocessed) -> None:
-    model, batch, distances = pruned(layers=[1]), prepared.batch, []
-    expected = model.token_nll(batch)
-    model.mode = "soft"
-    for temperature in (1.0, 0.1, 1e-5):
-        model.temperature.fill_(temperature)
-        distances.append(float((model.token_nll(batch) - expected).abs().max()))
-    assert distances[2] < 1e-6 < distances[1] < distances[0]
-
-
 # --------------------------------------------------------------------------- decoding
 
 
@@ -466,12 +455,6 @@ def test_eight_prompts_are_continued_as_each_alone(settings: dict[str, Any], pat
         for sample, ids in enumerate(together):
             one = prompts.select([sample])
             assert generate(model, one, asked, eos_id=7) == [ids]
-
-
-def test_text_is_continued_as_without_pruning() -> None:
-    model, asked = pruned(), GenerateSettings(max_new_tokens=5, temperature=0)
-    expected = generate(model.decoder, [[1, 2, 3], [4]], asked, eos_id=-1)
-    assert generate(model, [[1, 2, 3], [4]], asked, eos_id=-1) == expected
 
 
 # --------------------------------------------------------------------------- settings

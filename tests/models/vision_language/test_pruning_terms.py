@@ -24,8 +24,6 @@ from unpad.nn.segments import segment_mean
 from unpad.proof.pruned import plain_pass
 from unpad.training.step import accumulate
 
-pytestmark = pytest.mark.slow
-
 JUDGED: dict[str, Any] = {"discriminator": {"layers": [-1, 1], "inner": 8}}
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 NUM_WITH_IMAGES = sum(bool(row[1]) for row in ROWS)

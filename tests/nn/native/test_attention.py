@@ -14,7 +14,6 @@ from unpad.nn.native import library
 from unpad.nn.native.attention import native_attention, supports
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(not library.enabled(), reason=library.describe()),
     pytest.mark.promise("speed.kernels"),
 ]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.attention_cases import error
 from tests.helpers.grid import pairs
 from tests.helpers.paths import LOWEST, NATIVE_DTYPES
 from unpad.nn.native import library
@@ -71,10 +72,6 @@ class Inputs:
             weights = (queries @ keys.mT * q.shape[-1] ** -0.5).softmax(-1)
             outputs.append((weights @ values).flatten(0, 1))
         return torch.stack(outputs), k
-
-
-def error(actual: Tensor, expected: Tensor) -> float:
-    return float((actual.double() - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize(

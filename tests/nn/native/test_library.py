@@ -16,8 +16,6 @@ from tests.helpers.targets import able, has
 from tests.helpers.toy import write_toy
 from unpad.nn.native import library
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[3]
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor
 
+from tests.helpers.attention_cases import error
 from tests.helpers.targets import has, running
 from tests.helpers.tile_cases import Problem, drawn
 from unpad.nn import losses
@@ -27,10 +27,6 @@ def by_tiles(request: pytest.FixtureRequest) -> str:
     """Each target with tiles."""
     name: str = request.param
     return name
-
-
-def error(got: Tensor, wanted: Tensor) -> float:
-    return float((got.double() - wanted).norm() / wanted.norm())
 
 
 # Rows of one and of two blocks; vocabularies whose last panel has 8, 9, 17 and 3 words.

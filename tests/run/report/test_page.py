@@ -106,24 +106,6 @@ def test_a_wide_figure_has_a_drawing_for_narrow_screens_of_the_same_curve(tmp_pa
     assert ".broad{display:none}" in page
 
 
-def test_page_tells_stages_evaluations_events_environment_and_recipe(tmp_path: Path) -> None:
-    page = write_report(run_directory(tmp_path / "run")).read_text()
-    text = text_of(page)
-    for expected in (
-        "pretrain → tune",
-        "Bits per char",
-        "2.500",
-        "gradient norm",
-        "native bf16",
-        "75.0%",
-        "语料",
-        "warning level",
-    ):
-        assert expected in text, expected
-    assert page.count("<circle") == 2 * 6  # one for each evaluation
-    assert page.count("class=stage") == 8  # the boundary, in every plot
-
-
 def test_the_times_of_a_resumed_run_name_the_steps_that_they_cover(tmp_path: Path) -> None:
     folder = run_directory(tmp_path / "run")
     log = (folder / "log.jsonl").read_text(encoding="utf-8")
