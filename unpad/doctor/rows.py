@@ -38,7 +38,7 @@ def look(subject: Subject) -> list[Finding]:
 def of_rows(subject: Subject, rows: Sequence[Labelled]) -> list[Finding]:
     """Findings on targets and on copies, for all families."""
     where = label_fields(subject)
-    return [*same_rows(subject), *near_rows(subject), *clashing_labels(rows, where), *constant_labels(rows, where)]
+    return [*clashing_labels(rows, where), *constant_labels(rows, where), *same_rows(subject), *near_rows(subject)]
 
 
 def label_fields(subject: Subject) -> tuple[str, ...]:
