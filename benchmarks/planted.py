@@ -69,7 +69,7 @@ STEP, ATTENTION, NORM, LOSSES = "training/step.py", "nn/attention.py", "nn/norm.
 BLOCK, DECODER, SEGMENTS = "nn/block.py", "models/decoder.py", "nn/segments.py"
 VISION = "models/vision_language/"
 TRAINED = "parts = [weight * terms[name][0] / totals[name]"
-PADDED = "return replace(pad(self, rectangle), layout=PaddedLayout(mask))"
+PADDED = "return replace(pad(self, rectangle), layout=PaddedLayout(mask, keys=self.layout.keys))"
 SOME = "value.index_select(0, choices[self.level].entries)"
 FAULTS = [
     Fault("positions not reset", "windows", BATCH, "np.arange(input_ids.size) - first", "np.arange(input_ids.size)"),
@@ -92,12 +92,12 @@ FAULTS = [
         "loss of padding counts", "zh_chat", BATCH, PADDED,
         "padded = pad(self, rectangle)\n"
         "        counted = (padded.loss_mask | ~mask.flatten()).nonzero().flatten()\n"
-        "        return replace(padded, layout=PaddedLayout(mask), target_index=counted)",
+        "        return replace(padded, layout=PaddedLayout(mask, keys=self.layout.keys), target_index=counted)",
     ),
     Fault(
         "padding shifts positions", "zh_chat", BATCH, PADDED,
         "columns = torch.arange(mask.shape[1]).repeat(mask.shape[0])\n"
-        "        return replace(pad(self, rectangle), layout=PaddedLayout(mask), position_ids=columns)",
+        "        " + PADDED.replace("layout.keys)", "layout.keys), position_ids=columns"),
     ),
     Fault("undo of the order of lengths", "zh_chat", LAYOUT, "undo[flat] = np.arange(flat.size)", "undo[:] = flat"),
     Fault("mask of a group one cell long", "images", LAYOUT, "mask = column[None] <", "mask = column[None] <="),
@@ -145,7 +145,7 @@ FAULTS = [
     ),
     Fault(
         "places of images not moved by padding", "vqa", BATCH, PADDED,
-        PADDED.replace("PaddedLayout(mask)", "PaddedLayout(mask), media_index=self.media_index"),
+        PADDED.replace("layout.keys)", "layout.keys), media_index=self.media_index"),
     ),
     Fault(
         "joined places not shifted", "vqa", FIELDS,

@@ -32,7 +32,7 @@ SIZES = (1024, 2048, 4096, 8192, 16384)  # tokens of an update
 TURNS, QUICK_TURNS = 9, 5
 TURN_TOKENS = 8192  # of a turn, one update at least
 WHOLE = 4096  # most tokens of a micro-batch of the side that cuts no finer than the recipe
-GOAL, GOAL_SIZE = 1.6, 8192  # two processes against one, by the issue
+GOAL, GOAL_SIZE = 1.6, 8192  # two processes against one
 
 
 @dataclass(frozen=True)

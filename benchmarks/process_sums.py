@@ -23,7 +23,7 @@ from unpad.training.memory import keep_freed_memory
 
 MICROS = 4
 TURNS, QUICK_TURNS = 15, 9
-LIMIT = 1.05  # of the processor time of fast sums, by the issue
+LIMIT = 1.05  # of the processor time of fast sums
 SIDES: tuple[Sums, Sums] = ("fast", "exact")
 
 

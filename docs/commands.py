@@ -170,7 +170,11 @@ def main(words: list[str], say: Callable[[str], None] = print) -> int:
             for file in re.findall(r"[\w/]+\.jsonl", line):
                 if not (here / file).exists() or f"={file}" in line:
                     write_rows(here / file, rows_of(line, file))
-            code, printed = call(here, words_of(line))
+            words_here = words_of(line)
+            if "--out" in words_here or words_here[0] == "export":  # what it writes is new
+                place = words_here[words_here.index("--out") + 1] if "--out" in words_here else words_here[2]
+                shutil.rmtree(here / place, ignore_errors=True)
+            code, printed = call(here, words_here)
             if code and code not in FINDINGS:
                 failed += 1
                 say(f"{code}: {line}\n{printed[-600:]}")

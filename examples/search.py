@@ -2,8 +2,7 @@
 
 python examples/search.py RECIPE FOLDER NUM_TRIALS [key=value ...]
 
-It needs `pip install optuna`. Called again, it goes on after the last finished trial. A run of Python is as long as
-that of `unpad train` for each trial; change `fields` to search others.
+It needs `pip install optuna`. Called again, it goes on after the last finished trial. Change `fields` to search others.
 """
 
 import sys
@@ -32,7 +31,7 @@ def main(recipe: str, folder: Path, num_trials: int, *fixed: str) -> None:
         out = folder / f"trial-{trial.number}"
         unpad.train(recipe, *fixed, *fields(trial), out=out, quiet=True)
         metrics, _ = evaluate_run(str(out))
-        return metrics["loss"].value
+        return next(metric.value for name, metric in metrics.items() if name.endswith("loss"))
 
     finished = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
     study.optimize(loss, n_trials=max(num_trials - len(finished), 0))

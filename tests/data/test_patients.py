@@ -32,9 +32,8 @@ from unpad.batching.plan import plan
 from unpad.data.histories.cohort import read_cohort, refuse_unlearnable
 from unpad.data.histories.report import cohort_lines
 from unpad.data.histories.tables import alias
-from unpad.data.measuring import Measuring
 from unpad.data.patients import EventData
-from unpad.errors import PlanError, RecipeError, SourceError
+from unpad.errors import RecipeError, SourceError
 from unpad.models import model_config
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.recipes.recipe import Recipe
@@ -407,24 +406,6 @@ def test_a_competing_value_that_nobody_has_is_warned_of_with_the_values_that_the
     assert read_cohort(people_with(tmp_path, columns, **meant)).notes == (), "nothing is known of anybody"
 
 
-def test_the_labels_decide_the_number_of_competing_hazards(tmp_path: Path) -> None:
-    path = label_file(tmp_path / "people.parquet", id=[A, B, C], end=[40, 50, 20], dead=[1, 0, 2])
-    source = {**long(tmp_path, [(A, 0, "x", 1.0), (B, 0, "x", 2.0)]), "unit": "days"}
-    made = {"path": path, "event": "dead", "duration": "end", "horizon": 30, "competing": [2, 3]}
-
-    def completed(**fields: object) -> object:
-        settings = {"labels": made, "landmark": 0}
-        data = opened(source, data={"holdout": 0}, events=settings, model={"kind": "set_sequence", **fields})
-        return data.complete(model_config({"kind": "set_sequence", **fields})).model_dump()["competing"]
-
-    assert (completed(), completed(bins=[0, 60]), completed(bins=[0, 60], competing=2)) == (None, 2, 2)
-    with pytest.raises(RecipeError, match="the model has 1 competing event, and the labels name 2") as caught:
-        completed(bins=[0, 60], competing=1)
-    assert caught.value.where == "model.competing"
-    with pytest.raises(RecipeError, match=r"competing events have hazards, and model\.bins has none"):
-        model_config({"kind": "set_sequence", "competing": 1})
-
-
 # --------------------------------------------------------------------------- several classes
 
 
@@ -667,28 +648,6 @@ def test_plans_carry_patients_without_events(strategy: str, tmp_path: Path) -> N
     assert not data.count_targets(np.array([0]), np.array([1]), np.array([2])).any(), "a patient counts once"
 
 
-def test_evaluation_sees_patients_without_events(tmp_path: Path) -> None:
-    data = with_empty(tmp_path)
-
-    class Model(torch.nn.Module):
-        config = type("Config", (), {"longest": 100, "context_field": "model.sets"})
-
-    ids = np.flatnonzero(data.table.positions < 4)
-    seen = [m.seq_ids for m in Measuring(Model(), data, ids, PlanSettings(tokens_per_micro=4)).micros()]
-    assert sorted(np.concatenate(seen).tolist()) == ids.tolist()
-    Model.config.longest = int(data.table.positions[ids].max())
-    model = Model()
-    for _ in Measuring(model, data, ids, PlanSettings(strategy="fixed", drop_last=True)).micros():
-        assert not model.training
-    assert model.training
-    Model.config.longest -= 1
-    with pytest.raises(PlanError, match=r"model\.sets"):
-        list(Measuring(Model(), data, ids, PlanSettings()).micros())
-    every = Measuring(Model(), data, ids, PlanSettings(), overflow="split", targets=lambda seqs, *_: seqs >= 0)
-    cut = list(every.micros())
-    assert max(int((one.stops - one.starts).max()) for one in cut) == Model.config.longest
-
-
 def test_who_has_neither_events_nor_a_label_is_no_target(tmp_path: Path) -> None:
     path = label_file(tmp_path / "labels.parquet", id=[A, B, C], dead=[1, None, None])
     labels = {"path": path, "label": "dead", "missing": "keep"}
@@ -754,3 +713,45 @@ def test_an_event_at_the_end_of_observation_is_history_and_one_after_it_is_refus
     put(tmp_path / "labels.csv", pa.table({"id": [A, B], "dead": [1, 0], "at": [19.0, 20.0]}))
     with pytest.raises(SourceError, match="E_LEAK"):
         opened(long(tmp_path, rows), data={"holdout": 0}, events=asked)
+
+
+# --------------------------------------------------------------------------- what is left out is said
+
+
+def test_patients_without_any_event_to_train_on_are_refused_and_counted(tmp_path: Path) -> None:
+    rows = [(i, 5.0 + i, "a", 1.0) for i in range(12)]
+    source = {"path": str(put(tmp_path / "e.parquet", table(rows))), "unit": "days"}
+    data = opened([source], data={"holdout": 0.2}, events={"landmark": 0})
+    with pytest.raises(SourceError, match="no patient to train on has an event: 12 after the landmark"):
+        data.check_trainable()
+    opened([source], data={"holdout": 0.2}, events={"landmark": 30}).check_trainable()
+
+
+def test_a_code_whose_values_training_lacks_is_named(tmp_path: Path) -> None:
+    rows = [(i, float(day), "a", None if i < 10 else 2.0) for i in range(12) for day in range(3)]
+    file = put(tmp_path / "e.parquet", table(rows))
+    sides = put(tmp_path / "s.parquet", pa.table({"id": range(12), "split": ["train"] * 10 + ["valid"] * 2}))
+    data = opened([{"path": str(file), "unit": "days"}], events={"split": str(sides)})
+    assert "warning: values left out, as their codes have none in training: 6 of a" in data.lines()
+
+
+def test_a_file_without_numbers_of_sets_goes_by_the_time_beside_one_that_has_them(tmp_path: Path) -> None:
+    numbered = table([(7, 0.0, code, 1.0) for code in "abc"]).append_column("set_index", pa.array([0, 1, 1]))
+    put(tmp_path / "e" / "1.parquet", numbered.set_column(1, "time", pa.array([0.0, 1.0, 1.0])))
+    put(
+        tmp_path / "e" / "2.parquet",
+        table([(8, day, code, 1.0) for day, code in zip((3.0, 0.0, 3.0), "abc", strict=True)]),
+    )
+    data = opened([{"path": str(tmp_path / "e"), "unit": "days"}], data={"holdout": 0})
+    assert data.report.bad == []
+    assert np.diff(data.sets.set_starts).tolist() == [1, 2, 1, 2]
+
+
+def test_a_file_of_a_patient_is_not_named_where_its_column_has_another_name(tmp_path: Path) -> None:
+    for patient in ("7001", "7002"):
+        rows = [(1, float(day), "a", 1.0) for day in range(3)]
+        put(tmp_path / "e" / f"{patient}.parquet", table(rows, time="minute", code="varname").drop_columns("id"))
+    with pytest.raises(SourceError, match='no column "variable"') as caught:
+        opened([{"path": str(tmp_path / "e")}])
+    assert "7001" not in str(caught.value)
+    assert "varname" in str(caught.value.fix) + caught.value.what

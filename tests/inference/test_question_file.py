@@ -182,6 +182,7 @@ def test_the_command_wants_both_files_a_run_that_answers_and_no_other_images(
     unpad: Shell, finished: Finished, rows: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     folder, file = finished("questions").run, written(tmp_path / "in.jsonl", rows[:1])
+    assert "name it e.jsonl" in unpad("infer", folder, "--file", file, "--out", tmp_path / "e.csv").err
     both = ("--file", file, "--out", tmp_path / "out.jsonl")
     assert unpad("infer", folder).code == 2
     assert unpad("infer", folder, "--file", file).code == 2

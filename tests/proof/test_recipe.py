@@ -160,30 +160,6 @@ def test_the_batches_of_a_padded_plan_are_proved_in_the_runs_precision(tmp_path:
 # --------------------------------------------------------------------------- faults of the path from data to batch
 
 
-def test_a_plan_that_cannot_be_made_is_a_line_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses_rows(tokens: TokenSource, micro: Micro, pad_id: int) -> RaggedBatch:
-        if micro.fill_to:
-            raise ValueError("rows are not filled")
-        return load_micro(tokens, micro, pad_id)
-
-    monkeypatch.setattr(text_data, "load_micro", refuses_rows)
-    certificate = prove_recipe(str(write_toy(tmp_path / "toy")), [])
-    assert failed(certificate) == ["plan rows = alone"]
-    assert next(line.note for line in certificate.lines if line.note).startswith("ValueError: rows are not filled (")
-
-
-def test_a_sequence_that_cannot_be_read_alone_is_a_line_that_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unreadable(*piece: Any) -> RaggedBatch:
-        raise KeyError("row 3")
-
-    monkeypatch.setattr(text_data.TextData, "alone", unreadable)
-    certificate = prove_recipe(str(write_toy(tmp_path / "toy")), [])
-    assert failed(certificate) == ["each sequence straight from the data"]
-    assert not certificate.passed
-
-
 def with_fault(monkeypatch: pytest.MonkeyPatch, fault: Any) -> None:
     def broken(tokens: TokenSource, micro: Micro, pad_id: int) -> RaggedBatch:
         return fault(load_micro(tokens, micro, pad_id))

@@ -56,7 +56,7 @@ def test_a_kept_run_opens_evaluates_reports_and_resumes(kept: tuple[str, str], u
 
     resumed = unpad("train", "--resume", "run", LONGER[family])
     assert resumed.code == 0, resumed.err
-    assert ("drew dropout once" in resumed.out) == (commit == "364a4b5" and family == "text"), resumed.out
+    assert "other random draws" in resumed.out
     assert (run / "metrics.jsonl").read_bytes().startswith(metrics)
     assert log_file(run).name == ("events.jsonl" if commit == "364a4b5" else "log.jsonl")
     entries = read_log(run)

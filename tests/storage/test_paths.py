@@ -14,7 +14,7 @@ from unpad.recipes.file import load_recipe, parse_recipe
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.section import kept_paths
 from unpad.storage import cache_folder
-from unpad.storage.paths import is_special, new_path, path_fault, user_path
+from unpad.storage.paths import is_special, new_path, path_fault, refuse_format, user_path
 
 IMPOSSIBLE = {
     "": "is empty",
@@ -130,3 +130,21 @@ def test_pipes_devices_and_sockets_are_special(tmp_path: Path) -> None:
     (tmp_path / "zero").symlink_to("/dev/zero")
     (tmp_path / "file").touch()
     assert [is_special(tmp_path / name) for name in ("pipe", "zero", "file", "gone", ".")] == [True, True] + [False] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "fix"),
+    [
+        ("x.onnx", (), "name it x"), ("x.gguf", (), "name it x"), ("qwen3-0.6b", (), ""),
+        ("e.csv", (".jsonl",), "name it e.jsonl"),
+        ("e.JSONL", (".jsonl",), ""), ("e", (".jsonl",), ""), ("rows.jsonl", (".parquet", ".jsonl"), ""),
+        ("page.pdf", (".html",), "name it page.html"),
+    ],
+)  # fmt: skip
+def test_a_name_that_promises_another_format_is_refused(name: str, written: tuple[str, ...], fix: str) -> None:
+    if not fix:
+        refuse_format(Path("a") / name, *written)
+        return
+    with pytest.raises(RecipeError) as caught:
+        refuse_format(Path("a") / name, *written)
+    assert caught.value.fix == fix

@@ -22,8 +22,6 @@ from unpad.run.monitor import Monitor
 from unpad.training import updates
 from unpad.training.step import StepResult
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,29 +264,6 @@ def test_a_sequence_without_memory_is_named_with_its_place_and_the_setting(
 
 
 # --------------------------------------------------------------------------- batching, precision, time
-
-
-@pytest.mark.nightly
-def test_every_strategy_reaches_the_same_held_out_loss_with_the_same_steps(tmp_path: Path) -> None:
-    """Each step holds the whole epoch, so all strategies take the same steps in different micro-batches."""
-    recipe = write_toy(
-        tmp_path,
-        model={**SMALL_MODEL, "dropout": 0.0},
-        plan={"tokens_per_step": 100_000, "tokens_per_micro": 200, "batch_size": 4, "row_tokens": 128},
-        stages=[],
-        train={"max_epochs": 2},
-    )
-    results = {}
-    for strategy in ("pack", "fixed", "dynamic", "bucket", "budget", "rows"):
-        result = run(recipe, tmp_path / strategy, f"plan.strategy={strategy}")
-        results[strategy] = (result.heldout_loss, [row["targets"] for row in rows(tmp_path / strategy, "train")])
-        padded = rows(tmp_path / strategy, "train")[0]["pad_share"]
-        assert (padded == 0) == (strategy == "pack"), strategy
-    loss, targets = results["pack"]
-    assert len(targets) == 2
-    for strategy, (other_loss, other_targets) in results.items():
-        assert other_targets == targets, strategy
-        assert other_loss == pytest.approx(loss, rel=1e-5), strategy
 
 
 @pytest.mark.nightly

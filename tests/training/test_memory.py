@@ -22,9 +22,11 @@ from tests.helpers.toy import LOOP, events, rows, run, same_tensors, weights, wr
 from tests.helpers.vision import GRIDS, prepare, tiny
 from unpad.batching.batch import RaggedBatch
 from unpad.errors import OutOfMemoryError
+from unpad.models.adapters import adapt, adapter_names
 from unpad.models.contract import Model
 from unpad.models.decoder import Decoder
 from unpad.processes.sums import ExactSum
+from unpad.recipes.training import LoraSettings
 from unpad.training.memory import Room
 from unpad.training.parallel.share import Share, whole_share
 from unpad.training.passes import VisualTokens
@@ -35,9 +37,20 @@ HEADS: dict[str, Any] = {"width": 32, "heads": 2}  # of 16 channels, as native a
 LEARNED = {"layers": [0], "inner": 8, "heads": 2, "discriminator": {"layers": [-1], "inner": 8}}
 MERGE = {"variant": "question", "inner": 8, "heads": 2, "ratio": 0.5}
 LANGUAGE = {"language": {"width": 32, "heads": 2, **DROPS}, "vision": {"width": 32, "heads": 2, **DROPS}}
+
+
+def adapted(model: Model) -> Model:
+    adapt(model, LoraSettings(r=2, dropout=0.3, targets=["*"]))
+    for name in adapter_names(model):
+        torch.nn.init.normal_(model.get_parameter(name).data, std=0.1)
+    return model.double()
+
+
 MODELS: dict[str, tuple[Callable[[], Model], Callable[[], RaggedBatch]]] = {
     "text": (lambda: tiny_model(**HEADS, **DROPS, embed_dropout=0.1), lambda: random_batch([9, 1, 20, 3, 3, 12])),
     "seeds alone": (lambda: tiny_model(**HEADS, **DROPS, kv_heads=1), lambda: random_batch([9, 1, 20, 3, 3, 12])),
+    "adapters": (lambda: adapted(tiny_model(**HEADS)), lambda: random_batch([9, 1, 20, 3, 3, 12])),
+    "adapters of patients": (lambda: adapted(tiny_patients_model(sample=False)), lambda: random_patients([7, 0, 30])),
     "no draws": (lambda: tiny_model(**HEADS), lambda: random_batch([9, 1, 20, 3, 3, 12])),
     "rectangle": (lambda: tiny_model(**HEADS, **DROPS), lambda: random_batch([9, 1, 7, 3, 3]).pad()),
     "images": (lambda: tiny_vit(**HEADS, **DROPS, token_drop=0.3), random_images),

@@ -13,21 +13,17 @@ from unpad.batching.layout import PaddedLayout
 def in_parts(batch: RaggedBatch, most: int) -> list[RaggedBatch]:
     """Cut a batch between its sequences, in order; bundles stay whole, and rows of a rectangle keep their width.
 
-    If the batch has media, every part has some: a pass without media skips layers and their random draws.
-
     Args:
-        most: computed tokens of a part, as far as sequences, bundles and media allow.
+        most: computed tokens of a part, as far as sequences and bundles allow.
 
     Returns:
         The parts; the batch itself if it is one of them.
     """
     bounds = _bounds(batch)  # (num_units + 1,) first sequences of what stays together
     tokens = np.append(0, np.cumsum(_computed(batch)))[bounds]
-    media = np.append(0, np.cumsum(_media(batch)))[bounds]
     cuts = [0]
     for unit in range(1, len(bounds) - 1):
-        has_media = media[-1] == 0 or media[cuts[-1]] < media[unit] < media[-1]
-        if has_media and tokens[unit + 1] - tokens[cuts[-1]] > most:
+        if tokens[unit + 1] - tokens[cuts[-1]] > most:
             cuts.append(unit)
     cuts.append(len(bounds) - 1)
     if len(cuts) <= 2:
@@ -40,14 +36,6 @@ def _computed(batch: RaggedBatch) -> np.ndarray:
     if isinstance(batch.layout, PaddedLayout):
         return np.full(batch.num_seqs, batch.layout.attention_mask.shape[1], np.int64)
     return batch.layout.lengths().cpu().numpy()
-
-
-def _media(batch: RaggedBatch) -> np.ndarray:
-    """Media of every sequence, empty ones left out, (num_seqs,) int64."""
-    if batch.media is None or batch.media_seqs is None:
-        return np.zeros(batch.num_seqs, np.int64)
-    seen = batch.media_seqs[batch.media.layout.lengths() > 0]
-    return np.bincount(seen.cpu().numpy(), minlength=batch.num_seqs)
 
 
 def _bounds(batch: RaggedBatch) -> np.ndarray:

@@ -11,7 +11,7 @@ import typer
 from unpad.cli.early import check_run, load_torch
 from unpad.cli.options import Debug, Json, RunArgument, Sampling, System, print_json
 from unpad.errors import RecipeError
-from unpad.storage.paths import new_path, user_path
+from unpad.storage.paths import new_path, refuse_format, user_path
 from unpad.terminal.printing import print_lines, print_text
 from unpad.terminal.progress import progress
 
@@ -185,6 +185,8 @@ def infer(
         raise RecipeError("no image is named", fix="give --image FILE, or --file with a table of images and questions")
     beside = question is not None or table is not None or show is not None or as_json or image is not None
     _check_file(file, out, "images and questions", "--image, --question, --csv, --show and --json", alone=not beside)
+    if table is not None:
+        refuse_format(table, ".csv", ".txt")
     check_run(run, places=[*(image or []), *([] if file is None else [file])])
     from unpad.inference.loaded import load
 
@@ -264,10 +266,10 @@ def generate(
     _check_file(file, out, "prompts and system texts", "--prompt, --heldout, --system and --json", alone=not beside)
     check_run(run, fields, places=[] if file is None else [file])
     from unpad.inference.loaded import load
-    from unpad.inference.prompts import gives_seed, picture_note, prompt_warning, system_note
+    from unpad.inference.prompts import NO_PICTURE, gives_seed, prompt_warning, system_note
 
     loaded = load(run, fields)
-    remarks = picture_note(loaded.recipe, run), system_note(loaded.num_system) if system else ""
+    remarks = NO_PICTURE if loaded.recipe.data.vqa else "", system_note(loaded.num_system) if system else ""
     print_lines([f"note: {remark}" for remark in remarks if remark], to_errors=True)
     if file is not None and out is not None:
         from unpad.inference.prompt_file import answer_prompts
@@ -307,6 +309,8 @@ def _check_file(file: Path | None, out: Path | None, holds: str, replaces: str, 
         raise RecipeError("--file and --out go together", fix=f"name a file of {holds}, and one for the answers")
     if file is not None and not alone:
         raise RecipeError(f"--file has {holds}", fix=f"leave out {replaces}")
+    if out is not None:
+        refuse_format(out, ".jsonl", ".txt")
 
 
 @verbs.command(epilog="Example: unpad chat zh_chat-1    or    echo 你好 | unpad chat zh_chat-1")

@@ -10,7 +10,7 @@ import typer
 from unpad.cli.early import check_names, check_run, load_torch
 from unpad.cli.options import Debug, Json, RunArgument, override_words, print_json, run_names
 from unpad.errors import REPLAY_DIFFERS
-from unpad.storage.paths import new_path, user_path
+from unpad.storage.paths import new_path, refuse_format, user_path
 from unpad.terminal.printing import print_lines
 from unpad.terminal.progress import progress
 
@@ -59,6 +59,7 @@ def compare(
 
     With --rows: differences of their metrics to the first run's, with 95 % intervals over groups of rows.
     """
+    refuse_format(out, ".html")
     check_names(runs)
     if rows:
         load_torch()

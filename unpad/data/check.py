@@ -286,10 +286,15 @@ def _check_events(recipe: Recipe, trains: bool) -> CheckReport:
     from unpad.data.histories.report import cohort_lines
 
     read = read_cohort(recipe)
+    own, remarks = list[str](), read.notes
+    if trains:
+        own = cohort_lines(read.cohort, recipe.events.labels.competing if recipe.events.labels else ())
     if trains and not read.bad:
         from unpad.data.patients import open_tables
 
-        open_tables(recipe, read, None)
+        data = open_tables(recipe, read, None)
+        data.check_trainable()
+        own, remarks = [*own, data.report.without_events(data.sets, data.unit)], data.report.notes
     reports = []
     for table, bad_rows in read.tables:
         names = {file.shown for file in table.files}
@@ -300,10 +305,8 @@ def _check_events(recipe: Recipe, trains: bool) -> CheckReport:
         num_rows = len(table) + len(table.bad) + empty_files
         num_used = num_rows - len(bad_rows) - len(refused)
         reports.append((FileCheck(Path(shown), "events", num_rows, num_used, 0), (*bad_rows, *refused)))
-    labels = recipe.events.labels
-    own = cohort_lines(read.cohort, labels.competing if labels else ()) if trains else []
-    notes = (*own, *(f"warning: {note}" for note in read.notes))
-    if not trains and labels is None:
+    notes = (*own, *(f"warning: {note}" for note in remarks))
+    if not trains and recipe.events.labels is None:
         notes += tuple(f"note: {_about_labels(table.names.get('id', 'id'))}" for table, _ in read.tables[:1])
     return CheckReport(tuple(file for file, _ in reports), tuple(row for _, bad in reports for row in bad), notes)
 

@@ -52,7 +52,7 @@ from unpad.data.sources.bad_rows import apply_policy, refuse_empty
 from unpad.data.sources.example import BadRow, place_of
 from unpad.data.sources.files import resolve_path
 from unpad.data.sources.split import Split, Wanted
-from unpad.errors import RecipeError
+from unpad.errors import RecipeError, SourceError
 from unpad.models import model_config
 from unpad.models.contract import Model, ModelConfig, PredictsSets, ReadsCodeVectors
 from unpad.models.set_sequence.event_sets import EventSets
@@ -118,6 +118,12 @@ class EventData(Data):
     def labels(self) -> np.ndarray | None:
         """(num_patients,) int64, 0, 1, or the place in `classes`, -1 if unknown; None if the recipe has no labels."""
         return self.cohort.label
+
+    def check_trainable(self) -> None:
+        if not self.table.positions[self.table.split == Split.TRAIN].any():
+            left_out = ", ".join(f"{number:,} {why}" for why, number in self.report.counts.items() if number)
+            what = "no patient to train on has an event" + (f": {left_out}" if left_out else "")
+            raise SourceError(what, where="data.events", fix="check the tables, their times, and events.landmark")
 
     @property
     def unit(self) -> str:
@@ -391,7 +397,7 @@ def open_tables(recipe: Recipe, tables: PatientTables, kept: dict[str, bytes] | 
         num_late=count_late(tables),
         source_names=tuple(part.name for part in tables.rows.parts),
         has_end=not settings.labels or bool(settings.labels.time) or settings.landmark is not None,
-        notes=tables.notes,
+        notes=(*tables.notes, *histories.notes),
         competing=tuple(settings.labels.competing) if settings.labels else (),
     )
     table = _table(recipe, tables, histories.sets)

@@ -65,11 +65,15 @@ class Finding:
     explains: frozenset[str]
     words: tuple[Words, Words]
 
+    def said(self, language: Language) -> dict[str, float | str]:
+        """The values in a language."""
+        place = int(language == "zh")
+        return {name: value[place] if isinstance(value, tuple) else value for name, value in self.values.items()}
+
     def sentences(self, language: Language) -> Words:
         """The reason, with its number, and what to do."""
-        place = int(language == "zh")
-        values = {name: value[place] if isinstance(value, tuple) else value for name, value in self.values.items()}
-        reason, advice = (text.format(number=self.number, **values) for text in self.words[place])
+        values, words = self.said(language), self.words[int(language == "zh")]
+        reason, advice = (text.format(number=self.number, **values) for text in words)
         return reason, advice
 
     def lines(self, rank: int, language: Language) -> list[str]:
@@ -84,7 +88,7 @@ class Finding:
         """The finding for programs."""
         reason, advice = self.sentences(language)
         number = None if math.isnan(self.number) else self.number
-        figures = {"number": number, "fields": list(self.fields), "values": self.values}
+        figures = {"number": number, "fields": list(self.fields), "values": self.said(language)}
         return {"code": self.code, "severity": self.severity, **figures, "reason": reason, "do": advice}
 
 

@@ -22,7 +22,7 @@ from unpad.models.contract import ScoresTokens
 
 
 class Labelled(NamedTuple):
-    """What a sequence asks and the target that it has, to be compared with others, and its place."""
+    """A sequence to compare with others: its input, its target, and its place."""
 
     asked: Hashable
     target: Hashable
@@ -119,7 +119,7 @@ def same_rows(subject: Subject) -> Found | None:
     return Found(share, *dict.fromkeys(names), severity=severity, num=len(held), where=at, unit=subject.units[0])
 
 
-@finding("near_rows",
+@finding("near_rows", "fault",
     en=("{number:.0%} of {num:,} held-out {unit} are near-duplicates of training ones, such as {where}: the held-out "
         "loss is too good.", "set data.near_duplicates=together, or give rows that belong together a `group`"),
     zh=("{num:,} 个验证样本（{unit}）中有 {number:.0%} 与训练样本几乎相同，例如 {where}。",
@@ -129,12 +129,10 @@ def near_rows(subject: Subject) -> Found | None:
     if not subject.data.compares or subject.recipe.plan.cross_documents or not len(subject.stage.held_out_ids):
         return None
     near = subject.data.near_training(subject.data, sampled(subject.stage.held_out_ids, 200))
-    # Texts of one form, as those behind one system message, share most of their passages.
-    least = 0.1 if near and near.unit == "pictures" else 0.5
-    if near is None or near.reason or near.num < 8 or near.num_near < least * near.num:
+    if near is None or near.reason or near.num < 8 or near.num_near < near.num / 2:
         return None
     share, names = near.num_near / near.num, ("data.near_duplicates", *label_fields(subject))
-    return Found(share, *names, severity=level(share >= 0.3), num=near.num, unit=near.unit, where=near.pairs[0][0])
+    return Found(share, *names, num=near.num, unit=near.unit, where=near.pairs[0][0])
 
 
 SETTLED = {"labels_random", "by_heart", "constant_labels"}

@@ -54,9 +54,8 @@ def take_steps(subject: Subject, seconds: float) -> Steps:
         if step >= 3 and now() - began > seconds:
             break
         planned = subject.plan.step(step % subject.plan.num_steps)
-        if (
-            subject.num_steps >= 3 * subject.plan.num_steps
-        ):  # most loads find the pictures of an earlier epoch in memory
+        # Most loads find the pictures of an earlier epoch in memory.
+        if subject.num_steps >= 3 * subject.plan.num_steps:
             trial.load(planned)
         start = now()
         micros, loaded = trial.load(planned), now()
@@ -235,7 +234,7 @@ def sweep(subject: Subject, seconds: float) -> Sweep:
 
 # --------------------------------------------------------------------------- one batch
 
-REPEATS, LEAST_REPEATS, USUAL_RATE = 60, 40, 1e-3
+REPEATS, LEAST_REPEATS, USUAL_RATE = 60, 60, 1e-3
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ import numpy as np
 from unpad.data.family import Data
 from unpad.errors import RecipeError
 from unpad.storage import disk_errors, finite, write_atomic
-from unpad.storage.parquet import refuse_other_name, write_parquet
+from unpad.storage.parquet import write_parquet
+from unpad.storage.paths import refuse_format
 
 Columns = dict[str, np.ndarray]  # (num_rows,) each; a number that a row lacks is nan, anything else None
 LINES = ".jsonl"
@@ -118,8 +119,7 @@ def check_file(out: Path) -> None:
         RecipeError: its name promises another format than parquet or JSON lines, or it is a folder.
         DiskError: its folder is missing or closed.
     """
-    if out.suffix.lower() != LINES:
-        refuse_other_name(out)
+    refuse_format(out, ".parquet", LINES)
     if out.is_dir():
         raise RecipeError("the file for the rows is a folder", where=str(out), fix="name a file, such as rows.parquet")
     with disk_errors(out):

@@ -17,15 +17,7 @@ from unpad.errors import RecipeError, UnpadError, nearest
 from unpad.inference.engine import Engine
 from unpad.inference.generate import stream
 from unpad.inference.loaded import generation_precision, load
-from unpad.inference.prompts import (
-    check_system,
-    gives_seed,
-    lost_of,
-    picture_note,
-    plain_note,
-    prompt_warning,
-    system_note,
-)
+from unpad.inference.prompts import check_system, gives_seed, lost_of, plain_note, prompt_warning, system_note
 from unpad.inference.stops import StopTexts
 from unpad.models.contract import Generates
 from unpad.nn.precision import Precision
@@ -321,7 +313,7 @@ def chat_with_run(name: str, overrides: list[str], system: str = "") -> None:
     def warn(line: str) -> None:
         print_lines([line], to_errors=True)
 
-    for remark in (plain_note(run.recipe), picture_note(run.recipe, name), check(system)):
+    for remark in (plain_note(run.recipe), check(system)):
         if remark:
             warn(f"note: {remark}")
     chat(

@@ -24,7 +24,8 @@ from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.linear import independent_rows
 from unpad.recipes.data import EventLabels, EventSource
 from unpad.recipes.recipe import Recipe
-from unpad.storage.parquet import refuse_other_name, write_parquet
+from unpad.storage.parquet import write_parquet
+from unpad.storage.paths import refuse_format
 from unpad.terminal.table import number_of
 
 Level = Literal["patient", "set"]
@@ -64,7 +65,7 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
     if not isinstance(run.model, PredictsSets):
         fix = "use a run of `unpad train events`"
         raise RecipeError("this run is not one of patients", where=str(run.folder), fix=fix)
-    refuse_other_name(out)
+    refuse_format(out, ".parquet")
     data = cast(EventData, run.data() if path is None else open_data(moved(run.recipe, path), run.files, Wanted.NEW))
     lines: list[str] = []
     if path is not None:

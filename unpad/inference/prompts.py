@@ -16,6 +16,8 @@ from unpad.errors import RecipeError
 from unpad.inference.engine import Finished
 from unpad.recipes.recipe import Recipe
 
+NO_PICTURE = "no picture is given; `unpad infer RUN --image FILE --question TEXT` shows one"
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -148,15 +150,10 @@ def prompt_warning(lost: LostCharacters) -> str:
     return f"warning: the prompt is mostly unknown: {lost.describe()}" if is_mostly_unknown(lost) else ""
 
 
-def picture_note(recipe: Recipe, run: str) -> str:
-    """Remark for a text that is put to a run trained on questions about pictures; "" for other runs."""
-    if not recipe.data.vqa:
-        return ""
-    return f"no picture is given; `unpad infer {run} --image FILE --question TEXT` shows one"
-
-
 def plain_note(recipe: Recipe) -> str:
-    """Remark for a conversation with a run trained on plain text; "" for a run trained on conversations."""
+    """Remark for a conversation with a run trained on plain text or pictures; "" for a run trained on conversations."""
+    if recipe.data.vqa:
+        return NO_PICTURE
     if recipe.data.converses or not recipe.data.text:
         return ""
     return "this run was trained on plain text: it continues the text rather than answering"

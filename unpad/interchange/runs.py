@@ -44,6 +44,7 @@ from unpad.run.folder import (
 )
 from unpad.run.kept import open_files
 from unpad.run.report.history import LOG
+from unpad.storage.paths import refuse_format
 from unpad.storage.reading import shaped
 
 
@@ -213,6 +214,7 @@ def export_run(name: str, out: Path, kind: str | None = None) -> list[str]:
         RecipeError: there is no such run or family.
         DiskError: the folder holds other contents.
     """
+    refuse_format(out)
     run = _open_run(name)
     family = _family(run.model, run.given, kind, name)
     contents: dict[str, Any] = {**run.kept, **({CONFIG: run.given} if run.given else {})}
@@ -256,6 +258,7 @@ def export_adapter(name: str, out: Path, kind: str | None = None) -> list[str]:
         DiskError: the folder holds other contents.
     """
     folder = find_run(name)
+    refuse_format(out)
     run = _open_run(name)
     family = _family(run.model, run.given, kind, name)
     kept, state = checkpoint.newest_weights(folder)

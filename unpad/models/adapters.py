@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from unpad.errors import RecipeError
 from unpad.models.contract import Model
 from unpad.models.decoder import Decoder
-from unpad.models.set_sequence.encoder import InducedBlock
-from unpad.nn.block import Block, Stream
+from unpad.nn.block import Stream
 from unpad.nn.draws import draw
 from unpad.nn.dropout import dropout
 from unpad.nn.linear import Linear
@@ -59,8 +58,8 @@ def adapt(model: Model, settings: LoraSettings) -> None:
         parameter.requires_grad_(False)
     inject_adapter_in_model(LoraConfig(**_peft_settings(settings, chosen)), model, NAME)
     if settings.dropout:
-        for module in model.modules():
-            if isinstance(module, Block | InducedBlock):
+        for name, module in model.named_modules():
+            if name.split(".")[-2:-1] == ["blocks"]:
                 _drop_by_place(module, settings.dropout)
     found = {name.partition(ADAPTER)[0] for name in adapter_names(model)}
     assert found == set(chosen), f"peft adapted other layers than asked: {sorted(found.symmetric_difference(chosen))}"
@@ -91,7 +90,7 @@ def _drop_by_place(block: nn.Module, share: float) -> None:
         drops[NAME] = drop
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        run = args[0] if isinstance(args[0], Stream) else args[2].gather  # of an InducedBlock
+        run = args[0] if isinstance(args[0], Stream) else args[2].gather  # of a block of the set encoder
         runs = [run.layout] if isinstance(run, Stream) else [run.queries, run.keys]
         places = [layout.places for layout in runs if layout.places is not None]
         if places and (index := kwargs.get("keep_index")) is not None:

@@ -147,7 +147,8 @@ def pair_sequences(queries: Layout, keys: Layout) -> PairedRuns:
         PairGroup(*(RectangleSide(*side, device) for side in zip(begins[:, seqs], lengths[:, seqs], strict=True)))
         for seqs in (_equal(lengths) if rows_are_independent(queries.cu_seqlens) else _alike(lengths))
     )
-    return PairedRuns(groups, *bounds[:, -1].tolist(), queries, keys)
+    num_queries, num_keys = bounds[:, -1].tolist()
+    return PairedRuns(groups, num_queries, num_keys, queries, keys)
 
 
 def _equal(lengths: np.ndarray) -> Iterator[np.ndarray]:

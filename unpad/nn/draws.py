@@ -63,8 +63,8 @@ def draw() -> int:
     if draws is None:
         return int(torch.randint(1 << 62, ()))
     draws.counts[draws.part] += 1
-    text = f"{draws.update},{draws.part},{draws.counts[draws.part]}"
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 2
+    key = f"{draws.update},{draws.part},{draws.counts[draws.part]}"
+    return int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little") >> 2
 
 
 def rows_of(x: Tensor, places: Tensor | None) -> Tensor:

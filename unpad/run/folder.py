@@ -21,7 +21,7 @@ from unpad.recipes.recipe import Recipe
 from unpad.recipes.section import kept_paths
 from unpad.run import upgrade
 from unpad.storage.folders import MANIFEST
-from unpad.storage.paths import user_path
+from unpad.storage.paths import refuse_format, user_path
 from unpad.storage.reading import read_shaped
 from unpad.terminal.commands import resume_run
 
@@ -99,8 +99,9 @@ def refuse_run(folder: Path, fix: str = "choose another --out") -> None:
     """Refuse to write a run into the directory of another.
 
     Raises:
-        RecipeError: it holds a run, or what is left of one.
+        RecipeError: it holds a run, or what is left of one, or its name is that of a file.
     """
+    refuse_format(folder)
     if holds_run(folder):
         raise RecipeError("the directory holds a run already", where=str(folder), fix=fix)
 

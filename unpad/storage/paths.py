@@ -10,6 +10,10 @@ from unpad.errors import RecipeError
 from unpad.terminal.printing import escaped
 
 LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes; the limit of systems
+FORMATS = (  # other names are the user's choice
+    *(".csv", ".tsv", ".txt", ".json", ".jsonl", ".parquet", ".npy", ".npz", ".xlsx", ".yaml", ".yml", ".html"),
+    *(".svg", ".png", ".pdf", ".onnx", ".gguf", ".safetensors", ".pt", ".pth", ".bin", ".zip", ".gz"),
+)
 RENAME = "rename it, for example with `convmv -f GBK -t UTF-8 --notest NAME`"
 
 
@@ -64,6 +68,24 @@ def new_path(path: str | Path) -> Path:
         what = "E_NAME the name would hold a control character, such as a line break"
         raise RecipeError(what, where=_short(str(found)), fix="choose another name")
     return found
+
+
+def refuse_format(out: Path, *written: str) -> None:
+    """Refuse a name that promises another format than that of the file that is written, or of a file for a folder.
+
+    Args:
+        written: suffixes that the file may have, its own first; none for a folder.
+
+    Raises:
+        RecipeError: the name ends in one of `FORMATS` and not so.
+    """
+    suffix = out.suffix.lower()
+    if suffix not in FORMATS or suffix in written:
+        return
+    if written:
+        fix = f"name it {out.with_suffix(written[0]).name}"
+        raise RecipeError(f"the file will be {written[0][1:]}", where=str(out), fix=fix)
+    raise RecipeError(f"a folder will be written, and no {suffix[1:]}", where=str(out), fix=f"name it {out.stem}")
 
 
 def is_special(path: Path) -> bool:

@@ -30,8 +30,6 @@ from unpad.data.sources.files import SourceFile
 from unpad.data.sources.images import ImageExample, read, read_bytes
 from unpad.recipes.data import DataSettings
 
-pytestmark = pytest.mark.slow
-
 Pixels = NDArray[np.uint8]
 MEMORY = 512 << 20
 

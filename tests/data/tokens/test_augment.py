@@ -15,8 +15,6 @@ from unpad.data.tokens.augment import augment, load_synonyms, with_copies
 from unpad.data.tokens.words import segment
 from unpad.recipes.data import AugmentSettings
 
-pytestmark = pytest.mark.slow
-
 SYNONYMS = {"高兴": ("开心", "愉快"), "喜欢": ("喜爱",), "老师": ("教师",), "移动支付": ("手机付款",)}
 LONG = "老师喜欢公园，学生高兴地散步。今天天气很好；我们一起读书！" * 40
 ALL_ON = AugmentSettings(multiplier=2, synonyms=0.5, delete=0.2, insert=0.3, reorder=0.5)

@@ -379,6 +379,7 @@ class Histories:
         unknown: the commonest codes outside `known` -> how often they occur.
         num_read: (num_patients, num_sources) int64, events of each table before any is left out here; num_strange:
             events with codes outside `known`.
+        notes: remarks on values that are left out.
     """
 
     known: Codes
@@ -388,6 +389,7 @@ class Histories:
     unknown: dict[str, int]
     num_read: np.ndarray
     num_strange: np.ndarray
+    notes: tuple[str, ...] = ()
 
 
 def assemble(tables: PatientTables, events: Events, settings: EventSettings, known: Codes | None) -> Histories:
@@ -409,7 +411,11 @@ def assemble(tables: PatientTables, events: Events, settings: EventSettings, kno
     elif (kept := "standard" if known.scale is None else known.scale.kind) != settings.scale:
         what = f"the recipe scales values by {settings.scale}, and the run that it starts from by {kept}"
         raise RecipeError(what, where="events.scale", fix=f"set events.scale={kept}, or train anew")
-    strange = _numbers(events, rows, known) == 0
+    code = _numbers(events, rows, known)
+    strange = code == 0
+    lost = np.bincount(code[~strange & (known.std[code] == 0) & ~np.isnan(events.value)], minlength=len(known.names))
+    named = [f"{lost[one]:,} of {known.names[one]}" for one in np.argsort(-lost, kind="stable")[:20] if lost[one]]
+    notes = (f"values left out, as their codes have none in training: {', '.join(named)}",) if named else ()
     num_read = per_source(tables, events)
     num_strange = per_source(tables, events.take(np.flatnonzero(strange)))
     events, skipped, unknown = number_codes(events, rows, known, settings)
@@ -419,7 +425,7 @@ def assemble(tables: PatientTables, events: Events, settings: EventSettings, kno
         events = keep_sets(events, sets, within)
         sets = form_sets(events, num_patients, settings, tables.clock, rows.sets is not None)
     counts = {**skipped, "beyond events.max_events": before - len(events)}
-    return Histories(known, events, sets, counts, unknown, num_read, num_strange)
+    return Histories(known, events, sets, counts, unknown, num_read, num_strange, notes)
 
 
 def per_source(tables: PatientTables, events: Events) -> np.ndarray:

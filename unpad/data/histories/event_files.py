@@ -77,7 +77,9 @@ def _layout(source: EventSource, paths: list[Path], path: Path) -> str:
         # A column of ids that the recipe names, or that has a name of theirs, is never the same patient throughout.
         has_id = source.id != "auto" or bool(present & ID_LIKE)
         code = folded("variable" if source.code == "auto" else source.code)
-        return "table" if has_id or source.static or code not in present else "patients"
+        # Files of patients one of whose columns has another name.
+        are_many = len(paths) > 1 and not {*map(folded, (*AUTO["table"]["time"], *AUTO["table"]["code"]))} & present
+        return "table" if has_id or source.static or not (code in present or are_many) else "patients"
     assert fault is not None, "a source has a file"
     raise fault
 

@@ -213,10 +213,24 @@ def _goes_back(person: np.ndarray, days: np.ndarray) -> np.ndarray:
     return is_back
 
 
+def _by_time(person: np.ndarray, days: np.ndarray) -> np.ndarray:
+    """Number the different times of every patient from 0, (num_rows,)."""
+    order = np.lexsort((days, person))
+    is_first = np.append(True, np.diff(person[order]) != 0)[: len(order)]
+    later = np.cumsum(~is_first & np.append(True, np.diff(days[order]) != 0)[: len(order)])
+    numbers = np.empty(len(order))
+    numbers[order] = later - np.maximum.accumulate(np.where(is_first, later, 0))
+    return numbers
+
+
 def _read_sets(table: Table, person: np.ndarray, days: np.ndarray, faults: Faults) -> np.ndarray:
     """Read the number of the set of every row, (num_rows,) int64, in order of time, without gaps."""
     values = columns.numbers(table, "set", faults)
     shown = table.names["set"]
+    bare = ~np.isin(table.file_of, table.file_of[~np.isnan(values)])  # of files without the column
+    if bare.any() and not bare.all():
+        values = values.copy()
+        values[bare] = _by_time(person[bare], days[bare])
     wrong = np.isnan(values) | (values != np.floor(values))
     faults.add(wrong, "E_SET", f'"{shown}" is not a whole number', "number the sets of each patient from 0 or 1")
     sets = np.where(faults.good, np.nan_to_num(values), 0).astype(np.int64)

@@ -79,16 +79,19 @@ class PatientsReport:
 
     def _events(self, values: np.ndarray, sets: Sets, unit: str) -> list[str]:
         positions, sizes = np.diff(sets.events_of), np.diff(sets.set_starts)
-        empty = (self.per_source == 0).sum(0)
         most, largest = int(positions.max(initial=0)), int(sizes.max(initial=0))
         return [
             f"{positions.min(initial=most)} to {number_of(most, 'events')} per {unit[:-1]}, "
             f"{number_of(len(sizes), 'sets')} of {sizes.min(initial=largest)} to {number_of(largest, 'events')}; "
             f"{number_of(int((~np.isnan(values)).sum()), 'events')} with a value",
-            f"{unit} without an event: "
-            + ", ".join(f"{number:,} of {name}" for number, name in zip(empty, self.source_names, strict=True))
-            + f"; {int(sets.has_no_time.sum()):,} without any that has a time",
+            self.without_events(sets, unit),
         ]
+
+    def without_events(self, sets: Sets, unit: str) -> str:
+        """The line on patients of whom a table has no event."""
+        empty = zip((self.per_source == 0).sum(0), self.source_names, strict=True)
+        each = ", ".join(f"{number:,} of {name}" for number, name in empty)
+        return f"{unit} without an event: {each}; {int(sets.has_no_time.sum()):,} without any that has a time"
 
     def _codes(self, known: Codes) -> list[str]:
         rare = ", ".join(f"{name} {number:,}" for name, number in list(self.unknown.items())[:5])

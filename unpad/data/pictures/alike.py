@@ -7,10 +7,11 @@ and qualities of a picture are found, and no two pictures are alike for being fl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,7 +142,10 @@ def tie_alike(examples: Sequence[ImageExample]) -> NDArray[np.int64]:
     """
     if reason := too_many(examples):
         raise _cannot_compare(reason)
-    copies = small_copies(examples)
+    return _kept("tied pictures", examples, np.int64, lambda: _tied(small_copies(examples)))
+
+
+def _tied(copies: NDArray[np.uint8]) -> NDArray[np.int64]:
     _, first, same = np.unique(copies.reshape(len(copies), -1), axis=0, return_index=True, return_inverse=True)
     tied = np.arange(len(first))  # equal copies need no comparison
     for row, like, _ in _near(copies[first], tied.copy(), tied.copy()):
@@ -169,20 +173,24 @@ def small_copies(examples: Sequence[ImageExample]) -> NDArray[np.uint8]:
     Returns:
         (num_images, SIDE, SIDE, 4) uint8.
     """
-    key = make_key("pictures", VERSION, [example.sha256 for example in examples])
-    path = cache_folder() / "pictures" / f"{key}.bin"
-    shape = (len(examples), SIDE, SIDE, 4)
-    cached, _ = read_sealed(path)
-    if cached is not None and len(cached) == int(np.prod(shape)):
-        return np.frombuffer(cached, np.uint8).reshape(shape)
-    copies = np.zeros(shape, np.uint8)
-    with ThreadPoolExecutor(DECODERS, thread_name_prefix="unpad-decoder") as pool:
-        small = counted(pool.map(_small, examples), "comparing pictures", len(examples), "pictures")
-        for index, copy in enumerate(small):
-            copies[index] = copy
-    with suppress(DiskError):  # the next run looks at the pictures again
-        write_sealed(path, copies.tobytes())
-    return copies
+
+    def make() -> NDArray[np.uint8]:
+        with ThreadPoolExecutor(DECODERS, thread_name_prefix="unpad-decoder") as pool:
+            small = counted(pool.map(_small, examples), "comparing pictures", len(examples), "pictures")
+            return np.array(list(small), np.uint8)
+
+    return _kept("pictures", examples, np.uint8, make).reshape(-1, SIDE, SIDE, 4)
+
+
+def _kept(name: str, examples: Sequence[ImageExample], dtype: type, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+    """Numbers made of pictures, from the cache if it has them."""
+    path = cache_folder() / "pictures" / f"{make_key(name, VERSION, [example.sha256 for example in examples])}.bin"
+    values, _ = read_sealed(path)
+    if values is None:
+        values = make().tobytes()
+        with suppress(DiskError):  # the next run looks at the pictures again
+            write_sealed(path, values)
+    return np.frombuffer(values, dtype)
 
 
 def _small(example: ImageExample) -> NDArray[np.uint8]:

@@ -5,7 +5,7 @@
 
 Prefixes, separators and messages are encoded separately, so no tokenizer can merge across them. Only this module adds
 special ids: text that looks like a special token is ordinary text. A tokenizer with a chat template of its own encodes
-conversations by that (`chat_encode.py`).
+conversations by that (`chat_template.py`).
 """
 
 from __future__ import annotations

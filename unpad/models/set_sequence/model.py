@@ -9,9 +9,8 @@ The other files of this folder, in reading order:
 
 - `event_sets.py`: the batch part that holds sets, values and times
 - `encoder.py`: events of a set -> latents
-- `gaussian.py`, `belief.py`: product of Gaussians; prior and posterior of every set
+- `belief.py`: product of Gaussians; prior and posterior of every set; latent -> events
 - `history.py`: transformer over the latents of a patient, with the readout
-- `decoder.py`: latent -> events
 - `linear_path.py`: last values of a patient -> outcome
 - `heads.py`: class of a patient, time to the outcome, and codes, time and values of the next set
 - `losses.py`: distances between sets, and divergences of latents
@@ -480,6 +479,6 @@ def _repeat(members: Layout, times: int, num_events: int) -> Layout:
     if times == 1:
         return members
     starts = [members.cu_seqlens[:-1] + index * num_events for index in range(times)]
-    keys = [members.keys_of(index) for index in range(times)]
+    keys = [keys for index in range(times) if (keys := members.keys_of(index)) is not None]
     bounds = torch.cat([*starts, members.cu_seqlens[-1:] + (times - 1) * num_events])
-    return Layout(bounds, members.max_seqlen, keys=None if members.keys is None else torch.cat(keys))
+    return Layout(bounds, members.max_seqlen, keys=torch.cat(keys) if keys else None)

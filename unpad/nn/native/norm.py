@@ -82,9 +82,8 @@ class _AddNorm(torch.autograd.Function):
         total, y, stats = torch.ops.unpad.add_norm.default(residual, delta, weight, bias, *settings, dtype)
         if delta is None:
             total = residual
-        *settings, places = settings
-        ctx.save_for_backward(total, stats, weight, places)
-        ctx.settings, ctx.dtype = settings, dtype
+        ctx.save_for_backward(total, stats, weight, settings[4])
+        ctx.settings, ctx.dtype = settings[:4], dtype
         ctx.has_delta, ctx.has_bias = delta is not None, bias is not None
         ctx.set_materialize_grads(False)
         return total, y

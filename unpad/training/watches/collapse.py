@@ -155,6 +155,7 @@ def _rounded(values: Tensor) -> list[float]:
     return [float(f"{value:.6g}") for value in values.tolist()]
 
 
+NO_GAP = 1e-4  # probe_gap of a decoder that ignores its latent
 LIGHTS = ("green", "yellow", "orange")  # by the number of signs; a confirmed collapse is red
 KL = "kl"  # the loss term that recovery lowers
 HEALTHY = "healthy."  # prefix of the healthy weights' names in a checkpoint
@@ -246,14 +247,15 @@ class CollapseMonitor:
         reading = read_latent(self.model, self.sample.batches, settings)
         signs = self._signs(reading)
         counts = step >= state.since + settings.warmup
-        suspicious = counts and {"active", "probe"} <= signs.keys()
+        ignored = counts and abs(reading.probe_gap) < NO_GAP  # also where units of the latent are active
+        suspicious = counts and (ignored or {"active", "probe"} <= signs.keys())
         state.streak = state.streak + 1 if suspicious else 0
         confirmed = state.streak >= settings.patience
         light = "red" if confirmed else LIGHTS[min(len(signs), 2)]
         changed = counts and light != state.light  # every run begins with a latent of little information
         if counts:
             state.light = light
-        if len(signs) <= 1:
+        if len(signs) <= 1 and not ignored:
             state.healthy_step = step
             current = kept_weights(self.model)
             for name, value in self._healthy.items():
