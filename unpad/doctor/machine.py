@@ -285,7 +285,7 @@ def check_memory(name: str, needs: RunNeeds, limit: MemoryLimit) -> Found | None
 
 
 @dataclass(frozen=True)
-class Machine:
+class CheckedMachine:
     """Findings about a folder and this machine, and what a training of `name` needs."""
 
     name: str
@@ -324,7 +324,7 @@ class Machine:
         }
 
 
-def examine_machine(name: str, overrides: Sequence[str] = (), where: Path | None = None) -> Machine:
+def examine_machine(name: str, overrides: Sequence[str] = (), where: Path | None = None) -> CheckedMachine:
     """Check a disk, and what a training of a recipe or run needs.
 
     Args:
@@ -347,4 +347,4 @@ def examine_machine(name: str, overrides: Sequence[str] = (), where: Path | None
                 findings += check(where, place)
         findings += check_room(where, Path(folder), name, needs)
     findings += check_memory(name, needs, limit)
-    return Machine(name, where, ranked(findings), needs, time.perf_counter() - began)
+    return CheckedMachine(name, where, ranked(findings), needs, time.perf_counter() - began)
