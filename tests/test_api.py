@@ -23,7 +23,7 @@ from unpad.models.decoder import PRESETS, Decoder
 from unpad.recipes.training import PlanSettings, strategy_names
 from unpad.training.step import accumulate
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:unpad.train_monitored:DeprecationWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore:unpad.train_monitored:DeprecationWarning")
 
 WEIGHTS = {"cross_entropy": 1.0}
 TEXTS = [f"第{n}天，小猫看见一座桥。" for n in "一二三四五六七八九十"]

@@ -22,8 +22,6 @@ from unpad.nn import attention
 from unpad.nn.native import library
 from unpad.training.loop import train
 
-pytestmark = pytest.mark.slow
-
 PAGE = Path(__file__).parents[1] / "docs" / "run_directory.md"
 OF_TRAINING = {
     7: "loss that is not finite in one process", 8: "no memory in one process", 11: "collapse", 130: "Ctrl-C",
@@ -150,7 +148,6 @@ def test_the_page_lists_the_codes_of_verdicts() -> None:
     verdicts = [
         errors.UNFORESEEN,
         errors.NOT_PROVED,
-        errors.DRILL_FOUND_FAULT,
         errors.DOCTOR_FOUND_TROUBLE,
         errors.REPLAY_DIFFERS,
     ]

@@ -17,8 +17,6 @@ from unpad.data.text import TextData
 from unpad.errors import OutOfMemoryError
 from unpad.run import checkpoint
 
-pytestmark = pytest.mark.slow
-
 HUGE = ("model.width=1000000000000", "model.heads=2")  # its first tensor already: a smaller one would be written
 # Runs commands in forked children. The data is read first; then at most so much more address space is left as in use.
 LIMITED = """

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-import io
 import json
 import re
-import sys
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -18,12 +16,9 @@ import typer
 from rich.console import Console
 
 from tests.helpers.shell import Shell
-from unpad.cli.main import prepare_streams
 from unpad.data.tokens.lost import LostCharacters
 from unpad.errors import NOT_PROVED, PLEASE_REPORT, UNFORESEEN
-from unpad.inference.images import Answer
 from unpad.inference.prompts import Prompt, Reply
-from unpad.processes.group import ALONE
 
 ROOT = Path(__file__).parents[1]
 
@@ -50,8 +45,8 @@ class Calls:
 # Modules that bind functions of others, and must not bind a replaced one when a verb imports them first.
 BINDING = (
     "unpad.api", "unpad.evaluation.quantized", "unpad.evaluation.run", "unpad.evaluation.vqa_cost",
-    "unpad.inference.chat", "unpad.inference.images", "unpad.inference.prompt_file", "unpad.inference.question_file",
-    "unpad.serving.served", "unpad.serving.start",
+    "unpad.inference.chat",
+    "unpad.serving.start",
 )  # fmt: skip
 
 
@@ -102,31 +97,6 @@ def test_the_json_of_an_evaluation_is_json_alone_and_rows_of_new_data_are_told_b
     assert (told.code, json.loads(told.out), told.err) == (0, new.facts if options else {}, said)
 
 
-def test_train_passes_its_options_on_and_ends_with_the_times_and_the_next_commands(unpad: Shell, calls: Calls) -> None:
-    result = SimpleNamespace(time_lines=lambda: ["1 step in 2 s"], folder=Path("there"))
-    calls.replace("unpad.training.loop.train", result)
-    calls.replace("unpad.run.kept.what_next", ["next:  unpad eval there"])
-    calls.replace("unpad.run.folder.free_folder", Path("free"))
-    told = unpad("train", "mine")
-    assert (told.code, told.out) == (0, "1 step in 2 s\n\nnext:  unpad eval there\n")
-    unpad("train", "mine.yaml", "optim.lr=1", "--out", "there", "--resume", "--verbose")
-    unpad("train", "mine.yaml", "--resume")
-    unpad("train", "mine", "--out", "there", "--fit-processes")
-    nothing = {"resume": False, "console": "console", "verbose": False, "group": ALONE, "fit_processes": False}
-    assert calls.made == [
-        ("free_folder", ("mine",), {"resume": False}),
-        ("train", ("mine", Path("free"), []), nothing),
-        ("what_next", (Path("there"),)),
-        ("train", ("mine.yaml", Path("there"), ["optim.lr=1"]), {**nothing, "resume": True, "verbose": True}),
-        ("what_next", (Path("there"),)),
-        ("free_folder", ("mine.yaml",), {"resume": True}),
-        ("train", ("mine.yaml", Path("free"), []), {**nothing, "resume": True}),
-        ("what_next", (Path("there"),)),
-        ("train", ("mine", Path("there"), []), {**nothing, "fit_processes": True}),
-        ("what_next", (Path("there"),)),
-    ]
-
-
 @pytest.mark.parametrize("passed", [True, False])
 def test_prove_and_check_end_with_the_code_of_what_they_found(unpad: Shell, calls: Calls, passed: bool) -> None:
     found = shown(passed=passed)
@@ -146,58 +116,11 @@ def test_prove_and_check_end_with_the_code_of_what_they_found(unpad: Shell, call
     ]
 
 
-def test_infer_passes_its_options_on_and_ends_with_the_code_of_a_fault(
-    unpad: Shell, calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    good, bad = (
-        Answer(Path("a"), (("cat", 0.75), ("dog", 0.25)), mark="odd"),
-        Answer(Path("b"), fault="E_EMPTY no bytes"),
-    )
-    answered = Answer(Path("a"), text="two", unknown_characters=4)
-    run = SimpleNamespace(tokenizer="tokenizer")
-    calls.replace("unpad.inference.loaded.load", run)
-    calls.replace("unpad.inference.images.list_images", [Path("a"), Path("b")])
-    calls.replace("unpad.inference.images.classify", [good, bad])
-    calls.replace("unpad.inference.images.ask", [answered])
-    monkeypatch.setattr("unpad.inference.images.ledger", lambda *_: ["1 of 2 pictures"])
-    calls.replace("unpad.inference.prompts.lost_of", LostCharacters(4, 4))
-    calls.replace("unpad.run.report.vqa.write_pictures", ["out.png written"])
-    (tmp_path / "open").mkdir(mode=0o755)
-    told = unpad("infer", "mine", "--image", "a", "--image", "b", "--csv", "open/out.csv")
-    assert (told.code, told.out) == (3, "a: cat 75.0%, dog 25.0%  (odd)\nb: E_EMPTY no bytes\n")
-    assert told.err == "1 of 2 pictures\n"
-    csv = tmp_path / "open" / "out.csv"
-    assert csv.read_text() == "image,class,probability,fault,mark\na,cat,0.750000,,odd\nb,,,E_EMPTY no bytes,\n"
-    assert csv.stat().st_mode & 0o077 == 0, "answers about files are their owner's"
-    told = unpad("infer", "mine", "--image", "a", "--question", "How many?", "--show", "out.png")
-    assert (told.code, told.out) == (0, "a: two\nout.png written\n")
-    assert told.err.startswith("warning: the prompt is mostly unknown")
-    assert calls.made == [
-        ("load", ("mine",)),
-        ("list_images", ([Path("a"), Path("b")],)),
-        ("classify", (run, [Path("a"), Path("b")], 5)),
-        ("load", ("mine",)),
-        ("list_images", ([Path("a")],)),
-        ("ask", (run, [Path("a"), Path("b")], "How many?"), {"show": True}),
-        ("lost_of", ("tokenizer", ["How many?"])),
-        ("write_pictures", ([], Path("out.png"))),
-    ]
-    calls.made.clear()
-    told = unpad("infer", "mine", "--image", "a", "--question", "How many?", "--json")
-    assert json.loads(told.out) == [
-        {"image": "a", "answer": "two", "unknown_characters": 4, "fault": "", "notes": [], "mark": ""},
-    ]
-    assert calls.made[2][2] == {"show": False}
-    calls.made.clear()
-    unpad("infer", "mine", "--image", "a", "--top", 2)
-    assert calls.made[2][1][2] == 2
-
-
 class Writes:
     """A run that continues a prompt with its seed."""
 
     num_system = 0
-    recipe = SimpleNamespace(generate=SimpleNamespace(seed=5))
+    recipe = SimpleNamespace(generate=SimpleNamespace(seed=5), data=SimpleNamespace(vqa=[]))
 
     def prompt(self, text: str, system: str) -> Prompt:
         return Prompt(text, system, [1, 2, 3], LostCharacters(len(text) if text == "?" else 0, len(text)))
@@ -236,22 +159,6 @@ def test_a_recipe_is_not_copied_over_a_file(unpad: Shell, tmp_path: Path) -> Non
     before = (tmp_path / "mine.yaml").read_bytes()
     assert unpad("recipes", "copy", "llm", "mine.yaml").code == 2
     assert (tmp_path / "mine.yaml").read_bytes() == before
-
-
-def test_output_escapes_what_a_terminal_cannot_show(unpad: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    err = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr(sys, "stdout", out)
-    monkeypatch.setattr(sys, "stderr", err)
-    prepare_streams()
-    print("亮", file=out)
-    print("亮", file=err, flush=True)
-    out.flush()
-    assert [one.buffer.getvalue() for one in (out, err)] == [b"\\u4eae\n"] * 2  # type: ignore[attr-defined]
-    monkeypatch.setattr(sys, "stdout", None)
-    prepare_streams()
-    print("nothing hears it")
-    sys.stdout.close()
 
 
 @pytest.mark.promise("cli.exit-codes")

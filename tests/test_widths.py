@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,11 @@ from tests.helpers.toy import write_toy
 from tests.helpers.verbs import VERBS
 from unpad.batching.ledger import Ledger
 from unpad.data.check_report import FileCheck
+from unpad.doctor.examine import fact_lines
+from unpad.doctor.machine import RunNeeds, check_memory
+from unpad.doctor.trials import Overfit, Sweep, lr_high
 from unpad.evaluation.metrics import Extremes, Metric, metric_lines
+from unpad.machine.memory import MemoryLimit
 from unpad.recipes.training import PlanSettings, strategy_names
 from unpad.run.screen import open_console
 from unpad.terminal.progress import progress
@@ -99,8 +105,16 @@ def test_tables_follow_a_narrower_terminal(width: int, monkeypatch: pytest.Monke
         "kept_visual_tokens_after_the_last_layer": Extremes(1234.5, 1.0, 4321.0, 1_234_567),
         "loss": Metric(2.0, 1.0, 3.0, 4, num_groups=3, part="valid", best_of=7),
     }
+    overfit = Overfit(4, 60, 5.0, 9.0, None)
+    subject: Any = SimpleNamespace(rate=0.3, field=str)
+    (trouble,) = lr_high(subject, overfit, Sweep(np.ones(1), np.ones(1), 1e-4, 1e-3))
+    (lack,) = check_memory("a name of a recipe " * 5, RunNeeds(1, 1, 1, 2), MemoryLimit(1, "left to the container"))
     shown = [
         *metric_lines(metrics),
+        *lack.lines(1, "en"),
+        *trouble.lines(1, "en"),
+        *trouble.lines(1, "zh"),
+        *fact_lines([("threads", "one word and another " * 9)]),
         *FileCheck(Path("my.jsonl"), "text", 30_000, 20_000, 10_000, 5000, np.array([9])).line().splitlines(),
         *_with_places("  dropped   long   1,000", "a.jsonl:1, " * 30),
     ]

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from PIL import Image
 
-from tests.helpers.event_tables import put
 from tests.helpers.pictures import write_scenes
 from tests.helpers.shell import Shell
 from unpad.data.check import check
@@ -46,41 +44,7 @@ def test_a_file_of_unknown_kind_is_a_fault_among_several_and_the_others_are_read
 # --------------------------------------------------------------------------- many faults
 
 
-def test_many_equal_faults_are_counted_and_three_are_shown(unpad: Shell, tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", *({"text": ""} for _ in range(400)), {"text": 5}, {"text": "一"})
-    outcome = unpad("data", "check", path)
-    assert outcome.code == 3
-    assert len(outcome.out.splitlines()) < 20
-    for line in (1, 2, 3):
-        assert f"{path}:{line}: E_EMPTY" in outcome.out
-    assert f"{path}:4:" not in outcome.out
-    assert "  ... and 397 more E_EMPTY; all are in --json" in outcome.out
-    assert outcome.out.count("  do: ") == 2
-    assert f"{path}:401: E_TYPE" in outcome.out
-    assert "faults: 400 E_EMPTY, 1 E_TYPE" in outcome.out
-    assert len(json.loads(unpad("data", "check", path, "--json").out)["faults"]) == 401
-
-
 # --------------------------------------------------------------------------- patients
-
-
-def test_ready_labels_are_checked_by_the_name_of_the_packaged_recipe(unpad: Shell, tmp_path: Path) -> None:
-    days = pa.array([1, 2, 3, 4], pa.timestamp("s"))
-    events = pa.table({"id": list("abca"), "time": days, "code": list("xyxz"), "value": [1.0, 2.0, 3.0, None]})
-    labels = pa.table({"id": list("abc"), "died": [0, 1, 2]})
-    events_path, labels_path = put(tmp_path / "my.parquet", events), put(tmp_path / "labels.parquet", labels)
-    words = ["events_labels", f"data.events={events_path}", f"events.labels.path={labels_path}"]
-    missing = unpad("data", "check", *words)
-    assert missing.code == 3
-    what, where, fix = missing.err.splitlines()
-    assert what == 'SourceError: E_MISSING no column "label"; there is "id", "died"'
-    assert (where.endswith("labels.parquet"), "`label:` in events.labels" in fix) == (True, True)
-    refused = unpad("data", "check", *words, "events.labels.label=died")
-    assert refused.code == 3
-    assert '"died" is "2", neither 0 nor 1' in refused.out + refused.err
-    mapped = unpad("data", "check", *words, "events.labels.label=died", "events.labels.map={0: 0, 1: 1, 2: 1}")
-    assert (mapped.code, mapped.err) == (0, "")
-    assert "rows read 7 = rows used 7 + bad rows 0" in mapped.out
 
 
 # --------------------------------------------------------------------------- JSON

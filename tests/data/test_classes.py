@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from unpad.batching.batch import RaggedBatch, from_vectors
-from unpad.batching.plan import Micro
 from unpad.data.rows import (
     ChosenRows,
     ClassData,
@@ -84,18 +83,3 @@ def test_the_fingerprint_follows_the_content_of_rows_and_not_their_places(tmp_pa
         assert data_of([*WORDS[:2], changed]).fingerprint() != own
     held_out = replace(data_of(WORDS).table, split=np.array([0, 0, 1], np.uint8))
     assert replace(data_of(WORDS), table=held_out).fingerprint() != own
-
-
-@pytest.mark.parametrize("pad_to", [0, 9])
-def test_a_micro_batch_is_by_default_its_sequences_joined(pad_to: int) -> None:
-    data, ids = data_of(WORDS), np.array([2, 0])
-    lengths = data.table.positions[ids]
-    batch = data.load(Micro(ids, np.zeros(2, np.int32), lengths, np.zeros(2, np.int32), pad_to, 0))
-    assert batch.total_tokens == (2 * pad_to or lengths.sum())
-    assert batch.seq_ids is not None
-    assert (batch.seq_ids.tolist(), batch.layout.lengths().tolist()) == ([2, 0], [7, 2])
-    flat = batch.flat()
-    assert flat.inputs_embeds is not None
-    assert "".join(map(chr, flat.inputs_embeds.flatten().int().tolist())) == "betweenby"
-    assert batch.seq_labels is not None
-    assert batch.seq_labels.tolist() == [0, 1]

@@ -32,9 +32,8 @@ from unpad.batching.plan import plan
 from unpad.data.histories.cohort import read_cohort, refuse_unlearnable
 from unpad.data.histories.report import cohort_lines
 from unpad.data.histories.tables import alias
-from unpad.data.measuring import Measuring
 from unpad.data.patients import EventData
-from unpad.errors import PlanError, RecipeError, SourceError
+from unpad.errors import RecipeError, SourceError
 from unpad.models import model_config
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.recipes.recipe import Recipe
@@ -407,24 +406,6 @@ def test_a_competing_value_that_nobody_has_is_warned_of_with_the_values_that_the
     assert read_cohort(people_with(tmp_path, columns, **meant)).notes == (), "nothing is known of anybody"
 
 
-def test_the_labels_decide_the_number_of_competing_hazards(tmp_path: Path) -> None:
-    path = label_file(tmp_path / "people.parquet", id=[A, B, C], end=[40, 50, 20], dead=[1, 0, 2])
-    source = {**long(tmp_path, [(A, 0, "x", 1.0), (B, 0, "x", 2.0)]), "unit": "days"}
-    made = {"path": path, "event": "dead", "duration": "end", "horizon": 30, "competing": [2, 3]}
-
-    def completed(**fields: object) -> object:
-        settings = {"labels": made, "landmark": 0}
-        data = opened(source, data={"holdout": 0}, events=settings, model={"kind": "set_sequence", **fields})
-        return data.complete(model_config({"kind": "set_sequence", **fields})).model_dump()["competing"]
-
-    assert (completed(), completed(bins=[0, 60]), completed(bins=[0, 60], competing=2)) == (None, 2, 2)
-    with pytest.raises(RecipeError, match="the model has 1 competing event, and the labels name 2") as caught:
-        completed(bins=[0, 60], competing=1)
-    assert caught.value.where == "model.competing"
-    with pytest.raises(RecipeError, match=r"competing events have hazards, and model\.bins has none"):
-        model_config({"kind": "set_sequence", "competing": 1})
-
-
 # --------------------------------------------------------------------------- several classes
 
 
@@ -665,28 +646,6 @@ def test_plans_carry_patients_without_events(strategy: str, tmp_path: Path) -> N
     assert made.ledger.sequences["whole"] == 14
     assert made.ledger.dropped == {}
     assert not data.count_targets(np.array([0]), np.array([1]), np.array([2])).any(), "a patient counts once"
-
-
-def test_evaluation_sees_patients_without_events(tmp_path: Path) -> None:
-    data = with_empty(tmp_path)
-
-    class Model(torch.nn.Module):
-        config = type("Config", (), {"longest": 100, "context_field": "model.sets"})
-
-    ids = np.flatnonzero(data.table.positions < 4)
-    seen = [m.seq_ids for m in Measuring(Model(), data, ids, PlanSettings(tokens_per_micro=4)).micros()]
-    assert sorted(np.concatenate(seen).tolist()) == ids.tolist()
-    Model.config.longest = int(data.table.positions[ids].max())
-    model = Model()
-    for _ in Measuring(model, data, ids, PlanSettings(strategy="fixed", drop_last=True)).micros():
-        assert not model.training
-    assert model.training
-    Model.config.longest -= 1
-    with pytest.raises(PlanError, match=r"model\.sets"):
-        list(Measuring(Model(), data, ids, PlanSettings()).micros())
-    every = Measuring(Model(), data, ids, PlanSettings(), overflow="split", targets=lambda seqs, *_: seqs >= 0)
-    cut = list(every.micros())
-    assert max(int((one.stops - one.starts).max()) for one in cut) == Model.config.longest
 
 
 def test_who_has_neither_events_nor_a_label_is_no_target(tmp_path: Path) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from unpad.data.rows import ChosenRows, choose_rows, list_rows
 from unpad.data.sources.example import BadRow, Example, SplitName
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.split import Split, Wanted
-from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings
 from unpad.recipes.recipe import Recipe
 from unpad.storage import sha256_file
@@ -74,12 +72,3 @@ def test_the_table_has_a_row_for_each_with_its_source_part_and_unit(tmp_path: Pa
         chosen.lines("rows", "")[2]
         == "  2 rows are in 1 group or copies of each other; each is on one side of the split"
     )
-
-
-def test_bad_rows_are_judged_over_all_files_and_no_row_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="2 of 12 rows cannot be used"):
-        list_rows(recipe_of(tmp_path, max_bad=0.1), "text", read_all)
-    chosen = chosen_of(recipe_of(tmp_path), Wanted.TEST)
-    chosen.refuse_empty()
-    with pytest.raises(SourceError, match="no usable text example in 2 files"):
-        chosen.only(np.zeros(2, np.bool_)).refuse_empty()

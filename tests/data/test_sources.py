@@ -6,14 +6,8 @@ from pathlib import Path
 
 from unpad.data.images import ImageData
 from unpad.data.patients import EventData
-from unpad.data.sources.files import DRAWN, OURS, SIMULATED
 from unpad.data.text import TextData
-from unpad.recipes.data import PACKAGED
 from unpad.recipes.file import load_recipe, parse_recipe
-
-
-def test_every_place_of_the_package_counts_as_its_own() -> None:
-    assert (OURS, DRAWN, SIMULATED) == PACKAGED == ("unpad:", "drawn:", "simulated:")
 
 
 def test_packaged_files_are_marked_and_given_ones_are_not() -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.hf.families import IGNORED, VOCAB, distance, make_model, make_rows, make_sequences
-from tests.hf.trainers import WHOLE, Recorder, make_trainer, tokenizer
+from tests.hf.trainers import Recorder, make_trainer, tokenizer
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -48,7 +48,6 @@ from unpad import prove_trainer
 from unpad.errors import UnpadError
 from unpad.hf import UnpadMixin, attach
 from unpad.hf.trainer import detach
-from unpad.proof.foreign.trainer import DRAWN
 
 SEQUENCES = make_sequences(8, seed=5, low=4, high=30)
 ROWS = make_rows(SEQUENCES)
@@ -160,39 +159,9 @@ def masking(rows: list[dict[str, Any]]) -> Any:
     return pad([{"input_ids": row["input_ids"], "labels": masked_prompt(row["input_ids"])} for row in rows])
 
 
-def appending(rows: list[dict[str, Any]]) -> Any:
-    return pad([{"input_ids": [*row["input_ids"], 2], "labels": [*row["input_ids"], 2]} for row in rows])
-
-
-def cutting(rows: list[dict[str, Any]]) -> Any:
-    return pad([{"input_ids": row["input_ids"][:10], "labels": row["input_ids"][:10]} for row in rows])
-
-
 def masks_prompts(folder: Path) -> None:
     kept(plain(folder, alone(SEQUENCES), masking), [(ids, masked_prompt(ids)) for ids in SEQUENCES])
     kept(plain(folder, alone(SEQUENCES), masking), [(ids, masked_prompt(ids)) for ids in SEQUENCES], prove=False)
-
-
-def some_kinds(rows: list[dict[str, Any]]) -> Any:
-    """Masks the prompts of rows of one kind, which come late."""
-    labels = [masked_prompt(row["input_ids"]) if row["input_ids"][0] == 1 else row["input_ids"] for row in rows]
-    return pad([{"input_ids": row["input_ids"], "labels": own} for row, own in zip(rows, labels, strict=True)])
-
-
-def masks_a_kind(folder: Path) -> None:
-    rows = [*SEQUENCES, *([1, *one] for one in HELD_OUT)]
-    pairs = [(ids, masked_prompt(ids) if ids[0] == 1 else ids) for ids in map(list, rows)]
-    trainer = plain(folder, alone(rows), some_kinds, gradient_accumulation_steps=2)
-    trainer._get_train_sampler = None  # see below
-    del trainer._get_train_sampler
-    attach(trainer, tokens_per_micro=64)
-    trainer.args.gradient_accumulation_steps = WHOLE
-    assert error_of(trainer, truth_of(trainer.model, pairs)[1]) < 1e-5
-
-
-def changes_tokens(folder: Path) -> None:
-    kept(plain(folder, alone(SEQUENCES), appending), whole([[*one, 2] for one in SEQUENCES]))
-    kept(plain(folder, alone(SEQUENCES), cutting), whole([one[:10] for one in SEQUENCES]))
 
 
 def tokenizes(folder: Path) -> None:
@@ -307,27 +276,6 @@ def transformed(folder: Path) -> None:
     kept(plain(folder, rows, masking, remove_unused_columns=False), [(ids, masked_prompt(ids)) for ids in SEQUENCES])
 
 
-def drawn_anew(folder: Path) -> None:
-    def crops(least: int) -> Any:
-        def crop(rows: dict[str, Any]) -> dict[str, Any]:
-            sizes = [random.randint(least, 8) for _ in rows["input_ids"]]
-            starts = [random.randint(0, 9) for _ in sizes]
-            return {
-                "input_ids": [one[at : at + n] for one, at, n in zip(rows["input_ids"], starts, sizes, strict=True)]
-            }
-
-        return crop
-
-    long = alone(make_sequences(16, seed=6, low=18, high=30))
-    collator = DataCollatorForLanguageModeling(tokenizer(), mlm=False)
-    trainer = plain(folder, long.with_transform(crops(8)), collator, remove_unused_columns=False)
-    attach(trainer, tokens_per_micro=64)
-    certificate = prove_trainer(trainer)
-    assert certificate.passed, str(certificate)
-    assert DRAWN in certificate.notes
-    named(plain(folder, long.with_transform(crops(3)), collator, remove_unused_columns=False), "draw a row anew")
-
-
 def changes_the_data(folder: Path) -> None:
     """The trainer that cannot go on is as it was, and trains by itself."""
 
@@ -404,10 +352,6 @@ def hides_tokens(folder: Path) -> None:
         named(trainer, f"{type(model).__name__} is a masked language model")
 
 
-def no_labels(folder: Path) -> None:
-    named(plain(folder, alone(SEQUENCES), DataCollatorWithPadding(tokenizer())), "gives no labels")
-
-
 def no_ids(folder: Path) -> None:
     def towers(rows: list[dict[str, Any]]) -> Any:
         return {f"ids_{side}": torch.tensor([row["input_ids"][:3] for row in rows]) for side in "ab"}
@@ -471,42 +415,6 @@ def weighted_loss(logits: Tensor, labels: Tensor, index: int) -> Tensor:
 
 def columns_of_tokens(folder: Path) -> None:
     kept(plain(folder, alone(SEQUENCES), weigh("tokens"), Weighted), whole(SEQUENCES), weighted_loss)
-
-
-def columns_of_vectors(folder: Path) -> None:
-    """A column of two numbers per token."""
-
-    def paired(rows: list[dict[str, Any]]) -> Any:
-        made = weigh("tokens")(rows)
-        return {**made, "weights": torch.stack([made["weights"] * 0.25, made["weights"] * 0.75], -1)}
-
-    class Paired(Weighted):
-        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-            return super().compute_loss(
-                model, {**inputs, "weights": inputs["weights"].sum(-1)}, False, num_items_in_batch
-            )
-
-    kept(plain(folder, alone(SEQUENCES), paired, Paired), whole(SEQUENCES), weighted_loss)
-
-
-def speakers(folder: Path) -> None:
-    """Each token's embedding is added to that of its speaker."""
-
-    def spoken(rows: list[dict[str, Any]]) -> Any:
-        made = masking(rows)
-        return {**made, "token_type_ids": made["input_ids"] % 2 + 5}
-
-    options = {"train_dataset": alone(SEQUENCES), "per_device_train_batch_size": 3, "data_collator": spoken}
-    trainer = make_trainer("plain", make_model("gpt2"), folder, **options)
-    double = make_model("gpt2").double()
-    for ids in SEQUENCES:
-        given = {"token_type_ids": torch.tensor([ids]) % 2 + 5, "use_cache": False}
-        loss = plain_loss(double(torch.tensor([ids]), **given).logits[0], torch.tensor(masked_prompt(ids)), 0)
-        (loss / sum(label != IGNORED for ids in SEQUENCES for label in masked_prompt(ids)[1:])).backward()
-    assert prove_trainer(trainer).passed
-    attach(trainer, tokens_per_micro=64)
-    assert prove_trainer(trainer).passed
-    assert error_of(trainer, {name: p.grad for name, p in double.named_parameters()}) < 1e-5
 
 
 class ByWeights(Weighted):
@@ -661,35 +569,6 @@ def ignores_the_count(folder: Path) -> None:
     trainer = plain(folder, data(ROWS), None, Ignoring, **options)
     attach(trainer, tokens_per_micro=10_000)
     assert error_of(trainer, truth_of(trainer.model, labelled(ROWS))[1]) < 1e-5
-
-
-class Tilted(Trainer):
-    """Hard rows count more."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        logits, labels = model(**inputs).logits.transpose(1, 2), inputs["labels"]
-        nll = F.cross_entropy(logits[..., :-1], labels[:, 1:], reduction="none", ignore_index=IGNORED)
-        return torch.logsumexp(2 * nll.sum(1) / (labels[:, 1:] != IGNORED).sum(1), 0)
-
-
-class Weighed(Trainer):
-    """A mean of the micro-batches' weighed means."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        logits = model(**{name: x for name, x in inputs.items() if name != "labels"}).logits
-        weights = torch.linspace(0.2, 2, VOCAB)
-        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), inputs["labels"][:, 1:].flatten(), weights)
-        return loss / self.args.gradient_accumulation_steps
-
-
-def couples(folder: Path) -> None:
-    options = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
-    trainer = plain(folder, alone(SEQUENCES), masking, Tilted, **options)
-    refused(trainer, "^RecipeError: Tilted.compute_loss: the loss couples the rows of a batch")
-    trainer = plain(
-        folder, alone(SEQUENCES), masking, Weighed, per_device_train_batch_size=2, gradient_accumulation_steps=4
-    )
-    refused(trainer, "the loss divides by args.gradient_accumulation_steps")
 
 
 class Unshifted(Trainer):
@@ -1346,19 +1225,19 @@ def virtual_tokens(folder: Path) -> None:
 
 SETUPS: dict[str, tuple[Callable[[Path], None], ...]] = {
     "a collator that masks prompts, appends or cuts tokens, or tokenizes": (
-        masks_prompts, masks_a_kind, changes_tokens, tokenizes,
+        masks_prompts, tokenizes,
     ),
     "the collators of transformers and TRL": (stock_collators, pads_with_the_end),
     "padding in the dataset": (pads_in_the_data,),
     "a collator or data whose `attention_mask` hides the end of a sequence": (hides_the_end,),
     "rows that are packed": (packed,),
-    "`with_transform`, `set_transform`": (transformed, drawn_anew),
+    "`with_transform`, `set_transform`": (transformed,),
     "a callback that changes the lengths of rows": (changes_the_data,),
     "a collator that draws random numbers": (random_collator,),
     "a collator that gives a row other targets in a batch than alone": (other_in_batches,),
-    "a collator that fails on a single row, or gives no labels or `input_ids`": (no_single_rows, no_labels, no_ids),
+    "a collator that fails on a single row, or gives no labels or `input_ids`": (no_single_rows, no_ids),
     "a collator that changes the rows of the data": (changes_rows,),
-    "a column that the collator gives, an entry for every token": (columns_of_tokens, columns_of_vectors, speakers),
+    "a column that the collator gives, an entry for every token": (columns_of_tokens,),
     "a column that the collator gives, of another shape": (columns_of_rows,),
     "a loss of one's own that reads rows": (reads_rows,),
     "`compute_loss`, `compute_loss_func`, label smoothing": (right_losses, label_smoothing),
@@ -1369,7 +1248,7 @@ SETUPS: dict[str, tuple[Callable[[Path], None], ...]] = {
     "a router's auxiliary loss": (balances,),
     "a loss of one's own that is a sum divided by a constant": (sums_over_a_constant,),
     "a loss of one's own that divides by a number of its batch": (divides_by_its_batch,),
-    "a loss of one's own that is another in other micro-batches": (ignores_the_count, couples),
+    "a loss of one's own that is another in other micro-batches": (ignores_the_count,),
     "a loss of one's own that forgets the shift": (forgets_the_shift,),
     "the usual loss, wrong in the trainer's own batches": (mended,),
     "`get_train_dataloader`, `_get_dataloader`, `_get_train_sampler`, `get_batch_samples`": (own_batches,),

@@ -75,13 +75,6 @@ def test_every_token_is_in_one_batch_and_no_batch_is_padded() -> None:
     assert Examples([*ROWS, silent]).plan(PlanSettings(), 0, 0).ledger.dropped == {"no_target": 3}
 
 
-def test_padding_that_is_in_the_data_is_left_out() -> None:
-    padded = {"input_ids": [7, 8, 9, 0, 0], "attention_mask": [1, 1, 1, 0, 0]}
-    examples = Examples([padded, {"input_ids": [4, 5]}])
-    assert examples.lengths.tolist() == [3, 2]
-    assert examples[0]["labels"].tolist() == [IGNORED, 8, 9]
-
-
 @settings(deadline=None, max_examples=60)
 @given(
     lengths=st.lists(st.integers(2, 40), min_size=1, max_size=60), tokens=st.integers(1, 100), seed=st.integers(0, 9)

@@ -10,20 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import Trainer, default_data_collator
-from trl import SFTTrainer
 
 from tests.hf.families import IGNORED, make_model, make_sequences
 from tests.hf.kept import (
     ROWS,
     SEQUENCES,
-    Focal,
     Ignoring,
     PerSequence,
     alone,
     data,
     error_of,
     labelled,
-    masked_prompt,
     masking,
     pad,
     plain,
@@ -32,7 +29,7 @@ from tests.hf.kept import (
 from tests.hf.trainers import make_trainer
 from unpad import prove_trainer
 from unpad.errors import ProofError, RecipeError, SourceError, UnpadError
-from unpad.hf import UnpadMixin, attach
+from unpad.hf import attach
 from unpad.hf.loader import Examples
 from unpad.hf.rows import CollatedRows
 from unpad.hf.update import unequal
@@ -151,25 +148,6 @@ def test_the_trainer_and_its_generators_are_as_before_a_refusal_and_a_proof(tmp_
         assert trainer.state.global_step == 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("base", [Trainer, Focal, SFTTrainer])
-def test_the_mixin_as_a_base_class_does_the_same(base: type[Trainer], tmp_path: Path) -> None:
-    kind = type("Mixed", (UnpadMixin, base), {})
-    if base is SFTTrainer:
-        trainer = make_trainer("sft", make_model("llama"), tmp_path, kind, train_dataset=data(ROWS))
-        assert error_of(trainer, truth_of(make_model("llama"), labelled(ROWS))[1]) < 1e-5
-        return
-    trainer = plain(tmp_path, alone(SEQUENCES), masking, kind, tokens_per_micro=64)
-    assert trainer.attachment is not None
-    assert trainer.attachment.own is not None
-    assert trainer.attachment.own.certificate is not None
-    assert trainer.attachment.own.certificate.passed
-    assert prove_trainer(trainer).passed
-    if base is Trainer:
-        wanted = truth_of(trainer.model, [(ids, masked_prompt(ids)) for ids in SEQUENCES])[1]
-        assert error_of(trainer, wanted) < 1e-5
-
-
 @pytest.mark.nightly
 def test_an_update_that_shows_too_little_is_compared_with_further_rows(tmp_path: Path) -> None:
     """One sequence, equal ones, none with a target: a loss that weighs sequences alike would look right in each."""
@@ -252,6 +230,28 @@ def test_parts_of_an_update_are_unlike(num: int, parts: int) -> None:
     assert len(made) == parts
     assert all(made)
     assert parts in (1, num) or len(made[0]) > len(made[-1])
+
+
+class WithLastToken(Trainer):
+    """Adds a term of each row's last token, which is a mean over rows, to one over targets."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+        ends = logits[torch.arange(len(logits)), inputs["attention_mask"].sum(1) - 1].logsumexp(-1).mean()
+        targets = torch.nn.functional.pad(inputs["labels"][:, 1:], (0, 1), value=IGNORED)
+        return torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets) + ends
+
+
+def test_a_refusal_says_what_is_wrong_with_whole_rows_too(tmp_path: Path) -> None:
+    options = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+    with pytest.raises(RecipeError, match=r"WithLastToken\.compute_loss"):
+        attach(plain(tmp_path, data(ROWS), None, WithLastToken, **options))
+
+    def numbered(rows: list[dict[str, Any]]) -> Any:
+        return {**pad([{name: row[name] for name in ("input_ids", "labels")} for row in rows]), "number": torch.ones(1)}
+
+    with pytest.raises(RecipeError, match=r"gives `number` of shape[\s\S]*with whole rows for the loss: .*WithLast"):
+        attach(plain(tmp_path, data(ROWS), numbered, WithLastToken, **options))
 
 
 @pytest.mark.nightly

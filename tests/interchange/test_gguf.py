@@ -22,7 +22,7 @@ from unpad.batching.batch import from_sequences
 from unpad.data.tokens.tokenizer import load_tokenizer, with_import
 from unpad.data.tokens.words import train_words
 from unpad.errors import CheckpointError, RecipeError
-from unpad.interchange.gguf_file import DIGITS, PATTERNS, architecture_of, save_gguf
+from unpad.interchange.gguf_file import DIGITS, architecture_of, save_gguf
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Config, Decoder
 from unpad.nn.native.quantized import plain_copy
@@ -197,25 +197,6 @@ def test_logits_and_ids_read_back_are_equal(name: str, precision: str, tmp_path:
         for text in TEXTS:
             assert tokenizer(text, add_special_tokens=False)["input_ids"] == library.encode(text).ids
         assert tokenizer.chat_template == CHATML
-
-
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_the_pattern_of_the_tokenizer_is_named_as_llama_cpp_names_it(pattern: str, tmp_path: Path) -> None:
-    save_gguf(make(), imported(byte_level(pattern)), tmp_path / "m.gguf", "f16")
-    reader = gguf.GGUFReader(tmp_path / "m.gguf")
-    assert reader.fields["tokenizer.ggml.pre"].contents() == PATTERNS[pattern]
-    types = reader.fields["tokenizer.ggml.token_type"].contents()
-    assert (types[0], types[5], types[-1], len(types)) == (3, 1, 5, ROWS)
-
-
-@pytest.mark.parametrize(("given", "adds", "written"), [(None, False, CHATML), ("{{ bos_token }}", False, None)])
-def test_the_template_decides_whether_a_first_token_is_added(
-    given: str | None, adds: bool, written: str | None, tmp_path: Path
-) -> None:
-    saved(make(), tmp_path / "m.gguf", template=given)
-    fields = llama_cpp.File(tmp_path / "m.gguf").fields
-    assert fields["tokenizer.chat_template"] == (written or given)
-    assert fields["tokenizer.ggml.add_bos_token"] is adds
 
 
 # Fields of a model, the sentence on it, and the fields that make it one that llama.cpp computes.

@@ -14,11 +14,8 @@ import yaml
 
 from tests.helpers.shell import Shell
 from tests.interchange.theirs import text_of, their_reply
-from unpad import storage
 from unpad.batching.batch import from_sequences
-from unpad.errors import CheckpointError
 from unpad.inference.loaded import load
-from unpad.interchange.runs import export_run
 
 pytestmark = pytest.mark.slow
 
@@ -85,16 +82,6 @@ def test_a_recipe_trains_from_a_folder_or_a_run_and_both_begin_alike(theirs: Pat
     )
 
 
-def test_an_imported_run_is_not_resumed_but_started_from(theirs: Path, talks: Path, unpad: Shell) -> None:
-    unpad("import", str(theirs), "--out", "runs/qwen")
-    done = unpad("train", "runs/qwen/recipe.yaml", f"data.chat={talks}", "--out", "runs/qwen", "--resume")
-    assert done.code == 9
-    assert "no training to continue" in done.err
-    again = unpad("import", str(theirs), "--out", "runs/qwen")
-    assert again.code == 2
-    assert "holds a run already" in again.err
-
-
 # --------------------------------------------------------------------------- runs that were trained here
 
 
@@ -158,24 +145,3 @@ def test_a_chat_recipe_is_written_for_llama_cpp_with_the_template_that_it_traine
     refused = unpad("export", "own", "again.gguf", "--family", "llama")
     assert (refused.code, Path("again.gguf").exists()) == (2, False)
     assert "a GGUF file has no family" in refused.err
-
-
-@pytest.mark.promise("models.exported")
-def test_a_run_that_no_family_holds_says_why_of_each(unpad: Shell) -> None:
-    small = ["model.width=32", "model.hidden=48", "model.heads=4", "model.blocks=1", "tokenizer.vocab_size=300"]
-    unpad("train", "llm", *small, "model.norm=layernorm", "train.max_steps=1", "--out", "runs/own")
-    with pytest.raises(CheckpointError) as caught:
-        export_run("own", Path("out"))
-    for kind in ("llama: norm is 'layernorm'", "opt: ", "llava: it holds no model of kind decoder"):
-        assert kind in caught.value.what
-    storage.write_folder(Path("runs/own/hf"), {"config.json": b'{"model_type": "of_the_future"}'})
-    with pytest.raises(CheckpointError, match='names the family "of_the_future", which is unknown'):
-        export_run("own", Path("out"))
-    storage.replace_folder(Path("runs/own/hf"), {"config.json": b"[]"})
-    with pytest.raises(CheckpointError, match=r"config\.json cannot be read: a list is not a mapping"):
-        export_run("own", Path("out"))
-    storage.remove_folder(Path("runs/own/hf"))
-    for kind, code, message in (("llama", 4, "norm is 'layernorm'"), ("lama", 2, 'there is no family "lama"')):
-        done = unpad("export", "own", "out", "--family", kind)
-        assert done.code == code
-        assert message in done.err

@@ -58,14 +58,6 @@ def test_the_launcher_names_a_killed_process_and_its_log_in_three_lines(tmp_path
     assert "--resume" in lines[2]
 
 
-def test_processes_get_their_ranks_and_arguments_as_they_are(tmp_path: Path) -> None:
-    source = START + "open(f'{folder}/{rank}', 'w').write(' '.join([os.environ['WORLD_SIZE'], *sys.argv[2:]]))"
-    given = ["a=$b", "$$", "${local_rank}", "c d"]
-    ended = run_processes(2, [sys.executable, "-S", "-c", source, str(tmp_path), *given])
-    assert (ended.code(), ended.first) == (0, None)
-    assert [(tmp_path / rank).read_text() for rank in "01"] == ["2 a=$b $$ ${local_rank} c d"] * 2
-
-
 def test_a_killed_process_ends_the_others_and_is_named(tmp_path: Path) -> None:
     ended = run("os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else time.sleep(60)", tmp_path)
     assert (ended.codes[1], ended.first, ended.silent, ended.code()) == (-signal.SIGKILL, 1, [], 10)

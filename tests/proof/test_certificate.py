@@ -26,8 +26,6 @@ from unpad.nn.native import library
 from unpad.proof.certificate import prove
 from unpad.proof.line import Certificate, Line
 
-pytestmark = pytest.mark.slow
-
 LENGTHS = [9, 3, 14, 2, 7, 11]
 
 

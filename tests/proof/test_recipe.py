@@ -149,39 +149,7 @@ def test_a_kernel_that_the_run_needs_and_the_sample_did_not_run_is_not_proven(
     assert "NOT PROVEN" in text[-1]
 
 
-def test_the_batches_of_a_padded_plan_are_proved_in_the_runs_precision(tmp_path: Path) -> None:
-    certificate = prove_recipe(str(write_toy(tmp_path / "toy")), ["plan.strategy=bucket", "plan.batch_size=4"])
-    assert certificate.passed, failed(certificate)
-    line = next(line for line in certificate.lines if line.name == "plan bucket: fp32 outputs against fp64")
-    assert line.kernel == "padded sdpa"
-    assert all(line.passed or not line.applies for line in certificate.lines)
-
-
 # --------------------------------------------------------------------------- faults of the path from data to batch
-
-
-def test_a_plan_that_cannot_be_made_is_a_line_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses_rows(tokens: TokenSource, micro: Micro, pad_id: int) -> RaggedBatch:
-        if micro.fill_to:
-            raise ValueError("rows are not filled")
-        return load_micro(tokens, micro, pad_id)
-
-    monkeypatch.setattr(text_data, "load_micro", refuses_rows)
-    certificate = prove_recipe(str(write_toy(tmp_path / "toy")), [])
-    assert failed(certificate) == ["plan rows = alone"]
-    assert next(line.note for line in certificate.lines if line.note).startswith("ValueError: rows are not filled (")
-
-
-def test_a_sequence_that_cannot_be_read_alone_is_a_line_that_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unreadable(*piece: Any) -> RaggedBatch:
-        raise KeyError("row 3")
-
-    monkeypatch.setattr(text_data.TextData, "alone", unreadable)
-    certificate = prove_recipe(str(write_toy(tmp_path / "toy")), [])
-    assert failed(certificate) == ["each sequence straight from the data"]
-    assert not certificate.passed
 
 
 def with_fault(monkeypatch: pytest.MonkeyPatch, fault: Any) -> None:

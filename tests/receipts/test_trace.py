@@ -12,14 +12,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tests.helpers.pairs import write_pairs
 from tests.helpers.shell import Shell
-from tests.helpers.toy import LOOP, TWO_STAGES, quiet, rows, run, write_toy
+from tests.helpers.toy import LOOP, quiet, rows, run, write_toy
 from unpad.batching.plan import Micro
 from unpad.data.family import Data
 from unpad.errors import RecipeError
 from unpad.examples.simulated import draw_patients
-from unpad.receipts.trace import Trace, open_history, trace, trace_row
+from unpad.receipts.trace import Trace, open_history, trace_row
 from unpad.training.loop import train
 
 pytestmark = pytest.mark.slow
@@ -121,20 +120,6 @@ def test_every_reason_for_not_learning_from_a_row_is_told(tmp_path: Path) -> Non
         trace_row(history, f"{path}:61")
     with pytest.raises(RecipeError, match="no rows of the file other"):
         trace_row(history, "other.jsonl:1")
-
-
-@pytest.mark.promise("receipts.trace")
-def test_both_replies_of_a_pair_are_learnt_from_together(tmp_path: Path, unpad: Shell, given: Given) -> None:
-    run(write_toy(tmp_path / "base", stages=TWO_STAGES[:1]), tmp_path / "base/run", "train.max_steps=1")
-    recipe = write_pairs(tmp_path / "pairs", train={"init_from": str(tmp_path / "base/run"), "max_epochs": 1})
-    given.clear()
-    train(str(recipe), tmp_path / "pairs/run", [], console=quiet())
-    outcome = unpad("trace", tmp_path / "pairs/run", "pairs.jsonl:3")
-    found = trace(tmp_path / "pairs/run", "pairs.jsonl:3")
-    both = [*recount(given, "pairs.jsonl:3, chosen"), *recount(given, "pairs.jsonl:3, rejected")]
-    assert sorted(places(found)) == sorted(both)
-    if found.learnt:
-        assert outcome.out.count("chosen") == outcome.out.count("rejected") == 1
 
 
 @pytest.mark.promise("receipts.trace")

@@ -6,22 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.helpers.toy import TWO_STAGES, quiet, write_toy
-from unpad.batching.plan import plan
-from unpad.errors import RecipeError
 from unpad.models.cost import cells_per_token
 from unpad.processes.group import Group
 from unpad.recipes.file import load_recipe
-from unpad.recipes.training import PlanSettings
 from unpad.run.folder import run_recipe
 from unpad.run.report.history import read_log
 from unpad.training.fit import advice, share_out
 from unpad.training.loop import train
 from unpad.training.parallel.parallelism import Replicas
-from unpad.training.parallel.share import own_numbers
 from unpad.training.setup import Setup, prepare_setup
 from unpad.training.stage import epoch_plan
 
@@ -92,14 +87,6 @@ def test_a_stage_with_a_size_of_its_own_is_fitted_by_itself(tmp_path: Path, monk
     assert setup.recipe.model_dump() == given.recipe.model_dump()
 
 
-def test_a_size_on_the_command_line_is_not_replaced(recipe: Path) -> None:
-    for given in ("plan.tokens_per_micro=4096", "stages.tune.plan.tokens_per_micro=4096"):
-        setup = setup_of(recipe, given)
-        assert share_out(setup, [given], fit=False)[0] is setup
-        with pytest.raises(RecipeError, match=f"{given} is given, and --fit-processes would replace it"):
-            share_out(setup, [given], fit=True)
-
-
 @pytest.mark.promise("processes.shares")
 def test_a_new_run_keeps_the_cut_and_goes_on_with_it(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -142,13 +129,3 @@ def test_a_run_that_is_resumed_is_not_fitted(recipe: Path, tmp_path: Path, monke
     ignored = "--fit-processes is for new runs; this one keeps its micro-batches"
     notes = [row["message"] for row in read_log(tmp_path / "run") if row["kind"] == "note"]
     assert notes == ["a note", "a note", ignored]
-
-
-def test_shares_of_training_count_the_vectors_that_attend() -> None:
-    lengths = np.array([40, 40, 40])
-    made = plan(lengths, PlanSettings(tokens_per_step=120, tokens_per_micro=40), seed=0, epoch=0)
-    micros = made.step(0)
-    heavy = next(number for number, micro in enumerate(micros) if micro.seq_ids.tolist() == [2])
-    shares = [own_numbers(micros, Group(rank, 2), 10.0, np.array([2, 2, 40])) for rank in range(2)]
-    assert shares == [[heavy], sorted({0, 1, 2} - {heavy})]
-    assert own_numbers(micros, Group(), 10.0) == [0, 1, 2]

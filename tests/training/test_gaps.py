@@ -12,8 +12,6 @@ import torch
 from tests.helpers.toy import events, rows, run, same_tensors, weights, write_toy
 from unpad.errors import CheckpointError
 
-pytestmark = pytest.mark.slow
-
 SIX_STEPS = {"stages": [], "optim": {"lr": 0.01, "schedule": "constant"}, "checkpoint": {"every": 2, "keep": 5}}
 
 

@@ -157,36 +157,6 @@ def test_a_run_that_was_killed_again_and_again_equals_one_that_was_not(
     assert_same_run(folder, tmp_path / "calm")
 
 
-@pytest.mark.nightly
-@pytest.mark.skipif(THREADS != 1, reason="this is the process with two threads")
-def test_two_threads_are_the_same_to_the_bit_as_well() -> None:
-    """In a process of its own: where two threads have worked before, a forked child would wait for them for ever."""
-    command = [sys.executable, "-m", "pytest", "-q", "-k", "killed_again and model2", __file__]
-    outcome = subprocess.run(
-        command, env={**os.environ, "UNPAD_KILL_THREADS": "2"}, capture_output=True, text=True, check=False
-    )
-    assert outcome.returncode == 0, outcome.stdout
-
-
-@pytest.mark.nightly
-def test_kills_before_the_first_checkpoint_and_during_every_resume_change_nothing(tmp_path: Path) -> None:
-    recipe = two_stages(tmp_path)
-    undisturbed(recipe, tmp_path / "calm")
-    folder = tmp_path / "run"
-
-    def two_steps() -> None:  # and not yet the checkpoint of step 3
-        at_event(3, die, kind="step")
-        run(recipe, folder, resume=True)
-
-    assert in_child(two_steps) == -signal.SIGKILL
-    assert len(rows(folder, "train")) == 2
-    assert not list((folder / "checkpoints").glob("step-*"))
-    for number in range(1, 25):  # each resume comes one storage operation further
-        assert killed(recipe, folder, number)
-    assert in_child(lambda: run(recipe, folder, resume=True)) == 0
-    assert_same_run(folder, tmp_path / "calm")
-
-
 @pytest.mark.promise("cli.exit-codes")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_saves_and_ends_with_its_code_and_resume_goes_on_identically(

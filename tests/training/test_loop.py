@@ -14,15 +14,11 @@ import torch
 from tests.helpers.toy import LOOP, SMALL_MODEL, events, rows, run, same_tensors, scripted_heldout, weights, write_toy
 from unpad.batching.batch import RaggedBatch
 from unpad.errors import NonFiniteError, OutOfMemoryError, RecipeError
-from unpad.models.contract import Model
 from unpad.models.decoder import Decoder
-from unpad.models.objective import Objective
 from unpad.run import checkpoint
 from unpad.run.monitor import Monitor
 from unpad.training import updates
 from unpad.training.step import StepResult
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
@@ -82,22 +78,6 @@ def test_the_second_stage_starts_from_the_best_weights_of_the_first(
     assert train_rows[12]["lr"] == pytest.approx(0.005)  # lr_scale 0.5, its own schedule
     assert checkpoint.load(tmp_path / "run/checkpoints/best").step == 20
     assert (result.heldout_loss, result.epochs, result.step) == (1.0, 3, 24)
-
-
-def test_checkpoints_count_the_steps_of_the_run_and_ramps_those_of_the_stage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, begin = list[tuple[int, int]](), Objective.begin
-
-    def noted(self: Objective, model: Model, step: int, total_steps: int) -> Any:
-        begun.append((step, total_steps))
-        return begin(self, model, step, total_steps)
-
-    monkeypatch.setattr(Objective, "begin", noted)
-    run(write_toy(tmp_path), tmp_path / "run", "checkpoint.every=5")
-    assert begun == [(step, 12) for step in range(12)] * 2
-    saved = {entry["step"] for entry in events(tmp_path / "run", "checkpoint")}
-    assert saved & {5, 10, 15, 17, 20, 22} == {5, 10, 15, 20}
 
 
 @pytest.mark.promise("train.stages")
@@ -266,29 +246,6 @@ def test_a_sequence_without_memory_is_named_with_its_place_and_the_setting(
 
 
 # --------------------------------------------------------------------------- batching, precision, time
-
-
-@pytest.mark.nightly
-def test_every_strategy_reaches_the_same_held_out_loss_with_the_same_steps(tmp_path: Path) -> None:
-    """Each step holds the whole epoch, so all strategies take the same steps in different micro-batches."""
-    recipe = write_toy(
-        tmp_path,
-        model={**SMALL_MODEL, "dropout": 0.0},
-        plan={"tokens_per_step": 100_000, "tokens_per_micro": 200, "batch_size": 4, "row_tokens": 128},
-        stages=[],
-        train={"max_epochs": 2},
-    )
-    results = {}
-    for strategy in ("pack", "fixed", "dynamic", "bucket", "budget", "rows"):
-        result = run(recipe, tmp_path / strategy, f"plan.strategy={strategy}")
-        results[strategy] = (result.heldout_loss, [row["targets"] for row in rows(tmp_path / strategy, "train")])
-        padded = rows(tmp_path / strategy, "train")[0]["pad_share"]
-        assert (padded == 0) == (strategy == "pack"), strategy
-    loss, targets = results["pack"]
-    assert len(targets) == 2
-    for strategy, (other_loss, other_targets) in results.items():
-        assert other_targets == targets, strategy
-        assert other_loss == pytest.approx(loss, rel=1e-5), strategy
 
 
 @pytest.mark.nightly

@@ -51,7 +51,6 @@ def test_larger_data_keeps_its_bits_and_small_data_has_those_of_more_epochs(tmp_
     assert same_run(tmp_path / "resumed", tmp_path / "longer")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [

@@ -16,8 +16,6 @@ from unpad.evaluation import run as evaluation
 from unpad.run import checkpoint
 from unpad.run.folder import COMMAND
 
-pytestmark = pytest.mark.slow
-
 STEPS = "train.max_steps=6"
 Two = tuple[Path, Path, Path]  # a recipe, and two runs of it
 

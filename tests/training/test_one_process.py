@@ -14,8 +14,6 @@ from unpad.storage import replace_folder
 from unpad.training.loop import train
 from unpad.training.progress import UPDATE_RULE
 
-pytestmark = pytest.mark.slow
-
 USED = ("init_process_group", "new_group", "all_reduce", "all_gather", "broadcast", "barrier", "TCPStore")
 
 

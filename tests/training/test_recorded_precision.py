@@ -12,8 +12,6 @@ from unpad.nn import precision_choice, product_speed
 from unpad.nn.product_speed import Speed, Speeds
 from unpad.run.folder import COMMAND
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,6 @@ from unpad.run.folder import COMMAND, RECIPE
 from unpad.training import progress
 from unpad.training.progress import resumed_recipe
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,14 +135,6 @@ def test_logging_evaluation_and_checkpoint_fields_may_change(tmp_path: Path) -> 
     assert len(list((tmp_path / "run/checkpoints").glob("step-*"))) == 5
     run(recipe, tmp_path / "run", "train.max_steps=13", resume=True)  # what an earlier resume changed still holds
     assert [row["step"] for row in rows(tmp_path / "run", "eval")][-1] == 13
-
-
-def test_the_newest_word_on_a_field_holds(tmp_path: Path) -> None:
-    recipe = one_stage(tmp_path)
-    for steps, resume in ((6, False), (9, True), (6, True)):
-        result = run(recipe, tmp_path / "run", f"train.max_steps={steps}", resume=resume)
-    assert result.step == 9
-    assert "train.max_steps is 6, was 9" in events(tmp_path / "run", "resumed")[-1]["message"]
 
 
 @pytest.mark.promise("run.resumed")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import re
 import subprocess
 import sys
@@ -60,50 +59,6 @@ def test_low_power_keeps_to_the_memory_that_the_documentation_promises(tmp_path:
     )
     peak = int(done.stdout.split()[-1])
     assert peak < LOW_POWER_MIB * 2**20, f"{peak / 2**20:.0f} MiB"
-
-
-# Two lines of each forked child, of the switch of kernels and an override: a process cannot choose again.
-ALLOCATOR = """
-import os, resource, sys, torch
-from pathlib import Path
-from unpad.recipes.file import load_recipe
-from unpad.training.setup import describe, prepare_setup
-def child(native, override):
-    os.environ["UNPAD_NATIVE"] = native
-    setup = prepare_setup(load_recipe(sys.argv[1], [override]), Path(), None)
-    print(describe(setup, verbose=True)[-1])
-    for _ in range(8):
-        torch.ones(1 << 24).mul_(2)  # the heap finds its shape
-    counts = []
-    for _ in range(4):
-        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        for _ in range(3):
-            torch.ones(1 << 24).mul_(2)  # 64 MB
-        counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
-    print(min(counts), flush=True)  # a small block may take the place of a large one once
-for given in zip(sys.argv[2::2], sys.argv[3::2]):
-    pid = os.fork()
-    if not pid:
-        child(*given)
-        os._exit(0)
-    assert os.waitpid(pid, 0)[1] == 0
-"""
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told to keep memory")
-def test_freed_memory_is_kept_unless_the_recipe_or_low_power_forbid_it(tmp_path: Path) -> None:
-    recipe = write_toy(tmp_path / "toy")
-    kept = {
-        ("0", "train.allocator=auto"): True, ("0", "train.allocator=system"): False, ("0", "profile=low_power"): False,
-        ("1", "train.allocator=auto"): True, ("1", "train.allocator=system"): False,
-    }  # fmt: skip
-    command = [sys.executable, "-c", ALLOCATOR, str(recipe), *(word for given in kept for word in given)]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    for (given, keeps), said, faults in zip(kept.items(), lines[::2], lines[1::2], strict=True):
-        assert said.startswith("freed memory: keep (" if keeps else "freed memory: system ("), given
-        # Memory that was given back is faulted in anew: 3 tensors of 16,384 pages, or of 32 huge ones.
-        assert (int(faults) < 50) == keeps, (given, faults)
 
 
 @pytest.mark.promise("speed.kernels-named")
@@ -186,16 +141,6 @@ def test_a_stage_sees_its_own_kinds_and_never_the_held_out_part(tmp_path: Path) 
         planned = {i for micro in order_of(epoch_plan(stage, 0)) for i in micro}
         assert planned == set(trained.tolist())
         assert not planned & set(held.tolist())
-
-
-def test_a_source_of_half_weight_is_seen_half_as_often(tmp_path: Path) -> None:
-    recipe = write_toy(tmp_path / "toy")
-    text = str(tmp_path / "toy" / "texts.jsonl")
-    setup = setup_of(recipe, f"data.text=[{{path: {text}, weight: 0.5}}]")
-    stage = setup.stages[0]
-    drawn = [len([i for micro in order_of(epoch_plan(stage, epoch)) for i in micro]) for epoch in range(4)]
-    num = stage.train_ids.size
-    assert all(abs(count - num / 2) <= 1 for count in drawn)
 
 
 @pytest.mark.promise("llm.windows")

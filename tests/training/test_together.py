@@ -31,8 +31,6 @@ from unpad.training.setup import Setup
 from unpad.training.signals import Signals
 from unpad.training.stage import StageSetup
 
-pytestmark = pytest.mark.slow
-
 STEP = import_module("unpad.training.step")
 
 

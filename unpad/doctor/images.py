@@ -1,4 +1,4 @@
-"""Findings on pictures with a class each, and on the pictures of questions."""
+"""Findings on pictures with a class each, and on those of questions (apart: findings of a family have its name)."""
 
 from __future__ import annotations
 

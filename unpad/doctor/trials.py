@@ -234,7 +234,7 @@ def sweep(subject: Subject, seconds: float) -> Sweep:
 
 # --------------------------------------------------------------------------- one batch
 
-REPEATS, LEAST_REPEATS, USUAL_RATE = 60, 40, 1e-3
+REPEATS, LEAST_REPEATS, USUAL_RATE = 60, 60, 1e-3
 
 
 @dataclass(frozen=True)

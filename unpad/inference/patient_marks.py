@@ -95,7 +95,7 @@ def mark_patients(data: EventData) -> Marks:
     if empty.all() and not late.any():  # there are only facts
         empty = np.diff(data.sets.events_of) == 0
     of_facts = [bool(source.static) for source in data.recipe.data.events]
-    strange_facts = data.report.num_strange[:, of_facts].any(1)
+    strange_facts: np.ndarray = np.asarray(data.report.num_strange[:, of_facts].any(1))
     return _count(data, owner, empty, data.report.num_strange.sum(1), late, strange_facts)
 
 
@@ -104,7 +104,7 @@ def mark_sets(data: EventData) -> Marks:
     num = len(data.sets.set_starts) - 1
     owner = np.repeat(np.arange(num), np.diff(data.sets.set_starts))
     unknown = np.bincount(owner[data.code == 0], minlength=num)
-    strange_facts = np.logical_and(data.sets.timeless, unknown > 0)
+    strange_facts: np.ndarray = np.logical_and(data.sets.timeless, unknown > 0)
     return _count(data, owner, np.zeros(num, np.bool_), unknown, None, strange_facts)
 
 

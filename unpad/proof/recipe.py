@@ -8,8 +8,6 @@ from functools import partial
 import numpy as np
 
 from unpad.batching.layout import Layout, PaddedLayout, build_layout
-from unpad.data.text import TextData
-from unpad.data.vqa import VqaData
 from unpad.errors import needs_memory
 from unpad.models import lower_sizes
 from unpad.models.adapters import draw_adapters
@@ -53,8 +51,8 @@ def prove_recipe(name: str, overrides: Sequence[str]) -> Certificate:
     truth = lines.value(READ, lambda: [setup.data.alone(*piece) for piece in sample.pieces])
     if truth is None:
         return lines.certificate()
-    if isinstance(setup.data, TextData | VqaData):
-        tokenizer, read = setup.data.tokenizer, [one.input_ids.tolist() for one in truth if one.input_ids is not None]
+    if tokenizer := getattr(setup.data, "tokenizer", None):
+        read = [one.input_ids.tolist() for one in truth if one.input_ids is not None]
         lines.add(SAME_IDS, lambda: ids_line(tokenizer, read))
     many = lines.value(READ, lambda: many_of(setup, sample, candidates)) or []
     names = ("pack", *(name for name in strategy_names() if name != "pack"))

@@ -20,13 +20,6 @@ def events(code: list[int], value: list[float]) -> Events:
     )
 
 
-def test_codes_of_equal_number_are_in_the_order_of_their_names() -> None:
-    names = ["zebra", "mouse", "apple"]
-    found = learn_codes(events([0, 1, 1, 2], [np.nan] * 4), names, np.ones(4, np.bool_), EventSettings())
-    assert found.names == (UNKNOWN, "mouse", "apple", "zebra")
-    assert found.counts.tolist() == [0, 2, 1, 1]
-
-
 @settings(deadline=None, max_examples=100)
 @given(
     st.lists(

@@ -16,10 +16,9 @@ from tests.helpers.event_tables import FIRST_ID, Row, draw_rows, opened, put, pu
 from tests.helpers.shell import Shell
 from tests.helpers.work import counted
 from unpad.data.check import check
-from unpad.data.histories.event_files import find_files
 from unpad.data.histories.event_rows import EventTable, join, read_source
 from unpad.data.histories.tables import alias
-from unpad.errors import RecipeError, SourceError, UnpadError
+from unpad.errors import SourceError, UnpadError
 from unpad.recipes.data import EventSettings, EventSource
 
 A, B = FIRST_ID, FIRST_ID + 1
@@ -45,21 +44,10 @@ def labels(root: Path, ids: list[int], values: list[Any], **more: list[Any]) -> 
     return {"path": str(path), "label": "dead"}
 
 
-def with_sets(root: Path, numbers: list[int]) -> str:
-    column = pa.array(numbers, pa.int64())
-    mine = table([(A, n, "glucose", 1.0) for n in range(len(numbers))], time="minute", code="variable")
-    return str(put(root / "stays" / f"{A}.parquet", mine.drop_columns("id").append_column("set_index", column)).parent)
-
-
 def vectors(root: Path) -> dict[str, Any]:
     path = root / "vectors.csv"
     path.write_text("Key,0,1\nglucose,1,2\nfever,3\n", encoding="utf-8")
     return {"code_embeddings": str(path)}
-
-
-def split_of(root: Path) -> dict[str, Any]:
-    path = put(root / "split.parquet", pa.table({"id": [A, B], "split": ["train", "holdout"]}))
-    return {"split": str(path)}
 
 
 @dataclass(frozen=True)
@@ -268,19 +256,6 @@ def test_meds_is_read_as_its_schema_says(tmp_path: Path) -> None:
         read(root)
 
 
-def test_clocks_and_sets_of_tables_that_are_joined_go_together(tmp_path: Path) -> None:
-    meds = str(put_meds(tmp_path / "meds", ROWS))
-    with pytest.raises(RecipeError, match="timestamps and others count"):
-        opened([meds, long(tmp_path, ROWS)])
-    with pytest.raises(RecipeError, match="number their sets and others do not"):
-        opened([with_sets(tmp_path, [0, 0, 1]), long(tmp_path, ROWS)])
-    with pytest.raises(RecipeError, match="the landmark is a number"):
-        opened(meds, events={"landmark": 3.0})
-    hours = {**long(tmp_path, ROWS), "unit": "hours"}
-    with pytest.raises(RecipeError, match=r"count in hours and minutes"):
-        opened([hours, long(tmp_path, ROWS)], events={"landmark": 3.0})
-
-
 @pytest.mark.promise("patients.layouts")
 def test_data_check_names_every_bad_row_of_events(unpad: Shell, tmp_path: Path) -> None:
     good = put(tmp_path / "good.parquet", table(draw_rows(), time="time"))
@@ -306,36 +281,3 @@ def test_data_check_names_every_bad_row_of_events(unpad: Shell, tmp_path: Path) 
     assert not any(str(FIRST_ID + n) in outcome.out for n in range(12))
     assert check(put_folder(tmp_path / "stays", ROWS)).passed
     assert check(put_meds(tmp_path / "meds", ROWS)).num_used == len(ROWS)
-
-
-def test_a_folder_is_meds_by_its_two_folders_or_where_it_says_so(tmp_path: Path) -> None:
-    put_meds(tmp_path / "meds", ROWS)
-    stays = put_folder(tmp_path / "stays", ROWS, {A: "metadata"})  # a folder of that name alone is none
-    put_folder(tmp_path / "own", ROWS, {A: "data", B: "data"})
-    shards = ["data/any/0.parquet", "data/any/1.parquet"]
-    owned = ([f"{A}.0.parquet", f"{B}.0.parquet"], "patients")
-    for name, layout, expected in (
-        ("meds", "auto", (shards, "meds")),
-        ("meds", "meds", (shards, "meds")),
-        ("stays", "auto", ([f"{B}.0.parquet", f"metadata/{A}.0.parquet"], "patients")),
-        ("own", "auto", ([f"data/{one}" for one in owned[0]], "patients")),
-        ("own", "meds", ([f"data/{one}" for one in owned[0]], "meds")),
-    ):
-        files, found = find_files(EventSource(path=name, layout=layout), tmp_path / name)
-        assert ([str(one.path.relative_to(tmp_path / name)) for one in files], found) == expected, (name, layout)
-    assert [one.owner for one in find_files(EventSource(path="stays"), stays)[0]] == [str(B), str(A)]
-
-
-def test_parts_of_folders_and_of_rows_go_together(tmp_path: Path) -> None:
-    put(tmp_path / "s" / "valid" / "a.parquet", table([(A, 0, "x", 1.0)]).append_column("split", pa.array([""])))
-    column = pa.array(["test", None, "test"], pa.string())
-    more: list[Row] = [(B, 0, "x", 1.0), (B + 1, 0, "x", 1.0), (B, 1, "x", 1.0)]
-    put(tmp_path / "s" / "b.parquet", table(more).append_column("split", column))
-    ids, sides = read(tmp_path / "s", unit="days").declared
-    assert list(zip(ids.to_pylist(), sides.tolist(), strict=True)) == [(str(A), 1), (str(B), 2)]
-    people = put(tmp_path / "people.parquet", pa.table({"id": [A], "age": [50.0]}))
-    with_facts = opened(
-        [with_sets(tmp_path, [0, 0, 1]), {"path": str(people), "static": ["age"]}],
-        data={"holdout": 0},
-    )
-    assert np.diff(with_facts.sets.set_starts).tolist() == [1, 2, 1], "facts, and the sets of the numbered table"

@@ -15,7 +15,6 @@ from unpad.batching.batch import RaggedBatch
 from unpad.data.patients import EventData
 from unpad.data.sources.split import Split
 from unpad.errors import SourceError
-from unpad.models.contract import PredictsSets
 from unpad.models.set_sequence.event_sets import EventSets
 
 pytestmark = pytest.mark.promise("patients.landmarks")
@@ -184,21 +183,6 @@ def test_declared_parts_hold_for_all_examples_and_those_of_the_test_part_are_cou
     assert data.table.num_test == sum(per_end[n % 4] for n in range(60) if n % 3 == 2)
 
 
-def test_folds_of_the_first_regression_are_of_patients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, told = big(tmp_path), list[Any]()
-
-    class Asked(PredictsSets):
-        def begin(self, batch: RaggedBatch, patient: torch.Tensor | None = None) -> None:
-            told.append((batch, patient))
-
-    monkeypatch.setattr(Asked, "__abstractmethods__", frozenset())
-    data.begin(Asked.__new__(Asked))
-    [(batch, patient)] = told
-    ids = data.ids[batch.seq_ids.numpy()].tolist()
-    assert len(set(ids)) == 42 < len(ids) == int((data.table.split == Split.TRAIN).sum()), "every example counts"
-    assert len(set(zip(ids, patient.tolist(), strict=True))) == 42 == int(patient.max()) + 1
-
-
 # --------------------------------------------------------------------------- rows of labels
 
 
@@ -242,21 +226,6 @@ def test_rows_with_an_end_of_their_own_are_followed_from_their_landmark(tmp_path
     assert (data.cohort.duration * 24).round(3).tolist() == [36, 22, 17]
     assert data.labels is not None
     assert data.labels.tolist() == [0, 0, 1]
-
-
-def test_two_rows_of_a_landmark_are_refused_and_so_are_two_of_a_patient_without_landmarks(tmp_path: Path) -> None:
-    for worse, contradict in (([0, 0, 1], ""), ([0, 1, 1], ", which contradict each other")):
-        columns = {"id": [A, A, B], "at": [24, 24, 24], "worse": worse}
-        with pytest.raises(SourceError) as caught:
-            own(tmp_path, columns)
-        told = f"{caught.value.what} {caught.value.details}"
-        assert f"the patient has several rows of labels of one landmark{contradict}" in told
-        assert "own.parquet:1" in told
-        assert "own.parquet:3" not in told
-        with pytest.raises(SourceError, match="the patient has several rows of labels"):
-            own(tmp_path, columns | {"at": [24, 48, 24]}, events={
-                "landmark": None, "labels": {"path": str(tmp_path / "own.parquet"), "label": "worse"},
-            })  # fmt: skip
 
 
 # --------------------------------------------------------------------------- recipes

@@ -215,13 +215,6 @@ def test_a_parquet_file_without_images_or_cut_off_is_named(tmp_path: Path) -> No
     assert fault(path) == "E_PARQUET"
 
 
-def test_a_string_that_is_not_utf8_costs_its_own_row_only(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    labels = pa.array([b"x", b"\xff", b"y"]).view(pa.string())
-    pq.write_table(pa.table({"image": [png()] * 3, "label": labels}), path)
-    assert listed(path) == [(":1", "x"), (":2", "E_UTF8"), (":3", "y")]
-
-
 # --------------------------------------------------------------------------- what was listed
 
 

@@ -12,7 +12,6 @@ from unpad.data.sources.example import BadRow
 from unpad.data.sources.jsonlines import MAX_EXCERPT, count_blank_lines, read_lines
 
 GOOD = b'{"text": "ok"}\n'
-DEEP = b'{"text": ' + b"[" * 5000 + b"]" * 5000 + b"}"
 
 # (name, the second line of a file, code, line); every other line of the file is good
 BAD_LINES: list[tuple[str, bytes, str, int]] = [
@@ -81,12 +80,6 @@ def test_what_is_legal_passes_unchanged(tmp_path: Path, line: bytes, text: str) 
     assert not bad
     assert good[2]["text"] == text
     assert sorted(good) == [1, 2, 3]
-
-
-def test_a_raw_line_break_in_a_string_is_named_at_its_first_line(tmp_path: Path) -> None:
-    good, bad = lines_of(tmp_path, GOOD + b'{"text": "a\nb"}\n' + GOOD)
-    assert [(row.where[-2:], row.code) for row in bad] == [(":2", "E_JSON"), (":3", "E_JSON")]
-    assert sorted(good) == [1, 4]
 
 
 def test_blank_lines_are_counted_and_never_shift_line_numbers(tmp_path: Path) -> None:

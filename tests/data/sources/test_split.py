@@ -128,16 +128,6 @@ def test_a_group_follows_the_rows_that_declare_a_part_and_is_counted_if_they_dis
     assert groups_on_both_sides(group, side) == 1
 
 
-def test_two_documents_are_enough_to_hold_one_out() -> None:
-    for seed in range(20):
-        assert assign(keys(2, seed), undeclared(2), 0.001, seed).sum() == 1
-        assert assign(keys(2, seed), undeclared(2), 0.999, seed).sum() == 1
-    assert assign(keys(1), undeclared(1), 0.001, 0).sum() == 0
-    assert assign(keys(0), undeclared(0), 0.5, 0).shape == (0,)
-    beside_a_held_out_row = assign(keys(3), np.array([1, -1, -1], np.int8), 0.001, 0)
-    assert beside_a_held_out_row.tolist() == [1, 0, 0]
-
-
 def test_rows_of_the_test_part_are_taken_only_when_they_are_asked_for() -> None:
     declared = np.array([-1, 0, 1, 2, 2], np.int8)
     data = DataSettings(holdout=0.0)

@@ -83,14 +83,6 @@ def test_a_row_that_is_no_document_is_named(tmp_path: Path, row: bytes, code: st
     assert documents(path, b'{"text": "a"}\n' + row + b"\n") == [(":1", "a"), (":2", code)]
 
 
-def test_bad_utf8_in_parquet_costs_its_own_row_only(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    raw = pa.array([b"a", b"\xff", b"c"], pa.binary())
-    strings = pa.Array.from_buffers(pa.string(), 3, raw.buffers())
-    pq.write_table(pa.table({"text": strings}), path)
-    assert documents(path) == [(":1", "a"), (":2", "E_UTF8"), (":3", "c")]
-
-
 @pytest.mark.parametrize("damage", ["empty", "magic", "footer", "page"])
 def test_a_damaged_parquet_file_is_a_bad_row(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "a.parquet"

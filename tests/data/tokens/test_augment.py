@@ -15,8 +15,6 @@ from unpad.data.tokens.augment import augment, load_synonyms, with_copies
 from unpad.data.tokens.words import segment
 from unpad.recipes.data import AugmentSettings
 
-pytestmark = pytest.mark.slow
-
 SYNONYMS = {"高兴": ("开心", "愉快"), "喜欢": ("喜爱",), "老师": ("教师",), "移动支付": ("手机付款",)}
 LONG = "老师喜欢公园，学生高兴地散步。今天天气很好；我们一起读书！" * 40
 ALL_ON = AugmentSettings(multiplier=2, synonyms=0.5, delete=0.2, insert=0.3, reorder=0.5)
@@ -127,17 +125,6 @@ def conversation() -> Example:
         Turn("assistant", "好。"),
     )
     return Example("chat.jsonl:7", turns, split="train", group="g", keywords=("高兴",))
-
-
-@pytest.mark.promise("chinese.insertion")
-def test_only_what_users_say_is_changed() -> None:
-    before = conversation()
-    after = augment(before, AugmentSettings(multiplier=1, synonyms=1, insert=1, reorder=1), segment, SYNONYMS, 0, 1)
-    assert [turn.role for turn in after.turns] == [turn.role for turn in before.turns]
-    same = [old == new for old, new in zip(before.turns, after.turns, strict=True)]
-    assert same == [True, False, True, False, True]
-    assert (after.split, after.group, after.keywords) == ("train", "g", ("高兴",))
-    assert after.where == "chat.jsonl:7#1"
 
 
 @pytest.mark.promise("chinese.copies")

@@ -138,14 +138,6 @@ def test_a_shard_under_another_name_is_refused(folder: Path) -> None:
     assert open_shard(folder, other) == (None, "belongs to another key")
 
 
-def test_a_mapping_lives_on_when_the_shard_is_written_again(folder: Path) -> None:
-    write_shard(folder, KEY, make_shard())
-    opened, _ = open_shard(folder, KEY)
-    assert opened is not None
-    write_shard(folder, KEY, replace(make_shard(), tokens=np.zeros(9, np.uint16)))
-    np.testing.assert_array_equal(opened.tokens, make_shard().tokens)
-
-
 def run_child(work: object) -> int:
     """Fork, run `work`, return the wait status."""
     child = os.fork()

@@ -174,17 +174,6 @@ def test_a_document_is_encoded_once_and_a_warm_start_reads_no_row(
     assert warm.fingerprint() == cold.fingerprint()
 
 
-def test_a_warm_start_neither_reads_nor_trains_a_tokenizer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cold, first, cold_report = prepare(make_recipe(folder))
-    monkeypatch.setattr(corpus_files, "read_file", lambda *_: pytest.fail("a warm start reads no row"))
-    monkeypatch.setattr(corpus, "train_tokenizer", lambda *_: pytest.fail("a warm start trains no tokenizer"))
-    warm, second, report = prepare(make_recipe(folder))
-    assert second.to_bytes() == first.to_bytes()
-    assert contents(warm) == contents(cold)
-    assert report.leaks == cold_report.leaks
-    assert report.leaks is not None
-
-
 @pytest.mark.promise("data.encoded-once")
 def test_one_changed_file_is_encoded_alone(folder: Path) -> None:
     recipe = make_recipe(folder)

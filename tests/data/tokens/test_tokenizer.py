@@ -27,8 +27,6 @@ from unpad.data.tokens.words import FIRST_TOKEN, SPECIALS
 from unpad.errors import RecipeError, SourceError
 from unpad.recipes import data as recipe_data
 
-pytestmark = pytest.mark.slow
-
 TEXTS = [
     "今天天气很好，我们去公园散步。",
     "我们的老师喜欢读书，也喜欢散步！",

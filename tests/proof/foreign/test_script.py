@@ -260,18 +260,6 @@ def test_a_row_alone_has_its_own_columns(name: str, tmp_path: Path) -> None:
     assert certificate.verdict == "sound", str(certificate)
 
 
-@pytest.mark.parametrize(("name", "column"), [("per token", "token_type_ids"), ("per row", "scale")])
-def test_a_column_that_another_row_gets_is_found(name: str, column: str, tmp_path: Path) -> None:
-    model, collator = BESIDE[name]
-
-    def mixed(rows: Rows) -> Any:
-        made = collator(rows)
-        return {**made, column: made[column].flip(0)}
-
-    certificate = unpad.prove_trainer(trainer(model(), tmp_path, ROWS, collator=mixed, remove_unused_columns=False))
-    assert certificate.verdict == "wrong loss", str(certificate)
-
-
 class OfHidden(Trainer):
     """A loss that reads hidden states, for which transformers adds hooks."""
 

@@ -262,7 +262,6 @@ def test_sums_that_are_not_rounded_depend_on_the_number_of_processes(monkeypatch
     assert not all(linear_sums(CANCELLING, size) == expected * size for size in (2, 3, 5))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [None, *FAULTS])
 def test_a_planted_fault_makes_runs_of_one_and_of_two_processes_differ(
     name: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

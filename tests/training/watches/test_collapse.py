@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from tests.helpers.models import Stub
 from tests.helpers.patients import random_patients, tiny_patients_model
-from tests.helpers.turns import in_turns
 from unpad.batching.batch import RaggedBatch, make_batch
 from unpad.batching.layout import Layout, build_layout
 from unpad.batching.plan import Micro
@@ -25,7 +24,6 @@ from unpad.models.contract import HasLatent
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.losses import Terms
 from unpad.nn.segments import segment_mean
-from unpad.processes.group import Group
 from unpad.recipes.file import parse_recipe
 from unpad.recipes.training import CollapseSettings, OptimSettings
 from unpad.run import checkpoint
@@ -40,15 +38,11 @@ from unpad.training.watches.collapse import (
     CollapseState,
     LatentReading,
     LatentSample,
-    draw_sample,
     read_latent,
 )
 from unpad.training.watches.watch import SavedWatches, Verdict
 
-pytestmark = pytest.mark.slow
-
 TOPICS, WORDS, LATENT = 4, 6, 6
-CPU = torch.device("cpu")
 FAST = CollapseSettings(every=10, warmup=30, patience=3, window=120)
 
 
@@ -272,27 +266,6 @@ def test_a_reading_does_not_depend_on_batches_and_changes_nothing() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_the_sample_is_held_out_fixed_and_large_enough() -> None:
-    data = Topics(160)
-    small: dict[str, Any] = {"plan": {"tokens_per_micro": 200}}
-    sample = draw_sample(stage_of(data, **small), 60, CPU)
-    assert sample.held_out
-    assert set(data.loaded) <= set(HELD_OUT.tolist())
-    longest = max(map(len, data.sets))
-    assert 60 <= sample.num_sets < 60 + longest
-    again = draw_sample(stage_of(Topics(160), **small), 60, CPU)
-    other = draw_sample(stage_of(Topics(160), **small, train={"seed": 1}), 60, CPU)
-    ids = [torch.cat([b.seq_ids for b in one.batches if b.seq_ids is not None]) for one in (sample, again, other)]
-    assert torch.equal(ids[0], ids[1])
-    assert not torch.equal(ids[0], ids[2])
-    assert all(len(data.sets[i]) for i in ids[0].tolist())  # nobody without sets
-    few = draw_sample(stage_of(data, HELD_OUT[:4], **small), 60, CPU)
-    assert not few.held_out
-    assert few.num_sets >= 60
-    none = draw_sample(stage_of(data, HELD_OUT[:0], TRAIN[:0], **small), 60, CPU)
-    assert none.num_sets == 0
-
-
 @pytest.mark.parametrize("missing", ["policy", "sets"])
 def test_nothing_is_read_without_a_policy_or_sets(missing: str) -> None:
     settings = {"policy": "off" if missing == "policy" else "recover", "every": 1}
@@ -327,18 +300,6 @@ def test_one_sign_is_yellow_several_orange_and_two_for_long_red(
     assert [v.step for v in verdicts if v.changed] == ([] if light == "green" else [30] + [40] * (light == "red"))
     assert {v.action for v in verdicts} == {None}
     assert ("healthy one at step 0" in verdicts[-1].message) == (light == "red")
-
-
-def test_a_collapse_that_ends_is_told_and_counts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    bad, good = reading(0.0, 1.0, 0.0), reading(0.5, 0.2, 0.5)
-    following = iter([bad, bad, good, bad, bad, bad, good])
-    monkeypatch.setattr("unpad.training.watches.collapse.read_latent", lambda *_: next(following))
-    settings = CollapseSettings(warmup=0, every=1, patience=3)
-    monitor = CollapseMonitor(settings, TopicVae(), SAMPLE, SavedWatches())
-    verdicts = [monitor.check(step) for step in range(1, 8)]
-    assert [v.light for v in verdicts] == ["orange", "orange", "green", "orange", "orange", "red", "green"]
-    assert "in use" in verdicts[-1].message
-    assert [v.step for v in verdicts if v.changed] == [1, 3, 4, 6, 7]
 
 
 @pytest.mark.promise("patients.monitor")
@@ -410,24 +371,6 @@ def test_save_keeps_the_weights_of_the_last_healthy_reading_once(tmp_path: Path)
     assert all(torch.equal(kept.tensors[f"model.{name}"], value) for name, value in run.read_at[healthy_step].items())
     assert run.lights[healthy_step] in ("green", "yellow")
     assert checkpoint.load_newest(tmp_path) is None  # it is no checkpoint that a resume would take
-
-
-def test_one_process_keeps_weights_aside_and_all_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved: list[str] = []
-
-    def save(folder: Path, name: str, state: checkpoint.State) -> Path:
-        saved.append(name)
-        return folder / name
-
-    monkeypatch.setattr(checkpoint, "save_named", save)
-
-    def work(group: Group) -> tuple[Path, bool]:
-        watch = CollapseMonitor(changed("save"), TopicVae(), SAMPLE, SavedWatches(step=20))
-        return watch.save_healthy(tmp_path, group), watch.state.kept_aside
-
-    path = tmp_path / "before-collapse-step-00000020"
-    assert in_turns(2, work) == [(path, True)] * 2, "or one of them would save again, and wait for the others"
-    assert saved == [path.name]
 
 
 @pytest.mark.promise("patients.collapse")
