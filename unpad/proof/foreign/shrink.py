@@ -74,6 +74,9 @@ WINDOWS = _names(
     "keep_window_size index_topk floor_scale"
 )
 
+# The field above which rotary positions of a kind depend on the length of the row; lowered like a window.
+LIMITS = {"dynamic": "max_position_embeddings", "longrope": "original_max_position_embeddings"}
+
 # The first that a configuration has counts its blocks.
 STACKS = _names(
     "num_hidden_layers n_layer n_layers num_layers num_blocks decoder_layers encoder_layers num_decoder_layers "
@@ -203,13 +206,11 @@ def _shrink(full: Fields, outer: _Whole | None) -> Fields:
     if isinstance(layers := full.get("per_layer_config"), dict):
         small["per_layer_config"] = _per_layer(layers, full, small, whole)
     if isinstance(rope := small.get("rope_parameters"), dict):
-        small["rope_parameters"] = _rope(rope, small)
-        lowered = {"dynamic": "max_position_embeddings", "longrope": "original_max_position_embeddings"}
-        for name in (lowered[kind] for kind in thresholds(small) if kind in lowered):
-            parts = [small, small["rope_parameters"], *small["rope_parameters"].values()]
-            for part in parts:
-                if isinstance(part, dict) and name in part:
-                    part[name] = WINDOW
+        small["rope_parameters"] = made = _rope(rope, small)
+        lowered = [LIMITS[kind] for kind in thresholds(small) if kind in LIMITS]
+        for part in (small, made, *made.values()):
+            if isinstance(part, dict):
+                part.update(dict.fromkeys((name for name in lowered if name in part), WINDOW))
     return small
 
 
