@@ -220,11 +220,6 @@ def has_standard_loss(trainer: Trainer) -> bool:
     return not any(own) and trainer.compute_loss_func is None and not trainer.label_smoother
 
 
-def may_read_rows(trainer: Trainer) -> bool:
-    """True if a loss of the user's own may get whole rows: in one process, as ranks share a plan of flat batches."""
-    return not has_standard_loss(trainer) and trainer.accelerator.num_processes == 1
-
-
 def name_of_loss(trainer: Trainer) -> str:
     """The loss of a trainer as its user knows it."""
     for name in ("compute_loss", "training_step"):

@@ -14,17 +14,15 @@ from accelerate.utils import send_to_device
 from torch import nn
 from transformers import Trainer
 
-from unpad.errors import ProofError, RecipeError, UnpadError
+from unpad.errors import ProofError, RecipeError
 from unpad.hf.checks import has_standard_loss, is_sft, name_of_loss, own_counts
 from unpad.hf.loader import IGNORED, Examples, collate
 from unpad.hf.rows import CollatedRows, is_stock
-from unpad.hf.whole import OfRows, WholeRows
 from unpad.proof.foreign.certificate import MEAN, TAKEN, ForeignCertificate
 from unpad.proof.foreign.first_update import BEGUN, FirstUpdate, begin, first_update, proving
 from unpad.proof.foreign.judge import NO_ROUTER_LOSS, Precision, describe, judge, raise_memory
 from unpad.proof.foreign.lengths import within
 from unpad.proof.foreign.measure import UpdateResults
-from unpad.proof.foreign.own_loss import BY_OWN_DIVISOR, BY_ROWS, BY_SUM, COUPLED, MEANS
 from unpad.proof.foreign.trainer import TrainerCase
 from unpad.proof.foreign.update import Known
 
@@ -42,7 +40,6 @@ class OwnUpdate:
         rows: what it is made of, as the collator is given it.
         known: the sequences of these rows with the targets that the collator gives them alone.
         num_batches: micro-batches of the update that is proved.
-        num_micros: those of an update in training, of all processes together.
         certificate: of the update; None if it cannot be computed, and `failure` says why.
         begun: what the trainer's training begins with, which a loss may read, by the name of the attribute.
         truths: loss and gradient of the sequences one at a time, by whether they were computed in fp64; they and
@@ -54,7 +51,6 @@ class OwnUpdate:
     rows: CollatedRows
     known: list[Known]
     num_batches: int
-    num_micros: int
     certificate: ForeignCertificate | None
     failure: str
     begun: dict[str, object]
@@ -67,7 +63,7 @@ class OwnUpdate:
 
 
 def take_own(trainer: Trainer, rows: CollatedRows, examples: Examples) -> OwnUpdate:
-    """Compute the trainer's first update by itself, and judge it. A whole row alone keeps the label of its first token.
+    """Compute the trainer's first update by itself, and judge it.
 
     Raises:
         RecipeError: its collator gives rows others in a batch than alone, or its own loss is not the one of its
@@ -89,8 +85,7 @@ def take_own(trainer: Trainer, rows: CollatedRows, examples: Examples) -> OwnUpd
             certificate = judge(model, _precision(trainer), case.measure, notes)
             failure = certificate.refused or ""
         begun = {name: vars(trainer)[name] for name in BEGUN if name in vars(trainer)}
-    micros = trainer.args.gradient_accumulation_steps * trainer.accelerator.num_processes
-    own = OwnUpdate(small, known, len(first.batches), micros, certificate, failure, begun, truths, standard, loss)
+    own = OwnUpdate(small, known, len(first.batches), certificate, failure, begun, truths, standard, loss)
     refuse_own(own)
     return own
 
@@ -143,7 +138,8 @@ def _first(trainer: Trainer, rows: CollatedRows, examples: Examples) -> tuple[Fi
     spread = torch.linspace(0, len(with_targets) - 1, min(ADDED, len(with_targets))).round().long().tolist()
     if _num_unlike(rows, given) < UNLIKE:
         given += [rows.data[number] for number in dict.fromkeys(with_targets[at] for at in spread)]
-    batches = max(1, len(first.batches)) if first.batches else trainer.args.gradient_accumulation_steps
+    micros = trainer.args.gradient_accumulation_steps * trainer.accelerator.num_processes
+    batches = len(first.batches) or micros
     try:
         made = [rows.batch(part) for part in unequal(given, min(batches, max(1, len(given) // 2)))]
     except RecipeError as error:
@@ -198,45 +194,17 @@ def refuse_own(own: OwnUpdate) -> None:
             f"the first update has other targets than its rows, as the collator {collator} gives them alone: {reasons}",
             fix="let the collator give a row in a batch the tokens and labels that it has alone",
         )
-    divided = any(note in own.certificate.notes for note in (BY_ROWS, BY_OWN_DIVISOR))
-    if divided and own.num_micros > 1:
-        raise RecipeError(
-            f"the trainer's first update is one of {own.num_micros} micro-batches, and its loss is your own "
-            f"({own.loss}): {MEANS}",
-            fix="train in one process with gradient_accumulation_steps=1, so that an update is one micro-batch",
-        )
     if own.certificate.passed is False and not own.is_standard:
-        reasons = _reasons(own.certificate)
-        if COUPLED in reasons:
-            raise RecipeError(
-                f"{own.loss}: {COUPLED}, and micro-batches of flat batches have other rows",
-                fix="train with the trainer's own batches",
-            )
-        fixes = {
-            MEANS: "set gradient_accumulation_steps=1, with which an update is one micro-batch",
-            MEAN: "divide the sum over targets by num_items_in_batch, which counts those of the whole update",
-        }
-        usual = "mend that, or train with the trainer's own batches"
         raise RecipeError(
             f"the trainer's first update is not that of its sequences one at a time, and its loss is your own "
-            f"({own.loss}): {reasons}",
-            fix=next((fix for reason, fix in fixes.items() if reason in reasons), usual),
+            f"({own.loss}): {_reasons(own.certificate)}",
+            fix=f"{MEAN}, or train with the trainer's own batches",
         )
 
 
 def _reasons(certificate: ForeignCertificate) -> str:
     found = [f"{one.claim} ({one.measured:.2g}): {one.advice}" for one in certificate.failed]
     return f"{certificate.verdict}; " + "; ".join(found)
-
-
-@contextmanager
-def noting(errors: list[UnpadError]) -> Iterator[None]:
-    """Note the error of an update that is judged inside, which is raised."""
-    try:
-        yield
-    except (RecipeError, ProofError) as error:
-        errors.append(error)
-        raise
 
 
 # --------------------------------------------------------------------------- ours
@@ -255,14 +223,13 @@ def prove_ours(trainer: Trainer, own: OwnUpdate, limits: dict[str, int]) -> Fore
     with _alone(trainer) as (model, notes), _noting(model, longest) as called:
         vars(trainer).update(own.begun)
         examples = Examples(own.rows, own.rows.columns)
-        given: Any = WholeRows(examples, own.rows) if own.rows.are_whole else examples
         numbers = [index for index in range(len(examples)) if examples.lengths[index]]
-        items = [given[index] for index in numbers]
+        items = [examples[index] for index in numbers]
         parts = unequal(numbers, max(1, min(own.num_batches, len(items) // 2)))
         parts = [run for part in parts for run in within(part, examples.lengths[part].tolist(), limits)]
         device = trainer.args.device
-        joined: Any = OfRows.by(own.rows) if own.rows.are_whole else partial(collate, columns=own.rows.columns)
-        made = [send_to_device(joined([given[index] for index in part]), device) for part in parts]
+        joined = partial(collate, columns=own.rows.columns)
+        made = [send_to_device(joined([examples[index] for index in part]), device) for part in parts]
         batches, num_items = trainer.get_batch_samples(iter(made), len(made), device)
         first = FirstUpdate(batches, num_items, list(items), joined)
         alone = [dict(send_to_device(joined([item]), device)) for item in items]
@@ -325,9 +292,6 @@ def warn_of_own(own: OwnUpdate, ours: ForeignCertificate) -> None:
     elif own.certificate is not None and own.certificate.passed is False:
         text = f"the trainer's own first update was not right, and is on flat batches: {_reasons(own.certificate)}"
         text += ". predict and compute_metrics still read the trainer's own batches"
-        warnings.warn(text, stacklevel=4)
-    elif own.certificate is not None and BY_SUM in own.certificate.notes:
-        text = f"{own.loss}: {BY_SUM}; updates of more tokens are larger, and tokens_per_micro says how many they have"
         warnings.warn(text, stacklevel=4)
     if NO_ROUTER_LOSS in ours.notes:
         text = "the router's auxiliary loss is one of each micro-batch, and flat ones have other sequences"

@@ -147,10 +147,6 @@ CROSSING = "set the label of each sequence's first token to -100"
 LONGER = "raise the longest length, or leave them out"
 
 MEAN = "divide the sum over targets by the targets of the whole update (num_items_in_batch)"
-BY_ARGUMENTS = (
-    "the loss divides by args.gradient_accumulation_steps, and an update can have fewer micro-batches; divide by "
-    "current_gradient_accumulation_steps"
-)
 TAKEN: dict[Taken, str] = {  # by the distance from a position to the target that the loss takes
     -1: "the loss takes the token before each one for its target: shift the labels the other way",
     0: "the loss takes each token for its own target: shift the labels",
@@ -296,8 +292,7 @@ def _loss(measured: Measured) -> str:
     if measured.weighs_alike:
         return f"the loss weighs sequences alike and not their targets: {MEAN}, unless that is meant"
     for factor, cause in ((num, "not divided"), (1 / num, "divided twice")):
-        divides = factor == num and measured.cause == BY_ARGUMENTS
-        if num > 1 and abs(scale / factor - 1) < 0.05 and not divides:  # means of micro-batches differ slightly
+        if num > 1 and abs(scale / factor - 1) < 0.05:  # means of micro-batches differ slightly
             return f"the loss is {scale:.3g} times the mean over targets: {cause} by the {num} micro-batches"
     return measured.cause or f"{MEAN}, not of a micro-batch"
 

@@ -81,8 +81,6 @@ class Origins(Protocol):
 
     def batch_before(self, example: object) -> Batch: ...
 
-    def draws_anew(self, example: object) -> bool: ...
-
 
 @runtime_checkable
 class HasOrigins(HasMembers, Protocol):
@@ -290,10 +288,16 @@ def take_step(trainer: ForeignTrainer, batches: Sequence[Batch], num_items: Tens
 
 def has_own_loss(trainer: ForeignTrainer) -> bool:
     """True if the loss may differ from the mean cross-entropy: a user's function or class, smoothing, or DFT."""
-    if trainer.label_smoother is not None or trainer.compute_loss_func is not None or "compute_loss" in vars(trainer):
-        return True
     named = isinstance(trainer.args, NamedLoss) and trainer.args.loss_type != "nll"
-    return named or is_users_own(trainer.compute_loss) or bool(own_divisor(trainer))
+    return named or trainer.label_smoother is not None or bool(users_loss(trainer))
+
+
+def users_loss(trainer: ForeignTrainer) -> str:
+    """Name of the user's own function or method that makes the loss; empty if there is none."""
+    made = [trainer.compute_loss_func, trainer.compute_loss]
+    names = [getattr(one, "__qualname__", type(one).__name__) for one in made if callable(one) and is_users_own(one)]
+    names += ["compute_loss"] if "compute_loss" in vars(trainer) else []
+    return str(names[0]) if names else own_divisor(trainer)
 
 
 def is_users_own(method: Callable[..., object]) -> bool:

@@ -17,7 +17,6 @@ from unpad.proof.foreign.first_update import (
     FirstUpdate,
     ForeignTrainer,
     HasOrigins,
-    Recorded,
     TrainerStep,
     first_update,
     has_own_loss,
@@ -26,8 +25,9 @@ from unpad.proof.foreign.first_update import (
     proving,
     refuse_several,
     take_step,
+    users_loss,
 )
-from unpad.proof.foreign.judge import OWN_LOSS, Outcome, Precision, judge, no_cause, raise_memory, refused
+from unpad.proof.foreign.judge import OWN_LOSS, Outcome, Precision, judge, raise_memory, refused
 from unpad.proof.foreign.kinds import no_trainer_of_tokens
 from unpad.proof.foreign.known import Batch, Padding, example_of, known_of_masks, listed
 from unpad.proof.foreign.locate import Span
@@ -45,28 +45,18 @@ from unpad.proof.foreign.measure import (
 )
 from unpad.proof.foreign.model import called
 from unpad.proof.foreign.own_loss import (
-    COUPLED,
     FITS,
-    MEANS,
+    NO_MEAN,
     OWN_STEP,
-    Probe,
     adds_up,
     alone_by_trainer,
-    cause_of,
+    counts_padding,
     divisors,
+    is_mean_of_means,
     own_shares,
     pull,
-    targeted,
 )
-from unpad.proof.foreign.script import (
-    CHANGES,
-    Rows,
-    Script,
-    changes_rows,
-    holds_row,
-    read_script,
-    without_holes,
-)
+from unpad.proof.foreign.script import Script, read_script
 from unpad.proof.foreign.targets import Taken, are_shifted_before, target_taken
 from unpad.proof.foreign.update import IGNORE, LABELS, Known, Update, read_batch, read_update, refuse_missing
 from unpad.proof.members import HasMembers
@@ -75,9 +65,6 @@ OF_TOKENS = (  # inputs of a model that say which tokens there are, and where se
     *("input_ids", "attention_mask", "position_ids", "use_cache", "seq_idx"),
     *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
 )
-
-TRIED = 6  # rows, to see whether the collator changes them
-DRAWN = "the data draw rows anew each time that they are read: the update is compared with those that were read for it"
 
 
 @runtime_checkable
@@ -161,8 +148,6 @@ def prove_trainer(
             origins = trainer.attachment
             known = [origins.sequence_before(example) for example in first.examples]
             case = replace(case, known=known, alone=[origins.batch_before(example) for example in first.examples])
-            if any(map(origins.draws_anew, first.examples)):
-                notes.append(DRAWN)
         elif sequences is None:
             script = _script(trainer, first)
             case = replace(
@@ -173,7 +158,6 @@ def prove_trainer(
                 doubts=script.doubts,
                 any_mean=True,
             )
-            notes += [f"the collator: {CHANGES}"] if _changes_data(trainer, first) else []
         return judge(model, precision, case.measure, notes)
 
 
@@ -217,15 +201,15 @@ class TrainerCase:
             step = self._step()
         except Exception as error:
             raise refused(error) from error
-        update = _read(self.trainer, self.first, step, self.sequences, self.loss_masks, self.known, self.unjudged)
+        update = _read(self.trainer, self.first, step, self.sequences, self.loss_masks, self.known)
         update = replace(update, given=self._given(update))
         truth = plain = self._truth(update)
         notes: tuple[str, ...] = ()
         taken: Taken = 1
-        unjudged = self.unjudged
+        unjudged, cause = self.unjudged, ""
         has_own = has_own_loss(self.trainer) or objective_of(self.model, update).own
         if (has_own or is_users_own(self.trainer.training_step)) and "loss" not in unjudged:
-            truth, notes, taken, reasons = self._by_own_loss(update, step, plain, has_own)
+            truth, notes, taken, reasons, cause = self._by_own_loss(update, step, plain, has_own)
             unjudged = {**unjudged, **reasons}
         if taken == 0 and are_shifted_before(update):
             raise ProofError(
@@ -258,14 +242,14 @@ class TrainerCase:
             taken,
             unjudged,
             self.doubts,
-            partial(self._cause, update, truth.loss) if has_own else no_cause,
+            cause,
             has_own,
         )
 
     def _by_own_loss(
         self, update: Update, step: TrainerStep, plain: UpdateResults, has_own: bool
-    ) -> tuple[UpdateResults, tuple[str, ...], Taken, dict[Kind, str]]:
-        """The truth of a loss or a step of the trainer's own: with notes, its target, and reasons not to judge it.
+    ) -> tuple[UpdateResults, tuple[str, ...], Taken, dict[Kind, str], str]:
+        """The truth of a loss or a step of the trainer's own: notes, its target, reasons not to judge it, a cause.
 
         Args:
             plain: the truth of the mean cross-entropy.
@@ -273,61 +257,45 @@ class TrainerCase:
         """
         # A loss may divide by it; attach fills updates with other numbers of micro-batches, and none may.
         accumulation = 1 if self.any_mean else self.trainer.args.gradient_accumulation_steps
-        pieces = targeted(update)
-        alone = [self._batch_of(update, piece) for piece in pieces]
+        counts = {index: sum(one != IGNORE for one in update.labels_of(at)) for index, at in enumerate(update.pieces)}
+        counts = {index: count for index, count in counts.items() if count}
+        alone = [self._batch_of(update, update.pieces[index]) for index in counts]
         shares = own_shares(self.trainer, alone, self.first.num_items)
-        num = len(pieces)
-        counts = [sum(label != IGNORE for label in update.labels_of(piece)) / update.num_wanted for piece in pieces]
-        weights = (shares or counts, [1 / num] * num)
-        own, over_rows = alone_by_trainer(self.trainer, alone, weights, plain.logits, accumulation)
+        weights = shares or [count / update.num_wanted for count in counts.values()]
+        own, losses = alone_by_trainer(self.trainer, alone, weights, plain.logits, accumulation)
         truth, notes = plain, tuple[str, ...]()
         taken: Taken = 1
         apart = own.errors(plain)  # of random weights the losses of any tokens are much alike
-        is_own = has_own and (apart.loss > OWN or (apart.loss > FITS and apart.gradient > OWN))
-        if is_own:
+        if has_own and (apart.loss > OWN or (apart.loss > FITS and apart.gradient > OWN)):
             truth, notes = own, (OWN_LOSS,)
             taken = target_taken(update, partial(pull, self.trainer, self._batch_alone))
-        probe, reasons = Probe(self.trainer, self.first, alone, update), dict[Kind, str]()
-        usual = plain.loss if is_own else None
-        if not self.any_mean:  # `attach` refuses what fits nothing
-            if has_own_loss(self.trainer) and not self.reference:
-                truth, note = probe.combined_if_any(step, truth, over_rows, usual)
-                notes = (*notes, note) if note else notes
-            return truth, notes, taken, {}
-        if has_own:
-            truth, note, reason = probe.fitting(step, truth, over_rows, usual)
-            notes = (*notes, note) if note else notes
-            reasons = dict.fromkeys(("loss", "gradient"), reason) if reason else {}
-        if not reasons and is_users_own(self.trainer.training_step) and probe.makes_another_gradient(step, truth, own):
-            reasons = {"gradient": OWN_STEP}
-        return truth, notes, taken, reasons
+        cause = self._cause(alone) if has_own else ""
+        if not self.any_mean:  # `attach` refuses what is not the truth
+            return truth, notes, taken, {}, cause
+        found = UpdateResults(plain.logits, step.loss, step.gradient)
+        errors, reasons = found.errors(truth), dict[Kind, str]()
+        name = users_loss(self.trainer) or type(self.model).__name__
+        is_stock = has_own_loss(self.trainer) and not users_loss(self.trainer)
+        if has_own and not is_stock and not cause and errors.loss > FITS:
+            by_piece = dict(zip(counts, losses, strict=True))
+            if not is_mean_of_means(update, by_piece, step.loss) and not counts_padding(self.trainer, alone[0]):
+                reasons = dict.fromkeys(("loss", "gradient"), NO_MEAN.format(name))
+        if is_users_own(self.trainer.training_step) and errors.loss <= FITS:
+            # A gradient that is the sum of those of the rows is compared with that of the loss: a part may be lost.
+            least = min(errors.gradient, own.errors(truth).gradient, found.errors(own).gradient)
+            reasons = {"gradient": OWN_STEP} if least > OWN else {}
+        return truth, notes, taken, reasons, cause
 
-    def _cause(self, update: Update, truth: float) -> str:
-        """Cause for which a loss of the trainer's own is wrong, as far as it shows."""
-        batches = [self._batch_of(update, piece) for piece in targeted(update)]
-        if divisor := own_divisor(self.trainer):
-            counts = divisors(self.trainer, batches)
-            if counts and self.first.num_items is not None and not adds_up(counts, float(self.first.num_items)):
-                return (
-                    f"{divisor} is {float(self.first.num_items):g} for the update, and {sum(counts):g} for its "
-                    "sequences one at a time: the loss depends on how they are batched"
-                )
-        num_items, args = self.first.num_items, self.trainer.args
-
-        def loss(tried: Sequence[Batch], factor: int, accumulation: int) -> float:
-            before = args.gradient_accumulation_steps
-            args.gradient_accumulation_steps = accumulation * before
-            try:
-                return take_step(self.trainer, tried, None if num_items is None else factor * num_items).loss
-            finally:
-                args.gradient_accumulation_steps = before
-
-        rows = [(index, row) for index in range(len(update.batches)) for _, row, _ in update.places(index)]
-        cause = cause_of(loss, self.first.batches, batches, truth, len(rows) > len(set(rows)))
-        probe = Probe(self.trainer, self.first, batches, update)
-        if cause or probe.couples():
-            return cause or COUPLED
-        return MEANS if len(self.first.batches) > 1 and probe.divides_by_itself() else ""
+    def _cause(self, alone: Sequence[Batch]) -> str:
+        """What shows of a divisor of the trainer's own that is not the sum of those of its sequences."""
+        divisor, num_items = own_divisor(self.trainer), self.first.num_items
+        counts = divisors(self.trainer, alone) if divisor else []
+        if not counts or num_items is None or adds_up(counts, float(num_items)):
+            return ""
+        return (
+            f"{divisor} is {float(num_items):g} for the update, and {sum(counts):g} for its sequences one at a time: "
+            "the loss depends on how they are batched"
+        )
 
     def _given(self, update: Update) -> dict[int, dict[str, object]]:
         """Inputs of each sequence besides its tokens, as the batch of the sequence alone has them."""
@@ -377,21 +345,6 @@ class TrainerCase:
         return one_at_a_time(self.model, update, FollowedLoss(returned=False, own=False))
 
 
-def _changes_data(trainer: ForeignTrainer, first: FirstUpdate) -> bool:
-    """True if the collator changes rows that the trainer's data hold."""
-    data = vars(trainer).get("train_dataset")
-    collate = first.collate.collate if isinstance(first.collate, Recorded) else first.collate
-    try:
-        return (
-            isinstance(data, Rows)
-            and holds_row(data, 0)
-            and any(changes_rows(example, collate) for example in first.examples[:TRIED])
-        )
-    except Exception as error:  # rows without numbers, a collator that takes no row alone
-        raise_memory(error)
-        return False
-
-
 def _in_fp64(batch: Batch) -> Batch:
     """A batch with its numbers in fp64: attention reads a mask of another precision than its own wrongly."""
     return {
@@ -407,13 +360,10 @@ def _read(
     sequences: Sequence[Sequence[int]] | None,
     loss_masks: Sequence[Sequence[bool]] | None,
     known: list[Known] | None,
-    unjudged: Mapping[Kind, str],
 ) -> Update:
     """Find the sequences in the model's inputs."""
     labels = [{name: batch[name] for name in LABELS if name in batch} for batch in first.batches]
     batches = [read_batch({**inputs, **label}) for inputs, label in zip(step.inputs, labels, strict=True)]
-    if "logits" in unjudged:  # rows are taken whole, whatever a mask hides inside
-        batches = [without_holes(batch) for batch in batches]
     if known is not None:
         pass
     elif sequences is not None:
