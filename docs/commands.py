@@ -174,6 +174,8 @@ def main(words: list[str], say: Callable[[str], None] = print) -> int:
             if "--out" in words_here or words_here[0] == "export":  # what it writes is new
                 place = words_here[words_here.index("--out") + 1] if "--out" in words_here else words_here[2]
                 shutil.rmtree(here / place, ignore_errors=True)
+            if words_here[:2] == ["recipes", "copy"]:
+                (here / words_here[3]).unlink(missing_ok=True)
             code, printed = call(here, words_here)
             if code and code not in FINDINGS:
                 failed += 1

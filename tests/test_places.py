@@ -75,16 +75,3 @@ def test_no_source_guesses_where_the_checkout_stands() -> None:
 )
 def test_each_kind_of_guess_is_found(line: str) -> None:
     assert len(list(guesses(line))) == 1
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "script = f'exec \"{sys.executable}\" -m unpad'",
-        'script = f"{shlex.quote(sys.executable)} -m unpad"',
-        'path = ROOT / "unpad/nn/native"',
-        'command = [sys.executable, "-m", "unpad"]',
-    ],
-)
-def test_paths_that_are_quoted_or_whole_are_no_guess(line: str) -> None:
-    assert not list(guesses(line))

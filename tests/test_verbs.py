@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-import io
 import json
 import re
-import sys
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +16,6 @@ import typer
 from rich.console import Console
 
 from tests.helpers.shell import Shell
-from unpad.cli.main import prepare_streams
 from unpad.data.tokens.lost import LostCharacters
 from unpad.errors import NOT_PROVED, PLEASE_REPORT, UNFORESEEN
 from unpad.inference.prompts import Prompt, Reply
@@ -162,22 +159,6 @@ def test_a_recipe_is_not_copied_over_a_file(unpad: Shell, tmp_path: Path) -> Non
     before = (tmp_path / "mine.yaml").read_bytes()
     assert unpad("recipes", "copy", "llm", "mine.yaml").code == 2
     assert (tmp_path / "mine.yaml").read_bytes() == before
-
-
-def test_output_escapes_what_a_terminal_cannot_show(unpad: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    err = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr(sys, "stdout", out)
-    monkeypatch.setattr(sys, "stderr", err)
-    prepare_streams()
-    print("亮", file=out)
-    print("亮", file=err, flush=True)
-    out.flush()
-    assert [one.buffer.getvalue() for one in (out, err)] == [b"\\u4eae\n"] * 2  # type: ignore[attr-defined]
-    monkeypatch.setattr(sys, "stdout", None)
-    prepare_streams()
-    print("nothing hears it")
-    sys.stdout.close()
 
 
 @pytest.mark.promise("cli.exit-codes")

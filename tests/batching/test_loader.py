@@ -270,7 +270,7 @@ def test_a_slow_read_is_not_waited_for_while_steps_are_ready(tokens: TokenSet, o
     steps.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_worker_starts_no_threads_of_its_own(tokens: TokenSet, one_micro_steps: Plan) -> None:
     """Operations of torch with several threads would open a second pool, whose threads take the step's cores."""
     if sys.platform != "linux":

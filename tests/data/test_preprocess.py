@@ -13,7 +13,6 @@ from tests.helpers.vision import GRIDS, IMAGE, ROWS, SQUARE, VOCABULARY, Row, en
 from unpad.batching.batch import from_padded, to_padded
 from unpad.data.preprocess import preprocess
 from unpad.errors import SourceError
-from unpad.models.vision_language.tower import Tower, TowerConfig
 
 BOS, EOS = 54, 55
 
@@ -85,19 +84,6 @@ def test_without_answers_every_token_of_the_prompts_is_there() -> None:
     texts = per_sample(prepared.batch.input_ids, prepared.batch.layout.lengths())
     assert texts[5] == [6]
     assert texts[0] == [1, 5, IMAGE, IMAGE, IMAGE, IMAGE, 7, 8]
-
-
-@pytest.mark.promise("vqa.preprocess")
-def test_raw_features_are_the_towers() -> None:
-    torch.manual_seed(0)
-    tower = Tower(TowerConfig(width=8, blocks=2, heads=2, hidden=12, patch=2, positions="learned", side=2))
-    prepared = prepare(ROWS, tower=tower)
-    assert prepared.raw_features.shape == (prepared.batch.media.total_tokens, 8)
-    assert not prepared.raw_features.requires_grad
-    with torch.no_grad():
-        assert torch.equal(prepared.raw_features, tower(prepared.batch.media))
-    assert prepare(ROWS).raw_features is None
-    assert prepare([ROWS[2]], tower=tower).raw_features is None
 
 
 # --------------------------------------------------------------------------- errors

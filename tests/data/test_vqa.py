@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-import yaml
 from PIL import Image
 
 from tests.helpers.metrics import undeclared
@@ -26,13 +25,10 @@ from unpad.data.family import open_data
 from unpad.data.sources.split import Wanted
 from unpad.data.vqa import VqaData
 from unpad.errors import CheckpointError, RecipeError, SourceError
-from unpad.models import model_config
 from unpad.proof import recipe as proof
 from unpad.proof.recipe import prove_recipe
-from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
 from unpad.training.loop import train
-from unpad.training.setup import resolved
 
 
 @pytest.fixture(autouse=True)
@@ -324,18 +320,3 @@ def test_a_run_that_hides_tokens_and_then_removes_them_resumes_to_the_bit_in_eit
     assert found == rows(tmp_path / "parts", "train")
     one, other = weights(tmp_path / "whole"), weights(tmp_path / "parts")
     assert all(torch.equal(other[key], value) for key, value in one.items())
-
-
-def test_the_packaged_recipe_prunes_and_is_kept_as_it_was_written() -> None:
-    recipe = resolved(load_recipe("vqa_prune", []))
-    config = model_config(recipe.model)
-    assert config.prune.temperature.at(1, 4) == pytest.approx(0.55)
-    assert config.prune.wanted == (0.25, "ratio")
-    assert config.prune.layers == [-1]
-    assert [stage.train.get("freeze") for stage in recipe.stages] == [None, ["pruners.*"]]
-    alone = load_recipe("vqa_prune", ["stages.0.train.freeze=[tower.*, projector.*, decoder.*]"])
-    assert alone.stages[0].train["freeze"] == ["tower.*", "projector.*", "decoder.*"]
-    ranked = load_recipe("vqa_prune", ["model.prune.method=random", "stages=[]", "train.max_epochs=20"])
-    assert model_config(resolved(ranked).model).prune.method == "random"
-    assert ranked.stages == []
-    assert model_config(resolved(Recipe(**yaml.safe_load(recipe.to_yaml()))).model) == config

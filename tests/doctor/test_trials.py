@@ -17,13 +17,13 @@ WHOLE = Sweep(np.ones(100), np.ones(100), 1e-3, 1e-2)
 
 @pytest.mark.promise("doctor.cut-short")
 def test_the_trial_that_was_cut_short_most_says_so_and_how_much_time_it_takes() -> None:
-    cut = Sweep(np.zeros(0), np.zeros(0), None, None, short=6)
+    cut = Sweep(np.zeros(0), np.zeros(0), None, None, short=3)
     labels = Carry(30, 30, None, 1.0, 0.9, 0.0, steps=240, is_short=True)
     (found,) = short(20.0, cut, Overfit(4, 12, 5.0, 4.9, None), labels)
     assert (found.severity, found.fields) == ("note", ("--seconds",))
     reason, advice = found.sentences("en")
-    assert reason.startswith("Only 6 of at least 24 learning rates could be tried")
-    assert advice.endswith("--seconds 120")
+    assert reason.startswith("Only 3 of at least 24 learning rates could be tried")
+    assert advice.endswith("--seconds 240")
     (found,) = short(20.0, WHOLE, Overfit(60, 12, 5.0, 0.1, None), labels)
     assert found.sentences("en")[0].startswith("Only 240 of at least 360 steps on labelled sequences")
 

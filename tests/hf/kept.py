@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.hf.families import IGNORED, VOCAB, distance, make_model, make_rows, make_sequences
-from tests.hf.trainers import WHOLE, Recorder, make_trainer, tokenizer
+from tests.hf.trainers import Recorder, make_trainer, tokenizer
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -158,39 +158,9 @@ def masking(rows: list[dict[str, Any]]) -> Any:
     return pad([{"input_ids": row["input_ids"], "labels": masked_prompt(row["input_ids"])} for row in rows])
 
 
-def appending(rows: list[dict[str, Any]]) -> Any:
-    return pad([{"input_ids": [*row["input_ids"], 2], "labels": [*row["input_ids"], 2]} for row in rows])
-
-
-def cutting(rows: list[dict[str, Any]]) -> Any:
-    return pad([{"input_ids": row["input_ids"][:10], "labels": row["input_ids"][:10]} for row in rows])
-
-
 def masks_prompts(folder: Path) -> None:
     kept(plain(folder, alone(SEQUENCES), masking), [(ids, masked_prompt(ids)) for ids in SEQUENCES])
     kept(plain(folder, alone(SEQUENCES), masking), [(ids, masked_prompt(ids)) for ids in SEQUENCES], prove=False)
-
-
-def some_kinds(rows: list[dict[str, Any]]) -> Any:
-    """Masks the prompts of rows of one kind, which come late."""
-    labels = [masked_prompt(row["input_ids"]) if row["input_ids"][0] == 1 else row["input_ids"] for row in rows]
-    return pad([{"input_ids": row["input_ids"], "labels": own} for row, own in zip(rows, labels, strict=True)])
-
-
-def masks_a_kind(folder: Path) -> None:
-    rows = [*SEQUENCES, *([1, *one] for one in HELD_OUT)]
-    pairs = [(ids, masked_prompt(ids) if ids[0] == 1 else ids) for ids in map(list, rows)]
-    trainer = plain(folder, alone(rows), some_kinds, gradient_accumulation_steps=2)
-    trainer._get_train_sampler = None  # see below
-    del trainer._get_train_sampler
-    attach(trainer, tokens_per_micro=64)
-    trainer.args.gradient_accumulation_steps = WHOLE
-    assert error_of(trainer, truth_of(trainer.model, pairs)[1]) < 1e-5
-
-
-def changes_tokens(folder: Path) -> None:
-    kept(plain(folder, alone(SEQUENCES), appending), whole([[*one, 2] for one in SEQUENCES]))
-    kept(plain(folder, alone(SEQUENCES), cutting), whole([one[:10] for one in SEQUENCES]))
 
 
 def tokenizes(folder: Path) -> None:
@@ -391,10 +361,6 @@ def hides_tokens(folder: Path) -> None:
         named(trainer, f"{type(model).__name__} is a masked language model")
 
 
-def no_labels(folder: Path) -> None:
-    named(plain(folder, alone(SEQUENCES), DataCollatorWithPadding(tokenizer())), "gives no labels")
-
-
 def no_ids(folder: Path) -> None:
     def towers(rows: list[dict[str, Any]]) -> Any:
         return {f"ids_{side}": torch.tensor([row["input_ids"][:3] for row in rows]) for side in "ab"}
@@ -449,42 +415,6 @@ def weighted_loss(logits: Tensor, labels: Tensor, index: int) -> Tensor:
 
 def columns_of_tokens(folder: Path) -> None:
     kept(plain(folder, alone(SEQUENCES), weigh("tokens"), Weighted), whole(SEQUENCES), weighted_loss)
-
-
-def columns_of_vectors(folder: Path) -> None:
-    """A column of two numbers per token."""
-
-    def paired(rows: list[dict[str, Any]]) -> Any:
-        made = weigh("tokens")(rows)
-        return {**made, "weights": torch.stack([made["weights"] * 0.25, made["weights"] * 0.75], -1)}
-
-    class Paired(Weighted):
-        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-            return super().compute_loss(
-                model, {**inputs, "weights": inputs["weights"].sum(-1)}, False, num_items_in_batch
-            )
-
-    kept(plain(folder, alone(SEQUENCES), paired, Paired), whole(SEQUENCES), weighted_loss)
-
-
-def speakers(folder: Path) -> None:
-    """Each token's embedding is added to that of its speaker."""
-
-    def spoken(rows: list[dict[str, Any]]) -> Any:
-        made = masking(rows)
-        return {**made, "token_type_ids": made["input_ids"] % 2 + 5}
-
-    options = {"train_dataset": alone(SEQUENCES), "per_device_train_batch_size": 3, "data_collator": spoken}
-    trainer = make_trainer("plain", make_model("gpt2"), folder, **options)
-    double = make_model("gpt2").double()
-    for ids in SEQUENCES:
-        given = {"token_type_ids": torch.tensor([ids]) % 2 + 5, "use_cache": False}
-        loss = plain_loss(double(torch.tensor([ids]), **given).logits[0], torch.tensor(masked_prompt(ids)), 0)
-        (loss / sum(label != IGNORED for ids in SEQUENCES for label in masked_prompt(ids)[1:])).backward()
-    assert prove_trainer(trainer).passed
-    attach(trainer, tokens_per_micro=64)
-    assert prove_trainer(trainer).passed
-    assert error_of(trainer, {name: p.grad for name, p in double.named_parameters()}) < 1e-5
 
 
 class ByWeights(Weighted):
@@ -639,35 +569,6 @@ def ignores_the_count(folder: Path) -> None:
     trainer = plain(folder, data(ROWS), None, Ignoring, **options)
     attach(trainer, tokens_per_micro=10_000)
     assert error_of(trainer, truth_of(trainer.model, labelled(ROWS))[1]) < 1e-5
-
-
-class Tilted(Trainer):
-    """Hard rows count more."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        logits, labels = model(**inputs).logits.transpose(1, 2), inputs["labels"]
-        nll = F.cross_entropy(logits[..., :-1], labels[:, 1:], reduction="none", ignore_index=IGNORED)
-        return torch.logsumexp(2 * nll.sum(1) / (labels[:, 1:] != IGNORED).sum(1), 0)
-
-
-class Weighed(Trainer):
-    """A mean of the micro-batches' weighed means."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        logits = model(**{name: x for name, x in inputs.items() if name != "labels"}).logits
-        weights = torch.linspace(0.2, 2, VOCAB)
-        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), inputs["labels"][:, 1:].flatten(), weights)
-        return loss / self.args.gradient_accumulation_steps
-
-
-def couples(folder: Path) -> None:
-    options = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
-    trainer = plain(folder, alone(SEQUENCES), masking, Tilted, **options)
-    refused(trainer, r"your own \(Tilted.compute_loss\)")
-    trainer = plain(
-        folder, alone(SEQUENCES), masking, Weighed, per_device_train_batch_size=2, gradient_accumulation_steps=4
-    )
-    refused(trainer, r"your own \(Weighed.compute_loss\)")
 
 
 class Unshifted(Trainer):
@@ -1270,7 +1171,7 @@ def virtual_tokens(folder: Path) -> None:
 
 SETUPS: dict[str, tuple[Callable[[Path], None], ...]] = {
     "a collator that masks prompts, appends or cuts tokens, or tokenizes": (
-        masks_prompts, masks_a_kind, changes_tokens, tokenizes,
+        masks_prompts, tokenizes,
     ),
     "the collators of transformers and TRL": (stock_collators, pads_with_the_end),
     "padding in the dataset": (pads_in_the_data,),
@@ -1281,9 +1182,9 @@ SETUPS: dict[str, tuple[Callable[[Path], None], ...]] = {
     "a callback that changes the lengths of rows": (changes_the_data,),
     "a collator that draws random numbers": (random_collator,),
     "a collator that gives a row other targets in a batch than alone": (other_in_batches,),
-    "a collator that fails on a single row, or gives no labels or `input_ids`": (no_single_rows, no_labels, no_ids),
+    "a collator that fails on a single row, or gives no labels or `input_ids`": (no_single_rows, no_ids),
     "a collator that changes the rows of the data": (changes_rows,),
-    "a column that the collator gives, an entry for every token": (columns_of_tokens, columns_of_vectors, speakers),
+    "a column that the collator gives, an entry for every token": (columns_of_tokens,),
     "a column that the collator gives, of another shape": (columns_of_rows,),
     "a loss of one's own that reads rows": (reads_rows,),
     "`compute_loss`, `compute_loss_func`, label smoothing": (right_losses, label_smoothing),
@@ -1292,9 +1193,7 @@ SETUPS: dict[str, tuple[Callable[[Path], None], ...]] = {
     "a loss that reads attention weights, or `args.gradient_accumulation_steps`": (reads_attention,),
     "a custom model class with further terms in its loss": (second_head,),
     "a router's auxiliary loss": (balances,),
-    "a loss of one's own that is no mean over the targets of an update": (
-        no_mean_over_targets, ignores_the_count, couples,
-    ),
+    "a loss of one's own that is no mean over the targets of an update": (no_mean_over_targets, ignores_the_count),
     "a loss of one's own that forgets the shift": (forgets_the_shift,),
     "the usual loss, wrong in the trainer's own batches": (mended,),
     "`get_train_dataloader`, `_get_dataloader`, `_get_train_sampler`, `get_batch_samples`": (own_batches,),

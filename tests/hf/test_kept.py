@@ -23,9 +23,8 @@ def rows_of_the_table() -> list[str]:
 
 DEAR = {
     "reads_rows", "no_mean_over_targets", "stock_collators", "right_losses", "hides_the_end", "ignores_the_count",
-    "reads_the_state", "couples", "own_divisors", "reads_attention", "pads_with_the_end", "columns_of_tokens",
-    "made_anew", "mended", "changes_tokens", "metrics", "second_head", "speakers",
-    "own_evaluation", "label_smoothing", "columns_of_vectors", "changes_the_data",
+    "reads_the_state", "own_divisors", "reads_attention", "pads_with_the_end", "columns_of_tokens",
+    "made_anew", "mended", "metrics", "second_head", "own_evaluation", "label_smoothing", "changes_the_data",
 }  # fmt: skip
 CASES = [
     pytest.param(made, marks=[pytest.mark.nightly] if made.__name__ in DEAR else [], id=made.__name__)

@@ -13,7 +13,6 @@ import torch
 from tests.conftest import tiny_model
 from tests.helpers.chat_folder import CHATML, byte_level
 from unpad.errors import UnpadError
-from unpad.interchange import folder as folders
 from unpad.interchange.families import FAMILIES
 from unpad.interchange.folder import CONFIG, INDEX, JSON_FILES, MOST_CONTEXT, WEIGHTS, save_model
 from unpad.interchange.runs import import_folder
@@ -90,17 +89,4 @@ def test_sizes_beyond_reason_are_refused_before_anything_is_made_of_them(
     config = json.loads((theirs / CONFIG).read_text())
     (theirs / CONFIG).write_text(json.dumps({**config, **changed}))
     with pytest.raises(UnpadError, match=message):
-        import_folder(str(theirs), tmp_path / "run")
-
-
-@pytest.mark.promise("models.files")
-def test_many_values_and_long_headers_are_refused_before_they_are_parsed(
-    theirs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (theirs / "vocab.json").write_text("[" + "[]," * 10_000_000 + "[]]")
-    with pytest.raises(UnpadError, match=r"vocab\.json.*more than 8,388,608 values"):
-        import_folder(str(theirs), tmp_path / "run")
-    (theirs / "vocab.json").unlink()
-    monkeypatch.setattr(folders, "MOST_HEADER_BYTES", 100)
-    with pytest.raises(UnpadError, match="its header has"):
         import_folder(str(theirs), tmp_path / "run")

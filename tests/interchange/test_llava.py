@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tests.helpers.vision import IMAGE, ROWS, VOCAB, Row, prepare
@@ -189,39 +189,6 @@ def test_a_model_made_here_runs_in_transformers(tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------- layouts and files
-
-
-def rename(folder: Path, change: Any) -> None:
-    path = folder / "model.safetensors"
-    save_file({change(name): value for name, value in load_file(path).items()}, path, metadata={"format": "pt"})
-
-
-def in_file(name: str) -> str:
-    """A name of either layout as versions up to 4.51 wrote it."""
-    name = name.removeprefix("model.")
-    for outer, inner in (("language_model.", "model."), ("vision_tower.", "vision_model.")):
-        if name.startswith(outer) and not name.startswith((outer + inner, outer + "lm_head")):
-            name = outer + inner + name.removeprefix(outer)
-    return "language_model.lm_head.weight" if name == "lm_head.weight" else name
-
-
-def in_memory(name: str) -> str:
-    """As transformers 5 names its modules."""
-    name = in_file(name).replace("language_model.model.", "language_model.").replace("vision_model.", "")
-    return "lm_head.weight" if name.endswith("lm_head.weight") else f"model.{name}"
-
-
-def in_memory_since_4_52(name: str) -> str:
-    return in_memory(name).replace("vision_tower.", "vision_tower.vision_model.")
-
-
-@pytest.mark.parametrize("layout", [in_file, in_memory, in_memory_since_4_52])
-def test_names_of_all_layouts_are_read(saved: tuple[nn.Module, Path], layout: Any) -> None:
-    _, folder = saved
-    expected = load_llava(folder)[0].state_dict()
-    rename(folder, layout)
-    for name, value in load_llava(folder)[0].state_dict().items():
-        assert torch.equal(value, expected[name]), name
 
 
 # --------------------------------------------------------------------------- refusals

@@ -54,14 +54,6 @@ def test_a_certificate_passes_if_every_line_was_shown_and_is_json() -> None:
     }  # fmt: skip
 
 
-def test_a_gap_makes_a_line_that_holds_not_proven_and_leaves_one_that_fails() -> None:
-    open_line = NEAR.unless("nothing to compare")
-    assert (open_line.passed, open_line.note, open_line.measured) == (None, "nothing to compare", NEAR.measured)
-    assert NEAR.unless("") == NEAR
-    assert FAR.unless("nothing to compare") == FAR
-    assert "1.2e-14 <= 1e-10" in Certificate((open_line,)).text()[0]
-
-
 def test_a_check_adds_its_lines_or_one_that_fails_with_the_exception_and_its_place() -> None:
     def broken() -> Line:
         raise ValueError("two\n  lines " + "x" * MOST_NOTE)

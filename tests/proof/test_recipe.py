@@ -149,14 +149,6 @@ def test_a_kernel_that_the_run_needs_and_the_sample_did_not_run_is_not_proven(
     assert "NOT PROVEN" in text[-1]
 
 
-def test_the_batches_of_a_padded_plan_are_proved_in_the_runs_precision(tmp_path: Path) -> None:
-    certificate = prove_recipe(str(write_toy(tmp_path / "toy")), ["plan.strategy=bucket", "plan.batch_size=4"])
-    assert certificate.passed, failed(certificate)
-    line = next(line for line in certificate.lines if line.name == "plan bucket: fp32 outputs against fp64")
-    assert line.kernel == "padded sdpa"
-    assert all(line.passed or not line.applies for line in certificate.lines)
-
-
 # --------------------------------------------------------------------------- faults of the path from data to batch
 
 

@@ -146,7 +146,7 @@ def test_a_process_tells_its_address_and_ends_with_0_when_it_is_told_to(finished
     assert "POST /v1/chat/completions 200 " in (tmp_path / "log").read_text("utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_second_signal_ends_the_process_at_once(finished: Finished, tmp_path: Path) -> None:
     script = (
         "import os, signal, sys, threading\n"

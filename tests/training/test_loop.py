@@ -14,9 +14,7 @@ import torch
 from tests.helpers.toy import LOOP, SMALL_MODEL, events, rows, run, same_tensors, scripted_heldout, weights, write_toy
 from unpad.batching.batch import RaggedBatch
 from unpad.errors import NonFiniteError, OutOfMemoryError, RecipeError
-from unpad.models.contract import Model
 from unpad.models.decoder import Decoder
-from unpad.models.objective import Objective
 from unpad.run import checkpoint
 from unpad.run.monitor import Monitor
 from unpad.training import updates
@@ -80,22 +78,6 @@ def test_the_second_stage_starts_from_the_best_weights_of_the_first(
     assert train_rows[12]["lr"] == pytest.approx(0.005)  # lr_scale 0.5, its own schedule
     assert checkpoint.load(tmp_path / "run/checkpoints/best").step == 20
     assert (result.heldout_loss, result.epochs, result.step) == (1.0, 3, 24)
-
-
-def test_checkpoints_count_the_steps_of_the_run_and_ramps_those_of_the_stage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, begin = list[tuple[int, int]](), Objective.begin
-
-    def noted(self: Objective, model: Model, step: int, total_steps: int) -> Any:
-        begun.append((step, total_steps))
-        return begin(self, model, step, total_steps)
-
-    monkeypatch.setattr(Objective, "begin", noted)
-    run(write_toy(tmp_path), tmp_path / "run", "checkpoint.every=5")
-    assert begun == [(step, 12) for step in range(12)] * 2
-    saved = {entry["step"] for entry in events(tmp_path / "run", "checkpoint")}
-    assert saved & {5, 10, 15, 17, 20, 22} == {5, 10, 15, 20}
 
 
 @pytest.mark.promise("train.stages")

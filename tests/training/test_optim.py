@@ -128,14 +128,6 @@ def test_as_many_restarts_as_steps_are_refused() -> None:
         Schedule(OptimSettings(schedule="restarts", restarts=5, per="epoch"), Epochs((0,), (10,)), 50).check()
 
 
-def test_a_stage_that_ends_within_an_epoch_reaches_its_floor_in_that_epoch() -> None:
-    found = rates(25, 10, schedule="cosine", per="epoch", floor=0.1)
-    assert found[:10] == [1e-3] * 10
-    assert found[10:20] == pytest.approx([5.5e-4] * 10)
-    assert found[20:] == pytest.approx([1e-4] * 5)
-    Schedule(OptimSettings(schedule="restarts", restarts=2, per="epoch"), Epochs((0,), (10,)), 25).check()
-
-
 # --------------------------------------------------------------------------- groups and state
 
 

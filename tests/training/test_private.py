@@ -11,8 +11,6 @@ import pytest
 from tests.helpers.shell import Shell
 from tests.helpers.toy import write_toy
 from unpad.data.family import NAMES_KEY
-from unpad.data.histories import tables
-from unpad.inference.loaded import load
 
 pytestmark = pytest.mark.slow
 
@@ -51,18 +49,6 @@ def test_what_a_run_of_patients_writes_is_for_its_owner(unpad: Shell, tmp_path: 
     assert (tmp_path / "vectors.parquet").stat().st_mode & 0o777 == 0o600
     assert readable(tmp_path / "cache") == []
     assert (tmp_path / "runs").stat().st_mode & 0o777 == 0o755
-
-
-@pytest.mark.nightly
-def test_every_process_names_patients_anew_and_a_run_keeps_its_names(
-    unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert unpad("train", "events", *SMALL, "--out", "runs/a").code == 0
-    monkeypatch.setattr(tables, "_names_key", b"of another process")
-    assert unpad("train", "events", *SMALL, "train.init_from=a", "--out", "runs/b").code == 0
-    a, again, b = (load(tmp_path / "runs" / name).data() for name in ("a", "a", "b"))
-    assert [a.where(i) for i in range(20)] == [again.where(i) for i in range(20)]
-    assert not {a.where(i) for i in range(20)} & {b.where(i) for i in range(20)}
 
 
 def test_runs_of_other_data_stay_as_the_mask_says(unpad: Shell, tmp_path: Path) -> None:

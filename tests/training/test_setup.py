@@ -143,16 +143,6 @@ def test_a_stage_sees_its_own_kinds_and_never_the_held_out_part(tmp_path: Path) 
         assert not planned & set(held.tolist())
 
 
-def test_a_source_of_half_weight_is_seen_half_as_often(tmp_path: Path) -> None:
-    recipe = write_toy(tmp_path / "toy")
-    text = str(tmp_path / "toy" / "texts.jsonl")
-    setup = setup_of(recipe, f"data.text=[{{path: {text}, weight: 0.5}}]")
-    stage = setup.stages[0]
-    drawn = [len([i for micro in order_of(epoch_plan(stage, epoch)) for i in micro]) for epoch in range(4)]
-    num = stage.train_ids.size
-    assert all(abs(count - num / 2) <= 1 for count in drawn)
-
-
 @pytest.mark.promise("llm.windows")
 def test_joined_documents_become_one_sequence_per_kind_and_side(tmp_path: Path) -> None:
     recipe = write_toy(tmp_path / "toy")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -45,19 +43,6 @@ def shown(result: Preview) -> str:
     result.show(console)
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
-
-
-def test_the_json_has_a_row_per_strategy_and_a_ledger(made: tuple[Preview, str]) -> None:
-    values: dict[str, Any] = json.loads(json.dumps(made[0].to_json(), allow_nan=False))
-    assert set(values) == {"strategies", "ledger", "lengths", "advice", "units", "corpus", "stages"}
-    assert [row["name"] for row in values["strategies"]] == strategy_names()
-    for stage in values["stages"]:
-        assert {"name", "epochs", "strategies", "ledger", "lengths", "advice", "units"} <= set(stage)
-        for row in stage["strategies"]:
-            assert {"pad_share", "steps", "attention_cells_needed", "peak_bytes", "seconds", "ledger"} <= set(row)
-            assert row["peak_bytes"] > 0
-            assert row["seconds"] > 0
-    assert [stage["name"] for stage in values["stages"]] == ["pretrain", "tune"]
 
 
 def setup_of(recipe: str, *overrides: str) -> Setup:

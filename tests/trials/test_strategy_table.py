@@ -1,7 +1,3 @@
-import json
-import math
-from xml.etree import ElementTree
-
 import numpy as np
 import pytest
 
@@ -12,9 +8,6 @@ from unpad.trials.strategy_table import (
     advise_batch_size,
     advise_bucket_width,
     compare,
-    length_correlation,
-    plot,
-    to_json,
 )
 
 LENGTHS = np.clip(np.random.default_rng(0).lognormal(4, 0.7, 600), 2, 400).astype(np.int64)
@@ -52,12 +45,6 @@ def test_a_row_of_the_table_equals_a_recount(name):
     assert row.length_correlation == pytest.approx(np.corrcoef(means[:-1], means[1:])[0, 1])
 
 
-def test_correlation_is_undefined_for_equal_lengths_and_few_steps():
-    equal = plan(np.full(100, 8), PlanSettings(tokens_per_step=16), seed=0, epoch=0)
-    assert math.isnan(length_correlation(equal))
-    assert math.isnan(length_correlation(plan(LENGTHS[:3], PlanSettings(), seed=0, epoch=0)))
-
-
 @pytest.mark.promise("plan.batch-size")
 @pytest.mark.parametrize(
     ("num", "value"), [(50, 2), (99, 2), (100, 4), (499, 4), (500, 8), (1000, 8), (1001, 16), (10**6, 16)]
@@ -87,29 +74,3 @@ def test_bucket_width_shows_the_pad_share_of_a_plan_of_each_width():
         made = plan(LENGTHS, PlanSettings(strategy="bucket", bucket_width=width), seed=7, epoch=0)
         assert share == pytest.approx(made.pad_share, abs=0.02)
     assert 0 < shares[8] < shares[32]
-
-
-def test_the_report_is_json():
-    rows = compare(LENGTHS, PlanSettings(row_tokens=100), seed=0)
-    values = json.loads(json.dumps(to_json(rows, LENGTHS, PlanSettings()), allow_nan=False))
-    assert [row["name"] for row in values["strategies"]] == list(strategy_names())
-    assert next(row for row in values["strategies"] if row["name"] == "rows")["length_correlation"] is None
-    assert values["ledger"]["total"] == values["lengths"]["total"] == int(LENGTHS.sum())
-    assert values["advice"]["batch_size"]["value"] == 8
-    assert set(values["advice"]["bucket_width"]["pad_shares"]) == {"8", "16", "32"}
-    assert set(values["advice"]) == {"batch_size", "bucket_width"}, "rates are measured by the doctor"
-    empty = np.zeros(0, np.int64)
-    json.dumps(to_json(compare(empty, PlanSettings(), seed=0), empty, PlanSettings()), allow_nan=False)
-
-
-def test_the_plot_is_a_picture():
-    rows = compare(LENGTHS, PlanSettings(row_tokens=100), seed=0)
-    assert len(panels(plot(rows, LENGTHS))) == 3
-    assert len(panels(plot([], np.zeros(0, np.int64)))) == 3
-
-
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-def panels(picture: str) -> list[ElementTree.Element]:
-    return ElementTree.fromstring(picture).findall(f"{SVG}g")

@@ -23,7 +23,6 @@ from unpad import storage
 from unpad.doctor.finding import Finding, Found, Language, Severity, Words, finding, ranked
 from unpad.errors import RunInUseError
 from unpad.interchange.origin import open_recipe
-from unpad.machine.files import limit_of
 from unpad.machine.memory import MemoryLimit, memory_limit, process_memory
 from unpad.models.adapters import kept_weights
 from unpad.run.folder import RUNS, as_run, run_recipe
@@ -43,16 +42,8 @@ KINDS: dict[str, Words] = {
     **dict.fromkeys(MEMORY, ("it is in memory, and gone after a reboot", "它在内存里，重启后就没有了")),
     "overlay": ("it is a container's, and gone with it", "它属于容器，随容器一起消失"),
     **dict.fromkeys(
-        ("cifs", "smb3", "smbfs", "9p", "virtiofs", "vboxsf", "fuse.sshfs"),
-        ("another machine decides what its locks and flushes do", "锁和刷盘由另一台机器决定"),
-    ),
-    **dict.fromkeys(
-        ("ext2", "vfat", "msdos", "exfat", "ntfs", "ntfs3", "fuseblk"),
-        ("it has no journal: a power cut may damage it", "它没有日志：断电可能损坏它"),
-    ),
-    **dict.fromkeys(
-        ("fuse.s3fs", "fuse.gcsfuse", "fuse.rclone", "fuse.goofys", "fuse.mount-s3"),
-        ("it is a bucket, without the renames and locks of a disk", "它是对象存储，没有磁盘的重命名和锁"),
+        ("cifs", "smb3", "9p", "virtiofs", "vboxsf", "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "fuse.rclone"),
+        ("another machine decides what its locks, flushes and renames do", "锁、刷盘和重命名由另一台机器决定"),
     ),
 }
 OPTIONS: dict[str, Words] = {  # patterns of mount options
@@ -211,11 +202,9 @@ def check_rename(where: Path, place: Path) -> Found | None:
 
 @dataclass(frozen=True)
 class RunNeeds:
-    """What a training of a recipe takes, in bytes: its folder at most, its largest file, the files, and memory."""
+    """What a training of a recipe takes, in bytes: its folder at most, and memory."""
 
     disk: int
-    largest_file: int
-    files: int
     memory: int
 
 
@@ -241,32 +230,23 @@ def needs_of(subject: str, overrides: Sequence[str]) -> RunNeeds:
     folder = (keep + 1) * saved + (bests + 1) * weights + run_length(setup.stages).last(0, 0).step * BYTES_PER_STEP
     copies = 2 * saved  # of weights and moments, while they are saved
     in_memory = (process_memory() if setup.device.type == "cpu" else 0) + max(peak, copies) + OTHER_MEMORY
-    return RunNeeds(folder + OTHER_DISK, max(weights, 8 * trained), 100 + 5 * (keep + bests + 2), in_memory)
+    return RunNeeds(folder + OTHER_DISK, in_memory)
 
 
 @finding(
     "room",
     "fault",
-    en=(
-        "{name} needs {number:.2f} GiB in {where}, and {what}.",
-        "free some, lower checkpoint.keep, or use another disk",
-    ),
-    zh=("{name} 在 {where} 需要 {number:.2f} GiB，而{what}。", "腾出空间，调低 checkpoint.keep，或换一个磁盘"),
+    en=("{name} needs {number:.2f} GiB in {where}; {free:.2f} GiB are free.", "lower checkpoint.keep, or free some"),
+    zh=("{name} 在 {where} 需要 {number:.2f} GiB，而只剩 {free:.2f} GiB。", "调低 checkpoint.keep，或腾出空间"),
 )
 def check_room(where: Path, place: Path, name: str, needs: RunNeeds) -> Found | None:
-    """Space, a quota, the largest size of a file and the number of files."""
-    free, status, limit = disk.free_bytes(place), os.statvfs(place), limit_of("FSIZE")
-    what: Words | None = None
-    if needs.disk > free:
-        what = (f"{free / GIB:.2f} GiB are free", f"只剩 {free / GIB:.2f} GiB")
-    elif limit is not None and limit < needs.largest_file:
-        what = ("`ulimit -f` allows no file as large", "`ulimit -f` 不允许这样大的文件")
-    elif status.f_files and status.f_favail < needs.files:
-        what = (f"of {needs.files} files {status.f_favail} are left", f"{needs.files} 个文件只剩 {status.f_favail} 个")
-    elif 2 * needs.disk > free:
-        what = (f"{free / GIB:.2f} GiB are free, if nothing else is written", f"只剩 {free / GIB:.2f} GiB")
-        return Found(needs.disk / GIB, "checkpoint.keep", severity="note", name=name, where=str(where), what=what)
-    return None if what is None else Found(needs.disk / GIB, "checkpoint.keep", name=name, where=str(where), what=what)
+    """Free space against what the run's folder takes at most; a note where another such run would not fit."""
+    free = disk.free_bytes(place)
+    if 2 * needs.disk <= free:
+        return None
+    severity: Severity | None = "note" if needs.disk <= free else None
+    values = {"name": name, "where": str(where), "free": free / GIB}
+    return Found(needs.disk / GIB, "checkpoint.keep", severity=severity, **values)
 
 
 @finding(
@@ -285,7 +265,7 @@ def check_memory(name: str, needs: RunNeeds, limit: MemoryLimit) -> Found | None
 
 
 @dataclass(frozen=True)
-class Examined:
+class CheckedMachine:
     """Findings about a folder and this machine, and what a training of `name` needs."""
 
     name: str
@@ -308,23 +288,16 @@ class Examined:
             f"{self.where} 里的 {self.name}：{len(CHECKS)} 项检查（{', '.join(CHECKS)}）中 {num} 项有问题，"
             f"{self.seconds:.0f} 秒；需要 {space:.2f} GiB 磁盘和约 {needed:.2f} GiB 内存",
         )[language == "zh"]
-        return [
-            *wrapped(head),
-            *(line for i, item in enumerate(self.findings, 1) for line in ("", *item.lines(i, language))),
-        ]
+        below = (line for rank, item in enumerate(self.findings, 1) for line in ("", *item.lines(rank, language)))
+        return [*wrapped(head), *below]
 
     def to_json(self, language: Language) -> dict[str, Any]:
         findings = [item.to_json(language) for item in self.findings]
-        return {
-            "name": self.name,
-            "where": str(self.where),
-            "seconds": self.seconds,
-            "findings": findings,
-            "needs": vars(self.needs),
-        }
+        about = {"name": self.name, "where": str(self.where), "seconds": self.seconds}
+        return {**about, "findings": findings, "needs": vars(self.needs)}
 
 
-def examine_machine(name: str, overrides: Sequence[str] = (), where: Path | None = None) -> Examined:
+def examine_machine(name: str, overrides: Sequence[str] = (), where: Path | None = None) -> CheckedMachine:
     """Check a disk, and what a training of a recipe or run needs.
 
     Args:
@@ -347,4 +320,4 @@ def examine_machine(name: str, overrides: Sequence[str] = (), where: Path | None
                 findings += check(where, place)
         findings += check_room(where, Path(folder), name, needs)
     findings += check_memory(name, needs, limit)
-    return Examined(name, where, ranked(findings), needs, time.perf_counter() - began)
+    return CheckedMachine(name, where, ranked(findings), needs, time.perf_counter() - began)

@@ -38,7 +38,7 @@ def look(subject: Subject) -> list[Finding]:
 def of_rows(subject: Subject, rows: Sequence[Labelled]) -> list[Finding]:
     """Findings on targets and on copies, for all families."""
     where = label_fields(subject)
-    return [*same_rows(subject), *near_rows(subject), *clashing_labels(rows, where), *constant_labels(rows, where)]
+    return [*clashing_labels(rows, where), *constant_labels(rows, where), *same_rows(subject), *near_rows(subject)]
 
 
 def label_fields(subject: Subject) -> tuple[str, ...]:
@@ -139,7 +139,7 @@ SETTLED = {"labels_random", "by_heart", "constant_labels"}
 
 
 @finding("clashing_labels", explains=SETTLED,
-    en=("{number:.0%} of {num:,} training inputs occur again with other labels or answers, which contradict theirs, "
+    en=("{number:.0%} of {num:,} training inputs equal others with other labels or answers, which contradict theirs, "
         "such as {where}: {first!r} and {second!r}.", "look at how labels are matched with rows"),
     zh=("{num:,} 个训练输入中有 {number:.0%} 以不同的标签或答案再次出现，例如 {where}：{first!r} 和 {second!r}。",
         "检查标签与样本的对应"))  # fmt: skip

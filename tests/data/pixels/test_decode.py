@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import random
 import struct
 import subprocess
@@ -403,11 +402,3 @@ def test_opacity_comes_as_a_fourth_channel_beside_the_same_colours() -> None:
         found = decode(content, opacity=True).pixels
         assert found[:, :, 3].tolist() == opacity
         assert np.array_equal(found[:, :, :3], decode(content).pixels)
-
-
-def test_an_error_names_its_code_and_survives_a_process_boundary() -> None:
-    error = ImageError("E_TRUNCATED", "the PNG ends before its IEND chunk", where="a.png")
-    again = pickle.loads(pickle.dumps(error))
-    assert (again.code, again.what, again.fix, again.where) == (error.code, error.what, error.fix, error.where)
-    assert str(again).splitlines()[0] == "ImageError: E_TRUNCATED the PNG ends before its IEND chunk"
-    assert again.exit_code == 3

@@ -8,12 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from unpad.data.sources.bad_rows import apply_policy
 from unpad.data.sources.example import BadRow, Example, count_bad
 from unpad.data.sources.files import expand
-from unpad.data.sources.images import read_all
 from unpad.data.sources.rows import read_file
 from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings, Source
@@ -104,22 +102,3 @@ def test_a_changed_bit_of_a_page_with_a_checksum_is_found(tmp_path: Path) -> Non
     path.write_bytes(content)
     used, bad = read(path)
     assert (len(used), [(row.code, row.num_rows) for row in bad]) == (0, [("E_PARQUET", 1000)])
-
-
-@pytest.mark.parametrize("name", ["text", "group", "split", "label"])
-@pytest.mark.parametrize(
-    "column", [pa.array([2**62 + 1], pa.timestamp("ns")), pa.array([2**62], pa.timestamp("us")),
-               pa.array([2**62], pa.duration("s")), pa.array([1], pa.time64("ns"))], ids=str)  # fmt: skip
-def test_a_cell_without_a_value_in_python_is_a_bad_row(tmp_path: Path, name: str, column: pa.Array) -> None:
-    path = tmp_path / "a.parquet"
-    if name == "label":
-        Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-        pq.write_table(pa.table({"image": [(tmp_path / "a.png").read_bytes()], "label": column}), path)
-        (file,) = expand([Source(path=str(path))], Path)
-        used, bad = read_all(file, DataSettings())
-        assert (used, [row.code for row in bad]) in (([], ["E_TYPE"]), ([], ["E_LABEL"]))
-        return
-    pq.write_table(pa.table({"text": ["a"], name: column}), path)
-    found, bad = read(path)
-    assert (found, [row.num_rows for row in bad]) == ([], [1])
-    assert bad[0].code in ("E_TYPE", "E_SPLIT")

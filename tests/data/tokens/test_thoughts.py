@@ -203,15 +203,6 @@ def test_the_prompt_is_what_training_had_where_white_space_goes_to_the_word_afte
     assert ids[: mask.index(True)] == encode_prompt(turns[:1], tokenizer_with(LATE), Template(thinking=False))
 
 
-@pytest.mark.parametrize("content", ["<think>\nhm\n</think>\n\n", "<think>\n\n</think>\n\nyes", "<think></think>yes"])
-def test_empty_thoughts_and_empty_answers_have_their_place(content: str) -> None:
-    turns = [Turn("user", "q"), Turn("assistant", content)]
-    (text,) = said(LATE, turns)
-    assert text.endswith("<|im_end|>")
-    assert text.startswith("<think>\n")
-    assert ("yes" in text) == ("yes" in content)
-
-
 @pytest.mark.promise("models.reasoning")
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "nemotron_3_nano"])
 def test_the_loss_is_where_training_templates_of_trl_have_it(name: str) -> None:

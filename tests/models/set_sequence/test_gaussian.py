@@ -72,6 +72,7 @@ def test_a_gate_of_zero_leaves_the_prior() -> None:
 
 
 def test_the_gate_starts_as_the_plain_product_and_stays_within_its_bounds() -> None:
+    torch.manual_seed(0)
     inputs = beliefs(200, dtype=torch.float32)
     torch.testing.assert_close(Gate()(*inputs), torch.ones(200, 1))
     torch.testing.assert_close(Gate(0.1, 0.9)(*inputs), torch.full((200, 1), 0.5))

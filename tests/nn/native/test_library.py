@@ -169,6 +169,7 @@ def test_the_table_of_kernels_is_the_same_in_all_three_files() -> None:
     assert f"#define UNPAD_INTERFACE {library.INTERFACE}\n" in header
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("speed.instructions")
 @pytest.mark.skipif(shutil.which("g++") is None or shutil.which("nm") is None, reason="no g++ or no nm")
 def test_no_function_compiled_for_a_target_is_shared_with_the_others(tmp_path: Path) -> None:

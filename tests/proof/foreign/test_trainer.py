@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
+from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import DataCollatorForLanguageModeling, Trainer
@@ -199,19 +199,6 @@ def test_training_after_a_proof_equals_training_without_to_the_bit(make: Make, t
     assert certificate.passed
     assert plain.keys() == proved.keys()
     assert all(torch.equal(plain[name], proved[name]) for name in plain)
-
-
-@pytest.mark.parametrize("make", [PromptTuningConfig, PromptEncoderConfig])
-def test_vectors_that_are_learnt_before_a_sequence_are_no_tokens_of_it(make: type, tmp_path: Path) -> None:
-    def prompted() -> nn.Module:
-        torch.manual_seed(2)
-        fields = {"encoder_hidden_size": 16} if make is PromptEncoderConfig else {}
-        model: nn.Module = get_peft_model(build("llama"), make(task_type="CAUSAL_LM", num_virtual_tokens=4, **fields))
-        return model
-
-    certificate = unpad.prove_trainer(trainer(prompted(), tmp_path))
-    assert certificate.verdict == "sound", str(certificate)
-    assert unpad.prove_trainer(trainer(prompted(), tmp_path, collator=flatten)).verdict != "sound"
 
 
 def test_what_cannot_be_proved_says_what_to_do(tmp_path: Path) -> None:
