@@ -126,16 +126,19 @@ def refuse(trainer: Trainer) -> None:
             f"flat batches are trained on one device, and this process sees {args.n_gpu}",
             fix="start one process for each by torchrun, or set CUDA_VISIBLE_DEVICES to one of them",
         )
-    if args.use_liger_kernel:
-        raise RecipeError(
-            "use_liger_kernel exchanges layers and the loss when train begins, behind every proof",
-            fix="leave use_liger_kernel out, or train with the trainer's own batches",
-        )
-    if args.train_sampling_strategy != "random":
-        raise RecipeError(
-            f"train_sampling_strategy is {args.train_sampling_strategy}, and the plan chooses the order",
-            fix="leave train_sampling_strategy out",
-        )
+    strategy = args.train_sampling_strategy
+    settings = {
+        "use_liger_kernel": args.use_liger_kernel
+        and "exchanges layers and the loss when train begins, behind every proof",
+        "model_init": trainer.model_init and "makes the model again when train begins, behind every proof",
+        "neftune_noise_alpha": trainer.neftune_noise_alpha
+        and "makes noise by the length of a row, and a flat batch has one row",
+        "train_sampling_strategy": strategy != "random" and f"is {strategy}, and the plan chooses the order",
+    }
+    for name, reason in settings.items():
+        if reason:
+            fix = f"leave {name} out, or train with the trainer's own batches"
+            raise RecipeError(f"{name} {reason}", fix=fix)
     if is_sft(trainer):
         settings = args.to_dict()
         if (settings["packing"] or settings["eval_packing"]) and settings["packing_strategy"] == "wrapped":

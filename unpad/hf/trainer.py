@@ -40,7 +40,6 @@ from unpad.hf.loader import (
     IGNORED,
     PLACE,
     PLAN,
-    ChangedRowError,
     Examples,
     PlannedBatches,
     Ranks,
@@ -48,7 +47,7 @@ from unpad.hf.loader import (
     is_streamed,
     refuse_other_plan,
 )
-from unpad.hf.prepare import Prepared, add_noise, preparing, undo
+from unpad.hf.prepare import Prepared, preparing, undo
 from unpad.hf.proved import Before, Promised, ProvedModel
 from unpad.hf.rows import CollatedRows
 from unpad.hf.update import OwnUpdate, prove_ours, take_own, warn_of_own
@@ -154,7 +153,6 @@ class UnpadMixin(Trainer):
     """
 
     attachment: Attachment | None = None
-    neftune_hook_handle: Any  # of Trainer, while it trains with noise
 
     def __init__(
         self,
@@ -253,41 +251,6 @@ class UnpadMixin(Trainer):
             use_stateful_dataloader=accelerator.use_stateful_dataloader,
         )
         return prepared
-
-    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """Training, with noise on embeddings by the length of each sequence in place of the row's.
-
-        Data that change later, as by a callback, fit no plan: the trainer has its own batches again for the next time.
-        """
-        self._attach_to_new_model()
-        try:
-            return self._train_with_noise(*args, **kwargs)
-        except ChangedRowError as error:
-            detach(self)
-            error.fix += "; the trainer is as before attach now, and trains on its own batches when train is called"
-            raise
-
-    def _attach_to_new_model(self) -> None:
-        """Attach anew where `train` has made another model by `model_init`, as each trial of a search does."""
-        before = self.attachment
-        if before is None or self.model_init is None or self.model is before.prepared.model:
-            return
-        is_read = vars(self).get("data_collator") is before.promised.values["data_collator"]
-        read = before.examples_of(self.train_dataset) if is_read else None
-        set_up(self, before.tokens_per_micro, before.tokens_per_eval, before.certificate is not None, read)
-        before.head.remove()
-        undo(before.prepared)
-
-    def _train_with_noise(self, *args: Any, **kwargs: Any) -> Any:
-        if self.attachment is None or self.neftune_noise_alpha is None:
-            return super()._inner_training_loop(*args, **kwargs)
-        handle = add_noise(self.attachment.prepared, self.neftune_noise_alpha)
-        vars(self)["neftune_hook_handle"].remove()  # that of the row, which `train` has added
-        self.neftune_hook_handle = handle
-        try:
-            return super()._inner_training_loop(*args, **kwargs)
-        finally:
-            handle.remove()
 
     def training_step(self, model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
         """A micro-batch, forward and backward, with logits of targets alone."""

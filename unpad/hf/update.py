@@ -29,6 +29,11 @@ from unpad.proof.foreign.update import Known
 UNLIKE = 3  # least number of unlike sequences with a target, so that mixing them up, or their weights, shows
 MOST_ROWS, MOST_TOKENS = 24, 8192  # of an update that is proved; of a larger one a part is
 ADDED = 6  # rows of the data that are added to an update with fewer unlike sequences
+OWN_BATCHES = "train with the trainer's own batches; unpad.prove_trainer(trainer) says whether these are right"
+FLAT = (
+    f"hand the model all of the batch, sum over the labels that are not {IGNORED}, divide by num_items_in_batch, and "
+    "read no attention_mask, attention weights or rows, which a flat batch does not have"
+)
 TARGETS = ("targets", "unknown", "cut")  # findings that say that a batch has others than its rows
 
 
@@ -219,8 +224,7 @@ def prove_ours(trainer: Trainer, own: OwnUpdate, limits: dict[str, int]) -> Fore
     Raises:
         ProofError: it has other targets, another loss or another gradient than the rows have one at a time.
     """
-    longest = max(len(one.ids) for one in own.known)
-    with _alone(trainer) as (model, notes), _noting(model, longest) as called:
+    with _alone(trainer) as (model, notes):
         vars(trainer).update(own.begun)
         examples = Examples(own.rows, own.rows.columns)
         numbers = [index for index in range(len(examples)) if examples.lengths[index]]
@@ -240,48 +244,11 @@ def prove_ours(trainer: Trainer, own: OwnUpdate, limits: dict[str, int]) -> Fore
     own.begun.clear()
     if certificate.passed is False:
         reason = f"refused: {certificate.refused}" if certificate.refused else _reasons(certificate)
-        reason += "".join(f"; {hint}" for hint in _hints(own, called, certificate.refused or ""))
         raise ProofError(
             f"the update on flat batches is not that of its sequences one at a time, with {own.loss}: {reason}",
-            fix="train with the trainer's own batches; unpad.prove_trainer(trainer) says whether these are right",
+            fix=OWN_BATCHES if own.is_standard else f"{FLAT}, or {OWN_BATCHES}",
         )
     return certificate
-
-
-@contextmanager
-def _noting(model: nn.Module, longest: int) -> Iterator[list[dict[str, Any]]]:
-    """Note the named arguments with which a model is called to train on more tokens than the longest sequence has."""
-    called: list[dict[str, Any]] = []
-
-    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        ids = kwargs.get("input_ids")
-        if torch.is_grad_enabled() and isinstance(ids, torch.Tensor) and ids.numel() > longest:
-            called.append({name: isinstance(value, bool) and value for name, value in kwargs.items()})
-
-    hook = model.register_forward_pre_hook(note, with_kwargs=True, prepend=True)
-    try:
-        yield called
-    finally:
-        hook.remove()
-
-
-def _hints(own: OwnUpdate, called: list[dict[str, Any]], refused: str) -> Iterator[str]:
-    """Needs of a user's own loss that flat batches do not meet, or that it leaves out, in words.
-
-    Args:
-        called: of `_noting`.
-        refused: its exception, if it raised one.
-    """
-    if own.is_standard:
-        return
-    if refused == "KeyError: 'attention_mask'":
-        yield "a flat batch has no padding and no attention_mask; hand it all of the batch"
-    if f"Target {IGNORED} is out of bounds" in refused:
-        yield f"in a flat batch the first label of each sequence is {IGNORED}, which the loss has to ignore"
-    if any(call.get("output_attentions") for call in called):
-        yield 'it asks for attention weights (output_attentions=True), and attention "unpad" computes none'
-    if any("cu_seq_lens_q" not in call for call in called):
-        yield "it calls the model without the boundaries of a flat batch: hand it all of the batch"
 
 
 def warn_of_own(own: OwnUpdate, ours: ForeignCertificate) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from unpad.errors import ProofError
-from unpad.proof.foreign.judge import NO_ROUTER_LOSS, raise_memory
+from unpad.proof.foreign.judge import NO_ROUTER_LOSS
 from unpad.proof.foreign.known import Batch, Collated
 from unpad.proof.foreign.measure import take_gradient
 from unpad.proof.foreign.model import no_router_loss, untouched, untouched_generators
@@ -217,17 +217,7 @@ class Beginning(HasMembers, Protocol):
     ) -> object: ...
 
 
-@runtime_checkable
-class Scheduling(HasMembers, Protocol):
-    """A trainer that makes its optimizer and learning rates when it begins to train."""
-
-    optimizer: torch.optim.Optimizer | None
-    lr_scheduler: object | None
-
-    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None: ...
-
-
-BEGUN = ("state", "is_in_train", "optimizer", "lr_scheduler")  # attributes of a trainer that `begin` gives
+BEGUN = ("state", "is_in_train")  # attributes of a trainer that `begin` gives
 
 
 def begin(trainer: object, loader: object) -> None:
@@ -240,20 +230,6 @@ def begin(trainer: object, loader: object) -> None:
         return
     trainer._init_training_state(max_steps, steps_per_epoch, num_epochs, None, None)
     vars(trainer)["is_in_train"] = True
-    is_own = isinstance(trainer, ForeignTrainer) and (has_own_loss(trainer) or is_users_own(trainer.training_step))
-    if is_own and isinstance(trainer, Scheduling) and "layerwise" not in str(trainer.args.optim):
-        try:
-            _schedule(trainer, max_steps)
-        except Exception as error:  # `train` raises it too
-            raise_memory(error)
-
-
-def _schedule(trainer: Scheduling, max_steps: int) -> None:
-    """Make what a loss may read learning rates of; a schedule changes its optimizer, so a user's is copied."""
-    if trainer.optimizer is not None and trainer.lr_scheduler is None:
-        vars(trainer)["optimizer"] = made = copy.copy(trainer.optimizer)
-        made.param_groups = [dict(group) for group in made.param_groups]
-    trainer.create_optimizer_and_scheduler(max_steps)
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,23 +29,6 @@ ENCODER_DECODER = "is an encoder with a decoder: it predicts a second sequence, 
 ENCODER = "is an encoder without a head: it predicts no token"
 CAUSAL_FIX = "use a causal language model, as AutoModelForCausalLM makes it"
 
-TRAINERS = {  # of TRL; parts of the names of classes, the first that fits counts
-    "DPO": "pairs of a chosen and a rejected reply",
-    "TPO": "triples of replies",
-    "KTO": "replies that are marked as wanted or not, against those of a second model",
-    "ORPO": "pairs of a chosen and a rejected reply",
-    "CPO": "pairs of a chosen and a rejected reply",
-    "BCO": "replies that are marked as wanted or not, against those of a second model",
-    "Reward": "pairs of a chosen and a rejected reply, which it scores",
-    "PRM": "steps of replies, which it scores",
-    "GRPO": "replies that the model writes while it trains, and their rewards",
-    "RLOO": "replies that the model writes while it trains, and their rewards",
-    "PPO": "replies that the model writes while it trains, and their rewards",
-    "GKD": "the logits of a teacher, also on replies that the model writes while it trains",
-    "GOLD": "the logits of a teacher, also on replies that the model writes while it trains",
-    "Distillation": "the logits of a teacher, also on replies that the model writes while it trains",
-}
-OTHERWISE = "an objective of its own"
 TOKENS = ("SFTTrainer", "_BaseTrainer")  # trainers of TRL that train on the next token, or leave it open
 TRAINER_FIX = "use Trainer of transformers or SFTTrainer of TRL, or prove the model by unpad.prove_callable"
 
@@ -142,9 +125,10 @@ def no_trainer_of_tokens(trainer: object) -> Reason | None:
     """
     ours = next((kind for kind in type(trainer).__mro__ if _is_of_trl(kind)), None)
     if ours is not None and ours.__name__ not in TOKENS:
-        objective = next((what for part, what in TRAINERS.items() if part in ours.__name__), OTHERWISE)
         own = "" if type(trainer) is ours else f"{type(trainer).__name__} is a "
-        what = f"{own}{ours.__name__} of TRL: it trains on {objective}, not on the next token of each sequence"
+        what = (
+            f"{own}{ours.__name__} of TRL: it has an objective of its own, which is not the next token of each sequence"
+        )
         return Reason(what, TRAINER_FIX)
     reason = no_causal_model(trainer.model) if isinstance(trainer, Trains) else None
     collator = trainer.data_collator if isinstance(trainer, Collates) else None
