@@ -304,7 +304,7 @@ def changes_the_data(folder: Path) -> None:
     trainer = plain(folder, rows, collator)
     trainer.add_callback(Shortens())
     attach(trainer, tokens_per_micro=64)
-    with pytest.raises(UnpadError, match="a row has .4, 3. tokens and targets, and had"):
+    with pytest.raises(UnpadError, match=r"a row has .4, 3. tokens and targets, and had"):
         trainer.train()
 
 

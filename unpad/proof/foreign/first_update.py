@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -60,20 +60,6 @@ class ForeignTrainer(HasMembers, Protocol):
     ) -> Tensor: ...
 
 
-@runtime_checkable
-class NamedLoss(HasMembers, Protocol):
-    """Arguments that name a loss, as those of TRL."""
-
-    loss_type: str
-
-
-@runtime_checkable
-class RouterLoss(HasMembers, Protocol):
-    """A trainer that adds a router's auxiliary loss by itself, as that of TRL."""
-
-    aux_loss_enabled: bool
-
-
 class Origins(Protocol):
     """Object that knows the data rows and the collator from which the examples of a trainer were made."""
 
@@ -118,7 +104,7 @@ def proving(trainer: ForeignTrainer) -> Iterator[tuple[nn.Module, list[str]]]:
         without_dropout(model),
     ):
         warnings.simplefilter("ignore")  # of a step that is not meant to be one
-        if isinstance(trainer, RouterLoss):
+        if hasattr(trainer, "aux_loss_enabled"):  # of TRL, which adds that loss by itself
             router |= trainer.aux_loss_enabled
             trainer.aux_loss_enabled = False
         notes = [NO_ROUTER_LOSS] if router else []
@@ -197,32 +183,12 @@ def first_update(trainer: ForeignTrainer) -> FirstUpdate:
     return FirstUpdate(batches, num_items, examples, recorded.collate)
 
 
-@runtime_checkable
-class Beginning(HasMembers, Protocol):
-    """A trainer that makes the state of its training from a loader, as those of transformers 5."""
-
-    args: Arguments
-
-    def set_initial_training_values(
-        self, args: Arguments, dataloader: object
-    ) -> tuple[int, int, int, int, int, int | None, int]: ...
-
-    def _init_training_state(
-        self,
-        max_steps: int,
-        num_update_steps_per_epoch: int,
-        num_train_epochs: int,
-        resume_from_checkpoint: None,
-        trial: None,
-    ) -> object: ...
-
-
 BEGUN = ("state", "is_in_train")  # attributes of a trainer that `begin` gives
 
 
-def begin(trainer: object, loader: object) -> None:
+def begin(trainer: Any, loader: object) -> None:
     """Give a trainer the state that `train` begins with, which a loss may read."""
-    if not isinstance(trainer, Beginning):
+    if not hasattr(trainer, "_init_training_state"):  # before transformers 5
         return
     try:
         num_epochs, steps_per_epoch, *_, max_steps = trainer.set_initial_training_values(trainer.args, loader)
@@ -264,7 +230,7 @@ def take_step(trainer: ForeignTrainer, batches: Sequence[Batch], num_items: Tens
 
 def has_own_loss(trainer: ForeignTrainer) -> bool:
     """True if the loss may differ from the mean cross-entropy: a user's function or class, smoothing, or DFT."""
-    named = isinstance(trainer.args, NamedLoss) and trainer.args.loss_type != "nll"
+    named = getattr(trainer.args, "loss_type", "nll") != "nll"  # of TRL
     return named or trainer.label_smoother is not None or bool(users_loss(trainer))
 
 
@@ -281,15 +247,8 @@ def is_users_own(method: Callable[..., object]) -> bool:
     return str(getattr(method, "__module__", "")).partition(".")[0] not in STOCK
 
 
-@runtime_checkable
-class Counting(HasMembers, Protocol):
-    """A trainer with a method that counts what a loss is divided by, as those of transformers."""
-
-    _get_num_items_in_batch: Callable[..., object]
-
-
 def own_divisor(trainer: ForeignTrainer) -> str:
     """Name of the user's own method that makes the number of items of an update; empty if there is none."""
-    methods: list[Callable[..., object]] = [trainer.get_batch_samples]
-    methods += [trainer._get_num_items_in_batch] if isinstance(trainer, Counting) else []
+    stock = trainer.get_batch_samples
+    methods = [stock, getattr(trainer, "_get_num_items_in_batch", stock)]
     return next((getattr(one, "__qualname__", "get_batch_samples") for one in methods if is_users_own(one)), "")

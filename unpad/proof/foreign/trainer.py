@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -59,54 +58,11 @@ from unpad.proof.foreign.own_loss import (
 from unpad.proof.foreign.script import Script, read_script
 from unpad.proof.foreign.targets import Taken, are_shifted_before, target_taken
 from unpad.proof.foreign.update import IGNORE, LABELS, Known, Update, read_batch, read_update, refuse_missing
-from unpad.proof.members import HasMembers
 
 OF_TOKENS = (  # inputs of a model that say which tokens there are, and where sequences begin
     *("input_ids", "attention_mask", "position_ids", "use_cache", "seq_idx"),
     *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
 )
-
-
-@runtime_checkable
-class Packing(HasMembers, Protocol):
-    """Arguments that say if rows hold several sequences, as those of TRL."""
-
-    packing: bool
-
-
-@runtime_checkable
-class Cutting(HasMembers, Protocol):
-    """Arguments with a longest length, as those of TRL."""
-
-    max_length: int | None
-
-
-@runtime_checkable
-class Processing(HasMembers, Protocol):
-    """A trainer with a tokenizer."""
-
-    processing_class: object
-
-
-@runtime_checkable
-class HasEnd(HasMembers, Protocol):
-    """A tokenizer with a token that ends sequences."""
-
-    eos_token_id: int | None
-
-
-@runtime_checkable
-class HasPadding(HasMembers, Protocol):
-    """A tokenizer with a token that pads."""
-
-    pad_token_id: int | None
-
-
-@runtime_checkable
-class HasTokenizer(HasMembers, Protocol):
-    """A collator with a tokenizer."""
-
-    tokenizer: object
 
 
 def prove_trainer(
@@ -379,22 +335,20 @@ def _script(trainer: ForeignTrainer, first: FirstUpdate) -> Script:
     """The trainer's rows, as its collator makes them."""
     if not first.examples:
         raise ProofError("the trainer's loader has no collator to watch", fix="pass the token ids as sequences=")
-    packed = isinstance(trainer.args, Packing) and trainer.args.packing
+    packed = bool(getattr(trainer.args, "packing", False))
     padding = _padding_of(trainer, first.collate)
     return read_script(first.examples, first.collate, first.batches, packed=packed, padding=padding)
 
 
 def _padding_of(trainer: ForeignTrainer, collate: Collate) -> Padding:
     """Tokens of the trainer's tokenizer, or of its collator's."""
-    given = trainer.processing_class if isinstance(trainer, Processing) else None
-    given = collate.tokenizer if given is None and isinstance(collate, HasTokenizer) else given
-    padding = given.pad_token_id if isinstance(given, HasPadding) else None
-    return Padding(padding, given.eos_token_id if isinstance(given, HasEnd) else None)
+    given = getattr(trainer, "processing_class", None) or getattr(collate, "tokenizer", None)
+    return Padding(getattr(given, "pad_token_id", None), getattr(given, "eos_token_id", None))
 
 
 def _perhaps_cut(trainer: ForeignTrainer, update: Update) -> list[str]:
     """A note about sequences as long as the longest that the trainer lets pass."""
-    longest = trainer.args.max_length if isinstance(trainer.args, Cutting) else None
+    longest = getattr(trainer.args, "max_length", None)
     num = sum(len(one.ids) == longest for one in update.known)
     note = f"{num} sequences have exactly max_length = {longest} tokens: the trainer may have cut them before; pass the"
     return [f"{note} whole ones as sequences= to see"] if num else []
