@@ -412,26 +412,8 @@ class ByWeights(Weighted):
         return sum((one["weights"] * (one["labels"] != IGNORED))[:, 1:].sum() for one in batch_samples)
 
 
-class ByCells(Trainer):
-    """Divides by cells, padding among them."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        labels = inputs["labels"]
-        logits = model(**{name: x for name, x in inputs.items() if name != "labels"}).logits[:, :-1]
-        return F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), reduction="sum") / num_items_in_batch
-
-    def _get_num_items_in_batch(self, batch_samples, device):
-        return sum(one["labels"].numel() for one in batch_samples)
-
-
 def own_divisors(folder: Path) -> None:
-    pairs = whole(SEQUENCES)
-    weights = sum(0.3 + token % 3 for ids, _ in pairs for token in ids[1:])
-    factor = sum(len(ids) - 1 for ids, _ in pairs) / weights
-    trainer = plain(folder, alone(SEQUENCES), weigh("tokens"), ByWeights)
-    kept(trainer, pairs, lambda *given: factor * weighted_loss(*given))
-    message = r"ByCells._get_num_items_in_batch is \d+ for the update, and \d+ for its sequences one at a time"
-    refused(plain(folder, data(ROWS), None, ByCells, gradient_accumulation_steps=3), message)
+    refused(plain(folder, alone(SEQUENCES), weigh("tokens"), ByWeights), "ByWeights._get_num_items_in_batch")
 
 
 class Fading(Trainer):

@@ -101,6 +101,7 @@ SEQUENCES, LONGEST = 5, 1024  # of the proof; the longest of the data may be lon
 MOST_FILLING = 64  # further ones, until a micro-batch is full
 RANDOM = (9, 17, 6)  # lengths of random sequences, where the data has too few
 MAKE_BATCHES = ("get_train_dataloader", "_get_dataloader", "_get_train_sampler", "get_batch_samples")
+OF_LOSS = ("_get_num_items_in_batch", "compute_loss", "training_step")
 READ_EVALUATION = ("get_eval_dataloader", "_get_eval_sampler", "prediction_step", "evaluation_loop")
 
 
@@ -219,13 +220,13 @@ def is_sft(trainer: Trainer) -> bool:
 
 def has_standard_loss(trainer: Trainer) -> bool:
     """True if the trainer's loss is the mean cross-entropy over targets that Trainer or SFTTrainer compute."""
-    own = [overrides(trainer, name) for name in ("compute_loss", "training_step")]
+    own = [overrides(trainer, name) for name in OF_LOSS]
     return not any(own) and trainer.compute_loss_func is None and not trainer.label_smoother
 
 
 def name_of_loss(trainer: Trainer) -> str:
     """The loss of a trainer as its user knows it."""
-    for name in ("compute_loss", "training_step"):
+    for name in OF_LOSS:
         if owner := overrides(trainer, name):
             return owner
     if trainer.compute_loss_func is not None:

@@ -75,22 +75,6 @@ class HasOrigins(HasMembers, Protocol):
     attachment: Origins | None
 
 
-@runtime_checkable
-class Loader(HasMembers, Protocol):
-    """A loader of torch."""
-
-    collate_fn: Collate
-    num_workers: int
-    timeout: float
-
-
-@runtime_checkable
-class Adapter(HasMembers, Protocol):
-    """A loader of accelerate, around one of torch."""
-
-    base_dataloader: Loader
-
-
 @contextmanager
 def proving(trainer: ForeignTrainer) -> Iterator[tuple[nn.Module, list[str]]]:
     """The model of a trainer and notes on omitted parts; inside, steps have no side effects and no dropout."""
@@ -135,8 +119,8 @@ class Recorded:
 @contextmanager
 def recording(loader: object) -> Iterator[Recorded]:
     """Record the inputs of a loader's collator, in this process, and leave the collator unchanged."""
-    inner = loader.base_dataloader if isinstance(loader, Adapter) else loader
-    if not isinstance(inner, Loader):
+    inner: Any = getattr(loader, "base_dataloader", loader)  # accelerate has one around it
+    if not hasattr(inner, "collate_fn"):
         yield Recorded(no_batches)
         return
     before = (inner.collate_fn, inner.num_workers, inner.timeout)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from unpad.proof.foreign.first_update import ForeignTrainer, TrainerStep, own_divisor, take_step
+from unpad.proof.foreign.first_update import ForeignTrainer, TrainerStep, take_step
 from unpad.proof.foreign.judge import raise_memory
 from unpad.proof.foreign.known import Batch
 from unpad.proof.foreign.measure import UpdateResults
@@ -21,28 +21,6 @@ OWN_STEP = (
     "training_step makes a gradient of its own, which of several rows is not the sum of theirs: there is none to "
     "compare with"
 )
-
-
-def divisors(trainer: ForeignTrainer, alone: Sequence[Batch]) -> list[float]:
-    """The number of items of each batch as an update of its own; none if one has none."""
-    device = trainer.args.device
-    counts = [trainer.get_batch_samples(iter([dict(batch)]), 1, device)[1] for batch in alone]
-    return [] if any(count is None for count in counts) else [float(count) for count in counts if count is not None]
-
-
-def adds_up(counts: Sequence[float], total: float) -> bool:
-    return abs(sum(counts) - total) <= FITS * abs(total)
-
-
-def own_shares(trainer: ForeignTrainer, alone: Sequence[Batch], num_items: Tensor | int | None) -> list[float] | None:
-    """The share of each sequence in the update by a divisor of the trainer's own; None where targets are counted.
-
-    A divisor that is not the sum of those of the sequences is none: it depends on the batches.
-    """
-    if num_items is None or not own_divisor(trainer):
-        return None
-    counts, total = divisors(trainer, alone), float(num_items)
-    return [count / total for count in counts] if counts and total and adds_up(counts, total) else None
 
 
 def alone_by_trainer(

@@ -20,7 +20,6 @@ from unpad.proof.foreign.first_update import (
     first_update,
     has_own_loss,
     is_users_own,
-    own_divisor,
     proving,
     refuse_several,
     take_step,
@@ -47,12 +46,9 @@ from unpad.proof.foreign.own_loss import (
     FITS,
     NO_MEAN,
     OWN_STEP,
-    adds_up,
     alone_by_trainer,
     counts_padding,
-    divisors,
     is_mean_of_means,
-    own_shares,
     pull,
 )
 from unpad.proof.foreign.script import Script, read_script
@@ -162,10 +158,10 @@ class TrainerCase:
         truth = plain = self._truth(update)
         notes: tuple[str, ...] = ()
         taken: Taken = 1
-        unjudged, cause = self.unjudged, ""
+        unjudged = self.unjudged
         has_own = has_own_loss(self.trainer) or objective_of(self.model, update).own
         if (has_own or is_users_own(self.trainer.training_step)) and "loss" not in unjudged:
-            truth, notes, taken, reasons, cause = self._by_own_loss(update, step, plain, has_own)
+            truth, notes, taken, reasons = self._by_own_loss(update, step, plain, has_own)
             unjudged = {**unjudged, **reasons}
         if taken == 0 and are_shifted_before(update):
             raise ProofError(
@@ -198,14 +194,13 @@ class TrainerCase:
             taken,
             unjudged,
             self.doubts,
-            cause,
             has_own,
         )
 
     def _by_own_loss(
         self, update: Update, step: TrainerStep, plain: UpdateResults, has_own: bool
-    ) -> tuple[UpdateResults, tuple[str, ...], Taken, dict[Kind, str], str]:
-        """The truth of a loss or a step of the trainer's own: notes, its target, reasons not to judge it, a cause.
+    ) -> tuple[UpdateResults, tuple[str, ...], Taken, dict[Kind, str]]:
+        """The truth of a loss or a step of the trainer's own: notes, its target, and reasons not to judge it.
 
         Args:
             plain: the truth of the mean cross-entropy.
@@ -216,8 +211,7 @@ class TrainerCase:
         counts = {index: sum(one != IGNORE for one in update.labels_of(at)) for index, at in enumerate(update.pieces)}
         counts = {index: count for index, count in counts.items() if count}
         alone = [self._batch_of(update, update.pieces[index]) for index in counts]
-        shares = own_shares(self.trainer, alone, self.first.num_items)
-        weights = shares or [count / update.num_wanted for count in counts.values()]
+        weights = [count / update.num_wanted for count in counts.values()]
         own, losses = alone_by_trainer(self.trainer, alone, weights, plain.logits, accumulation)
         truth, notes = plain, tuple[str, ...]()
         taken: Taken = 1
@@ -225,14 +219,13 @@ class TrainerCase:
         if has_own and (apart.loss > OWN or (apart.loss > FITS and apart.gradient > OWN)):
             truth, notes = own, (OWN_LOSS,)
             taken = target_taken(update, partial(pull, self.trainer, self._batch_alone))
-        cause = self._cause(alone) if has_own else ""
         if not self.any_mean:  # `attach` refuses what is not the truth
-            return truth, notes, taken, {}, cause
+            return truth, notes, taken, {}
         found = UpdateResults(plain.logits, step.loss, step.gradient)
         errors, reasons = found.errors(truth), dict[Kind, str]()
         name = users_loss(self.trainer) or type(self.model).__name__
         is_stock = has_own_loss(self.trainer) and not users_loss(self.trainer)
-        if has_own and not is_stock and not cause and errors.loss > FITS:
+        if has_own and not is_stock and errors.loss > FITS:
             by_piece = dict(zip(counts, losses, strict=True))
             if not is_mean_of_means(update, by_piece, step.loss) and not counts_padding(self.trainer, alone[0]):
                 reasons = dict.fromkeys(("loss", "gradient"), NO_MEAN.format(name))
@@ -240,18 +233,7 @@ class TrainerCase:
             # A gradient that is the sum of those of the rows is compared with that of the loss: a part may be lost.
             least = min(errors.gradient, own.errors(truth).gradient, found.errors(own).gradient)
             reasons = {"gradient": OWN_STEP} if least > OWN else {}
-        return truth, notes, taken, reasons, cause
-
-    def _cause(self, alone: Sequence[Batch]) -> str:
-        """What shows of a divisor of the trainer's own that is not the sum of those of its sequences."""
-        divisor, num_items = own_divisor(self.trainer), self.first.num_items
-        counts = divisors(self.trainer, alone) if divisor else []
-        if not counts or num_items is None or adds_up(counts, float(num_items)):
-            return ""
-        return (
-            f"{divisor} is {float(num_items):g} for the update, and {sum(counts):g} for its sequences one at a time: "
-            "the loss depends on how they are batched"
-        )
+        return truth, notes, taken, reasons
 
     def _given(self, update: Update) -> dict[int, dict[str, object]]:
         """Inputs of each sequence besides its tokens, as the batch of the sequence alone has them."""
