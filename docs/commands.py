@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 from PIL import Image
 
@@ -35,7 +36,7 @@ FINDINGS = (12, 15)  # of `prove` and `doctor`
 STEPS = "train.max_steps=2"
 SMALL_TEXT = ["model.width=32", "model.blocks=1", "model.heads=2", "model.kv_heads=2", "model.hidden=64"]
 PLACES = {"/data/": "data/", "RECIPE": "zh_chat", "from=RUN": "from=mine", "--step 120": "--step 2", "...": ""}
-TEXT = [{"text": f"北京是中国的首都，第{number}句。"} for number in range(30)]
+TEXT = [{"text": f"北京是中国的首都，第{number}句。" * 3} for number in range(30)]
 CHAT = [
     {"messages": [{"role": "user", "content": f"sort 9 {n} 5"}, {"role": "assistant", "content": f"5 9 {n}"}]}
     for n in range(30)
@@ -102,6 +103,7 @@ def write_files(folder: Path) -> None:
     history, labels = ready_labels(events, patients)
     for name, of in (("my", history), ("my_labels", labels), ("new", history)):
         pq.write_table(of, folder / f"{name}.parquet")
+    pa_csv.write_csv(history, folder / "events.csv")
     write_rows(folder / "in.jsonl", [dict(row) for row in PROMPTS])
     (folder / "data" / "experiments").mkdir(parents=True)
 
@@ -118,13 +120,16 @@ def stand_ins(folder: Path, say: Callable[[str], None]) -> None:
     pictures = ["images", "data.images=photos", STEPS]
     for line in (
         ["train", "zh_chat", "data.chat=my.jsonl", *small, "--out", "runs/zh_chat-1"],
+        ["train", "chat", "data.chat=[my.jsonl, data/chat.jsonl]", *small, "--out", "runs/mine"],
         *(["train", "chat", f"data.chat={file}.jsonl", *small, "--out", f"runs/{run}"]
-          for run, file in (("mine", "my"), ("one", "data/chat"), ("many", "data/chat"))),
+          for run, file in (("one", "data/chat"), ("many", "data/chat"))),
         ["train", "small", "data.text=base.jsonl", *small, "--out", "runs/small-1"],
         ["train", "llm", "data.text=base.jsonl", *small, "--out", "runs/base"],
         ["train", *pictures, "--out", "runs/images-1"], ["train", *pictures, "--out", "runs/photos"],
         ["train", "events_labels", "data.events=my.parquet", "events.labels.path=my_labels.parquet", STEPS,
          "--out", "runs/events-1"],
+        ["train", "events_labels", "data.events=events.csv", "events.labels.path=my_labels.parquet", STEPS,
+         "--out", "runs/ward"],
         ["train", "vqa", "data.vqa=my_questions.jsonl", STEPS, "--out", "runs/vqa-1"],
         ["train", "vqa_prune", "data.vqa=my_questions.jsonl", "train.init_from=vqa-1", STEPS,
          "--out", "runs/vqa_prune-1"],
@@ -167,7 +172,7 @@ def main(words: list[str], say: Callable[[str], None] = print) -> int:
             if any(part in line for part in NOT_RUN):
                 continue
             shutil.copytree(base, here, symlinks=True)
-            for file in re.findall(r"[\w/]+\.jsonl", line):
+            for file in re.findall(r"(?<!--out )\b[\w/]+\.jsonl", line):
                 if not (here / file).exists() or f"={file}" in line:
                     write_rows(here / file, rows_of(line, file))
             words_here = words_of(line)

@@ -78,7 +78,7 @@ def test_verbs_that_need_no_model_load_no_heavy_module(tmp_path: Path) -> None:
     run = write_files(tmp_path)
     calls = light_calls()
     shown = loaded_by(tmp_path, HEAVY, *calls, ["completion"], ["runs", "mine-1"])
-    assert shown.pop("report mine-1") == ["torch"], "the family of a run is what its model says"
+    assert shown.pop("runs mine-1") == ["torch"], "the family of a run is what its model says"
     assert {verb: loaded for verb, loaded in shown.items() if loaded} == {}
     assert len(shown) == len(calls) + 1 >= 7
     assert (run / "report.html").stat().st_size > 1000

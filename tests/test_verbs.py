@@ -45,8 +45,8 @@ class Calls:
 # Modules that bind functions of others, and must not bind a replaced one when a verb imports them first.
 BINDING = (
     "unpad.api", "unpad.evaluation.quantized", "unpad.evaluation.run", "unpad.evaluation.vqa_cost",
-    "unpad.inference.chat", "unpad.inference.images", "unpad.inference.prompt_file", "unpad.inference.question_file",
-    "unpad.serving.served", "unpad.serving.start",
+    "unpad.inference.chat",
+    "unpad.serving.start",
 )  # fmt: skip
 
 

@@ -108,7 +108,7 @@ def test_tables_follow_a_narrower_terminal(width: int, monkeypatch: pytest.Monke
     overfit = Overfit(4, 60, 5.0, 9.0, None)
     subject: Any = SimpleNamespace(rate=0.3, field=str)
     (trouble,) = lr_high(subject, overfit, Sweep(np.ones(1), np.ones(1), 1e-4, 1e-3))
-    (lack,) = check_memory("a name of a recipe " * 5, RunNeeds(1, 1, 1, 2), MemoryLimit(1, "left to the container"))
+    (lack,) = check_memory("a name of a recipe " * 5, RunNeeds(2, 2), MemoryLimit(1, "left to the container"))
     shown = [
         *metric_lines(metrics),
         *lack.lines(1, "en"),

@@ -30,8 +30,9 @@ from unpad.terminal.printing import print_error, print_text
 FIELD_OPTION = re.compile(r"-+[a-z_]+(\.\w+)+(=|$)")  # as in --optim.lr=1e-4
 # Names of earlier versions, of the programs of docs/migrating.md and of guesses, and the command that does it.
 INSTEAD = {
-    "drill": "doctor RECIPE --machine --at DIR", "bench": "plan RECIPE --measure", "search": "train RECIPE key=value",
-    "merge": "export RUN DIR --merge", "quantize": "export RUN DIR --int8", "report": "runs RUN", "info": "runs RUN",
+    "drill": "doctor RECIPE --machine --at DIR", "bench": "plan RECIPE --measure",
+    "search": "train RECIPE key=value, or examples/search.py",
+    "merge": "export RUN DIR --merge", "quantize": "export RUN DIR --int8", "info": "runs RUN",
     "list": "runs", "resume": "train --resume RUN", "finetune": "train RECIPE train.init_from=RUN",
     "train-llm": "train llm", "train-image": "train images", "test": "eval RUN", "predict": "infer RUN --image FILE",
     "convert": "export RUN FOLDER", "web": "serve RUN", "check": "data check FILE",

@@ -31,14 +31,20 @@ def runs(
 
     folder = None if place is None else user_path(place)
     if folder is not None and (not folder.is_dir() or (folder / COMMAND).is_file()):
-        run = find_run(str(place))
-        from unpad.run.report.page import write_report
-
-        print_lines([str(write_report(run))])
+        report(str(find_run(str(place))))
         return
     from unpad.run.compare import describe_runs
 
     print_lines(describe_runs(folder))
+
+
+@verbs.command(hidden=True, epilog="Example: unpad report zh_chat-1")  # scripts call it so
+def report(run: RunArgument) -> None:
+    """Write the page of plots of a run and print its path, as `unpad runs RUN` does."""
+    from unpad.run.folder import find_run
+    from unpad.run.report.page import write_report
+
+    print_lines([str(write_report(find_run(run)))])
 
 
 @verbs.command(epilog="Example: unpad compare zh_chat-1 zh_chat-2 --out compare.html")

@@ -34,7 +34,7 @@ def _most(sizes: dict[int, str]) -> dict[str, int]:
 # A size is never raised.
 MOST = _most(
     {
-        CONTEXT: "max_source_positions",
+        CONTEXT: "max_source_positions original_max_position_embeddings",
         96: "intermediate_size n_inner ffn_dim decoder_ffn_dim encoder_ffn_dim d_ff dff dim_ff d_inner "
         "ffn_hidden_size feed_forward_size intermediate_size_mlp dense_intermediate_size",
         64: "hidden_size d_model n_embd emb_dim embed_dim embedding_dim embedding_size word_embed_proj_dim lru_width "
@@ -71,7 +71,7 @@ VOCABULARIES = ("vocab_size",)
 WINDOW = 8
 WINDOWS = _names(
     "sliding_window sliding_window_size window_size attention_window_size local_attention attention_chunk_size "
-    "keep_window_size index_topk floor_scale original_max_position_embeddings"
+    "keep_window_size index_topk floor_scale"
 )
 
 # The first that a configuration has counts its blocks.
@@ -204,8 +204,12 @@ def _shrink(full: Fields, outer: _Whole | None) -> Fields:
         small["per_layer_config"] = _per_layer(layers, full, small, whole)
     if isinstance(rope := small.get("rope_parameters"), dict):
         small["rope_parameters"] = _rope(rope, small)
-        if "dynamic" in thresholds(small):
-            small["max_position_embeddings"] = WINDOW
+        lowered = {"dynamic": "max_position_embeddings", "longrope": "original_max_position_embeddings"}
+        for name in (lowered[kind] for kind in thresholds(small) if kind in lowered):
+            parts = [small, small["rope_parameters"], *small["rope_parameters"].values()]
+            for part in parts:
+                if isinstance(part, dict) and name in part:
+                    part[name] = WINDOW
     return small
 
 
@@ -388,6 +392,6 @@ def _rope(rope: Fields, small: Fields) -> Fields:
             made[name] = (value * half)[:half]
         elif isinstance(value, list) and name == "mrope_section":
             made[name] = [half // len(value) + (place < half % len(value)) for place in range(len(value))]
-        elif name in WINDOWS and isinstance(value, int):
-            made[name] = min(value, WINDOW)
+        elif name in MOST and isinstance(value, int):
+            made[name] = min(value, MOST[name])
     return made
