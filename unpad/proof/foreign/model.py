@@ -85,8 +85,8 @@ def called(model: nn.Module, inputs: Inputs) -> Any:
     """The output of a model, without the logits of learned vectors before each sequence (prompt tuning)."""
     output = model(**inputs)
     num, ids = getattr(getattr(model, "active_peft_config", None), "num_virtual_tokens", 0), inputs.get("input_ids")
-    has_more = bool(num) and hasattr(output, "logits") and isinstance(ids, Tensor)
-    if has_more and output.logits.shape[-2] == ids.shape[-1] + num:
+    width = ids.shape[-1] if isinstance(ids, Tensor) and hasattr(output, "logits") else 0
+    if num and width and output.logits.shape[-2] == width + num:
         output.logits = output.logits[..., num:, :]
     return output
 
