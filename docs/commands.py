@@ -35,7 +35,13 @@ NOT_RUN = ("unpad serve ", "Qwen/", "log.to=")  # stays until stopped; asks a hu
 FINDINGS = (12, 15)  # of `prove` and `doctor`
 STEPS = "train.max_steps=2"
 SMALL_TEXT = ["model.width=32", "model.blocks=1", "model.heads=2", "model.kv_heads=2", "model.hidden=64"]
-PLACES = {"/data/": "data/", "RECIPE": "zh_chat", "from=RUN": "from=mine", "--step 120": "--step 2", "...": ""}
+PLACES = {
+    "/data/": "data/",
+    "RECIPE": "zh_chat",
+    "from=RUN": "from=mine",
+    "--step 120": "--step 2",
+    "home, rehab, died": "0, 1",
+}
 TEXT = [{"text": f"北京是中国的首都，第{number}句。" * 3} for number in range(30)]
 CHAT = [
     {"messages": [{"role": "user", "content": f"sort 9 {n} 5"}, {"role": "assistant", "content": f"5 9 {n}"}]}
@@ -156,7 +162,7 @@ def words_of(line: str) -> list[str]:
     if words[0] == "train":
         words = [word for word in words if not word.startswith("train.max_steps=")]
         words.insert(2 if words[1] != "--resume" else 3, STEPS)
-        if words[1] in ("zh_chat", "chat", "llm", "small") and "init_from" not in line:
+        if words[1] in ("zh_chat", "chat", "llm", "small"):
             words[2:2] = SMALL_TEXT
     return words
 
@@ -173,7 +179,7 @@ def main(words: list[str], say: Callable[[str], None] = print) -> int:
                 continue
             shutil.copytree(base, here, symlinks=True)
             for file in re.findall(r"(?<!--out )\b[\w/]+\.jsonl", line):
-                if not (here / file).exists() or f"={file}" in line:
+                if not (here / file).exists() or re.search(rf"data\.(text|chat|pairs)={file}", line):
                     write_rows(here / file, rows_of(line, file))
             words_here = words_of(line)
             if "--out" in words_here or words_here[0] == "export":  # what it writes is new

@@ -245,8 +245,8 @@ def check_room(where: Path, place: Path, name: str, needs: RunNeeds) -> Found | 
     if 2 * needs.disk <= free:
         return None
     severity: Severity | None = "note" if needs.disk <= free else None
-    values = {"name": name, "where": str(where), "free": free / GIB}
-    return Found(needs.disk / GIB, "checkpoint.keep", severity=severity, **values)
+    size, field = needs.disk / GIB, "checkpoint.keep"
+    return Found(size, field, severity=severity, name=name, where=str(where), free=free / GIB)
 
 
 @finding(

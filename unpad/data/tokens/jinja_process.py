@@ -18,7 +18,7 @@ from contextlib import suppress
 from datetime import date
 from functools import lru_cache
 from threading import Lock
-from typing import Any
+from typing import Any, BinaryIO
 
 import jinja2
 from jinja2 import TemplateError, nodes
@@ -87,7 +87,7 @@ def _reply(source: str, values: dict[str, Any], most: int) -> tuple[int, str]:
         return REFUSED if kind == FAILED and isinstance(error, TemplateError) else kind, reason
 
 
-def serve(lines: Iterable[bytes]) -> None:
+def serve(lines: Iterable[bytes], out: BinaryIO) -> None:
     """Answer requests, a line each, until they end."""
     import resource
     import signal
@@ -101,8 +101,8 @@ def serve(lines: Iterable[bytes]) -> None:
         signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends the process
         reply = json.dumps(_reply(source, values, most))
         signal.setitimer(signal.ITIMER_PROF, 0)
-        sys.stdout.write(reply + "\n")
-        sys.stdout.flush()
+        out.write(reply.encode() + b"\n")
+        out.flush()
 
 
 _lock = Lock()
@@ -161,4 +161,4 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 if __name__ == "__main__":
-    serve(sys.stdin.buffer)
+    serve(sys.stdin.buffer, sys.stdout.buffer)
