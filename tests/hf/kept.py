@@ -47,7 +47,6 @@ with warnings.catch_warnings():
 from unpad import prove_trainer
 from unpad.errors import UnpadError
 from unpad.hf import UnpadMixin, attach
-from unpad.hf.trainer import detach
 
 SEQUENCES = make_sequences(8, seed=5, low=4, high=30)
 ROWS = make_rows(SEQUENCES)
@@ -276,9 +275,17 @@ def transformed(folder: Path) -> None:
     kept(plain(folder, rows, masking, remove_unused_columns=False), [(ids, masked_prompt(ids)) for ids in SEQUENCES])
 
 
-def changes_the_data(folder: Path) -> None:
-    """The trainer that cannot go on is as it was, and trains by itself."""
+def drawn_anew(folder: Path) -> None:
+    def crop(rows: dict[str, Any]) -> dict[str, Any]:
+        starts = [random.randint(0, 9) for _ in rows["input_ids"]]
+        return {"input_ids": [one[at : at + 8] for one, at in zip(rows["input_ids"], starts, strict=True)]}
 
+    long = alone(make_sequences(16, seed=6, low=18, high=30)).with_transform(crop)
+    collator = DataCollatorForLanguageModeling(tokenizer(), mlm=False)
+    named(plain(folder, long, collator, remove_unused_columns=False), "draw a row anew")
+
+
+def changes_the_data(folder: Path) -> None:
     class Staged(torch.utils.data.Dataset[dict[str, Any]]):
         length = 100
 
@@ -292,23 +299,13 @@ def changes_the_data(folder: Path) -> None:
         def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             rows.length = 4
 
-    for kind, family in ((None, "llama"), (type("Mixed", (UnpadMixin, Trainer), {}), "lfm2")):
-        rows = Staged()
-        collator = DataCollatorForLanguageModeling(tokenizer(), mlm=False)
-        options = {"train_dataset": rows, "data_collator": collator}
-        model = make_model(family)
-        before = model.config._attn_implementation
-        trainer = make_trainer("plain", model, folder, kind, per_device_train_batch_size=3, **options)
-        trainer.add_callback(Shortens())
-        wanted = truth_of(make_model(family), [(one[:4], one[:4]) for one in SEQUENCES])[1]
-        if kind is None:
-            attach(trainer, tokens_per_micro=64)
-        with pytest.raises(UnpadError, match="the trainer is as before attach now"):
-            trainer.train()
-        assert type(trainer) is (kind or Trainer)
-        assert model.config._attn_implementation == before
-        assert not model._forward_pre_hooks
-        assert error_of(trainer, wanted) < 1e-5
+    rows = Staged()
+    collator = DataCollatorForLanguageModeling(tokenizer(), mlm=False)
+    trainer = plain(folder, rows, collator)
+    trainer.add_callback(Shortens())
+    attach(trainer, tokens_per_micro=64)
+    with pytest.raises(UnpadError, match=r"a row has .4, 3. tokens and targets, and had"):
+        trainer.train()
 
 
 def random_collator(folder: Path) -> None:
@@ -360,7 +357,7 @@ def no_ids(folder: Path) -> None:
 
 
 def changes_rows(folder: Path) -> None:
-    """Also the data stay as they were, and rows that are made anew give no warning."""
+    """Also the data stay as they were, and a change of rows that are made anew is none of the data."""
 
     def growing(rows: list[dict[str, Any]]) -> Any:
         for row in rows:
@@ -368,18 +365,9 @@ def changes_rows(folder: Path) -> None:
         return pad([{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in rows])
 
     rows = [{"input_ids": list(one)} for one in SEQUENCES]
-    trainer = plain(folder, rows, growing)
-    certificate = prove_trainer(trainer)
-    assert certificate.passed
-    assert any("changes the rows that it is given" in note for note in certificate.notes)
-    with pytest.warns(UserWarning, match="changes the rows that it is given.*Flat batches are made of copies"):
-        kept(trainer, whole([[*one, 2] for one in SEQUENCES]))
+    named(plain(folder, rows, growing), "growing changes the rows that it is given, and the data hold them")
     assert rows == [{"input_ids": list(one)} for one in SEQUENCES]
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", "the collator")
-        anew = plain(folder, alone(SEQUENCES), growing)
-        assert not any("changes" in note for note in prove_trainer(anew).notes)
-        attach(anew, tokens_per_micro=64)
+    kept(plain(folder, alone(SEQUENCES), growing), whole([[*one, 2] for one in SEQUENCES]))
 
 
 # --------------------------------------------------------------------------- columns and losses
@@ -424,35 +412,8 @@ class ByWeights(Weighted):
         return sum((one["weights"] * (one["labels"] != IGNORED))[:, 1:].sum() for one in batch_samples)
 
 
-class ByCells(Trainer):
-    """Divides by cells, padding among them."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        labels = inputs["labels"]
-        logits = model(**{name: x for name, x in inputs.items() if name != "labels"}).logits[:, :-1]
-        return F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), reduction="sum") / num_items_in_batch
-
-    def _get_num_items_in_batch(self, batch_samples, device):
-        return sum(one["labels"].numel() for one in batch_samples)
-
-
 def own_divisors(folder: Path) -> None:
-    pairs = whole(SEQUENCES)
-    weights = sum(0.3 + token % 3 for ids, _ in pairs for token in ids[1:])
-    factor = sum(len(ids) - 1 for ids, _ in pairs) / weights
-    trainer = plain(folder, alone(SEQUENCES), weigh("tokens"), ByWeights)
-    kept(trainer, pairs, lambda *given: factor * weighted_loss(*given))
-    message = r"ByCells._get_num_items_in_batch is \d+ for the update, and \d+ for its sequences one at a time"
-    refused(plain(folder, data(ROWS), None, ByCells, gradient_accumulation_steps=3), message)
-
-
-class ByRate(Trainer):
-    """A loss that grows with the learning rate."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        assert self.is_in_train
-        rate = self.optimizer.param_groups[0]["lr"] + self.lr_scheduler.get_last_lr()[0]
-        return rate * super().compute_loss(model, inputs, False, num_items_in_batch)
+    refused(plain(folder, alone(SEQUENCES), weigh("tokens"), ByWeights), "ByWeights._get_num_items_in_batch")
 
 
 class Fading(Trainer):
@@ -474,8 +435,6 @@ def reads_the_state(folder: Path) -> None:
         return plain_loss(logits, labels, index) + 0.1 * logits[:-1][real].logsumexp(-1).square().sum()
 
     kept(plain(folder, data(ROWS), None, Fading), labelled(ROWS), faded)
-    trainer = plain(folder, data(ROWS), None, ByRate, learning_rate=0.4, lr_scheduler_type="constant")
-    kept(trainer, labelled(ROWS), lambda *given: 0.8 * plain_loss(*given))
 
 
 class TwoHeads(LlamaForCausalLM):
@@ -615,9 +574,9 @@ class ByArguments(Trainer):
 def reads_attention(folder: Path) -> None:
     model = make_model("llama", "eager")
     trainer = make_trainer("plain", model, folder, ReadsAttention, train_dataset=data(ROWS))
-    refused(trainer, r"it asks for attention weights \(output_attentions=True\)")
+    refused(trainer, "flat batches is not .* with ReadsAttention.compute_loss")
     trainer = plain(folder, data(ROWS), None, ByArguments, gradient_accumulation_steps=3)
-    refused(trainer, r"the loss divides by args.gradient_accumulation_steps")
+    refused(trainer, r"your own \(ByArguments.compute_loss\)")
 
 
 class PerSequence(Trainer):
@@ -641,22 +600,6 @@ class BeforeShift(Trainer):
         return F.cross_entropy(logits[..., :-1], labels[:, 1:], reduction="sum") / (labels != IGNORED).sum()
 
 
-def divides_by_its_batch(folder: Path) -> None:
-    pairs = whole(SEQUENCES)
-    num, tokens = sum(len(ids) - 1 for ids in SEQUENCES), sum(map(len, SEQUENCES))
-    losses: dict[type[Trainer], Loss] = {
-        PerSequence: lambda logits, labels, index: plain_loss(logits, labels, index) / (len(labels) - 1) * num / 8,
-        BeforeShift: lambda *given: plain_loss(*given) * num / tokens,
-    }
-    assert len(SEQUENCES) == 8
-    for kind, loss in losses.items():
-        rows = data(labelled_rows(pairs))
-        trainer = plain(folder, rows, pad, kind, gradient_accumulation_steps=1, per_device_train_batch_size=8)
-        kept(trainer, pairs, loss, tokens=10_000)
-        trainer = plain(folder, rows, pad, kind, gradient_accumulation_steps=2, per_device_train_batch_size=4)
-        refused(trainer, rf"your own \({kind.__name__}.compute_loss\).*divides each micro-batch")
-
-
 class Budget(Trainer):
     """A sum over tokens, divided by a number that never changes."""
 
@@ -666,11 +609,13 @@ class Budget(Trainer):
         return F.cross_entropy(logits[..., :-1], labels[:, 1:], reduction="sum") / 64
 
 
-def sums_over_a_constant(folder: Path) -> None:
-    num = sum(len(ids) - 1 for ids in SEQUENCES)
-    trainer = plain(folder, data(labelled_rows(whole(SEQUENCES))), None, Budget)
-    with pytest.warns(UserWarning, match=r"Budget.compute_loss: .*a sum over rows.*updates of more tokens are larger"):
-        kept(trainer, whole(SEQUENCES), lambda *given: plain_loss(*given) * num / 64)
+def no_mean_over_targets(folder: Path) -> None:
+    """A divisor of the batch or a constant, also where an update is one micro-batch."""
+    rows = data(labelled_rows(whole(SEQUENCES)))
+    for kind in (PerSequence, BeforeShift, Budget):
+        for num in (1, 2):
+            sizes = {"gradient_accumulation_steps": num, "per_device_train_batch_size": 8 // num}
+            refused(plain(folder, rows, pad, kind, **sizes), rf"your own \({kind.__name__}.compute_loss\)")
 
 
 class ReadsMask(Trainer):
@@ -679,20 +624,6 @@ class ReadsMask(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         self.seen += int(inputs["attention_mask"].sum())
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-
-
-class ReadsMaskAndLogits(ReadsMask, Focal):
-    pass
-
-
-class ByRow(Trainer):
-    """Weighs rows by a number of each."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        weights, labels = inputs["weights"], inputs["labels"]
-        logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits.transpose(1, 2)
-        nll = F.cross_entropy(logits[..., :-1], labels[:, 1:], reduction="none", ignore_index=IGNORED)
-        return (nll.sum(1) * weights).sum() / num_items_in_batch
 
 
 class Student(Trainer):
@@ -710,38 +641,12 @@ class Student(Trainer):
 
 
 def reads_rows(folder: Path) -> None:
-    """What a flat batch does not have is in whole rows; their padding is not computed."""
-    rows = data(ROWS)
-    kept(plain(folder, rows, None, ReadsMask), labelled(ROWS))
-    trainer = plain(folder, rows, None, ReadsMaskAndLogits)
-    seen: list[tuple[int, ...]] = []
-    trainer.model.get_input_embeddings().register_forward_pre_hook(lambda _, args: seen.append(args[0].shape))
-    kept(trainer, labelled(ROWS), focal_loss)
-    assert [tuple(shape) for shape in seen[-2:]] == [(1, 64), (1, sum(map(len, SEQUENCES)) - 64)]
-
-    detach(trainer)
-    assert not trainer.model._forward_pre_hooks
-    assert not trainer.model._forward_hooks
-
-    def by_length(logits: Tensor, labels: Tensor, index: int) -> Tensor:
-        return plain_loss(logits, labels, index) * len(labels)
-
-    kept(plain(folder, alone(SEQUENCES), weigh("rows"), ByRow), whole(SEQUENCES), by_length)
-    teacher = make_model("gpt2")
-    trainer = plain(folder, rows, None, Student)
-    vars(trainer)["teacher"] = teacher
-
-    def taught(logits: Tensor, labels: Tensor, index: int) -> Tensor:
-        with torch.no_grad():
-            best = teacher(torch.tensor([SEQUENCES[index]])).logits[0].argmax(-1)[:-1]
-        return F.cross_entropy(logits[:-1], torch.where(labels[1:] == IGNORED, IGNORED, best), reduction="sum")
-
-    kept(trainer, labelled(ROWS), taught)
-
-    def two_ahead(logits: Tensor, labels: Tensor, index: int) -> Tensor:
-        return plain_loss(logits, labels, index) + F.cross_entropy(logits[:-2], labels[2:], reduction="sum")
-
-    kept(plain(folder, data(ROWS), None, TwoAhead), labelled(ROWS), two_ahead)
+    """What a flat batch does not have: its mask, rows of a second model, tokens two ahead."""
+    refused(plain(folder, data(ROWS), None, ReadsMask), "ReadsMask.compute_loss: refused: KeyError: .attention_mask.")
+    refused(plain(folder, data(ROWS), None, TwoAhead), "flat batches is not .* with TwoAhead.compute_loss")
+    trainer = plain(folder, data(ROWS), None, Student)
+    vars(trainer)["teacher"] = make_model("gpt2")
+    refused(trainer, "flat batches is not .* with Student.compute_loss")
 
 
 def mended(folder: Path) -> None:
@@ -837,33 +742,12 @@ def changed_later(folder: Path) -> None:
 
 
 def made_anew(folder: Path) -> None:
-    """`train` makes another model than the one that was there for `attach`, in a search one for each trial."""
-    made = []
+    trainer = plain(folder, data(ROWS), None, lambda **given: Trainer(**{**given, "model": None}, model_init=remade))
+    named(trainer, "model_init makes the model again")
 
-    def make(trial: Any = None) -> nn.Module:
-        made.append(make_model("llama", hidden_size=64 if trial else 32, head_dim=8))
-        return made[-1]
 
-    def from_a_function(**given: Any) -> Trainer:
-        return Trainer(model_init=make, **{**given, "model": None})
-
-    for trial in (None, {"wide": 1}):
-        trainer = plain(folder, data(ROWS), None, from_a_function)
-        recorder = Recorder()
-        trainer.add_callback(recorder)
-        attachment = attach(trainer, tokens_per_micro=64)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("transformers.integrations.hp_params", dict)  # which asks for the package of a search
-            trainer.train(trial=trial)
-        assert recorder.num_steps == 1
-        wanted = truth_of(make(trial), labelled(ROWS))[1]
-        del made[-1]
-        assert distance(recorder.gradient, wanted) < 1e-5
-        assert trainer.model is made[-1]
-        assert trainer.attachment is not attachment
-        assert trainer.attachment.update.passed
-        assert not made[-2]._forward_pre_hooks
-        assert trainer.evaluate()["eval_loss"] > 0
+def remade(trial: Any = None) -> nn.Module:
+    return make_model("llama")
 
 
 def liger(folder: Path) -> None:
@@ -1116,44 +1000,7 @@ def predicts(folder: Path) -> None:
 
 
 def noise(folder: Path) -> None:
-    trainer = plain(folder, data(ROWS), neftune_noise_alpha=5.0, num_train_epochs=3)
-    seen: list[tuple[Tensor, Tensor]] = []
-    embed = trainer.model.get_input_embeddings()
-    attach(trainer, tokens_per_micro=64)
-    bounds: list[Tensor] = []
-    inner = trainer.training_step
-
-    def noted(model: nn.Module, inputs: dict[str, Any], count: Any = None) -> Tensor:
-        bounds.append(inputs["cu_seq_lens_q"])
-        return inner(model, inputs, count)
-
-    trainer.training_step = noted
-    for _ in range(2):
-        seen.clear()
-        bounds.clear()
-        hooks = len(embed._forward_hooks)
-
-        class Watching(TrainerCallback):
-            def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-                self.hook = embed.register_forward_hook(
-                    lambda module, given, made: seen.append((given[0], made.detach())) if module.training else None
-                )
-
-            def on_train_end(self, *args: Any, **kwargs: Any) -> None:
-                self.hook.remove()
-
-        watching = Watching()
-        trainer.add_callback(watching)
-        trainer.train()
-        trainer.remove_callback(watching)
-        assert len(embed._forward_hooks) == hooks
-        assert len(seen) == len(bounds) > 3
-        for (ids, out), ends in zip(seen, bounds, strict=True):
-            drawn = (out - F.embedding(ids, embed.weight))[0].detach()
-            for start, stop in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
-                most = 5.0 / ((stop - start) * drawn.shape[1]) ** 0.5
-                assert 0.8 * most < float(drawn[start:stop].abs().max()) <= most * 1.00001
-                assert float(drawn[start:stop].std()) == pytest.approx(most / 3**0.5, rel=0.2)
+    named(plain(folder, data(ROWS), neftune_noise_alpha=5.0), "neftune_noise_alpha makes noise by the length of a row")
 
 
 # --------------------------------------------------------------------------- other tasks
@@ -1232,6 +1079,7 @@ SETUPS: dict[str, tuple[Callable[[Path], None], ...]] = {
     "a collator or data whose `attention_mask` hides the end of a sequence": (hides_the_end,),
     "rows that are packed": (packed,),
     "`with_transform`, `set_transform`": (transformed,),
+    "rows that are drawn anew each time that they are read": (drawn_anew,),
     "a callback that changes the lengths of rows": (changes_the_data,),
     "a collator that draws random numbers": (random_collator,),
     "a collator that gives a row other targets in a batch than alone": (other_in_batches,),
@@ -1246,9 +1094,7 @@ SETUPS: dict[str, tuple[Callable[[Path], None], ...]] = {
     "a loss that reads attention weights, or `args.gradient_accumulation_steps`": (reads_attention,),
     "a custom model class with further terms in its loss": (second_head,),
     "a router's auxiliary loss": (balances,),
-    "a loss of one's own that is a sum divided by a constant": (sums_over_a_constant,),
-    "a loss of one's own that divides by a number of its batch": (divides_by_its_batch,),
-    "a loss of one's own that is another in other micro-batches": (ignores_the_count,),
+    "a loss of one's own that is no mean over the targets of an update": (no_mean_over_targets, ignores_the_count),
     "a loss of one's own that forgets the shift": (forgets_the_shift,),
     "the usual loss, wrong in the trainer's own batches": (mended,),
     "`get_train_dataloader`, `_get_dataloader`, `_get_train_sampler`, `get_batch_samples`": (own_batches,),

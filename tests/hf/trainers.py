@@ -26,7 +26,7 @@ with warnings.catch_warnings():
     )
     from trl import SFTConfig, SFTTrainer
 
-from unpad.proof.foreign.model import Wrapper
+from unpad.proof.foreign.model import base_of
 
 datasets.disable_progress_bars()
 
@@ -50,7 +50,7 @@ class Recorder(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: nn.Module, **kwargs: Any) -> None:
         self.num_steps += 1
-        inner = model.get_base_model() if isinstance(model, Wrapper) else model
+        inner = base_of(model)
         for name, parameter in inner.named_parameters():
             if parameter.grad is not None:
                 self.gradient[name] = self.gradient.get(name, 0) + parameter.grad

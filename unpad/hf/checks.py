@@ -101,6 +101,7 @@ SEQUENCES, LONGEST = 5, 1024  # of the proof; the longest of the data may be lon
 MOST_FILLING = 64  # further ones, until a micro-batch is full
 RANDOM = (9, 17, 6)  # lengths of random sequences, where the data has too few
 MAKE_BATCHES = ("get_train_dataloader", "_get_dataloader", "_get_train_sampler", "get_batch_samples")
+OF_LOSS = ("_get_num_items_in_batch", "compute_loss", "training_step")
 READ_EVALUATION = ("get_eval_dataloader", "_get_eval_sampler", "prediction_step", "evaluation_loop")
 
 
@@ -126,16 +127,19 @@ def refuse(trainer: Trainer) -> None:
             f"flat batches are trained on one device, and this process sees {args.n_gpu}",
             fix="start one process for each by torchrun, or set CUDA_VISIBLE_DEVICES to one of them",
         )
-    if args.use_liger_kernel:
-        raise RecipeError(
-            "use_liger_kernel exchanges layers and the loss when train begins, behind every proof",
-            fix="leave use_liger_kernel out, or train with the trainer's own batches",
-        )
-    if args.train_sampling_strategy != "random":
-        raise RecipeError(
-            f"train_sampling_strategy is {args.train_sampling_strategy}, and the plan chooses the order",
-            fix="leave train_sampling_strategy out",
-        )
+    strategy = args.train_sampling_strategy
+    settings = {
+        "use_liger_kernel": args.use_liger_kernel
+        and "exchanges layers and the loss when train begins, behind every proof",
+        "model_init": trainer.model_init and "makes the model again when train begins, behind every proof",
+        "neftune_noise_alpha": trainer.neftune_noise_alpha
+        and "makes noise by the length of a row, and a flat batch has one row",
+        "train_sampling_strategy": strategy != "random" and f"is {strategy}, and the plan chooses the order",
+    }
+    for name, reason in settings.items():
+        if reason:
+            fix = f"leave {name} out, or train with the trainer's own batches"
+            raise RecipeError(f"{name} {reason}", fix=fix)
     if is_sft(trainer):
         settings = args.to_dict()
         if (settings["packing"] or settings["eval_packing"]) and settings["packing_strategy"] == "wrapped":
@@ -216,18 +220,13 @@ def is_sft(trainer: Trainer) -> bool:
 
 def has_standard_loss(trainer: Trainer) -> bool:
     """True if the trainer's loss is the mean cross-entropy over targets that Trainer or SFTTrainer compute."""
-    own = [overrides(trainer, name) for name in ("compute_loss", "training_step")]
+    own = [overrides(trainer, name) for name in OF_LOSS]
     return not any(own) and trainer.compute_loss_func is None and not trainer.label_smoother
-
-
-def may_read_rows(trainer: Trainer) -> bool:
-    """True if a loss of the user's own may get whole rows: in one process, as ranks share a plan of flat batches."""
-    return not has_standard_loss(trainer) and trainer.accelerator.num_processes == 1
 
 
 def name_of_loss(trainer: Trainer) -> str:
     """The loss of a trainer as its user knows it."""
-    for name in ("compute_loss", "training_step"):
+    for name in OF_LOSS:
         if owner := overrides(trainer, name):
             return owner
     if trainer.compute_loss_func is not None:

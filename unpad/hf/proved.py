@@ -16,6 +16,7 @@ from unpad.hf.mixers import Boundaries
 from unpad.hf.prepare import Prepared
 
 OF_TRAINER = ("compute_loss_func", "model_accepts_loss_kwargs")
+PROMISED = ("data_collator", "compute_loss_func", "compute_loss", "neftune_noise_alpha")
 OF_ARGUMENTS = ("average_tokens_across_devices", "packing", "eval_packing")
 
 
@@ -69,7 +70,7 @@ class Promised:
 
     @classmethod
     def of(cls, trainer: Trainer, is_standard: bool) -> Promised:
-        values = {name: vars(trainer).get(name) for name in ("data_collator", "compute_loss_func", "compute_loss")}
+        values = {name: vars(trainer).get(name) for name in PROMISED}
         if not is_standard:  # a loss may be right in one micro-batch and wrong in several
             values["gradient_accumulation_steps"] = trainer.args.gradient_accumulation_steps
         return cls(values)

@@ -21,7 +21,6 @@ from unpad.hf.loader import IGNORED, PACKED, collate, refuse_streams
 from unpad.proof.foreign.judge import describe, raise_memory
 from unpad.proof.foreign.known import listed, sequences_alone, without_first_label
 from unpad.proof.foreign.model import untouched_generators
-from unpad.proof.foreign.script import CHANGES, changes_rows, copied, holds_row
 from unpad.proof.foreign.update import (
     Known,
     count_cut,
@@ -47,14 +46,13 @@ class CollatedRows:
     Args:
         data: rows that the collator is given.
         collator: what the user knows it by; `collate` is it, with the trainer's removal of columns.
-        are_whole: whether the loss gets batches of whole rows, which have columns of any shape.
     """
 
-    def __init__(self, data: Sequence[Any], collate: Collator, collator: object, are_whole: bool = False) -> None:
-        self.data, self.collate, self.collator, self.are_whole = data, collate, collator, are_whole
+    def __init__(self, data: Sequence[Any], collate: Collator, collator: object) -> None:
+        self.data, self.collate, self.collator = data, collate, collator
 
     @classmethod
-    def of(cls, trainer: Trainer, data: Any, are_whole: bool = False) -> CollatedRows:
+    def of(cls, trainer: Trainer, data: Any) -> CollatedRows:
         """The rows of a trainer's dataset.
 
         Raises:
@@ -64,7 +62,7 @@ class CollatedRows:
         collate: Collator = trainer.data_collator
         package = sys.modules.get("datasets")
         if package is None or not isinstance(data, package.Dataset):
-            return cls(data, trainer._get_collator_with_removed_columns(collate), collate, are_whole)
+            return cls(data, trainer._get_collator_with_removed_columns(collate), collate)
         try:
             kept = trainer._remove_unused_columns(data)
         except ValueError as error:
@@ -80,11 +78,11 @@ class CollatedRows:
                 f"rows are packed, and the trainer removes their column {PACKED}",
                 fix="set remove_unused_columns=False with a collator that reads it, or do not pack",
             )
-        return cls(kept, collate, collate, are_whole)
+        return cls(kept, collate, collate)
 
     def like(self, data: Sequence[Any]) -> CollatedRows:
         """Other rows by the same collator."""
-        return CollatedRows(data, self.collate, self.collator, self.are_whole)
+        return CollatedRows(data, self.collate, self.collator)
 
     def __len__(self) -> int:
         return len(self.data)
@@ -126,26 +124,15 @@ class CollatedRows:
         row = self.data[number]
         return sequences_alone(self.batch([row]), _lengths(row))
 
-    def draws_anew(self, number: int) -> bool:
-        """True if the data give another row each time that it is read, as a transform that crops at random."""
-        with untouched_generators():
-            return any(self.sequences(number) != self.sequences(number) for _ in range(2))
-
     def alone(self, number: int, part: int) -> Mapping[str, Any]:
         """The collator's batch of the row of one sequence; the sequences of a packed row get a flat batch each.
 
-        The first token has no label, as in a flat batch. A whole row is as the collator makes it.
+        The first token has no label, as in a flat batch.
         """
-        if self.are_whole:
-            return self.batch([self.data[number]])
         sequences = self.sequences(number)
         if len(sequences) == 1:
             return without_first_label(self.batch([self.data[number]]))
         return collate([{"input_ids": sequences[part].ids, "labels": sequences[part].labels}])
-
-    def are_drawn(self) -> bool:
-        """True if one of the rows that are tried is another whenever it is read."""
-        return any(map(self.draws_anew, self._checked))
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         row = self.data[number]
@@ -181,8 +168,6 @@ class CollatedRows:
             if name in READ or value is None:
                 continue
             if not isinstance(value, Tensor) or value.shape[:2] != (1, size):
-                if self.are_whole:
-                    continue
                 raise RecipeError(
                     f"the collator {self.name} gives `{name}` of shape {_shape(value)} to a row of {size} tokens, and "
                     "a flat batch has no place for what is not one entry per token",
@@ -284,12 +269,6 @@ class CollatedRows:
                 stacklevel=4,
             )
 
-    def warn_of_changes(self) -> None:
-        """Warn of a collator that changes rows which the data hold: the padded trainer has others in each epoch."""
-        collate = _independent(self.collate)
-        if any(holds_row(self.data, at) and changes_rows(self.data[at], collate) for at in self._checked[:TRIED]):
-            warnings.warn(f"the collator {self.name}: {CHANGES}. Flat batches are made of copies", stacklevel=4)
-
     def _lost_end(self, row: Any, collate: Collator) -> int | None:
         """The last token of a row if it alone is no target, and the data do not say so; else None."""
         if not isinstance(row, Mapping):
@@ -308,8 +287,8 @@ class CollatedRows:
         """Read some rows twice, and try the collator on them twice, and in batches.
 
         Raises:
-            RecipeError: it draws random numbers, or gives a row other targets in a batch than alone; or the data draw
-                rows of other lengths each time.
+            RecipeError: it draws random numbers, changes rows of the data, or gives a row other targets in a batch
+                than alone; or the data draw rows anew.
         """
         numbers = self._checked
         rows = [self.data[number] for number in numbers]
@@ -323,25 +302,39 @@ class CollatedRows:
                         where=f"row {number}",
                         fix="draw them once, when the dataset is made",
                     )
-            self._check_lengths(numbers)
+                if self._holds(number) and self._changes(row, collate):
+                    raise RecipeError(
+                        f"the collator {self.name} changes the rows that it is given, and the data hold them, so that "
+                        "each epoch has others",
+                        where=f"row {number}",
+                        fix="let it change a copy",
+                    )
+                if any(self.sequences(number) != self.sequences(number) for _ in range(2)):
+                    raise RecipeError(
+                        "the data draw a row anew each time that it is read, and a plan is of rows that stay",
+                        where=f"row {number}",
+                        fix="draw them once, when the dataset is made",
+                    )
             if is_stock(self.collator) or batch_size < 2:
                 return
             for start in range(0, len(rows), batch_size):
                 self._check_batch(rows[start : start + batch_size], collate)
 
-    def _check_lengths(self, numbers: Sequence[int]) -> None:
-        for number in numbers:
-            sizes = {
-                tuple((len(one.ids), sum(label != IGNORED for label in one.labels)) for one in self.sequences(number))
-                for _ in range(2)
-            }
-            if len(sizes) > 1:
-                raise RecipeError(
-                    "the data draw a row anew each time that it is read, with another number of tokens or targets, and "
-                    "a plan needs the lengths before",
-                    where=f"row {number}",
-                    fix="draw rows of one length each, or draw them once, when the dataset is made",
-                )
+    def _holds(self, number: int) -> bool:
+        """True if a row that is read is an object of the data, or has one: a change of it is a change of the data."""
+        row, again = self.data[number], self.data[number]
+        if not isinstance(row, Mapping):
+            return row is again
+        return row is again or any(isinstance(one, list | dict) and one is again[name] for name, one in row.items())
+
+    def _changes(self, row: Any, collate: Collator) -> bool:
+        """True if a collator makes another batch of a row, or none, once it was given it."""
+        given = copied(row)
+        try:
+            return not _alike(*(listed(collate([given]))[0] for _ in range(2)))
+        except Exception as error:
+            raise_memory(error)
+            return True
 
     def _check_batch(self, rows: list[Any], collate: Collator) -> None:
         known = [one for row in rows for one in sequences_alone(self.batch([row], collate), _lengths(row)) if one.ids]
@@ -363,6 +356,15 @@ class CollatedRows:
                 f"{update.num_wanted} targets, {cut} tokens missing, {labels.unknown_tokens} tokens added",
                 fix="let it treat each row by itself",
             )
+
+
+def copied(row: object) -> object:
+    """A row with lists, arrays and tensors that a collator may change."""
+    if isinstance(row, Mapping):
+        return {name: copied(value) for name, value in row.items()}
+    if isinstance(row, list):
+        return [copied(one) for one in row] if row and isinstance(row[0], list | dict) else list(row)
+    return row.clone() if isinstance(row, Tensor) else copy.copy(row)
 
 
 def is_stock(collator: object) -> bool:

@@ -12,12 +12,12 @@ from typing import Any
 
 from accelerate.data_loader import prepare_data_loader
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Sampler
 from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput
 
 from unpad.batching.ledger import Ledger
-from unpad.errors import ProofError, RecipeError, UnpadError
+from unpad.errors import RecipeError
 from unpad.hf.checks import (
     cells_per_token,
     certify,
@@ -27,7 +27,6 @@ from unpad.hf.checks import (
     has_standard_loss,
     is_sft,
     keeps_evaluation,
-    may_read_rows,
     own_counts,
     refuse,
     refuse_metrics,
@@ -41,7 +40,6 @@ from unpad.hf.loader import (
     IGNORED,
     PLACE,
     PLAN,
-    ChangedRowError,
     Examples,
     PlannedBatches,
     Ranks,
@@ -49,11 +47,10 @@ from unpad.hf.loader import (
     is_streamed,
     refuse_other_plan,
 )
-from unpad.hf.prepare import Prepared, add_noise, preparing, undo
+from unpad.hf.prepare import Prepared, preparing, undo
 from unpad.hf.proved import Before, Promised, ProvedModel
 from unpad.hf.rows import CollatedRows
-from unpad.hf.update import OwnUpdate, noting, prove_ours, take_own, warn_of_own
-from unpad.hf.whole import OfRows, WholeRows, WithoutPadding
+from unpad.hf.update import OwnUpdate, prove_ours, take_own, warn_of_own
 from unpad.processes.group import ALONE, Group
 from unpad.proof.foreign.certificate import ForeignCertificate
 from unpad.proof.foreign.lengths import refuse_lengths
@@ -79,7 +76,6 @@ class Attachment:
         before: what the trainer had in the place of what was changed.
         promised: what must stay as it was when the update was proved.
         group: the processes that train together.
-        whole: the model's hooks where the loss gets whole rows; None where it gets flat batches.
     """
 
     tokens_per_micro: int
@@ -97,7 +93,6 @@ class Attachment:
     before: Before
     promised: Promised
     group: Group = ALONE
-    whole: WithoutPadding | None = None
     evaluated: MeanOverTargets = field(default_factory=MeanOverTargets)
     trained: Examples | None = None  # those of the last loader for training
     plan: dict[str, Any] = field(default_factory=dict)  # identity of the plan of that loader
@@ -120,26 +115,14 @@ class Attachment:
         return PlannedBatches(self.examples_of(data), self.tokens_per_micro, epochs=1, seed=0).ledger
 
     def sequence_before(self, example: Any) -> Known:
-        """The sequence of an example with its targets, from the data's row by the collator that the trainer had.
-
-        Of rows that the data draw anew each time, it is the example's own.
-        """
+        """The sequence of an example with its targets, from the data's row by the collator that the trainer had."""
         number, part = example[PLACE].tolist()
-        if self.draws_anew(example):
-            return Known(example["input_ids"].tolist(), example["labels"].tolist())
         found: Known = self._trained_rows.sequences(number)[part]
         return found
-
-    def draws_anew(self, example: Any) -> bool:
-        """True if the data give another row each time that the one of this example is read."""
-        number = int(example[PLACE][0])
-        return self._trained_rows.draws_anew(number)
 
     def batch_before(self, example: Any) -> Mapping[str, Any]:
         """The batch of that sequence alone."""
         number, part = example[PLACE].tolist()
-        if self.draws_anew(example):
-            return collate([example], self._trained_rows.columns)
         return self._trained_rows.alone(number, part)
 
     @property
@@ -170,7 +153,6 @@ class UnpadMixin(Trainer):
     """
 
     attachment: Attachment | None = None
-    neftune_hook_handle: Any  # of Trainer, while it trains with noise
 
     def __init__(
         self,
@@ -247,15 +229,11 @@ class UnpadMixin(Trainer):
         return Ranks(group.rank, group.size, micros, cells_per_token(attachment.prepared.inner))
 
     def _flat_batches(self, examples: Examples, sampler: Sampler[list[int]]) -> DataLoader[Any]:
-        args, rows = self.args, examples.data
-        data: Dataset[Any] = examples
-        joined: Callable[[Any], dict[str, Any]] = partial(collate, columns=examples.columns)
-        if isinstance(rows, CollatedRows) and rows.are_whole:
-            data, joined = WholeRows(examples, rows), OfRows.by(rows)
+        args = self.args
         loader = DataLoader(
-            data,
+            examples,
             batch_sampler=sampler,
-            collate_fn=joined,
+            collate_fn=partial(collate, columns=examples.columns),
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory,
             persistent_workers=args.dataloader_persistent_workers,
@@ -273,43 +251,6 @@ class UnpadMixin(Trainer):
             use_stateful_dataloader=accelerator.use_stateful_dataloader,
         )
         return prepared
-
-    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """Training, with noise on embeddings by the length of each sequence in place of the row's.
-
-        Data that change later, as by a callback, fit no plan: the trainer has its own batches again for the next time.
-        """
-        self._attach_to_new_model()
-        try:
-            return self._train_with_noise(*args, **kwargs)
-        except ChangedRowError as error:
-            detach(self)
-            error.fix += "; the trainer is as before attach now, and trains on its own batches when train is called"
-            raise
-
-    def _attach_to_new_model(self) -> None:
-        """Attach anew where `train` has made another model by `model_init`, as each trial of a search does."""
-        before = self.attachment
-        if before is None or self.model_init is None or self.model is before.prepared.model:
-            return
-        is_read = vars(self).get("data_collator") is before.promised.values["data_collator"]
-        read = before.examples_of(self.train_dataset) if is_read else None
-        set_up(self, before.tokens_per_micro, before.tokens_per_eval, before.certificate is not None, read)
-        before.head.remove()
-        if before.whole is not None:
-            before.whole.remove()
-        undo(before.prepared)
-
-    def _train_with_noise(self, *args: Any, **kwargs: Any) -> Any:
-        if self.attachment is None or self.neftune_noise_alpha is None:
-            return super()._inner_training_loop(*args, **kwargs)
-        handle = add_noise(self.attachment.prepared, self.neftune_noise_alpha)
-        vars(self)["neftune_hook_handle"].remove()  # that of the row, which `train` has added
-        self.neftune_hook_handle = handle
-        try:
-            return super()._inner_training_loop(*args, **kwargs)
-        finally:
-            handle.remove()
 
     def training_step(self, model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
         """A micro-batch, forward and backward, with logits of targets alone."""
@@ -420,37 +361,11 @@ def set_up(
 ) -> Attachment:
     """Check the trainer, prove its update and its model, and give it an attachment.
 
-    Nothing is changed if any of it fails on a rank. A loss of the user's own with another update on flat batches gets
-    whole rows, if its update is right on these.
+    Nothing is changed if any of it fails on a rank.
 
     Args:
         read: examples of the training data, if they were read before.
     """
-    unlike: list[UnpadError] = []
-    try:
-        return _set_up(trainer, tokens_per_micro, tokens_per_eval, prove, read, unlike)
-    except (RecipeError, ProofError):
-        if not (unlike and prove and may_read_rows(trainer)):
-            raise
-    try:
-        return _set_up(trainer, tokens_per_micro, tokens_per_eval, prove, read, [], whole=True)
-    except UnpadError as error:
-        first = unlike[0]
-        if error.summary != first.summary:
-            first.details = (*first.details, f"  with whole rows for the loss: {error.summary}")
-        raise first from None
-
-
-def _set_up(
-    trainer: Trainer,
-    tokens_per_micro: int,
-    tokens_per_eval: int | None,
-    prove: bool,
-    read: Examples | None,
-    unlike: list[UnpadError],
-    whole: bool = False,
-) -> Attachment:
-    """`set_up` with flat batches, or with whole rows; an error of the update itself is added to `unlike`."""
     group, args = group_of(trainer), trainer.args
     before = Before.of(trainer)
     tokens = (tokens_per_micro, tokens_per_eval or tokens_per_micro)
@@ -462,17 +377,12 @@ def _set_up(
             if tokens_per_micro < 1 or (tokens_per_eval is not None and tokens_per_eval < 1):
                 fix = "set tokens_per_micro and tokens_per_eval to 1 or more"
                 raise RecipeError("a micro-batch of no tokens", fix=fix)
-            rows = CollatedRows.of(trainer, trainer.train_dataset, whole)
-            with noting(unlike):
-                examples = Examples(rows, rows.columns) if read is None or whole else read
-            if whole and rows.are_drawn():
-                raise RecipeError("rows are drawn anew each time that they are read", fix="draw them once")
+            rows = CollatedRows.of(trainer, trainer.train_dataset)
+            examples = Examples(rows, rows.columns) if read is None else read
             rows.check(args.per_device_train_batch_size)
-            if not whole:
-                warn_of_cuts(trainer, examples)
-                rows.warn_of_ends()
-                rows.warn_of_changes()
-            with before.restored(trainer), noting(unlike):
+            warn_of_cuts(trainer, examples)
+            rows.warn_of_ends()
+            with before.restored(trainer):
                 standard = has_standard_loss(trainer)
                 own = take_own(trainer, rows, examples) if prove else None
             model = trainer.accelerator.unwrap_model(trainer.model)
@@ -486,9 +396,7 @@ def _set_up(
             head = add_target_head(model, prepared.inner, batch, args.loss_type if is_sft(trainer) else None)
             stack.push(lambda kind, error, trace: None if error is None else head.remove())
             known = {id(trainer.train_dataset): (trainer.train_dataset, examples)}
-            keeps, promised = whole or keeps_evaluation(trainer), Promised.of(trainer, standard)
-            hooks = WithoutPadding(model) if whole else None
-            stack.push(lambda kind, error, trace: None if error is None or hooks is None else hooks.remove())
+            keeps, promised = keeps_evaluation(trainer), Promised.of(trainer, standard)
             attachment = Attachment(
                 *tokens,
                 prepared,
@@ -497,19 +405,17 @@ def _set_up(
                 certificate,
                 own,
                 None,
-                partial(CollatedRows.of, trainer, are_whole=whole),
+                partial(CollatedRows.of, trainer),
                 known,
                 standard,
                 keeps,
                 before,
                 promised,
                 group,
-                hooks,
             )
             stack.enter_context(replacing(trainer, attachment))
             if own is not None:
-                with noting(unlike):
-                    attachment.update = ours = prove_ours(trainer, own, prepared.limits)
+                attachment.update = ours = prove_ours(trainer, own, prepared.limits)
             talk.own = [tokens_per_micro, args.gradient_accumulation_steps, args.seed, args.data_seed, head.mode]
             talk.own.append(examples.digest())
         check_alike("training data or arguments", talk.told)
@@ -525,8 +431,6 @@ def detach(trainer: UnpadMixin) -> None:
         return
     attachment.before.restore(trainer)
     attachment.head.remove()
-    if attachment.whole is not None:
-        attachment.whole.remove()
     undo(attachment.prepared)
     trainer.attachment = None
     if type(trainer) in _mixed.values():

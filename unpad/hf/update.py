@@ -14,23 +14,26 @@ from accelerate.utils import send_to_device
 from torch import nn
 from transformers import Trainer
 
-from unpad.errors import ProofError, RecipeError, UnpadError
+from unpad.errors import ProofError, RecipeError
 from unpad.hf.checks import has_standard_loss, is_sft, name_of_loss, own_counts
 from unpad.hf.loader import IGNORED, Examples, collate
 from unpad.hf.rows import CollatedRows, is_stock
-from unpad.hf.whole import OfRows, WholeRows
 from unpad.proof.foreign.certificate import MEAN, TAKEN, ForeignCertificate
 from unpad.proof.foreign.first_update import BEGUN, FirstUpdate, begin, first_update, proving
 from unpad.proof.foreign.judge import NO_ROUTER_LOSS, Precision, describe, judge, raise_memory
 from unpad.proof.foreign.lengths import within
 from unpad.proof.foreign.measure import UpdateResults
-from unpad.proof.foreign.own_loss import BY_OWN_DIVISOR, BY_ROWS, BY_SUM, COUPLED, MEANS
 from unpad.proof.foreign.trainer import TrainerCase
 from unpad.proof.foreign.update import Known
 
 UNLIKE = 3  # least number of unlike sequences with a target, so that mixing them up, or their weights, shows
 MOST_ROWS, MOST_TOKENS = 24, 8192  # of an update that is proved; of a larger one a part is
 ADDED = 6  # rows of the data that are added to an update with fewer unlike sequences
+OWN_BATCHES = "train with the trainer's own batches; unpad.prove_trainer(trainer) says whether these are right"
+FLAT = (
+    f"hand the model all of the batch, sum over the labels that are not {IGNORED}, divide by num_items_in_batch, and "
+    "read no attention_mask, attention weights or rows, which a flat batch does not have"
+)
 TARGETS = ("targets", "unknown", "cut")  # findings that say that a batch has others than its rows
 
 
@@ -42,7 +45,6 @@ class OwnUpdate:
         rows: what it is made of, as the collator is given it.
         known: the sequences of these rows with the targets that the collator gives them alone.
         num_batches: micro-batches of the update that is proved.
-        num_micros: those of an update in training, of all processes together.
         certificate: of the update; None if it cannot be computed, and `failure` says why.
         begun: what the trainer's training begins with, which a loss may read, by the name of the attribute.
         truths: loss and gradient of the sequences one at a time, by whether they were computed in fp64; they and
@@ -54,7 +56,6 @@ class OwnUpdate:
     rows: CollatedRows
     known: list[Known]
     num_batches: int
-    num_micros: int
     certificate: ForeignCertificate | None
     failure: str
     begun: dict[str, object]
@@ -67,7 +68,7 @@ class OwnUpdate:
 
 
 def take_own(trainer: Trainer, rows: CollatedRows, examples: Examples) -> OwnUpdate:
-    """Compute the trainer's first update by itself, and judge it. A whole row alone keeps the label of its first token.
+    """Compute the trainer's first update by itself, and judge it.
 
     Raises:
         RecipeError: its collator gives rows others in a batch than alone, or its own loss is not the one of its
@@ -89,8 +90,7 @@ def take_own(trainer: Trainer, rows: CollatedRows, examples: Examples) -> OwnUpd
             certificate = judge(model, _precision(trainer), case.measure, notes)
             failure = certificate.refused or ""
         begun = {name: vars(trainer)[name] for name in BEGUN if name in vars(trainer)}
-    micros = trainer.args.gradient_accumulation_steps * trainer.accelerator.num_processes
-    own = OwnUpdate(small, known, len(first.batches), micros, certificate, failure, begun, truths, standard, loss)
+    own = OwnUpdate(small, known, len(first.batches), certificate, failure, begun, truths, standard, loss)
     refuse_own(own)
     return own
 
@@ -143,7 +143,8 @@ def _first(trainer: Trainer, rows: CollatedRows, examples: Examples) -> tuple[Fi
     spread = torch.linspace(0, len(with_targets) - 1, min(ADDED, len(with_targets))).round().long().tolist()
     if _num_unlike(rows, given) < UNLIKE:
         given += [rows.data[number] for number in dict.fromkeys(with_targets[at] for at in spread)]
-    batches = max(1, len(first.batches)) if first.batches else trainer.args.gradient_accumulation_steps
+    micros = trainer.args.gradient_accumulation_steps * trainer.accelerator.num_processes
+    batches = len(first.batches) or micros
     try:
         made = [rows.batch(part) for part in unequal(given, min(batches, max(1, len(given) // 2)))]
     except RecipeError as error:
@@ -198,45 +199,17 @@ def refuse_own(own: OwnUpdate) -> None:
             f"the first update has other targets than its rows, as the collator {collator} gives them alone: {reasons}",
             fix="let the collator give a row in a batch the tokens and labels that it has alone",
         )
-    divided = any(note in own.certificate.notes for note in (BY_ROWS, BY_OWN_DIVISOR))
-    if divided and own.num_micros > 1:
-        raise RecipeError(
-            f"the trainer's first update is one of {own.num_micros} micro-batches, and its loss is your own "
-            f"({own.loss}): {MEANS}",
-            fix="train in one process with gradient_accumulation_steps=1, so that an update is one micro-batch",
-        )
     if own.certificate.passed is False and not own.is_standard:
-        reasons = _reasons(own.certificate)
-        if COUPLED in reasons:
-            raise RecipeError(
-                f"{own.loss}: {COUPLED}, and micro-batches of flat batches have other rows",
-                fix="train with the trainer's own batches",
-            )
-        fixes = {
-            MEANS: "set gradient_accumulation_steps=1, with which an update is one micro-batch",
-            MEAN: "divide the sum over targets by num_items_in_batch, which counts those of the whole update",
-        }
-        usual = "mend that, or train with the trainer's own batches"
         raise RecipeError(
             f"the trainer's first update is not that of its sequences one at a time, and its loss is your own "
-            f"({own.loss}): {reasons}",
-            fix=next((fix for reason, fix in fixes.items() if reason in reasons), usual),
+            f"({own.loss}): {_reasons(own.certificate)}",
+            fix=f"{MEAN}, or train with the trainer's own batches",
         )
 
 
 def _reasons(certificate: ForeignCertificate) -> str:
     found = [f"{one.claim} ({one.measured:.2g}): {one.advice}" for one in certificate.failed]
     return f"{certificate.verdict}; " + "; ".join(found)
-
-
-@contextmanager
-def noting(errors: list[UnpadError]) -> Iterator[None]:
-    """Note the error of an update that is judged inside, which is raised."""
-    try:
-        yield
-    except (RecipeError, ProofError) as error:
-        errors.append(error)
-        raise
 
 
 # --------------------------------------------------------------------------- ours
@@ -251,18 +224,16 @@ def prove_ours(trainer: Trainer, own: OwnUpdate, limits: dict[str, int]) -> Fore
     Raises:
         ProofError: it has other targets, another loss or another gradient than the rows have one at a time.
     """
-    longest = max(len(one.ids) for one in own.known)
-    with _alone(trainer) as (model, notes), _noting(model, longest) as called:
+    with _alone(trainer) as (model, notes):
         vars(trainer).update(own.begun)
         examples = Examples(own.rows, own.rows.columns)
-        given: Any = WholeRows(examples, own.rows) if own.rows.are_whole else examples
         numbers = [index for index in range(len(examples)) if examples.lengths[index]]
-        items = [given[index] for index in numbers]
+        items = [examples[index] for index in numbers]
         parts = unequal(numbers, max(1, min(own.num_batches, len(items) // 2)))
         parts = [run for part in parts for run in within(part, examples.lengths[part].tolist(), limits)]
         device = trainer.args.device
-        joined: Any = OfRows.by(own.rows) if own.rows.are_whole else partial(collate, columns=own.rows.columns)
-        made = [send_to_device(joined([given[index] for index in part]), device) for part in parts]
+        joined = partial(collate, columns=own.rows.columns)
+        made = [send_to_device(joined([examples[index] for index in part]), device) for part in parts]
         batches, num_items = trainer.get_batch_samples(iter(made), len(made), device)
         first = FirstUpdate(batches, num_items, list(items), joined)
         alone = [dict(send_to_device(joined([item]), device)) for item in items]
@@ -273,48 +244,11 @@ def prove_ours(trainer: Trainer, own: OwnUpdate, limits: dict[str, int]) -> Fore
     own.begun.clear()
     if certificate.passed is False:
         reason = f"refused: {certificate.refused}" if certificate.refused else _reasons(certificate)
-        reason += "".join(f"; {hint}" for hint in _hints(own, called, certificate.refused or ""))
         raise ProofError(
             f"the update on flat batches is not that of its sequences one at a time, with {own.loss}: {reason}",
-            fix="train with the trainer's own batches; unpad.prove_trainer(trainer) says whether these are right",
+            fix=OWN_BATCHES if own.is_standard else f"{FLAT}, or {OWN_BATCHES}",
         )
     return certificate
-
-
-@contextmanager
-def _noting(model: nn.Module, longest: int) -> Iterator[list[dict[str, Any]]]:
-    """Note the named arguments with which a model is called to train on more tokens than the longest sequence has."""
-    called: list[dict[str, Any]] = []
-
-    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        ids = kwargs.get("input_ids")
-        if torch.is_grad_enabled() and isinstance(ids, torch.Tensor) and ids.numel() > longest:
-            called.append({name: isinstance(value, bool) and value for name, value in kwargs.items()})
-
-    hook = model.register_forward_pre_hook(note, with_kwargs=True, prepend=True)
-    try:
-        yield called
-    finally:
-        hook.remove()
-
-
-def _hints(own: OwnUpdate, called: list[dict[str, Any]], refused: str) -> Iterator[str]:
-    """Needs of a user's own loss that flat batches do not meet, or that it leaves out, in words.
-
-    Args:
-        called: of `_noting`.
-        refused: its exception, if it raised one.
-    """
-    if own.is_standard:
-        return
-    if refused == "KeyError: 'attention_mask'":
-        yield "a flat batch has no padding and no attention_mask; hand it all of the batch"
-    if f"Target {IGNORED} is out of bounds" in refused:
-        yield f"in a flat batch the first label of each sequence is {IGNORED}, which the loss has to ignore"
-    if any(call.get("output_attentions") for call in called):
-        yield 'it asks for attention weights (output_attentions=True), and attention "unpad" computes none'
-    if any("cu_seq_lens_q" not in call for call in called):
-        yield "it calls the model without the boundaries of a flat batch: hand it all of the batch"
 
 
 def warn_of_own(own: OwnUpdate, ours: ForeignCertificate) -> None:
@@ -325,9 +259,6 @@ def warn_of_own(own: OwnUpdate, ours: ForeignCertificate) -> None:
     elif own.certificate is not None and own.certificate.passed is False:
         text = f"the trainer's own first update was not right, and is on flat batches: {_reasons(own.certificate)}"
         text += ". predict and compute_metrics still read the trainer's own batches"
-        warnings.warn(text, stacklevel=4)
-    elif own.certificate is not None and BY_SUM in own.certificate.notes:
-        text = f"{own.loss}: {BY_SUM}; updates of more tokens are larger, and tokens_per_micro says how many they have"
         warnings.warn(text, stacklevel=4)
     if NO_ROUTER_LOSS in ours.notes:
         text = "the router's auxiliary loss is one of each micro-batch, and flat ones have other sequences"

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from torch import nn
 
 from unpad.proof.foreign.measure import Errors, Moves
-from unpad.proof.foreign.model import Cached, config_of
+from unpad.proof.foreign.model import config_of
 from unpad.proof.foreign.targets import Taken
 from unpad.proof.foreign.update import Labels, Update, count_cut
 from unpad.proof.line import Certificate, Line, not_applicable
@@ -147,10 +147,6 @@ CROSSING = "set the label of each sequence's first token to -100"
 LONGER = "raise the longest length, or leave them out"
 
 MEAN = "divide the sum over targets by the targets of the whole update (num_items_in_batch)"
-BY_ARGUMENTS = (
-    "the loss divides by args.gradient_accumulation_steps, and an update can have fewer micro-batches; divide by "
-    "current_gradient_accumulation_steps"
-)
 TAKEN: dict[Taken, str] = {  # by the distance from a position to the target that the loss takes
     -1: "the loss takes the token before each one for its target: shift the labels the other way",
     0: "the loss takes each token for its own target: shift the labels",
@@ -168,7 +164,6 @@ class Measured:
         is_flat: whether the gradient of the sequences alone is 0.
         weighs_alike: whether the reported loss is the mean over sequences of each one's mean over its targets.
         taken: distance from a position to the token that the loss takes for its target, if determined.
-        cause: why the loss is wrong, if that was shown.
     """
 
     update: Update
@@ -181,7 +176,6 @@ class Measured:
     is_flat: bool = False
     weighs_alike: bool = False
     taken: Taken = 1
-    cause: str = ""
 
 
 def findings(model: nn.Module, measured: Measured) -> tuple[BatchClaim, ...]:
@@ -265,7 +259,7 @@ def _isolation(model: nn.Module, update: Update) -> str:
     if not restart:
         return "position_ids go on from one sequence to the next; restart them at 0"
     config = config_of(model)
-    if batch.inputs.get("use_cache", isinstance(config, Cached) and config.use_cache):
+    if batch.inputs.get("use_cache", getattr(config, "use_cache", False)):
         return "a cache turns the isolation of packed rows off; pass use_cache=False"
     return "the model does not keep the sequences of a row apart; pad on the right, one sequence per row"
 
@@ -296,10 +290,9 @@ def _loss(measured: Measured) -> str:
     if measured.weighs_alike:
         return f"the loss weighs sequences alike and not their targets: {MEAN}, unless that is meant"
     for factor, cause in ((num, "not divided"), (1 / num, "divided twice")):
-        divides = factor == num and measured.cause == BY_ARGUMENTS
-        if num > 1 and abs(scale / factor - 1) < 0.05 and not divides:  # means of micro-batches differ slightly
+        if num > 1 and abs(scale / factor - 1) < 0.05:  # means of micro-batches differ slightly
             return f"the loss is {scale:.3g} times the mean over targets: {cause} by the {num} micro-batches"
-    return measured.cause or f"{MEAN}, not of a micro-batch"
+    return f"{MEAN}, not of a micro-batch"
 
 
 def _padded_left(update: Update, index: int) -> bool:

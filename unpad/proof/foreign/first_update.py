@@ -7,13 +7,13 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from unpad.errors import ProofError
-from unpad.proof.foreign.judge import NO_ROUTER_LOSS, raise_memory
+from unpad.proof.foreign.judge import NO_ROUTER_LOSS
 from unpad.proof.foreign.known import Batch, Collated
 from unpad.proof.foreign.measure import take_gradient
 from unpad.proof.foreign.model import no_router_loss, untouched, untouched_generators
@@ -60,20 +60,6 @@ class ForeignTrainer(HasMembers, Protocol):
     ) -> Tensor: ...
 
 
-@runtime_checkable
-class NamedLoss(HasMembers, Protocol):
-    """Arguments that name a loss, as those of TRL."""
-
-    loss_type: str
-
-
-@runtime_checkable
-class RouterLoss(HasMembers, Protocol):
-    """A trainer that adds a router's auxiliary loss by itself, as that of TRL."""
-
-    aux_loss_enabled: bool
-
-
 class Origins(Protocol):
     """Object that knows the data rows and the collator from which the examples of a trainer were made."""
 
@@ -81,30 +67,12 @@ class Origins(Protocol):
 
     def batch_before(self, example: object) -> Batch: ...
 
-    def draws_anew(self, example: object) -> bool: ...
-
 
 @runtime_checkable
 class HasOrigins(HasMembers, Protocol):
     """A trainer with batches from another source than its own loader; its examples are not the data's."""
 
     attachment: Origins | None
-
-
-@runtime_checkable
-class Loader(HasMembers, Protocol):
-    """A loader of torch."""
-
-    collate_fn: Collate
-    num_workers: int
-    timeout: float
-
-
-@runtime_checkable
-class Adapter(HasMembers, Protocol):
-    """A loader of accelerate, around one of torch."""
-
-    base_dataloader: Loader
 
 
 @contextmanager
@@ -120,7 +88,7 @@ def proving(trainer: ForeignTrainer) -> Iterator[tuple[nn.Module, list[str]]]:
         without_dropout(model),
     ):
         warnings.simplefilter("ignore")  # of a step that is not meant to be one
-        if isinstance(trainer, RouterLoss):
+        if hasattr(trainer, "aux_loss_enabled"):  # of TRL, which adds that loss by itself
             router |= trainer.aux_loss_enabled
             trainer.aux_loss_enabled = False
         notes = [NO_ROUTER_LOSS] if router else []
@@ -151,8 +119,8 @@ class Recorded:
 @contextmanager
 def recording(loader: object) -> Iterator[Recorded]:
     """Record the inputs of a loader's collator, in this process, and leave the collator unchanged."""
-    inner = loader.base_dataloader if isinstance(loader, Adapter) else loader
-    if not isinstance(inner, Loader):
+    inner: Any = getattr(loader, "base_dataloader", loader)  # accelerate has one around it
+    if not hasattr(inner, "collate_fn"):
         yield Recorded(no_batches)
         return
     before = (inner.collate_fn, inner.num_workers, inner.timeout)
@@ -199,42 +167,12 @@ def first_update(trainer: ForeignTrainer) -> FirstUpdate:
     return FirstUpdate(batches, num_items, examples, recorded.collate)
 
 
-@runtime_checkable
-class Beginning(HasMembers, Protocol):
-    """A trainer that makes the state of its training from a loader, as those of transformers 5."""
-
-    args: Arguments
-
-    def set_initial_training_values(
-        self, args: Arguments, dataloader: object
-    ) -> tuple[int, int, int, int, int, int | None, int]: ...
-
-    def _init_training_state(
-        self,
-        max_steps: int,
-        num_update_steps_per_epoch: int,
-        num_train_epochs: int,
-        resume_from_checkpoint: None,
-        trial: None,
-    ) -> object: ...
+BEGUN = ("state", "is_in_train")  # attributes of a trainer that `begin` gives
 
 
-@runtime_checkable
-class Scheduling(HasMembers, Protocol):
-    """A trainer that makes its optimizer and learning rates when it begins to train."""
-
-    optimizer: torch.optim.Optimizer | None
-    lr_scheduler: object | None
-
-    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None: ...
-
-
-BEGUN = ("state", "is_in_train", "optimizer", "lr_scheduler")  # attributes of a trainer that `begin` gives
-
-
-def begin(trainer: object, loader: object) -> None:
+def begin(trainer: Any, loader: object) -> None:
     """Give a trainer the state that `train` begins with, which a loss may read."""
-    if not isinstance(trainer, Beginning):
+    if not hasattr(trainer, "_init_training_state"):  # before transformers 5
         return
     try:
         num_epochs, steps_per_epoch, *_, max_steps = trainer.set_initial_training_values(trainer.args, loader)
@@ -242,20 +180,6 @@ def begin(trainer: object, loader: object) -> None:
         return
     trainer._init_training_state(max_steps, steps_per_epoch, num_epochs, None, None)
     vars(trainer)["is_in_train"] = True
-    is_own = isinstance(trainer, ForeignTrainer) and (has_own_loss(trainer) or is_users_own(trainer.training_step))
-    if is_own and isinstance(trainer, Scheduling) and "layerwise" not in str(trainer.args.optim):
-        try:
-            _schedule(trainer, max_steps)
-        except Exception as error:  # `train` raises it too
-            raise_memory(error)
-
-
-def _schedule(trainer: Scheduling, max_steps: int) -> None:
-    """Make what a loss may read learning rates of; a schedule changes its optimizer, so a user's is copied."""
-    if trainer.optimizer is not None and trainer.lr_scheduler is None:
-        vars(trainer)["optimizer"] = made = copy.copy(trainer.optimizer)
-        made.param_groups = [dict(group) for group in made.param_groups]
-    trainer.create_optimizer_and_scheduler(max_steps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,10 +214,16 @@ def take_step(trainer: ForeignTrainer, batches: Sequence[Batch], num_items: Tens
 
 def has_own_loss(trainer: ForeignTrainer) -> bool:
     """True if the loss may differ from the mean cross-entropy: a user's function or class, smoothing, or DFT."""
-    if trainer.label_smoother is not None or trainer.compute_loss_func is not None or "compute_loss" in vars(trainer):
-        return True
-    named = isinstance(trainer.args, NamedLoss) and trainer.args.loss_type != "nll"
-    return named or is_users_own(trainer.compute_loss) or bool(own_divisor(trainer))
+    named = getattr(trainer.args, "loss_type", "nll") != "nll"  # of TRL
+    return named or trainer.label_smoother is not None or bool(users_loss(trainer))
+
+
+def users_loss(trainer: ForeignTrainer) -> str:
+    """Name of the user's own function or method that makes the loss; empty if there is none."""
+    made = [trainer.compute_loss_func, trainer.compute_loss]
+    names = [getattr(one, "__qualname__", type(one).__name__) for one in made if callable(one) and is_users_own(one)]
+    names += ["compute_loss"] if "compute_loss" in vars(trainer) else []
+    return str(names[0]) if names else own_divisor(trainer)
 
 
 def is_users_own(method: Callable[..., object]) -> bool:
@@ -301,15 +231,8 @@ def is_users_own(method: Callable[..., object]) -> bool:
     return str(getattr(method, "__module__", "")).partition(".")[0] not in STOCK
 
 
-@runtime_checkable
-class Counting(HasMembers, Protocol):
-    """A trainer with a method that counts what a loss is divided by, as those of transformers."""
-
-    _get_num_items_in_batch: Callable[..., object]
-
-
 def own_divisor(trainer: ForeignTrainer) -> str:
     """Name of the user's own method that makes the number of items of an update; empty if there is none."""
-    methods: list[Callable[..., object]] = [trainer.get_batch_samples]
-    methods += [trainer._get_num_items_in_batch] if isinstance(trainer, Counting) else []
+    stock = trainer.get_batch_samples
+    methods = [stock, getattr(trainer, "_get_num_items_in_batch", stock)]
     return next((getattr(one, "__qualname__", "get_batch_samples") for one in methods if is_users_own(one)), "")

@@ -42,11 +42,6 @@ IGNORED_PADDING = "{} labels are padding, and the loss ignores them: they change
 OWN_LOSS = "the loss is not the mean cross-entropy of the logits; it is compared with itself, one at a time"
 
 
-def no_cause() -> str:
-    """No cause that is known."""
-    return ""
-
-
 @dataclass(frozen=True, eq=False)
 class Outcome:
     """Results in one precision.
@@ -58,7 +53,6 @@ class Outcome:
         taken: distance from a position to the token that the loss takes for its target, as far as it was looked for.
         unjudged: kinds of findings that cannot be judged, with the reason.
         doubts: what cannot be told is meant; with one, nothing is proved.
-        cause: computes why the loss is wrong, in words; empty where nothing shows.
         own: whether the loss is the trainer's own, which may ignore labels that the usual one takes.
     """
 
@@ -72,7 +66,6 @@ class Outcome:
     taken: Taken = 1
     unjudged: Mapping[Kind, str] = field(default_factory=dict)
     doubts: tuple[str, ...] = ()
-    cause: Callable[[], str] = no_cause
     own: bool = False
 
 
@@ -156,7 +149,6 @@ def _certificate(
         is_zero(gradient),
         abs(alike - 1) < ALIKE,
         outcome.taken,
-        outcome.cause() if errors.loss > bounds.loss and not outcome.unjudged.get("loss") else "",
     )
     sequences = {piece.sequence for piece in update.pieces}
     size = (len(sequences), sum(piece.length for piece in update.pieces), update.num_wanted)

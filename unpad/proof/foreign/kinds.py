@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
 
 from torch import nn
 
 from unpad.proof.foreign.model import base_of, config_of
-from unpad.proof.members import HasMembers
 
 CAUSAL = ("ForCausalLM", "LMHeadModel", "Decoder")  # ends of the names of causal classes
 MASKED = "is a masked language model: it predicts tokens that are hidden, and each batch hides others"
@@ -29,23 +27,6 @@ ENCODER_DECODER = "is an encoder with a decoder: it predicts a second sequence, 
 ENCODER = "is an encoder without a head: it predicts no token"
 CAUSAL_FIX = "use a causal language model, as AutoModelForCausalLM makes it"
 
-TRAINERS = {  # of TRL; parts of the names of classes, the first that fits counts
-    "DPO": "pairs of a chosen and a rejected reply",
-    "TPO": "triples of replies",
-    "KTO": "replies that are marked as wanted or not, against those of a second model",
-    "ORPO": "pairs of a chosen and a rejected reply",
-    "CPO": "pairs of a chosen and a rejected reply",
-    "BCO": "replies that are marked as wanted or not, against those of a second model",
-    "Reward": "pairs of a chosen and a rejected reply, which it scores",
-    "PRM": "steps of replies, which it scores",
-    "GRPO": "replies that the model writes while it trains, and their rewards",
-    "RLOO": "replies that the model writes while it trains, and their rewards",
-    "PPO": "replies that the model writes while it trains, and their rewards",
-    "GKD": "the logits of a teacher, also on replies that the model writes while it trains",
-    "GOLD": "the logits of a teacher, also on replies that the model writes while it trains",
-    "Distillation": "the logits of a teacher, also on replies that the model writes while it trains",
-}
-OTHERWISE = "an objective of its own"
 TOKENS = ("SFTTrainer", "_BaseTrainer")  # trainers of TRL that train on the next token, or leave it open
 TRAINER_FIX = "use Trainer of transformers or SFTTrainer of TRL, or prove the model by unpad.prove_callable"
 
@@ -58,41 +39,6 @@ class Reason:
     fix: str
 
 
-@runtime_checkable
-class TwoParts(HasMembers, Protocol):
-    """Configuration that says if a model has an encoder and a decoder, as all of transformers."""
-
-    is_encoder_decoder: bool
-
-
-@runtime_checkable
-class Compiled(HasMembers, Protocol):
-    """A model that torch compiled."""
-
-    _orig_mod: nn.Module
-
-
-@runtime_checkable
-class Hiding(HasMembers, Protocol):
-    """A collator that can hide tokens, as DataCollatorForLanguageModeling."""
-
-    mlm: bool
-
-
-@runtime_checkable
-class Collates(HasMembers, Protocol):
-    """A trainer with a collator."""
-
-    data_collator: object
-
-
-@runtime_checkable
-class Trains(HasMembers, Protocol):
-    """A trainer with a model."""
-
-    model: nn.Module
-
-
 def no_causal_model(model: nn.Module) -> Reason | None:
     """The reason why a model is not a causal language model; None if there is none.
 
@@ -100,7 +46,7 @@ def no_causal_model(model: nn.Module) -> Reason | None:
     """
     inner = _uncompiled(base_of(_uncompiled(model)))
     config = config_of(inner)
-    in_two_parts = isinstance(config, TwoParts) and config.is_encoder_decoder is True
+    in_two_parts = getattr(config, "is_encoder_decoder", None) is True
     for kind in type(inner).__mro__:  # a class of a user's own has the name of its base
         reason = no_causal_name(kind.__name__, in_two_parts=False)
         if reason is not None:
@@ -126,7 +72,8 @@ def no_causal_name(name: str, *, in_two_parts: bool, is_encoder: bool = False) -
 
 
 def _uncompiled(model: nn.Module) -> nn.Module:
-    return model._orig_mod if isinstance(model, Compiled) else model
+    inner: nn.Module = getattr(model, "_orig_mod", model)
+    return inner
 
 
 def _is_of_trl(kind: type) -> bool:
@@ -142,13 +89,14 @@ def no_trainer_of_tokens(trainer: object) -> Reason | None:
     """
     ours = next((kind for kind in type(trainer).__mro__ if _is_of_trl(kind)), None)
     if ours is not None and ours.__name__ not in TOKENS:
-        objective = next((what for part, what in TRAINERS.items() if part in ours.__name__), OTHERWISE)
         own = "" if type(trainer) is ours else f"{type(trainer).__name__} is a "
-        what = f"{own}{ours.__name__} of TRL: it trains on {objective}, not on the next token of each sequence"
+        what = (
+            f"{own}{ours.__name__} of TRL: it has an objective of its own, which is not the next token of each sequence"
+        )
         return Reason(what, TRAINER_FIX)
-    reason = no_causal_model(trainer.model) if isinstance(trainer, Trains) else None
-    collator = trainer.data_collator if isinstance(trainer, Collates) else None
-    if reason is None and isinstance(collator, Hiding) and collator.mlm:
+    model, collator = getattr(trainer, "model", None), getattr(trainer, "data_collator", None)
+    reason = no_causal_model(model) if isinstance(model, nn.Module) else None
+    if reason is None and getattr(collator, "mlm", False):
         what = f"{type(collator).__name__} has mlm=True: it hides tokens, which a causal model cannot predict"
         return Reason(what, "set mlm=False")
     return reason

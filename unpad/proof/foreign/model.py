@@ -6,7 +6,7 @@ import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,61 +14,18 @@ from torch import Tensor, nn
 
 from unpad.errors import ProofError
 from unpad.proof.foreign.update import ForeignBatch
-from unpad.proof.members import HasMembers
 
 Inputs = Mapping[str, object]
 
 
-@runtime_checkable
-class HasLogits(HasMembers, Protocol):
-    """Output of a model, such as those of transformers."""
-
-    logits: Tensor
-
-
-@runtime_checkable
-class HasLoss(HasMembers, Protocol):
-    """Output of a model called with labels."""
-
-    loss: Tensor | None
-
-
-@runtime_checkable
-class Wrapper(HasMembers, Protocol):
-    """A model around another, as those of peft."""
-
-    def get_base_model(self) -> nn.Module: ...
-
-
-@runtime_checkable
-class Configured(HasMembers, Protocol):
-    """A model with a configuration, as those of transformers."""
-
-    config: object
-
-
-@runtime_checkable
-class Routed(HasMembers, Protocol):
-    """Configuration of a mixture of experts that may add an auxiliary router loss."""
-
-    output_router_logits: bool
-
-
-@runtime_checkable
-class Cached(HasMembers, Protocol):
-    """Configuration with a switch for the key-value cache."""
-
-    use_cache: bool
-
-
 def base_of(model: nn.Module) -> nn.Module:
     """The model under adapters."""
-    return model.get_base_model() if isinstance(model, Wrapper) else model
+    under: nn.Module = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    return under
 
 
-def config_of(model: nn.Module) -> object | None:
-    base = base_of(model)
-    return base.config if isinstance(base, Configured) else None
+def config_of(model: nn.Module) -> Any:
+    return getattr(base_of(model), "config", None)
 
 
 def accepts(model: nn.Module, name: str) -> bool:
@@ -91,7 +48,7 @@ def logits_of(output: object, batch: ForeignBatch | None = None) -> Tensor:
     """
     if isinstance(output, Mapping):
         output = output.get("logits")
-    elif isinstance(output, HasLogits):
+    elif hasattr(output, "logits"):
         output = output.logits
     elif isinstance(output, tuple):  # (loss, logits, ...) or (logits, ...)
         output = next((one for one in output if isinstance(one, Tensor) and one.dim() > 1), None)
@@ -124,29 +81,13 @@ def logits_alone(output: object, ids: Tensor) -> Tensor:
     return logits
 
 
-@runtime_checkable
-class Prompted(HasMembers, Protocol):
-    """Adapter of peft that may prepend learned vectors to each sequence; their number is in `active_peft_config`."""
-
-    active_peft_config: object
-
-
-@runtime_checkable
-class Virtual(HasMembers, Protocol):
-    """Configuration of such vectors; not all kinds have logits."""
-
-    num_virtual_tokens: int
-
-
-def called(model: nn.Module, inputs: Inputs) -> object:
+def called(model: nn.Module, inputs: Inputs) -> Any:
     """The output of a model, without the logits of learned vectors before each sequence (prompt tuning)."""
     output = model(**inputs)
-    config = model.active_peft_config if isinstance(model, Prompted) else None
-    ids = inputs.get("input_ids")
-    if not (isinstance(config, Virtual) and isinstance(output, HasLogits) and isinstance(ids, Tensor)):
-        return output
-    if output.logits.shape[-2] == ids.shape[-1] + config.num_virtual_tokens:
-        output.logits = output.logits[..., config.num_virtual_tokens :, :]
+    num, ids = getattr(getattr(model, "active_peft_config", None), "num_virtual_tokens", 0), inputs.get("input_ids")
+    width = ids.shape[-1] if isinstance(ids, Tensor) and hasattr(output, "logits") else 0
+    if num and width and output.logits.shape[-2] == width + num:
+        output.logits = output.logits[..., num:, :]
     return output
 
 
@@ -154,7 +95,7 @@ def loss_of(output: object) -> Tensor | None:
     """The loss that a model returns when called with labels."""
     if isinstance(output, Mapping):
         output = output.get("loss")
-    elif isinstance(output, HasLoss):
+    elif hasattr(output, "loss"):
         output = output.loss
     elif isinstance(output, tuple) and output:
         output = output[0]
@@ -247,7 +188,11 @@ def _plain(value: object) -> bool:
 def no_router_loss(model: nn.Module) -> Iterator[bool]:
     """Leave out the auxiliary loss of a router, a mean over a micro-batch; yields True if there was one."""
     config = config_of(model)
-    before = [(one, one.output_router_logits) for one in (config, _text_config(config)) if isinstance(one, Routed)]
+    before = [
+        (one, one.output_router_logits)
+        for one in (config, _text_config(config))
+        if hasattr(one, "output_router_logits")
+    ]
     for one, _ in before:
         one.output_router_logits = False
     try:
@@ -257,12 +202,5 @@ def no_router_loss(model: nn.Module) -> Iterator[bool]:
             one.output_router_logits = value
 
 
-@runtime_checkable
-class WithText(HasMembers, Protocol):
-    """Configuration of a multimodal model with a text part."""
-
-    def get_text_config(self) -> object: ...
-
-
-def _text_config(config: object | None) -> object | None:
-    return config.get_text_config() if isinstance(config, WithText) else None
+def _text_config(config: Any) -> Any:
+    return config.get_text_config() if hasattr(config, "get_text_config") else None

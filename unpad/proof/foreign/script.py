@@ -1,23 +1,21 @@
 """Meaning of a script's rows: the batch that its own collator makes from each row alone.
 
-Tokens that the collator drops, adds, moves or masks are intended by the script. If it draws random numbers, joins rows
-or splits one, rows have no meaning of their own, and the rows of the batches replace those of the data.
+Tokens that the collator drops, adds or masks are intended by the script. One that draws random numbers, joins rows or
+splits one, hides tokens inside a row or makes positions of its own gives rows no meaning, and is refused.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from unpad.errors import ProofError
 from unpad.proof.foreign.certificate import Kind
-from unpad.proof.foreign.judge import raise_memory
+from unpad.proof.foreign.judge import describe, raise_memory
 from unpad.proof.foreign.known import (
     LENGTHS,
     Batch,
@@ -40,20 +38,9 @@ from unpad.proof.foreign.update import (
     read_labels,
     read_update,
 )
-from unpad.proof.members import HasMembers
 
 Collate = Callable[[list[object]], Collated]
-OF_DATA: tuple[Kind, ...] = ("cut", "unknown", "targets")  # claims about the tokens of the data
-OF_NUMBERS: tuple[Kind, ...] = ("logits", "loss", "gradient")  # claims that need the batch of a row alone
-
-
-@runtime_checkable
-class Rows(HasMembers, Protocol):
-    """A dataset with rows that can be read in any order."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, number: int, /) -> object: ...
+SEQUENCES = "pass the token ids as sequences=, or prove the model by unpad.prove_callable"
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,94 +75,36 @@ def read_script(
     if packed and not all(isinstance(one, Mapping) and LENGTHS in one for one in examples):
         known, by_collator = known_of_examples(examples, collate, packed=True, padding=padding)
         return Script(with_padding_token(known, read) if by_collator else known)
-    made, reason = _collated(examples, collate)
-    if reason:
-        known = [one for batch in read for one, _ in _rows(batch)]
-        alone = [_sliced(batch, row, cells) for batch in read for _, (row, cells) in _rows(batch)]
-        return Script(known, alone, dict.fromkeys(OF_DATA, reason))
+    made = _collated(examples, collate)
     if reason := next((found for found in map(_own_places, made) if found), ""):
-        known = [one for batch in read for one, _ in _rows(batch)]
-        return Script(known, None, dict.fromkeys((*OF_DATA, *OF_NUMBERS), reason))
+        raise ProofError(reason, fix=SEQUENCES)
     filled = [(example, one) for example, one in zip(examples, made, strict=True) if bool(read_batch(one).real.any())]
     return _of_rows([example for example, _ in filled], [one for _, one in filled], collate, read, packed, padding)
 
 
-CHANGES = (
-    "it changes the rows that it is given, and the data hold them, so that each epoch has others, as where an end is "
-    "appended once more; let it change a copy"
-)
+def _collated(examples: Sequence[object], collate: Collate) -> list[Batch]:
+    """The batch of each example alone.
 
-
-def copied(row: object) -> object:
-    """A row with lists, arrays and tensors that a collator may change."""
-    if isinstance(row, Mapping):
-        return {name: copied(value) for name, value in row.items()}
-    if isinstance(row, list):
-        return [copied(one) for one in row] if row and isinstance(row[0], list | dict) else list(row)
-    if isinstance(row, Tensor):
-        return row.clone()
-    return row.copy() if isinstance(row, np.ndarray) else copy.copy(row)
-
-
-def holds_row(data: Rows, number: int) -> bool:
-    """True if a row that is read is an object of the data, or has one: a change of it is a change of the data."""
-
-    def shares(one: object, other: object) -> bool:
-        if isinstance(one, Tensor) and isinstance(other, Tensor):
-            return one.numel() > 0 and one.data_ptr() == other.data_ptr()
-        if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-            return bool(np.may_share_memory(one, other))
-        return one is other and isinstance(one, list | dict)
-
-    with untouched_generators():
-        one, other = data[number], data[number]
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one is other or any(shares(value, other.get(name)) for name, value in one.items())
-    return shares(one, other)
-
-
-def changes_rows(row: object, collate: Collate) -> bool:
-    """True if a collator makes another batch of a row, or none, once it was given it."""
-    with untouched_generators():
-        given = copied(row)
-        once, fresh = (listed(collate([one]))[0] for one in (given, copied(row)))
-        if not _alike(once, fresh):  # drawn
-            return False
-        try:
-            again = listed(collate([given]))[0]
-        except Exception as error:
-            raise_memory(error)
-            return True
-    return not _alike(once, again)
-
-
-def without_holes(batch: ForeignBatch) -> ForeignBatch:
-    """The batch with every cell between the first and the last real one of a row as real."""
-    after = batch.real.flip(1).cumsum(1).flip(1) > 0
-    return replace(batch, real=(batch.real.cumsum(1) > 0) & after)
-
-
-def _collated(examples: Sequence[object], collate: Collate) -> tuple[list[Batch], str]:
-    """The batch of each example alone, or the reason why there is none."""
+    Raises:
+        ProofError: the collator takes no row alone, makes several of it, or draws random numbers.
+    """
     made: list[Batch] = []
     with untouched_generators():
         for example in examples:
             try:
-                twice = [listed(collate([copy.deepcopy(example)])) for _ in range(3)]
-                shapes = {len(one) for one in twice} | {len(read_batch(batch).ids) for one in twice for batch in one}
+                tries = [listed(collate([copy.deepcopy(example)])) for _ in range(3)]
+                shapes = {len(one) for one in tries} | {len(read_batch(batch).ids) for one in tries for batch in one}
             except ProofError:
                 raise
-            except MemoryError:
-                raise
             except Exception as error:
-                text = f"{type(error).__name__}: {error}".splitlines()[0][:100]
-                return [], f"the collator takes no row alone ({text}), so no row has tokens of its own to compare with"
+                raise_memory(error)
+                raise ProofError(f"the collator takes no row alone: {describe(error)}", fix=SEQUENCES) from error
             if shapes != {1}:
-                return [], "the collator makes several rows of one, so the data do not say what each of them is"
-            if any(not _alike(twice[0][0], one[0]) for one in twice[1:]):
-                return [], "the collator draws random numbers: tokens and labels are others each time"
-            made.append(twice[0][0])
-    return made, ""
+                raise ProofError("the collator makes several rows of one", fix=SEQUENCES)
+            if any(not _alike(tries[0][0], one[0]) for one in tries[1:]):
+                raise ProofError("the collator draws random numbers", fix="draw them once, when the dataset is made")
+            made.append(tries[0][0])
+    return made
 
 
 def _alike(one: Batch, other: Batch) -> bool:
@@ -200,27 +129,16 @@ def _own_places(made: Batch) -> str:
     return ""
 
 
-def _rows(batch: ForeignBatch) -> list[tuple[Known, tuple[int, slice]]]:
-    """The sequences in a batch, each of the cells between the first and the last real one of a row, with its place."""
+def _rows(batch: ForeignBatch) -> list[Known]:
+    """The sequences in a batch, each of the cells between the first and the last real one of a row."""
     found = []
     for row in range(len(batch.ids)):
         real = batch.real[row].nonzero().flatten().tolist()
-        if not real:
-            continue
-        cells = slice(real[0], real[-1] + 1)
-        ids = batch.ids[row, cells].tolist()
-        labels = [IGNORE, *batch.targets[row, cells].tolist()[:-1]]
-        found.append((Known(ids, labels), (row, cells)))
+        if real:
+            cells = slice(real[0], real[-1] + 1)
+            labels = [IGNORE, *batch.targets[row, cells].tolist()[:-1]]
+            found.append(Known(batch.ids[row, cells].tolist(), labels))
     return found
-
-
-def _sliced(batch: ForeignBatch, row: int, cells: slice) -> Batch:
-    """One row of a batch without its padding, as a batch; what is not of the shape of its tokens is left out."""
-    whole = {**batch.inputs, **batch.labels}
-    kept = {
-        name: value for name, value in whole.items() if isinstance(value, Tensor) and value.shape == batch.ids.shape
-    }
-    return without_first_label({name: value[row : row + 1, cells] for name, value in kept.items()})
 
 
 def _of_rows(
@@ -253,8 +171,7 @@ def _of_rows(
             return Script(known, None, dict.fromkeys(("padding", "loss", "gradient"), reason))
         one_each = len(known) == len(made)
         return Script(known, [without_first_label(one) for one in made] if one_each else None, {}, doubts)
-    rows = [_rows(one) for one in alone]
-    known = [one for row in rows for one, _ in row]
+    known = [one for batch in alone for one in _rows(batch)]
     given = [_listed(one.get("input_ids")) if isinstance(one, Mapping) else [] for one in examples]
     if all(len(set(ids)) > 1 and one.ids == ids[::-1] for one, ids in zip(known, given, strict=False)):
         raise ProofError(TURNED, fix=TURNED_FIX)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -17,17 +16,16 @@ from unpad.proof.foreign.first_update import (
     FirstUpdate,
     ForeignTrainer,
     HasOrigins,
-    Recorded,
     TrainerStep,
     first_update,
     has_own_loss,
     is_users_own,
-    own_divisor,
     proving,
     refuse_several,
     take_step,
+    users_loss,
 )
-from unpad.proof.foreign.judge import OWN_LOSS, Outcome, Precision, judge, no_cause, raise_memory, refused
+from unpad.proof.foreign.judge import OWN_LOSS, Outcome, Precision, judge, raise_memory, refused
 from unpad.proof.foreign.kinds import no_trainer_of_tokens
 from unpad.proof.foreign.known import Batch, Padding, example_of, known_of_masks, listed
 from unpad.proof.foreign.locate import Span
@@ -45,81 +43,22 @@ from unpad.proof.foreign.measure import (
 )
 from unpad.proof.foreign.model import called
 from unpad.proof.foreign.own_loss import (
-    COUPLED,
     FITS,
-    MEANS,
+    NO_MEAN,
     OWN_STEP,
-    Probe,
-    adds_up,
     alone_by_trainer,
-    cause_of,
-    divisors,
-    own_shares,
+    counts_padding,
+    is_mean_of_means,
     pull,
-    targeted,
 )
-from unpad.proof.foreign.script import (
-    CHANGES,
-    Rows,
-    Script,
-    changes_rows,
-    holds_row,
-    read_script,
-    without_holes,
-)
+from unpad.proof.foreign.script import Script, read_script
 from unpad.proof.foreign.targets import Taken, are_shifted_before, target_taken
 from unpad.proof.foreign.update import IGNORE, LABELS, Known, Update, read_batch, read_update, refuse_missing
-from unpad.proof.members import HasMembers
 
 OF_TOKENS = (  # inputs of a model that say which tokens there are, and where sequences begin
     *("input_ids", "attention_mask", "position_ids", "use_cache", "seq_idx"),
     *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
 )
-
-TRIED = 6  # rows, to see whether the collator changes them
-DRAWN = "the data draw rows anew each time that they are read: the update is compared with those that were read for it"
-
-
-@runtime_checkable
-class Packing(HasMembers, Protocol):
-    """Arguments that say if rows hold several sequences, as those of TRL."""
-
-    packing: bool
-
-
-@runtime_checkable
-class Cutting(HasMembers, Protocol):
-    """Arguments with a longest length, as those of TRL."""
-
-    max_length: int | None
-
-
-@runtime_checkable
-class Processing(HasMembers, Protocol):
-    """A trainer with a tokenizer."""
-
-    processing_class: object
-
-
-@runtime_checkable
-class HasEnd(HasMembers, Protocol):
-    """A tokenizer with a token that ends sequences."""
-
-    eos_token_id: int | None
-
-
-@runtime_checkable
-class HasPadding(HasMembers, Protocol):
-    """A tokenizer with a token that pads."""
-
-    pad_token_id: int | None
-
-
-@runtime_checkable
-class HasTokenizer(HasMembers, Protocol):
-    """A collator with a tokenizer."""
-
-    tokenizer: object
 
 
 def prove_trainer(
@@ -161,8 +100,6 @@ def prove_trainer(
             origins = trainer.attachment
             known = [origins.sequence_before(example) for example in first.examples]
             case = replace(case, known=known, alone=[origins.batch_before(example) for example in first.examples])
-            if any(map(origins.draws_anew, first.examples)):
-                notes.append(DRAWN)
         elif sequences is None:
             script = _script(trainer, first)
             case = replace(
@@ -173,7 +110,6 @@ def prove_trainer(
                 doubts=script.doubts,
                 any_mean=True,
             )
-            notes += [f"the collator: {CHANGES}"] if _changes_data(trainer, first) else []
         return judge(model, precision, case.measure, notes)
 
 
@@ -217,7 +153,7 @@ class TrainerCase:
             step = self._step()
         except Exception as error:
             raise refused(error) from error
-        update = _read(self.trainer, self.first, step, self.sequences, self.loss_masks, self.known, self.unjudged)
+        update = _read(self.trainer, self.first, step, self.sequences, self.loss_masks, self.known)
         update = replace(update, given=self._given(update))
         truth = plain = self._truth(update)
         notes: tuple[str, ...] = ()
@@ -258,14 +194,13 @@ class TrainerCase:
             taken,
             unjudged,
             self.doubts,
-            partial(self._cause, update, truth.loss) if has_own else no_cause,
             has_own,
         )
 
     def _by_own_loss(
         self, update: Update, step: TrainerStep, plain: UpdateResults, has_own: bool
     ) -> tuple[UpdateResults, tuple[str, ...], Taken, dict[Kind, str]]:
-        """The truth of a loss or a step of the trainer's own: with notes, its target, and reasons not to judge it.
+        """The truth of a loss or a step of the trainer's own: notes, its target, and reasons not to judge it.
 
         Args:
             plain: the truth of the mean cross-entropy.
@@ -273,61 +208,32 @@ class TrainerCase:
         """
         # A loss may divide by it; attach fills updates with other numbers of micro-batches, and none may.
         accumulation = 1 if self.any_mean else self.trainer.args.gradient_accumulation_steps
-        pieces = targeted(update)
-        alone = [self._batch_of(update, piece) for piece in pieces]
-        shares = own_shares(self.trainer, alone, self.first.num_items)
-        num = len(pieces)
-        counts = [sum(label != IGNORE for label in update.labels_of(piece)) / update.num_wanted for piece in pieces]
-        weights = (shares or counts, [1 / num] * num)
-        own, over_rows = alone_by_trainer(self.trainer, alone, weights, plain.logits, accumulation)
+        counts = {index: sum(one != IGNORE for one in update.labels_of(at)) for index, at in enumerate(update.pieces)}
+        counts = {index: count for index, count in counts.items() if count}
+        alone = [self._batch_of(update, update.pieces[index]) for index in counts]
+        weights = [count / update.num_wanted for count in counts.values()]
+        own, losses = alone_by_trainer(self.trainer, alone, weights, plain.logits, accumulation)
         truth, notes = plain, tuple[str, ...]()
         taken: Taken = 1
         apart = own.errors(plain)  # of random weights the losses of any tokens are much alike
-        is_own = has_own and (apart.loss > OWN or (apart.loss > FITS and apart.gradient > OWN))
-        if is_own:
+        if has_own and (apart.loss > OWN or (apart.loss > FITS and apart.gradient > OWN)):
             truth, notes = own, (OWN_LOSS,)
             taken = target_taken(update, partial(pull, self.trainer, self._batch_alone))
-        probe, reasons = Probe(self.trainer, self.first, alone, update), dict[Kind, str]()
-        usual = plain.loss if is_own else None
-        if not self.any_mean:  # `attach` refuses what fits nothing
-            if has_own_loss(self.trainer) and not self.reference:
-                truth, note = probe.combined_if_any(step, truth, over_rows, usual)
-                notes = (*notes, note) if note else notes
+        if not self.any_mean:  # `attach` refuses what is not the truth
             return truth, notes, taken, {}
-        if has_own:
-            truth, note, reason = probe.fitting(step, truth, over_rows, usual)
-            notes = (*notes, note) if note else notes
-            reasons = dict.fromkeys(("loss", "gradient"), reason) if reason else {}
-        if not reasons and is_users_own(self.trainer.training_step) and probe.makes_another_gradient(step, truth, own):
-            reasons = {"gradient": OWN_STEP}
+        found = UpdateResults(plain.logits, step.loss, step.gradient)
+        errors, reasons = found.errors(truth), dict[Kind, str]()
+        name = users_loss(self.trainer) or type(self.model).__name__
+        is_stock = has_own_loss(self.trainer) and not users_loss(self.trainer)
+        if has_own and not is_stock and errors.loss > FITS:
+            by_piece = dict(zip(counts, losses, strict=True))
+            if not is_mean_of_means(update, by_piece, step.loss) and not counts_padding(self.trainer, alone[0]):
+                reasons = dict.fromkeys(("loss", "gradient"), NO_MEAN.format(name))
+        if is_users_own(self.trainer.training_step) and errors.loss <= FITS:
+            # A gradient that is the sum of those of the rows is compared with that of the loss: a part may be lost.
+            least = min(errors.gradient, own.errors(truth).gradient, found.errors(own).gradient)
+            reasons = {"gradient": OWN_STEP} if least > OWN else {}
         return truth, notes, taken, reasons
-
-    def _cause(self, update: Update, truth: float) -> str:
-        """Cause for which a loss of the trainer's own is wrong, as far as it shows."""
-        batches = [self._batch_of(update, piece) for piece in targeted(update)]
-        if divisor := own_divisor(self.trainer):
-            counts = divisors(self.trainer, batches)
-            if counts and self.first.num_items is not None and not adds_up(counts, float(self.first.num_items)):
-                return (
-                    f"{divisor} is {float(self.first.num_items):g} for the update, and {sum(counts):g} for its "
-                    "sequences one at a time: the loss depends on how they are batched"
-                )
-        num_items, args = self.first.num_items, self.trainer.args
-
-        def loss(tried: Sequence[Batch], factor: int, accumulation: int) -> float:
-            before = args.gradient_accumulation_steps
-            args.gradient_accumulation_steps = accumulation * before
-            try:
-                return take_step(self.trainer, tried, None if num_items is None else factor * num_items).loss
-            finally:
-                args.gradient_accumulation_steps = before
-
-        rows = [(index, row) for index in range(len(update.batches)) for _, row, _ in update.places(index)]
-        cause = cause_of(loss, self.first.batches, batches, truth, len(rows) > len(set(rows)))
-        probe = Probe(self.trainer, self.first, batches, update)
-        if cause or probe.couples():
-            return cause or COUPLED
-        return MEANS if len(self.first.batches) > 1 and probe.divides_by_itself() else ""
 
     def _given(self, update: Update) -> dict[int, dict[str, object]]:
         """Inputs of each sequence besides its tokens, as the batch of the sequence alone has them."""
@@ -377,21 +283,6 @@ class TrainerCase:
         return one_at_a_time(self.model, update, FollowedLoss(returned=False, own=False))
 
 
-def _changes_data(trainer: ForeignTrainer, first: FirstUpdate) -> bool:
-    """True if the collator changes rows that the trainer's data hold."""
-    data = vars(trainer).get("train_dataset")
-    collate = first.collate.collate if isinstance(first.collate, Recorded) else first.collate
-    try:
-        return (
-            isinstance(data, Rows)
-            and holds_row(data, 0)
-            and any(changes_rows(example, collate) for example in first.examples[:TRIED])
-        )
-    except Exception as error:  # rows without numbers, a collator that takes no row alone
-        raise_memory(error)
-        return False
-
-
 def _in_fp64(batch: Batch) -> Batch:
     """A batch with its numbers in fp64: attention reads a mask of another precision than its own wrongly."""
     return {
@@ -407,13 +298,10 @@ def _read(
     sequences: Sequence[Sequence[int]] | None,
     loss_masks: Sequence[Sequence[bool]] | None,
     known: list[Known] | None,
-    unjudged: Mapping[Kind, str],
 ) -> Update:
     """Find the sequences in the model's inputs."""
     labels = [{name: batch[name] for name in LABELS if name in batch} for batch in first.batches]
     batches = [read_batch({**inputs, **label}) for inputs, label in zip(step.inputs, labels, strict=True)]
-    if "logits" in unjudged:  # rows are taken whole, whatever a mask hides inside
-        batches = [without_holes(batch) for batch in batches]
     if known is not None:
         pass
     elif sequences is not None:
@@ -429,22 +317,20 @@ def _script(trainer: ForeignTrainer, first: FirstUpdate) -> Script:
     """The trainer's rows, as its collator makes them."""
     if not first.examples:
         raise ProofError("the trainer's loader has no collator to watch", fix="pass the token ids as sequences=")
-    packed = isinstance(trainer.args, Packing) and trainer.args.packing
+    packed = bool(getattr(trainer.args, "packing", False))
     padding = _padding_of(trainer, first.collate)
     return read_script(first.examples, first.collate, first.batches, packed=packed, padding=padding)
 
 
 def _padding_of(trainer: ForeignTrainer, collate: Collate) -> Padding:
     """Tokens of the trainer's tokenizer, or of its collator's."""
-    given = trainer.processing_class if isinstance(trainer, Processing) else None
-    given = collate.tokenizer if given is None and isinstance(collate, HasTokenizer) else given
-    padding = given.pad_token_id if isinstance(given, HasPadding) else None
-    return Padding(padding, given.eos_token_id if isinstance(given, HasEnd) else None)
+    given = getattr(trainer, "processing_class", None) or getattr(collate, "tokenizer", None)
+    return Padding(getattr(given, "pad_token_id", None), getattr(given, "eos_token_id", None))
 
 
 def _perhaps_cut(trainer: ForeignTrainer, update: Update) -> list[str]:
     """A note about sequences as long as the longest that the trainer lets pass."""
-    longest = trainer.args.max_length if isinstance(trainer.args, Cutting) else None
+    longest = getattr(trainer.args, "max_length", None)
     num = sum(len(one.ids) == longest for one in update.known)
     note = f"{num} sequences have exactly max_length = {longest} tokens: the trainer may have cut them before; pass the"
     return [f"{note} whole ones as sequences= to see"] if num else []

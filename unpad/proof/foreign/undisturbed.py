@@ -6,14 +6,12 @@ import copy
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-
-from unpad.proof.members import HasMembers
 
 DROPOUTS: tuple[Callable[..., object], ...] = (
     *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
@@ -81,14 +79,6 @@ class Accelerator(Protocol):
     def unwrap_model(self, model: nn.Module) -> nn.Module: ...
 
 
-@runtime_checkable
-class HasState(HasMembers, Protocol):
-    """A trainer with a state and a control object."""
-
-    state: object
-    control: object
-
-
 def _is_plain(value: object, depth: int = DEEPEST) -> bool:
     """True for numbers, strings and containers of them: data that a step may have changed in place."""
     if value is None or isinstance(value, bool | int | float | str):
@@ -136,7 +126,7 @@ def undisturbed(trainer: object, accelerator: Accelerator) -> Iterator[None]:
     It has no optimizer with a mode of its own, which a step would switch.
     """
     parts = [accelerator, accelerator.gradient_state]
-    parts += [trainer.state, trainer.control] if isinstance(trainer, HasState) else []
+    parts += [getattr(trainer, name) for name in ("state", "control") if hasattr(trainer, name)]
     with ExitStack() as stack:
         stack.enter_context(attributes_kept(trainer, ("train_dataset", "eval_dataset")))
         for part in parts:
