@@ -1000,7 +1000,44 @@ def predicts(folder: Path) -> None:
 
 
 def noise(folder: Path) -> None:
-    named(plain(folder, data(ROWS), neftune_noise_alpha=5.0), "neftune_noise_alpha makes noise by the length of a row")
+    trainer = plain(folder, data(ROWS), neftune_noise_alpha=5.0, num_train_epochs=3)
+    seen: list[tuple[Tensor, Tensor]] = []
+    embed = trainer.model.get_input_embeddings()
+    attach(trainer, tokens_per_micro=64)
+    bounds: list[Tensor] = []
+    inner = trainer.training_step
+
+    def noted(model: nn.Module, inputs: dict[str, Any], count: Any = None) -> Tensor:
+        bounds.append(inputs["cu_seq_lens_q"])
+        return inner(model, inputs, count)
+
+    trainer.training_step = noted
+    for _ in range(2):
+        seen.clear()
+        bounds.clear()
+        hooks = len(embed._forward_hooks)
+
+        class Watching(TrainerCallback):
+            def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+                self.hook = embed.register_forward_hook(
+                    lambda module, given, made: seen.append((given[0], made.detach())) if module.training else None
+                )
+
+            def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+                self.hook.remove()
+
+        watching = Watching()
+        trainer.add_callback(watching)
+        trainer.train()
+        trainer.remove_callback(watching)
+        assert len(embed._forward_hooks) == hooks
+        assert len(seen) == len(bounds) > 3
+        for (ids, out), ends in zip(seen, bounds, strict=True):
+            drawn = (out - F.embedding(ids, embed.weight))[0].detach()
+            for start, stop in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
+                most = 5.0 / ((stop - start) * drawn.shape[1]) ** 0.5
+                assert 0.8 * most < float(drawn[start:stop].abs().max()) <= most * 1.00001
+                assert float(drawn[start:stop].std()) == pytest.approx(most / 3**0.5, rel=0.2)
 
 
 # --------------------------------------------------------------------------- other tasks

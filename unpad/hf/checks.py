@@ -132,8 +132,6 @@ def refuse(trainer: Trainer) -> None:
         "use_liger_kernel": args.use_liger_kernel
         and "exchanges layers and the loss when train begins, behind every proof",
         "model_init": trainer.model_init and "makes the model again when train begins, behind every proof",
-        "neftune_noise_alpha": trainer.neftune_noise_alpha
-        and "makes noise by the length of a row, and a flat batch has one row",
         "train_sampling_strategy": strategy != "random" and f"is {strategy}, and the plan chooses the order",
     }
     for name, reason in settings.items():

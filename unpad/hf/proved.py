@@ -16,7 +16,7 @@ from unpad.hf.mixers import Boundaries
 from unpad.hf.prepare import Prepared
 
 OF_TRAINER = ("compute_loss_func", "model_accepts_loss_kwargs")
-PROMISED = ("data_collator", "compute_loss_func", "compute_loss", "neftune_noise_alpha")
+PROMISED = ("data_collator", "compute_loss_func", "compute_loss")
 OF_ARGUMENTS = ("average_tokens_across_devices", "packing", "eval_packing")
 
 

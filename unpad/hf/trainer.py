@@ -47,7 +47,7 @@ from unpad.hf.loader import (
     is_streamed,
     refuse_other_plan,
 )
-from unpad.hf.prepare import Prepared, preparing, undo
+from unpad.hf.prepare import Prepared, add_noise, preparing, undo
 from unpad.hf.proved import Before, Promised, ProvedModel
 from unpad.hf.rows import CollatedRows
 from unpad.hf.update import OwnUpdate, prove_ours, take_own, warn_of_own
@@ -153,6 +153,7 @@ class UnpadMixin(Trainer):
     """
 
     attachment: Attachment | None = None
+    neftune_hook_handle: Any  # of Trainer, while it trains with noise
 
     def __init__(
         self,
@@ -251,6 +252,18 @@ class UnpadMixin(Trainer):
             use_stateful_dataloader=accelerator.use_stateful_dataloader,
         )
         return prepared
+
+    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """Training, with noise on embeddings by the length of each sequence in place of the row's."""
+        if self.attachment is None or self.neftune_noise_alpha is None:
+            return super()._inner_training_loop(*args, **kwargs)
+        handle = add_noise(self.attachment.prepared, self.neftune_noise_alpha)
+        vars(self)["neftune_hook_handle"].remove()  # that of the row, which `train` has added
+        self.neftune_hook_handle = handle
+        try:
+            return super()._inner_training_loop(*args, **kwargs)
+        finally:
+            handle.remove()
 
     def training_step(self, model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
         """A micro-batch, forward and backward, with logits of targets alone."""
