@@ -37,13 +37,13 @@ STRING = re.compile(
 )
 # A commit that raises a count lowers the same one elsewhere by as much; ceilings only fall.
 CEILINGS = {
-    "code lines of the package": 59_454,
-    "code lines of tests": 64_104,
+    "code lines of the package": 51_500,
+    "code lines of tests": 54_000,
     "code lines of benchmarks": 10_000,
     "words of pages": 112_000,
     "processor seconds of make test": 500,  # on an AMD EPYC with AVX-512 BF16; tests/conftest.py counts them
-    "files": 444,
-    "doubled class names": 1,
+    "files": 396,
+    "doubled class names": 0,
     "modules from training/loop.py": 128,
     "family names outside of families": 0,
     "imports between test files": 0,
