@@ -468,7 +468,8 @@ def test_a_server_that_drains_ends_open_answers_and_takes_none(
         asked = made.request(CHAT, ASK)
         with made.connect(asked) as one, made.connect(asked) as other:
             with made.held():
-                wait_for(lambda: made.service.num_open == 2)
+                wait_for(lambda: made.service._worker._inbox.qsize() == 2)  # or the time is over before they are asked
+                assert made.service.num_open == 2
                 made.server.should_exit = True
                 wait_for(lambda: made.service.state == "draining")
                 heard(capfd, "draining: 2 answers open, for at most 0.3 s; another signal ends it now\n")
