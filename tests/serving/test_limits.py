@@ -466,16 +466,14 @@ def test_a_server_that_drains_ends_open_answers_and_takes_none(
     capfd.readouterr()
     with running(finished("conversations").run, drain=0.3, name="demo") as made:
         asked = made.request(CHAT, ASK)
-        with made.connect(asked) as one, made.connect(asked) as other:
-            with made.held():
-                wait_for(lambda: made.service._worker._inbox.qsize() == 2)  # or the time is over before they are asked
-                assert made.service.num_open == 2
-                made.server.should_exit = True
-                wait_for(lambda: made.service.state == "draining")
-                heard(capfd, "draining: 2 answers open, for at most 0.3 s; another signal ends it now\n")
-                wait_for(
-                    lambda: made.service._worker._inbox.qsize() == 3
-                )  # two asks, and its end when the time is over
+        with made.held():  # before they ask, so that the thread of the model takes none
+            one, other = made.connect(asked), made.connect(asked)
+            wait_for(lambda: made.service._worker._inbox.qsize() == 2)
+            made.server.should_exit = True
+            wait_for(lambda: made.service.state == "draining")
+            heard(capfd, "draining: 2 answers open, for at most 0.3 s; another signal ends it now\n")
+            wait_for(lambda: made.service._worker._inbox.qsize() == 3)  # and its end when the time is over
+        with one, other:
             told = [received(one), received(other)]
         made.thread.join(60)
     assert not made.thread.is_alive()
