@@ -9,7 +9,7 @@ import pytest
 
 from tests.doctor.sentences import CHINESE, RUSSIAN, WORDS, lines_of
 from unpad.doctor.rows import Labelled, clashing_labels, constant_labels
-from unpad.doctor.text import cut_alike, garbled, given_answer, mistaken_encoding
+from unpad.doctor.text import cut_alike, garbled, given_answer, mistaken_encoding, reworded
 
 PLAIN, FIELD = [word for word in WORDS if word.isascii()], ("data.text",)
 SCRIPTS = pytest.mark.parametrize("words", [WORDS, list(CHINESE), RUSSIAN], ids=["French", "Chinese", "Russian"])
@@ -94,3 +94,12 @@ def test_answers_that_contradict_or_stand_in_their_question_are_named() -> None:
     homes = [(f"Anna {i} lives in {one}, and Ben in {other}. Where does Anna live?", one)
              for i in range(80) for one, other in [draw.sample(places, 2)]]  # fmt: skip
     assert given_answer(talks(homes), FIELD) == [], "a text to be read"
+
+
+def test_one_answer_in_several_wordings_is_no_contradiction() -> None:
+    forms, words = ("It is {}.", "{} is the capital.", "The capital is {}.", "You mean {}."), PLAIN[:40]
+    asked = [(f"Capital of {place[::-1]}?", form.format(place)) for place in words for form in forms]
+    assert reworded(talks(asked))
+    replies = [reply for _, reply in asked]
+    random.Random(0).shuffle(replies)
+    assert not reworded(talks([(ask, reply) for (ask, _), reply in zip(asked, replies, strict=True)]))

@@ -73,10 +73,10 @@ def export(
     from unpad.run.folder import refuse_run
 
     if merge + int8 + int4 + adapter > 1 or ((merge or int8 or int4) and family is not None):
-        fix = "give one of them, without --family"
+        fix = "give one of them, and no --family"
         raise RecipeError("--merge, --int8, --int4 and --adapter write one thing each", where="unpad export", fix=fix)
     if merge or int8 or int4:
-        refuse_run(folder)
+        refuse_run(folder, "choose another FOLDER")
     check_run(run)
     from unpad.interchange.quantize import quantize_run
     from unpad.interchange.runs import export_adapter, export_gguf, export_run

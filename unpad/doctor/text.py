@@ -37,7 +37,9 @@ def look(subject: Subject[TextData]) -> list[Finding]:
                      for turn, side in ((row.turns[-1], "chosen"), (row.rejected, "rejected")) if turn]  # fmt: skip
             findings += rows.clashing_labels(sides, where)
         elif len(talks) < 3 * len({row[:2] for row in talks}):  # greetings recur, with many replies
-            findings += [*rows.clashing_labels(talks, where, 0.5), *rows.constant_labels(talks, where)]
+            single = talks_of(row for row in examples if sum(turn.role == "user" for turn in row.turns) == 1)
+            findings += [] if reworded(single) else rows.clashing_labels(single, where, 0.5)
+            findings += rows.constant_labels(talks, where)
     if not subject.stage.of_pairs:  # the replies of a pair share their prompt
         findings += [*rows.same_rows(subject), *rows.near_rows(subject), *held_out_unlike(subject)]
         findings += [*rows.cut_short(subject), *tokenizer(subject.data.report.lost), *rows.sees_target(subject)]
@@ -49,6 +51,17 @@ def talks_of(examples: Iterable[Example]) -> list[Labelled]:
     both = ("user", "assistant")
     pairs = ((row, [two for two in pairwise(row.turns) if (two[0].role, two[1].role) == both]) for row in examples)
     return [Labelled(twos[0][0].content.strip(), twos[0][1].content.strip(), row.where) for row, twos in pairs if twos]
+
+
+def reworded(talks: Sequence[Labelled]) -> bool:
+    """True if replies to one question say the same in other words: they share more pairs of letters than others do."""
+    pairs = [set(pairwise(str(row.target).casefold())) for row in talks]
+    order = sorted(range(len(talks)), key=lambda number: str(talks[number].asked))
+    shared: dict[bool, list[float]] = {True: [], False: []}  # of equal questions, and of neighbours in the files
+    for one, other in [*pairwise(order), *pairwise(range(len(talks)))]:
+        if talks[one].target != talks[other].target and (both := pairs[one] | pairs[other]):
+            shared[talks[one].asked == talks[other].asked].append(len(pairs[one] & pairs[other]) / len(both))
+    return bool(shared[True]) and float(np.mean(shared[True])) > 1.5 * float(np.mean(shared[False] or [1.0]))
 
 
 # Traces of programs in text, in both languages: a pattern, and the least share of the characters.
