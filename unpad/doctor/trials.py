@@ -94,8 +94,8 @@ def loader(steps: Steps) -> Found | None:
 def overhead(subject: Subject, steps: Steps) -> Found | None:
     """Checkpoints, or evaluations by their tokens (a forward pass is a third of a step), that take most of the time."""
     plan, tokens = subject.plan, float(subject.data.table.positions[subject.stage.held_out_ids].sum())
-    every = subject.setup.recipe.checkpoint.every or plan.num_steps
-    share = steps.save / (steps.save + every * steps.compute)
+    every = subject.setup.recipe.checkpoint.every or 0  # by default with the epochs, which min_steps joins
+    share = steps.save / (steps.save + every * steps.compute) if every else 0.0
     what, field, usual = ("Checkpoints", "保存检查点"), "checkpoint.every", 20 * steps.save / max(steps.compute, 1e-9)
     # Few checkpoints of a short run cost nothing to speak of.
     if share < 0.3 or (every >= 10 and steps.save * subject.num_steps / every < 60):
