@@ -71,9 +71,6 @@ Overrides = Annotated[
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run directory, or its name under runs/.", autocompletion=run_names)
 ]
-RunOrRecipe = Annotated[
-    str, typer.Argument(metavar="RUN|RECIPE", help="A run, or a recipe.", autocompletion=run_or_recipe_names)
-]
 Sampling = Annotated[
     list[str] | None,
     typer.Argument(metavar="[key=value ...]", help="Sampling fields.", autocompletion=sampling_words),

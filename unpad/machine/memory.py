@@ -44,11 +44,6 @@ def restart_peak() -> None:
         system_file("proc/self/clear_refs").write_text("5")
 
 
-def swapped_bytes() -> int:
-    """Bytes of this process that are swapped out."""
-    return (number_of(system_file("proc/self/status"), "VmSwap") or 0) * 1024
-
-
 def machine_memory() -> int:
     """Bytes of the machine's memory, or the available bytes if unknown."""
     try:

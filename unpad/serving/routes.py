@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -42,7 +42,6 @@ from unpad.serving.served import CHAT, CLASSIFY, COMPLETIONS, EXPLAIN, PREDICT, 
 from unpad.serving.service import Service
 
 ABOUT = ["/health", "/metrics", "/v1/models"]  # routes of every server
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def routes(service: Service, *, page: bool) -> list[Route]:

@@ -12,8 +12,3 @@ def resume_run(folder: Path, *options: str) -> str:
     if "/" not in name:  # it could be read as a recipe's name, or an option
         name = f"./{name}"
     return shlex.join(["unpad", "train", "--resume", name, *options])
-
-
-def resume_search(recipe: str, folder: Path, trials: int) -> str:
-    """The command that continues a search with its saved ranges and metric."""
-    return shlex.join(["unpad", "search", recipe, "--out", str(folder), "--trials", str(trials), "--resume"])
