@@ -19,7 +19,7 @@ import torch
 from tests.helpers.faults import at_operation, fail_full, kill, names_in, operations
 from tests.helpers.processes import in_child
 from unpad import storage
-from unpad.errors import CheckpointError, DiskError, NonFiniteError
+from unpad.errors import CheckpointError, DiskError, NonFiniteError, OutOfMemoryError
 from unpad.run import checkpoint
 from unpad.run.checkpoint import State, load, load_newest, save, save_named
 from unpad.storage import disk, folders
@@ -485,3 +485,28 @@ def test_a_reader_beside_a_writer_always_finds_a_whole_best(tmp_path):
     assert load(tmp_path / "best").step == 40
     assert steps == sorted(steps)
     assert len(steps) > 5
+
+
+def test_the_memory_of_a_copy_is_asked_for_before_anything_is_copied(tmp_path, monkeypatch):
+    size = sum(tensor.numel() * tensor.element_size() for tensor in state(1).tensors.values())
+    empty = torch.empty
+
+    def short(*shape: Any, **kwargs: Any) -> torch.Tensor:
+        if kwargs.get("dtype") == torch.uint8 and isinstance(shape[0], int) and shape[0] >= size:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 2 bytes")
+        return empty(*shape, **kwargs)
+
+    monkeypatch.setattr(torch, "empty", short)
+    with pytest.raises(OutOfMemoryError, match="does not fit into memory"):
+        save(tmp_path, state(1), keep=1)
+    assert names_in(tmp_path) == []
+
+
+def test_a_folder_that_came_into_the_place_of_another_with_its_number_is_another(tmp_path):
+    folder = tmp_path / "best"
+    folder.mkdir()
+    before = checkpoint._identity(folder)
+    (folder / "file").touch()  # as a folder of the same inode number that was made later
+    assert checkpoint._identity(folder) != before
+    folder.rename(tmp_path / "away")
+    assert checkpoint._identity(folder) is None

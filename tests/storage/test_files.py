@@ -267,3 +267,16 @@ def test_a_full_disk_a_quota_and_a_limit_of_sizes_are_told_as_a_lack_of_space(tm
     with pytest.raises(DiskError, match="cannot write") as caught, disk.disk_errors(tmp_path, 10):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
     assert "free some space" not in caught.value.fix
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_folder_whose_parent_nobody_may_write_is_used_and_another_fault_is_said(tmp_path, monkeypatch, code):
+    def refused(path: Path, code: int = code) -> None:
+        if path == tmp_path.parent:
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("unpad.storage.files.sync_folder", refused)
+    storage.make_folder(tmp_path)
+    monkeypatch.setattr("unpad.storage.files.sync_folder", lambda path: refused(path, errno.EIO))
+    with pytest.raises(DiskError):
+        storage.make_folder(tmp_path)
