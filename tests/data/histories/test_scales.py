@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from unpad.data.histories.assemble import Codes, Events, learn_codes, load_codes
@@ -44,6 +44,7 @@ def normal_score(values: list[float], value: float) -> float:
 
 
 @settings(deadline=None, max_examples=60)
+@example([-3.0] * 29 + [0.5] + [7.0] * 30)  # a rank between two knots
 @given(st.lists(st.sampled_from([-3.0, 0.0, 0.5, 2.0, 7.0, 1e5]), min_size=1, max_size=60))
 def test_ranks_are_normal_scores_with_equal_values_in_the_middle(values: list[float]) -> None:
     codes = codes_of("rank", x=values)

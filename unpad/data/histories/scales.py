@@ -137,11 +137,13 @@ def fit_scale(kind: Kind, code: np.ndarray, value: np.ndarray, std_floor: float,
 
 
 def _knots(value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Values of a code at most `KNOTS` and at both ends, and their normal scores."""
+    """The values of a code, or those at `KNOTS` and both ends where they are more, and their normal scores."""
     ordered = np.sort(value)
     share = torch.special.ndtr(torch.from_numpy(KNOTS)).numpy()
     at = np.rint(share * (len(ordered) - 1)).astype(np.int64)
-    knots = np.unique(np.concatenate([ordered[:1], ordered[at], ordered[-1:]]))
+    knots = np.unique(ordered)
+    if len(knots) > len(KNOTS):
+        knots = np.unique(np.concatenate([ordered[:1], ordered[at], ordered[-1:]]))
     below, until = (np.searchsorted(ordered, knots, side) for side in ("left", "right"))
     middle = torch.from_numpy((below + until) / (2 * len(ordered)))
     return knots, torch.special.ndtri(middle).numpy()
