@@ -317,7 +317,13 @@ def test_a_last_step_with_room_for_exactly_the_shortest_piece_is_dropped():
     """Steps of 12 tokens: 5 + 7 fill one, 5 + 2 leave room for 5, and 8 alone for 4, in which no piece fits."""
     chosen = PlanSettings(tokens_per_step=12, tokens_per_micro=12, drop_last=True)
     exactly = Grouping(*(np.array(x) for x in ([0, 1, 2], [0, 2, 3], [0, 1, 2], [0, 0], [0, 0])))
-    for lengths, is_dropped in (([6, 6, 6], True), ([5, 7, 7], True), ([5, 7, 8], False), ([6, 6, 7], False)):
+    for lengths, is_dropped in (
+        ([6, 6, 6], True),
+        ([5, 7, 7], True),
+        ([5, 7, 8], False),
+        ([6, 6, 7], False),
+        ([0, 12, 12], False),
+    ):
         _, found = _without_short_last_step(exactly, np.array(lengths), chosen)
         assert found.tolist() == [False, False, is_dropped]
 

@@ -59,6 +59,7 @@ def test_what_cannot_be_compared_is_infinitely_far() -> None:
     assert errors(replace(TRUTH, counts={"a": 3, "b": 3}), TRUTH) == (0, inf, inf)
     assert errors(replace(TRUTH, terms={"a": nan, "b": nan}), TRUTH)[1] == inf
     assert errors(replace(TRUTH, gradients={"v": torch.tensor([6.0])}), TRUTH) == (0, 0, inf)
+    assert errors(replace(TRUTH, gradients={"v": torch.tensor([6.0]), "x": torch.tensor([8.0])}), TRUTH) == (0, 0, inf)
     assert errors(replace(TRUTH, gradients={**TRUTH.gradients, "w": torch.tensor([nan])}), TRUTH)[2] == inf
     zero = replace(TRUTH, outputs=[torch.zeros(2), OUTPUTS[1]])
     assert errors(zero, zero)[0] == 0
