@@ -97,7 +97,7 @@ def all_rows() -> Iterator[None]:
 
 
 def _chunks(hidden: Tensor, labels: Tensor, vocab_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows of hidden states and their labels; the last of many chunks of rows may have more rows than labels."""
+    """Rows of hidden states and their labels; rows of zeros, whose logits and gradients are 0, may follow the last."""
     rows = max(64, CHUNK_BYTES // (hidden.itemsize * vocab_size) // ROUND_ROWS * ROUND_ROWS)
     chunks = list(hidden.split(rows))
     if len(hidden) >= 16 * ROUND_ROWS and (missing := -len(hidden) % ROUND_ROWS):
@@ -192,7 +192,6 @@ class _CrossEntropy(torch.autograd.Function):
         for x, y in _chunks(hidden, labels, weight.shape[0]):
             grad = x @ low.t()  # logits, (rows, vocab_size); _score puts their gradient in their place
             row_loss, row_nll = _score(grad[: len(y)], y, smoothing, need_hidden or need_weight)
-            grad[len(y) :] = 0
             loss, nll = loss + row_loss.sum(), nll + row_nll.sum()
             kept = _kept_rows(row_nll, grad.dtype, grad.shape[1], smoothing) if need_hidden or need_weight else None
             if kept is not None:
@@ -238,7 +237,6 @@ class _TargetNll(torch.autograd.Function):
             grad = x @ low.t()  # logits, (rows, vocab_size); _score puts their gradient in their place
             _score(grad[: len(y)], y, 0.0, want_grad=True)
             grad[: len(y)] *= grads[0][at : at + len(y), None]
-            grad[len(y) :] = 0
             if need_hidden:
                 grad_hidden.append((grad @ low)[: len(y)])
             if need_weight:
