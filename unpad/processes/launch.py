@@ -145,9 +145,9 @@ def run_processes(num: int, command: Sequence[str]) -> Ended:
 
     Must be called in the main thread: it handles Ctrl-C, SIGTERM and SIGHUP, unless nohup ignores SIGHUP.
     """
-    from torch.distributed import TCPStore
+    from torch.distributed.elastic.utils.distributed import create_c10d_store
 
-    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    store = create_c10d_store(is_server=True, server_addr="localhost", wait_for_workers=False)
     shared = {
         "WORLD_SIZE": str(num),
         "LOCAL_WORLD_SIZE": str(num),

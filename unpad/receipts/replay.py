@@ -35,11 +35,10 @@ from unpad.run.sessions import Session, cuts_until, read_sessions, session_of
 from unpad.run.timers import Timers
 from unpad.storage import finite
 from unpad.terminal.progress import progress as shown_progress
-from unpad.training.context import RunContext
+from unpad.training.context import RunContext, Signals
 from unpad.training.parallel.divisions import asked
 from unpad.training.progress import Progress, recorded_precision, refuse_changes
 from unpad.training.setup import Setup, prepare_setup, resolved
-from unpad.training.signals import Signals
 from unpad.training.stage import RunLength, epoch_plan, make_stage
 from unpad.training.stage_loop import repeat_steps
 

@@ -20,9 +20,9 @@ from unpad.run import checkpoint, upgrade
 from unpad.run.checkpoint import State, put_weights
 from unpad.run.folder import CHECKPOINTS, MADE_BY, read_command
 from unpad.run.report.history import METRICS, metric_fault, read_rows
-from unpad.training.loop import start_from
 from unpad.training.progress import Progress, check_values
 from unpad.training.setup import Setup
+from unpad.training.start import start_from
 
 # Last parts of fields that name a file, a folder or a run.
 PLACES = ("path", "root", "split", "code_embeddings", "synonyms_file", "init_from")

@@ -24,7 +24,7 @@ from unpad.run.monitor import StepRecord
 from unpad.run.timers import Timers
 from unpad.terminal.commands import resume_run
 from unpad.terminal.table import number_of
-from unpad.training.alike import check_weights
+from unpad.training.consistency import check_weights
 from unpad.training.context import RunContext, SaveClock, StageRun
 from unpad.training.memory import HeapKeeper, Room, used_at_most
 from unpad.training.optim import Schedule, load_optimizer_tensors, make_optimizer, optimizer_tensors

@@ -42,8 +42,6 @@ def check_recipe(group: Group, folder: Path, recipe: Recipe, *, exists: bool) ->
     Raises:
         UnlikeProcessesError: a process has another recipe, or another run directory.
     """
-    if group.size == 1:
-        return
     _compare(group, folder, {"run directory": str(exists), "recipe": storage.sha256(recipe.to_yaml())})
 
 
@@ -78,8 +76,6 @@ def check_folder(group: Group, folder: Path, timeout_s: float) -> None:
             return (folder / storage.LOCK).read_text(encoding="utf-8")
         return ""
 
-    if group.size == 1:
-        return
     first, latest = group.of_leader(held), time.monotonic() + min(SEEN_S, timeout_s / 2)
     while held() != first and time.monotonic() < latest:
         time.sleep(1)
