@@ -106,9 +106,8 @@ def _run(job: Job) -> list[Line]:
     """Start the processes and return the lines of the first."""
     calls = [(job, rank) for rank in range(max(job.ports))]
     fix = "run it again; with fewer processes if memory is short"
-    lines, *_ = run_all(_compare, calls, modules=[__name__], grace=GRACE_S, fix=fix)
-    found: list[Line] = lines
-    return found
+    lines: list[Line] = run_all(_compare, calls, modules=[__name__], grace=GRACE_S, fix=fix)[0]
+    return lines
 
 
 # --------------------------------------------------------------------------- in every process
