@@ -16,7 +16,6 @@ from tests.helpers.toy import write_toy
 from tests.helpers.verbs import VERBS
 from unpad.batching.ledger import Ledger
 from unpad.data.check_report import FileCheck
-from unpad.doctor.examine import fact_lines
 from unpad.doctor.machine import RunNeeds, check_memory
 from unpad.doctor.trials import Overfit, Sweep, lr_high
 from unpad.evaluation.metrics import Extremes, Metric, metric_lines
@@ -112,7 +111,7 @@ def test_tables_follow_a_narrower_terminal(width: int, monkeypatch: pytest.Monke
         *lack.lines(1, "en"),
         *trouble.lines(1, "en"),
         *trouble.lines(1, "zh"),
-        *fact_lines([("threads", "one word and another " * 9)]),
+        *described(["threads"], ["one word and another " * 9]),
         *FileCheck(Path("my.jsonl"), "text", 30_000, 20_000, 10_000, 5000, np.array([9])).line().splitlines(),
         *_with_places("  dropped   long   1,000", "a.jsonl:1, " * 30),
     ]
