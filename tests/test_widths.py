@@ -23,7 +23,7 @@ from unpad.machine.memory import MemoryLimit
 from unpad.recipes.training import PlanSettings, strategy_names
 from unpad.run.screen import open_console
 from unpad.terminal.progress import progress
-from unpad.terminal.table import WIDTH, cells
+from unpad.terminal.table import WIDTH, cells, described
 from unpad.training.loop import train
 from unpad.training.rehearsal import StepCost
 from unpad.trials.preview import StagePreview, _table, _with_places, trial_line
