@@ -305,7 +305,7 @@ def test_a_report_that_cannot_be_written_at_the_end_leaves_the_log_open(tmp_path
     def full(*_: object) -> None:
         raise DiskError("the disk is full")
 
-    monkeypatch.setattr("unpad.run.monitor.write_report", full)
+    monkeypatch.setattr("unpad.run.report.page.write_report", full)
     with pytest.raises(DiskError, match="the disk is full"):
         run.close()
     run.log("stopped", message="the disk is full")

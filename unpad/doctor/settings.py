@@ -12,9 +12,8 @@ from unpad.doctor.finding import Finding, Found, Severity, finding, level
 from unpad.doctor.subject import Subject
 from unpad.recipes.training import Ramp, Weight
 from unpad.run.report.history import METRICS, load_metrics
-from unpad.training.length import course
 from unpad.training.optim import Schedule
-from unpad.training.stage import StageSetup, stage_epochs
+from unpad.training.stage import StageSetup, course, stage_epochs
 
 BLOCKED = {"by_heart", "labels_random"}  # what follows where nothing can be learnt
 

@@ -23,10 +23,8 @@ import torch
 
 from unpad.errors import SIGNALS, UNFORESEEN, LostProcessError
 from unpad.machine.load import cores
-from unpad.processes.own_log import LOGS, log_of, shown
-from unpad.processes.worker import LAUNCHER
-from unpad.terminal.commands import resume_run
-from unpad.terminal.printing import print_lines, print_text, show_cursor
+from unpad.processes.worker import LAUNCHER, LOGS, log_of, shown_log
+from unpad.terminal.printing import print_lines, print_text, resume_run, show_cursor
 from unpad.terminal.table import number_of
 
 PATIENCE_S = 8.0  # for the others to end after one has failed
@@ -54,7 +52,7 @@ def launch(processes: int, arguments: Sequence[str], folder: Path) -> int:
         ended = run_processes(processes, [sys.executable, "-m", "unpad", *arguments])
         for rank in range(1, processes):
             if ended.untold(rank):
-                print_text(shown(rank, Path(logs) / f"{rank}.log"), to_errors=True)
+                print_text(shown_log(rank, Path(logs) / f"{rank}.log"), to_errors=True)
         lost = Path(logs) / "0.log"
         error = ended.error(folder, lost.read_text(encoding="utf-8") if lost.is_file() else "", processes)
     if ended.codes.get(0, 0) < 0 and sys.stdout.isatty() and not os.environ.get("NO_COLOR"):

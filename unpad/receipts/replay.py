@@ -36,7 +36,7 @@ from unpad.run.timers import Timers
 from unpad.storage import finite
 from unpad.terminal.progress import progress as shown_progress
 from unpad.training.context import RunContext, Signals
-from unpad.training.parallel.divisions import asked
+from unpad.training.parallel.parallelism import parallelism_class
 from unpad.training.progress import Progress, recorded_precision, refuse_changes
 from unpad.training.setup import Setup, prepare_setup, resolved
 from unpad.training.stage import RunLength, epoch_plan, make_stage
@@ -144,7 +144,7 @@ def _refuse_divided(session: Session, folder: Path) -> None:
     Raises:
         ResumeError: always for such steps.
     """
-    if (what := asked(session.recipe).unequal) and session.environment.get("processes") != 1:
+    if (what := parallelism_class(session.recipe).unequal) and session.environment.get("processes") != 1:
         raise ResumeError(what, where=str(folder), fix="`unpad trace` tells which rows a run learnt from")
 
 

@@ -39,8 +39,7 @@ from unpad.run.folder import (
     run_recipe,
 )
 from unpad.run.quantized import packed_weights, read_quantized, refuse_training, widened
-from unpad.storage.reading import known_fields, misfit
-from unpad.storage.wrong_value import shown
+from unpad.storage.reading import known_fields, misfit, shown
 
 KEY = "base"  # of the record among the values of a checkpoint
 

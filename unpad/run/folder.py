@@ -23,7 +23,7 @@ from unpad.run import upgrade
 from unpad.storage.folders import MANIFEST
 from unpad.storage.paths import refuse_format, user_path
 from unpad.storage.reading import read_shaped
-from unpad.terminal.commands import resume_run
+from unpad.terminal.printing import resume_run
 
 RUNS = Path("runs")
 KEPT = "hf"  # small files of the model's original Hugging Face folder

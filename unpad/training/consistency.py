@@ -17,7 +17,7 @@ from unpad.models.contract import Model
 from unpad.processes.group import Group
 from unpad.recipes.recipe import Recipe
 from unpad.run.base import fingerprint
-from unpad.terminal.commands import resume_run
+from unpad.terminal.printing import resume_run
 from unpad.training.progress import DECIDE_BITS
 from unpad.training.setup import Setup
 

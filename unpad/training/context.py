@@ -19,7 +19,7 @@ from unpad.processes.group import ALONE, Group
 from unpad.processes.sums import GradientSum
 from unpad.run.monitor import Monitor
 from unpad.run.timers import Timers
-from unpad.terminal.commands import resume_run
+from unpad.terminal.printing import resume_run
 from unpad.training.memory import HeapKeeper, Room
 from unpad.training.optim import Schedule
 from unpad.training.progress import Progress

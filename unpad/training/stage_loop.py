@@ -22,14 +22,13 @@ from unpad.run.folder import CHECKPOINTS
 from unpad.run.kept import REFERENCE
 from unpad.run.monitor import StepRecord
 from unpad.run.timers import Timers
-from unpad.terminal.commands import resume_run
+from unpad.terminal.printing import resume_run
 from unpad.terminal.table import number_of
 from unpad.training.consistency import check_weights
 from unpad.training.context import RunContext, SaveClock, StageRun
 from unpad.training.memory import HeapKeeper, Room, used_at_most
 from unpad.training.optim import Schedule, load_optimizer_tensors, make_optimizer, optimizer_tensors
 from unpad.training.progress import end_stage, save_best, save_checkpoint
-from unpad.training.reference import put_reference
 from unpad.training.stage import (
     StageSetup,
     epoch_plan,
@@ -41,7 +40,6 @@ from unpad.training.stage import (
 )
 from unpad.training.step import OPTIMIZER_FIX, StepResult, non_finite, train_step
 from unpad.training.updates import LoadedUpdate, epoch_updates
-from unpad.training.watches.collapse import CollapseMonitor
 from unpad.training.watches.watch import SavedWatches, Watch
 
 CHANCE = 0.2  # nats of a held-out loss that few targets move by chance, times the root of their number
@@ -51,6 +49,8 @@ def start_watches(stage: StageSetup, model: Model, saved: SavedWatches, timers: 
     """Start the watches of a stage; the time it takes counts as theirs."""
     watches: list[Watch] = []
     if isinstance(model, HasLatent):
+        from unpad.training.watches.collapse import CollapseMonitor
+
         with timers(CollapseMonitor.subject):
             watches.append(CollapseMonitor.start(stage, model, saved))
     return watches
@@ -69,9 +69,7 @@ def run_stage(run: RunContext, setup: StageSetup, state: State | None) -> tuple[
     before = progress.step - progress.stage_step
     last = last_step(setup, before, epochs)
     ready = prepare_model(run.setup.model, setup)
-    with run.timers("reference"):
-        message = put_reference(run.setup, setup, begins=progress.stage_step == 0)
-    if message:
+    if message := _put_reference(run, setup, begins=progress.stage_step == 0):
         run.monitor.log("reference", message=message)
     stage = _start_stage(run, setup, ready.objective, Schedule(recipe.optim, epochs, last - before), state)
     if _is_over(stage):
@@ -127,7 +125,7 @@ def repeat_steps(run: RunContext, setup: StageSetup, state: State | None, last: 
     epochs = stage_epochs(setup, first)
     before = progress.step - progress.stage_step
     objective = prepare_model(run.setup.model, setup).objective
-    put_reference(run.setup, setup, begins=not (run.setup.folder / REFERENCE).is_file())
+    _put_reference(run, setup, begins=not (run.setup.folder / REFERENCE).is_file())
     schedule = Schedule(setup.recipe.optim, epochs, last_step(setup, before, epochs) - before)
     stage = _start_stage(run, setup, objective, schedule, state)
     while progress.step < last:
@@ -140,6 +138,19 @@ def repeat_steps(run: RunContext, setup: StageSetup, state: State | None, last: 
             if progress.step == last or progress.epoch_step == 0:
                 break
     return State(last, optimizer_tensors(run.setup.model, stage.optimizer) | _watch_tensors(stage), {})
+
+
+def _put_reference(run: RunContext, setup: StageSetup, *, begins: bool) -> str:
+    """Log-probabilities of the pairs of a stage under the weights that it starts from; a message if they were computed.
+
+    A stage without pairs loads nothing of it.
+    """
+    with run.timers("reference"):
+        if not setup.of_pairs:
+            return ""
+        from unpad.training.reference import put_reference
+
+        return put_reference(run.setup, setup, begins=begins)
 
 
 def _start_stage(

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from unpad import storage
 from unpad.interchange.origin import is_folder, keep_origin, open_recipe, starting_weights
-from unpad.processes import own_log
 from unpad.processes.group import Group
+from unpad.processes.worker import keep_log
 from unpad.recipes.recipe import Recipe, differences
 from unpad.run.checkpoint import State, put_weights
 from unpad.run.folder import CHECKPOINTS, holds_run, new_id, read_command, refuse_new_run, run_id
@@ -19,8 +19,7 @@ from unpad.run.loggers import check_loggers
 from unpad.run.monitor import Monitor
 from unpad.run.timers import Timers
 from unpad.training.consistency import check_alike, check_folder, check_recipe, check_weights
-from unpad.training.fit import share_out
-from unpad.training.parallel.divisions import asked, parallelism_of
+from unpad.training.parallel.parallelism import parallelism_class, parallelism_of
 from unpad.training.progress import (
     Progress,
     describe_changes,
@@ -107,14 +106,23 @@ class RunFolder:
             setup = prepare_setup(settings, self.path, files, timers, recorded=recorded, group=self.group)
             with timers("build"):
                 check_stages(setup)
-                asked(settings).check_model(settings, setup.model, self.group.size, goes_on=self.goes_on)
-            with timers("plan"):
-                setup, changes, advice = share_out(setup, self.overrides, fit=fit and not self.goes_on)
-            self.overrides += changes
-            self.advice += [*([setup.auto.line] if setup.auto else []), *advice]
-            if self.goes_on and fit:
-                self.advice.append("--fit-processes is for new runs; this one keeps its micro-batches")
+                parallelism_class(settings).check_model(settings, setup.model, self.group.size, goes_on=self.goes_on)
+            self.advice += [setup.auto.line] if setup.auto else []
+            if fit or self.group.size > 1:
+                setup = self._share_out(setup, fit=fit)
         check_alike(setup)
+        return setup
+
+    def _share_out(self, setup: Setup, *, fit: bool) -> Setup:
+        """Advise on processes without work, or cut micro-batches so that all have some."""
+        from unpad.training.fit import share_out
+
+        with self.timers("plan"):
+            setup, changes, advice = share_out(setup, self.overrides, fit=fit and not self.goes_on)
+        self.overrides += changes
+        self.advice += advice
+        if self.goes_on and fit:
+            self.advice.append("--fit-processes is for new runs; this one keeps its micro-batches")
         return setup
 
     def take(self, setup: Setup) -> Setup:
@@ -126,7 +134,7 @@ class RunFolder:
         check_folder(group, self.path, self.settings.train.timeout)
         setup = replace(setup, run_id=group.of_leader(lambda: (self.goes_on and run_id(self.path)) or new_id()))
         with group.together():
-            own_log.keep(self.path, private=private)
+            keep_log(self.path, private=private)
         with self.timers("build"):
             if not parallelism_of(self.settings, group).replicates:
                 check_weights(setup, 0)  # later no process holds them whole
