@@ -26,7 +26,7 @@ from unpad.receipts.starts import (
     relocated,
     starts,
 )
-from unpad.recipes.recipe import Recipe, stages_of
+from unpad.recipes.recipe import Recipe
 from unpad.run.checkpoint import State
 from unpad.run.folder import find_run
 from unpad.run.kept import REFERENCE, open_files, read_reference
@@ -39,7 +39,7 @@ from unpad.training.context import RunContext, Signals
 from unpad.training.parallel.parallelism import parallelism_class
 from unpad.training.progress import Progress, recorded_precision, refuse_changes
 from unpad.training.setup import Setup, prepare_setup, resolved
-from unpad.training.stage import RunLength, epoch_plan, make_stage
+from unpad.training.stage import RunLength, epoch_plan, with_recipe
 from unpad.training.stage_loop import repeat_steps
 
 
@@ -200,8 +200,7 @@ def _repeat(
             bar.advance()
 
         for segment in segments:
-            longest = setup.model.config.longest
-            stages = [make_stage(stage, setup.data, longest) for stage in stages_of(segment.recipe)]
+            stages = with_recipe(setup.stages, segment.recipe)
             of_segment = replace(setup, recipe=segment.recipe, stages=stages)
             if segment.most_tokens is not None:
                 progress.most_tokens = segment.most_tokens

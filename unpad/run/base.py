@@ -160,14 +160,7 @@ def _base_weights(base: Base, folder: Path) -> dict[str, Tensor]:
     raise CheckpointError(f"the adapters were trained on the run {base.run}, which is gone", where=str(folder), fix=fix)
 
 
-LEFT = (
-    storage.LOCK,
-    RECIPE,
-    COMMAND,
-    "report.html",
-    "evaluations.jsonl",
-    "evaluation.json",
-)  # files that are not copied
+LEFT = (storage.LOCK, RECIPE, COMMAND, "report.html", "evaluations.jsonl", "evaluation.json")  # are not copied
 
 
 def merge_run(name: str | Path, out: Path) -> Path:

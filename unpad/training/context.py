@@ -12,6 +12,7 @@ from types import FrameType
 
 import torch
 
+from unpad.batching.plan import Plan
 from unpad.errors import SIGNALS
 from unpad.evaluation.metrics import HeldOut
 from unpad.models.objective import Objective
@@ -121,6 +122,8 @@ class StageRun:
 
     run: RunContext
     setup: StageSetup
+    first: Plan  # of epoch 0
+    num_frozen: int  # values that do not learn
     optimizer: torch.optim.Optimizer
     objective: Objective
     schedule: Schedule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from unpad.data.sources.split import Split
 from unpad.models import model_config
 from unpad.models.contract import Model
 from unpad.models.objective import Objective, set_objective
-from unpad.recipes.recipe import Recipe, ResolvedStage
+from unpad.recipes.recipe import Recipe, ResolvedStage, stages_of
 from unpad.recipes.training import PlanSettings
 from unpad.terminal.progress import counted
 from unpad.terminal.table import number_of
@@ -63,6 +63,11 @@ def make_stage(stage: ResolvedStage, data: Data, longest: int) -> StageSetup:
     used = np.isin(table.kind, [data.kinds.index(kind) for kind in kinds])
     train_ids, held_out_ids = (np.flatnonzero(used & (table.split == split)) for split in (Split.TRAIN, Split.HOLDOUT))
     return StageSetup(stage.name, stage.recipe, data, kinds, train_ids, held_out_ids, longest)
+
+
+def with_recipe(stages: Sequence[StageSetup], recipe: Recipe) -> list[StageSetup]:
+    """The stages with the fields of another recipe of theirs."""
+    return [replace(stage, recipe=other.recipe) for stage, other in zip(stages, stages_of(recipe), strict=True)]
 
 
 class Ready(NamedTuple):
