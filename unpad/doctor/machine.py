@@ -30,7 +30,7 @@ from unpad.storage import disk
 from unpad.terminal.progress import progress
 from unpad.terminal.table import wrapped
 from unpad.training.auto_size import StageMemory
-from unpad.training.parallel.parallelism import alone
+from unpad.training.parallel.divisions import alone
 from unpad.training.setup import check_stages, prepare_setup
 from unpad.training.stage import epoch_plan, prepare_model, run_length
 

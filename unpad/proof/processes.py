@@ -43,7 +43,8 @@ from unpad.proof.sample import (
 )
 from unpad.terminal.progress import progress
 from unpad.terminal.table import number_of
-from unpad.training.parallel.parallelism import Replicas, parallelism_class
+from unpad.training.parallel.divisions import parallelism_class
+from unpad.training.parallel.parallelism import Replicas
 from unpad.training.parallel.share import Share, counts_of_all, counts_to_json, own_numbers, step_seed
 from unpad.training.rehearsal import Rehearsal
 from unpad.training.setup import Setup

@@ -36,7 +36,7 @@ from unpad.run.timers import Timers
 from unpad.storage import finite
 from unpad.terminal.progress import progress as shown_progress
 from unpad.training.context import RunContext, Signals
-from unpad.training.parallel.parallelism import parallelism_class
+from unpad.training.parallel.divisions import parallelism_class
 from unpad.training.progress import Progress, recorded_precision, refuse_changes
 from unpad.training.setup import Setup, prepare_setup, resolved
 from unpad.training.stage import RunLength, epoch_plan, with_recipe

@@ -24,7 +24,7 @@ from unpad.processes.group import Group
 from unpad.recipes.recipe import Recipe, stages_of
 from unpad.recipes.training import AUTO
 from unpad.training.memory import Footprint, cells_of, fit, peak_of, process_bytes, state_bytes
-from unpad.training.parallel.parallelism import parallelism_of
+from unpad.training.parallel.divisions import parallelism_of
 from unpad.training.stage import StageSetup, plan_inputs, prepare_model, with_recipe
 from unpad.training.step import accumulate
 

@@ -19,7 +19,7 @@ from unpad.run.loggers import check_loggers
 from unpad.run.monitor import Monitor
 from unpad.run.timers import Timers
 from unpad.training.consistency import check_alike, check_folder, check_recipe, check_weights
-from unpad.training.parallel.parallelism import parallelism_class, parallelism_of
+from unpad.training.parallel.divisions import parallelism_class, parallelism_of
 from unpad.training.progress import (
     Progress,
     describe_changes,

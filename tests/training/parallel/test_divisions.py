@@ -13,7 +13,8 @@ from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
 from unpad.run.folder import RECIPE, run_recipe
 from unpad.training.memory import Room
-from unpad.training.parallel.parallelism import Parallelism, Replicas, alone, parallelism_class, parallelism_of
+from unpad.training.parallel.divisions import alone, parallelism_class, parallelism_of
+from unpad.training.parallel.parallelism import Parallelism, Replicas
 from unpad.training.parallel.sharding import Sharding
 
 TWO = Group(size=2)

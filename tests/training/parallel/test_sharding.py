@@ -26,7 +26,8 @@ from unpad.processes.group import Group
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import OptimSettings, ParameterGroup
 from unpad.training.optim import freeze, make_optimizer, update
-from unpad.training.parallel.parallelism import Lockstep, alone, parallelism_class
+from unpad.training.parallel.divisions import alone, parallelism_class
+from unpad.training.parallel.parallelism import Lockstep
 from unpad.training.parallel.sharding import Sharding
 from unpad.training.parallel.share import Share, count_micro, step_seed
 from unpad.training.step import accumulate
