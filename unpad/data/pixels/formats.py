@@ -44,7 +44,7 @@ class ImageError(SourceError):
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Stripped:
     """What Pillow needs of a file.
 
     Args:
@@ -79,14 +79,14 @@ def sniff(head: bytes) -> str | None:
     return "BMP" if head.startswith(b"BM") and int.from_bytes(head[14:18], "little") in _BMP_HEADERS else None
 
 
-def walk(data: bytes, name: str) -> Parts:
+def walk(data: bytes, name: str) -> Stripped:
     """Walk a file of a format that `sniff` names to its end; GIF and BMP are left to Pillow.
 
     Raises:
         ImageError: E_TRUNCATED, E_METADATA, E_FORMAT, E_PIXELS, or E_DECODE: the parts contradict each other.
     """
     try:
-        return _WALKS[name](data) if name in _WALKS else Parts((data,))
+        return _WALKS[name](data) if name in _WALKS else Stripped((data,))
     except (struct.error, IndexError):
         raise _truncated(name, "it should") from None
 
@@ -104,7 +104,7 @@ _PNG_PIXELS = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND")
 _PNG_FRAMES = (b"acTL", b"fcTL", b"fdAT")
 
 
-def _png(data: bytes) -> Parts:
+def _png(data: bytes) -> Stripped:
     view = memoryview(data)
     parts, orientation, metadata, num_frames, kind, end = [view[:8]], 1, 0, 1, b"", 8
     while kind != b"IEND":
@@ -126,7 +126,7 @@ def _png(data: bytes) -> Parts:
             if kind == b"eXIf":
                 orientation = _orientation_of(data[start + 8 : end - 4])
     _check_metadata(metadata)
-    return Parts(tuple(parts), orientation, num_frames > 1, end < len(data))
+    return Stripped(tuple(parts), orientation, num_frames > 1, end < len(data))
 
 
 # Markers that begin a segment or end the image. In coded pixels FF is followed by 00 or a restart, D0 to D7; 01 and a
@@ -137,7 +137,7 @@ _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _APPLICATION = frozenset((*range(0xE0, 0xF0), 0xFE))
 
 
-def _jpeg(data: bytes) -> Parts:
+def _jpeg(data: bytes) -> Stripped:
     view = memoryview(data)
     parts, orientation, scans, metadata, num_frames, end = [view[:2]], 0, [], 0, 0, 2
     while marker := _MARKER.search(data, end):
@@ -162,10 +162,10 @@ def _jpeg(data: bytes) -> Parts:
     if len(scans) > MAX_SCANS:
         raise ImageError("E_DECODE", f"{len(scans):,} scans, more than {MAX_SCANS}")
     _check_metadata(metadata)
-    return Parts((*parts, view[scans[0] : end]), orientation or 1, trailing=end < len(data))
+    return Stripped((*parts, view[scans[0] : end]), orientation or 1, trailing=end < len(data))
 
 
-def _webp(data: bytes) -> Parts:
+def _webp(data: bytes) -> Stripped:
     end = 8 + struct.unpack_from("<I", data, 4)[0]
     position, orientation, metadata = 12, 1, 0
     while position + 8 <= end:
@@ -178,7 +178,7 @@ def _webp(data: bytes) -> Parts:
         if kind == b"EXIF":
             orientation = _orientation_of(data[start : start + length].removeprefix(b"Exif\0\0"))
     _check_metadata(metadata)
-    return Parts((memoryview(data)[:end],), orientation, trailing=end + end % 2 < len(data))
+    return Stripped((memoryview(data)[:end],), orientation, trailing=end + end % 2 < len(data))
 
 
 _Entry = tuple[int, int, bytes]  # type, number of values, and the value or where it stands
@@ -220,7 +220,7 @@ def _orientation_of(exif: bytes) -> int:
     return value if 1 <= value <= 8 else 1
 
 
-def _tiff(data: bytes) -> Parts:
+def _tiff(data: bytes) -> Stripped:
     """Return the first page, behind a new directory of the tags that its pixels depend on.
 
     Files that Pillow or libtiff would read differently, warn about, or spend much memory on are refused.
@@ -258,7 +258,7 @@ def _tiff(data: bytes) -> Parts:
         memoryview(data)[8:],
         padding + struct.pack(order + "H", len(kept)) + directory + bytes(4),
     )
-    return Parts(parts, _orientation_of(data), any(data[end : end + 4]))
+    return Stripped(parts, _orientation_of(data), any(data[end : end + 4]))
 
 
-_WALKS: dict[str, Callable[[bytes], Parts]] = {"PNG": _png, "JPEG": _jpeg, "WEBP": _webp, "TIFF": _tiff}
+_WALKS: dict[str, Callable[[bytes], Stripped]] = {"PNG": _png, "JPEG": _jpeg, "WEBP": _webp, "TIFF": _tiff}
