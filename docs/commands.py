@@ -29,7 +29,7 @@ from unpad.cli.main import main as unpad
 from unpad.examples.simulated import draw_patients, ready_labels
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMAND = re.compile(r"^    (unpad .*?)(?:\s+#.*)?$", re.M)
 NOT_RUN = ("unpad serve ", "Qwen/", "log.to=")  # stays until stopped; asks a hub; needs a logger's library
 FINDINGS = (12, 15)  # of `prove` and `doctor`

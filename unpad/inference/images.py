@@ -14,7 +14,7 @@ from unpad.batching.batch import RaggedBatch
 from unpad.data.measuring import Measuring
 from unpad.data.pictures.album import WITH_OPACITY, compare_pictures, image_batch, pixels_of, seen_pictures
 from unpad.data.pixels.decode import decode
-from unpad.data.pixels.formats import NOTES, ImageError, mode_of
+from unpad.data.pixels.formats import NOTES, ImageError
 from unpad.data.pixels.patches import Grid, detail, grid_of, prepare
 from unpad.data.rows import read_classes
 from unpad.data.sources.example import BadRow
@@ -45,7 +45,7 @@ class Answer:
         notes: corrections applied, such as reading the first frame only.
         unknown_characters: characters of the question that the tokenizer lost; None without a question.
         shown: the patches that the model kept, if requested.
-        mode: mode of the file as in `pixels.modes`; size: width and height in pixels; "" and None if unusable.
+        mode: mode of the file as in `ImageInfo`; size: width and height in pixels; "" and None if unusable.
         mark: difference from the images of training, or "".
     """
 
@@ -284,7 +284,7 @@ def read_image(run: LoadedRun, content: bytes, path: Path) -> ReadImage:
     shown = detail(decoded.pixels) if settings.size == "adaptive" else None
     grid = grid_of(width, height, config.patch, settings, shown)
     patches = prepare(decoded.pixels, grid, config.patch, settings)
-    return ReadImage(path, patches, grid, (height, width), decoded.notes, mode_of(content))
+    return ReadImage(path, patches, grid, (height, width), decoded.notes, decoded.mode)
 
 
 def examine_image(path: Path, content: bytes | None = None, root: str | None = None) -> ImageExample | BadRow:
