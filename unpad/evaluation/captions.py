@@ -12,7 +12,7 @@ from unpad.data.tokens.lost import LostCharacters
 from unpad.data.vqa import VqaData
 from unpad.evaluation.metrics import Metric, mean_of, ratio_of, refused
 from unpad.evaluation.per_sequence import token_sums
-from unpad.evaluation.rows import Columns, Ratio
+from unpad.evaluation.rows import Columns, Measures, Ratio
 
 NUM_CHOICES = 20
 SEED = 0  # of the draw of candidates, the same in every run: runs with equal held-out captions have equal candidates
@@ -60,9 +60,9 @@ class CaptionScores:
         """Columns of the captions' rows."""
         return {"num_chars": self.chars.astype(np.float64), CHOICE: self.choice}
 
-    def measures(self, kind: str) -> dict[str, Ratio]:
+    def measures(self, kind: str) -> Measures:
         """Metrics that can be compared row by row, of rows of this kind."""
-        measures = {CHOICE: Ratio(CHOICE, None, kind)}
+        measures: Measures = {CHOICE: Ratio(CHOICE, None, kind)}
         return measures if self.lost.why_no_bits() else measures | {BITS: Ratio("loss", "num_chars", kind, BITS_IN_NAT)}
 
 

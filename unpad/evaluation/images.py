@@ -20,7 +20,8 @@ from unpad.evaluation.attention_maps import maps_of_image
 from unpad.evaluation.classes import ClassPredictions, predict, rows
 from unpad.evaluation.classes import held_out as held_out
 from unpad.evaluation.family import HeldOutInputs, Numbers, TrainedModel, evenly
-from unpad.evaluation.metrics import Evaluation, Metric, NewFacts, exact_share, mean_of, measured, ratio
+from unpad.evaluation.metrics import Metric, NewFacts, exact_share, mean_of, measured, ratio
+from unpad.evaluation.rows import Evaluation
 from unpad.inference.images import ReadImage, classify_images, read_image
 from unpad.inference.loaded import LoadedRun
 from unpad.run.report.attention import has_attention, keep_attention

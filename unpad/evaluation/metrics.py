@@ -7,15 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.cells import cell_len
 
 from unpad.terminal.table import columns, number_of, wrapped
-
-if TYPE_CHECKING:
-    from unpad.evaluation.rows import ExampleRows
 
 NUM_RESAMPLES = 1000
 TAILS = (2.5, 97.5)  # percentiles that bound 95 %
@@ -93,23 +89,6 @@ def written(number: float | None) -> str:
 
 # Remarks of `check_new` of a family on new data, beyond what `data.lines()` has: as lines, and by name for programs.
 NewFacts = tuple[list[str], dict[str, object]]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Result of `evaluate` of a family.
-
-    Args:
-        lines: examples, as text.
-        metrics: those of the part that was measured have no `part`, which `evaluate_run` fills in.
-        drawn: `evaluation.json` for the run's page; None leaves the run as it is.
-        rows: makes the rows that were measured, when they are asked for; None for a family without them.
-    """
-
-    metrics: dict[str, Metric]
-    lines: list[str]
-    drawn: dict[str, object] | None = None
-    rows: Callable[[], ExampleRows] | None = None
 
 
 @dataclass(frozen=True)

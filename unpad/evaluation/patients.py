@@ -24,8 +24,19 @@ from unpad.data.sources.split import Split
 from unpad.errors import SourceError
 from unpad.evaluation import binary, sets
 from unpad.evaluation.family import HeldOutInputs, Numbers, evenly
-from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, exact_share, measured, ratio, refused
-from unpad.evaluation.rows import ID, LANDMARK, Columns, ExampleRows, Ranked, Ratio, named, objects
+from unpad.evaluation.metrics import HeldOut, Metric, NewFacts, exact_share, measured, ratio, refused
+from unpad.evaluation.rows import (
+    ID,
+    LANDMARK,
+    Columns,
+    Evaluation,
+    ExampleRows,
+    Measures,
+    Ranked,
+    Ratio,
+    named,
+    objects,
+)
 from unpad.inference.embed import predicts
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patient_marks import mark_patients, refuse_unknown, unknown_lines
@@ -209,7 +220,7 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> Eval
     columns = named(data, ids, ID, data.ids[ids])
     if data.landmarks is not None:
         columns = {ID: columns[ID], LANDMARK: data.landmarks[ids], **columns}
-    measures: dict[str, Ratio | Ranked] = {}
+    measures: Measures = {}
     if gives_probability(model) or trains(model, "hazard"):
         predictions = predict(over)
         classifies = gives_probability(model) and bool(predictions.known.any())
@@ -289,7 +300,7 @@ def _concordance(rows: Columns, weights: np.ndarray | None, risk: str = "risk", 
 
 
 # Metrics of the prediction by the columns that they are of.
-MEASURES: dict[str, Ratio | Ranked] = {
+MEASURES: Measures = {
     "loss": Ratio("loss", "num_targets"),
     "auroc": _by_label(binary.auroc),
     "average_precision": _by_label(binary.average_precision),
@@ -299,10 +310,10 @@ MEASURES: dict[str, Ratio | Ranked] = {
 }
 
 
-def _measures_of_causes(names: Sequence[str], horizon: float) -> dict[str, Ratio | Ranked]:
+def _measures_of_causes(names: Sequence[str], horizon: float) -> Measures:
     """`MEASURES` of competing events; arguments as of `summarise_competing`."""
 
-    def of(name: str) -> dict[str, Ratio | Ranked]:
+    def of(name: str) -> Measures:
         p = f"probability_{name}"
 
         def came(rows: Columns) -> np.ndarray:
@@ -318,7 +329,7 @@ def _measures_of_causes(names: Sequence[str], horizon: float) -> dict[str, Ratio
     return {metric: measure for name in names for metric, measure in of(name).items()}
 
 
-def _measures_of(classes: Sequence[str]) -> dict[str, Ratio | Ranked]:
+def _measures_of(classes: Sequence[str]) -> Measures:
     """`MEASURES` of several classes."""
 
     def told(rows: Columns) -> tuple[np.ndarray, np.ndarray]:
@@ -331,7 +342,7 @@ def _measures_of(classes: Sequence[str]) -> dict[str, Ratio | Ranked]:
     def of_class(place: int) -> Ranked:
         return of_all(lambda labels, p, w: binary.auroc(labels == place, p[:, place], w))
 
-    measures: dict[str, Ratio | Ranked] = {"loss": MEASURES["loss"], "accuracy": Ratio("right", "num_targets")}
+    measures: Measures = {"loss": MEASURES["loss"], "accuracy": Ratio("right", "num_targets")}
     measures |= {"auroc": of_all(binary.mean_auroc), "brier": of_all(binary.class_brier)}
     return measures | {f"auroc_{name}": of_class(place) for place, name in enumerate(classes)}
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from unpad.data.family import Data
 from unpad.errors import RecipeError
-from unpad.evaluation.metrics import ratio
+from unpad.evaluation.metrics import Metric, ratio
 from unpad.storage import disk_errors, finite, write_atomic
 from unpad.storage.parquet import write_parquet
 from unpad.storage.paths import refuse_format
@@ -69,17 +69,19 @@ class Ranked(NamedTuple):
         return np.array([value is not None for value in rows[self.needs]])
 
 
+Measures = dict[str, Ratio | Ranked]  # metrics that can be compared row by row, by name
+
+
 @dataclass(frozen=True, eq=False)
 class ExampleRows:
     """Rows of an evaluation.
 
     Args:
         columns: those of `named` first; the first of all names the row.
-        measures: metrics that can be compared row by row, by name.
     """
 
     columns: Columns
-    measures: dict[str, Ratio | Ranked] = field(default_factory=dict)
+    measures: Measures = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.columns[GROUP])
@@ -92,6 +94,23 @@ class ExampleRows:
         """The same rows, with the name of the part in those that name none."""
         named = [part if one is None else one for one in self.columns[PART]]
         return replace(self, columns=self.columns | {PART: objects(named)})
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Result of `evaluate` of a family.
+
+    Args:
+        lines: examples, as text.
+        metrics: those of the part that was measured have no `part`, which `evaluate_run` fills in.
+        drawn: `evaluation.json` for the run's page; None leaves the run as it is.
+        rows: makes the rows that were measured, when they are asked for; None for a family without them.
+    """
+
+    metrics: dict[str, Metric]
+    lines: list[str]
+    drawn: dict[str, object] | None = None
+    rows: Callable[[], ExampleRows] | None = None
 
 
 def objects(values: Sequence[object]) -> np.ndarray:

@@ -23,9 +23,21 @@ from unpad.errors import SourceError
 from unpad.evaluation import preferences
 from unpad.evaluation.attention_maps import maps_of_text
 from unpad.evaluation.family import Prompt, TrainedModel, evenly
-from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, mean_of, perplexity, ratio_of, refused
+from unpad.evaluation.metrics import HeldOut, Metric, NewFacts, mean_of, perplexity, ratio_of, refused
 from unpad.evaluation.per_sequence import token_sums
-from unpad.evaluation.rows import KIND, PART, WHERE, Columns, ExampleRows, Ranked, Ratio, joined, named, objects
+from unpad.evaluation.rows import (
+    KIND,
+    PART,
+    WHERE,
+    Columns,
+    Evaluation,
+    ExampleRows,
+    Measures,
+    Ratio,
+    joined,
+    named,
+    objects,
+)
 from unpad.inference.generate import complete
 from unpad.inference.loaded import LoadedRun, generation_precision
 from unpad.models.contract import Generates
@@ -242,10 +254,10 @@ def _rows(data: TextData, kinds: list[_Kind], asked: list[_Asked], metrics: dict
         columns["reply"][mine] = [reply.reply for reply in replies]
         columns[f"keywords_{label}"] = np.full(len(used), np.nan)
         columns[f"keywords_{label}"][mine] = [reply.right for reply in replies]
-    measures: dict[str, Ratio | Ranked] = {}
+    measures: Measures = {}
     for kind, prefix, _, _ in kinds:
         only = kind if prefix else None
-        found: dict[str, Ratio | Ranked] = {"loss": Ratio("loss", "num_targets", only)}
+        found: Measures = {"loss": Ratio("loss", "num_targets", only)}
         if kind == PAIRS:
             found |= {"accuracy": Ratio("right", None, only), "margin": Ratio("margin", None, only)}
         else:

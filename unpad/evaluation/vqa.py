@@ -15,9 +15,9 @@ from unpad.data.tokens.lost import FIX_OF_RUN
 from unpad.data.vqa import VqaData
 from unpad.evaluation import captions
 from unpad.evaluation.family import Prompt, evenly
-from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, extremes, mean_of, perplexity, ratio_of
+from unpad.evaluation.metrics import HeldOut, Metric, NewFacts, extremes, mean_of, perplexity, ratio_of
 from unpad.evaluation.per_sequence import token_sums
-from unpad.evaluation.rows import KIND, Columns, ExampleRows, Ranked, Ratio, objects, placed
+from unpad.evaluation.rows import KIND, Columns, Evaluation, ExampleRows, Measures, Ratio, objects, placed
 from unpad.inference.images import answer, answer_counted, answer_shown
 from unpad.inference.loaded import LoadedRun
 from unpad.models.vision_language.model import VisionLanguage
@@ -161,7 +161,7 @@ def evaluate(run: LoadedRun, over: Measuring[VqaData], num_shown: int) -> Evalua
         if len(run.model.modes) > 1:
             columns |= {"num_patches": data.num_patches[ids], "num_given": num_given}
             columns |= {f"num_kept_block_{block}": column for block, column in enumerate(num_kept.T)}
-        measures: dict[str, Ratio | Ranked] = {"loss": Ratio("loss", "num_targets")}
+        measures: Measures = {"loss": Ratio("loss", "num_targets")}
         measures |= {name: Ratio("right", None, kind) for name, kind in ACCURACIES.items() if name in metrics}
         measures |= {name: Ratio("loss", "num_targets", name.removesuffix("_loss")) for name in _losses(kinds)}
         measures |= {} if of_captions is None else of_captions.measures(CAPTION)
