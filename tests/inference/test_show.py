@@ -25,8 +25,7 @@ from unpad.errors import RecipeError
 from unpad.evaluation import vqa_cost
 from unpad.evaluation.metrics import Extremes
 from unpad.evaluation.vqa_cost import Cost
-from unpad.inference.answers import answer, answer_shown
-from unpad.inference.images import ask
+from unpad.inference.images import answer, answer_shown, ask
 from unpad.inference.loaded import load
 from unpad.training.loop import train
 

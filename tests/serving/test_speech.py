@@ -6,9 +6,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from unpad.data.tokens.words import train_words
-from unpad.inference.chat import until
 from unpad.inference.engine import NewToken
-from unpad.inference.stops import StopTexts
+from unpad.inference.generate import StopTexts, until
 from unpad.serving.replies import Spelled
 from unpad.serving.speech import Speech
 

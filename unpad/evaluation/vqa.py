@@ -19,7 +19,7 @@ from unpad.evaluation.family import Prompt, evenly
 from unpad.evaluation.metrics import Evaluation, Extremes, HeldOut, Metric, NewFacts, mean_of, ratio_of
 from unpad.evaluation.per_sequence import token_sums
 from unpad.evaluation.rows import KIND, Columns, ExampleRows, Ranked, Ratio, objects, placed
-from unpad.inference.answers import answer, answer_counted, answer_shown
+from unpad.inference.images import answer, answer_counted, answer_shown
 from unpad.inference.loaded import LoadedRun
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.run.report.vqa import Kept, to_json

@@ -15,8 +15,8 @@ from unpad.data.sources.split import PARTS, Split
 from unpad.data.vqa import VqaData
 from unpad.errors import RecipeError
 from unpad.evaluation.metrics import Extremes, Metric
+from unpad.inference.engine import advance, prefill
 from unpad.inference.loaded import generation_precision, load
-from unpad.inference.steps import advance, prefill
 from unpad.models.vision_language.model import TEACHING, Mode, VisionLanguage
 from unpad.nn.block import BEFORE
 from unpad.nn.flops import pruner_operations, reading_operations, sizes_of

@@ -19,6 +19,7 @@ from unpad.data.tokens.lost import LostCharacters
 from unpad.errors import RecipeError, UnpadError
 from unpad.inference.chat import fit, room_for_reply, speaker_stops
 from unpad.inference.embed import predicts
+from unpad.inference.engine import banned_ids
 from unpad.inference.images import is_of_images
 from unpad.inference.loaded import LoadedRun, generation_precision
 from unpad.inference.prompts import (
@@ -30,7 +31,6 @@ from unpad.inference.prompts import (
     reads_chat,
     system_note,
 )
-from unpad.inference.steps import banned_ids
 from unpad.models.contract import Generates, PredictsSets
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.nn.precision import Precision
