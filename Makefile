@@ -9,7 +9,7 @@
 # make crash: cut the power after every operation of recorded runs, 10,000 states of each kind, and let every call fail once; hours, in parts.
 # make kill: kill runs at random instants and resume them; KILLS=1000 in all runs together.
 # make size: count what a reader of the package has to hold in mind.
-# make llama: build llama.cpp's library, compare files that unpad exports with it, and write the table of docs/huggingface.md; a quarter of an hour.
+# make llama: build llama.cpp's library, compare files that unpad exports with it, and write the table of docs/internals/llama_cpp.md; a quarter of an hour.
 # make readme: run every command whose output the pages show, and fail where they drift.
 # TORCH_INDEX=URL passes an index for torch to pip; SYSTEM_TORCH=1 uses the torch that is installed already.
 PYTHON ?= python3

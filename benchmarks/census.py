@@ -60,7 +60,7 @@ processor, with the attention that transformers chooses there.
 **{headline}**
 
 Each model is made small from its configuration, with one block of each type and random weights, as [`unpad prove \
---hf`](../huggingface.md#prove-an-architecture-by-its-configjson) does; fields that released models have and the \
+--hf`](../hf_prove.md#prove-an-architecture-by-its-configjson) does; fields that released models have and the \
 defaults of their class lack are in `benchmarks/census_configs.py`. {sequences} are computed one at a time, then in \
 the batches of each collator. Logits, loss and gradient must agree, no target may be predicted from another sequence \
 or from padding, and changing one sequence must not move the logits of another. {precision} Kernels that read the \

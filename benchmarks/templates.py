@@ -226,7 +226,7 @@ HEAD = """\
 # Chat templates
 
 `python benchmarks/templates.py` writes this page. The {number} chat templates that TRL {trl} ships, each with six
-conversations: what [training](../text.md#conversations-of-imported-models) makes of them beside
+conversations: what [training](../chat.md#conversations-of-imported-models) makes of them beside
 `apply_chat_template` of transformers, with a small byte-level tokenizer that has the template's special tokens. Every
 reply that is taken was also looked for by the prompts that transformers renders, or by its mask where the template has
 generation marks; the command ends with an error if one is elsewhere, if the prompt of `unpad chat` is other than

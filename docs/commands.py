@@ -100,6 +100,8 @@ def write_files(folder: Path) -> None:
     Image.open(folder / "photos/cat/1.png").save(folder / "picture.png")
     asked = [{"image": f"photos/cat/{n}.png", "question": "Which animal?", "answer": "cat"} for n in range(8)]
     write_rows(folder / "my_questions.jsonl", [dict(row) for row in asked])
+    chapters = [f"CHAPTER {number}\n\n{row['text']}\n\n{row['text']}\n" for number, row in enumerate(TEXT)]
+    (folder / "book.txt").write_text("\n".join(chapters), encoding="utf-8")
     for name, columns in (("questions.csv", list(asked[0])), ("reviews.csv", ["comment"])):
         with (folder / name).open("w", newline="") as file:
             table = csv.DictWriter(file, columns)

@@ -106,7 +106,7 @@ def test_the_table_of_the_first_pages_is_that_of_the_page_that_runs_the_command(
     table = re.search(r"^batches  .*?\nunpad .*?$", ENGLISH, re.MULTILINE | re.DOTALL)
     assert table is not None
     assert len(table[0].splitlines()) == 11
-    for page in (CHINESE, (ROOT / "docs" / "huggingface.md").read_text(encoding="utf-8")):
+    for page in (CHINESE, (ROOT / "docs" / "hf_prove.md").read_text(encoding="utf-8")):
         assert table[0] in page
     assert "155 decoders, 26 leak" in (ROOT / "docs" / "internals" / "census.md").read_text(encoding="utf-8")
 
