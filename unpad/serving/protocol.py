@@ -68,8 +68,22 @@ def refusals(param: str | None) -> Iterator[None]:
     try:
         yield
     except UnpadError as error:
-        said = f"{error.what}: {error.fix}" if error.fix else error.what
-        raise RequestError(said, param, code=getattr(error, "code", None)) from error
+        raise RequestError(message_of(error), param, code=getattr(error, "code", None)) from error
+
+
+def message_of(error: UnpadError) -> str:
+    """An error of a user without its place."""
+    return f"{error.what}: {error.fix}" if error.fix else error.what
+
+
+def later(seconds: int) -> dict[str, str]:
+    """Header of an answer to a client that may ask again then."""
+    return {"Retry-After": str(seconds)}
+
+
+def unavailable(message: str, code: str, seconds: int = 5) -> RequestError:
+    """The answer of a server that cannot answer for now."""
+    return RequestError(message, status=503, kind="server_error", code=code, headers=later(seconds))
 
 
 # --------------------------------------------------------------------------- JSON
