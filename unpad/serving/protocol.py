@@ -81,7 +81,7 @@ def later(seconds: int) -> dict[str, str]:
     return {"Retry-After": str(seconds)}
 
 
-def unavailable(message: str, code: str, seconds: int = 5) -> RequestError:
+def unavailable(message: str, *, code: str, seconds: int = 5) -> RequestError:
     """The answer of a server that cannot answer for now."""
     return RequestError(message, status=503, kind="server_error", code=code, headers=later(seconds))
 
@@ -165,15 +165,15 @@ def _shown(value: Any) -> str:
 # --------------------------------------------------------------------------- fields
 
 
-def refusal(what: str, at: str = "", code: str = "refused") -> PydanticCustomError:
+def refusal(what: str, at: str = "", code: str = "") -> PydanticCustomError:
     """The error of a field.
 
     Args:
         what: its message, behind the name of the field.
         at: the place inside of what is validated: a field of it, or an element such as "[2].role".
-        code: of the answer; "refused" for none.
+        code: of the answer; "" for none.
     """
-    return PydanticCustomError(code, "{what}", {"what": what, "at": at})
+    return PydanticCustomError(code or "refused", "{what}", {"what": what, "at": at})
 
 
 class Body(BaseModel, strict=True, extra="forbid", frozen=True):

@@ -99,7 +99,7 @@ class Service:
             RequestError: 503 while it loads, and when the server is about to end.
         """
         if self.served is None or self.state != "ready":
-            raise unavailable(f"the server is {self.state}: ask again later", self.state)
+            raise unavailable(f"the server is {self.state}: ask again later", code=self.state)
         return self.served
 
     @property
@@ -289,7 +289,7 @@ def error_of(reason: Reason, error: UnpadError | None, limits: Limits) -> Reques
 
 
 def ending() -> RequestError:
-    return unavailable("the server ends before the answer was complete: ask again", "draining")
+    return unavailable("the server ends before the answer was complete: ask again", code="draining")
 
 
 def failed(error: Exception | None) -> RequestError:
@@ -301,7 +301,8 @@ def failed(error: Exception | None) -> RequestError:
     if isinstance(error, NonFiniteError):
         return RequestError(message_of(error), status=500, kind="server_error", code="scores_not_finite")
     if isinstance(error, OutOfMemoryError):
-        return unavailable(f"the request does not fit into memory: {error.fix}", "out_of_memory", LONGEST_RETRY)
+        what = f"the request does not fit into memory: {error.fix}"
+        return unavailable(what, code="out_of_memory", seconds=LONGEST_RETRY)
     if isinstance(error, RecipeError | SourceError):
         return RequestError(message_of(error), code=getattr(error, "code", None))
     what = "a fault of the server: its log has more under the id of this request"
