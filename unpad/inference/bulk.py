@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 from unpad.batching.batch import RaggedBatch
 from unpad.data.sources.example import BadRow
-from unpad.data.sources.jsonlines import FIXES, RowFault
-from unpad.data.sources.rows import reading
+from unpad.data.sources.faults import FIXES, RowFault
+from unpad.data.sources.reader import reading
 from unpad.errors import Interrupted, RecipeError, RunInUseError
 from unpad.inference.engine import Engine, Request
 from unpad.inference.generate import ROWS

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from unpad.data.sources.chat import messages_of, refuse_order
-from unpad.data.sources.example import BadRow
-from unpad.data.sources.jsonlines import RowFault, missing, read_lines
-from unpad.data.sources.rows import reading, require_text
+from unpad.data.sources.example import BadRow, place_of
+from unpad.data.sources.faults import RowFault, missing
+from unpad.data.sources.json_rows import read_lines
+from unpad.data.sources.reader import reading
+from unpad.data.sources.row import Row
 from unpad.data.tokens.encode import encode_prompt
 from unpad.errors import RecipeError, SourceError
 from unpad.inference.bulk import Bulk, answer_rows, digest_of, remedy, summary
@@ -86,39 +88,39 @@ def answer_prompts(run: LoadedRun, path: Path, out: Path, *, same_seed: bool = F
 def _rows(run: LoadedRun, path: Path, same_seed: bool) -> Iterator[PromptRow]:
     settings = run.recipe.generate
     with reading(path):
-        for index, item in enumerate(read_lines(path)):
-            if isinstance(item, BadRow):
-                raise SourceError(f"{item.code}: {item.what}", where=item.where, fix=remedy(item, EXAMPLE))
-            line, row = item
-            where = f"{path}:{line}"
+        for index, row in enumerate(read_lines(path)):
+            if isinstance(row, BadRow):
+                raise SourceError(f"{row.code}: {row.what}", where=row.where, fix=remedy(row, EXAMPLE))
+            line = place_of(row.where).line
+            assert line is not None, "rows of lines"
             try:
                 prompt = _prompt(run, row)
                 check(run.generator, [prompt.ids], settings)
             except RowFault as fault:
-                raise SourceError(f"{fault.code}: {fault.what}", where=where, fix=remedy(fault, EXAMPLE)) from None
+                raise SourceError(f"{fault.code}: {fault.what}", where=row.where, fix=remedy(fault, EXAMPLE)) from None
             except RecipeError as error:
-                raise SourceError(error.what, where=where, fix=error.fix) from None
+                raise SourceError(error.what, where=row.where, fix=error.fix) from None
             seed = settings.seed + (0 if same_seed else index)
             yield PromptRow(run, line, prompt, row.get("id"), settings.model_copy(update={"seed": seed}))
 
 
-def _prompt(run: LoadedRun, row: dict[str, Any]) -> Prompt:
+def _prompt(run: LoadedRun, row: Row) -> Prompt:
     """The prompt of a row.
 
     Raises:
         RowFault: the row has none.
         RecipeError: the run has no place for a system text.
     """
-    if unknown := [name for name in row if name not in FIELDS]:
+    if unknown := [name for name in row.names if name not in FIELDS]:
         fix = f"leave it out; a row has {', '.join(FIELDS)}, and settings are of the command"
         raise RowFault("E_TYPE", f"unknown field {json.dumps(unknown[0], ensure_ascii=False)}", fix)
     if "messages" in row and ("prompt" in row or "system" in row):
         raise RowFault("E_TYPE", '"messages" stand beside "prompt" or "system"', "give one of them")
     if "messages" not in row:
         if "prompt" not in row:
-            raise missing(("prompt", "messages"), list(row))
-        system = require_text(row["system"], '"system"') if row.get("system") else ""
-        return run.prompt(require_text(row["prompt"], '"prompt"'), system)
+            raise missing(("prompt", "messages"), row.names)
+        system = row.text("system") if row.get("system") else ""
+        return run.prompt(row.text("prompt"), system)
     turns = messages_of(row["messages"], '"messages"')
     if not reads_chat(run.recipe, run.tokenizer):
         raise RowFault("E_TYPE", "the run was trained on no conversations", 'give it rows with "prompt"')

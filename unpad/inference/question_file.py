@@ -13,10 +13,10 @@ from typing import Any
 
 from unpad.data.pictures.album import seen_pictures
 from unpad.data.sources.example import BadRow, place_of
+from unpad.data.sources.faults import RowFault
 from unpad.data.sources.files import FORMATS, SourceFile
 from unpad.data.sources.images import ImageExample
-from unpad.data.sources.jsonlines import RowFault
-from unpad.data.sources.rows import reading, rows
+from unpad.data.sources.reader import read, reading
 from unpad.data.sources.vqa import asked
 from unpad.data.vqa import question_about_all
 from unpad.errors import RecipeError, SourceError
@@ -154,19 +154,18 @@ def _rows(run: LoadedRun, path: Path) -> Iterator[BulkRow]:
     file = SourceFile(path, "csv" if is_table else "jsonl", None, 1.0, 0)
     folder, root = path.parent, os.path.realpath(path.parent)
     with reading(path):
-        for item in rows(file, run.recipe.data, WANTED, OPTIONAL):
-            if isinstance(item, BadRow):
-                yield _BadRow(_line(item.where), RowFault(item.code, item.what, remedy(item, EXAMPLE)))
+        for row in read(file, run.recipe.data, WANTED, OPTIONAL):
+            line = _line(row.where)
+            if isinstance(row, BadRow):
+                yield _BadRow(line, RowFault(row.code, row.what, remedy(row, EXAMPLE)))
                 continue
-            where, row = item
-            named = row if type(row) is dict else {}
-            given = {name: named[name] for name in ("id", "image") if named.get(name) is not None}
+            given = {name: row[name] for name in ("id", "image") if row.get(name) is not None}
             try:
                 paths, question = asked(folder, row)
             except RowFault as fault:
-                yield _BadRow(_line(where), RowFault(fault.code, fault.what, remedy(fault, EXAMPLE)), given)
+                yield _BadRow(line, RowFault(fault.code, fault.what, remedy(fault, EXAMPLE)), given)
                 continue
-            yield QuestionRow(run, _line(where), given | {"question": question}, paths, question, root)
+            yield QuestionRow(run, line, given | {"question": question}, paths, question, root)
 
 
 def _line(where: str) -> int:
