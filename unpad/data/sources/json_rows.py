@@ -52,9 +52,8 @@ class StrictDecoder:
             value = self._decoder.decode(text)
         except RecursionError:
             raise RowFault("E_DEPTH", _TOO_DEEP) from None
-        if (self._faults or len(text) > MAX_DEPTH or "\\u" in text) and (
-            fault := self._fault(text, 0, len(text), value)
-        ):
+        is_suspicious = self._faults or len(text) > MAX_DEPTH or "\\u" in text
+        if is_suspicious and (fault := self._fault(text, 0, len(text), value)):
             raise fault
         return value
 
