@@ -127,16 +127,15 @@ def _annotations(path: Path) -> tuple[dict[int, _Annotation | BadRow], list[BadR
             bad.append(fault.at(row.where, row.value))
             continue
         try:
-            row.require("answers")
-            found[number] = _Annotation(row.where, _id(row, "image_id"), answer_texts(row["answers"]))
+            texts = answer_texts(row.require("answers")["answers"])
+            found[number] = _Annotation(row.where, _id(row, "image_id"), texts)
         except RowFault as fault:
             found[number] = fault.at(row.where, row.value)
     return found, bad
 
 
 def _id(row: Row, name: str) -> int:
-    row.require(name)
-    value = row[name]
+    value = row.require(name)[name]
     if type(value) is not int or value < 0:
         given = value if type(value) is int else type_name(value)
         raise RowFault("E_TYPE", f'"{name}" is {given}, expected a whole number from 0')

@@ -52,17 +52,18 @@ class Row:
         """Names of the fields that nobody asked for, those that the reader left out included."""
         return [name for name in (*self.names, *self._others) if name not in self._read]
 
-    def require(self, *names: str) -> None:
-        """Refuse a row that is no object, or lacks one of these fields.
+    def require(self, *names: str) -> Row:
+        """Return the row, which is an object with these fields.
 
         Raises:
-            RowFault: it does.
+            RowFault: it is another value, or lacks one of them.
         """
         if type(self.value) is not dict:
             raise RowFault("E_NOT_OBJECT", f"the row is {type_name(self.value)}, expected an object")
         for name in names:
             if name not in self.value:
                 raise missing((name,), list(self.value))
+        return self
 
     def text(self, name: str) -> str:
         """The text of a field; see `require_text`.

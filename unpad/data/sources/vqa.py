@@ -127,8 +127,7 @@ def asked(folder: Path, row: Row) -> tuple[tuple[Path, ...], str]:
     Raises:
         RowFault: one of them is missing or unusable.
     """
-    row.require("image")
-    image = row["image"]
+    image = row.require("image")["image"]
     names = image if isinstance(image, list) else [] if image is None else [image]
     paths = tuple(folder / checked_path(require_text(name, '"image"')) for name in names)
     if "caption" in row and "question" not in row:
