@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection
 from datetime import UTC, date, datetime
 from itertools import pairwise
 from typing import Annotated, Any, Literal, get_origin
@@ -162,6 +163,15 @@ class EventSource(Section):
         return self
 
 
+def _refuse_words(words: list[str], taken: Collection[str], what: str, why_taken: str) -> None:
+    """Refuse words of a list that are empty, named twice or have a meaning already."""
+    for place, word in enumerate(words):
+        twice = word in words[:place]
+        if twice or word in taken or not word:
+            why = "is no value" if not word else "is named twice" if twice else why_taken
+            raise ValueError(f'"{word}" among the {what} {why}')
+
+
 class EventLabels(Section):
     """Prediction targets, one row per patient and landmark: `label`, or `event` and `duration`."""
 
@@ -205,10 +215,7 @@ class EventLabels(Section):
         if self.competing and self.event is None:
             raise ValueError("competing events are values of the column event, which goes with duration")
         taken = {"0", "1", "true", "false", *(self.map or {})}
-        for place, word in enumerate(self.competing):
-            if word in taken or word in self.competing[:place] or not word:
-                what = "is named twice" if word in self.competing[:place] else "has a meaning as 0, 1 or in map"
-                raise ValueError(f'"{word}" among the competing events {what if word else "is no value"}')
+        _refuse_words(self.competing, taken, "competing events", "has a meaning as 0, 1 or in map")
         if self.time is not None and self.label is None:
             raise ValueError("time goes with label; duration says when the outcome was")
         return self
@@ -223,10 +230,7 @@ class EventLabels(Section):
             raise ValueError(
                 "map gives labels 0 and 1, and classes name their own; with them it only has words for null"
             )
-        for place, word in enumerate(self.classes):
-            if not word or word in self.classes[:place] or word in (self.map or {}):
-                again = "is named twice" if word in self.classes[:place] else "is no known class in map"
-                raise ValueError(f'"{word}" among the classes {again if word else "is no value"}')
+        _refuse_words(self.classes, self.map or {}, "classes", "is no known class in map")
         return self
 
     @property
@@ -444,14 +448,8 @@ class AugmentSettings(Section):
     """Probability that the clauses of a text are reordered."""
 
 
-CHANGES = (
-    "flip",
-    "shift",
-    "scale",
-    "zoom",
-    "color",
-    "erase",
-)  # augmentations of a training image, drawn anew every epoch
+# Augmentations of a training image, drawn anew every epoch.
+CHANGES = ("flip", "shift", "scale", "zoom", "color", "erase")
 
 
 class ImageSettings(Section):
