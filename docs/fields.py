@@ -89,10 +89,10 @@ def values(field: dict[str, Any]) -> str:
 
 def description(section: type[Section], name: str) -> str:
     """The description of a field, or that of the section it was inherited from."""
-    for base in section.__mro__:
-        if issubclass(base, Section) and name in base.model_fields:
-            if text := descriptions(base).get(name) or base.model_fields[name].description:
-                return text.replace("|", "\\|")
+    sections = [base for base in section.__mro__ if issubclass(base, Section) and name in base.model_fields]
+    texts = [descriptions(base).get(name) or base.model_fields[name].description for base in sections]
+    for text in filter(None, texts):
+        return text.replace("|", "\\|")
     raise ValueError(f"{section.__module__}.{section.__name__}.{name} has no description")
 
 
