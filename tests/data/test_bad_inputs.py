@@ -19,7 +19,7 @@ from unpad.data.sources import images, vqa
 from unpad.data.sources.bad_rows import apply_policy
 from unpad.data.sources.example import BadRow, count_bad
 from unpad.data.sources.files import expand
-from unpad.data.sources.rows import TEXT_KINDS, read_file
+from unpad.data.sources.reader import TEXT_KINDS, read_file
 from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings, Source
 
@@ -36,8 +36,8 @@ def test_the_table_has_every_kind() -> None:
     found = {case.kind.split()[0] for case in CASES}
     assert wanted - found == set(ABSENT)
     assert found < wanted
-    said = f"{len(found)} of {len(wanted)} kinds of bad input"  # docs/features.md counts them
-    assert said in (Path(__file__).parents[2] / "docs/features.md").read_text(encoding="utf-8")
+    said = f"{len(found)} of {len(wanted)} kinds of bad input"  # docs/internals/features.md counts them
+    assert said in (Path(__file__).parents[2] / "docs/internals/features.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.promise("input.kinds")
