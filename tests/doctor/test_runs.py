@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,6 @@ from tests.helpers.families import text
 from tests.helpers.toy import run
 from unpad.doctor.finding import Finding
 from unpad.doctor.settings import overfit, run_flat
-from unpad.errors import RunFileError
 from unpad.recipes.recipe import stages_of
 from unpad.run.folder import run_recipe
 
@@ -70,12 +68,3 @@ def test_a_course_that_went_wrong_is_named(trained: Path, kind: str, code: str) 
 
     assert [one.code for one in found([spoilt(kind, row) for row in logged])] == [code]
     assert [one.code for one in found(logged) if one.severity != "note"] == []
-
-
-def test_metrics_that_are_damaged_are_named(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(trained.parent / "cache"))
-    shutil.copytree(trained, tmp_path / "run")
-    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1, bro\n', encoding="utf-8")
-    with pytest.raises(RunFileError, match="this line is damaged") as caught:
-        examined(tmp_path / "run")
-    assert caught.value.exit_code == 4

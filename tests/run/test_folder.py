@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from unpad.errors import CheckpointError, RecipeError
-from unpad.run.folder import COMMAND, RECIPE, RUNS, as_run, find_run, free_folder, read_command, run_recipe
+from unpad.errors import RecipeError
+from unpad.run.folder import RECIPE, RUNS, as_run, find_run, free_folder, run_recipe
 
 
 @pytest.fixture(autouse=True)
@@ -64,19 +62,3 @@ def test_a_new_run_has_the_next_number_and_resuming_takes_the_newest_with_a_reci
 def test_a_run_of_before_the_split_had_a_version_keeps_its_split(data: str, expected: int) -> None:
     recipe = run_recipe(make(Path("run"), f"train: {{max_epochs: 1}}\ndata: {data}\n"), ["optim.lr=0.5"])
     assert (recipe.data.split_version, recipe.optim.lr) == (expected, 0.5)
-
-
-@pytest.mark.parametrize(
-    "command", [None, [], {}, "{", {"recipe": 3, "overrides": []}, {"recipe": "x"}, {"recipe": "x", "overrides": [3]},
-                {"recipe": "x", "overrides": 5}],
-)  # fmt: skip
-def test_a_command_that_cannot_be_typed_is_refused(command: Any) -> None:
-    run, good = make(Path("run")), {"recipe": "llm", "overrides": ["a=1"], "precision": "fp32", "id": "ab"}
-    (run / COMMAND).write_text(json.dumps(good))
-    assert read_command(run) == good
-    (run / COMMAND).write_text(command if isinstance(command, str) else json.dumps(command))
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        read_command(run)
-    (run / COMMAND).unlink()
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        read_command(run)

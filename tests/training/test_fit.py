@@ -112,20 +112,3 @@ def test_a_new_run_keeps_the_cut_and_goes_on_with_it(
     assert go_on(3, resume=True, fit_processes=False) == (cut, notes)
     notes.append("--fit-processes is for new runs; this one keeps its micro-batches")
     assert go_on(4, resume=True, fit_processes=True) == (cut, notes)
-
-
-def test_a_run_that_is_resumed_is_not_fitted(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fits = list[bool]()
-
-    def seen(setup: Setup, overrides: Sequence[str], *, fit: bool) -> tuple[Setup, list[str], list[str]]:
-        fits.append(fit)
-        return setup, [], ["a note"]
-
-    monkeypatch.setattr("unpad.training.fit.share_out", seen)
-    for steps in (1, 2):
-        overrides = [f"train.max_steps={steps}"]
-        train(str(recipe), tmp_path / "run", overrides, resume=steps > 1, console=quiet(), fit_processes=True)
-    assert fits == [True, False]
-    ignored = "--fit-processes is for new runs; this one keeps its micro-batches"
-    notes = [row["message"] for row in read_log(tmp_path / "run") if row["kind"] == "note"]
-    assert notes == ["a note", "a note", ignored]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from unpad.doctor import settings, trials
-from unpad.doctor.finding import Finding, Found, Language, finding, ranked
+from unpad.doctor.finding import Finding, Found, Language, finding, listed, ranked, serious
 from unpad.doctor.layers import Layers, check_layers, frozen
 from unpad.doctor.subject import Subject, TimeBudget, open_subject
 from unpad.doctor.trials import LOWEST, Carry, Overfit, Steps, Sweep, System
@@ -51,7 +51,7 @@ class Examination:
     @property
     def troubles(self) -> list[Finding]:
         """Findings above a note."""
-        return [item for item in self.findings if item.severity != "note"]
+        return serious(self.findings)
 
     def lines(self, language: Language) -> list[str]:
         """The examination as text."""
@@ -76,8 +76,7 @@ class Examination:
         many = (f"{num} things to mend, the worst first", f"有 {num} 处需要处理，最严重的在前")
         verdict = verdicts.get(num, many)[zh]
         lines.append(f"{verdict}（{self.seconds:.0f} 秒）" if zh else f"{verdict} ({self.seconds:.0f} s)")
-        for rank, item in enumerate(self.findings, 1):
-            lines += ["", *item.lines(rank, language)]
+        lines += listed(self.findings, language)
         return [*lines, "", "测量结果" if zh else "What was measured", *described(*zip(*self._facts(zh), strict=True))]
 
     def _facts(self, zh: bool) -> list[tuple[str, str]]:

@@ -126,6 +126,16 @@ def ranked(findings: list[Finding]) -> list[Finding]:
     return sorted(kept, key=lambda item: order.index(item.severity))
 
 
+def serious(findings: list[Finding]) -> list[Finding]:
+    """Findings above a note."""
+    return [item for item in findings if item.severity != "note"]
+
+
+def listed(findings: list[Finding], language: Language) -> list[str]:
+    """All findings by their rank as text, each after a blank line."""
+    return [line for rank, item in enumerate(findings, 1) for line in ("", *item.lines(rank, language))]
+
+
 def language_of(asked: str | None) -> Language:
     """The language that is asked for; otherwise that of the locale, English where it is neither of the two."""
     if asked is not None:

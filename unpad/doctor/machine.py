@@ -20,7 +20,7 @@ from statistics import quantiles
 from typing import Any
 
 from unpad import storage
-from unpad.doctor.finding import Finding, Found, Language, Severity, Words, finding, ranked
+from unpad.doctor.finding import Finding, Found, Language, Severity, Words, finding, listed, ranked, serious
 from unpad.errors import RunInUseError
 from unpad.interchange.origin import open_recipe
 from unpad.machine.memory import MemoryLimit, memory_limit, process_memory
@@ -277,7 +277,7 @@ class CheckedMachine:
     @property
     def troubles(self) -> list[Finding]:
         """Findings above a note."""
-        return [item for item in self.findings if item.severity != "note"]
+        return serious(self.findings)
 
     def lines(self, language: Language) -> list[str]:
         """What was checked and what is needed, then the findings."""
@@ -288,8 +288,7 @@ class CheckedMachine:
             f"{self.where} 里的 {self.name}：{len(CHECKS)} 项检查（{', '.join(CHECKS)}）中 {num} 项有问题，"
             f"{self.seconds:.0f} 秒；需要 {space:.2f} GiB 磁盘和约 {needed:.2f} GiB 内存",
         )[language == "zh"]
-        below = (line for rank, item in enumerate(self.findings, 1) for line in ("", *item.lines(rank, language)))
-        return [*wrapped(head), *below]
+        return [*wrapped(head), *listed(self.findings, language)]
 
     def to_json(self, language: Language) -> dict[str, Any]:
         findings = [item.to_json(language) for item in self.findings]
