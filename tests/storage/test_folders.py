@@ -134,7 +134,6 @@ ENTRY = {"size": 0, "sha256": storage.sha256(b"")}
                 "MANIFEST.json",
                 "x" * 300,
             )
-            + ["x" * 300]
         ),
         *(
             json.dumps({"files": {"a": entry}, "format": 1})
