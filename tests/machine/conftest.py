@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from unpad.machine import files
+from unpad.machine import memory
 
 Tell = Callable[..., None]
 
@@ -15,7 +15,7 @@ Tell = Callable[..., None]
 @pytest.fixture
 def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tell:
     """Writes files of the system by name; nothing else is told."""
-    monkeypatch.setattr(files, "ROOT", tmp_path / "root")
+    monkeypatch.setattr(memory, "ROOT", tmp_path / "root")
 
     def tell(texts: dict[str, object]) -> None:
         for name, text in texts.items():

@@ -14,6 +14,8 @@ from unpad.terminal.table import (
     described,
     folded,
     number_of,
+    short,
+    span,
     text_table,
     wrapped,
 )
@@ -161,3 +163,15 @@ def test_a_long_line_is_broken_at_words_and_keeps_its_gaps() -> None:
     ]
     assert folded("  short  line", 30) == ["  short  line"]
     assert folded("reads " + "x" * 40, 30) == ["reads", "  " + "x" * 40]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(0, "0"), (0.123456, "0.123"), (1234, "1,234"), (16234.4, "16.2k"), (2.31e6, "2.31M"), (5e9, "5B")],
+)
+def test_numbers_are_short(value: float, expected: str) -> None:
+    assert short(value) == expected
+
+
+def test_durations_are_short() -> None:
+    assert [span(s) for s in (0.04, 8.14, 59.9, 72, 11_100)] == ["0.0s", "8.1s", "60s", "1m12s", "3h05m"]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from unpad.machine.files import control_groups, lines_of, system_file
+from unpad.machine.memory import control_groups, lines_of, system_file
 
 
 def processor_fields() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Memory: used by this process, its peak since a chosen moment, and what is still available."""
+"""Memory: used by this process, its peak since a chosen moment, and what is still available; files of the system."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-
-from unpad.machine.files import control_groups, limit_of, lines_of, number_of, system_file
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 FILES = {  # of a control group, by version: its limit, what is used, and the cached files among that
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),
 }
+ROOT = Path("/")  # of the system's files; tests replace it
 UNKNOWN = 4 << 30  # bytes assumed free if the system does not report them
 
 
@@ -102,3 +103,58 @@ def _largest_ever() -> int:
         return 0
     scale = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+
+
+def limit_of(name: str) -> int | None:
+    """Soft limit of this process, by its name after RLIMIT_, such as AS; None without one."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    limit: int = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+class ControlGroup(NamedTuple):
+    """Folder of a control group, which may be hidden, and its version, 1 or 2."""
+
+    folder: Path
+    version: int
+
+
+def system_file(name: str) -> Path:
+    """Path of a file by its name without the first slash, such as proc/stat."""
+    return ROOT / name
+
+
+def lines_of(path: Path) -> list[str]:
+    """Lines of a file; empty if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def number_of(path: Path, field: str) -> int | None:
+    """First number of the line that begins with a field, with or without a colon; None without one."""
+    for line in lines_of(path):
+        words = line.split()
+        if len(words) > 1 and words[0].removesuffix(":") == field and words[1].isdecimal():
+            return int(words[1])
+    return None
+
+
+def control_groups(controller: str) -> Iterator[ControlGroup]:
+    """Control groups of this process that a controller such as "memory" may limit, the innermost first and then those
+    around it, of both versions.
+
+    A container may show them only at the root: many of the folders do not exist.
+    """
+    for line in lines_of(system_file("proc/self/cgroup")):
+        controllers, _, path = line.partition(":")[2].partition(":")
+        if controllers and controller not in controllers.split(","):
+            continue
+        top = system_file("sys/fs/cgroup") / (controller if controllers else "")
+        inner = PurePosixPath(path.lstrip("/"))
+        for group in (inner, *inner.parents):
+            yield ControlGroup(top / group, 1 if controllers else 2)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from unpad.nn import product_speed
 from unpad.nn.precision import Precision
-from unpad.nn.product_speed import HOPELESS
 
 MIN_GAIN = 1.1  # of bf16's products over fp32's: conversions of weights and activations cost a few percent
 
@@ -39,8 +37,10 @@ def _fastest(device: torch.device, decoding: bool) -> tuple[Precision, str]:
         return ("bf16", "the GPU has it") if native else ("fp32", "this GPU has no bf16")
     if not multiplies_bf16():
         return "fp32", f"without AVX-512 BF16 and AMX bf16 is emulated ({torch.backends.cpu.get_cpu_capability()})"
+    from unpad.nn import product_speed  # a choice that is written measures nothing
+
     speeds = product_speed.product_speeds()
-    emulated = speeds.training.gain < 1 / HOPELESS  # the products of a prompt are like those of training
+    emulated = speeds.training.gain < 1 / product_speed.HOPELESS  # the products of a prompt are like those of training
     gain = (speeds.decoding if decoding and not emulated else speeds.training).gain
     if gain >= MIN_GAIN:
         return "bf16", f"its products are {gain:.1f} times as fast as fp32's here, measured"

@@ -34,10 +34,10 @@ from unpad.run.folder import (
 from unpad.run.report import svg
 from unpad.run.report.history import METRICS, RunHistory, metric_fault, parse_row, read_history, read_log, run_state
 from unpad.run.report.samples import newest_evaluation, old_notes
-from unpad.run.report.svg import WIDE, Axes, Curve, plot, running_mean, short, span
+from unpad.run.report.svg import WIDE, Axes, Curve, plot, running_mean
 from unpad.storage import write_atomic
 from unpad.storage.reading import opened, read_lines, read_shaped
-from unpad.terminal.table import cells, columns, text_table, wrapped
+from unpad.terminal.table import cells, columns, short, span, text_table, wrapped
 
 NAME_CELLS = 20
 HEAD = f"{'run':<20} {'state':<9} {'started':<16} {'step':>9} {'held out':>9} {'size':>9}"

@@ -14,10 +14,9 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from unpad.run.report.svg import short, span
 from unpad.terminal.printing import print_styled
 from unpad.terminal.progress import ProgressBar, erase, held, progress, told
-from unpad.terminal.table import folded
+from unpad.terminal.table import folded, short, span
 
 RECENT_STEPS = 50  # number of steps for rates and time left
 REFRESH_SECONDS = 0.1

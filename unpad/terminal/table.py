@@ -191,3 +191,19 @@ def cells(text: str) -> int:
     from rich.cells import cell_len  # imported here, as most commands print no table
 
     return cell_len(text)
+
+
+def short(value: float) -> str:
+    """Write a number in at most five characters or so: 1234 as 1,234, 12345678 as 12.3M."""
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / min(size, 1e3 if letter == 'k' else size):.3g}{letter}"
+    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def span(seconds: float) -> str:
+    """Write a duration: 8.1s, 1m12s, 3h05m."""
+    if seconds < 60:
+        return f"{seconds:.0f}s" if seconds >= 10 else f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"

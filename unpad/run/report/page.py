@@ -24,10 +24,10 @@ from unpad.run import upgrade
 from unpad.run.report import attention, samples, svg
 from unpad.run.report.history import Array, RunHistory, read_history, run_state
 from unpad.run.report.section import NO_SECTION, FamilySection, family_section, part_note, readings_section
-from unpad.run.report.svg import WIDE, Axes, Curve, plot, running_mean, short, span
+from unpad.run.report.svg import WIDE, Axes, Curve, plot, running_mean
 from unpad.run.timers import covered_steps
 from unpad.storage.reading import read_shaped
-from unpad.terminal.table import number_of
+from unpad.terminal.table import number_of, short, span
 
 Tile = tuple[str, str, str]  # name, value and note
 MAX_ROWS = 200  # rows of a table; its title names the number left out

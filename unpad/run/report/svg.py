@@ -100,22 +100,6 @@ def running_mean(values: Array, weights: Array, width: int) -> Array:
     return np.where(total > 0, (sums[high] - sums[low]) / np.where(total > 0, total, 1.0), np.nan)
 
 
-def short(value: float) -> str:
-    """Write a number in at most five characters or so: 1234 as 1,234, 12345678 as 12.3M."""
-    for size, letter in ((1e9, "B"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= size:
-            return f"{value / min(size, 1e3 if letter == 'k' else size):.3g}{letter}"
-    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
-
-
-def span(seconds: float) -> str:
-    """Write a duration: 8.1s, 1m12s, 3h05m."""
-    if seconds < 60:
-        return f"{seconds:.0f}s" if seconds >= 10 else f"{seconds:.1f}s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
-
-
 def tick_labels(marks: list[float]) -> list[str]:
     """Write the marks of one axis with the same suffix and the same decimals."""
     highest, step = max(abs(mark) for mark in marks), marks[1] - marks[0]
