@@ -1,4 +1,4 @@
-"""docs/internals/data_path.md names what exists, and its calls, but for the last section, are those of a run on texts."""
+"""docs/internals/data_path.md names what exists; calls of all sections but the last are those of a run on texts."""
 
 from __future__ import annotations
 
