@@ -155,11 +155,8 @@ def test_a_conversation_answers_what_it_learned_and_remembers_the_turns(trained:
     talk.clear()
     assert talk.history == []
     assert "".join(talk.reply("你好")) == "你好，我在。"
-
-
-def test_a_reply_ends_where_the_model_speaks_for_the_user(trained: Trained) -> None:
-    talk = Conversation(*trained, TEMPLATE, SETTINGS)
-    assert "".join(talk.reply("继续")) == "好的。"
+    talk.clear()
+    assert "".join(talk.reply("继续")) == "好的。", "a reply ends where the model speaks for the user"
     assert talk.history[-1] == Turn("assistant", "好的。")
 
 
@@ -183,14 +180,9 @@ def test_a_long_conversation_keeps_going(trained: Trained) -> None:
         next(talk.reply("你好" * 80))
 
 
-def test_a_system_turn_outlives_clear(trained: Trained) -> None:
-    talk = Conversation(*trained, TEMPLATE, SETTINGS, system="简短。")
-    "".join(talk.reply("你好"))
-    talk.clear()
-    assert talk.history == turns(("system", "简短。"))
-
-
-def test_a_saved_conversation_is_a_line_that_training_reads(trained: Trained, tmp_path: Path) -> None:
+def test_a_saved_conversation_is_a_line_that_training_reads_and_replaces_no_other_file(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     talk, path = Conversation(*trained, TEMPLATE, SETTINGS), tmp_path / "对话.jsonl"
     with pytest.raises(RecipeError, match="nothing"):
         talk.save(path)
@@ -200,27 +192,12 @@ def test_a_saved_conversation_is_a_line_that_training_reads(trained: Trained, tm
     talk.save(path)  # its own file may be replaced
     (line,) = path.read_text(encoding="utf-8").splitlines()
     assert json.loads(line) == {"messages": [{"role": role, "content": content} for role, content in TALKS[1]]}
-
-
-def test_a_conversation_may_be_saved_again_by_another_spelling_of_the_path(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.chdir(tmp_path)
-    talk = Conversation(*trained, TEMPLATE, SETTINGS)
-    "".join(talk.reply("你好"))
-    for path in (Path("talk.jsonl"), Path("talk.jsonl"), tmp_path / "talk.jsonl", Path("./talk.jsonl")):
-        talk.save(path)
-    assert [path.name for path in tmp_path.iterdir()] == ["talk.jsonl"]
-
-
-def test_saving_never_replaces_a_file_of_something_else(trained: Trained, tmp_path: Path) -> None:
-    path = tmp_path / "data.jsonl"
-    path.write_text("precious")
-    talk = Conversation(*trained, TEMPLATE, SETTINGS)
-    "".join(talk.reply("你好"))
+    talk.save(Path("./对话.jsonl"))
+    Path("data.jsonl").write_text("precious")
     with pytest.raises(RecipeError, match="exists"):
-        talk.save(path)
-    assert path.read_text() == "precious"
+        talk.save(Path("data.jsonl"))
+    assert Path("data.jsonl").read_text() == "precious"
 
 
 # --------------------------------------------------------------------------- where a reply stops
@@ -326,14 +303,6 @@ def test_commands_set_and_remove_the_system_text(trained: Trained) -> None:
     ids = encode_prompt(turns(("system", "简短。"), ("user", "你好")), trained[1], TEMPLATE)
     expected = generate(trained[0], [ids], SETTINGS, eos_id=trained[1].eos_id, banned=control_ids(trained[1]))
     assert quiet.strip("\n") == trained[1].decode(expected[0]).partition(TEMPLATE.user)[0].strip("\n")
-
-
-def test_a_system_text_is_read_before_the_message(trained: Trained) -> None:
-    conversation = Conversation(*trained, TEMPLATE, SETTINGS, system="简短。")
-    reply = "".join(conversation.reply("你好"))
-    ids = encode_prompt(turns(("system", "简短。"), ("user", "你好")), trained[1], TEMPLATE)
-    expected = generate(trained[0], [ids], SETTINGS, eos_id=trained[1].eos_id, banned=control_ids(trained[1]))
-    assert trained[1].decode(expected[0]).startswith(reply)
 
 
 def test_a_refused_system_text_is_shown_and_changes_nothing(trained: Trained) -> None:
