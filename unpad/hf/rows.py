@@ -22,7 +22,7 @@ from unpad.hf.loader import IGNORED, PACKED, collate, refuse_streams
 from unpad.proof.foreign.judge import describe, raise_memory
 from unpad.proof.foreign.model import untouched_generators
 from unpad.proof.foreign.update import (
-    Labelled,
+    LabelledSequence,
     count_cut,
     listed,
     read_batch,
@@ -39,7 +39,7 @@ Collator = Callable[[list[Any]], Any]
 class Alone(NamedTuple):
     """A sequence with its targets, and the batch of it alone, without padding."""
 
-    sequence: Labelled
+    sequence: LabelledSequence
     batch: Mapping[str, Any]
 
 
@@ -72,7 +72,9 @@ class CollatedRow:
     def sequences(self) -> list[Alone]:
         """The sequences in the row. The first token of each has no label, as no position predicts it."""
         spans = [slice(start, stop) for start, stop in pairwise(np.cumsum([0, *self.lengths]).tolist()) if start < stop]
-        found = [Labelled(self.ids[span].tolist(), [IGNORED, *self.labels[span][1:].tolist()]) for span in spans]
+        found = [
+            LabelledSequence(self.ids[span].tolist(), [IGNORED, *self.labels[span][1:].tolist()]) for span in spans
+        ]
         if len(found) == 1:
             batch = {
                 name: value[:, self.cells] if self.of_tokens(value) else value for name, value in self.made.items()

@@ -20,7 +20,7 @@ from unpad.hf.checks import is_another_loss, is_sft, loss_of_logits, loss_of_one
 from unpad.hf.loader import IGNORED, PLACE, Examples, collate
 from unpad.hf.rows import Alone, CollatedRows, Collator
 from unpad.proof.foreign.certificate import MEAN, TAKEN, ForeignCertificate
-from unpad.proof.foreign.judge import NO_ROUTER_LOSS, OWN_LOSS, Comparison, Precision, judge, refused
+from unpad.proof.foreign.judge import NO_ROUTER_LOSS, OWN_LOSS, ComparedUpdate, Precision, judge, refused
 from unpad.proof.foreign.kinds import no_trainer_of_tokens
 from unpad.proof.foreign.lengths import within
 from unpad.proof.foreign.measure import (
@@ -36,7 +36,7 @@ from unpad.proof.foreign.targets import taken_by
 from unpad.proof.foreign.undisturbed import undisturbed, without_dropout
 from unpad.proof.foreign.update import (
     LABELS,
-    Labelled,
+    LabelledSequence,
     Update,
     labelled,
     read_batch,
@@ -70,14 +70,14 @@ class TrainerUpdate:
         alone: batch of each sequence alone; empty if nobody knows them.
         truths: loss and gradient of the sequences one at a time, by whether they are in fp64: those that were measured,
             or of an earlier update of the same sequences.
-        doubts: as of `Comparison`.
+        doubts: as of `ComparedUpdate`.
     """
 
     trainer: Trainer
     model: nn.Module
     batches: Sequence[Mapping[str, Any]]
     num_items: Tensor | int | None
-    sequences: Sequence[Labelled]
+    sequences: Sequence[LabelledSequence]
     alone: Sequence[Mapping[str, Any]] = ()
     truths: dict[bool, UpdateResults] = field(default_factory=dict)
     doubts: tuple[str, ...] = ()
@@ -96,14 +96,14 @@ class TrainerUpdate:
     def certificate(self, precision: Precision, notes: Sequence[str]) -> ForeignCertificate:
         return judge(self.model, precision, self._compare, notes)
 
-    def _compare(self, exact: bool) -> Comparison:
+    def _compare(self, exact: bool) -> ComparedUpdate:
         """The update where weights are in their precision already; `exact` for fp64."""
         if not exact:
             return self._comparison(exact)
         batches, alone = [_in_fp64(batch) for batch in self.batches], [_in_fp64(batch) for batch in self.alone]
         return replace(self, batches=batches, alone=alone)._comparison(exact)
 
-    def _comparison(self, exact: bool) -> Comparison:
+    def _comparison(self, exact: bool) -> ComparedUpdate:
         try:
             step = self._step(self.batches, self.num_items)
         except Exception as error:
@@ -116,7 +116,7 @@ class TrainerUpdate:
             step = steps.pop() if steps else self._step(self.batches, self.num_items)
             return UpdateResults(logits_in_batches(forward, update), step.loss, step.gradient)
 
-        comparison = Comparison(
+        comparison = ComparedUpdate(
             update,
             lambda: one_at_a_time(self.model, update, FollowedLoss(returned=False, own=False)),
             together,
@@ -375,7 +375,7 @@ class OwnUpdate:
     """
 
     rows: CollatedRows
-    sequences: Sequence[Labelled]
+    sequences: Sequence[LabelledSequence]
     num_batches: int
     certificate: ForeignCertificate | None
     failure: str

@@ -46,7 +46,7 @@ DOUBTS: dict[Taken, str] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class ComparedUpdate:
     """An update in one precision, and how it is measured.
 
     Args:
@@ -97,7 +97,7 @@ class RefusedError(Exception):
 
 
 def judge(
-    model: nn.Module, precision: Precision, compare: Callable[[bool], Comparison], notes: Sequence[str]
+    model: nn.Module, precision: Precision, compare: Callable[[bool], ComparedUpdate], notes: Sequence[str]
 ) -> ForeignCertificate:
     """Measure in fp64 where that works, else in fp32, and judge.
 
@@ -143,7 +143,7 @@ def judge(
 
 
 def _certificate(
-    model: nn.Module, comparison: Comparison, measured: Measured, name: str, notes: Sequence[str]
+    model: nn.Module, comparison: ComparedUpdate, measured: Measured, name: str, notes: Sequence[str]
 ) -> ForeignCertificate:
     """Judge one measurement.
 

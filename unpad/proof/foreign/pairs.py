@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from unpad.errors import ProofError
 from unpad.proof.foreign.certificate import ForeignCertificate
-from unpad.proof.foreign.judge import NO_ROUTER_LOSS, OWN_LOSS, Comparison, Precision, judge, raise_memory, refused
+from unpad.proof.foreign.judge import NO_ROUTER_LOSS, OWN_LOSS, ComparedUpdate, Precision, judge, raise_memory, refused
 from unpad.proof.foreign.measure import in_batches, objective_of, one_at_a_time
 from unpad.proof.foreign.model import alone_inputs, called, loss_of, no_router_loss, untouched, untouched_generators
 from unpad.proof.foreign.targets import taken_by
@@ -19,7 +19,7 @@ from unpad.proof.foreign.update import (
     IGNORE,
     Collated,
     ForeignBatch,
-    Labelled,
+    LabelledSequence,
     Update,
     labelled,
     listed,
@@ -82,7 +82,7 @@ def prove_callable(
         return judge(model, precision, partial(_compare, model, update), notes)
 
 
-def _alone(collate: Collate, whole: Labelled) -> Labelled:
+def _alone(collate: Collate, whole: LabelledSequence) -> LabelledSequence:
     """A sequence with the labels that a collator gives to it alone; all its tokens if it cannot collate one."""
     try:
         batches = [read_batch(one) for one in listed(collate([list(whole.ids)]))]
@@ -101,7 +101,7 @@ def _alone(collate: Collate, whole: Labelled) -> Labelled:
     return replace(whole, labels=[IGNORE, *(token if target != IGNORE else IGNORE for token, target in pairs)])
 
 
-def _with_padding_token(sequences: list[Labelled], batches: Sequence[ForeignBatch]) -> list[Labelled]:
+def _with_padding_token(sequences: list[LabelledSequence], batches: Sequence[ForeignBatch]) -> list[LabelledSequence]:
     """Restore real tokens as targets if a collator left out exactly those that equal its padding."""
     padding = {token for batch in batches for token in batch.ids[~batch.real].tolist()}
     pairs = [pair for one in sequences for pair in zip(one.ids[1:], one.labels[1:], strict=True)]
@@ -110,7 +110,7 @@ def _with_padding_token(sequences: list[Labelled], batches: Sequence[ForeignBatc
     return sequences
 
 
-def _compare(model: nn.Module, update: Update, exact: bool) -> Comparison:
+def _compare(model: nn.Module, update: Update, exact: bool) -> ComparedUpdate:
     """The update in a precision."""
     device = next(model.parameters()).device
     update = moved_to(update, device, torch.float64 if exact else None)
@@ -121,7 +121,7 @@ def _compare(model: nn.Module, update: Update, exact: bool) -> Comparison:
         found = loss_of(model(**alone_inputs(model, ids), labels=torch.tensor([labels], device=device)))
         return float("nan") if found is None else float(found)
 
-    comparison = Comparison(
+    comparison = ComparedUpdate(
         update,
         lambda: one_at_a_time(model, update, objective),
         lambda: in_batches(model, update, objective),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
-from unpad.proof.foreign.update import IGNORE, Labelled
+from unpad.proof.foreign.update import IGNORE, LabelledSequence
 
 # Loss of a sequence alone by its number, from other token ids and labels.
 Loss = Callable[[int, list[int], list[int]], float]
@@ -17,7 +17,7 @@ MOST_TRIED = 4  # labels
 SAME = 1e-6  # relative difference of two losses that are the same
 
 
-def taken_by(sequences: Sequence[Labelled], loss: Loss) -> Taken:
+def taken_by(sequences: Sequence[LabelledSequence], loss: Loss) -> Taken:
     """The target that a loss takes at a position.
 
     One label is left. What the loss learns of it does not move with the label's own token, and does with the one before

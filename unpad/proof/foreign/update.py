@@ -25,7 +25,7 @@ Collated = Batch | Sequence[Batch]
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledSequence:
     """One sequence as the data has it.
 
     Args:
@@ -90,7 +90,7 @@ def listed(collated: Collated) -> list[Batch]:
     return [collated] if isinstance(collated, Mapping) else list(collated)
 
 
-def labelled(sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[bool]] | None) -> list[Labelled]:
+def labelled(sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[bool]] | None) -> list[LabelledSequence]:
     """The sequences with the targets of masks, by default all tokens but the first.
 
     Raises:
@@ -103,7 +103,7 @@ def labelled(sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[bool]]
     if list(map(len, kept)) != list(map(len, ids)):
         raise ProofError("loss_masks have other lengths than the sequences", fix="pass one flag for every token")
     return [
-        Labelled(
+        LabelledSequence(
             one, [token if flag and at else IGNORE for at, (token, flag) in enumerate(zip(one, mask, strict=True))]
         )
         for one, mask in zip(ids, kept, strict=True)
@@ -165,7 +165,7 @@ class Update:
     """
 
     batches: list[ForeignBatch]
-    sequences: list[Labelled]
+    sequences: list[LabelledSequence]
     pieces: list[Span]
     owners: list[Tensor]
     filler: list[Tensor]
@@ -212,7 +212,9 @@ class Update:
         ]
 
 
-def read_update(batches: Sequence[ForeignBatch], sequences: Sequence[Labelled], *, complete: bool = True) -> Update:
+def read_update(
+    batches: Sequence[ForeignBatch], sequences: Sequence[LabelledSequence], *, complete: bool = True
+) -> Update:
     """Find the sequences in the batches."""
     rows: list[list[int | None]] = []
     starts: list[tuple[int, int]] = []
@@ -285,7 +287,7 @@ def refuse_missing(update: Update) -> None:
         ProofError: none of the sequences is in the batches, or none of their tokens is a target.
     """
     if not update.pieces:
-        turned = [Labelled(one.ids[::-1], one.labels) for one in update.sequences]
+        turned = [LabelledSequence(one.ids[::-1], one.labels) for one in update.sequences]
         if read_update(update.batches, turned).pieces:
             raise ProofError(TURNED, fix=TURNED_FIX)
         raise ProofError(
