@@ -19,11 +19,13 @@ from transformers.trainer_utils import EvalLoopOutput
 from unpad.batching.ledger import Ledger
 from unpad.errors import RecipeError
 from unpad.hf.checks import (
+    MeanOverTargets,
     cells_per_token,
     certify,
     check_alike,
     divide_by_targets,
     group_of,
+    is_mean_of_means,
     is_sft,
     keeps_evaluation,
     loss_of_logits,
@@ -34,7 +36,6 @@ from unpad.hf.checks import (
     stop_packing,
     warn_of_cuts,
 )
-from unpad.hf.evaluation import MeanOverTargets, is_mean_of_means
 from unpad.hf.head import TargetHead, add_target_head
 from unpad.hf.loader import (
     IGNORED,
