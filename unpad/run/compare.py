@@ -345,7 +345,7 @@ def _page(comparison: Comparison, histories: list[RunHistory]) -> str:
     )
     held, training, rates, speed = list[Curve](), list[Curve](), list[Curve](), list[Curve]()
     for index, (name, run) in enumerate(zip(comparison.names, histories, strict=True)):
-        css, step, width = f"run{index}", run.steps["step"], run.window
+        css, step, width = f"run{index}", run.steps["step"], max(1, len(run.steps["step"]) // 50) | 1
         rows = [row for row in run.evaluations if row["loss"] is not None]
         if rows:
             points = np.array([row["step"] for row in rows], float), np.array([float(row["loss"]) for row in rows])

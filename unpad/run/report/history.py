@@ -262,11 +262,6 @@ class RunHistory:
         cells = float(self.steps["padded_tokens"].sum())
         return f"{1 - float(self.steps['tokens'].sum()) / cells:.1%}" if cells else ""
 
-    @property
-    def window(self) -> int:
-        """Width in steps of a running mean of a curve; 1 for a short run."""
-        return max(1, len(self.steps["step"]) // 50) | 1
-
 
 def read_history(folder: Path) -> RunHistory:
     """Read a run directory.

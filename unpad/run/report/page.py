@@ -149,7 +149,7 @@ def _plots(run: RunHistory, limit: float | None, family: FamilySection) -> str:
     starts = [index for _, index in run.stage_starts]
     parts = [slice(a, b) for a, b in zip(starts, [*starts[1:], len(step)], strict=True)]
     bounds = [(name, float(step[index])) for name, index in run.stage_starts]
-    width = run.window
+    width = max(1, len(step) // 50) | 1
 
     def smooth(at: Array, values: Array, weights: Array, pieces: list[slice]) -> list[Curve]:
         """Curves of every step, faint, and of the running mean; short runs need no mean."""
