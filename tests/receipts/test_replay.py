@@ -104,9 +104,7 @@ def test_the_rows_are_those_that_the_loader_gave_to_training(tmp_path: Path, mon
     trained = list(given)
     for step in (2, 5):
         learnt = replay(tmp_path / "run", step).micros
-        assert [([r.stop - r.start for r in m.rows], [sum(r.targets for r in m.rows)]) for m in learnt] == trained[
-            step - 1
-        ]
+        assert [([r.stop - r.start for r in m], [sum(r.targets for r in m)]) for m in learnt] == trained[step - 1]
 
 
 @pytest.mark.promise("receipts.rows")
@@ -116,7 +114,7 @@ def test_joined_documents_are_named_one_by_one(tmp_path: Path) -> None:
     run(recipe, tmp_path / "run", "train.max_steps=2")
     receipt = replay(tmp_path / "run", 2)
     row = rows(tmp_path / "run", "train")[1]
-    spans = [span for micro in receipt.micros for span in micro.rows]
+    spans = [span for micro in receipt.micros for span in micro]
     assert receipt.equal
     assert sum(span.stop - span.start for span in spans) == row["tokens"]
     assert sum(span.targets for span in spans) == row["targets"]
@@ -143,7 +141,7 @@ def test_steps_on_both_sides_of_a_resume_that_changed_the_rate_are_equal(tmp_pat
     log.write_text(log.read_text().replace('"changed"', '"forgotten"'))
     receipt = replay(tmp_path / "run", 3)
     assert not receipt.equal
-    assert receipt.comparison.differing[0][0] == "lr"
+    assert receipt.differing[0][0] == "lr"
     assert "train.max_steps is 8, was 4" in receipt.why[0]
 
 
@@ -195,7 +193,7 @@ def test_altered_weights_and_another_rate_are_found_with_exit_code_16(
     outcome = shell("replay", altered, "--step", 1)
     assert outcome.code == REPLAY_DIFFERS
     assert "differs in" in outcome.out
-    assert replay(altered, 1).comparison.differing[0][0] == "lr"
+    assert replay(altered, 1).differing[0][0] == "lr"
 
 
 @pytest.mark.promise("receipts.changed")
@@ -247,7 +245,7 @@ def test_other_rows_than_recorded_are_the_first_difference(place: Path, tmp_path
     path = altered / "metrics.jsonl"
     last = rows(altered, "train")[16]["rows"]
     path.write_text(path.read_text().replace(last, "0" * 16))
-    assert replay(altered).comparison.differing == [("rows", "0" * 16, last)]
+    assert replay(altered).differing == [("rows", "0" * 16, last)]
 
 
 @pytest.mark.promise("receipts.changed")
@@ -369,7 +367,7 @@ def test_other_families_are_equal(name: str, place: Path) -> None:
         receipt = replay(place / name, step)
         assert receipt.equal, receipt.lines()
         assert receipt.num_computed == (1 if step == 4 else 3)
-        row = receipt.micros[-1].rows[0]
+        row = receipt.micros[-1][0]
         found = trace(place / name, "".join(place_of(row.where)[:2]))
         spans = [(one.step, one.micro, one.start, one.stop, one.targets) for one in found.learnt]
         assert (step, len(receipt.micros), row.start, row.stop, row.targets) in spans

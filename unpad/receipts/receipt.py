@@ -25,24 +25,11 @@ ORDER = (
 )
 
 
-@dataclass(frozen=True)
-class StepComparison:
-    """Columns of a step: name, recorded value, recomputed value; None for a missing number."""
-
-    columns: list[tuple[str, Any, Any]]
-
-    @property
-    def differing(self) -> list[tuple[str, Any, Any]]:
-        """Columns that differ in any bit, in the order in which they follow from each other."""
-        return [column for column in self.columns if column[1] != column[2]]
-
-    @property
-    def equal(self) -> bool:
-        return not self.differing
+Column = tuple[str, Any, Any]  # of a step: name, recorded value, recomputed value; None for a missing number
 
 
-def compare(recorded: dict[str, Any], computed: dict[str, Any] | None) -> StepComparison:
-    """Compare the columns that the run recorded; JSON keeps every bit of a number.
+def compare(recorded: dict[str, Any], computed: dict[str, Any] | None) -> list[Column]:
+    """Columns that the run recorded, in the order in which they follow from each other; JSON keeps every bit.
 
     Args:
         computed: None for a step that could not be computed.
@@ -50,14 +37,19 @@ def compare(recorded: dict[str, Any], computed: dict[str, Any] | None) -> StepCo
     given = computed or {}
     names = [*(name for name in ORDER if recorded.get(name) is not None)]
     names += [name for name, value in recorded.items() if name not in names and value is not None]
-    columns: list[tuple[str, Any, Any]] = []
+    columns: list[Column] = []
     for name in names:
         if name == "values" and isinstance(recorded[name], dict):
             before, now = recorded[name], given.get(name) or {}
             columns += [(term, before.get(term), now.get(term)) for term in dict.fromkeys([*before, *now])]
         else:
             columns.append((name, recorded[name], given.get(name)))
-    return StepComparison(columns)
+    return columns
+
+
+def differing(columns: Sequence[Column]) -> list[Column]:
+    """Those that differ in any bit."""
+    return [column for column in columns if column[1] != column[2]]
 
 
 def of_memory(
@@ -129,13 +121,6 @@ IMPLIED = ("step", "stage", "kind", "epoch", "perplexity", "pad_share", "skipped
 
 
 @dataclass(frozen=True)
-class LearntMicro:
-    """A micro-batch of a step: its rows in the order of the batch."""
-
-    rows: list[RowSpan]
-
-
-@dataclass(frozen=True)
 class Receipt:
     """A recomputed step of a run.
 
@@ -143,11 +128,11 @@ class Receipt:
         start: where the computation began; num_computed: steps that it took, this one included.
         seconds: that it took, reading the data included.
         epoch_step: number of the step within its epoch, from 1, of `epoch_steps`; 0 if it could not be taken.
-        comparison: comparison of the step; first_differing: first computed step that differs, None without one.
+        columns: the step's, compared; first_differing: first computed step that differs, None without one.
         failure: reason why the step could not be recomputed; "" if it could.
         why: likely reasons for a difference.
         damages: checkpoints that could not be read.
-        micros: what the step learnt.
+        micros: the rows of every micro-batch of the step, in the order of the batch.
         units: names of a row's length, plural.
         by_plan_alone: whether the run recorded no rows, and the plan alone tells them.
         is_checked: whether a checkpoint confirmed that the data is the run's.
@@ -164,12 +149,12 @@ class Receipt:
     start: StartingPoint
     num_computed: int
     seconds: float
-    comparison: StepComparison
+    columns: list[Column]
     first_differing: int | None
     failure: str
     why: list[str]
     damages: list[str]
-    micros: list[LearntMicro]
+    micros: list[list[RowSpan]]
     units: str
     by_plan_alone: bool
     is_checked: bool
@@ -178,7 +163,12 @@ class Receipt:
     @property
     def equal(self) -> bool:
         """True if the step equals the recorded one to the bit."""
-        return self.comparison.equal and not self.failure
+        return not self.differing and not self.failure
+
+    @property
+    def differing(self) -> list[Column]:
+        """Columns of the step that differ in any bit; the first is the one to explain."""
+        return differing(self.columns)
 
     def lines(self) -> list[str]:
         """The receipt for a terminal."""
@@ -210,28 +200,27 @@ class Receipt:
             facts.append(("failed", self.failure))
         if self.first_differing is not None and self.first_differing < self.step:
             facts.append(("first", f"step {self.first_differing:,} is the first of these that differs"))
-        differing = self.comparison.differing
-        if not self.failure and differing:
-            more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
-            facts.append(("differs in", f"{differing[0][0]}{more}"))
+        if not self.failure and self.differing:
+            more = f" and {len(self.differing) - 1} more" if len(self.differing) > 1 else ""
+            facts.append(("differs in", f"{self.differing[0][0]}{more}"))
         facts += [("likely" if index == 0 else "", reason) for index, reason in enumerate(self.why)]
         return facts
 
     def _numbers(self) -> list[str]:
-        shown = [column for column in self.comparison.columns if column[0] not in IMPLIED or column[1] != column[2]]
+        shown = [column for column in self.columns if column[0] not in IMPLIED or column[1] != column[2]]
         rows = [(name, _shown(old), "the same" if old == new else _shown(new)) for name, old, new in shown]
         return text_table(("", "recorded", "computed again"), rows)
 
     def _rows(self) -> list[str]:
         if not self.micros:
             return []
-        num = sum(len(micro.rows) for micro in self.micros)
+        num = sum(map(len, self.micros))
         source = "; which ones is by the plan alone, as the run recorded none" if self.by_plan_alone else ""
         micros = number_of(len(self.micros), "micro-batches")
         lines, left = [f"learnt from {number_of(num, 'rows')} in {micros}{source}"], MOST_ROWS
-        for number, micro in enumerate(self.micros, start=1):
-            lines += row_lines(f"micro-batch {number}", micro.rows[:left], self.units)
-            left -= min(left, len(micro.rows))
+        for number, rows in enumerate(self.micros, start=1):
+            lines += row_lines(f"micro-batch {number}", rows[:left], self.units)
+            left -= min(left, len(rows))
         return lines + ([f"and {number_of(num - MOST_ROWS, 'more rows')}: --json has all"] if num > MOST_ROWS else [])
 
     def to_json(self) -> dict[str, Any]:
@@ -248,7 +237,7 @@ class Receipt:
             "seconds": self.seconds,
             "columns": [
                 {"name": name, "recorded": recorded, "computed": computed, "equal": recorded == computed}
-                for name, recorded, computed in self.comparison.columns
+                for name, recorded, computed in self.columns
             ],
             "first_differing_step": self.first_differing,
             "failure": self.failure,
@@ -257,13 +246,13 @@ class Receipt:
             "rows_recorded": not self.by_plan_alone,
             "data_checked": self.is_checked,
             "cut": None if self.cut is None else self.cut._asdict(),
-            "micro_batches": [[asdict(row) for row in micro.rows] for micro in self.micros],
+            "micro_batches": [[asdict(row) for row in rows] for rows in self.micros],
         }
 
 
-def learnt(data: Data, micros: Sequence[Micro]) -> list[LearntMicro]:
+def learnt(data: Data, micros: Sequence[Micro]) -> list[list[RowSpan]]:
     """Rows of the micro-batches of a step."""
-    return [LearntMicro([row for piece in _pieces(micro) for row in data.row_spans(*piece)]) for micro in micros]
+    return [[row for piece in _pieces(micro) for row in data.row_spans(*piece)] for micro in micros]
 
 
 def _pieces(micro: Micro) -> list[tuple[int, int, int, int]]:

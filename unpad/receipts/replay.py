@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -15,7 +16,7 @@ import torch
 
 from unpad.data.family import family_of
 from unpad.errors import CheckpointError, CollapseError, NonFiniteError, RecipeError, ResumeError
-from unpad.receipts.receipt import Receipt, compare, learnt, of_memory, reasons
+from unpad.receipts.receipt import Receipt, compare, differing, learnt, of_memory, reasons
 from unpad.receipts.starts import (
     StageSteps,
     advising,
@@ -99,13 +100,13 @@ def _replay(folder: Path, steps: StageSteps, step: int, sessions: Sequence[Sessi
             _repeat(setup, progress, state, _segments(sessions, start.after, step), found)
         except (NonFiniteError, CollapseError) as error:
             failure = f"{error.what}, where the run went on"
-    differing = [one for one, row in found.items() if one in steps.rows and not compare(steps.rows[one], row).equal]
-    comparison = compare(steps.rows[step], found.get(step))
+    others = [one for one, row in found.items() if one in steps.rows and differing(compare(steps.rows[one], row))]
+    columns = compare(steps.rows[step], found.get(step))
     plan = epoch_plan(setup.stages[steps.index], progress.epoch)
     is_taken = step in found
     cuts = cuts_until(sessions, step)
     why = []
-    if not comparison.equal:
+    if differing(columns):
         in_parts = of_memory(session, cuts, start.after, progress.most_tokens, newest)
         why = reasons(session, setup, newest, in_parts, from_scratch=start.path is None)
     return Receipt(
@@ -118,8 +119,8 @@ def _replay(folder: Path, steps: StageSteps, step: int, sessions: Sequence[Sessi
         start=start,
         num_computed=step - start.after,
         seconds=perf_counter() - began,
-        comparison=comparison,
-        first_differing=min(differing, default=None),
+        columns=columns,
+        first_differing=min(others, default=None),
         failure=failure,
         why=why,
         damages=damages,
@@ -175,14 +176,13 @@ def _apart(setup: Setup, stage: str) -> Iterator[Setup]:
 
 def _segments(sessions: Sequence[Session], after: int, last: int) -> list[_Segment]:
     """Steps from `after` + 1 to `last`, by the recipe that trained them and the parts that they were computed in."""
-    segments: list[_Segment] = []
-    for step in range(after + 1, last + 1):
-        recipe, cuts = session_of(sessions, step).recipe, cuts_until(sessions, step)
-        found = _Segment(recipe, step, cuts[-1].tokens if cuts else None)
-        if segments and replace(segments[-1], last=step) == found:
-            segments.pop()
-        segments.append(found)
-    return segments
+
+    def of(step: int) -> tuple[Recipe, int | None]:
+        cuts = cuts_until(sessions, step)
+        return session_of(sessions, step).recipe, cuts[-1].tokens if cuts else None
+
+    parts = groupby(range(after + 1, last + 1), of)
+    return [_Segment(recipe, max(steps), most_tokens) for (recipe, most_tokens), steps in parts]
 
 
 def _repeat(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -255,22 +255,20 @@ def _trace_stages(tracing: _Tracing, recipe: Recipe, done: Sequence[StageSteps])
 
 
 def _trace_stage(tracing: _Tracing, stage: StageSetup, steps: StageSteps) -> None:
-    before, last = steps.before, max(steps.rows)
-    num_epochs = max(row["epoch"] for row in steps.rows.values())
+    before, num_epochs = steps.before, max(row["epoch"] for row in steps.rows.values())
     for epoch in counted(range(num_epochs), f"planning {stage.name}", num_epochs, "epochs"):
         plan = epoch_plan(stage, epoch)
-        _trace_epoch(tracing, stage, epoch, plan, before, last)
-        for step in range(before + 1, min(before + plan.num_steps, last) + 1):
-            if steps.rows.get(step, {}).get("skipped"):
-                tracing.learnt[:] = [replace(one, skipped=True) if one.step == step else one for one in tracing.learnt]
+        _trace_epoch(tracing, stage, epoch, plan, before, steps.rows)
         before += plan.num_steps
 
 
-def _trace_epoch(tracing: _Tracing, stage: StageSetup, epoch: int, plan: Plan, before: int, last: int) -> None:
+def _trace_epoch(
+    tracing: _Tracing, stage: StageSetup, epoch: int, plan: Plan, before: int, taken: Mapping[int, dict[str, Any]]
+) -> None:
     """Add the steps of an epoch that learnt from the row.
 
     Args:
-        before: steps of the run before the epoch; last: the last one that it took.
+        before: steps of the run before the epoch; taken: rows of those of the stage that it took.
     """
     parts, pieces, found = tracing.row.parts, plan.pieces, False
     places = np.flatnonzero(np.isin(pieces.seq_ids[plan.order], [part[0] for part in parts]))
@@ -281,14 +279,13 @@ def _trace_epoch(tracing: _Tracing, stage: StageSetup, epoch: int, plan: Plan, b
         span = (pieces.seq_ids, pieces.starts, pieces.stops, pieces.first_target)
         rows = _rows_in(tracing, *(int(column[piece]) for column in span))
         found = found or bool(rows)
-        if rows and before + index + 1 > last:
+        step = before + index + 1
+        if rows and step > max(taken):
             tracing.why[f"epoch {epoch + 1} of stage {stage.name} has it in a later step than the run took"] = 1
             continue
         number = micro - int(plan.step_offsets[index]) + 1
-        for row in rows:
-            tracing.learnt.append(
-                Learnt(stage.name, epoch + 1, before + index + 1, number, **asdict(row), skipped=False)
-            )
+        skipped = bool(taken.get(step, {}).get("skipped"))
+        tracing.learnt += [Learnt(stage.name, epoch + 1, step, number, **asdict(row), skipped=skipped) for row in rows]
     if not found:
         tracing.why[_reason(tracing, stage, epoch, plan)] += 1
 

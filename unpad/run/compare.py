@@ -31,7 +31,6 @@ from unpad.run.folder import (
     run_recipe,
     runs_below,
 )
-from unpad.run.report import svg
 from unpad.run.report.history import METRICS, RunHistory, metric_fault, parse_row, read_history, read_log, run_state
 from unpad.run.report.samples import newest_evaluation, old_notes
 from unpad.run.report.svg import WIDE, Axes, Curve, plot, running_mean
@@ -254,9 +253,7 @@ def _measures(folders: list[Path], histories: list[RunHistory]) -> dict[str, lis
 
 def _measures_of(folder: Path, run: RunHistory) -> dict[str, str]:
     steps, timing = run.steps, run.timing
-    held = [row for row in run.evaluations if row["stage"] == run.last["stage"] and row["loss"] is not None]
-    best = min(held, key=lambda row: float(row["loss"]), default=None)
-    busy, cells = float(timing["seconds"].sum()), float(steps["padded_tokens"].sum())
+    best, busy = run.best_check, float(timing["seconds"].sum())
     recent = slice(-max(len(steps["loss"]) // 20, 1), None)
     column = {
         "state": run_state(folder, run.log),
@@ -277,7 +274,7 @@ def _measures_of(folder: Path, run: RunHistory) -> dict[str, str]:
             "time in steps": span(busy),
             "peak memory, GB": f"{float(timing['peak_bytes'].max()) / 1e9:.2f}",
         }
-    column["padding"] = f"{1 - float(steps['tokens'].sum()) / cells:.1%}" if cells else "-"
+    column["padding"] = run.pad_share or "-"
     environment: dict[str, Any] = next((entry for entry in reversed(run.log) if entry["kind"] == "environment"), {})
     return column | {name: str(environment[name]) for name in ENVIRONMENT if name in environment}
 
@@ -336,7 +333,10 @@ def _short(text: str) -> str:
 
 
 def _page(comparison: Comparison, histories: list[RunHistory]) -> str:
-    from unpad.run.report.page import POLICY, STYLE  # families of pages load torch, which a list of runs does not need
+    from unpad.run.report.page import (  # families of pages load torch, which a list of runs does not need
+        document,
+        table,
+    )
 
     colours = [COLOURS[index % len(COLOURS)] for index in range(len(histories))]
     style = "".join(
@@ -363,23 +363,8 @@ def _page(comparison: Comparison, histories: list[RunHistory]) -> str:
     ]
     notes = "".join(f"<p class=gap>{escape(note)}</p>" for note in comparison.notes)
     title = escape(", ".join(comparison.names))
-    return f"""<!doctype html>
-<html lang=en><meta charset=utf-8>{POLICY}<meta name=viewport content="width=device-width,initial-scale=1">
-<title>{title} · unpad</title>
-<style>{STYLE}{svg.STYLE}{style}</style>
-<main><header><h1>{title}</h1></header>
-{notes}<div class=plots>{"".join(figures)}</div>
-{_table("Where the recipes differ", comparison.names, comparison.recipes)}
-{_table("What they reached", comparison.names, comparison.measures)}
-</main></html>
-"""
-
-
-def _table(title: str, names: list[str], table: dict[str, list[str]]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    body = "".join(
-        f"<tr><td class=l>{escape(name)}</td>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
-        for name, row in table.items()
-    )
-    body = body or "<tr><td class=l>in no field</td></tr>"
-    return f"<h2>{title}</h2><div class=box><table><tr><th class=l></th>{head}</tr>{body}</table></div>"
+    body = f"<header><h1>{title}</h1></header>\n{notes}<div class=plots>{''.join(figures)}</div>\n"
+    recipes = comparison.recipes or {"in no field": [""] * len(comparison.names)}
+    for head, cells_of in (("Where the recipes differ", recipes), ("What they reached", comparison.measures)):
+        body += table(head, ["", *comparison.names], [[name, *row] for name, row in cells_of.items()], 1)
+    return document(title, style, body)

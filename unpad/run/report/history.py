@@ -246,6 +246,22 @@ class RunHistory:
         columns = ((METRICS, self.steps["step"]), (TIMING, self.timing["step"]))
         return [said for file, at in columns if (said := describe_gaps(file, missing_steps(at.astype(int), last)))]
 
+    @property
+    def checks(self) -> list[dict[str, Any]]:
+        """Rows of the newest stage's evaluations that have a loss."""
+        return [row for row in self.evaluations if row["stage"] == self.last["stage"] and row["loss"] is not None]
+
+    @property
+    def best_check(self) -> dict[str, Any] | None:
+        """The one of the lowest loss."""
+        return min(self.checks, key=lambda row: float(row["loss"]), default=None)
+
+    @property
+    def pad_share(self) -> str:
+        """Share of the computed cells that were padding, as text; "" if none was computed."""
+        cells = float(self.steps["padded_tokens"].sum())
+        return f"{1 - float(self.steps['tokens'].sum()) / cells:.1%}" if cells else ""
+
 
 def read_history(folder: Path) -> RunHistory:
     """Read a run directory.

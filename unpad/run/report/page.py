@@ -114,10 +114,9 @@ def _performance(family: FamilySection, checked: dict[str, Any] | None, evaluate
 def _tiles(run: RunHistory, family: FamilySection, evaluated: dict[str, Any] | None) -> str:
     """Key figures: what the model is worth, and then what its training took."""
     train, timing = run.steps, run.timing
-    tokens, cells = train["tokens"].sum(), train["padded_tokens"].sum()
-    held = [row for row in run.evaluations if row["stage"] == run.last["stage"] and row["loss"] is not None]
-    best = min(held, key=lambda row: float(row["loss"]), default=None)
-    note = f"best of {number_of(len(held), 'checks')} of valid, step {best['step']:,}" if best else "not evaluated yet"
+    tokens, best = train["tokens"].sum(), run.best_check
+    checks = number_of(len(run.checks), "checks")
+    note = f"best of {checks} of valid, step {best['step']:,}" if best else "not evaluated yet"
     busy, skipped = timing["seconds"].sum(), int(train["skipped"].sum())
     exp = ("Held-out perplexity", _number(best["perplexity"]) if best else "–", "exp of the best loss of valid")
     tiles = [
@@ -135,7 +134,7 @@ def _tiles(run: RunHistory, family: FamilySection, evaluated: dict[str, Any] | N
             f"{short(float(np.median(timing['tokens_per_second'])))}" if busy else "–",
             f"real {family.length_unit} per second, median",
         ),
-        ("Padding", f"{1 - tokens / cells:.1%}" if cells else "–", "share of computed cells"),
+        ("Padding", run.pad_share or "–", "share of computed cells"),
         ("Peak memory", f"{timing['peak_bytes'].max() / 1e9:.2f} GB" if busy else "–", "at any time of training"),
         ("Waiting for data", f"{timing['waited'].sum() / busy:.1%}" if busy else "–", f"of {span(busy)} in steps"),
     ]
@@ -190,7 +189,7 @@ def _plots(run: RunHistory, limit: float | None, family: FamilySection) -> str:
     return f"<div class=plots>{''.join(figures)}</div>"
 
 
-def _table(title: str, heads: list[str], rows: list[list[str]], text: int) -> str:
+def table(title: str, heads: list[str], rows: list[list[str]], text: int) -> str:
     """Lay out a table with text in the first `text` columns; with too many rows it keeps the newest and says so."""
     if not rows:
         return ""
@@ -229,7 +228,7 @@ def _evaluations(run: RunHistory, perplexity: bool) -> str:
         ]
         for index, row in enumerate(run.evaluations)
     ]
-    return _table("Held-out evaluations of the part valid", heads, rows, 1)
+    return table("Held-out evaluations of the part valid", heads, rows, 1)
 
 
 def _column(name: str) -> str:
@@ -259,9 +258,9 @@ def _log(run: RunHistory) -> str:
     log = [entry for entry in run.log if entry["kind"] not in ("environment", "timers")]
     rows = [[_clock(entry["time"]), entry["kind"].replace("_", " "), _details(entry)] for entry in log]
     return (
-        _table("Where the time went" + _timed_part(timed, run), ["Part", "Seconds", "Share"], timers, 1)
-        + _table("Log", ["Time", "Entry", "Details"], rows, 3)
-        + _table("Environment", ["Name", "Value"], _pairs(known.get("environment", {})), 2)
+        table("Where the time went" + _timed_part(timed, run), ["Part", "Seconds", "Share"], timers, 1)
+        + table("Log", ["Time", "Entry", "Details"], rows, 3)
+        + table("Environment", ["Name", "Value"], _pairs(known.get("environment", {})), 2)
     )
 
 
@@ -316,11 +315,8 @@ def write_report(folder: Path) -> Path:
     written = f"written {datetime.now():%Y-%m-%d %H:%M:%S}"
     started = f"started {_clock(run.log[0]['time'])} · " if run.log else ""
     recipe = escape(run.recipe_text) or "There is no recipe.yaml in this run directory."
-    page = f"""<!doctype html>
-<html lang=en><meta charset=utf-8>{POLICY}<meta name=viewport content="width=device-width,initial-scale=1">
-<title>{name} · unpad</title>
-<style>{STYLE}{svg.STYLE}{attention.STYLE}{family.style}</style>
-<main><header><h1>{name}</h1><span class="state {state}">{state}</span><p>{stages} · {started}{written}</p></header>
+    body = f"""<header><h1>{name}</h1>
+<span class="state {state}">{state}</span><p>{stages} · {started}{written}</p></header>
 {"".join(f"<p class=gap>{escape(gap)}</p>" for gap in (*run.gaps, *samples.old_notes(folder)))}
 <div class=tiles>{_tiles(run, family, samples.newest_evaluation(folder))}</div>
 {_plots(run, limit, family)}
@@ -330,9 +326,18 @@ def write_report(folder: Path) -> Path:
 {samples.draw(folder)}
 {attention.draw(folder)}
 {_log(run)}
-<details><summary>Recipe</summary><div class=box><pre>{recipe}</pre></div></details>
+<details><summary>Recipe</summary><div class=box><pre>{recipe}</pre></div></details>"""
+    path = folder / "report.html"
+    storage.write_atomic(path, document(name, attention.STYLE + family.style, body), private=family.private)
+    return path
+
+
+def document(title: str, style: str, body: str) -> str:
+    """A page, of a title and a body in HTML; `style` in addition to that of every page."""
+    return f"""<!doctype html>
+<html lang=en><meta charset=utf-8>{POLICY}<meta name=viewport content="width=device-width,initial-scale=1">
+<title>{title} · unpad</title>
+<style>{STYLE}{svg.STYLE}{style}</style>
+<main>{body}
 </main></html>
 """
-    path = folder / "report.html"
-    storage.write_atomic(path, page, private=family.private)
-    return path
