@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from unpad.batching.batch import RaggedBatch
-from unpad.batching.plan import Plan, plan
+from unpad.batching.plan import Plan
 from unpad.batching.shares import micro_costs
 from unpad.errors import RecipeError
 from unpad.machine.memory import available_memory
@@ -25,7 +24,7 @@ from unpad.recipes.recipe import Recipe, stages_of
 from unpad.recipes.training import AUTO
 from unpad.training.memory import Footprint, cells_of, fit, peak_of, process_bytes, state_bytes
 from unpad.training.parallel.divisions import parallelism_of
-from unpad.training.stage import StageSetup, plan_inputs, prepare_model, with_recipe
+from unpad.training.stage import StageSetup, prepare_model, replanned, with_recipe
 from unpad.training.step import accumulate
 
 FIELD = "plan.tokens_per_micro"
@@ -101,15 +100,20 @@ def resolved_size(
 
 def with_size(recipe: Recipe, tokens: int) -> Recipe:
     """The recipe with this number wherever it says auto."""
+    sizes = {f"stages.{stage.name}.{FIELD}": stage.plan.get("tokens_per_micro") for stage in recipe.stages}
+    sizes[FIELD] = recipe.plan.tokens_per_micro
+    return with_sizes(recipe, {field: tokens for field, size in sizes.items() if size == AUTO})
+
+
+def with_sizes(recipe: Recipe, sizes: Mapping[str, int]) -> Recipe:
+    """The recipe with these sizes of micro-batches: the run's by `FIELD`, those of stages by `stages.NAME.FIELD`."""
     stages = [
-        stage.model_copy(update={"plan": {**stage.plan, "tokens_per_micro": tokens}})
-        if stage.plan.get("tokens_per_micro") == "auto"
+        stage.model_copy(update={"plan": {**stage.plan, "tokens_per_micro": sizes[key]}})
+        if (key := f"stages.{stage.name}.{FIELD}") in sizes
         else stage
         for stage in recipe.stages
     ]
-    settings = recipe.plan
-    if settings.tokens_per_micro == AUTO:
-        settings = settings.model_copy(update={"tokens_per_micro": tokens})
+    settings = recipe.plan.model_copy(update={"tokens_per_micro": sizes.get(FIELD, recipe.plan.tokens_per_micro)})
     return recipe.model_copy(update={"plan": settings, "stages": stages})
 
 
@@ -213,8 +217,7 @@ def _probes(stage: StageSetup, device: torch.device) -> list[RaggedBatch]:
 def _cut(stage: StageSetup, tokens: int) -> Plan:
     """The plan of a stage's first epoch with micro-batches of `tokens` tokens; strategies that count sequences are
     replaced by pack, as in evaluations."""
-    lengths, settings, known = plan_inputs(stage, 0)
-    changes: dict[str, Any] = {"tokens_per_micro": tokens}
-    if settings.strategy not in SIZED:
-        changes |= {"strategy": "pack", "batches_per_step": None}
-    return plan(lengths, settings.model_copy(update=changes), epoch=0, **known)
+    by_count = stage.recipe.plan.strategy not in SIZED
+    return replanned(
+        stage, tokens_per_micro=tokens, **({"strategy": "pack", "batches_per_step": None} if by_count else {})
+    )

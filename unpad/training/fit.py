@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from unpad.batching.balance import Balance, BalancedSize, Costs, finer_cut
-from unpad.batching.plan import Plan, plan
 from unpad.errors import RecipeError
 from unpad.models.cost import cells_per_token
 from unpad.recipes.recipe import Recipe
+from unpad.training.auto_size import FIELD, with_sizes
 from unpad.training.setup import Setup
-from unpad.training.stage import StageSetup, plan_inputs, with_recipe
+from unpad.training.stage import StageSetup, replanned, with_recipe
 
-FIELD = "plan.tokens_per_micro"
 EVERYTHING = 1 << 40  # tokens of an update that no epoch fills
 
 
@@ -44,7 +43,7 @@ def advice(stages: Sequence[StageSetup], processes: int, cells_per_token: float)
         if stage.train_ids.size == 0 or stage.recipe.train.max_epochs == 0:
             continue
         attended = stage.data.table.attended
-        balance = Costs(recut(stage), cells_per_token, attended).balance(processes)
+        balance = Costs(replanned(stage), cells_per_token, attended).balance(processes)
         if balance.idle:
             cut = best_cut(stage, processes, cells_per_token)
             idle_stages.append(IdleStage(stage.name, balance, cut, fill_tokens(stage, [processes], cells_per_token)[0]))
@@ -53,9 +52,10 @@ def advice(stages: Sequence[StageSetup], processes: int, cells_per_token: float)
 
 def best_cut(stage: StageSetup, processes: int, cells_per_token: float) -> BalancedSize | None:
     """`finer_cut` of a stage's first epoch."""
-    now = plan_inputs(stage, 0)[1].tokens_per_micro
-    attended = stage.data.table.attended
-    return finer_cut(lambda tokens: recut(stage, tokens_per_micro=tokens), now, processes, cells_per_token, attended)
+    now, attended = int(stage.recipe.plan.tokens_per_micro), stage.data.table.attended
+    return finer_cut(
+        lambda tokens: replanned(stage, tokens_per_micro=tokens), now, processes, cells_per_token, attended
+    )
 
 
 def fill_tokens(
@@ -67,15 +67,9 @@ def fill_tokens(
         strategy: replaces the recipe's.
     """
     chosen = strategy or stage.recipe.plan.strategy
-    whole_epoch = recut(stage, strategy=chosen, tokens_per_step=EVERYTHING, batches_per_step=None, grow={})
+    whole_epoch = replanned(stage, strategy=chosen, tokens_per_step=EVERYTHING, batches_per_step=None, grow={})
     costs = Costs(whole_epoch, cells_per_token, stage.data.table.attended)
     return [costs.fill_tokens(num) for num in processes]
-
-
-def recut(stage: StageSetup, **changes: object) -> Plan:
-    """The plan of a stage's first epoch with changed plan settings."""
-    lengths, settings, known = plan_inputs(stage, 0)
-    return plan(lengths, settings.model_copy(update=changes), epoch=0, **known)
 
 
 def share_out(setup: Setup, overrides: Sequence[str], *, fit: bool) -> tuple[Setup, list[str], list[str]]:
@@ -104,7 +98,7 @@ def share_out(setup: Setup, overrides: Sequence[str], *, fit: bool) -> tuple[Set
     notes = _notes([stage for stage in idle_stages if stage.cut is None], [])
     if not fit or not changes:
         return setup, [], [*_notes([stage for stage in idle_stages if stage.cut is not None], set_to), *notes]
-    recipe = _changed(setup.recipe, changes)
+    recipe = with_sizes(setup.recipe, changes)
     stages = with_recipe(setup.stages, recipe)
     done = f"{' and '.join(set_to)}, so that all of {setup.group.size} processes have work (--fit-processes)"
     return replace(setup, recipe=recipe, stages=stages), set_to, [done, *notes]
@@ -132,16 +126,3 @@ def _changes(recipe: Recipe, idle_stages: Sequence[IdleStage]) -> dict[str, int]
             key = f"stages.{idle.stage}.{FIELD}" if by_stage else FIELD
             changes[key] = min(idle.cut.tokens_per_micro, changes.get(key, idle.cut.tokens_per_micro))
     return changes
-
-
-def _changed(recipe: Recipe, changes: dict[str, int]) -> Recipe:
-    """The recipe with these fields set."""
-    tokens = changes.get(FIELD, recipe.plan.tokens_per_micro)
-    stages = [
-        stage.model_copy(update={"plan": {**stage.plan, "tokens_per_micro": changes[key]}})
-        if (key := f"stages.{stage.name}.{FIELD}") in changes
-        else stage
-        for stage in recipe.stages
-    ]
-    settings = recipe.plan.model_copy(update={"tokens_per_micro": tokens})
-    return recipe.model_copy(update={"plan": settings, "stages": stages})

@@ -144,6 +144,12 @@ def plan_inputs(stage: StageSetup, epoch: int) -> tuple[np.ndarray, PlanSettings
     return lengths, settings, known
 
 
+def replanned(stage: StageSetup, **changes: object) -> Plan:
+    """The plan of a stage's first epoch with changed plan settings."""
+    lengths, settings, known = plan_inputs(stage, 0)
+    return plan(lengths, settings.model_copy(update=changes), epoch=0, **known)
+
+
 def _drawn_pairs(table: SequenceTable, ids: np.ndarray, draw: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """Draw pairs of replies: both replies of a pair, as often as the pair is drawn.
 

@@ -18,8 +18,8 @@ from unpad.errors import PlanError, RecipeError
 from unpad.recipes.training import PlanSettings, strategy_names
 from unpad.run.report.svg import Bar, Bars, bars_picture
 from unpad.terminal.table import text_table, wrapped
-from unpad.training.fit import best_cut, fill_tokens, recut
-from unpad.training.stage import StageSetup
+from unpad.training.fit import best_cut, fill_tokens
+from unpad.training.stage import StageSetup, replanned
 
 BARS = " ▏▎▍▌▋▊▉█"
 RESAMPLES = 20  # a standard deviation within a sixth of its own
@@ -431,7 +431,7 @@ def process_table(
     """
     strategies, tokens = dict[str, Shared](), 0
     for name in names:
-        plan = recut(stage, strategy=name)
+        plan = replanned(stage, strategy=name)
         costs = Costs(plan, cells_per_token, stage.data.table.attended)
         strategies[name] = Shared(
             [costs.balance(num) for num in processes],
