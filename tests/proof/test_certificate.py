@@ -20,6 +20,7 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout, PaddedLayout, build_layout
 from unpad.models.decoder import Decoder
 from unpad.nn import attention, block, losses
+from unpad.nn.attend import Attend
 from unpad.nn.attention import reference_attention
 from unpad.nn.losses import Terms
 from unpad.nn.native import library
@@ -78,8 +79,8 @@ def test_a_module_without_our_base_class_is_proved() -> None:
 
 @pytest.mark.promise("certificate.faults")
 def test_a_mask_that_lets_one_key_across_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def leak(qkv: Tensor, layout: Layout | PaddedLayout, heads: int, causal: bool, **options: Any) -> Tensor:
-        out = attention.self_attention(qkv, layout, heads, causal, **options)
+    def leak(qkv: Tensor, layout: Layout | PaddedLayout, heads: int, how: Attend) -> Tensor:
+        out = attention.self_attention(qkv, layout, heads, how)
         if isinstance(layout, PaddedLayout) or layout.num_seqs < 2:
             return out
         out, kv_heads = out.clone(), (qkv.shape[1] - heads) // 2
@@ -87,7 +88,7 @@ def test_a_mask_that_lets_one_key_across_is_caught(monkeypatch: pytest.MonkeyPat
         start = int(layout.cu_seqlens[1])
         pair = build_layout(np.array([2]))
         across = slice(start - 1, start + 1)
-        out[start : start + 1] = reference_attention(q[across], k[across], v[across], pair, causal)[1:]
+        out[start : start + 1] = reference_attention(q[across], k[across], v[across], pair, Attend(how.causal))[1:]
         return out
 
     monkeypatch.setattr(block, "self_attention", leak)
@@ -192,8 +193,8 @@ def test_right_padding_that_changes_results_is_caught(monkeypatch: pytest.Monkey
 
 
 def test_a_causal_mask_that_is_open_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def open_mask(qkv: Tensor, layout: Layout | PaddedLayout, heads: int, causal: bool, **options: Any) -> Tensor:
-        return attention.self_attention(qkv, layout, heads, False, **options)
+    def open_mask(qkv: Tensor, layout: Layout | PaddedLayout, heads: int, how: Attend) -> Tensor:
+        return attention.self_attention(qkv, layout, heads, replace(how, causal=False))
 
     monkeypatch.setattr(block, "self_attention", open_mask)
     assert "a token never changes an earlier output" in failed(prove(tiny_model(torch.float32), random_batch(LENGTHS)))

@@ -31,6 +31,7 @@ from unpad.models.vision_language.prune import (
     soft_bias,
     text_to_vision_attention,
 )
+from unpad.nn.attend import Attend
 from unpad.nn.attention import scale_values, self_attention
 from unpad.nn.rope import Rotary, rotary_frequencies, rotary_table, rotate
 
@@ -145,15 +146,16 @@ def test_probability_zero_is_removal(causal: bool, scaled: bool, kernels: str) -
     probability = (torch.rand(int(is_vision.sum())) > 0.4).double()
     bias = soft_bias(probability, is_vision)
     softly = scale_values(qkv, KV_HEADS, probability, is_vision) if scaled else qkv
-    soft = self_attention(softly, layout, HEADS, causal, rotary=rotary, key_bias=bias)
+    soft = self_attention(softly, layout, HEADS, Attend(causal, rotary=rotary, key_bias=bias))
     stays = torch.ones_like(is_vision)
     stays[is_vision] = probability > 0
-    hard = self_attention(qkv[stays], layout.keep(stays), HEADS, causal, rotary=(rotary[0][stays], rotary[1][stays]))
+    kept_rotary = rotary[0][stays], rotary[1][stays]
+    hard = self_attention(qkv[stays], layout.keep(stays), HEADS, Attend(causal, rotary=kept_rotary))
     torch.testing.assert_close(soft[stays], hard, rtol=0, atol=1e-12)
-    whole = self_attention(qkv, layout, HEADS, causal, rotary=rotary)
+    whole = self_attention(qkv, layout, HEADS, Attend(causal, rotary=rotary))
     ones = soft_bias(torch.ones_like(probability), is_vision)
     torch.testing.assert_close(
-        self_attention(qkv, layout, HEADS, causal, rotary=rotary, key_bias=ones), whole, rtol=0, atol=1e-12
+        self_attention(qkv, layout, HEADS, Attend(causal, rotary=rotary, key_bias=ones)), whole, rtol=0, atol=1e-12
     )
     assert (soft - whole).abs().max() > 0.1
 
@@ -164,10 +166,10 @@ def test_a_sequence_may_begin_with_removed_tokens(kernels: str) -> None:
     is_vision = torch.arange(8) < 5
     probability = torch.zeros(5, dtype=torch.float64, requires_grad=True)
     x = qkv.clone().requires_grad_()
-    out = self_attention(x, layout, HEADS, True, key_bias=soft_bias(probability, is_vision))
+    out = self_attention(x, layout, HEADS, Attend(key_bias=soft_bias(probability, is_vision)))
     found = torch.autograd.grad(out.sum(), [x, probability])
     assert all(torch.isfinite(y).all() for y in (out, *found))
-    alone = self_attention(qkv[5:], build_layout(np.array([3])), HEADS, True)
+    alone = self_attention(qkv[5:], build_layout(np.array([3])), HEADS, Attend())
     torch.testing.assert_close(out[5:], alone, rtol=0, atol=1e-12)
 
 
@@ -244,7 +246,7 @@ def test_the_signal_is_the_mean_of_the_layers_own_weights(causal: bool, biased: 
         values = torch.zeros_like(qkv[:, :KV_HEADS])
         values[token] = 1
         out = self_attention(
-            torch.cat([q, k, values], 1), layout, HEADS, causal, rotary=rotary, key_bias=bias
+            torch.cat([q, k, values], 1), layout, HEADS, Attend(causal, rotary=rotary, key_bias=bias)
         )  # (total_tokens, heads, head_dim), in each channel the weight of that token
         start, stop = next((a, b) for a, b in bounds_of(layout) if a <= token < b)
         wanted.append(out[start:stop][is_text[start:stop]].mean())

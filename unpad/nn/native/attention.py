@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from unpad.batching.layout import Layout
+from unpad.nn.attend import Attend
 from unpad.nn.autograd import apply
-from unpad.nn.native.library import call, computes, operator, pointer
+from unpad.nn.native.library import call, computes, fields, operator, pointer
 from unpad.nn.precision import wide_dtype
-
-Rotary = tuple[Tensor, Tensor]  # cosines and sines of `rotary_table`, each (total_tokens, 1, head_dim / 2)
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 128
 
@@ -29,44 +29,20 @@ def _fits(dtype: torch.dtype, head_dim: int) -> bool:
     return MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM and head_dim % multiple == 0
 
 
-def native_attention(
-    qkv: Tensor,
-    cu_seqlens: Tensor,
-    *,
-    heads: int,
-    kv_heads: int,
-    causal: bool,
-    scale: float | None = None,
-    qkv_bias: Tensor | None = None,
-    rotary: Rotary | None = None,
-    key_bias: Tensor | None = None,
-    dropout: float = 0.0,
-    seed: int = 0,
-    bases: Tensor | None = None,
-    window: int | None = None,
-) -> Tensor:
-    """softmax(scale q k^T + key_bias) v within each sequence and nowhere else.
+def native_attention(qkv: Tensor, layout: Layout, heads: int, how: Attend) -> Tensor:
+    """Attention within each sequence and nowhere else; dropout draws by `how.seed` and the layout's bases.
 
     Args:
         qkv: (total_tokens, heads + 2 * kv_heads, head_dim) bf16, fp32 or fp64: queries, keys, values.
-        cu_seqlens: (num_seqs + 1,) int32, from 0 to total_tokens.
-        scale: factor of the scores, by default 1 / sqrt(head_dim).
-        qkv_bias: ((heads + 2 * kv_heads) * head_dim,) of qkv's type, added to every token's numbers first.
-        rotary: angles by which queries and keys are rotated first, as `nn.rope.rotate` does. No gradient flows to it.
-        key_bias: (total_tokens,), added to every score of a key; -inf hides the key. Every query must see a key that
-            is not hidden. Gradient flows to it.
-        dropout: share of weights set to zero, the others divided by 1 - dropout; drawn from `seed` and the places of
-            query and key in the run, the same in backward.
-        bases: (num_seqs,) int64, place of the first token of every sequence for dropout; None: that in the run.
-        window: keys that a query sees at most, its own and those just before it; causal attention only.
 
     Returns:
-        (total_tokens, heads, head_dim) of qkv's type. Gradient flows to qkv and qkv_bias.
+        (total_tokens, heads, head_dim) of qkv's type. Gradient flows to qkv, qkv_bias and key_bias.
     """
-    cos, sin = rotary if rotary is not None else (None, None)
-    scale = 1 / math.sqrt(qkv.shape[-1]) if scale is None else scale
-    settings = (heads, kv_heads, causal, scale, cos, sin, dropout, seed, bases, window or 0)
-    out: Tensor = apply(_Attention, qkv, qkv_bias, key_bias, cu_seqlens, *settings)
+    cos, sin = how.rotary if how.rotary is not None else (None, None)
+    scale = 1 / math.sqrt(qkv.shape[2]) if how.scale is None else how.scale
+    sizes, draws = (heads, (qkv.shape[1] - heads) // 2), (how.dropout, how.seed, layout.bases)
+    settings = *sizes, how.causal, scale, cos, sin, *draws, how.window or 0
+    out: Tensor = apply(_Attention, qkv, how.qkv_bias, how.key_bias, layout.cu_seqlens, *settings)
     return out
 
 
@@ -107,19 +83,13 @@ _INPUTS = (
 class AttentionSizes(ctypes.Structure):
     """`struct unpad_attention` of kernels.h."""
 
-    _fields_ = (
-        ("num_seqs", ctypes.c_int64),
-        ("total_tokens", ctypes.c_int64),
-        ("heads", ctypes.c_int64),
-        ("kv_heads", ctypes.c_int64),
-        ("head_dim", ctypes.c_int64),
-        ("scale", ctypes.c_double),
-        ("dropout", ctypes.c_double),
-        ("seed", ctypes.c_uint64),
-        ("bases", ctypes.c_void_p),
-        ("window", ctypes.c_int64),
-        ("causal", ctypes.c_int32),
-        ("num_threads", ctypes.c_int32),
+    _fields_ = fields(
+        "q num_seqs total_tokens heads kv_heads head_dim",
+        "d scale dropout",
+        "u seed",
+        "p bases",
+        "q window",
+        "i causal num_threads",
     )
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unpad.nn.attend import Attend
 from unpad.nn.native.attention import AttentionSizes
-from unpad.nn.native.library import call, operator, pointer
+from unpad.nn.native.library import call, fields, operator, pointer
 from unpad.nn.precision import wide_dtype
 
 
@@ -25,8 +26,7 @@ def decode_attention(
     buffers: Sequence[Tensor],
     lengths: Sequence[int],
     heads: int,
-    rotary: tuple[Tensor, Tensor] | None,
-    window: int | None = None,
+    how: Attend,
 ) -> Tensor:
     """Store each row's new key and value and attend to all keys of the row; no gradient.
 
@@ -35,14 +35,13 @@ def decode_attention(
         buffers: of each row, (2, kv_heads, capacity, head_dim) of qkv's type: keys and values, changed at
             [:, :, lengths[row]].
         lengths: earlier tokens of each row, below its capacity.
-        rotary: cosines and sines of `rotary_table`, which rotate queries and keys first.
-        window: keys seen at most, the new one and those just before it; None for all.
+        how: only its rotary angles and its window count.
 
     Returns:
         (num_rows, heads, head_dim).
     """
-    cos, sin = rotary if rotary is not None else (None, None)
-    return _decode(qkv, list(buffers), list(lengths), heads, cos, sin, window or 0)
+    cos, sin = how.rotary if how.rotary is not None else (None, None)
+    return _decode(qkv, list(buffers), list(lengths), heads, cos, sin, how.window or 0)
 
 
 def piece_attention(
@@ -51,9 +50,7 @@ def piece_attention(
     buffers: Sequence[Tensor],
     lengths: Sequence[int],
     heads: int,
-    rotary: tuple[Tensor, Tensor] | None,
-    key_bias: Tensor | None = None,
-    window: int | None = None,
+    how: Attend,
 ) -> Tensor:
     """Store the new keys and values of every sequence behind the held ones and attend causally to all; no gradient.
 
@@ -63,20 +60,20 @@ def piece_attention(
         qkv: (total_tokens, heads + 2 * kv_heads, head_dim), new tokens of heads as `attention.supports`.
         cu_seqlens: (num_seqs + 1,) int32, boundaries of the new tokens.
         buffers, lengths: as of `decode_attention`, with room for the new tokens.
-        key_bias: (total_tokens,), added to the scores of a key; only where nothing is held.
+        how: only its rotary angles, its window and, where nothing is held, its key bias count.
 
     Returns:
         (total_tokens, heads, head_dim).
     """
-    assert key_bias is None or not any(lengths), "held keys have no bias"
-    cos, sin = rotary if rotary is not None else (None, None)
-    return _piece(qkv, cu_seqlens, list(buffers), list(lengths), heads, cos, sin, key_bias, window or 0)
+    assert how.key_bias is None or not any(lengths), "held keys have no bias"
+    cos, sin = how.rotary if how.rotary is not None else (None, None)
+    return _piece(qkv, cu_seqlens, list(buffers), list(lengths), heads, cos, sin, how.key_bias, how.window or 0)
 
 
 class _Held(ctypes.Structure):
     """`struct unpad_held` of kernels.h."""
 
-    _fields_ = (("lengths", ctypes.c_void_p), ("capacities", ctypes.c_void_p), ("buffers", ctypes.c_void_p))
+    _fields_ = fields("p lengths capacities buffers")
 
     @classmethod
     def of(cls, buffers: Sequence[Tensor], lengths: Sequence[int], news: Sequence[int]) -> _Held:

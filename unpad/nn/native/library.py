@@ -56,15 +56,23 @@ FUNCTIONS = {
     "head_forward": "qqqdipppppp>q",
     "head_backward": "qqqdippppppp",
 }
-TYPES: dict[str, Any] = {"i": ctypes.c_int, "q": ctypes.c_int64, "d": ctypes.c_double, "p": ctypes.c_void_p, "": None}
+TYPES: dict[str, Any] = {
+    **{"i": ctypes.c_int, "q": ctypes.c_int64, "u": ctypes.c_uint64, "d": ctypes.c_double, "p": ctypes.c_void_p},
+    "": None,
+}
 Compute = TypeVar("Compute", bound=Callable[..., Any])
 _OPERATORS = torch.library.Library("unpad", "FRAGMENT")
+
+
+def fields(*groups: str) -> tuple[tuple[str, Any], ...]:
+    """Fields of a structure of kernels.h: groups of a letter of `TYPES` and the names of this type."""
+    return tuple((name, TYPES[letter]) for letter, *names in map(str.split, groups) for name in names)
 
 
 class _Table(ctypes.Structure):
     """`struct unpad_kernels` of kernels.h: addresses of functions."""
 
-    _fields_ = tuple((name, ctypes.c_void_p) for name in FUNCTIONS)
+    _fields_ = fields(f"p {' '.join(FUNCTIONS)}")
 
 
 class Kernels(NamedTuple):

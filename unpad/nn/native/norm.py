@@ -10,23 +10,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from unpad.nn.autograd import apply
-from unpad.nn.native.library import call, operator, pointer
+from unpad.nn.native.library import call, fields, operator, pointer
 from unpad.nn.precision import wide_dtype
 
 
 class _Norm(ctypes.Structure):
     """`struct unpad_norm` of kernels.h."""
 
-    _fields_ = (
-        ("total_tokens", ctypes.c_int64),
-        ("width", ctypes.c_int64),
-        ("eps", ctypes.c_double),
-        ("dropout", ctypes.c_double),
-        ("seed", ctypes.c_uint64),
-        ("places", ctypes.c_void_p),
-        ("centred", ctypes.c_int32),
-        ("num_threads", ctypes.c_int32),
-    )
+    _fields_ = fields("q total_tokens width", "d eps dropout", "u seed", "p places", "i centred num_threads")
 
 
 def add_norm(
