@@ -257,7 +257,6 @@ def test_a_prompt_read_in_pieces_gets_the_bits_of_the_whole(
     torch.manual_seed(0)
     sizes = {"width": 64, "blocks": 2, "heads": 4, "hidden": 100, "context": 800, "tied": False}
     model, step = build_model(model_config({**sizes, **PIECES[kind]}), VOCAB), 1
-    assert isinstance(model, Decoder)
     prompt, *beside = random_sequences([700, 30, 90])
     dtype = DTYPES[precision]
     with torch.inference_mode(), path(), autocast(precision, torch.device("cpu")), independent_rows():
@@ -314,7 +313,6 @@ def reciter() -> tuple[Decoder, list[list[int]]]:
     torch.manual_seed(0)
     sizes = {"width": 64, "blocks": 2, "heads": 2, "kv_heads": 1, "hidden": 128, "context": 128, "tied": False}
     model = build_model(model_config(sizes), VOCAB)
-    assert isinstance(model, Decoder)
     optimizer, batch = torch.optim.Adam(model.parameters(), lr=5e-3), from_sequences(texts)
     for _ in range(150):
         optimizer.zero_grad()
@@ -376,7 +374,6 @@ def test_a_generation_casts_each_weight_once(streaming: bool, monkeypatch: pytes
     tokenizer = train_words(["a"], 300, 1, [])
     torch.manual_seed(0)
     model = build_model(model_config({"width": 32, "blocks": 2, "heads": 2, "hidden": 32, "context": 40}), 300)
-    assert isinstance(model, Decoder)
     settings = GenerateSettings(max_new_tokens=6, temperature=0.0)
     if streaming:
         list(stream(model, tokenizer, [tokenizer.bos_id], settings, precision="bf16"))

@@ -38,8 +38,6 @@ def test_the_flash_kernel_is_attention_and_a_sequence_does_not_see_the_others(
     gradient = torch.randn_like(out)
     out.backward(gradient)
     truth.backward(gradient.double())
-    assert qkv.grad is not None
-    assert wide.grad is not None
     assert error(out, truth) < 0.005
     assert error(qkv.grad, wide.grad) < 0.008
     for part, expected in zip(qkv.detach().split(LENGTHS.tolist()), out.split(LENGTHS.tolist()), strict=True):

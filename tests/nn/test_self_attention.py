@@ -60,7 +60,6 @@ def check(case: Case, forward: float, backward: float) -> None:
 
 def test_the_definition_here_is_the_reference() -> None:
     case = make_case(LENGTHS["mixed"], torch.float64, rotary=True)
-    assert case.rotary is not None
     q, k, v = case.qkv.split([4, 2, 2], 1)
     layout = build_layout(np.array(LENGTHS["mixed"]))
     expected = reference_attention(rotate(q, *case.rotary), rotate(k, *case.rotary), v, layout, Attend())

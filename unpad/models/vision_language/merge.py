@@ -499,21 +499,10 @@ def merge_images(
     assert isinstance(batch.media.layout, Layout), "images come as a flat run"
     assert isinstance(batch.layout, Layout), "a flat run"
     asks = is_question(batch, batch.media_index)
-    tokens, layout = _runs_of(batch.layout.keep(asks), batch.media_seqs)
+    layout, tokens = batch.layout.keep(asks).select(batch.media_seqs)
     questions = text.index_select(0, asks.nonzero().flatten()).index_select(0, tokens)
     merged: Merged = merger(VisionTokens(features, batch.media.layout, questions, layout, tower_attention))
     return merged
-
-
-def _runs_of(layout: Layout, seqs: Tensor) -> tuple[Tensor, Layout]:
-    """Tokens of these sequences (num,) int64, which may repeat, and their own layout."""
-    lengths = layout.lengths().index_select(0, seqs)
-    bounds = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    shift = layout.cu_seqlens.long().index_select(0, seqs) - bounds[:-1]
-    keys = None if layout.keys is None else layout.keys.index_select(0, seqs)
-    out = Layout(bounds.to(torch.int32), int(lengths.max()) if len(lengths) else 0, keys=keys)
-    tokens = shift.repeat_interleave(lengths)
-    return tokens + torch.arange(len(tokens), device=tokens.device), out
 
 
 def shorten(batch: RaggedBatch, text: Tensor, merged: Merged, embeds: Tensor) -> tuple[RaggedBatch, Visual]:
