@@ -3,13 +3,13 @@
 # make test-rest: the tests that `make test` leaves out, and every combination of the grids; half an hour.
 # make test-all: both.
 # make wheel: dist/unpad-*.whl, with the kernels for this platform where they can be compiled.
-# make census: judge every causal model of the installed transformers, and write docs/census.md; some ten minutes.
+# make census: judge every causal model of the installed transformers, and write docs/internals/census.md; some ten minutes.
 # make processes: compare runs of 1 to 4 processes, end such of 1, 2 and 3 in every way, lose and gain hosts, and write the tables of docs/processes.md.
 # make fuzz: try every reader of outside bytes with damaged ones; CASES=5000000 in all runs together, SECONDS=3600, WORKERS=1.
 # make crash: cut the power after every operation of recorded runs, 10,000 states of each kind, and let every call fail once; hours, in parts.
 # make kill: kill runs at random instants and resume them; KILLS=1000 in all runs together.
 # make size: count what a reader of the package has to hold in mind.
-# make llama: build llama.cpp's library, compare files that unpad exports with it, and write the table of docs/huggingface.md; a quarter of an hour.
+# make llama: build llama.cpp's library, compare files that unpad exports with it, and write the table of docs/internals/llama_cpp.md; a quarter of an hour.
 # make readme: run every command whose output the pages show, and fail where they drift.
 # TORCH_INDEX=URL passes an index for torch to pip; SYSTEM_TORCH=1 uses the torch that is installed already.
 PYTHON ?= python3

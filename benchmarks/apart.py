@@ -1,6 +1,6 @@
 """A side of a comparison in a process of its own, where its users have it too: its own heap, caches and threads.
 
-In one process with eleven others the sides of W1 were 11 to 18 % slower than alone (docs/log.md).
+In one process with eleven others the sides of W1 were 11 to 18 % slower than alone (docs/internals/log.md).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     python benchmarks/census.py --page                   # the page from the saved results alone
 
 A process per class, two at a time. Results are saved in benchmarks/census.json after every class: a run that was
-stopped goes on, and a complete one, or one of other versions, begins anew. The page is docs/census.md.
+stopped goes on, and a complete one, or one of other versions, begins anew. The page is docs/internals/census.md.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from unpad.proof.foreign.small_model import build_config, build_small, causal_ty
 from unpad.storage import write_atomic
 
 ROOT = Path(__file__).parents[1]
-SAVED, PAGE = ROOT / "benchmarks" / "census.json", ROOT / "docs" / "census.md"
+SAVED, PAGE = ROOT / "benchmarks" / "census.json", ROOT / "docs" / "internals" / "census.md"
 AT_A_TIME = 2
 SECONDS = 240  # of a class
 WAYS = [way.name for way in (*collators(ROW_TOKENS), UNPAD)]
@@ -60,7 +60,7 @@ processor, with the attention that transformers chooses there.
 **{headline}**
 
 Each model is made small from its configuration, with one block of each type and random weights, as [`unpad prove \
---hf`](huggingface.md#prove-an-architecture-by-its-configjson) does; fields that released models have and the \
+--hf`](../hf_prove.md#prove-an-architecture-by-its-configjson) does; fields that released models have and the \
 defaults of their class lack are in `benchmarks/census_configs.py`. {sequences} are computed one at a time, then in \
 the batches of each collator. Logits, loss and gradient must agree, no target may be predicted from another sequence \
 or from padding, and changing one sequence must not move the logits of another. {precision} Kernels that read the \

@@ -31,7 +31,7 @@ from unpad.data.sources.rows import read_file
 from unpad.data.sources.split import Split
 from unpad.data.text import open_data
 from unpad.data.tokens.token_set import TokenSet
-from unpad.evaluation.metrics import Metric, interval, resample
+from unpad.evaluation.metrics import Metric, ratio_of
 from unpad.evaluation.text import DocumentSums, document_nll, summarise
 from unpad.inference.loaded import load
 from unpad.recipes.file import load_recipe
@@ -156,9 +156,7 @@ def read_texts(recipe: Recipe, tokens: TokenSet) -> list[str]:
 def difference(ours: DocumentSums, theirs: DocumentSums) -> Metric:
     """Bits per character of one model less those of another on the same documents, resampled together."""
     bits = (ours.nll - theirs.nll) / math.log(2)
-    resampled, chars = resample([bits, ours.chars], seed=0)
-    samples = resampled / np.maximum(chars, 1)
-    return interval(bits.sum() / max(ours.chars.sum(), 1), samples, len(bits))
+    return ratio_of(bits, ours.chars)
 
 
 def main(name: str) -> None:

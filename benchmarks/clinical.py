@@ -33,7 +33,8 @@ import unpad
 from unpad.data.family import open_data
 from unpad.data.measuring import Measuring
 from unpad.data.sources.split import Split
-from unpad.evaluation.binary import auroc, average_precision, bootstrap, brier, calibration_error, mean
+from unpad.evaluation.binary import auroc, average_precision, brier, calibration_error
+from unpad.evaluation.metrics import bootstrap, ratio
 from unpad.inference.patients import predict
 from unpad.recipes.file import load_recipe
 from unpad.storage import make_folder, write_atomic
@@ -49,7 +50,7 @@ CLOSEST = 1e-12  # probabilities nearer to 0 or 1 count as this near
 def log_loss(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
     """Mean negative log-likelihood in nats; arguments as in `brier`."""
     p = np.clip(p, CLOSEST, 1 - CLOSEST)
-    return mean(-np.where(labels > 0, np.log(p), np.log1p(-p)), weights)
+    return ratio(-np.where(labels > 0, np.log(p), np.log1p(-p)), None, weights)
 
 
 MEASURES: dict[str, Callable[..., np.ndarray]] = {

@@ -9,7 +9,7 @@ Every case is decided by its target and its number alone. A case is a finding wh
 a result or raise an error of the right kind; where rows are neither used nor bad, or a damaged checkpoint loads; and
 where it takes 10 seconds of processor time, or the process 1 GB of memory. A finding is reduced and kept in
 tests/helpers/fuzz/found, one file per signature, where `make test` tries it again from then on. Totals add up over
-runs in benchmarks/fuzz.json and stand in docs/reliability.md. Exit code 1 where a finding is open.
+runs in benchmarks/fuzz.json and stand in docs/internals/reliability.md. Exit code 1 where a finding is open.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.helpers.fuzz.worker import open_target  # noqa: E402
 
 STATE = ROOT / "benchmarks" / "fuzz.json"
 FOUND = ROOT / "tests" / "helpers" / "fuzz" / "found"
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "docs" / "internals" / "reliability.md"
 BEGIN, END = "<!-- fuzz: begin -->\n", "<!-- fuzz: end -->\n"
 
 
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, default=FOUND, help="folder of findings")
     parser.add_argument("--case", nargs=2, metavar=("TARGET", "NUMBER"), help="run one case, with its traceback")
     parser.add_argument("--found", type=Path, metavar="FILE", help="run one kept finding, with its traceback")
-    parser.add_argument("--table", action="store_true", help="only write the table of docs/reliability.md")
+    parser.add_argument("--table", action="store_true", help="only write the table of docs/internals/reliability.md")
     given = parser.parse_args()
     if given.table:
         write_table(Totals.read(given.state), [])
@@ -120,7 +120,7 @@ def summary(totals: Totals, still: list[str]) -> str:
 
 
 def write_table(totals: Totals, still: list[str]) -> None:
-    """Write the figures between their marks in docs/reliability.md."""
+    """Write the figures between their marks in docs/internals/reliability.md."""
     text = PAGE.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     after = rest.partition(END)[2]

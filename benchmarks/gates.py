@@ -76,7 +76,7 @@ GATES: dict[str, dict[str, list[Gate]]] = {
         "chat": [products(1.32), defaults(7.2), best(2.6), alone(10.5), share(0.65)],
     },
     AVX512_BF16: {"W1": [products(1.32)], "chat": [products(1.32)]},
-    # Of a prototype (docs/log.md); products alone are torch's, some of them at a third of the ceiling.
+    # Of a prototype (docs/internals/log.md); products alone are torch's, some of them at a third of the ceiling.
     AMX: {"W1": [products(1.85)], "W3": [products(3.2)], "chat": [products(2.0)]},
     AVX2: {
         "W1": [products(1.15), best(1.25), kernels(1.2)],

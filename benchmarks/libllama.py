@@ -1,7 +1,7 @@
 """Files that unpad exports for llama.cpp, opened by its library: tokens, logits and next tokens beside the run's own.
 
     make llama                                              # builds the library, and writes the table of
-                                                            # docs/huggingface.md
+                                                            # docs/internals/llama_cpp.md
     make llama LLAMA_ARGUMENTS="--models GPT-2 --out t.md"  # one model
     make llama EXACT_GELU=1 LLAMA_ARGUMENTS="--out t.md"    # without the library's table of GELU, which is of fp16
 
@@ -36,7 +36,7 @@ from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.nn.native.quantized import from_int4, from_int8, to_int4, to_int8
 
-PAGE = Path(__file__).parents[1] / "docs" / "huggingface.md"
+PAGE = Path(__file__).parents[1] / "docs" / "internals" / "llama_cpp.md"
 EXAMPLES = PAGE.parents[1] / "unpad" / "examples" / "en" / "chat.jsonl"
 BEGIN, END = "<!-- llama: begin -->\n", "<!-- llama: end -->\n"
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

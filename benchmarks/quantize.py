@@ -24,7 +24,7 @@ from measure import spread
 
 from unpad.data.sources.split import PARTS, Split
 from unpad.evaluation.run import evaluate_run
-from unpad.inference.steps import advance, prefill, running
+from unpad.inference.engine import advance, prefill, running
 from unpad.interchange.quantize import quantize_run, weight_kinds
 from unpad.machine.load import full_processor_name
 from unpad.models import build_model, model_config

@@ -29,7 +29,7 @@ OWN = re.compile(
     r"unpad/(data/(tokens|pixels|pictures|histories)/|(data|evaluation|inference)/(text|images|vqa|patients)\.py)"
 )
 SEVERAL_MEANINGS = {"Config"}  # class names that may stand for several things
-PAGES = ("README*.md", "docs/*.md", "benchmarks/*.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+PAGES = ("README*.md", "docs/**/*.md", "benchmarks/*.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 STRING = re.compile(
     r"""^[ \t]*[rR]?(?P<docstring>\"{3}|'{3})(?:\\.|.)*?(?P=docstring)[ \t]*(?:\#[^\n]*)?$"""
     r"""|(?P<long>\"{3}|'{3})(?:\\.|.)*?(?P=long)|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|\#[^\n]*""",

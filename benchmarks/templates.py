@@ -1,6 +1,6 @@
 """What becomes of conversations under the chat templates of released models that TRL ships.
 
-    python benchmarks/templates.py                  # all of them, some twenty seconds; writes docs/templates.md
+    python benchmarks/templates.py                  # all of them, twenty seconds; writes docs/internals/templates.md
     python benchmarks/templates.py qwen3 gemma3     # prints these alone
 
 Each template gets a small byte-level tokenizer with the special tokens that it spells. Every conversation is encoded
@@ -31,7 +31,7 @@ from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer, with_import
 from unpad.errors import SourceError
 from unpad.recipes.data import Template
 
-PAGE = Path(__file__).parents[1] / "docs/templates.md"
+PAGE = Path(__file__).parents[1] / "docs" / "internals" / "templates.md"
 THOUGHTS = "<think>\nThe user asks.\nSo I say it.\n</think>\n\n"
 SPELLED = "What do {} and <think> mean?"
 CONVERSATIONS: dict[str, list[tuple[str, str]]] = {
@@ -226,11 +226,12 @@ HEAD = """\
 # Chat templates
 
 `python benchmarks/templates.py` writes this page. The {number} chat templates that TRL {trl} ships, each with six
-conversations: what [training](text.md#conversations-of-imported-models) makes of them beside `apply_chat_template` of
-transformers, with a small byte-level tokenizer that has the template's special tokens. Every reply that is taken was
-also looked for by the prompts that transformers renders, or by its mask where the template has generation marks; the
-command ends with an error if one is elsewhere, if the prompt of `unpad chat` is other than what training has before
-the last reply, or if the thoughts of the last reply are not learned. For templates it is always 26 July 2024 here.
+conversations: what [training](../chat.md#conversations-of-imported-models) makes of them beside
+`apply_chat_template` of transformers, with a small byte-level tokenizer that has the template's special tokens. Every
+reply that is taken was also looked for by the prompts that transformers renders, or by its mask where the template has
+generation marks; the command ends with an error if one is elsewhere, if the prompt of `unpad chat` is other than
+what training has before the last reply, or if the thoughts of the last reply are not learned.
+For templates it is always 26 July 2024 here.
 
 - `=` ({equal}): the ids of transformers.
 - `c` ({cut}): its text. The prompt ends with a line break after `<think>` and the reply begins with one, and in the

@@ -29,7 +29,7 @@ from unpad.cli.main import main as unpad
 from unpad.examples.simulated import draw_patients, ready_labels
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMAND = re.compile(r"^    (unpad .*?)(?:\s+#.*)?$", re.M)
 NOT_RUN = ("unpad serve ", "Qwen/", "log.to=")  # stays until stopped; asks a hub; needs a logger's library
 FINDINGS = (12, 15)  # of `prove` and `doctor`
@@ -100,6 +100,8 @@ def write_files(folder: Path) -> None:
     Image.open(folder / "photos/cat/1.png").save(folder / "picture.png")
     asked = [{"image": f"photos/cat/{n}.png", "question": "Which animal?", "answer": "cat"} for n in range(8)]
     write_rows(folder / "my_questions.jsonl", [dict(row) for row in asked])
+    chapters = [f"CHAPTER {number}\n\n{row['text']}\n\n{row['text']}\n" for number, row in enumerate(TEXT)]
+    (folder / "book.txt").write_text("\n".join(chapters), encoding="utf-8")
     for name, columns in (("questions.csv", list(asked[0])), ("reviews.csv", ["comment"])):
         with (folder / name).open("w", newline="") as file:
             table = csv.DictWriter(file, columns)

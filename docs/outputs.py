@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MACHINE = re.compile(
     r"[\d.,]+ ?(?:GiB|MiB|GB|MB|KB|min|s|h|tok/s|seq/s)\b"  # times, memory, speeds
     r"|[\d.e-]+(?= <= )"  # an error beside its bound

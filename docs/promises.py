@@ -1,4 +1,4 @@
-"""Promises of docs/features.md with the tests that show each.
+"""Promises of docs/internals/features.md with the tests that show each.
 
 python docs/promises.py              all of them
 python docs/promises.py plan batch   those whose id begins with one of the words
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "features.md"
+PAGE = ROOT / "docs" / "internals" / "features.md"
 BULLET = re.compile(r"^- \*\*([a-z]+\.[a-z0-9-]+)\*\* (.*(?:\n  .*)*)", re.MULTILINE)
 
 

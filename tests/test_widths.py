@@ -19,7 +19,7 @@ from unpad.data.check_report import FileCheck
 from unpad.doctor.examine import fact_lines
 from unpad.doctor.machine import RunNeeds, check_memory
 from unpad.doctor.trials import Overfit, Sweep, lr_high
-from unpad.evaluation.metrics import Extremes, Metric, metric_lines
+from unpad.evaluation.metrics import EXTREMES, Metric, metric_lines
 from unpad.machine.memory import MemoryLimit
 from unpad.recipes.training import PlanSettings, strategy_names
 from unpad.run.screen import open_console
@@ -102,7 +102,7 @@ def test_no_color_takes_every_control_sequence_away(
 def test_tables_follow_a_narrower_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     metrics: dict[str, Metric] = {
-        "kept_visual_tokens_after_the_last_layer": Extremes(1234.5, 1.0, 4321.0, 1_234_567),
+        "kept_visual_tokens_after_the_last_layer": Metric(1234.5, 1.0, 4321.0, 1_234_567, EXTREMES),
         "loss": Metric(2.0, 1.0, 3.0, 4, num_groups=3, part="valid", best_of=7),
     }
     overfit = Overfit(4, 60, 5.0, 9.0, None)

@@ -1,4 +1,4 @@
-"""Totals that add up over runs of a script: small JSON files beside this one, which docs/reliability.md shows."""
+"""Totals over all runs of a script: small JSON files beside this one, which docs/internals/reliability.md shows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unpad.machine.load import processor_name
 from unpad.storage import write_atomic
 
 FOLDER = Path(__file__).parent
-PAGE = FOLDER.parents[1] / "docs" / "reliability.md"
+PAGE = FOLDER.parents[1] / "docs" / "internals" / "reliability.md"
 
 
 def load(name: str) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def save(name: str, totals: dict[str, Any]) -> None:
 
 
 def put_table(name: str, lines: list[str]) -> None:
-    """Write a table between its markers in docs/reliability.md."""
+    """Write a table between its markers in docs/internals/reliability.md."""
     begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(begin)
     _, found, after = rest.partition(end)

@@ -36,8 +36,8 @@ def test_the_table_has_every_kind() -> None:
     found = {case.kind.split()[0] for case in CASES}
     assert wanted - found == set(ABSENT)
     assert found < wanted
-    said = f"{len(found)} of {len(wanted)} kinds of bad input"  # docs/features.md counts them
-    assert said in (Path(__file__).parents[2] / "docs/features.md").read_text(encoding="utf-8")
+    said = f"{len(found)} of {len(wanted)} kinds of bad input"  # docs/internals/features.md counts them
+    assert said in (Path(__file__).parents[2] / "docs/internals/features.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.promise("input.kinds")

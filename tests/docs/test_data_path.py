@@ -1,4 +1,4 @@
-"""docs/data_path.md names what exists, and the calls of sections 1 to 7 are those of a run on texts."""
+"""docs/internals/data_path.md names what exists, and the calls of sections 1 to 7 are those of a run on texts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "data_path.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "internals" / "data_path.md").read_text(encoding="utf-8")
 
 RECIPE = """
 data: {text: text.jsonl, chat: [{path: chat.jsonl, weight: 0.5}], holdout: 0.1}

@@ -1,4 +1,4 @@
-"""The family of docs/extending.md, built from its own code blocks, works from `data check` to the report."""
+"""The family of docs/internals/extending.md, built from its own code blocks, works from `data check` to the report."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ for words in sys.stdin.read().splitlines():
 
 def blocks() -> tuple[str, dict[str, str]]:
     """The field, and the files by name, of the section."""
-    section = (ROOT / "docs" / "extending.md").read_text("utf-8").split("## Add a data family\n")[1].split("\n## ")[0]
+    page = (ROOT / "docs" / "internals" / "extending.md").read_text("utf-8")
+    section = page.split("## Add a data family\n")[1].split("\n## ")[0]
     (field, *files) = re.findall(r"```(?:python|yaml)\n(.*?)```", section, re.DOTALL)
     return field, dict(re.fullmatch(r"# (\S+)\n(.*)", text, re.DOTALL).groups() for text in files)  # type: ignore[union-attr]
 

@@ -1,4 +1,4 @@
-"""docs/features.md and the tests name the same promises."""
+"""docs/internals/features.md and the tests name the same promises."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = [*DOCS.parent.glob("*.md"), *DOCS.glob("*.md")]
+PAGES = [*DOCS.parent.glob("*.md"), *DOCS.rglob("*.md")]
 
 
 def test_the_tables_of_fields_are_those_of_the_sections() -> None:

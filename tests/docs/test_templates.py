@@ -1,4 +1,4 @@
-"""docs/templates.md has what benchmarks/templates.py finds."""
+"""docs/internals/templates.md has what benchmarks/templates.py finds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers")
 
 from benchmarks.templates import CONVERSATIONS, case, judge  # noqa: E402 - needs both
 
-PAGE = Path(__file__).parents[2] / "docs/templates.md"
+PAGE = Path(__file__).parents[2] / "docs/internals/templates.md"
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,6 @@ from unpad.evaluation.captions import (
     choice_scores,
     draw_candidates,
 )
-from unpad.evaluation.metrics import Refused
 from unpad.evaluation.rows import Ratio
 from unpad.evaluation.run import recipe_for
 from unpad.evaluation.vqa import evaluate, held_out
@@ -179,7 +178,7 @@ def test_where_candidates_or_characters_are_missing_the_reason_stands_in_place_o
     assert (found["caption_choice_of_20"].value, found["caption_choice_of_20"].num) == (0.5, 2)
     assert found["caption_bits_per_char"].value == pytest.approx(6 / math.log(2) / 8)
     lossy = replace(whole, choice=np.full(3, math.nan), lost=LostCharacters(2, 10)).metrics()
-    reasons = {name: one.reason for name, one in lossy.items() if isinstance(one, Refused)}
+    reasons = {name: one.note for name, one in lossy.items() if math.isnan(one.value)}
     assert reasons == {
         "caption_choice_of_20": "fewer than 20 different captions of unlike pictures",
         "caption_bits_per_char": "20.0% of the characters are lost to unknown tokens",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from io import StringIO
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from tests.helpers.tokenizers import dropping_bpe, word_pieces
 from tests.helpers.toy import DOES, WHAT, WHO, events, rows, write_toy
 from unpad.data.tokens.lost import LostCharacters
 from unpad.errors import SourceError
-from unpad.evaluation.metrics import Refused, metric_lines
+from unpad.evaluation.metrics import metric_lines
 from unpad.evaluation.text import DocumentSums, summarise
 from unpad.inference.loaded import load
 from unpad.training.loop import train
@@ -81,8 +82,8 @@ def test_bits_of_a_tokenizer_that_loses_little_are_of_the_characters_it_keeps() 
     whole = summarise(DocumentSums(*columns))
     little = summarise(DocumentSums(*columns, LostCharacters(1, 2000)))
     much = summarise(DocumentSums(*columns, LostCharacters(21, 2000)))
-    assert little == whole
-    assert {name for name, metric in much.items() if isinstance(metric, Refused)} == {"bits_per_char", "bits_per_byte"}
+    assert repr(little) == repr(whole), "a bound that is nan equals nothing"
+    assert {name for name, metric in much.items() if math.isnan(metric.value)} == {"bits_per_char", "bits_per_byte"}
     assert much["loss"] == whole["loss"]
     assert "1.1% of the characters are lost to unknown tokens" in " ".join("".join(metric_lines(much)).split())
 

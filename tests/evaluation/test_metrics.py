@@ -16,10 +16,9 @@ from tests.helpers.untrained_patients import CODES, Guess, draw
 from unpad.data.measuring import Measuring
 from unpad.data.tokens.lost import LostCharacters
 from unpad.evaluation import captions, images, patients, preferences, sets, text, vqa
-from unpad.evaluation.binary import mean, measured
 from unpad.evaluation.classes import ClassPredictions
 from unpad.evaluation.family import measures_of
-from unpad.evaluation.metrics import Extremes, Metric, Refused, interval, mean_of, metric_lines
+from unpad.evaluation.metrics import EXTREMES, Metric, mean_of, measured, metric_lines, ratio
 from unpad.inference.patients import predict
 from unpad.recipes.training import PlanSettings
 
@@ -75,7 +74,7 @@ def test_every_metric_matches_one_declaration_and_none_is_idle(family: str) -> N
 def test_an_interval_is_of_ninety_five_percent_and_of_no_other_share() -> None:
     values = np.random.default_rng(0).normal(3, 0.5, 4000)
     error = values.std() / math.sqrt(len(values))
-    for metric in (mean_of(values), measured(lambda w: mean(values, w), len(values))):
+    for metric in (mean_of(values), measured(lambda w: ratio(values, None, w), len(values))):
         reach = (metric.high - metric.low) / 2 / error  # 1.645 of 90 %, 1.96 of 95 %, 2.576 of 99 %
         assert reach == pytest.approx(1.96, abs=0.12)
 
@@ -90,7 +89,7 @@ def test_all_or_none_right_has_the_exact_interval(num: int, limit: float) -> Non
     wrong = mean_of(np.zeros(num), share=True)
     assert (wrong.value, wrong.low) == (0, 0)
     assert wrong.high == pytest.approx(1 - limit, abs=1e-4)
-    some = measured(lambda w: mean(np.ones(num), w), num, share=True)
+    some = measured(lambda w: ratio(np.ones(num), None, w), num, share=True)
     assert some.low == pytest.approx(limit, abs=1e-4)
 
 
@@ -110,8 +109,8 @@ def test_a_table_says_of_each_metric_its_interval_its_rows_and_its_units() -> No
     metrics = {
         "loss": Metric(2.5, 2.0, 3.0, 12, num_groups=4, part="valid", best_of=3),
         "auroc": Metric(nan, nan, nan, 12, part="valid", best_of=3),
-        "bits": Refused(nan, nan, nan, 12, "too many are lost", part="valid", best_of=3),
-        "kept": Extremes(2.0, 1.0, 3.0, 12, part="valid"),
+        "bits": Metric(nan, nan, nan, 12, "too many are lost", part="valid", best_of=3),
+        "kept": Metric(2.0, 1.0, 3.0, 12, EXTREMES, part="valid"),
     }
     assert metric_lines(metrics) == [
         "loss       2.5000   2.0000 to 3.0000   of 12 valid, 4 groups",
@@ -149,14 +148,12 @@ def test_a_table_has_a_line_per_metric_within_80_columns_and_says_once_what_most
 @pytest.mark.promise("data.holdout")
 def test_a_metric_of_one_group_or_of_equal_ones_has_no_interval_and_says_so() -> None:
     values, one = np.array([1.0, 2.0, 4.0]), np.zeros(3)
-    draws = np.ones(1000)
     for metric, told in (
         (mean_of(values, one), "no interval: one group   of 3, 1 group"),
         (mean_of(values[:1]), "no interval: one group   of 1"),
         (mean_of(np.array([0.0, 1.0, 1.0]), one, share=True), "no interval: one group   of 3, 1 group"),
-        (interval(2.5, draws, 8, 1), "no interval: one group   of 8, 1 group"),
-        (interval(1.0, draws, 8), "no interval: the same in every group   of 8"),
-        (measured(lambda w: mean(values[:1], w), 1), "no interval: one group   of 1"),
+        (mean_of(np.full(8, 0.1)), "no interval: the same in every group   of 8"),
+        (measured(lambda w: ratio(values[:1], None, w), 1), "no interval: one group   of 1"),
     ):
         assert metric_lines({"loss": metric}) == [f"loss  {metric.value:>10.4f}   {told}"]
         found = metric.to_json()
@@ -173,5 +170,5 @@ def test_metrics_are_json_with_every_field() -> None:
     metric = Metric(2.5, 2.0, 3.0, 12, num_groups=4, part="test")
     assert metric.to_json() == {"value": 2.5, "low": 2.0, "high": 3.0, **of}
     nothing = {"value": None, "low": None, "high": None}
-    refused = Refused(math.nan, math.nan, math.nan, 12, "lost", num_groups=4, part="test")
+    refused = Metric(math.nan, math.nan, math.nan, 12, "lost", num_groups=4, part="test")
     assert refused.to_json() == {**nothing, "reason": "lost", **of}

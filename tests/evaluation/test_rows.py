@@ -84,7 +84,7 @@ def of_questions(rows: Table) -> dict[str, float]:
 
 def of_patients(rows: Table) -> dict[str, float]:
     label, p = rows["label"].astype(int), rows["probability"]
-    found = {name: float(one.measure(rows, None)) for name, one in MEASURES.items() if not isinstance(one, Ratio)}
+    found = {name: float(one.of(rows, None)) for name, one in MEASURES.items() if not isinstance(one, Ratio)}
     return found | {
         "loss": rows["loss"].sum() / rows["num_targets"].sum(),
         "auroc": float((p[label == 1][:, None] > p[label == 0]).mean()),

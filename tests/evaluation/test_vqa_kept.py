@@ -12,10 +12,10 @@ from rich.cells import cell_len
 from tests.helpers.merging import merging
 from tests.helpers.pruning import pruned
 from tests.helpers.vision import VOCAB, Row, prepare
-from unpad.evaluation.metrics import Extremes, Metric, metric_lines
+from unpad.evaluation.metrics import EXTREMES, Metric, metric_lines
 from unpad.evaluation.vqa import kept_metrics, mode_metrics
 from unpad.evaluation.vqa_cost import measure, prefill_operations
-from unpad.inference.steps import prefill
+from unpad.inference.engine import prefill
 from unpad.nn.flops import pruner_operations, reading_operations, sizes_of
 
 ROWS: list[Row] = [("1 5 <image> 7 8", [(3, 4)], ""), ("2 3 4", [], ""), ("1 <image> <image> 3", [(2, 2), (1, 3)], "")]
@@ -102,7 +102,7 @@ def test_the_table_lines_up_whatever_the_names() -> None:
     question = "accuracy: " + "Which of the shapes in the picture is it? " * 2
     metrics = {
         "accuracy": Metric(0.5, 0.4, 0.6, 9), "accuracy: 图形是什么颜色？": Metric(0.25, 0.1, 0.4, 4),
-        question: Metric(0.75, 0.5, 1.0, 4), "kept_final": Extremes(2.5, 1.0, 4.0, 9),
+        question: Metric(0.75, 0.5, 1.0, 4), "kept_final": Metric(2.5, 1.0, 4.0, 9, EXTREMES),
     }  # fmt: skip
     lines = metric_lines(metrics)
     assert lines[2] == question

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
 from typing import Any
 
-from unpad.serving.page import content_security_policy, page
+from unpad.serving.routes import content_security_policy, page
 
 SETTINGS = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0, "max_tokens": 128, "seed": 7}
 TEXTS = {"settings": SETTINGS, "context": 1024, "system": True}

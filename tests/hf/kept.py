@@ -1,4 +1,4 @@
-"""Set-ups of trainers for `attach`, by the first column of the table in docs/huggingface.md, each with its truth."""
+"""Set-ups of trainers for `attach`, by the first column of the table in docs/internals/attach.md, with their truth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `attach` keeps of a trainer and what it refuses, row by row of the table in docs/huggingface.md."""
+"""What `attach` keeps of a trainer and what it refuses, row by row of the table in docs/internals/attach.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from tests.hf.kept import SETUPS
 
-PAGE = Path(__file__).parents[2] / "docs" / "huggingface.md"
+PAGE = Path(__file__).parents[2] / "docs" / "internals" / "attach.md"
 pytestmark = pytest.mark.filterwarnings("default")  # trainers of other packages warn of their own affairs
 
 

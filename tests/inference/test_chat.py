@@ -16,9 +16,9 @@ from unpad.data.tokens.encode import encode_examples, encode_prompt, template_te
 from unpad.data.tokens.tokenizer import Tokenizer
 from unpad.data.tokens.words import train_words
 from unpad.errors import RecipeError, SourceError
-from unpad.inference.chat import Conversation, chat, fit, prompt_ids, until
-from unpad.inference.generate import generate
-from unpad.inference.steps import control_ids
+from unpad.inference.chat import Conversation, chat, fit, prompt_ids
+from unpad.inference.engine import control_ids
+from unpad.inference.generate import generate, until
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.recipes.data import Template

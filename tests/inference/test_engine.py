@@ -16,9 +16,8 @@ from tests.helpers.paths import PATHS, Path, on
 from tests.helpers.served import alone, everything
 from unpad.batching.batch import from_prompts
 from unpad.errors import NonFiniteError, OutOfMemoryError, RecipeError
-from unpad.inference.engine import Engine, Request
+from unpad.inference.engine import Collected, Engine, Request, watch
 from unpad.inference.generate import generate
-from unpad.inference.heard import Heard, watch
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.nn.cache import PLACES, CachedRow
@@ -68,9 +67,9 @@ def truths(precision: Precision, path: Path) -> list[Any]:
     return [everything(alone(engine(precision, keeps=False, piece=1 << 20), request)) for request in requests()]
 
 
-def together(one: Engine, asked: list[Request], order: list[int]) -> list[Heard]:
+def together(one: Engine, asked: list[Request], order: list[int]) -> list[Collected]:
     """Requests that come a few at a time, while earlier ones run."""
-    heard = [Heard() for _ in asked]
+    heard = [Collected() for _ in asked]
     for place, index in enumerate(order):
         one.submit(asked[index], heard[index])
         if place % 3 == 2:
@@ -126,7 +125,7 @@ def test_a_beginning_is_read_once_and_the_scores_stay() -> None:
 def test_without_kernels_prompts_are_cut_at_fixed_places() -> None:
     with library.switched_off():
         one = engine(piece=PLACES + 50)
-        heard = [Heard(), Heard()]
+        heard = [Collected(), Collected()]
         one.submit(Request(prompt(PLACES - 100), GREEDY, STOPS), heard[0])
         ticket = one.submit(Request(prompt(2 * PLACES + 60), GREEDY, STOPS), heard[1])
         lengths = []
@@ -138,7 +137,7 @@ def test_without_kernels_prompts_are_cut_at_fixed_places() -> None:
 
 def test_a_turn_reads_a_piece_and_then_a_token_of_every_row() -> None:
     one = engine(piece=50)
-    short, long = Heard(), Heard()
+    short, long = Collected(), Collected()
     one.submit(Request(prompt(4), GREEDY.model_copy(update={"max_new_tokens": 20}), []), short)
     one.turn()
     one.submit(Request(prompt(200), GREEDY, []), long)
@@ -153,7 +152,7 @@ def test_a_turn_reads_a_piece_and_then_a_token_of_every_row() -> None:
 def test_rows_are_at_most_as_many_as_allowed() -> None:
     one = engine(rows=2)
     for i in range(5):
-        one.submit(Request(prompt(10, i), GREEDY, []), Heard())
+        one.submit(Request(prompt(10, i), GREEDY, []), Collected())
     one.turn()
     assert (one.live, one.waiting) == (2, 3)
     one.run()
@@ -161,8 +160,8 @@ def test_rows_are_at_most_as_many_as_allowed() -> None:
 
 
 def test_a_request_of_more_answers_than_rows_runs_alone() -> None:
-    one, heard = engine(rows=2), Heard()
-    other = Heard()
+    one, heard = engine(rows=2), Collected()
+    other = Collected()
     one.submit(Request(prompt(10), GREEDY, []), other)
     one.submit(Request(prompt(10, 1), DRAWN, [], n=4), heard)
     one.run()
@@ -172,7 +171,7 @@ def test_a_request_of_more_answers_than_rows_runs_alone() -> None:
 def test_memory_bounds_rows_and_beginnings() -> None:
     per_token = 2 * 2 * 2 * 16 * 4  # keys and values, blocks, heads, width of a head, bytes
     one = engine(memory=290 * per_token)
-    heard = [Heard() for _ in range(4)]
+    heard = [Collected() for _ in range(4)]
     alone(one, Request(prompt(60), GREEDY, []))
     assert one.kept_bytes == 60 * per_token
     for i, each in enumerate(heard):
@@ -193,7 +192,7 @@ def test_memory_bounds_rows_and_beginnings() -> None:
 @pytest.mark.parametrize("when", ["waiting", "reading", "live"])
 def test_what_is_cancelled_ends_before_the_next_step_and_the_others_go_on(when: str) -> None:
     one = engine(rows=1 if when == "waiting" else 8, piece=64)
-    gone, other = Heard(), Heard()
+    gone, other = Collected(), Collected()
     one.submit(Request(prompt(20), GREEDY, []), other)
     ticket = one.submit(Request(prompt(10 if when == "live" else 300), GREEDY, []), gone)
     one.turn()
@@ -210,7 +209,7 @@ def test_what_is_cancelled_ends_before_the_next_step_and_the_others_go_on(when: 
 
 
 def test_one_of_several_answers_can_leave() -> None:
-    one, heard = engine(), Heard()
+    one, heard = engine(), Collected()
     ticket = one.submit(Request(prompt(20), DRAWN, [], n=3), heard)
     one.turn()
     ticket.cancel(1)
@@ -224,7 +223,7 @@ def test_one_of_several_answers_can_leave() -> None:
 def test_one_of_several_prompts_that_are_read_together_can_leave() -> None:
     asked = [Request(prompt(length), GREEDY, []) for length in (20, 30, 40)]
     for gone in range(3):
-        one, heard = engine(), [Heard(), Heard(), Heard()]
+        one, heard = engine(), [Collected(), Collected(), Collected()]
         tickets = one.submit_together(from_prompts([prompt(20), prompt(30), prompt(40)]), asked, heard)
         tickets[gone].cancel()
         one.run()
@@ -243,7 +242,7 @@ def test_a_listener_ends_its_answer() -> None:
 
 
 def test_late_requests_end() -> None:
-    one, late, waits, other = engine(rows=2), Heard(), Heard(), Heard()
+    one, late, waits, other = engine(rows=2), Collected(), Collected(), Collected()
     soon = time.monotonic() + 0.05
     endless = GREEDY.model_copy(update={"max_new_tokens": 600})
     one.submit(Request(prompt(3), endless, [], deadline=soon, n=2), late)
@@ -263,7 +262,7 @@ def test_scores_that_are_not_finite_end_one_request_alone() -> None:
     assert isinstance(broken, Decoder)
     with torch.no_grad():
         broken.embed.weight[7] = torch.nan
-    one, bad, good = Engine(broken, watch=watch), Heard(), Heard()
+    one, bad, good = Engine(broken, watch=watch), Collected(), Collected()
     one.submit(Request([1, 2, 7], GREEDY, []), bad)
     one.submit(Request([1, 2, 3], GREEDY, [], banned=[7]), good)
     one.run()
@@ -288,7 +287,7 @@ def test_who_asks_for_memory_that_is_not_there_fails_alone(monkeypatch: pytest.M
     for at in (100, 302):  # while the prompt is read, and while its reply is made
         with monkeypatch.context() as patch:
             patch.setattr(CachedRow, "_make_room", refuse(at))
-            one, bad, good = engine(piece=64, keeps=False), Heard(), Heard()
+            one, bad, good = engine(piece=64, keeps=False), Collected(), Collected()
             one.submit(Request(prompt(20), GREEDY, STOPS), good)
             one.submit(Request(prompt(300), GREEDY, []), bad)
             one.run()
@@ -317,11 +316,11 @@ def test_log_probabilities_are_those_of_the_model(piece: int) -> None:
 @pytest.mark.parametrize("ids", [[], [VOCAB], prompt(701)], ids=["empty", "unknown", "too long"])
 def test_a_request_that_can_never_run_is_refused(ids: list[int]) -> None:
     with pytest.raises(RecipeError):
-        engine().submit(Request(ids, GREEDY, []), Heard())
+        engine().submit(Request(ids, GREEDY, []), Collected())
 
 
 def test_close_ends_everything() -> None:
-    one, heard = engine(rows=2, piece=50), [Heard() for _ in range(4)]
+    one, heard = engine(rows=2, piece=50), [Collected() for _ in range(4)]
     for i, each in enumerate(heard):
         one.submit(Request(prompt(40 + 100 * i), GREEDY, []), each)
     one.turn()

@@ -18,8 +18,8 @@ from unpad.data.tokens.encode import encode_examples
 from unpad.data.tokens.tokenizer import Tokenizer
 from unpad.data.tokens.words import train_words
 from unpad.errors import NonFiniteError, RecipeError
+from unpad.inference.engine import advance, control_ids, prefill, sample
 from unpad.inference.generate import complete, generate, stream
-from unpad.inference.steps import advance, control_ids, prefill, sample
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.nn.precision import Precision, autocast
@@ -83,7 +83,7 @@ def test_products_are_computed_in_the_precision_that_is_asked_for(
         used.append(precision)
         return autocast(precision, device)
 
-    monkeypatch.setattr("unpad.inference.steps.autocast", noted)
+    monkeypatch.setattr("unpad.inference.engine.autocast", noted)
     settings, prompts = generate_settings(max_new_tokens=1), [[tokenizer.bos_id]]
     for chosen in ((), ("bf16",)):
         complete(model, tokenizer, prompts, settings, *chosen)

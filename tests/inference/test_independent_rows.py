@@ -12,9 +12,8 @@ import torch
 from tests.helpers.grid import pairs
 from tests.helpers.paths import PATHS, Path, on
 from tests.helpers.quantized import quantized
-from unpad.inference.engine import Engine
+from unpad.inference.engine import Engine, sample
 from unpad.inference.generate import generate
-from unpad.inference.steps import sample
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.nn import linear

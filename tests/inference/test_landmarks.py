@@ -93,7 +93,7 @@ def test_a_request_has_the_landmarks_of_a_column_each_with_an_answer(made: Patie
     merged: dict[str, list[Mapping[str, Any]]] = {}
     for one in given:
         merged.setdefault(one["id"], []).extend(row for row in one["events"] if row not in merged.get(one["id"], ()))
-    asked = [Instance(one, tuple(rows)) for one, rows in reversed(merged.items())]
+    asked = [Instance(id=one, events=rows) for one, rows in reversed(merged.items())]
     read = tables.read(asked)
     assert read.landmarks is not None
     told = predicted(loaded, read, loaded.recipe.plan)

@@ -23,10 +23,9 @@ from unpad.batching.batch import RaggedBatch
 from unpad.data.sources.split import Split
 from unpad.errors import RecipeError
 from unpad.evaluation import vqa_cost
-from unpad.evaluation.metrics import Extremes
+from unpad.evaluation.metrics import EXTREMES
 from unpad.evaluation.vqa_cost import Cost
-from unpad.inference.answers import answer, answer_shown
-from unpad.inference.images import ask
+from unpad.inference.images import answer, answer_shown, ask
 from unpad.inference.loaded import load
 from unpad.training.loop import train
 
@@ -156,7 +155,7 @@ def test_the_cost_of_every_mode_is_the_median_of_its_rounds_in_its_unit(
     for name, unit in units.items():
         for mode, (middle, least, most) in (("origin", (2, 1, 3)), ("hard", (3, 3, 3))):
             one = found.pop(f"{name}_{mode}")
-            assert isinstance(one, Extremes)
+            assert one.note == EXTREMES
             assert (one.value, one.low, one.high) == pytest.approx((middle * unit, least * unit, most * unit))
             assert (one.num, one.part) == (num, "valid")
     assert found == {}

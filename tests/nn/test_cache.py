@@ -17,8 +17,8 @@ from tests.helpers.paths import NATIVE_PRECISION
 from unpad.batching.batch import from_prompts, from_sequences
 from unpad.batching.layout import Layout, build_layout
 from unpad.data.tokens.words import train_words
+from unpad.inference.engine import advance, prefill
 from unpad.inference.generate import generate, stream
-from unpad.inference.steps import advance, prefill
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.nn import linear

@@ -16,9 +16,7 @@ from tests.helpers.families import Finished
 from tests.helpers.paths import Path, on
 from unpad.errors import SourceError
 from unpad.inference import engine as engine_module
-from unpad.inference import steps
-from unpad.inference.engine import Engine, Request
-from unpad.inference.heard import watch
+from unpad.inference.engine import Engine, Request, watch
 from unpad.inference.loaded import load
 from unpad.models import build_model, decoder, model_config
 from unpad.models.decoder import Decoder
@@ -97,7 +95,7 @@ def one_sort(patch: pytest.MonkeyPatch) -> None:
             ids = probabilities.shape[-1] - 1 - ids
         return values, ids
 
-    patch.setattr(steps, "_most_likely", most_likely)
+    patch.setattr(engine_module, "_most_likely", most_likely)
     own = Decoder.logits
 
     def logits(self: Decoder, hidden: Tensor) -> Tensor:

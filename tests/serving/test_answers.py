@@ -165,7 +165,7 @@ def test_a_text_is_scored_as_the_model_scores_it(chats: Running, run: LoadedRun)
     import torch
 
     from unpad.batching.batch import from_prompts
-    from unpad.inference.steps import running
+    from unpad.inference.engine import running
 
     ids = run.tokenizer.encode_batch(["小猫喜欢红色的花。"])[0]
     body = {"prompt": [run.tokenizer.bos_id, *ids], "echo": True, "logprobs": 5, "temperature": 0}

@@ -299,7 +299,7 @@ def test_explanations_are_the_course_of_the_probability_and_end_with_it(patients
         ([{"days": -3, "test": "a", "value": []}], "expected a"),
         ([{"days": 5, "test": "a", "value": 1.0}], "after the landmark"), ([{"age": 5}, {"age": 6}], "differ in age"),
         ([{"days": "soon", "test": "a", "value": 1.0}], "E_"), ([{"days": -3, "test": "a", "value": "much"}], "E_"),
-        ("x", "expected a list"), ([5], "expected an object"),
+        ("x", "should be a valid list"), ([5], "should be a valid dict"),
         ([{"days": True, "test": "a"}], "expected a text, a number"),
     ],
 )  # fmt: skip
@@ -353,7 +353,7 @@ def test_a_landmark_of_each_patient_is_a_column_of_the_request(finished: Finishe
     from unpad.inference.loaded import load
     from unpad.inference.patients import batches, computed
     from unpad.serving.patients import Tables, predictions
-    from unpad.serving.protocol import RequestError, read_patients
+    from unpad.serving.protocol import PatientsAsk, RequestError
 
     recipe, people = recipe_of(tmp_path, **SHORT), tmp_path / "tables/people.parquet"
     table = pq.read_table(people)
@@ -373,7 +373,7 @@ def test_a_landmark_of_each_patient_is_a_column_of_the_request(finished: Finishe
         }
         for one in pq.read_table(people).to_pylist()[:6]
     ]
-    instances = read_patients({"instances": asked}).instances
+    instances = PatientsAsk.read({"instances": asked}).instances
     tables.check(instances)
     data = tables.read(instances)
     made = batches(loaded, data, np.arange(len(data.table)))
@@ -386,7 +386,7 @@ def test_a_landmark_of_each_patient_is_a_column_of_the_request(finished: Finishe
     assert sum(one["after_landmark"] for one in told) > 0
 
     def read(rows: list[dict[str, Any]]) -> Any:
-        return tables.read(read_patients({"instances": [asked[0], {"id": "x", "events": rows}]}).instances)
+        return tables.read(PatientsAsk.read({"instances": [asked[0], {"id": "x", "events": rows}]}).instances)
 
     with pytest.raises(RequestError, match="the patient has no seen, the time of the prediction") as bare:
         read(asked[1]["events"][1:])

@@ -20,7 +20,7 @@ from unpad.data.sources.example import Example
 from unpad.data.sources.files import SourceFile
 from unpad.recipes.data import DataSettings
 from unpad.serving import protocol
-from unpad.serving.page import content_security_policy, page
+from unpad.serving.routes import content_security_policy, page
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the extra `dev`")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

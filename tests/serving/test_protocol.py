@@ -9,35 +9,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unpad.serving.protocol import (
-    CHAT,
-    COMPLETION,
-    ChatAsk,
-    CompletionAsk,
-    Message,
-    RequestError,
-    Sampling,
-    parse_body,
-    read_chat,
-    read_completion,
-)
+from unpad.serving.protocol import Body, ChatAsk, CompletionAsk, RequestError, parse_body
 
 HELLO = [{"role": "user", "content": "你好"}]
 
 
 def chat(**fields: Any) -> ChatAsk:
     """The ask of a body that went through JSON."""
-    return read_chat(parse_body(json.dumps({"messages": HELLO, **fields}).encode()))
+    return ChatAsk.read(parse_body(json.dumps({"messages": HELLO, **fields}).encode()))
 
 
 def text(**fields: Any) -> CompletionAsk:
-    return read_completion(parse_body(json.dumps({"prompt": "你好", **fields}).encode()))
+    return CompletionAsk.read(parse_body(json.dumps({"prompt": "你好", **fields}).encode()))
 
 
-def refused(body: dict[str, Any] | bytes, read: Any = read_chat) -> RequestError:
+def refused(body: dict[str, Any] | bytes, kind: type[Body] = ChatAsk) -> RequestError:
     content = body if isinstance(body, bytes) else json.dumps({"messages": HELLO, **body}).encode()
     with pytest.raises(RequestError) as caught:
-        read(parse_body(content))
+        kind.read(parse_body(content))
     return caught.value
 
 
@@ -56,37 +45,36 @@ def test_a_conversation_is_read_with_what_it_says_about_sampling() -> None:
         max_completion_tokens=9, stop=["a", "b"], n=2, stream=True, stream_options={"include_usage": True},
         logprobs=True, top_logprobs=3, history="trim",
     )  # fmt: skip
-    roles = [("system", "简短。"), ("user", "你好"), ("assistant", "好"), ("user", "x")]
-    assert ask.messages == tuple(Message(role, said) for role, said in roles)  # type: ignore[arg-type]
-    given_settings = {
+    assert [(one.role, one.text) for one in ask.messages] == [
+        ("system", "简短。"), ("user", "你好"), ("assistant", "好"), ("user", "x"),
+    ]  # fmt: skip
+    assert ask.settings == {
         "temperature": 1.0, "top_p": 0.5, "top_k": 0, "repetition_penalty": 1.5, "seed": 7, "max_new_tokens": 9
     }  # fmt: skip
-    sampling = Sampling(given_settings, False, ("a", "b"), 2, 3, True, True)
-    assert ask == ChatAsk("demo", ask.messages, sampling, trims=True)
+    assert (ask.model, ask.stop, ask.n, ask.top, ask.stream, ask.history) == ("demo", ["a", "b"], 2, 3, True, "trim")
+    assert ask.stream_options.include_usage
 
 
 def test_an_image_is_a_part_of_the_users_message() -> None:
     url = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==", "detail": "auto"}}
     parts = [{"type": "text", "text": "什么？"}, url]
-    assert chat(messages=[{"role": "user", "content": parts}]).messages == (
-        Message("user", "什么？", ("data:image/png;base64,AA==",)),
-    )
+    [message] = chat(messages=[{"role": "user", "content": parts}]).messages
+    assert (message.text, message.images) == ("什么？", ["data:image/png;base64,AA=="])
     assert refused({"messages": [{"role": "system", "content": parts}, *HELLO]}).param == "messages[0].content"
 
 
 @pytest.mark.parametrize(
     ("prompt", "read"),
-    [("a", ("a",)), ("", ("",)), (["a", "b"], ("a", "b")), ([1, 2], ((1, 2),)), ([[1], [2, 3]], ((1,), (2, 3)))],
+    [("a", ["a"]), ("", [""]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]])],
 )
 def test_prompts_are_texts_or_token_ids(prompt: Any, read: Any) -> None:
-    assert text(prompt=prompt).prompts == read
+    assert text(prompt=prompt).prompt == read
 
 
 def test_no_new_token_is_wanted_where_a_text_is_only_scored() -> None:
     ask = text(max_tokens=0, echo=True, logprobs=0)
-    assert (ask.sampling.reads_only, ask.sampling.top, ask.echo) == (True, 0, True)
-    assert not text(max_tokens=1).sampling.reads_only
-    assert text().sampling.top is None
+    assert (ask.most_new, ask.top, ask.echo) == (0, 0, True)
+    assert (text(max_tokens=1).most_new, text().most_new, text().top) == (1, None, None)
 
 
 NEUTRAL = {
@@ -101,8 +89,8 @@ NEUTRAL = {
 def test_neutral_values_and_null_change_nothing() -> None:
     assert chat(**NEUTRAL) == chat()
     assert text(**NEUTRAL) == text()
-    assert chat(**dict.fromkeys(CHAT.keys() - {"messages"})) == chat()
-    assert text(**dict.fromkeys(COMPLETION.keys() - {"prompt"})) == text()
+    assert chat(**dict.fromkeys(ChatAsk.model_fields.keys() - {"messages"})) == chat()
+    assert text(**dict.fromkeys(CompletionAsk.model_fields.keys() - {"prompt"})) == text()
 
 
 # --------------------------------------------------------------------------- refused
@@ -137,9 +125,8 @@ def test_any_other_value_of_a_field_that_cannot_be_honoured_is_refused(field: st
 )  # fmt: skip
 def test_types_and_ranges_are_checked_and_the_field_is_named(field: str, value: Any) -> None:
     error = refused({field: value, **({"logprobs": True} if field == "top_logprobs" else {})})
-    assert (error.status, error.param) == (400, field if field != "stop" or type(value) is not list else error.param)
-    assert str(error.param).startswith(field)
-    assert "expected" in error.message or "give" in error.message or "empty" in error.message
+    assert (error.status, error.param) == (400, field)
+    assert any(word in error.message for word in ("should", "expected", "give", "empty"))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +141,7 @@ def test_types_and_ranges_are_checked_and_the_field_is_named(field: str, value: 
         ({"messages": [{"role": "user"}]}, "messages[0].content", "no content"),
         ({"messages": [{"role": "user", "content": ""}]}, "messages[0].content", "empty"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "expected a text or a list"),
-        ({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, "messages[0].content[0].type", "expected"),
+        ({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, "messages[0].content[0].type", "should be"),
         ({"messages": [{"role": "user", "content": "x", "nam": "y"}]}, "messages[0].nam", "unknown field"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages", "end with the user's"),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
@@ -224,7 +211,7 @@ VALUES = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(INSIDE, inner, max_size=3)),
     max_leaves=8,
 )
-NAMES = st.one_of(st.sampled_from(sorted(CHAT | COMPLETION)), st.text(max_size=6))
+NAMES = st.one_of(st.sampled_from(sorted(ChatAsk.model_fields | CompletionAsk.model_fields)), st.text(max_size=6))
 BODIES = st.one_of(
     st.binary(max_size=40),
     st.dictionaries(NAMES, VALUES, max_size=4).map(lambda fields: json.dumps(fields).encode()),
@@ -234,9 +221,9 @@ BODIES = st.one_of(
 )
 
 
-def outcome(body: bytes, read: Any) -> ChatAsk | CompletionAsk | RequestError:
+def outcome(body: bytes, kind: type[ChatAsk | CompletionAsk]) -> ChatAsk | CompletionAsk | RequestError:
     try:
-        return read(parse_body(body))  # type: ignore[no-any-return]
+        return kind.read(parse_body(body))
     except RequestError as error:
         return error
 
@@ -245,10 +232,10 @@ def outcome(body: bytes, read: Any) -> ChatAsk | CompletionAsk | RequestError:
 @given(BODIES)
 @settings(deadline=None, max_examples=150)
 def test_any_body_is_a_checked_ask_or_an_error_of_the_protocol(body: bytes) -> None:
-    for read in (read_chat, read_completion):
-        found = outcome(body, read)
+    for kind in (ChatAsk, CompletionAsk):
+        found = outcome(body, kind)
         if isinstance(found, RequestError):
             assert (found.status, len(found.message) < 600) == (400, True)
             json.dumps(found.to_json(), ensure_ascii=False).encode()
         else:
-            assert 1 <= found.sampling.n <= 16
+            assert 1 <= found.n <= 16

@@ -6,10 +6,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from unpad.data.tokens.words import train_words
-from unpad.inference.chat import until
 from unpad.inference.engine import NewToken
-from unpad.inference.stops import StopTexts
-from unpad.serving.replies import Spelled
+from unpad.inference.generate import StopTexts, until
+from unpad.serving.protocol import Spelled
 from unpad.serving.speech import Speech
 
 TOKENIZER = train_words(["你好，世界。hello"], 300, 1, ["用户："])

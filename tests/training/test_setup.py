@@ -27,7 +27,7 @@ from unpad.training.step import accumulate
 
 pytestmark = pytest.mark.slow
 
-LOW_POWER_MIB = 768  # what docs/features.md promises for `unpad train zh_chat profile=low_power`
+LOW_POWER_MIB = 768  # what docs/internals/features.md promises for `unpad train zh_chat profile=low_power`
 
 
 @pytest.fixture(autouse=True)

@@ -191,10 +191,10 @@ def infer(
     from unpad.inference.loaded import load
 
     if file is not None and out is not None:
-        from unpad.inference.question_file import answer_questions
+        from unpad.inference.bulk import answer_questions
 
-        lines, written = answer_questions(load(run), file, out)
-        print_lines(lines)
+        written = answer_questions(load(run), file, out)
+        print_lines([written.summary])
         raise typer.Exit(3 if written.faults else 0)
     assert image is not None, "options were checked"
     from unpad.inference.images import ask, classify, ledger, list_images, to_csv
@@ -272,9 +272,9 @@ def generate(
     remarks = NO_PICTURE if loaded.recipe.data.vqa else "", system_note(loaded.num_system) if system else ""
     print_lines([f"note: {remark}" for remark in remarks if remark], to_errors=True)
     if file is not None and out is not None:
-        from unpad.inference.prompt_file import answer_prompts
+        from unpad.inference.bulk import answer_prompts
 
-        print_lines(answer_prompts(loaded, file, out, same_seed=gives_seed(fields)))
+        print_lines([answer_prompts(loaded, file, out, same_seed=gives_seed(fields)).summary])
         return
     if heldout:
         from unpad.evaluation.text import heldout_openings

@@ -7,71 +7,15 @@ equal scores count as equal. A measure that does not exist, as AUROC among patie
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
-from unpad.evaluation.metrics import TAILS, Metric, OneSided, bounded, draws, exact_share
+from unpad.evaluation.metrics import BLOCK_CELLS, Metric, divided, exact_share, ratio
 
 NUM_BINS = 10  # of equally many patients, in the calibration error and its picture
-BLOCK_CELLS = 1 << 21  # resamples times patients that are looked at together: 16 MiB an array
 NEWTON_STEPS = 50
 CLOSEST = 1e-12  # probabilities nearer to 0 or 1 count as this near, so that their logarithms exist
-
-Measure = Callable[[np.ndarray], np.ndarray]
-
-
-def bootstrap(measure: Measure, num: int, seed: int = 0, group: np.ndarray | None = None) -> np.ndarray:
-    """A measure over resamples of `num` patients, (NUM_RESAMPLES,); equal seeds draw the same patients.
-
-    Args:
-        measure: takes weights (draws, num) and returns (draws,).
-        group: (num,) int64 from 0, number of the patient of each, where a patient has several; None: each is another.
-    """
-    size = max(1, BLOCK_CELLS // max(num, 1))
-    values: list[np.ndarray] = []
-    block: list[np.ndarray] = []
-    for times in draws(num if group is None else int(group.max(initial=-1)) + 1, seed):
-        block.append(times if group is None else times[group])
-        if len(block) == size:
-            values.append(measure(np.stack(block).astype(np.float64)))
-            block = []
-    if block:
-        values.append(measure(np.stack(block).astype(np.float64)))
-    return np.concatenate([*values, np.zeros(0)])
-
-
-def measured(
-    measure: Measure,
-    num: int,
-    seed: int = 0,
-    biased: bool = False,
-    share: bool = False,
-    groups: np.ndarray | None = None,
-) -> Metric:
-    """The value of a measure with its 95 % percentile interval over patients (Efron 1979).
-
-    The interval leaves out resamples in which the measure does not exist because a class is missing.
-
-    Args:
-        biased: the measure sums sizes of differences, which chance only increases, so that its resamples exceed its
-            value. Then the interval is their spread about their own mean, centred on the value, and ends at 0.
-        share: the measure is a mean of numbers from 0 to 1; its interval is exact where it is 0 or 1.
-        groups: (num,) equal for the examples of one patient, which are drawn together, as in `metrics.resample`; None:
-            each is of another.
-    """
-    group = None if groups is None else np.unique(groups, return_inverse=True)[1]
-    num_groups = num if group is None else int(group.max(initial=-1)) + 1
-    samples = bootstrap(measure, num, seed, group)
-    samples = samples[np.isfinite(samples)]
-    value = float(measure(np.ones(num)))
-    low, high = np.percentile(samples, TAILS) if samples.size else (np.nan, np.nan)
-    if biased and samples.size:
-        shift = value - samples.mean()
-        low, high = np.maximum([low + shift, high + shift], 0)
-    metric = bounded(Metric(value, float(low), float(high), num, num_groups=None if num_groups == num else num_groups))
-    return exact_share(metric, num_groups) if share else metric
 
 
 # --------------------------------------------------------------------------- ranking
@@ -89,7 +33,7 @@ def auroc(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = N
     """
     positives, negatives = _by_score(labels, scores, weights)
     below = np.cumsum(negatives, -1) - negatives
-    return _ratio((positives * (below + negatives / 2)).sum(-1), positives.sum(-1) * negatives.sum(-1))
+    return divided((positives * (below + negatives / 2)).sum(-1), positives.sum(-1) * negatives.sum(-1))
 
 
 def mean_auroc(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
@@ -105,7 +49,7 @@ def mean_auroc(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = N
     """
     areas = np.stack([auroc(labels == place, p[:, place], weights) for place in range(p.shape[1])])
     exists = ~np.isnan(areas)
-    return _ratio(np.where(exists, areas, 0).sum(0), exists.sum(0))
+    return divided(np.where(exists, areas, 0).sum(0), exists.sum(0))
 
 
 def exact_auroc(metric: Metric, labels: np.ndarray, groups: np.ndarray | None = None) -> Metric:
@@ -133,7 +77,7 @@ def one_sided_precision(metric: Metric) -> Metric:
     if metric.value != 1:
         return metric
     why = "all with the outcome rank first, so that resamples give no lower limit"
-    return OneSided(1.0, np.nan, 1.0, metric.num, why, num_groups=metric.num_groups)
+    return replace(metric, low=np.nan, high=1.0, note=why)
 
 
 def average_precision(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
@@ -145,7 +89,7 @@ def average_precision(labels: np.ndarray, scores: np.ndarray, weights: np.ndarra
     hits = np.cumsum(positives[..., ::-1], -1)  # from the highest score down
     shown = hits + np.cumsum(negatives[..., ::-1], -1)
     precision = np.divide(hits, shown, out=np.zeros_like(hits), where=shown > 0)
-    return _ratio((positives[..., ::-1] * precision).sum(-1), positives.sum(-1))
+    return divided((positives[..., ::-1] * precision).sum(-1), positives.sum(-1))
 
 
 def roc_points(labels: np.ndarray, scores: np.ndarray) -> np.ndarray:
@@ -177,29 +121,23 @@ def _sums(values: np.ndarray, first: np.ndarray) -> np.ndarray:
     return np.add.reduceat(values, first, -1) if first.size else values
 
 
-def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio: np.ndarray = np.divide(above, below)
-    return ratio
-
-
 # --------------------------------------------------------------------------- probabilities
 
 
 def brier(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
     """Mean squared distance between probability and outcome (Brier 1950); arguments as in `auroc`, p in 0 to 1."""
-    return mean((p - labels) ** 2, weights)
+    return ratio((p - labels) ** 2, None, weights)
 
 
 def class_brier(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
     """Mean over patients of the sum over several classes of the squared distance of probability and class, 0 to 2, as
     Brier (1950) defines it; of two classes it is twice `brier`. Arguments as in `mean_auroc`."""
-    return mean(((p - np.eye(p.shape[1])[labels]) ** 2).sum(1), weights)
+    return ratio(((p - np.eye(p.shape[1])[labels]) ** 2).sum(1), None, weights)
 
 
 def accuracy(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
     """Share of patients with a correctly predicted outcome; a probability of exactly a half predicts no outcome."""
-    return mean((p > 0.5) == (labels > 0), weights)
+    return ratio((p > 0.5) == (labels > 0), None, weights)
 
 
 def calibration_bins(p: np.ndarray) -> np.ndarray:
@@ -217,7 +155,7 @@ def calibration_error(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | N
     member = calibration_bins(p)[:, None] == np.arange(NUM_BINS)
     gap = member * np.asarray(p - labels, np.float64)[:, None]  # (num, bins)
     weights = np.ones(len(p)) if weights is None else weights
-    return _ratio(np.abs(weights @ gap).sum(-1), weights.sum(-1))
+    return divided(np.abs(weights @ gap).sum(-1), weights.sum(-1))
 
 
 def class_calibration_error(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
@@ -249,7 +187,7 @@ def calibration_intercept(labels: np.ndarray, p: np.ndarray, weights: np.ndarray
         expected = 1 / (1 + np.exp(-(intercept[:, None] + x)))  # (draws, num)
         curve = (w * expected * (1 - expected)).sum(1)
         # Steps of at most 2: where nearly all probabilities are 0 or 1, the whole one would leap over the solution.
-        change = np.clip(_ratio(came - (w * expected).sum(1), curve), -2, 2)
+        change = np.clip(divided(came - (w * expected).sum(1), curve), -2, 2)
         change = np.where(exists, change, 0)
         intercept += change
         if not np.any(np.abs(change) > 1e-12):
@@ -269,7 +207,7 @@ def calibration_slope(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | N
     shape = () if weights is None else weights.shape[:-1]
     w = np.ones((1, len(p))) if weights is None else weights.reshape(-1, len(p))
     with np.errstate(all="ignore"):  # what has no solution becomes not a number below
-        odds = _ratio(w @ labels, w @ (1 - labels))
+        odds = divided(w @ labels, w @ (1 - labels))
         line = np.stack([np.log(odds), np.zeros(len(w))], 1)  # (draws, 2) intercept and slope
         for _ in range(NEWTON_STEPS):
             expected = 1 / (1 + np.exp(-(line[:, :1] + line[:, 1:] * x)))  # (draws, num)
@@ -305,13 +243,6 @@ def _logit(p: np.ndarray) -> np.ndarray:
     return logit
 
 
-def mean(values: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-    """Weighted mean of (num,) values, (...); of no patient it is not a number."""
-    values = np.asarray(values, np.float64)
-    weights = np.ones(len(values)) if weights is None else weights
-    return _ratio(weights @ values, weights.sum(-1))
-
-
 # --------------------------------------------------------------------------- survival
 
 
@@ -343,7 +274,7 @@ def concordance(
     for digit in range(int(rank.max(initial=0)).bit_length()):
         bit = (rank >> digit) & 1 == 1
         right += _later(weights, rank >> (digit + 1), time, observed & bit, ~bit)
-    return _ratio(right + equal / 2, comparable)
+    return divided(right + equal / 2, comparable)
 
 
 def exact_concordance(
@@ -426,4 +357,4 @@ def recall_at_k(above: np.ndarray, equal: np.ndarray, rows: np.ndarray, num_rows
         rows: (num,) the row of each.
     """
     hits = np.bincount(rows, np.clip((k - above) / equal, 0, 1), num_rows)
-    return _ratio(hits, np.bincount(rows, minlength=num_rows))
+    return divided(hits, np.bincount(rows, minlength=num_rows))

@@ -10,9 +10,9 @@ import numpy as np
 from unpad.data.measuring import Measuring
 from unpad.data.tokens.lost import LostCharacters
 from unpad.data.vqa import VqaData
-from unpad.evaluation.metrics import Metric, NoInterval, Refused, mean_of, ratio_of
+from unpad.evaluation.metrics import Metric, mean_of, ratio_of, refused
 from unpad.evaluation.per_sequence import token_sums
-from unpad.evaluation.rows import Columns, Ratio
+from unpad.evaluation.rows import Columns, Measures, Ratio
 
 NUM_CHOICES = 20
 SEED = 0  # of the draw of candidates, the same in every run: runs with equal held-out captions have equal candidates
@@ -46,26 +46,23 @@ class CaptionScores:
         metrics: dict[str, Metric] = {}
         if chosen.any():
             metrics[CHOICE] = mean_of(self.choice[chosen], self.group[chosen], share=True)
-            what, num_groups = f"a guess among {NUM_CHOICES}", metrics[CHOICE].num_groups
-            metrics[CHANCE] = NoInterval(
-                1 / NUM_CHOICES, math.nan, math.nan, int(chosen.sum()), what, num_groups=num_groups
-            )
+            guess = replace(metrics[CHOICE], value=1 / NUM_CHOICES, low=math.nan, high=math.nan)
+            metrics[CHANCE] = replace(guess, note=f"a guess among {NUM_CHOICES}")
         else:
-            why = f"fewer than {NUM_CHOICES} different captions of unlike pictures"
-            metrics[CHOICE] = Refused(math.nan, math.nan, math.nan, num, why)
+            metrics[CHOICE] = refused(num, f"fewer than {NUM_CHOICES} different captions of unlike pictures")
         if why := self.lost.why_no_bits():
-            metrics[BITS] = Refused(math.nan, math.nan, math.nan, num, why)
+            metrics[BITS] = refused(num, why)
         else:
-            metrics[BITS] = ratio_of(self.nll, self.chars, self.group, BITS_IN_NAT)
+            metrics[BITS] = ratio_of(self.nll, self.chars, self.group, scale=BITS_IN_NAT)
         return metrics
 
     def columns(self) -> Columns:
         """Columns of the captions' rows."""
         return {"num_chars": self.chars.astype(np.float64), CHOICE: self.choice}
 
-    def measures(self, kind: str) -> dict[str, Ratio]:
+    def measures(self, kind: str) -> Measures:
         """Metrics that can be compared row by row, of rows of this kind."""
-        measures = {CHOICE: Ratio(CHOICE, None, kind)}
+        measures: Measures = {CHOICE: Ratio(CHOICE, None, kind)}
         return measures if self.lost.why_no_bits() else measures | {BITS: Ratio("loss", "num_chars", kind, BITS_IN_NAT)}
 
 

@@ -13,11 +13,12 @@ import numpy as np
 from unpad.batching.batch import RaggedBatch
 from unpad.data.family import Data
 from unpad.data.measuring import DataType, Measuring
-from unpad.evaluation.metrics import Evaluation, HeldOut, NewFacts
+from unpad.evaluation.metrics import HeldOut, NewFacts
 from unpad.models.contract import Model
 from unpad.recipes.recipe import Recipe
 
 if TYPE_CHECKING:  # training measures models, and loads no runs
+    from unpad.evaluation.rows import Evaluation
     from unpad.inference.loaded import LoadedRun
 
 

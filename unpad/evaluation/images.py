@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from unpad.evaluation.attention_maps import maps_of_image
 from unpad.evaluation.classes import ClassPredictions, predict, rows
 from unpad.evaluation.classes import held_out as held_out
 from unpad.evaluation.family import HeldOutInputs, Numbers, TrainedModel, evenly
-from unpad.evaluation.metrics import Evaluation, Metric, NewFacts, exact_share, interval, mean_of, resample
+from unpad.evaluation.metrics import Metric, NewFacts, exact_share, mean_of, measured, ratio
+from unpad.evaluation.rows import Evaluation
 from unpad.inference.images import ReadImage, classify_images, read_image
 from unpad.inference.loaded import LoadedRun
 from unpad.run.report.attention import has_attention, keep_attention
@@ -72,54 +74,45 @@ def keepsakes(ended: TrainedModel[ImageData]) -> None:
 
 
 def summarise(
-    predictions: ClassPredictions, classes: tuple[str, ...], seed: int = 0, groups: np.ndarray | None = None
+    predictions: ClassPredictions, classes: tuple[str, ...], groups: np.ndarray | None = None
 ) -> dict[str, Metric]:
     """Metrics with bootstrap intervals over groups of images, such as sizes of one icon.
 
     Args:
-        groups: (num_images,) as in `resample`.
+        groups: (num_images,) as in `metrics.bootstrap`.
     """
-    num = len(predictions.labels)
+    labels, right, num = predictions.labels, predictions.right, len(predictions.labels)
     groups = np.arange(num) if groups is None else groups
-    num_groups = len(np.unique(groups))
-    top = np.argsort(-predictions.log_p, 1)[:, :5]
-    in_top = (top == predictions.labels[:, None]).any(1).astype(np.float64)
-    of_class = [(predictions.labels == c).astype(np.float64) for c in range(len(classes))]
-    sums = resample([*of_class, *(is_class * predictions.right for is_class in of_class)], seed, groups)
-    size = len(classes)
-    counts, hits = sums[:size], sums[size:]
-    commonest = of_class[int(np.argmax([one.sum() for one in of_class]))]
+    present, sizes = np.unique(labels, return_counts=True)
+    members = [labels == place for place in present]
+    num_groups = [len(np.unique(groups[mine])) for mine in members]
     metrics = {
-        "accuracy": mean_of(predictions.right, groups, seed, share=True),
-        "commonest_class": mean_of(commonest, groups, seed, share=True),
+        "accuracy": mean_of(right, groups, share=True),
+        "commonest_class": mean_of(labels == present[sizes.argmax()], groups, share=True),
     }
-    if size > 5:
-        metrics["top5_accuracy"] = mean_of(in_top, groups, seed, share=True)
-    present = [c for c in range(size) if of_class[c].any()]
-    with np.errstate(invalid="ignore"):
-        recalls = hits[present] / counts[present]  # (classes, resamples); not a number where a resample has none
-    value = float(np.mean([predictions.right[of_class[c] > 0].mean() for c in present]))
-    of_classes = [len(np.unique(groups[of_class[c] > 0])) for c in present]
-    balanced = interval(value, np.nanmean(recalls, 0), num, num_groups)
-    metrics["balanced_accuracy"] = exact_share(balanced, min(of_classes))  # as wide as that of the rarest class
-    metrics["loss"] = mean_of(predictions.nll, groups, seed)
-    metrics["calibration_error"] = _calibration_error(predictions, seed, groups)
-    for row, c in enumerate(present):
-        mine = of_class[c] > 0
-        drawn = recalls[row][counts[c] > 0]
-        metric = interval(predictions.right[mine].mean(), drawn, int(mine.sum()), of_classes[row])
-        metrics[f"accuracy_{classes[c]}"] = exact_share(metric, of_classes[row])
+    if len(classes) > 5:
+        in_top = (np.argsort(-predictions.log_p, 1)[:, :5] == labels[:, None]).any(1)
+        metrics["top5_accuracy"] = mean_of(in_top, groups, share=True)
+
+    def balanced(weights: np.ndarray) -> np.ndarray:
+        recalls = np.stack([ratio(right * mine, mine, weights) for mine in members])
+        mean: np.ndarray = np.nanmean(recalls, 0)  # a resample may lack a class
+        return mean
+
+    metrics["balanced_accuracy"] = exact_share(measured(balanced, num, groups), min(num_groups))  # of the rarest class
+    metrics["loss"] = mean_of(predictions.nll, groups)
+    metrics["calibration_error"] = measured(partial(_calibration_error, predictions), num, groups)
+    for place, mine in zip(present, members, strict=True):
+        of_class = partial(ratio, right * mine, mine)
+        metrics[f"accuracy_{classes[place]}"] = measured(of_class, num, groups, counted=mine, share=True)
     return metrics
 
 
-def _calibration_error(predictions: ClassPredictions, seed: int, groups: np.ndarray) -> Metric:
-    bins = _bins(predictions)
-    confidence = np.exp(predictions.log_p.max(1))
-    gaps = [np.where(bins == b, confidence - predictions.right, 0.0) for b in range(NUM_BINS)]
-    num = len(predictions.labels)
-    sums = resample([*gaps, np.ones(num)], seed, groups)
-    samples = np.abs(sums[:-1]).sum(0) / sums[-1]
-    return interval(sum(abs(gap.sum()) for gap in gaps) / num, samples, num, len(np.unique(groups)))
+def _calibration_error(predictions: ClassPredictions, weights: np.ndarray) -> np.ndarray:
+    member = _bins(predictions)[:, None] == np.arange(NUM_BINS)
+    gaps = member * (np.exp(predictions.log_p.max(1)) - predictions.right)[:, None]  # (num_images, bins)
+    error: np.ndarray = np.abs(weights @ gaps).sum(-1) / weights.sum(-1)
+    return error
 
 
 def _bins(predictions: ClassPredictions) -> np.ndarray:

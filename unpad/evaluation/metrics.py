@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import numpy as np
 from rich.cells import cell_len
 
 from unpad.terminal.table import columns, number_of, wrapped
 
-if TYPE_CHECKING:
-    from unpad.evaluation.rows import ExampleRows
-
 NUM_RESAMPLES = 1000
 TAILS = (2.5, 97.5)  # percentiles that bound 95 %
+BLOCK_CELLS = 1 << 21  # resamples times rows that are looked at together: 16 MiB an array
+ALIKE = 1e-12  # bounds that differ by less, relatively, differ by rounding
 FEW_GROUPS = 4
 MAX_NAME = 40  # cells of a terminal; a letter of Chinese takes two
+
+EXTREMES = "least and most"
+ONE_GROUP, EQUAL_GROUPS = "no interval: one group", "no interval: the same in every group"
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class Metric:
     """A measured value, its 95 % confidence interval, and its number of documents, images or replies.
 
     Args:
+        value, low, high: nan where the data does not allow them.
+        note: why one of these is missing; EXTREMES where the bounds are the least and the most value of a row.
         num_groups: independent units of these, such as document groups or pictures, over which the interval is taken;
             None where each is one.
         part: part of the data that was measured: train, valid, test, or the file of new data; None if unknown.
@@ -37,73 +41,54 @@ class Metric:
     low: float
     high: float
     num: int
+    note: str = ""
     num_groups: int | None = field(default=None, kw_only=True)
     part: str | None = field(default=None, kw_only=True)
     best_of: int | None = field(default=None, kw_only=True)
 
     def to_json(self) -> dict[str, float | int | str | None]:
-        """Fields by name."""
-        return dict(vars(self))
+        """Fields by name; a missing number is null, with the note as its `reason`."""
+        fields = {**vars(self)}
+        note = fields.pop("note")
+        missing = [name for name in ("value", "low", "high") if math.isnan(fields[name])]
+        return fields | dict.fromkeys(missing) | ({"reason": note} if note and missing else {})
+
+    def bounds(self) -> str:
+        """The interval in words, and why a part of it is missing."""
+        low, high = written(self.low), written(self.high)
+        if self.note == EXTREMES:
+            return f"least {low}, most {high}"
+        if self.note and math.isnan(self.low) and math.isnan(self.high):
+            return self.note
+        return f"{low} to {high}" + (f": {self.note}" if self.note else "")
+
+    def mapped(self, function: Callable[[float], float]) -> Metric:
+        """An increasing function of a metric."""
+        return replace(self, value=function(self.value), low=function(self.low), high=function(self.high))
 
 
-@dataclass(frozen=True)
-class Extremes(Metric):
-    """A mean, with the least and the most value in place of an interval."""
+def refused(num: int, why: str, num_groups: int | None = None) -> Metric:
+    """A metric that the data does not allow."""
+    return Metric(math.nan, math.nan, math.nan, num, why, num_groups=num_groups)
 
 
-@dataclass(frozen=True)
-class Refused(Metric):
-    """A metric that the data does not allow, with the reason; its numbers are nan."""
-
-    reason: str
-
-    def to_json(self) -> dict[str, float | int | str | None]:
-        """Fields by name; the numbers are null."""
-        return {**vars(self), "value": None, "low": None, "high": None}
+def extremes(values: np.ndarray) -> Metric:
+    """The mean of values (num,), with the least and the most in place of an interval."""
+    return Metric(float(values.mean()), float(values.min()), float(values.max()), len(values), EXTREMES)
 
 
-@dataclass(frozen=True)
-class OneSided(Metric):
-    """A metric with one bound of its interval unknown (nan), and the reason."""
-
-    reason: str
-
-    def to_json(self) -> dict[str, float | int | str | None]:
-        """Fields by name; the unknown bound is null."""
-        bounds = {
-            name: None if math.isnan(bound) else bound for name, bound in (("low", self.low), ("high", self.high))
-        }
-        return {**vars(self), **bounds}
+def perplexity(loss: Metric) -> Metric:
+    """exp of a loss in nats; infinite where no float holds it."""
+    return loss.mapped(lambda nats: math.inf if nats >= 700 else math.exp(nats))
 
 
-@dataclass(frozen=True)
-class NoInterval(OneSided):
-    """A metric without an interval (both bounds nan), and the reason: resamples of one group, or of groups that are all
-    equal, show no spread."""
-
-
-ONE_GROUP, EQUAL_GROUPS = "no interval: one group", "no interval: the same in every group"
+def written(number: float | None) -> str:
+    """A number of a metric as tables have it; "-" for a missing one."""
+    return "-" if number is None or math.isnan(number) else f"{number:.4f}"
 
 
 # Remarks of `check_new` of a family on new data, beyond what `data.lines()` has: as lines, and by name for programs.
 NewFacts = tuple[list[str], dict[str, object]]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Result of `evaluate` of a family.
-
-    Args:
-        lines: examples, as text.
-        metrics: those of the part that was measured have no `part`, which `evaluate_run` fills in.
-        drawn: `evaluation.json` for the run's page; None leaves the run as it is.
-        rows: makes the rows that were measured, when they are asked for; None for a family without them.
-    """
-
-    metrics: dict[str, Metric]
-    lines: list[str]
-    drawn: dict[str, object] | None = None
-    rows: Callable[[], ExampleRows] | None = None
 
 
 @dataclass(frozen=True)
@@ -176,94 +161,111 @@ def _rows(metrics: dict[str, Metric], units: dict[str, str], width: int) -> list
         fits = cell_len(name) <= width
         rows += [] if fits else [(name, "")]
         start = name + " " * (width - cell_len(name)) if fits else " " * width
-        value, low, high = (
-            "-" if math.isnan(number) else f"{number:.4f}" for number in (metric.value, metric.low, metric.high)
-        )
-        bounds = f"least {low}, most {high}" if isinstance(metric, Extremes) else f"{low} to {high}"
-        if isinstance(metric, Refused | NoInterval):
-            bounds = metric.reason
-        elif isinstance(metric, OneSided):
-            bounds = f"{bounds}: {metric.reason}"
-        rows.append((f"{start}  {value:>10}", f"{bounds}   {units[name]}".rstrip()))
+        rows.append((f"{start}  {written(metric.value):>10}", f"{metric.bounds()}   {units[name]}".rstrip()))
     return rows
 
 
-def resample(columns: Sequence[np.ndarray], seed: int, groups: np.ndarray | None = None) -> np.ndarray:
-    """Sums of each column over resamples of groups of its items, drawn with replacement and together.
+# --------------------------------------------------------------------------- intervals
 
-    Args:
-        columns: arrays (num,) of numbers that belong to the same items.
-        groups: (num,) numbers of the groups; items of one group are drawn together, as they are not independent. None:
-            every item is a group of its own.
-
-    Returns:
-        (len(columns), NUM_RESAMPLES) float64.
-    """
-    values = np.stack(columns).astype(np.float64)  # (columns, num)
-    if groups is not None and len(groups):
-        _, group = np.unique(groups, return_inverse=True)
-        values = np.stack([np.bincount(group, column) for column in values])  # (columns, groups)
-    # One resample at a time: all together would not fit for many items.
-    sums = [values @ times for times in draws(values.shape[1], seed)]
-    return np.stack(sums, 1) if sums else np.zeros((len(columns), NUM_RESAMPLES))
+Measure = Callable[[np.ndarray], np.ndarray]  # from the number of times that each row counts, (..., num), to (...)
 
 
-def draws(num: int, seed: int) -> Iterator[np.ndarray]:
+def draws(num: int, seed: int = 0) -> Iterator[np.ndarray]:
     """Yield the count of each of `num` items in every resample, (num,) int64; equal arguments give equal draws."""
     rng = np.random.default_rng(seed)
     for _ in range(NUM_RESAMPLES if num else 0):
         yield np.bincount(rng.integers(0, num, num), minlength=num)
 
 
-def interval(value: float, samples: np.ndarray, num: int, num_groups: int | None = None) -> Metric:
-    """A value with the 95 % percentile interval of its resamples (Efron 1979); `NoInterval` if they show no spread.
+def bootstrap(measure: Measure, num: int, groups: np.ndarray | None = None) -> np.ndarray:
+    """A measure over resamples of `num` rows, (NUM_RESAMPLES,) float64; equal arguments draw the same rows.
 
     Args:
-        num_groups: number of groups that were drawn; None where each of the `num` is one.
+        groups: (num,) equal for rows that are drawn together, as they are not independent; None: each is drawn alone.
     """
-    low, high = (float(bound) for bound in np.percentile(samples, TAILS))
-    return bounded(Metric(float(value), low, high, num, num_groups=None if num_groups == num else num_groups))
+    place = np.arange(num) if groups is None else np.unique(groups, return_inverse=True)[1]
+    each, size = draws(int(place.max(initial=-1)) + 1), max(1, BLOCK_CELLS // max(num, 1))
+    values = [np.zeros(0)]
+    while block := [times[place] for times in islice(each, size)]:
+        values.append(measure(np.stack(block).astype(np.float64)))
+    return np.concatenate(values)
 
 
-def bounded(metric: Metric) -> Metric:
-    """A metric as it is, or `NoInterval` where resamples of its groups could not differ or did not."""
-    num_groups = metric.num if metric.num_groups is None else metric.num_groups
-    if math.isnan(metric.value) or (num_groups != 1 and metric.low != metric.high):
-        return metric
-    reason = ONE_GROUP if num_groups == 1 else EQUAL_GROUPS
-    return NoInterval(metric.value, math.nan, math.nan, metric.num, reason, num_groups=metric.num_groups)
+def measured(
+    measure: Measure,
+    num: int,
+    groups: np.ndarray | None = None,
+    *,
+    counted: np.ndarray | None = None,
+    biased: bool = False,
+    share: bool = False,
+) -> Metric:
+    """The value of a measure with its 95 % percentile interval over groups of rows (Efron 1979).
 
-
-def refused(metric: Metric, reason: str) -> Refused:
-    """A metric that does not exist, of the same rows."""
-    return Refused(math.nan, math.nan, math.nan, metric.num, reason, num_groups=metric.num_groups)
-
-
-def mean_of(values: np.ndarray, groups: np.ndarray | None = None, seed: int = 0, share: bool = False) -> Metric:
-    """The mean of values (num,) with its 95 % interval over groups.
+    Tokens of one document and documents of one group are not independent, nor are the examples of one patient. The
+    interval leaves out resamples in which the measure does not exist because a class is missing. There is none where
+    resamples could not differ, or did not.
 
     Args:
-        groups: (num,) as in `resample`.
-        share: whether the values lie in 0 to 1, as of right answers. If all of them are 0 or all 1, resamples show no
-            spread, and the interval is the exact one.
+        groups: as in `bootstrap`.
+        counted: (num,) bool, rows that the measure looks at; None: all.
+        biased: the measure sums sizes of differences, which chance only increases, so that its resamples exceed its
+            value. Then the interval is their spread about their own mean, centred on the value, and ends at 0.
+        share: the measure is a mean of numbers from 0 to 1; its interval is exact where it is 0 or 1.
     """
-    num_groups = len(values if groups is None else np.unique(groups))
-    sums, counts = resample([values, np.ones(len(values))], seed, groups)
-    metric = interval(values.mean(), sums / counts, len(values), num_groups)
+    samples = bootstrap(measure, num, groups)
+    samples = samples[np.isfinite(samples)]
+    value = float(measure(np.ones(num)))
+    low, high = np.percentile(samples, TAILS) if samples.size else (math.nan, math.nan)
+    if biased and samples.size:
+        shift = value - samples.mean()
+        low, high = np.maximum([low + shift, high + shift], 0)
+    units = np.arange(num) if groups is None else groups
+    units = units if counted is None else units[counted]
+    num, num_groups = len(units), len(np.unique(units))
+    metric = Metric(value, float(low), float(high), num, num_groups=None if num_groups == num else num_groups)
+    if not math.isnan(value) and (num_groups == 1 or math.isclose(low, high, rel_tol=ALIKE)):
+        note = ONE_GROUP if num_groups == 1 else EQUAL_GROUPS
+        metric = replace(metric, low=math.nan, high=math.nan, note=note)
     return exact_share(metric, num_groups) if share else metric
 
 
-def ratio_of(total: np.ndarray, num: np.ndarray, groups: np.ndarray | None = None, scale: float = 1.0) -> Metric:
-    """The sum of one column over that of another, (num_rows,) each, with its 95 % interval over groups.
+def ratio(total: np.ndarray, num: np.ndarray | None, weights: np.ndarray | None = None) -> np.ndarray:
+    """The weighted sum of one column over that of another, (...); nan where the latter is 0.
 
     Args:
-        groups: (num_rows,) as in `resample`.
-        scale: of the result.
+        total: (num_rows,).
+        num: (num_rows,); None counts each row once.
+        weights: (..., num_rows); ones by default.
     """
-    sums = resample([total, num], 0, groups)
-    num_groups = len(total if groups is None else np.unique(groups))
-    samples = scale * sums[0] / np.maximum(sums[1], 1)
-    return interval(scale * total.sum() / max(num.sum(), 1), samples, len(total), num_groups)
+    total = np.asarray(total, np.float64)
+    weights = np.ones(len(total)) if weights is None else weights
+    return divided((weights * total).sum(-1), (weights if num is None else weights * num).sum(-1))
+
+
+def divided(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """A quotient, without a warning where it does not exist."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        quotient: np.ndarray = np.divide(above, below)
+    return quotient
+
+
+def mean_of(values: np.ndarray, groups: np.ndarray | None = None, share: bool = False) -> Metric:
+    """The mean of values (num,) with its 95 % interval; further arguments as in `measured`."""
+    return ratio_of(values, None, groups, share=share)
+
+
+def ratio_of(
+    total: np.ndarray,
+    num: np.ndarray | None,
+    groups: np.ndarray | None = None,
+    *,
+    scale: float = 1.0,
+    share: bool = False,
+) -> Metric:
+    """The sum of one column over that of another, (num_rows,) each, times `scale`, with its 95 % interval; further
+    arguments as in `measured`."""
+    return measured(lambda weights: scale * ratio(total, num, weights), len(total), groups, share=share)
 
 
 def exact_share(metric: Metric, num_groups: int) -> Metric:
@@ -279,4 +281,4 @@ def exact_share(metric: Metric, num_groups: int) -> Metric:
         return metric
     limit = float((TAILS[0] / 100) ** (1 / num_groups))
     low, high = (limit, 1.0) if metric.value else (0.0, 1 - limit)
-    return Metric(metric.value, low, high, metric.num, num_groups=metric.num_groups)
+    return replace(metric, low=low, high=high, note="")

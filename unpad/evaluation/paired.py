@@ -12,8 +12,7 @@ import numpy as np
 
 from unpad.data.family import family_name
 from unpad.errors import RecipeError, SourceError
-from unpad.evaluation.binary import measured
-from unpad.evaluation.metrics import Metric, interval, metric_lines, refused, resample
+from unpad.evaluation.metrics import Metric, measured, metric_lines, refused
 from unpad.evaluation.rows import GROUP, ID, KIND, LANDMARK, PART, WHERE, Columns, ExampleRows, Ranked, Ratio, objects
 from unpad.evaluation.run import rows_of, score
 from unpad.run.folder import find_run, run_recipe
@@ -151,46 +150,17 @@ def _refuse_other_labels(first: str, second: str, a: Columns, b: Columns) -> Non
 def _difference(a: Columns, b: Columns, of_a: Ratio | Ranked, of_b: Ratio | Ranked) -> Metric | None:
     """A measure of the second rows less that of the first, with its 95 % interval over groups of rows, drawn in pairs;
     None where no row of both has it. Either run has its own, as names of classes are in it."""
-    known = _has(a, of_a) & _has(b, of_b)
-    if not known.any():
+    both = of_a.has(a) & of_b.has(b)
+    if not both.any():
         return None
-    a, b = ({name: column[known] for name, column in rows.items()} for rows in (a, b))
-    if isinstance(of_a, Ranked) and isinstance(of_b, Ranked):
-        first, second = of_a.measure, of_b.measure
-        found = measured(lambda weights: second(b, weights) - first(a, weights), len(a[GROUP]), groups=a[GROUP])
-    else:
-        assert isinstance(of_a, Ratio), "runs of one outcome have one kind of measure"
-        found = _ratio(a, b, of_a)
-    if np.isnan(found.value):
-        found = refused(found, "the rows of both do not allow it")
+    a, b = ({name: column[both] for name, column in rows.items()} for rows in (a, b))
+    metric = measured(lambda weights: of_b.of(b, weights) - of_a.of(a, weights), len(a[GROUP]), a[GROUP])
+    if np.isnan(metric.value):
+        metric = refused(metric.num, "the rows of both do not allow it", metric.num_groups)
     parts = set(a[PART])
-    return replace(found, part=parts.pop() if len(parts) == 1 else None)
+    return replace(metric, part=parts.pop() if len(parts) == 1 else None)
 
 
 def _counts_differ(a: Columns, b: Columns, measure: Ratio) -> bool:
-    both = _has(a, measure) & _has(b, measure)
-    return not np.array_equal(_sums(a, measure)[1][both], _sums(b, measure)[1][both])
-
-
-def _has(rows: Columns, measure: Ratio | Ranked) -> np.ndarray:
-    """Rows that count in a measure, (num_rows,) bool."""
-    if isinstance(measure, Ranked):
-        return np.array([value is not None for value in rows[measure.needs]])
-    total, num = _sums(rows, measure)
-    has: np.ndarray = np.isfinite(total) & (num > 0) & (measure.kind is None or rows[KIND] == measure.kind)
-    return has
-
-
-def _ratio(a: Columns, b: Columns, measure: Ratio) -> Metric:
-    columns, groups = [*_sums(a, measure), *_sums(b, measure)], a[GROUP]
-    value, samples = (
-        measure.scale * (sums[2] / sums[3] - sums[0] / sums[1])
-        for sums in (np.sum(columns, 1), resample(columns, 0, groups))
-    )
-    return interval(value, samples, len(groups), len(np.unique(groups)))
-
-
-def _sums(rows: Columns, measure: Ratio) -> tuple[np.ndarray, np.ndarray]:
-    """The column of a measure, and its counts."""
-    total = rows[measure.total].astype(np.float64)
-    return total, np.ones(len(total)) if measure.num is None else rows[measure.num].astype(np.float64)
+    both = measure.has(a) & measure.has(b)
+    return not np.array_equal(measure.counts(a)[both], measure.counts(b)[both])

@@ -24,8 +24,19 @@ from unpad.data.sources.split import Split
 from unpad.errors import SourceError
 from unpad.evaluation import binary, sets
 from unpad.evaluation.family import HeldOutInputs, Numbers, evenly
-from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, exact_share, refused
-from unpad.evaluation.rows import ID, LANDMARK, Columns, ExampleRows, Ranked, Ratio, named, objects
+from unpad.evaluation.metrics import HeldOut, Metric, NewFacts, exact_share, measured, ratio, refused
+from unpad.evaluation.rows import (
+    ID,
+    LANDMARK,
+    Columns,
+    Evaluation,
+    ExampleRows,
+    Measures,
+    Ranked,
+    Ratio,
+    named,
+    objects,
+)
 from unpad.inference.embed import predicts
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patient_marks import mark_patients, refuse_unknown, unknown_lines
@@ -209,7 +220,7 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> Eval
     columns = named(data, ids, ID, data.ids[ids])
     if data.landmarks is not None:
         columns = {ID: columns[ID], LANDMARK: data.landmarks[ids], **columns}
-    measures: dict[str, Ratio | Ranked] = {}
+    measures: Measures = {}
     if gives_probability(model) or trains(model, "hazard"):
         predictions = predict(over)
         classifies = gives_probability(model) and bool(predictions.known.any())
@@ -289,7 +300,7 @@ def _concordance(rows: Columns, weights: np.ndarray | None, risk: str = "risk", 
 
 
 # Metrics of the prediction by the columns that they are of.
-MEASURES: dict[str, Ratio | Ranked] = {
+MEASURES: Measures = {
     "loss": Ratio("loss", "num_targets"),
     "auroc": _by_label(binary.auroc),
     "average_precision": _by_label(binary.average_precision),
@@ -299,10 +310,10 @@ MEASURES: dict[str, Ratio | Ranked] = {
 }
 
 
-def _measures_of_causes(names: Sequence[str], horizon: float) -> dict[str, Ratio | Ranked]:
+def _measures_of_causes(names: Sequence[str], horizon: float) -> Measures:
     """`MEASURES` of competing events; arguments as of `summarise_competing`."""
 
-    def of(name: str) -> dict[str, Ratio | Ranked]:
+    def of(name: str) -> Measures:
         p = f"probability_{name}"
 
         def came(rows: Columns) -> np.ndarray:
@@ -318,7 +329,7 @@ def _measures_of_causes(names: Sequence[str], horizon: float) -> dict[str, Ratio
     return {metric: measure for name in names for metric, measure in of(name).items()}
 
 
-def _measures_of(classes: Sequence[str]) -> dict[str, Ratio | Ranked]:
+def _measures_of(classes: Sequence[str]) -> Measures:
     """`MEASURES` of several classes."""
 
     def told(rows: Columns) -> tuple[np.ndarray, np.ndarray]:
@@ -331,7 +342,7 @@ def _measures_of(classes: Sequence[str]) -> dict[str, Ratio | Ranked]:
     def of_class(place: int) -> Ranked:
         return of_all(lambda labels, p, w: binary.auroc(labels == place, p[:, place], w))
 
-    measures: dict[str, Ratio | Ranked] = {"loss": MEASURES["loss"], "accuracy": Ratio("right", "num_targets")}
+    measures: Measures = {"loss": MEASURES["loss"], "accuracy": Ratio("right", "num_targets")}
     measures |= {"auroc": of_all(binary.mean_auroc), "brier": of_all(binary.class_brier)}
     return measures | {f"auroc_{name}": of_class(place) for place, name in enumerate(classes)}
 
@@ -378,20 +389,22 @@ def summarise(predictions: PatientPredictions, classifies: bool, ranks: bool) ->
     metrics: dict[str, Metric] = {}
     if classifies:
         metrics = _of_classes(known) if known.classes else _of_outcome(known)
-        metrics = {
-            name: refused(metric, _why_missing(name, known)) if np.isnan(metric.value) else metric
-            for name, metric in metrics.items()
-        }
+        metrics = {name: _or_refused(metric, _why_missing(name, known)) for name, metric in metrics.items()}
     if ranks and len(timed.labels):
         metrics["concordance"] = _ranks(timed, timed.risk, OUTCOME, "outcome")
     return metrics
 
 
 def _measured(
-    over: PatientPredictions, measure: Callable[..., np.ndarray], *columns: np.ndarray, **how: bool
+    over: PatientPredictions,
+    measure: Callable[..., np.ndarray],
+    *columns: np.ndarray,
+    biased: bool = False,
+    share: bool = False,
 ) -> Metric:
-    """A measure of columns of these patients, each drawn with all of its examples; `how` as of `binary.measured`."""
-    return binary.measured(partial(measure, *columns), len(over.labels), groups=over.patient, **how)
+    """A measure of columns of these patients, each drawn with all of its examples, as of `metrics.measured`."""
+    of_weights = partial(measure, *columns)
+    return measured(of_weights, len(over.labels), over.patient, biased=biased, share=share)
 
 
 def _of_outcome(known: PatientPredictions) -> dict[str, Metric]:
@@ -402,10 +415,10 @@ def _of_outcome(known: PatientPredictions) -> dict[str, Metric]:
     return {
         "auroc": binary.exact_auroc(area, labels, known.patient),
         "average_precision": binary.one_sided_precision(_measured(known, binary.average_precision, labels, p)),
-        "prevalence": _measured(known, binary.mean, labels, share=True),
+        "prevalence": _measured(known, _mean, labels, share=True),
         "brier": _measured(known, binary.brier, labels, p, share=True),
         "accuracy": _measured(known, binary.accuracy, labels, p, share=True),
-        "loss": _measured(known, binary.mean, known.nll),
+        "loss": _measured(known, _mean, known.nll),
         "calibration_error": _measured(known, binary.calibration_error, labels, p, biased=True),
         "calibration_slope": _measured(known, binary.calibration_slope, labels, p),
         "calibration_intercept": _measured(known, binary.calibration_intercept, labels, p),
@@ -421,10 +434,10 @@ def _of_classes(known: PatientPredictions) -> dict[str, Metric]:
     rarest = min((binary.num_pairs(labels == place, groups) for place in np.flatnonzero(sizes).tolist()), default=0)
     metrics = {
         "auroc": exact_share(_measured(known, binary.mean_auroc, labels, p), rarest),  # as wide as of the rarest class
-        "accuracy": _measured(known, binary.mean, known.right, share=True),
-        "commonest_class": _measured(known, binary.mean, labels == sizes.argmax(), share=True),
+        "accuracy": _measured(known, _mean, known.right, share=True),
+        "commonest_class": _measured(known, _mean, labels == sizes.argmax(), share=True),
         "brier": _measured(known, binary.class_brier, labels, p),
-        "loss": _measured(known, binary.mean, known.nll),
+        "loss": _measured(known, _mean, known.nll),
         "calibration_error": _measured(known, binary.class_calibration_error, labels, p, biased=True),
     }
     for place, name in enumerate(known.classes):
@@ -449,7 +462,7 @@ def summarise_competing(predictions: PatientPredictions, names: Sequence[str], h
         if len(came):
             area = binary.exact_auroc(_measured(known, binary.auroc, came, p), came, known.patient)
             why = f"{'all patients have' if came.all() else 'no patient has'} {name} by the horizon"
-            metrics[f"auroc_{name}"] = refused(area, why) if np.isnan(area.value) else area
+            metrics[f"auroc_{name}"] = _or_refused(area, why)
         metrics[f"concordance_{name}"] = _ranks(timed, timed.competing[:, place], cause, name)
         if len(came):
             metrics[f"brier_{name}"] = _measured(known, binary.brier, came, p, share=True)
@@ -461,8 +474,17 @@ def _ranks(timed: PatientPredictions, risk: np.ndarray, cause: int, name: str) -
     waits, observed = timed.waits(cause), timed.cause == cause
     found = _measured(timed, binary.concordance, risk, waits, observed)
     if np.isnan(found.value):
-        return refused(found, f"no {name} came before another patient's observation ended")
+        return _or_refused(found, f"no {name} came before another patient's observation ended")
     return binary.exact_concordance(found, waits, observed, timed.patient)
+
+
+def _or_refused(metric: Metric, why: str) -> Metric:
+    """A metric as it is, or the reason why it does not exist."""
+    return refused(metric.num, why, metric.num_groups) if np.isnan(metric.value) else metric
+
+
+def _mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    return ratio(values, None, weights)
 
 
 def _why_missing(name: str, known: PatientPredictions) -> str:

@@ -5,7 +5,6 @@ The original's perplexity, how far predictions moved, and how often the likelies
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from torch import Tensor
 from unpad.batching.batch import RaggedBatch
 from unpad.data.measuring import Measuring
 from unpad.errors import UnpadError
-from unpad.evaluation.metrics import Metric, exact_share, interval, resample
+from unpad.evaluation.metrics import Metric, perplexity, ratio_of
 from unpad.evaluation.per_sequence import per_sequence
 from unpad.inference.loaded import LoadedRun, load
 from unpad.models.contract import Classifies, Generates, Model
@@ -51,20 +50,13 @@ def against_original(run: LoadedRun, over: Measuring[Any]) -> tuple[dict[str, Me
     original.mode = run.model.mode
     of_tokens = isinstance(run.model, Generates)
     values = _compare(original, replace(over, overflow="split") if of_tokens else over)
-    groups, targets = over.data.table.group[over.seq_ids], np.maximum(values["targets"].sum(), 1)
-    nll, moved, kept, counts = resample([values[name] for name in VALUES], 0, groups)
-    num, num_groups, counts = len(over.seq_ids), len(np.unique(groups)), np.maximum(counts, 1)
-    metrics = {
-        "divergence": interval(values["moved"].sum() / targets, moved / counts, num, num_groups),
-        "likeliest_kept": exact_share(
-            interval(values["kept"].sum() / targets, kept / counts, num, num_groups), num_groups
-        ),
-    }
-    if of_tokens:
-        loss = interval(values["nll"].sum() / targets, nll / counts, num, num_groups)
-        perplexity = replace(loss, value=math.exp(loss.value), low=math.exp(loss.low), high=math.exp(loss.high))
-        metrics = {"original_perplexity": perplexity, **metrics}
-    return metrics, []
+    groups = over.data.table.group[over.seq_ids]
+
+    def of(name: str, share: bool = False) -> Metric:
+        return ratio_of(values[name], values["targets"], groups, share=share)
+
+    metrics = {"divergence": of("moved"), "likeliest_kept": of("kept", share=True)}
+    return ({"original_perplexity": perplexity(of("nll"))} if of_tokens else {}) | metrics, []
 
 
 VALUES = ("nll", "moved", "kept", "targets")

@@ -14,6 +14,7 @@ import numpy as np
 
 from unpad.data.family import Data
 from unpad.errors import RecipeError
+from unpad.evaluation.metrics import Metric, ratio
 from unpad.storage import disk_errors, finite, write_atomic
 from unpad.storage.parquet import write_parquet
 from unpad.storage.paths import refuse_format
@@ -38,16 +39,37 @@ class Ratio(NamedTuple):
     kind: str | None = None
     scale: float = 1.0
 
+    def has(self, rows: Columns) -> np.ndarray:
+        """Rows that count, (num_rows,) bool."""
+        has: np.ndarray = np.isfinite(rows[self.total].astype(np.float64)) & (self.counts(rows) > 0)
+        return has if self.kind is None else has & (rows[KIND] == self.kind)
+
+    def counts(self, rows: Columns) -> np.ndarray:
+        """The numbers that are summed, (num_rows,)."""
+        total = rows[self.total]
+        return np.ones(len(total)) if self.num is None else rows[self.num].astype(np.float64)
+
+    def of(self, rows: Columns, weights: np.ndarray | None = None) -> np.ndarray:
+        """The metric of rows that count, with weights as those of `metrics.ratio`."""
+        return self.scale * ratio(rows[self.total], self.counts(rows), weights)
+
 
 class Ranked(NamedTuple):
     """A metric of all rows together that have a column, groups of which are independent of each other.
 
     Args:
-        measure: takes the columns, and weights as those of `binary.py`.
+        of: takes the columns, and weights as those of `binary.py`.
     """
 
     needs: str
-    measure: Callable[[Columns, np.ndarray | None], np.ndarray]
+    of: Callable[[Columns, np.ndarray | None], np.ndarray]
+
+    def has(self, rows: Columns) -> np.ndarray:
+        """Rows that count, (num_rows,) bool."""
+        return np.array([value is not None for value in rows[self.needs]])
+
+
+Measures = dict[str, Ratio | Ranked]  # metrics that can be compared row by row, by name
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,11 +78,10 @@ class ExampleRows:
 
     Args:
         columns: those of `named` first; the first of all names the row.
-        measures: metrics that can be compared row by row, by name.
     """
 
     columns: Columns
-    measures: dict[str, Ratio | Ranked] = field(default_factory=dict)
+    measures: Measures = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.columns[GROUP])
@@ -73,6 +94,23 @@ class ExampleRows:
         """The same rows, with the name of the part in those that name none."""
         named = [part if one is None else one for one in self.columns[PART]]
         return replace(self, columns=self.columns | {PART: objects(named)})
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Result of `evaluate` of a family.
+
+    Args:
+        lines: examples, as text.
+        metrics: those of the part that was measured have no `part`, which `evaluate_run` fills in.
+        drawn: `evaluation.json` for the run's page; None leaves the run as it is.
+        rows: makes the rows that were measured, when they are asked for; None for a family without them.
+    """
+
+    metrics: dict[str, Metric]
+    lines: list[str]
+    drawn: dict[str, object] | None = None
+    rows: Callable[[], ExampleRows] | None = None
 
 
 def objects(values: Sequence[object]) -> np.ndarray:

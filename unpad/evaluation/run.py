@@ -14,9 +14,9 @@ from unpad.data.measuring import Measuring
 from unpad.data.sources.split import PARTS, Split, Wanted
 from unpad.errors import DiskError, RecipeError, SourceError
 from unpad.evaluation.family import check_new, measures_of
-from unpad.evaluation.metrics import Evaluation, Metric, NewFacts
+from unpad.evaluation.metrics import Metric, NewFacts
 from unpad.evaluation.quantized import against_original
-from unpad.evaluation.rows import ExampleRows, write_rows
+from unpad.evaluation.rows import Evaluation, ExampleRows, write_rows
 from unpad.inference.loaded import LoadedRun, load
 from unpad.recipes.data import Source
 from unpad.recipes.recipe import Recipe

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from unpad.batching.batch import RaggedBatch
 from unpad.data.measuring import Measuring, once_each
 from unpad.data.patients import EventData
 from unpad.evaluation.binary import ranks, recall_at_k
-from unpad.evaluation.metrics import Metric, exact_share, interval, resample
+from unpad.evaluation.metrics import Metric, measured, ratio
 from unpad.models.contract import PredictsSets
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.segments import real_tokens
@@ -129,26 +130,30 @@ def _numpy(x: torch.Tensor) -> np.ndarray:
 # --------------------------------------------------------------------------- metrics
 
 
-def summarise_sets(
-    scores: SetScores, names: Sequence[str], seed: int = 0, groups: np.ndarray | None = None
-) -> dict[str, Metric]:
+def summarise_sets(scores: SetScores, names: Sequence[str], groups: np.ndarray | None = None) -> dict[str, Metric]:
     """`reconstruction`, mean over sets, and of what was rebuilt `made_code`, nats per event, also by the most frequent
     codes; of sets that follow another `next_set_loss`, nats per code, and `next_set_auroc` and `next_set_recall@k`,
     means over sets, for every k that is less than the number of codes.
 
     A set that follows none has not been expected, and a patient of one set has no part in the latter. A set that
-    several examples of a patient hold counts in each, as in training.
+    several examples of a patient hold counts in each, as in training. Intervals are over patients.
 
     Args:
         names: of the codes.
-        groups: (num_patients,) as of `resample`, where a patient has several examples.
+        groups: (num_patients,) as of `metrics.bootstrap`, where a patient has several examples.
     """
-    metrics: dict[str, Metric] = {}
-    for name, (values, patient) in set_measures(scores, names).items():
-        metrics[name] = by_patient(values, patient, scores.num_patients, seed, groups)
-        if name.startswith(SHARES):
-            metrics[name] = exact_share(metrics[name], metrics[name].num_groups or metrics[name].num)
-    return metrics
+    columns, num = set_columns(scores, names), scores.num_patients
+    return {
+        name: measured(
+            partial(ratio, total, columns[f"num_{name}"]),
+            num,
+            groups,
+            counted=columns[f"num_{name}"] > 0,
+            share=name.startswith(SHARES),
+        )
+        for name, total in columns.items()
+        if not name.startswith("num_")
+    }
 
 
 SHARES = ("next_set_auroc", "next_set_recall@")
@@ -198,18 +203,3 @@ def _next_set(scores: SetScores, later: np.ndarray) -> Means:
         recall = recall_at_k(above, equal, sets, num_sets, k)[expected]
         measures[f"next_set_recall@{k}"] = recall, scores.patient[expected]
     return measures
-
-
-def by_patient(
-    values: np.ndarray, patient: np.ndarray, num_patients: int, seed: int, groups: np.ndarray | None = None
-) -> Metric:
-    """Mean of (num,) values with a bootstrap interval over the patients (num,) that they come from, or `groups` of
-    these, (num_patients,)."""
-    sums, counts = np.bincount(patient, values, num_patients), np.bincount(patient, minlength=num_patients)
-    resampled = resample([sums, counts], seed, groups)
-    drawn = resampled[1] > 0
-    if not drawn.any():
-        return Metric(np.nan, np.nan, np.nan, 0)
-    num = int(np.count_nonzero(counts))
-    num_groups = num if groups is None else len(np.unique(groups[counts > 0]))
-    return interval(sums.sum() / counts.sum(), resampled[0][drawn] / resampled[1][drawn], num, num_groups)

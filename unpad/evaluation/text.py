@@ -23,9 +23,21 @@ from unpad.errors import SourceError
 from unpad.evaluation import preferences
 from unpad.evaluation.attention_maps import maps_of_text
 from unpad.evaluation.family import Prompt, TrainedModel, evenly
-from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, Refused, interval, mean_of, resample
+from unpad.evaluation.metrics import HeldOut, Metric, NewFacts, mean_of, perplexity, ratio_of, refused
 from unpad.evaluation.per_sequence import token_sums
-from unpad.evaluation.rows import KIND, PART, WHERE, Columns, ExampleRows, Ranked, Ratio, joined, named, objects
+from unpad.evaluation.rows import (
+    KIND,
+    PART,
+    WHERE,
+    Columns,
+    Evaluation,
+    ExampleRows,
+    Measures,
+    Ratio,
+    joined,
+    named,
+    objects,
+)
 from unpad.inference.generate import complete
 from unpad.inference.loaded import LoadedRun, generation_precision
 from unpad.models.contract import Generates
@@ -70,15 +82,6 @@ def with_keywords(tokens: TokenSet, seq_ids: np.ndarray, seed: int, most: int = 
     ids = seq_ids[(tokens.kind[seq_ids] == 1) & (tokens.copy[seq_ids] == 0)]
     ids = np.array([i for i in ids if tokens.keywords(int(i))], np.int64)
     return ids if len(ids) <= most else np.sort(np.random.default_rng(seed).permutation(ids)[:most])
-
-
-def accuracy(replies: list[JudgedReply], groups: np.ndarray | None = None, seed: int = 0) -> Metric:
-    """Share of replies with all their keywords, with its interval over groups of questions, such as those on one fact.
-
-    Args:
-        groups: (num_replies,) as in `resample`.
-    """
-    return mean_of(np.array([reply.right for reply in replies], np.float64), groups, seed, share=True)
 
 
 def question(tokens: TokenSet, index: int) -> list[int]:
@@ -216,7 +219,8 @@ def evaluate(run: LoadedRun, over: Measuring[TextData], num_shown: int) -> Evalu
         ids = with_keywords(data.tokens, candidates, run.recipe.train.seed)
         if ids.size:
             replies = answer(run, data.tokens, ids)
-            metrics[f"keywords_{label}"] = replace(accuracy(replies, data.table.group[ids]), part=part)
+            share = mean_of(np.array([reply.right for reply in replies]), data.table.group[ids], share=True)
+            metrics[f"keywords_{label}"] = replace(share, part=part)
             asked.append((label, ids, replies))
             for pick in np.random.default_rng(run.recipe.train.seed).permutation(len(replies))[:num_shown]:
                 chosen = replies[pick]
@@ -250,16 +254,15 @@ def _rows(data: TextData, kinds: list[_Kind], asked: list[_Asked], metrics: dict
         columns["reply"][mine] = [reply.reply for reply in replies]
         columns[f"keywords_{label}"] = np.full(len(used), np.nan)
         columns[f"keywords_{label}"][mine] = [reply.right for reply in replies]
-    measures: dict[str, Ratio | Ranked] = {}
+    measures: Measures = {}
     for kind, prefix, _, _ in kinds:
         only = kind if prefix else None
-        found: dict[str, Ratio | Ranked] = {"loss": Ratio("loss", "num_targets", only)}
+        found: Measures = {"loss": Ratio("loss", "num_targets", only)}
         if kind == PAIRS:
             found |= {"accuracy": Ratio("right", None, only), "margin": Ratio("margin", None, only)}
         else:
             found |= {f"bits_per_{unit}": Ratio("loss", f"num_{unit}s", only, BITS) for unit in ("char", "byte")}
-        refused = {name for name in found if isinstance(metrics[prefix + name], Refused)}
-        measures |= {prefix + name: measure for name, measure in found.items() if name not in refused}
+        measures |= {prefix + name: one for name, one in found.items() if not math.isnan(metrics[prefix + name].value)}
     return ExampleRows(columns, measures | {f"keywords_{label}": Ratio(f"keywords_{label}") for label, _, _ in asked})
 
 
@@ -329,35 +332,18 @@ def document_nll(over: Measuring[TextData]) -> DocumentSums:
     return DocumentSums(nll, targets, chars - lost, num_bytes, count)
 
 
-def summarise(sums: DocumentSums, seed: int = 0, groups: np.ndarray | None = None) -> dict[str, Metric]:
+def summarise(sums: DocumentSums, groups: np.ndarray | None = None) -> dict[str, Metric]:
     """Loss (nats per target), perplexity, bits per byte and bits per character.
 
-    Intervals are 95 % percentile bootstraps over groups of documents (Efron 1979), because tokens of one document and
-    documents of one group are not independent. Where the tokenizer lost characters, there are no bits: an unknown token
-    is easy to predict.
+    Where the tokenizer lost characters, there are no bits: an unknown token is easy to predict.
 
     Args:
-        groups: (num_docs,) as in `resample`.
+        groups: (num_docs,) as in `metrics.bootstrap`.
     """
-    nll, targets, chars, num_bytes = resample([sums.nll, sums.targets, sums.chars, sums.num_bytes], seed, groups)
-    num_groups = len(sums.nll if groups is None else np.unique(groups))
-    ratios = {
-        "loss": (sums.targets, targets),
-        "bits_per_char": (sums.chars, chars),
-        "bits_per_byte": (sums.num_bytes, num_bytes),
-    }
-    metrics: dict[str, Metric] = {}
-    for name, (divisor, resampled) in ratios.items():
-        if name != "loss" and (why := sums.lost.why_no_bits()):
-            metrics[name] = Refused(math.nan, math.nan, math.nan, len(sums.nll), why)
-            continue
-        scale = 1.0 if name == "loss" else 1 / math.log(2)
-        samples = scale * nll / np.maximum(resampled, 1)
-        metrics[name] = interval(scale * sums.nll.sum() / max(divisor.sum(), 1), samples, len(sums.nll), num_groups)
-    loss = metrics["loss"]
-    metrics["perplexity"] = replace(loss, value=_exp(loss.value), low=_exp(loss.low), high=_exp(loss.high))
-    return metrics
-
-
-def _exp(nats: float) -> float:
-    return math.exp(nats) if nats < 700 else math.inf
+    metrics = {"loss": ratio_of(sums.nll, sums.targets, groups)}
+    for name, units in (("bits_per_char", sums.chars), ("bits_per_byte", sums.num_bytes)):
+        if why := sums.lost.why_no_bits():
+            metrics[name] = refused(len(sums.nll), why)
+        else:
+            metrics[name] = ratio_of(sums.nll, units, groups, scale=BITS)
+    return metrics | {"perplexity": perplexity(metrics["loss"])}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,10 +15,10 @@ from unpad.data.tokens.lost import FIX_OF_RUN
 from unpad.data.vqa import VqaData
 from unpad.evaluation import captions
 from unpad.evaluation.family import Prompt, evenly
-from unpad.evaluation.metrics import Evaluation, Extremes, HeldOut, Metric, NewFacts, mean_of, ratio_of
+from unpad.evaluation.metrics import HeldOut, Metric, NewFacts, extremes, mean_of, perplexity, ratio_of
 from unpad.evaluation.per_sequence import token_sums
-from unpad.evaluation.rows import KIND, Columns, ExampleRows, Ranked, Ratio, objects, placed
-from unpad.inference.answers import answer, answer_counted, answer_shown
+from unpad.evaluation.rows import KIND, Columns, Evaluation, ExampleRows, Measures, Ratio, objects, placed
+from unpad.inference.images import answer, answer_counted, answer_shown
 from unpad.inference.loaded import LoadedRun
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.run.report.vqa import Kept, to_json
@@ -36,33 +35,12 @@ PERIOD = re.compile(r"\.(?!\d)")
 # Contractions written without their apostrophe mean the same.
 CONTRACTIONS = {
     word.replace("'", ""): word
-    for word in [
-        "ain't",
-        "aren't",
-        "can't",
-        "couldn't",
-        "didn't",
-        "doesn't",
-        "don't",
-        "hadn't",
-        "hasn't",
-        "haven't",
-        "he's",
-        "isn't",
-        "it's",
-        "she's",
-        "shouldn't",
-        "that's",
-        "there's",
-        "they're",
-        "wasn't",
-        "weren't",
-        "what's",
-        "won't",
-        "wouldn't",
-        "you're",
-    ]
-}
+    for word in (
+        "ain't", "aren't", "can't", "couldn't", "didn't", "doesn't", "don't", "hadn't", "hasn't", "haven't", "he's",
+        "isn't", "it's", "she's", "shouldn't", "that's", "there's", "they're", "wasn't", "weren't", "what's",
+        "won't", "wouldn't", "you're",
+    )
+}  # fmt: skip
 NEEDED = 3  # people who must agree for a full point
 
 
@@ -143,7 +121,6 @@ def evaluate(run: LoadedRun, over: Measuring[VqaData], num_shown: int) -> Evalua
     right = _judge(data, ids, answers)
     of_captions = captions.score_captions(replace(over, seq_ids=ids[told]), nll[told]) if told.any() else None
     loss = ratio_of(nll, targets, groups)
-    perplexity = replace(loss, value=math.exp(loss.value), low=math.exp(loss.low), high=math.exp(loss.high))
     metrics = dict[str, Metric]()
     for name, kind in ACCURACIES.items():
         if kinds[kind].any():
@@ -151,7 +128,7 @@ def evaluate(run: LoadedRun, over: Measuring[VqaData], num_shown: int) -> Evalua
     metrics |= of_captions.metrics() if of_captions else {}
     metrics["loss"] = loss
     metrics |= {name: ratio_of(nll[mine], targets[mine], groups[mine]) for name, mine in _losses(kinds).items()}
-    metrics["perplexity"] = perplexity
+    metrics["perplexity"] = perplexity(loss)
     questions = np.array([data.examples[i].question for i in ids])
     names, counts = np.unique(questions[asked], return_counts=True)
     for question in names[np.argsort(-counts, kind="stable")][:MAX_QUESTIONS]:
@@ -184,7 +161,7 @@ def evaluate(run: LoadedRun, over: Measuring[VqaData], num_shown: int) -> Evalua
         if len(run.model.modes) > 1:
             columns |= {"num_patches": data.num_patches[ids], "num_given": num_given}
             columns |= {f"num_kept_block_{block}": column for block, column in enumerate(num_kept.T)}
-        measures: dict[str, Ratio | Ranked] = {"loss": Ratio("loss", "num_targets")}
+        measures: Measures = {"loss": Ratio("loss", "num_targets")}
         measures |= {name: Ratio("right", None, kind) for name, kind in ACCURACIES.items() if name in metrics}
         measures |= {name: Ratio("loss", "num_targets", name.removesuffix("_loss")) for name in _losses(kinds)}
         measures |= {} if of_captions is None else of_captions.measures(CAPTION)
@@ -309,9 +286,6 @@ def kept_metrics(
     counts = {"visual_tokens": patches}
     counts |= {f"kept_block_{block}": column for block, column in enumerate(num_kept.T)}
     counts |= {"kept_average": average, "kept_final": final}
-    metrics: dict[str, Metric] = {
-        name: Extremes(float(values.mean()), float(values.min()), float(values.max()), len(values))
-        for name, values in counts.items()
-    }
+    metrics = {name: extremes(values) for name, values in counts.items()}
     ratios = {"merge": (num_given, patches), "average": (average, num_given), "final": (final, num_given)}
     return metrics | {f"keep_ratio_{name}": ratio_of(part, whole, groups) for name, (part, whole) in ratios.items()}

@@ -14,9 +14,9 @@ from unpad.batching.batch import RaggedBatch
 from unpad.data.sources.split import PARTS, Split
 from unpad.data.vqa import VqaData
 from unpad.errors import RecipeError
-from unpad.evaluation.metrics import Extremes, Metric
+from unpad.evaluation.metrics import EXTREMES, Metric
+from unpad.inference.engine import advance, prefill
 from unpad.inference.loaded import generation_precision, load
-from unpad.inference.steps import advance, prefill
 from unpad.models.vision_language.model import TEACHING, Mode, VisionLanguage
 from unpad.nn.block import BEFORE
 from unpad.nn.flops import pruner_operations, reading_operations, sizes_of
@@ -75,7 +75,7 @@ def evaluate_cost(run: str) -> dict[str, Metric]:
             "prefill_operations": [cost.operations for cost in costs],
         }
         for key, values in columns.items():
-            metrics[f"{key}_{mode}"] = Extremes(float(np.median(values)), min(values), max(values), len(ids))
+            metrics[f"{key}_{mode}"] = Metric(float(np.median(values)), min(values), max(values), len(ids), EXTREMES)
     return {name: replace(metric, part=PARTS[Split.HOLDOUT]) for name, metric in metrics.items()}
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from unpad.errors import NonFiniteError
-from unpad.inference.steps import Prompts, advance, device_of, prefill, token_limits, token_lists
+from unpad.inference.engine import Prompts, advance, device_of, prefill, token_limits, token_lists
 from unpad.models.contract import Generates
 from unpad.recipes.training import GenerateSettings
 

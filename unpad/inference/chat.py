@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -15,10 +15,9 @@ from unpad.data.tokens.lost import LostCharacters
 from unpad.data.tokens.tokenizer import Tokenizer
 from unpad.errors import RecipeError, UnpadError, nearest
 from unpad.inference.engine import Engine
-from unpad.inference.generate import stream
+from unpad.inference.generate import stream, until
 from unpad.inference.loaded import generation_precision, load
 from unpad.inference.prompts import check_system, gives_seed, lost_of, plain_note, prompt_warning, system_note
-from unpad.inference.stops import StopTexts
 from unpad.models.contract import Generates
 from unpad.nn.precision import Precision
 from unpad.recipes.data import Template
@@ -171,18 +170,6 @@ def speaker_stops(tokenizer: Tokenizer, template: Template) -> list[str]:
     """Texts with which the model begins to speak for the user; none for a chat template, which has stop ids instead."""
     user = "" if tokenizer.chat is not None else template.user
     return [user, template.separator + user] if user else []
-
-
-def until(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
-    """Yield text up to the first occurrence of one of `stops`, as `StopTexts` does."""
-    texts = StopTexts(stops)
-    for piece in pieces:
-        if ready := texts.push(piece):
-            yield ready
-        if texts.found:
-            return
-    if rest := texts.rest():
-        yield rest
 
 
 def chat(

@@ -6,15 +6,24 @@ its own seed and content, and a finished sequence leaves the batch. See `engine`
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from unpad.batching.batch import RaggedBatch
 from unpad.data.tokens.tokenizer import DecodeStream, Tokenizer
 from unpad.inference.beams import beam_search
-from unpad.inference.engine import Engine, Finished, Request
-from unpad.inference.heard import Heard
-from unpad.inference.steps import Prompts, banned_ids, check, running, token_limits, token_lists
+from unpad.inference.engine import (
+    Collected,
+    Engine,
+    Finished,
+    Prompts,
+    Request,
+    banned_ids,
+    check,
+    running,
+    token_limits,
+    token_lists,
+)
 from unpad.models.contract import Generates
 from unpad.nn.precision import Precision
 from unpad.recipes.training import GenerateSettings
@@ -98,7 +107,7 @@ def _continued(
         Request(text, settings.model_copy(update={"seed": seed}), stops, banned)
         for text, seed in zip(texts, seeds, strict=True)
     ]
-    heard = [Heard() for _ in requests]
+    heard = [Collected() for _ in requests]
     engine = Engine(model, precision=precision, piece=PIECE, rows=ROWS, keeps=False)
     if isinstance(prompts, RaggedBatch):
         engine.submit_together(prompts, requests, heard)
@@ -149,7 +158,7 @@ def _tokens(
         return
     if seed is not None:
         settings = settings.model_copy(update={"seed": seed})
-    engine, heard = engine or Engine(model, precision=precision, piece=PIECE, keeps=False), Heard()
+    engine, heard = engine or Engine(model, precision=precision, piece=PIECE, keeps=False), Collected()
     ticket = engine.submit(Request(prompt, settings, stops, banned), heard)
     said = 0
     try:
@@ -171,3 +180,69 @@ def _why_finished(num_ids: int, limit: int, settings: GenerateSettings) -> Finis
     if num_ids < limit:
         return "eos"
     return "length" if limit == settings.max_new_tokens else "context"
+
+
+# --------------------------------------------------------------------------- texts that end an answer
+
+
+def until(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
+    """Yield text up to the first occurrence of one of `stops`, as `StopTexts` does."""
+    texts = StopTexts(stops)
+    for piece in pieces:
+        if ready := texts.push(piece):
+            yield ready
+        if texts.found:
+            return
+    if rest := texts.rest():
+        yield rest
+
+
+class StopTexts:
+    """Text up to the one of `stops` that is complete first, also across pieces; a start of a stop is held back.
+
+    `found` is True once one has occurred; nothing is pushed then.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [(stop, _borders(stop)) for stop in stops]
+        self._begun = [0] * len(stops)  # characters of each stop that the text so far ends with
+        self._waiting = ""
+        self.found = False
+
+    def push(self, piece: str) -> str:
+        """Add a piece, and return the text that is certain to come before any stop."""
+        waiting = self._waiting + piece
+        for end, letter in enumerate(piece, len(self._waiting) + 1):
+            complete = 0
+            for place, (stop, borders) in enumerate(self._stops):
+                begun = self._begun[place]
+                while begun and stop[begun] != letter:
+                    begun = borders[begun - 1]
+                self._begun[place] = begun = begun + (stop[begun] == letter)
+                if begun == len(stop):
+                    complete = max(complete, begun)
+            if complete:
+                self.found, self._waiting = True, ""
+                return waiting[: end - complete]
+        keep = len(waiting) - max(self._begun, default=0)
+        self._waiting = waiting[keep:]
+        return waiting[:keep]
+
+    def rest(self) -> str:
+        """The text that was held back, when nothing follows."""
+        rest, self._waiting = self._waiting, ""
+        return rest
+
+
+def _borders(stop: str) -> list[int]:
+    """For every place of a text, the length of the longest proper start that its beginning up to there ends with.
+
+    Knuth, Morris and Pratt (1977), "Fast pattern matching in strings".
+    """
+    borders, length = [0], 0
+    for letter in stop[1:]:
+        while length and stop[length] != letter:
+            length = borders[length - 1]
+        length += stop[length] == letter
+        borders.append(length)
+    return borders

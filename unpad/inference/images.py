@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,22 +11,24 @@ import numpy as np
 import torch
 
 from unpad.batching.batch import RaggedBatch
+from unpad.data.measuring import Measuring
 from unpad.data.pictures.album import WITH_OPACITY, compare_pictures, image_batch, pixels_of, seen_pictures
 from unpad.data.pixels.decode import decode
-from unpad.data.pixels.formats import NOTES, ImageError, mode_of
+from unpad.data.pixels.formats import NOTES, ImageError
 from unpad.data.pixels.patches import Grid, detail, grid_of, prepare
 from unpad.data.rows import read_classes
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.files import natural_key, refuse_names
 from unpad.data.sources.images import SUFFIXES, ImageExample, ImageRow, examine, file_bytes
-from unpad.data.vqa import questions_about
+from unpad.data.vqa import VqaData, questions_about
 from unpad.errors import RecipeError, SourceError
-from unpad.inference.answers import answer, answer_shown
+from unpad.inference.generate import complete
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.prompts import lost_of
-from unpad.models.contract import Classifies, PixelConfig
+from unpad.models.contract import Classifies, PixelConfig, PrunesTokens
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.nn.linear import independent_rows
+from unpad.recipes.training import GenerateSettings
 from unpad.run.report.vqa import Kept, refuse_unshowable
 from unpad.terminal.progress import counted
 from unpad.terminal.table import csv_text
@@ -43,7 +45,7 @@ class Answer:
         notes: corrections applied, such as reading the first frame only.
         unknown_characters: characters of the question that the tokenizer lost; None without a question.
         shown: the patches that the model kept, if requested.
-        mode: mode of the file as in `pixels.modes`; size: width and height in pixels; "" and None if unusable.
+        mode: mode of the file as in `ImageInfo`; size: width and height in pixels; "" and None if unusable.
         mark: difference from the images of training, or "".
     """
 
@@ -282,7 +284,7 @@ def read_image(run: LoadedRun, content: bytes, path: Path) -> ReadImage:
     shown = detail(decoded.pixels) if settings.size == "adaptive" else None
     grid = grid_of(width, height, config.patch, settings, shown)
     patches = prepare(decoded.pixels, grid, config.patch, settings)
-    return ReadImage(path, patches, grid, (height, width), decoded.notes, mode_of(content))
+    return ReadImage(path, patches, grid, (height, width), decoded.notes, decoded.mode)
 
 
 def examine_image(path: Path, content: bytes | None = None, root: str | None = None) -> ImageExample | BadRow:
@@ -349,3 +351,67 @@ def _fault(error: ImageError | OSError) -> str:
     if isinstance(error, ImageError):
         return f"{error.code} {error.what}; {error.fix}"
     return f"E_READ {error.strerror or error}"
+
+
+# --------------------------------------------------------------------------- answers in batches
+
+
+def answer(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> list[str]:
+    """Answer questions greedily, in fp32, in batches of the run's size; answers do not depend on the batch."""
+    return answer_counted(run, data, seq_ids)[0]
+
+
+def answer_counted(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Answer questions as `answer` does, and count visual tokens.
+
+    Returns:
+        The answers; the visual tokens of every row before any is removed, (num_rows,) int64; and those that entered
+        each block, (num_rows, blocks) int64, without blocks if there is one token per patch.
+    """
+    model = run.model
+    assert isinstance(model, PrunesTokens), "a model of images and questions counts its visual tokens"
+    answers: dict[int, str] = {}
+    counts: dict[int, np.ndarray] = {}
+    for ids, texts in _answered(run, data, seq_ids):
+        rows = np.stack([one.numpy() for one in (model.given, *model.kept)], 1)
+        answers |= dict(zip(ids, texts, strict=True))
+        counts |= dict(zip(ids, rows, strict=True))
+    order = seq_ids.tolist()
+    table = np.stack([counts[seq] for seq in order])
+    return [answers[seq] for seq in order], table[:, 0], table[:, 1:]
+
+
+def answer_shown(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> list[Kept]:
+    """Answer questions about one image each, and show the kept patches; for models that remove patches and merge
+    none."""
+    shown: dict[int, Kept] = {}
+    model = run.model
+    assert isinstance(model, VisionLanguage), "a model that removes patches"
+    assert model.config.prune is not None, "models that remove patches have a prune section"
+    blocks = model.config.prune.layers
+    for ids, texts in _answered(run, data, seq_ids):
+        first = np.cumsum(data.num_patches[ids]) - data.num_patches[ids]  # index in the batch of each row's first patch
+        counts = [model.kept[block + 1].tolist() for block in blocks]
+        tokens = [model.kept_tokens[block + 1].numpy() for block in blocks]
+        rows = [np.split(one, np.cumsum(count)[:-1]) for one, count in zip(tokens, counts, strict=True)]
+        for place, (seq, text) in enumerate(zip(ids, texts, strict=True)):
+            stays = {block: np.zeros(data.num_patches[seq], np.bool_) for block in blocks}
+            for block, of_rows in zip(blocks, rows, strict=True):
+                stays[block][of_rows[place] - first[place]] = True
+            example = data.examples[seq]
+            shown[seq] = Kept(data.album.picture(example.images[0]), data.album.patch, stays, example.question, text)
+    return [shown[seq] for seq in seq_ids.tolist()]
+
+
+def greedy(run: LoadedRun) -> GenerateSettings:
+    """Settings of answers about images."""
+    return run.recipe.generate.model_copy(update={"temperature": 0.0, "beams": 1})
+
+
+def _answered(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> Iterator[tuple[list[int], list[str]]]:
+    """Yield rows and their answers, batch by batch; the model's counts are those of the latest batch."""
+    settings = greedy(run)
+    for micro in Measuring(run.model, data, seq_ids, run.recipe.plan).micros():
+        ids = micro.seq_ids.tolist()
+        completions = complete(run.generator, run.tokenizer, data.prompts(ids), settings)
+        yield ids, [one.text for one in completions]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from unpad.errors import CheckpointError
 from unpad.interchange.folder import (
+    Architecture,
     Change,
     Fields,
     Table,
@@ -41,8 +42,8 @@ CORRECT = "correct it, or use another copy"
 
 
 @dataclass(frozen=True)
-class DecoderFamily:
-    """A family of decoders; a `Family` of `folder.py`.
+class DecoderFamily(Architecture):
+    """A family of decoders.
 
     Args:
         architecture: class in transformers.
@@ -71,11 +72,9 @@ class DecoderFamily:
     covered: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     change: Callable[[str, Fields], Change] = lambda name, fields: Change()
     embedding: str = "embed.weight"
+    kind: str = "decoder"
 
     # ----------------------------------------------------------------------- config.json
-
-    def holds(self, kind: str) -> bool:
-        return kind == "decoder"
 
     def config(self, given: Fields) -> tuple[Config, int]:
         fields = with_defaults(self.defaults, given, "the file")
@@ -165,15 +164,6 @@ class DecoderFamily:
         rest = self.prefix.partition(".")[2]
         missing = self.prefix.removesuffix(rest) if rest and name.startswith(rest) else self.prefix
         return missing + name
-
-    def written(self, name: str) -> str:
-        return name
-
-    def unused(self, name: str) -> bool:
-        return False
-
-    def constants(self, model: Model) -> dict[str, Tensor]:
-        return {}
 
     def weights(self, model: Model) -> Mapping[str, Tensor]:
         assert isinstance(model, Decoder), "a family of decoders"

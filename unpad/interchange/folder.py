@@ -33,6 +33,7 @@ JSON_FILES = (
 )  # fmt: skip
 OTHERS = (CHAT_TEMPLATE, "tokenizer.model", "merges.txt")  # small files besides those in JSON
 BUFFERS = (".position_ids", ".inv_freq", ".attn.bias", ".attn.masked_bias")  # of older versions; not parameters
+SPARE_HEAD = "lm_head.weight"  # may be stored beside the embedding that it is tied to
 FLOATS = ("F16", "BF16", "F32", "F64")
 SHARD_BYTES = 5 << 30  # of a weight file; larger models are written as several with an index
 ANOTHER_COPY = "use another copy"
@@ -80,7 +81,7 @@ class TensorPart:
     """A tensor of theirs and its place in a parameter here.
 
     Args:
-        name: as in `Family.canonical`.
+        name: as in `Architecture.canonical`.
         rows: rows of the parameter that it fills; parts follow each other.
         shape: of the tensor.
     """
@@ -95,14 +96,17 @@ Table = dict[str, tuple[TensorPart, ...]]  # every parameter here -> the tensors
 
 
 class Architecture(Protocol):
-    """Models of one architecture there, and their form here."""
+    """Models of one architecture there, and their form here.
 
-    @property
-    def architecture(self) -> str:
-        """Class that reads such a folder in transformers."""
+    Args:
+        architecture: class that reads such a folder in transformers.
+        kind: `model.kind` of models that may be of the family.
+        embedding: parameter here that a tied head shares.
+    """
 
-    def holds(self, kind: str) -> bool:
-        """True if models of this `model.kind` may be of the family."""
+    architecture: str
+    kind: str
+    embedding: str
 
     def config(self, given: Fields) -> tuple[ModelConfig, int]:
         """The model's config, and its vocabulary size.
@@ -129,19 +133,20 @@ class Architecture(Protocol):
 
     def written(self, name: str) -> str:
         """Name in the file that is written, given the name in `table`."""
-
-    @property
-    def embedding(self) -> str:
-        """Parameter here that a tied head shares."""
+        return name
 
     def unused(self, name: str) -> bool:
         """True for tensors that such a folder may hold but that do not affect outputs."""
+        return False
 
     def constants(self, model: Model) -> dict[str, Tensor]:
         """Additional tensors to write."""
+        return {}
 
     def weights(self, model: Model) -> Mapping[str, Tensor]:
         """The parameters to write, by the names in `table`."""
+        weights: Mapping[str, Tensor] = model.state_dict()
+        return weights
 
 
 # --------------------------------------------------------------------------- read
@@ -252,20 +257,6 @@ def _is_file_name(name: object) -> bool:
     return len(name.encode("utf-8", "surrogatepass")) <= MOST_NAME_BYTES and name.isprintable()
 
 
-@dataclass(frozen=True)
-class _Stored:
-    """A tensor in a file: the open file, its name and its shape."""
-
-    file: Any
-    name: str
-    shape: tuple[int, ...]
-
-    def read(self) -> Tensor:
-        """The tensor, mapped from the file."""
-        tensor: Tensor = self.file.get_tensor(self.name)
-        return tensor
-
-
 def _read_state(
     folder: Path, family: Architecture, table: Table, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
 ) -> dict[str, Tensor]:
@@ -278,31 +269,33 @@ def _read_state(
             state[ours] = target = torch.empty(shapes[ours], dtype=dtype)
             for part, rows in zip(parts, target.split([part.rows for part in parts]), strict=True):
                 with _damage(folder):
-                    part.change.fill(rows, found[part.name].read())
-        _check_spares(found, table, family, state, folder)
+                    part.change.fill(rows, found[part.name][:])
+        if SPARE_HEAD in found and all(part.name != SPARE_HEAD for parts in table.values() for part in parts):
+            embedding, head = state[family.embedding], found[SPARE_HEAD][:]
+            if head.shape != embedding.shape or not torch.equal(head.to(embedding.dtype), embedding):
+                what = "tie_word_embeddings is true, but the head differs from the embedding"
+                fix = "set tie_word_embeddings to false in every section"
+                raise CheckpointError(what, where=str(folder / CONFIG), fix=fix)
     return state
 
 
-def _open_tensors(folder: Path, family: Architecture, stack: ExitStack) -> dict[str, _Stored]:
-    """Open the weight files, and return their tensors by `Family.canonical`."""
-    found: dict[str, _Stored] = {}
+def _open_tensors(folder: Path, family: Architecture, stack: ExitStack) -> dict[str, Any]:
+    """Open the weight files, and return slices of their tensors, which are mapped when read, by
+    `Architecture.canonical`."""
+    found: dict[str, Any] = {}
     for path in weight_files(folder, family.architecture):
         _check_header(path)
         with _damage(path):
             with needs_memory(f"the map of {path.name}", "use a machine with more memory"):
                 file = stack.enter_context(safe_open(path, framework="pt"))
-            for name in file.keys():  # noqa: SIM118 - it is no dict
-                if name.endswith(BUFFERS):
-                    continue
+            for name in (name for name in file.keys() if not name.endswith(BUFFERS)):  # noqa: SIM118 - it is no dict
                 if family.canonical(name) in found:
                     raise CheckpointError(f"there are two of {name}", where=str(path), fix=ANOTHER_COPY)
-                stored = file.get_slice(name)
+                found[family.canonical(name)] = stored = file.get_slice(name)
                 if stored.get_dtype() not in FLOATS:
-                    what = f"{name} is of dtype {stored.get_dtype()}, which is not covered; expected " + " or ".join(
-                        FLOATS
-                    )
+                    what = f"{name} is of dtype {stored.get_dtype()}, which is not covered"
+                    what += f"; expected {' or '.join(FLOATS)}"
                     raise CheckpointError(what, where=str(path), fix="use weights that are not quantised")
-                found[family.canonical(name)] = _Stored(file, name, tuple(stored.get_shape()))
     return found
 
 
@@ -325,39 +318,20 @@ def _damage(path: Path) -> Iterator[None]:
         raise CheckpointError(f"not usable: {reason}", where=str(path), fix=ANOTHER_COPY) from None
 
 
-def _check_names(found: Mapping[str, _Stored], table: Table, family: Architecture, folder: Path) -> None:
+def _check_names(found: Mapping[str, Any], table: Table, family: Architecture, folder: Path) -> None:
     """Raise CheckpointError unless the files hold exactly the tensors that the config describes."""
     shapes = {part.name: part.shape for parts in table.values() for part in parts}
     problems = [f"{family.written(name)} is missing" for name in shapes if name not in found]
     for name, stored in found.items():
-        wanted = shapes.get(name)
-        if wanted is not None and stored.shape != wanted:
-            problems.append(f"{family.written(name)} has shape {stored.shape}, expected {wanted}")
-        if wanted is None and not family.unused(name) and not _is_spare_head(name):
+        wanted, shape = shapes.get(name), tuple(stored.get_shape())
+        if wanted is not None and shape != wanted:
+            problems.append(f"{family.written(name)} has shape {shape}, expected {wanted}")
+        if wanted is None and not family.unused(name) and name != SPARE_HEAD:
             problems.append(f"{family.written(name)} is unknown")
     if problems:
         more = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
         what = "tensors do not fit config.json: " + "; ".join(problems[:3]) + more
         raise CheckpointError(what, where=str(folder), fix="use the config.json that was saved with them")
-
-
-def _is_spare_head(name: str) -> bool:
-    """True for a head that is stored beside the embedding it is tied to."""
-    return name == "lm_head.weight"
-
-
-def _check_spares(
-    found: Mapping[str, _Stored], table: Table, family: Architecture, state: Mapping[str, Tensor], folder: Path
-) -> None:
-    """Raise CheckpointError if a head that should equal the embedding differs."""
-    names = {part.name for parts in table.values() for part in parts}
-    for name in filter(_is_spare_head, found.keys() - names):
-        embedding = state[family.embedding]
-        head = found[name].read()
-        if head.shape != embedding.shape or not torch.equal(head.to(embedding.dtype), embedding):
-            what = "tie_word_embeddings is true, but the head differs from the embedding"
-            fix = "set tie_word_embeddings to false in every section"
-            raise CheckpointError(what, where=str(folder / CONFIG), fix=fix)
 
 
 # --------------------------------------------------------------------------- write
@@ -399,28 +373,28 @@ def _json_bytes(value: Any) -> bytes:
     return (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode()
 
 
-def _weight_bytes(tensors: Mapping[str, Tensor], most: int | None = None) -> dict[str, bytes]:
-    """Files of tensors: one, or several of at most `most` bytes with their index."""
-    most = SHARD_BYTES if most is None else most
+def _weight_bytes(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
+    """Files of tensors: one, or several of at most SHARD_BYTES with their index."""
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
     for name, tensor in tensors.items():
-        if shards[-1] and size + tensor.nbytes > most:
+        if shards[-1] and size + tensor.nbytes > SHARD_BYTES:
             shards.append({})
             size = 0
         shards[-1][name] = tensor
         size += tensor.nbytes
-    if len(shards) == 1:
-        return {WEIGHTS: tensors_to_bytes(shards[0], metadata={"format": "pt"})}
-    names = [f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))]
-    index = {
-        "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
-        "weight_map": {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard},
-    }
+    numbered = [f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))]
+    names = numbered if len(shards) > 1 else [WEIGHTS]
     files = {
         name: tensors_to_bytes(shard, metadata={"format": "pt"}) for name, shard in zip(names, shards, strict=True)
     }
-    return {**files, INDEX: _json_bytes(index)}
+    if len(shards) > 1:
+        index = {
+            "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
+            "weight_map": {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard},
+        }
+        files[INDEX] = _json_bytes(index)
+    return files
 
 
 # --------------------------------------------------------------------------- fields of config.json

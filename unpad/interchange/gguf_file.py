@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -147,20 +146,11 @@ def approximation(config: Config) -> str:
     return f"note: llama.cpp computes GELU by tanh, up to 5e-4 from this model's; model.activation={other} trains that"
 
 
-@dataclass(frozen=True)
-class RotaryFields:
-    """Rotary positions of all blocks but those of another base: base of the frequencies, and their divisor."""
-
-    base: float
-    divisor: float
-
-
-def rotary_fields(config: Config) -> RotaryFields:
-    divisor = config.context_factor if config.context_method == "linear" else 1.0
+def _rotary(config: Config) -> tuple[float, float]:
+    """Base of the rotary frequencies, and their divisor, of all blocks but those of another base."""
     if config.context_method == "ntk" and config.head_dim > 2:
-        power = config.head_dim / (config.head_dim - 2)
-        return RotaryFields(config.rope_theta * config.context_factor**power, divisor)
-    return RotaryFields(config.rope_theta, divisor)
+        return float(config.rope_theta * config.context_factor ** (config.head_dim / (config.head_dim - 2))), 1.0
+    return float(config.rope_theta), config.context_factor if config.context_method == "linear" else 1.0
 
 
 def fields_of(config: Config, architecture: str) -> dict[str, int | float | str | list[bool]]:
@@ -175,22 +165,22 @@ def fields_of(config: Config, architecture: str) -> dict[str, int | float | str 
     }
     if architecture == "gpt2":
         return {**fields, "attention.layer_norm_epsilon": config.eps}
-    rotary = rotary_fields(config)
+    base, divisor = _rotary(config)
     fields |= {
         "attention.layer_norm_rms_epsilon": config.eps,
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
         "rope.dimension_count": config.head_dim,
-        "rope.freq_base": float(rotary.base),
+        "rope.freq_base": base,
     }
-    if rotary.divisor != 1.0:
-        fields |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rotary.divisor)}
+    if divisor != 1.0:
+        fields |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(divisor)}
     if architecture == "gemma3" and _slides(config):
         assert config.sliding_window is not None, "blocks slide"
         fields |= {
             "attention.sliding_window": config.sliding_window,
             "attention.sliding_window_pattern": [config.slides(index) for index in range(config.blocks)],
-            "rope.freq_base_swa": float(config.sliding_rope_theta or rotary.base),
+            "rope.freq_base_swa": float(config.sliding_rope_theta or base),
         }
     return fields
 
@@ -274,7 +264,7 @@ def rotary_divisors(config: Config) -> Tensor | None:
 
 TYPES = ("f32", "f16", "q8_0", "q4_0")
 OWN_SCRIPT = "export a folder, and convert it with llama.cpp's own script"
-BLOCK_NUMBERS = 32  # of a block of q8_0 and q4_0, that share a scale
+BLOCK_TYPES, BLOCK_NUMBERS = ("q8_0", "q4_0"), 32  # numbers of a block share a scale
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # types of tokens
 _SPLIT_QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -284,16 +274,6 @@ DIGITS = "digits"  # every digit by itself, and GPT-2's pattern between them
 PATTERNS = {
     "": "gpt-2", _SPLIT_QWEN: "qwen2", _SPLIT_QWEN.replace(r"\p{N}|", r"\p{N}{1,3}|", 1): "llama-bpe", DIGITS: "smollm",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _Vocabulary:
-    """Tokens in order of their ids, their types, merges, and llama.cpp's name of the pattern that cuts texts."""
-
-    tokens: list[str]
-    types: list[int]
-    merges: list[str]
-    pattern: str
 
 
 def save_gguf(model: Model, tokenizer: Tokenizer, out: Path, kind: str, template: str | None = None) -> list[str]:
@@ -324,18 +304,19 @@ def save_gguf(model: Model, tokenizer: Tokenizer, out: Path, kind: str, template
         what = f"a GGUF file of a model of kind {model.config.kind} is not covered; expected kind decoder"
         raise CheckpointError(what, where=str(out), fix="export a folder")
     name = architecture_of(model.config, str(out))
-    vocabulary = _vocabulary(tokenizer, model.vocab_size, out)
     with TemporaryDirectory(prefix="unpad-gguf-") as folder:
         path = Path(folder) / "model.gguf"
         writer = gguf.GGUFWriter(str(path), name)
         writer.add_name(name)  # not Mistral's: readers that know that name look for an architecture of it
-        _write_fields(writer, name, {**fields_of(model.config, name), "vocab_size": model.vocab_size})
+        for field, value in {**fields_of(model.config, name), "vocab_size": model.vocab_size}.items():
+            of_value = gguf.GGUFValueType.UINT32 if type(value) is int else gguf.GGUFValueType.get_type(value)
+            writer.add_key_value(f"{name}.{field}", value, of_value)
         writer.add_file_type({"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 7}[kind])
-        _write_tokenizer(writer, tokenizer, vocabulary, template)
+        _write_tokenizer(writer, tokenizer, model.vocab_size, template, out)
         for there, tensor in tensors_of(model, name):
             own = _type_of(there, tensor, kind)
             numbers: Any = _encoded(tensor, own, kind)
-            raw = gguf.GGMLQuantizationType[own.upper()] if own in ("q8_0", "q4_0") else None
+            raw = gguf.GGMLQuantizationType[own.upper()] if own in BLOCK_TYPES else None
             writer.add_tensor(there, numbers, raw_dtype=raw)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -357,60 +338,29 @@ def _type_of(name: str, tensor: Tensor, kind: str) -> str:
     """Type of one tensor in a file of `kind`."""
     if tensor.dim() < 2 or name == "position_embd.weight":
         return "f32"
-    if kind in ("q8_0", "q4_0") and tensor.shape[1] % BLOCK_NUMBERS:
+    if kind in BLOCK_TYPES and tensor.shape[1] % BLOCK_NUMBERS:
         return "f16" if kind == "q8_0" else "f32"
     return "q8_0" if kind == "q4_0" and name in ("token_embd.weight", "output.weight") else kind
 
 
 def _encoded(tensor: Tensor, own: str, kind: str) -> np.ndarray:
     """Numbers of one tensor of type `own` in a file of `kind`; blocks as bytes, (rows, bytes of a row)."""
-    if own in ("f32", "f16"):
-        return tensor.to(torch.float16 if own == "f16" else torch.float32).numpy()
-    if kind == "q8_0":
-        import gguf
+    from gguf import GGMLQuantizationType, quants
 
-        blocks: np.ndarray = gguf.quants.quantize(tensor.numpy(), gguf.GGMLQuantizationType.Q8_0)
-        return blocks
+    if own not in BLOCK_TYPES or kind == "q8_0":
+        numbers: np.ndarray = quants.quantize(tensor.numpy(), GGMLQuantizationType[own.upper()])
+        return numbers
     if own == "q4_0":
-        numbers, scales = to_int4(tensor)  # (rows, row / 2), (rows, blocks)
+        cells, scales = to_int4(tensor)  # (rows, row / 2), (rows, blocks)
     else:
-        numbers, of_rows = to_int8(tensor, torch.float16)
+        cells, of_rows = to_int8(tensor, torch.float16)
         scales = of_rows[:, None].expand(-1, tensor.shape[1] // BLOCK_NUMBERS)
-    cut = numbers.view(torch.uint8).unflatten(1, (scales.shape[1], -1))  # (rows, blocks, bytes)
+    cut = cells.view(torch.uint8).unflatten(1, (scales.shape[1], -1))  # (rows, blocks, bytes)
     return torch.cat([scales.contiguous().view(torch.uint8).unflatten(1, (-1, 2)), cut], 2).flatten(1).numpy()
 
 
-def _write_fields(writer: GGUFWriter, architecture: str, fields: Mapping[str, int | float | str | list[bool]]) -> None:
-    for name, value in fields.items():
-        key = f"{architecture}.{name}"
-        if isinstance(value, list):
-            writer.add_array(key, value)
-        elif isinstance(value, str):
-            writer.add_string(key, value)
-        elif isinstance(value, float):
-            writer.add_float32(key, value)
-        else:
-            writer.add_uint32(key, value)
-
-
-def _write_tokenizer(writer: GGUFWriter, tokenizer: Tokenizer, vocabulary: _Vocabulary, template: str | None) -> None:
-    if template is None and tokenizer.chat is not None:
-        template = tokenizer.chat.source
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(vocabulary.pattern)
-    writer.add_token_list(vocabulary.tokens)
-    writer.add_token_types(vocabulary.types)
-    writer.add_token_merges(vocabulary.merges)
-    writer.add_bos_token_id(tokenizer.bos_id)
-    writer.add_eos_token_id(tokenizer.eos_id)
-    writer.add_pad_token_id(tokenizer.pad_id)
-    writer.add_add_bos_token(template is None)  # a chat template writes its own
-    if template is not None:
-        writer.add_chat_template(template)
-
-
-def _vocabulary(tokenizer: Tokenizer, rows: int, out: Path) -> _Vocabulary:
-    """The vocabulary of a byte-level tokenizer, filled up to the rows of the model.
+def _write_tokenizer(writer: GGUFWriter, tokenizer: Tokenizer, rows: int, template: str | None, out: Path) -> None:
+    """Write a byte-level tokenizer, with a vocabulary filled up to the rows of the model.
 
     Raises:
         CheckpointError: llama.cpp does not know such a tokenizer; names its features.
@@ -434,8 +384,19 @@ def _vocabulary(tokenizer: Tokenizer, rows: int, out: Path) -> _Vocabulary:
     for added in fields.get("added_tokens") or []:
         tokens[added["id"]] = added["content"]
         types[added["id"]] = CONTROL if added["special"] else USER_DEFINED
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
-    return _Vocabulary(tokens, types, merges, pattern)
+    if template is None and tokenizer.chat is not None:
+        template = tokenizer.chat.source
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pattern)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]])
+    writer.add_bos_token_id(tokenizer.bos_id)
+    writer.add_eos_token_id(tokenizer.eos_id)
+    writer.add_pad_token_id(tokenizer.pad_id)
+    writer.add_add_bos_token(template is None)  # a chat template writes its own
+    if template is not None:
+        writer.add_chat_template(template)
 
 
 def _pattern(given: Mapping[str, Any] | None) -> str | None:

@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from unpad.errors import CheckpointError, DiskError, Interrupted, RecipeError, UnpadError
@@ -22,20 +21,6 @@ _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 CONFIG = "config.json"
 AGAIN = "run the same command again: files that are whole are kept"
 MAIN = "main"
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """Files of a repository at one commit, in the cache.
-
-    Args:
-        name: name of the repository; commit: its hash.
-        folder: contains the files.
-    """
-
-    name: str
-    commit: str
-    folder: Path
 
 
 def is_hub_name(name: str) -> bool:
@@ -54,9 +39,7 @@ def download_config(name: str, kind: type[UnpadError] = CheckpointError) -> Snap
         DiskError: the cache cannot be written.
         Interrupted: by Ctrl-C.
     """
-    hub = _Hub(name, kind)
-    hub.bring([CONFIG])
-    return hub.snapshot
+    return Snapshot(name, kind)
 
 
 def download_model(name: str) -> Snapshot:
@@ -69,97 +52,96 @@ def download_model(name: str) -> Snapshot:
     from unpad.interchange.families import family_of
     from unpad.interchange.folder import INDEX, JSON_FILES, OTHERS, WEIGHTS, read_config, read_json_files, weight_files
 
-    hub = _Hub(name, CheckpointError)
-    hub.bring([CONFIG])
-    folder = hub.snapshot.folder
-    given = read_json_files(folder)[CONFIG]
-    read_config(folder, family_of(given, folder / CONFIG), given)
-    found = [file for file in hub.files if file.endswith(".safetensors") and "/" not in file]
-    if not found:
-        pickled = any(file.endswith((".bin", ".pt", ".pth", ".ckpt")) for file in hub.files)
-        what = f"{hub.snapshot.name} holds no safetensors" + ("; pickled weights are not read" if pickled else "")
+    snapshot = Snapshot(name, CheckpointError)
+    given = read_json_files(snapshot.folder)[CONFIG]
+    read_config(snapshot.folder, family_of(given, snapshot.folder / CONFIG), given)
+    weights = [file for file in snapshot.files if file.endswith(".safetensors") and "/" not in file]
+    if not weights:
+        pickled = any(file.endswith((".bin", ".pt", ".pth", ".ckpt")) for file in snapshot.files)
+        what = f"{snapshot.name} holds no safetensors" + ("; pickled weights are not read" if pickled else "")
         fix = "name a repository with safetensors, or convert the weights in a folder of your own"
-        raise CheckpointError(what, where=hub.where, fix=fix)
-    hub.bring([file for file in (*JSON_FILES, *OTHERS, INDEX) if file in hub.files])
-    if WEIGHTS in found or INDEX not in hub.files:
-        hub.bring([WEIGHTS] if WEIGHTS in found else found)
-    else:
-        hub.bring([path.name for path in weight_files(folder)])
-    return hub.snapshot
+        raise CheckpointError(what, where=name, fix=fix)
+    snapshot.bring([file for file in (*JSON_FILES, *OTHERS, INDEX) if file in snapshot.files])
+    if WEIGHTS in weights:
+        weights = [WEIGHTS]
+    elif INDEX in snapshot.files:
+        weights = [path.name for path in weight_files(snapshot.folder)]
+    snapshot.bring(weights)
+    return snapshot
 
 
 def kept_folder(name: str, earlier: str | None) -> str | None:
     """The cached folder that a run began from, if it belongs to this repository: a resume does not ask the hub
     again."""
-    found = _NAME.fullmatch(name)
-    if found is None or earlier is None:
+    parsed = _NAME.fullmatch(name)
+    if parsed is None or earlier is None:
         return None
-    return earlier if _cache_name(found[1]) in Path(earlier).parts else None
+    return earlier if _cache_name(parsed[1]) in Path(earlier).parts else None
 
 
 def _cache_name(name: str) -> str:
     return "models--" + name.replace("/", "--")
 
 
-class _Hub:
-    """A repository at the current commit of its revision, or at the cached one."""
+class Snapshot:
+    """Files of a repository at the current commit of its revision, or at the cached one where the hub cannot be asked.
 
-    def __init__(self, name: str, kind: type[UnpadError]) -> None:
-        found = _NAME.fullmatch(name)
-        assert found is not None, "asked before"
-        self.name, self.revision, self.kind = found[1], found[2] or MAIN, kind
-        self.where = name
+    Args:
+        where: OWNER/MODEL or OWNER/MODEL@REVISION.
+        kind: class of errors about the repository.
+
+    Attributes:
+        name: OWNER/MODEL.
+        commit: its hash.
+        folder: of the cache, with the files that were brought; config.json first.
+        files: names of all files of the repository.
+    """
+
+    def __init__(self, where: str, kind: type[UnpadError]) -> None:
+        parsed = _NAME.fullmatch(where)
+        assert parsed is not None, "asked before"
+        self.where, self.kind, self.name, self.revision = where, kind, parsed[1], parsed[2] or MAIN
         try:
-            from huggingface_hub import HfApi, utils
+            from huggingface_hub import HfApi, constants, errors, utils
         except ImportError:
-            what = f'there is no "{name}" here, and for one of a hub huggingface_hub is needed, which is not installed'
-            raise RecipeError(what, where=name, fix="pip install 'unpad[hf]', or name a folder") from None
+            what = f'there is no "{where}" here, and for one of a hub huggingface_hub is needed, which is not installed'
+            raise RecipeError(what, where=where, fix="pip install 'unpad[hf]', or name a folder") from None
         if not sys.stderr.isatty():
             utils.disable_progress_bars()  # type: ignore[attr-defined]
-        self.files: list[str] = []
-        self.is_cached = False  # whether the hub could not be asked
-        self.api = HfApi()
-        self.snapshot = self._resolved()
-
-    def _resolved(self) -> Snapshot:
-        from huggingface_hub import errors
-
+        self.api, self.cache = HfApi(), Path(constants.HF_HUB_CACHE) / _cache_name(self.name)
         with self._reported():
             try:
                 info = self.api.model_info(self.name, revision=self.revision)
-                self.files = [one.rfilename for one in info.siblings or []]
-                return Snapshot(self.name, str(info.sha), self._cache() / "snapshots" / str(info.sha))
+                self.commit, self.files = str(info.sha), [file.rfilename for file in info.siblings or []]
             except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
                 raise
             except (_http_error(), errors.OfflineModeIsEnabled) as error:
-                return self._cached(error)
+                self._use_cache(error)
+                return
+        self.folder = self.cache / "snapshots" / self.commit
+        self._download(CONFIG, self.revision)  # by the revision, which the cache then knows
 
-    def _cached(self, error: Exception) -> Snapshot:
-        """The cached repository, if the hub cannot be asked."""
-        ref = self._cache() / "refs" / self.revision
-        commit = ref.read_text("utf-8").strip() if ref.is_file() else self.revision
-        folder = self._cache() / "snapshots" / commit
-        if not (folder / CONFIG).is_file():
+    def _use_cache(self, error: Exception) -> None:
+        """Take the cached repository."""
+        ref = self.cache / "refs" / self.revision
+        self.commit = ref.read_text("utf-8").strip() if ref.is_file() else self.revision
+        self.folder = self.cache / "snapshots" / self.commit
+        if not (self.folder / CONFIG).is_file():
             what = f'there is no folder "{self.name}" here, and no such model in the cache'
             what += f"; the hub cannot be reached: {_reason(error)}"
             fix = "name the folder that holds it, or run this again with a network and without HF_HUB_OFFLINE"
             raise self.kind(what, where=self.where, fix=fix) from None
-        self.files, self.is_cached = [path.name for path in folder.iterdir()], True
-        return Snapshot(self.name, commit, folder)
-
-    def _cache(self) -> Path:
-        from huggingface_hub import constants
-
-        return Path(constants.HF_HUB_CACHE) / _cache_name(self.name)
+        self.files = [path.name for path in self.folder.iterdir()]
 
     def bring(self, files: Sequence[str]) -> None:
-        """Download files into the cache."""
+        """Download the files that the cache lacks."""
         for file in files:
-            names_commit = file == CONFIG and not self.is_cached  # by the revision, which the cache then knows
-            if names_commit or not (self.snapshot.folder / file).exists():
-                revision = self.revision if names_commit else self.snapshot.commit
-                with self._reported(file):
-                    self.api.hf_hub_download(self.name, file, revision=revision)
+            if not (self.folder / file).exists():
+                self._download(file, self.commit)
+
+    def _download(self, file: str, revision: str) -> None:
+        with self._reported(file):
+            self.api.hf_hub_download(self.name, file, revision=revision)
 
     @contextmanager
     def _reported(self, file: str = "") -> Iterator[None]:
@@ -184,7 +166,7 @@ class _Hub:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO):
                 fix = "free some space, or set HF_HOME to a folder on another disk; then run the same command again"
-                raise DiskError(str(error.strerror), where=str(self._cache()), fix=fix) from None
+                raise DiskError(str(error.strerror), where=str(self.cache), fix=fix) from None
             what, fix = f"{file} of {self.name} did not come whole: {_reason(error)}", AGAIN
         else:
             return
@@ -195,8 +177,8 @@ def _http_error() -> type[Exception]:
     """Base class of request errors in huggingface_hub's HTTP library."""
     from huggingface_hub import errors
 
-    found: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
-    return found
+    base: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
+    return base
 
 
 def _reason(error: Exception) -> str:

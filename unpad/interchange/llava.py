@@ -23,6 +23,7 @@ from unpad.interchange.decoders import LLAMA, DecoderFamily
 from unpad.interchange.folder import (
     ANOTHER_COPY,
     CONFIG,
+    Architecture,
     Fields,
     NotCovered,
     Table,
@@ -61,7 +62,18 @@ LARGE_CLIP: Fields = {  # if all of vision_config is omitted
     **CLIP, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
     "image_size": 336, "patch_size": 14,
 }  # fmt: skip
-SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "image_size", "patch_size")
+# Fields of the tower's config and of the whole config -> fields of config.json with equal values.
+VISION_NAMES = {
+    "width": "hidden_size", "hidden": "intermediate_size", "blocks": "num_hidden_layers",
+    "heads": "num_attention_heads", "eps": "layer_norm_eps", "activation": "hidden_act",
+    "attention_dropout": "attention_dropout", "patch": "patch_size",
+}  # fmt: skip
+TOP_NAMES = {
+    "image_id": "image_token_index", "projector_activation": "projector_hidden_act",
+    "projector_bias": "multimodal_projector_bias",
+}  # fmt: skip
+VISION_FIXED: Fields = {"positions": "learned", "pre_norm": True, "norm": "layernorm", "bias": True, "causal": False}
 
 PLAIN = ("relu", "gelu", "quick_gelu")  # activations with equal names in both
 # Layers here -> layers of transformers; one of a block may stack several.
@@ -77,6 +89,7 @@ TOWER_BLOCKS = {
 }  # fmt: skip
 PROJECTOR = {"first": "linear_1", "second": "linear_2"}
 HEAD = "lm_head.weight"
+INSIDE = {"language_model.": "model.", "vision_tower.": "vision_model."}  # models in which tensors of a file may stand
 POST_NORM = "vision_tower.post_layernorm"  # of CLIP's class token, which LLaVA never reads
 
 
@@ -140,15 +153,14 @@ def save_llava(model: VisionLanguage, folder: str | Path, files: Mapping[str, An
 
 
 @dataclass(frozen=True)
-class Llava:
-    """The family of LLaVA; a `Family` of `folder.py`."""
+class Llava(Architecture):
+    """The family of LLaVA."""
 
     text: DecoderFamily = LANGUAGE
     architecture: str = "LlavaForConditionalGeneration"
     embedding: str = "decoder.embed.weight"
 
-    def holds(self, kind: str) -> bool:
-        return kind == "vision_language"
+    kind: str = "vision_language"
 
     def config(self, given: Fields) -> tuple[Config, int]:
         top = with_defaults(LLAVA, given, "the file")
@@ -157,19 +169,18 @@ class Llava:
         _check_sizes(top, vision)
         _check_covered(top, vision)
         language, vocab_size = self._language(top)
+        top = {**top, "image_token_index": top.get("image_token_id", top["image_token_index"])}
         try:
-            config = Config(
-                vision=_tower(top, vision),
-                language=language,
-                image_id=top.get("image_token_id", top["image_token_index"]),
-                projector_activation=top["projector_hidden_act"],
-                projector_bias=top["multimodal_projector_bias"],
-            )
+            tower = TowerConfig(
+                **{ours: vision[theirs] for ours, theirs in VISION_NAMES.items()}, **VISION_FIXED,
+                side=vision["image_size"] // vision["patch_size"], feature_layer=top["vision_feature_layer"],
+            )  # fmt: skip
+            fields = {ours: top[theirs] for ours, theirs in TOP_NAMES.items()}
+            return Config(vision=tower, language=language, **fields), vocab_size
         except ValidationError as error:
             first = error.errors()[0]
             what = f"{'.'.join(map(str, first['loc'])) or error.title}: {first['msg'].removeprefix('Value error, ')}"
             raise CheckpointError(what, fix=ANOTHER_COPY) from None
-        return config, vocab_size
 
     def _language(self, top: Fields) -> tuple[decoder.Config, int]:
         """Config of the language model and its vocabulary size, by the section `text_config`."""
@@ -201,10 +212,17 @@ class Llava:
         return _vision_table(config) | {f"decoder.{ours}": parts for ours, parts in language.items()}
 
     def canonical(self, name: str) -> str:
-        return _in_memory(name)
+        name = name.removeprefix("model.")
+        for outer, inner in INSIDE.items():
+            if name.startswith(outer + inner):
+                return outer + name.removeprefix(outer + inner)
+        return HEAD if name == f"language_model.{HEAD}" else name
 
     def written(self, name: str) -> str:
-        return _in_file(name)
+        if name == HEAD:
+            return f"language_model.{HEAD}"
+        outer = name.partition(".")[0] + "."
+        return outer + INSIDE[outer] + name.removeprefix(outer) if outer in INSIDE else name
 
     def unused(self, name: str) -> bool:
         return name.startswith(POST_NORM)
@@ -212,15 +230,8 @@ class Llava:
     def constants(self, model: Model) -> dict[str, Tensor]:
         """CLIP's last norm does not exist here and is written as the identity."""
         assert isinstance(model, VisionLanguage), "a family of models that read images"
-        width, dtype = model.config.vision.width, model.embed.weight.dtype
-        return {
-            f"{POST_NORM}.weight": torch.ones(width, dtype=dtype),
-            f"{POST_NORM}.bias": torch.zeros(width, dtype=dtype),
-        }
-
-    def weights(self, model: Model) -> Mapping[str, Tensor]:
-        weights: Mapping[str, Tensor] = model.state_dict()
-        return weights
+        ones = torch.ones(model.config.vision.width, dtype=model.embed.weight.dtype)
+        return {f"{POST_NORM}.weight": ones, f"{POST_NORM}.bias": torch.zeros_like(ones)}
 
 
 # --------------------------------------------------------------------------- names and shapes
@@ -256,72 +267,28 @@ def _tower_parts(ours: str, shape: tuple[int, ...], config: TowerConfig) -> tupl
     return tuple(TensorPart(f"vision_tower.{name}", rows, (rows, *columns)) for name in names)
 
 
-def _in_memory(name: str) -> str:
-    """Name in the table of a tensor of any version."""
-    name = name.removeprefix("model.")
-    for outer, inner in (("language_model.", "model."), ("vision_tower.", "vision_model.")):
-        if name.startswith(outer + inner):
-            return outer + name.removeprefix(outer + inner)
-    return HEAD if name == f"language_model.{HEAD}" else name
-
-
-def _in_file(name: str) -> str:
-    """Name in the file, given the name in the table."""
-    if name == HEAD:
-        return f"language_model.{HEAD}"
-    for outer, inner in (("language_model.", "model."), ("vision_tower.", "vision_model.")):
-        if name.startswith(outer):
-            return outer + inner + name.removeprefix(outer)
-    return name
-
-
 # --------------------------------------------------------------------------- config.json
-
-
-def _tower(top: Fields, vision: Fields) -> TowerConfig:
-    width, hidden, blocks, heads = (vision[name] for name in SIZES)
-    return TowerConfig(
-        width=width,
-        hidden=hidden,
-        blocks=blocks,
-        heads=heads,
-        eps=vision["layer_norm_eps"],
-        activation=vision["hidden_act"],
-        attention_dropout=vision["attention_dropout"],
-        patch=vision["patch_size"],
-        positions="learned",
-        side=vision["image_size"] // vision["patch_size"],
-        pre_norm=True,
-        feature_layer=top["vision_feature_layer"],
-    )
 
 
 def _config_fields(model: VisionLanguage) -> Fields:
     """Fields of config.json that describe a model, besides its language model."""
     config, vision = model.config, model.config.vision
     return {
-        "architectures": ["LlavaForConditionalGeneration"],
-        "model_type": "llava",
-        "image_token_index": config.image_id,
-        "image_seq_length": vision.side**2,
-        "projector_hidden_act": config.projector_activation,
-        "multimodal_projector_bias": config.projector_bias,
-        "vision_feature_layer": vision.feature_layer,
-        "vision_feature_select_strategy": "default",
+        **{theirs: getattr(config, ours) for ours, theirs in TOP_NAMES.items()},
+        "architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "image_seq_length": vision.side**2,
+        "vision_feature_layer": vision.feature_layer, "vision_feature_select_strategy": "default",
         "tie_word_embeddings": config.language.tied,
         "torch_dtype": dtype_name(model),  # the name that all versions read
         "vision_config": {
-            **dict(zip(SIZES, (vision.width, vision.hidden, vision.blocks, vision.heads), strict=True)),
-            "model_type": "clip_vision_model", "num_channels": 3, "patch_size": vision.patch,
-            "image_size": vision.side * vision.patch, "hidden_act": vision.activation, "layer_norm_eps": vision.eps,
-            "attention_dropout": vision.attention_dropout,
+            **{theirs: getattr(vision, ours) for ours, theirs in VISION_NAMES.items()},
+            "model_type": "clip_vision_model", "num_channels": 3, "image_size": vision.side * vision.patch,
         },
     }  # fmt: skip
 
 
 def _check_sizes(top: Fields, vision: Fields) -> None:
     """Raise CheckpointError if a size is not a positive integer, such as a list of sizes."""
-    for name in (*SIZES, "image_size", "patch_size"):
+    for name in SIZES:
         if type(vision[name]) is not int or not 1 <= vision[name] <= largest(name):
             expected = f"a positive integer of at most {largest(name):,}"
             raise refuse(f"vision_config.{name}", vision[name], expected, COVERED)
@@ -351,12 +318,8 @@ def _check_expressible(config: Config) -> None:
     """Raise CheckpointError if config.json cannot describe a part of the model besides its language model."""
     vision = config.vision
     rules: list[tuple[str, object, Sequence[object]]] = [
-        ("vision.positions", vision.positions, ["learned"]),
-        ("vision.pre_norm", vision.pre_norm, [True]),
-        ("vision.norm", vision.norm, ["layernorm"]),
+        *((f"vision.{name}", getattr(vision, name), [value]) for name, value in VISION_FIXED.items()),
         ("vision.activation", vision.activation, PLAIN),
-        ("vision.bias", vision.bias, [True]),
-        ("vision.causal", vision.causal, [False]),
         ("vision.kv_heads", vision.num_kv_heads, [vision.heads]),
     ]
     for field, value, allowed in rules:

@@ -321,7 +321,7 @@ def _family(model: Model, given: dict[str, Any], kind: str | None, name: str) ->
     reasons: dict[str, str] = {}
     for one in [kind] if kind is not None else TRIED:
         family = FAMILIES[one]
-        if family.holds(model.config.kind):
+        if family.kind == model.config.kind:
             try:
                 family.fields(model, given)
                 return family

@@ -14,7 +14,7 @@ from unpad.nn.native.attention import supports
 from unpad.nn.scope import Scope
 
 # Above this length the processor's fused kernel is faster than two matrix products and a softmax in bf16, below it up
-# to six times slower; docs/log.md has the figures.
+# to six times slower; docs/internals/log.md has the figures.
 MATMUL_MAX_LENGTH = 512
 HALF = (torch.bfloat16, torch.float16)
 _by_definition: Scope[bool] = Scope(False)

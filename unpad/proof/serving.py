@@ -17,11 +17,9 @@ import numpy as np
 from unpad.batching.batch import RaggedBatch
 from unpad.errors import RecipeError, SourceError
 from unpad.evaluation.family import HeldOutInputs, Numbers, Prompt, measures_of
-from unpad.inference.engine import Engine, Request
-from unpad.inference.heard import Heard, watch
+from unpad.inference.engine import Collected, Engine, Request, banned_ids, token_lists, watch
 from unpad.inference.images import is_of_images
 from unpad.inference.loaded import LoadedRun, generation_precision
-from unpad.inference.steps import banned_ids, token_lists
 from unpad.models.contract import PredictsSets
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.nn.cache import PLACES
@@ -43,13 +41,13 @@ NO_EXTRA = "the extra is not installed: pip install 'unpad[serve]'"
 COMINGS = "in another order, some leave early = alone"
 
 
-def hear(engine: Engine, requests: Sequence[Request]) -> list[Heard]:
+def hear(engine: Engine, requests: Sequence[Request]) -> list[Collected]:
     """The answers to requests that come at once.
 
     Raises:
         UnpadError: one failed.
     """
-    heard = [Heard() for _ in requests]
+    heard = [Collected() for _ in requests]
     for request, listener in zip(requests, heard, strict=True):
         engine.submit(request, listener)
     engine.run()
@@ -66,7 +64,7 @@ class OverHttp:
         streams: of answers in tokens; numbers: of classes and predictions.
     """
 
-    streams: Callable[[LoadedRun, Sequence[Request], Sequence[Heard]], Line]
+    streams: Callable[[LoadedRun, Sequence[Request], Sequence[Collected]], Line]
     numbers: Callable[[LoadedRun, HeldOutInputs, Sequence[Numbers]], Line]
 
 
@@ -172,15 +170,15 @@ class Answering:
         make = partial(Engine, model, precision=precision, watch=watch)
         return cls(make, requests, precision, model.config.longest)
 
-    def alone(self) -> list[Heard]:
+    def alone(self) -> list[Collected]:
         """The answer to each request in an engine of its own."""
         return [heard for request in self.requests for heard in self.together([request], keeps=False, piece=1 << 20)]
 
-    def together(self, requests: Sequence[Request], **options: object) -> list[Heard]:
+    def together(self, requests: Sequence[Request], **options: object) -> list[Collected]:
         """The answers to requests that come at once."""
         return hear(self.make(**options), requests)
 
-    def checks(self, truth: Sequence[Heard]) -> Iterator[tuple[str, Callable[[str], Line]]]:
+    def checks(self, truth: Sequence[Collected]) -> Iterator[tuple[str, Callable[[str], Line]]]:
         """Names and checks of the engine, given what runs here."""
         few = "fewer than two prompts" if len(self.requests) < 2 else ""
         decoded = max(len(steps) for heard in truth for steps in heard.scores.values())
@@ -197,13 +195,13 @@ class Answering:
         name = f"as one of {NUM_ANSWERS} answers = alone with its seed"
         yield name, partial(self._answers, name)
 
-    def _comings(self, here: str, truth: Sequence[Heard]) -> Line:
+    def _comings(self, here: str, truth: Sequence[Collected]) -> Line:
         """Requests come one by one while others run; every third leaves, or is cancelled, after two tokens."""
         engine = self.make(rows=FEW_ROWS)
         order = np.random.default_rng(0).permutation(len(self.requests)).tolist()
         heard = []
         for place, index in enumerate(order):
-            heard.append(Heard(leave=2 if place % 3 == 1 else None))
+            heard.append(Collected(leave=2 if place % 3 == 1 else None))
             ticket = engine.submit(self.requests[index], heard[-1])
             engine.turn()
             if place % 3 == 2:
@@ -215,7 +213,7 @@ class Answering:
         ]
         return line_of(COMINGS, here, heard, expected)
 
-    def _pieces(self, truth: Sequence[Heard]) -> Iterator[tuple[str, Callable[[str], Line]]]:
+    def _pieces(self, truth: Sequence[Collected]) -> Iterator[tuple[str, Callable[[str], Line]]]:
         texts = [len(request.prompt) for request in self.requests if not isinstance(request.prompt, RaggedBatch)]
         room = self.longest - NUM_NEW
         for piece in PIECES:
@@ -229,7 +227,7 @@ class Answering:
             yield from self._piece(piece, truth, reason, gap)
 
     def _piece(
-        self, piece: int, truth: Sequence[Heard], reason: str, gap: str
+        self, piece: int, truth: Sequence[Collected], reason: str, gap: str
     ) -> Iterator[tuple[str, Callable[[str], Line]]]:
         name = f"prompts in pieces of {piece} tokens = whole"
 
@@ -251,12 +249,12 @@ class Answering:
             return not_applicable(name, why)
         engine, heard, later = self.make(), [], []
         for first, other in zip(texts, [*texts[1:], *texts[:1]], strict=True):
-            answer = Heard()
+            answer = Collected()
             engine.submit(first, answer)
             engine.run()
             ids = [*token_ids(first), *answer.tokens(), *token_ids(other)]
             later.append(replace(first, prompt=ids[: self.longest - NUM_NEW]))
-            heard.append(Heard())
+            heard.append(Collected())
             engine.submit(later[-1], heard[-1])
             engine.run()
         truth = [found for request in later for found in self.together([request], keeps=False, piece=1 << 20)]
@@ -273,17 +271,17 @@ class Answering:
         ]
         truth = [heard for request in seeded for heard in self.together([request], keeps=False, piece=1 << 20)]
         apart = [
-            Heard(steps={0: one.steps[i]}, scores={0: one.scores[i]}, reasons={0: one.reasons[i]})
+            Collected(steps={0: one.steps[i]}, scores={0: one.scores[i]}, reasons={0: one.reasons[i]})
             for one in found
             for i in range(NUM_ANSWERS)
         ]
         return line_of(name, here, apart, truth).unless("" if drawn else "no prompt is drawn")
 
 
-def _up_to(left: Heard, truth: Heard) -> Heard:
+def _up_to(left: Collected, truth: Collected) -> Collected:
     """As much of the truth as an answer has that may have been left."""
     steps, scores = truth.steps[0][: len(left.steps[0])], truth.scores[0][: len(left.scores[0])]
-    return Heard(steps={0: steps}, scores={0: scores}, reasons=left.reasons)
+    return Collected(steps={0: steps}, scores={0: scores}, reasons=left.reasons)
 
 
 def token_ids(request: Request) -> Sequence[int]:
@@ -300,7 +298,7 @@ def _without_kernels(subject: Answering) -> Line:
         return line_of(name, f"torch, {subject.precision}", subject.together(subject.requests), subject.alone())
 
 
-def line_of(name: str, here: str, found: Sequence[Heard], truth: Sequence[Heard]) -> Line:
+def line_of(name: str, here: str, found: Sequence[Collected], truth: Sequence[Collected]) -> Line:
     """Compare the tokens, scores and ends of answers with the truth."""
     other, largest, differ = 0, 0.0, 0
     for one, expected in zip(found, truth, strict=True):

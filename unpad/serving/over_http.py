@@ -22,8 +22,7 @@ from unpad.data.rows import read_classes
 from unpad.data.sources.images import read_bytes
 from unpad.data.vqa import VqaData
 from unpad.evaluation.family import HeldOutInputs, Numbers
-from unpad.inference.engine import Request
-from unpad.inference.heard import Heard
+from unpad.inference.engine import Collected, Request
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patients import COURSE
 from unpad.proof import passes
@@ -50,7 +49,7 @@ class ServerFaultError(Exception):
     """The server failed to answer."""
 
 
-def streams(loaded: LoadedRun, requests: Sequence[Request], truth: Sequence[Heard]) -> Line:
+def streams(loaded: LoadedRun, requests: Sequence[Request], truth: Sequence[Collected]) -> Line:
     """Ask a server for all answers at once, each as a stream; compare texts, and log probabilities bit for bit.
 
     Args:

@@ -1,17 +1,21 @@
-"""Bodies of requests in OpenAI's form, read into checked asks; pure functions without HTTP.
+"""Bodies of requests and answers in OpenAI's form, as checked models and pure functions without HTTP.
 
 Every value is checked for its type before anything else reads it. A field without effect here is named, one that this
 server cannot honour is taken at its neutral value alone, and any other name is refused with the nearest known one.
+Events of a stream are `data:` lines of JSON; equal answers have equal bytes, but for their id and the time.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainValidator, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from unpad.data.sources.chat import ROLES, Role, out_of_turn
 from unpad.errors import UnpadError, nearest
@@ -25,11 +29,14 @@ MOST_LIKELIEST_CHAT, MOST_LIKELIEST_TEXT = 20, 5
 MOST_NEW = 2**31 - 1
 LARGEST_SEED = 2**31 - 1  # as for `unpad generate`
 SHOWN = 60  # characters of a refused value in a message
+DONE = b"data: [DONE]\n\n"
+# Reasons of the engine, as clients know them.
+FINISHED = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
 
-Value = TypeVar("Value")
-Read = Callable[[Any, str], Any]  # value and name of a field -> what it means, or a RequestError
+Asked = TypeVar("Asked", bound="Body")
 
 
+@dataclass(eq=False)
 class RequestError(Exception):
     """A request that gets an error of the protocol instead of what it asked for.
 
@@ -40,585 +47,19 @@ class RequestError(Exception):
         headers: of the answer.
     """
 
-    def __init__(
-        self,
-        message: str,
-        param: str | None = None,
-        *,
-        status: int = 400,
-        kind: str = "invalid_request_error",
-        code: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.message, self.param, self.status, self.kind, self.code = message, param, status, kind, code
-        self.headers = dict(headers or {})
+    message: str
+    param: str | None = None
+    status: int = 400
+    kind: str = "invalid_request_error"
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.message
 
     def to_json(self) -> dict[str, Any]:
         """The body of the answer."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
-
-
-@dataclass(frozen=True)
-class Message:
-    """A message of a conversation; `images` are the data URLs of its parts."""
-
-    role: Role
-    text: str
-    images: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Settings by which answers are drawn and sent.
-
-    Args:
-        settings: fields of the recipe's `generate` section that the request gives.
-        reads_only: no token is wanted, only what is known about the prompt's.
-        stop: texts before which an answer ends.
-        n: answers per prompt.
-        top: likeliest tokens to report beside each token's log probability; None reports nothing.
-        include_usage: whether a stream ends with the numbers of tokens.
-    """
-
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    reads_only: bool = False
-    stop: tuple[str, ...] = ()
-    n: int = 1
-    top: int | None = None
-    stream: bool = False
-    include_usage: bool = False
-
-
-@dataclass(frozen=True)
-class ChatAsk:
-    """A conversation to continue.
-
-    Args:
-        trims: leave out the oldest turns of a conversation that is too long, instead of refusing it.
-        kept_patches: report the patches that entered each block.
-    """
-
-    model: str | None
-    messages: tuple[Message, ...]
-    sampling: Sampling
-    trims: bool = False
-    kept_patches: bool = False
-
-
-@dataclass(frozen=True)
-class CompletionAsk:
-    """Texts to continue, each a text or token ids; `echo`: whether answers begin with them."""
-
-    model: str | None
-    prompts: tuple[str | tuple[int, ...], ...]
-    sampling: Sampling
-    echo: bool = False
-
-
-def read_chat(body: Mapping[str, Any]) -> ChatAsk:
-    """Read the body of /v1/chat/completions.
-
-    Raises:
-        RequestError: a field is unknown, or has a type or value that cannot be honoured.
-    """
-    values = _fields(body, CHAT)
-    if "messages" not in values:
-        raise RequestError("the request has no messages: give the conversation as a list of them", "messages")
-    if values.get("top_logprobs") and not values.get("logprobs"):
-        raise RequestError("top_logprobs needs logprobs: true", "top_logprobs")
-    top = values.get("top_logprobs", 0) if values.get("logprobs") else None
-    trims, kept = values.get("history") == "trim", values.get("kept_patches", False)
-    return ChatAsk(values.get("model"), values["messages"], _sampling(values, top), trims, kept)
-
-
-def read_completion(body: Mapping[str, Any]) -> CompletionAsk:
-    """Read the body of /v1/completions; raises as `read_chat`."""
-    values = _fields(body, COMPLETION)
-    if "prompt" not in values:
-        raise RequestError("the request has no prompt: give a text, texts, token ids or lists of them", "prompt")
-    sampling = _sampling(values, values.get("logprobs"))
-    return CompletionAsk(values.get("model"), values["prompt"], sampling, values.get("echo", False))
-
-
-@dataclass(frozen=True)
-class ClassifyAsk:
-    """Images to classify, in base64; `is_list`: whether they came in a list, and are answered with one."""
-
-    inputs: tuple[str, ...]
-    is_list: bool
-    top: int
-
-
-@dataclass(frozen=True)
-class Instance:
-    """A patient of a request: the id to answer with, and rows of events by their columns."""
-
-    id: str | int
-    events: tuple[Mapping[str, Any], ...]
-
-
-@dataclass(frozen=True)
-class PatientsAsk:
-    """Patients to predict for; `vectors`: whether their embeddings are wanted too."""
-
-    instances: tuple[Instance, ...]
-    vectors: bool = False
-
-
-def read_classify(body: Mapping[str, Any]) -> ClassifyAsk:
-    """Read the JSON of /v1/classify; raises as `read_chat`."""
-    values = _fields(body, CLASSIFY)
-    if "inputs" not in values:
-        raise RequestError("the request has no inputs: give an image in base64, or a list of them", "inputs")
-    inputs = values["inputs"]
-    top = values.get("parameters", {}).get("top_k", TOP_CLASSES)
-    return ClassifyAsk((inputs,) if type(inputs) is str else tuple(inputs), type(inputs) is list, top)
-
-
-def read_patients(body: Mapping[str, Any]) -> PatientsAsk:
-    """Read the body of KServe's :predict and :explain; raises as `read_chat`."""
-    values = _fields(body, PATIENTS)
-    if "instances" not in values:
-        raise RequestError("the request has no instances: give a list of patients with their events", "instances")
-    return PatientsAsk(values["instances"], "vector" in values.get("outputs", ()))
-
-
-def _sampling(values: Mapping[str, Any], top: int | None) -> Sampling:
-    settings = {name: values[name] for name in ("temperature", "top_p", "top_k", "repetition_penalty", "seed")
-                if name in values}  # fmt: skip
-    limits = [values[name] for name in ("max_completion_tokens", "max_tokens") if name in values]
-    if len(set(limits)) > 1:
-        raise RequestError("max_tokens and max_completion_tokens differ: give one of them", "max_tokens")
-    if limits:
-        settings["max_new_tokens"] = max(limits[0], 1)
-    return Sampling(
-        settings=settings,
-        reads_only=limits[:1] == [0],
-        stop=values.get("stop", ()),
-        n=values.get("n", 1),
-        top=top,
-        stream=values.get("stream", False),
-        include_usage=values.get("stream_options", {}).get("include_usage", False),
-    )
-
-
-# --------------------------------------------------------------------------- JSON
-
-
-class _Unreadable:
-    """Stands for a number that JSON spells and no field can take, until the name of its field is known."""
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-
-
-def parse_body(body: bytes) -> dict[str, Any]:
-    """Parse a body of JSON whose values are safe to read: finite numbers of 64 bits, texts that are valid Unicode,
-    bounded depth, no name twice.
-
-    Raises:
-        RequestError: with the field.
-    """
-    try:
-        parsed = json.loads(
-            body.decode("utf-8"),
-            parse_constant=lambda name: _Unreadable(f"{name} is not a number that can be used"),
-            parse_int=_whole_number,
-            parse_float=_fraction,
-            object_pairs_hook=_object,
-        )
-    except UnicodeDecodeError:
-        raise RequestError("the body is not UTF-8: send JSON in UTF-8") from None
-    except RecursionError:
-        raise RequestError(f"the body nests deeper than {DEEPEST} lists and objects: flatten it") from None
-    except ValueError as error:
-        place = f" (line {error.lineno}, column {error.colno})" if isinstance(error, json.JSONDecodeError) else ""
-        raise RequestError(f"the body is not JSON{place}: send one JSON object") from None
-    if type(parsed) is not dict:
-        raise RequestError(f"the body is {_kind_of(parsed)}, expected an object with the fields of the request")
-    for name, value in parsed.items():
-        _check_text(name, None)
-        _check_values(value, name[:SHOWN])
-    return parsed
-
-
-def _whole_number(digits: str) -> int | _Unreadable:
-    if len(digits) > 20 or not -(2**63) <= (number := int(digits)) < 2**63:
-        return _Unreadable("a whole number needs more than 64 bits: give a smaller one")
-    return number
-
-
-def _fraction(digits: str) -> float | _Unreadable:
-    number = float(digits)
-    return number if math.isfinite(number) else _Unreadable("a number is too large: give a smaller one")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Unreadable:
-    found = dict(pairs)
-    if len(found) == len(pairs):
-        return found
-    return _Unreadable("an object has one name twice: give each field once")
-
-
-def _check_values(value: Any, param: str) -> None:
-    """Refuse what no field takes, anywhere inside a value; without recursion, as the depth is the sender's."""
-    level = [value]
-    for _ in range(DEEPEST):
-        inside: list[Any] = []
-        for one in level:
-            if isinstance(one, _Unreadable):
-                raise RequestError(one.what, param)
-            if type(one) is str:
-                _check_text(one, param)
-            elif type(one) is list:
-                inside += one
-            elif type(one) is dict:
-                inside += one.values()
-                for name in one:
-                    _check_text(name, param)
-        if not inside:
-            return
-        level = inside
-    raise RequestError(f"the value nests deeper than {DEEPEST} lists and objects: flatten it", param)
-
-
-def _check_text(text: str, param: str | None) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise RequestError("a text has half of a surrogate pair, which is no character: remove it", param) from None
-
-
-_KINDS = {bool: "a truth value", int: "a whole number", float: "a number", str: "a text", list: "a list",
-          dict: "an object", type(None): "null", _Unreadable: "an object with one name twice"}  # fmt: skip
-
-
-def _kind_of(value: Any) -> str:
-    return _KINDS[type(value)]
-
-
-def _shown(value: Any) -> str:
-    """A value in a message: short ones as JSON, others by their kind."""
-    text = json.dumps(value, ensure_ascii=False) if type(value) is not dict and type(value) is not list else ""
-    return text if 0 < len(text) <= SHOWN else _kind_of(value)
-
-
-# --------------------------------------------------------------------------- fields
-
-
-def _fields(body: Mapping[str, Any], known: Mapping[str, Read], prefix: str = "") -> dict[str, Any]:
-    """Values of the fields by name; null stands for a field that is not given.
-
-    Raises:
-        RequestError: a name is unknown, or a value does not fit.
-    """
-    for name in body:
-        if name not in known:
-            hint = nearest(name[:SHOWN], sorted(known))
-            raise RequestError(f"unknown field {_shown(name)}: {hint}", (prefix + name)[:SHOWN])
-    return {name: known[name](value, prefix + name) for name, value in body.items() if value is not None}
-
-
-def _typed(value: Any, kind: type[Value], param: str) -> Value:
-    if type(value) is not kind:
-        raise RequestError(f"{param} is {_shown(value)}, expected {_KINDS[kind]}", param)
-    return value
-
-
-def _text(value: Any, param: str) -> str:
-    return _typed(value, str, param)
-
-
-def _truth(value: Any, param: str) -> bool:
-    return _typed(value, bool, param)
-
-
-def _whole(least: int, most: int) -> Read:
-    def read(value: Any, param: str) -> int:
-        if type(value) is not int or not least <= value <= most:
-            raise RequestError(f"{param} is {_shown(value)}, expected a whole number from {least} to {most}", param)
-        return value
-
-    return read
-
-
-def _number(least: float, most: float, above: bool = False) -> Read:
-    """A number from least to most; `above`: without the least itself."""
-
-    def read(value: Any, param: str) -> float:
-        is_number = type(value) is int or type(value) is float
-        if not is_number or not least <= value <= most or (above and value == least):
-            least_said = f"above {least:g} and up to" if above else f"from {least:g} to"
-            raise RequestError(f"{param} is {_shown(value)}, expected a number {least_said} {most:g}", param)
-        return float(value)
-
-    return read
-
-
-def _one_of(*names: str) -> Read:
-    def read(value: Any, param: str) -> str:
-        if type(value) is not str or value not in names:
-            raise RequestError(f"{param} is {_shown(value)}, expected {' or '.join(map(json.dumps, names))}", param)
-        return value
-
-    return read
-
-
-def _neutral(neutral: Any, advice: str = "leave it out") -> Read:
-    """A field that is taken at its neutral value alone, as clients send that unasked."""
-
-    def read(value: Any, param: str) -> Any:
-        is_number = type(value) in (int, float) and type(neutral) in (int, float)
-        if (type(value) is not type(neutral) and not is_number) or value != neutral:
-            said = json.dumps(neutral)
-            what = f"this server does not support {param}, other than as {said}: {advice}"
-            raise RequestError(what, param, code="unsupported_parameter")
-        return neutral
-
-    return read
-
-
-def _unsupported(value: Any, param: str) -> Any:
-    """A field that clients send as null, and that is refused otherwise."""
-    raise RequestError(f"this server does not support {param}: leave it out", param, code="unsupported_parameter")
-
-
-def _top_k(value: Any, param: str) -> int:
-    """Other servers spell "off" as -1, too."""
-    number: int = _whole(-1, MOST_NEW)(value, param)
-    return max(number, 0)
-
-
-def _stop(value: Any, param: str) -> tuple[str, ...]:
-    texts = [value] if type(value) is str else _typed(value, list, param)
-    if len(texts) > MOST_ANSWERS:
-        raise RequestError(f"{param} has {len(texts)} texts: give at most {MOST_ANSWERS}", param)
-    for text in texts:
-        if not _text(text, param):
-            raise RequestError(f"{param} has an empty text, before which every answer would end", param)
-    if (num := sum(map(len, texts))) > MOST_STOPPED:
-        raise RequestError(f"{param} has {num:,} characters: give at most {MOST_STOPPED:,}, all texts together", param)
-    return tuple(texts)
-
-
-def _object_of(known: Mapping[str, Read]) -> Read:
-    return lambda value, param: _fields(_typed(value, dict, param), known, f"{param}.")
-
-
-def _ignored(kind: type[Any]) -> Read:
-    return lambda value, param: _typed(value, kind, param)
-
-
-SAMPLING: dict[str, Read] = {
-    "model": _text,
-    "temperature": _number(0, 100),
-    "top_p": _number(0, 1, above=True),
-    "top_k": _top_k,
-    "repetition_penalty": _number(0.01, 100),
-    "seed": _whole(0, LARGEST_SEED),
-    "stop": _stop,
-    "n": _whole(1, MOST_ANSWERS),
-    "stream": _truth,
-    "stream_options": _object_of({"include_usage": _truth, "include_obfuscation": _neutral(False)}),
-}
-# Nothing is promised by them, so they are taken without effect.
-WITHOUT_EFFECT: dict[str, Read] = {
-    "user": _text,
-    "metadata": _ignored(dict),
-    "store": _neutral(False, "nothing is stored"),
-    "service_tier": _text,
-    "safety_identifier": _text,
-    "prompt_cache_key": _text,
-    "parallel_tool_calls": _truth,
-    "tool_choice": _one_of("none"),
-    "function_call": _one_of("none"),
-    "reasoning_effort": _one_of("none"),
-    "verbosity": _text,
-}
-NEUTRAL: dict[str, Read] = {
-    "presence_penalty": _neutral(0, "repetition_penalty is supported"),
-    "frequency_penalty": _neutral(0, "repetition_penalty is supported"),
-    "logit_bias": _neutral({}),
-    "best_of": _neutral(1, "n is supported"),
-    "suffix": _neutral(""),
-    "tools": _neutral([]),
-    "functions": _neutral([]),
-    "response_format": _neutral({"type": "text"}),
-    "modalities": _neutral(["text"]),
-}
-SHARED = SAMPLING | WITHOUT_EFFECT | NEUTRAL
-
-
-# --------------------------------------------------------------------------- messages and prompts
-
-
-def _messages(value: Any, param: str) -> tuple[Message, ...]:
-    """A system text, if there is one, then user and assistant in turn; the user is last."""
-    messages = [_message(one, f"{param}[{index}]") for index, one in enumerate(_typed(value, list, param))]
-    if not messages:
-        raise RequestError(f"{param} is empty: give at least the user's message", param)
-    if (wrong := out_of_turn([message.role for message in messages])) is not None:
-        place, expected = f"{param}[{wrong[0]}]", wrong[1]
-        what = f"{place} is of the {messages[wrong[0]].role}, expected the {expected}: after a system text, if there "
-        raise RequestError(what + "is one, user and assistant take turns", f"{place}.role")
-    if messages[-1].role != "user":
-        raise RequestError(f"the last message is of the {messages[-1].role}: end with the user's", param)
-    return tuple(messages)
-
-
-def _message(value: Any, place: str) -> Message:
-    values = _fields(_typed(value, dict, place), MESSAGE, f"{place}.")
-    for name in ("role", "content"):
-        if name not in values:
-            raise RequestError(f"{place} has no {name}", f"{place}.{name}")
-    role, (text, images) = values["role"], values["content"]
-    if images and role != "user":
-        raise RequestError(f"{place} is of the {role} and has an image: images are the user's", f"{place}.content")
-    if not text and not images:
-        raise RequestError(f"{place} is empty: write a text, or leave the message out", f"{place}.content")
-    return Message(role, text, images)
-
-
-def _role(value: Any, param: str) -> str:
-    role = ROLES.get(_text(value, param))
-    if role is None:
-        known = ", ".join(name for name in ROLES if name not in ("human", "gpt"))
-        raise RequestError(f"{param} is {_shown(value)}, expected one of {known}", param)
-    return role
-
-
-def _content(value: Any, param: str) -> tuple[str, tuple[str, ...]]:
-    """Text and images of a message: a text, or a list of parts."""
-    if type(value) is str:
-        return value, ()
-    if type(value) is not list:
-        raise RequestError(f"{param} is {_shown(value)}, expected a text or a list of parts", param)
-    parts = [_part(part, f"{param}[{index}]") for index, part in enumerate(value)]
-    return "".join(text for kind, text in parts if kind == "text"), tuple(
-        url for kind, url in parts if kind == "image_url"
-    )
-
-
-def _part(value: Any, place: str) -> tuple[str, str]:
-    values = _fields(_typed(value, dict, place), PART, f"{place}.")
-    kind = values.get("type")
-    if kind is None or kind not in values:
-        raise RequestError(f"{place} is no part: write its type, and a field of that name", f"{place}.type")
-    if len(values) > 2:
-        raise RequestError(f"{place} has text and an image: give each a part of its own", place)
-    return kind, values[kind] if kind == "text" else values[kind].get("url", "")
-
-
-MESSAGE: dict[str, Read] = {
-    "role": _role,
-    "content": _content,
-    "name": _ignored(str),
-    # What the official client sends back of an earlier answer.
-    "tool_calls": _neutral([]),
-    "annotations": _neutral([]),
-    **dict.fromkeys(("refusal", "audio", "function_call", "reasoning_content"), _unsupported),
-}
-PART: dict[str, Read] = {
-    "type": _one_of("text", "image_url"),
-    "text": _text,
-    "image_url": _object_of({"url": _text, "detail": _one_of("auto", "low", "high")}),
-}
-
-
-def _prompts(value: Any, param: str) -> tuple[str | tuple[int, ...], ...]:
-    """A text, texts, token ids or lists of token ids."""
-    if type(value) is str:
-        return (value,)
-    if type(value) is not list:
-        raise RequestError(f"{param} is {_shown(value)}, expected a text, texts, token ids or lists of them", param)
-    if not value:
-        raise RequestError(f"{param} is empty: give at least one text", param)
-    if type(value[0]) is int:
-        return (_ids(value, param),)
-    if len(value) > MOST_PROMPTS:
-        raise RequestError(f"{param} has {len(value)} prompts: give at most {MOST_PROMPTS} in one request", param)
-    if type(value[0]) is str:
-        return tuple(_text(one, f"{param}[{index}]") for index, one in enumerate(value))
-    return tuple(_ids(one, f"{param}[{index}]") for index, one in enumerate(value))
-
-
-def _ids(value: Any, param: str) -> tuple[int, ...]:
-    ids = _typed(value, list, param)
-    if not ids:
-        raise RequestError(f"{param} has no tokens: begin a prompt with the id of BOS at least", param)
-    for one in ids:
-        if type(one) is not int or one < 0:
-            raise RequestError(f"{param} has {_shown(one)} among token ids, which are whole numbers from 0", param)
-    return tuple(ids)
-
-
-def _inputs(value: Any, param: str) -> str | list[str]:
-    if type(value) is str:
-        return value
-    if type(value) is not list or not 0 < len(value) <= MOST_PROMPTS:
-        what = f"{param} is {_shown(value)}, expected an image in base64, or a list of 1 to {MOST_PROMPTS}"
-        raise RequestError(what, param)
-    return [_text(one, f"{param}[{index}]") for index, one in enumerate(value)]
-
-
-def _instances(value: Any, param: str) -> tuple[Instance, ...]:
-    if type(value) is not list or not 0 < len(value) <= MOST_PROMPTS:
-        raise RequestError(f"{param} is {_shown(value)}, expected a list of 1 to {MOST_PROMPTS} patients", param)
-    return tuple(_instance(one, f"{param}[{index}]") for index, one in enumerate(value))
-
-
-def _instance(value: Any, place: str) -> Instance:
-    values = _fields(_typed(value, dict, place), INSTANCE, f"{place}.")
-    for name in INSTANCE:
-        if name not in values:
-            raise RequestError(f"{place} has no {name}", f"{place}.{name}")
-    return Instance(values["id"], values["events"])
-
-
-def _id(value: Any, param: str) -> str | int:
-    if type(value) is not int and type(value) is not str:
-        raise RequestError(f"{param} is {_shown(value)}, expected a text or a whole number", param)
-    return value
-
-
-def _events(value: Any, param: str) -> tuple[Mapping[str, Any], ...]:
-    rows = _typed(value, list, param)
-    for index, row in enumerate(rows):
-        place = f"{param}[{index}]"
-        for name, cell in _typed(row, dict, place).items():
-            if cell is not None and type(cell) not in (str, int, float):
-                what = f"{place} has {_shown(cell)} as {_shown(name)}, expected a text, a number or null"
-                raise RequestError(what, place)
-    return tuple(rows)
-
-
-def _outputs(value: Any, param: str) -> tuple[str, ...]:
-    known = _one_of("vector", "prediction")
-    return tuple(known(one, f"{param}[{index}]") for index, one in enumerate(_typed(value, list, param)))
-
-
-CLASSIFY: dict[str, Read] = {
-    "inputs": _inputs,
-    "parameters": _object_of({"top_k": _whole(1, MOST_NEW), "function_to_apply": _one_of("softmax")}),
-}
-INSTANCE: dict[str, Read] = {"id": _id, "events": _events}
-PATIENTS: dict[str, Read] = {"instances": _instances, "outputs": _outputs}
-CHAT: dict[str, Read] = SHARED | {
-    "messages": _messages,
-    "max_tokens": _whole(1, MOST_NEW),
-    "max_completion_tokens": _whole(1, MOST_NEW),
-    "logprobs": _truth,
-    "top_logprobs": _whole(0, MOST_LIKELIEST_CHAT),
-    "history": _one_of("refuse", "trim"),
-    "kept_patches": _truth,
-}
-COMPLETION: dict[str, Read] = SHARED | {
-    "prompt": _prompts,
-    "max_tokens": _whole(0, MOST_NEW),
-    "logprobs": _whole(0, MOST_LIKELIEST_TEXT),
-    "echo": _truth,
-}
 
 
 @contextmanager
@@ -631,8 +72,605 @@ def refusals(param: str | None) -> Iterator[None]:
         raise RequestError(said, param, code=getattr(error, "code", None)) from error
 
 
-def images_of(messages: tuple[Message, ...]) -> Iterator[tuple[str, str]]:
-    """Every image of a conversation, with the field that it is in."""
-    for index, message in enumerate(messages):
-        for url in message.images:
-            yield url, f"messages[{index}].content"
+# --------------------------------------------------------------------------- JSON
+
+
+class _Unusable(str):
+    """What is wrong with a number or object that JSON spells and no field can take, until its field is known."""
+
+
+def parse_body(body: bytes) -> dict[str, Any]:
+    """Parse a body of JSON whose values are safe to read: finite numbers of 64 bits, texts that are valid Unicode,
+    bounded depth, no name twice.
+
+    Raises:
+        RequestError: with the field.
+    """
+    try:
+        parsed = json.loads(
+            body.decode("utf-8"),
+            parse_constant=lambda name: _Unusable(f"{name} is not a number that can be used"),
+            parse_int=_whole_number,
+            parse_float=_fraction,
+            object_pairs_hook=_object,
+        )
+    except UnicodeDecodeError:
+        raise RequestError("the body is not UTF-8: send JSON in UTF-8") from None
+    except RecursionError:
+        raise RequestError(f"the body nests deeper than {DEEPEST} lists and objects: flatten it") from None
+    except ValueError as error:
+        place = f" (line {error.lineno}, column {error.colno})" if isinstance(error, json.JSONDecodeError) else ""
+        raise RequestError(f"the body is not JSON{place}: send one JSON object") from None
+    if type(parsed) is not dict:
+        _check_values(parsed, None)
+        raise RequestError(f"the body is {_KINDS[type(parsed)]}, expected an object with the fields of the request")
+    for name, value in parsed.items():
+        _check_values(name, None)
+        _check_values(value, name[:SHOWN])
+    return parsed
+
+
+def _whole_number(digits: str) -> int | _Unusable:
+    if len(digits) > 20 or not -(2**63) <= (number := int(digits)) < 2**63:
+        return _Unusable("a whole number needs more than 64 bits: give a smaller one")
+    return number
+
+
+def _fraction(digits: str) -> float | _Unusable:
+    number = float(digits)
+    return number if math.isfinite(number) else _Unusable("a number is too large: give a smaller one")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Unusable:
+    fields = dict(pairs)
+    return fields if len(fields) == len(pairs) else _Unusable("an object has one name twice: give each field once")
+
+
+def _check_values(value: Any, param: str | None, depth: int = 1) -> None:
+    """Refuse what no field takes, anywhere inside a value."""
+    if depth > DEEPEST:
+        raise RequestError(f"the value nests deeper than {DEEPEST} lists and objects: flatten it", param)
+    if isinstance(value, _Unusable):
+        raise RequestError(value, param)
+    if type(value) is str and value.encode(errors="replace").decode() != value:
+        raise RequestError("a text has half of a surrogate pair, which is no character: remove it", param)
+    for inside in [*value, *value.values()] if type(value) is dict else value if type(value) is list else ():
+        _check_values(inside, param, depth + 1)
+
+
+_KINDS = {bool: "a truth value", int: "a whole number", float: "a number", str: "a text", list: "a list",
+          dict: "an object", type(None): "null"}  # fmt: skip
+
+
+def _shown(value: Any) -> str:
+    """A value in a message: short ones as JSON, others by their kind."""
+    text = json.dumps(value, ensure_ascii=False) if type(value) is not dict and type(value) is not list else ""
+    return text if 0 < len(text) <= SHOWN else _KINDS[type(value)]
+
+
+# --------------------------------------------------------------------------- fields
+
+
+def refusal(what: str, at: str = "", code: str = "refused") -> PydanticCustomError:
+    """The error of a field.
+
+    Args:
+        what: its message, behind the name of the field.
+        at: the place inside of what is validated: a field of it, or an element such as "[2].role".
+        code: of the answer; "refused" for none.
+    """
+    return PydanticCustomError(code, "{what}", {"what": what, "at": at})
+
+
+class Body(BaseModel, strict=True, extra="forbid", frozen=True):
+    """An object of a request; null stands for a field that is not given."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _given(cls, value: Any) -> Any:
+        """The given fields, all of which have a name that this object knows."""
+        for name in value if type(value) is dict else ():
+            if name not in cls.model_fields:
+                hint = nearest(name[:SHOWN], sorted(cls.model_fields))
+                raise refusal(f"has the unknown field {_shown(name)}: {hint}", name[:SHOWN])
+        return {name: given for name, given in value.items() if given is not None} if type(value) is dict else value
+
+    @classmethod
+    def read(cls: type[Asked], body: Mapping[str, Any]) -> Asked:
+        """Read the body of a request.
+
+        Raises:
+            RequestError: a field is missing or unknown, or has a type or value that cannot be honoured.
+        """
+        try:
+            return cls.model_validate(body)
+        except ValidationError as error:
+            raise _refused(error.errors(include_url=False)[0]) from None
+
+
+def _refused(fault: ErrorDetails) -> RequestError:
+    """The answer to a fault of a body, at its place, such as `messages[0].content`."""
+    loc, kind, context = fault["loc"], fault["type"], fault.get("ctx", {})
+    at = str(loc[-1]) if kind == "missing" else context.get("at", "")
+    parts = loc[:-1] if kind == "missing" else loc
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
+    if at.startswith("["):
+        place, at = place + at, ""
+    if kind == "missing":
+        what, code = f"has no {at}: give it", None
+    elif "what" in context:
+        what, code = context["what"], None if kind == "refused" else kind
+    else:
+        expected = fault["msg"].partition(" or instance of")[0].replace("Input", "it").replace("List", "it")
+        what, code = f"is {_shown(fault['input'])}: {expected}", None
+    return RequestError(f"{place or 'the request'} {what}", ".".join(filter(None, [place, at])) or None, code=code)
+
+
+def neutral(value: Any, advice: str = "leave it out") -> PlainValidator:
+    """A field that is taken at its neutral value alone, as clients send that unasked; it is not kept."""
+
+    def read(given: Any) -> None:
+        is_number = type(given) in (int, float) and type(value) in (int, float)
+        if (type(given) is not type(value) and not is_number) or given != value:
+            what = f"is not supported by this server, other than as {json.dumps(value)}: {advice}"
+            raise refusal(what, code="unsupported_parameter")
+
+    return PlainValidator(read)
+
+
+# Nothing is promised by fields of these kinds, so they are not kept.
+DROPPED = AfterValidator(lambda value: None)
+AnyText = Annotated[str | None, DROPPED]
+OnlyNone = Annotated[Literal["none"] | None, DROPPED]
+Null = Annotated[None, neutral(None)]
+
+
+# --------------------------------------------------------------------------- texts to continue
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+    include_obfuscation: Annotated[None, neutral(False)] = None
+
+
+def _as_list(value: Any) -> Any:
+    """A text alone stands for a list of one."""
+    return [value] if type(value) is str else value
+
+
+def _stops(texts: list[Any]) -> list[str]:
+    if not all(type(text) is str and text for text in texts):
+        raise refusal("has something that is no text, or an empty text, before which every answer would end")
+    if (num := sum(map(len, texts))) > MOST_STOPPED:
+        raise refusal(f"has {num:,} characters: give at most {MOST_STOPPED:,}, all texts together")
+    return texts
+
+
+class TokensAsk(Body):
+    """Fields by which answers in tokens are drawn and sent.
+
+    Args:
+        stop: texts before which an answer ends.
+        n: answers per prompt.
+    """
+
+    model: str | None = None
+    temperature: Annotated[float | None, Field(ge=0, le=100)] = None
+    top_p: Annotated[float | None, Field(gt=0, le=1)] = None
+    top_k: Annotated[int | None, Field(ge=-1, le=MOST_NEW)] = None
+    repetition_penalty: Annotated[float | None, Field(ge=0.01, le=100)] = None
+    seed: Annotated[int | None, Field(ge=0, le=LARGEST_SEED)] = None
+    stop: Annotated[list[Any], Field(max_length=MOST_ANSWERS), BeforeValidator(_as_list), AfterValidator(_stops)] = []
+    n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] = 1
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    # without effect
+    user: AnyText = None
+    metadata: Annotated[dict[str, Any] | None, DROPPED] = None
+    store: Annotated[None, neutral(False, "nothing is stored")] = None
+    service_tier: AnyText = None
+    safety_identifier: AnyText = None
+    prompt_cache_key: AnyText = None
+    parallel_tool_calls: Annotated[bool | None, DROPPED] = None
+    tool_choice: OnlyNone = None
+    function_call: OnlyNone = None
+    reasoning_effort: OnlyNone = None
+    verbosity: AnyText = None
+    # not supported
+    presence_penalty: Annotated[None, neutral(0, "repetition_penalty is supported")] = None
+    frequency_penalty: Annotated[None, neutral(0, "repetition_penalty is supported")] = None
+    logit_bias: Annotated[None, neutral({})] = None
+    best_of: Annotated[None, neutral(1, "n is supported")] = None
+    suffix: Annotated[None, neutral("")] = None
+    tools: Annotated[None, neutral([])] = None
+    functions: Annotated[None, neutral([])] = None
+    response_format: Annotated[None, neutral({"type": "text"})] = None
+    modalities: Annotated[None, neutral(["text"])] = None
+
+    @property
+    def most_new(self) -> int | None:
+        """Most new tokens of an answer; 0 if only the prompts are to be read; None for the run's own number."""
+        raise NotImplementedError
+
+    @property
+    def top(self) -> int | None:
+        """Likeliest tokens to report beside each token's log probability; None reports nothing."""
+        raise NotImplementedError
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Fields of the recipe's `generate` section that the request gives."""
+        given = {name: getattr(self, name) for name in ("temperature", "top_p", "repetition_penalty", "seed")}
+        given["top_k"] = self.top_k and max(self.top_k, 0)  # other servers spell "off" as -1, too
+        given["max_new_tokens"] = self.most_new if self.most_new is None else max(self.most_new, 1)
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class ImageUrl(Body):
+    url: str = ""
+    detail: Annotated[Literal["auto", "low", "high"] | None, DROPPED] = None
+
+
+class Part(Body):
+    """A part of a message: a text, or an image."""
+
+    type: Literal["text", "image_url"] | None = None
+    text: str | None = None
+    image_url: ImageUrl | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Part:
+        if self.type is None or getattr(self, self.type) is None:
+            raise refusal("is no part: write its type, and a field of that name", "type")
+        if self.text is not None and self.image_url is not None:
+            raise refusal("has text and an image: give each a part of its own")
+        return self
+
+
+def _role(value: Any) -> Any:
+    if type(value) is str and value not in ROLES:
+        known = ", ".join(name for name in ROLES if name not in ("human", "gpt"))
+        raise refusal(f"is {_shown(value)}, expected one of {known}")
+    return ROLES[value] if type(value) is str else value
+
+
+def _parts(value: Any) -> Any:
+    """The parts of a message, of which a text is one."""
+    if type(value) not in (str, list):
+        raise refusal(f"is {_shown(value)}, expected a text or a list of parts")
+    return [{"type": "text", "text": value}] if type(value) is str else value
+
+
+class Message(Body):
+    """A message of a conversation."""
+
+    role: Annotated[Role, BeforeValidator(_role)]
+    content: Annotated[list[Part], BeforeValidator(_parts)]
+    name: AnyText = None
+    # what the official client sends back of an earlier answer
+    tool_calls: Annotated[None, neutral([])] = None
+    annotations: Annotated[None, neutral([])] = None
+    refusal: Null = None
+    audio: Null = None
+    function_call: Null = None
+    reasoning_content: Null = None
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text or "" for part in self.content)
+
+    @property
+    def images(self) -> list[str]:
+        """Its images, as URLs."""
+        return [part.image_url.url for part in self.content if part.image_url is not None]
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Message:
+        if self.images and self.role != "user":
+            raise refusal(f"is of the {self.role} and has an image: images are the user's", "content")
+        if not self.text and not self.images:
+            raise refusal("is empty: write a text, or leave the message out", "content")
+        return self
+
+
+def _in_turn(messages: list[Message]) -> list[Message]:
+    """A system text, if there is one, then user and assistant in turn; the user is last."""
+    if not messages:
+        raise refusal("is empty: give at least the user's message")
+    if (wrong := out_of_turn([message.role for message in messages])) is not None:
+        place, expected = wrong
+        turns = "after a system text, if there is one, user and assistant take turns"
+        raise refusal(f"is {messages[place].role}, expected {expected}: {turns}", f"[{place}].role")
+    if messages[-1].role != "user":
+        raise refusal(f"has a last message of the {messages[-1].role}: end with the user's")
+    return messages
+
+
+class ChatAsk(TokensAsk):
+    """Body of /v1/chat/completions: a conversation to continue.
+
+    Args:
+        history: "trim" leaves out the oldest turns of a conversation that is too long, instead of refusing it.
+        kept_patches: report the patches that entered each block.
+    """
+
+    messages: Annotated[list[Message], AfterValidator(_in_turn)]
+    max_tokens: Annotated[int | None, Field(ge=1, le=MOST_NEW)] = None
+    max_completion_tokens: Annotated[int | None, Field(ge=1, le=MOST_NEW)] = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LIKELIEST_CHAT)] = 0
+    history: Literal["refuse", "trim"] = "refuse"
+    kept_patches: bool = False
+
+    @model_validator(mode="after")
+    def _agree(self) -> ChatAsk:
+        if self.top_logprobs and not self.logprobs:
+            raise refusal("needs logprobs: true for top_logprobs", "top_logprobs")
+        if len({self.max_tokens, self.max_completion_tokens} - {None}) > 1:
+            raise refusal("has max_tokens and max_completion_tokens that differ: give one of them", "max_tokens")
+        return self
+
+    @property
+    def most_new(self) -> int | None:
+        return self.max_tokens or self.max_completion_tokens
+
+    @property
+    def top(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
+
+    def image_urls(self) -> Iterator[tuple[str, str]]:
+        """Every image of the conversation, with the field that it is in."""
+        for index, message in enumerate(self.messages):
+            for url in message.images:
+                yield url, f"messages[{index}].content"
+
+
+def _prompts(value: Any) -> list[str | list[int]]:
+    """A text, texts, token ids or lists of token ids."""
+    several = type(value) is list and bool(value) and type(value[0]) is not int
+    prompts = value if several else [value]
+    if len(prompts) > MOST_PROMPTS:
+        raise refusal(f"has {len(prompts)} prompts: give at most {MOST_PROMPTS} in one request")
+    for index, prompt in enumerate(prompts):
+        at = f"[{index}]" if several else ""
+        if type(prompt) is not type(prompts[0]) or type(prompt) not in (str, list):
+            raise refusal(f"is {_shown(prompt)}, expected a text, texts, token ids or lists of them", at)
+        if prompt == []:
+            raise refusal("has no tokens: begin a prompt with the id of BOS at least", at)
+        for id in prompt if type(prompt) is list else []:
+            if type(id) is not int or id < 0:
+                raise refusal(f"has {_shown(id)} among token ids, which are whole numbers from 0", at)
+    return prompts
+
+
+class CompletionAsk(TokensAsk):
+    """Body of /v1/completions: texts to continue, each a text or token ids; `echo`: whether answers begin with them."""
+
+    prompt: Annotated[list[str | list[int]], PlainValidator(_prompts)]
+    max_tokens: Annotated[int | None, Field(ge=0, le=MOST_NEW)] = None
+    logprobs: Annotated[int | None, Field(ge=0, le=MOST_LIKELIEST_TEXT)] = None
+    echo: bool = False
+
+    @property
+    def most_new(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def top(self) -> int | None:
+        return self.logprobs
+
+
+# --------------------------------------------------------------------------- images and patients
+
+
+class Parameters(Body):
+    top_k: Annotated[int, Field(ge=1, le=MOST_NEW)] = TOP_CLASSES
+    function_to_apply: Annotated[Literal["softmax"] | None, DROPPED] = None
+
+
+class ClassifyAsk(Body):
+    """Body of /v1/classify: images in base64."""
+
+    inputs: Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS), BeforeValidator(_as_list)]
+    parameters: Parameters = Parameters()
+
+
+def _identity(value: Any) -> Any:
+    if type(value) not in (int, str):
+        raise refusal(f"is {_shown(value)}, expected a text or a whole number")
+    return value
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    for name, cell in row.items():
+        if cell is not None and type(cell) not in (str, int, float):
+            raise refusal(f"has {_shown(cell)} as {_shown(name)}, expected a text, a number or null")
+    return row
+
+
+class Instance(Body):
+    """A patient of a request: the id to answer with, and rows of events by their columns."""
+
+    id: Annotated[str | int, PlainValidator(_identity)]
+    events: list[Annotated[dict[str, Any], AfterValidator(_row)]]
+
+
+class PatientsAsk(Body):
+    """Body of KServe's :predict and :explain."""
+
+    instances: Annotated[list[Instance], Field(min_length=1, max_length=MOST_PROMPTS)]
+    outputs: list[Literal["vector", "prediction"]] = []
+
+
+# --------------------------------------------------------------------------- answers
+
+
+@dataclass(frozen=True)
+class Head:
+    """Fields that every part of one answer begins with; `kind` is "chat" or "text"."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+    kind: str
+
+    def to_json(self, *, streamed: bool) -> dict[str, Any]:
+        of_chat = "chat.completion.chunk" if streamed else "chat.completion"
+        return {
+            "id": self.id,
+            "object": of_chat if self.kind == "chat" else "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """A token with its log probability; `spelling` are its bytes, `offset` its first character in the answer.
+
+    Args:
+        logprob: None for the first token of a text, before which nothing predicts it.
+        top: the likeliest tokens with their log probabilities, descending.
+    """
+
+    name: str
+    spelling: bytes
+    logprob: float | None
+    top: tuple[Spelled, ...] = ()
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class TextPiece:
+    """The next part of one answer: text and tokens; `finished` is the reason why it ended, on its last piece."""
+
+    index: int
+    text: str = ""
+    tokens: tuple[Spelled, ...] = ()
+    finished: str | None = None
+
+
+@dataclass
+class WholeAnswer:
+    """One answer, put together from its pieces."""
+
+    index: int
+    text: str = ""
+    tokens: list[Spelled] = field(default_factory=list)
+    finished: str | None = None
+
+    def add(self, piece: TextPiece) -> None:
+        self.text += piece.text
+        self.tokens += piece.tokens
+        self.finished = piece.finished or self.finished
+
+
+def spelling(name: str, text: bytes) -> str:
+    """A token as a text: its own if it has whole characters, otherwise `bytes:\\xe4\\xbd`; its name if it has none."""
+    if not text:
+        return name
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in text)
+
+
+def usage(num_read: int, num_cached: int, num_made: int) -> dict[str, Any]:
+    """Numbers of tokens: of prompts, of these that were kept from earlier requests, and of answers."""
+    return {
+        "prompt_tokens": num_read,
+        "completion_tokens": num_made,
+        "total_tokens": num_read + num_made,
+        "prompt_tokens_details": {"cached_tokens": num_cached},
+    }
+
+
+def whole(
+    head: Head,
+    choices: Sequence[WholeAnswer],
+    counts: Mapping[str, Any],
+    notes: Mapping[str, Any],
+    *,
+    with_tokens: bool,
+) -> dict[str, Any]:
+    """An answer that is not streamed.
+
+    Args:
+        counts: of `usage`.
+        notes: the field `unpad`.
+        with_tokens: whether log probabilities were asked for.
+    """
+    written = []
+    for choice in choices:
+        reported = logprobs(head.kind, choice.tokens) if with_tokens else None
+        said = (
+            {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
+            if head.kind == "chat"
+            else {"text": choice.text}
+        )
+        written.append({"index": choice.index, **said, "logprobs": reported, "finish_reason": choice.finished})
+    return {**head.to_json(streamed=False), "choices": written, "usage": dict(counts), "unpad": dict(notes)}
+
+
+def logprobs(kind: str, tokens: Sequence[Spelled]) -> dict[str, Any]:
+    """Log probabilities in the form of chats, or in that of completions."""
+    if kind == "chat":
+        return {"content": [_of_chat(one) for one in tokens], "refusal": None}
+    return {
+        "tokens": [spelling(one.name, one.spelling) for one in tokens],
+        "token_logprobs": [one.logprob for one in tokens],
+        "top_logprobs": [None if one.logprob is None else _likeliest(one) for one in tokens],
+        "text_offset": [one.offset for one in tokens],
+    }
+
+
+def _of_chat(token: Spelled) -> dict[str, Any]:
+    return {**_entry(token), "top_logprobs": [_entry(one) for one in token.top]}
+
+
+def _entry(token: Spelled) -> dict[str, Any]:
+    name = spelling(token.name, token.spelling)
+    return {"token": name, "logprob": token.logprob, "bytes": list(token.spelling) or None}
+
+
+def _likeliest(token: Spelled) -> dict[str, float | None]:
+    """The likeliest tokens by their text; of several with one text, the likeliest."""
+    found: dict[str, float | None] = {}
+    for one in token.top:
+        found.setdefault(spelling(one.name, one.spelling), one.logprob)
+    return found
+
+
+# --------------------------------------------------------------------------- streams
+
+
+def event(value: Mapping[str, Any]) -> bytes:
+    """One event of a stream."""
+    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+def opening(head: Head, index: int) -> bytes:
+    """The first event of a chat's answer, which names its role."""
+    choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+    return event({**head.to_json(streamed=True), "choices": [choice]})
+
+
+def chunk(head: Head, piece: TextPiece, *, with_tokens: bool, notes: Mapping[str, Any] | None = None) -> bytes:
+    """The event of a piece of an answer; `notes` are added as the field `unpad`."""
+    said = {"delta": {"content": piece.text} if piece.text else {}} if head.kind == "chat" else {"text": piece.text}
+    reported = logprobs(head.kind, piece.tokens) if with_tokens and piece.tokens else None
+    choice = {"index": piece.index, **said, "logprobs": reported, "finish_reason": piece.finished}
+    more = {} if notes is None else {"unpad": dict(notes)}
+    return event({**head.to_json(streamed=True), "choices": [choice], **more})
+
+
+def closing(head: Head, counts: Mapping[str, Any]) -> bytes:
+    """The event with the numbers of tokens, which has no choices."""
+    return event({**head.to_json(streamed=True), "choices": [], "usage": dict(counts)})
+
+
+def failure(error: RequestError) -> bytes:
+    """The event that ends a stream which cannot go on."""
+    return event(error.to_json())

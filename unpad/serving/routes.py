@@ -5,9 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from hashlib import sha256
+from html.parser import HTMLParser
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import numpy as np
 from starlette.requests import ClientDisconnect, Request
@@ -20,25 +25,30 @@ from unpad.data.pixels.formats import ImageError
 from unpad.inference.images import ReadImage
 from unpad.inference.patients import batches, computed
 from unpad.serving.limits import check_type, read_body
-from unpad.serving.page import content_security_policy, page
 from unpad.serving.patients import explanations, predictions
 from unpad.serving.pictures import classes_of, decoded, detailed, kept_patches, read_images, top_of
 from unpad.serving.protocol import (
+    DONE,
     TOP_CLASSES,
     ChatAsk,
     ClassifyAsk,
+    CompletionAsk,
+    Head,
     PatientsAsk,
     RequestError,
-    Sampling,
+    TextPiece,
+    TokensAsk,
+    WholeAnswer,
+    chunk,
+    closing,
+    failure,
+    opening,
     parse_body,
-    read_chat,
-    read_classify,
-    read_completion,
-    read_patients,
     refusals,
+    usage,
+    whole,
 )
-from unpad.serving.replies import DONE, Head, TextPiece, WholeAnswer, chunk, closing, failure, opening, usage, whole
-from unpad.serving.served import CHAT, CLASSIFY, COMPLETIONS, EXPLAIN, PREDICT, ModelPrompt, Notes
+from unpad.serving.served import CHAT, CLASSIFY, COMPLETIONS, EXPLAIN, PREDICT, ModelPrompt, Notes, Served
 from unpad.serving.service import Service
 
 ABOUT = ["/health", "/metrics", "/v1/models"]  # routes of every server
@@ -79,15 +89,6 @@ def _noting(route: Route) -> Route:
 # --------------------------------------------------------------------------- what the server says of itself
 
 
-async def _page(http: Request) -> Response:
-    text = page()
-    headers = {
-        "Content-Security-Policy": content_security_policy(text), "Referrer-Policy": "no-referrer",
-        "Cache-Control": "no-cache",
-    }  # fmt: skip
-    return HTMLResponse(text, headers=headers)
-
-
 async def _health(service: Service, http: Request) -> Response:
     return JSONResponse({"status": service.state}, 200 if service.state == "ready" else 503)
 
@@ -121,45 +122,46 @@ async def _responses(service: Service, http: Request) -> Response:
 # --------------------------------------------------------------------------- texts
 
 
-async def _chat(service: Service, http: Request) -> Response:
+Read = TypeVar("Read")
+
+
+async def _asked(service: Service, http: Request, route: str, read: Callable[[Served, dict[str, Any]], Read]) -> Read:
+    """What a body asks for, read beside the event loop after the checks that routes share."""
     served = service.ready()
-    served.check_route(CHAT)
+    served.check_route(route)
     check_type(http)
     content = await read_body(http, service.limits, service.max_body)
+    return await service.prepare(lambda: read(served, parse_body(content)))
 
-    def prompted() -> tuple[ModelPrompt, ChatAsk]:
-        ask = read_chat(parse_body(content))
+
+async def _chat(service: Service, http: Request) -> Response:
+    def read(served: Served, body: dict[str, Any]) -> tuple[ChatAsk, ModelPrompt]:
+        ask = ChatAsk.read(body)
         served.check_model(ask.model)
-        return served.chat(ask), ask
+        return ask, served.chat(ask)
 
-    prompt, ask = await service.prepare(prompted)
-    patches = {}
+    def patches(prompts: Sequence[ModelPrompt]) -> list[dict[str, Any]]:
+        return [kept_patches(service.ready().run, one.batch, one.grid) for one in prompts]
+
+    ask, prompt = await _asked(service, http, CHAT, read)
+    more = {}
     if ask.kept_patches:
-
-        def shown(prompts: Sequence[ModelPrompt]) -> list[dict[str, Any]]:
-            return [kept_patches(served.run, one.batch, one.grid) for one in prompts]
-
-        (found,) = await while_listening(http.receive, service.once("patches", [prompt], shown))
-        patches = {"kept_patches": found}
-    return Told(service, "chat", [prompt], ask.sampling, more=patches)
+        (kept,) = await while_listening(http.receive, service.once("patches", [prompt], patches))
+        more = {"kept_patches": kept}
+    return Answers(service, "chat", [prompt], ask, more)
 
 
 async def _completion(service: Service, http: Request) -> Response:
-    served = service.ready()
-    served.check_route(COMPLETIONS)
-    check_type(http)
-    content = await read_body(http, service.limits, service.max_body)
-
-    def prompted() -> tuple[list[ModelPrompt], Sampling, bool]:
-        ask = read_completion(parse_body(content))
+    def read(served: Served, body: dict[str, Any]) -> tuple[CompletionAsk, list[ModelPrompt]]:
+        ask = CompletionAsk.read(body)
         served.check_model(ask.model)
-        return served.completion(ask), ask.sampling, ask.echo
+        return ask, served.completion(ask)
 
-    prompts, sampling, echo = await service.prepare(prompted)
-    return Told(service, "text", prompts, sampling, echo=echo)
+    ask, prompts = await _asked(service, http, COMPLETIONS, read)
+    return Answers(service, "text", prompts, ask)
 
 
-class Told(Response):
+class Answers(Response):
     """Answers of the engine, streamed or whole; the rows are freed as soon as the client leaves.
 
     Args:
@@ -171,21 +173,19 @@ class Told(Response):
         service: Service,
         kind: str,
         prompts: Sequence[ModelPrompt],
-        sampling: Sampling,
-        *,
-        echo: bool = False,
-        more: Mapping[str, Any] | None = None,
+        ask: TokensAsk,
+        more: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         served = service.ready()
         name = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{uuid.uuid4().hex}"
         self._head = Head(name, int(time.time()), served.name, service.fingerprint, kind)
-        self._sampling = sampling
-        self._notes = {**sum((prompt.notes for prompt in prompts), Notes()).to_json(), **(more or {})}
-        self._answering = service.ask(prompts, sampling, echo=echo)
+        self._ask = ask
+        self._notes = {**sum((prompt.notes for prompt in prompts), Notes()).to_json(), **more}
+        self._answering = service.ask(prompts, ask)
         self._is_told = False  # whether the last event of a stream was handed over
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        tell = self._stream(scope, receive, send) if self._sampling.stream else self._whole(scope, receive, send)
+        tell = self._stream(scope, receive, send) if self._ask.stream else self._whole(scope, receive, send)
         seen = scope["state"]["seen"]
         try:
             await while_listening(receive, tell)
@@ -200,7 +200,7 @@ class Told(Response):
         choices = [WholeAnswer(index) for index in range(self._answering.num_answers)]
         async for piece in self._answering.pieces():
             choices[piece.index].add(piece)
-        said = whole(self._head, choices, self._usage(), self._notes, with_tokens=self._sampling.top is not None)
+        said = whole(self._head, choices, self._usage(), self._notes, with_tokens=self._ask.top is not None)
         await JSONResponse(said)(scope, receive, send)
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -219,7 +219,9 @@ class Told(Response):
                 left -= bool(piece.finished)
                 await _send(send, self._event(piece, begun, left))
             self._is_told = True
-            await _send(send, (closing(self._head, self._usage()) if self._sampling.include_usage else b"") + DONE)
+            await _send(
+                send, (closing(self._head, self._usage()) if self._ask.stream_options.include_usage else b"") + DONE
+            )
         except RequestError as error:
             self._is_told = True
             scope["state"]["seen"].broke = f"error:{error.code or error.kind}"
@@ -233,7 +235,7 @@ class Told(Response):
             head = opening(self._head, piece.index)
             begun.add(piece.index)
         notes = None if left else self._notes
-        return head + chunk(self._head, piece, with_tokens=self._sampling.top is not None, notes=notes)
+        return head + chunk(self._head, piece, with_tokens=self._ask.top is not None, notes=notes)
 
     def _usage(self) -> Mapping[str, Any]:
         return usage(self._answering.num_read, self._answering.num_cached, self._answering.num_made)
@@ -276,26 +278,28 @@ async def _classify(service: Service, http: Request) -> Response:
     details = http.query_params.get("details") == "1"
     content = await read_body(http, service.limits, service.max_body)
 
-    def read() -> tuple[ClassifyAsk, list[ReadImage | ImageError]]:
+    def read() -> tuple[bool, int, list[ReadImage | ImageError]]:
         if not is_json:
-            return ClassifyAsk(("",), False, TOP_CLASSES), read_images(served.run, [content])
-        ask = read_classify(parse_body(content))
-        return ask, read_images(served.run, [decoded(one, "inputs") for one in ask.inputs])
+            return False, TOP_CLASSES, read_images(served.run, [content])
+        body = parse_body(content)
+        ask = ClassifyAsk.read(body)
+        images = read_images(served.run, [decoded(image, "inputs") for image in ask.inputs])
+        return type(body["inputs"]) is list, ask.parameters.top_k, images
 
-    ask, images = await service.prepare(read)
+    is_list, top, images = await service.prepare(read)
     usable = [image for image in images if not isinstance(image, ImageError)]
     if not details:
         for index, image in enumerate(images):
             if isinstance(image, ImageError):
-                with refusals(f"inputs[{index}]" if ask.is_list else "inputs"):
+                with refusals(f"inputs[{index}]" if is_list else "inputs"):
                     raise image
     work = service.once("images", usable, partial(classes_of, served.run)) if usable else _nothing()
     answers = iter(await while_listening(http.receive, work))
     told: list[Any] = []
     for image in images:
         one = image if isinstance(image, ImageError) else next(answers)
-        told.append(detailed(one, ask.top) if details or isinstance(one, ImageError) else top_of(one, ask.top))
-    return JSONResponse(told if ask.is_list else told[0])
+        told.append(detailed(one, top) if details or isinstance(one, ImageError) else top_of(one, top))
+    return JSONResponse(told if is_list else told[0])
 
 
 async def _nothing() -> list[Any]:
@@ -304,34 +308,30 @@ async def _nothing() -> list[Any]:
 
 async def _predict(service: Service, http: Request) -> Response:
     ask, data = await _patients(service, http, PREDICT)
-    run = service.ready().run
-    found = await _numbers(service, http, "predict", data)
-    if ask.vectors:
+    numbers = await _numbers(service, http, "predict", data)
+    if "vector" in ask.outputs:
         vectors = await _numbers(service, http, "vector", data)
-        found = [(places, {**one, **other}) for (places, one), (_, other) in zip(found, vectors, strict=True)]
-    return JSONResponse({"predictions": predictions(run, data, ask.instances, found)})
+        numbers = [(places, {**one, **more}) for (places, one), (_, more) in zip(numbers, vectors, strict=True)]
+    return JSONResponse({"predictions": predictions(service.ready().run, data, ask.instances, numbers)})
 
 
 async def _explain(service: Service, http: Request) -> Response:
     ask, data = await _patients(service, http, EXPLAIN)
-    found = await _numbers(service, http, "explain", data)
-    return JSONResponse({"explanations": explanations(service.ready().run, data, ask.instances, found)})
+    numbers = await _numbers(service, http, "explain", data)
+    return JSONResponse({"explanations": explanations(service.ready().run, data, ask.instances, numbers)})
 
 
 async def _patients(service: Service, http: Request, route: str) -> tuple[PatientsAsk, EventData]:
-    served = service.ready()
-    served.check_route(route)
-    served.check_model(http.path_params["id"])
-    check_type(http)
-    content = await read_body(http, service.limits, service.max_body)
-
-    def read() -> tuple[PatientsAsk, EventData]:
-        ask = read_patients(parse_body(content))
+    def read(served: Served, body: dict[str, Any]) -> tuple[PatientsAsk, EventData]:
+        ask = PatientsAsk.read(body)
         served.tables.check(ask.instances)
         with refusals("instances"):
             return ask, served.tables.read(ask.instances)
 
-    return await service.prepare(read)
+    served = service.ready()
+    served.check_route(route)
+    served.check_model(http.path_params["id"])
+    return await _asked(service, http, route, read)
 
 
 async def _numbers(
@@ -343,3 +343,68 @@ async def _numbers(
     work = service.once(kind, [batch for _, batch in made], partial(computed, run, kind))
     found = await while_listening(http.receive, work)
     return [(places, one) for (places, _), one in zip(made, found, strict=True)]
+
+
+# --------------------------------------------------------------------------- the page
+
+
+def page() -> str:
+    """Text of the page."""
+    return Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+
+
+def content_security_policy(html: str) -> str:
+    """Policy under which a browser runs the scripts and styles that stand in a page, as they are, and no others.
+
+    The page asks its own server alone, shows pictures that it has itself, and cannot make markup of texts.
+    """
+    parts = _Inline()
+    parts.feed(html)
+    parts.close()
+    return "; ".join(
+        [
+            "default-src 'none'",
+            *(f"{tag}-src {' '.join(map(_source, texts))}" for tag, texts in parts.texts.items()),
+            "img-src data: blob:",
+            "connect-src 'self'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+            "require-trusted-types-for 'script'",
+            "trusted-types 'none'",
+        ]
+    )
+
+
+def _source(text: str) -> str:
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+
+
+class _Inline(HTMLParser):
+    """Texts of the elements `script` and `style`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: dict[str, list[str]] = {"script": [], "style": []}
+        self._open: list[str] | None = None
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._open = self.texts.get(tag)
+        if self._open is not None:
+            self._open.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open = None
+
+    def handle_data(self, data: str) -> None:
+        if self._open is not None:
+            self._open[-1] += data
+
+
+async def _page(http: Request) -> Response:
+    text = page()
+    headers = {
+        "Content-Security-Policy": content_security_policy(text), "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-cache",
+    }  # fmt: skip
+    return HTMLResponse(text, headers=headers)

@@ -19,6 +19,7 @@ from unpad.data.tokens.lost import LostCharacters
 from unpad.errors import RecipeError, UnpadError
 from unpad.inference.chat import fit, room_for_reply, speaker_stops
 from unpad.inference.embed import predicts
+from unpad.inference.engine import banned_ids
 from unpad.inference.images import is_of_images
 from unpad.inference.loaded import LoadedRun, generation_precision
 from unpad.inference.prompts import (
@@ -30,14 +31,13 @@ from unpad.inference.prompts import (
     reads_chat,
     system_note,
 )
-from unpad.inference.steps import banned_ids
 from unpad.models.contract import Generates, PredictsSets
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.nn.precision import Precision
 from unpad.recipes.training import GenerateSettings
 from unpad.serving.patients import Tables, answers_of
 from unpad.serving.pictures import image_bytes, question_prompt, shows_patches
-from unpad.serving.protocol import ChatAsk, CompletionAsk, RequestError, Sampling, images_of, refusals
+from unpad.serving.protocol import ChatAsk, CompletionAsk, RequestError, TokensAsk, refusals
 from unpad.terminal.table import number_of
 
 Kind = Literal["chat", "text", "vqa", "images", "patients"]
@@ -89,7 +89,7 @@ class ModelPrompt:
     prompt: Sequence[int] | RaggedBatch
     num_tokens: int
     settings: GenerateSettings
-    stop: tuple[str, ...]
+    stop: Sequence[str]
     notes: Notes = field(default_factory=Notes)
     grid: tuple[int, int] = (0, 0)
 
@@ -219,19 +219,19 @@ class Served:
         Raises:
             RequestError: it does not fit into the context, or the run has no place for a part of it.
         """
-        settings = self._settings(ask.sampling)
+        settings = self._settings(ask)
         if self.kind == "vqa":
             return self._question(ask, settings)
         if ask.kept_patches:
             raise RequestError("this run reads no images: leave kept_patches out", "kept_patches")
-        for _, param in images_of(ask.messages):
+        for _, param in ask.image_urls():
             raise RequestError("this run reads no images: leave the image out", param)
         run, turns = self.run, [Turn(message.role, message.text) for message in ask.messages]
         system = turns[0].content if turns[0].role == "system" else ""
         template, tokenizer = run.recipe.data.template, run.tokenizer
         with refusals("messages"):
             check_system(run.recipe, tokenizer, system)
-            if ask.trims:
+            if ask.history == "trim":
                 reserve = room_for_reply(settings, self.context)
                 ids, left_out = fit(turns, template, tokenizer, self.context, reserve)
             else:
@@ -239,35 +239,35 @@ class Served:
         advice = 'shorten it, or leave out the oldest turns by "history": "trim"'
         self._check_length(len(ids), "messages", "the conversation", advice)
         notes = self._notes(lost_of(tokenizer, [turns[-1].content]), left_out, system, plain_note(run.recipe))
-        stop = (*ask.sampling.stop, *speaker_stops(tokenizer, template))
+        stop = (*ask.stop, *speaker_stops(tokenizer, template))
         return ModelPrompt(ids, len(ids), settings, stop, notes)
 
     def completion(self, ask: CompletionAsk) -> list[ModelPrompt]:
         """The prompts of texts or token ids; raises as `chat`."""
-        settings, made = self._settings(ask.sampling), []
-        for index, prompt in enumerate(ask.prompts):
-            param = "prompt" if len(ask.prompts) == 1 else f"prompt[{index}]"
+        settings, made = self._settings(ask), []
+        for index, prompt in enumerate(ask.prompt):
+            param = "prompt" if len(ask.prompt) == 1 else f"prompt[{index}]"
             with refusals(param):
                 if isinstance(prompt, str):
                     encoded = encode(self.run.recipe, self.run.tokenizer, prompt)
                     ids, notes = encoded.ids, self._notes(encoded.lost)
                 else:
-                    ids, notes = self._known(prompt, param), Notes()
+                    ids, notes = self._checked(prompt, param), Notes()
             self._check_length(len(ids), param, "the prompt", "shorten it")
-            made.append(ModelPrompt(ids, len(ids), settings, ask.sampling.stop, notes))
+            made.append(ModelPrompt(ids, len(ids), settings, ask.stop, notes))
         return made
 
-    def _known(self, ids: tuple[int, ...], param: str) -> list[int]:
+    def _checked(self, ids: list[int], param: str) -> list[int]:
         vocab_size = self.run.generator.vocab_size
         if max(ids) >= vocab_size:
             what = (
                 f"the prompt has the id {max(ids)}, the model knows 0 to {vocab_size - 1}: encode it with its tokenizer"
             )
             raise RequestError(what, param)
-        return list(ids)
+        return ids
 
-    def _settings(self, sampling: Sampling) -> GenerateSettings:
-        return self.settings.model_copy(update=dict(sampling.settings))
+    def _settings(self, ask: TokensAsk) -> GenerateSettings:
+        return self.settings.model_copy(update=ask.settings)
 
     def _check_length(self, num_tokens: int, param: str, what: str, advice: str) -> None:
         if num_tokens > self.context:
@@ -290,7 +290,7 @@ class Served:
         if len(ask.messages) > 1 or len(ask.messages[0].images) != 1:
             what = "this run answers one question about one image: send one message with a text and an image_url"
             raise RequestError(what, "messages")
-        message, ((url, param),) = ask.messages[0], tuple(images_of(ask.messages))
+        message, ((url, param),) = ask.messages[0], tuple(ask.image_urls())
         if not message.text:
             raise RequestError("the message has no question about the image: add a text part", param)
         content = image_bytes(url, param)
@@ -299,7 +299,7 @@ class Served:
             lost = lost_of(self.run.tokenizer, [message.text])
         num_tokens = batch.total_tokens
         self._check_length(num_tokens, "messages", "the question with its image", "shorten it, or use a smaller image")
-        return ModelPrompt(batch, num_tokens, settings, ask.sampling.stop, self._notes(lost, 0, "", *remarks), grid)
+        return ModelPrompt(batch, num_tokens, settings, ask.stop, self._notes(lost, 0, "", *remarks), grid)
 
 
 def opened(run: LoadedRun, name: str, created: int) -> Served:

@@ -17,8 +17,7 @@ from unpad.inference.engine import Engine, Reason, Request
 from unpad.serving.limits import MIB, Limits
 from unpad.serving.log import log_fault
 from unpad.serving.metrics import Metrics, Numbers
-from unpad.serving.protocol import RequestError, Sampling, refusals
-from unpad.serving.replies import FINISHED, Spelled, TextPiece
+from unpad.serving.protocol import FINISHED, CompletionAsk, RequestError, Spelled, TextPiece, TokensAsk, refusals
 from unpad.serving.served import ModelPrompt, Served
 from unpad.serving.speech import Speech
 from unpad.serving.worker import Handle, ModelThread, PassJob, WorkerEndedError
@@ -150,11 +149,11 @@ class Service:
         self.num_open -= 1
         self._ends.append(time.monotonic())
 
-    def ask(self, prompts: Sequence[ModelPrompt], sampling: Sampling, *, echo: bool = False) -> OpenRequest:
+    def ask(self, prompts: Sequence[ModelPrompt], ask: TokensAsk) -> OpenRequest:
         """Queue the answers to prompts. Raises as `admit` and `ready`."""
         self.ready()
-        self.admit(len(prompts) * sampling.n)
-        return OpenRequest(self, prompts, sampling, echo=echo)
+        self.admit(len(prompts) * ask.n)
+        return OpenRequest(self, prompts, ask)
 
     async def once(self, kind: str, inputs: Sequence[Any], work: Callable[[Sequence[Any]], Sequence[Any]]) -> list[Any]:
         """Results of inputs, in a pass that others of their kind may join.
@@ -206,15 +205,16 @@ class OpenRequest:
         num_read, num_cached, num_made: tokens of the prompts, those of them kept from earlier, and of the answers.
     """
 
-    def __init__(self, service: Service, prompts: Sequence[ModelPrompt], sampling: Sampling, *, echo: bool) -> None:
+    def __init__(self, service: Service, prompts: Sequence[ModelPrompt], ask: TokensAsk) -> None:
         served = service.ready()
-        self._service, self._sampling = service, sampling
+        self._service = service
         self._events: asyncio.Queue[TextPiece | EndOfAnswer] = asyncio.Queue()
-        self._made = [0] * (len(prompts) * sampling.n)
+        self._made = [0] * (len(prompts) * ask.n)
         self._began = time.monotonic()
         self._last: list[float | None] = [None] * len(self._made)
         self.num_read = sum(prompt.num_tokens for prompt in prompts)
         self.num_cached = 0
+        echo = isinstance(ask, CompletionAsk) and ask.echo
         deadline = self._began + service.limits.timeout
         service.begin(len(self._made))
         self._handles = []
@@ -224,14 +224,14 @@ class OpenRequest:
                 settings=prompted.settings,
                 stop_ids=served.stop_ids,
                 banned=served.banned,
-                n=sampling.n,
+                n=ask.n,
                 deadline=deadline,
-                top=sampling.top if not echo or sampling.top is not None else 0,
+                top=ask.top if not echo or ask.top is not None else 0,
                 echo=echo,
             )
-            speech = partial(Speech, served.run.tokenizer, prompted.stop, reports=sampling.top is not None)
-            sink = _Sink(self, number * sampling.n)
-            self._handles.append(service.submit(request, sink, speech, silent=sampling.reads_only))
+            speech = partial(Speech, served.run.tokenizer, prompted.stop, reports=ask.top is not None)
+            sink = _Sink(self, number * ask.n)
+            self._handles.append(service.submit(request, sink, speech, silent=ask.most_new == 0))
 
     @property
     def num_made(self) -> int:

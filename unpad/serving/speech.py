@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from unpad.data.tokens.tokenizer import DecodeStream, Tokenizer
 from unpad.inference.engine import NewToken
-from unpad.inference.stops import StopTexts
-from unpad.serving.replies import Spelled
+from unpad.inference.generate import StopTexts
+from unpad.serving.protocol import Spelled
 
 
 class Speech:

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from unpad.errors import ProofError
-from unpad.inference.engine import Engine, Request
-from unpad.inference.heard import watch
+from unpad.inference.engine import Engine, Request, watch
 from unpad.inference.loaded import LoadedRun, load
 from unpad.machine.load import full_processor_name
 from unpad.nn.linear import has_tiles

@@ -19,7 +19,7 @@ import torch
 from unpad.errors import UnpadError, needs_memory
 from unpad.inference.engine import Engine, NewToken, Reason, Request, Ticket
 from unpad.serving.log import REQUEST_ID
-from unpad.serving.replies import Spelled
+from unpad.serving.protocol import Spelled
 from unpad.serving.speech import Speech
 
 Call = Callable[[], None]

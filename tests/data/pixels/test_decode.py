@@ -160,6 +160,14 @@ PALETTE_SEEN = on_white(
 GREY = picture()[:, :, 0]
 BITS = (picture()[:, :, 2] > 99).astype(np.uint8) * 255
 
+
+def of_scans(number: int) -> bytes:
+    """A progressive JPEG whose last scan stands in it as often as makes `number` in all."""
+    whole = encoded(picture(), "JPEG", progressive=True)
+    last = whole.rindex(b"\xff\xda")
+    return whole[:last] + whole[last:-2] * (number - whole.count(b"\xff\xda") + 1) + whole[-2:]
+
+
 Case = tuple[str, Callable[[], bytes | None], str | Seen]
 FAULTS: list[Case] = [
     ("I-02 truncated JPEG", lambda: encoded(picture(), "JPEG")[:-20], "E_TRUNCATED"),
@@ -188,6 +196,7 @@ FAULTS: list[Case] = [
     ("I-13 1 x 20,000", lambda: black_png(1, 20_000), "E_PIXELS"),
     ("I-14 SVG", lambda: b'<svg xmlns="http://www.w3.org/2000/svg" width="8" height="8"/>', "E_FORMAT"),
     ("I-14 AVIF", lambda: struct.pack(">I", 24) + b"ftypavif" + bytes(100), "E_FORMAT"),
+    ("101 scans", lambda: of_scans(101), "E_DECODE"),
     ("I-15 huge text", lambda: with_text(MAX_METADATA), "E_METADATA"),
     ("I-15 huge profile", fault_of_jpeg_profile, "E_METADATA"),
     ("I-15 packed profile of 64 MB", profile_bomb, Seen(picture())),

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from unpad.data.pixels.decode import decode
-from unpad.data.pixels.formats import mode_of
+from unpad.data.pixels.decode import decode, probe
 
 COLOURS = np.random.default_rng(0).integers(0, 255, (9, 7, 4)).astype(np.uint8)
 RGB, RGBA = Image.fromarray(COLOURS[..., :3]), Image.fromarray(COLOURS)
@@ -59,8 +58,7 @@ FILES = {
 @pytest.mark.parametrize("name", FILES)
 def test_the_mode_of_a_file_is_that_of_its_pixels(name: str) -> None:
     data, mode = FILES[name]
-    decode(data)
-    assert mode_of(data) == mode
+    assert decode(data).mode == probe(data).mode == mode
     image = Image.open(BytesIO(data))
     assert image.has_transparency_data == ("alpha" in mode)
     assert (image.mode == "P") == ("palette" in mode)
@@ -72,5 +70,5 @@ def test_a_bitmap_with_a_mask_of_alpha_has_alpha() -> None:
     header = struct.pack("<IiiHHIIiiII4I", 56, 7, 9, 1, 32, 3, 252, 0, 0, 0, 0, *masks)
     data = b"BM" + struct.pack("<IHHI", 70 + 252, 0, 0, 70) + header + COLOURS.tobytes()
     assert Image.open(BytesIO(data)).mode == "RGBA"
-    assert mode_of(data) == "colour with alpha"
-    assert mode_of(data[:66] + bytes(4) + data[70:]) == "colour"
+    assert probe(data).mode == "colour with alpha"
+    assert probe(data[:66] + bytes(4) + data[70:]).mode == "colour"

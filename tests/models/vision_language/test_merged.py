@@ -12,8 +12,8 @@ from tests.helpers.merging import BLOCKS, MERGES, WIDTH, merging
 from tests.helpers.vision import IMAGE, PATCH, VOCAB, Row, prepare
 from unpad.batching.batch import RaggedBatch
 from unpad.errors import RecipeError
+from unpad.inference.engine import advance, prefill
 from unpad.inference.generate import generate
-from unpad.inference.steps import advance, prefill
 from unpad.models import build_model, model_config
 from unpad.models.vision_language.model import Mode, VisionLanguage
 from unpad.nn.native import library

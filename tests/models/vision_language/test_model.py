@@ -19,8 +19,8 @@ from tests.helpers.vision import IMAGE, LEARNED, ROWS, SAMPLES, TOWERS, VOCAB, V
 from unpad.batching.batch import RaggedBatch, from_padded, from_sequences
 from unpad.data.preprocess import preprocess
 from unpad.errors import RecipeError, SourceError
+from unpad.inference.engine import advance
 from unpad.inference.generate import generate
-from unpad.inference.steps import advance
 from unpad.models.contract import WEIGHTS
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.models.vision_language.tower import TowerConfig

@@ -18,8 +18,8 @@ from tests.helpers.vision import IMAGE, VOCAB, prepare
 from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.data.preprocess import Preprocessed
 from unpad.errors import RecipeError
+from unpad.inference.engine import advance, prefill
 from unpad.inference.generate import generate
-from unpad.inference.steps import advance, prefill
 from unpad.models import build_model, model_config
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.models.vision_language.prune_pass import PrunePass

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from tests.helpers.run_folders import run_directory
 from unpad.errors import SourceError
-from unpad.evaluation.metrics import Metric, Refused
+from unpad.evaluation.metrics import Metric
 from unpad.run.monitor import Monitor
 from unpad.run.report.history import load_metrics, read_rows
 from unpad.run.report.page import write_report
@@ -80,7 +80,7 @@ def test_the_page_begins_with_what_the_model_is_worth_beside_a_guess(tmp_path: P
     assert TILE.findall(write_report(folder).read_text())[0] == ("Accuracy", "70.0%", told)
 
     (folder / "recipe.yaml").write_text("model: {kind: set_sequence}\ndata: {events: a}\n")
-    refused = Refused(math.nan, math.nan, math.nan, 40, "no patient has the outcome").to_json()
+    refused = Metric(math.nan, math.nan, math.nan, 40, "no patient has the outcome").to_json()
     values = {"auroc": Metric(0.8, math.nan, math.nan, 40).to_json(), "concordance": refused}
     keep_evaluation(folder, 50, json.loads(json.dumps(values).replace("NaN", "null")), [])
     tiles = TILE.findall(write_report(folder).read_text())

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from tests.helpers.kept_patches import QUESTION, kept
-from unpad.evaluation.metrics import Extremes, Metric
+from unpad.evaluation.metrics import EXTREMES, Metric
 from unpad.run.report.vqa import LEFT, WIDTH, picture_from_json, section, to_json
 
 METRICS = {
     "accuracy": Metric(0.5, 0.4, 0.6, 9), "accuracy_origin": Metric(0.75, 0.7, 0.8, 9),
-    "accuracy_hard": Metric(0.5, 0.4, 0.6, 9), "kept_average": Extremes(8, 4, 9, 9),
-    "visual_tokens": Extremes(16, 4, 64, 9),
-    "kept_block_0": Extremes(12, 4, 20, 9), "kept_block_1": Extremes(3, 1, 5, 9),
+    "accuracy_hard": Metric(0.5, 0.4, 0.6, 9), "kept_average": Metric(8, 4, 9, 9, EXTREMES),
+    "visual_tokens": Metric(16, 4, 64, 9, EXTREMES),
+    "kept_block_0": Metric(12, 4, 20, 9, EXTREMES), "kept_block_1": Metric(3, 1, 5, 9, EXTREMES),
 }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
-"""Untrusted image files: their size from the header alone, their pixels, or a fault with a code.
+"""Untrusted image files: their size and mode from the header, their pixels, or a fault with a code.
 
-`formats.py` beside this file parses the files; Pillow receives only the parts with pixels. So text and colour profiles
+`formats.py` beside this file walks the files; Pillow receives only the parts with pixels. So text and colour profiles
 are never unpacked, a second header never replaces the one with the checked size, and Pillow has no reason to warn. A
 process that decodes one image at a time needs at most 512 MiB besides the file. Both modules need neither torch nor the
 rest of the package, so that such a process can be small. libtiff writes its messages about damaged TIFFs to stderr by
@@ -10,24 +10,23 @@ itself.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.ImageFile import ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
 
-from unpad.data.pixels.formats import (
-    MAX_BYTES,
-    MAX_PIXELS,
-    MAX_SIDE,
-    MAX_WEBP_PIXELS,
-    PARSERS,
-    Header,
-    ImageError,
-    sniff,
-    truncated,
-)
+from unpad.data.pixels.formats import MAX_BYTES, MAX_PIXELS, MAX_SIDE, MAX_WEBP_PIXELS, ImageError, sniff, walk
 
 WHITE = OPAQUE = 255
 STRIP_PIXELS = 1 << 20  # converted to RGB at a time, so that a large image is in memory once in each form
@@ -39,41 +38,58 @@ _REFUSED = (
     (b"SIMPLE  =", "FITS"),
     (b"PK\x03\x04", "zip"),
 )
+# `Image.open` would choose among these, warn of many pixels, and look for the metadata of several formats.
+_READERS: dict[str, type[ImageFile]] = {
+    "PNG": PngImageFile, "JPEG": JpegImageFile, "GIF": GifImageFile, "BMP": BmpImageFile, "WEBP": WebPImageFile,
+    "TIFF": TiffImageFile,
+}  # fmt: skip
+_PALETTES = ("GIF", "BMP")  # Pillow calls their palettes of greys grey
+_MODES = {"1": "grey", "L": "grey", "LA": "grey", "I": "grey", "P": "palette", "PA": "palette", "CMYK": "CMYK"}
 
 
 @dataclass(frozen=True, slots=True)
 class ImageInfo:
-    """Header of an image: its size in pixels after EXIF orientation, format, and keys of NOTES."""
+    """Header of an image.
+
+    Args:
+        width: pixels after EXIF orientation; `height` likewise.
+        mode: how the file holds its pixels, such as "grey with alpha" or "colour of 16 bits". A transparent colour
+            counts as alpha. Grey pictures in a file of colours are colour.
+        notes: keys of NOTES.
+    """
 
     width: int
     height: int
     format: str
+    mode: str
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Decoded image: pixels (height, width, 3) uint8 RGB, upright, on white; and keys of NOTES.
+    """Decoded image: pixels (height, width, 3) uint8 RGB, upright, on white; keys of NOTES, and the mode of the file.
 
     With opacity there is a fourth channel, 255 for opaque.
     """
 
     pixels: NDArray[np.uint8]
     notes: tuple[str, ...]
+    mode: str
 
 
 def probe(data: bytes) -> ImageInfo:
     """Read the size of an image and check that the file is whole, without decoding pixels.
 
-    The parts of a PNG, JPEG or WebP are read to the end, and those of a GIF to the end of the first frame, so truncated
-    ones are found. A truncated BMP or TIFF is found by decoding, like damage inside coded pixels.
+    The parts of a PNG, JPEG or WebP are read to the end, so truncated ones are found. A truncated GIF, BMP or TIFF is
+    found by decoding, like damage inside coded pixels.
 
     Raises:
         ImageError: E_EMPTY, E_FORMAT, E_TRUNCATED, E_PIXELS, E_METADATA, or E_DECODE: the header contradicts itself.
     """
-    header = _read_header(data)
-    size = (header.width, header.height) if header.orientation < 5 else (header.height, header.width)
-    return ImageInfo(*size, header.format, header.notes)
+    lazy = _open(data)
+    width, height = lazy.image.size
+    size = (width, height) if lazy.orientation < 5 else (height, width)
+    return ImageInfo(*size, lazy.format, lazy.mode(), lazy.notes)
 
 
 def decode(data: bytes, opacity: bool = False) -> Decoded:
@@ -87,21 +103,36 @@ def decode(data: bytes, opacity: bool = False) -> Decoded:
     Raises:
         ImageError: as `probe`; E_TRUNCATED or E_DECODE if the coded pixels are damaged.
     """
-    header = _read_header(data)
-    try:
-        return Decoded(_upright(_load(header, opacity), header.orientation), header.notes)
-    except ImageError:
-        raise
-    except MemoryError:
-        raise ImageError("E_DECODE", f"not enough memory for {header.width} x {header.height} pixels") from None
-    except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
-        raise ImageError(
-            "E_TRUNCATED" if "truncated" in reason else "E_DECODE", f"cannot be decoded: {reason}"
-        ) from None
+    lazy = _open(data)
+    image, mode = lazy.image, lazy.mode()
+    with _faults_of_pillow():
+        image.load()
+        if "transparency" in image.info:
+            image.info["transparency"] = _in_8_bits(image.info["transparency"], image.mode, lazy.bits)
+        pixels = _upright(_pixels(image, 4 if opacity else 3), lazy.orientation)
+    return Decoded(pixels, lazy.notes, mode)
 
 
-def _read_header(data: bytes) -> Header:
+@dataclass(frozen=True, slots=True)
+class _Lazy:
+    """An image that Pillow has opened but not loaded, its EXIF orientation, bits per sample, and keys of NOTES."""
+
+    image: ImageFile
+    format: str
+    orientation: int
+    bits: int
+    notes: tuple[str, ...]
+
+    def mode(self) -> str:
+        base = _MODES.get(self.image.mode.partition(";")[0], "colour")
+        if self.format in _PALETTES and base == "grey":
+            base = "palette"
+        alpha = " with alpha" if self.image.has_transparency_data else ""
+        return base + alpha + (" of 16 bits" if self.bits == 16 else "")
+
+
+def _open(data: bytes) -> _Lazy:
+    """Check an image as far as its header and parts tell, and open it."""
     if not data:
         raise ImageError("E_EMPTY", "the file is empty")
     if len(data) > MAX_BYTES:
@@ -109,17 +140,38 @@ def _read_header(data: bytes) -> Header:
     name = sniff(data)
     if name is None:
         raise ImageError("E_FORMAT", f"the content is {_guess(data)}, not an image that is read")
-    try:
-        header = PARSERS[name](data)
-    except (struct.error, IndexError):
-        raise truncated(name, "it should") from None
-    if min(header.width, header.height) < 1:
-        raise ImageError("E_DECODE", f"its header says {header.width} x {header.height} pixels")
+    parts = walk(data, name)
+    with _faults_of_pillow():
+        stream = BytesIO(b"".join(parts.parts))
+        image = _READERS[name](stream)
+        animated = parts.animated or getattr(image, "is_animated", False)  # of a GIF, this reads its first frame
+        trailing = parts.trailing or (name == "GIF" and not animated and stream.tell() < len(data))
+    width, height = image.size
+    if min(width, height) < 1:
+        raise ImageError("E_DECODE", f"its header says {width} x {height} pixels")
     most = MAX_WEBP_PIXELS if name == "WEBP" else MAX_PIXELS
-    if max(header.width, header.height) > MAX_SIDE or header.width * header.height > most:
+    if max(width, height) > MAX_SIDE or width * height > most:
         limit = f"more than {most:,} in a {name} or {MAX_SIDE:,} a side"
-        raise ImageError("E_PIXELS", f"{header.width:,} x {header.height:,} pixels, {limit}")
-    return header
+        raise ImageError("E_PIXELS", f"{width:,} x {height:,} pixels, {limit}")
+    bits = data[24] if name == "PNG" else 16 if ";16" in str(image.tile) else 8
+    return _Lazy(image, name, parts.orientation, bits, ("W_ANIM",) * animated + ("W_TRAILING",) * trailing)
+
+
+@contextmanager
+def _faults_of_pillow() -> Iterator[None]:
+    """Give what Pillow raises a code."""
+    try:
+        yield
+    except ImageError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise ImageError("E_PIXELS", str(error)) from None
+    except MemoryError:
+        raise ImageError("E_DECODE", "not enough memory for its pixels") from None
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
+        cut = "truncated" in reason.lower() or isinstance(error.__cause__ or error, EOFError | struct.error)
+        raise ImageError("E_TRUNCATED" if cut else "E_DECODE", f"cannot be decoded: {reason}") from None
 
 
 def _guess(data: bytes) -> str:
@@ -130,17 +182,6 @@ def _guess(data: bytes) -> str:
 
 
 # --------------------------------------------------------------------------- pixels
-
-
-def _load(header: Header, opacity: bool) -> NDArray[np.uint8]:
-    """Decode pixels (height, width, 3 or with opacity 4) as they are stored."""
-    image = Image.open(BytesIO(b"".join(header.parts)), formats=(header.format,))
-    if image.size != (header.width, header.height):
-        raise ImageError("E_DECODE", f"{header.width} x {header.height} pixels, or {image.size[0]} x {image.size[1]}")
-    image.load()
-    if "transparency" in image.info:
-        image.info["transparency"] = _in_8_bits(image.info["transparency"], image.mode, header.bits)
-    return _pixels(image, 4 if opacity else 3)
 
 
 def _in_8_bits(transparency: object, mode: str, bits: int) -> object:

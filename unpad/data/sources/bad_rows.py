@@ -17,7 +17,7 @@ MAX_KINDS = 10  # kinds of faults that are listed
 MOSTLY_BAD = 0.5  # of the rows: from here on the layout of the file is wrong, and not some of its rows
 LAYOUT = (
     "; most rows fail, and without them little would be left: mend what they share, often columns or keys that have "
-    "other names than the recipe expects (docs/file_formats.md)"
+    "other names than the recipe expects (docs/internals/file_formats.md)"
 )
 
 

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from unpad.data.pixels.decode import ImageInfo, probe
-from unpad.data.pixels.formats import MAX_BYTES, ImageError, mode_of, sniff
+from unpad.data.pixels.formats import MAX_BYTES, ImageError, sniff
 from unpad.data.sources import files
 from unpad.data.sources.example import SPLIT_NAMES, BadRow, SplitName, Usable
 from unpad.data.sources.fields import PICTURES, advice
@@ -50,12 +50,12 @@ class ImageExample:
         where: the image file in a folder, otherwise "file:row" of the manifest or parquet file, rows from 1.
         split: part that the row declares, or None to let the seed decide; rows of "test" are only evaluated.
         width: pixels after EXIF orientation; `height` likewise.
-        notes: keys of `pixels.header.NOTES`.
+        notes: keys of `formats.NOTES`.
         sha256: of the image's bytes, in hex.
         path: the image file, or the parquet file that holds it.
         row: (row group, row in that group, column) of a parquet file.
         group: that the row declares, or "".
-        mode: mode of the file, as in `pixels.modes`.
+        mode: mode of the file, as in `ImageInfo`.
     """
 
     where: str
@@ -202,11 +202,12 @@ def examine(row: ImageRow | BadRow) -> ImageExample | BadRow:
         content = _contained_bytes(row.path, row.root) if row.content is None else row.content
         info, digest = probe(content), sha256(content).hexdigest()
         _check_unchanged(row.declared, info, digest)
-        mode = mode_of(content)
     except (ImageError, RowFault) as error:
         return BadRow(row.where, error.code, error.what, error.fix, excerpt(str(row.path)))
     size = info.width, info.height
-    return ImageExample(row.where, row.label, row.split, *size, info.notes, digest, row.path, row.row, row.group, mode)
+    return ImageExample(
+        row.where, row.label, row.split, *size, info.notes, digest, row.path, row.row, row.group, info.mode
+    )
 
 
 def _contained_bytes(path: Path, root: str) -> bytes:

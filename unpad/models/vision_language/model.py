@@ -48,7 +48,7 @@ from unpad.recipes.training import Weight
 DATA = "vqa"
 Mode = Literal["origin", "merge_only", "soft", "relevance", "hard"]
 TEACHING = ("soft", "relevance")  # modes in which heads learn
-# Default weight of sparsity; docs/log.md has the effects of others.
+# Default weight of sparsity; docs/internals/log.md has the effects of others.
 SPARSITY = 5.0
 
 
