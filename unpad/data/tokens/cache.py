@@ -156,7 +156,7 @@ class Shard:
         return self.offsets.size - 1
 
     @cached_property
-    def _details(self) -> Details:
+    def _details(self) -> RowDetails:
         details = _stored(_DETAILS, self.details)
         return details if len(details.where) == self.num_rows else _refuse_details()
 
@@ -188,7 +188,7 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Details:
+class RowDetails:
     """Fields of rows that only reports and evaluation read; groups and keywords are by the number of their row."""
 
     where: list[str]
@@ -197,7 +197,7 @@ class Details:
     lost: dict[str, int]
 
 
-_DETAILS = TypeAdapter(Details)
+_DETAILS = TypeAdapter(RowDetails)
 _BAD_ROWS = TypeAdapter(list[BadRow])
 
 
@@ -205,7 +205,7 @@ def pack_details(
     where: Iterable[str], groups: Iterable[str], keywords: Iterable[tuple[str, ...]], lost: Counter[str]
 ) -> np.ndarray:
     """Pack fields that only reports and evaluation read as JSON, (bytes,) uint8; `where` is within the file."""
-    details = Details(
+    details = RowDetails(
         list(where),
         {str(row): group for row, group in enumerate(groups) if group},
         {str(row): words for row, words in enumerate(keywords) if words},
